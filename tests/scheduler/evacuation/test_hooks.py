@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import stat
 import sys
 import time
 from contextlib import contextmanager
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,7 @@ from tests import http_server
 from tests.http_server import Handler
 from tests.policy.decide_world import T0
 
+ROOT = Path(__file__).parents[3]
 KEY = "k" * 32
 SECOND = timedelta(seconds=1)
 
@@ -163,6 +165,46 @@ def test_a_command_gets_its_arguments_as_they_are_and_the_payload_on_its_input(t
     command = script(tmp_path, "print(json.dumps({'argv': sys.argv[1:], 'node': payload['node']}))")
     reply = command.tell({"kind": "checkpoint", "node": "n1"}, KEY)
     assert reply.content == {"argv": ["first arg; rm", "checkpoint", KEY], "node": "n1"}
+
+
+RAY = """#!{python}
+import json, pathlib, sys
+folder = pathlib.Path({folder!r})
+if sys.argv[1] == "list":
+    print((folder / "nodes.json").read_text())
+else:
+    (folder / "asked").write_text("\\n".join(sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("state", "head", "message", "kind", "drained"),
+    [
+        ("ALIVE", False, None, "waiting", True),
+        ("DEAD", False, f"Terminated due to preemption: predrain {KEY}: why", "done", False),
+        ("DEAD", False, "health check failed", "failed", False),  # that was another time
+        ("ALIVE", True, None, "failed", False),
+        (None, False, None, "waiting", False),  # Ray does not answer
+    ],
+)
+def test_ray_nodes_are_drained_by_the_deadline_but_never_the_head(
+    tmp_path, monkeypatch, state, head, message, kind, drained
+):
+    node = {"node_id": "ab", "node_ip": "127.0.0.2", "node_name": "127.0.0.2", "is_head_node": head, "state": state}
+    (tmp_path / "nodes.json").write_text(json.dumps([node | {"state_message": message}]) if state else "")
+    (tmp_path / "ray").write_text(RAY.format(python=sys.executable, folder=str(tmp_path)))
+    (tmp_path / "ray").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    command = CommandHook(CommandSettings((str(ROOT / "deploy" / "act" / "ray_drain_node.py"),), timedelta(seconds=30)))
+    deadline = datetime.now(UTC) + timedelta(minutes=5)
+    asked = {"kind": "checkpoint", "key": KEY, "node": "127.0.0.2", "reason": "why", "deadline": deadline.isoformat()}
+    assert command.tell(asked, KEY).kind == kind
+    assert (tmp_path / "asked").exists() is drained
+    if drained:
+        *words, left_s = (tmp_path / "asked").read_text().splitlines()
+        assert words == ["drain-node", "--node-id", "ab", "--reason", "DRAIN_NODE_REASON_PREEMPTION",
+                         "--reason-message", f"predrain {KEY}: why", "--deadline-remaining-seconds"]  # fmt: skip
+        assert 240 < int(left_s) <= 300
 
 
 def test_a_command_that_hangs_is_killed_with_its_children(tmp_path):

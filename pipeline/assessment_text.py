@@ -186,9 +186,10 @@ def recommendation(content: dict[str, Any]) -> list[str]:
         )
     if sizes := content.get("by_job_size"):
         tried = join([f"{size['gpus_per_job']:,}" for size in sizes])
-        least = {words: _pays_from(sizes, policy) for policy, words in _FINDS.items()}
-        pays = [f"{words} from jobs of {size:,} GPUs on" for words, size in least.items() if size is not None]
-        lines.append(f"Drains are sure to pay {join(pays) or 'at none of the job sizes tried'} (tried: {tried} GPUs).")
+        pays = [f"{words} at {join(sure)}" for policy, words in _FINDS.items() if (sure := _sure(sizes, policy))]
+        lines.append(
+            f"With jobs of one size drains are sure to pay {join(pays) or 'at none of them'} (tried: {tried} GPUs)."
+        )
     return lines
 
 
@@ -224,14 +225,13 @@ def _text_of(table: Table) -> list[str]:
     ]
 
 
-def _pays_from(sizes: Sequence[dict[str, Any]], policy: str) -> int | None:
-    """Give the smallest size of jobs from which on a policy is sure to save; None: it is not at the largest."""
-    least = None
-    for size in reversed(sizes):
-        if not any(row["policy"] == policy and row["net_low"] > 0 for row in size["policies"]):
-            break
-        least = size["gpus_per_job"]
-    return least
+def _sure(sizes: Sequence[dict[str, Any]], policy: str) -> list[str]:
+    """Name the sizes of jobs at which a policy is sure to save."""
+    return [
+        f"{size['gpus_per_job']:,}"
+        for size in sizes
+        if any(row["policy"] == policy and row["net_low"] > 0 for row in size["policies"])
+    ]
 
 
 def _interval(row: dict[str, Any]) -> str:

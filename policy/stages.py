@@ -66,7 +66,7 @@ class StagesConfig(RangeChecked):
     max_inconclusive: Share = 0.5
     window: PositiveTime = timedelta(days=60)
     min_time: NonNegativeTime = timedelta(days=7)
-    ceiling: Stage = "soft"
+    ceiling: Stage = "shadow"
     pinned: Mapping[str, Stage] = field(default_factory=dict)
     holdout: Share = 0.0
 

@@ -34,7 +34,15 @@ put() { # FILE DESTINATION MODE: written as a whole, or left alone where it is t
 
 if [ ! "$root" ]; then
     [ "$dry" ] || [ "$(id -u)" = 0 ] || { echo 'install.sh: run it as root' >&2; exit 1; }
-    command -v predrain >/dev/null || { echo 'install.sh: predrain is not on the PATH: install it with pip first' >&2; exit 1; }
+    # where the units look, which see no home folder either
+    found=$(PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin command -v predrain) || found=
+    case $(readlink -f "${found:-/home}") in
+    /home* | /root*)
+        echo 'install.sh: units find no predrain: install it into a virtual environment in /opt/predrain, and link' >&2
+        echo '/opt/predrain/bin/predrain to /usr/local/bin/predrain' >&2
+        exit 1
+        ;;
+    esac
 fi
 changed=''
 for unit in $units; do

@@ -145,7 +145,7 @@ def test_a_person_may_pin_a_stage_and_cap_promotions():
     state, reasons = advance_stage("c/g", StageState("hard", T0), outcomes(40, 0), pinned, NOW)
     assert (state, reasons) == (StageState("soft", NOW), ("group c/g is set to soft by hand",))
     assert advance_stage("c/g", state, outcomes(40, 0), pinned, NOW + HOUR) == (state, ())
-    assert StagesConfig().ceiling == "soft"
+    assert StagesConfig().ceiling == "shadow"
     capped = replace(CONFIG, ceiling="soft")
     assert advance_stage("c/g", StageState("soft", T0), outcomes(40, 0), capped, NOW)[0].stage == "soft"
 

@@ -12,7 +12,7 @@ from benchmarks.screenshots import demo, drained
 pytestmark = pytest.mark.system
 
 
-def test_a_person_sees_a_risk_become_a_drain_and_a_failure_be_spared() -> None:
+def test_a_person_sees_a_risk_become_a_drain_and_a_failure_be_spared_at_any_size() -> None:
     sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
     path = shutil.which("chromium") or shutil.which("chromium-browser")
     if path is None:
@@ -33,5 +33,10 @@ def test_a_person_sees_a_risk_become_a_drain_and_a_failure_be_spared() -> None:
         for word in ("high", "taint", "checkpoint", "drain"):
             assert word in told, word
         before = tab.locator("p.notice").first.inner_text()
+        for width in (390, 820, 1280):
+            tab.set_viewport_size({"width": width, "height": 844})
+            for rest in ("", f"nodes/{node}", f"ledger?node={node}", "outcomes"):
+                tab.goto(f"{address}{rest}")
+                assert tab.evaluate("document.documentElement.scrollWidth <= window.innerWidth"), (rest, width)
         tab.wait_for_function("text => document.querySelector('p.notice').innerText !== text", arg=before)
         browser.close()

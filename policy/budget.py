@@ -1,4 +1,4 @@
-"""How much of a fleet may be out of service, and how fast: riskiest first, under budgets and rate limits."""
+"""How much of a fleet may be out of service, and how fast: what is worth most first, under budgets and rate limits."""
 
 from __future__ import annotations
 
@@ -131,13 +131,13 @@ class BudgetConfig:
 class Ask:
     """A wish to take a node out of service.
 
-    ``risk``: the riskiest comes first, among equals the first by name; what was granted before and came to nothing,
+    ``worth``: the greatest comes first, among equals the first by name; what was granted before and came to nothing,
     last.
     ``episode``: when the node's alert began: what tells a new wish from a repeated one.
     """
 
     node: str
-    risk: float
+    worth: float
     episode: datetime
 
 
@@ -238,7 +238,7 @@ def grant(
         return None
 
     def order(ask: Ask) -> tuple[bool, float, str]:
-        return (ask.node, ask.episode) in own and any(counts(ask)), -ask.risk, ask.node
+        return (ask.node, ask.episode) in own and any(counts(ask)), -ask.worth, ask.node
 
     for ask in sorted(asks, key=order):
         mine, counted = scopes[ask.node], counts(ask)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -76,8 +77,15 @@ class Case:
 
     @property
     def urgency(self) -> float:
-        """What nodes are ordered by, the highest first: their risk, and before all risks a fault that is there."""
+        """What actions are ordered by, the highest first: their risk, and before all risks a fault that is there."""
         return 2.0 if self.assessment.ruled else self.assessment.risk or 0.0
+
+    @property
+    def precedence(self) -> float:
+        """What budgets go by, the highest first: the GPU-hours that a drain should save; a fault comes first."""
+        if self.assessment.ruled or self.worth is None:
+            return math.inf
+        return self.worth.saved - self.worth.lost
 
 
 def limit(
@@ -134,14 +142,16 @@ def _freeze(case: Case, signals: Signals, config: PolicyConfig, now: datetime) -
         case.keep("the scheduler was not read lately", publish=False)
 
 
-def weigh(case: Case, config: PolicyConfig, now: datetime) -> None:
-    """Say what a drain of a node at risk is worth, and lower its target where a drain is not worth it now."""
-    node = case.node
-    if case.assessment.tier not in ("elevated", "high"):
-        return
-    risk = 1.0 if case.assessment.ruled else case.assessment.risk or 0.0
-    case.worth = worth_of(len(node.units), node.jobs, risk, config.horizon, config.cost_benefit, now)
-    if case.target is not Level.DRAINED or node.marks.drained:
+def value(case: Case, config: PolicyConfig, now: datetime) -> None:
+    """Say what a drain of a node at risk is worth."""
+    if case.assessment.tier in ("elevated", "high"):
+        node, risk = case.node, 1.0 if case.assessment.ruled else case.assessment.risk or 0.0
+        case.worth = worth_of(len(node.units), node.jobs, risk, config.horizon, config.cost_benefit, now)
+
+
+def weigh(case: Case) -> None:
+    """Lower a node's target where a drain is not worth it now."""
+    if case.worth is None or case.target is not Level.DRAINED or case.node.marks.drained:
         return
     if case.worth.choice == "wait":
         case.lower(Level.TAINTED, f"its drain waits: {case.worth.words}")
@@ -193,9 +203,10 @@ def decide(
     for case in cases:
         if case.wanted or case.level:  # else there is nothing to limit
             limit(case, stages, breaker, signals, config, now)
+        value(case, config, now)
     granted = grant(
         nodes,
-        [Ask(case.node.name, case.urgency, case.assessment.state.episode or now) for case in cases if case.asks],
+        [Ask(case.node.name, case.precedence, case.assessment.state.episode or now) for case in cases if case.asks],
         _starts(nodes, state, now),
         config.budget,
         now,
@@ -204,7 +215,7 @@ def decide(
     for case in cases:
         if case.asks and case.node.name in granted.refused:
             case.lower(Level.SOFT, f"over budget, so only softly tainted: {granted.refused[case.node.name]}")
-        weigh(case, config, now)
+        weigh(case)
     actions = [(case, action) for case in cases if case.target or case.level for action in _actions(case, config, now)]
     actions.sort(key=lambda planned: (VERBS.index(planned[1].verb), -planned[0].urgency, planned[1].node))
     remembered, alerts = _remember(cases, state, config, now)

@@ -51,7 +51,7 @@ def test_absolute_and_relative_floors_hold_together():
     assert Budget("rack", max_unavailable_share=0.5, min_scope_size=2).allowed(1) == 1
 
 
-def test_the_riskiest_come_first_and_the_others_are_listed_with_why():
+def test_what_is_worth_most_comes_first_and_the_others_are_listed_with_why():
     wanted = [Ask("n00", 0.7, T0), Ask("n01", 0.9, T0), Ask("n02", 0.8, T0)]
     given_ = grant(fleet(20), wanted, (), floors(Budget("cluster", max_unavailable=2)), T0)
     assert given_.nodes == {"n01", "n02"}
@@ -134,7 +134,7 @@ def test_what_is_granted_is_what_a_plain_search_grants(nodes, wishes, most, shar
     wanted = [Ask(f"n{i:02}", risk, T0) for i, risk in dict(wishes).items() if i < len(listed) and not listed[i].lost]
     out = {node.name for node in listed if node.lost}
     expected = set()
-    for ask in sorted(wanted, key=lambda ask: (-ask.risk, ask.node)):
+    for ask in sorted(wanted, key=lambda ask: (-ask.worth, ask.node)):
         mine = next(node for node in listed if node.name == ask.node)
         fits = True
         for floor in config.disruption_budgets:

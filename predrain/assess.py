@@ -240,12 +240,12 @@ def _period(connection: Connection, since: str, out: Path, mapping: Path | None,
     held = json.loads(period.read_text(encoding="utf-8")) if period.is_file() else {}
     if any(held.get(key) != value for key, value in wanted.items()):
         held = wanted | {"end": (datetime.now(UTC) - timedelta(minutes=5)).isoformat()}
-        out.mkdir(parents=True, exist_ok=True)
-        write_bytes(period, json.dumps(held).encode())
     end = datetime.fromisoformat(held["end"])
     plan = BackfillPlan(start=instant_option(since, "--since", end), end=end)
     channels = resolve_channels(params.channels)
     gpus, values = outlook(connection, plan, channels=channels, mapping=load_source_mapping(mapping))
+    out.mkdir(parents=True, exist_ok=True)  # only now that the server has answered
+    write_bytes(period, json.dumps(held).encode())
     span = plan.end - plan.start
     samples = int(gpus * (span / params.telemetry.step))
     _announce(f"{gpus:,} GPUs, at most {values:,} values of {span.days:,} days", samples, params, values / _FETCHED)

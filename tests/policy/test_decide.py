@@ -83,9 +83,7 @@ def test_over_budget_means_softly_tainted_and_listed():
 
 def test_a_budget_goes_to_the_drain_that_saves_most_and_before_all_to_a_fault_that_is_there():
     settings = config(budget=BudgetConfig((DisruptionBudget("cluster", max_unavailable=1),), ()))
-    dear = node(
-        "b", 0.9, jobs=(JobView("big", 512, started_at=T0 - 10 * HOUR),)
-    )  # a move costs hours of work
+    dear = node("b", 0.9, jobs=(JobView("big", 512, started_at=T0 - 10 * HOUR),))  # a move costs hours of work
     assert set(once([node("a", 0.7), dear, *healthy(30)], settings).over_budget) == {"b"}
     faulty = node("z", 0.01, facts=["xid 79"], jobs=dear.jobs)
     assert set(once([node("a", 0.7), faulty, *healthy(30)], settings).over_budget) == {"a"}

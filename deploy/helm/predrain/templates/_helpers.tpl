@@ -75,7 +75,7 @@ tolerations: {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- end -}}
 
-{{/* Of every container. */}}
+{{/* Of every container; the address of the registry, which may hold a password, is of those alone that read models. */}}
 {{- define "predrain.container" -}}
 image: {{ include "predrain.image" .top }}
 imagePullPolicy: {{ .top.Values.image.pullPolicy }}
@@ -93,6 +93,8 @@ env:
   # Compiled kernels are kept between runs: compiling anew takes half a minute.
   - name: NUMBA_CACHE_DIR
     value: {{ .cache | default "/data/.numba" }}
+  {{- end }}
+  {{- if or .registry (has .name (list "retrain" "score")) }}
   - name: MLFLOW_TRACKING_URI
     value: {{ .top.Values.registry | quote }}
   {{- end }}

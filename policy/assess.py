@@ -81,6 +81,9 @@ KINDS = ("xid", "diagnostic", *REPAIRS)
 BOOT = ("other", "boot")
 """Type and code of the events of nodes that it looks at."""
 
+XIDS = frozenset(rule.fact.removeprefix("xid ") for rule in RULES if rule.fact.startswith("xid ")) | {"154"}
+"""Codes of the XIDs that it looks at."""
+
 _LONGEST = max(rule.holds for rule in RULES)
 _NAMES = frozenset(rule.fact for rule in RULES)
 _CURED = frozenset(rule.fact for rule in RULES if rule.cured)

@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from policy.assess import BOOT, KINDS, REPORTED, reported
+from policy.assess import BOOT, KINDS, REPORTED, XIDS, reported
 from policy.episodes import OUTCOME_TIMEOUT, Alert, Happening, Outcome, judge
 from policy.fleet import Fact
 from scheduler.evacuation.progress import Result
@@ -17,6 +17,9 @@ from scheduler.ports.errors import LedgerError, SourceError
 from scheduler.ports.protocols import FactReader
 from scheduler.ports.risks import Facts
 from telemetry.atomic import stamp_of
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 Results = Callable[[], tuple[Result, ...] | None]
 """Gives the results of diagnostics kept in the scheduler; None: they could not be read since the process began."""
@@ -71,15 +74,39 @@ class EventFacts:
                 table = pq.read_table(source, columns=columns)
             # a time without a zone, or none at all, would end each round
             table = table.cast(pa.schema([EVENT_RUNS.field(name) for name in columns]), safe=False)
+            code = pc.utf8_lower(pc.utf8_trim_whitespace(pc.field("code")))
             of_units = pc.field("type").isin(KINDS) & pc.field("gpu").is_valid()
             boots = (pc.field("type") == BOOT[0]) & (pc.field("code") == BOOT[1])
-            self._rows = table.filter(of_units | boots).to_pylist()
+            xids = of_units & (pc.field("type") == "xid") & code.isin(sorted(XIDS))
+            floods = table.filter(xids & (code != "154"))
+            rest = table.filter((of_units & (pc.field("type") != "xid")) | boots | (xids & (code == "154")))
+            self._rows = [*_ends_of_minutes(floods).to_pylist(), *rest.to_pylist()]
         except (OSError, ArrowException, KeyError, ValueError) as error:
             why = str(error).partition("\n")[0]
             raise SourceError(
                 f"the events in {self.file} cannot be read: {why}: expected a dataset's events.parquet"
             ) from error
         self._stamp = stamp
+
+
+def _ends_of_minutes(events: pa.Table) -> pa.Table:
+    """Keep the first and the last event of each unit, code and minute: a flood has hundreds a second."""
+    import pyarrow as pa  # noqa: PLC0415
+    import pyarrow.compute as pc  # noqa: PLC0415
+
+    seen = events["timestamp"]
+    if "last_at" in events.column_names:
+        seen = pc.coalesce(events["last_at"], seen)
+    events = events.append_column("seen", seen).sort_by("seen")
+    minutes = pa.table(
+        {
+            "gpu": events["gpu"], "code": events["code"], "minute": pc.floor_temporal(events["seen"], unit="minute"),
+            "row": pa.array(range(len(events))),
+        }
+    )  # fmt: skip
+    ends = minutes.group_by(["gpu", "code", "minute"]).aggregate([("row", "min"), ("row", "max")])
+    rows = pc.unique(pa.chunked_array([*ends["row_min"].chunks, *ends["row_max"].chunks], pa.int64()))
+    return events.take(pc.array_take(rows, pc.array_sort_indices(rows))).drop_columns(["seen"])
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from policy.assess import RULES
+from policy.assess import RULES, reported
 from policy.fleet import Fact
 from scheduler.controller.facts import EventFacts
 from scheduler.ports.errors import SourceError
@@ -41,6 +45,43 @@ def test_events_that_rules_name_are_facts_and_a_repair_voids_what_was_before(tmp
         "c": Facts((), T0),
     }
     assert EventFacts(file).read(T0) == {}, "nothing is known before it was"
+
+
+RESET = parse_xid_message(
+    "NVRM: Xid (PCI:0008:01:00): 154, GPU recovery action changed from 0x1 (GPU Reset Required) to 0x0 (None)"
+).detail
+SECONDS = st.integers(0, 300)
+FLOODS = st.lists(
+    st.tuples(SECONDS, st.sampled_from("ab"), st.sampled_from(["79", "48", "154", " 79 "]), st.booleans()), max_size=25
+)
+
+
+@given(FLOODS, SECONDS)
+@settings(max_examples=60)
+def test_of_a_flood_enough_is_kept_to_say_the_same_as_all_of_it(tmp_path_factory, events, moment):
+    file = tmp_path_factory.getbasetemp() / "flood.parquet"
+    rows = [(T0 + timedelta(seconds=at), gpu, "xid", code, RESET if told else "") for at, gpu, code, told in events]
+    write(file, *rows)
+    source, every = EventFacts(file), pq.read_table(file).to_pylist()
+    later = T0 + 2 * HOUR
+    told = {unit: (set(facts.facts), facts.valid_from) for unit, facts in source.read(later).items()}
+    assert told == {unit: (set(facts), void) for unit, (facts, void) in reported(every, later).items()}
+    if any(told for *_, told in events):
+        return
+    now = T0 + HOUR / 6 + timedelta(seconds=moment)  # some are known, and of some minutes only the beginning
+    names = {unit: {fact.name for fact in facts.facts} for unit, facts in source.read(now).items()}
+    assert names == {unit: {fact.name for fact in facts} for unit, (facts, _) in reported(every, now).items()}
+
+
+def test_of_thousands_of_lines_of_one_xid_a_few_a_minute_are_kept(tmp_path):
+    file = tmp_path / "events.parquet"
+    flood = [
+        (T0 + timedelta(milliseconds=100 * step), "a", "xid", code) for step in range(3000) for code in ("79", "31")
+    ]
+    write(file, *flood)
+    source = EventFacts(file)
+    assert source.read(T0 + HOUR)["a"].facts[-1] == Fact("xid 79", flood[-2][0])
+    assert len(source._rows) <= 2 * 6
 
 
 def test_a_boot_of_its_node_ends_what_a_restart_cures(tmp_path):

@@ -3,7 +3,7 @@
 set -euo pipefail
 
 PACKAGES=(gcc make libc6-dev prometheus victoria-metrics munge slurmctld slurmd slurm-client slurmrestd etcd-server golang-go rsync dpkg-dev
-  chromium fonts-dejavu-core)
+  chromium fonts-dejavu-core buildah mmdebstrap)
 
 missing=()
 for package in "${PACKAGES[@]}"; do

@@ -1,0 +1,165 @@
+"""Each role's image, built without a daemon on Debian's packages: its command works as one user on a read-only root."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from tests.processes import ROOT, answers, running
+from tests.serving.http.world import small_fleet, write_scores
+from tests.waiting import free_port, wait
+
+TOOLS = ("buildah", "mmdebstrap", "unshare")
+pytestmark = [
+    pytest.mark.system,
+    pytest.mark.skipif(os.geteuid() != 0, reason="images are built in a chroot, by root"),
+    pytest.mark.skipif(not all(map(shutil.which, TOOLS)), reason=f"not all of {', '.join(TOOLS)} are installed"),
+]
+# The image as a root that cannot be written, with a folder of its own for what a process writes; gone with the process.
+CONTAINER = """set -e; root=$("$@" mount "$CONTAINER")
+mount --bind "$root" "$root"; mount -o remount,bind,ro "$root"; mount -t proc proc "$root/proc"
+mount --rbind /dev "$root/dev"; mount -t tmpfs tmpfs "$root/tmp"; mount --bind "$DATA" "$root/$WORK"
+eval "exec env -i $VARIABLES chroot --userspec=$OWNER --groups= '$root' env -C $WORK $COMMAND"
+"""
+
+
+def done(*command: object, **environment: str) -> str:
+    """Run to the end, which has to be a good one; returns what it printed."""
+    made = subprocess.run(
+        [str(word) for word in command], cwd=ROOT, env=os.environ | environment, timeout=600, check=False,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    assert made.returncode == 0, f"{command[:4]}: {made.stdout[-3000:]}"
+    return made.stdout
+
+
+@dataclass(frozen=True, slots=True)
+class Builder:
+    """A store of images in a folder; mounts are each process's own, so that nothing stays mounted."""
+
+    folder: Path
+
+    @property
+    def buildah(self) -> list[str]:
+        return ["buildah", "--root", f"{self.folder}/store", "--runroot", f"{self.folder}/run"]
+
+    def run(self, *arguments: object) -> str:
+        return done("unshare", "--mount", *self.buildah, *arguments).strip()
+
+    def build(self, role: str) -> str:
+        """Build a role's image as the Containerfile says, with wheels that lie there in place of an index."""
+        self.run("rm", "--all")
+        self.run(
+            "build", "--isolation", "chroot", "--tag", role, "--build-arg", "BASE=localhost/base",
+            "--build-arg", f"ROLE={role}", "--volume", f"{self.folder}/wheels:/wheels:ro",
+            "--volume", f"{self.folder}/pip.conf:/etc/pip.conf:ro",
+            "--file", ROOT / "deploy" / "container" / "Containerfile", ROOT,
+        )  # fmt: skip
+        size = json.loads(self.run("images", "--json", f"localhost/{role}"))[0]["size"]
+        print(f"image of the role {role}: {size}")
+        return self.run("from", "--pull-never", f"localhost/{role}").splitlines()[-1]
+
+    def start(self, container: str, data: Path, *command: str, **variables: str) -> tuple[list[str], dict[str, str]]:
+        """Give the command, with its environment, that starts the image's own command with more arguments."""
+        image = json.loads(self.run("inspect", container))["OCIv1"]["config"]
+        quoted = [f"'{word}'" for word in (*image["Entrypoint"], *command)]
+        shown = [f"'{pair}'" for pair in (*image["Env"], *(f"{key}={value}" for key, value in variables.items()))]
+        shutil.chown(data, int(image["User"].split(":")[0]))
+        environment = os.environ | {
+            "CONTAINER": container, "DATA": str(data), "WORK": image["WorkingDir"], "OWNER": image["User"],
+            "VARIABLES": " ".join(shown), "COMMAND": " ".join(quoted),
+        }  # fmt: skip
+        return ["unshare", "--mount", "sh", "-c", CONTAINER, "sh", *self.buildah], environment
+
+    def command(self, container: str, data: Path, *command: str, **variables: str) -> str:
+        started, environment = self.start(container, data, *command, **variables)
+        return done(*started, **environment)
+
+    def files(self, container: str) -> set[str]:
+        """Give the mode, owner and target, and the digest, of each file of a container."""
+        script = r"""cd "$("$@")"; find . -printf '%M %U:%G %p %l\n'; find . -type f -exec sha256sum {} +"""
+        lines = done("unshare", "--mount", "sh", "-c", script, "sh", *self.buildah, "mount", container).splitlines()
+        assert len(lines) > 10_000, lines[-3:]
+        return set(lines)
+
+
+@pytest.fixture(scope="module")
+def builder() -> Iterator[Builder]:
+    """A base of Debian's packages, and the wheels of both roles."""
+    with tempfile.TemporaryDirectory(prefix="images", ignore_cleanup_errors=True) as name:
+        builder = Builder(Path(name))
+        (context := builder.folder / "base").mkdir()
+        packages = "--include=python3-venv,ca-certificates"
+        with running(
+            [
+                "mmdebstrap",
+                "--variant=minbase",
+                "--dpkgopt=force-unsafe-io",
+                packages,
+                "bookworm",
+                context / "base.tar",
+            ],
+            context / "log",
+        ) as debian:
+            done(
+                sys.executable, "-m", "pip", "download", "--quiet", "--only-binary=:all:", "--python-version=3.11",
+                "--dest", builder.folder / "wheels", "setuptools>=77",
+                "-r", "requirements-serve.lock", "-r", "requirements-act.lock",
+            )  # fmt: skip
+            if debian.wait(300):
+                pytest.skip(f"Debian's packages cannot be had here: {(context / 'log').read_text()[-300:]}")
+        (builder.folder / "pip.conf").write_text("[global]\nno-index = true\nfind-links = /wheels\n")
+        (context / "Containerfile").write_text("FROM scratch\nADD base.tar /\n")
+        builder.run("build", "--isolation", "chroot", "--tag", "base", context)
+        (context / "base.tar").unlink()
+        yield builder
+        builder.run("rm", "--all")
+
+
+def test_the_image_of_the_controller_acts_and_is_built_twice_alike(builder: Builder, tmp_path: Path) -> None:
+    container = builder.build("act")
+    assert "--dry-run" in builder.command(container, tmp_path, "act", "--help", COLUMNS="200")
+    decided = datetime.now(UTC).replace(microsecond=0) - timedelta(minutes=20)
+    write_scores(tmp_path / "scores", small_fleet(decided), decided)
+    nodes = [{"name": f"n{number}", "cluster": "c", "group": "g"} for number in range(1, 6)]
+    (tmp_path / "cluster.json").write_text(json.dumps({"format": 1, "nodes": nodes}))
+    shutil.copy(ROOT / "deploy" / "act" / "act.yaml", tmp_path)
+    (tmp_path / "cluster.json").chmod(0o666)
+    builder.command(container, tmp_path, "act", "--cluster", "cluster.json", "--scores", "scores", "--json")
+    assert (tmp_path / "ledger.db").stat().st_uid == 10001
+    first = builder.files(container)
+    second = builder.files(builder.build("act"))
+    assert first ^ second == set()
+    builder.run("rm", "--all")
+    builder.run("rmi", "--force", "localhost/act")
+    builder.run("rmi", "--prune")
+
+
+def test_the_image_of_the_service_answers_and_compiles_no_kernel(builder: Builder, tmp_path: Path) -> None:
+    container = builder.build("serve")
+    for verb in ("serve", "score", "collect", "retrain"):
+        assert "Usage" in builder.command(container, tmp_path, verb, "--help")
+    builder.command(container, tmp_path, "simulate", "--gpus", "16", "--days", "7", "--out", "fleet")
+    told = builder.command(
+        container, tmp_path, "features", "--dataset", "fleet", "--out", "matrix", NUMBA_DEBUG_CACHE="1"
+    )
+    assert "data loaded from" in told
+    assert "data saved to" not in told
+    write_scores(tmp_path / "scores", small_fleet())
+    port = free_port()
+    command, environment = builder.start(
+        container, tmp_path, "serve", "--scores", "scores", "--no-extender", "--listen", f"127.0.0.1:{port}"
+    )
+    with running(command, tmp_path / "log", env=environment) as process:
+        wait(lambda: process.poll() is not None or answers(port, "/healthz"))
+        assert process.poll() is None, (tmp_path / "log").read_text()[-3000:]

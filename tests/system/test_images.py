@@ -58,7 +58,6 @@ class Builder:
 
     def build(self, role: str) -> str:
         """Build a role's image as the Containerfile says, with wheels that lie there in place of an index."""
-        self.run("rm", "--all")
         self.run(
             "build", "--isolation", "chroot", "--tag", role, "--build-arg", "BASE=localhost/base",
             "--build-arg", f"ROLE={role}", "--volume", f"{self.folder}/wheels:/wheels:ro",
@@ -68,6 +67,12 @@ class Builder:
         size = json.loads(self.run("images", "--json", f"localhost/{role}"))[0]["size"]
         print(f"image of the role {role}: {size}")
         return self.run("from", "--pull-never", f"localhost/{role}").splitlines()[-1]
+
+    def remove(self, role: str) -> None:
+        """Give the disk back that an image and its container took."""
+        self.run("rm", "--all")
+        self.run("rmi", "--force", f"localhost/{role}")
+        self.run("rmi", "--prune")
 
     def start(self, container: str, data: Path, *command: str, **variables: str) -> tuple[list[str], dict[str, str]]:
         """Give the command, with its environment, that starts the image's own command with more arguments."""
@@ -138,11 +143,10 @@ def test_the_image_of_the_controller_acts_and_is_built_twice_alike(builder: Buil
     builder.command(container, tmp_path, "act", "--cluster", "cluster.json", "--scores", "scores", "--json")
     assert (tmp_path / "ledger.db").stat().st_uid == 10001
     first = builder.files(container)
+    builder.remove("act")
     second = builder.files(builder.build("act"))
     assert first ^ second == set()
-    builder.run("rm", "--all")
-    builder.run("rmi", "--force", "localhost/act")
-    builder.run("rmi", "--prune")
+    builder.remove("act")
 
 
 def test_the_image_of_the_service_learns_scores_and_answers(builder: Builder, tmp_path: Path) -> None:

@@ -90,7 +90,7 @@ class EventFacts:
 
 
 def _ends_of_minutes(events: pa.Table) -> pa.Table:
-    """Keep the first and the last event of each unit, code and minute: a flood has hundreds a second."""
+    """Keep the first and last event of each unit and code among those seen in a minute and known in one."""
     import pyarrow as pa  # noqa: PLC0415
     import pyarrow.compute as pc  # noqa: PLC0415
 
@@ -101,10 +101,11 @@ def _ends_of_minutes(events: pa.Table) -> pa.Table:
     minutes = pa.table(
         {
             "gpu": events["gpu"], "code": events["code"], "minute": pc.floor_temporal(events["seen"], unit="minute"),
+            "known": pc.floor_temporal(events["known_at"], unit="minute"),
             "row": pa.array(range(len(events))),
         }
     )  # fmt: skip
-    ends = minutes.group_by(["gpu", "code", "minute"]).aggregate([("row", "min"), ("row", "max")])
+    ends = minutes.group_by(["gpu", "code", "minute", "known"]).aggregate([("row", "min"), ("row", "max")])
     rows = pc.unique(pa.chunked_array([*ends["row_min"].chunks, *ends["row_max"].chunks], pa.int64()))
     return events.take(pc.array_take(rows, pc.array_sort_indices(rows))).drop_columns(["seen"])
 

@@ -209,12 +209,12 @@ def test_scores_have_their_tiers_by_the_controllers_thresholds(values: dict[str,
 
 
 def test_the_registrys_address_is_given_to_those_alone_that_read_models() -> None:
-    told = {
+    known = {
         name
         for name, pod in pods(objects(rendered(ALL))).items()
         if any(entry["name"] == "MLFLOW_TRACKING_URI" for entry in pod["containers"][0].get("env", ()))
     }
-    assert told == {"CronJob/predrain-retrain", "CronJob/predrain-score", "Deployment/predrain-serve"}
+    assert known == {"CronJob/predrain-retrain", "CronJob/predrain-score", "Deployment/predrain-serve"}
 
 
 def test_all_marks_are_off_before_it_is_uninstalled() -> None:

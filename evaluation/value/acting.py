@@ -200,7 +200,9 @@ class Controlled:
         self._code: list[list[int]] = [[next(codes) for _ in units] for units in self.fleet.stays]
         self._member = np.column_stack([[place for place, *_ in stays], code, [stay[2:] for stay in stays]])
         self._homes = {name: place for place, units in enumerate(self.fleet.stays) for name, _, _ in units}
+        # of a reading: quiet nodes by place, with their units, which those with as many share
         self._rested: tuple[int, dict[tuple[int, int, int], NodeView]] = (-1, {})
+        self._alike: dict[tuple[int, int], tuple[UnitView, ...]] = {}
         self._certain = worse
         self._todo = sorted(worse | self._better.keys())
         self._now = self.fleet.begin
@@ -320,10 +322,10 @@ class Controlled:
             if place not in down:
                 running[place].append(job)
         if self._rested[0] != newest.at:
-            self._rested = newest.at, {}
-        rested = self._rested[1]
+            self._rested, self._alike = (newest.at, {}), {}
+        rested, alike = self._rested[1], self._alike
         views = []
-        for place, (calm, *counts) in enumerate(zip(quiet.tolist(), known.tolist(), unknown.tolist(), strict=True)):
+        for place, (calm, here, gone) in enumerate(zip(quiet.tolist(), known.tolist(), unknown.tolist(), strict=True)):
             node, jobs = self.fleet.nodes[place], tuple(running.get(place, ()))
             if not calm:
                 units = tuple(
@@ -333,20 +335,13 @@ class Controlled:
                 )
                 views.append(replace(node, units=units, jobs=jobs, marks=self._stands[place], down=place in down))
                 continue
-            view = rested.get((place, *counts))
+            view = rested.get((place, here, gone))
             if view is None:
-                units = self._alike(newest, *counts)
-                view = rested[place, *counts] = replace(node, units=units)
+                if (here, gone) not in alike:
+                    alike[here, gone] = newest.alike(here, gone)
+                view = rested[place, here, gone] = replace(node, units=alike[here, gone])
             views.append(replace(view, jobs=jobs, down=place in down) if jobs or place in down else view)
         return views
-
-    def _alike(self, newest: Reading, known: int, unknown: int) -> tuple[UnitView, ...]:
-        """Show the units of quiet nodes, the same of all that have as many: a decision looks at them once."""
-        views = self._rested[1]
-        place = -1, known, unknown
-        if place not in views:
-            views[place] = replace(self.fleet.nodes[0], units=newest.alike(known, unknown))
-        return views[place].units
 
     def _quiet(self, at: int, newest: Reading, spoken: Iterable[str]) -> tuple[Ints, Ints, Bools]:
         """Give of each node its units with and without a risk, and whether no more is known of it than low risks."""

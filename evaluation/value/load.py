@@ -71,9 +71,9 @@ class Placements:
         """Build from entries in any order; ``fewest``: GPUs that the job goes on with."""
         order = np.lexsort((start, node))
         size = np.bincount(job, weights=gpus)[job[order]].astype(np.float64)
-        told, kept, least = (np.broadcast_to(given, job.shape)[order] for given in (every, saved, fewest))
+        often, kept, least = (np.broadcast_to(given, job.shape)[order] for given in (every, saved, fewest))
         shrinks = size - gpus[order] >= np.maximum(least, 1)
-        return cls(job[order], node[order], gpus[order], start[order], end[order], told, kept, size, shrinks)
+        return cls(job[order], node[order], gpus[order], start[order], end[order], often, kept, size, shrinks)
 
     def unsaved(self, entry: Ints, at: Ints | int) -> Ints:
         """Give the milliseconds of work that jobs lose when they are hit.

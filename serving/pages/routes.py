@@ -232,9 +232,8 @@ class FleetPages:
                 decided.setdefault(score.decided, []).append(score)
         thresholds = self._served().thresholds
         course = [
-            PastScore(at, node_risk(risks), tier_of(tiers, risks, thresholds))
+            PastScore(at, node_risk(score.risk for score in scores), tier_of(scores, thresholds))
             for at, scores in sorted(decided.items())
-            for risks, tiers in [([score.risk for score in scores], [score.tier for score in scores])]
         ]
         if not course:
             return None

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final
 
 from policy.risk_record import RiskRecord
 from policy.tiers import TIERS, UNKNOWN, ChosenThresholds, Tier, node_risk, worst_tier
-from serving.scores.reading import Scores
+from serving.scores.reading import PastScore, Scores
 
 ALL_TIERS: Final[tuple[str, ...]] = (*TIERS, UNKNOWN)
 """Tiers as a query or a label may name them."""
@@ -48,7 +48,7 @@ def state_of(node: str, records: Iterable[RiskRecord], thresholds: ChosenThresho
     holding = [record for record in known if not record.expired(now)]
     return NodeState(
         node,
-        tier_of((record.tier for record in holding), (record.risk for record in holding), thresholds),
+        tier_of(holding, thresholds),
         node_risk(record.risk for record in holding),
         len(holding),
         len(every) - len(known),
@@ -56,10 +56,10 @@ def state_of(node: str, records: Iterable[RiskRecord], thresholds: ChosenThresho
     )
 
 
-def tier_of(tiers: Iterable[Tier], risks: Iterable[float | None], thresholds: ChosenThresholds | None) -> Tier:
-    """Return a node's tier from its units': the worst, or that of the node's own risk if that is higher."""
-    known = [risk for risk in risks if risk is not None]
-    return worst_tier((*tiers, UNKNOWN if thresholds is None else thresholds.tier(known)))
+def tier_of(scores: Sequence[RiskRecord | PastScore], thresholds: ChosenThresholds | None) -> Tier:
+    """Return a node's tier from its units' scores: the worst, or that of the node's own risk if that is higher."""
+    risks = [score.risk for score in scores if score.risk is not None]
+    return worst_tier((*(score.tier for score in scores), UNKNOWN if thresholds is None else thresholds.tier(risks)))
 
 
 class Fleet:

@@ -60,13 +60,13 @@ FLOODS = st.lists(
 @settings(max_examples=60)
 def test_of_a_flood_enough_is_kept_to_say_the_same_as_all_of_it(tmp_path_factory, events, moment):
     file = tmp_path_factory.getbasetemp() / "flood.parquet"
-    rows = [(T0 + timedelta(seconds=at), gpu, "xid", code, RESET if told else "") for at, gpu, code, told in events]
+    rows = [(T0 + timedelta(seconds=at), gpu, "xid", code, RESET if reset else "") for at, gpu, code, reset in events]
     write(file, *rows)
     source, every = EventFacts(file), pq.read_table(file).to_pylist()
     later = T0 + 2 * HOUR
-    told = {unit: (set(facts.facts), facts.valid_from) for unit, facts in source.read(later).items()}
-    assert told == {unit: (set(facts), void) for unit, (facts, void) in reported(every, later).items()}
-    if any(told for *_, told in events):
+    found = {unit: (set(facts.facts), facts.valid_from) for unit, facts in source.read(later).items()}
+    assert found == {unit: (set(facts), void) for unit, (facts, void) in reported(every, later).items()}
+    if any(reset for *_, reset in events):
         return
     now = T0 + HOUR / 6 + timedelta(seconds=moment)  # some are known, and of some minutes only the beginning
     names = {unit: {fact.name for fact in facts.facts} for unit, facts in source.read(now).items()}

@@ -16,8 +16,9 @@ from scheduler.ledger.reader import LedgerReader
 from scheduler.ledger.sqlite_ledger import SqliteLedger
 from scheduler.ports.errors import SourceError
 from serving.scores.fleet import tier_of
+from serving.scores.reading import PastScore
 from telemetry.errors import InputError
-from tests.policy.decide_world import HOUR, config, node, once
+from tests.policy.decide_world import HOUR, T0, config, node, once
 from tests.scheduler.cluster import Cluster
 from tests.scheduler.score_files import reading, record, write
 
@@ -45,7 +46,7 @@ def test_a_node_has_one_tier_its_own_risks_by_given_thresholds_and_its_worst_gpu
     known = once([node("n", *risks)], by_scores().by_scores(chosen)).nodes.get("n")
     expected = thresholds.tier(node_risk(risks)) if own else worst_tier(thresholds.tier(risk) for risk in risks)
     assert (known.tier if known else "clear") == (expected if expected != "unknown" else "clear")
-    assert tier_of((thresholds.tier(risk) for risk in risks), risks, chosen) == expected, (
+    assert tier_of([PastScore(T0, risk, thresholds.tier(risk)) for risk in risks], chosen) == expected, (
         "for the service and its pages"
     )
 

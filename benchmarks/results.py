@@ -5,7 +5,6 @@ is kept under benchmarks/work/results as long as code and parameters stay the sa
 A part of the plan, or another, goes to stdout.
 
     python benchmarks/results.py [--quick | --first-seed 100 --gpus 200 --days 60] [--scenarios base drift] [--seeds 1]
-    python benchmarks/results.py --first-seed 101 --prior FOLDER    # of `predrain prior build`
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[1]
 if str(ROOT) not in sys.path:  # run as a file, this folder's parent is not on the path
     sys.path.insert(0, str(ROOT))
 
-from benchmarks.scoreboard.fleets import plan, run_fleet  # noqa: E402
+from benchmarks.scoreboard.fleets import build_prior, plan, run_fleet  # noqa: E402
 from benchmarks.scoreboard.measure import measure  # noqa: E402
 from benchmarks.scoreboard.page import make_page  # noqa: E402
 from pipeline.provenance import code_revision  # noqa: E402
@@ -39,13 +38,15 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, help="at most so many seeds of each scenario")
     parser.add_argument("--gpus", type=int, help="another number of GPUs")
     parser.add_argument("--days", type=int, help="another length")
-    parser.add_argument("--prior", help="training.prior: shipped, or a folder of `predrain prior build`")
-    args = parser.parse_args()
-    fleets = plan(**vars(args))
+    parser.add_argument("--prior", help="shipped or a folder; default: one is built without fleets like these")
+    args = vars(parser.parse_args())
+    prior, quick = args.pop("prior"), args["quick"]
+    fleets = plan(**args)
     begin = time.monotonic()
-    replicates = 100 if args.quick else 500
-    measured = [measure(fleet, run_fleet(fleet, WORK), replicates) for fleet in fleets]
-    whole = fleets == plan()
+    replicates = 100 if quick else 500
+    whole = fleets == plan() and prior is None
+    prior = prior or build_prior(WORK)
+    measured = [measure(fleet, run_fleet(fleet, WORK, prior), replicates) for fleet in fleets]
     command = "make results" if whole else " ".join(["python", "benchmarks/results.py", *sys.argv[1:]])
     page = make_page(measured, command, code_revision(), replicates)
     if whole:

@@ -63,7 +63,7 @@ class TrainingSection(Section):
     hysteresis: float = Field(default=0.02, ge=0)
     """``auto`` keeps the span in use unless another's validation score is better by more than this share."""
 
-    prior: str | None = Field(default=None, min_length=1)
+    prior: str | None = Field(default="shipped", min_length=1)
     """Model of other fleets that learners and parallel ensembles take a share of: ``shipped``, or a folder of
     ``predrain prior build``; null: none. The share falls with own failures, is fitted at each refit on the calibration
     slice, and is 0 where own data alone explain that as well."""

@@ -21,7 +21,7 @@ from tests.models.fleet_predictions import MODELS, fleet, truth_of
 
 REACH = timedelta(hours=73)
 FACTS_KEPT = {
-    "k": 2, "profile": "mean_rank", "members": ["xgboost"], "reach_s": REACH.total_seconds(),
+    "k": 2, "young_k": 2, "profile": "mean_rank", "members": ["xgboost"], "reach_s": REACH.total_seconds(),
     "promises": {"0.5": {"1": 0.2, "3": 0.25}},
 }  # fmt: skip
 KEPT = (*MODELS, ("history_count", "sliding", 5.0), ("random_forest", "sliding", 0.6))
@@ -36,10 +36,9 @@ def kept(folder, seed, acceleration=5.0, scenario="base"):
     """A finished fleet as it is kept, replayed with the paper's profile too, whose risks are those of the others."""
     frame = predictions(seed)
     folder.mkdir(parents=True)
-    for name in ("profile", "once", "paper"):
-        frame[frame["model"].isin({"once": ["mean_rank"], "paper": ["parallel"]}.get(name, frame["model"]))].to_parquet(
-            folder / f"{name}.parquet"
-        )
+    for name in ("profile", "alone", "once", "young", "young-alone", "paper"):
+        models = {"profile": list(frame["model"].unique()), "paper": ["parallel"]}.get(name, ["mean_rank"])
+        frame[frame["model"].isin(models)].to_parquet(folder / f"{name}.parquet")
     truth_of(frame).to_parquet(folder / "truth.parquet")
     (folder / FACTS).write_text(json.dumps(FACTS_KEPT))
     return measure(Fleet(scenario, seed, 30, 18, acceleration, paper=scenario == "base"), folder, 40)
@@ -124,7 +123,7 @@ def test_the_page_fits_three_screens_and_says_simulated_first(measured):
     assert "nan" not in "\n".join(lines).lower()
     table = [line for line in lines if line.startswith("|")]
     claimed = [line.split("|")[1].strip() for line in table if line.endswith(("shown |", "refuted |"))]
-    assert len(set(claimed)) == 12
+    assert len(set(claimed)) == 15
     assert len([what for what in claimed if what == "At least half of the oracle's precision"]) == 3
     columns = 0
     for at, line in enumerate(lines):
@@ -140,8 +139,8 @@ def test_a_second_call_takes_what_is_finished_and_replays_what_changed(tmp_path,
         truth.mkdir(parents=True)
         truth_of(frame).to_parquet(truth / "risk.parquet")
 
-    def replay(_, *, checkpoint, **__):
-        replayed.append(checkpoint.name)
+    def replay(_, *, training, checkpoint, **__):
+        replayed.append((checkpoint.name, training.prior))
         return SimpleNamespace(predictions=frame, folds=None, k=2, drain_reach=REACH)
 
     promised = pd.DataFrame({"promised": [True, False], "target": 0.5, "fold": [1, 2], "threshold": [0.6, np.nan]})
@@ -150,13 +149,14 @@ def test_a_second_call_takes_what_is_finished_and_replays_what_changed(tmp_path,
     monkeypatch.setattr(fleets, "run_backtest", replay)
     monkeypatch.setattr(fleets, "walk_promises", lambda *_, **__: SimpleNamespace(folds=promised))
     one = plan(first_seed=101, scenarios=["base"], seeds=1)[0]
-    folder = run_fleet(one, tmp_path)
-    assert replayed == ["profile", "once", "paper"]
+    folder = run_fleet(one, tmp_path, "shipped")
+    young = [("profile", "shipped"), ("profile", None)]
+    assert replayed == [("profile", "shipped"), ("profile", None), ("profile", "shipped"), *young, ("paper", None)]
     assert json.loads((folder / FACTS).read_text())["promises"] == {"0.5": {"1": 0.6}}
-    assert run_fleet(one, tmp_path) == folder
+    assert run_fleet(one, tmp_path, "shipped") == folder
     (folder / FACTS).unlink()  # as a kill leaves it
-    assert run_fleet(one, tmp_path) == folder
-    assert len(replayed) == 6
+    assert run_fleet(one, tmp_path, "shipped") == folder
+    assert len(replayed) == 12
     monkeypatch.setattr(fleets, "source_digest", lambda *_: "other code")
-    assert run_fleet(one, tmp_path) != folder
+    assert run_fleet(one, tmp_path, "shipped") != folder
     assert not folder.exists()

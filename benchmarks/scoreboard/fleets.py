@@ -3,6 +3,8 @@
 ::
 
     WORK/FLEET/KEY/profile.parquet   predictions of the profile, its members and the baselines
+    WORK/FLEET/KEY/alone.parquet     of the profile without a prior
+    WORK/FLEET/KEY/young.parquet     of the profile in weeks 3 to 6, and young-alone.parquet, where they are replayed
     WORK/FLEET/KEY/once.parquet      of the profile trained once
     WORK/FLEET/KEY/paper.parquet     of the paper's ensembles, where the fleet is replayed with them
     WORK/FLEET/KEY/truth.parquet     the true risks
@@ -18,8 +20,9 @@ import shutil
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import redirect_stdout
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -37,11 +40,24 @@ from models.learners.prior import load_prior
 from pipeline.artefacts import write_frame, write_json
 from pipeline.matrix_stage import make_matrix
 from pipeline.params import Params, load_params
+from predrain.learn.prior import build
 from simulator.simulate import simulate
 
 ROOT = Path(__file__).resolve().parents[2]
-PROFILE, ONCE, PAPER = "profile", "once", "paper"
-"""Replays of a fleet: as params.yaml has it, the same trained once, and with params/paper.yaml on top of it."""
+PROFILE, ALONE, ONCE, PAPER = "profile", "alone", "once", "paper"
+"""Replays of a fleet: by params.yaml, the same without a prior, trained once, and by params/paper.yaml."""
+
+START = datetime(2026, 1, 1, tzinfo=UTC)
+"""When every fleet's telemetry begins."""
+
+YOUNG, YOUNG_ALONE = "young", "young-alone"
+"""Replays of the first weeks of a fleet's telemetry: with the prior and without."""
+
+YOUNG_DAYS = (14, 42)
+"""The first and last day of them: weeks 3 to 6."""
+
+LEFT_OUT = (0.35, 0.65)
+"""Drawn fleets whose share of failures without a precursor lies between these are not in the prior."""
 
 SEEDS = {"base": 5, "drift": 5, "announced": 2, "noprecursor": 1}
 """Fleets of each scenario with failure rates multiplied: as many as an interval needs where models are compared."""
@@ -50,8 +66,8 @@ OWN_SEEDS = {"base": 3}
 """Fleets at failure rates as calibrated."""
 
 QUICK_SEEDS = {"base": 1, "announced": 1, "noprecursor": 1}
-PAPER_SCENARIOS = ("base", "drift")
-"""Scenarios whose first fleet is replayed with the paper's profile too."""
+PAPER_SCENARIOS = YOUNG_SCENARIOS = ("base", "drift")
+"""Scenarios whose first fleet is replayed with the paper's profile too, and whose first weeks are."""
 
 DEVELOPMENT = 100
 """Seeds from here on are for development; parameters may have been chosen on them."""
@@ -65,7 +81,6 @@ class Fleet:
 
     ``acceleration``: factor on all failure rates.
     ``paper``: whether it is replayed with the paper's profile too.
-    ``prior``: ``training.prior`` of its replays.
     """
 
     scenario: str
@@ -74,13 +89,16 @@ class Fleet:
     days: int
     acceleration: float
     paper: bool = False
-    prior: str | None = None
 
     @property
     def name(self) -> str:
         """Name of its folder."""
-        name = f"{self.scenario}-{self.seed}-{self.gpus}x{self.days}-x{self.acceleration:g}"
-        return name if self.prior is None else f"{name}-prior"
+        return f"{self.scenario}-{self.seed}-{self.gpus}x{self.days}-x{self.acceleration:g}"
+
+    @property
+    def young(self) -> bool:
+        """Whether its first weeks are replayed too."""
+        return self.acceleration > 1 and self.scenario in YOUNG_SCENARIOS
 
     @property
     def group(self) -> str:
@@ -96,7 +114,6 @@ def plan(
     seeds: int | None = None,
     gpus: int | None = None,
     days: int | None = None,
-    prior: str | None = None,
 ) -> tuple[Fleet, ...]:
     """List the fleets.
 
@@ -113,8 +130,7 @@ def plan(
             gpus or usual[0],
             days or usual[1],
             rate,
-            paper=rate > 1 and seed == first_seed and scenario in PAPER_SCENARIOS and prior is None,
-            prior=prior,
+            paper=rate > 1 and seed == first_seed and scenario in PAPER_SCENARIOS,
         )
         for rate, table in ((factor, accelerated), (1.0, own))
         for scenario, count in table.items()
@@ -123,14 +139,35 @@ def plan(
     )
 
 
-def replays_of(fleet: Fleet) -> dict[str, Params]:
-    """Give the parameters of each replay of a fleet."""
-    usual = load_params([ROOT / "params.yaml"])
-    if fleet.prior is not None:
-        training = usual.training.model_copy(update={"prior": fleet.prior})
-        usual = usual.model_copy(update={"training": training})
-    once = usual.training.model_copy(update={"refit_every": timedelta(days=36500)})
-    replays = {PROFILE: usual, ONCE: usual.model_copy(update={"training": once})}
+def build_prior(work: Path) -> str:
+    """Build the prior of the replays, unless this code has built it: one that has seen no fleet like those measured."""
+    out = work / f"prior-{source_digest('simulator', *ROOMS)[:16]}"
+    if not out.is_dir():
+        with redirect_stdout(sys.stderr):
+            build(out, fleets=60, without_silent=LEFT_OUT)
+    return str(out)
+
+
+def replays_of(fleet: Fleet, prior: str) -> dict[str, Params]:
+    """Give the parameters of each replay of a fleet.
+
+    ``prior``: ``training.prior`` of all that have one.
+    """
+    shipped = load_params([ROOT / "params.yaml"])
+
+    def usual(**training: Any) -> Params:
+        return shipped.model_copy(update={"training": shipped.training.model_copy(update=training)})
+
+    replays = {
+        PROFILE: usual(prior=prior),
+        ALONE: usual(prior=None),
+        ONCE: usual(prior=prior, refit_every=timedelta(days=36500)),
+    }
+    if fleet.young:
+        first, last = (START + timedelta(days=days) for days in YOUNG_DAYS)
+        weeks = shipped.backtest.model_copy(update={"first_test": first, "last_test": last})
+        replays[YOUNG] = usual(prior=prior).model_copy(update={"backtest": weeks})
+        replays[YOUNG_ALONE] = usual(prior=None).model_copy(update={"backtest": weeks})
     if fleet.paper:
         paper = load_params([ROOT / "params.yaml", ROOT / "params" / "paper.yaml"])
         members = tuple(dict.fromkeys((*paper.models.parallel.members, *paper.models.cascade.stages)))
@@ -139,15 +176,16 @@ def replays_of(fleet: Fleet) -> dict[str, Params]:
     return replays
 
 
-def run_fleet(fleet: Fleet, work: Path) -> Path:
+def run_fleet(fleet: Fleet, work: Path, prior: str) -> Path:
     """Simulate and replay a fleet and give its folder; a finished one is taken, one that was cut off goes on.
 
     What is finished depends on code, parameters and fleet: all of them make its key.
     """
-    replays = replays_of(fleet)
+    replays = replays_of(fleet, prior)
     content = {name: params.model_dump(mode="json", exclude={"simulate", "data"}) for name, params in replays.items()}
-    prior = None if fleet.prior is None else load_prior(fleet.prior).card.sha256
-    inputs = json.dumps([source_digest("simulator", *ROOMS), content, fleet.name, prior], sort_keys=True)
+    for params in content.values():
+        params["training"]["prior"] = params["training"]["prior"] and load_prior(prior).card.sha256
+    inputs = json.dumps([source_digest("simulator", *ROOMS), content, fleet.name], sort_keys=True)
     folder = work / fleet.name / hashlib.sha256(inputs.encode()).hexdigest()[:16]
     if (folder / FACTS).is_file():
         return folder
@@ -167,7 +205,7 @@ def run_fleet(fleet: Fleet, work: Path) -> Path:
     if not truth.is_dir():  # it comes last
         simulate(
             dataset, gpus=fleet.gpus, days=fleet.days, seed=fleet.seed, scenario=fleet.scenario,
-            acceleration=fleet.acceleration,
+            acceleration=fleet.acceleration, start=START,
         )  # fmt: skip
     lap("simulate")
     facts: dict[str, Any] = {}
@@ -180,12 +218,14 @@ def run_fleet(fleet: Fleet, work: Path) -> Path:
             models=params.models,
             backtest=params.backtest,
             seed=params.seed,
-            checkpoint=scratch / name,
+            checkpoint=scratch / (PAPER if name == PAPER else PROFILE),  # so that a learner is fitted once
             full=name == PAPER,  # for the cascade beside the profile
         )
         keep(result, _kept(name, params), folder / f"{name}.parquet")
         if name == PROFILE:
             facts = facts_of(result, matrix, params)
+        if name == YOUNG:
+            facts["young_k"] = result.k
         lap(f"replay of {name}")
     write_frame(read_truth(truth), folder / "truth.parquet")
     shutil.rmtree(scratch)
@@ -198,8 +238,8 @@ def run_fleet(fleet: Fleet, work: Path) -> Path:
 def _kept(replay: str, params: Params) -> set[str]:
     profile = params.models.profile
     members = params.models.parallel.members
-    kept = {PROFILE: {profile, *members, "history_count", "vendor_rules"}, ONCE: {profile}, PAPER: {profile, CASCADE}}
-    return kept[replay]
+    kept = {PROFILE: {profile, *members, "history_count", "vendor_rules"}, PAPER: {profile, CASCADE}}
+    return kept.get(replay, {profile})
 
 
 def keep(result: BacktestResult, models: set[str], path: Path) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from benchmarks.scoreboard.fleets import FACTS, ONCE, PAPER, PROFILE, Fleet
+from benchmarks.scoreboard.fleets import ALONE, FACTS, ONCE, PAPER, PROFILE, YOUNG, YOUNG_ALONE, Fleet
 from evaluation.metrics.bootstrap import resample_units
 from evaluation.metrics.lead_time import incident_table
 from evaluation.metrics.metrics import Floats, Ranking, ratio
@@ -35,7 +35,7 @@ add up but are averaged over ``fleets``.
 class Measured:
     """What one fleet showed.
 
-    ``models``: counts by model: ``profile``, ``once``, the names of members and baselines, ``oracle``, and
+    ``models``: counts by model: the names of replays, of members and baselines, ``oracle``, and
     ``paper NAME``.
     """
 
@@ -52,21 +52,24 @@ def measure(fleet: Fleet, folder: Path, replicates: int) -> Measured:
     seed = zlib.crc32(fleet.name.encode())
     truth: pd.DataFrame | None = pd.read_parquet(folder / "truth.parquet")
     models: dict[str, Sums] = {}
-    units: list[str] = []
-    for replay in (PROFILE, ONCE, *((PAPER,) if fleet.paper else ())):
+    units: dict[str, list[str]] = {}
+    more = (*((PAPER,) if fleet.paper else ()), *((YOUNG, YOUNG_ALONE) if fleet.young else ()))
+    for replay in (PROFILE, ALONE, ONCE, *more):
         rows = pd.read_parquet(folder / f"{replay}.parquet")
-        best = None if truth is None else oracle_predictions(rows, truth, facts["k"])
+        period = YOUNG if replay in (YOUNG, YOUNG_ALONE) else PROFILE
+        k = facts["young_k" if period == YOUNG else "k"]
+        best = None if truth is None else oracle_predictions(rows, truth, k)
         truth = None  # one oracle will do
-        for scored in split_predictions(rows, facts["k"], timedelta(seconds=facts["reach_s"]), best):
-            units = units or list(scored.shared.units)
-            if units != list(scored.shared.units):
+        for scored in split_predictions(rows, k, timedelta(seconds=facts["reach_s"]), best):
+            if units.setdefault(period, list(scored.shared.units)) != list(scored.shared.units):
                 raise ValueError(f"{fleet.name}: {scored.model} ({replay}) was not replayed on the same units")
             weights = np.vstack([np.ones(scored.n_units), resample_units(scored.n_units, replicates, seed)])
-            named = {PROFILE: scored.model, ONCE: ONCE, PAPER: f"{PAPER} {scored.model}"}[replay]
+            named = {PROFILE: scored.model, PAPER: f"{PAPER} {scored.model}"}.get(replay, replay)
             own = scored.model == facts["profile"] and replay == PROFILE
             promises = facts["promises"] if own else {}
-            models[PROFILE if own else named] = counts(scored, weights, promises, ranked=own or named in (ONCE, ORACLE))
-    return Measured(fleet, facts["k"], len(units), tuple(facts["members"]), models)
+            ranked = own or named in (ALONE, ONCE, YOUNG, YOUNG_ALONE, ORACLE)
+            models[PROFILE if own else named] = counts(scored, weights, promises, ranked=ranked)
+    return Measured(fleet, facts["k"], len(units[PROFILE]), tuple(facts["members"]), models)
 
 
 def counts(scored: Scored, weights: Floats, promises: Mapping[str, Mapping[str, float]], *, ranked: bool) -> Sums:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from benchmarks.scoreboard.fleets import DEVELOPMENT, ONCE, PAPER, PROFILE
+from benchmarks.scoreboard.fleets import ALONE, DEVELOPMENT, LEFT_OUT, ONCE, PAPER, PROFILE, YOUNG, YOUNG_ALONE
 from benchmarks.scoreboard.measure import Measured, added, share
 from evaluation.metrics.bootstrap import Interval, honest_interval, interval
 from evaluation.metrics.comparison import difference_interval, most_precise
@@ -97,6 +97,17 @@ def half_of(what: str, on: str, own: str, other: str, mine: Floats, best: Floats
     return Claim(what, on, own, other, _share(shares[0], bounds), bounds, least=HALF)
 
 
+def _twice(on: str, mine: Floats, theirs: Floats) -> Claim:
+    """Claim that a young fleet gains by the prior."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        times = mine / theirs
+    bounds = interval(times[1:])
+    what = "In weeks 3 to 6 twice as precise with the prior as by own data alone"
+    return Claim(
+        what, on, percent(mine[0]), percent(theirs[0]), f"{number(times[0])} {_numbers(bounds)}", bounds, least=2
+    )
+
+
 def claims_of(fleets: Sequence[Measured], on: str) -> list[Claim]:
     """Make the claims of some fleets that are measured together, in the order of the page."""
     sums = {model: added(fleets, model) for model in fleets[0].models if all(model in one.models for one in fleets)}
@@ -118,7 +129,7 @@ def claims_of(fleets: Sequence[Measured], on: str) -> list[Claim]:
             ),
         ]  # fmt: skip
     mine, best = precision[PROFILE], precision[ORACLE]
-    ranked = {model: share(sums[model], "ap", "fleets") for model in (PROFILE, ONCE, ORACLE)}
+    ranked = {model: share(sums[model], "ap", "fleets") for model in (PROFILE, ALONE, ONCE, ORACLE)}
     member = most_precise({name: float(precision[name][0]) for name in fleets[0].members})
     episodes = share(own, "right", "drains")
     return [
@@ -130,6 +141,9 @@ def claims_of(fleets: Sequence[Measured], on: str) -> list[Claim]:
         more_precise("More precise than counting past failures", on, mine, precision["history_count"]),
         more_precise("More precise than the vendor's thresholds", on, mine, precision["vendor_rules"]),
         more_precise("More precise than its best member", f"{on}: {member}", mine, precision[str(member)]),
+        more_precise("More precise with the prior than by own data alone", on, mine, precision[ALONE]),
+        better_ranked("Higher average precision with the prior", on, ranked[PROFILE], ranked[ALONE]),
+        *([_twice(on, precision[YOUNG], precision[YOUNG_ALONE])] if YOUNG in sums else []),
         more_precise("More precise by sliding training than trained once", on, mine, precision[ONCE]),
         better_ranked("Higher average precision by sliding training", on, ranked[PROFILE], ranked[ONCE]),
         more_precise("Precision by drain episodes is above that by rows", on, episodes, mine),
@@ -200,6 +214,10 @@ def _opening(fleets: Sequence[Measured], command: str, revision: str, replicates
         f"**Every fleet here is simulated**, over {fleet.days} days, with failure rates multiplied by "
         f"{fleet.acceleration:g}, so that there is something to count, but for those *at own rates*; a real fleet's "
         f"precision would be lower. {seeds} Made by `{command}` at revision {revision[:12]}; nothing is typed by hand.",
+        "",
+        "The profile pools a prior with its own models ([0029](../../docs/decisions/0029-priors.md)): one of simulated "
+        f"fleets with drawn parameters, without those in which {percent(LEFT_OUT[0])} to {percent(LEFT_OUT[1])} of "
+        "failures have no precursor, as in `base` and `drift`. It is of the same simulator, which favours it.",
         "",
         READ,
         f"Brackets are 95 % intervals from {replicates} resamples of GPUs within fleets: a claim is *shown* if all of "

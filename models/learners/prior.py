@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
@@ -62,6 +63,16 @@ class Prior:
 
     card: PriorCard
     model: str
+
+    def coverage(self, columns: Sequence[FeatureColumn]) -> float:
+        """Give the share of the gain of the prior's splits that lies on columns, from 0 to 1."""
+        held = {column.name for column in columns}
+        known = [name in held for name in self.card.columns]
+        features = re.findall(r"^split_feature=(.*)$", self.model, re.MULTILINE)
+        gains = re.findall(r"^split_gain=(.*)$", self.model, re.MULTILINE)
+        gain = np.array(" ".join(gains).split(), dtype=np.float64)
+        here = np.array([known[int(number)] for number in " ".join(features).split()], dtype=bool)
+        return float(gain[here].sum() / gain.sum()) if gain.any() else 0.0
 
     def on(self, columns: Sequence[FeatureColumn]) -> LoadedLightGBM:
         """Lay the prior onto columns."""
@@ -168,9 +179,12 @@ DEVIATION: Final = 0.2
 """How far the share may lie from what is believed, as a standard deviation."""
 
 
-def believed_share(n_incidents: int) -> float:
-    """Give the share of a prior after so many own incidents, where nothing else is known."""
-    return HALF / (HALF + n_incidents)
+def believed_share(n_incidents: int, coverage: float) -> float:
+    """Give the share of a prior after so many own incidents, where nothing else is known.
+
+    ``coverage``: see :meth:`Prior.coverage`; what a prior cannot see here it is not believed for.
+    """
+    return coverage * HALF / (HALF + n_incidents)
 
 
 def fit_share(own: Floats, prior: Floats, positive: Bools, *, n_incidents: int, believed: float) -> float:

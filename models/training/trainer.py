@@ -110,7 +110,9 @@ class Trainer:
         self.matrix = matrix
         self.training = training
         self.models = models
-        self.prior = None if training.prior is None else load_prior(training.prior)
+        prior = None if training.prior is None else load_prior(training.prior)
+        self._coverage = 0.0 if prior is None else prior.coverage(matrix.columns)
+        self.prior = prior if self._coverage else None
         self.names = names or model_names(models)
         self.k = k
         self.seed = seed
@@ -365,7 +367,8 @@ class Trainer:
 
     def _with_prior(self, fitted: FittedModels, answers: Answers, split: _Split) -> FittedModels:
         """Set the prior's share by what its log-odds add to those that the profile is made of, or leave it out."""
-        share = believed_share(fitted.n_incidents + (split.slice_incidents if split.held_out else 0))
+        n_incidents = fitted.n_incidents + (split.slice_incidents if split.held_out else 0)
+        share = believed_share(n_incidents, self._coverage)
         if split.held_out:
             own = np.mean([answers[name] for name in learners_of(self.models, (self.models.profile,))], axis=0)
             positive, incidents = split.slice_label == 1, split.slice_incidents

@@ -19,9 +19,9 @@ from evaluation.value.controller_replay import LEAVE, Diagnostic, Fleet, Marks, 
 from evaluation.value.load import Placements
 from evaluation.value.readings import Readings
 from features.times import NEVER, duration_ms, instant_ms
-from policy.assess import reported
 from policy.config import PolicyConfig
 from policy.fleet import Level, UnitView
+from policy.node_assessment import reported
 from policy.risk_record import ModelName
 from scheduler.controller.controller import Controller
 from scheduler.controller.facts import VerifiedFacts

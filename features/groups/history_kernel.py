@@ -80,12 +80,14 @@ class EventVersions:
     ) -> EventVersions:  # fmt: skip
         """Sort the events of so many entities; ``until``: from when each does not count (ms); it is known before."""
         code = np.full(len(entity), -1, dtype=np.int64) if code is None else code
+        every, ceases = np.arange(len(entity)), until < NEVER
 
         def events(owner: IntArray, owners: int, chosen: IntArray) -> EntityEvents:
-            of = {"time": time, "known": known, "kinds": kinds, "size": size, "code": code}
-            return EntityEvents.of(owner, owners, **{name: of[name][chosen] for name in of}, codes=codes)
+            return EntityEvents.of(
+                owner, owners, time=time[chosen], known=known[chosen], kinds=kinds[chosen], size=size[chosen],
+                code=code[chosen], codes=codes,
+            )  # fmt: skip
 
-        every, ceases = np.arange(len(entity)), until < NEVER
         owner, since = np.unique(np.stack([entity[ceases], until[ceases]], axis=1), axis=0).T.copy()
         if not len(owner):
             return cls(events(entity, entities, every), entities, None)

@@ -82,8 +82,8 @@ def find_incidents(
     frame["incident"] = np.arange(len(incidents), dtype=np.int64)
     for name, at in (("start", 0), ("end", 2), ("known_at", 3)):
         frame[name] = instants(np.asarray([row[at] for row in incidents], dtype=np.int64))
-    start, unit = (np.asarray([row[at] for row in incidents], dtype=np.int64) for at in (0, 1))
-    frame["in_maintenance"] = Maintenance.of(facts, stays).within(unit, start)
+    begun, whose = (np.asarray([row[at] for row in incidents], dtype=np.int64) for at in (0, 1))
+    frame["in_maintenance"] = Maintenance.of(facts, stays).within(whose, begun)
     return frame[list(INCIDENT_COLUMNS)]
 
 

@@ -121,6 +121,7 @@ def _data(
         "samples": int(dataset.meta.counts["samples"]),
         "failures": failures,
         "jobs": int(dataset.meta.counts["jobs"]),
+        "set_aside": dict(dataset.meta.quarantine),
         "missing_channels": list(found.lacking),
         "to_do": [
             {

@@ -42,7 +42,7 @@ import numpy as np  # noqa: E402
 import pandas as pd  # noqa: E402
 
 from evaluation.backtest.run import run_backtest  # noqa: E402
-from evaluation.value.acting import (  # noqa: E402
+from evaluation.value.controller_replay import (  # noqa: E402
     NOBODY,
     Controlled,
     Diagnostic,
@@ -50,9 +50,9 @@ from evaluation.value.acting import (  # noqa: E402
     Marks,
     rule_events,
 )
+from evaluation.value.gpu_hours import Outcome, count_outcome  # noqa: E402
 from evaluation.value.load import Placements, jobs_of_table  # noqa: E402
 from evaluation.value.readings import Readings  # noqa: E402
-from evaluation.value.replay import Outcome, replay  # noqa: E402
 from features.times import duration_ms, milliseconds  # noqa: E402
 from pipeline.matrix_stage import make_matrix  # noqa: E402
 from pipeline.params import load_params  # noqa: E402
@@ -186,7 +186,7 @@ def measured(scenario: str, seed: int, quick: bool, job_nodes: int = 1) -> dict[
     if wrong := differing(cluster.marks(), acts["predrain"], timedelta(hours=6)):
         raise SystemExit(f"the controller and the replay differ: {wrong[0]}")
     costs = policy_of(fleet, "hard").cost_benefit
-    counts = {name: replay(fleet, [jobs], act, costs, reach=RIGHT_WITHIN) for name, act in acts.items()}
+    counts = {name: count_outcome(fleet, [jobs], act, costs, reach=RIGHT_WITHIN) for name, act in acts.items()}
     failures = int(((fleet.at >= fleet.begin) & (fleet.at < fleet.end)).sum())
     sys.stdout.write(
         f"simulated, {scenario}, seed {seed}: {len(fleet.nodes)} nodes of 8 GPUs, jobs of {job_nodes} nodes, "

@@ -1,4 +1,4 @@
-"""Who runs the tasks of a long job: the cores of this machine, or the machines of a cluster.
+"""The execution engine of long jobs: the cores of this machine, or (:mod:`pipeline.dask_engine`) a cluster.
 
 Tasks share nothing but files, and a task that is run twice writes the same bytes twice. So who runs it, where, and how
 often does not show in what comes out.

@@ -1,1 +1,5 @@
-"""Pipeline room: the stages that ``dvc.yaml`` runs, their parameters, and the report."""
+"""Pipeline room: the stages that ``dvc.yaml`` runs, their parameters, and the report.
+
+Start with ``stages``. ``params`` reads ``params.yaml``, whose sections are in the ``config`` modules of the rooms;
+``promotion`` and ``retraining`` move the champion, and ``assessment`` is what ``predrain assess`` runs.
+"""

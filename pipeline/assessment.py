@@ -21,11 +21,10 @@ from joblib import Parallel, delayed
 
 from evaluation.metrics.comparison import SLIDING
 from evaluation.metrics.oracle import oracle_predictions, read_truth
-from evaluation.value.acting import NOBODY, Controlled, Diagnostic, Fleet, rule_events
+from evaluation.value.controller_replay import NOBODY, Controlled, Diagnostic, Fleet, rule_events
+from evaluation.value.gpu_hours import Outcome, break_even, count_outcome, net_interval
 from evaluation.value.load import Placements, generated_load, jobs_of_table
 from evaluation.value.readings import Readings
-from evaluation.value.replay import Outcome, break_even, net_interval
-from evaluation.value.replay import replay as replay_policy
 from evaluation.value.verdict import COUNTING, ENOUGH, Predictability, predictability, unanswered
 from features.matrix.matrix import FeatureMatrix
 from features.times import instant_ms, milliseconds
@@ -122,6 +121,7 @@ def _data(
         "samples": int(dataset.meta.counts["samples"]),
         "failures": failures,
         "jobs": int(dataset.meta.counts["jobs"]),
+        "set_aside": dict(dataset.meta.quarantine),
         "missing_channels": list(found.lacking),
         "to_do": [
             {
@@ -292,7 +292,7 @@ class _Acting:
                 acts = acting.marks()
             held = acts.refused if name == "drains" else held
             soft = stage == "soft"
-            outcomes[name] = replay_policy(self.fleet, loads, acts, self.costs, reach=self.reach, soft=soft)
+            outcomes[name] = count_outcome(self.fleet, loads, acts, self.costs, reach=self.reach, soft=soft)
         nobody, unfound = next(iter(outcomes.values())), replace(self.costs, planned_repair=self.costs.unplanned_repair)
         blind = break_even(self.fleet, loads, unfound)
         return {

@@ -28,7 +28,7 @@ def write_page(content: dict[str, Any], out: Path, dataset: str, params: Sequenc
         policies=policies,
         settings=str(out / "recommended.yaml"),
         thresholds=text.thresholds(content["recommended"]),
-        commands=text.commands(out, dataset, params),
+        commands=text.commands(content, out, dataset, params),
         figures=text.figures(content["predictable"]),
         sizes=text.job_sizes(content),
         held=held,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -46,7 +47,8 @@ def verdict_text(content: dict[str, Any], out: Path, dataset: str, params: Seque
             lines += ["", table.caption, *_text_of(table), *(f"  {note}" for note in notes(content))]
     first, *reasons = recommendation(content)
     lines += ["", f"{first} Settings: {out / 'recommended.yaml'}", *(f"  {reason}" for reason in reasons), ""]
-    return "\n".join([*lines, "What to do next", *(f"  {line}" for line in commands(out, dataset, params))]) + "\n"
+    lines += ["What to do next", *(f"  {line}" for line in commands(content, out, dataset, params))]
+    return "\n".join(lines) + "\n"
 
 
 def data(data: dict[str, Any]) -> tuple[list[str], list[str]]:
@@ -57,11 +59,14 @@ def data(data: dict[str, Any]) -> tuple[list[str], list[str]]:
         f"{count(data['samples'])} samples, {count(data['jobs'])} jobs",
         f"failures: {sum(data['failures'].values())} ({failures})",
     ]
+    if data["set_aside"]:
+        reasons = ", ".join(f"{reason} {count(rows)}" for reason, rows in data["set_aside"].items())
+        lines.append(f"set aside, in the dataset's `quarantine/`: {reasons}")
     if data["missing_channels"]:
         lines.append(
             f"{len(data['missing_channels'])} channels missing; `predrain doctor` shows how to switch them on:"
         )
-    return lines, [f"{todo['what']}; unseen: {todo['shows']}" for todo in data["to_do"] if data["missing_channels"]]
+    return lines, [todo["what"] + f"; unseen: {todo['shows']}" * bool(todo["shows"]) for todo in data["to_do"]]
 
 
 def answer(content: dict[str, Any]) -> str:
@@ -201,14 +206,17 @@ def thresholds(chosen: dict[str, Any]) -> str:
     return f"stage {chosen['stage']} at most; {', '.join(tiers)}"
 
 
-def commands(out: Path, dataset: str, params: Sequence[Path]) -> list[str]:
-    """Give the three commands that come next."""
-    settings = out / "recommended.yaml"
-    given, acts = "".join(f" --params {path}" for path in params), f"--settings {settings} --events {dataset} --dry-run"
+def commands(content: dict[str, Any], out: Path, dataset: str, params: Sequence[Path]) -> list[str]:
+    """Give the three commands that come next, or what is missing for them."""
+    if not content.get("policies"):
+        return ["record failures (tickets, kernel logs, a longer history), then run this again"]
+    folder, source, settings = (shlex.quote(str(path)) for path in (out, dataset, out / "recommended.yaml"))
+    given = "".join(f" --params {shlex.quote(str(path))}" for path in params)
+    acts = f"--settings {settings} --events {source} --dry-run"
     return [
-        f"predrain train --matrix {out}/matrix --backtest {out}/replay{given} --out {out}/bundle",
-        f"predrain score --dataset {dataset} --model {out}/bundle{given} --params {settings} --out {out}/scores",
-        f"predrain act --scheduler kubernetes --scores {out}/scores {acts}",
+        f"predrain train --matrix {folder}/matrix --backtest {folder}/replay{given} --out {folder}/bundle",
+        f"predrain score --dataset {source} --model {folder}/bundle{given} --params {settings} --out {folder}/scores",
+        f"predrain act --scheduler kubernetes --scores {folder}/scores {acts}",
     ]
 
 

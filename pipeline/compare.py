@@ -7,9 +7,9 @@ from typing import Any
 
 import pandas as pd
 
-from evaluation.metrics.assessment import assess
 from evaluation.metrics.bootstrap import resample_units
 from evaluation.metrics.comparison import PAIRED, SLIDING, pair
+from evaluation.metrics.estimates import estimate_model
 from evaluation.metrics.scored import split_predictions
 from pipeline.artefacts import load_evaluation
 from telemetry.errors import InputError
@@ -52,7 +52,7 @@ def compare_backtests(one: Path, two: Path, *, seed: int = 42) -> dict[str, Any]
     reach = pd.Timedelta(hours=evaluation.drain_hours).to_pytimedelta()
     scored = split_predictions(together, k, reach)
     weights = resample_units(scored[0].n_units, evaluation.replicates, seed)
-    first, second = (assess(part, weights) for part in scored)
+    first, second = (estimate_model(part, weights) for part in scored)
     rows = {name: pair("", second, first, name) for name in _STATISTICS}
     params = [context.params for _, context in loaded]
     return {

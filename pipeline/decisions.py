@@ -1,4 +1,4 @@
-"""From score to decision, for files: promises, further horizons and unforeseen failures of a backtest; the bundle's."""
+"""Promised precisions, further horizons and unforeseen failures of a backtest, as its report and bundles take them."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from evaluation.backtest.promotion import Verdict, judge
+from evaluation.backtest.promotion_gate import Verdict, judge
 from features.matrix.matrix import FeatureMatrix
 from models.bundle.model_card import promotion_section
 from models.bundle.store import Bundle, load_bundle

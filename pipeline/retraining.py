@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, Final
 
-from evaluation.backtest.promotion import Verdict
+from evaluation.backtest.promotion_gate import Verdict
 from features.matrix.matrix import FeatureMatrix
 from models.bundle.store import Bundle, load_bundle
 from models.registry.champion import alone, standing_of

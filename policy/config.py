@@ -6,13 +6,13 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Literal
 
-from policy.assess import HardRulesConfig
 from policy.breaker import BreakerConfig
 from policy.budget import BudgetConfig
 from policy.cost_benefit import CostBenefitConfig, worth_of
 from policy.fleet import NodeView
 from policy.hysteresis import HysteresisConfig, NodeRiskConfig
 from policy.maintenance import MaintenanceWindow
+from policy.node_assessment import HardRulesConfig
 from policy.ranges import PositiveTime, RangeChecked
 from policy.stages import StagesConfig
 from policy.tiers import ChosenThresholds, TierThresholds

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import pairwise
 
-from policy.assess import Assessment, assess, hits_of
 from policy.breaker import BreakerState, ObservedNode, watch
 from policy.budget import Ask, Start, grant
 from policy.common_cause import RISK, Report
@@ -18,6 +17,7 @@ from policy.episodes import Alert, Outcome
 from policy.fleet import Level, NodeView, Signals
 from policy.hysteresis import Reading, Thresholds, changed, read_node
 from policy.maintenance import maintained, observed
+from policy.node_assessment import Assessment, assess, hits_of
 from policy.plan import VERBS, Action, NodeDecision, NodeState, Plan, PolicyState, Verb
 from policy.stages import ALLOWED_LEVELS, StageState, advance_stage, held_out
 from policy.tiers import TIERS, Tier

@@ -106,7 +106,7 @@ def assess(
     every = _more_than_0(duration_option(checkpoint_every, "--checkpoint-every"))
     loaded = read_params(params)
     made = out / "dataset"
-    of_files, of_metrics = _mappings(mapping or ())
+    of_files, of_metrics = _mappings(mapping or (), metrics=prometheus is not None)
     _refuse_unknown(tables_of(samples, logs, inventory, jobs), of_files, out, loaded, params)
     if prometheus is not None:
         access: dict[str, Any] = {
@@ -173,15 +173,14 @@ def _more_than_0(every: timedelta) -> timedelta:
     return every
 
 
-def _mappings(paths: Sequence[Path]) -> tuple[Path | None, Path | None]:
-    """Tell the mapping of files from that of metrics, by their keys."""
-    from telemetry.importing.mapping import ImportMapping
-    from telemetry.yaml_text import read_yaml
+def _mappings(paths: Sequence[Path], *, metrics: bool) -> tuple[Path | None, Path | None]:
+    """Tell the mapping of files from that of metrics, if there may be one, by their keys."""
+    from telemetry.importing.mapping import ImportMapping, mapping_content
 
     found: dict[bool, Path] = {}
     for path in paths:
-        content = read_yaml(path.read_text(encoding="utf-8")) if path.is_file() else {}
-        of_files = not content or not set(content).isdisjoint(ImportMapping.model_fields)
+        content = mapping_content(path) if metrics else None
+        of_files = not isinstance(content, dict) or not content.keys().isdisjoint(ImportMapping.model_fields)
         if of_files in found:
             raise typer.BadParameter("give one of columns and one of metrics at most", param_hint="--mapping")
         found[of_files] = path

@@ -20,7 +20,7 @@ FAILED = 1
 """Exit code of a verb that failed."""
 
 EXTRAS = {
-    "learners": ("joblib", "lightgbm", "shap", "sklearn", "skops", "threadpoolctl", "xgboost"),
+    "learners": ("joblib", "lightgbm", "numba", "shap", "sklearn", "skops", "threadpoolctl", "xgboost"),
     "registry": ("mlflow", "sqlalchemy"),
     "train": ("matplotlib",),
     "serve": ("fastapi", "jinja2", "markupsafe"),

@@ -1,4 +1,4 @@
-"""What happens to each slot: GPUs degrade, heal, fail, are repaired or exchanged.
+"""The lives of GPUs, drawn from the hazards: they degrade, heal, fail, are repaired or exchanged, slot by slot.
 
 Exact simulation of a continuous-time chain: between two instants at which a rate changes (midnight, a lemon period's
 ends) the time to the next transition is exponential.

@@ -1,4 +1,4 @@
-"""Who else may write what a drain follows from: scores and bundles are read only where nobody else can put them."""
+"""A check of permissions: scores and bundles, which drains follow from, are read only where nobody else may write."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from evaluation.backtest.promotion import Criterion, Verdict
+from evaluation.backtest.promotion_gate import Criterion, Verdict
 from pipeline.promotion import Decision
 from pipeline.retraining import page_of
 from serving.scores.writing import ScoresFolder, ScoringResult, record_attempt

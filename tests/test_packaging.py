@@ -86,8 +86,11 @@ def with_only(extras: tuple[str, ...], code: str, folder: Path) -> subprocess.Co
 @pytest.mark.parametrize(
     ("extras", "code"),
     [
-        ((), "import_all('features', 'policy', 'simulator', 'telemetry.collect.slurm'); run('import', '--help')"),
+        ((), "import_all('policy', 'telemetry.collect.slurm'); run('import', '--help')"),
+        (("dask",), "import_all('features', 'simulator')"),
         (("act",), "import_all('policy', 'scheduler.controller', 'scheduler.ledger')"),
+        # what became of its alerts
+        (("act",), "import_all('predrain.act', 'features.labels'); import serving.scores.alert_outcomes"),
         (("act",), "run('act', '--cluster', 'cluster.json', '--scores', 'scores', '--settings', 'act.yaml')"),
         (("act", "kubernetes"), "import_all('scheduler', 'telemetry.collect.kubernetes')"),
         (("collect",), "import_all('telemetry.collect.remote_write'); run('collect', 'receive', '--help')"),
@@ -117,4 +120,4 @@ def test_no_image_carries_what_only_training_needs() -> None:
         assert wanted <= locked, f"{lock} lacks {wanted - locked}: make lock"
         assert lock == "requirements.lock" or not locked & {"dvc", "scmrepo", "celery", "pygit2"}
     controller = (ROOT / "requirements-act.lock").read_text(encoding="utf-8")
-    assert not re.search(r"^(mlflow|lightgbm|scikit-learn|matplotlib)==", controller, flags=re.MULTILINE)
+    assert not re.search(r"^(mlflow|lightgbm|scikit-learn|matplotlib|numba|llvmlite)==", controller, flags=re.MULTILINE)

@@ -1,6 +1,7 @@
 """Promises walked forward: at each refit a precision is promised from earlier outcomes, then kept or broken.
 
-What is promised is the precision of drains, which are episodes as :mod:`policy.episodes` has them.
+What is promised is the precision of drains, which are episodes as :mod:`policy.episodes` has them. The
+bound under it is in :mod:`policy.thresholds`.
 """
 
 from __future__ import annotations

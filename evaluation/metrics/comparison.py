@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pandas as pd
 
-from evaluation.metrics.assessment import Assessment, kind_of, precision_of
 from evaluation.metrics.bootstrap import Interval, honest_interval, interval
+from evaluation.metrics.estimates import Estimate, kind_of, precision_of
 from evaluation.metrics.metrics import Floats, ratio
 from models.config import ALL_LEARNERS
 
@@ -34,7 +34,7 @@ _EQUAL_COLUMNS = (
 _BUDGET_COLUMNS = ("model", "variant", "k", "alerts", "hits", "precision", "low", "high", "row_recall")
 
 
-def best_learner(assessed: Sequence[Assessment], variant: str = SLIDING) -> Assessment | None:
+def best_learner(estimates: Sequence[Estimate], variant: str = SLIDING) -> Estimate | None:
     """Find the single learner with the highest precision at K.
 
     It is chosen after the fact on the rows it is then compared on, which favours it against the ensembles.
@@ -43,19 +43,19 @@ def best_learner(assessed: Sequence[Assessment], variant: str = SLIDING) -> Asse
     """
     candidates = [
         (
-            assessment.point["precision_at_k"],
-            assessment.point["average_precision"],
-            -ALL_LEARNERS.index(assessment.scored.model),
-            assessment,
+            estimate.point["precision_at_k"],
+            estimate.point["average_precision"],
+            -ALL_LEARNERS.index(estimate.scored.model),
+            estimate,
         )
-        for assessment in assessed
-        if kind_of(assessment.scored.model) == "learner" and assessment.scored.variant == variant
-        if np.isfinite(assessment.point["precision_at_k"]) and np.isfinite(assessment.point["average_precision"])
+        for estimate in estimates
+        if kind_of(estimate.scored.model) == "learner" and estimate.scored.variant == variant
+        if np.isfinite(estimate.point["precision_at_k"]) and np.isfinite(estimate.point["average_precision"])
     ]
     return max(candidates, key=lambda candidate: candidate[:3])[3] if candidates else None
 
 
-def paired_differences(assessed: Sequence[Assessment]) -> pd.DataFrame:
+def paired_differences(estimates: Sequence[Estimate]) -> pd.DataFrame:
     """Differences that a reader asks about, with intervals from the same resamples on both sides.
 
     Where neither side has a hit there is no interval: nothing is known of the difference.
@@ -66,25 +66,21 @@ def paired_differences(assessed: Sequence[Assessment]) -> pd.DataFrame:
     Returns: one row a comparison and statistic: the two values, ``difference`` (positive: ``model`` is better), its
     interval ``low``, ``high`` (NaN: none), and ``share_better``, the share of resamples in which ``model`` is better.
     """
-    by_name = {assessment.scored.name: assessment for assessment in assessed}
-    pairs: list[tuple[str, Assessment, Assessment]] = []
-    for (model, variant), assessment in by_name.items():
+    by_name = {estimate.scored.name: estimate for estimate in estimates}
+    pairs: list[tuple[str, Estimate, Estimate]] = []
+    for (model, variant), estimate in by_name.items():
         if variant == SLIDING and (model, TRAIN_ONCE) in by_name:
-            pairs.append(("sliding", assessment, by_name[model, TRAIN_ONCE]))
-    best = best_learner(assessed)
+            pairs.append(("sliding", estimate, by_name[model, TRAIN_ONCE]))
+    best = best_learner(estimates)
     if best is not None:
-        sliding = [assessment for assessment in assessed if assessment.scored.variant == SLIDING]
-        pairs += [
-            ("ensemble", assessment, best) for assessment in sliding if kind_of(assessment.scored.model) == "ensemble"
-        ]
-        pairs += [
-            ("baseline", best, assessment) for assessment in sliding if kind_of(assessment.scored.model) == "baseline"
-        ]
+        sliding = [estimate for estimate in estimates if estimate.scored.variant == SLIDING]
+        pairs += [("ensemble", estimate, best) for estimate in sliding if kind_of(estimate.scored.model) == "ensemble"]
+        pairs += [("baseline", best, estimate) for estimate in sliding if kind_of(estimate.scored.model) == "baseline"]
     rows = [pair(comparison, one, two, name) for comparison, one, two in pairs for name in PAIRED]
     return pd.DataFrame(rows, columns=list(_PAIR_COLUMNS))
 
 
-def equal_alerts(assessed: Sequence[Assessment], weights: Floats) -> pd.DataFrame:
+def equal_alerts(estimates: Sequence[Estimate], weights: Floats) -> pd.DataFrame:
     """Compare each ensemble with the learners of its variant at as many alerts.
 
     An intersection looks precise only because it alerts less: here a learner gives, at each decision time, as many
@@ -97,14 +93,14 @@ def equal_alerts(assessed: Sequence[Assessment], weights: Floats) -> pd.DataFram
     """
     every = np.concatenate([np.ones((1, weights.shape[1])), weights])
     rows = []
-    for one in assessed:
+    for one in estimates:
         scored = one.scored
         if kind_of(scored.model) != "ensemble":
             continue
         budget = scored.per_time(scored.alert)
         mine = precision_of(scored, scored.alert, every)
         learner_precisions = []
-        for two in assessed:
+        for two in estimates:
             if two.scored.variant == scored.variant and kind_of(two.scored.model) == "learner":
                 learner_precisions.append((two.scored.model, precision_of(two.scored, two.scored.top(budget), every)))
         best = most_precise({model: theirs[0] for model, theirs in learner_precisions})
@@ -138,7 +134,7 @@ def most_precise(precision: Mapping[str, float]) -> str | None:
     return max(known, key=lambda name: precision[name]) if known else None
 
 
-def budgets(assessed: Sequence[Assessment], weights: Floats) -> pd.DataFrame:
+def budgets(estimates: Sequence[Estimate], weights: Floats) -> pd.DataFrame:
     """Precision of the riskiest units of each decision time at several budgets.
 
     ``weights``: bootstrap samples; shape (replicates, units).
@@ -147,8 +143,8 @@ def budgets(assessed: Sequence[Assessment], weights: Floats) -> pd.DataFrame:
     """
     every = np.concatenate([np.ones((1, weights.shape[1])), weights])
     rows: list[tuple[object, ...]] = []
-    for assessment in assessed:
-        scored = assessment.scored
+    for estimate in estimates:
+        scored = estimate.scored
         for k in sorted({max(1, int(scored.shared.k * factor)) for factor in FACTORS}):
             top = scored.top(np.full_like(scored.shared.times_ms, k))
             counts = scored.per_unit(top & scored.known)
@@ -162,28 +158,28 @@ def budgets(assessed: Sequence[Assessment], weights: Floats) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=list(_BUDGET_COLUMNS))
 
 
-def oracle_shares(assessed: Sequence[Assessment], oracle: Assessment, statistics: Sequence[str]) -> pd.DataFrame:
+def oracle_shares(estimates: Sequence[Estimate], oracle: Estimate, statistics: Sequence[str]) -> pd.DataFrame:
     """Share of the oracle's statistics that each model reaches, on the same resamples.
 
     Returns: ``model``, ``variant`` and, for each statistic S, ``oracle_share_S`` with ``_low`` and ``_high``.
     """
     rows = []
-    for assessment in assessed:
-        row: dict[str, object] = {"model": assessment.scored.model, "variant": assessment.scored.variant}
+    for estimate in estimates:
+        row: dict[str, object] = {"model": estimate.scored.model, "variant": estimate.scored.variant}
         for name in statistics:
             best = oracle.point[name]
             with np.errstate(divide="ignore", invalid="ignore"):
-                spread = interval(assessment.replicates[name] / oracle.replicates[name])
-            row[f"oracle_share_{name}"] = assessment.point[name] / best if best else np.nan
-            if best and assessment.point[name] == 0 and name in assessment.counts:
+                spread = interval(estimate.replicates[name] / oracle.replicates[name])
+            row[f"oracle_share_{name}"] = estimate.point[name] / best if best else np.nan
+            if best and estimate.point[name] == 0 and name in estimate.counts:
                 # no resample holds a hit: the exact bound of the share itself, over the oracle as it is
-                spread = Interval(0.0, assessment.bounds(name).high / best)
+                spread = Interval(0.0, estimate.bounds(name).high / best)
             row |= {f"oracle_share_{name}_low": spread.low, f"oracle_share_{name}_high": spread.high}
         rows.append(row)
     return pd.DataFrame(rows)
 
 
-def pair(comparison: str, one: Assessment, two: Assessment, name: str) -> tuple[object, ...]:
+def pair(comparison: str, one: Estimate, two: Estimate, name: str) -> tuple[object, ...]:
     """Compare one statistic of two models on the same resamples: a row of :func:`paired_differences`."""
     difference = one.replicates[name] - two.replicates[name]
     bounds = interval(difference)

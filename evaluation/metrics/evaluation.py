@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from evaluation.metrics.assessment import Assessment, assess, group_table, summarise
 from evaluation.metrics.bootstrap import resample_units
 from evaluation.metrics.comparison import budgets, equal_alerts, oracle_shares, paired_differences
+from evaluation.metrics.estimates import Estimate, estimate_model, group_table, summarise
 from evaluation.metrics.lead_time import recall_by_class
 from evaluation.metrics.metrics import rank_curve
 from evaluation.metrics.oracle import ORACLE
@@ -35,7 +35,7 @@ class Evaluation:
     ``first_time``, ``last_time``: first and last decision time (UTC).
     ``oracle_coverage``: share of the decisions with a known true risk; NaN without truth.
     ``drain_hours``: how long an episode lasts, by which ``episode_precision`` is judged; 0: each alert by itself.
-    ``table``: one row a model and variant: counts, statistics (see ``Assessment``) with ``_low``
+    ``table``: one row a model and variant: counts, statistics (see ``Estimate``) with ``_low``
     and ``_high``, lead time quartiles in hours, false episodes per 1000 unit-days, calibration, shares of the
     oracle.
     ``folds``, ``monthly``: the main statistics by ``fold`` and by calendar ``month`` (``YYYY-MM``, UTC) of the decision
@@ -141,11 +141,11 @@ def evaluate(
     coverage = np.nan if oracle is None else float(np.isfinite(oracle["risk"].to_numpy(dtype=np.float64)).mean())
     shared = parts[0].shared
     weights = resample_units(len(shared.units), bootstrap, seed)
-    assessed = [assess(part, weights) for part in parts]
-    table = pd.DataFrame([summarise(assessment) for assessment in assessed])
-    best = next((assessment for assessment in assessed if assessment.scored.model == ORACLE), None)
+    estimates = [estimate_model(part, weights) for part in parts]
+    table = pd.DataFrame([summarise(estimate) for estimate in estimates])
+    best = next((estimate for estimate in estimates if estimate.scored.model == ORACLE), None)
     if best is not None:
-        shares = oracle_shares(assessed, best, ORACLE_STATISTICS)
+        shares = oracle_shares(estimates, best, ORACLE_STATISTICS)
         table = table.merge(shares, on=["model", "variant"], how="left", validate="one_to_one")
     calendar = shared.times_ms.astype("datetime64[ms]").astype("datetime64[M]").astype(str)
     months, month = np.unique(calendar, return_inverse=True)
@@ -159,22 +159,20 @@ def evaluate(
         oracle_coverage=coverage,
         drain_hours=drain_reach / timedelta(hours=1),
         table=table,
-        folds=_stack([group_table(assessment, assessment.scored.fold, "fold") for assessment in assessed]),
-        monthly=_stack(
-            [group_table(assessment, month[assessment.scored.time], "month", months) for assessment in assessed]
-        ),
-        by_class=_stack([_named(recall_by_class(assessment.incidents), assessment) for assessment in assessed]),
-        lead_times=_stack([_named(assessment.incidents, assessment) for assessment in assessed]),
-        calibration=_stack([_bins(assessment) for assessment in assessed]),
-        pr_curves=_stack([_curve(assessment) for assessment in assessed]),
-        paired=paired_differences(assessed),
-        equal_alerts=equal_alerts(assessed, weights),
-        budgets=budgets(assessed, weights),
+        folds=_stack([group_table(estimate, estimate.scored.fold, "fold") for estimate in estimates]),
+        monthly=_stack([group_table(estimate, month[estimate.scored.time], "month", months) for estimate in estimates]),
+        by_class=_stack([_named(recall_by_class(estimate.incidents), estimate) for estimate in estimates]),
+        lead_times=_stack([_named(estimate.incidents, estimate) for estimate in estimates]),
+        calibration=_stack([_bins(estimate) for estimate in estimates]),
+        pr_curves=_stack([_curve(estimate) for estimate in estimates]),
+        paired=paired_differences(estimates),
+        equal_alerts=equal_alerts(estimates, weights),
+        budgets=budgets(estimates, weights),
     )
 
 
-def _bins(assessed: Assessment) -> pd.DataFrame:
-    measured = assessed.calibration
+def _bins(estimate: Estimate) -> pd.DataFrame:
+    measured = estimate.calibration
     bins = pd.DataFrame(
         {
             "bin": np.arange(len(measured.rows)),
@@ -184,19 +182,19 @@ def _bins(assessed: Assessment) -> pd.DataFrame:
             "positives": measured.positives,
         }
     )
-    return _named(bins, assessed)
+    return _named(bins, estimate)
 
 
-def _curve(assessed: Assessment) -> pd.DataFrame:
-    scored = assessed.scored
+def _curve(estimate: Estimate) -> pd.DataFrame:
+    scored = estimate.scored
     curve = rank_curve(scored.rank[scored.known], scored.positive[scored.known])
-    return _named(pd.DataFrame(curve), assessed)
+    return _named(pd.DataFrame(curve), estimate)
 
 
-def _named(frame: pd.DataFrame, assessed: Assessment) -> pd.DataFrame:
+def _named(frame: pd.DataFrame, estimate: Estimate) -> pd.DataFrame:
     named = frame.copy()
-    named.insert(0, "model", assessed.scored.model)
-    named.insert(1, "variant", assessed.scored.variant)
+    named.insert(0, "model", estimate.scored.model)
+    named.insert(1, "variant", estimate.scored.variant)
     return named
 
 

@@ -8,9 +8,9 @@ from typing import Final, Literal
 
 import pandas as pd
 
-from evaluation.metrics.assessment import assess
 from evaluation.metrics.bootstrap import interval, resample_units
 from evaluation.metrics.comparison import SLIDING
+from evaluation.metrics.estimates import estimate_model
 from evaluation.metrics.evaluation import Evaluation
 from evaluation.metrics.scored import split_predictions
 
@@ -110,7 +110,7 @@ def _more_than_counting(evaluation: Evaluation, predictions: pd.DataFrame, profi
     chosen = (predictions["variant"] == SLIDING) & predictions["model"].isin([profile, COUNTING])
     weights = resample_units(evaluation.units, evaluation.replicates, seed)
     parts = split_predictions(predictions[chosen.to_numpy()], evaluation.k)
-    recall = {part.model: assess(part, weights) for part in parts}
+    recall = {part.model: estimate_model(part, weights) for part in parts}
     one, two = recall[profile], recall[COUNTING]
     bounds = interval(one.replicates["recall"] - two.replicates["recall"])
     return one.point["recall"] - two.point["recall"], bounds.low, bounds.high

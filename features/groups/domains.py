@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from features.config import DomainScope, FeatureSection
 from features.errors import InputError
-from features.groups.history_kernel import EntityEvents, sweep_history
+from features.groups.history_kernel import EventVersions, sweep_history
 from features.installations import Installations, Timeline
 from features.times import NEVER, Int64Array, duration_ms, text
 from features.vocabulary import FeatureColumn
@@ -151,7 +151,7 @@ class Domain:
 
     scope: DomainScope
     of_stay: Int64Array | None
-    events: EntityEvents
+    events: EventVersions
     exposure: Exposure
 
     @classmethod
@@ -164,12 +164,14 @@ class Domain:
         stay: Int64Array,
         time: Int64Array,
         known: Int64Array,
+        until: Int64Array,
         kinds: NDArray[np.uint32],
         count: Int64Array,
     ) -> Domain:
         """Sort what is known of a fleet.
 
-        ``stay``: the stay in which each event happened (-1: none); with its time, known-at time, kinds and number.
+        ``stay``: the stay in which each event happened (-1: none); with its time, from when until when it
+        counts, kinds and number.
         """
         if scope == "age":
             of_stay, of_event = None, _ages(stays, stays.unit[stay], time)
@@ -180,8 +182,10 @@ class Domain:
             held, begin, end = of_stay, stays.installed, stays.removed
             of_event = of_stay[stay]
         kept = (stay >= 0) & (of_event >= 0) & (kinds != 0)
-        entity, time, known, kinds, count = (values[kept] for values in (of_event, time, known, kinds, count))
-        events = EntityEvents.of(entity, entities, time=time, known=known, kinds=kinds, size=count)
+        entity, time, known, until, kinds, count = (
+            values[kept] for values in (of_event, time, known, until, kinds, count)
+        )
+        events = EventVersions.of(entity, entities, time=time, known=known, until=until, kinds=kinds, size=count)
         return cls(scope, of_stay, events, Exposure.of(held, begin, end, entities))
 
     def entities_at(self, stays: Installations, stay: Int64Array, time: Int64Array) -> Int64Array:
@@ -189,7 +193,7 @@ class Domain:
         if self.of_stay is not None:
             return np.append(self.of_stay, -1)[stay]
         entity = np.where(stay >= 0, _ages(stays, stays.unit[stay], time), -1)
-        return np.where(entity < len(self.events.starts) - 1, entity, -1)
+        return np.where(entity < self.events.entities, entity, -1)
 
     def rates(self, entity: Int64Array, time: Int64Array, windows: Int64Array, bits: Int64Array) -> Rates:
         """Count and weigh at pairs of an entity (0 or more) and a time.
@@ -199,10 +203,11 @@ class Domain:
         """
         n = len(windows)
         history = np.empty((len(entity), len(bits) * n + 3), dtype=np.float32)
-        order = np.lexsort((time, entity)).astype(np.int64)
+        of = self.events.at(entity, time)
+        order = np.lexsort((time, of)).astype(np.int64)
         distinct = np.append(windows, windows[-1])  # of XIDs, which are not needed here
         half_life = float(duration_ms(HALF_LIFE))
-        sweep_history(order, entity, time, self.events, distinct, bits, bits[:1], bits[:1], half_life, 0, history)
+        sweep_history(order, of, time, self.events.events, distinct, bits, bits[:1], bits[:1], half_life, 0, history)
         now = self.exposure.until(entity, time)
         exposure = np.stack([now - self.exposure.until(entity, time - window) for window in windows], axis=1)
         return Rates(

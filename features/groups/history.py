@@ -17,12 +17,12 @@ from numpy.typing import NDArray
 from features.config import FAILURE_CLASSES, DomainScope, FeatureSection, LabelSection, Scope
 from features.groups.domains import WHATS as DOMAIN_WHATS
 from features.groups.domains import Domain, domain_columns, domain_values
-from features.groups.history_kernel import EntityEvents, sweep_history
+from features.groups.history_kernel import EventVersions, sweep_history
 from features.installations import Installations
 from features.labels.evidence import Record, xid_classes
 from features.labels.facts import Facts
 from features.labels.incidents import known_onsets
-from features.times import Int64Array, UnitKind, duration_ms, milliseconds, text
+from features.times import NEVER, Int64Array, UnitKind, duration_ms, milliseconds, text
 from features.vocabulary import FeatureColumn
 
 PRECURSOR_XIDS = frozenset({63, 92, 94, 156})
@@ -97,13 +97,16 @@ def history_columns(features: FeatureSection, *, unit: UnitKind = "gpu") -> list
 class History:
     """Events sorted once, to be asked for the history of any rows, a whole matrix or the live ones.
 
+    What was seen in a planned maintenance does not count from when that is known; repairs, replacements and changes of
+    the driver do.
+
     ``columns``: what :meth:`values` gives.
     ``_scopes``: the events of each scope by entity: units, slots (numbered by ``_slot_of_stay``), ``_nodes``.
     """
 
     columns: list[FeatureColumn]
     _features: FeatureSection
-    _scopes: dict[Scope, EntityEvents]
+    _scopes: dict[Scope, EventVersions]
     _slot_of_stay: Int64Array
     _nodes: pd.Index
     _domains: list[Domain]
@@ -118,11 +121,16 @@ class History:
         """Sort what is known of a dataset; ``inventory`` is that of the record."""
         stays, facts, labels = record.stays, record.facts, record.labels
         onsets = known_onsets(record)
-        unit_code = np.r_[facts.unit, stays.codes(text(onsets["unit"]))]
+        onset_unit = stays.codes(text(onsets["unit"]))
+        unit_code = np.r_[facts.unit, onset_unit]
         node = np.r_[facts.node, text(onsets["node"])]
         time = np.r_[facts.time, milliseconds(onsets["timestamp"])]
         known = np.r_[facts.known, milliseconds(onsets["known_at"], "known_at")]
         kinds = np.r_[_kinds(facts, labels), np.full(len(onsets), 1 << _BIT["incident"], dtype=np.uint32)]
+        planned = record.maintenance.shown(np.r_[record.maintenance.concerned(facts), onset_unit], time, known)
+        done = np.isin(facts.type, ("repair", "replacement", "driver"))  # true, however planned
+        planned[: len(done)][done] = NEVER
+        kinds[planned <= known] = 0
         count = np.r_[facts.count, np.ones(len(onsets), dtype=np.int64)]
         distinct = np.unique(facts.xid[facts.xid >= 0])
         xid = np.r_[facts.xid, np.full(len(onsets), -1, dtype=np.int64)]
@@ -137,24 +145,26 @@ class History:
             "slot": (slot_of_stay[stay], len(slots)),
             "node": (node_code, len(nodes)),
         }
-        scopes: dict[Scope, EntityEvents] = {}
+        scopes: dict[Scope, EventVersions] = {}
         for scope in _scopes(features, unit):
             entity, number = entities[scope]
             kept = (entity >= 0) & (kinds != 0)
-            scopes[scope] = EntityEvents.of(
+            scopes[scope] = EventVersions.of(
                 entity[kept],
                 number,
                 time=time[kept],
                 known=known[kept],
                 kinds=kinds[kept],
                 size=count[kept],
+                until=planned[kept],
                 code=code[kept],
                 codes=len(distinct),
             )
         windows = np.asarray([duration_ms(w) for w in (*features.history_windows, DISTINCT_WINDOW)], dtype=np.int64)
 
         def domain(scope: DomainScope) -> Domain:
-            return Domain.of(scope, stays, inventory, stay=stay, time=time, known=known, kinds=kinds, count=count)
+            of = {"stay": stay, "time": time, "known": known, "until": planned, "kinds": kinds, "count": count}
+            return Domain.of(scope, stays, inventory, **of)
 
         domains = [domain(scope) for scope in features.domains]
         fleet = domain("fleet") if domains else None
@@ -178,7 +188,7 @@ class History:
         }
         column = 0
         for scope, events in self._scopes.items():
-            entity = entities[scope]
+            entity = events.at(entities[scope], time)
             counted, timed, weighed = (
                 np.asarray([_BIT[what] for what in whats], dtype=np.int64)
                 for whats in (_COUNTED[scope], _TIMED, _WEIGHED)
@@ -187,7 +197,7 @@ class History:
                 np.lexsort((time, entity)).astype(np.int64),
                 entity,
                 time,
-                events,
+                events.events,
                 self._windows,
                 counted,
                 timed,

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 from numba import njit
 from numpy.typing import NDArray
+
+from features.installations import Timeline
+from features.times import NEVER
 
 IntArray = NDArray[np.int64]
 Float64Array = NDArray[np.float64]
@@ -38,7 +42,7 @@ class EntityEvents(NamedTuple):
     @classmethod
     def of(
         cls, entity: IntArray, entities: int, *, time: IntArray, known: IntArray, kinds: NDArray[np.uint32],
-        size: IntArray, code: IntArray | None = None, codes: int = 0,
+        size: IntArray, code: IntArray, codes: int = 0,
     ) -> EntityEvents:  # fmt: skip
         """Sort the events of so many entities; ``entity`` is that of each event, 0 or more."""
         order = np.lexsort((kinds, time, known, entity))
@@ -48,11 +52,61 @@ class EntityEvents(NamedTuple):
             known=known[order],
             time=time,
             kinds=kinds[order],
-            code=np.full(len(entity), -1, dtype=np.int64) if code is None else code[order].astype(np.int64),
+            code=code[order].astype(np.int64),
             size=size[order],
             by_time=np.lexsort((time, entity)).astype(np.int64),
             codes=codes,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class EventVersions:
+    """The events of entities, some of which count for a while only.
+
+    Where an event ceases to count, its entity goes on as another one that never had it: a version of it.
+
+    ``entities``: how many there are, and first versions of them; a first version has its entity's number.
+    ``changes``: (entity, when) of all further versions, which follow in this order.
+    """
+
+    events: EntityEvents
+    entities: int
+    changes: Timeline | None
+
+    @classmethod
+    def of(
+        cls, entity: IntArray, entities: int, *, time: IntArray, known: IntArray, until: IntArray,
+        kinds: NDArray[np.uint32], size: IntArray, code: IntArray | None = None, codes: int = 0,
+    ) -> EventVersions:  # fmt: skip
+        """Sort the events of so many entities; ``until``: from when each does not count (ms); it is known before."""
+        code = np.full(len(entity), -1, dtype=np.int64) if code is None else code
+        every, ceases = np.arange(len(entity)), until < NEVER
+
+        def events(owner: IntArray, owners: int, chosen: IntArray) -> EntityEvents:
+            return EntityEvents.of(
+                owner, owners, time=time[chosen], known=known[chosen], kinds=kinds[chosen], size=size[chosen],
+                code=code[chosen], codes=codes,
+            )  # fmt: skip
+
+        owner, since = np.unique(np.stack([entity[ceases], until[ceases]], axis=1), axis=0).T.copy()
+        if not len(owner):
+            return cls(events(entity, entities, every), entities, None)
+        # A version has all events of its entity but those that have ceased to count by then.
+        order = np.argsort(entity, kind="stable")
+        first, last = (np.searchsorted(entity[order], owner, side=side) for side in ("left", "right"))
+        version = np.repeat(np.arange(len(owner)), last - first)
+        member = order[np.arange(len(version)) - np.repeat(np.cumsum(last - first) - last, last - first)]
+        counts = until[member] > since[version]
+        owners = np.r_[entity, version[counts] + entities]
+        whole = events(owners, entities + len(owner), np.r_[every, member[counts]])
+        return cls(whole, entities, Timeline(owner, since, entities))
+
+    def at(self, entity: IntArray, time: IntArray) -> IntArray:
+        """Give the version of each entity (-1: none) at each time."""
+        if self.changes is None:
+            return entity
+        change = self.changes.last(entity, time)
+        return np.where(change >= 0, change + self.entities, entity)
 
 
 @njit(cache=True, nogil=True)

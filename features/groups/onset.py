@@ -26,7 +26,7 @@ from features.groups.static import StaticFacts, StaticPlan
 from features.vocabulary import FeatureColumn
 from features.windows.blocks import FloatArray, IntArray
 from features.windows.layout import ChannelLayout
-from features.windows.statistics import WindowPlan
+from features.windows.window_plan import WindowPlan
 
 Float32Array = npt.NDArray[np.float32]
 

@@ -25,7 +25,7 @@ from features.vocabulary import FeatureColumn
 from features.windows.blocks import FloatArray, IntArray, RowSpans
 from features.windows.layout import ChannelLayout
 from features.windows.pane_index import Panes
-from features.windows.statistics import WindowPlan
+from features.windows.window_plan import WindowPlan
 
 Float32Array = npt.NDArray[np.float32]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Container, Mapping
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 
@@ -14,7 +14,8 @@ import pandas as pd
 from features.config import FAILURE_CLASSES, LabelSection
 from features.installations import Installations
 from features.labels.facts import RESET_CODES, Facts, normalized
-from features.times import NEVER, BoolArray, duration_ms
+from features.labels.maintenance import Maintenance
+from features.times import NEVER, BoolArray, Int64Array, duration_ms
 
 SUBCODE_XIDS = frozenset(range(144, 151))
 """NVLink 5 errors whose sub-code, spelled out in the log line, says whether they are fatal (NVIDIA's XID catalogue)."""
@@ -145,13 +146,19 @@ class Record:
     stays: Installations
     facts: Facts
     evidence: Mapping[int, UnitEvidence]
+    maintenance: Maintenance
 
     @classmethod
     def of(cls, events: pd.DataFrame, inventory: pd.DataFrame, labels: LabelSection) -> Record:
         """Read events and inventory as a dataset holds them."""
         stays = Installations.of(inventory)
         facts = Facts.of(events, stays)
-        return cls(labels, stays, facts, gather(facts, stays, labels))
+        return cls(labels, stays, facts, gather(facts, stays, labels), Maintenance.of(facts, stays))
+
+    def counts_at_once(self, unit: Int64Array, signs: Sequence[Sign]) -> BoolArray:
+        """Tell which signs of units, when they were established, were not known to be of a planned maintenance."""
+        time, established = (np.array([getattr(s, name) for s in signs], np.int64) for name in ("time", "established"))
+        return self.maintenance.shown(unit, time, established) > established
 
 
 def _collect_ends(

@@ -21,6 +21,7 @@ from features.config import FAILURE_CLASSES, LabelSection
 from features.installations import Installations
 from features.labels.evidence import Record, Sign, UnitEvidence, gather
 from features.labels.facts import Facts
+from features.labels.maintenance import Maintenance
 from features.times import NEVER, duration_ms, instant_ms, instants
 
 LATE_REPAIR = timedelta(days=30)
@@ -28,7 +29,8 @@ LATE_REPAIR = timedelta(days=30)
 ``labels.cooldown``. 95 % of the repairs in StepFun's InfiniteHBD trace end within 31 days, half of them after more than
 20 hours; a unit that waits for its repair is no negative example. Only the true end moves, not what is known."""
 
-INCIDENT_COLUMNS = ("incident", "unit", "gpu", "node", "start", "end", "failure_class", "code", "known_at")
+INCIDENT_COLUMNS = ("incident", "unit", "gpu", "node", "start", "end", "failure_class", "code", "known_at",
+                    "in_maintenance")  # fmt: skip
 """Columns of the frame that :func:`find_incidents` returns."""
 
 _OTHER = FAILURE_CLASSES.index("other")
@@ -56,7 +58,8 @@ def find_incidents(
     after this (or after ``as_of``) is open.
     Returns: columns ``incident`` (0, 1, ... by start, then unit), ``unit``, ``gpu`` (null for a node), ``node``,
     ``start``, ``end`` (NaT: open), ``failure_class`` (of its first event that is not ``other``), ``code`` (of that
-    event), ``known_at`` (when it was first established). Times are ``datetime64[ms, UTC]``. No two incidents of a unit
+    event), ``known_at`` (when it was first established), ``in_maintenance`` (whether it began in a planned one: what
+    followed is not counted, see :func:`counted`). Times are ``datetime64[ms, UTC]``. No two incidents of a unit
     overlap.
     """
     as_of_ms = instant_ms(as_of)
@@ -79,22 +82,29 @@ def find_incidents(
     frame["incident"] = np.arange(len(incidents), dtype=np.int64)
     for name, at in (("start", 0), ("end", 2), ("known_at", 3)):
         frame[name] = instants(np.asarray([row[at] for row in incidents], dtype=np.int64))
+    begun, whose = (np.asarray([row[at] for row in incidents], dtype=np.int64) for at in (0, 1))
+    frame["in_maintenance"] = Maintenance.of(facts, stays).within(whose, begun)
     return frame[list(INCIDENT_COLUMNS)]
+
+
+def counted(incidents: pd.DataFrame) -> pd.DataFrame:
+    """Leave out the incidents that began in a planned maintenance: whether anything failed then is not known."""
+    return incidents[~incidents["in_maintenance"]].reset_index(drop=True)
 
 
 def known_onsets(record: Record) -> pd.DataFrame:
     """Incident onsets as they came to be known: what features may count.
 
     Facts are taken in the order in which they were known. A label-worthy event opens an onset unless, by what is known
-    then, it belongs to the same incident as another known one. An onset once given never changes, so that those
-    known at or before any time depend only on facts known at or before it.
+    then, it belongs to the same incident as another known one, or was in a planned maintenance. An onset once given
+    never changes, so that those known at or before any time depend only on facts known at or before it.
 
     Returns: columns ``unit``, ``gpu``, ``node``, ``timestamp`` (of the event that opened it), ``known_at``,
     ``failure_class``, ``code``; sorted by (known_at, timestamp, unit).
     """
-    onsets: list[tuple[int, int, int, Sign]] = []
-    for unit, evidence in record.evidence.items():
-        onsets += [(sign.established, sign.time, unit, sign) for sign in _openings(evidence, record.labels)]
+    opened = [(unit, sign) for unit, evidence in record.evidence.items() for sign in _openings(evidence, record.labels)]
+    counts = record.counts_at_once(np.array([unit for unit, _ in opened], dtype=np.int64), [sign for _, sign in opened])
+    onsets = [(s.established, s.time, unit, s) for (unit, s), kept in zip(opened, counts, strict=True) if kept]
     onsets.sort(key=lambda row: row[:3])
     signs = [row[3] for row in onsets]
     frame = _sign_columns(record.stays, [row[2] for row in onsets], signs, record.labels)

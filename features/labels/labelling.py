@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from features.config import LabelSection
 from features.installations import Installations, Timeline
 from features.labels.facts import Facts
+from features.labels.maintenance import Maintenance
 from features.times import NEVER, BoolArray, Int64Array, duration_ms, instant_ms, instants, milliseconds, text
 
 
@@ -30,18 +31,20 @@ def label_rows(
     The label is 1 if an incident of the row's unit starts in (t + gap, t + gap + horizon], else 0; null (censored or
     not yet known) in these cases, of which the first two also beat a 1:
 
-    * the unit is inside an incident at t, even if that was not known at t;
+    * the unit is inside an incident or in a planned maintenance at t, even if that was not known at t;
     * the horizon ends after ``data_end`` or ``as_of``: a failure that is known already says nothing about the rows
       around it, and counting it alone would make every ranking of those times look better than it was;
     * ``labels.censor_leavers``, and the unit leaves service in (t, t + gap + horizon] with no incident begun after t
       and by then;
     * predrain's controller drained the unit or its node (``drain`` events whose source begins ``predrain``), so that it
       was out of use at some time in (t, t + gap + horizon], and it neither failed nor passed a diagnostic after that
-      and within the horizon: the outcome without the drain is unknown.
+      and within the horizon: the outcome without the drain is unknown;
+    * an incident starts in (t, t + gap + horizon] in a planned maintenance: whether anything failed is unknown. Such an
+      incident makes no label 1.
 
     ``rows``: columns ``decision_time`` and ``unit``; any order, millions of them.
     ``incidents``: from :func:`features.labels.incidents.find_incidents`, called with the same ``as_of``.
-    ``events``: as a dataset holds them, for predrain's own drains; without them there are none.
+    ``events``: as a dataset holds them, for predrain's own drains and maintenance; without them there are none.
     ``units``: what :func:`unit_positions` gives for these rows, for callers that label them repeatedly.
     Returns: aligned with ``rows``: ``label`` (Int8), ``incident`` (Int64), ``incident_start`` and ``failure_class`` of
     the incident that makes a label 1 (else null), ``complete_at`` (t + gap + horizon).
@@ -54,26 +57,30 @@ def label_rows(
     too_soon = decided + duration_ms(labels.gap)
     complete = too_soon + duration_ms(labels.horizon)
 
-    onset = _Onsets.of(incidents, stays)
+    seen, onset = _Onsets(incidents, stays), _Onsets(incidents[~incidents["in_maintenance"]], stays)
     following = onset.timeline.next(unit, too_soon)
     starts = np.append(onset.start, NEVER)
     positive = starts[following] <= complete
 
-    inside = onset.last_end(unit, decided) > decided
+    inside = seen.last_end(unit, decided) > decided
     next_start = starts[onset.timeline.next(unit, decided)]
     incomplete = complete > min(instant_ms(data_end), as_of_ms)
     unknown = np.zeros(len(decided), dtype=bool)
+    if len(seen.start) > len(onset.start):
+        hidden = _Onsets(incidents[incidents["in_maintenance"]], stays)
+        unknown |= np.append(hidden.start, NEVER)[hidden.timeline.next(unit, decided)] <= complete
     if labels.censor_leavers:
         left = _next_leave(stays, unit, decided)
         unknown |= (left <= complete) & (next_start > left)
     if events is not None:
         facts = Facts.of(events, stays, as_of_ms=as_of_ms)
         unknown |= _drained_by_predrain(facts, stays, onset, unit, decided, complete)
+        inside |= Maintenance.of(facts, stays).within(unit, decided)
 
     null = inside | incomplete | (unknown & ~positive)
     caught = np.where(positive & ~null, following, -1)
-    numbers = np.append(incidents["incident"].to_numpy(np.int64)[onset.order], 0)
-    classes = pd.array(incidents["failure_class"].iloc[onset.order], dtype="str")
+    numbers = np.append(onset.number, 0)
+    classes = pd.array(onset.failure_class, dtype="str")
     return pd.DataFrame(
         {
             "label": pd.arrays.IntegerArray(positive.astype(np.int8), null),
@@ -95,20 +102,18 @@ def unit_positions(rows: pd.DataFrame) -> tuple[Int64Array, NDArray[np.object_]]
 class _Onsets:
     """Incidents by (unit, start)."""
 
-    __slots__ = ("end", "order", "start", "timeline", "unit")
+    __slots__ = ("end", "failure_class", "number", "start", "timeline", "unit")
 
-    def __init__(self, unit: Int64Array, start: Int64Array, end: Int64Array, order: Int64Array, units: int) -> None:
-        self.unit, self.start, self.end, self.order = unit, start, end, order
-        self.timeline = Timeline(unit, start, units)
-
-    @classmethod
-    def of(cls, incidents: pd.DataFrame, stays: Installations) -> _Onsets:
+    def __init__(self, incidents: pd.DataFrame, stays: Installations) -> None:
         unit = stays.codes(text(incidents["unit"]))
         start = milliseconds(incidents["start"], "start")
         end = milliseconds(incidents["end"], "end")
         order = np.lexsort((end, start, unit))
         order = order[unit[order] >= 0]
-        return cls(unit[order], start[order], end[order], order, len(stays.units))
+        self.unit, self.start, self.end = unit[order], start[order], end[order]
+        self.number = incidents["incident"].to_numpy(np.int64)[order]
+        self.failure_class = incidents["failure_class"].iloc[order]
+        self.timeline = Timeline(self.unit, self.start, len(stays.units))
 
     def last_end(self, unit: Int64Array, time: Int64Array) -> Int64Array:
         """End of the last incident of each unit that started at or before each time."""

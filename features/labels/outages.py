@@ -1,4 +1,4 @@
-"""When a unit was known to be out of use: inside an incident, or drained by another hand and not yet given back.
+"""When a unit was known to be out of use: inside an incident, in a planned maintenance, or drained by another hand.
 
 A drained unit runs nothing. Scoring it would spend the alert budget on what the operator has already taken out.
 """
@@ -18,7 +18,7 @@ LONGEST_DRAIN = timedelta(days=31)
 
 
 def out_of_use(record: Record) -> pd.DataFrame:
-    """When each unit was known to be down or drained.
+    """When each unit was known to be down, in a planned maintenance, or drained and not yet given back.
 
     Drains by predrain's own controller do not count: a unit that it drained is still watched, and its rows have no
     label.
@@ -34,20 +34,23 @@ def out_of_use(record: Record) -> pd.DataFrame:
         np.stack([ended_unit, facts.known[ended], facts.time[ended]])[:, np.isin(ended_unit, begun_unit)],
         duration_ms(LONGEST_DRAIN),
     )
-    return _frame(record, np.concatenate([_down(record), drained], axis=1))
+    return _frame(record, np.concatenate([_down(record), drained, record.maintenance.out()], axis=1))
 
 
 def down_intervals(record: Record) -> pd.DataFrame:
     """When each unit was known to be down, as :func:`out_of_use` gives it.
 
     A unit is known to be down at t if, of the facts known at t, its last label-worthy event is followed by no repair,
-    replacement, reset or removal and is less than ``labels.cooldown`` ago.
+    replacement, reset or removal and is less than ``labels.cooldown`` ago. Events that were known to be of a planned
+    maintenance as soon as they were known do not count.
     """
     return _frame(record, _down(record))
 
 
 def _down(record: Record) -> Int64Array:
-    signs = [(unit, s.established, s.time) for unit, evidence in record.evidence.items() for s in evidence.signs]
+    every = [(unit, sign) for unit, evidence in record.evidence.items() for sign in evidence.signs]
+    counts = record.counts_at_once(np.array([unit for unit, _ in every], dtype=np.int64), [sign for _, sign in every])
+    signs = [(unit, s.established, s.time) for (unit, s), kept in zip(every, counts, strict=True) if kept]
     ends = [(unit, known, time) for unit, evidence in record.evidence.items() for time, known in evidence.ends]
     begun, ended = (np.array(rows, dtype=np.int64).reshape(-1, 3).T for rows in (signs, ends))
     return _intervals(begun, ended, duration_ms(record.labels.cooldown))

@@ -20,7 +20,7 @@ from features.times import duration_ms, milliseconds
 from features.windows.blocks import IntArray, RowSpans, SampleBlock
 from features.windows.layout import ChannelLayout
 from features.windows.pane_index import Panes
-from features.windows.statistics import WindowPlan
+from features.windows.window_plan import WindowPlan
 
 BoolArray = npt.NDArray[np.bool_]
 Float32Array = npt.NDArray[np.float32]

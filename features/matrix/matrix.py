@@ -24,7 +24,7 @@ import pandas as pd
 import pyarrow as pa
 
 from features.errors import InputError
-from features.labels.incidents import find_incidents
+from features.labels.incidents import counted, find_incidents
 from features.labels.labelling import label_rows, unit_positions
 from features.matrix.meta import EVENTS_NAME, INVENTORY_NAME, ROW_COLUMNS, MatrixConfig, MatrixMeta, read_meta
 from features.matrix.part_files import read_file
@@ -184,7 +184,14 @@ class FeatureMatrix:
         return self.sequences.windows(pair[chosen], time[chosen])
 
     def incidents(self, as_of: datetime | None = None) -> pd.DataFrame:
-        """Find the incidents, as they were known at ``as_of`` (None: by everything the dataset knows)."""
+        """Find the incidents, as they were known at ``as_of`` (None: by everything the dataset knows).
+
+        Those that began in a planned maintenance are left out; :meth:`all_incidents` has them.
+        """
+        return counted(self.all_incidents(as_of))
+
+    def all_incidents(self, as_of: datetime | None = None) -> pd.DataFrame:
+        """Find the incidents, those that began in a planned maintenance among them."""
         if as_of not in self._incidents:
             found = find_incidents(self.events, self.inventory, self.config.labels, as_of=as_of, data_end=self.span[1])
             self._incidents[as_of] = found
@@ -198,7 +205,7 @@ class FeatureMatrix:
         """
         return label_rows(
             self.rows,
-            self.incidents(as_of),
+            self.all_incidents(as_of),
             self.inventory,
             self.config.labels if horizon is None else self.config.labels.model_copy(update={"horizon": horizon}),
             data_end=self.span[1],

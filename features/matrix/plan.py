@@ -19,7 +19,7 @@ from features.times import UnitKind, duration_ms, instant_ms
 from features.vocabulary import FeatureColumn
 from features.windows.layout import ChannelLayout, unknown_channel
 from features.windows.pane_index import PaneSpec
-from features.windows.statistics import WindowPlan
+from features.windows.window_plan import WindowPlan
 from telemetry.dataset.channels import ROLLUP_SUFFIXES, Channel
 
 

@@ -2,6 +2,6 @@
 
 :mod:`~features.windows.blocks` lays samples out as arrays, :mod:`~features.windows.pane_index` sums stretches of time
 once. :mod:`~features.windows.gauges`, :mod:`~features.windows.counters` (resets included) and
-:mod:`~features.windows.flags` hold the kernels, :mod:`~features.windows.statistics` says which channel gets which. A
+:mod:`~features.windows.flags` hold the kernels, :mod:`~features.windows.window_plan` says which channel gets which. A
 reset is read alike in :mod:`telemetry.importing.samples.rollup` and :mod:`features.matrix.sequences`: change all three.
 """

@@ -1,4 +1,4 @@
-"""Whether the extra ``sequence`` is there, and what to say where it is not."""
+"""Whether PyTorch is there, which the extra ``sequence`` installs, and the error where it is not."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """A fleet's past as a cluster in memory under the real controller: the demo's, and the check of `evaluation.value`.
 
 What is real here is the controller: policy, budgets, breaker, re-validation and evacuation, on the scheduler and the
-workloads in memory that its tests use. What comes of its drains is counted by :mod:`evaluation.value.replay`.
+workloads in memory that its tests use. What comes of its drains is counted by :mod:`evaluation.value.gpu_hours`.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from typing import Final
 import numpy as np
 import pandas as pd
 
-from evaluation.value.acting import LEAVE, Diagnostic, Fleet, Marks, job_views
+from evaluation.value.controller_replay import LEAVE, Diagnostic, Fleet, Marks, job_views
 from evaluation.value.load import Placements
 from evaluation.value.readings import Readings
 from features.times import NEVER, duration_ms, instant_ms
-from policy.assess import reported
 from policy.config import PolicyConfig
 from policy.fleet import Level, UnitView
+from policy.node_assessment import reported
 from policy.risk_record import ModelName
 from scheduler.controller.controller import Controller
 from scheduler.controller.facts import VerifiedFacts
@@ -87,7 +87,7 @@ class InMemoryDiagnostic:
 
 
 class ReplayedCluster:
-    """The cluster, under a controller; the arguments are those of :class:`evaluation.value.acting.Controlled`.
+    """The cluster, under a controller; its arguments: :class:`evaluation.value.controller_replay.Controlled`.
 
     ``risks``: where the controller reads scores, instead of ``scores``; ``ledger``: where it records, if anywhere.
 

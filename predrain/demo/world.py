@@ -14,9 +14,9 @@ from typing import Any, Final, Self
 import numpy as np
 import pandas as pd
 
-from evaluation.value.acting import NOBODY, Fleet, rule_events
+from evaluation.value.controller_replay import NOBODY, Fleet, rule_events
+from evaluation.value.gpu_hours import count_outcome
 from evaluation.value.load import generated_load
-from evaluation.value.replay import replay
 from features.matrix.matrix import FeatureMatrix
 from features.times import duration_ms, instant_ms
 from models.bundle.store import load_bundle
@@ -208,8 +208,8 @@ class World:
         )  # fmt: skip
         jobs = self.cluster.jobs
         marks = self.cluster.marks_by(at)
-        nobody = replay(fleet, [jobs], NOBODY, costs, reach=_REACH)
-        acted = replay(fleet, [jobs], marks, costs, reach=_REACH)
+        nobody = count_outcome(fleet, [jobs], NOBODY, costs, reach=_REACH)
+        acted = count_outcome(fleet, [jobs], marks, costs, reach=_REACH)
         failures = int((fleet.at >= fleet.begin).sum())
         saved = float(nobody.hit.sum() - acted.hit.sum() + acted.repaired.sum())
         spent = float(acted.spent.sum() + acted.idle.sum())

@@ -39,12 +39,14 @@ def features(
         from pipeline.matrix_stage import make_matrix
 
         matrix = make_matrix(read_place(dataset, out), read_params(params), out, progress=advance, engine=chosen)
+        in_maintenance = int(matrix.all_incidents()["in_maintenance"].sum())
         show(
             {
                 "matrix": str(out),
                 "rows": len(matrix.rows),
                 "features": len(matrix.columns),
                 "incidents": len(matrix.incidents()),
+                "incidents_in_maintenance": in_maintenance,
             },
             as_json=as_json,
         )

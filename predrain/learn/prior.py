@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from features.matrix.matrix import FeatureMatrix
     from models.rows.training_set import TrainingSet
-    from simulator.draws import DrawnFleet
+    from simulator.random_fleets import DrawnFleet
 
 prior_app = typer.Typer(
     name="prior", help="Build a model of other fleets for a young one.", no_args_is_help=True, add_completion=False
@@ -63,7 +63,7 @@ def build(
 
     from features.matrix.matrix import FeatureMatrix
     from models.learners.prior import CARD, fit_prior, write_prior
-    from simulator.draws import FACTORS, VALUES, draw_fleet
+    from simulator.random_fleets import FACTORS, VALUES, draw_fleet
     from telemetry.atomic import FolderSwap, disk_errors
     from telemetry.errors import InputError
 

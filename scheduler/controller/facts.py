@@ -9,9 +9,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from policy.assess import BOOT, KINDS, REPORTED, XIDS, reported
 from policy.episodes import OUTCOME_TIMEOUT, Alert, Happening, Outcome, judge
 from policy.fleet import Fact
+from policy.node_assessment import BOOT, KINDS, REPORTED, XIDS, reported
 from scheduler.evacuation.progress import Result
 from scheduler.ports.errors import LedgerError, SourceError
 from scheduler.ports.protocols import FactReader
@@ -39,7 +39,7 @@ class History:
 
 
 class EventFacts:
-    """Reads ``events.parquet`` of a dataset, which an import replaces as a whole (:func:`policy.assess.reported`)."""
+    """Reads ``events.parquet``, which an import replaces as a whole (:func:`policy.node_assessment.reported`)."""
 
     def __init__(self, file: Path) -> None:
         self.file = file

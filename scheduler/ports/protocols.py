@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Protocol, runtime_checkable
 
-from policy.assess import rule_hits
 from policy.config import PolicyConfig
 from policy.episodes import Alert, Outcome
 from policy.fleet import Level, NodeView
+from policy.node_assessment import rule_hits
 from policy.plan import Action, Plan
 from scheduler.ports.errors import SchedulerError
 from scheduler.ports.readings import Answer, FleetReading, NodeReading, Precondition, StoredState, Switches, Write

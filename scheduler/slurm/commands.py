@@ -1,4 +1,4 @@
-"""Slurm by its commands."""
+"""Slurm read and changed through its commands, such as ``scontrol`` and ``squeue``; ``rest`` is the other way."""
 
 from __future__ import annotations
 

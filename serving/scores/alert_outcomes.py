@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 from features.config import LabelSection
 from features.installations import Installations, units_of
 from features.labels.facts import Facts
-from features.labels.incidents import find_incidents
+from features.labels.incidents import counted, find_incidents
 from features.times import BoolArray, milliseconds
 from policy.episodes import Alert, Happening, HappeningKind, judge, openings
 from policy.tiers import Tier
@@ -125,8 +125,9 @@ def outcomes_of(
     decisions = _decisions(scores, data_end - WINDOW, data_end)
     stays = Installations.of(inventory)
     incidents = find_incidents(events, inventory, labels, data_end=data_end)
+    sure = counted(incidents)
     onsets: dict[str, list[tuple[datetime, str]]] = {}
-    for unit, start, kind in zip(incidents["unit"], incidents["start"], incidents["failure_class"], strict=True):
+    for unit, start, kind in zip(sure["unit"], sure["start"], sure["failure_class"], strict=True):
         onsets.setdefault(str(unit), []).append((start.to_pydatetime(), str(kind)))
     happenings: dict[str, list[Happening]] = {}
     for _, unit, happening in happenings_of(events, stays, incidents):
@@ -277,9 +278,16 @@ def happenings_of(
     """Give what happened to units, each with the time from which it is known and the unit.
 
     A repair alone proves no fault, for it may follow from nothing but the alert: the unit is back in service after it.
+    Nor does an incident that began in a planned maintenance: the unit was out of service in it.
+
+    ``incidents``: from :func:`features.labels.incidents.find_incidents`.
     """
-    for unit, known, start in zip(incidents["unit"], incidents["known_at"], incidents["start"], strict=True):
-        yield known.to_pydatetime(), str(unit), Happening("incident", start.to_pydatetime())
+    for row in incidents.itertuples():
+        known, start, unit = row.known_at.to_pydatetime(), row.start.to_pydatetime(), str(row.unit)
+        yield known, unit, Happening("drained" if row.in_maintenance else "incident", start)
+        if row.in_maintenance and not pd.isna(row.end):
+            end = row.end.to_pydatetime()
+            yield max(known, end), unit, Happening("returned", end)
     facts = Facts.of(events, stays)
     kinds: dict[HappeningKind, BoolArray] = {
         "drained": facts.drains(),

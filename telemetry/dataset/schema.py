@@ -44,8 +44,14 @@ CHANNEL_TYPES: Final[Mapping[Kind, pa.DataType]] = {
 }
 """Arrow type of a channel's column by kind. A counter is never float32: one more error on 17 million must show."""
 
-EVENT_TYPES: Final = ("xid", "failure", "repair", "replacement", "driver", "diagnostic", "drain", "other")
+EVENT_TYPES: Final = (
+    "xid", "failure", "repair", "replacement", "driver", "diagnostic", "drain", "maintenance", "other"
+)  # fmt: skip
 """Every value of the ``type`` column of events."""
+
+MAINTENANCE_BEGIN: Final = "begin"
+MAINTENANCE_END: Final = "end"
+"""Codes of ``maintenance`` events whose end is an event of its own; else the code is the planned end, in ISO 8601."""
 
 EVENTS: Final = pa.schema(
     [

@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,7 +16,7 @@ import numpy.typing as npt
 import pandas as pd
 import pyarrow as pa
 
-from telemetry.dataset.schema import EVENT_RUNS, EVENT_TYPES, EVENTS, ms_of
+from telemetry.dataset.schema import EVENT_RUNS, EVENT_TYPES, EVENTS, MAINTENANCE_BEGIN, MAINTENANCE_END, ms_of
 from telemetry.errors import InputError
 from telemetry.importing.columns import KEY_ALIASES, as_counts, missing_column
 from telemetry.importing.event_runs import RUN_MS, stack_events, with_runs
@@ -79,6 +80,7 @@ def parse_events(
     assert instants is not None
     batch.refuse("unknown event type", ~np.isin(rows["type"].astype(str), EVENT_TYPES))
     rows["code"] = _codes(rows["code"], rows["type"])
+    _write_ends(batch, rows, instants.ms)
     batch.refuse("xid event without a code", (rows["type"] == "xid") & pd.isna(rows["code"]))
     known_ms = instants.ms + int(delay.total_seconds() * 1000)
     entered = batch.instants("known_at", optional=True, day_end=True)
@@ -111,6 +113,7 @@ def read_events(
             if "node" not in batch:
                 raise missing_column("node", batch.table.column_names, str(file))
             rows["gpu"] = np.full(len(batch.rows), None, dtype=object)
+        spread = _spread(rows, stays)
         reasons = place_events(rows, rows["timestamp"], stays)
         earlier = rows["timestamp"] < stays.begin  # tickets go back further than telemetry
         for reason in sorted(set(reasons) - {""}):
@@ -120,7 +123,11 @@ def read_events(
         events["source"] = events["source"].where(events["source"].notna(), file.name)
         for name in ("timestamp", "known_at"):
             events[name] = times_of(rows[name][batch.good])
-        frames.append(_add_runs(events[EVENTS.names], batch))
+        events = _add_runs(events[EVENTS.names], batch)
+        if spread:
+            events["node"] = [spread.get(row, node) for row, node in events["node"].items()]
+            events = events.explode("node", ignore_index=True)
+        frames.append(events)
     return stack_events(frames)
 
 
@@ -180,6 +187,46 @@ def _line_starts(stream: io.TextIOWrapper) -> Iterator[str]:
         if is_start:
             yield piece
         is_start = piece.endswith("\n")
+
+
+def _write_ends(batch: Batch, rows: dict[str, npt.NDArray[Any]], starts: npt.NDArray[np.int64]) -> None:
+    """Write the planned ends of maintenance as instants in UTC, and refuse maintenance that has none."""
+    words = np.array([str(code).strip().lower() for code in rows["code"]], dtype=object)
+    asked = np.flatnonzero((rows["type"] == "maintenance") & ~np.isin(words, (MAINTENANCE_BEGIN, MAINTENANCE_END)))
+    if not len(asked):
+        return
+    given = batch.column("code")
+    column = pa.chunked_array([pa.nulls(len(asked))]) if given is None else given.take(pa.array(asked))
+    ends = parse_instants(column, batch.mapping.time, f"{batch.file}, column 'code'", day_end=True)
+    rows["code"][asked] = [end.isoformat() for end in times_of(ends.ms)]
+    for reason, bad in (
+        ("a maintenance whose code is no time at which it ends", ~ends.ok),
+        ("a maintenance that ends before it begins", ends.ms <= starts[asked]),
+    ):
+        batch.refuse(reason, np.isin(np.arange(len(words)), asked[bad]))
+
+
+def _spread(rows: dict[str, npt.NDArray[Any]], stays: Installations) -> dict[int, list[str]]:
+    """Give the nodes of each maintenance that names no node but a pattern of names, a rack or an NVLink domain.
+
+    The first of them takes the pattern's place in ``rows``; where there is none, the pattern stays.
+    """
+    asked = np.flatnonzero((rows["type"] == "maintenance") & pd.isna(rows["gpu"]) & ~pd.isna(rows["node"]))
+    places = stays.frame.reindex(columns=["node", "rack", "nvlink_domain"]).astype(object).drop_duplicates()
+    out: dict[int, list[str]] = {}
+    for row in asked.tolist():
+        pattern, start = rows["node"][row], rows["timestamp"][row]
+        if pattern in stays.node_since:
+            continue
+        meant = places["node"].map(lambda node, pattern=pattern: fnmatchcase(node, pattern)).to_numpy(dtype=bool)
+        if not meant.any():
+            meant = (places[["rack", "nvlink_domain"]] == pattern).any(axis=1).to_numpy(dtype=bool)
+        names = sorted({str(node) for node in places["node"][meant]})
+        there = [node for node in names if stays.node_since[node] <= start]
+        if names:
+            rows["node"][row] = (there or names)[0]
+            out[row] = there or names[:1]
+    return out
 
 
 def place_events(

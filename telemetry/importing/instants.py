@@ -130,7 +130,8 @@ def _from_numbers(column: pa.ChunkedArray, time: TimeFormat, where: str) -> Inst
         raise InputError(
             f"timestamps are numbers such as {value}, without a unit",
             where,
-            f"Give `time: {{unit: {_guess(float(value))}}}` in the mapping, if that is their unit.",
+            f"Give `time: {{unit: {_guess(float(value))}}}` in its table's section of the mapping (`samples:`, "
+            "`events:`), if that is their unit.",
         )
     origin = int(pd.Timestamp(time.origin).timestamp() * 1000)
     if pa.types.is_integer(column.type) and time.unit in ("ns", "us"):  # exact, a float64 is not

@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Annotated, Literal, TypeVar, get_args
+from typing import Annotated, Any, Literal, TypeVar, get_args
 from zoneinfo import ZoneInfo
 
 import yaml
@@ -147,18 +147,23 @@ def load_mapping(path: Path | None) -> ImportMapping:
     return ImportMapping() if path is None else read_mapping(path, ImportMapping)
 
 
+def mapping_content(path: Path, what: str = "mapping") -> Any:
+    """Read a YAML file as it is; ``InputError`` if it is missing, or no YAML."""
+    if not path.is_file():
+        raise InputError(f"the {what} file does not exist", str(path), "Give the path of a YAML file.")
+    try:
+        return read_yaml(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise InputError(f"the {what} file is not valid YAML: {error}", str(path), "Correct the file.") from error
+
+
 def read_mapping(path: Path, model: type[_Mapping], what: str = "mapping") -> _Mapping:
     """Read and check a YAML file of one kind; ``what`` names the kind in errors.
 
     Raises ``InputError`` if the file is missing, is no YAML, or has an unknown key or a wrong value; the nearest valid
     key is named.
     """
-    if not path.is_file():
-        raise InputError(f"the {what} file does not exist", str(path), "Give the path of a YAML file.")
-    try:
-        content = read_yaml(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise InputError(f"the {what} file is not valid YAML: {error}", str(path), "Correct the file.") from error
+    content = mapping_content(path, what)
     try:
         return model.model_validate({} if content is None else content)
     except ValidationError as error:

@@ -113,7 +113,7 @@ class Quarantine:
                 f"too much of the {table} would be lost: " + " | ".join(over),
                 table,
                 "Correct the files or the mapping (`scale:`, where a column is in another unit), or allow a loss of "
-                f"more than {self._max_loss:.0%} with --max-loss.",
+                f"more than {self._max_loss:.0%} with `predrain import --max-loss`.",
             )
 
     def add(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import csv
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -356,7 +357,7 @@ def _delimiter(path: Path) -> str:
 
 def _csv_header(path: Path) -> list[str]:
     with pa.input_stream(path) as stream:
-        line = stream.read(1 << 16).decode("utf-8-sig", errors="replace")
+        line = codecs.getincrementaldecoder("utf-8-sig")().decode(stream.read(1 << 16))  # may end within a character
     header = next(csv.reader(line.splitlines()[:1], delimiter=_delimiter(path)), [])
     if not header:
         raise InputError("the file is empty", str(path), "Give a file with a header line and rows.")

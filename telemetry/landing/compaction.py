@@ -33,7 +33,7 @@ from telemetry.importing.inventory import merge_stays, read_inventory, unit_of, 
 from telemetry.importing.mapping import ImportMapping
 from telemetry.importing.quarantine import Quarantine
 from telemetry.landing.folder import Landing, landing_of
-from telemetry.landing.installations import derive_installations, driver_changes, late_nodes
+from telemetry.landing.inventory import derive_inventory, driver_changes, late_nodes
 from telemetry.landing.observations import RUNS, merge_observations, no_runs
 from telemetry.landing.placing import PENDING_COLUMNS, Placed, place_landed
 from telemetry.landing.tables import KINDS, LANDED_EVENTS
@@ -165,7 +165,7 @@ class _Compaction:
         given = self._given(inventory, before, runs)
         if not any(files.values()) and (inventory is None or self.existing is None):
             return self._result()
-        stays = derive_installations(runs, given, before)
+        stays = derive_inventory(runs, given, before)
         # A dataset is made of GPUs, or of nodes that send samples. Nodes that are only watched decide nothing.
         begins = waiting.pieces or (files["events"] and stays["gpu"].notna().any())
         if stays.empty or (self.existing is None and not begins):

@@ -1,4 +1,4 @@
-"""Kernel logs to XID events: dmesg, syslog and the journal, and from PCI addresses to GPUs through the inventory."""
+"""Saved kernel logs to XID events, for an import: dmesg, syslog, the journal; and which GPU a PCI address is."""
 
 from __future__ import annotations
 

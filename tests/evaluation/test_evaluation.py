@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evaluation.metrics.assessment import STATISTICS
+from evaluation.metrics.estimates import STATISTICS
 from evaluation.metrics.evaluation import evaluate
 from evaluation.metrics.oracle import oracle_predictions, read_truth
 from features.errors import InputError
@@ -119,13 +119,13 @@ def test_folds_and_months_add_up_to_the_pool():
 
 def test_a_bootstrap_replicate_equals_evaluating_the_resampled_fleet():
     frame = fleet(7, [("xgboost", "sliding", 1.0)])
-    from evaluation.metrics.assessment import assess
     from evaluation.metrics.bootstrap import resample_units
+    from evaluation.metrics.estimates import estimate_model
     from evaluation.metrics.scored import split_predictions
 
     [scored] = split_predictions(frame, 2)
     weights = resample_units(12, 5, 9)
-    replicates = assess(scored, weights).replicates
+    replicates = estimate_model(scored, weights).replicates
     for at, weight in enumerate(weights):
         copies = []
         for unit, times in zip(scored.shared.units, weight, strict=True):
@@ -134,7 +134,7 @@ def test_a_bootstrap_replicate_equals_evaluating_the_resampled_fleet():
                 mine.assign(unit=f"{unit}/{copy}", incident=mine["incident"] * 100 + copy) for copy in range(int(times))
             ]
         [again] = split_predictions(pd.concat(copies), 2)
-        point = assess(again, np.empty((0, 12))).point
+        point = estimate_model(again, np.empty((0, 12))).point
         for name in set(STATISTICS) - {"capture"}:  # the top 5 % of a resample would be another set of rows
             assert replicates[name][at] == pytest.approx(point[name], nan_ok=True), name
 

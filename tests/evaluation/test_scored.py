@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evaluation.backtest.frames import VARIANTS, Fold, cooled_down, predictions_of
-from evaluation.metrics.assessment import assess, group_table
+from evaluation.metrics.estimates import estimate_model, group_table
 from evaluation.metrics.scored import split_predictions
 from models.training.schedule import Schedule
 from tests.models.fake_matrix import FakeMatrix
@@ -86,11 +86,11 @@ def test_what_models_have_in_common_is_held_once_and_nothing_else():
 
 def test_groups_may_be_given_as_positions_of_their_names():
     [part] = split_predictions(fleet(6, MODELS[:1]), 2)
-    assessed = assess(part, np.ones((0, part.n_units)))
+    measured = estimate_model(part, np.ones((0, part.n_units)))
     names = np.array(["2026-01", "2026-02", "2026-03"])
     position = np.where(part.time < 8, 0, 2)
-    by_name = group_table(assessed, names[position], "month")
-    pd.testing.assert_frame_equal(group_table(assessed, position, "month", names), by_name)
+    by_name = group_table(measured, names[position], "month")
+    pd.testing.assert_frame_equal(group_table(measured, position, "month", names), by_name)
     assert list(by_name["month"]) == ["2026-01", "2026-03"]
 
 

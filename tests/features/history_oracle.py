@@ -38,13 +38,36 @@ def place(unit, time, held):
 
 
 def facts_of(events: pd.DataFrame, inventory: pd.DataFrame, labels: LabelSection) -> list[tuple]:
-    """(kinds, time, known, unit, node, xid) of events and onsets; what an onset is, is another oracle's matter."""
+    """(kinds, time, from when until when it counts, unit, node, xid) of events and onsets.
+
+    What an onset is, is another oracle's matter.
+    """
+    told, held = oracle.records(events), oracle.records(inventory)
+    moments = sorted({oracle.known(row) for row in told if row["type"] == "maintenance"})
+
+    def until(unit, node, time, known):
+        later = [known, *(moment for moment in moments if moment > known)]
+        shown = (r for r in later if oracle.in_maintenance(unit, time, told, held, r, node=node))
+        return next(shown, oracle.FOR_EVER)
+
+    def fact(kinds, time, known, unit, node, xid, planned_counts):
+        here = oracle.FOR_EVER if planned_counts else until(unit, node, time, known)
+        return kinds, time, (known, here), unit, node, xid
+
     out = [
-        (kinds_of(r), r["timestamp"], oracle.known(r), r["gpu"], r["node"], r["code"] if r["type"] == "xid" else None)
-        for r in oracle.records(events)
-    ]
+        fact(
+            kinds_of(r), r["timestamp"], oracle.known(r), r["gpu"], r["node"],
+            r["code"] if r["type"] == "xid" else None, r["type"] in ("repair", "replacement", "driver"),
+        )
+        for r in told
+    ]  # fmt: skip
     onsets = oracle.records(known_onsets(Record.of(events, inventory, labels)))
-    return out + [({"incident"}, r["timestamp"], r["known_at"], r["unit"], r["node"], None) for r in onsets]
+    return out + [fact({"incident"}, r["timestamp"], r["known_at"], r["unit"], r["node"], None, False) for r in onsets]
+
+
+def counts(span, t):
+    """Whether a fact is known at a time, and was not yet known to be of a planned maintenance."""
+    return span[0] <= t < span[1]
 
 
 def domain_of(scope, row, t):
@@ -83,7 +106,7 @@ def plain_domain(column, t, unit, facts, held):
     def ages(scope, domain):
         """Of each kind, how long ago."""
         for kinds, time, known, gpu, _, _ in facts:
-            row = stay_of(gpu, time) if known <= t else None
+            row = stay_of(gpu, time) if counts(known, t) else None
             if row is not None and domain_of(scope, row, time) == domain:
                 yield from ((kind, t - time) for kind in kinds)
 
@@ -120,7 +143,7 @@ def plain_value(column, t, unit, node, facts, held):
     here = place(unit, t, held)
     seen = []
     for kinds, time, known, gpu, where, xid in facts:
-        if known > t:
+        if not counts(known, t):
             continue
         mine = {
             "gpu": gpu == unit and place(gpu, time, held) is not None,

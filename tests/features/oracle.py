@@ -162,6 +162,39 @@ def leaves_another_open(
     return repairs(repair) is not None and any(is_open(failure) for failure in failures)
 
 
+def in_maintenance(
+    unit: str | None, time: datetime, events: list[dict], inventory: list[dict], r: datetime, *, node: str = ""
+) -> bool:
+    """Whether a unit (None: a whole node) was in a planned maintenance at a time, by what was known at r."""
+    told = [row for row in events if row["type"] == "maintenance" and known(row) <= r]
+    for row in told:
+        if row["code"] == "end" or not row["timestamp"] <= time:
+            continue
+        if row["code"] == "begin":
+            whose = (row["gpu"], row["node"] if row["gpu"] is None else None)
+            ends = [
+                e["timestamp"]
+                for e in told
+                if e["code"] == "end" and (e["gpu"], e["node"] if e["gpu"] is None else None) == whose
+                and e["timestamp"] >= row["timestamp"] and concerned_ever(e, inventory)
+            ]  # fmt: skip
+            end = min([row["timestamp"] + timedelta(days=31), *ends])
+        else:
+            end = datetime.fromisoformat(row["code"])
+        here = row["node"] == node if unit is None else on_node(unit, row["node"], time, inventory)
+        of_node = row["gpu"] is None and here
+        if time < end and (
+            of_node or (row["gpu"] is not None and row["gpu"] == unit and concerned_ever(row, inventory))
+        ):
+            return True
+    return False
+
+
+def concerned_ever(row: dict, inventory: list[dict]) -> bool:
+    """Whether an event is dated after its GPU was first installed."""
+    return row["gpu"] is None or any(s["installed_at"] <= row["timestamp"] for s in stays_of(row["gpu"], inventory))
+
+
 def incidents(
     unit: str, events: list[dict], inventory: list[dict], labels: LabelSection, r: datetime, seen_until: datetime
 ) -> list[tuple[datetime, datetime | None]]:

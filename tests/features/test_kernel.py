@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from features.windows.blocks import RowSpans, blocks_of
 from features.windows.layout import ChannelLayout
 from features.windows.pane_index import Panes, PaneSpec
-from features.windows.statistics import WindowPlan
+from features.windows.window_plan import WindowPlan
 from telemetry.dataset.channels import CATALOGUE, Channel
 from tests.features import window_oracle
 

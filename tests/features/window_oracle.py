@@ -10,7 +10,7 @@ from itertools import pairwise
 import numpy as np
 
 from features.vocabulary import FeatureColumn
-from features.windows.statistics import FLAG_BITS
+from features.windows.window_plan import FLAG_BITS
 
 NAN = math.nan
 Sample = dict  # "time" (ms) and a value or None by channel

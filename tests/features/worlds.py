@@ -22,7 +22,10 @@ _CODES = {
     "drain": ("drain", "release", "planned"),
     "driver": ("550",),
     "other": ("reboot", "note"),
+    "maintenance": ("begin", "end", at(days=2).isoformat(), at(days=4).isoformat()),
 }
+UNPLANNED = tuple(kind for kind in _CODES if kind != "maintenance")
+"""Kinds of events without planned maintenance."""
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,10 @@ from datetime import timedelta
 
 import pytest
 
-from policy.assess import reported
 from policy.common_cause import CommonCauseConfig, Report, bursts
 from policy.decide import carried_out
 from policy.fleet import Fact, JobView, NodeView, UnitView
+from policy.node_assessment import reported
 from policy.plan import PolicyState
 from tests.policy.decide_world import HOUR, STEP, T0, carry_out, config, healthy, node, once, score, verbs
 

@@ -5,8 +5,8 @@ from datetime import timedelta
 
 import pytest
 
-from policy.assess import RULES, HardRulesConfig, rule_hits
 from policy.fleet import Fact
+from policy.node_assessment import RULES, HardRulesConfig, rule_hits
 from tests.policy.decide_world import HOUR, T0, carry_out, config, healthy, node, once, verbs, why
 
 RULED = HardRulesConfig()

@@ -7,10 +7,10 @@ from datetime import timedelta
 
 import pytest
 
-from policy.assess import reported
 from policy.decide import carried_out
 from policy.fleet import Fact, UnitView
 from policy.maintenance import MaintenanceWindow
+from policy.node_assessment import reported
 from policy.plan import PolicyState
 from telemetry.xids.xid_message import parse_xid_message
 from tests.policy.decide_world import HOUR, STEP, T0, carry_out, config, healthy, node, once, score, verbs, why

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import shutil
 import time
 from datetime import UTC, datetime
@@ -17,13 +18,14 @@ from typer.testing import CliRunner
 from evaluation.value.verdict import Predictability
 from pipeline.assessment import recommended
 from pipeline.assessment_page import write_page
+from pipeline.assessment_text import commands
 from predrain.command import app
 from scheduler.controller.settings import read_settings
 from simulator.simulate import simulate
 from telemetry.dataset.store import Dataset
 from tests.processes import predrain
 from tests.telemetry.collect.prometheus.fake_prometheus import FakePrometheus, serving
-from tests.telemetry.helpers import inventory_frame, samples_frame, write_csv
+from tests.telemetry.helpers import events_frame, inventory_frame, samples_frame, write_csv
 
 LIGHT = """
 models:
@@ -280,3 +282,34 @@ def test_unknown_columns_are_written_to_a_mapping_that_nothing_is_imported_by(tm
     assert "temperature.gpu: gpu_temp_c" in (tmp_path / "out" / "mapping.yaml").read_text()
     done = predrain("import", "--samples", samples, "--suggest-mapping", tmp_path / "out" / "mapping.yaml", code=1)
     assert "is there already" in done.stderr
+
+
+@pytest.mark.parametrize("text", ["samples: [\n", "- a\n", "sample: {columns: {}}\n"])
+def test_a_mapping_that_is_none_of_files_is_refused_and_not_passed_over(tmp_path: Path, text: str) -> None:
+    (tmp_path / "mapping.yaml").write_text(text)
+    samples = write_csv(tmp_path / "smi.csv", samples_frame())
+    hosts = write_csv(tmp_path / "hosts.csv", inventory_frame())
+    command = ["assess", "--samples", samples, "--inventory", hosts, "--mapping", tmp_path / "mapping.yaml"]
+    done = CliRunner().invoke(app, [str(word) for word in [*command, "--out", tmp_path / "out"]])
+    assert done.exit_code == 1
+    assert "mapping.yaml" in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_tickets_that_name_no_gpu_of_the_inventory_are_said_beside_no_failures(tmp_path: Path, fleets: Fleets) -> None:
+    samples = write_csv(tmp_path / "smi.csv", samples_frame())
+    hosts = write_csv(tmp_path / "hosts.csv", inventory_frame())
+    tickets = write_csv(tmp_path / "tickets.csv", events_frame([("00:30", "GPU-9", "failure", "gpu_lost")]))
+    folder = tmp_path / "my out"
+    text = fleets.run(None, folder, "--samples", samples, "--inventory", hosts, "--events", tickets)
+    assert "NO FAILURES" in text
+    assert "set aside, in the dataset's `quarantine/`: unknown gpu 1\n" in text
+    assert "  no XID is among the events\n" in text
+    assert "predrain train" not in text, "there is no backtest that it could take"
+    assert "What to do next\n  record failures" in text
+
+
+def test_commands_quote_their_paths() -> None:
+    for line in commands({"policies": [{}]}, Path("my out"), "my fleet", [Path("a b.yaml")]):
+        assert not {"my", "out", "fleet", "b.yaml"} & set(shlex.split(line)), line
+        assert {"my out/scores", "my out/bundle"} & set(shlex.split(line)), line

@@ -253,3 +253,61 @@ def test_half_a_surrogate_pair_in_json_is_replaced(tmp_path: Path):
     row = {"timestamp": "2026-03-01T01:00:00Z", "gpu": gpu(0), "type": "failure", "detail": "ECC \ud800"}
     (tmp_path / "events.json").write_text(json.dumps([row]))
     assert run_import(tmp_path, events=[tmp_path / "events.json"]).dataset.events()["detail"].tolist() == ["ECC ?"]
+
+
+CALENDAR = """
+events:
+  columns: {start: timestamp, end: code, nodes: node, why: detail}
+  constants: {type: maintenance}
+  time: {timezone: Europe/Berlin}
+"""
+
+
+def calendar(*rows: tuple[str, str, str]) -> pd.DataFrame:
+    return pd.DataFrame([(*row, "firmware") for row in rows], columns=["start", "end", "nodes", "why"])
+
+
+def test_a_calendar_of_maintenance_names_nodes_patterns_and_racks(tmp_path: Path):
+    inventory = inventory_frame().assign(rack=["r1", "r1", "r2", "r2"])
+    frame = calendar(
+        ("2026-03-01 09:00", "2026-03-01 13:00", "node-0"),
+        ("2026-03-02 09:00", "2026-03-02 13:00", "node-*"),
+        ("2026-03-03 09:00", "2026-03-03", "r2"),
+        ("2027-03-03 09:00", "2027-03-03", "*"),
+    )
+    result = run_import(tmp_path, events=frame, inventory=inventory, mapping=CALENDAR)
+    events = result.dataset.events()
+    assert list(zip(events["node"], events["timestamp"].dt.day, events["code"], strict=True)) == [
+        ("node-0", 1, "2026-03-01T12:00:00+00:00"),
+        ("node-0", 2, "2026-03-02T12:00:00+00:00"),
+        ("node-1", 2, "2026-03-02T12:00:00+00:00"),
+        ("node-1", 3, "2026-03-03T22:59:59.999000+00:00"),
+    ]
+    assert events["type"].unique().tolist() == ["maintenance"]
+    assert (result.quarantined, result.counts["maintenance_to_come"]) == ({}, 2)
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        (("2026-03-01 09:00", "2026-03-01 08:00", "node-0"), "a maintenance that ends before it begins"),
+        (("2026-03-01 09:00", "noon", "node-0"), "a maintenance whose code is no time at which it ends"),
+        (("2026-03-01 09:00", "", "node-0"), "a maintenance whose code is no time at which it ends"),
+        (("2026-03-01 09:00", "2026-03-01 13:00", "nowhere-*"), "unknown node"),
+        (("2025-03-01 09:00", "2025-03-01 13:00", "*"), "before installation"),
+    ],
+)
+def test_a_maintenance_that_cannot_be_used_is_set_aside(row: tuple[str, str, str], reason: str, tmp_path: Path):
+    good = ("2026-03-02 09:00", "2026-03-02 13:00", "node-1")
+    result = run_import(tmp_path, events=calendar(row, good), mapping=CALENDAR)
+    assert result.quarantined == {reason: 1}
+    assert result.dataset.events()["node"].tolist() == ["node-1"]
+
+
+def test_a_maintenance_may_be_told_of_by_its_begin_and_its_end(tmp_path: Path):
+    rows = [
+        ("00:05", None, "maintenance", "begin"),
+        ("02:00", None, "maintenance", "End"),
+        ("03:00", gpu(0), "xid", "79"),
+    ]
+    assert run_import(tmp_path, events=events_frame(rows)).dataset.events()["code"].tolist() == ["begin", "End", "79"]

@@ -340,3 +340,16 @@ def test_a_glob_that_no_shell_expanded_stands_for_the_files_that_it_matches(tmp_
     assert result.counts["samples_read"] == len(frame)
     with pytest.raises(InputError, match="does not exist"):
         expand_sources((tmp_path / "none-*.csv",), "samples")
+
+
+@pytest.mark.parametrize("content", [b"PAR1\x15\xc0\n\xff,1\n", "n\u00f6de,time\n1\n".encode("latin-1")])
+def test_a_csv_that_is_no_utf8_text_is_refused_by_its_beginning(tmp_path: Path, content: bytes):
+    (tmp_path / "smi.csv").write_bytes(content)
+    refused(tmp_path, "not UTF-8 text", "smi.csv", samples=[tmp_path / "smi.csv"])
+
+
+@pytest.mark.parametrize(
+    ("when", "text"), [("03/01/2026 12:10 PM", "time: {format: "), ("1985-03-01T00:00:00Z", "between 1990 and 2099")]
+)
+def test_instants_of_which_none_can_be_used_are_refused_with_what_to_write(tmp_path: Path, when: str, text: str):
+    refused(tmp_path, text, samples=samples_frame().assign(timestamp=when))

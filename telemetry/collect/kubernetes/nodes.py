@@ -12,6 +12,8 @@ from telemetry.collect.event import Event
 from telemetry.collect.kubernetes.api import Object, timestamp_ms
 from telemetry.collect.kubernetes.rules import KubernetesRules, Rule
 from telemetry.collect.kubernetes.watching import Tracker
+from telemetry.dataset.schema import MAINTENANCE_BEGIN as BEGIN
+from telemetry.dataset.schema import MAINTENANCE_END as END
 from telemetry.milliseconds import from_ms, to_ms
 
 SOURCE: Final = "kubernetes"
@@ -96,6 +98,10 @@ def view_of(node: Object, rules: KubernetesRules) -> NodeView:
         markers["cordon"] = NodeMarker(
             "drain", "cordon", "drain", "uncordon", source, since_ms, f"by {by}" if by else None
         )
+    key = f"{rules.prefix}/maintenance"
+    told = [place[key] for place in (labels, metadata.get("annotations") or {}) if place.get(key, "false") != "false"]
+    if told:
+        markers["maintenance"] = NodeMarker("maintenance", BEGIN, "maintenance", END, detail=f"{key}={told[0]}")
     transitions_ms: dict[str, int | None] = {}
     for taint in taints:
         markers |= _taint_marker(taint, rules)

@@ -17,7 +17,7 @@ from telemetry.importing.mapping import read_mapping
 DEFAULTS: Final = Path(__file__).with_name("rules.yaml")
 """The documented defaults, in the form of a user's file."""
 
-EventType = Literal["xid", "failure", "repair", "replacement", "driver", "diagnostic", "drain", "other"]
+EventType = Literal["xid", "failure", "repair", "replacement", "driver", "diagnostic", "drain", "maintenance", "other"]
 Place = Literal["cluster", "group", "rack", "nvlink_domain"]
 
 

@@ -11,6 +11,7 @@ from telemetry.collect.event import Event
 from telemetry.collect.kernel_log.lines import BOOT
 from telemetry.collect.slurm.drain_reasons import ReasonRules
 from telemetry.collect.slurm.slurm_json import SlurmFormatError, instant, read_rows, states_of, text
+from telemetry.dataset.schema import MAINTENANCE_BEGIN, MAINTENANCE_END
 
 SOURCE: Final = "slurm"
 OWN_PREFIX: Final = "predrain:"
@@ -22,8 +23,9 @@ _OUT: Final[tuple[tuple[str, frozenset[str]], ...]] = (
     ("fail", frozenset({"FAIL", "FAILING", "FAILED"})),
     ("drain", frozenset({"DRAIN", "DRAINED", "DRAINING"})),
 )
-# Codes of drains, worst first. Power saving, maintenance reservations and reboots asked for say nothing of hardware.
+# Codes of drains, worst first. Power saving and reboots asked for say nothing of hardware.
 # sinfo(1), NODE STATE CODES: not responding, powering, maintenance, rebooting, ...
+_MAINTAINED: Final = frozenset({"MAINT", "MAINTENANCE"})
 _UNKNOWN: Final = frozenset({"UNKNOWN", "NOT_RESPONDING", "NO_RESPOND", "INVALID"})
 _SAME_BOOT: Final = timedelta(seconds=120)
 # slurmd works the boot time out from the uptime when it registers; it differs by a second or two each time.
@@ -36,6 +38,7 @@ class NodeView:
 
     ``out``: ``drain``, ``fail`` or ``down``; None: it takes jobs.
     ``reasons``: all that the drain had so far.
+    ``maintained``: in a reservation with the flag ``MAINT``.
     """
 
     name: str
@@ -45,6 +48,7 @@ class NodeView:
     reason_at: datetime | None = None
     booted_at: datetime | None = None
     reasons: tuple[str, ...] = ()
+    maintained: bool = False
 
 
 def read_nodes(report: str) -> dict[str, NodeView]:
@@ -70,14 +74,15 @@ def _read_node(row: Mapping[str, Any]) -> NodeView | None:
     if name is None or set(states) <= _UNKNOWN:
         return None
     out, booted_at = out_of_service(states), instant(row.get("boot_time"))
+    maintained = bool(_MAINTAINED & set(states))
     if out is None:  # a reason that outlived its drain says nothing
-        return NodeView(name, booted_at=booted_at)
+        return NodeView(name, booted_at=booted_at, maintained=maintained)
     reason, user = (
         text(value[0] if isinstance(value, list) and value else value)
         for value in (row.get("reason"), row.get("reason_set_by_user"))
     )
     reasons = () if reason is None else (reason,)
-    return NodeView(name, out, reason, user, instant(row.get("reason_changed_at")), booted_at, reasons)
+    return NodeView(name, out, reason, user, instant(row.get("reason_changed_at")), booted_at, reasons, maintained)
 
 
 def changes(
@@ -93,6 +98,9 @@ def changes(
     if booted:
         assert new.booted_at is not None
         events.append(Event(new.booted_at, new.name, "other", SOURCE, now, BOOT, "boot time that slurmd reports"))
+    if new.maintained != before.maintained:
+        code = MAINTENANCE_BEGIN if new.maintained else MAINTENANCE_END
+        events.append(Event(now, new.name, "maintenance", SOURCE, now, code, "a reservation with the flag MAINT"))
     if not booted and before.booted_at is not None:
         new = replace(new, booted_at=before.booted_at)
     if new.out is None:

@@ -200,6 +200,14 @@ class SampleIntake:
         return pa.chunked_array([pa.array([None if text is None else str(text) for text in texts], pa.string())])
 
 
+_ADVICE: Final = {
+    "unreadable timestamp": "Say in the mapping how instants are written: `samples: {time: {format: "
+    '"%d.%m.%Y %H:%M:%S", timezone: UTC}}`.',
+    "timestamp out of range": "Give instants between 1990 and 2099; numbers of another unit need `time: {unit: ms}` in "
+    "the mapping.",
+}
+
+
 def no_usable_rows(what: str, quarantine: Quarantine, where: str) -> InputError:
     """Return the error for sources of which every row was set aside, with the commonest reason and an example."""
     if not quarantine.counts:
@@ -209,7 +217,11 @@ def no_usable_rows(what: str, quarantine: Quarantine, where: str) -> InputError:
         f"no {what} row can be used: {sum(quarantine.counts.values())} were set aside, {number} of them for "
         f"{reason!r}, such as {quarantine.examples[reason]}",
         where,
-        "Check the mapping and that inventory and samples are of the same fleet and period.",
+        _ADVICE.get(
+            reason,
+            "Check the mapping, and that inventory and samples are of the same fleet and period, and name "
+            "its GPUs and nodes alike, letter by letter.",
+        ),
     )
 
 

@@ -15,7 +15,7 @@ from features.labels.outages import down_intervals
 from telemetry.errors import InputError
 from tests.features import oracle
 from tests.features.builders import at, event, events, inventory, stay
-from tests.features.worlds import twins, worlds
+from tests.features.worlds import UNPLANNED, twins, worlds
 
 LABELS = LabelSection()
 SLOW = settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.too_slow])
@@ -249,6 +249,9 @@ def test_incidents_are_as_the_plain_reading_says(world, quiet_hours, confirm_hou
         incidents = find_incidents(world.events, world.inventory, labels, as_of=as_of, data_end=data_end)
         for unit in ("g0", "g1", "g2", "g3"):
             assert spans(incidents, unit) == oracle.incidents(unit, happened, held, labels, r, min(r, data_end))
+        for row in oracle.records(incidents):
+            planned = oracle.in_maintenance(row["unit"], row["start"], happened, held, r)
+            assert row["in_maintenance"] is planned
         assert incidents["start"].is_monotonic_increasing
 
 
@@ -299,7 +302,7 @@ def test_an_old_repair_that_becomes_known_late_takes_nothing_back():
 
 
 @settings(SLOW, max_examples=12)
-@given(worlds(), st.sampled_from([2, 24]))
+@given(worlds(kinds=UNPLANNED), st.sampled_from([2, 24]))
 def test_a_unit_is_known_down_when_looking_back_from_then_shows_an_incident_that_lasts(world, quiet_hours):
     labels = LabelSection(cooldown=timedelta(hours=quiet_hours))
     down = oracle.records(down_intervals(Record.of(world.events, world.inventory, labels)))

@@ -120,13 +120,17 @@ def plain_label(row, world, labels, data_end, r):
     incidents = oracle.incidents(unit, happened, held, labels, r, min(r, data_end))
     if any(start <= t and (end is None or end > t) for start, end in incidents):
         return None
-    if high > min(r, data_end):
+    if high > min(r, data_end) or oracle.in_maintenance(unit, t, happened, held, r):
         return None
+    planned = {start for start, _ in incidents if oracle.in_maintenance(unit, start, happened, held, r)}
+    incidents = [incident for incident in incidents if incident[0] not in planned]
     if any(low < start <= high for start, _ in incidents):
         return 1
     for left in oracle.departures(unit, held, r):
         if labels.censor_leavers and t < left <= high and not any(t < start <= left for start, _ in incidents):
             return None
+    if any(t < start <= high for start in planned):
+        return None
     hidden = hidden_by_our_drain(t, high, unit, incidents, [e for e in happened if oracle.known(e) <= r], held)
     return None if hidden else 0
 

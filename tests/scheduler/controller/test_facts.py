@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policy.assess import RULES, reported
 from policy.fleet import Fact
+from policy.node_assessment import RULES, reported
 from scheduler.controller.facts import EventFacts
 from scheduler.ports.errors import SourceError
 from scheduler.ports.risks import Facts

@@ -145,3 +145,14 @@ def test_alerts_are_judged_by_the_labels_of_the_model_that_gave_them(tmp_path: P
         for labels in (LabelSection(), judged_by(tmp_path)[0])
     ]
     assert verdicts == ["wrong", "right"]
+
+
+def test_an_incident_in_a_planned_maintenance_proves_nothing(tmp_path: Path) -> None:
+    decide(tmp_path, 0, ("gone", 0.6, "high"))
+    begin = START + timedelta(hours=8)
+    happened = events(
+        ("gone", begin, "maintenance", (begin + timedelta(hours=2)).isoformat()),
+        ("gone", begin + timedelta(hours=1), "failure", "GPU_LOST"),
+    )
+    found = judged(tmp_path, happened, inventory("gone", "calm"))
+    assert (found["verdicts"]["right"], found["verdicts"]["wrong"], found["incidents"]) == (0, 0, 0)

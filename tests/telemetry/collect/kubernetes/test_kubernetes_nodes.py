@@ -42,6 +42,9 @@ USUAL = [taint("nvidia.com/gpu", value="present"), taint("node.kubernetes.io/not
 LOST, BACK = node(ready=("Unknown", EARLIER)), node(ready=("True", QUARTER))
 SICK, WELL = condition("GpuNvlinkWatch", "True"), condition("GpuNvlinkWatch", "False", QUARTER)
 
+MAINTENANCE = "predrain.io/maintenance"
+PLANNED = node() | {"metadata": node()["metadata"] | {"annotations": {MAINTENANCE: "until noon"}}}
+
 
 @pytest.mark.parametrize(
     ("before", "after", "expected"),
@@ -57,6 +60,9 @@ SICK, WELL = condition("GpuNvlinkWatch", "True"), condition("GpuNvlinkWatch", "F
         pytest.param(node(), node(taints=[SOFT]), [("other", "at-risk", "predrain", None)], id="soft taint"),
         pytest.param(node(taints=[SOFT]), node(), [("other", "at-risk_ended", "predrain", None)], id="soft taint goes"),
         pytest.param(None, node(taints=USUAL), [], id="taints of every GPU node"),
+        pytest.param(node(), PLANNED, [("maintenance", "begin", "kubernetes", None)], id="maintenance"),
+        pytest.param(PLANNED, node(), [("maintenance", "end", "kubernetes", None)], id="maintenance ends"),
+        pytest.param(node(), node(labels={MAINTENANCE: "false"}), [], id="a label that says there is no maintenance"),
         pytest.param(
             cordoned(taints=[MEDIK8S]), node(taints=[MEDIK8S]), [("other", "cordon_ended", "kubernetes", None)],
             id="one of two reasons goes",

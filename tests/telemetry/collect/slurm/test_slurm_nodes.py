@@ -86,6 +86,22 @@ def test_a_drain_and_its_resume():
     assert watch.look() == []
 
 
+def test_a_maintenance_reservation_begins_and_ends():
+    watch, detail = Watch(), "a reservation with the flag MAINT"
+    assert watch.look() == []
+    assert watch.look(maintained=True) == [("maintenance", "begin", detail, "slurm", 60)]
+    assert watch.look(maintained=True) == []
+    assert watch.look("drain", "burn-in") == [
+        ("maintenance", "end", detail, "slurm", 180), ("drain", "drain", "burn-in", "slurm", 180)
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("flags", [["IDLE", "MAINTENANCE", "RESERVED"], ["MAINT", "DRAIN"]])
+def test_the_flag_of_a_maintenance_reservation_is_read(flags: list[str]):
+    report = json.dumps({"nodes": [{"name": "n1", "state": flags}, {"name": "n2", "state": ["IDLE"]}]})
+    assert {name: view.maintained for name, view in read_nodes(report).items()} == {"n1": True, "n2": False}
+
+
 def test_a_resume_is_a_repair_only_if_a_reason_says_so():
     watch = Watch()
     watch.look("drain", "xid 79")

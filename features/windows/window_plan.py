@@ -1,4 +1,4 @@
-"""Which statistics a channel gets, by its kind, and the tables that tell the kernel so."""
+"""The plan of window statistics: which ones a channel gets, by its kind, and the tables that tell the kernels so."""
 
 from __future__ import annotations
 

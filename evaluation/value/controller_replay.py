@@ -20,11 +20,11 @@ import pandas as pd
 from evaluation.value.load import Placements
 from evaluation.value.readings import Reading, Readings, instant
 from features.times import NEVER, duration_ms, instant_ms, milliseconds
-from policy.assess import BOOT, KINDS, REPAIRS, RULES, reported
 from policy.config import PolicyConfig
 from policy.decide import carried_out, decide
 from policy.episodes import Bools, Ints
 from policy.fleet import NO_MARKS, Fact, JobView, Level, NodeView, Signals, UnitView
+from policy.node_assessment import BOOT, KINDS, REPAIRS, RULES, reported
 from policy.plan import Plan, PolicyState
 from policy.stages import Stage, StagesConfig
 

@@ -1,4 +1,4 @@
-"""From observations, and from the inventories that operators give, to the inventory: which GPU was where, when."""
+"""The inventory of a live fleet, from observations and from what operators gave: which GPU was where, and its moves."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _TEXTS: Final = [name for name in INVENTORY.names if name not in ("installed_at"
 _STATICS: Final = ["cluster", "group", "rack", "nvlink_domain"]
 
 
-def derive_installations(runs: pd.DataFrame, given: pd.DataFrame | None, before: pd.DataFrame) -> pd.DataFrame:
+def derive_inventory(runs: pd.DataFrame, given: pd.DataFrame | None, before: pd.DataFrame) -> pd.DataFrame:
     """Make the inventory.
 
     ``runs``: in the layout of :data:`telemetry.landing.observations.RUNS`.

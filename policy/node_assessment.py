@@ -1,4 +1,4 @@
-"""The assessment of a node: its tier by prediction and by rules that bypass the model, and what holds it."""
+"""The assessment of a node: its tier by prediction and by hard rules, which bypass the model, and what holds it."""
 
 from __future__ import annotations
 

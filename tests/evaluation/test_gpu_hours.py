@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evaluation.value.acting import NOBODY, Fleet, Marks
+from evaluation.value.controller_replay import NOBODY, Fleet, Marks
+from evaluation.value.gpu_hours import _free, break_even, count_outcome, net_interval
 from evaluation.value.load import _AT, _SHAPE, HOUR_MS, Placements, first_fit, generated_load, jobs_of_table
-from evaluation.value.replay import _free, break_even, net_interval, replay
 from features.times import NEVER
 from policy.cost_benefit import CostBenefitConfig
 from policy.fleet import NodeView
@@ -151,7 +151,7 @@ DRAINED = mark(0, 20, 92)
 
 
 def counted(marks, where=FAILS, load=GANG):
-    return replay(where, [load], marks, COSTS, reach=72 * HOUR)
+    return count_outcome(where, [load], marks, COSTS, reach=72 * HOUR)
 
 
 def test_a_failure_costs_the_whole_gang_its_work_since_the_checkpoint_and_a_restart():
@@ -168,7 +168,7 @@ def test_a_drain_before_it_spares_the_gang_and_costs_the_move_and_the_idle_node_
 @pytest.mark.parametrize(("nodes", "stays"), [(4, 0), (2, 1)], ids=["there is room", "every other node is full"])
 def test_a_soft_taint_sends_new_jobs_elsewhere_while_there_is_room_and_leaves_no_gpu_idle(nodes, stays):
     load = Placements.ordered(ints(0, 1), ints(0, 1), ints(8, 8), ints(30 * H, 0), ints(90 * H, 200 * H), H)
-    outcome = replay(
+    outcome = count_outcome(
         fleet((0, 40.5), nodes=nodes), [load], mark(0, 20, 92, drained=False), COSTS, reach=72 * HOUR, soft=True
     )
     assert outcome.hits == stays
@@ -268,7 +268,7 @@ def test_the_same_fleet_under_another_job_seed_saves_what_the_interval_allows():
     for seed in (1, 2):
         loads = [generated_load(large.gpus, 0, 1100 * H, 10 * seed + number, HOUR) for number in range(5)]
         costs = changed(COSTS, planned_repair=COSTS.unplanned_repair)  # of jobs alone
-        nobody, outcome = (replay(large, loads, act, costs, reach=72 * HOUR) for act in (NOBODY, marks))
+        nobody, outcome = (count_outcome(large, loads, act, costs, reach=72 * HOUR) for act in (NOBODY, marks))
         intervals.append(net_interval(nobody, outcome, replicates=400, seed=1))
     (one, first), (two, second) = intervals
     assert first.low <= two <= first.high

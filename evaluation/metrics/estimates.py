@@ -1,4 +1,4 @@
-"""One model and variant measured: point estimates, and the same statistics on bootstrap resamples of units."""
+"""Estimates of one model and variant: every statistic, and the same on bootstrap resamples of units."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ STATISTICS: tuple[str, ...] = (
     "episode_precision", "precision_at_k", "precision", "recall", "row_recall", "capture",
     "average_precision", "roc_auc", "average_precision_risk", "roc_auc_risk",
 )  # fmt: skip
-"""Statistics with bootstrap intervals; :class:`Assessment` says what each is."""
+"""Statistics with bootstrap intervals; :class:`Estimate` says what each is."""
 
 LEAD_QUANTILES: dict[str, float] = {
     "lead_time_q25_hours": 0.25,
@@ -29,7 +29,7 @@ LEAD_QUANTILES: dict[str, float] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Assessment:
+class Estimate:
     """What was measured of one model and variant.
 
     Rows without a label count nowhere. ``episode_precision``: right ones among the episodes of known outcome that the
@@ -74,7 +74,7 @@ def kind_of(model: str) -> str:
     return "oracle" if model == ORACLE else "ensemble"
 
 
-def assess(scored: Scored, weights: Floats) -> Assessment:
+def estimate_model(scored: Scored, weights: Floats) -> Estimate:
     """Measure one model and variant.
 
     ``weights``: bootstrap samples, as ``resample_units`` draws them; shape (replicates, units).
@@ -86,7 +86,7 @@ def assess(scored: Scored, weights: Floats) -> Assessment:
     values["average_precision"], values["roc_auc"] = _ranked(scored, -scored.rank, known, every)
     by_risk = known & np.isfinite(scored.risk)
     values["average_precision_risk"], values["roc_auc_risk"] = _ranked(scored, scored.risk, by_risk, every)
-    return Assessment(
+    return Estimate(
         scored=scored,
         point={name: float(values[name][0]) for name in STATISTICS},
         replicates={name: values[name][1:] for name in STATISTICS},
@@ -107,12 +107,12 @@ def precision_of(scored: Scored, alerted: Bools, weights: Floats) -> Floats:
     return ratio(hits, weights @ scored.per_unit(alerted & scored.known))
 
 
-def summarise(assessed: Assessment) -> dict[str, object]:
+def summarise(estimate: Estimate) -> dict[str, object]:
     """One row of the evaluation's table.
 
     Returns: Counts, every statistic with ``_low`` and ``_high``, lead times in hours, false alerts, calibration.
     """
-    scored = assessed.scored
+    scored = estimate.scored
     known, alert = scored.known, scored.alert
     opened, outcome = scored.episodes()
     unit_days = len(np.unique((scored.day * scored.n_units + scored.unit)[known]))
@@ -134,15 +134,15 @@ def summarise(assessed: Assessment) -> dict[str, object]:
         "episodes_right": int((outcome == 1).sum()),
         "episodes_per_day": len(opened) / len(np.unique(scored.day)),
         "false_episodes_per_1000_unit_days": float(ratio(1000 * (outcome == 0).sum(), unit_days)),
-        "incidents": len(assessed.incidents),
-        "caught": int(assessed.incidents["caught"].sum()),
+        "incidents": len(estimate.incidents),
+        "caught": int(estimate.incidents["caught"].sum()),
     }
     for name in STATISTICS:
-        bounds = assessed.bounds(name)
-        row |= {name: assessed.point[name], f"{name}_low": bounds.low, f"{name}_high": bounds.high}
-    lead = assessed.incidents["lead_time_hours"].dropna().to_numpy()
+        bounds = estimate.bounds(name)
+        row |= {name: estimate.point[name], f"{name}_low": bounds.low, f"{name}_high": bounds.high}
+    lead = estimate.incidents["lead_time_hours"].dropna().to_numpy()
     row |= {name: float(np.quantile(lead, share)) if lead.size else np.nan for name, share in LEAD_QUANTILES.items()}
-    measured = assessed.calibration
+    measured = estimate.calibration
     return row | {
         "calibration_error": measured.error,
         "brier_skill": measured.brier_skill,
@@ -150,7 +150,7 @@ def summarise(assessed: Assessment) -> dict[str, object]:
     }
 
 
-def group_table(assessed: Assessment, group: np.ndarray, name: str, names: np.ndarray | None = None) -> pd.DataFrame:
+def group_table(estimate: Estimate, group: np.ndarray, name: str, names: np.ndarray | None = None) -> pd.DataFrame:
     """Measure the main statistics within groups of rows, such as folds or months.
 
     ``group``: the group of each row; shape (rows,).
@@ -161,7 +161,7 @@ def group_table(assessed: Assessment, group: np.ndarray, name: str, names: np.nd
     ``precision``, ``precision_at_k``, ``incidents``, ``caught``, ``recall``, ``average_precision``, ``roc_auc``; one
     row a group, ascending. An incident counts in every group that could have caught it.
     """
-    scored = assessed.scored
+    scored = estimate.scored
     groups, code = np.unique(group, return_inverse=True) if names is None else _present(group)
     n = len(groups)
     label = groups if names is None else names[groups]

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from evaluation.backtest.promotion import judge
+from evaluation.backtest.promotion_gate import judge
 from evaluation.metrics.scored import split_predictions
 from models.config import PromotionSection
 

@@ -1,4 +1,4 @@
-"""Marks counted against a fleet's failures and jobs, in GPU-hours, with intervals by node.
+"""What drains and taints are worth in GPU-hours: marks counted against failures and jobs, with intervals by node.
 
 Jobs stand where they stood. One that is moved, or would have started on a node that is kept out, runs on a spare node
 that does not fail until its own is back; then it, or one like it, runs there again. Failures come as they came. A GPU's
@@ -14,7 +14,7 @@ from datetime import timedelta
 import numpy as np
 
 from evaluation.metrics.bootstrap import Interval, interval, resample_units
-from evaluation.value.acting import LEAVE, Fleet, Marks, evicted
+from evaluation.value.controller_replay import LEAVE, Fleet, Marks, evicted
 from evaluation.value.load import HOUR_MS, Placements
 from features.times import NEVER, duration_ms
 from policy.cost_benefit import CostBenefitConfig, Costs
@@ -47,7 +47,7 @@ class Outcome:
     repaired: Floats
 
 
-def replay(
+def count_outcome(
     fleet: Fleet, loads: Sequence[Placements], marks: Marks, costs: CostBenefitConfig, *, reach: timedelta,
     soft: bool = False,
 ) -> Outcome:  # fmt: skip

@@ -10,10 +10,10 @@ import pandas as pd
 import pytest
 
 from benchmarks.jobs_saved import differing
-from evaluation.value.acting import NOBODY, Controlled, Fleet, rule_events
+from evaluation.value.controller_replay import NOBODY, Controlled, Fleet, rule_events
+from evaluation.value.gpu_hours import count_outcome, net_interval
 from evaluation.value.load import HOUR_MS, Placements
 from evaluation.value.readings import Readings
-from evaluation.value.replay import net_interval, replay
 from features.times import NEVER, instant_ms
 from policy.config import PolicyConfig
 from policy.cost_benefit import CostBenefitConfig
@@ -137,7 +137,7 @@ def test_drains_that_cost_more_than_they_save_with_small_jobs_pay_with_gangs(siz
     costs = CostBenefitConfig(planned_repair=24 * HOUR, checkpoint_every=3 * HOUR, always=True)
     policy = fleet.stage(replace(POLICY, cost_benefit=costs), "hard")
     marks = Controlled(fleet, world.scores(), world.events(), load, policy, REACH, "perfect").marks()
-    nobody, acted = (replay(fleet, [load], act, costs, reach=REACH) for act in (NOBODY, marks))
+    nobody, acted = (count_outcome(fleet, [load], act, costs, reach=REACH) for act in (NOBODY, marks))
     net, bounds = net_interval(nobody, acted, replicates=400, seed=1)
     assert acted.right >= 10
     assert (bounds.low > 0, net > 0) == (pays, pays)
@@ -160,14 +160,14 @@ def marked(world: World, **how):
     fleet = world.fleet()
     policy = fleet.stage(policy, how.pop("stage", "hard"))
     marks = Controlled(fleet, world.scores(), world.events(), BUSY, policy, REACH, **how).marks()
-    return marks, replay(fleet, [BUSY], marks, policy.cost_benefit, reach=REACH)
+    return marks, count_outcome(fleet, [BUSY], marks, policy.cost_benefit, reach=REACH)
 
 
 def test_in_stage_shadow_nothing_is_marked_and_the_failure_costs_a_job_its_work_and_a_restart():
     marks, count = marked(foretold(), stage="shadow")
     assert len(marks.node) == 0
     assert (count.hits, count.hit.sum()) == (1, pytest.approx(2 * 0.25)), "its last checkpoint was as it failed"
-    assert replay(foretold().fleet(), [BUSY], NOBODY, POLICY.cost_benefit, reach=REACH).hits == 1
+    assert count_outcome(foretold().fleet(), [BUSY], NOBODY, POLICY.cost_benefit, reach=REACH).hits == 1
 
 
 def test_a_node_is_drained_at_the_second_decision_that_says_so_and_its_job_is_spared():
@@ -205,7 +205,7 @@ def test_a_gang_that_is_not_asked_for_a_checkpoint_is_drained_a_minute_after_its
     begun, drained = (marks.at - BEGIN)[0] / H, (marks.drained - BEGIN)[0] / H
     assert (begun, drained) == (pytest.approx(12 + 1 / 6), pytest.approx(14 + 1 / 60)), "it wrote one at 11 h"
     assert differing(ReplayedCluster(*given, reach=REACH).marks(), marks, timedelta(minutes=1)) == []
-    count = replay(fleet, [load], marks, POLICY.cost_benefit, reach=REACH)
+    count = count_outcome(fleet, [load], marks, POLICY.cost_benefit, reach=REACH)
     assert (count.hits, count.spent.sum()) == (0, pytest.approx(128 * 16 / 60)), "a restart and a minute's work"
 
 

@@ -1,0 +1,165 @@
+"""Planned maintenance: when each unit and node was in one, and from when that was known.
+
+What is seen in a maintenance says nothing of the hardware: a rack that reboots looks like a rack that failed. A window
+is a ``maintenance`` event at its start. Its code is the planned end (ISO 8601, with a zone), or ``begin``: then it
+lasts until the next event of the same GPU or node with the code ``end``, a month at most.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from features.installations import Installations, Timeline
+from features.labels.facts import Facts, normalized
+from features.times import NEVER, BoolArray, Int64Array, duration_ms, instant_ms
+from telemetry.dataset.schema import MAINTENANCE_BEGIN, MAINTENANCE_END
+
+LONGEST = timedelta(days=31)
+"""A window whose end nobody tells counts no longer than this, as a drain does."""
+
+
+@dataclass(frozen=True, slots=True)
+class Maintenance:
+    """Windows as they came to be known, one entry each, sorted by (entity, start); times in ms.
+
+    A window whose end becomes known later has an entry for what is believed until then, and one from then on.
+
+    ``entity``: a unit's code, for the time in which it was concerned; the number of units and more: a whole node.
+    ``start``, ``end``: of the window; ``end`` is excluded.
+    ``known``, ``until``: from when until when this is what is believed.
+    ``reach``: latest ``end`` of the entity's entries so far.
+    """
+
+    nodes: pd.Index
+    units: int
+    entity: Int64Array
+    start: Int64Array
+    end: Int64Array
+    known: Int64Array
+    until: Int64Array
+    reach: Int64Array
+
+    @classmethod
+    def of(cls, facts: Facts, stays: Installations) -> Maintenance:
+        """Read the windows that facts tell of."""
+        told = list(_windows(facts))
+        wide = [window for window in told if isinstance(window[0], str)]
+        code, nodes = pd.factorize(np.array([window[0] for window in wide], dtype=object))
+        units = len(stays.units)
+        given = [window for window in told if not isinstance(window[0], str)]
+        given += [(units + int(node), *window[1:]) for node, window in zip(code, wide, strict=True)]
+        table = np.array(given, dtype=np.int64).reshape(-1, 5)
+        if wide:  # each unit, for as long as it was there
+            there = pd.DataFrame({"node": stays.node, "unit": stays.unit, "in": stays.installed, "out": stays.removed})
+            both = pd.DataFrame(wide, columns=["node", "start", "end", "known", "until"]).merge(there, on="node")
+            start, end = np.maximum(both["start"], both["in"]), np.minimum(both["end"], both["out"] + 1)
+            table = np.r_[table, np.stack([both["unit"], start, end, both["known"], both["until"]], axis=1)]
+        table = table[(table[:, 1] < table[:, 2]) & (table[:, 3] < table[:, 4])]
+        entity, start, end, known, until = table[np.lexsort(table.T[::-1])].T.copy()
+        reach = pd.Series(end).groupby(entity).cummax().to_numpy(np.int64)
+        return cls(pd.Index(nodes, dtype=object), units, entity, start, end, known, until, reach)
+
+    def concerned(self, facts: Facts) -> Int64Array:
+        """Give the entity of each fact: its unit, or its node where it names no unit; -1: none here."""
+        node = self.nodes.get_indexer(pd.Index(facts.node, dtype=object))
+        wide = np.where(facts.node_wide & (node >= 0), node + self.units, -1)
+        return np.where(facts.unit >= 0, facts.unit, wide).astype(np.int64)
+
+    def shown(self, entity: Int64Array, time: Int64Array, known: Int64Array) -> Int64Array:
+        """Say from when what happened to entities is known to have happened in a maintenance.
+
+        ``entity``: -1: none. ``time``, ``known``: when it happened and from when that is known (ms).
+        Returns: never before ``known``; :data:`NEVER`: it did not, or that was never known.
+        """
+        out = np.full(len(time), NEVER, dtype=np.int64)
+        if not len(self.entity):
+            return out
+        at = Timeline(self.entity, self.start, int(self.entity[-1]) + 1).last(
+            np.where(entity > self.entity[-1], -1, entity), time
+        )
+        left = np.flatnonzero(at >= 0)
+        at = at[left]
+        while left.size:
+            holds = (time[left] < self.end[at]) & (known[left] < self.until[at])
+            since = np.where(holds, np.maximum(self.known[at], known[left]), NEVER)
+            out[left] = np.minimum(out[left], since)
+            goes_on = (at > 0) & (self.entity[at - 1] == self.entity[at]) & (self.reach[at - 1] > time[left])
+            left, at = left[goes_on], at[goes_on] - 1
+        return out
+
+    def within(self, entity: Int64Array, time: Int64Array) -> BoolArray:
+        """Whether entities were in a maintenance at times, by all that is known."""
+        return self.shown(entity, time, np.full(len(time), NEVER - 1, dtype=np.int64)) < NEVER
+
+    def out(self) -> Int64Array:
+        """Tell from when until when units were known to be in a maintenance: unit, from, until; shape (3, n)."""
+        since, until = np.maximum(self.start, self.known), np.minimum(self.end, self.until)
+        chosen = (self.entity < self.units) & (since < until)
+        return np.stack([self.entity[chosen], since[chosen], until[chosen]])
+
+    def last_end(self, unit: Int64Array, time: Int64Array) -> Int64Array:
+        """Give the end of the latest maintenance of each unit that was known to be over at each time.
+
+        ``unit``: -1: none. Returns: ms; ``-NEVER``: none.
+        """
+        moment = np.maximum(self.end, self.known)
+        over = np.flatnonzero((self.entity < self.units) & (moment < self.until))
+        over = over[np.lexsort((moment[over], self.entity[over]))]
+        latest = pd.Series(self.end[over]).groupby(self.entity[over]).cummax().to_numpy(np.int64)
+        at = Timeline(self.entity[over], moment[over], self.units).last(unit, time)
+        return np.append(latest, -NEVER)[at]
+
+
+_Window = tuple[Any, int, int, int, int]
+
+
+def _windows(facts: Facts) -> Iterator[_Window]:
+    """Give of each window its unit (or a whole node's name), start, end, and from when until when that is known."""
+    ends: dict[Any, list[tuple[int, int]]] = {}
+    open_ones: list[tuple[Any, int, int]] = []
+    for i in np.flatnonzero((facts.type == "maintenance") & ((facts.unit >= 0) | facts.node_wide)).tolist():
+        whose = str(facts.node[i]) if facts.unit[i] < 0 else int(facts.unit[i])
+        time, known, code = int(facts.time[i]), int(facts.known[i]), normalized(facts.code[i])
+        if code == MAINTENANCE_END:
+            ends.setdefault(whose, []).append((time, known))
+        elif code == MAINTENANCE_BEGIN:
+            open_ones.append((whose, time, known))
+        elif (end := _instant(code)) is not None:
+            yield whose, time, end, known, NEVER
+    for told in ends.values():
+        told.sort()
+    for whose, start, known in open_ones:
+        end, since = start + duration_ms(LONGEST), known
+        for reported, time in _first_ends(ends.get(whose, []), start):
+            if time < end:
+                yield whose, start, end, since, max(reported, known)
+                end, since = time, max(reported, known)
+        yield whose, start, end, since, NEVER
+
+
+def _first_ends(ends: list[tuple[int, int]], start: int) -> list[tuple[int, int]]:
+    """Give the ends (known, time) that may be taken for the first at or after a time, as they come to be known.
+
+    One that came later, and was known sooner, is the first until the other is known.
+    """
+    out: list[tuple[int, int]] = []
+    for time, known in ends[bisect_left(ends, (start, -NEVER)) :]:
+        if out and time >= min(out)[0]:
+            break
+        out.append((known, time))
+    return sorted(out)
+
+
+def _instant(code: str) -> int | None:
+    try:
+        value = datetime.fromisoformat(code.upper())
+    except ValueError:
+        return None
+    return None if value.tzinfo is None else instant_ms(value)

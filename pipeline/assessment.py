@@ -360,7 +360,7 @@ def _write_settings(path: Path, recommended: dict[str, Any], params: Params, cos
     tiers = {name: float(f"{value:.4g}") for name, value in recommended["thresholds"].items() if value is not None}
     policy = {
         "thresholds": tiers,
-        "horizon": format_duration(params.labels.gap + params.labels.horizon),
+        "horizon": format_duration(params.labels.horizon),  # as scores tell theirs, which the controller compares
         "stages": {"ceiling": recommended["stage"]},
         "cost_benefit": {"checkpoint_every": format_duration(costs.checkpoint_every)},
     }

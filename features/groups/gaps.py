@@ -60,6 +60,9 @@ class GapPlan:
     node_units, fresh         share of the node's units in service with a sample in the smallest window
     ========================  ==================================================================================
 
+    After a planned maintenance all of them look back to its end, as for a unit that came into service then; a unit that
+    was in one in the smallest window is left out of ``fresh``.
+
     ``windows``: windows in milliseconds, ascending.
     ``with_node``: whether units share nodes, and ``fresh`` is a column.
     """

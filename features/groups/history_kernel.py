@@ -80,9 +80,9 @@ class EventVersions:
     ) -> EventVersions:  # fmt: skip
         """Sort the events of so many entities; ``until``: from when each does not count (ms); it is known before."""
         code = np.full(len(entity), -1, dtype=np.int64) if code is None else code
-        every, ceases = np.arange(len(entity)), until < NEVER
+        ceases = until < NEVER
 
-        def events(owner: IntArray, owners: int, chosen: IntArray) -> EntityEvents:
+        def events(owner: IntArray, owners: int, chosen: IntArray | slice) -> EntityEvents:
             return EntityEvents.of(
                 owner, owners, time=time[chosen], known=known[chosen], kinds=kinds[chosen], size=size[chosen],
                 code=code[chosen], codes=codes,
@@ -90,7 +90,7 @@ class EventVersions:
 
         owner, since = np.unique(np.stack([entity[ceases], until[ceases]], axis=1), axis=0).T.copy()
         if not len(owner):
-            return cls(events(entity, entities, every), entities, None)
+            return cls(events(entity, entities, slice(None)), entities, None)
         # A version has all events of its entity but those that have ceased to count by then.
         order = np.argsort(entity, kind="stable")
         first, last = (np.searchsorted(entity[order], owner, side=side) for side in ("left", "right"))
@@ -98,7 +98,7 @@ class EventVersions:
         member = order[np.arange(len(version)) - np.repeat(np.cumsum(last - first) - last, last - first)]
         counts = until[member] > since[version]
         owners = np.r_[entity, version[counts] + entities]
-        whole = events(owners, entities + len(owner), np.r_[every, member[counts]])
+        whole = events(owners, entities + len(owner), np.r_[: len(entity), member[counts]])
         return cls(whole, entities, Timeline(owner, since, entities))
 
     def at(self, entity: IntArray, time: IntArray) -> IntArray:

@@ -93,7 +93,8 @@ class OnsetPlan:
 
     X is a counter of errors (energy, time and traffic are left out) or a known bit of a bitmask, counted in samples.
     Log ratios are taken of rises plus one. NaN where the counter, the fleet or the past is unknown. Nothing older than
-    the longest past counts, not even as the value that its first sample rose from.
+    the longest past counts, not even as the value that its first sample rose from; nor does anything before the end of
+    a planned maintenance: NaN for a window that it lies in, and a shorter past.
 
     ``amounts``: rises and shares over every window and past.
     ``now``, ``past``: columns of ``amounts``: the window and its past; shape (surges,).
@@ -160,6 +161,7 @@ class OnsetPlan:
         time: IntArray,
         augmented: npt.NDArray[np.bool_],
         before: IntArray,
+        seen: FloatArray,
         out: Float32Array,
         offset: int,
     ) -> None:
@@ -167,23 +169,24 @@ class OnsetPlan:
 
         ``levels``: from :meth:`FleetKinds.levels`.
         ``time``, ``before``: decision time of each row, and the last one of the grid that is not later (ms).
+        ``seen``: hours that the samples of each row reach back, where a maintenance ended; else infinite.
         """
         grid = np.flatnonzero(~augmented)
-        times, percentiles = self._reference(amounts[grid], levels[:, grid], time[grid])
+        times, percentiles = self._reference(amounts[grid], levels[:, grid], time[grid], seen[grid])
         at = np.searchsorted(times, before, side="right") - 1
         there = at >= 0
         there[there] = times[at[there]] == before[there]
         surges = self.now.size
         for begin in range(0, before.size, _TILE):
             tile = slice(begin, min(begin + _TILE, before.size))
-            logs, known = self._logs(amounts[tile]), there[tile]
+            logs, known = self._logs(amounts[tile], seen[tile]), there[tile]
             usual = np.full(logs.shape, np.nan)
             for level in levels:
                 percentile = np.full(logs.shape, np.nan)
                 percentile[known] = percentiles[at[tile][known], level[tile][known]]
                 usual = np.where(np.isnan(usual), percentile, usual)
             excess = logs - usual
-            surge = np.minimum(excess, logs - self._expected(amounts[tile]))
+            surge = np.minimum(excess, logs - self._expected(amounts[tile], seen[tile]))
             out[tile, offset : offset + surges] = surge
             for window in range(self.windows):
                 mine = self.window_of == window
@@ -191,7 +194,9 @@ class OnsetPlan:
                 first = offset + surges + window * len(_JOINED)
                 out[tile, first : first + len(_JOINED)] = joined
 
-    def _reference(self, amounts: Float32Array, levels: IntArray, time: IntArray) -> tuple[IntArray, FloatArray]:
+    def _reference(
+        self, amounts: Float32Array, levels: IntArray, time: IntArray, seen: FloatArray
+    ) -> tuple[IntArray, FloatArray]:
         """Take the percentiles of log rises at each distinct time, by kind; NaN where too few units had a value."""
         times, code = np.unique(time, return_inverse=True)
         kinds = int(levels.max(initial=-1)) + 1
@@ -200,19 +205,27 @@ class OnsetPlan:
         bounds = np.searchsorted(code[order], np.arange(times.size + 1))
         for at in range(times.size):
             chosen = order[bounds[at] : bounds[at + 1]]
-            logs = self._logs(amounts[chosen])
+            logs = self._logs(amounts[chosen], seen[chosen])
             for level in levels:
                 _percentiles(logs, level[chosen], QUANTILE, MIN_UNITS, values[at])
         return times, values
 
-    def _logs(self, amounts: Float32Array) -> FloatArray:
-        return np.log1p(amounts[:, self.now].astype(np.float64) * self.steps_now)
+    def _logs(self, amounts: Float32Array, seen: FloatArray) -> FloatArray:
+        logs = np.log1p(amounts[:, self.now].astype(np.float64) * self.steps_now)
+        cut = np.flatnonzero(seen < self.hours_now.max(initial=0.0))
+        logs[cut] = np.where(seen[cut, None] < self.hours_now, np.nan, logs[cut])
+        return logs
 
-    def _expected(self, amounts: Float32Array) -> FloatArray:
+    def _expected(self, amounts: Float32Array, seen: FloatArray) -> FloatArray:
         """Log of one plus what the window would have had at the rate of the past before it."""
         now = amounts[:, self.now].astype(np.float64) * self.steps_now
         before = np.maximum(amounts[:, self.past].astype(np.float64) * self.steps_past - now, 0.0)
-        return np.log1p(before / (self.hours_past - self.hours_now) * self.hours_now)
+        expected = np.log1p(before / (self.hours_past - self.hours_now) * self.hours_now)
+        cut = np.flatnonzero(seen < self.hours_past.max(initial=0.0))
+        hours = np.minimum(seen[cut, None], self.hours_past) - self.hours_now
+        known = np.where(hours > 0, before[cut] / np.where(hours > 0, hours, 1.0), np.nan)
+        expected[cut] = np.log1p(known * self.hours_now)
+        return expected
 
 
 def _errors(layout: ChannelLayout) -> set[str]:

@@ -104,6 +104,18 @@ class Maintenance:
         chosen = (self.entity < self.units) & (since < until)
         return np.stack([self.entity[chosen], since[chosen], until[chosen]])
 
+    def lately(self, unit: Int64Array, time: Int64Array, span: int) -> BoolArray:
+        """Whether units were known at times to be in a maintenance, or out of it for no longer than a span (ms)."""
+        out = np.zeros(len(time), dtype=bool)
+        at = Timeline(self.entity, self.start, self.units + len(self.nodes)).last(unit, time)
+        left = np.flatnonzero(at >= 0)
+        at = at[left]
+        while left.size:
+            out[left] |= (self.known[at] <= time[left]) & (time[left] - span < self.end[at])
+            goes_on = (at > 0) & (self.entity[at - 1] == self.entity[at]) & (self.reach[at - 1] > time[left] - span)
+            left, at = left[goes_on], at[goes_on] - 1
+        return out
+
     def last_end(self, unit: Int64Array, time: Int64Array) -> Int64Array:
         """Give the end of the latest maintenance of each unit that was known to be over at each time.
 

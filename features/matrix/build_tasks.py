@@ -160,7 +160,7 @@ class Build:
         self._record = Record.of(known.events, known.inventory, order.config.labels)
         self.keys = rows_of(order, dataset, known.inventory, self._record)
         self.fleet = Fleet.of(known.inventory)
-        self.rows = Rows.of(self.keys, self.fleet, order.config.decision)
+        self.rows = Rows.of(self.keys, self.fleet, order.config.decision, self._record)
         self.parts = known.times.cut(self.rows)
         self.existing: ExistingParts | None = None
         self._first: datetime | None = None

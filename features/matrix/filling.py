@@ -14,6 +14,8 @@ from features.config import DecisionSection
 from features.fleet import Fleet
 from features.groups.gaps import fresh_share
 from features.groups.peers import compare_with_node
+from features.labels.evidence import Record
+from features.labels.maintenance import Maintenance
 from features.matrix.grid import grid_time
 from features.matrix.plan import FeaturePlan
 from features.times import duration_ms, milliseconds
@@ -34,15 +36,17 @@ class Rows:
     ``time``: position of its decision time in ``times``; shape (rows,).
     ``times``: distinct decision times, ascending, in milliseconds; with each also the last one of the grid before it.
     ``grid``: which of ``times`` are on the grid.
+    ``planned``: maintenance, by the unit of each pair; None: none.
     """
 
     pair: IntArray
     time: IntArray
     times: IntArray
     grid: BoolArray
+    planned: tuple[Maintenance, IntArray] | None = None
 
     @classmethod
-    def of(cls, frame: pd.DataFrame, fleet: Fleet, decision: DecisionSection) -> Rows:
+    def of(cls, frame: pd.DataFrame, fleet: Fleet, decision: DecisionSection, record: Record) -> Rows:
         """Read the rows' keys (``decision_time``, ``node``, ``unit``)."""
         decided = milliseconds(frame["decision_time"], "decision_time")
         distinct = np.unique(decided)
@@ -58,7 +62,10 @@ class Rows:
             [str(unit_names[code % width]) for code in both.tolist()],
         )
         pairs = pair[where] if len(both) else where.astype(np.int64)
-        return cls(pairs, np.searchsorted(times, decided), times, np.isin(times, before))
+        planned = None
+        if len(record.maintenance.start):
+            planned = record.maintenance, record.stays.codes([unit for _, unit in fleet.pairs])
+        return cls(pairs, np.searchsorted(times, decided), times, np.isin(times, before), planned)
 
     @property
     def milliseconds(self) -> IntArray:
@@ -72,7 +79,17 @@ class Rows:
 
     def take(self, chosen: IntArray) -> Rows:
         """Return some of the rows."""
-        return Rows(self.pair[chosen], self.time[chosen], self.times, self.grid)
+        return Rows(self.pair[chosen], self.time[chosen], self.times, self.grid, self.planned)
+
+    def since_maintenance(self, span: int) -> tuple[IntArray, IntArray]:
+        """Give the rows within a span (ms) after the end of a maintenance that was known, and those ends (ms)."""
+        none = np.zeros(0, dtype=np.int64)
+        if self.planned is None:
+            return none, none
+        maintenance, unit = self.planned
+        over = maintenance.last_end(unit[self.pair], self.milliseconds)
+        chosen = np.flatnonzero(self.milliseconds - span < over)
+        return chosen, over[chosen]
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +195,11 @@ def _onset_amounts(plan: FeaturePlan, amounts: WindowPlan, panes: Panes, fleet: 
     spans = RowSpans(begins[local], ends[local], rows.milliseconds - duration_ms(plan.features.delay))
     taken = np.full((rows.pair.size, len(amounts.columns)), np.nan, dtype=np.float32)
     amounts.fill(panes, spans, taken)
+    chosen, over = rows.since_maintenance(int(amounts.edges[-1]) + duration_ms(plan.features.delay))
+    if chosen.size:  # what rose in it rose by its work
+        filled = np.full((chosen.size, taken.shape[1]), np.nan, dtype=np.float32)
+        amounts.fill(panes, _since(panes.block, spans, chosen, over), filled)
+        taken[chosen] = filled
     return taken
 
 
@@ -202,11 +224,19 @@ def _fill_block(
         plan.workload.fill(panes, spans, out, plan.at["workload"])
     present = np.ascontiguousarray(service[:, pairs])
     if plan.gaps is not None:
-        stay = fleet.stay_at(rows.pair, rows.milliseconds)
-        plan.gaps.fill(panes, spans, np.append(fleet.installed, 0)[stay], out, plan.at["gaps"])
+        since, at = np.append(fleet.installed, 0)[fleet.stay_at(rows.pair, rows.milliseconds)], plan.at["gaps"]
+        plan.gaps.fill(panes, spans, since, out, at)
+        chosen, over = rows.since_maintenance(plan.gaps.look_back + delay)
+        if chosen.size:  # silence in it was planned: as of a unit that came into service at its end
+            filled = out[chosen, at : at + len(plan.gaps.columns)]
+            plan.gaps.fill(panes, _since(block, spans, chosen, over), np.maximum(since[chosen], over), filled)
+            age = plan.gaps.windows.size + 1
+            filled[:, age] = np.minimum(filled[:, age], (rows.milliseconds[chosen] - over) / 3_600_000)
+            out[chosen, at : at + len(plan.gaps.columns)] = filled
         if plan.gaps.with_node:
             column, window = plan.at["gaps"] + len(plan.gaps.columns) - 1, int(plan.gaps.windows[0])
-            fresh_share(block.times, begins, ends, present, rows.time, first, last, borders, window, column, out)
+            awake = present if rows.planned is None else present & ~_lately(rows, pairs, window + delay)
+            fresh_share(block.times, begins, ends, awake, rows.time, first, last, borders, window, column, out)
     if plan.peers is None:
         return None
     compared = present & _compared(rows, first, last, present.shape)
@@ -216,6 +246,22 @@ def _fill_block(
     on_grid = values[rows.grid]
     plan.peers.fill_own(on_grid, rows.last_grid, local, out, plan.at["peers"])
     return np.moveaxis(on_grid, 2, 1)
+
+
+def _since(block: SampleBlock, spans: RowSpans, chosen: IntArray, over: IntArray) -> RowSpans:
+    """Leave some rows the samples from an instant of each on (ms)."""
+    begins = spans.begins[chosen].copy()
+    for i, end in enumerate(spans.ends[chosen].tolist()):
+        begins[i] += np.searchsorted(block.times[begins[i] : end], over[i], side="left")
+    return RowSpans(begins, spans.ends[chosen], spans.borders[chosen], cut=True)
+
+
+def _lately(rows: Rows, pairs: IntArray, span: int) -> BoolArray:
+    """Say which pairs were known at which times to be in a maintenance, or out of it for no longer than a span (ms)."""
+    assert rows.planned is not None
+    maintenance, unit = rows.planned
+    here = np.tile(unit[pairs], rows.times.size)
+    return maintenance.lately(here, np.repeat(rows.times, pairs.size), span).reshape(rows.times.size, pairs.size)
 
 
 def _compared(rows: Rows, first: IntArray, last: IntArray, shape: tuple[int, ...]) -> BoolArray:

@@ -71,7 +71,7 @@ def live_rows(
     record = Record.of(events, inventory, config.labels)
     keys = decision_rows(instants(np.array([instant_ms(t)], dtype=np.int64)), inventory, out_of_use(record))
     fleet = Fleet.of(inventory)
-    rows = Rows.of(keys, fleet, config.decision)
+    rows = Rows.of(keys, fleet, config.decision, record)
     work, store = [], BucketStore(None)
     if plan.reads_samples and len(keys):
         work = [BucketWork(0, dict(node_ranges(fleet)), np.arange(len(fleet.pairs)), np.arange(len(keys)))]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 
 import numpy as np
 import pandas as pd
@@ -140,7 +141,11 @@ class PartJoiner:
             levels = self._kinds.levels(rows.pair, rows.milliseconds)
             augmented = self._keys["augmented"].to_numpy(dtype=bool)[part.begin : part.end]
             before = rows.times[rows.grid][at]
-            plan.onset.fill(amounts, levels, rows.milliseconds, augmented, before, out, plan.at["onset"])
+            hours = np.full(part.rows, np.inf)
+            delay = duration_ms(plan.features.delay)
+            chosen, over = rows.since_maintenance(int(plan.onset.amounts.edges[-1]) + delay)
+            hours[chosen] = (rows.milliseconds[chosen] - delay - over) / duration_ms(timedelta(hours=1))
+            plan.onset.fill(amounts, levels, rows.milliseconds, augmented, before, hours, out, plan.at["onset"])
 
 
 @njit(cache=True, nogil=True)

@@ -32,11 +32,13 @@ class RowSpans:
     ``begins``, ``ends``: range of the unit's samples in the block; empty where it has none; shape (r,).
     ``borders``: newest usable sample time of the row (decision time minus reporting delay), milliseconds since 1970;
     shape (r,).
+    ``cut``: whether ``begins`` may lie behind older samples of the unit; these play no part then.
     """
 
     begins: IntArray
     ends: IntArray
     borders: IntArray
+    cut: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -270,7 +270,7 @@ class Panes:
     def visits(self, rows: RowSpans, edges: IntArray) -> tuple[Visits, int]:
         """List what the windows of rows are made of, and how many levels of nodes that takes; 0: samples alone."""
         index = self.index
-        levels = min(levels_of(int(edges[-1]), index.length), index.levels) if edges.size else 0
+        levels = min(levels_of(int(edges[-1]), index.length), index.levels) if edges.size and not rows.cut else 0
         visits = visit_windows(self.block.times, rows.begins, rows.ends, rows.borders, edges, index, levels)
         return visits, levels
 

@@ -105,8 +105,9 @@ class Evidence:
         scored, facts = self._scores.get(unit.name, UnitView(unit.name)), self.facts.get(unit.name)
         if facts is None and unit.valid_from is None:
             return scored  # most units by far
-        facts = facts or Facts((), unit.valid_from)
-        return UnitView(unit.name, scored.score, facts.facts, facts.valid_from)
+        facts = facts or Facts()
+        since = [when for when in (facts.valid_from, unit.valid_from) if when is not None]
+        return UnitView(unit.name, scored.score, facts.facts, max(since, default=None))
 
     def _read_risks(self) -> None:
         risks = self.risk_source.read()

@@ -31,8 +31,11 @@ def read_jobs(
         for name in ("ended_at", "checkpointed_at"):
             content[name] = batch.times(name, not_after, optional=True, is_end=True)
         for name in ("gpus", *(name for name in JOB_OPTIONS if name in batch)):
-            numbers = pd.Series(as_text(batch.column(name), len(batch.rows)))
-            content[name] = pd.to_numeric(numbers, errors="coerce").round().astype("Int32")
+            texts = pd.Series(as_text(batch.column(name), len(batch.rows)))
+            numbers = pd.to_numeric(texts, errors="coerce").astype("float64").round()
+            wrong = numbers.notna() & ~numbers.between(0, 2**31 - 1)
+            batch.refuse(f"impossible number in {name}", wrong.to_numpy())
+            content[name] = numbers.mask(wrong).astype("Int32")
         frame = pd.DataFrame(content)
         known_gpu = stays.codes(frame["gpu"].to_numpy(dtype=object)) >= 0
         batch.refuse("missing job or node", (frame["job"].isna() | frame["node"].isna()).to_numpy())

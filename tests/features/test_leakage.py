@@ -57,10 +57,13 @@ def random_events(rng: np.random.Generator, n: int, first: float, last: float) -
         made = xid(
             float(rng.uniform(first, last)), f"gpu{g:02d}", f"node{g // 4}", str(rng.choice(["79", "63", "48", "31"]))
         )
-        kind = rng.choice(["xid", "xid", "xid", "repair", "failure", "driver", "diagnostic"])
+        kind = rng.choice(["xid", "xid", "xid", "repair", "failure", "driver", "diagnostic", "maintenance"])
         made |= {"type": str(kind), "detail": str(rng.choice(["passed", "failed"]))}
         if kind == "driver":
             made |= {"gpu": None, "code": str(rng.choice(["540", "550", "560"]))}
+        if kind == "maintenance":
+            end = made["timestamp"] + timedelta(hours=float(rng.uniform(0, 4)))
+            made |= {"gpu": rng.choice([made["gpu"], None]), "code": str(rng.choice(["begin", "end", end.isoformat()]))}
         made["known_at"] = made["timestamp"] + timedelta(minutes=float(rng.choice([0, 10, 300])))
         events.append(made)
     return events

@@ -215,6 +215,7 @@ def test_the_three_commands_that_it_names_run_as_they_stand_and_take_the_recomme
     act[act.index("kubernetes")] = "file"
     done = CliRunner().invoke(app, [*act, "--cluster", "cluster.json"])
     assert done.exit_code == 0, done.output
+    assert "policy.horizon" not in done.output, "that of the settings is the scores'"
     settings = read_settings(out / "recommended.yaml").policy
     assert settings.stages.ceiling == chosen["stage"]
     assert settings.thresholds.high == pytest.approx(chosen["thresholds"]["high"], rel=1e-3)

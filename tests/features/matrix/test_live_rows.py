@@ -22,6 +22,13 @@ from tests.features.small_fleet import (
 )
 
 
+def window(node, start, end, *, known=None):
+    """A planned maintenance of a node, in hours; known as it begins."""
+    at, until = T0 + start * HOUR, T0 + end * HOUR
+    told = at if known is None else T0 + known * HOUR
+    return {"timestamp": at, "node": node, "type": "maintenance", "code": until.isoformat(), "known_at": told}
+
+
 @pytest.fixture(scope="module")
 def world(tmp_path_factory):
     rows = gpus(10)
@@ -35,6 +42,10 @@ def world(tmp_path_factory):
             {**xid(15, "gpu01", "node0", ""), "type": "repair"},
             {"timestamp": T0 + 12.5 * HOUR, "node": "node1", "type": "driver", "code": "550"},
             xid(21.2, "gpu06", "node1"),
+            window("node2", 8, 10),
+            window("node1", 14, 15.5, known=17),
+            {**xid(19, "gpu00", "node0", "begin"), "type": "maintenance"},
+            {**xid(19.5, "gpu00", "node0", "end"), "type": "maintenance"},
         ]
     )
     samples = samples_of(inventory, 24, seed=8)

@@ -32,6 +32,16 @@ def test_scores_of_the_machine_before_would_drain_another_one_under_its_name_and
     assert cluster.level("n1") is Level.DRAINED, "what was scored on it since counts"
 
 
+def test_a_gpu_that_the_scheduler_calls_new_is_so_whatever_else_is_known_of_it():
+    cluster = Cluster()
+    cluster.scored(n1=0.9, n4=0.9)
+    cluster.facts.facts = {f"{node}-0": Facts((), T0 - HOUR) for node in ("n1", "n4")}
+    cluster.change("n1", units=(UnitView("n1-0", valid_from=T0 + HOUR / 2), UnitView("n1-1")))
+    cluster.clock.move(HOUR)
+    cluster.round()
+    assert cluster.levels() == {"n4": Level.DRAINED}
+
+
 def test_a_gpu_that_the_scheduler_names_is_the_same_one_in_whatever_node():
     cluster = Cluster()
     cluster.scored(n1=0.9)

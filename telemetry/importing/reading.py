@@ -261,7 +261,7 @@ def column_names(path: Path, table: str = "samples") -> list[str]:
         if kind == "parquet":
             return list(pq.read_schema(path).names)
         if kind == "csv":
-            return _csv_header(path)
+            return _csv_header(path)[0]
         return list(dict.fromkeys(name for record in _read_json(path)[0].values() for name in record))
 
 
@@ -302,7 +302,7 @@ def _read_parquet(path: Path) -> Iterator[_Rows]:
 
 
 def _read_csv(path: Path, table: str, quarantine: Quarantine) -> Iterator[_Rows]:
-    header = _csv_header(path)
+    header, delimiter = _csv_header(path)
     malformed: list[tuple[int, str]] = []
 
     def skip(row: Any) -> str:
@@ -312,9 +312,7 @@ def _read_csv(path: Path, table: str, quarantine: Quarantine) -> Iterator[_Rows]
     reader = pa_csv.open_csv(
         path,
         read_options=pa_csv.ReadOptions(use_threads=False, block_size=_BLOCK_BYTES),
-        parse_options=pa_csv.ParseOptions(
-            delimiter=_delimiter(path), newlines_in_values=True, invalid_row_handler=skip
-        ),
+        parse_options=pa_csv.ParseOptions(delimiter=delimiter, newlines_in_values=True, invalid_row_handler=skip),
         convert_options=pa_csv.ConvertOptions(
             column_types=dict.fromkeys(header, pa.string()), strings_can_be_null=True, null_values=list(_NULLS)
         ),
@@ -351,20 +349,19 @@ def _count_swallowed(
             quarantine.count_lost(table, rows_of(path), "lines inside one value", lines, example)
 
 
-def _delimiter(path: Path) -> str:
-    return "\t" if ".tsv" in [suffix.lower() for suffix in path.suffixes] else ","
-
-
-def _csv_header(path: Path) -> list[str]:
+def _csv_header(path: Path) -> tuple[list[str], str]:
+    """Return the columns, and what separates them: what the header has most of."""
     with pa.input_stream(path) as stream:
         line = codecs.getincrementaldecoder("utf-8-sig")().decode(stream.read(1 << 16))  # may end within a character
-    header = next(csv.reader(line.splitlines()[:1], delimiter=_delimiter(path)), [])
+    line = next(iter(line.splitlines()), "")
+    delimiter = max(",;\t", key=line.count)
+    header = next(csv.reader([line], delimiter=delimiter), [])
     if not header:
         raise InputError("the file is empty", str(path), "Give a file with a header line and rows.")
     twice = sorted({name for name in header if header.count(name) > 1})
     if twice:
         raise InputError(f"the header names columns twice: {twice}", str(path), "Rename one of each.")
-    return header
+    return header, delimiter
 
 
 def _read_json(path: Path) -> tuple[dict[int, dict[str, Any]], list[tuple[int, str, str]]]:

@@ -16,7 +16,7 @@ from helm_python import Chart, Config
 
 from tests.chart import ALL, CHART, objects
 from tests.processes import predrain
-from tests.serving.http.world import small_fleet, write_scores
+from tests.scheduler.score_files import record, write
 from tests.system.kubernetes_cluster import Kubelets
 from tests.system.kubernetes_server import KubernetesServer, kubernetes_server_in
 from tests.waiting import wait
@@ -31,7 +31,8 @@ EARLIER = {
     "      targetPort:": "      protocol: TCP\n      targetPort:",
 }
 """What the server of these tests, which is older than the chart allows, calls otherwise or does not have."""
-NODES = ["n1", "n2", "n3", "n4", "n5"]
+RISKS = {"n1": 0.9, "n2": 0.3, "n3": 0.1, "n4": 0.001, "n5": None}
+"""By node; ``None``: nothing is known."""
 PODS = "/api/v1/namespaces/default/pods"
 POLICY = {
     "thresholds": {"watch": 0.05, "elevated": 0.2, "high": 0.6},
@@ -151,8 +152,8 @@ class Release:
 
 
 def test_two_releases_are_installed_act_and_go_again(server: KubernetesServer, chart: Path, tmp_path: Path) -> None:
-    kubelets = Kubelets(server, NODES)
-    for name in NODES:
+    kubelets = Kubelets(server, list(RISKS))
+    for name in RISKS:
         server.request("POST", "/api/v1/nodes", {"metadata": {"name": name}})
         kubelets.ready(name)
         server.request("PATCH", f"/api/v1/nodes/{name}", {"spec": {"taints": None}})
@@ -167,7 +168,8 @@ def test_two_releases_are_installed_act_and_go_again(server: KubernetesServer, c
         release.install(chart)
         hook = {("Job", f"{release.full}-release-all")}
         assert release.standing() == {(kind, name) for kind, _, name in release.made} - hook
-        write_scores(release.folder / "scores", small_fleet(now), now)
+        fleet = [record(f"GPU-{node}", node, risk, now) for node, risk in RISKS.items()]
+        write(release.folder / "scores", *fleet, at=now, model={"fitted_at": now.isoformat()})
         release.act()
         marked = release.marked()
         assert set(marked) == {"n1", "n2", "n3"}, marked

@@ -53,6 +53,9 @@ def assess(
         ),
     ] = None,
     since: Annotated[str, typer.Option(help="With --prometheus: how much history is fetched, or from when.")] = "90d",
+    match: Annotated[
+        str | None, typer.Option(help="With --prometheus: take only series that match, such as '{cluster=\"a\"}'.")
+    ] = None,
     inventory: Annotated[
         Path | None, typer.Option(help="Who was where, when: Parquet or CSV.  Files without a Prometheus need it.")
     ] = None,
@@ -118,10 +121,19 @@ def assess(
             "insecure_skip_verify": insecure_skip_verify,
         }
         connection = connect_to(prometheus, option="--prometheus", headers=header or (), **access)
-        start, end = _period(connection, since, out, of_metrics, loaded)
+        start, end = _period(connection, since, match, out, of_metrics, loaded)
         with redirect_stdout(sys.stderr):
             collect_prometheus(
-                prometheus, start, end, made, of_metrics, header=header, inventory=inventory, params=params, **access
+                prometheus,
+                start,
+                end,
+                made,
+                of_metrics,
+                match,
+                header=header,
+                inventory=inventory,
+                params=params,
+                **access,
             )
         if logs or jobs:
             inventory = out / "inventory.parquet"
@@ -226,7 +238,9 @@ def _announce(what: str, samples: int, params: Params, before_s: float = 0.0) ->
     sys.stderr.write(f"predrain: {what}: about {told} on two cores, and {gigabytes:.1f} GB of disk\n")
 
 
-def _period(connection: Connection, since: str, out: Path, mapping: Path | None, params: Params) -> tuple[str, str]:
+def _period(
+    connection: Connection, since: str, match: str | None, out: Path, mapping: Path | None, params: Params
+) -> tuple[str, str]:
     """Give the period to fetch, that of the first run where another goes on with it, and say how much that is."""
     import json
 
@@ -235,12 +249,12 @@ def _period(connection: Connection, since: str, out: Path, mapping: Path | None,
     from telemetry.collect.series.mapping import load_source_mapping
     from telemetry.dataset.channels import resolve_channels
 
-    period, wanted = out / "prometheus.json", {"url": connection.url, "since": since}
+    period, wanted = out / "prometheus.json", {"url": connection.url, "since": since, "match": match}
     held = json.loads(period.read_text(encoding="utf-8")) if period.is_file() else {}
     if any(held.get(key) != value for key, value in wanted.items()):
         held = wanted | {"end": (datetime.now(UTC) - timedelta(minutes=5)).isoformat()}
     end = datetime.fromisoformat(held["end"])
-    plan = BackfillPlan(start=instant_option(since, "--since", end), end=end)
+    plan = BackfillPlan(start=instant_option(since, "--since", end), end=end, match=match)
     channels = resolve_channels(params.channels)
     gpus, values = outlook(connection, plan, channels=channels, mapping=load_source_mapping(mapping))
     out.mkdir(parents=True, exist_ok=True)  # only now that the server has answered

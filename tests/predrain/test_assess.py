@@ -247,11 +247,12 @@ def test_files_are_imported_and_judged_as_the_dataset_they_make(fleets):
     assert (mine["jobs"]["from"], other["jobs"]["from"]) == ("a generated load", "the dataset")
 
 
-def test_a_prometheus_is_fetched_into_the_folder_and_judged(fleets):
+def test_what_matches_of_a_prometheus_is_fetched_into_the_folder_and_judged(fleets):
     server, out = FakePrometheus(), fleets.folder / "prometheus-out"
     now = int(time.time()) // 600 * 600_000
-    for gpu in range(4):
-        labels = {"Hostname": "n1", "gpu": str(gpu), "UUID": f"GPU-{gpu}", "modelName": "NVIDIA H100 80GB HBM3"}
+    for gpu, node, cluster in [(0, "n1", "a"), (1, "n1", "a"), (2, "n1", "a"), (3, "n1", "a"), (4, "n2", "b")]:
+        labels = {"Hostname": node, "gpu": str(gpu), "UUID": f"GPU-{gpu}", "modelName": "NVIDIA H100 80GB HBM3"}
+        labels["cluster"] = cluster
         server.add("DCGM_FI_DEV_GPU_TEMP", labels, [(now - step * 600_000, 50.0) for step in range(1, 288)])
     tickets = fleets.folder / "tickets.csv"
     failed = datetime.fromtimestamp(now / 1000 - 86_400, UTC)
@@ -259,6 +260,7 @@ def test_a_prometheus_is_fetched_into_the_folder_and_judged(fleets):
     (fleets.folder / "token").write_text("s3cret")
     words = ["assess", "--prometheus", "", "--since", "2d", "--events", tickets, "--bearer-token-file"]
     words += [fleets.folder / "token", "--header", "X-Scope-OrgID=hpc", "--out", out, "--params", fleets.params]
+    words += ["--match", '{cluster="a"}']
     with serving(server):
         words[2] = server.url
         done = CliRunner().invoke(app, [str(word) for word in words])

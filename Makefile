@@ -9,7 +9,7 @@ export MLFLOW_DISABLE_TELEMETRY = true
 export DVC_NO_ANALYTICS = 1
 
 .DEFAULT_GOAL := help
-.PHONY: help run demo screenshots results prior test test-system lint site size bench lock check-system clean
+.PHONY: help run demo screenshots results prior test test-system histories lint site size bench lock check-system clean
 
 help:            ## say what each target does
 	@grep -E '^[a-z-]+: .*##|^[a-z-]+:  *##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -36,6 +36,9 @@ test: $(VENV)/.dev  ## the tests that need no server
 test-system: $(VENV)/.dev  ## the tests that build, install and start the real parts (root installs what they need)
 	tests/system/install_packages.sh
 	$(BIN)/python -m pytest -m system
+
+histories: $(VENV)/.dev  ## random histories of the controller, others each day, on all cores: HISTORIES=1000000, 36 hours of CPU
+	HISTORIES=$(or $(HISTORIES),1000000) SEED=$$(date +%F) $(BIN)/python -m pytest -q -n auto --maxfail=3 tests/policy/test_decide_histories.py
 
 lint: $(VENV)/.dev  ## ruff, mypy, import directions, dependencies
 	$(BIN)/ruff check .

@@ -24,7 +24,7 @@ demo: $(VENV)/.runtime  ## a simulated cluster at work, at an address that it pr
 screenshots: $(VENV)/.dev  ## the pictures of README and docs, of the demo in Chromium: docs/images
 	$(BIN)/python benchmarks/screenshots.py
 
-results: $(VENV)/.sequence  ## what may be claimed, on 16 simulated fleets: benchmarks/results/fleets.md; about an hour, resumable
+results: $(VENV)/.sequence  ## what may be claimed, on 16 simulated fleets: benchmarks/results/fleets.md; two hours, resumable
 	$(BIN)/python benchmarks/results.py
 
 prior: $(VENV)/.runtime  ## the prior that predrain ships, from 48 simulated fleets: 5 minutes, the same bytes each time

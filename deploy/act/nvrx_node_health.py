@@ -71,8 +71,8 @@ def health(risk: dict[str, Any], now: datetime) -> tuple[bool, dict[str, Any]]:
     except (KeyError, TypeError, ValueError):
         holds = False
     failed = [CHECK] if holds and risk.get("tier") == "high" else []
-    told = {name: risk[name] for name in ("node", "tier", "risk", "expires_at", "problem") if name in risk}
-    return not failed, {"fail_count": len(failed), "failed_checks": failed, **told}
+    shown = {name: risk[name] for name in ("node", "tier", "risk", "expires_at", "problem") if name in risk}
+    return not failed, {"fail_count": len(failed), "failed_checks": failed, **shown}
 
 
 def response(passed: bool, output: dict[str, Any]) -> bytes:

@@ -22,7 +22,7 @@ from features.times import NEVER, BoolArray, Int64Array, duration_ms, instant_ms
 from telemetry.dataset.schema import MAINTENANCE_BEGIN, MAINTENANCE_END
 
 LONGEST = timedelta(days=31)
-"""A window whose end nobody tells counts no longer than this, as a drain does."""
+"""A window whose end is never reported counts no longer than this, as a drain does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +49,11 @@ class Maintenance:
     @classmethod
     def of(cls, facts: Facts, stays: Installations) -> Maintenance:
         """Read the windows that facts tell of."""
-        told = list(_windows(facts))
-        wide = [window for window in told if isinstance(window[0], str)]
+        windows = list(_windows(facts))
+        wide = [window for window in windows if isinstance(window[0], str)]
         code, nodes = pd.factorize(np.array([window[0] for window in wide], dtype=object))
         units = len(stays.units)
-        given = [window for window in told if not isinstance(window[0], str)]
+        given = [window for window in windows if not isinstance(window[0], str)]
         given += [(units + int(node), *window[1:]) for node, window in zip(code, wide, strict=True)]
         table = np.array(given, dtype=np.int64).reshape(-1, 5)
         if wide:  # each unit, for as long as it was there
@@ -145,8 +145,8 @@ def _windows(facts: Facts) -> Iterator[_Window]:
             open_ones.append((whose, time, known))
         elif (end := _instant(code)) is not None:
             yield whose, time, end, known, NEVER
-    for told in ends.values():
-        told.sort()
+    for later in ends.values():
+        later.sort()
     for whose, start, known in open_ones:
         end, since = start + duration_ms(LONGEST), known
         for reported, time in _first_ends(ends.get(whose, []), start):

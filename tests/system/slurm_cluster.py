@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import socket
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -80,15 +81,15 @@ def free_ports(count: int) -> list[int]:
 
 
 class SlurmCluster:
-    """A cluster of ``n1``, ``n2``, … with GPUs that are clones of ``/dev/null``.
+    """A cluster of ``n1``, ``n2``, …, or of nodes with these names, with GPUs that are clones of ``/dev/null``.
 
     ``root``: its folder. Unix sockets in it bear about 100 characters: keep it short.
-    ``nodes``, ``gpus``: Nodes, and GPUs of each.
+    ``nodes``, ``gpus``: nodes, and GPUs of each.
     """
 
-    def __init__(self, root: Path, *, nodes: int = 2, gpus: int = 8) -> None:
+    def __init__(self, root: Path, *, nodes: int | Sequence[str] = 2, gpus: int = 8) -> None:
         self.root, self.gpus = root, gpus
-        self.nodes = [f"n{number}" for number in range(1, nodes + 1)]
+        self.nodes = [f"n{number}" for number in range(1, nodes + 1)] if isinstance(nodes, int) else list(nodes)
         self.environment = {**os.environ, "SLURM_CONF": str(root / "slurm.conf"), "PATH": _path()}
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
 
@@ -138,6 +139,11 @@ class SlurmCluster:
         """Submit a batch job; return its number."""
         out = self.root / "out-%j"
         return self.run("sbatch", "--parsable", "-o", str(out), *options, "--wrap", script).strip()
+
+    def node(self, name: str) -> list[str]:
+        """Return what stands on a node: its state, weight, reason and extra, as ``scontrol`` shows them."""
+        said = self.run("scontrol", "show", "node", name)
+        return re.findall(r"\b(?:State|Weight)=\S+|\b(?:Reason|Extra)=.*", said)
 
     def job(self, number: str) -> dict[str, Any]:
         """Return a job of the controller's memory."""

@@ -84,7 +84,9 @@ BOOT = ("other", "boot")
 XIDS = frozenset(rule.fact.removeprefix("xid ") for rule in RULES if rule.fact.startswith("xid ")) | {"154"}
 """Codes of the XIDs that it looks at."""
 
-_LONGEST = max(rule.holds for rule in RULES)
+LONGEST = max(rule.holds for rule in RULES)
+"""How far back what is said of a unit may matter: no rule holds for longer."""
+
 _NAMES = frozenset(rule.fact for rule in RULES)
 _CURED = frozenset(rule.fact for rule in RULES if rule.cured)
 _RECOVERY = re.compile(r"recovery action\b[^(]*\((0x[0-9a-f]+)\)", re.IGNORECASE)
@@ -120,12 +122,12 @@ def reported(rows: Iterable[Mapping[str, Any]], now: datetime) -> dict[str, tupl
         if name in _NAMES and (kind == "xid" or (kind == "diagnostic" and code == "fail")):
             minute = seen_at.replace(second=0, microsecond=0)  # of a flood, one a minute
             earlier = facts[unit].get((name, minute))
-            if seen_at > now - _LONGEST and (earlier is None or earlier.seen_at < seen_at):
+            if seen_at > now - LONGEST and (earlier is None or earlier.seen_at < seen_at):
                 facts[unit][name, minute] = Fact(name, seen_at)
         elif kind in REPAIRS or (kind == "diagnostic" and code == "pass"):
             void[unit] = max(void.get(unit, seen_at), seen_at)
     for unit, fact in requested.items():
-        if fact.name in _NAMES and fact.seen_at > now - _LONGEST:
+        if fact.name in _NAMES and fact.seen_at > now - LONGEST:
             facts[unit][fact.name, fact.seen_at] = fact
     homes = {row["gpu"]: row["node"] for row, _, _ in known}
     result: dict[str, tuple[tuple[Fact, ...], datetime | None]] = {}

@@ -152,13 +152,15 @@ class ShuffledOwners(Wrapped):
         incidents = incidents[~(before > incidents["start"])]
         return incidents.sort_values(["start", "unit"], kind="stable", ignore_index=True)
 
-    def labels(self, as_of: datetime | None = None, *, horizon: timedelta | None = None) -> pd.DataFrame:
+    def labels(
+        self, as_of: datetime | None = None, *, horizon: timedelta | None = None, rows: Any = None
+    ) -> pd.DataFrame:
         """Label the rows by the new owners' incidents; our own drains and leavers belong to the old ones."""
         labels = self._matrix.config.labels.model_copy(update={"censor_leavers": False})
         if horizon is not None:
             labels = labels.model_copy(update={"horizon": horizon})
         return label_rows(
-            self._matrix.rows,
+            self._matrix.rows if rows is None else self._matrix.rows.iloc[rows],
             self.incidents(as_of),
             self._matrix.inventory,
             labels,

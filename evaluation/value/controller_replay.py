@@ -24,7 +24,7 @@ from policy.config import PolicyConfig
 from policy.decide import carried_out, decide
 from policy.episodes import Bools, Ints
 from policy.fleet import NO_MARKS, Fact, JobView, Level, NodeView, Signals, UnitView
-from policy.node_assessment import BOOT, KINDS, REPAIRS, RULES, reported
+from policy.node_assessment import BOOT, KINDS, LONGEST, REPAIRS, RULES, reported
 from policy.plan import Plan, PolicyState
 from policy.stages import Stage, StagesConfig
 
@@ -311,9 +311,12 @@ class Controlled:
         self._test(place, ends + _RETRY_MS + duration_ms(self.policy.cost_benefit.verify))
 
     def _fleet_at(self, at: int, now: datetime, newest: Reading) -> list[NodeView]:
-        said = reported(self.events[: bisect_right(self._known, at)], now)
+        heard = min(now - LONGEST, newest.decided_at)  # what was said before neither holds nor voids anything now
+        said = reported(self.events[bisect_right(self._known, instant_ms(heard)) : bisect_right(self._known, at)], now)
         down = self.fleet.down(at)
-        known, unknown, quiet = self._quiet(at, newest, said.keys() | self._void.keys() | self._sick.keys())
+        spoken = {unit for unit, time in self._void.items() if time > heard}
+        spoken |= {unit for unit, fact in self._sick.items() if fact.seen_at > heard}
+        known, unknown, quiet = self._quiet(at, newest, said.keys() | spoken)
         running: defaultdict[int, list[JobView]] = defaultdict(list)
         entries = self._running()
         # jobs on quiet nodes alone matter to no decision

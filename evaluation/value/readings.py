@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from math import isfinite
 from typing import Any, Final
@@ -39,13 +39,17 @@ class Reading:
     decided_at: datetime
     expires_at: datetime
     fitted_at: datetime
+    _views: dict[int, UnitView] = field(default_factory=dict, repr=False)
 
     def view(self, name: str, code: int) -> UnitView:
         """Show a unit; code -1: it was never scored."""
         if code < 0 or not self.scored[code]:
             return UnitView(name)
-        risk = float(self.risk[code])
-        return UnitView(name, Score(risk if isfinite(risk) else None, self.decided_at, self.expires_at))
+        if code not in self._views:  # a name has one code, and a reading is looked at in many rounds
+            risk = float(self.risk[code])
+            score = Score(risk if isfinite(risk) else None, self.decided_at, self.expires_at)
+            self._views[code] = UnitView(name, score)
+        return self._views[code]
 
     def alike(self, known: int, unknown: int) -> tuple[UnitView, ...]:
         """Show units of which nothing is asked but that so many have a risk that is far too low for anything."""

@@ -197,21 +197,29 @@ class FeatureMatrix:
             self._incidents[as_of] = found
         return self._incidents[as_of].copy()
 
-    def labels(self, as_of: datetime | None = None, *, horizon: timedelta | None = None) -> pd.DataFrame:
+    def labels(
+        self,
+        as_of: datetime | None = None,
+        *,
+        horizon: timedelta | None = None,
+        rows: npt.NDArray[np.int64] | None = None,
+    ) -> pd.DataFrame:
         """Label the rows, aligned with them; see :func:`features.labels.labelling.label_rows`.
 
         ``as_of``: as known then; None: by everything the dataset knows.
         ``horizon``: another one than ``labels.horizon``.
+        ``rows``: positions of those to label; None: all.
         """
+        position, names = self._unit_positions
         return label_rows(
-            self.rows,
+            self.rows if rows is None else self.rows.iloc[rows],
             self.all_incidents(as_of),
             self.inventory,
             self.config.labels if horizon is None else self.config.labels.model_copy(update={"horizon": horizon}),
             data_end=self.span[1],
             as_of=as_of,
             events=self.events,
-            units=self._unit_positions,
+            units=(position if rows is None else position[rows], names),
         )
 
 

@@ -197,11 +197,13 @@ def slice_horizons(
     as_of = instants(np.array([refit_ms], dtype=np.int64))[0].to_pydatetime()
     others: dict[timedelta, HorizonLabels] = {}
     main = timedelta(0)
+    asked = np.append(chosen, 0)  # one row at least tells how much longer the horizon is
     for horizon in horizons:
-        further = Labels.of(matrix.labels(as_of, horizon=horizon))
-        main = horizon - timedelta(milliseconds=int(further.complete[0] - labels.complete[0]))
-        label = np.where(further.complete[chosen] <= refit_ms, further.label[chosen], -1)
-        others[horizon] = HorizonLabels(label, count_incidents(rows, further, chosen[label == 1]))
+        further = Labels.of(matrix.labels(as_of, horizon=horizon, rows=asked))
+        main = horizon - timedelta(milliseconds=int(further.complete[-1] - labels.complete[0]))
+        label = np.where(further.complete <= refit_ms, further.label, -1)[:-1]
+        hit = label == 1
+        others[horizon] = HorizonLabels(label, count_incidents(rows.tie[chosen[hit]], further.incident[:-1][hit]))
     return main, others
 
 

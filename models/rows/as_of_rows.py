@@ -49,7 +49,6 @@ def labels_of_rows(matrix: Matrix, at: Ints, horizon: timedelta | None = None) -
     """
 
     def read(as_of: datetime | None) -> Labels:
-        known = Labels.of(matrix.labels(as_of, horizon=horizon))
-        return Labels(known.label[at], known.complete[at], known.incident[at])
+        return Labels.of(matrix.labels(as_of, horizon=horizon, rows=at))
 
     return read

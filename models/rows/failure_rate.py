@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-import numpy as np
-
 from features.times import duration_ms
 from models.rows.training_set import Labels, Rows, count_incidents, known_rows
 
@@ -31,7 +29,10 @@ def rate_at(rows: Rows, labels: Labels, refit_ms: int) -> float:
     late = known & (rows.time > newest - duration_ms(RECENT))
     early = known & ~late
     positive = labels.label == 1
-    seen = [(count_incidents(rows, labels, np.flatnonzero(part & positive)), int(part.sum())) for part in (late, early)]
+    seen = [
+        (count_incidents(rows.tie[part & positive], labels.incident[part & positive]), int(part.sum()))
+        for part in (late, early)
+    ]
     incidents = seen[0][0] + seen[1][0]
     return recent_rate(seen[0], seen[1], int((known & positive).sum()) / max(incidents, 1))
 

@@ -45,8 +45,10 @@ class Matrix(Protocol):
     def incidents(self, as_of: datetime | None = None) -> pd.DataFrame:
         """Incidents as known at a time: ``incident``, ``unit``, ``start``, ``known_at`` and more."""
 
-    def labels(self, as_of: datetime | None = None, *, horizon: timedelta | None = None) -> pd.DataFrame:
-        """Labels of all rows as known at a time, for the matrix's own horizon or another."""
+    def labels(
+        self, as_of: datetime | None = None, *, horizon: timedelta | None = None, rows: Ints | None = None
+    ) -> pd.DataFrame:
+        """Labels of all rows, or of some, as known at a time, for the matrix's own horizon or another."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,15 +217,14 @@ def choose_rows(
         n_positive=len(positives),
         n_negative=len(on_rows) + len(off_rows),
         n_augmented=len(matched),
-        n_incidents=count_incidents(rows, labels, positives),
+        n_incidents=count_incidents(rows.tie[positives], labels.incident[positives]),
         thinned_to=thinned_to,
     )
 
 
-def count_incidents(rows: Rows, labels: Labels, positives: Ints) -> int:
+def count_incidents(tie: Hashes, incident: Ints) -> int:
     """Count distinct incidents among positive rows; a row whose incident is not given stands for its unit."""
-    incident = labels.incident[positives]
-    key = np.where(incident >= 0, incident.astype(np.uint64), rows.tie[positives])
+    key = np.where(incident >= 0, incident.astype(np.uint64), tie)
     return len(np.unique(key))
 
 

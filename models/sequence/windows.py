@@ -19,6 +19,7 @@ import pandas as pd
 from features.errors import InputError
 from features.vocabulary import FeatureColumn
 from models.config import SEQUENCE
+from models.rows.ranking import Ints
 from models.rows.training_set import Matrix
 from models.sequence.extra import require_torch, versions
 from models.sequence.layout import WindowFacts, window_of
@@ -83,9 +84,11 @@ class WindowedMatrix:
         window = self._matrix.windows(row_indices)
         return np.concatenate([tabular, window.reshape(len(window), -1)], axis=1)
 
-    def labels(self, as_of: datetime | None = None, *, horizon: timedelta | None = None) -> pd.DataFrame:
-        """Give the labels of all rows as known at a time."""
-        return self._matrix.labels(as_of, horizon=horizon)
+    def labels(
+        self, as_of: datetime | None = None, *, horizon: timedelta | None = None, rows: Ints | None = None
+    ) -> pd.DataFrame:
+        """Give the labels of all rows, or of some, as known at a time."""
+        return self._matrix.labels(as_of, horizon=horizon, rows=rows)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):  # not set yet, as while it is copied

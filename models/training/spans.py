@@ -80,9 +80,9 @@ def choose_span(
     """Choose among the spans that fit.
 
     Each candidate is tried as it would have been used at the beginning of a tail: a small LightGBM model is fitted on
-    the span that ends gap + horizon before the tail, and scored on the tail's grid rows by average precision. A
-    span that would begin before the data is cut there. The span in use stays unless another is better by more
-    than the share ``hysteresis``; among equals the longest wins.
+    the span that ends gap + horizon before the tail, and scored by average precision on the tail's grid rows, of one
+    decision time in a gap + horizon. A span that would begin before the data is cut there. The span in use stays unless
+    another is better by more than the share ``hysteresis``; among equals the longest wins.
 
     ``refit_ms``, ``first_ms``, ``reach_ms``: as for :func:`usable_spans`.
     ``min_incidents``: candidates that hold fewer are left out, but for the longest.
@@ -102,8 +102,12 @@ def choose_span(
     tail_start = newest - tail_ms
     tail = known_rows(rows, labels, start_ms=tail_start, complete_by_ms=refit_ms, as_of_ms=refit_ms)
     tail_rows = np.flatnonzero(tail & ~rows.augmented)
+    times = np.unique(rows.time[tail_rows])  # once in a horizon: rows between ask the same again
+    often = max(reach_ms // max(int(np.diff(times).min(initial=reach_ms)), 1), 1)
+    tail_rows = tail_rows[np.isin(rows.time[tail_rows], times[::often])]
     truth = labels.label[tail_rows]
-    if count_incidents(rows, labels, tail_rows[truth == 1]) < MIN_TAIL_INCIDENTS or truth.min() == 1:
+    positives = tail_rows[truth == 1]
+    if count_incidents(rows.tie[positives], labels.incident[positives]) < MIN_TAIL_INCIDENTS or truth.min() == 1:
         return longest
     starts = {span: max(tail_start - reach_ms - duration_ms(span), first_ms) for span in sorted(spans)}
     chosen = {
@@ -136,7 +140,7 @@ def _well_filled(
         start = newest_ms - duration_ms(span)
         known = known_rows(rows, labels, start_ms=start, complete_by_ms=refit_ms, as_of_ms=refit_ms)
         positives = np.flatnonzero(known & ~rows.augmented & (labels.label == 1))
-        if span == max(spans) or count_incidents(rows, labels, positives) >= least:
+        if span == max(spans) or count_incidents(rows.tie[positives], labels.incident[positives]) >= least:
             kept.append(span)
     return kept
 

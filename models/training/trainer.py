@@ -253,7 +253,8 @@ class Trainer:
         in_span = self._known(refit_ms, labels, start)
         slice_rows = np.flatnonzero(in_span & (self.rows.time >= slice_start))
         slice_label = labels.label[slice_rows]
-        incidents = count_incidents(self.rows, labels, slice_rows[slice_label == 1])
+        positive = slice_rows[slice_label == 1]
+        incidents = count_incidents(self.rows.tie[positive], labels.incident[positive])
         held = self._choose(refit_ms, labels, start, slice_start)
         held_out = incidents >= MIN_INCIDENTS and held.n_incidents >= MIN_INCIDENTS and held.usable
         positives = int((labels.label[in_span] == 1).sum())

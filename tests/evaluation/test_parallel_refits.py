@@ -36,12 +36,12 @@ SPANS = TrainingSection(
 class Fleet(FakeMatrix):
     """Works labels out once."""
 
-    def labels(self, as_of=None, *, horizon=None):
+    def labels(self, as_of=None, *, horizon=None, rows=None):
         held = self.__dict__.setdefault("held", {})
         key = (as_of, horizon)
         if key not in held:
             held[key] = super().labels(as_of, horizon=horizon)
-        return held[key]
+        return held[key] if rows is None else held[key].iloc[rows]
 
 
 class Sent:

@@ -45,18 +45,19 @@ class FleetMatrix:
                 incident[hit, self.of[number]] = number
         return label.ravel(), incident.ravel()
 
-    def labels(self, as_of=None, *, horizon=None):
+    def labels(self, as_of=None, *, horizon=None, rows=None):
         horizon = HORIZON if horizon is None else horizon
         label, incident = self._label(as_of, horizon)
         complete = self.rows["decision_time"] + GAP + horizon
         unknown = (complete > (self.span[1] if as_of is None else as_of)) & (label == 0)
-        return pd.DataFrame(
+        frame = pd.DataFrame(
             {
                 "label": pd.array(label, dtype="Int8"),
                 "incident": pd.array(incident, dtype="Int64"),
                 "complete_at": complete.dt.as_unit("ms"),
             }
         ).assign(label=lambda frame: frame["label"].mask(unknown), incident=lambda f: f["incident"].mask(incident < 0))
+        return frame if rows is None else frame.iloc[rows]
 
 
 def predictions(matrix, sharp=6.0, seed=1):

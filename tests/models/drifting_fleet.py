@@ -93,7 +93,7 @@ class DriftingFleet:
     def column(self, part):
         return [at for at, name in enumerate(NAMES) if part in name]
 
-    def labels(self, as_of=None, *, horizon=None):
+    def labels(self, as_of=None, *, horizon=None, rows=None):
         as_of_ms = 2**62 if as_of is None else int(as_of.timestamp() * 1000)
         time = START_MS + self.hour.astype(np.int64) * DAY_MS // 2
         reach = int(REACH / timedelta(milliseconds=1))
@@ -106,7 +106,7 @@ class DriftingFleet:
             label[hit], starts[hit], number[hit], kinds[hit] = 1, start, at, kind
         known = time + reach <= as_of_ms
         begun = pd.to_datetime(pd.Series(starts).where(label > 0), unit="ms", utc=True).dt.as_unit("ms")
-        return pd.DataFrame(
+        frame = pd.DataFrame(
             {
                 "label": pd.array(label, dtype="Int8").astype("Int8"),
                 "incident": pd.Series(number).where(number >= 0).astype("Int64"),
@@ -115,6 +115,7 @@ class DriftingFleet:
                 "complete_at": pd.to_datetime(time + reach, unit="ms", utc=True).as_unit("ms"),
             }
         ).assign(label=lambda frame: frame["label"].mask(~known & (frame["label"] == 0)))
+        return frame if rows is None else frame.iloc[rows]
 
     def values(self, row_indices=None):
         return self.X if row_indices is None else self.X[row_indices]

@@ -109,9 +109,9 @@ class FakeMatrix:
     def incidents(self, as_of=None):
         return self.events if as_of is None else self.events[self.events["known_at"] <= as_of]
 
-    def labels(self, as_of=None, *, horizon=None):
-        known = self.incidents(as_of)
-        return self.label_frame(known, as_of, horizon=horizon)
+    def labels(self, as_of=None, *, horizon=None, rows=None):
+        frame = self.label_frame(self.incidents(as_of), as_of, horizon=horizon)
+        return frame if rows is None else frame.iloc[rows]
 
     def label_frame(self, incidents, as_of, censor=True, horizon=None):
         rows = self.rows

@@ -94,6 +94,27 @@ def test_the_tail_is_never_fitted_on(drifting):
         assert not set(block.tolist()) & set(tail.tolist())
 
 
+def test_the_tail_asks_once_in_a_horizon(drifting):
+    """Rows between ask the same again: no two times that are scored have labels in common."""
+    seen = []
+
+    def read(rows):
+        seen.append(rows)
+        return drifting.values(rows)
+
+    refit = START + timedelta(days=40)
+    rows = Rows.of(drifting.rows)
+    choose_span(
+        read, rows, Labels.of(drifting.labels(refit)), days(7, 28), refit_ms=instant_ms(refit),
+        first_ms=instant_ms(START), reach_ms=REACH_MS, training=TrainingSection(), current=None, seed=3,
+        min_incidents=0,
+    )  # fmt: skip
+    times = np.unique(rows.time[seen[-1]])
+    step = np.diff(np.unique(rows.time[~rows.augmented])).min()
+    assert len(times) >= 3
+    assert np.diff(times).min() > REACH_MS - step
+
+
 def test_an_expanding_span_is_the_whole_history_in_whole_days():
     training = TrainingSection(window="expanding", candidate_windows=("14d", "28d"))
     first = instant_ms(START)

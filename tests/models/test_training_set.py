@@ -176,12 +176,12 @@ def censored(matrix, share=0.3):
     leavers = set(names[: int(share * len(names))])
     plain = matrix.labels
 
-    def labels(as_of=None, *, horizon=None):
+    def labels(as_of=None, *, horizon=None, rows=None):
         frame = plain(as_of, horizon=horizon)
         reaches = frame["complete_at"] > START + timedelta(days=20)
         gone = matrix.rows["unit"].isin(leavers) & reaches & (frame["label"].fillna(0) == 0)
         frame.loc[gone, "label"] = pd.NA
-        return frame
+        return frame if rows is None else frame.iloc[rows]
 
     other.labels = labels
     return other, leavers

@@ -6,7 +6,7 @@ import typer
 
 from predrain.collect.compact import compact
 from predrain.collect.diagnostics import diagnostics
-from predrain.collect.exporters import exporters
+from predrain.collect.exporters import exporters, gpud
 from predrain.collect.kernel_log import kernel_log
 from predrain.collect.kubernetes import collect_kubernetes
 from predrain.collect.nvml import nvml
@@ -31,5 +31,6 @@ SOURCES.command("nvml")(nvml)
 SOURCES.command("kernel-log")(kernel_log)
 SOURCES.command("slurm")(slurm)
 SOURCES.command("kubernetes")(collect_kubernetes)
+SOURCES.command("gpud")(gpud)
 SOURCES.command("tickets")(tickets)
 SOURCES.command("diagnostics")(diagnostics)

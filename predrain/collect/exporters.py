@@ -1,4 +1,4 @@
-"""``predrain collect exporters``: live scraping of exporter pages."""
+"""``predrain collect exporters`` and ``predrain collect gpud``: pages that each node serves."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from predrain.console import show
-from predrain.options import JsonOption, ParamsOption, duration_option, read_params
+from predrain.options import CaFileOption, JsonOption, ParamsOption, SkipVerifyOption, duration_option, read_params
 
 
 def exporters(
@@ -75,3 +75,59 @@ def exporters(
         once=once,
     )
     show(asyncio.run(work), as_json=as_json)
+
+
+def gpud(
+    targets: Annotated[
+        list[str],
+        typer.Option(
+            help="Where gpud runs: host, host:port (15132) or a URL (several with commas between), or a file, as for "
+            "`collect exporters`; may be repeated."
+        ),
+    ],
+    dataset: Annotated[Path, typer.Option(help="The dataset; rows are written to the folder DATASET.live next to it.")],
+    interval: Annotated[str, typer.Option(help="Time between two looks at a node.")] = "60s",
+    timeout: Annotated[str, typer.Option(help="Time for one answer, to its last byte.")] = "10s",
+    ca_file: CaFileOption = None,
+    insecure_skip_verify: SkipVerifyOption = False,
+    once: Annotated[bool, typer.Option("--once", help="Ask each node once, then exit.")] = False,
+    params: ParamsOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Ask gpud on each node, until SIGTERM: XIDs, boots, and other trouble of GPUs, days back the first time.
+
+    gpud's certificate is signed by itself, and new at each start: --insecure-skip-verify, or put a proxy before it.
+
+    Example: predrain collect gpud --targets gpu-nodes.txt --insecure-skip-verify --dataset fleet
+    """
+    import functools
+    import logging
+    from datetime import UTC, datetime
+
+    from telemetry.collect.exporters.targets import read_targets
+    from telemetry.collect.exporters.watch import Scraper
+    from telemetry.collect.gpud import EVENTS, GpudCollector
+    from telemetry.collect.outbox import Outbox
+    from telemetry.collect.running import stop_on_signals
+    from telemetry.http import connect_to
+    from telemetry.landing.folder import Landing, landing_of
+
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    interval_s, timeout_s = (
+        duration_option(given, "--interval or --timeout").total_seconds() for given in (interval, timeout)
+    )
+    if interval_s <= 0 or timeout_s <= 0:
+        raise typer.BadParameter("must be positive", param_hint="--interval or --timeout")
+    connection = connect_to("https://targets", ca_file=ca_file, insecure_skip_verify=insecure_skip_verify)
+    landing = Landing(landing_of(dataset), writer="gpud")
+    with stop_on_signals() as stop, Outbox(landing, "gpud") as outbox:
+        collector = GpudCollector(
+            outbox,
+            Scraper(connection, timeout_s=timeout_s),
+            functools.partial(read_targets, targets, EVENTS),
+            clock=functools.partial(datetime.now, UTC),
+            delay=read_params(params).features.delay,
+        )
+        collector.run(interval_s, stop.wait, once=once)
+    names = ("answers", "failed", "events", "unreadable")
+    show({"dataset": str(dataset), **{name: collector.counts[name] for name in names}}, as_json=as_json)

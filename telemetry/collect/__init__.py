@@ -1,7 +1,7 @@
 """Collectors: each reads one source of a running fleet and writes what is new to the landing folder of a dataset.
 
 One folder or module a source: ``prometheus`` (backfill), ``remote_write``, ``openmetrics`` (dumps), ``exporters``,
-``nvml``, ``kernel_log``, ``slurm``, ``kubernetes``, ``tickets``, ``diagnostics``. ``series`` reads Prometheus series
-into rows; ``outbox`` keeps how far an event collector has read; ``pushing`` sends what has landed
-on a node to ``remote_write``. ``predrain collect`` starts them.
+``nvml``, ``kernel_log``, ``gpud``, ``slurm``, ``kubernetes``, ``tickets``, ``diagnostics``. ``series`` reads
+Prometheus series into rows; ``outbox`` keeps how far an event collector has read; ``pushing`` sends what has landed on
+a node to ``remote_write``. ``predrain collect`` starts them.
 """

@@ -20,7 +20,7 @@ VERBS = (
 )
 SOURCES = (
     *("compact", "prometheus", "openmetrics", "exporters", "receive", "nvml"),
-    *("kernel-log", "slurm", "kubernetes", "tickets", "diagnostics"),
+    *("kernel-log", "gpud", "slurm", "kubernetes", "tickets", "diagnostics"),
 )
 
 

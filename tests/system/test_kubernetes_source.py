@@ -72,6 +72,11 @@ class Hands:
         }
         self.status(name, {"conditions": [condition]})
 
+    def condition(self, name: str, kind: str, message: str, began: datetime, last: datetime) -> None:
+        stamps = {"lastTransitionTime": stamp(began), "lastHeartbeatTime": stamp(last)}
+        found = {"type": kind, "status": "True", "reason": f"{kind}IsNotHealthy", "message": message, **stamps}
+        self.status(name, {"conditions": [found]})
+
     def cordon(self, name: str, on: bool = True) -> None:
         path = f"/api/v1/nodes/{name}?fieldManager=kubectl-cordon"
         self.server.request("PATCH", path, {"spec": {"unschedulable": on or None}})
@@ -254,6 +259,26 @@ def test_a_cluster_lives(allowed: KubernetesServer, tmp_path: Path) -> None:
     assert places["gpu"].isna().all()
     row = places[places["node"] == "life-1"].iloc[-1]
     assert (row["cluster"], row["group"], row["nvlink_domain"]) == ("east", "z1", "c.7")
+
+
+def test_each_xid_that_nvsentinel_writes_to_a_node_arrives_once(allowed: KubernetesServer, tmp_path: Path) -> None:
+    hands, root = Hands(allowed), tmp_path / "fleet.live"
+    hands.node("sick-1")
+    began, later = T0 + timedelta(minutes=5), T0 + timedelta(minutes=25)
+    lost = "ErrorCode:79 PCI:0000:3b:00 NVRM: Xid (PCI:0000:3b:00): 79, pid=1, x Recommended Action=RESTART_BM;"
+    memory = "ErrorCode:94 PCI:0000:5e:00 NVRM: Xid (PCI:0000:5e:00): 94, pid=2, y Recommended Action=CONTACT_SUPPORT;"
+    with Running(allowed, root):
+        wait(lambda: not landed(root, "inventory").empty)
+        hands.condition("sick-1", "SysLogsXIDError", lost, began, began)
+        wait(lambda: len(stored_events(root, "sick-1")) == 1)
+        hands.condition("sick-1", "SysLogsXIDError", lost, began, later)
+        hands.condition("sick-1", "SysLogsXIDError", lost + memory, began, later)
+        wait(lambda: len(stored_events(root, "sick-1")) == 2)
+    events = landed(root, "events").query("node == 'sick-1'")
+    assert events[["type", "code", "pci_bus_id", "timestamp"]].to_numpy().tolist() == [
+        ["xid", "79", "00000000:3b:00", began],
+        ["xid", "94", "00000000:5e:00", later],
+    ]
 
 
 def test_a_killed_collector_goes_on_with_what_happened_meanwhile(allowed: KubernetesServer, tmp_path: Path) -> None:

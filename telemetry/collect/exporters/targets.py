@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit, urlunsplit
 
 import yaml
@@ -16,10 +16,18 @@ from pydantic import BaseModel, TypeAdapter
 from telemetry.errors import InputError
 from telemetry.yaml_text import read_yaml
 
-DEFAULT_PORT: Final = 9400
-"""Port of dcgm-exporter's page (its ``--address`` defaults to ``:9400``)."""
 
-DEFAULT_PATH: Final = "/metrics"
+class Page(NamedTuple):
+    """What an address does not say of the page behind it."""
+
+    scheme: str
+    port: int
+    path: str
+
+
+EXPORTER: Final = Page("http", 9400, "/metrics")
+"""dcgm-exporter's page (its ``--address`` defaults to ``:9400``)."""
+
 PLACE_LABELS: Final = ("cluster", "group", "rack", "nvlink_domain")
 """What a list of targets may name of a node's place."""
 
@@ -49,7 +57,7 @@ class Target:
     def address(self) -> str:
         """What logs show: host, port, and the path if it is not ``/metrics``; never the query, which may be secret."""
         parts = urlsplit(self.url)
-        return parts.netloc + ("" if parts.path == DEFAULT_PATH else parts.path)
+        return parts.netloc + ("" if parts.path == EXPORTER.path else parts.path)
 
 
 class _Group(BaseModel):
@@ -60,8 +68,8 @@ class _Group(BaseModel):
 _GROUPS: Final = TypeAdapter(list[_Group])
 
 
-def read_targets(values: Sequence[str]) -> list[Target]:
-    """Return the current targets of all ``--targets`` values, each address once.
+def read_targets(values: Sequence[str], page: Page = EXPORTER) -> list[Target]:
+    """Return the current targets of all ``--targets`` values, each address once; ``page``: what they are pages of.
 
     A value is a file, a Kubernetes service, or addresses with commas between. Raises ``InputError`` if nothing is
     given, or a value cannot be read.
@@ -70,23 +78,23 @@ def read_targets(values: Sequence[str]) -> list[Target]:
         raise InputError("no target is given", "--targets", "Give a file, kubernetes:NAMESPACE/SERVICE, or host:port.")
     by_url: dict[str, Target] = {}
     for value in values:
-        for target in _targets_of(value):
+        for target in _targets_of(value, page):
             by_url.setdefault(target.url, target)
     return list(by_url.values())
 
 
-def _targets_of(value: str) -> Iterator[Target]:
+def _targets_of(value: str, page: Page) -> Iterator[Target]:
     path = Path(value)
     if value.startswith(_KUBERNETES):
-        yield from _of_service(value)
+        yield from _of_service(value, page)
     elif path.is_file() or (path.suffix in (".txt", ".list", *_YAML_SUFFIXES) and "://" not in value):
-        yield from _of_file(path)
+        yield from _of_file(path, page)
     else:
         for part in filter(str.strip, value.split(",")):
-            yield parse_target(part, "--targets")
+            yield parse_target(part, "--targets", page=page)
 
 
-def _of_service(value: str) -> list[Target]:
+def _of_service(value: str, page: Page) -> list[Target]:
     namespace, slash, rest = value.removeprefix(_KUBERNETES).partition("/")
     service, colon, port = rest.partition(":")
     if not (namespace and slash and service) or (colon and not port):
@@ -94,10 +102,10 @@ def _of_service(value: str) -> list[Target]:
     from telemetry.collect.kubernetes import discovery  # noqa: PLC0415  # an optional dependency
 
     exporters = discovery.service_exporters(namespace, service, int(port) if port.isdigit() else port or None)
-    return [parse_target(exporter.url, value, node=exporter.node) for exporter in exporters]
+    return [parse_target(exporter.url, value, node=exporter.node, page=page) for exporter in exporters]
 
 
-def _of_file(path: Path) -> Iterator[Target]:
+def _of_file(path: Path, page: Page) -> Iterator[Target]:
     """Read text (a target a line, then its node if it is known), or Prometheus' file_sd as JSON or YAML."""
     try:
         text = path.read_text(encoding="utf-8")
@@ -107,7 +115,7 @@ def _of_file(path: Path) -> Iterator[Target]:
             f"the list of targets cannot be read: {reason}", str(path), "Give a file with targets."
         ) from None
     if path.suffix in _YAML_SUFFIXES:
-        yield from _of_file_sd(text, path)
+        yield from _of_file_sd(text, path, page)
         return
     for number, line in enumerate(text.splitlines(), start=1):
         fields = line.split("#", 1)[0].split()
@@ -115,10 +123,10 @@ def _of_file(path: Path) -> Iterator[Target]:
         if len(fields) > 2:
             raise InputError(f"{line.strip()!r} is no target", where, "Write a target and its node, or a target.")
         if fields:
-            yield parse_target(fields[0], where, node=fields[1] if len(fields) == 2 else None)
+            yield parse_target(fields[0], where, node=fields[1] if len(fields) == 2 else None, page=page)
 
 
-def _of_file_sd(text: str, path: Path) -> Iterator[Target]:
+def _of_file_sd(text: str, path: Path, page: Page) -> Iterator[Target]:
     try:
         groups = _GROUPS.validate_python((json.loads(text) if path.suffix == ".json" else read_yaml(text)) or [])
     except (ValueError, yaml.YAMLError) as error:
@@ -129,10 +137,10 @@ def _of_file_sd(text: str, path: Path) -> Iterator[Target]:
         ) from None
     for number, group in enumerate(groups, start=1):
         for address in group.targets:
-            yield _of_group(address, group.labels or {}, f"{path}, group {number}")
+            yield _of_group(address, group.labels or {}, f"{path}, group {number}", page)
 
 
-def _of_group(text: str, labels: Mapping[str, Any], where: str) -> Target:
+def _of_group(text: str, labels: Mapping[str, Any], where: str, page: Page) -> Target:
     node = next((str(labels[name]) for name in _NODE_LABELS if labels.get(name)), None)
     if "://" not in text:
         path = labels.get("__metrics_path__")
@@ -141,14 +149,21 @@ def _of_group(text: str, labels: Mapping[str, Any], where: str) -> Target:
         if labels.get("__scheme__"):
             text = f"{labels['__scheme__']}://{text}"
     place = tuple((name, str(labels[name])) for name in PLACE_LABELS if labels.get(name))
-    return parse_target(text, where, node=node, labels=place)
+    return parse_target(text, where, node=node, labels=place, page=page)
 
 
-def parse_target(text: str, where: str, *, node: str | None = None, labels: tuple[tuple[str, str], ...] = ()) -> Target:
+def parse_target(
+    text: str,
+    where: str,
+    *,
+    node: str | None = None,
+    labels: tuple[tuple[str, str], ...] = (),
+    page: Page = EXPORTER,
+) -> Target:
     """Read a target as a user writes it: ``host``, ``host:port``, ``host:port/path`` or a URL.
 
-    Without a scheme the port is 9400 where none is given. Raises ``InputError`` if it is no address, or holds a
-    password.
+    Without a scheme the port is that of ``page`` where none is given. Raises ``InputError`` if it is no address, or
+    holds a password.
 
     >>> parse_target("node07", "targets.txt, line 1").url
     'http://node07:9400/metrics'
@@ -159,7 +174,8 @@ def parse_target(text: str, where: str, *, node: str | None = None, labels: tupl
             if text.count(":") > 1 and not text.startswith("["):
                 text = f"[{ipaddress.IPv6Address(text)}]"
             netloc, slash, path = text.partition("/")
-            text = f"http://{netloc if ':' in netloc.rpartition(']')[2] else f'{netloc}:{DEFAULT_PORT}'}{slash}{path}"
+            port = "" if ":" in netloc.rpartition("]")[2] else f":{page.port}"
+            text = f"{page.scheme}://{netloc}{port}{slash}{path}"
         parts = urlsplit(text)
         if parts.username or parts.password:
             raise InputError(
@@ -171,5 +187,5 @@ def parse_target(text: str, where: str, *, node: str | None = None, labels: tupl
         raise InputError(
             f"{written!r} is no address of a page", where, "Write host, host:port or http(s)://host:port/path."
         ) from None
-    path = parts.path if parts.path not in ("", "/") else DEFAULT_PATH
+    path = parts.path if parts.path not in ("", "/") else page.path
     return Target(urlunsplit((parts.scheme, parts.netloc, path, parts.query, "")), node, labels)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timedelta
 from operator import attrgetter
 from typing import Any, Final
@@ -15,6 +17,8 @@ from telemetry.collect.kubernetes.watching import Tracker
 from telemetry.dataset.schema import MAINTENANCE_BEGIN as BEGIN
 from telemetry.dataset.schema import MAINTENANCE_END as END
 from telemetry.milliseconds import from_ms, to_ms
+from telemetry.xids.pci import normalise_pci_bus_id
+from telemetry.xids.xid_message import parse_xid_message
 
 SOURCE: Final = "kubernetes"
 OWN_SOURCE: Final = "predrain"
@@ -32,14 +36,18 @@ _GPU_LABELS: Final = ("nvidia.com/gpu.present", "nvidia.com/gpu.product", "amd.c
 _PLACES: Final = ("cluster", "group", "rack", "nvlink_domain")
 _SOFT: Final = "PreferNoSchedule"
 _DETAIL_LENGTH: Final = 400
+_PCI: Final = re.compile(r"\bPCI:([0-9A-Fa-f:.]+)")
+_MESSAGES: Final = re.compile(r"(?=NVRM:)|\s*Recommended Action=")
+# Where a kernel message begins in a condition's, and where it ends in NVSentinel's.
 _AGAIN_MS: Final = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class NodeMarker:
-    """Something that holds of a node for a while: a cordon, a taint, a condition.
+    """Something that holds of a node for a while: a cordon, a taint, a condition, a fault that a condition names.
 
     ``ended`` and ``ended_code`` are type and code of the event when it goes. ``since_ms`` None: its time is not known.
+    ``fault_ms``: when the fault happened, where the condition held before it.
     """
 
     type: str
@@ -49,6 +57,12 @@ class NodeMarker:
     source: str = SOURCE
     since_ms: int | None = None
     detail: str | None = None
+    fault_ms: int | None = None
+    gpu: str | None = None
+    pci_bus_id: str | None = None
+
+
+_NODE: Final = NodeMarker("other", "", "other", "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +181,24 @@ def _add_condition(
     if rule is None and status != "True":
         markers[key] = NodeMarker("other", "node_not_ready", "other", "node_ready", SOURCE, since_ms, detail)
     elif rule is not None and status == rule.status:
-        markers[key] = _marker(rule.type, rule.code or kind, rule, SOURCE, since_ms, detail)
+        # An XID of no GPU would count as one of every GPU of the node.
+        whole = _marker("other" if rule.type == "xid" else rule.type, rule.code or kind, rule, SOURCE, since_ms, detail)
+        fault_ms = timestamp_ms(condition.get("lastHeartbeatTime"))
+        faults = [replace(whole, fault_ms=fault_ms, **fault) for fault in _faults(rule, condition.get("message") or "")]
+        seen: Counter[str] = Counter()
+        for marker in faults or [whole]:
+            place = f"{key} {marker.code} {marker.gpu or marker.pci_bus_id}" if faults else key
+            seen[place] += 1  # a repeat is a marker of its own
+            markers[place if seen[place] == 1 else f"{place} {seen[place]}"] = marker
+
+
+def _faults(rule: Rule, message: str) -> list[dict[str, Any]]:
+    """Return what the faults of single GPUs that a condition's message holds change of its marker."""
+    if rule.type == "failure":
+        addresses = dict.fromkeys(filter(None, map(normalise_pci_bus_id, _PCI.findall(message))))
+        return [{"pci_bus_id": address} for address in addresses]
+    xids = map(parse_xid_message, _MESSAGES.split(message)) if rule.type == "xid" else ()
+    return [{"type": "xid", **asdict(xid)} for xid in xids if xid is not None]
 
 
 def _marker(kind: str, code: str, rule: Rule | None, source: str, since_ms: int | None, detail: str) -> NodeMarker:
@@ -241,14 +272,14 @@ def node_changes(before: NodeView | None, after: NodeView, at: datetime) -> list
     ``before``: None: never seen; what already holds then is reported with the time that the object gives, else ``at``.
     ``at``: Aware; when ``after`` was heard. Events carry it as ``known_at``, and as ``timestamp`` where the object does
     not say when.
-    Returns: of the whole node. A drain is taken back (a ``drain`` event with code ``uncordon`` or ``undrain``) when the
-    last reason for it is gone; predrain's reasons do not hold up the release of others'.
+    Returns: of the whole node, but for faults of a GPU. A drain is taken back (a ``drain`` event with code ``uncordon``
+    or ``undrain``) when the last reason for it is gone; predrain's reasons do not hold up the release of others'.
     """
     events: list[Event] = []
 
-    def add(kind: str, code: str, detail: str | None, since_ms: int | None, source: str = SOURCE) -> None:
+    def add(kind: str, code: str, detail: str | None, since_ms: int | None, of: NodeMarker = _NODE) -> None:
         when = at if since_ms is None else from_ms(since_ms)
-        events.append(Event(when, after.name, kind, source, at, code, detail))
+        events.append(Event(when, after.name, kind, of.source, at, code, detail, of.gpu, of.pci_bus_id))
 
     before = before or NodeView(after.name)
     if before.system_uuid and after.system_uuid and before.system_uuid != after.system_uuid:
@@ -278,12 +309,13 @@ def node_changes(before: NodeView | None, after: NodeView, at: datetime) -> list
         since_ms = after.transitions_ms.get(key)
         if since_ms is not None and since_ms < (marker.since_ms or 0):
             since_ms = None
-        add(kind, code, marker.detail, since_ms, marker.source)
+        add(kind, code, marker.detail, since_ms, marker)
     for key, marker in new.items():
         was_ms, since_ms = old[key].since_ms if key in old else None, marker.since_ms
         # Or it went and came back between two looks.
         again = was_ms is not None and since_ms is not None and since_ms - was_ms > _AGAIN_MS
         if key not in old or again:
-            add(marker.type, marker.code, marker.detail, marker.since_ms, marker.source)
+            when_ms = marker.since_ms if marker.fault_ms is None else marker.fault_ms
+            add(marker.type, marker.code, marker.detail, when_ms, marker)
     # Stable: of one instant, what ended comes before what began.
     return sorted(events, key=attrgetter("timestamp"))

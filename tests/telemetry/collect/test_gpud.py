@@ -1,0 +1,264 @@
+"""What gpud has on each node, asked for over TLS as its events API answers, becomes events."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import ssl
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import pandas as pd
+import pytest
+from typer.testing import CliRunner
+
+from predrain.command import app
+from telemetry.collect.exporters.targets import read_targets
+from telemetry.collect.exporters.watch import PAGE_BYTES, Scraper
+from telemetry.collect.gpud import EVENTS, GpudCollector
+from telemetry.collect.kernel_log.lines import KernelEvents, LogLine
+from telemetry.collect.outbox import Outbox
+from telemetry.errors import InputError
+from telemetry.http import connect_to
+from telemetry.importing.event_runs import dedupe_events
+from tests import http_server
+from tests.http_server import Handler, certify
+from tests.telemetry.collect.builders import NOW, Clock, landed, landing
+
+UUID = "GPU-b850f46d-d5ea-c752-ddf3-c4453e44d3f7"
+XIDS = "accelerator-nvidia-error-xid"
+LOST = f"XID 79 ROBUST_CHANNEL_GPU_HAS_FALLEN_OFF_THE_BUS detected on GPU PCI:0000:9b:00 UUID:{UUID}"
+LINK = "XID 149.37 (err status 0x00000000) NVLINK_NETIR_ERROR detected on GPU PCI:0000:1a:00"
+
+
+def entry(minutes: float, message: str, name: str = "error_xid", kind: str = "Fatal") -> dict[str, Any]:
+    """An event so long before noon."""
+    return {"time": (NOW - timedelta(minutes=minutes)).isoformat(), "name": name, "type": kind, "message": message}
+
+
+class Gpud:
+    """A gpud: events by component, answered from ``startTime`` on, the newest first, whatever their number."""
+
+    def __init__(self) -> None:
+        self.events: dict[str, list[dict[str, Any]]] = {XIDS: [], "os": []}
+        self.body: bytes | None = None
+        self.filler = ""
+
+    def answer(self, start: int) -> bytes:
+        if self.body is not None:
+            return self.body
+        recent = [
+            {
+                "component": name,
+                "startTime": "2026-03-01T00:00:00Z",
+                "endTime": "2026-03-01T12:00:00Z",
+                "events": [e for e in events if not e["time"] or datetime.fromisoformat(e["time"]).timestamp() >= start]
+                or None,
+            }
+            for name, events in self.events.items()
+        ]
+        return json.dumps(recent).encode()
+
+
+@contextlib.contextmanager
+def served(tls: ssl.SSLContext | None = None) -> Iterator[tuple[Gpud, str]]:
+    gpud = Gpud()
+
+    class Api(Handler):
+        def do_GET(self) -> None:
+            parts = urlsplit(self.path)
+            start = parse_qs(parts.query).get("startTime", ["0"])[0]
+            known = parts.path == "/v1/events"
+            self.reply(200 if known else 404, gpud.answer(int(start)) if known else b"")
+
+    with http_server.serving(Api, tls=tls) as address:
+        yield gpud, address
+
+
+class Collected:
+    """A collector whose looks are made one by one, each by a process of its own."""
+
+    def __init__(self, folder: Path, targets: str) -> None:
+        self.landing, self.clock, self.targets = landing(folder), Clock(), targets
+        self.counts: dict[str, int] = {}
+
+    def look(self, wait: Callable[[float], bool] | None = None) -> list[dict[str, Any]]:
+        """Look once, or until ``wait`` is true."""
+        before = len(landed(self.landing))
+        with Outbox(self.landing, "gpud") as outbox:
+            collector = GpudCollector(
+                outbox,
+                Scraper(connect_to("http://targets"), timeout_s=5),
+                lambda: read_targets([self.targets], EVENTS),
+                clock=self.clock,
+                delay=timedelta(minutes=10),
+            )
+            collector.run(60, wait or (lambda _: False), once=wait is None)
+        self.counts = dict(collector.counts)
+        return landed(self.landing)[before:]
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[tuple[Gpud, Collected]]:
+    with served() as (gpud, address):
+        targets = tmp_path / "nodes.txt"
+        targets.write_text(f"{address} n1\n")
+        yield gpud, Collected(tmp_path, str(targets))
+
+
+def test_a_host_alone_is_gpuds_own_port_and_path() -> None:
+    (target,) = read_targets(["n7"], EVENTS)
+    assert (target.url, target.host) == ("https://n7:15132/v1/events", "n7")
+
+
+def test_what_a_node_has_becomes_events_with_their_gpu_and_time(node: tuple[Gpud, Collected]) -> None:
+    gpud, collected = node
+    gpud.events[XIDS] = [entry(90, LOST), entry(3, LINK)]
+    gpud.events["os"] = [entry(60, "system reboot detected 2026-03-01 11:00:00 UTC", "reboot", "Warning")]
+    rows = sorted(collected.look(), key=lambda row: row["timestamp"])
+    assert [(row["node"], row["type"], row["code"], row["gpu"], row["pci_bus_id"]) for row in rows] == [
+        ("n1", "xid", "79", UUID, "00000000:9b:00"),
+        ("n1", "other", "boot", None, None),
+        ("n1", "xid", "149", None, "00000000:1a:00"),
+    ]
+    assert rows[0]["timestamp"] == NOW - timedelta(minutes=90)
+    # An NVLink error is one that counts where gpud's catalogue calls it fatal.
+    assert rows[2]["detail"] == f"Fatal: {LINK}"
+    assert [row["known_at"] - NOW for row in rows] == [timedelta(minutes=-80), timedelta(minutes=-50), timedelta(0)]
+
+
+def test_the_same_answer_again_adds_nothing_and_what_is_new_is_known_from_now(node: tuple[Gpud, Collected]) -> None:
+    gpud, collected = node
+    gpud.events[XIDS] = [entry(30, LOST)]
+    assert len(collected.look()) == 1
+    collected.clock.move(minutes=1)
+    assert collected.look() == []
+    gpud.events[XIDS] += [entry(40, LINK)]  # gpud was started, and read the kernel log late
+    (row,) = collected.look()
+    assert (row["code"], row["known_at"]) == ("149", NOW + timedelta(minutes=1))
+    collected.clock.move(hours=5)
+    assert collected.look() == []
+
+
+def test_what_is_no_evidence_of_a_gpu_stays_out(node: tuple[Gpud, Collected]) -> None:
+    gpud, collected = node
+    gpud.events[XIDS] = [entry(5, "", "SetHealthy", "Info")]
+    gpud.events["disk"] = [entry(5, "no space left", "no_space_left", "Critical")]
+    gpud.events["accelerator-nvidia-hw-slowdown"] = [
+        entry(5, "told by NVML", "hw_slowdown", "Info"),
+        entry(6, f"{UUID}: HW Thermal Slowdown", "hw_slowdown", "Warning"),
+    ]
+    (row,) = collected.look()
+    assert (row["type"], row["code"], row["gpu"]) == ("other", "gpud_hw_slowdown", UUID)
+
+
+@pytest.mark.parametrize("message", ["XID 79 detected", "XID 154 GPU_RECOVERY_ACTION detected on GPU PCI:0000:9b:00"])
+def test_an_xid_without_its_gpu_or_its_meaning_is_no_xid(node: tuple[Gpud, Collected], message: str) -> None:
+    gpud, collected = node
+    gpud.events[XIDS] = [entry(5, message)]
+    (row,) = collected.look()
+    assert (row["type"], row["code"]) == ("other", f"xid_{message.split()[1]}")
+
+
+def test_an_xid_that_gpud_has_from_nvsentinel_is_the_kernels(node: tuple[Gpud, Collected]) -> None:
+    gpud, collected = node
+    text = "kernel: [7.5] NVRM: Xid (PCI:0000:1a:00): 149, pid=1, NETIR_LINK_EVT Nonfatal XC0 i0 Link 02 (0x0045)"
+    gpud.events[XIDS] = [entry(5, text, kind="Critical")]
+    (row,) = collected.look()
+    found = (row["type"], row["code"], row["pci_bus_id"], row["detail"])
+    assert found == ("xid", "149", "00000000:1a:00", "NETIR_LINK_EVT Nonfatal link 02")
+
+
+def test_an_entry_that_cannot_be_read_is_counted_once_and_named(
+    node: tuple[Gpud, Collected], caplog: pytest.LogCaptureFixture
+) -> None:
+    gpud, collected = node
+    gpud.events[XIDS] = [{**entry(5, LOST), "time": None}, entry(4, LOST)]
+    assert len(collected.look()) == 1
+    assert collected.counts["unreadable"] == 1
+    assert f"{XIDS}.time" in caplog.text
+    assert collected.look() == []
+    assert "unreadable" not in collected.counts
+
+
+@pytest.mark.parametrize("body", [b"<html>", b'{"code": 1}', b"3", b'[{"events": []}]', b'[{"component": "x"'])
+def test_a_node_that_is_no_gpud_holds_up_no_other(tmp_path: Path, body: bytes) -> None:
+    with served() as (gpud, address), served() as (other, elsewhere):
+        gpud.events[XIDS], other.body = [entry(5, LOST)], body
+        collected = Collected(tmp_path, f"{elsewhere},{address}")
+        assert len(collected.look()) == 1
+        assert (collected.counts["answers"], collected.counts["failed"]) == (1, 1)
+        gpud.body = body
+        with pytest.raises(InputError, match="no node answers: parse"):
+            collected.look()
+        # Once it is gpud again, it goes on where it was, and the other begins.
+        gpud.body = other.body = None
+        other.events[XIDS] = [entry(5, LINK)]
+        assert [row["code"] for row in collected.look()] == ["149"]
+
+
+def test_of_more_events_than_an_answer_may_have_the_newest_are_taken(
+    node: tuple[Gpud, Collected], caplog: pytest.LogCaptureFixture
+) -> None:
+    gpud, collected = node
+    flood = entry(20 * 24 * 60, "x" * PAGE_BYTES)
+    gpud.events[XIDS] = [flood, entry(5, LOST)]
+    assert [row["code"] for row in collected.look()] == ["79"]
+    assert "too many events, those before 2026-02-14" in caplog.text
+
+
+def test_what_goes_wrong_between_two_looks_does_not_end_it(
+    node: tuple[Gpud, Collected], caplog: pytest.LogCaptureFixture
+) -> None:
+    gpud, collected = node
+    nodes, waits = Path(collected.targets), iter(range(9))
+    listed = nodes.read_text()
+
+    def wait(seconds: float) -> bool:
+        if not seconds:  # before each node is asked
+            return False
+        look = next(waits)
+        nodes.write_text("a b c" if look == 0 else listed)
+        gpud.events[XIDS] = [entry(5, LOST)]
+        return look == 2
+
+    assert [row["code"] for row in collected.look(wait)] == ["79"]
+    assert "'a b c' is no target" in caplog.text
+
+
+def test_nothing_is_an_answer_too(node: tuple[Gpud, Collected]) -> None:
+    gpud, collected = node
+    gpud.body = b"null"
+    assert collected.look() == []
+    assert collected.counts["answers"] == 1
+
+
+def test_the_kernel_logs_report_of_the_same_xid_is_one_event_with_it(node: tuple[Gpud, Collected]) -> None:
+    gpud, collected = node
+    gpud.events[XIDS] = [entry(5, LOST)]
+    line = f"NVRM: Xid (PCI:0000:9b:00 {UUID}): 79, pid=1, name=x, GPU has fallen off the bus."
+    clock = Clock(NOW - timedelta(minutes=5))
+    (logged,) = KernelEvents("journal", node="n1", clock=clock).read([LogLine(line, clock.now)])
+    stamps = {"timestamp": pd.Timestamp(logged.timestamp), "known_at": pd.Timestamp(logged.known_at)}
+    events = pd.DataFrame([*collected.look(), logged.row() | stamps]).drop(columns="pci_bus_id")
+    for name in stamps:
+        events[name] = pd.to_datetime(events[name], utc=True).astype("datetime64[ms, UTC]")
+    (kept,) = dedupe_events(events, timedelta(seconds=60)).to_dict("records")
+    assert (kept["source"], kept["code"], kept["gpu"]) == ("kernel_log:journal", "79", UUID)
+
+
+def test_the_command_takes_gpuds_own_certificate_only_when_told_to(tmp_path: Path) -> None:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(*certify(tmp_path, "localhost"))
+    with served(context) as (gpud, address):
+        gpud.events[XIDS] = [entry(5, LOST) | {"time": datetime.now(UTC).isoformat()}]
+        command = ["collect", "gpud", "--targets", address, "--dataset", str(tmp_path / "fleet"), "--once", "--json"]
+        refused = CliRunner().invoke(app, command)
+        assert refused.exit_code != 0
+        assert "--insecure-skip-verify" in refused.output + str(refused.exception)
+        taken = CliRunner().invoke(app, [*command, "--insecure-skip-verify"])
+    counts = {"answers": 1, "failed": 0, "events": 1, "unreadable": 0}
+    assert json.loads(taken.stdout) == {"dataset": str(tmp_path / "fleet"), **counts}

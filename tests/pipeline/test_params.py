@@ -37,6 +37,15 @@ def test_the_shipped_file_is_valid_and_states_the_defaults_outside_the_demo_flee
     assert shipped.model_copy(update={"simulate": Params().simulate, "labels": labels}) == Params()
 
 
+def test_googles_prediction_is_a_channel_and_alone_a_baseline_of_its_own_horizon() -> None:
+    shipped = ["params.yaml", "params/gke-health-prediction.yaml", "params/gke-health-prediction-alone.yaml"]
+    channel, alone = (load_params([ROOT / name for name in shipped[:count]]) for count in (2, 3))
+    assert set(channel.channels) == {"gke_health_prediction"}
+    assert channel.model_copy(update={"channels": {}}) == load_params([ROOT / "params.yaml"])
+    assert (alone.channels, alone.features.channels) == (channel.channels, ("gke_health_prediction",))
+    assert alone.labels.horizon == timedelta(hours=5)
+
+
 def test_later_files_override_key_by_key(tmp_path: Path) -> None:
     first = write(tmp_path, "labels: {gap: 20m, horizon: 12h}\ntraining: {candidate_windows: [7d, 14d]}", "a.yaml")
     second = write(tmp_path, "labels: {horizon: 48h}\ntraining: {candidate_windows: [30d]}", "b.yaml")

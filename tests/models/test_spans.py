@@ -72,44 +72,36 @@ def test_too_few_incidents_take_the_longest():
     assert choose(matrix, current=timedelta(days=7)) == timedelta(days=28)
 
 
-def test_the_tail_is_never_fitted_on(drifting):
-    """Rows from one reach before the tail on may change at will, but for the tail's own features."""
+def reads_of_a_choice(matrix, **training):
+    """Choose among two spans at day 40; give the rows that were read in turn, all rows, and their labels."""
     seen = []
 
     def read(rows):
         seen.append(rows)
-        return drifting.values(rows)
+        return matrix.values(rows)
 
     refit = START + timedelta(days=40)
-    rows = Rows.of(drifting.rows)
-    labels = Labels.of(drifting.labels(refit))
+    rows, labels = Rows.of(matrix.rows), Labels.of(matrix.labels(refit))
     choose_span(
         read, rows, labels, days(7, 28), refit_ms=instant_ms(refit), first_ms=instant_ms(START), reach_ms=REACH_MS,
-        training=TrainingSection(hysteresis=0.0, negative_ratio=10), current=None, seed=3, min_incidents=0,
+        training=TrainingSection(**training), current=None, seed=3, min_incidents=0,
     )  # fmt: skip
-    *fitted, tail = seen
+    return seen, rows, labels
+
+
+def test_the_tail_is_never_fitted_on(drifting):
+    """Rows from one reach before the tail on may change at will, but for the tail's own features."""
+    (*fitted, tail), rows, labels = reads_of_a_choice(drifting, hysteresis=0.0, negative_ratio=10)
     assert len(fitted) == 2
     for block in fitted:
         assert labels.complete[block].max() <= rows.time[tail].min()
         assert not set(block.tolist()) & set(tail.tolist())
 
 
-def test_the_tail_asks_once_in_a_horizon(drifting):
-    """Rows between ask the same again: no two times that are scored have labels in common."""
-    seen = []
-
-    def read(rows):
-        seen.append(rows)
-        return drifting.values(rows)
-
-    refit = START + timedelta(days=40)
-    rows = Rows.of(drifting.rows)
-    choose_span(
-        read, rows, Labels.of(drifting.labels(refit)), days(7, 28), refit_ms=instant_ms(refit),
-        first_ms=instant_ms(START), reach_ms=REACH_MS, training=TrainingSection(), current=None, seed=3,
-        min_incidents=0,
-    )  # fmt: skip
-    times = np.unique(rows.time[seen[-1]])
+def test_the_tail_is_scored_once_in_a_horizon(drifting):
+    """Rows in between ask the same again; decision times are scored a horizon apart, to within a step."""
+    (*_, tail), rows, _ = reads_of_a_choice(drifting)
+    times = np.unique(rows.time[tail])
     step = np.diff(np.unique(rows.time[~rows.augmented])).min()
     assert len(times) >= 3
     assert np.diff(times).min() > REACH_MS - step

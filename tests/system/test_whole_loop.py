@@ -135,7 +135,7 @@ class Host:
         return self.predrain(*words, *more, **variables)
 
     def predrain(self, *words: object, **variables: str) -> str:
-        """Run a command of ours, which ends well, be it after a kill; give what it prints."""
+        """Run a predrain command to success, after a kill where its verb is doomed; return what it prints."""
         verb = " ".join(map(str, words[: 2 if words[0] == "collect" else 1]))
         if verb in self.doomed:
             self.doomed.discard(verb)

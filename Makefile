@@ -35,7 +35,7 @@ test: $(VENV)/.dev  ## the tests that need no server
 
 test-system: $(VENV)/.dev  ## the tests that build, install and start the real parts (root installs what they need)
 	tests/system/install_packages.sh
-	$(BIN)/python -m pytest -m system
+	$(BIN)/python -m pytest -m system -n 2 --dist loadfile --no-loadscope-reorder
 
 histories: $(VENV)/.dev  ## random histories of the controller, others each day, on all cores: HISTORIES=1000000, 36 hours of CPU
 	HISTORIES=$(or $(HISTORIES),1000000) SEED=$$(date +%F) $(BIN)/python -m pytest -q -n auto --maxfail=3 tests/policy/test_decide_histories.py

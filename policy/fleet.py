@@ -163,6 +163,7 @@ class NodeView:
     ``uncordoned``: it was our cordon: then what else keeps work off the node goes with it.
     ``software``: versions of driver and exporter in one text.
     ``maintenance``: words of the maintenance that it is in; None: in none.
+    ``planned``: begin and end of each maintenance that events tell of, as far as it may matter.
     ``since``: since when there is a node under this name, aware; None: not known. Where the scheduler does not say
     which units are in it, what was said of units of that name before may be about another machine.
     """
@@ -185,6 +186,7 @@ class NodeView:
     software: str | None = None
     since: datetime | None = None
     maintenance: str | None = None
+    planned: tuple[tuple[datetime, datetime], ...] = ()
 
     @property
     def group_key(self) -> str:

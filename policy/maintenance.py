@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from fnmatch import fnmatchcase
+from typing import Any
 
 from policy.fleet import NodeView
 
@@ -15,6 +17,9 @@ _SETTLE = timedelta(minutes=10)
 _GAP = timedelta(hours=1)
 _KEPT = timedelta(days=7)
 # As long as any evidence holds.
+
+LONGEST = timedelta(days=31)
+"""A maintenance whose end is never reported lasts no longer, as where labels are made."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +54,9 @@ class Period:
 
 def maintained(node: NodeView, calendar: Sequence[MaintenanceWindow], seen: Period | None, now: datetime) -> NodeView:
     """Give a node as it is to be judged: whether it is in maintenance, and without what was seen in one."""
-    if not calendar and seen is None and node.maintenance is None:
+    if not calendar and not node.planned and seen is None and node.maintenance is None:
         return node
-    periods = [(window.start, window.end) for window in calendar if window.concerns(node)]
+    periods = [*node.planned, *((window.start, window.end) for window in calendar if window.concerns(node))]
     current = next((end for start, end in periods if start <= now < end), None)
     if node.maintenance is None and current is not None:
         node = replace(node, maintenance=f"maintenance until {current:%Y-%m-%d %H:%M} UTC")
@@ -84,3 +89,36 @@ def observed(node: NodeView, seen: Period | None, now: datetime) -> Period | Non
     if seen is None or now - seen.end > _GAP:
         return Period(now, now)
     return replace(seen, end=now) if now - seen.end >= _SETTLE else seen
+
+
+def planned(rows: Iterable[Mapping[str, Any]], now: datetime) -> dict[str, tuple[tuple[datetime, datetime], ...]]:
+    """Give begin and end of each node's maintenance that was known at a time, but for what is long over.
+
+    ``rows``: events. The code of a ``maintenance`` is its planned end, or ``begin``, or ``end`` of what began on the
+    same GPU or node. What concerns a GPU concerns its node.
+    """
+    known = [row for row in rows if row["type"] == "maintenance" and row["known_at"] <= now]
+    known.sort(key=lambda row: row["timestamp"])
+    coded = [(row, row["timestamp"], (row["code"] or "").strip().lower()) for row in known]
+    ends: defaultdict[Any, list[datetime]] = defaultdict(list)
+    for row, at, code in coded:
+        if code == "end":
+            ends[row["node"], row["gpu"]].append(at)
+    found: defaultdict[str, set[tuple[datetime, datetime]]] = defaultdict(set)
+    for row, start, code in coded:
+        last = start + LONGEST
+        if code == "begin":
+            end = next((end for end in ends[row["node"], row["gpu"]] if start <= end < last), last)
+        else:
+            end = _instant(code) or start
+        if end > max(start, now - _KEPT):
+            found[row["node"]].add((start, end))
+    return {node: tuple(sorted(periods)) for node, periods in found.items()}
+
+
+def _instant(code: str) -> datetime | None:
+    try:
+        value = datetime.fromisoformat(code.upper())
+    except ValueError:
+        return None
+    return None if value.tzinfo is None else value

@@ -24,6 +24,7 @@ from policy.config import PolicyConfig
 from policy.decide import carried_out, decide
 from policy.episodes import Bools, Ints
 from policy.fleet import NO_MARKS, Fact, JobView, Level, NodeView, Signals, UnitView
+from policy.maintenance import planned
 from policy.node_assessment import BOOT, KINDS, LONGEST, REPAIRS, RULES, reported
 from policy.plan import Plan, PolicyState
 from policy.stages import Stage, StagesConfig
@@ -107,13 +108,12 @@ _PLACE: Final = ("cluster", "group", "rack", "nvlink_domain")
 
 
 def rule_events(events: pd.DataFrame) -> list[dict[Any, Any]]:
-    """Give the events that hard rules go by, in the order in which they were known."""
+    """Give the events that hard rules go by, and maintenance, in the order in which they were known."""
     code = events["code"].astype("str").str.strip()
     named = (events["type"] != "xid") | ("xid " + code).isin([rule.fact for rule in RULES]) | (code == "154")
     boots = (events["type"] == BOOT[0]) & (code == BOOT[1])
-    used = events[(named & events["type"].isin(KINDS) & events["gpu"].notna() | boots).to_numpy()].sort_values(
-        "known_at"
-    )
+    used = named & events["type"].isin(KINDS) & events["gpu"].notna() | boots | (events["type"] == "maintenance")
+    used = events[used.to_numpy()].sort_values("known_at")
     return used.astype(object).where(used.notna(), None).to_dict("records")
 
 
@@ -184,6 +184,8 @@ class Controlled:
         self._sick: dict[str, Fact] = {}
         self._refused: set[tuple[str, datetime | None]] = set()
         self._known = [instant_ms(event["known_at"]) for event in self.events]
+        self._maintenance = [event for event in self.events if event["type"] == "maintenance"]
+        self._planned: tuple[int, dict[str, tuple[tuple[datetime, datetime], ...]]] = (0, {})  # how many were known
         # when a node is better, which asks for a round only where something stands on it or waits for room
         self._better: dict[int, list[str]] = defaultdict(list)
         for node, until in zip(self.fleet.failed.tolist(), self.fleet.until.tolist(), strict=True):
@@ -327,6 +329,7 @@ class Controlled:
         if self._rested[0] != newest.at:
             self._rested, self._alike = (newest.at, {}), {}
         rested, alike = self._rested[1], self._alike
+        planned_at = self._planned_at(now)
         views = []
         for place, (calm, here, gone) in enumerate(zip(quiet.tolist(), known.tolist(), unknown.tolist(), strict=True)):
             node, jobs = self.fleet.nodes[place], tuple(running.get(place, ()))
@@ -336,7 +339,12 @@ class Controlled:
                     for (name, since, until), code in zip(self.fleet.stays[place], self._code[place], strict=True)
                     if since <= at < until
                 )
-                views.append(replace(node, units=units, jobs=jobs, marks=self._stands[place], down=place in down))
+                views.append(
+                    replace(
+                        node, units=units, jobs=jobs, marks=self._stands[place], down=place in down,
+                        planned=planned_at.get(node.name, ()),
+                    )
+                )  # fmt: skip
                 continue
             view = rested.get((place, here, gone))
             if view is None:
@@ -345,6 +353,12 @@ class Controlled:
                 view = rested[place, here, gone] = replace(node, units=alike[here, gone])
             views.append(replace(view, jobs=jobs, down=place in down) if jobs or place in down else view)
         return views
+
+    def _planned_at(self, now: datetime) -> dict[str, tuple[tuple[datetime, datetime], ...]]:
+        known = bisect_right(self._maintenance, now, key=lambda event: event["known_at"])
+        if known != self._planned[0]:
+            self._planned = known, planned(self._maintenance[:known], now)
+        return self._planned[1]
 
     def _quiet(self, at: int, newest: Reading, spoken: Iterable[str]) -> tuple[Ints, Ints, Bools]:
         """Give of each node its units with and without a risk, and whether no more is known of it than low risks."""

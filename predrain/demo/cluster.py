@@ -21,10 +21,9 @@ from evaluation.value.readings import Readings
 from features.times import NEVER, duration_ms, instant_ms
 from policy.config import PolicyConfig
 from policy.fleet import Level, UnitView
-from policy.node_assessment import reported
 from policy.risk_record import ModelName
 from scheduler.controller.controller import Controller
-from scheduler.controller.facts import VerifiedFacts
+from scheduler.controller.facts import VerifiedFacts, facts_at
 from scheduler.controller.settings import ControllerSettings
 from scheduler.evacuation.engine import Evacuation
 from scheduler.evacuation.settings import EvacuationSettings, VerificationSettings
@@ -258,4 +257,4 @@ class _Reported:
 
     def read(self, now: datetime) -> Mapping[str, Facts]:
         """Give it."""
-        return {unit: Facts(*said) for unit, said in reported(self._events, now).items()}
+        return facts_at(self._events, now)

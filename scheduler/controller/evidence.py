@@ -13,6 +13,7 @@ from scheduler.ports.protocols import FactSource, RiskSource
 from scheduler.ports.risks import NO_RISKS, Facts, Risks
 
 _NAMED = 3
+_NOTHING = Facts()
 
 
 def _named(names: Sequence[str], between: str = ", ") -> str:
@@ -24,7 +25,7 @@ def _named(names: Sequence[str], between: str = ", ") -> str:
 class Evidence:
     """The newest scores and facts.
 
-    ``facts``: as last read, by unit.
+    ``facts``: as last read, by unit, and by node where one is known of it.
     ``facts_known``: whether facts could ever be read in this process.
     """
 
@@ -89,7 +90,7 @@ class Evidence:
         return tuple(notes)
 
     def placed(self, view: NodeView, state: PolicyState) -> NodeView:
-        """Return a node with its units.
+        """Return a node with its units, and the maintenance that events tell of.
 
         A node with our marks always has one: else, where the scores cannot be read, its marks would never be removed
         when they expire. Those are the units that the marks rest on, or one without a name of its own.
@@ -99,13 +100,13 @@ class Evidence:
             known = state.nodes.get(view.name)
             names = [score.unit for score in known.tier.support] if known is not None else []
             units = tuple(self._with_evidence(UnitView(name)) for name in names or [view.name])
-        return replace(view, units=units)
+        return replace(view, units=units, planned=self.facts.get(view.name, _NOTHING).planned)
 
     def _with_evidence(self, unit: UnitView) -> UnitView:
         scored, facts = self._scores.get(unit.name, UnitView(unit.name)), self.facts.get(unit.name)
         if facts is None and unit.valid_from is None:
             return scored  # most units by far
-        facts = facts or Facts()
+        facts = facts or _NOTHING
         since = [when for when in (facts.valid_from, unit.valid_from) if when is not None]
         return UnitView(unit.name, scored.score, facts.facts, max(since, default=None))
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from policy.episodes import OUTCOME_TIMEOUT, Alert, Happening, Outcome, judge
 from policy.fleet import Fact
+from policy.maintenance import planned
 from policy.node_assessment import BOOT, KINDS, REPORTED, XIDS, reported
 from scheduler.evacuation.progress import Result
 from scheduler.ports.errors import LedgerError, SourceError
@@ -38,8 +39,19 @@ class History:
     until: datetime | None = None
 
 
+def facts_at(rows: Sequence[Mapping[str, Any]], now: datetime) -> dict[str, Facts]:
+    """Return what events tell of units, and of nodes that have a maintenance, as it is known at a time.
+
+    ``rows``: as :func:`policy.node_assessment.reported` takes them, and maintenance.
+    """
+    facts = {unit: Facts(*known) for unit, known in reported(rows, now).items()}
+    for node, periods in planned(rows, now).items():
+        facts[node] = replace(facts.get(node, Facts()), planned=periods)
+    return facts
+
+
 class EventFacts:
-    """Reads ``events.parquet``, which an import replaces as a whole (:func:`policy.node_assessment.reported`)."""
+    """Reads ``events.parquet``, which an import replaces as a whole."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
@@ -47,13 +59,12 @@ class EventFacts:
         self._rows: list[dict[str, Any]] = []
 
     def read(self, now: datetime) -> Mapping[str, Facts]:
-        """Return the facts known at ``now``, by unit.
+        """Return the facts known at ``now``, by unit, and by node where it has a maintenance.
 
         Raises ``SourceError`` if the file is missing or cannot be read.
         """
         self._load()
-        known = reported(self._rows, now)
-        return {unit: Facts(facts, void) for unit, (facts, void) in known.items()}
+        return facts_at(self._rows, now)
 
     def _load(self) -> None:
         import pyarrow as pa  # noqa: PLC0415 - only who reads events needs it
@@ -79,7 +90,10 @@ class EventFacts:
             boots = (pc.field("type") == BOOT[0]) & (pc.field("code") == BOOT[1])
             xids = of_units & (pc.field("type") == "xid") & code.isin(sorted(XIDS))
             floods = table.filter(xids & (code != "154"))
-            rest = table.filter((of_units & (pc.field("type") != "xid")) | boots | (xids & (code == "154")))
+            maintenance = pc.field("type") == "maintenance"
+            rest = table.filter(
+                (of_units & (pc.field("type") != "xid")) | boots | maintenance | (xids & (code == "154"))
+            )
             self._rows = [*_ends_of_minutes(floods).to_pylist(), *rest.to_pylist()]
         except (OSError, ArrowException, KeyError, ValueError) as error:
             why = str(error).partition("\n")[0]
@@ -147,10 +161,10 @@ class VerifiedFacts:
             for unit in named if result.kind == "failed" else result.units:
                 known = facts.get(unit, Facts())
                 if result.kind == "failed":
-                    facts[unit] = Facts((*known.facts, Fact("diagnostic_failed", result.at)), known.valid_from)
+                    facts[unit] = replace(known, facts=(*known.facts, Fact("diagnostic_failed", result.at)))
                 elif result.kind == "passed":
                     since = result.at if known.valid_from is None else max(known.valid_from, result.at)
-                    facts[unit] = Facts(known.facts, since)
+                    facts[unit] = replace(known, valid_from=since)
         return facts
 
     def outcomes(self, alerts: Sequence[Alert], now: datetime) -> Sequence[Outcome]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
 from policy.episodes import Alert, Outcome
@@ -40,10 +40,15 @@ NO_RISKS = Risks()
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What is known of one unit in addition to its score; ``valid_from``: earlier scores and facts are void."""
+    """What is known of a unit in addition to its score, and of a node.
+
+    ``valid_from``: earlier scores and facts are void.
+    ``planned``: of a node, as :attr:`policy.fleet.NodeView.planned`.
+    """
 
     facts: tuple[Fact, ...] = ()
     valid_from: datetime | None = None
+    planned: tuple[tuple[datetime, datetime], ...] = ()
 
 
 class MemoryRisks:
@@ -69,7 +74,7 @@ class MemoryFacts:
     def read(self, now: datetime) -> Mapping[str, Facts]:
         """Return what was set, up to ``now``."""
         return {
-            unit: Facts(tuple(fact for fact in known.facts if fact.seen_at <= now), known.valid_from)
+            unit: replace(known, facts=tuple(fact for fact in known.facts if fact.seen_at <= now))
             for unit, known in self.facts.items()
         }
 

@@ -37,6 +37,7 @@ class World:
         self.names = [f"n{place:02}" for place in range(nodes)]
         self.times = [T0 + k * STEP for k in range(decisions)]
         self.failures = failures
+        self.planned: list[tuple[int, datetime, datetime]] = []
         self.risk = np.full((decisions, nodes), 0.01)
 
     def fleet(self) -> Fleet:
@@ -58,7 +59,10 @@ class World:
 
     def events(self) -> list[dict]:
         """What the failed GPUs and their repairs report."""
-        rows = []
+        rows = [
+            (begin, self.names[node], None, "maintenance", end.isoformat(), "", "", begin)
+            for node, begin, end in self.planned
+        ]
         for node, at, end in self.failures:
             for kind, code, when in (("xid", "79", at + 0.05), ("repair", "", end)):
                 seen = T0 + when * HOUR
@@ -124,6 +128,20 @@ def test_the_replay_marks_the_nodes_that_the_controller_marks_at_the_same_decisi
     assert len(marks.node) >= 4
     assert marks.refused, "budgets were put to the test"
     assert differing(ReplayedCluster(*given, diagnostic=diagnostic, reach=REACH).marks(), marks, STEP) == []
+
+
+def test_the_replay_leaves_a_node_alone_that_the_events_say_is_in_maintenance():
+    def marked(*planned):
+        world, load = random_world(101)
+        world.planned = list(planned)
+        fleet = world.fleet()
+        given = (fleet, world.scores(), world.events(), load, fleet.stage(POLICY, "hard"))
+        marks = Controlled(*given, reach=REACH).marks()
+        assert differing(ReplayedCluster(*given, diagnostic="none", reach=REACH).marks(), marks, STEP) == []
+        return set(marks.node.tolist())
+
+    alone = min(marked())
+    assert alone not in marked((alone, T0, T0 + 400 * HOUR))
 
 
 @pytest.mark.parametrize(("size", "pays"), [(2, False), (512, True)])

@@ -9,7 +9,7 @@ import pytest
 
 from policy.decide import carried_out
 from policy.fleet import Fact, UnitView
-from policy.maintenance import MaintenanceWindow
+from policy.maintenance import LONGEST, MaintenanceWindow, planned
 from policy.node_assessment import reported
 from policy.plan import PolicyState
 from telemetry.xids.xid_message import parse_xid_message
@@ -78,6 +78,40 @@ def test_what_was_seen_in_a_maintenance_is_no_evidence_after_it_and_older_eviden
     ]
     plan = once(fleet, config(maintenance=(WINDOW,)), later)
     assert {action.node for action in plan.actions if action.verb == "drain"} == {"sick3"}
+
+
+def at_work(begins, code, gpu=None, **others):
+    return {**event("maintenance", code, begins, gpu), **others}
+
+
+@pytest.mark.parametrize(
+    ("events", "end"),
+    [
+        ([at_work(T0, (T0 + HOUR).isoformat())], T0 + HOUR),
+        ([at_work(T0, " 2026-03-01t01:00:00z ", "g")], T0 + HOUR),
+        ([at_work(T0, "begin")], T0 + LONGEST),
+        ([at_work(T0, "begin"), at_work(T0 + HOUR, "END"), at_work(T0 + 2 * HOUR, "end")], T0 + HOUR),
+        ([at_work(T0, "begin"), at_work(T0 + HOUR, "end", "g"), at_work(T0 - HOUR, "end")], T0 + LONGEST),
+        ([at_work(T0, "begin"), at_work(T0 + HOUR, "end", known_at=T0 + 3 * HOUR)], T0 + LONGEST),
+        ([at_work(T0, "when it is done")], None),
+        ([at_work(T0, "2099-01-01T00:00:00")], None),
+        ([at_work(T0, (T0 + HOUR).isoformat(), known_at=T0 + 3 * HOUR)], None),
+        ([at_work(T0 - 20 * 24 * HOUR, (T0 - 10 * 24 * HOUR).isoformat())], None),
+    ],
+)
+def test_events_tell_of_a_maintenance_as_it_was_known(events, end):
+    assert planned(events, T0 + 2 * HOUR) == ({} if end is None else {"n": ((T0, end),)})
+
+
+def test_nothing_new_is_put_on_a_node_in_a_maintenance_that_events_tell_of_and_nothing_in_it_is_evidence():
+    sick = node("sick", 0.9, planned=((T0 - HOUR, T0 + HOUR),))
+    plan = once([sick, *healthy(12)], config())
+    assert "drain" not in verbs(plan, "sick")
+    later = T0 + 3 * HOUR
+    said = (Fact("xid 79", T0),)
+    sick = replace(sick, units=(UnitView("a", score(0.01, later), said),))
+    assert "drain" not in verbs(once([sick, *healthy(12, later)], config(), later), "sick")
+    assert "drain" in verbs(once([replace(sick, planned=()), *healthy(12, later)], config(), later), "sick")
 
 
 def test_a_maintenance_that_the_scheduler_tells_of_is_remembered():

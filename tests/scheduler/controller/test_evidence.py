@@ -51,6 +51,14 @@ def test_a_gpu_that_the_scheduler_names_is_the_same_one_in_whatever_node():
     assert cluster.level("n1") is Level.DRAINED
 
 
+def test_a_node_whose_maintenance_stands_in_the_events_would_be_drained_and_is_not():
+    cluster = Cluster()
+    cluster.scored(n1=0.9, n4=0.9)
+    cluster.facts.facts = {"n1": Facts(planned=((T0 - HOUR, T0 + HOUR),))}
+    cluster.round()
+    assert cluster.levels() == {"n4": Level.DRAINED}
+
+
 def test_a_node_created_anew_between_the_decision_and_its_mark_gets_none():
     cluster = Cluster()
     without_names(cluster)

@@ -100,6 +100,16 @@ def test_a_boot_of_its_node_ends_what_a_restart_cures(tmp_path):
     assert set(EventFacts(file).read(T0 + 2 * HOUR)) == {"b"}
 
 
+def test_a_maintenance_in_the_events_is_its_nodes(tmp_path):
+    file = tmp_path / "events.parquet"
+    until = T0 + 3 * HOUR
+    write(file, (T0, None, "maintenance", until.isoformat()), (T0, "a", "xid", "79"))
+    assert EventFacts(file).read(T0 + HOUR) == {
+        "n": Facts(planned=((T0, until),)),
+        "a": Facts((Fact("xid 79", T0),)),
+    }
+
+
 def test_a_run_of_events_was_seen_at_its_last_one(tmp_path):
     def run(gpu, first, last, code, detail=None):
         return {

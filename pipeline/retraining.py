@@ -13,6 +13,8 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, Final
 
+from scipy.stats import binom
+
 from evaluation.backtest.promotion_gate import Verdict
 from features.matrix.matrix import FeatureMatrix
 from models.bundle.store import Bundle, load_bundle
@@ -29,9 +31,14 @@ RECIPE: Final = ("channels", "events", "decision", "labels", "features", "traini
 """Sections of the parameters that make a recipe: with all of them equal a newer fit differs by its data alone."""
 
 MEAN_RISK: Final = "mean risk against the fit before"
+QUIET: Final = "incidents of the newest 28 d against those before"
 """What the newest fit itself is looked at by."""
 
 _NEWEST: Final = timedelta(days=7)
+_LATELY: Final = timedelta(days=28)
+_CHANCE: Final = 0.001
+"""Below this probability of so few incidents, chance does not explain them; with a tenth of the usual number nothing is
+wrong in any case, for incidents come in clusters."""
 
 Progress = Callable[[int, int], None]
 """Called with the work done and all work of a fit."""
@@ -42,7 +49,8 @@ def retrain(
 ) -> Decision:
     """Fit to the end of the data, and make that the champion unless its recipe is shown, or may be, to be worse.
 
-    Whatever the recipe, a fit whose mean risk is far from that of the fit before is refused.
+    Whatever the recipe, a fit whose mean risk is far from that of the fit before is refused, and so is one to weeks
+    that have next to no incident where there were many before.
 
     The champion's own recipe with newer data goes live unless a criterion of the gate failed: what is undecided does
     not hold it back. Another recipe has to pass the gate. Without a champion the first fit goes live.
@@ -62,9 +70,10 @@ def retrain(
         bundle, version = load_version(registry, model, number, folder)
         champion = None if now is None else load_version(registry, model, now, folder)[0]
         verdict, passed, why, known = _judged(matrix, params, champion, folder)
-        far = "" if champion is None or known is None or not passed else _far_off(matrix, params, bundle, known)
-        if far:
-            passed, why = False, f"{why}; but {far}"
+        if champion is not None and known is not None and passed:
+            wrong = _gone_quiet(matrix) or _far_off(matrix, params, bundle, known)
+            if wrong:
+                passed, why = False, f"{why}; but {wrong}"
         decision = Decision(
             "promoted" if passed else "refused", model, number, now, number if passed else now, dry_run=False,
             verdict=verdict, reason=why, notes=(why,) if passed else (),
@@ -84,8 +93,9 @@ def page_of(begun: datetime, decision: Decision | None) -> str:
         f"predrain_retrain_success {int(done)}",
     ]
     if decision is not None and not done:
-        criteria = () if decision.verdict is None or MEAN_RISK in decision.reason else decision.verdict.criteria
-        missed = [criterion.name for criterion in criteria if criterion.outcome != "passed"] or [MEAN_RISK]
+        missed = [name for name in (MEAN_RISK, QUIET) if name in decision.reason]
+        if not missed and decision.verdict is not None:
+            missed = [criterion.name for criterion in decision.verdict.criteria if criterion.outcome != "passed"]
         lines += [
             "# HELP predrain_retrain_refused 1 if the gate refused the newest fit; the criteria that it did not pass.",
             "# TYPE predrain_retrain_refused gauge",
@@ -144,6 +154,21 @@ def _far_off(matrix: FeatureMatrix, params: Params, newest: Bundle, known: Bundl
     return (
         f"{MEAN_RISK} is {mine / before:.2g}, limits are {low / high:.2g} and {high / low:.2g}: see whether the newest "
         "labels and telemetry are right"
+    )
+
+
+def _gone_quiet(matrix: FeatureMatrix) -> str:
+    """Compare the number of incidents lately with that before; what is wrong, or nothing."""
+    first, end = matrix.rows["decision_time"].min(), matrix.span[1]
+    begun = matrix.incidents()["start"]
+    lately, before = int((begun > end - _LATELY).sum()), int(begun.between(first, end - _LATELY).sum())
+    share = _LATELY / (end - first)
+    usual = before * share / max(1 - share, share)
+    if lately > usual / 10 or binom.cdf(lately, lately + before, min(share, 0.5)) > _CHANCE:
+        return ""
+    return (
+        f"{QUIET} are {lately}, where {usual:.0f} were to be expected: see whether kernel logs and tickets still "
+        "arrive, or promote it by hand"
     )
 
 

@@ -22,7 +22,7 @@ from pipeline import retraining
 from pipeline.matrix_stage import make_matrix
 from pipeline.params import Params
 from pipeline.promotion import promote
-from pipeline.retraining import MEAN_RISK, page_of, retrain
+from pipeline.retraining import MEAN_RISK, QUIET, page_of, retrain
 from pipeline.stages import train_bundle
 from predrain.command import app
 from predrain.learn.promote import summary_text
@@ -159,6 +159,24 @@ def test_a_fit_to_a_week_of_wrong_labels_is_refused_though_nothing_can_be_compar
     assert (refused.action, refused.verdict, standing_of(store, "predrain").champion) == ("refused", None, 1)
     assert f'refused{{reason="{MEAN_RISK}"}} 1' in page_of(OLD, refused)
     assert f"{MEAN_RISK} is " in summary_text(refused)
+
+
+@pytest.mark.parametrize(("weeks", "action"), [(1, "promoted"), (3, "refused")])
+def test_a_fit_to_weeks_in_which_events_stayed_away_is_refused_once_chance_does_not_explain_it(
+    small_fleet: Path, params: Params, store: str, tmp_path: Path, standing: Standing,
+    monkeypatch: pytest.MonkeyPatch, weeks: int, action: str,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(retraining, "_LATELY", timedelta(weeks=weeks))
+    shutil.copy(standing(NEWER), tmp_path)
+    dataset = tmp_path / "fleet"
+    shutil.copytree(small_fleet, dataset)
+    events = pq.read_table(dataset / "events.parquet")
+    end = pc.scalar(datetime(2026, 2, 15, tzinfo=UTC) - timedelta(weeks=3))
+    pq.write_table(events.filter(pc.field("timestamp") < end), dataset / "events.parquet")
+    lenient = gate(params, min_incidents=10_000)
+    done = retrain(make_matrix(dataset, params, tmp_path / "quiet"), lenient, registry=store, model="predrain")
+    assert done.action == action
+    assert (f'refused{{reason="{QUIET}"}} 1' in page_of(OLD, done)) is (action == "refused")
 
 
 def test_what_cannot_be_compared_for_another_reason_than_too_little_data_does_not_go_live(

@@ -28,6 +28,9 @@ SPARSE_STEPS: Final = 2
 """Steps between two samples; from more of them a unit has less than half of the samples that scoring expects."""
 
 _OLD: Final = timedelta(days=1)
+_TALKS: Final = 10
+_SILENCE: Final = 2
+# From so many events on, and so many times the longest silence before, a source is said to be silent.
 
 
 def observe_dataset(place: Place, *, channels: Mapping[str, Channel], now: datetime) -> Observation:
@@ -109,6 +112,22 @@ def sparse_samples(dataset: Dataset) -> list[Finding]:
     return []
 
 
+def silent_sources(events: pd.DataFrame, until: datetime) -> list[Finding]:
+    """Check which sources of events are silent for longer than ever.
+
+    ``events``: with ``source`` and ``timestamp``.
+    ``until``: how far telemetry reaches.
+    """
+    findings = []
+    for source, times in events.groupby("source")["timestamp"]:
+        longest, silence = times.sort_values().diff().max(), until - times.max()
+        if len(times) >= _TALKS and silence > max(_SILENCE * longest, LOOKED_AT):
+            what = f"no event came from {source} for {silence.days} days, longer than ever"
+            do = "See whether it still runs: without its failures the next fit learns that all is well."
+            findings.append(Finding(what, do, problem=False))
+    return findings
+
+
 def _findings(dataset: Dataset, events: pd.DataFrame, silent: pd.DataFrame, now: datetime) -> list[Finding]:
     """Check a dataset; ``silent``: installations in service that sent nothing."""
     meta = dataset.meta
@@ -118,7 +137,8 @@ def _findings(dataset: Dataset, events: pd.DataFrame, silent: pd.DataFrame, now:
     age = now - meta.span[1]
     aside = sum(meta.quarantine.values())
     reason = max(meta.quarantine, key=lambda name: meta.quarantine[name], default="")
-    return sparse_samples(dataset) + findings_of(
+    found = sparse_samples(dataset) + silent_sources(events, meta.span[1])
+    return found + findings_of(
         (
             first and meta.channels,
             f"{len(silent):,} {what}s of the inventory sent nothing in the newest {format_duration(LOOKED_AT)}, such "

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from telemetry.dataset.channels import CATALOGUE
-from telemetry.doctor.dataset_source import observe_dataset
+from telemetry.doctor.dataset_source import observe_dataset, silent_sources
 from tests.telemetry.helpers import DAY, events_frame, gpu, run_import, samples_frame
 
 NOW = (DAY + pd.Timedelta(days=1)).to_pydatetime()
@@ -51,6 +51,22 @@ def test_samples_that_come_too_seldom_for_the_step_are_a_problem_with_the_step_t
     assert not any(
         "samples come" in found.what for found in observe_dataset(path, channels=CATALOGUE, now=NOW).findings
     )
+
+
+@pytest.mark.parametrize(
+    ("days", "said"),
+    [
+        (range(0, 60, 3), True),
+        (range(0, 85, 3), False),  # five days are not long
+        (range(0, 60, 10), False),  # too few events to tell
+        ([*range(0, 30, 3), 50], False),  # it was silent for three weeks before
+    ],
+)
+def test_a_source_of_events_that_fell_silent_is_named(days: list[int], said: bool) -> None:
+    talks = pd.DataFrame({"source": "tickets", "timestamp": [DAY + pd.Timedelta(days=day) for day in days]})
+    other = pd.DataFrame({"source": "kernel log", "timestamp": [DAY + pd.Timedelta(days=day) for day in range(90)]})
+    found = silent_sources(pd.concat([talks, other]), (DAY + pd.Timedelta(days=89)).to_pydatetime())
+    assert [finding.what.split(" for ")[0] for finding in found] == ["no event came from tickets"] * said
 
 
 def test_a_silent_gpu_is_reported_and_is_no_missing_channel(tmp_path: Path) -> None:

@@ -136,9 +136,9 @@ IFS=. read -r major minor _ <<<"$version"
 printf "KUBE_GIT_COMMIT='debian'\nKUBE_GIT_TREE_STATE='archive'\nKUBE_GIT_VERSION='v%s'\nKUBE_GIT_MAJOR='%s'\nKUBE_GIT_MINOR='%s'\n" \
   "$version" "$major" "$minor" >"$WORK/version"
 export GOPATH="$PWD/.go" GOCACHE="$WORK/gocache" HOME="$WORK" CGO_ENABLED=0 GOPROXY=off GOTOOLCHAIN=local
-export KUBE_GIT_VERSION_FILE="$WORK/version" GOFLAGS=-tags=providerless
+export KUBE_GIT_VERSION_FILE="$WORK/version"
+export GOFLAGS=-tags=providerless  # without the clients of public clouds, which no test needs
 unset GOROOT MAKEFLAGS MAKELEVEL
-# without the clients of public clouds, which no test needs: half of the compile
 what=""
 for component in "${COMPONENTS[@]}"; do what+=" cmd/$component"; done
 say "building${what//cmd\//} $version; about ten minutes on two cores (log: $WORK/build.log)"

@@ -16,6 +16,7 @@ from typing import Any
 
 import yaml
 
+from policy.risk_record import format_utc
 from tests.processes import running
 from tests.system.kubernetes_server import KubernetesServer, build_components, kubernetes_server_in
 from tests.waiting import free_port, wait
@@ -30,6 +31,7 @@ class Kubelets(threading.Thread):
     """All kubelets of a cluster.
 
     ``ends``: gives the termination message of a running pod that ends well now; None: it runs on.
+    ``now``: their clock.
     """
 
     def __init__(self, server: KubernetesServer, nodes: list[str]) -> None:
@@ -38,6 +40,7 @@ class Kubelets(threading.Thread):
         self._nodes = nodes
         self._ending: dict[str, float] = {}
         self.ends: Callable[[dict[str, Any]], str | None] = lambda _pod: None
+        self.now: Callable[[], datetime] = lambda: datetime.now(UTC)
         self.halt = threading.Event()
 
     def run(self) -> None:
@@ -54,7 +57,7 @@ class Kubelets(threading.Thread):
 
     def ready(self, name: str) -> None:
         """Tell that a node is ready."""
-        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        now = format_utc(self.now())
         condition = {"type": "Ready", "status": "True", "reason": "Kubelet", "lastHeartbeatTime": now}
         status = {
             "capacity": _RESOURCES, "allocatable": _RESOURCES, "conditions": [condition],
@@ -75,8 +78,11 @@ class Kubelets(threading.Thread):
                 body = {"gracePeriodSeconds": 0, "preconditions": {"uid": metadata["uid"]}}
                 self._server.request("DELETE", f"{path}/{metadata['name']}", body, check=False)
         elif pod["status"].get("phase") == "Pending":
-            now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-            status = {"phase": "Running", "startTime": now, "conditions": [{"type": "Ready", "status": "True"}]}
+            status = {
+                "phase": "Running",
+                "startTime": format_utc(self.now()),
+                "conditions": [{"type": "Ready", "status": "True"}],
+            }
             self._server.request(
                 "PATCH", f"{path}/{metadata['name']}/status", {"status": status}, patch="strategic-merge-patch",
                 check=False,

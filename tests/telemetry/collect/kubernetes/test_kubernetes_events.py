@@ -31,6 +31,8 @@ XID = "kernel: NVRM: Xid (PCI:0000:3B:00): 79, pid=1, GPU has fallen off the bus
         (event("NvidiaXID79Error", "bad"), [("other", "xid_79", "n1", ELEVEN, None, None)]),
         *((event(reason), []) for reason in ("NodeNotReady", "Rebooted", "NodeHasSufficientMemory", "FailedMount")),
         (event("GpuLost", about=("Pod", "p")), []),
+        (event("GPUFailurePredicted"), []),
+        (event("GPUFailurePredictionWithdrawn"), []),
     ],
 )
 def test_what_an_event_becomes(item: dict[str, Any], expected: list[tuple[Any, ...]]) -> None:

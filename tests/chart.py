@@ -17,7 +17,8 @@ ALL: dict[str, Any] = {
     **NEEDED,
     "imagePullSecrets": [{"name": "registry"}],
     "params": {"seed": 7},
-    "collect": {"exporters": {"enabled": True}, "receiver": {"enabled": True},
+    "collect": {"kubernetes": {"extraArgs": ["--cluster=east"]},
+                "exporters": {"enabled": True}, "receiver": {"enabled": True},
                 "nodes": {"kernelLog": True, "nvml": True}},
     "monitoring": {"podMonitor": True, "rules": True, "dashboard": True, "labels": {"release": "prometheus"}},
     "networkPolicy": {"enabled": True},
@@ -30,6 +31,7 @@ ALL: dict[str, Any] = {
     "act": {
         "roles": {"checkpointAnnotations": True, "deviceTaints": True},
         "ledger": {"storageClass": "local"},
+        "diagnosticJob": (CHART.parents[1] / "kubernetes" / "diagnostic-job.yaml").read_text(encoding="utf-8"),
         "settings": {"kubernetes": {"device_taints": True, "gpu_annotations": ["team.example/gpus: all #1"]}},
     },
 }  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import re
 from typing import Any
@@ -19,7 +20,7 @@ from scheduler.ports.codec import object_of
 from tests.chart import ALL, CHART, NEEDED, objects, rendered
 from tests.test_manifests import FOLDER, VERSIONS, options
 
-RIGHTS = ("publisher-rbac.yaml", "actuator-rbac.yaml")
+RIGHTS = ("publisher-rbac.yaml", "actuator-rbac.yaml", "collector-rbac.yaml")
 CUSTOM = ("PodMonitor", "PrometheusRule")
 PUBLISHER: dict[str, Any] = {
     **NEEDED,
@@ -63,7 +64,8 @@ def test_one_value_brings_up_the_whole_loop_and_marks_nothing() -> None:
     verbs = [
         " ".join(word for word in pod["containers"][0]["args"][:2] if word[0] != "-") for pod in pods(made).values()
     ]
-    assert sorted(verbs) == ["act", "act", "collect prometheus", "retrain", "score", "serve"]
+    collectors = ["collect compact", "collect kubernetes", "collect prometheus"]
+    assert sorted(verbs) == ["act", "act", *collectors, "retrain", "score", "serve"]
     settings = yaml.safe_load(made["ConfigMap", "predrain", "predrain-settings"]["data"]["act.yaml"])
     assert object_of(ActSettings, settings, "settings").policy.stages.ceiling == "shadow"
     for pod in pods(made).values():  # nothing that the user has to make first
@@ -115,11 +117,17 @@ def test_its_rights_are_those_of_the_plain_files() -> None:
     def meaning(document: dict[str, Any]) -> dict[str, Any]:
         return {name: document.get(name) for name in ("kind", "rules", "roleRef", "subjects")}
 
-    made = objects(rendered())
-    plain = objects({name: (FOLDER / name).read_text(encoding="utf-8") for name in RIGHTS})
-    for key, document in plain.items():
+    made = objects(rendered(ALL))
+    plain = [objects({name: (FOLDER / name).read_text(encoding="utf-8")}).items() for name in RIGHTS]
+    for key, document in itertools.chain(*plain):
         if document["kind"] != "Namespace":
             assert meaning(made[key]) == meaning(document), key
+
+
+def test_the_manifest_of_a_diagnostic_is_where_the_controller_looks_for_it() -> None:
+    data = objects(rendered(ALL))["ConfigMap", "predrain", "predrain-settings"]["data"]
+    assert yaml.safe_load(data["act.yaml"])["kubernetes"]["diagnostic_job"] == "/etc/predrain/diagnostic-job.yaml"
+    assert yaml.safe_load(data["diagnostic-job.yaml"]) == yaml.safe_load(ALL["act"]["diagnosticJob"])
 
 
 def test_two_releases_share_nothing_in_one_cluster() -> None:

@@ -201,7 +201,6 @@ def kubernetes_cluster_in(
     """Run a whole control plane until the block ends."""
     with contextlib.ExitStack() as stack:
         server = stack.enter_context(kubernetes_server_in(folder, *COMPONENTS))
-        wait(lambda: server.request("GET", "/api/v1/namespaces/default", check=False)[0] == 200)
         for account in ("publisher", "actuator"):
             server.apply(RBAC / f"{account}-rbac.yaml")
         server.apply(RBAC / "checkpoint-rbac.yaml")

@@ -21,7 +21,7 @@ import pytest
 import urllib3
 import yaml
 
-from tests.waiting import free_port
+from tests.waiting import free_port, wait
 
 BUILD_SCRIPT = Path(__file__).with_name("build_kubernetes.sh")
 ACCOUNTS = ("collector", "publisher", "actuator")
@@ -95,6 +95,7 @@ class KubernetesServer:
             "--log-level=warn",
         )
         self.start_api()
+        wait(lambda: self.request("GET", "/api/v1/namespaces/default", check=False)[0] == 200)
 
     def start_api(self) -> None:
         """Start the API server on the port that it had before, and wait until it serves."""

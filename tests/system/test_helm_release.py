@@ -103,12 +103,12 @@ class Release:
         access["users"][0]["user"] = {"token": token}
         (self.folder / "access").write_text(yaml.safe_dump(access))
         (container,) = pod["containers"]
+        places = "|".join(mount["mountPath"] for mount in container["volumeMounts"])
         for volume in pod["volumes"]:
             if "configMap" in volume:
                 path = f"/api/v1/namespaces/predrain/configmaps/{volume['configMap']['name']}"
                 for key, text in self.server.request("GET", path)[1]["data"].items():
-                    (self.folder / key).write_text(text)
-        places = "|".join(mount["mountPath"] for mount in container["volumeMounts"])
+                    (self.folder / key).write_text(re.sub(f": ({places})/", f": {self.folder}/", text))
         arguments = [re.sub(f"=({places})/", f"={self.folder}/", str(word)) for word in instead or container["args"]]
         assert container["command"] == ["predrain"]
         predrain(*arguments, cwd=self.folder, KUBECONFIG=str(self.folder / "access"))

@@ -58,17 +58,16 @@ class KubernetesLoop(Loop):
         settings = {
             "policy": yaml.safe_load(POLICY), "controller": {"lease": "5s"},
             "evacuation": {"enabled": True, "verification": {"method": "scheduler"}},
-            "kubernetes": {"diagnostic_job": "/data/diagnostic-job.yaml"},
         }  # fmt: skip
         values = {
             "prometheus": {"url": url, "since": SINCE}, "params": yaml.safe_load(PARAMS),
-            "collect": {"receiver": {"enabled": True}},  # with it comes the job that compacts
-            "act": {"roles": {"checkpointAnnotations": True}, "settings": settings},
+            "act": {
+                "roles": {"checkpointAnnotations": True}, "diagnosticJob": DIAGNOSTIC.read_text(), "settings": settings,
+            },
         }  # fmt: skip
         self._made = objects(rendered(values))
         for folder in ("data", "ledger", "tmp", "etc/predrain", "etc/predrain-params"):
             (self.root / "pod" / folder).mkdir(parents=True)
-        (self.state / "diagnostic-job.yaml").write_text(DIAGNOSTIC.read_text())
         for name, place in (("settings", "etc/predrain"), ("params", "etc/predrain-params")):
             for file, text in self._made["ConfigMap", "predrain", f"predrain-{name}"]["data"].items():
                 (self.root / "pod" / place / file).write_text(self._inside(text))
@@ -77,16 +76,14 @@ class KubernetesLoop(Loop):
         return re.sub(r"(?<!\w)/(data|ledger|tmp|etc/predrain(-params)?)(?=/|$)", rf"{self.root}/pod\g<0>", text)
 
     def installed(self, name: str) -> tuple[list[str], dict[str, str]]:
-        """Give the command of a container, to its end where it would go on; the chart does not follow nodes."""
-        if name == self.scheduler:
-            words, access = ["collect", "kubernetes", f"--dataset={self.state}/fleet", "--once"], "collector"
-            return words, {"KUBECONFIG": str(self.cluster.server.kubeconfig(access))}
-        kind = "StatefulSet" if name == "act" else "CronJob"
+        """Give the command of a container, to its end where it would go on."""
+        kind = {"act": "StatefulSet", "kubernetes": "Deployment"}.get(name, "CronJob")
         spec = self._made[kind, "predrain", f"predrain-{name}"]["spec"]
         pod = spec.get("jobTemplate", {"spec": spec})["spec"]["template"]["spec"]
         (container,) = pod["containers"]
         assert container["command"] == ["predrain"]
         words = [self._inside(word) for word in container["args"] if not word.startswith(("--loop", "--listen"))]
+        words += ["--once"] if name == self.scheduler else []
         variables = {variable["name"]: self._inside(variable["value"]) for variable in container["env"]}
         if account := pod.get("serviceAccountName"):
             variables["KUBECONFIG"] = str(self.cluster.server.kubeconfig(account.removeprefix("predrain-")))
@@ -161,7 +158,9 @@ def test_a_week_on_kubernetes_from_the_chart_to_a_model_that_learned_from_the_fa
         assert loop.marks[-1] == []
         *before, last = (result for node, result in loop.results.values() if node == SICK)
         assert (set(before), last) == ({"failed"}, "passed")
-        events = Dataset.open(loop.state / "fleet").events()
+        dataset = Dataset.open(loop.state / "fleet")
+        events = dataset.events()
         assert set(events["node"][events["source"] == "kubernetes"]) == {ADMINS}, (
             "what is predrain's own is no event of others"
         )
+        assert {job.partition("/")[0] for job in dataset.jobs()["job"]} == {"default"}, "a diagnostic is no job"

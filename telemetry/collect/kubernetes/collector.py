@@ -93,7 +93,11 @@ class KubernetesCollector:
                 "namespaces", self._namespaces, lambda item: item["metadata"]["name"], labelSelector=namespace_selector
             )
         if jobs:
-            self._add("pods", self._jobs, lambda pod: pod_run(pod, rules), fieldSelector="spec.nodeName!=")
+            no_diagnostics = f"!{rules.prefix}/diagnostic"  # those of predrain itself
+            self._add(
+                "pods", self._jobs, lambda pod: pod_run(pod, rules), fieldSelector="spec.nodeName!=",
+                labelSelector=no_diagnostics,
+            )  # fmt: skip
 
     def once(self) -> None:
         """List everything, compare it with what was known, write the difference.

@@ -45,6 +45,7 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{- define "predrain.settings" -}}
 {{- $full := include "predrain.fullname" . -}}
 {{- $own := dict "namespace" .Release.Namespace "lease" (printf "%s-controller" $full) "state" (printf "%s-state" $full) "progress" (printf "%s-evacuations" $full) -}}
+{{- if .Values.act.diagnosticJob }}{{ $own = set $own "diagnostic_job" "/etc/predrain/diagnostic-job.yaml" }}{{ end -}}
 {{- toYaml (mergeOverwrite (dict "kubernetes" $own) (deepCopy .Values.act.settings)) -}}
 {{- end -}}
 

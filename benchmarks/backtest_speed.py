@@ -94,7 +94,7 @@ def main() -> None:
             files += [ROOT / "params" / "lifetimes.yaml", work / "one.yaml"]
             lifetimes(dataset, UNITS // part)
         else:
-            simulate(dataset, gpus=GPUS // part, days=DAYS, seed=SEED)
+            simulate(dataset, gpus=GPUS // part, days=DAYS, seed=SEED, scenario="base")
         make_matrix(dataset, load_params(files), matrix)
         first = told_by(__file__, "--replay", matrix, out, *files)
         again = told_by(__file__, "--replay", matrix, out, *files)

@@ -42,6 +42,9 @@ _MAX_UNPACKED = 2**31
 _MAX_KEPT = 2**31
 _SKLEARN_TYPES = (RandomForestClassifier, PreparedClassifier)
 
+# NumPy parses an array's header as Python, and CPython before 3.11.5 fails where two threads parse (gh-106905).
+_ONE_AT_A_TIME = threading.Lock()
+
 # The zip format cannot hold an earlier date; a fixed one keeps a file's bytes those of its content.
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 
@@ -208,7 +211,8 @@ class FitStore:
         path = self._folder / _key_of(fit)
         columns = fit.learner.columns if isinstance(fit.learner, ColumnSubset) else None
         try:
-            read = read_learner(fit.name, path.read_bytes(), str(path), len(columns or range(fit.X.shape[1])))
+            with _ONE_AT_A_TIME:
+                read = read_learner(fit.name, path.read_bytes(), str(path), len(columns or range(fit.X.shape[1])))
             os.utime(path)
             return read if columns is None else ColumnSubset.around(read, columns)
         except (OSError, InputError):
@@ -216,7 +220,8 @@ class FitStore:
         temporary = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.partial")
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
-            write_learner(fit.name, learner, temporary)
+            with _ONE_AT_A_TIME:
+                write_learner(fit.name, learner, temporary)
             os.replace(temporary, path)
         except OSError:
             temporary.unlink(missing_ok=True)

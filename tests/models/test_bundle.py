@@ -6,7 +6,9 @@ import json
 import os
 import pickle
 import shutil
+import time
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
@@ -15,10 +17,11 @@ import pytest
 import skops.io
 
 from features.errors import InputError
+from models.bundle import serialization
 from models.bundle.manifest import sealed
-from models.bundle.serialization import read_learner, write_learner
+from models.bundle.serialization import FitStore, read_learner, write_learner
 from models.bundle.store import load_bundle, save_bundle
-from models.learners.factory import make_learner
+from models.learners.factory import Fit, make_learner
 from tests.models.small_models import COLUMNS, fitted_models, score
 
 FACTS = {"profile": "mean_rank", "dataset_digest": "d1", "code_revision": "c1", "params": {"seed": 42}}
@@ -228,6 +231,24 @@ def test_a_changed_manifest_is_refused(bundle, change):
     file = bundle / "manifest.json"
     file.write_bytes(change(file.read_bytes()))
     assert refuse(bundle).what == "manifest.json is not the file that was saved: its seal does not fit its content"
+
+
+def test_threads_that_keep_learners_write_one_at_a_time(tmp_path, monkeypatch):
+    writing, most = [], []
+
+    def write(name, _learner, path):
+        writing.append(name)
+        most.append(len(writing))
+        time.sleep(0.02)
+        path.touch()
+        writing.remove(name)
+
+    monkeypatch.setattr(serialization, "write_learner", write)
+    X, y = np.zeros((4, 2)), np.array([0, 1, 0, 1])
+    fits = [Fit("random_forest", make_learner("random_forest", seed=seed), X, y) for seed in range(6)]
+    with ThreadPoolExecutor(3) as threads:
+        assert list(threads.map(lambda fit: FitStore(tmp_path)(fit, object), fits))
+    assert most == [1] * 6
 
 
 def test_a_learner_of_other_features_is_refused(bundle):

@@ -7,18 +7,23 @@ import hashlib
 import json
 import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from pydantic import TypeAdapter
 
 from evaluation.backtest.frames import Fold
+from evaluation.drift.verdict import Findings
 from features.engine import source_digest
 from features.errors import InputError
 
 _KEY = b"predrain.fold"
+_FINDINGS: TypeAdapter[Findings | None] = TypeAdapter(Findings | None)
 _LIBRARIES = ("numpy", "pandas", "pyarrow", "scipy", "scikit-learn", "lightgbm", "xgboost-cpu")
 ROOMS = ("evaluation", "features", "models", "policy", "telemetry")
 """Rooms whose code shapes predictions."""
@@ -35,7 +40,7 @@ def digest_of(**inputs: Any) -> str:
 
 
 class FoldStore:
-    """One Parquet file a finished fold, in a folder named by the digest of the inputs.
+    """One Parquet file a finished fold, and one JSON file a check for drift, in a folder named by the inputs' digest.
 
     ``folder``: where checkpoints are kept; folds of other inputs are left alone.
     ``digest``: from :func:`digest_of`.
@@ -64,21 +69,40 @@ class FoldStore:
 
         Raises ``InputError`` if it cannot be written, as on a full disk; earlier folds stay.
         """
-        path = self._path(fold)
-        temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
         stamped = done.table.replace_schema_metadata({_KEY: json.dumps(done.facts, sort_keys=True).encode()})
+        with self._appearing(self._path(fold), f"the finished fold {fold}") as temporary:
+            pq.write_table(stamped, temporary, compression="zstd")
+
+    def load_check(self, fold: int) -> tuple[Findings | None] | None:
+        """Read what the check before a fold found (None: it had nothing to compare with); None if it is not there."""
+        try:
+            return (_FINDINGS.validate_python(json.loads(self._check_path(fold).read_bytes())),)
+        except (FileNotFoundError, ValueError):
+            return None
+
+    def save_check(self, fold: int, found: Findings | None) -> None:
+        """Write what the check before a fold found, as :meth:`save` does."""
+        with self._appearing(self._check_path(fold), f"the check before fold {fold}") as temporary:
+            temporary.write_text(json.dumps(None if found is None else found.to_json()), encoding="utf-8")
+
+    @contextmanager
+    def _appearing(self, path: Path, what: str) -> Iterator[Path]:
+        temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            pq.write_table(stamped, temporary, compression="zstd")
+            yield temporary
             os.replace(temporary, path)
         except OSError as error:
             temporary.unlink(missing_ok=True)
             do = "Free some space" if error.errno == errno.ENOSPC else "Make the folder writable"
             raise InputError(
-                f"cannot write the finished fold {fold}: {error.strerror or error}",
+                f"cannot write {what}: {error.strerror or error}",
                 str(path.parent),
                 f"{do} and run again; the folds before it are kept.",
             ) from error
 
     def _path(self, fold: int) -> Path:
         return self._folder / f"fold-{fold:04d}.parquet"
+
+    def _check_path(self, fold: int) -> Path:
+        return self._folder / f"check-{fold:04d}.json"

@@ -103,8 +103,11 @@ def run_backtest(
         report()
 
     def check_drift() -> None:
-        while watch and len(drift) < total and all(fold in done for fold in range(len(drift))):
-            drift.append(begun.check_drift([done[fold] for fold in range(len(drift))]))
+        while watch and (at := len(drift)) < total and all(fold in done for fold in range(at)):
+            stored = None if store is None else store.load_check(at)
+            drift.append(begun.check_drift([done[fold] for fold in range(at)]) if stored is None else stored[0])
+            if store is not None and stored is None:
+                store.save_check(at, drift[at])
 
     drift: list[Findings | None] = []
     check_drift()

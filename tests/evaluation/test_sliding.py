@@ -13,6 +13,7 @@ from sklearn.ensemble import RandomForestClassifier
 from sklearn.linear_model import LogisticRegression
 
 from evaluation.backtest.checkpoint import FoldStore
+from evaluation.backtest.drift_watch import DriftWatch
 from evaluation.backtest.frames import Fold
 from evaluation.backtest.run import run_backtest
 from features.errors import InputError
@@ -314,9 +315,13 @@ def test_a_killed_run_goes_on_where_it_stood(matrix, result, tmp_path, monkeypat
     assert resumed.drift == result.drift
     assert len(refits) == len(set(refits)) == len(result.folds) // 2 - 2
     refits.clear()
+    checks: list[int] = []
+    monkeypatch.setattr(DriftWatch, "check", lambda self, fold, *_: checks.append(fold))
     done = backtest(matrix, checkpoint=tmp_path)
     assert refits == []
+    assert checks == []
     pd.testing.assert_frame_equal(done.predictions, result.predictions, check_exact=True)
+    assert done.drift == result.drift
     # Other parameters do not take these folds.
     backtest(matrix, checkpoint=tmp_path, section=BacktestSection(k=3))
     assert refits
@@ -343,9 +348,12 @@ def test_a_broken_checkpoint_is_computed_again(matrix, result, tmp_path):
     broken = sorted(tmp_path.rglob("fold-*.parquet"))[1]
     content = broken.read_bytes()
     broken.write_bytes(content[: len(content) // 2])
+    check = sorted(tmp_path.rglob("check-*.json"))[2]
+    check.write_bytes(check.read_bytes()[:-1])
     again = backtest(matrix, checkpoint=tmp_path)
     pd.testing.assert_frame_equal(again.predictions, result.predictions, check_exact=True)
     assert broken.read_bytes() == content
+    assert again.drift == result.drift
 
 
 def test_a_full_disk_keeps_the_folds_before(tmp_path, monkeypatch):

@@ -43,8 +43,8 @@ class TrainingSection(Section):
     """``training``: which rows a model is fitted on, and how often."""
 
     window: Duration | Literal["auto", "expanding"] = "auto"
-    """Training window (the paper's L_train); ``auto`` chooses among ``candidate_windows`` at each refit on a purged
-    tail, ``expanding`` takes all since the data began, in whole days."""
+    """Training window (the paper's L_train); ``auto`` chooses at each refit, on a purged tail, among everything since the
+    data began and the ``candidate_windows`` that hold enough incidents, ``expanding`` takes everything, in whole days."""
 
     candidate_windows: tuple[PositiveDuration, ...] = Field(
         tuple(timedelta(days=days) for days in (7, 14, 28, 56, 90)), min_length=1
@@ -133,7 +133,7 @@ class CalibrationSection(Section):
     slice: Duration = timedelta(days=14)
     """Length of the slice between training and refit that calibration is fitted on; at most a third of the span."""
 
-    refit: bool = False
+    refit: bool = True
     """Fit the learners again on the whole span once the slice has served, at twice the time."""
 
     level: Literal["slice", "recent"] = "recent"

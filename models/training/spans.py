@@ -24,13 +24,13 @@ TAIL_AT_LEAST, TAIL_AT_MOST = timedelta(days=7), timedelta(days=14)
 MIN_TAIL_INCIDENTS = 5
 """With fewer distinct incidents in the tail, average precision is noise and the longest span is taken."""
 
-MIN_SPAN_INCIDENTS = 20
-"""Candidates that hold fewer incidents are left out, but for the longest: a lucky tail would choose one."""
+MIN_SPAN_INCIDENTS = 100
+"""Candidates that hold fewer incidents are left out, but for the longest: a lucky tail would choose one, and what few
+incidents teach is mostly noise."""
 
 EXPANDING = "expanding"
 """``training.window`` that takes everything since the data began, at each refit more."""
 
-_DAY = timedelta(days=1)
 _MS_PER_DAY = 86_400_000
 _REFERENCE = {"n_estimators": 60, "learning_rate": 0.1}
 _REFERENCE_RATIO = 10
@@ -48,17 +48,19 @@ def candidates(training: TrainingSection) -> tuple[timedelta, ...]:
 
 
 def usable_spans(training: TrainingSection, *, refit_ms: int, first_ms: int, reach_ms: int) -> tuple[timedelta, ...]:
-    """Give the spans that can be fitted at a refit, ascending; with ``expanding`` everything since the data began.
+    """Give the spans that can be fitted at a refit, ascending: unless one is fixed, the last is the whole history.
 
-    What expands is counted in whole days, so that spans read well and the first hours of a dataset do not matter.
+    That is counted in whole days, so that spans read well and the first hours of a dataset do not matter.
 
     ``refit_ms``, ``first_ms``: the refit and the beginning of the data, in milliseconds since the epoch.
     Returns: empty where the history is too short for each.
     """
-    fit = tuple(span for span in candidates(training) if refit_ms - reach_ms - duration_ms(span) >= first_ms)
-    if training.window == EXPANDING and fit:
-        return (timedelta(days=(refit_ms - reach_ms - first_ms) // _MS_PER_DAY),) if fit[0] >= _DAY else fit
-    return fit
+    history_ms = refit_ms - reach_ms - first_ms
+    fit = tuple(span for span in candidates(training) if duration_ms(span) <= history_ms)
+    whole = timedelta(days=history_ms // _MS_PER_DAY)
+    if isinstance(training.window, timedelta) or not fit or whole <= fit[-1]:
+        return fit
+    return (whole,) if training.window == EXPANDING else (*fit, whole)
 
 
 def choose_span(
@@ -81,8 +83,9 @@ def choose_span(
 
     Each candidate is tried as it would have been used at the beginning of a tail: a small LightGBM model is fitted on
     the span that ends gap + horizon before the tail, and scored by average precision on the tail's grid rows, of one
-    decision time in a gap + horizon. A span that would begin before the data is cut there. The span in use stays unless
-    another is better by more than the share ``hysteresis``; among equals the longest wins.
+    decision time in a gap + horizon. A span that would begin before the data is cut there. The span in use, or the
+    longest where it was the whole history, stays unless another is better by more than the share ``hysteresis``; among
+    equals the longest wins.
 
     ``refit_ms``, ``first_ms``, ``reach_ms``: as for :func:`usable_spans`.
     ``min_incidents``: candidates that hold fewer are left out, but for the longest.
@@ -126,7 +129,9 @@ def choose_span(
     tried = _tail_scores(seed_of(seed, "span", refit_ms), read, chosen, tail_rows, truth, kept)
     scores = {span: tried[starts[span]] for span in spans}
     best = max(scores, key=lambda span: (scores[span], span))
-    if current is not None and current in scores and scores[best] <= scores[current] * (1 + training.hysteresis):
+    if current is not None and current not in candidates(training):
+        current = longest  # it was the whole history of an earlier refit
+    if current in scores and scores[best] <= scores[current] * (1 + training.hysteresis):
         return current
     return best
 

@@ -92,7 +92,7 @@ def test_refits_done_apart_give_the_same_backtest_bit_for_bit(matrix, here, tmp_
     engine = Sent()
     assert_same(backtest(in_folder(matrix, tmp_path, monkeypatch), engine=engine), here)
     assert len(engine.ran) == here.folds["fold"].nunique() >= 4
-    assert here.folds["span"].nunique() == 2
+    assert here.folds["span"].nunique() >= 2
 
 
 @pytest.mark.parametrize("at_once", [1, 4])

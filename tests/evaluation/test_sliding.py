@@ -34,7 +34,7 @@ QUICK = ModelsSection(
     learners=("lightgbm", "logistic"),
     parallel=ParallelSection(members=("lightgbm", "logistic", "random_forest"), min_votes=2),
     cascade=CascadeSection(stages=("lightgbm", "logistic"), recall_floor=0.9),
-    calibration=CalibrationSection(slice=timedelta(days=5)),
+    calibration=CalibrationSection(slice=timedelta(days=5), refit=False),
     settings={"lightgbm": {"n_estimators": 20, "learning_rate": 0.2}, "random_forest": {"n_estimators": 12}},
 )
 REFIT = QUICK.model_copy(update={"calibration": CalibrationSection(slice=timedelta(days=5), refit=True)})

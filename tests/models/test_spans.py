@@ -64,7 +64,7 @@ def test_hysteresis_keeps_the_span_in_use(drifting):
 
 
 def test_a_span_that_no_longer_fits_is_not_kept(drifting):
-    assert choose(drifting, spans=days(7, 28), current=timedelta(days=90)) == timedelta(days=7)
+    assert choose(drifting, spans=days(7, 28), current=timedelta(days=56), hysteresis=1000.0) == timedelta(days=7)
 
 
 def test_too_few_incidents_take_the_longest():
@@ -107,17 +107,27 @@ def test_the_tail_is_scored_once_in_a_horizon(drifting):
     assert np.diff(times).min() > REACH_MS - step
 
 
-def test_an_expanding_span_is_the_whole_history_in_whole_days():
-    training = TrainingSection(window="expanding", candidate_windows=("14d", "28d"))
+def test_the_whole_history_in_whole_days_is_a_candidate_too_and_the_only_one_that_expands():
     first = instant_ms(START)
-    assert candidates(training) == days(14)
     at = {"first_ms": first, "reach_ms": REACH_MS}
-    assert usable_spans(training, refit_ms=first + REACH_MS + 14 * 86_400_000 - 1, **at) == ()
-    assert usable_spans(training, refit_ms=first + REACH_MS + 14 * 86_400_000, **at) == days(14)
-    assert usable_spans(training, refit_ms=first + REACH_MS + 40 * 86_400_000 + 5_000, **at) == days(40)
-    assert usable_spans(
-        TrainingSection(candidate_windows=("14d", "28d")), refit_ms=first + 40 * 86_400_000, **at
-    ) == days(14, 28)
+    listed = {"candidate_windows": ("14d", "28d")}
+    chosen, expanding = TrainingSection(**listed), TrainingSection(window="expanding", **listed)
+    assert candidates(expanding) == days(14)
+    for after_ms, all_of_them, whole in (
+        (14 * 86_400_000 - 1, (), ()),
+        (14 * 86_400_000, days(14), days(14)),
+        (27 * 86_400_000, days(14, 27), days(27)),
+        (28 * 86_400_000 + 5_000, days(14, 28), days(28)),
+        (400 * 86_400_000 + 5_000, days(14, 28, 400), days(400)),
+    ):
+        assert usable_spans(chosen, refit_ms=first + REACH_MS + after_ms, **at) == all_of_them
+        assert usable_spans(expanding, refit_ms=first + REACH_MS + after_ms, **at) == whole
+        fixed = days(14) if after_ms >= 14 * 86_400_000 else ()
+        assert usable_spans(TrainingSection(window="14d"), refit_ms=first + REACH_MS + after_ms, **at) == fixed
+
+
+def test_the_whole_history_stays_in_use_as_it_grows(drifting):
+    assert choose(drifting, spans=days(7, 33), current=timedelta(days=26), hysteresis=1000.0) == timedelta(days=33)
 
 
 def test_candidates_with_a_handful_of_incidents_are_left_out_but_for_the_longest(drifting):

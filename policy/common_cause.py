@@ -61,16 +61,17 @@ def bursts(nodes: Sequence[tuple[NodeView, Sequence[Report]]], config: CommonCau
     """
     if sum(bool(reports) for _, reports in nodes) < config.min_nodes:
         return ()
-    places: defaultdict[tuple[str, str], list[_Seen]] = defaultdict(list)
-    sizes: defaultdict[tuple[str, str], int] = defaultdict(int)
+    reported: defaultdict[tuple[str, str], list[_Seen]] = defaultdict(list)
     onsets = [(node, _onsets(reports, config.nearby)) for node, reports in nodes if reports]
     for node, reports in onsets:
         for scope in node.scopes:
             if scope[0] in _SCOPES:
-                places[scope] += [(report.seen_at, node.name, report) for report in reports]
-    for node, _ in nodes:
+                reported[scope] += [(report.seen_at, node.name, report) for report in reports]
+    places = {scope: seen for scope, seen in reported.items() if len(seen) >= config.min_nodes}
+    sizes = dict.fromkeys(places, 0)
+    for node, _ in nodes if places else ():
         for scope in node.scopes:
-            if scope in places:
+            if scope in sizes:
                 sizes[scope] += 1
     found: list[tuple[tuple[str, str], list[_Seen]]] = []
     for scope, seen in places.items():

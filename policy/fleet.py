@@ -199,7 +199,7 @@ class NodeView:
         placed = _placed(self.cluster, self.group_key, self.rack, self.domain)
         if not self.jobs:
             return placed
-        return *placed, *(("job", f"{self.cluster}/{name}") for name in sorted({job.name for job in self.jobs}))
+        return *placed, *[("job", f"{self.cluster}/{name}") for name in sorted({job.name for job in self.jobs})]
 
     @property
     def foreign(self) -> str | None:

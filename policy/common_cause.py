@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -68,11 +68,8 @@ def bursts(nodes: Sequence[tuple[NodeView, Sequence[Report]]], config: CommonCau
             if scope[0] in _SCOPES:
                 reported[scope] += [(report.seen_at, node.name, report) for report in reports]
     places = {scope: seen for scope, seen in reported.items() if len(seen) >= config.min_nodes}
-    sizes = dict.fromkeys(places, 0)
-    for node, _ in nodes if places else ():
-        for scope in node.scopes:
-            if scope in sizes:
-                sizes[scope] += 1
+    near = places.keys() - {("fleet", "")}  # only a chain of risks needs the size of its place, and the fleet has none
+    sizes = Counter([scope for node, _ in nodes for scope in node.scopes if scope in near] if near else ())
     found: list[tuple[tuple[str, str], list[_Seen]]] = []
     for scope, seen in places.items():
         anywhere = scope[0] == "fleet"

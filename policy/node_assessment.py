@@ -295,10 +295,7 @@ def assess(
     rules: HardRulesConfig,
     now: datetime,
 ) -> Assessment:
-    """Assess one node; nothing may be remembered of it.
-
-    ``reading``: what is known of it now.
-    """
+    """Assess one node; nothing may be remembered of it."""
     fresh = reading.risk
     before = remembered or _NOTHING
     if remembered is None and node.readable and node.marks.level >= Level.SOFT:

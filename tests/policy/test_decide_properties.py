@@ -19,7 +19,7 @@ from policy.decide import carried_out, decide
 from policy.fleet import Fact, JobView, Level, Marks, NodeView, Signals, UnitView
 from policy.hysteresis import NodeRiskConfig, changed
 from policy.plan import Plan, PolicyState
-from policy.stages import Stage
+from policy.stages import ALLOWED_LEVELS, Stage
 from policy.tiers import Basis
 from scheduler.ports.stored_state import state_from_json, state_json
 from tests.policy.decide_world import HOUR, STEP, T0, carry_out, config, score
@@ -44,6 +44,7 @@ class World:
                 max_risky=1.0, max_missing=1.0, max_down=0.8, max_unreadable=0.8, max_changed=0.9
             ),
         )  # fmt: skip
+        self.stage = stage
         self.now = T0
         self.state = PolicyState()
         self.nodes = [
@@ -203,6 +204,8 @@ def check(world: World, also: Callable[[], bool] = lambda: True) -> Plan:
             assert new.marks.level is Level.NONE
         if not old.readable:
             assert not mine
+        if old.readable:
+            assert new.marks.level <= ALLOWED_LEVELS[world.stage]
         if old.readable and new.marks.level:
             assert world.evidence(old), "a mark stands on nothing"
             assert plan.nodes[old.name].rules or rests_on_something(world, new, plan.state)

@@ -37,7 +37,7 @@ test-system: $(VENV)/.dev  ## the tests that build, install and start the real p
 	tests/system/install_packages.sh
 	$(BIN)/python -m pytest -m system -n 2 --dist loadfile --no-loadscope-reorder
 
-histories: $(VENV)/.dev  ## others each day: the loop killed 1,000 times, HISTORIES=1000000 of the controller (36 hours of CPU)
+histories: $(VENV)/.dev  ## others each day: the loop killed 1,000 times, HISTORIES=1000000 of the controller (1 hour of CPU)
 	KILLS=1000 SEED=$$(date +%F) $(BIN)/python -m pytest -q -m system tests/system/test_loop_killed.py
 	HISTORIES=$(or $(HISTORIES),1000000) SEED=$$(date +%F) $(BIN)/python -m pytest -q -n auto --maxfail=3 tests/policy/test_decide_histories.py
 

@@ -35,7 +35,7 @@ from benchmarks.peers.task import STATISTICS, Task, hours  # noqa: E402
 from features.config import DecisionSection, FeatureSection, LabelSection  # noqa: E402
 from features.matrix.building import build_matrix  # noqa: E402
 from features.matrix.matrix import FeatureMatrix  # noqa: E402
-from pipeline.params import TrainingSection  # noqa: E402
+from models.config import TrainingSection  # noqa: E402
 from telemetry.dataset.store import Dataset  # noqa: E402
 
 WINDOWS = (timedelta(days=1), timedelta(days=3), timedelta(days=7))

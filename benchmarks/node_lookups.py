@@ -25,6 +25,7 @@ if __name__ == "__main__":  # run as a file, the top of the repository is not on
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.own_process import asked_once, free_port
 from policy.risk_record import ModelName, RiskRecord
+from policy.tiers import Tier
 from serving.scores.writing import ScoresFolder, write_decision
 
 NODES: Final = 1_250
@@ -101,7 +102,7 @@ async def ask_steadily(port: int, seconds: int) -> list[float]:
     return took
 
 
-def tier_of(node: int) -> str:
+def tier_of(node: int) -> Tier:
     """Give the tier of a node's GPUs."""
     return "high" if node % 50 == 0 else "clear"
 

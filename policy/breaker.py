@@ -149,10 +149,11 @@ def watch(
     together = bursts([(observed.node, observed.reports) for observed in nodes], config.common_cause)
     # of a burst that is told as such; its nodes must not become what is usual either
     counted = {name for burst in together for name in burst.nodes}
-    nodes = [
-        replace(observed, risky=False) if observed.by_rule and observed.node.name in counted else observed
-        for observed in nodes
-    ]
+    if counted:
+        nodes = [
+            replace(observed, risky=False) if observed.by_rule and observed.node.name in counted else observed
+            for observed in nodes
+        ]
     groups: dict[str, list[ObservedNode]] = {"": list(nodes)}
     for observed in nodes:
         groups.setdefault(observed.node.group_key, []).append(observed)
@@ -171,8 +172,8 @@ def watch(
             share = RiskyShare(decided_at, sum(observed.risky for observed in members) / len(members))
             shares[name] = (*seen, share)[-config.history - 1 :]
     frozen = {burst.key: burst.nodes for burst in together}
-    state, reasons = _settle(replace(state, shares=shares), present, frozen, signals, config, now)
-    return replace(state, nodes=len(nodes), decided_at=now), reasons
+    settled, reasons = _settle(state, present, frozen, signals, config, now)
+    return replace(settled, shares=shares, nodes=len(nodes), decided_at=now), reasons
 
 
 def _settle(
@@ -248,7 +249,15 @@ def _of_group(name: str, members: list[ObservedNode], past: tuple[RiskyShare, ..
     group = name or None
     where = f"group {name}" if name else "the fleet"
     total = len(members)
-    risky = sum(observed.risky for observed in members)
+    risky = changed = units = missing = without = 0
+    for observed in members:
+        risky += observed.risky
+        changed += observed.changed
+        if not observed.node.down:
+            here = len(observed.node.units)
+            units += here
+            missing += here - observed.known
+            without += observed.known < here
     usual = median(share.share for share in past) if len(past) >= config.min_history else None
     if risky >= config.min_risky:
         at_once = f"{risky} of {total} nodes of {where} are at risk at once"
@@ -256,13 +265,8 @@ def _of_group(name: str, members: list[ObservedNode], past: tuple[RiskyShare, ..
             causes[f"risky {name}"] = group, f"{at_once}, {config.max_risky:.0%} may be"
         elif usual is not None and risky > max(config.jump * usual, config.min_jump) * total:
             causes[f"risky {name}"] = group, f"{at_once}, usually {usual:.1%}"
-    up = [observed for observed in members if not observed.node.down]
-    units = sum(len(observed.node.units) for observed in up)
-    missing = units - sum(observed.known for observed in up)
-    without = sum(observed.known < len(observed.node.units) for observed in up)
     if without > 1 and missing > config.max_missing * units:
         causes[f"missing {name}"] = group, f"{missing} of {units} units of {where} have no valid score"
-    changed = sum(observed.changed for observed in members)
     if name and changed > 1 and changed > config.max_changed * total:
         hours = config.settle / timedelta(hours=1)
         reason = f"driver or exporter changed on {changed} of {total} nodes of {where} in the last {hours:g} h"

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from itertools import chain
 from typing import Literal
 
 from policy.fleet import NodeView
@@ -197,21 +198,22 @@ def grant(
     does not count against it. A start older than that came to nothing, or was taken back, and counts again; such nodes
     come after all others, so that those that cannot be marked keep none from it.
     """
-    kept = [replace(start, at=min(start.at, now)) for start in starts if start.at > now - config.memory]
+    since = now - config.memory
+    kept = [start if start.at <= now else replace(start, at=now) for start in starts if start.at > since]
     own: dict[tuple[str, datetime], datetime] = {}
     for start in kept:
         key = (start.node, start.episode)
         own[key] = max(own.get(key, start.at), start.at)
     scopes = {node.name: node.scopes for node in nodes}
-    total: Counter[ScopeName] = Counter(scope for named in scopes.values() for scope in named)
+    total: Counter[ScopeName] = Counter(chain.from_iterable(scopes.values()))
     lost: Counter[ScopeName] = Counter(
-        scope for node in nodes if node.lost or node.name in released for scope in scopes[node.name]
+        chain.from_iterable([scopes[node.name] for node in nodes if node.lost or node.name in released])
     )
     limited: dict[str, list[DisruptionBudget]] = {}
     for budget in config.disruption_budgets:
         limited.setdefault(budget.scope, []).append(budget)
     begun = [
-        Counter(scope for start in kept if start.at > now - rate.window for scope in start.scopes)
+        Counter(chain.from_iterable([start.scopes for start in kept if start.at > now - rate.window]))
         for rate in config.rate_limits
     ]
     granted: set[str] = set()
@@ -220,8 +222,8 @@ def grant(
 
     def counts(ask: Ask) -> list[bool]:
         """Tell of each rate whether the node counts in it again."""
-        since = own.get((ask.node, ask.episode))
-        return [since is None or since <= now - rate.window for rate in config.rate_limits]
+        began = own.get((ask.node, ask.episode))
+        return [began is None or began <= now - rate.window for rate in config.rate_limits]
 
     def refusal(node: str, counted: list[bool]) -> str | None:
         """Say which limit keeps a node in service; None: none does."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -61,17 +61,15 @@ def bursts(nodes: Sequence[tuple[NodeView, Sequence[Report]]], config: CommonCau
     """
     if sum(bool(reports) for _, reports in nodes) < config.min_nodes:
         return ()
-    places: defaultdict[tuple[str, str], list[_Seen]] = defaultdict(list)
-    sizes: defaultdict[tuple[str, str], int] = defaultdict(int)
+    reported: defaultdict[tuple[str, str], list[_Seen]] = defaultdict(list)
     onsets = [(node, _onsets(reports, config.nearby)) for node, reports in nodes if reports]
     for node, reports in onsets:
         for scope in node.scopes:
             if scope[0] in _SCOPES:
-                places[scope] += [(report.seen_at, node.name, report) for report in reports]
-    for node, _ in nodes:
-        for scope in node.scopes:
-            if scope in places:
-                sizes[scope] += 1
+                reported[scope] += [(report.seen_at, node.name, report) for report in reports]
+    places = {scope: seen for scope, seen in reported.items() if len(seen) >= config.min_nodes}
+    near = places.keys() - {("fleet", "")}  # only a chain of risks needs the size of its place, and the fleet has none
+    sizes = Counter([scope for node, _ in nodes for scope in node.scopes if scope in near] if near else ())
     found: list[tuple[tuple[str, str], list[_Seen]]] = []
     for scope, seen in places.items():
         anywhere = scope[0] == "fleet"

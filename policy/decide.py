@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import pairwise
+from operator import attrgetter
 
 from policy.breaker import BreakerState, ObservedNode, watch
 from policy.budget import Ask, Start, grant
@@ -161,6 +162,7 @@ def weigh(case: Case) -> None:
         case.reasons.append(case.worth.words)
 
 
+_NOTHING = NodeState()
 _WANTED: Mapping[str, Level] = {
     "clear": Level.NONE, "watch": Level.PUBLISHED, "elevated": Level.SOFT, "high": Level.DRAINED,
 }  # fmt: skip
@@ -187,13 +189,13 @@ def decide(
     """
     if now.tzinfo is None:
         raise ValueError(f"now is {now}: give a time with a zone")
-    nodes = sorted((_judged(node, state, config, now) for node in fleet if node.units), key=lambda node: node.name)
+    nodes = sorted((_judged(node, state, config, now) for node in fleet if node.units), key=attrgetter("name"))
     if len({node.name for node in nodes}) != len(nodes):
         twice = next(a.name for a, b in pairwise(nodes) if a.name == b.name)
         raise ValueError(f"node {twice} was given twice: give each node once, under its own name")
     same = {id(node.units): node for node in nodes}  # in a replay many nodes have the very same units
-    known = {units: _read(node, config, now) for units, node in same.items()}
-    cases = [_open(node, *known[id(node.units)], state, config, now) for node in nodes]
+    known = {units: read_node(node, config.node_risk, now) for units, node in same.items()}
+    cases = [_open(node, known[id(node.units)], state, config, now) for node in nodes]
     # Nothing new follows a release of everything, and whoever asks for it may well do so without scores: to look at the
     # fleet then would open the breaker, and keep it open when they go on.
     breaker, opened = (state.breaker, ()) if signals.release_all else _breaker(cases, state, signals, config, now)
@@ -243,9 +245,9 @@ def carried_out(state: PolicyState, actions: Iterable[Action]) -> PolicyState:
     """
     nodes = dict(state.nodes)
     for action in actions:
-        known = nodes.get(action.node, NodeState())
+        known = nodes.get(action.node, _NOTHING)
         seen = action.to if action.verb == "release" else max(known.seen, action.to)
-        nodes[action.node] = replace(known, seen=seen)
+        nodes[action.node] = changed(known, seen=seen)
     return replace(state, nodes=nodes)
 
 
@@ -254,17 +256,10 @@ def _judged(node: NodeView, state: PolicyState, config: PolicyConfig, now: datet
     return maintained(node, config.maintenance, None if known is None else known.maintenance, now)
 
 
-def _read(node: NodeView, config: PolicyConfig, now: datetime) -> tuple[Reading, float | None]:
-    reading = read_node(node, now)
-    return reading, config.node_risk.combine(prediction.risk for prediction in reading.known.values())
-
-
-def _open(
-    node: NodeView, reading: Reading, fresh: float | None, state: PolicyState, config: PolicyConfig, now: datetime
-) -> Case:
+def _open(node: NodeView, reading: Reading, state: PolicyState, config: PolicyConfig, now: datetime) -> Case:
     thresholds = Thresholds(config.thresholds_of(node, now), config.hysteresis)
     before = state.nodes.get(node.name)
-    assessment = assess(node, reading, fresh, before, thresholds, config.node_risk, config.rules, now)
+    assessment = assess(node, reading, before, thresholds, config.node_risk, config.rules, now)
     wanted = _WANTED[assessment.tier]
     return Case(node, assessment, wanted, wanted, list(assessment.reasons))
 
@@ -374,7 +369,6 @@ def _remember(
 ) -> tuple[dict[str, NodeState], list[Alert]]:
     remembered: dict[str, NodeState] = {}
     alerts: list[Alert] = []
-    nothing = NodeState()
     for case in cases:
         assessment = case.assessment
         kept, maintenance = assessment.state, observed(case.node, assessment.state.maintenance, now)
@@ -391,7 +385,7 @@ def _remember(
             at = now if by_rule else kept.tier.counted or now
             group = case.node.group_key
             alerts.append(Alert(unit, group, assessment.tier, at, config.horizon, by_rule, case.held_out))
-        if kept != nothing:
+        if kept != _NOTHING:
             remembered[case.node.name] = kept
     here = {case.node.name for case in cases}
     for name in state.nodes.keys() - here:

@@ -138,10 +138,13 @@ NO_MARKS = Marks()
 
 
 @lru_cache(maxsize=65_536)
-def _placed(cluster: str, group_key: str, rack: str | None, domain: str | None) -> tuple[tuple[str, str], ...]:
-    """Give the scopes of a node but its jobs'; a fleet has few, and a decision asks for those of every node."""
-    scopes = [("fleet", ""), ("cluster", cluster), ("group", group_key)]
+def _scopes(
+    cluster: str, group: str, rack: str | None, domain: str | None, jobs: tuple[str, ...]
+) -> tuple[tuple[str, str], ...]:
+    """Give the scopes of a node; a fleet has few different ones, and a decision asks for those of every node."""
+    scopes = [("fleet", ""), ("cluster", cluster), ("group", f"{cluster}/{group}")]
     scopes += [(scope, f"{cluster}/{name}") for scope, name in (("rack", rack), ("domain", domain)) if name is not None]
+    scopes += [("job", f"{cluster}/{name}") for name in sorted({*jobs})]
     return tuple(scopes)
 
 
@@ -196,10 +199,7 @@ class NodeView:
     @property
     def scopes(self) -> tuple[tuple[str, str], ...]:
         """The scopes that the node counts in, each with its name."""
-        placed = _placed(self.cluster, self.group_key, self.rack, self.domain)
-        if not self.jobs:
-            return placed
-        return *placed, *(("job", f"{self.cluster}/{name}") for name in sorted({job.name for job in self.jobs}))
+        return _scopes(self.cluster, self.group, self.rack, self.domain, tuple([job.name for job in self.jobs]))
 
     @property
     def foreign(self) -> str | None:

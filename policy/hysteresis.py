@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Annotated, Any, TypeVar
 
-from policy.fleet import NodeView
+from policy.fleet import NodeView, UnitView
 from policy.ranges import PositiveInt, Range, RangeChecked
 from policy.tiers import TIERS, Basis, Tier, TierThresholds, node_risk
 
@@ -77,7 +77,7 @@ class TierState:
     @property
     def expires_at(self) -> datetime | None:
         """When the first of the risks that hold the tier up expires; None while ``clear``."""
-        return min((prediction.expires_at for prediction in self.support), default=None)
+        return min([prediction.expires_at for prediction in self.support], default=None)
 
     def at_rest(self, now: datetime) -> bool:
         """Tell whether it is ``clear``, rests on nothing, and was counted under a clock that did not go back since."""
@@ -124,9 +124,9 @@ def advance(
     older = [prediction for prediction in state.support if prediction.unit not in reading.known]
     ended = {prediction.unit: why for prediction in older if (why := _why_ended(prediction, reading, now))}
     alive = [prediction for prediction in older if prediction.unit not in ended]
-    known = [prediction.risk for prediction in reading.known.values()]
-    fresh = risks.combine(known)
-    held = risks.combine([*known, *(prediction.risk for prediction in alive)]) if alive else fresh
+    fresh = held = reading.risk
+    if alive:
+        held = risks.combine([prediction.risk for prediction in (*reading.known.values(), *alive)])
     if ended:
         tier = "clear" if held is None else min(state.tier, thresholds.rise.tier(held), key=TIERS.index)
         if tier != state.tier:
@@ -147,7 +147,7 @@ def rested(state: TierState, reading: Reading) -> TierState:
     at = reading.decided_at
     if at is None or (state.counted is not None and at <= state.counted):
         return state
-    until = max(prediction.expires_at for prediction in reading.known.values())
+    until = max([prediction.expires_at for prediction in reading.known.values()])
     return TierState(counted=at, counted_until=until, moved=state.moved)
 
 
@@ -157,7 +157,7 @@ def adopt(at_most: Tier, reading: Reading, thresholds: Thresholds, risks: NodeRi
     Returns: the highest tier up to that one whose lower threshold is reached now: what is well founded is kept without
     having to rise again, and the rest is not.
     """
-    fresh = risks.combine(prediction.risk for prediction in reading.known.values())
+    fresh = reading.risk
     tier = "clear" if fresh is None else thresholds.held(fresh, at_most)
     if fresh is None or tier == "clear":
         return TierState()
@@ -189,7 +189,7 @@ def _count(state: TierState, reading: Reading, fresh: float, held: float, thresh
         _longer(NO_STREAK if broken else streak, TIERS.index(instant) >= TIERS.index(tier), at)
         for tier, streak in zip(_SLOW, (state.elevated, state.high), strict=True)
     )
-    until = max(prediction.expires_at for prediction in reading.known.values())
+    until = max([prediction.expires_at for prediction in reading.known.values()])
     state = replace(state, counted=at, counted_until=until, elevated=elevated, high=high)
     tier: Tier = state.tier
     if TIERS.index(instant) > TIERS.index(tier):
@@ -220,10 +220,10 @@ def _longer(streak: Streak, reached: bool, at: datetime) -> Streak:
 def _why_ended(prediction: Known, reading: Reading, now: datetime) -> str | None:
     """Say why a risk holds nothing up any more; None: it still does."""
     unit = prediction.unit
-    if unit not in reading.present:
+    present = next((view for view in reading.units if view.name == unit), None)
+    if present is None:
         return f"{unit} is not in the node any more"
-    since = reading.present[unit]
-    if since is not None and prediction.decided_at < since:
+    if present.valid_from is not None and prediction.decided_at < present.valid_from:
         return f"{unit} was repaired or passed a diagnostic"
     if now >= prediction.expires_at:
         return f"the prediction on {unit} expired at {prediction.expires_at:%Y-%m-%d %H:%M} UTC"
@@ -238,7 +238,7 @@ def _support(
     needed = thresholds.lower(state.tier)
     predictions = sorted([*reading.known.values(), *alive], key=lambda prediction: (-prediction.risk, prediction.unit))
     for count in range(1, len(predictions) + 1):
-        risk = risks.combine(prediction.risk for prediction in predictions[:count])
+        risk = risks.combine([prediction.risk for prediction in predictions[:count]])
         if risk is not None and risk >= needed:
             return tuple(predictions[:count])
     # Calm, but the tier has not fallen yet: it goes on resting on the units that raised it.
@@ -267,49 +267,55 @@ class NodeRiskConfig:
 
     def combine(self, risks: Iterable[float]) -> float | None:
         """Give the risk of a node from those known of its units; None where none is known."""
-        listed = list(risks)
-        return max(listed, default=None) if self.basis == "worst" else node_risk(listed)
+        return max(risks, default=None) if self.basis == "worst" else node_risk(risks)
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What is known of a node now.
+    """What is known of a node at a time.
 
+    ``units``: all of the node.
     ``known``: by unit; others are unknown, expired, void or from the future.
-    ``present``: all units of the node, with the time before which nothing counts.
-    ``unknown``: why each of the other units has no risk, in words.
     ``decided_at``: the newest decision time among the known.
+    ``risk``: of the node, by the known alone.
     """
 
+    now: datetime
+    units: tuple[UnitView, ...]
     known: Mapping[str, Known]
-    present: Mapping[str, datetime | None]
-    unknown: tuple[str, ...]
     decided_at: datetime | None
+    risk: float | None
+
+    @property
+    def unknown(self) -> tuple[str, ...]:
+        """Why each of the other units has no risk, in words."""
+        return tuple(_why_unknown(unit, self.now) for unit in self.units if unit.name not in self.known)
 
 
-def read_node(node: NodeView, now: datetime) -> Reading:
+def read_node(node: NodeView, risks: NodeRiskConfig, now: datetime) -> Reading:
     """Sort the scores of a node into what is known now and what is not."""
     known: dict[str, Known] = {}
-    unknown: list[str] = []
+    newest: datetime | None = None
     for unit in node.units:
         score = unit.score
-        if score is None:
-            unknown.append(f"{unit.name}: no score")
+        if score is None or score.risk is None:
             continue
-        risk, at, until = score.risk, score.decided_at, score.expires_at
-        if risk is None:
-            unknown.append(f"{unit.name}: the score says unknown")
-        elif now >= until:
-            unknown.append(f"{unit.name}: the prediction expired at {until:%Y-%m-%d %H:%M} UTC")
-        elif at > now:
-            unknown.append(f"{unit.name}: the score is from the future ({at:%Y-%m-%d %H:%M} UTC)")
-        elif unit.valid_from is not None and at < unit.valid_from:
-            unknown.append(f"{unit.name}: the score is from before it came, was repaired or passed a diagnostic")
-        else:
-            known[unit.name] = Known(unit.name, risk, at, until)
-    return Reading(
-        known=known,
-        present={unit.name: unit.valid_from for unit in node.units},
-        unknown=tuple(unknown),
-        decided_at=max((prediction.decided_at for prediction in known.values()), default=None),
-    )
+        at, until = score.decided_at, score.expires_at
+        if at <= now < until and (unit.valid_from is None or at >= unit.valid_from):
+            known[unit.name] = Known(unit.name, score.risk, at, until)
+            newest = at if newest is None else max(newest, at)
+    risk = risks.combine([prediction.risk for prediction in known.values()])
+    return Reading(now, node.units, known, newest, risk)
+
+
+def _why_unknown(unit: UnitView, now: datetime) -> str:
+    score = unit.score
+    if score is None:
+        return f"{unit.name}: no score"
+    if score.risk is None:
+        return f"{unit.name}: the score says unknown"
+    if now >= score.expires_at:
+        return f"{unit.name}: the prediction expired at {score.expires_at:%Y-%m-%d %H:%M} UTC"
+    if score.decided_at > now:
+        return f"{unit.name}: the score is from the future ({score.decided_at:%Y-%m-%d %H:%M} UTC)"
+    return f"{unit.name}: the score is from before it came, was repaired or passed a diagnostic"

@@ -26,6 +26,7 @@ from policy.ranges import PositiveTime, RangeChecked
 from policy.tiers import TIERS, Tier
 
 _UNKNOWN_SHOWN = 3
+_NOTHING = NodeState()
 _DAY = timedelta(days=1)
 
 
@@ -288,18 +289,15 @@ class Assessment:
 def assess(
     node: NodeView,
     reading: Reading,
-    fresh: float | None,
     remembered: NodeState | None,
     thresholds: Thresholds,
     risks: NodeRiskConfig,
     rules: HardRulesConfig,
     now: datetime,
 ) -> Assessment:
-    """Assess one node; nothing may be remembered of it.
-
-    ``reading``: what is known of it now; ``fresh``: the risk of the node by that alone.
-    """
-    before = remembered or NodeState()
+    """Assess one node; nothing may be remembered of it."""
+    fresh = reading.risk
+    before = remembered or _NOTHING
     if remembered is None and node.readable and node.marks.level >= Level.SOFT:
         at_most: Tier = "high" if node.marks.level.hard else "elevated"
         before = replace(before, tier=adopt(at_most, reading, thresholds, risks))
@@ -312,12 +310,12 @@ def assess(
     hits = rule_hits(node, rules, now)
     by_rule: Tier = hits[0].rule.tier if hits else "clear"
     tier = max(tiered.tier, by_rule, key=TIERS.index)
-    kept = [prediction.risk for prediction in tiered.support if prediction.unit not in reading.known]
-    known = [prediction.risk for prediction in reading.known.values()]
-    risk = risks.combine([*known, *kept]) if kept else fresh
+    kept = [prediction for prediction in tiered.support if prediction.unit not in reading.known]
+    risk = risks.combine([prediction.risk for prediction in (*reading.known.values(), *kept)]) if kept else fresh
     state, undone = _remember(node, before, hits, tier, tiered, now)
-    sources = [(tiered.tier, tiered.expires_at), *((hit.rule.tier, hit.expires_at) for hit in hits)]
-    ends = [end for name, end in sources if name == tier and end is not None]
+    ends = [hit.expires_at for hit in hits if hit.rule.tier == tier]
+    if tiered.tier == tier and (end := tiered.expires_at) is not None:
+        ends.append(end)
     explained = tier != "clear" or bool(node.marks.level)
     return Assessment(
         tier=tier,
@@ -378,7 +376,8 @@ def _explain(
                 explanations += [f"{prediction.unit}: {reason}" for reason in score.reasons]
     elif not hits:
         explanations.append("nothing valid is known of it" if risk is None else f"a node risk of {risk:.1%}")
-    explanations += reading.unknown[:_UNKNOWN_SHOWN]
-    if len(reading.unknown) > _UNKNOWN_SHOWN:
-        explanations.append(f"and {len(reading.unknown) - _UNKNOWN_SHOWN} more units without a valid score")
+    unknown = reading.unknown
+    explanations += unknown[:_UNKNOWN_SHOWN]
+    if len(unknown) > _UNKNOWN_SHOWN:
+        explanations.append(f"and {len(unknown) - _UNKNOWN_SHOWN} more units without a valid score")
     return tuple(explanations)

@@ -161,14 +161,14 @@ def node_risk(risks: Iterable[float | None]) -> float | None:
     risk of a node is somewhat lower. Summed as logarithms, so that many tiny risks are not lost to rounding.
     """
     known = [risk for risk in risks if risk is not None and not math.isnan(risk)]
-    for risk in known:
-        if not 0 <= risk <= 1:
-            raise ValueError(f"a risk of {risk}: give one between 0 and 1")
     if not known:
         return None
+    for risk in (min(known), max(known)):
+        if not 0 <= risk <= 1:
+            raise ValueError(f"a risk of {risk}: give one between 0 and 1")
     if 1.0 in known:
         return 1.0
-    return -math.expm1(math.fsum(math.log1p(-risk) for risk in known))
+    return -math.expm1(math.fsum([math.log1p(-risk) for risk in known]))
 
 
 def _derive(name: str, decisions: Sequence[Mapping[str, Any]] | None, why_none: str) -> tuple[float | None, str]:

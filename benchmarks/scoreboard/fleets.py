@@ -183,8 +183,8 @@ def run_fleet(fleet: Fleet, work: Path, prior: str) -> Path:
     """
     replays = replays_of(fleet, prior)
     content = {name: params.model_dump(mode="json", exclude={"simulate", "data"}) for name, params in replays.items()}
-    for params in content.values():
-        params["training"]["prior"] = params["training"]["prior"] and load_prior(prior).card.sha256
+    for dumped in content.values():
+        dumped["training"]["prior"] = dumped["training"]["prior"] and load_prior(prior).card.sha256
     inputs = json.dumps([source_digest("simulator", *ROOMS), content, fleet.name], sort_keys=True)
     folder = work / fleet.name / hashlib.sha256(inputs.encode()).hexdigest()[:16]
     if (folder / FACTS).is_file():

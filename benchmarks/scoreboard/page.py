@@ -136,7 +136,7 @@ def claims_of(fleets: Sequence[Measured], on: str) -> list[Claim]:
         half_of("At least half of the oracle's precision", on, percent(mine[0]), percent(best[0]), mine, best),
         half_of(
             "At least half of the oracle's average precision", on,
-            *(number(ranked[model][0], 4) for model in (PROFILE, ORACLE)), ranked[PROFILE], ranked[ORACLE],
+            number(ranked[PROFILE][0], 4), number(ranked[ORACLE][0], 4), ranked[PROFILE], ranked[ORACLE],
         ),
         more_precise("More precise than counting past failures", on, mine, precision["history_count"]),
         more_precise("More precise than the vendor's thresholds", on, mine, precision["vendor_rules"]),

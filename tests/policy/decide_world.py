@@ -104,4 +104,6 @@ def carry_out(fleet: Sequence[NodeView], actions: Iterable[Action], now: datetim
         else:
             new = replace(old, drained=True, hard_since=old.hard_since or now)
         marks[action.node] = new
-    return [replace(node, marks=marks[node.name]) for node in fleet]
+    return [
+        node if node.marks is marks[node.name] else replace(node, marks=marks[node.name]) for node in fleet
+    ]  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 
@@ -15,9 +16,11 @@ from policy.budget import BudgetConfig, RateLimit
 from policy.budget import DisruptionBudget as Budget
 from policy.cost_benefit import CostBenefitConfig
 from policy.decide import carried_out, decide
-from policy.fleet import Fact, JobView, Level, NodeView, Signals, UnitView
-from policy.hysteresis import NodeRiskConfig
-from policy.plan import PolicyState
+from policy.fleet import Fact, JobView, Level, Marks, NodeView, Signals, UnitView
+from policy.hysteresis import NodeRiskConfig, changed
+from policy.plan import Plan, PolicyState
+from policy.stages import ALLOWED_LEVELS, Stage
+from policy.tiers import Basis
 from scheduler.ports.stored_state import state_from_json, state_json
 from tests.policy.decide_world import HOUR, STEP, T0, carry_out, config, score
 
@@ -33,7 +36,7 @@ RATE_LIMITS = (RateLimit("group", 1, timedelta(hours=24)),)
 class World:
     """A fleet, the state kept of it, and all that may befall it."""
 
-    def __init__(self, stage: str, rise_after: int, basis: str) -> None:
+    def __init__(self, stage: Stage, rise_after: int, basis: Basis, nodes: int = NODES) -> None:
         self.config = config(
             "g0", "g1", stage=stage, rise_after=rise_after, budget=BudgetConfig(DISRUPTION_BUDGETS, RATE_LIMITS),
             node_risk=NodeRiskConfig(basis), cost_benefit=CostBenefitConfig(may_wait=False),
@@ -41,6 +44,7 @@ class World:
                 max_risky=1.0, max_missing=1.0, max_down=0.8, max_unreadable=0.8, max_changed=0.9
             ),
         )  # fmt: skip
+        self.stage = stage
         self.now = T0
         self.state = PolicyState()
         self.nodes = [
@@ -48,7 +52,7 @@ class World:
                 f"n{i}", "c", f"g{i % 2}", f"r{i // 3}", units=tuple(UnitView(f"n{i}-{k}") for k in range(2)),
                 jobs=(JobView(f"j{i // 2}", 4, can_checkpoint=i % 2 == 0),), software="550",
             )
-            for i in range(NODES)
+            for i in range(nodes)
         ]  # fmt: skip
         self.step(("fleet", 0, 0.0))
         self.flags: dict[str, bool] = {}
@@ -71,25 +75,25 @@ class World:
             self.nodes = [replace(node, units=tuple(fresh[2 * k : 2 * k + 2])) for k, node in enumerate(self.nodes)]
         elif kind == "all_well":
             self.flags.clear()
-            self.nodes = [
-                replace(node, down=False, readable=True, cordoned_by=None, maintenance=None) for node in self.nodes
-            ]
+            well = {"down": False, "readable": True, "cordoned_by": None, "maintenance": None}
+            self.nodes = [changed(node, **well) for node in self.nodes]
         else:
             self.nodes[i] = self.happen(kind, one, amount)
 
     def happen(self, kind: str, one: NodeView, amount: float) -> NodeView:
-        slot = int(amount * 100) % 2
-        risk = None if amount > 0.95 else min(amount * 1.4, 0.99)
-        new = {
-            "score": replace(one.units[slot], score=score(risk, self.now, STEP)),
-            "fact": replace(one.units[slot], facts=(Fact("xid 79", self.now),)),
-            "repair": replace(one.units[slot], valid_from=self.now),
-        }  # fmt: skip
-        if kind in new:
-            return replace(one, units=tuple(new[kind] if k == slot else unit for k, unit in enumerate(one.units)))
-        changed: dict[str, dict[str, object]] = {
+        if kind in ("score", "fact", "repair"):
+            units, slot = list(one.units), int(amount * 100) % 2
+            if kind == "score":
+                risk = None if amount > 0.95 else min(amount * 1.4, 0.99)
+                units[slot] = replace(units[slot], score=score(risk, self.now, STEP))
+            elif kind == "fact":
+                units[slot] = replace(units[slot], facts=(Fact("xid 79", self.now),))
+            else:
+                units[slot] = replace(units[slot], valid_from=self.now)
+            return replace(one, units=tuple(units))
+        fields: dict[str, dict[str, object]] = {
             "human": {"cordoned_by": None if one.cordoned_by else "ann"},
-            "undo": {"marks": replace(one.marks, tainted=False, drained=False, soft=False, hard_since=None)},
+            "undo": {"marks": Marks(one.marks.published)},
             "opt_out": {"opt_out": None if one.opt_out else "managed=false"},
             "owner": {"owner": None if one.owner else "NVSentinel"},
             "down": {"down": not one.down},
@@ -97,7 +101,7 @@ class World:
             "maintenance": {"maintenance": None if one.maintenance else "maintenance"},
             "driver": {"software": "560" if one.software == "550" else "550"},
         }  # fmt: skip
-        return replace(one, **changed[kind])
+        return replace(one, **fields[kind])
 
     def signals(self) -> Signals:
         return Signals(
@@ -149,23 +153,34 @@ def rests_on_something(world: World, node: NodeView, state: PolicyState) -> bool
     )
 
 
-def check(world: World) -> None:
-    before = list(world.nodes)
-    had_evidence = {node.name: world.evidence(node) for node in before}
-    plan = decide(world.nodes, world.state, world.signals(), world.config, world.now)
+def decide_again(world: World, plan: Plan, after: list[NodeView], noted: PolicyState, also: Callable[[], bool]) -> None:
+    """Check that asked again, in whatever order, the same comes out, and once it is carried out, nothing."""
+    signals = world.signals()
+    if also():
+        again = decide(list(reversed(world.nodes)), plan.state, signals, world.config, world.now)
+        assert again.actions == plan.actions
+        assert again.state == plan.state
+    if also():
+        then = decide(after, plan.state, signals, world.config, world.now)
+        assert then.actions == (), "asked once more, something else is done"
+        assert {name: node.seen for name, node in noted.nodes.items()} == {
+            name: node.seen for name, node in then.state.nodes.items()
+        }
+    if also():
+        assert decide(after, noted, signals, world.config, world.now).actions == ()
 
-    again = decide(list(reversed(world.nodes)), plan.state, world.signals(), world.config, world.now)
-    assert again.actions == plan.actions
-    assert again.state == plan.state
 
-    after = carry_out(world.nodes, plan.actions, world.now)
-    marks = {node.name: node.marks for node in world.nodes}
+def check(world: World, also: Callable[[], bool] = lambda: True) -> Plan:
+    """Decide, check, and carry it out; ``also`` tells whether a further decision is made to check one thing more."""
+    before = world.nodes
+    plan = decide(before, world.state, world.signals(), world.config, world.now)
+    after = carry_out(before, plan.actions, world.now)
+    marks = {node.name: node.marks for node in before}
     for action in plan.actions:
         marks[action.node] = action.after(marks[action.node], world.now)
     assert [node.marks for node in after] == [marks[node.name] for node in after]
-    then = decide(after, plan.state, world.signals(), world.config, world.now)
-    assert then.actions == (), "asked once more, something else is done"
-    assert decide(after, carried_out(plan.state, plan.actions), world.signals(), world.config, world.now).actions == ()
+    noted = carried_out(plan.state, plan.actions)
+    decide_again(world, plan, after, noted, also)
 
     total = Counter(scope for node in before for scope in node.scopes)
     held, now_lost = lost(before), lost(after)
@@ -178,7 +193,7 @@ def check(world: World) -> None:
     counted = {name for at, name in world.starts if at > began}
     world.starts += [(world.now.timestamp(), node.name) for node in newly if node.name not in counted]
     recent = Counter(int(name[1:]) % 2 for at, name in world.starts if at > began)
-    assert max(recent.values(), default=0) <= RATE_LIMITS[0].max_nodes
+    assert all(recent[int(node.name[1:]) % 2] <= RATE_LIMITS[0].allowed(len(before)) for node in newly)
 
     for old, new in zip(before, after, strict=True):
         mine = [action for action in plan.actions if action.node == old.name]
@@ -189,9 +204,10 @@ def check(world: World) -> None:
             assert new.marks.level is Level.NONE
         if not old.readable:
             assert not mine
-        if old.readable and not had_evidence[old.name]:
-            assert new.marks.level is Level.NONE, "a mark stands on nothing"
+        if old.readable:
+            assert new.marks.level <= ALLOWED_LEVELS[world.stage]
         if old.readable and new.marks.level:
+            assert world.evidence(old), "a mark stands on nothing"
             assert plan.nodes[old.name].rules or rests_on_something(world, new, plan.state)
         if world.flags.get("kill"):
             assert {action.verb for action in mine} <= {"release"}
@@ -200,11 +216,8 @@ def check(world: World) -> None:
         for action in mine:
             assert action.reasons
             assert action.verb == "release" or action.expires_at > world.now
-    noted = carried_out(plan.state, plan.actions)
-    assert {name: node.seen for name, node in noted.nodes.items()} == {
-        name: node.seen for name, node in then.state.nodes.items()
-    }
     world.nodes, world.state = after, noted
+    return plan
 
 
 EVENTS = (

@@ -30,7 +30,7 @@ def follow(risks, *, rise_after=2, fall_after=3, every=STEP, **others):
     state, tiers = TierState(), []
     for k, risk in enumerate(risks):
         now = T0 + k * every
-        state = advance(state, read_node(node("n", risk, at=now), now), thresholds, RISKS, now)
+        state = advance(state, read_node(node("n", risk, at=now), RISKS, now), thresholds, RISKS, now)
         tiers.append(state.tier)
     return tiers
 
@@ -56,7 +56,7 @@ def test_the_same_score_read_again_and_again_is_no_new_evidence():
     state = TierState()
     for minutes in range(0, 60, 5):
         now = T0 + timedelta(minutes=minutes)
-        state = advance(state, read_node(node("n", 0.9), now), thresholds, RISKS, now)
+        state = advance(state, read_node(node("n", 0.9), RISKS, now), thresholds, RISKS, now)
     assert state.tier == "watch"
     assert explain_tier(state, 0.9, thresholds) == (
         "from clear to watch: a risk of 90.0% at 2026-03-01 00:00 UTC",
@@ -71,16 +71,16 @@ def test_evidence_after_a_gap_does_not_continue_a_streak():
 
 def rising(*risks):
     thresholds = Thresholds(THRESHOLDS, HysteresisConfig(1))
-    return thresholds, advance(TierState(), read_node(node("n", *risks), T0), thresholds, RISKS, T0)
+    return thresholds, advance(TierState(), read_node(node("n", *risks), RISKS, T0), thresholds, RISKS, T0)
 
 
 def test_an_unknown_score_keeps_the_tier_until_the_last_known_one_expires_and_no_longer():
     thresholds, state = rising(0.9, 0.01)
     sick = node("n", None, 0.01, at=T0 + STEP)
     at = T0 + STEP
-    assert advance(state, read_node(sick, at), thresholds, RISKS, at).tier == "high"
+    assert advance(state, read_node(sick, RISKS, at), thresholds, RISKS, at).tier == "high"
     at = T0 + 2 * STEP
-    fallen = advance(state, read_node(node("n", None, 0.01, at=at), at), thresholds, RISKS, at)
+    fallen = advance(state, read_node(node("n", None, 0.01, at=at), RISKS, at), thresholds, RISKS, at)
     assert fallen.tier == "clear"
     assert fallen.moved == "from high to clear: the prediction on n-0 expired at 2026-03-01 12:00 UTC"
 
@@ -89,7 +89,7 @@ def test_an_expired_part_of_the_evidence_falls_at_once_to_what_the_rest_holds():
     thresholds, state = rising(0.9, 0.2)
     now = T0 + 2 * STEP
     later = node("n", None, 0.2, at=now)
-    assert advance(state, read_node(later, now), thresholds, RISKS, now).tier == "watch"
+    assert advance(state, read_node(later, RISKS, now), thresholds, RISKS, now).tier == "watch"
 
 
 def test_another_device_in_the_slot_or_a_passed_diagnostic_ends_what_the_old_one_held_up():
@@ -97,9 +97,9 @@ def test_another_device_in_the_slot_or_a_passed_diagnostic_ends_what_the_old_one
     now = T0 + HOUR
     old = node("n", 0.9, 0.01)
     swapped = replace(old, units=(UnitView("other", score(0.01)), old.units[1]))
-    assert advance(state, read_node(swapped, now), thresholds, RISKS, now).tier == "clear"
+    assert advance(state, read_node(swapped, RISKS, now), thresholds, RISKS, now).tier == "clear"
     repaired = replace(old, units=(replace(old.units[0], valid_from=now), old.units[1]))
-    fallen = advance(state, read_node(repaired, now), thresholds, RISKS, now)
+    fallen = advance(state, read_node(repaired, RISKS, now), thresholds, RISKS, now)
     assert fallen.tier == "clear"
     assert fallen.moved == "from high to clear: n-0 was repaired or passed a diagnostic"
 
@@ -107,15 +107,15 @@ def test_another_device_in_the_slot_or_a_passed_diagnostic_ends_what_the_old_one
 def test_scores_counted_under_a_clock_that_ran_ahead_do_not_stop_the_counting():
     thresholds = Thresholds(THRESHOLDS, HysteresisConfig(1))
     ahead = T0 + timedelta(days=3000)
-    state = advance(TierState(), read_node(node("n", 0.01, at=ahead), ahead), thresholds, RISKS, ahead)
-    assert advance(state, read_node(node("n", 0.9), T0), thresholds, RISKS, T0).tier == "high"
+    state = advance(TierState(), read_node(node("n", 0.01, at=ahead), RISKS, ahead), thresholds, RISKS, ahead)
+    assert advance(state, read_node(node("n", 0.9), RISKS, T0), thresholds, RISKS, T0).tier == "high"
 
 
 def test_marks_of_which_nothing_is_remembered_are_adopted_only_as_far_as_the_risk_goes():
     thresholds = Thresholds(THRESHOLDS, HysteresisConfig(2))
     for risk, tier in [(0.9, "high"), (0.31, "high"), (0.2, "elevated"), (0.01, "clear"), (None, "clear")]:
-        assert adopt("high", read_node(node("n", risk), T0), thresholds, RISKS).tier == tier
-    assert adopt("elevated", read_node(node("n", 0.9), T0), thresholds, RISKS).tier == "elevated"
+        assert adopt("high", read_node(node("n", risk), RISKS, T0), thresholds, RISKS).tier == tier
+    assert adopt("elevated", read_node(node("n", 0.9), RISKS, T0), thresholds, RISKS).tier == "elevated"
 
 
 @settings(max_examples=60, deadline=None)
@@ -144,7 +144,6 @@ def test_a_tier_is_only_reached_by_enough_risks_in_a_row_and_only_left_by_enough
 def test_a_state_at_rest_goes_on_as_any_other_while_all_risks_stay_below_watch(risks, counted, elapsed, moved):
     thresholds, now = Thresholds(THRESHOLDS, HysteresisConfig()), T0 + timedelta(hours=elapsed)
     before = TierState(counted=T0 + timedelta(hours=counted), counted_until=T0 + timedelta(hours=9), moved=moved)
-    reading = read_node(node("n", *risks), now)
-    fresh = RISKS.combine(known.risk for known in reading.known.values())
-    if before.at_rest(now) and fresh is not None and thresholds.rise.tier(fresh) == "clear":
+    reading = read_node(node("n", *risks), RISKS, now)
+    if before.at_rest(now) and reading.risk is not None and thresholds.rise.tier(reading.risk) == "clear":
         assert rested(before, reading) == advance(before, reading, thresholds, RISKS, now)

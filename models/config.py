@@ -43,8 +43,8 @@ class TrainingSection(Section):
     """``training``: which rows a model is fitted on, and how often."""
 
     window: Duration | Literal["auto", "expanding"] = "auto"
-    """Training window (the paper's L_train); ``auto`` chooses at each refit, on a purged tail, among everything since the
-    data began and the ``candidate_windows`` that hold enough incidents, ``expanding`` takes everything, in whole days."""
+    """Training window (the paper's L_train); ``auto`` chooses at each refit, on a purged tail, among all there is
+    and those of ``candidate_windows`` with enough incidents; ``expanding`` takes it all, in whole days."""
 
     candidate_windows: tuple[PositiveDuration, ...] = Field(
         tuple(timedelta(days=days) for days in (7, 14, 28, 56, 90)), min_length=1

@@ -141,6 +141,11 @@ class TrainingSet:
         """Whether both classes occur."""
         return self.n_positive > 0 and self.n_negative > 0
 
+    @property
+    def sampled_log_odds(self) -> float:
+        """Log of the weighted odds of the two classes: the level of a model that is fitted on these rows."""
+        return float(np.log(self.weight[self.label == 1].sum() / self.weight[self.label == 0].sum()))
+
 
 def known_rows(rows: Rows, labels: Labels, *, start_ms: int, complete_by_ms: int, as_of_ms: int) -> Bools:
     """Tell which rows have a decision time from ``start_ms`` on and a label complete and known in time.

@@ -196,7 +196,10 @@ class Trainer:
         thresholds = None if cascade is None else cascade.thresholds
         learners, cascade = self._fit_on(split.whole, names, refit_ms, steps, thresholds=thresholds)
         learners = dict(calibrated.learners) | learners
-        return replace(calibrated, learners=learners, cascade=cascade, **_counts(split.whole))
+        # and its level: calibrators were set on the odds without the slice, which must not count twice
+        shift = chosen.prior_shift + chosen.sampled_log_odds - split.whole.sampled_log_odds
+        counts = _counts(split.whole) | {"prior_shift": shift}
+        return replace(calibrated, learners=learners, cascade=cascade, **counts)
 
     def stand_in(self, refit_ms: int, labels: Labels, span: timedelta) -> FittedModels:
         """Give models that score by the prior alone, or :data:`STAND_IN`, for folds before anything could be fitted."""

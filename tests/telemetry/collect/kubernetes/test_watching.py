@@ -124,8 +124,11 @@ def test_an_object_that_cannot_be_read_is_left_out_and_the_rest_is_not(
 
 def test_a_server_that_ends_watches_immediately_is_not_asked_in_a_hurry() -> None:
     class Curt(MemoryApi):
-        def watch(self, path: str, params: Mapping[str, str], version: str) -> Iterator[Object]:
+        def watch(
+            self, path: str, params: Mapping[str, str], version: str, begun: Callable[[], object]
+        ) -> Iterator[Object]:
             self.asked.append("watch")
+            begun()
             yield from ()
 
     api = Curt()

@@ -47,6 +47,8 @@ def test_each_action_leaves_its_mark_and_a_release_leaves_nothing(world: World, 
     assert hand.raw()["spec"]["taints"] == [KUBELET, TEAM, *ours]
     assert condition(hand.raw()) == ("True", "RiskHigh")
     assert hand.do("release", tier="clear").kind == "done"
+    assert events(world) == []
+    assert hand.announce() == ()
     after_all = hand.raw()
     assert after_all["spec"] == before["spec"]
     assert after_all["status"] == before["status"]
@@ -154,10 +156,20 @@ def test_a_condition_or_event_that_cannot_be_written_is_reported_and_fails_nothi
     world.fail("PATCH", "nodes/n1/status", 403, content={"message": "no condition"})
     world.fail("POST", "events", 403, content={"message": "no event"})
     answer = hand.do("publish")
-    assert (answer.kind, answer.message) == (
-        "done", "the condition was not written: HTTP 403: no condition; the event was not written: HTTP 403: no event",
-    )  # fmt: skip
+    assert (answer.kind, answer.message) == ("done", "the condition was not written: HTTP 403: no condition")
     assert hand.level() is Level.PUBLISHED
+    assert hand.announce() == ("n1: the event was not written: HTTP 403: no event",)
+    world.fail("PATCH", "nodes/n1/status", 403, content={"message": "no condition"})
+    world.fail("POST", "events", times=99)
+    for name in ("n1", "n2"):
+        assert hand.do("taint", name, tier="elevated").message == ""
+    refused, *unanswered = hand.announce()
+    assert refused == "n1: the condition was not written: HTTP 403: no condition"
+    assert [message.partition(": POST /api")[0] for message in unanswered] == [
+        "n1 and 1 more: the event was not written", "n2: the condition was not written",
+    ], "nothing more is sent to a server that does not answer"  # fmt: skip
+    assert hand.announce() == ()
+    assert [hand.level(name) for name in ("n1", "n2")] == [Level.TAINTED, Level.TAINTED]
 
 
 def test_a_condition_left_behind_is_corrected_by_whoever_holds_the_lease(world: World, hand: Hand) -> None:
@@ -188,20 +200,27 @@ def test_a_preview_reports_exactly_what_is_written(hand: Hand) -> None:
     reading = hand.scheduler.revalidate("n1")
     assert reading is not None
     (previewed,) = hand.scheduler.preview((hand.action("taint"),), reading)
-    assert [write.message.split(" -> ")[0] for write in previewed] == [
-        "node n1: metadata.annotations[predrain.io/applied-taints]: (none)", "node n1: spec.taints: (none)",
+    assert [write.message.split(": ")[1] for write in previewed] == [
+        "metadata.labels[predrain.io/risk-tier]", "metadata.annotations[predrain.io/applied-taints]",
+        "metadata.annotations[predrain.io/prediction]", "spec.taints", "status.conditions[GPUFailurePredicted]",
+        "event GPUFailurePredicted",
     ]  # fmt: skip
-    assert hand.do("taint").writes == previewed
+    assert hand.do("taint").writes == previewed[:4], "condition and event come after the marks of all nodes"
+    hand.announce()
+    assert hand.raw()["status"]["conditions"][1]["message"] == hand_message(hand)
     reading = hand.scheduler.revalidate("n1")
     assert reading is not None
-    (previewed,) = hand.scheduler.preview((hand.action("publish"),), reading)
+    assert hand.scheduler.preview((hand.action("publish"),), reading) == ((),), "the taint published it"
+    reading = hand.scheduler.revalidate("n2")
+    assert reading is not None
+    (previewed,) = hand.scheduler.preview((hand.action("publish", "n2"),), reading)
     assert [(write.path, write.before) for write in previewed] == [
         ("metadata.labels[predrain.io/risk-tier]", None), ("metadata.annotations[predrain.io/prediction]", None),
         ("status.conditions[GPUFailurePredicted]", None), ("event GPUFailurePredicted", None),
     ]  # fmt: skip
     assert previewed[2].after == "True (RiskHigh): " + hand_message(hand)
-    assert hand.do("publish").writes == previewed
-    assert hand.raw()["status"]["conditions"][1]["message"] == hand_message(hand)
+    assert hand.do("publish", "n2").writes == previewed[:3], "a condition goes with what is a matter of status alone"
+    assert hand.raw("n2")["status"]["conditions"][1]["message"] == hand_message(hand)
 
 
 def hand_message(hand: Hand) -> str:

@@ -11,6 +11,7 @@ import pytest
 from policy.fleet import Fact, Level, UnitView
 from scheduler.controller.controller import gc_paused
 from scheduler.file import LeaseEntry
+from scheduler.ports import stored_state
 from scheduler.ports.errors import LedgerError, SourceError
 from scheduler.ports.readings import Switches
 from scheduler.ports.risks import NO_RISKS, Facts
@@ -293,6 +294,19 @@ def test_a_damaged_state_is_reported_and_what_stands_stays():
     stored = stored_policy_state(cluster.scheduler)
     assert stored.load() is None
     assert stored.value.nodes["n1"].seen is Level.DRAINED
+
+
+def test_the_state_is_unpacked_only_where_another_process_wrote_it(monkeypatch):
+    cluster = drained()
+
+    def unpacked(*_):
+        raise ValueError("unpacked")
+
+    monkeypatch.setattr(stored_state, "unpacked", unpacked)
+    cluster.clock.move(MINUTE)
+    assert not cluster.round().failed
+    cluster.scheduler.state = f"{cluster.scheduler.state} "
+    assert "begins with an empty safety state, for unpacked" in cluster.round().errors[0]
 
 
 def test_an_unreadable_scheduler_is_an_error_and_nothing_is_done():

@@ -18,7 +18,7 @@ from scheduler.ports.node_object import Keys, after
 from scheduler.ports.readings import Precondition, Switches
 from telemetry.collect.kubernetes.client import KubernetesClient
 from tests.scheduler.kubernetes.api_world import Raw, World, merge
-from tests.scheduler.kubernetes.objects import LEVELS, SETTINGS, T0, Hand, node
+from tests.scheduler.kubernetes.objects import LEVELS, SETTINGS, T0, Hand, add, node, pod
 
 KUBELET = {"key": "node.kubernetes.io/out-of-disk", "effect": "NoExecute", "timeAdded": "2026-11-20T00:00:00Z"}
 TEAM = {"key": "team.example/reserved", "value": "yes", "effect": "NoSchedule"}
@@ -244,6 +244,41 @@ def test_switches_are_annotations_that_people_may_set_too(world: World, hand: Ha
     assert fleet.trouble == "switches that cannot be parsed: predrain.io/kill='yes please'"
     assert scheduler.set_switches(Switches()).kind == "done"
     assert world.objects[path]["metadata"]["annotations"] == {"a": "b"}
+
+
+def test_switches_are_read_at_most_every_100_ms_and_at_once_after_they_were_set_here(world: World, hand: Hand) -> None:
+    scheduler, path = hand.scheduler, "/api/v1/namespaces/predrain/configmaps/predrain-state"
+    assert scheduler.set_switches(Switches(kill=True)).kind == "done"
+    assert scheduler.read_switches() == Switches(kill=True)
+    world.edit(path, lambda raw: raw["metadata"].update(annotations={}))
+    hand.elapsed.now += 0.09
+    assert scheduler.read_switches() == Switches(kill=True)
+    hand.elapsed.now += 0.02
+    assert scheduler.read_switches() == Switches()
+    assert scheduler.set_switches(Switches(release_all=True)).kind == "done"
+    assert scheduler.read_switches() == Switches(release_all=True)
+
+
+def test_a_node_is_known_for_10_s_after_it_was_listed_or_written_and_no_longer_than_a_write(
+    world: World, hand: Hand
+) -> None:
+    scheduler = hand.scheduler
+    assert scheduler.as_known("n1") is None, "not before it was listed"
+    scheduler.read_fleet()
+    add(world, pod("late", "n1", gpus=2))
+    known = scheduler.as_known("n1")
+    assert known is not None
+    assert [job.gpus for job in known.view.jobs] == [2], "its jobs are as they are now"
+    world.edit("/api/v1/nodes/n1", lambda raw: raw["spec"].update(taints=[TEAM]))
+    expected = Precondition(known.version, known.boot_id, known.view.marks, "me", T0 + timedelta(seconds=9))
+    assert scheduler.apply(hand.action("taint"), expected).kind == "conflict"
+    assert scheduler.as_known("n1") is None
+    assert hand.do("taint").kind == "done"
+    again = scheduler.as_known("n1")
+    assert again is not None
+    assert (again.version, again.view.marks.tainted) == (hand.raw()["metadata"]["resourceVersion"], True)
+    hand.elapsed.now += 11
+    assert (scheduler.as_known("n1"), scheduler.as_known("n2")) == (None, None)
 
 
 TEXTS = st.text("abz/~. ", max_size=4)

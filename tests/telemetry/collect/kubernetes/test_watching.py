@@ -1,5 +1,6 @@
 """Following a resource across all that servers do."""
 
+import time
 from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
 from typing import Any
@@ -81,6 +82,15 @@ def test_changes_come_once_each_also_after_a_cut(api: MemoryApi) -> None:
     seen = Followed(api, 4, lambda: None, lambda: change(api, cut), lambda: None, lambda: api.remove(NODES, "n"))
     assert (seen.values.heard, seen.values.known, seen.listings) == ([1, 2, 5], {}, 1)
     assert seen.resource.version == str(api.version), "a bookmark moves on too"
+
+
+def test_the_server_was_heard_of_with_each_watch_that_it_accepts_and_not_since_it_refused(api: MemoryApi) -> None:
+    def refuse() -> None:
+        api.failures = [Refused(403, "no")]
+
+    began = time.monotonic()
+    assert began <= Followed(api, 2).resource.heard_s <= time.monotonic()
+    assert Followed(api, 2, lambda: None, refuse).resource.heard_s == float("-inf")
 
 
 def test_a_forgetful_server_is_listed_again(api: MemoryApi) -> None:

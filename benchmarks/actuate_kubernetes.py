@@ -5,8 +5,8 @@ Debian's sources, see tests/system/build_kubernetes.sh), fills them with nodes o
 controller do its rounds in a process of its own: nodes are listed in each, pods followed by a watch, the switches read
 every 100 ms, each call is recorded in a ledger on disk before and after, and a prediction, a condition, an event, a
 taint and a drain mark are written. The server refuses a write to a node that changed since it was listed. Counted are
-nodes whose taint the server confirmed. Before anything is timed, what stands on a tainted node is compared with what was
-announced, and what others had put there with what it was.
+nodes whose taint the server confirmed. Before anything is timed, what stands on a tainted node is compared with what
+was announced, and what others had put there with what it was.
 
 Beside it, in the same run, stands the official Python client that reads a node and replaces it with a taint more, and
 re-validates and records nothing. NVSentinel's figures are those that it published for 1,503 nodes: 2.5 nodes a second,

@@ -19,6 +19,7 @@ from scheduler.ports.records import Intent, Settled, key_of
 from scheduler.ports.report import Step
 
 _TOGETHER: Final = 32
+"""Actions whose calls are recorded in one transaction, where their nodes are known."""
 
 
 @dataclass(slots=True)
@@ -90,14 +91,16 @@ class Executor:
         for number, _ in [self._ahead.pop(call) for call in calls if call in self._ahead]:
             self._settle(number, Settled(self.log.clock.now(), "refused", False, "the call was not made"))
 
-    def _held_back(self, action: Action, ahead: int = 0) -> str | None:
+    def _held_back(self, action: Action, ahead: int = 0) -> str | None:  # noqa: PLR0911 - one line a reason
         if action.node in self.held:
             return "what its GPUs reported cannot be read, and its mark has not expired"
         if action.verb == "release":
             return None
         if not self.log.forward:
             return "nothing new in this round"
-        if action.node in self._stuck and action.verb != "publish":  # which may be all that we have the right to
+        if action.verb == "publish":  # no new mark, and perhaps all that this process has the right to
+            return None
+        if action.node in self._stuck:
             return "an earlier step on the node was not confirmed"
         if self._new + ahead >= self.settings.max_new_per_round:
             return f"{self.settings.max_new_per_round} new marks were made in this round: left to the next one"

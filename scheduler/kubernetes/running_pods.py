@@ -63,21 +63,24 @@ class RunningPods:
         self._thread: threading.Thread | None = None
         self._resource: Resource | None = None
         self._parts = _Parts()
+        self._by_watch = False
 
     def everywhere(self) -> list[PodPart]:
         """Return the parts on all nodes; raises ``SchedulerError`` if they have to be listed and cannot be."""
-        if self.watched:
+        self._by_watch = self.watched
+        if self._by_watch:
             with self._lock:
                 return list(self._parts.known.values())
         self._newest = 0
         pods, version = self._api.listing_at(PODS, _BOUND, self._page_size, self._seen)
         if self._follows and (self._thread is None or not self._thread.is_alive()):
             self._begin(pods, version)
+            self._by_watch = True
         return [part for _, part in pods if part is not None]
 
     def on(self, node: str) -> list[PodPart]:
         """Return the parts on one node, never older than what :meth:`everywhere` gave last; raises the same."""
-        if self.watched:
+        if self._by_watch and self.watched:  # one that was cut may have come back older than what was listed meanwhile
             with self._lock:
                 return list(self._parts.of_node.get(node, {}).values())
         params = {"fieldSelector": f"{LIVING},spec.nodeName={node}"}
@@ -105,6 +108,7 @@ class RunningPods:
         self._stop, self._parts = threading.Event(), _Parts()
         resource = Resource("pods", PODS, _BOUND, self._seen, self._parts, version, self._page_size)
         self._take(resource, "listed", pods, version)
+        resource.hear()
         given = (self._api.client, resource, self._take, self._stop.wait)
         self._thread = threading.Thread(target=follow, args=given, name="follow pods", daemon=True)
         self._thread.start()

@@ -221,4 +221,5 @@ class HistoriesOfKnownNodes(Histories):
 
 SETTINGS = settings(max_examples=40, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck))
 Histories.TestCase.settings = HistoriesOfKnownNodes.TestCase.settings = SETTINGS
-TestHistories, TestHistoriesOfKnownNodes = Histories.TestCase, HistoriesOfKnownNodes.TestCase
+TestHistories = Histories.TestCase
+TestHistoriesOfKnownNodes = HistoriesOfKnownNodes.TestCase

@@ -32,6 +32,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from policy.breaker import BreakerConfig
 from policy.budget import BudgetConfig
+from policy.common_cause import CommonCauseConfig
 from policy.config import PolicyConfig
 from policy.fleet import Score, UnitView
 from policy.hysteresis import HysteresisConfig
@@ -67,7 +68,7 @@ POLICY: Final = PolicyConfig(
     hysteresis=HysteresisConfig(rise_after=1, fall_after=1),
     stages=StagesConfig(pinned={"kubernetes/none": "hard"}),
     budget=BudgetConfig((), ()),
-    breaker=BreakerConfig(max_risky=1.0, jump=100.0),
+    breaker=BreakerConfig(max_risky=1.0, jump=100.0, common_cause=CommonCauseConfig(NODES)),
 )
 
 

@@ -324,6 +324,8 @@ def test_pods_are_followed_by_a_watch_which_a_cut_does_not_end(cluster: Kubernet
     wait(lambda: gpus() == 8)
     assert listed[0] == before, "the watch was healed"
     scheduler.drop_lease("one")
+    assert not heard(), "whoever gave the lease back follows nothing"
+    scheduler.drop_lease("one")
 
 
 def test_an_eviction_or_request_never_meets_a_pod_that_came_later(cluster: KubernetesCluster) -> None:

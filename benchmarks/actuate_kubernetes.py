@@ -2,11 +2,11 @@
 
 Run it alone: ``python benchmarks/actuate_kubernetes.py [--quick]``. It starts etcd and kube-apiserver (built once from
 Debian's sources, see tests/system/build_kubernetes.sh), fills them with nodes of 8 GPUs and 7.5 pods a node, and lets a
-controller do its rounds in a process of its own: every node is re-read with its pods and the switches before each
-write (but for the node itself between two writes of ours, the second of which the server refuses if it changed), each
-call is recorded in a ledger on disk before and after, and a prediction, a condition, an event, a taint and
-a drain mark are written. Counted are nodes whose taint the server confirmed. Before anything is timed, what stands on a
-tainted node is compared with what was announced, and what others had put there with what it was.
+controller do its rounds in a process of its own: nodes are listed in each, pods followed by a watch, the switches read
+every 100 ms, each call is recorded in a ledger on disk before and after, and a prediction, a condition, an event, a
+taint and a drain mark are written. The server refuses a write to a node that changed since it was listed. Counted are
+nodes whose taint the server confirmed. Before anything is timed, what stands on a tainted node is compared with what
+was announced, and what others had put there with what it was.
 
 Beside it, in the same run, stands the official Python client that reads a node and replaces it with a taint more, and
 re-validates and records nothing. NVSentinel's figures are those that it published for 1,503 nodes: 2.5 nodes a second,
@@ -32,6 +32,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from policy.breaker import BreakerConfig
 from policy.budget import BudgetConfig
+from policy.common_cause import CommonCauseConfig
 from policy.config import PolicyConfig
 from policy.fleet import Score, UnitView
 from policy.hysteresis import HysteresisConfig
@@ -50,7 +51,7 @@ from scheduler.ports.risks import MemoryFacts, MemoryRisks, Risks
 from telemetry.collect.kubernetes.client import connect
 from tests.system.kubernetes_server import KubernetesServer, kubernetes_server_in
 
-REQUIRED_PER_S: Final = 20.0
+REQUIRED_PER_S: Final = 100.0
 REQUIRED_P99_S: Final = 0.5
 REQUIRED_MB: Final = 300.0
 AIM: Final = f"{REQUIRED_PER_S:g} taints/s, p99 {REQUIRED_P99_S:g} s, {REQUIRED_MB:g} MB"
@@ -67,7 +68,7 @@ POLICY: Final = PolicyConfig(
     hysteresis=HysteresisConfig(rise_after=1, fall_after=1),
     stages=StagesConfig(pinned={"kubernetes/none": "hard"}),
     budget=BudgetConfig((), ()),
-    breaker=BreakerConfig(max_risky=1.0, jump=100.0),
+    breaker=BreakerConfig(max_risky=1.0, jump=100.0, common_cause=CommonCauseConfig(NODES)),
 )
 
 
@@ -145,7 +146,7 @@ def rounds(config: Path, folder: Path, nodes: int, burst: int, singles: int) -> 
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     clock, risks = SystemClock(), MemoryRisks()
     settings = KubernetesSettings(request_timeout=timedelta(seconds=20))
-    scheduler = TimedScheduler(connect(config, limits=settings.limits), clock, settings)
+    scheduler = TimedScheduler(connect(config, limits=settings.limits), clock, settings, follows=True)
     controlled = ControllerSettings(
         lease=timedelta(seconds=60), max_round_duration=timedelta(minutes=5), max_new_per_round=10_000
     )
@@ -160,38 +161,38 @@ def rounds(config: Path, folder: Path, nodes: int, burst: int, singles: int) -> 
     if warm.errors or "n0000" not in scheduler.tainted:
         sys.exit(f"the first node was not tainted: {warm.errors} {warm.notes}")
     (written,) = (step.writes for step in warm.steps if step.action.verb == "taint")
-    if [write.path for write in written] != [write.path for write in rehearsed["taint"]]:
+    others = ("status.conditions", "event ")  # which follow the marks of all nodes
+    if [write.path for write in written] != [w.path for w in rehearsed["taint"] if not w.path.startswith(others)]:
         sys.exit("what was written is not what was announced")
     standing = scheduler.api.read("/api/v1/nodes/n0000")
     if standing is None or standing["spec"]["taints"][0] != FOREIGN or len(standing["spec"]["taints"]) != 2:
         sys.exit("the taint does not stand beside the foreign one")
 
-    def decided(new: set[str]) -> tuple[list[float], float]:
-        """Decide on further sick nodes; gives each one's seconds from the decision to its taint, and the CPU's."""
+    def decided(new: set[str]) -> tuple[list[float], float, float]:
+        """Decide on further sick nodes; gives each one's seconds from decision to taint; the round's; the CPU's."""
         sick.update(new)
         scored(risks, nodes, sick)
-        cpu = time.process_time()
+        took, cpu = time.monotonic(), time.process_time()
         report = controller.round()
-        cpu = time.process_time() - cpu
+        took, cpu = time.monotonic() - took, time.process_time() - cpu
         if report.errors or report.plan is None or not new <= set(scheduler.tainted):
             sys.exit(f"not all were tainted: {report.errors} {report.notes}")
-        return [(scheduler.tainted[name] - report.plan.now).total_seconds() for name in new], cpu
+        return [(scheduler.tainted[name] - report.plan.now).total_seconds() for name in new], took, cpu
 
     ordered = [f"n{i:04}" for i in range(1, nodes)]
-    many, burst_cpu = decided(set(ordered[:burst]))
-    began = time.monotonic()
+    many, burst_round, burst_cpu = decided(set(ordered[:burst]))
     single = [decided({name}) for name in ordered[burst : burst + singles]]
-    a_round = (time.monotonic() - began) / singles
     controller.stop()
     return {
         "per_s": burst / max(many),
+        "burst_round_s": burst_round,
         "burst_cpu_s": burst_cpu,
         "burst_p99_s": float(np.quantile(many, 0.99)),
         "first_s": min(many),
-        "p50_s": float(np.quantile([one for (one,), _ in single], 0.5)),
-        "p99_s": float(np.quantile([one for (one,), _ in single], 0.99)),
-        "round_s": a_round,
-        "round_cpu_s": float(np.median([cpu for _, cpu in single])),
+        "p50_s": float(np.quantile([one for (one,), *_ in single], 0.5)),
+        "p99_s": float(np.quantile([one for (one,), *_ in single], 0.99)),
+        "round_s": float(np.median([took for _, took, _ in single])),
+        "round_cpu_s": float(np.median([cpu for _, _, cpu in single])),
         "mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
         "imports_mb": before,
     }
@@ -220,8 +221,11 @@ def table(measured: dict[str, float], peer: float, singles: int) -> None:
         ("seconds from decision to taint, one at a time, median", [f"{measured['p50_s']:.3f}"]),
         (f"  {tail} of {singles}", [f"{measured['p99_s']:.3f}", "", f"{REQUIRED_P99_S:.2f}"]),
         (f"  {at_once}: the first; the {tail}", [f"{measured['first_s']:.3f}", f"{measured['burst_p99_s']:.3f}"]),
-        (f"seconds of the CPU to decide and taint {at_once}", [f"{measured['burst_cpu_s']:.2f}"]),
-        ("seconds a round; of the CPU", [f"{measured['round_s']:.2f}", f"{measured['round_cpu_s']:.2f}"]),
+        (
+            f"seconds a round, {at_once}; of the CPU",
+            [f"{measured['burst_round_s']:.2f}", f"{measured['burst_cpu_s']:.2f}"],
+        ),
+        ("  one at a time; of the CPU", [f"{measured['round_s']:.2f}", f"{measured['round_cpu_s']:.2f}"]),
         ("memory at its peak, MB; before any work", [f"{measured['mb']:.0f}", f"{measured['imports_mb']:.0f}"]),
     ]
     for name, values in rows:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Literal
 
@@ -18,8 +18,8 @@ from policy.stages import StageState
 from policy.tiers import Tier
 
 Verb = Literal["release", "publish", "soft_taint", "taint", "drain"]
-VERBS: tuple[Verb, ...] = ("release", "publish", "soft_taint", "taint", "drain")
-"""In the order in which they are carried out: what is given back comes first."""
+VERBS: tuple[Verb, ...] = ("release", "taint", "drain", "soft_taint", "publish")
+"""In the order in which they are carried out: what is given back comes first, and no taint waits for renewals."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +68,8 @@ class PolicyState:
 class Action:
     """One thing to do to one node.
 
-    ``verb``: ``publish`` writes tier and prediction, ``soft_taint`` and ``taint`` the taints, ``drain`` empties the
-    node; ``release`` takes off what stands above ``to``.
+    ``verb``: ``publish`` writes tier and prediction; so do ``soft_taint`` and ``taint``, with the taints, and
+    ``drain``, which empties the node; ``release`` takes off what stands above ``to``.
     ``tier``: ``unknown`` where it was released because nothing is known any more.
     ``expires_at``: until when what is written holds; None for a release.
     ``reasons``: in words, the weightiest first.
@@ -89,9 +89,6 @@ class Action:
 
     def after(self, marks: Marks, now: datetime) -> Marks:
         """Give what stands on its node once it is carried out."""
-        if self.verb == "publish":
-            assert self.expires_at is not None
-            return replace(marks, published=Published(self.tier, self.expires_at))
         release = self.verb == "release"
         soft, tainted, drained = (
             stood and self.to >= level if release else stood or self.to is level
@@ -99,7 +96,10 @@ class Action:
                 (marks.soft, Level.SOFT), (marks.tainted, Level.TAINTED), (marks.drained, Level.DRAINED),
             )
         )  # fmt: skip
-        published = None if release and self.to < Level.PUBLISHED else marks.published
+        published = None if self.to < Level.PUBLISHED else marks.published
+        if not release:
+            assert self.expires_at is not None
+            published = Published(self.tier, self.expires_at)
         since = (marks.hard_since or now) if tainted or drained else None
         return Marks(published, soft, tainted, drained, since)
 

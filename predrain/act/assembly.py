@@ -55,6 +55,7 @@ def choose_scheduler(
     settings: Callable[[], ActSettings],
     *,
     waits: bool,
+    follows: bool = False,
     by_hand: bool = False,
 ) -> ChosenScheduler:
     """Reach a scheduler.
@@ -63,6 +64,7 @@ def choose_scheduler(
     ``settings``: reads the settings; the file of a cluster needs none, and is stopped also where they are broken.
     ``waits``: whether this process does one round and ends, so that it has to watch another one's lease rather than
     come again.
+    ``follows``: whether this process goes round after round.
     ``by_hand``: whether a person stops or undoes something: what is needed for new work only may then be broken.
     Raises ``InputError`` if there is no way to it, or the settings are wrong.
     """
@@ -82,7 +84,9 @@ def choose_scheduler(
         chosen = given.kubernetes
         kubeconfig = None if chosen.kubeconfig is None else Path(chosen.kubeconfig).expanduser()
         connection = connect(kubeconfig, chosen.context, limits=chosen.limits, agent=AGENT)
-        adapter = KubernetesScheduler(connection, SystemClock(), chosen, waits=waits, horizon=given.policy.horizon)
+        adapter = KubernetesScheduler(
+            connection, SystemClock(), chosen, waits=waits, follows=follows, horizon=given.policy.horizon
+        )
         verification = None
         if chosen.diagnostic_job is not None and not by_hand:
             verification = KubernetesVerification(adapter, read_manifest(Path(chosen.diagnostic_job)))

@@ -104,7 +104,7 @@ def act(
     def read() -> ActSettings:
         return ActSettings() if settings is None else read_settings(settings)
 
-    chosen = choose_scheduler(scheduler, cluster, read, waits=not loop and not dry_run, by_hand=by_hand)
+    chosen = choose_scheduler(scheduler, cluster, read, waits=not loop and not dry_run, follows=loop, by_hand=by_hand)
     switches: dict[str, Any] = {}
     if by_hand and not dry_run:
         switches = _switch(chosen, kill=kill, resume=resume, release_all=release_all, reset_breaker=reset_breaker)

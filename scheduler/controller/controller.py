@@ -167,7 +167,7 @@ class Controller:
             levels = {name: expected.level for name, expected in executor.expected.items()}
             stands = signals_of(plan, views, levels, policy)
             new = log.forward and not signals.kill
-            report.notes += self.scheduler.announce(stands, self.holder, self._lease.hold(), new=new)
+            report.notes += self.scheduler.announce(stands, self.holder, self._lease.hold, new=new)
         if self.evacuation is not None and ready:
             drained = frozenset(action.node for action in executor.done if action.verb == "drain")
             known = {view.name: view for view in views}

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from typing import Final
 
 from policy.fleet import Level, NodeView, UnitView
 from policy.plan import Action, Plan
@@ -15,6 +17,9 @@ from scheduler.ports.protocols import Fenced, LeaseLostError, SchedulerAdapter
 from scheduler.ports.readings import Answer, NodeReading, Precondition, Switches, Write, stands
 from scheduler.ports.records import Intent, Settled, key_of
 from scheduler.ports.report import Step
+
+_TOGETHER: Final = 32
+"""Actions whose calls are recorded in one transaction, where their nodes are known."""
 
 
 @dataclass(slots=True)
@@ -35,6 +40,7 @@ class Executor:
     held: frozenset[str] = frozenset()
     done: list[Action] = field(default_factory=list)
     _stuck: set[str] = field(default_factory=set)
+    _ahead: dict[tuple[str, str], tuple[int, NodeReading]] = field(default_factory=dict)
     _new: int = 0
 
     def carry_out(self, plan: Plan) -> None:
@@ -43,26 +49,60 @@ class Executor:
         Raises ``LeaseLostError`` if the lease is lost on the way; what was done until then is in ``done``.
         """
         began = self.log.clock.now()
-        for action in plan.actions:
+        for place, action in enumerate(plan.actions):
+            if place % _TOGETHER == 0:
+                self._record_ahead(plan.actions[place : place + _TOGETHER])
             if self.log.clock.now() - began > self.settings.max_round_duration:
                 why: str | None = "the round took too long: left to the next one"
             else:
                 why = self._held_back(action)
-            if why is not None:
-                self._skip(action, why)
-            else:
-                self._one(action)
+            try:
+                if why is not None:
+                    self._skip(action, why)
+                else:
+                    self._one(action)
+            except LeaseLostError:
+                self._void(*self._ahead)
+                raise
+            self._void((action.node, action.verb))
 
-    def _held_back(self, action: Action) -> str | None:
+    def _record_ahead(self, actions: Sequence[Action]) -> None:
+        """Record the next calls to nodes that are known, for each transaction waits for the disk."""
+        intents: dict[str, Intent] = {}
+        for action in actions:
+            if not isinstance(self.scheduler, Fenced):
+                return
+            if action.node in intents or self._held_back(action, len(intents)) is not None:
+                continue
+            with contextlib.suppress(SchedulerError):
+                reading = self.scheduler.as_known(action.node)
+                writes = () if reading is None else self.scheduler.preview((action,), reading)[0]
+                intent = self._intent(action, reading, writes) if reading is not None and writes else None
+                if intent is not None:
+                    intents[action.node] = intent
+        if intents:
+            with self.log.recording():
+                numbers = self.log.ledger.intend(*intents.values())
+                recorded = zip(numbers, intents.values(), strict=True)
+                self._ahead = {(intent.node, intent.verb): (number, intent.read) for number, intent in recorded}
+
+    def _void(self, *calls: tuple[str, str]) -> None:
+        """Settle calls that were recorded ahead and not made so."""
+        for number, _ in [self._ahead.pop(call) for call in calls if call in self._ahead]:
+            self._settle(number, Settled(self.log.clock.now(), "refused", False, "the call was not made"))
+
+    def _held_back(self, action: Action, ahead: int = 0) -> str | None:  # noqa: PLR0911 - one line a reason
         if action.node in self.held:
             return "what its GPUs reported cannot be read, and its mark has not expired"
         if action.verb == "release":
             return None
         if not self.log.forward:
             return "nothing new in this round"
+        if action.verb == "publish":  # no new mark, and perhaps all that this process has the right to
+            return None
         if action.node in self._stuck:
             return "an earlier step on the node was not confirmed"
-        if self._new >= self.settings.max_new_per_round:
+        if self._new + ahead >= self.settings.max_new_per_round:
             return f"{self.settings.max_new_per_round} new marks were made in this round: left to the next one"
         return None
 
@@ -93,8 +133,8 @@ class Executor:
         None: there is nothing to be done on it, or it must not be done, which is noted.
         """
         try:
-            left = self.scheduler.as_we_left(action.node) if isinstance(self.scheduler, Fenced) else None
-            reading = left or self.scheduler.revalidate(action.node)
+            known = self.scheduler.as_known(action.node) if isinstance(self.scheduler, Fenced) else None
+            reading = known or self.scheduler.revalidate(action.node)
             why = "there is no such node any more" if reading is None else self._why_not(action, reading)
             if reading is None or why is not None:
                 self._skip(action, why or "")
@@ -128,16 +168,24 @@ class Executor:
         )
 
     def _intend(self, action: Action, reading: NodeReading, writes: tuple[Write, ...]) -> int | None:
-        """Record a call; None: it could not be recorded."""
+        """Record a call, unless it was recorded ahead; None: it could not be recorded."""
+        call = action.node, action.verb
+        if call in self._ahead and self._ahead[call][1] == reading:
+            return self._ahead.pop(call)[0]
+        intent = self._intent(action, reading, writes)
+        numbers: list[int] = []
+        if intent is not None:
+            with self.log.recording():
+                numbers = self.log.ledger.intend(intent)
+        return numbers[0] if numbers else None
+
+    def _intent(self, action: Action, reading: NodeReading, writes: tuple[Write, ...]) -> Intent | None:
         decision, now = self.log.report.number, self.log.clock.now()
         if decision is None:
             return None
-        key, number = key_of(decision, action), None
-        with self.log.recording():
-            number = self.log.ledger.intend(
-                Intent(decision, now, action.node, action.verb, action.to, key, action, reading, writes)
-            )
-        return number
+        return Intent(
+            decision, now, action.node, action.verb, action.to, key_of(decision, action), action, reading, writes
+        )
 
     def _answered(self, action: Action, intent: int | None, answer: Answer) -> bool:
         """Take note of an answer; False: try again."""

@@ -20,13 +20,12 @@ class ApiServer:
     def __init__(self, client: KubernetesClient, elapsed: Callable[[], float] = time.monotonic) -> None:
         self.name = client.name
         self.elapsed = elapsed
-        self.request = client.request
-        self._client = client
+        self.client, self.request = client, client.request
 
     def read(self, path: str, *, accept: str = "application/json", named: str | None = None) -> Object | None:
         """Read one object, which must have the name ``named``; None: there is none; else ``SchedulerError``."""
         try:
-            return self._client.get(path, None, accept=accept, named=named)
+            return self.client.get(path, None, accept=accept, named=named)
         except (Refused, Unreachable) as error:
             if isinstance(error, Refused) and error.status == _NOT_FOUND:
                 return None
@@ -36,8 +35,14 @@ class ApiServer:
         self, path: str, params: Mapping[str, str], page_size: int, view: Callable[[Object], T | None]
     ) -> list[T]:
         """List objects page by page (0: all in one), as ``view`` gives them (None: left out), or ``SchedulerError``."""
+        return self.listing_at(path, params, page_size, view)[0]
+
+    def listing_at(
+        self, path: str, params: Mapping[str, str], page_size: int, view: Callable[[Object], T | None]
+    ) -> tuple[list[T], str]:
+        """List objects as :meth:`listing` does, with the version to watch them from."""
         try:
-            return self._client.list_all(path, params, view, page_size)[0]
+            return self.client.list_all(path, params, view, page_size)
         except (Refused, Unreachable) as error:
             raise self._error(path, error) from error
 

@@ -33,18 +33,18 @@ _OF_TIER: Final = {
 
 
 def condition_after(action: Action, current: Object | None, now: datetime) -> Object | None:
-    """Return the condition that reports the outcome of an action; None: there is nothing to report.
+    """Return the condition that reports the outcome of an action that changes the prediction; None: none does.
 
     ``True`` means tier ``high``, for tools that repair nodes follow it. A node that is released because nothing is
     known of it any more becomes ``Unknown``; on one that is clear the condition is removed.
     """
-    if action.verb == "publish":
+    if action.verb != "release":
         status, reason = _OF_TIER.get(action.tier, ("Unknown", "RiskUnknown"))
         end = "" if action.expires_at is None else f", holds until {format_utc(action.expires_at)}"
         risk = "" if action.risk is None else f" (risk {action.risk:.3g})"
         message = f"tier {action.tier}{risk}{end}: {'; '.join(action.reasons[:3]) or 'no reasons given'}"
         return _condition(status, reason, message, current, now)
-    if action.verb == "release" and action.to < Level.PUBLISHED:
+    if action.to < Level.PUBLISHED:
         if action.tier == "unknown":
             return _condition("Unknown", "PredictionExpired", "nothing is known of it any more", current, now)
         return None if current is None else _REMOVED
@@ -79,9 +79,9 @@ def event_write(event: Object) -> Write:
 
 
 def event_of(action: Action, before: Published | None, now: datetime) -> Object | None:
-    """Return the event that reports an action; None: it only renews a prediction."""
+    """Return the event that reports an action that changes the prediction; None: it only renews it."""
     reasons = "; ".join(action.reasons[:3])
-    if action.verb == "publish" and (before is None or before.tier != action.tier):
+    if action.verb != "release" and (before is None or before.tier != action.tier):
         kind = "Warning" if action.tier in ("high", "elevated") else "Normal"
         risk = "" if action.risk is None else f", risk {action.risk:.3g}"
         reason, message = CONDITION, f"tier {action.tier}{risk}: {reasons}"
@@ -90,7 +90,7 @@ def event_of(action: Action, before: Published | None, now: datetime) -> Object 
     else:
         return None
     node, stamp = action.node, format_utc(now)
-    digest = hashlib.sha256(f"{node} {action.verb} {action.tier} {stamp}".encode()).hexdigest()[:16]
+    digest = hashlib.sha256(f"{node} {reason} {action.tier} {stamp}".encode()).hexdigest()[:16]
     return {
         "apiVersion": "v1",
         "kind": "Event",

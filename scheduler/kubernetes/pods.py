@@ -17,6 +17,7 @@ from telemetry.collect.kubernetes.rules import KubernetesRules
 from telemetry.config import parse_duration
 from telemetry.milliseconds import from_ms
 
+PODS: Final = "/api/v1/pods"
 LIVING: Final = "status.phase!=Succeeded,status.phase!=Failed"
 """Field selector of pods that hold anything."""
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, Final, Literal
+from typing import Any, Final
 from urllib.parse import quote
 
 from policy.fleet import JobView
@@ -23,7 +25,8 @@ from scheduler.kubernetes.config_map import ConfigMapText, SwitchAnnotations
 from scheduler.kubernetes.device_taints import DeviceTaints
 from scheduler.kubernetes.leadership import Leadership
 from scheduler.kubernetes.nodes import NodeSnapshot, patch_of, snapshot_of, status_patch
-from scheduler.kubernetes.pods import LIVING, ClaimCounts, PodKeys, PodPart, jobs_of, pod_part, version_of
+from scheduler.kubernetes.pods import ClaimCounts, PodKeys, PodPart, jobs_of, pod_part
+from scheduler.kubernetes.running_pods import RunningPods
 from scheduler.kubernetes.settings import KubernetesSettings
 from scheduler.ports.node_object import WRITER, Keys, NodeObject, after, writes_between
 from scheduler.ports.protocols import Clock, NodeSignal
@@ -32,13 +35,28 @@ from telemetry.collect.kubernetes.api import Object, Response, Unreachable, is_n
 from telemetry.collect.kubernetes.client import STRATEGIC_PATCH, KubernetesClient
 
 NODES: Final = "/api/v1/nodes"
-PODS: Final = "/api/v1/pods"
 FIELD_MANAGER: Final = WRITER
 
 _MAX_REPAIRED: Final = 50
 _COMPANION_TIMEOUT: Final = timedelta(seconds=2)
+_SWITCHES_FOR_S: Final = 0.1
+_KNOWN_FOR_S: Final = 10.0
 _EXISTS: Final = 409
 _REFUSALS: Final[Mapping[int, AnswerKind]] = {404: "gone", 409: "conflict"}
+
+
+@dataclass(frozen=True, slots=True)
+class _Companion:
+    """A condition of a node or an event about it (not ``of_node``): ``body`` as it is sent, ``write`` as a change."""
+
+    node: str
+    write: Write
+    body: Object
+    of_node: bool
+
+    @property
+    def name(self) -> str:
+        return "the condition" if self.of_node else "the event"
 
 
 class KubernetesScheduler:
@@ -46,6 +64,7 @@ class KubernetesScheduler:
 
     ``waits``: whether a lease of another process is watched until it is renewed or over, rather than asked for again
     later: for a process that does one round and ends.
+    ``follows``: whether pods are followed between rounds rather than listed in each: for a process that goes on.
     ``horizon``: what the risks look ahead.
     """
 
@@ -56,6 +75,7 @@ class KubernetesScheduler:
         settings: KubernetesSettings = KubernetesSettings(),  # noqa: B008 - frozen
         *,
         waits: bool = False,
+        follows: bool = False,
         horizon: timedelta | None = None,
         elapsed: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], object] = time.sleep,
@@ -67,25 +87,26 @@ class KubernetesScheduler:
         self.leadership = Leadership(self.api, settings.namespace, settings.lease, clock, waits=waits, sleep=sleep)
         self._state = ConfigMapText(self.api, settings.namespace, settings.state)
         self._switches = SwitchAnnotations(self._state, settings.prefix)
+        self._read_switches: tuple[Switches, float] | None = None
         self.load_state, self.save_state = self._state.load, self._state.save
-        self.set_switches = self._switches.write  # the operator may, whoever holds the lease
-        self.hold_lease, self.drop_lease = self.leadership.take, self.leadership.drop
         self.rules = settings.rules
         self.pod_keys = PodKeys(settings.prefix, settings.namespace)
         self._newest: NodeSnapshot | None = None
-        self._written: dict[str, NodeSnapshot] = {}
+        self._recent: dict[str, tuple[NodeSnapshot, float]] = {}
+        self._due: list[_Companion] = []
         drivers = self.rules.claim_drivers
         self._device_taints = DeviceTaints(self.api, settings.prefix, drivers) if settings.device_taints else None
         self._claims = ClaimCounts(self.api, self.rules)
         self._jobs: Mapping[str, JobView] = {}
         self._cordoner_known = True
-        self._pods_version = 0
+        self._pods = RunningPods(self.api, self._part, settings.pod_page_size, follows=follows)
 
     def read_fleet(self) -> FleetReading:
-        """List all GPU nodes and predrain-managed nodes, their jobs, and the switches; correct outdated conditions."""
-        read_at = self.clock.now()
-        self._written.clear()
+        """Read all GPU nodes and predrain-managed nodes, their jobs, and the switches; correct outdated conditions."""
+        read_at, began_s = self.clock.now(), self.api.elapsed()
+        self._due.clear()
         nodes = self._nodes()
+        self._recent = {node.node_object.name: (node, began_s) for node in nodes}
         self._cordoner_known = not nodes or any(node.node_object.tells_cordoner for node in nodes)
         jobs = self._all_jobs()
         switches, unclear = self._switches.read()
@@ -98,14 +119,14 @@ class KubernetesScheduler:
         return FleetReading(readings, read_at, switches, "; ".join(troubles) or None)
 
     def revalidate(self, node: str) -> NodeReading | None:
-        """Read one node again; its pods are never older than those of the last listing."""
+        """Read one node again; its pods are never older than those that the fleet was read with."""
         snapshot = self._read(node)
         return None if snapshot is None else snapshot.with_jobs(self._jobs_on(node))
 
-    def as_we_left(self, node: str) -> NodeReading | None:
-        """Return a node as the last write here left it, once per write; a patch is refused where it changed since."""
-        snapshot = self._written.pop(node, None)
-        if snapshot is None:
+    def as_known(self, node: str) -> NodeReading | None:
+        """Return a node as it was listed or written up to 10 s ago; a patch is refused where it changed since."""
+        snapshot, known_s = self._recent.get(node, (None, 0.0))
+        if snapshot is None or self.api.elapsed() - known_s > _KNOWN_FOR_S:
             return None
         self._newest = snapshot
         return snapshot.with_jobs(self._jobs_on(node))
@@ -119,8 +140,8 @@ class KubernetesScheduler:
         for action in actions:
             then = self._after(action, node_object)
             writes = writes_between(node_object, then)
-            # condition and event are written with a mark that changes, never alone
-            made.append(writes + self._companions(action, snapshot, now)[2] if writes else ())
+            companions = self._companions(action, snapshot, node_object, then, now)
+            made.append((*writes, *(companion.write for companion in companions)))
             node_object = then
         return tuple(made)
 
@@ -128,18 +149,23 @@ class KubernetesScheduler:
         return after(action, node_object, self.keys, self.clock.now(), cordon=self.settings.cordon)
 
     def _companions(
-        self, action: Action, snapshot: NodeSnapshot, now: datetime
-    ) -> tuple[Object | None, Object | None, tuple[Write, ...]]:
-        """Return what is written for other tools with an action: the condition, the event, and both as changes."""
+        self, action: Action, snapshot: NodeSnapshot, before: NodeObject, then: NodeObject, now: datetime
+    ) -> Iterator[_Companion]:
+        """Yield what reports an action to other tools, where it changes the prediction: the condition, the event."""
+        node, key = action.node, self.keys.prediction
+        if before == then or (action.verb != "release" and before.annotations.get(key) == then.annotations[key]):
+            return
         condition = condition_after(action, snapshot.condition, now) if self.settings.condition else None
+        if condition is not None:
+            yield _Companion(node, condition_write(node, snapshot.condition, condition), condition, of_node=True)
         event = event_of(action, snapshot.reading.view.marks.published, now) if self.settings.events else None
-        writes = () if condition is None else (condition_write(action.node, snapshot.condition, condition),)
-        return condition, event, writes if event is None else (*writes, event_write(event))
+        if event is not None:
+            yield _Companion(node, event_write(event), event, of_node=False)
 
     def apply(self, action: Action, precondition: Precondition) -> Answer:
         """Carry out an action as one patch that the server applies to exactly the node that was read.
 
-        Where condition or event of ``publish`` and ``release`` fail, the answer is ``done`` with a message.
+        Its event, and its condition unless one patch may hold both, are written by :meth:`announce`, after all marks.
         """
         return self.leadership.fenced(
             precondition.holder, precondition.until, lambda: self._apply(action, precondition)
@@ -147,6 +173,7 @@ class KubernetesScheduler:
 
     def _apply(self, action: Action, precondition: Precondition) -> Answer:
         snapshot = self._known(action.node, precondition.version) or self._read(action.node)
+        self._recent.pop(action.node, None)
         if snapshot is None:
             return Answer("gone", f"there is no node {action.node}")
         conflict = precondition.conflict(snapshot.reading)
@@ -160,37 +187,55 @@ class KubernetesScheduler:
         status_only = not any(write.path.startswith("spec.") for write in writes)
         status_only = status_only and action.verb in ("publish", "release")
         path = f"{_path(action.node)}/status" if status_only else _path(action.node)
-        condition, event, companion_writes = self._companions(action, snapshot, self.clock.now())
-        notes: list[str | None] = []
-        response = self._patch(path, patch_of(snapshot, then, condition if status_only else None))
-        if condition is not None and status_only and not response.ok and response.status not in _REFUSALS:
+        due = list(self._companions(action, snapshot, snapshot.node_object, then, self.clock.now()))
+        joined = due.pop(0) if status_only and due and due[0].of_node else None
+        note = ""
+        response = self._patch(path, patch_of(snapshot, then, None if joined is None else joined.body))
+        if joined is not None and not response.ok and response.status not in _REFUSALS:
             # it may be the condition alone that is not wanted, and nothing rests on it
-            notes.append(f"the condition was not written: {response.problem}")
+            note, joined = f"{joined.name} was not written: {response.problem}", None
             response = self._patch(path, patch_of(snapshot, then))
         if not response.ok:
             return Answer(_REFUSALS.get(response.status, "refused"), response.problem)
         if not is_named(response.content, action.node):
             return Answer("timeout", "the answer is not the node")
-        self._remember(response.content)
-        if condition is not None and not status_only:
-            notes.append(self._set_condition(action.node, condition))
-        if event is not None:
-            notes.append(self._companion("the event", "POST", EVENTS, event))
-        if not any(notes):
-            writes = (*writes, *companion_writes)
-        left = self._newest or snapshot
-        self._written[action.node] = left
-        return Answer("done", "; ".join(filter(None, notes)), writes, left.reading.version)
+        self._due += due
+        left = self._remember(response.content) or snapshot
+        self._recent[action.node] = left, self.api.elapsed()
+        return Answer("done", note, writes if joined is None else (*writes, joined.write), left.reading.version)
 
-    def announce(self, signals: Sequence[NodeSignal], holder: str, until: datetime, *, new: bool) -> tuple[str, ...]:
-        """Apply the current marks as device taints too, where the settings ask for them."""
-        notes: tuple[str, ...] = ()
+    def announce(
+        self, signals: Sequence[NodeSignal], holder: str, hold: Callable[[], datetime], *, new: bool
+    ) -> tuple[str, ...]:
+        """Write the conditions and events that are due, and the device taints where the settings ask for them."""
+
+        def blocked() -> str | None:
+            return self.leadership.blocked(holder, hold())
+
+        notes = self._write_due(blocked)
         if self.settings.cordon and not self._cordoner_known:
-            notes = ("no node is cordoned: the server does not tell who cordons (managedFields); the taints stand",)
+            notes += ("no node is cordoned: the server does not tell who cordons (managedFields); the taints stand",)
         if self._device_taints is None:
             return notes
-        return notes + self._device_taints.follow(
-            signals, lambda: self.leadership.blocked(holder, until), lambda: new and not self.read_switches().kill
+        return notes + self._device_taints.follow(signals, blocked, lambda: new and not self.read_switches().kill)
+
+    def _write_due(self, blocked: Callable[[], str | None]) -> tuple[str, ...]:
+        """Write what is due; return what failed. Without an answer the rest is left."""
+        failed: dict[str, list[str]] = {}
+        away: str | None = None
+        for companion in self._due:
+            problem = away or blocked()
+            if problem is None:
+                try:
+                    problem = self._companion(companion)
+                except Unreachable as error:
+                    problem = away = str(error)
+            if problem is not None:
+                failed.setdefault(f"{companion.name} was not written: {problem}", []).append(companion.node)
+        self._due.clear()
+        return tuple(
+            f"{nodes[0]}{f' and {len(nodes) - 1} more' if nodes[1:] else ''}: {problem}"
+            for problem, nodes in failed.items()
         )
 
     def announcing(self, signals: Sequence[NodeSignal], *, new: bool) -> tuple[Write, ...]:
@@ -198,8 +243,28 @@ class KubernetesScheduler:
         return () if self._device_taints is None else self._device_taints.preview(signals, new=new)
 
     def read_switches(self) -> Switches:
-        """Read the switches, annotations of the ConfigMap of the state."""
-        return self._switches.read()[0]
+        """Read the switches, annotations of the ConfigMap of the state, unless they were read within 100 ms."""
+        read, now_s = self._read_switches, self.api.elapsed()
+        if read is None or now_s - read[1] >= _SWITCHES_FOR_S:
+            self._read_switches = read = self._switches.read()[0], now_s
+        return read[0]
+
+    def set_switches(self, switches: Switches) -> Answer:
+        """Set the switches: the operator may, whoever holds the lease."""
+        self._read_switches = None
+        return self._switches.write(switches)
+
+    def hold_lease(self, holder: str, lasts: timedelta) -> datetime | None:
+        """Take or prolong the lease; a standby follows no pods."""
+        until = self.leadership.take(holder, lasts)
+        if until is None:
+            self._pods.stop()
+        return until
+
+    def drop_lease(self, holder: str) -> None:
+        """Release the lease, and end what was followed."""
+        self._pods.stop()
+        self.leadership.drop(holder)
 
     def whole_job(self, part: JobView) -> JobView:
         """Return the whole job of a part, with its GPUs on all nodes as of the last listing."""
@@ -224,16 +289,7 @@ class KubernetesScheduler:
     def _all_jobs(self) -> dict[str, dict[str, JobView]]:
         if not self.settings.read_pods:
             return {}
-        newest = 0
-
-        def view(raw: Mapping[str, Any]) -> PodPart | None:
-            nonlocal newest
-            newest = max(newest, version_of(raw))
-            return self._part(raw)
-
-        params = {"fieldSelector": f"{LIVING},spec.nodeName!="}
-        parts = self.api.listing(PODS, params, self.settings.pod_page_size, view)
-        self._pods_version = newest
+        parts = self._pods.everywhere()
         self._claims.refresh(parts)
         jobs = jobs_of(self._claims.counted(parts))
         self._jobs = {name: job for of_node in jobs.values() for name, job in of_node.items()}
@@ -242,13 +298,7 @@ class KubernetesScheduler:
     def _jobs_on(self, node: str) -> tuple[JobView, ...]:
         if not self.settings.read_pods:
             return ()
-        params = {"fieldSelector": f"{LIVING},spec.nodeName={node}"}
-        if self._pods_version:
-            # "Not older than": the server may answer from its memory, by its index of nodes, rather than read all pods.
-            # The version is that of the newest pod read and not of the listing: before 1.31, a server whose pods
-            # have not changed since would wait for a change before it answers.
-            params["resourceVersion"] = str(self._pods_version)
-        parts = self.api.listing(PODS, params, 0, self._part)
+        parts = self._pods.on(node)
         # of a job that runs elsewhere too, the pods of this node are only a part
         return tuple(self.whole_job(job) for job in jobs_of(self._claims.counted(parts)).get(node, {}).values())
 
@@ -274,23 +324,16 @@ class KubernetesScheduler:
         params, timeout = {"fieldManager": FIELD_MANAGER}, self.leadership.left()
         return self.api.request("PATCH", path, params, patch, content_type=STRATEGIC_PATCH, timeout=timeout)
 
-    def _set_condition(self, node: str, condition: Object) -> str | None:
-        return self._companion("the condition", "PATCH", f"{_path(node)}/status", status_patch(condition), node)
-
-    def _companion(
-        self, what: str, method: Literal["PATCH", "POST"], path: str, body: Object, node: str | None = None
-    ) -> str | None:
-        """Write a condition (with its node) or an event, on which nothing rests; return what failed."""
+    def _companion(self, companion: _Companion) -> str | None:
+        """Write a condition or event, on which nothing rests; return what failed, or raise ``Unreachable``."""
         params, timeout = {"fieldManager": FIELD_MANAGER}, min(_COMPANION_TIMEOUT, self.leadership.left())
-        kind = STRATEGIC_PATCH if method == "PATCH" else "application/json"
-        try:
-            response = self.api.request(method, path, params, body, content_type=kind, timeout=timeout)
-        except Unreachable as error:
-            return f"{what} was not written: {error}"
-        if node is not None and response.ok and is_named(response.content, node):
-            self._remember(response.content)
-        repeated = method == "POST" and response.status == _EXISTS  # of this very second, by an earlier try
-        return None if response.ok or repeated else f"{what} was not written: {response.problem}"
+        if companion.of_node:
+            path, body = f"{_path(companion.node)}/status", status_patch(companion.body)
+            response = self.api.request("PATCH", path, params, body, content_type=STRATEGIC_PATCH, timeout=timeout)
+        else:
+            response = self.api.request("POST", EVENTS, params, companion.body, timeout=timeout)
+        repeated = not companion.of_node and response.status == _EXISTS  # of this very second, by an earlier try
+        return None if response.ok or repeated else response.problem
 
     def _repair_conditions(self, nodes: Sequence[NodeSnapshot]) -> None:
         if not self.settings.condition:
@@ -300,7 +343,10 @@ class KubernetesScheduler:
             view = snapshot.reading.view
             condition = condition_repaired(snapshot.condition, view.marks.published, now)
             if condition is not None and view.readable and repaired < _MAX_REPAIRED:
-                self._set_condition(view.name, condition)
+                self._recent.pop(view.name, None)
+                write = condition_write(view.name, snapshot.condition, condition)
+                with contextlib.suppress(Unreachable):
+                    self._companion(_Companion(view.name, write, condition, of_node=True))
                 repaired += 1
 
 

@@ -12,8 +12,8 @@ from urllib.parse import quote
 
 from policy.fleet import JobView
 from scheduler.kubernetes.config_map import ConfigMapText
-from scheduler.kubernetes.pods import LIVING, annotations_of, duration, jobs_of, pod_part
-from scheduler.kubernetes.scheduler import FIELD_MANAGER, PODS, KubernetesScheduler
+from scheduler.kubernetes.pods import LIVING, PODS, annotations_of, duration, jobs_of, pod_part
+from scheduler.kubernetes.scheduler import FIELD_MANAGER, KubernetesScheduler
 from scheduler.ports.codec import instant, json_object
 from scheduler.ports.errors import SchedulerError
 from scheduler.ports.readings import Answer, Write

@@ -67,13 +67,16 @@ class SqliteLedger:
                 self._add("INSERT INTO alerts VALUES (?, ?, ?, ?)", number, alert.unit, at, _text(plain_of(alert)))
             return number
 
-    def intend(self, intent: Intent) -> int:
-        """Record a call before it is made."""
+    def intend(self, *intents: Intent) -> list[int]:
+        """Record calls before the first of them is made."""
         with self._adding():
-            return self._add(
-                "INSERT INTO intents (round, at, node, verb, content) VALUES (?, ?, ?, ?, ?)",
-                intent.round, _words(intent.at), intent.node, intent.verb, _text(plain_of(intent)),
-            )  # fmt: skip
+            return [
+                self._add(
+                    "INSERT INTO intents (round, at, node, verb, content) VALUES (?, ?, ?, ?, ?)",
+                    intent.round, _words(intent.at), intent.node, intent.verb, _text(plain_of(intent)),
+                )
+                for intent in intents
+            ]  # fmt: skip
 
     def settle(self, intent: int, settled: Settled) -> None:
         """Record what a call came to."""
@@ -158,10 +161,10 @@ class SqliteLedger:
             raise LedgerError(f"an open call in the ledger cannot be read: {error}") from error
 
     def _keep(self, value: Any) -> str:
-        plain = value if isinstance(value, bytes) else _text(value).encode()
+        plain = value if isinstance(value, bytes) else orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
         digest = hashlib.sha256(plain).hexdigest()
         if not self._link.execute("SELECT 1 FROM blobs WHERE digest = ?", (digest,)).fetchone():
-            self._link.execute("INSERT INTO blobs VALUES (?, ?)", (digest, zlib.compress(plain, 6)))
+            self._link.execute("INSERT INTO blobs VALUES (?, ?)", (digest, zlib.compress(plain, 1)))
         return digest
 
     def _add(self, command: str, *values: Any) -> int:

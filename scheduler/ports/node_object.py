@@ -151,16 +151,11 @@ def after(action: Action, node: NodeObject, keys: Keys, now: datetime, *, cordon
     """
     if action.verb == "release":
         return _released(action, node, keys)
-    annotations, labels, taints = dict(node.annotations), dict(node.labels), list(node.taints)
     end = action.expires_at or now
-    applied = _applied(node, keys)
+    node = _predicted(action, node, keys, end)  # no mark stands without its end
     if action.verb == "publish":
-        labels[keys.tier] = action.tier
-        avoid = _avoid(node, keys, labels, keys.avoid if action.tier in ("elevated", "high") else None)
-        annotations[keys.prediction] = _prediction(action, end, keys, avoid)
-        if applied is not None:
-            annotations[keys.applied] = _applied_text(replace(applied, until=end))
-        return replace(node, labels=labels, annotations=annotations)
+        return node
+    annotations, taints = dict(node.annotations), list(node.taints)
     standing, unschedulable, cordoner = marks_of(node, keys, now), node.unschedulable, node.cordoner
     if action.verb == "soft_taint" and not standing.soft:
         taints.append(Taint(keys.taint, "elevated", "PreferNoSchedule"))
@@ -178,6 +173,16 @@ def after(action: Action, node: NodeObject, keys: Keys, now: datetime, *, cordon
     since = (standing.hard_since or now) if level.hard else None
     annotations[keys.applied] = _applied_text(_Applied(level, end, since))
     return replace(node, annotations=annotations, taints=tuple(taints), unschedulable=unschedulable, cordoner=cordoner)
+
+
+def _predicted(action: Action, node: NodeObject, keys: Keys, end: datetime) -> NodeObject:
+    annotations, labels, applied = dict(node.annotations), dict(node.labels), _applied(node, keys)
+    labels[keys.tier] = action.tier
+    avoid = _avoid(node, keys, labels, keys.avoid if action.tier in ("elevated", "high") else None)
+    annotations[keys.prediction] = _prediction(action, end, keys, avoid)
+    if applied is not None:
+        annotations[keys.applied] = _applied_text(replace(applied, until=end))
+    return replace(node, labels=labels, annotations=annotations)
 
 
 def _released(action: Action, node: NodeObject, keys: Keys) -> NodeObject:

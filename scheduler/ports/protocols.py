@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Protocol, runtime_checkable
@@ -92,11 +92,11 @@ class SchedulerAdapter(Protocol):
 class Fenced(Protocol):
     """A scheduler that itself refuses a write to a node that is not exactly as it was read (a conflict)."""
 
-    def as_we_left(self, node: str) -> NodeReading | None:
-        """Return a node as the answer to the last write of this round showed it, once, with its jobs as they are now.
+    def as_known(self, node: str) -> NodeReading | None:
+        """Return a node as this round's listing or the answer to the last write showed it, with its jobs as of now.
 
-        It saves reading the node between two own writes: a third of the time of a burst of taints. None: there was no
-        such write. Raises ``SchedulerError`` if its jobs cannot be read.
+        It saves reading the node before the write: half the time of a burst of taints. None: that was too long ago, or
+        a write was tried since. Raises ``SchedulerError`` if its jobs cannot be read.
         """
         ...
 
@@ -148,9 +148,12 @@ class Announcing(Protocol):
     def announcing(self, signals: Sequence[NodeSignal], *, new: bool) -> tuple[Write, ...]:
         """Return what :meth:`announce` would write."""
 
-    def announce(self, signals: Sequence[NodeSignal], holder: str, until: datetime, *, new: bool) -> tuple[str, ...]:
+    def announce(
+        self, signals: Sequence[NodeSignal], holder: str, hold: Callable[[], datetime], *, new: bool
+    ) -> tuple[str, ...]:
         """Write the further signals of current marks under the lease, and remove those of former ones.
 
+        ``hold``: as :meth:`Lease.hold`, before each write.
         ``new``: whether new ones may be written; former ones are removed in any case.
         Returns: messages about what was done, and what could not be.
         """

@@ -10,6 +10,8 @@ import zlib
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar, cast
 
+import orjson
+
 from policy.plan import PolicyState
 from scheduler.ports.codec import object_of, plain_of
 from scheduler.ports.errors import SchedulerError
@@ -54,16 +56,20 @@ class StoredValue(Generic[T]):
         self._head, self._what, self._setting = head, what, setting
         self._load, self._save = load, save
         self._version = ""
+        self._text: str | None = None  # what the value was unpacked from, or packed as
 
     def load(self) -> str | None:
         """Read it again; raises ``SchedulerError`` if it cannot be read.
 
         Returns: what is wrong with the stored text: then the value is the empty one, which is always safe.
         """
-        stored, trouble, self.value = self._load(), None, self._empty
-        if stored.text is not None:
+        stored, trouble = self._load(), None
+        if stored.text is None or stored.text != self._text:
+            self.value, self._text = self._empty, None
             try:
-                self.value = unpacked(self._head, type(self._empty), stored.text, self._what)
+                if stored.text is not None:
+                    self.value = unpacked(self._head, type(self._empty), stored.text, self._what)
+                    self._text = stored.text
             except ValueError as error:
                 trouble = str(error)
         self._version, self.known = stored.version, True
@@ -86,7 +92,7 @@ class StoredValue(Generic[T]):
             return str(error)
         if stored.text != text:
             return f"{answer.kind} {answer.message}"
-        self._version, self.value = stored.version, value
+        self._version, self.value, self._text = stored.version, value, text
         return None
 
 
@@ -101,7 +107,7 @@ def packed(head: str, value: object, what: str, setting: str) -> str:
 
     Raises ``ValueError`` if it is longer than a scheduler keeps; ``what`` it is and the ``setting`` to lower are named.
     """
-    plain = json.dumps({"format": FORMAT, **plain_of(value)}, sort_keys=True, separators=(",", ":")).encode()
+    plain = orjson.dumps({"format": FORMAT, **plain_of(value)}, option=orjson.OPT_SORT_KEYS)
     text = f"{head} {hashlib.sha256(plain).hexdigest()} {base64.b64encode(zlib.compress(plain, 6)).decode()}"
     if len(text) > LONGEST:
         raise ValueError(f"{what} has {len(text)} characters, {LONGEST} fit: lower {setting}")

@@ -233,22 +233,22 @@ def change_for(action: Action, node: SlurmNode, settings: SlurmSettings, now: da
     if standing.foreign is not None or standing.damaged is not None:
         return NodeChange()
     end, old, marks = action.expires_at or now, standing.record, standing.marks
-    new, change = old or Record(action.tier, action.risk, end, Level.PUBLISHED), NodeChange()
-    if action.verb == "publish":
-        new = replace(new, tier=action.tier, risk=action.risk, until=end)
-        return _written(node, new, NodeChange(reason=reason_for(action, end) if marks.tainted else None))
+    new = old or Record(action.tier, action.risk, end, Level.PUBLISHED)
+    new = replace(new, tier=action.tier, risk=action.risk, until=end)
+    change = NodeChange(reason=reason_for(action, end) if marks.tainted else None)
+    published = new, change
     if action.verb == "soft_taint" and not marks.soft:
         new = replace(new, weight=node.weight, soft=min(node.weight + settings.soft_weight, HIGHEST_WEIGHT))
     if action.verb == "soft_taint" and (not marks.soft or standing.lost_weight):
-        change = NodeChange(weight=new.soft)
+        change = replace(change, weight=new.soft)
     if action.verb in ("taint", "drain") and not marks.tainted:
         change = NodeChange("FAIL" if settings.hard_state == "fail" else "DRAIN", reason_for(action, end))
         new = replace(new, since=now, drain_at=None)
     if action.verb == "drain" and not marks.drained:
         new = replace(new, drain_at=now)
-    if new == old and change.empty:
-        return change
-    return _written(node, replace(new, level=max(marks.level, action.to), until=end), change)
+    if (new, change) != published:
+        new = replace(new, level=max(marks.level, action.to))
+    return _written(node, new, change)
 
 
 def weight_again(node: SlurmNode, now: datetime) -> NodeChange:

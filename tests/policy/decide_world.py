@@ -94,15 +94,15 @@ def carry_out(fleet: Sequence[NodeView], actions: Iterable[Action], now: datetim
                 published=old.published if action.to >= Level.PUBLISHED else None,
             )
             new = NO_MARKS if action.to is Level.NONE else new if new.level.hard else replace(new, hard_since=None)
-        elif action.verb == "publish":
+        else:
             assert action.expires_at is not None
             new = replace(old, published=Published(action.tier, action.expires_at))
-        elif action.verb == "soft_taint":
-            new = replace(old, soft=True)
+        if action.verb == "soft_taint":
+            new = replace(new, soft=True)
         elif action.verb == "taint":
-            new = replace(old, tainted=True, hard_since=old.hard_since or now)
-        else:
-            new = replace(old, drained=True, hard_since=old.hard_since or now)
+            new = replace(new, tainted=True, hard_since=old.hard_since or now)
+        elif action.verb == "drain":
+            new = replace(new, drained=True, hard_since=old.hard_since or now)
         marks[action.node] = new
     return [
         node if node.marks is marks[node.name] else replace(node, marks=marks[node.name]) for node in fleet

@@ -231,7 +231,7 @@ def test_one_bad_node_of_three_would_be_blocked_and_is_drained_but_never_the_sec
     # karpenter#2134: 20 % of three nodes is none.
     fleet = [node("a", 0.9), node("b", 0.8), node("c", 0.01)]
     plan = once(fleet, config())
-    assert verbs(plan, "a") == ["publish", "taint", "drain"]
+    assert verbs(plan, "a") == ["taint", "drain", "publish"]
     assert list(plan.over_budget) == ["b"]
     fleet = carry_out(fleet, plan.actions, T0)
     assert not hard(once(fleet, config(), T0 + timedelta(days=0, hours=5), plan.state))
@@ -279,7 +279,7 @@ def test_a_new_driver_would_make_the_old_model_drain_the_node_and_does_not_for_a
     fleet = [node("n", 0.9, at=now, software="560"), *healthy(20, now)]
     assert naive(fleet, now) == {"n"}
     changed = once(fleet, config(), now, plan.state)
-    assert verbs(changed, "n") == ["publish", "soft_taint"]
+    assert verbs(changed, "n") == ["soft_taint", "publish"]
     assert "its driver or exporter changed lately" in why(changed, "n")
     sick = [node("n", 0.9, at=now, facts=["xid 79"], software="560"), *healthy(20, now)]
     assert hard(once(sick, config(), now, plan.state)) == {"n"}

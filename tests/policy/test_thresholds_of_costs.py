@@ -26,7 +26,7 @@ def job(gpus, saved_ago=None, **others):
 
 def test_the_same_risk_is_high_under_a_job_that_can_write_a_checkpoint_and_not_under_one_that_loses_a_days_work():
     asked = once([node("n", 0.4, jobs=(job(512, 1, can_checkpoint=True),)), *healthy(12)], by_costs())
-    assert verbs(asked, "n") == ["publish", "taint", "drain"]
+    assert verbs(asked, "n") == ["taint", "drain", "publish"]
     lone = CostBenefitConfig(checkpoint_every=timedelta(hours=48))
     lost = once([node("n", 0.4, jobs=(job(512, 19),)), *healthy(12)], by_costs(cost_benefit=lone))
     assert lost.nodes["n"].tier == "elevated"

@@ -12,6 +12,7 @@ from policy.budget import DisruptionBudget as Budget
 from policy.common_cause import CommonCauseConfig
 from policy.config import PolicyConfig
 from policy.fleet import JobView, Level, NodeView, Score, UnitView
+from policy.plan import Action
 from policy.risk_record import ModelName
 from scheduler.controller.controller import Controller
 from scheduler.controller.settings import ControllerSettings
@@ -19,6 +20,7 @@ from scheduler.file import MemoryNode
 from scheduler.ledger.sqlite_ledger import SqliteLedger
 from scheduler.ports.clock import ManualClock
 from scheduler.ports.node_object import NodeObject, Taint, marks_of
+from scheduler.ports.readings import Answer, FleetReading, NodeReading, Precondition
 from scheduler.ports.report import RoundReport
 from scheduler.ports.risks import MemoryFacts, MemoryRisks, Risks
 from tests.policy.decide_world import STEP, T0, config
@@ -81,6 +83,23 @@ class Cluster:
             self.scheduler, self.risks, self.facts, self.ledger, self.clock, self.policy, self.settings,
             holder=holder or f"p{self.restarts}", code="1.0",
         )  # fmt: skip
+
+    def knows_nodes(self) -> None:
+        """Let the scheduler give nodes as they were listed, until they are written to, as Kubernetes' adapter does."""
+        known: dict[str, NodeReading] = {}
+        read_fleet, apply = self.scheduler.read_fleet, self.scheduler.apply
+
+        def read() -> FleetReading:
+            fleet = read_fleet()
+            known.update({reading.view.name: reading for reading in fleet.nodes})
+            return fleet
+
+        def applied(action: Action, precondition: Precondition) -> Answer:
+            known.pop(action.node, None)
+            return apply(action, precondition)
+
+        for name, call in (("read_fleet", read), ("apply", applied), ("as_known", known.get)):
+            setattr(self.scheduler, name, call)
 
     def scored(self, at: datetime | None = None, lasts: timedelta = 2 * STEP, **risks: float | None) -> None:
         """A new decision time: risks by node, on its first GPU."""

@@ -143,10 +143,10 @@ def test_from_a_risk_to_an_empty_node_and_back(cluster: KubernetesCluster) -> No
     cluster.change(sick, taints=[TEAM])
     one = Replica(cluster, "one", diagnostic=True)
     one.scored(**{sick: 0.45})
-    assert outcome(one.round()) == [("publish", sick, "done"), ("soft_taint", sick, "done")]
+    assert outcome(one.round()) == [("soft_taint", sick, "done"), ("publish", sick, "already")]
     assert (effects(cluster.node(sick)), condition(cluster.node(sick))) == (["PreferNoSchedule"], "False")
     one.scored(**{sick: 0.9})
-    assert outcome(one.round()) == [(verb, sick, "done") for verb in ("publish", "taint", "drain")]
+    assert outcome(one.round()) == [("taint", sick, "done"), ("drain", sick, "done"), ("publish", sick, "already")]
     node = cluster.node(sick)
     assert effects(node) == ["PreferNoSchedule", "NoSchedule"]
     assert (condition(node), node["metadata"]["labels"]["predrain.io/risk-tier"]) == ("True", "high")
@@ -289,6 +289,43 @@ def test_a_publisher_publishes_and_can_do_no_more(cluster: KubernetesCluster) ->
         assert cluster.server.request(method, path, {}, user="publisher", check=False)[0] == 403
     for method, path in (("DELETE", f"{PODS}/x"), ("GET", "/api/v1/secrets"), ("DELETE", "/api/v1/nodes/n0")):
         assert cluster.server.request(method, path, {}, user="actuator", check=False)[0] == 403
+
+
+def test_pods_are_followed_by_a_watch_which_a_cut_does_not_end(cluster: KubernetesCluster) -> None:
+    client, listed = connect(cluster.server.kubeconfig("actuator")), [0]
+    list_all = client.list_all
+
+    def counted(path: str, *given: Any) -> Any:
+        listed[0] += path == "/api/v1/pods"
+        return list_all(path, *given)
+
+    client.list_all = counted  # type: ignore[method-assign]
+    scheduler = KubernetesScheduler(client, SystemClock(), SETTINGS, follows=True)
+
+    def gpus() -> int:
+        return sum(job.gpus for node in scheduler.read_fleet().nodes for job in node.view.jobs)
+
+    def heard() -> bool:
+        before = listed[0]
+        scheduler.read_fleet()
+        return listed[0] == before
+
+    assert (gpus(), listed) == (0, [1])
+    cluster.deploy("train", 1, 8)
+    wait(lambda: gpus() == 8)
+    assert listed == [1], "a pod that starts is seen without a listing"
+    cluster.server.kill_api()
+    cluster.server.start_api()
+    cluster.server.request("DELETE", "/apis/apps/v1/namespaces/default/deployments/train")
+    wait(lambda: gpus() == 0)
+    wait(heard)
+    before = listed[0]
+    cluster.deploy("again", 1, 8)
+    wait(lambda: gpus() == 8)
+    assert listed[0] == before, "the watch was healed"
+    scheduler.drop_lease("one")
+    assert not heard(), "whoever gave the lease back follows nothing"
+    scheduler.drop_lease("one")
 
 
 def test_an_eviction_or_request_never_meets_a_pod_that_came_later(cluster: KubernetesCluster) -> None:

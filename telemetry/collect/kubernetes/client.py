@@ -196,8 +196,12 @@ class KubernetesClient:
                     raise
         raise Refused(GONE, f"the listing expired {_LISTINGS} times before its last page")
 
-    def watch(self, path: str, params: Mapping[str, str], version: str) -> Iterator[Object]:
+    def watch(
+        self, path: str, params: Mapping[str, str], version: str, begun: Callable[[], object] = lambda: None
+    ) -> Iterator[Object]:
         """Yield what happens after ``version`` as ``{"type": …, "object": …}`` until the server ends the watch.
+
+        ``begun``: called once the server accepts it, which it may do long before there is anything to yield.
 
         Raises ``Refused`` if the server refuses to begin; ``Unreachable`` if the connection is cut. A silent
         one ends the watch as the server's own end does: the next request finds out.
@@ -217,6 +221,7 @@ class KubernetesClient:
             if response.status != 200:
                 answer = _response(response.status, response.read1(2**16), response.headers)
                 raise Refused(answer.status, answer.message, answer.retry_after_s)
+            begun()
             held = b""
             for chunk in response.stream(2**16, decode_content=False):
                 *lines, held = (held + chunk).split(b"\n")

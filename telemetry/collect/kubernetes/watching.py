@@ -8,6 +8,7 @@ the tracker compares the listing with what it knew.
 from __future__ import annotations
 
 import logging
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from operator import attrgetter
 from typing import Any, Final, Generic, Literal, TypeVar
 
 from telemetry.collect.event import Event
-from telemetry.collect.kubernetes.api import GONE, Object, Refused, Unreachable
+from telemetry.collect.kubernetes.api import GONE, PAGE_SIZE, Object, Refused, Unreachable
 from telemetry.collect.kubernetes.client import KubernetesClient
 from telemetry.collect.running import Wait, backoff_s
 
@@ -65,6 +66,7 @@ class Resource:
     """What is followed, and up to which version it was taken in (None: it has to be listed).
 
     ``read`` makes of an object what is worth keeping, or None. Listings are held so only.
+    ``heard_s``: when the server last told of it, by ``time.monotonic``; minus infinity while it cannot be followed.
     """
 
     name: str
@@ -73,6 +75,12 @@ class Resource:
     read: Callable[[Object], Any]
     tracker: Tracker[Any, Any]
     version: str | None = None
+    page_size: int = PAGE_SIZE
+    heard_s: float = float("-inf")
+
+    def hear(self) -> None:
+        """Note that the server tells of it now."""
+        self.heard_s = time.monotonic()
 
     def view(self, item: Object) -> Any:
         """Return what is worth keeping of an object; None also for one that cannot be read, which is logged."""
@@ -95,13 +103,16 @@ def follow(api: KubernetesClient, resource: Resource, take: Take, wait: Wait) ->
         pause_s = 0.2  # a server that ends watches immediately is asked slowly
         try:
             if resource.version is None:
-                take(resource, "listed", *api.list_all(resource.path, resource.params, resource.view))
-            for event in api.watch(resource.path, resource.params, resource.version or ""):
+                listed = api.list_all(resource.path, resource.params, resource.view, resource.page_size)
+                take(resource, "listed", *listed)
+            for event in api.watch(resource.path, resource.params, resource.version or "", resource.hear):
                 take(resource, *_change(event, resource))
+                resource.hear()
                 if failures:
                     log.info("%s: %s are followed again", api.name, resource.name)
                 failures = 0
         except Exception as error:  # an object that no rule foresaw must not end a collector of months
+            resource.heard_s = float("-inf")
             answered = isinstance(error, Refused | Unreachable)
             expired = isinstance(error, Refused) and error.status == GONE
             if expired or not answered:

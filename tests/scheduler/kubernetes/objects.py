@@ -117,6 +117,10 @@ class Hand:
         condition = Precondition(reading.version, reading.boot_id, reading.view.marks, "me", until)
         return self.scheduler.apply(action, condition)
 
+    def announce(self) -> tuple[str, ...]:
+        """Write what is due after the marks of a round; gives what failed."""
+        return self.scheduler.announce((), "me", lambda: self.clock.now() + LASTS, new=True)
+
     def raw(self, name: str = "n1") -> Raw:
         """The node as it stands."""
         return self.world.objects[f"/api/v1/nodes/{name}"]

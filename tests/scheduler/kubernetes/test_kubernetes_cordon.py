@@ -125,5 +125,5 @@ def test_where_nobody_records_who_cordons_none_of_ours_could_be_recognized_and_n
     hand.do("taint")
     assert "unschedulable" not in hand.raw()["spec"]
     hand.scheduler.read_fleet()
-    (message,) = hand.scheduler.announce((), "me", hand.clock.now() + LASTS, new=True)
+    (message,) = hand.scheduler.announce((), "me", lambda: hand.clock.now() + LASTS, new=True)
     assert message.startswith("no node is cordoned: the server does not tell who cordons")

@@ -18,7 +18,7 @@ from scheduler.ports.node_object import Keys, after
 from scheduler.ports.readings import Precondition, Switches
 from telemetry.collect.kubernetes.client import KubernetesClient
 from tests.scheduler.kubernetes.api_world import Raw, World, merge
-from tests.scheduler.kubernetes.objects import LEVELS, SETTINGS, T0, Hand, node
+from tests.scheduler.kubernetes.objects import LEVELS, SETTINGS, T0, Hand, add, node, pod
 
 KUBELET = {"key": "node.kubernetes.io/out-of-disk", "effect": "NoExecute", "timeAdded": "2026-11-20T00:00:00Z"}
 TEAM = {"key": "team.example/reserved", "value": "yes", "effect": "NoSchedule"}
@@ -47,6 +47,8 @@ def test_each_action_leaves_its_mark_and_a_release_leaves_nothing(world: World, 
     assert hand.raw()["spec"]["taints"] == [KUBELET, TEAM, *ours]
     assert condition(hand.raw()) == ("True", "RiskHigh")
     assert hand.do("release", tier="clear").kind == "done"
+    assert events(world) == []
+    assert hand.announce() == ()
     after_all = hand.raw()
     assert after_all["spec"] == before["spec"]
     assert after_all["status"] == before["status"]
@@ -154,10 +156,20 @@ def test_a_condition_or_event_that_cannot_be_written_is_reported_and_fails_nothi
     world.fail("PATCH", "nodes/n1/status", 403, content={"message": "no condition"})
     world.fail("POST", "events", 403, content={"message": "no event"})
     answer = hand.do("publish")
-    assert (answer.kind, answer.message) == (
-        "done", "the condition was not written: HTTP 403: no condition; the event was not written: HTTP 403: no event",
-    )  # fmt: skip
+    assert (answer.kind, answer.message) == ("done", "the condition was not written: HTTP 403: no condition")
     assert hand.level() is Level.PUBLISHED
+    assert hand.announce() == ("n1: the event was not written: HTTP 403: no event",)
+    world.fail("PATCH", "nodes/n1/status", 403, content={"message": "no condition"})
+    world.fail("POST", "events", times=99)
+    for name in ("n1", "n2"):
+        assert hand.do("taint", name, tier="elevated").message == ""
+    refused, *unanswered = hand.announce()
+    assert refused == "n1: the condition was not written: HTTP 403: no condition"
+    assert [message.partition(": POST /api")[0] for message in unanswered] == [
+        "n1 and 1 more: the event was not written", "n2: the condition was not written",
+    ], "nothing more is sent to a server that does not answer"  # fmt: skip
+    assert hand.announce() == ()
+    assert [hand.level(name) for name in ("n1", "n2")] == [Level.TAINTED, Level.TAINTED]
 
 
 def test_a_condition_left_behind_is_corrected_by_whoever_holds_the_lease(world: World, hand: Hand) -> None:
@@ -188,20 +200,27 @@ def test_a_preview_reports_exactly_what_is_written(hand: Hand) -> None:
     reading = hand.scheduler.revalidate("n1")
     assert reading is not None
     (previewed,) = hand.scheduler.preview((hand.action("taint"),), reading)
-    assert [write.message.split(" -> ")[0] for write in previewed] == [
-        "node n1: metadata.annotations[predrain.io/applied-taints]: (none)", "node n1: spec.taints: (none)",
+    assert [write.message.split(": ")[1] for write in previewed] == [
+        "metadata.labels[predrain.io/risk-tier]", "metadata.annotations[predrain.io/applied-taints]",
+        "metadata.annotations[predrain.io/prediction]", "spec.taints", "status.conditions[GPUFailurePredicted]",
+        "event GPUFailurePredicted",
     ]  # fmt: skip
-    assert hand.do("taint").writes == previewed
+    assert hand.do("taint").writes == previewed[:4], "condition and event come after the marks of all nodes"
+    hand.announce()
+    assert hand.raw()["status"]["conditions"][1]["message"] == hand_message(hand)
     reading = hand.scheduler.revalidate("n1")
     assert reading is not None
-    (previewed,) = hand.scheduler.preview((hand.action("publish"),), reading)
+    assert hand.scheduler.preview((hand.action("publish"),), reading) == ((),), "the taint published it"
+    reading = hand.scheduler.revalidate("n2")
+    assert reading is not None
+    (previewed,) = hand.scheduler.preview((hand.action("publish", "n2"),), reading)
     assert [(write.path, write.before) for write in previewed] == [
         ("metadata.labels[predrain.io/risk-tier]", None), ("metadata.annotations[predrain.io/prediction]", None),
         ("status.conditions[GPUFailurePredicted]", None), ("event GPUFailurePredicted", None),
     ]  # fmt: skip
     assert previewed[2].after == "True (RiskHigh): " + hand_message(hand)
-    assert hand.do("publish").writes == previewed
-    assert hand.raw()["status"]["conditions"][1]["message"] == hand_message(hand)
+    assert hand.do("publish", "n2").writes == previewed[:3], "a condition goes with what is a matter of status alone"
+    assert hand.raw("n2")["status"]["conditions"][1]["message"] == hand_message(hand)
 
 
 def hand_message(hand: Hand) -> str:
@@ -225,6 +244,41 @@ def test_switches_are_annotations_that_people_may_set_too(world: World, hand: Ha
     assert fleet.trouble == "switches that cannot be parsed: predrain.io/kill='yes please'"
     assert scheduler.set_switches(Switches()).kind == "done"
     assert world.objects[path]["metadata"]["annotations"] == {"a": "b"}
+
+
+def test_switches_are_read_at_most_every_100_ms_and_at_once_after_they_were_set_here(world: World, hand: Hand) -> None:
+    scheduler, path = hand.scheduler, "/api/v1/namespaces/predrain/configmaps/predrain-state"
+    assert scheduler.set_switches(Switches(kill=True)).kind == "done"
+    assert scheduler.read_switches() == Switches(kill=True)
+    world.edit(path, lambda raw: raw["metadata"].update(annotations={}))
+    hand.elapsed.now += 0.09
+    assert scheduler.read_switches() == Switches(kill=True)
+    hand.elapsed.now += 0.02
+    assert scheduler.read_switches() == Switches()
+    assert scheduler.set_switches(Switches(release_all=True)).kind == "done"
+    assert scheduler.read_switches() == Switches(release_all=True)
+
+
+def test_a_node_is_known_for_10_s_after_it_was_listed_or_written_and_no_longer_than_a_write(
+    world: World, hand: Hand
+) -> None:
+    scheduler = hand.scheduler
+    assert scheduler.as_known("n1") is None, "not before it was listed"
+    scheduler.read_fleet()
+    add(world, pod("late", "n1", gpus=2))
+    known = scheduler.as_known("n1")
+    assert known is not None
+    assert [job.gpus for job in known.view.jobs] == [2], "its jobs are as they are now"
+    world.edit("/api/v1/nodes/n1", lambda raw: raw["spec"].update(taints=[TEAM]))
+    expected = Precondition(known.version, known.boot_id, known.view.marks, "me", T0 + timedelta(seconds=9))
+    assert scheduler.apply(hand.action("taint"), expected).kind == "conflict"
+    assert scheduler.as_known("n1") is None
+    assert hand.do("taint").kind == "done"
+    again = scheduler.as_known("n1")
+    assert again is not None
+    assert (again.version, again.view.marks.tainted) == (hand.raw()["metadata"]["resourceVersion"], True)
+    hand.elapsed.now += 11
+    assert (scheduler.as_known("n1"), scheduler.as_known("n2")) == (None, None)
 
 
 TEXTS = st.text("abz/~. ", max_size=4)

@@ -80,6 +80,8 @@ def test_why_reports_risk_reasons_model_budget_what_was_read_written_and_answere
     assert taint["confirmed"]
     assert taint["read"]["view"]["name"] == "n1"
     assert {write["path"] for write in taint["wrote"]} == {
+        "metadata.labels[predrain.io/risk-tier]",
+        "metadata.annotations[predrain.io/prediction]",
         "metadata.annotations[predrain.io/applied-taints]",
         "spec.taints",
     }

@@ -44,7 +44,7 @@ def test_a_node_at_risk_is_weighted_drained_and_given_back_as_it_was(world):
     assert not report.failed, report.errors
     assert world.level("n6") is Level.SOFT
     assert world.slurm.all["n6"].weight == before["n6"].weight + 1_000_000
-    assert [verb for verb, node, _ in steps(report) if node == "n3"] == ["publish", "taint", "drain"]
+    assert [verb for verb, node, _ in steps(report) if node == "n3"] == ["taint", "drain", "publish"]
     assert world.level("n3") is Level.DRAINED
     node = world.slurm.all["n3"]
     assert node.reason is not None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from telemetry.collect.kubernetes.api import Object, Refused
@@ -53,8 +53,11 @@ class MemoryApi(KubernetesClient):
             raise Refused(404, f"{path} not found")
         return self.objects[(folder, name)]
 
-    def watch(self, path: str, params: Mapping[str, str], version: str) -> Iterator[Object]:
+    def watch(
+        self, path: str, params: Mapping[str, str], version: str, begun: Callable[[], object]
+    ) -> Iterator[Object]:
         self._maybe_fail(path)
+        begun()
         if int(version) < self.oldest:
             yield {"type": "ERROR", "object": {"kind": "Status", "code": 410, "message": "too old resource version"}}
             return

@@ -153,13 +153,18 @@ def test_an_answer_that_drips_ends_at_the_deadline_for_all_of_it(server: Server,
     assert cluster.get("/x") == {"a": "x" * 9000}, "and the next one has a connection of its own"
 
 
+BEGUN: list[str] = []
+
+
 def watched(cluster: KubernetesClient) -> list[str]:
-    return [event["type"] for event in cluster.watch("/w", {}, "5")]
+    return [event["type"] for event in cluster.watch("/w", {}, "5", lambda: BEGUN.append("/w"))]
 
 
 def test_a_watch_is_read_line_by_line_however_it_is_cut(server: Server, cluster: KubernetesClient) -> None:
     server.answers = [stream(b'{"type": "ADDED"', b', "object": {}}\n{"ty', b'pe": "DELETED"}\n\n')]
+    BEGUN.clear()
     assert watched(cluster) == ["ADDED", "DELETED"]
+    assert BEGUN == ["/w"]
     assert "resourceVersion=5" in server.paths[0]
     assert "allowWatchBookmarks=true" in server.paths[0]
 

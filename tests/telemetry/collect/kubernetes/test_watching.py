@@ -1,5 +1,6 @@
 """Following a resource across all that servers do."""
 
+import time
 from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
 from typing import Any
@@ -83,6 +84,15 @@ def test_changes_come_once_each_also_after_a_cut(api: MemoryApi) -> None:
     assert seen.resource.version == str(api.version), "a bookmark moves on too"
 
 
+def test_the_server_was_heard_of_with_each_watch_that_it_accepts_and_not_since_it_refused(api: MemoryApi) -> None:
+    def refuse() -> None:
+        api.failures = [Refused(403, "no")]
+
+    began = time.monotonic()
+    assert began <= Followed(api, 2).resource.heard_s <= time.monotonic()
+    assert Followed(api, 2, lambda: None, refuse).resource.heard_s == float("-inf")
+
+
 def test_a_forgetful_server_is_listed_again(api: MemoryApi) -> None:
     def forget() -> None:
         api.put(NODES, item("b", 5))
@@ -124,8 +134,11 @@ def test_an_object_that_cannot_be_read_is_left_out_and_the_rest_is_not(
 
 def test_a_server_that_ends_watches_immediately_is_not_asked_in_a_hurry() -> None:
     class Curt(MemoryApi):
-        def watch(self, path: str, params: Mapping[str, str], version: str) -> Iterator[Object]:
+        def watch(
+            self, path: str, params: Mapping[str, str], version: str, begun: Callable[[], object]
+        ) -> Iterator[Object]:
             self.asked.append("watch")
+            begun()
             yield from ()
 
     api = Curt()

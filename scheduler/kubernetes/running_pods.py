@@ -41,7 +41,10 @@ class _Parts(Tracker[Seen, PodPart]):
     def remove(self, key: str, at: datetime, *, watched: bool = True) -> list[Any]:  # noqa: ARG002
         part = self.known.pop(key, None)
         if part is not None:
-            del self.of_node[part.node][key]
+            of_node = self.of_node[part.node]
+            del of_node[key]
+            if not of_node:
+                del self.of_node[part.node]
         return []
 
 
@@ -106,7 +109,7 @@ class RunningPods:
 
     def _begin(self, pods: list[Seen], version: str) -> None:
         self._stop, self._parts = threading.Event(), _Parts()
-        resource = Resource("pods", PODS, _BOUND, self._seen, self._parts, version, self._page_size)
+        resource = Resource("pods", PODS, _BOUND, self._seen, self._parts, version, self._page_size, relists=True)
         self._take(resource, "listed", pods, version)
         resource.hear()
         given = (self._api.client, resource, self._take, self._stop.wait)

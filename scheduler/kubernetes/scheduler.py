@@ -38,6 +38,7 @@ NODES: Final = "/api/v1/nodes"
 FIELD_MANAGER: Final = WRITER
 
 _MAX_REPAIRED: Final = 50
+_COMPANIONS_FOR_S: Final = 30.0
 _COMPANION_TIMEOUT: Final = timedelta(seconds=2)
 _SWITCHES_FOR_S: Final = 0.1
 _KNOWN_FOR_S: Final = 10.0
@@ -220,16 +221,18 @@ class KubernetesScheduler:
         return notes + self._device_taints.follow(signals, blocked, lambda: new and not self.read_switches().kill)
 
     def _write_due(self, blocked: Callable[[], str | None]) -> tuple[str, ...]:
-        """Write what is due; return what failed. Without an answer the rest is left."""
+        """Write what is due, conditions first; return what failed. Of a kind without an answer the rest is left."""
         failed: dict[str, list[str]] = {}
-        away: str | None = None
-        for companion in self._due:
-            problem = away or blocked()
+        away: dict[bool, str] = {}
+        end_s = self.api.elapsed() + _COMPANIONS_FOR_S
+        for companion in sorted(self._due, key=lambda due: not due.of_node):
+            late = "no time was left in this round" if self.api.elapsed() >= end_s else None
+            problem = away.get(companion.of_node) or late or blocked()
             if problem is None:
                 try:
                     problem = self._companion(companion)
                 except Unreachable as error:
-                    problem = away = str(error)
+                    problem = away[companion.of_node] = str(error)
             if problem is not None:
                 failed.setdefault(f"{companion.name} was not written: {problem}", []).append(companion.node)
         self._due.clear()

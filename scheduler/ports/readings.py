@@ -42,7 +42,8 @@ class Switches:
 class FleetReading:
     """Everything that a decision needs from the scheduler, read at one time.
 
-    ``nodes``: of one listing from the scheduler itself, not from a cache that may lag behind our own writes.
+    ``nodes``: of one listing from the scheduler itself, not from a cache that may lag behind our own writes. Their jobs
+    may be followed by a watch.
     ``read_at``: when the listing was asked for; aware.
     ``trouble``: what could not be read, in words; the breaker stays open as long as it is so.
     """

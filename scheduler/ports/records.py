@@ -44,7 +44,7 @@ class Intent:
     """A call that is about to be made.
 
     ``key``: the idempotency key: the same for a repetition of the same call, another one for any other.
-    ``read``: the node, as it was re-read just before.
+    ``read``: the node, as it was read or listed at most a few seconds before.
     ``writes``: what is to be written.
     """
 

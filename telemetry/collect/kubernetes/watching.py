@@ -18,7 +18,7 @@ from typing import Any, Final, Generic, Literal, TypeVar
 
 from telemetry.collect.event import Event
 from telemetry.collect.kubernetes.api import GONE, PAGE_SIZE, Object, Refused, Unreachable
-from telemetry.collect.kubernetes.client import KubernetesClient
+from telemetry.collect.kubernetes.client import IDLE_S, KubernetesClient
 from telemetry.collect.running import Wait, backoff_s
 
 log = logging.getLogger(__name__)
@@ -66,6 +66,7 @@ class Resource:
     """What is followed, and up to which version it was taken in (None: it has to be listed).
 
     ``read`` makes of an object what is worth keeping, or None. Listings are held so only.
+    ``relists``: whether it is listed again after a cut: what is known counts as current only with its backlog read.
     ``heard_s``: when the server last told of it, by ``time.monotonic``; minus infinity while it cannot be followed.
     """
 
@@ -76,6 +77,7 @@ class Resource:
     tracker: Tracker[Any, Any]
     version: str | None = None
     page_size: int = PAGE_SIZE
+    relists: bool = False
     heard_s: float = float("-inf")
 
     def hear(self) -> None:
@@ -111,11 +113,13 @@ def follow(api: KubernetesClient, resource: Resource, take: Take, wait: Wait) ->
                 if failures:
                     log.info("%s: %s are followed again", api.name, resource.name)
                 failures = 0
+            if resource.relists and time.monotonic() - resource.heard_s >= IDLE_S:
+                resource.version = None  # the line was dead
         except Exception as error:  # an object that no rule foresaw must not end a collector of months
             resource.heard_s = float("-inf")
             answered = isinstance(error, Refused | Unreachable)
             expired = isinstance(error, Refused) and error.status == GONE
-            if expired or not answered:
+            if expired or not answered or resource.relists:
                 resource.version = None
             failures += 1
             if failures == 1:

@@ -1,6 +1,7 @@
 """Pods that are followed from round to round: seen without a listing, and listed where nothing is heard any more."""
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator, Mapping
 
 import pytest
 
@@ -10,7 +11,7 @@ from scheduler.kubernetes.api import ApiServer
 from scheduler.kubernetes.pods import PODS, PodKeys, PodPart, jobs_of, pod_part
 from scheduler.kubernetes.running_pods import RunningPods
 from scheduler.ports.errors import SchedulerError
-from telemetry.collect.kubernetes.api import Refused, Unreachable
+from telemetry.collect.kubernetes.api import Object, Refused, Unreachable
 from tests.scheduler.kubernetes.api_world import Raw
 from tests.scheduler.kubernetes.objects import SETTINGS, pod
 from tests.telemetry.collect.kubernetes.memory_api import MemoryApi
@@ -85,6 +86,30 @@ def test_a_cut_watch_is_no_news_until_the_server_is_heard_of_again(api: MemoryAp
     before = listings(api)
     assert len(pods.everywhere()) == 2
     assert listings(api) == before
+
+
+def test_what_comes_back_after_a_cut_is_never_older_than_what_was_listed_meanwhile(
+    api: MemoryApi, pods: RunningPods, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server takes the watch up again at once, and is slow to tell what happened meanwhile."""
+    backlog, watch = threading.Event(), api.watch
+
+    def slow(path: str, params: Mapping[str, str], version: str, begun: Callable[[], object]) -> Iterator[Object]:
+        told = watch(path, params, version, begun)
+        first = next(told)
+        backlog.wait(10)
+        yield first
+        yield from told
+
+    wait(lambda: pods.watched)
+    api.failures += [Unreachable("cut")] * 2
+    wait(lambda: not pods.watched)
+    monkeypatch.setattr(api, "watch", slow)
+    put(api, pod("b", "n2"))
+    wait(lambda: pods.watched)
+    assert {part.node for part in pods.everywhere()} == {"n1", "n2"}
+    assert len(pods.on("n2")) == 1
+    backlog.set()
 
 
 def test_a_forgetful_server_is_listed_again(api: MemoryApi, pods: RunningPods) -> None:

@@ -196,7 +196,7 @@ class Trainer:
         thresholds = None if cascade is None else cascade.thresholds
         learners, cascade = self._fit_on(split.whole, names, refit_ms, steps, thresholds=thresholds)
         learners = dict(calibrated.learners) | learners
-        # and its level: calibrators were set on the odds without the slice, which must not count twice
+        # The level stays where it was calibrated, without the slice: its change of the odds would count twice.
         shift = chosen.prior_shift + chosen.sampled_log_odds - split.whole.sampled_log_odds
         counts = _counts(split.whole) | {"prior_shift": shift}
         return replace(calibrated, learners=learners, cascade=cascade, **counts)

@@ -88,6 +88,6 @@ def test_whatever_happens_no_floor_is_broken(block: int) -> None:
             except AssertionError as error:
                 raise AssertionError(f"SEED={SEED!r}: history {number}, step {step}") from error
             if missing:
-                told = words(plan)
-                missing = {reason for reason in missing if reason not in told}
+                reasons = words(plan)
+                missing = {reason for reason in missing if reason not in reasons}
     assert not missing or len(numbers) < BLOCK

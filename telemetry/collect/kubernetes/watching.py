@@ -67,7 +67,7 @@ class Resource:
 
     ``read`` makes of an object what is worth keeping, or None. Listings are held so only.
     ``relists``: whether it is listed again after a cut: what is known counts as current only with its backlog read.
-    ``heard_s``: when the server last told of it, by ``time.monotonic``; minus infinity while it cannot be followed.
+    ``heard_s``: when the server last reported, by ``time.monotonic``; minus infinity while it cannot be followed.
     """
 
     name: str
@@ -81,7 +81,7 @@ class Resource:
     heard_s: float = float("-inf")
 
     def hear(self) -> None:
-        """Note that the server tells of it now."""
+        """Note that the server reports now."""
         self.heard_s = time.monotonic()
 
     def view(self, item: Object) -> Any:

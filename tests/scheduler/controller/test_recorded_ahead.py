@@ -74,7 +74,7 @@ def test_a_call_that_was_recorded_and_then_not_made_is_settled_so(cluster: Clust
     assert cluster.ledger.unsettled() == ()
 
 
-def test_a_node_that_changed_since_is_read_again_and_its_call_recorded_anew(cluster: Cluster) -> None:
+def test_a_node_that_changed_since_is_read_again_and_its_call_recorded_again(cluster: Cluster) -> None:
     apply = cluster.scheduler.apply
 
     def raced(action, precondition):

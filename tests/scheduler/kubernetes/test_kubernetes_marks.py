@@ -166,7 +166,7 @@ def test_a_condition_or_event_that_cannot_be_written_is_reported_and_fails_nothi
     refused, unanswered = hand.announce()
     assert refused == "n1: the condition was not written: HTTP 403: no condition"
     assert unanswered.startswith("n1 and 1 more: the event was not written: POST /api")
-    assert condition(hand.raw("n2")) == ("False", "RiskElevated"), "events that nobody answers hold up no condition"
+    assert condition(hand.raw("n2")) == ("False", "RiskElevated"), "unanswered events hold up no condition"
     assert hand.announce() == ()
     assert [hand.level(name) for name in ("n1", "n2")] == [Level.TAINTED, Level.TAINTED]
 

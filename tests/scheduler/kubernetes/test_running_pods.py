@@ -95,11 +95,11 @@ def test_what_comes_back_after_a_cut_is_never_older_than_what_was_listed_meanwhi
     backlog, watch = threading.Event(), api.watch
 
     def slow(path: str, params: Mapping[str, str], version: str, begun: Callable[[], object]) -> Iterator[Object]:
-        told = watch(path, params, version, begun)
-        first = next(told)
+        events = watch(path, params, version, begun)
+        first = next(events)
         backlog.wait(10)
         yield first
-        yield from told
+        yield from events
 
     wait(lambda: pods.watched)
     api.failures += [Unreachable("cut")] * 2

@@ -19,7 +19,7 @@ from tests.chart import objects, rendered
 from tests.system.kubernetes_cluster import PODS, RBAC, KubernetesCluster, kubernetes_cluster_in
 from tests.system.prometheus_server import prometheus
 from tests.system.test_kubernetes_actuator import DIAGNOSTIC, TEAM, condition, effects, passed
-from tests.system.whole_loop import ADMINS, PARAMS, POLICY, SICK, SINCE, Fleet, Loop, simulated
+from tests.system.whole_loop import ADMINS, PARAMS, POLICY, RETRY_AFTER, SICK, SINCE, Fleet, Loop, simulated
 from tests.waiting import wait
 
 pytestmark = pytest.mark.system
@@ -57,7 +57,7 @@ class KubernetesLoop(Loop):
         """Render the chart, and lay out what the pods of it mount."""
         settings = {
             "policy": yaml.safe_load(POLICY), "controller": {"lease": "5s"},
-            "evacuation": {"enabled": True, "verification": {"method": "scheduler"}},
+            "evacuation": {"enabled": True, "verification": {"method": "scheduler", "retry_after": RETRY_AFTER}},
         }  # fmt: skip
         values = {
             "prometheus": {"url": url, "since": SINCE}, "params": yaml.safe_load(PARAMS),

@@ -17,7 +17,7 @@ import yaml
 from tests.processes import ROOT
 from tests.system.prometheus_server import prometheus
 from tests.system.slurm_cluster import SlurmCluster, why_not
-from tests.system.whole_loop import ADMINS, PARAMS, POLICY, SICK, SINCE, Fleet, Loop, simulated
+from tests.system.whole_loop import ADMINS, PARAMS, POLICY, RETRY_AFTER, SICK, SINCE, Fleet, Loop, simulated
 from tests.waiting import wait
 
 pytestmark = [pytest.mark.system, pytest.mark.skipif(why_not() is not None, reason=why_not() or "")]
@@ -83,7 +83,8 @@ class SlurmLoop(Loop):
         settings["slurm"]["slurm_conf"] = str(self.cluster.root / "slurm.conf")
         settings["controller"]["lease"] = "2s"
         argv = [sys.executable, "-SE", str(self.root / "diagnose.py"), str(self.root)]
-        settings["evacuation"] = {"enabled": True, "verification": {"method": "command", "command": {"argv": argv}}}
+        verification = {"method": "command", "command": {"argv": argv}, "retry_after": RETRY_AFTER}
+        settings["evacuation"] = {"enabled": True, "verification": verification}
         act.write_text(yaml.safe_dump(settings))
 
     def installed(self, name: str) -> tuple[list[str], dict[str, str]]:

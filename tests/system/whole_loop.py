@@ -61,6 +61,7 @@ breaker: {max_risky: 1.0, jump: 100.0}
 cost_benefit: {always: true, may_wait: false}
 """
 # The fleet fails sixty times as often as a real one, so the breaker has to bear more nodes at risk.
+RETRY_AFTER = "23h"  # a failed diagnostic is run again in the next day's rounds, however late it ended in this day's
 SHIFTED = """\
 import time_machine
 time_machine.travel({now}).start()

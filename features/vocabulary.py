@@ -15,6 +15,7 @@ from features.wording import (
     COUNTED_WORDS,
     SCOPE_WORDS,
     STATIC_WORDS,
+    STAY_WORDS,
     channel_words,
     decimal,
     duration,
@@ -274,7 +275,7 @@ def _static(column: FeatureColumn, value: float) -> str:
         known = 0 <= code < len(column.categories)
         return f"{name} is {column.categories[code]}" if known else f"{name} is not one seen in training"
     if column.statistic == "days":
-        return f"{shown} in service" if name == "age" else f"{shown} since {name}"
+        return f"{shown} {STAY_WORDS.get(str(column.channel), f'since {name}')}"
     return f"{name} {shown}" if column.statistic == "ordinal" else f"{name} is {shown}"
 
 

@@ -89,8 +89,11 @@ COUNTED_WORDS: dict[str, tuple[str, str]] = {
 }
 """What the history group counts: one of it, and several."""
 
-STATIC_WORDS: dict[str, str] = {"slot": "slot", "driver": "driver version"}
+STATIC_WORDS: dict[str, str] = {"slot": "slot", "driver": "driver version", "moves": "moves so far"}
 """Inventory columns whose name is not its own word."""
+
+STAY_WORDS: dict[str, str] = {"age": "in service", "in_place": "in this place"}
+"""Days of what is not a column of the inventory."""
 
 SCOPE_WORDS: dict[str, str] = {
     "gpu": "on this GPU",

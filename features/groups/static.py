@@ -27,7 +27,10 @@ from features.windows.blocks import IntArray
 
 _DAY_MS = 86_400_000.0
 _AUTO = ("model", "driver", "age", "slot", "rack")
-_IDENTITIES = frozenset({"gpu", "serial", "node", "installed_at", "removed_at", "age"})  # the last is one already
+_STAY = ("age", "in_place", "moves")
+"""What a unit's stays tell; the rest are columns of the inventory."""
+
+_IDENTITIES = frozenset({"gpu", "serial", "node", "installed_at", "removed_at", *_STAY})
 _ORDINAL = re.compile(r"(\d+)\s*\Z")
 
 
@@ -37,9 +40,10 @@ class StaticPlan:
 
     =========  =======================================================================================
     code       a text column (model, driver, rack, ...) as the number of its category
-    days       ``age``: days since the unit was first installed anywhere; another time column: days since it
+    days       ``age``: days since the unit was first installed anywhere; ``in_place``: since it was installed where
+               it is; another time column: days since it
     ordinal    ``slot``: the number at the end of the slot's name
-    value      a numeric column as it is
+    value      a numeric column as it is; ``moves``: how often the unit had been installed before
     =========  =======================================================================================
 
     ``columns``: a ``code`` column holds its categories.
@@ -53,14 +57,14 @@ class StaticPlan:
     ) -> StaticPlan:
         """Plan the group.
 
-        ``wanted``: columns of the inventory, or ``age``; ``auto`` takes model, driver, age, slot and rack where filled,
-        ``all`` age and every filled column that does not name the unit itself.
+        ``wanted``: columns of the inventory, ``age``, ``in_place`` or ``moves``; ``auto`` takes model, driver, age,
+        slot and rack where filled, ``all`` these three and every filled column that does not name the unit itself.
         Raises ``InputError`` if a named column does not exist or cannot be a feature.
         """
         if wanted == "auto":
             names = [name for name in _AUTO if name == "age" or _filled(inventory, name)]
         elif wanted == "all":
-            names = ["age", *(name for name in sorted(inventory.columns) if _describes(inventory, name))]
+            names = [*_STAY, *(name for name in sorted(inventory.columns) if _describes(inventory, name))]
         else:
             names = list(wanted)
             for name in names:
@@ -73,8 +77,8 @@ class StaticPlan:
         for column in self.columns:
             name = str(column.channel)
             changes = None
-            if column.statistic == "days" and name == "age":
-                facts.append((_first_installed(fleet)[fleet.stay_pair], None))
+            if name in _STAY:
+                facts.append((_of_stays(fleet, name), None))
                 continue
             if column.statistic == "days":
                 of_row = milliseconds(inventory[name], name)
@@ -140,19 +144,21 @@ def _check(inventory: pd.DataFrame, name: str) -> None:
             where,
             "Leave it out: a removal is not known before it happens."
             if name == "removed_at"
-            else "Name 'age' instead: days since the installation.",
+            else "Name 'in_place' instead: days since the installation.",
         )
-    if name != "age" and name not in inventory.columns:
+    if name not in _STAY and name not in inventory.columns:
         raise InputError(
             f"the inventory has no column {name!r}",
             where,
-            f"Choose among: age, {', '.join(sorted(set(inventory.columns) - {'installed_at', 'removed_at'}))}.",
+            f"Choose among: {', '.join(sorted({*_STAY, *inventory.columns} - {'installed_at', 'removed_at'}))}.",
         )
 
 
 def _column(inventory: pd.DataFrame, events: pd.DataFrame, name: str) -> FeatureColumn:
-    if name == "age":
-        return FeatureColumn.of("static", "age", "days", unit="d")
+    if name in ("age", "in_place"):
+        return FeatureColumn.of("static", name, "days", unit="d")
+    if name == "moves":
+        return FeatureColumn.of("static", name, "value")
     if name == "slot":
         return FeatureColumn.of("static", "slot", "ordinal")
     values = inventory[name]
@@ -183,13 +189,15 @@ def _ordinal(slot: str | None) -> float:
     return float(number.group(1)) if number else np.nan
 
 
-def _first_installed(fleet: Fleet) -> IntArray:
-    """Return when each pair's unit was first installed, in whichever node; a later stay cannot change it."""
-    first: dict[str, int] = {}
-    for pair, installed in zip(fleet.stay_pair.tolist(), fleet.installed.tolist(), strict=True):
-        unit = fleet.pairs[pair][1]
-        first[unit] = min(installed, first.get(unit, NEVER))
-    return np.array([first[unit] for _, unit in fleet.pairs], dtype=np.int64)
+def _of_stays(fleet: Fleet, name: str) -> npt.NDArray[np.float64] | IntArray:
+    """Return what a stay tells of its unit; a later stay cannot change it."""
+    if name == "in_place":
+        return fleet.installed
+    unit = pd.Series([fleet.pairs[pair][1] for pair in fleet.stay_pair.tolist()], dtype=object)
+    installed = pd.Series(fleet.installed).groupby(unit)
+    if name == "age":
+        return installed.transform("min").to_numpy(np.int64)
+    return installed.rank(method="min").to_numpy(np.float64) - 1.0
 
 
 def _driver_events(events: pd.DataFrame) -> list[tuple[str, str | None, str, int, int]]:

@@ -89,6 +89,7 @@ def write_lifetimes(out: Path, *, slots: int, years: int, seed: int) -> None:
         rack=[f"cab-{slot // 96}" for slot in at_slot],
         cage=(at_slot // 32) % 3,
         blade=(at_slot // 4) % 8,
+        position=at_slot % 4,
         column=(at_slot // 96) % 25,
         installed_at=instants(since),
         removed_at=instants(removed),

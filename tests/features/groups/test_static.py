@@ -68,6 +68,18 @@ def test_age_counts_from_the_first_installation_anywhere():
     assert frame["slot"].tolist() == [0.0, 0.0]
 
 
+def test_a_move_begins_the_time_in_a_place_and_is_counted_from_then_on():
+    rows = gpus(2)
+    rows[0]["removed_at"] = T0 + DAY
+    rows += [{**rows[0], "node": f"node{n}", "installed_at": T0 + n * DAY, "removed_at": None} for n in (7, 9)]
+    rows[2]["removed_at"] = T0 + 8 * DAY
+    asked = [("node0", "gpu00", T0), ("node7", "gpu00", T0 + 7 * DAY), ("node9", "gpu00", T0 + 12 * DAY)]
+    asked += [("node0", "gpu01", T0 + 12 * DAY)]
+    _, frame = values(inventory_of(rows), events_of([]), ("in_place", "moves"), asked)
+    assert frame["in_place"].tolist() == [10.0, 0.0, 3.0, 23.0]
+    assert frame["moves"].tolist() == [0.0, 1.0, 2.0, 0.0]
+
+
 def test_named_columns_are_taken_by_their_type():
     rows = gpus(2)
     for row, bin_number, vendor, made in zip(rows, (3, 7), ("x", None), (T0 - 5 * DAY, T0 + DAY), strict=True):
@@ -94,7 +106,7 @@ def test_all_takes_every_column_but_those_that_name_the_unit():
     columns = StaticPlan.of(inventory_of([row | {"age": 3} for row in rows]), events_of([]), "all").columns
     names = {column.channel for column in columns}
     assert len(names) == len(columns), "an inventory's own age is not a second one"
-    assert {"age", "slot", "batch", "maker"} <= names
+    assert {"age", "in_place", "moves", "slot", "batch", "maker"} <= names
     assert not names & {"gpu", "serial", "node", "label", "installed_at", "removed_at"}
 
 
@@ -109,12 +121,12 @@ def test_all_takes_every_column_but_those_that_name_the_unit():
         (
             "installed_at",
             "'installed_at' cannot be a feature (parameter features.static). "
-            "Name 'age' instead: days since the installation.",
+            "Name 'in_place' instead: days since the installation.",
         ),
         (
             "colour",
             "the inventory has no column 'colour' (parameter features.static). "
-            "Choose among: age, driver, gpu, model, node, rack, slot.",
+            "Choose among: age, driver, gpu, in_place, model, moves, node, rack, slot.",
         ),
     ],
 )

@@ -172,7 +172,7 @@ def written(dataset: Dataset, replay: Path, period: tuple[str, str], replicates:
         "Question: does the GPU's stay end in a double-bit error or off the bus within 30 days? Asked every 15 days",
         f"from {period[0]} to {period[1]}: {len(first):,} pairs, {int(positive.sum()):,} of them positive,",
         "ranked by risk over all decisions, K = the positives. Intervals of 95 % resample GPUs.",
-        "`params/lifetimes.yaml` was chosen on 2016, two of its features and a failure domain on all three years:",
+        "`params/lifetimes.yaml` was chosen on 2016; two features, a failure domain and the cooldown on all years:",
         "of the years below, 2017 and 2018 tell best what to expect.",
         "",
         "| model | training | " + " | ".join(STATISTICS) + " |",

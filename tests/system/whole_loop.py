@@ -37,6 +37,7 @@ SEED, SICK, ADMINS = 198, "node-00005", "node-00002"
 FIRST = datetime(2030, 6, 3, tzinfo=UTC)
 HISTORY, WEEK, DAY, LATE = timedelta(days=38), timedelta(days=7), timedelta(days=1), timedelta(minutes=70)
 SINCE = f"{HISTORY.days + 1}d"
+RETRY_AFTER = "23h"  # a failed diagnostic is run again in the next day's rounds, however late it ended in this day's
 WHAT = ("timestamp", "gpu", "type", "code")
 SCHEDULERS = ("slurm", "kubernetes", "predrain")
 PARAMS = """
@@ -61,7 +62,6 @@ breaker: {max_risky: 1.0, jump: 100.0}
 cost_benefit: {always: true, may_wait: false}
 """
 # The fleet fails sixty times as often as a real one, so the breaker has to bear more nodes at risk.
-RETRY_AFTER = "23h"  # a failed diagnostic is run again in the next day's rounds, however late it ended in this day's
 SHIFTED = """\
 import time_machine
 time_machine.travel({now}).start()

@@ -68,6 +68,12 @@ _XGBOOST: dict[str, Any] = {
     "n_jobs": THREADS,
 }
 
+MANY_INCIDENTS = 500
+"""Incidents of a training set from which on boosted trees are larger. On subsets of Titan's GPUs smaller ones rank
+better up to 370 incidents, larger ones from 710 on (docs/decisions/0026)."""
+
+_MANY: dict[str, dict[str, Any]] = {"lightgbm": {"num_leaves": 8}, "xgboost": {"max_depth": 3}}
+
 _RANDOM_FOREST: dict[str, Any] = {
     "n_estimators": 50,
     "max_depth": 7,
@@ -173,10 +179,11 @@ _RECIPES: dict[str, Recipe] = {
 }
 
 
-def make_learner(name: str, *, seed: int, settings: Mapping[str, Any] | None = None) -> Any:
+def make_learner(name: str, *, seed: int, settings: Mapping[str, Any] | None = None, incidents: int = 0) -> Any:
     """Make an unfitted learner.
 
     ``name``: a learner, one of :data:`models.config.ALL_LEARNERS`.
+    ``incidents``: those that it will be fitted on; its size follows them.
     ``settings``: overrides of the defaults, in the library's own names (and ``epochs`` of ``mlp``).
     Returns: ``lightgbm.LGBMClassifier``, ``xgboost.XGBClassifier``, ``RandomForestClassifier``, or a
     :class:`models.learners.prepared.PreparedClassifier` around ``LogisticRegression`` or ``MLPClassifier``.
@@ -193,7 +200,8 @@ def make_learner(name: str, *, seed: int, settings: Mapping[str, Any] | None = N
                 f"parameter models.settings.{name}",
                 _nearest(key, valid),
             )
-    return recipe.build(seed % 2**31, {**recipe.defaults, **overrides})
+    larger = _MANY.get(name, {}) if incidents >= MANY_INCIDENTS else {}
+    return recipe.build(seed % 2**31, {**recipe.defaults, **larger, **overrides})
 
 
 class LoadedLightGBM:

@@ -185,7 +185,8 @@ class Trainer:
         names = learners_of(self.models, self.names)
         steps = _steps(self._progress, (len(names) + (CASCADE in self.names)) * (2 if again else 1))
         held = split.slice_rows[split.slice_label == 1] if split.held_out else None
-        learners, cascade = self._fit_on(chosen, names, refit_ms, steps, held=held)
+        incidents = chosen.n_incidents
+        learners, cascade = self._fit_on(chosen, names, refit_ms, incidents, steps, held=held)
         if self.prior is not None and self.models.profile not in (*BASELINES, CASCADE):
             learners[PRIOR] = self.prior.on(self.matrix.columns)
         fitted = self._fitted(refit_ms, span, chosen, learners=learners, cascade=cascade, calibrated=split.held_out)
@@ -194,7 +195,7 @@ class Trainer:
             return calibrated
         # the learners again on the whole span; what was set on its last slice stays as it was set
         thresholds = None if cascade is None else cascade.thresholds
-        learners, cascade = self._fit_on(split.whole, names, refit_ms, steps, thresholds=thresholds)
+        learners, cascade = self._fit_on(split.whole, names, refit_ms, incidents, steps, thresholds=thresholds)
         learners = dict(calibrated.learners) | learners
         # The level stays where it was calibrated, without the slice: its change of the odds would count twice.
         shift = chosen.prior_shift + chosen.sampled_log_odds - split.whole.sampled_log_odds
@@ -279,10 +280,11 @@ class Trainer:
             ),
         )
 
-    def _learner(self, name: str, refit_ms: int) -> Any:
+    def _learner(self, name: str, refit_ms: int, incidents: int) -> Any:
         """Make an unfitted learner that reads its part of the matrix's rows."""
         settings = next((value for key, value in self.models.settings.items() if key == name), {})
-        learner = make_learner(name, seed=seed_of(self.seed, name, refit_ms), settings=settings)
+        seed = seed_of(self.seed, name, refit_ms)
+        learner = make_learner(name, seed=seed, settings=settings, incidents=incidents)
         if name in SEQUENCE and isinstance(self.matrix, WindowedMatrix):
             return learner.set_params(layout=self.matrix.facts.layout, purge=timedelta(milliseconds=self.reach_ms))
         columns = self.matrix.columns
@@ -294,6 +296,7 @@ class Trainer:
         chosen: TrainingSet,
         names: Sequence[str],
         refit_ms: int,
+        incidents: int,
         steps: Callable[[str], None],
         *,
         held: Ints | None = None,
@@ -301,17 +304,18 @@ class Trainer:
     ) -> tuple[dict[str, Any], Cascade | None]:
         """Fit learners and cascade on a training set.
 
+        ``incidents``: what the learners' size follows; as many for both fits of a refit.
         ``held``: later positives, on which the cascade's thresholds are set.
         ``thresholds``: the cascade's thresholds where they were set before.
         """
         with self._room.take(self._row_bytes * len(chosen.rows)):
             values = self.values(chosen.rows)
-            unfitted = {name: self._learner(name, refit_ms) for name in names}
+            unfitted = {name: self._learner(name, refit_ms, incidents) for name in names}
             learners = fit_learners(unfitted, values, chosen.label, chosen.weight, steps, self._kept)
             if CASCADE not in self.names:
                 return learners, None
             cascade = fit_cascade(
-                [(name, self._learner(name, refit_ms)) for name in self.models.cascade.stages],
+                [(name, self._learner(name, refit_ms, incidents)) for name in self.models.cascade.stages],
                 values,
                 chosen.label,
                 chosen.weight,

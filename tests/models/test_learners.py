@@ -1,15 +1,22 @@
 from __future__ import annotations
 
+from datetime import timedelta
+
 import numpy as np
 import pytest
 from sklearn.metrics import average_precision_score
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from features.errors import InputError
-from models.config import LEARNERS
+from features.times import instant_ms
+from models.config import LEARNERS, ModelsSection, TrainingSection
 from models.ensembles.cascade import fit_cascade
+from models.learners import factory
 from models.learners.factory import fit_learners, make_learner
 from models.learners.prepared import PreparedClassifier, SignedLogScaler
+from models.rows.training_set import Labels
+from models.training.trainer import Trainer
+from tests.models.fake_matrix import FakeMatrix
 
 
 def rare_signal(seed: int, n: int = 40_000) -> tuple[np.ndarray, np.ndarray]:
@@ -84,6 +91,24 @@ def test_unknown_names_are_refused_with_the_nearest():
     )
     with pytest.raises(InputError, match=r"unknown learner 'xgbost' \(parameter models\)\. Did you mean 'xgboost'\?"):
         make_learner("xgbost", seed=1)
+
+
+@pytest.mark.parametrize(("many", "leaves"), [(10, 8), (10_000, 4)])
+def test_boosted_trees_are_larger_where_a_training_set_holds_many_incidents(monkeypatch, many, leaves):
+    monkeypatch.setattr(factory, "MANY_INCIDENTS", many)
+    matrix = FakeMatrix(units=24, days=30, incidents=40, seed=3)
+    models = ModelsSection(
+        profile="lightgbm", learners=("lightgbm",), horizons=(), settings={"lightgbm": {"n_estimators": 12}}
+    )
+    trainer = Trainer(matrix, training=TrainingSection(negative_ratio=20), models=models, seed=7, names=("lightgbm",))
+    labels = Labels.of(matrix.labels(matrix.span[1]))
+    fitted = trainer.fit(instant_ms(matrix.span[1]), labels, timedelta(days=21))
+    assert fitted.learners["lightgbm"].num_leaves == leaves
+
+
+def test_a_size_that_is_set_holds_whatever_the_incidents():
+    learner = make_learner("xgboost", seed=1, settings={"max_depth": 1}, incidents=10**6)
+    assert learner.max_depth == 1
 
 
 REFUSED = (

@@ -69,8 +69,8 @@ _XGBOOST: dict[str, Any] = {
 }
 
 MANY_INCIDENTS = 500
-"""Incidents of a training set from which on boosted trees are larger. On subsets of Titan's GPUs smaller ones rank
-better up to 370 incidents, larger ones from 710 on (docs/decisions/0026)."""
+"""Boosted trees are larger where a training set holds this many incidents. On subsets of Titan's GPUs small ones rank
+better up to 370 incidents, large ones no worse at 710 and better at 1,410 (docs/decisions/0026)."""
 
 _MANY: dict[str, dict[str, Any]] = {"lightgbm": {"num_leaves": 8}, "xgboost": {"max_depth": 3}}
 

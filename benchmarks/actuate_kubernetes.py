@@ -30,6 +30,7 @@ from typing import Any, Final
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from foundation.kubernetes.client import connect
 from policy.breaker import BreakerConfig
 from policy.budget import BudgetConfig
 from policy.common_cause import CommonCauseConfig
@@ -48,7 +49,6 @@ from scheduler.ledger.sqlite_ledger import SqliteLedger
 from scheduler.ports.clock import SystemClock
 from scheduler.ports.readings import Answer, Precondition
 from scheduler.ports.risks import MemoryFacts, MemoryRisks, Risks
-from telemetry.collect.kubernetes.client import connect
 from tests.system.kubernetes_server import KubernetesServer, kubernetes_server_in
 
 REQUIRED_PER_S: Final = 100.0

@@ -34,10 +34,10 @@ import pandas as pd  # noqa: E402
 from benchmarks.compiling import tell_compiling  # noqa: E402
 from benchmarks.own_process import peak_mb, told_by  # noqa: E402
 from features.config import GROUPS, FeatureSection  # noqa: E402
+from foundation.durations import parse_duration  # noqa: E402
 from pipeline.matrix_stage import make_matrix  # noqa: E402
 from pipeline.params import load_params  # noqa: E402
 from simulator.simulate import simulate  # noqa: E402
-from telemetry.config import parse_duration  # noqa: E402
 from telemetry.dataset.store import Dataset  # noqa: E402
 from telemetry.dataset.writer import DatasetWriter  # noqa: E402
 

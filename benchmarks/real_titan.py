@@ -25,7 +25,7 @@ if str(ROOT) not in sys.path:  # run as a file, this folder's parent is not on t
 from benchmarks.gpu_cluster_faults import predrain  # noqa: E402
 from evaluation.metrics.bootstrap import interval, resample_units  # noqa: E402
 from evaluation.metrics.metrics import Bools, Floats  # noqa: E402
-from telemetry.atomic import write_bytes  # noqa: E402
+from foundation.files import write_bytes  # noqa: E402
 from telemetry.dataset.store import Dataset  # noqa: E402
 
 PAGE = ROOT / "benchmarks" / "results" / "titan.md"

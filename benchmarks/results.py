@@ -22,8 +22,8 @@ if str(ROOT) not in sys.path:  # run as a file, this folder's parent is not on t
 from benchmarks.scoreboard.fleets import build_prior, plan, run_fleet  # noqa: E402
 from benchmarks.scoreboard.measure import measure  # noqa: E402
 from benchmarks.scoreboard.page import make_page  # noqa: E402
+from foundation.files import write_bytes  # noqa: E402
 from pipeline.provenance import code_revision  # noqa: E402
-from telemetry.atomic import write_bytes  # noqa: E402
 
 PAGE = ROOT / "benchmarks" / "results" / "fleets.md"
 WORK = ROOT / "benchmarks" / "work" / "results"

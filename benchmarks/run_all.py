@@ -24,7 +24,7 @@ HERE = Path(__file__).resolve().parent
 if str(HERE.parent) not in sys.path:  # run as a file, this folder's parent is not on the path
     sys.path.insert(0, str(HERE.parent))
 
-from telemetry.atomic import write_bytes  # noqa: E402
+from foundation.files import write_bytes  # noqa: E402
 
 PAGE = HERE / "results" / "speeds.md"
 LARGE = "--whole"

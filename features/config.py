@@ -9,7 +9,8 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
-from telemetry.config import Duration, Section, format_duration
+from foundation.durations import Duration, format_duration
+from foundation.settings import Section
 
 __all__ = ["Duration", "Section", "format_duration"]  # for the rooms above, which do not import telemetry
 

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from features.errors import InputError
+from foundation.errors import InputError
 
 NEVER = 2**62
 """Milliseconds since the epoch of something that has not happened (a null time)."""

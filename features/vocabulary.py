@@ -23,7 +23,7 @@ from features.wording import (
     whole,
     with_unit,
 )
-from telemetry.config import format_duration
+from foundation.durations import format_duration
 
 
 def describe_percentile(column: FeatureColumn, value: float, fleet: NDArray[np.float32], noun: str = "GPUs") -> str:

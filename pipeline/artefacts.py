@@ -24,9 +24,9 @@ from pydantic import TypeAdapter
 
 from evaluation.metrics.comparison import SLIDING
 from evaluation.metrics.evaluation import Evaluation
+from foundation.errors import InputError
+from foundation.files import FolderSwap, disk_errors, write_bytes
 from pipeline.report import ReportContext
-from telemetry.atomic import FolderSwap, disk_errors, write_bytes
-from telemetry.errors import InputError
 
 EVALUATION_FOLDER = "evaluation"
 """Name of the folder of frames inside a backtest's output."""

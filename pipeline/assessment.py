@@ -28,6 +28,10 @@ from evaluation.value.readings import Readings
 from evaluation.value.verdict import COUNTING, ENOUGH, Predictability, predictability, unanswered
 from features.matrix.matrix import FeatureMatrix
 from features.times import instant_ms, milliseconds
+from foundation.durations import format_duration
+from foundation.errors import InputError
+from foundation.files import write_bytes
+from foundation.place import Place
 from pipeline.artefacts import load_evaluation, write_json
 from pipeline.matrix_stage import make_matrix
 from pipeline.params import Params
@@ -38,15 +42,11 @@ from policy.cost_benefit import CostBenefitConfig
 from policy.fleet import Level
 from policy.stages import Stage, StagesConfig
 from policy.tiers import TierThresholds
-from telemetry.atomic import write_bytes
-from telemetry.config import format_duration
 from telemetry.dataset.channels import resolve_channels
-from telemetry.dataset.place import Place
 from telemetry.dataset.store import Dataset
 from telemetry.doctor.dataset_source import observe_dataset
 from telemetry.doctor.diagnosis import diagnose
 from telemetry.doctor.groups import Group
-from telemetry.errors import InputError
 
 LOADS: Final = 5
 """Generated loads that are averaged where the dataset has no jobs; fewer on a fleet that averages by itself."""

@@ -9,9 +9,9 @@ from typing import Any
 
 from markupsafe import Markup, escape
 
+from foundation.files import disk_errors, write_bytes
 from pipeline import assessment_text as text
 from pipeline.report.report import render
-from telemetry.atomic import disk_errors, write_bytes
 
 
 def write_page(content: dict[str, Any], out: Path, dataset: str, params: Sequence[Path]) -> Path:

@@ -11,8 +11,8 @@ from evaluation.metrics.bootstrap import resample_units
 from evaluation.metrics.comparison import PAIRED, SLIDING, pair
 from evaluation.metrics.estimates import estimate_model
 from evaluation.metrics.scored import split_predictions
+from foundation.errors import InputError
 from pipeline.artefacts import load_evaluation
-from telemetry.errors import InputError
 
 _STATISTICS = ("episode_precision", *(name for name in PAIRED if name != "precision"))
 _KEY = ["decision_time", "unit"]

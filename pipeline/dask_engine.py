@@ -20,7 +20,7 @@ from importlib import import_module
 from typing import Any
 
 from features.engine import Item, Result, source_digest
-from features.errors import InputError
+from foundation.errors import InputError
 from pipeline.provenance import library_versions
 
 CONNECT_S = 30.0
@@ -30,7 +30,7 @@ NO_WORKER_S = 120.0
 """How long a cluster may be without any worker: long enough for a machine to start again."""
 
 _POLL_S = 2.0
-_ROOMS = ("telemetry", "policy", "features", "models", "evaluation", "pipeline")
+_ROOMS = ("foundation", "telemetry", "policy", "features", "models", "evaluation", "pipeline")
 _COMPARED = (
     "numpy", "pandas", "pyarrow", "numba", "scipy", "scikit-learn", "lightgbm", "xgboost-cpu", "torch", "distributed",
 )  # fmt: skip

@@ -14,10 +14,10 @@ from evaluation.backtest.drift_watch import RECENT_SPAN
 from evaluation.drift.check import examine
 from evaluation.drift.outcomes import AlertCounts, RiskCounts, count_alerts, exact_interval
 from evaluation.drift.verdict import CAUSES, Findings
-from features.errors import InputError
 from features.matrix.matrix import FeatureMatrix
 from features.times import duration_ms, instant_ms
 from features.vocabulary import FeatureColumn
+from foundation.errors import InputError
 from models.bundle.store import load_bundle
 from models.rows.training_set import Rows
 from models.sequence.windows import with_windows

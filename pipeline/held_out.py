@@ -13,13 +13,13 @@ from evaluation.metrics.scored import Scored, split_predictions
 from features.matrix.matrix import FeatureMatrix
 from features.times import instant_ms, instants, milliseconds
 from features.vocabulary import FeatureColumn
+from foundation.durations import Duration
+from foundation.errors import InputError, TooEarlyError
 from models.bundle.store import Bundle
 from models.learners.baselines import Baseline, make_baseline
 from models.rows.ranking import Floats, Hashes, mix, name_hashes, rank_within
 from models.rows.row_reader import RowReader, batches
 from models.sequence.windows import with_windows
-from telemetry.config import Duration
-from telemetry.errors import InputError, TooEarlyError
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 

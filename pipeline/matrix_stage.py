@@ -8,11 +8,11 @@ from pathlib import Path
 from features.engine import Engine
 from features.matrix.building import build_matrix
 from features.matrix.matrix import FeatureMatrix
+from foundation.durations import format_duration
+from foundation.errors import InputError
+from foundation.place import Place
 from pipeline.params import Params, differences, flatten, name_some
-from telemetry.config import format_duration
-from telemetry.dataset.place import Place
 from telemetry.dataset.store import Dataset
-from telemetry.errors import InputError
 
 Progress = Callable[[int, int], None]
 """Called with the work done and all work, in the units of the stage."""

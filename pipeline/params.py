@@ -14,11 +14,13 @@ import yaml
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from features.config import DecisionSection, FeatureSection, LabelSection
+from foundation.durations import Duration, format_duration
+from foundation.errors import InputError
+from foundation.settings import Section
+from foundation.yaml import read_yaml
 from models.config import BacktestSection, ModelsSection, PromotionSection, ServingSection, TrainingSection
 from policy.config import PolicyConfig
-from telemetry.config import ChannelDeclaration, Duration, EventsSection, Section, TelemetrySection, format_duration
-from telemetry.errors import InputError
-from telemetry.yaml_text import read_yaml
+from telemetry.config import ChannelDeclaration, EventsSection, TelemetrySection
 
 _NAMED = 3
 """Parameters that differ and are named in a sentence, at most."""

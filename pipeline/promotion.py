@@ -13,6 +13,7 @@ from typing import Any
 
 from evaluation.backtest.promotion_gate import Verdict, judge
 from features.matrix.matrix import FeatureMatrix
+from foundation.errors import InputError
 from models.bundle.model_card import promotion_section
 from models.bundle.store import Bundle, load_bundle
 from models.registry.champion import (
@@ -32,7 +33,6 @@ from models.registry.store import CHALLENGER
 from pipeline.held_out import contend, untouched
 from pipeline.params import Params
 from pipeline.provenance import code_revision
-from telemetry.errors import InputError
 
 EXPERIMENT = "predrain-promotions"
 """Name of the MLflow experiment that decisions are recorded in."""

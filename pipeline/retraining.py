@@ -17,6 +17,7 @@ from scipy.stats import binom
 
 from evaluation.backtest.promotion_gate import Verdict
 from features.matrix.matrix import FeatureMatrix
+from foundation.errors import TooEarlyError
 from models.bundle.store import Bundle, load_bundle
 from models.registry.champion import alone, standing_of
 from models.registry.store import CHALLENGER
@@ -25,7 +26,6 @@ from pipeline.params import Params
 from pipeline.promotion import Decision, carry_out, compared, load_version
 from pipeline.stages import train_bundle
 from pipeline.tracking import check_store
-from telemetry.errors import TooEarlyError
 
 RECIPE: Final = ("channels", "events", "decision", "labels", "features", "training", "models")
 """Sections of the parameters that make a recipe: with all of them equal a newer fit differs by its data alone."""

@@ -11,7 +11,7 @@ import numpy as np
 
 from evaluation.backtest.frames import BacktestResult
 from evaluation.metrics.evaluation import Evaluation
-from telemetry.errors import InputError
+from foundation.errors import InputError
 
 _FOLD_METRICS = (
     "base_rate", "precision", "precision_at_k", "recall", "average_precision", "roc_auc", "alerts_labelled", "hits",

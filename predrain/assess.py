@@ -35,9 +35,9 @@ from predrain.options import (
 )
 
 if TYPE_CHECKING:
+    from foundation.http import Connection
     from pipeline.params import Params
     from telemetry.dataset.meta import DatasetMeta
-    from telemetry.http import Connection
 
 
 def assess(
@@ -99,10 +99,10 @@ def assess(
         raise typer.BadParameter("files go with --samples or --prometheus; a dataset has its own")
     if files and inventory is None:
         raise typer.BadParameter("who was where must be known: give --inventory", param_hint="--samples")
+    from foundation.http import connect_to
     from pipeline.assessment import assess_fleet
     from policy.cost_benefit import CostBenefitConfig
     from telemetry.dataset.store import Dataset
-    from telemetry.http import connect_to
     from telemetry.importing.importer import expected_rows
     from telemetry.importing.reading import expand_sources
 
@@ -244,7 +244,7 @@ def _period(
     """Give the period to fetch, that of the first run where another goes on with it, and say how much that is."""
     import json
 
-    from telemetry.atomic import write_bytes
+    from foundation.files import write_bytes
     from telemetry.collect.prometheus.backfill import BackfillPlan, outlook
     from telemetry.collect.series.mapping import load_source_mapping
     from telemetry.dataset.channels import resolve_channels

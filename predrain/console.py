@@ -49,7 +49,7 @@ def fail(message: str) -> NoReturn:
 @contextmanager
 def reported() -> Iterator[None]:
     """Turn what a user can cause (bad input, a full disk, Ctrl-C) into one clear line and exit code 1."""
-    from telemetry.errors import InputError
+    from foundation.errors import InputError
 
     try:
         yield
@@ -156,7 +156,7 @@ def until_stopped(pause: timedelta) -> Iterator[int]:
     once.
     Yields: 0, 1, 2, …; a signal ends the loop after the turn that it came in.
     """
-    from telemetry.collect.running import stop_on_signals
+    from foundation.running import stop_on_signals
 
     with stop_on_signals() as stopped:
         turn = 0

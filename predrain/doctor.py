@@ -117,10 +117,10 @@ def doctor(
     }
     timeout_s = None if timeout is None else duration_option(timeout, "--timeout").total_seconds()
     if prometheus is not None:
+        from foundation.http import connect_to
         from telemetry.collect.prometheus.client import check_match
         from telemetry.collect.series.mapping import load_source_mapping
         from telemetry.doctor.series_source import observe_prometheus
-        from telemetry.http import connect_to
 
         seen = observe_prometheus(
             connect_to(
@@ -153,8 +153,8 @@ def _drift(model: Path, matrix: Path, until: str | None, *, as_json: bool) -> bo
 def _source(
     source: str, mapping: Path | None, known: Mapping[str, Channel], access: Mapping[str, Any], timeout_s: float
 ) -> Observation:
-    from telemetry.dataset.place import place_of
-    from telemetry.errors import InputError
+    from foundation.errors import InputError
+    from foundation.place import place_of
     from telemetry.landing.folder import landing_of
 
     now = datetime.now(UTC)
@@ -177,8 +177,8 @@ def _source(
     if path.is_file():
         return observe_file(path, channels=known, mapping=source_mapping, now=now)
 
+    from foundation.http import Connection
     from telemetry.collect.exporters.targets import parse_target
-    from telemetry.http import Connection
 
     target = parse_target(source, "SOURCE, which is no file")
     try:
@@ -197,10 +197,10 @@ def _report(
 ) -> bool:
     import json
 
+    from foundation.errors import InputError
     from telemetry.doctor.diagnosis import diagnose
     from telemetry.doctor.importance import read_importance
     from telemetry.doctor.report import as_dict, as_text
-    from telemetry.errors import InputError
 
     for option, folder in (("--backtest", backtest), ("--model", model)):
         if folder is not None and not folder.is_dir():

@@ -109,9 +109,9 @@ def write_suggestion(
     given: Mapping[str, Sequence[Path]], mapping: Path | None, to: Path, params: list[Path] | None
 ) -> list[Guess]:
     """Write a mapping of unknown columns for review, never over another file, and say what to look at."""
-    from telemetry.atomic import write_bytes
+    from foundation.errors import InputError
+    from foundation.files import write_bytes
     from telemetry.dataset.channels import resolve_channels
-    from telemetry.errors import InputError
     from telemetry.importing.mapping import load_mapping
     from telemetry.importing.suggestion import mapping_text, named, suggest
 

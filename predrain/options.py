@@ -14,9 +14,9 @@ import typer
 if TYPE_CHECKING:
     from datetime import datetime, timedelta
 
+    from foundation.place import Place
     from pipeline.dask_engine import DaskEngine
     from pipeline.params import Params
-    from telemetry.dataset.place import Place
 
 ParamsOption = Annotated[
     list[Path] | None,
@@ -60,7 +60,7 @@ def params_files(given: list[Path] | None) -> list[Path]:
 
 def read_place(written: str, out: Path) -> Place:
     """Read where a dataset is; raise ``InputError`` if that is no place, or ``out`` lies in it or on storage."""
-    from telemetry.dataset.place import place_of, refuse_storage
+    from foundation.place import place_of, refuse_storage
 
     refuse_storage(out)
     place = place_of(written)
@@ -71,7 +71,7 @@ def read_place(written: str, out: Path) -> Place:
 
 def refuse_inside(out: Path, folder: Path, what: str = "dataset") -> None:
     """Raise ``InputError`` if ``out`` lies in a dataset or a matrix: the next import or build would replace it."""
-    from telemetry.errors import InputError
+    from foundation.errors import InputError
 
     if out.resolve().is_relative_to(folder.resolve()):
         raise InputError(f"{out} lies in the {what} {folder}", "--out", f"Choose a folder outside the {what}.")
@@ -79,7 +79,7 @@ def refuse_inside(out: Path, folder: Path, what: str = "dataset") -> None:
 
 def check_scores(folder: Path | None) -> None:
     """Raise ``InputError`` if ``--scores`` names a file, or a folder of something else; it need not exist yet."""
-    from telemetry.errors import InputError
+    from foundation.errors import InputError
 
     if folder is None or not folder.exists():
         return
@@ -97,7 +97,7 @@ def instant_option(written: str, option: str, now: datetime | None = None) -> da
     """
     from datetime import UTC, date, datetime
 
-    from telemetry.config import parse_duration
+    from foundation.durations import parse_duration
 
     try:
         return (now or datetime.now(UTC)) - parse_duration(written)
@@ -120,7 +120,7 @@ def instant_option(written: str, option: str, now: datetime | None = None) -> da
 
 def duration_option(written: str, option: str) -> timedelta:
     """Read a duration of the command line, such as 30s; raises ``typer.BadParameter`` if it is none."""
-    from telemetry.config import parse_duration
+    from foundation.durations import parse_duration
 
     try:
         return parse_duration(written)

@@ -27,10 +27,10 @@ from predrain.options import (
 )
 
 if TYPE_CHECKING:
+    from foundation.place import Place
     from pipeline.params import Params
     from serving.champion.sources import ModelSource
     from serving.scores.writing import ScoresFolder, ScoringResult
-    from telemetry.dataset.place import Place
 
 _SHORTEST = timedelta(seconds=1)
 _NOTED = 3
@@ -64,8 +64,8 @@ def score(
 
     Example: predrain score --dataset fleet --model champion --out scores --interval 5m
     """
+    from foundation.place import refuse_storage
     from serving.scores.writing import ScoresFolder
-    from telemetry.dataset.place import refuse_storage
 
     refuse_storage(Path(model))
     when = None if at is None else instant_option(at, "--at")
@@ -129,8 +129,8 @@ def _round(
 
 def _run(scores: ScoresFolder, work: Callable[[], ScoringResult], pause: timedelta | None, as_json: bool) -> bool:
     """Score once, or until a signal; then a failed round is logged and tried again. True: the last one failed."""
+    from foundation.errors import TooEarlyError
     from serving.scores.writing import record_attempt
-    from telemetry.errors import TooEarlyError
 
     failed = False
     noted: tuple[str, ...] | None = None  # nothing has been reported yet

@@ -75,13 +75,13 @@ def serve(
     from dataclasses import replace
     from functools import partial
 
+    from foundation.http import parse_listen
     from serving.http.limits import ServiceSettings
     from serving.logs import log_to_stderr
     from serving.server import be_responsive
     from serving.server import serve as run
     from serving.service import Service
     from telemetry.collect.remote_write.connections import refuse_open_port
-    from telemetry.http import parse_listen
 
     check_scores(scores)
     log_to_stderr()
@@ -114,7 +114,7 @@ def serve(
 def _source(
     model: str | None, registry: str, name: str, state: Path | None, champion_interval: str
 ) -> FolderBundle | None:
-    from features.errors import InputError
+    from foundation.errors import InputError
     from serving.champion.sources import ChampionBundle, FolderBundle, held_folder, temporary_folder
 
     if state is not None and model != "champion":

@@ -13,6 +13,8 @@ from typing import Concatenate, ParamSpec, TypeVar
 
 from filelock import FileLock
 
+from foundation.errors import InputError
+from foundation.files import write_bytes
 from policy.fleet import JobView, NodeView, UnitView
 from policy.plan import Action
 from scheduler.ports.codec import object_of, plain_of
@@ -20,8 +22,6 @@ from scheduler.ports.errors import SchedulerError
 from scheduler.ports.node_object import Keys, NodeObject, Taint, after, view_of, writes_between
 from scheduler.ports.protocols import Clock
 from scheduler.ports.readings import Answer, FleetReading, NodeReading, Precondition, StoredState, Switches, Write
-from telemetry.atomic import write_bytes
-from telemetry.errors import InputError
 
 FORMAT = 1
 """Version of the file; another one is refused."""

@@ -15,9 +15,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
-from features.errors import InputError
+from foundation.errors import InputError
+from foundation.files import stamp_of
 from serving.service import Service
-from telemetry.atomic import stamp_of
 from telemetry.collect.remote_write.connections import serving
 
 _LOG = logging.getLogger(__name__)

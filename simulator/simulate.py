@@ -11,6 +11,8 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+from foundation.errors import InputError
+from foundation.files import FolderSwap, disk_errors
 from simulator.devices import signatures
 from simulator.fleet import Clock
 from simulator.run import Simulation, node_devices, run_fleet
@@ -18,10 +20,8 @@ from simulator.samples import channels, sample_table
 from simulator.scenarios import SCENARIOS, Scenario
 from simulator.tables import events_frame, inventory_frame, jobs_frame
 from simulator.truth import counted, failures_frame, write_truth
-from telemetry.atomic import FolderSwap, disk_errors
 from telemetry.dataset.runs import choose_runs
 from telemetry.dataset.writer import DatasetWriter
-from telemetry.errors import InputError
 
 Progress = Callable[[int, int], None]
 """Told (samples done, samples in all) from time to time."""

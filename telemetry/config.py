@@ -1,63 +1,14 @@
-"""Parameters of the telemetry room, and the duration type that all rooms' parameters share."""
+"""Parameters of the telemetry room."""
 
 from __future__ import annotations
 
-import re
 from datetime import timedelta
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainSerializer, field_validator
+from pydantic import field_validator
 
-_UNIT_SECONDS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400, "w": 604800}
-_PART = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(min|[smhdw])\s*", re.ASCII)
-_CLOCK = re.compile(r"(\d+):(\d\d):(\d\d)", re.ASCII)
-
-
-def parse_duration(value: object) -> timedelta:
-    """Read a duration such as ``10m``, ``6h`` or ``1h30m``.
-
-    ``value``: a ``timedelta`` (returned as it is) or a string of numbers with the units s, m or min, h, d, w.
-    Returns: the duration, zero or positive.
-    Raises ``ValueError`` if the text has no unit or is not a duration; the message shows the value and an example.
-    """
-    if isinstance(value, timedelta):
-        return value
-    text = value if isinstance(value, str) else ""
-    parts = _PART.findall(text)
-    if not parts or _PART.sub("", text):
-        clock = _CLOCK.fullmatch(text.strip())
-        hours, minutes, seconds = map(int, clock.groups()) if clock else (6, 0, 0)
-        example = format_duration(timedelta(hours=hours, minutes=minutes, seconds=seconds))
-        raise ValueError(
-            f"{value!r} is not a duration: write numbers with units (s, m or min, h, d, w), such as '{example}'"
-        )
-    try:
-        return timedelta(seconds=sum(float(number) * _UNIT_SECONDS[unit] for number, unit in parts))
-    except OverflowError:
-        raise ValueError(f"{value!r} is too long a duration: give less than 2,700,000 years") from None
-
-
-def format_duration(value: timedelta) -> str:
-    """Write a duration the way :func:`parse_duration` reads it, in the largest unit that divides it.
-
-    >>> format_duration(timedelta(hours=48)), format_duration(timedelta(minutes=90))
-    ('2d', '90m')
-    """
-    seconds = value.total_seconds()
-    for unit in ("d", "h", "m"):
-        if seconds and seconds % _UNIT_SECONDS[unit] == 0:
-            return f"{int(seconds // _UNIT_SECONDS[unit])}{unit}"
-    return f"{seconds:g}s"
-
-
-Duration = Annotated[timedelta, BeforeValidator(parse_duration), PlainSerializer(format_duration, return_type=str)]
-"""A duration parameter: a ``timedelta`` in code, ``10m``/``6h``/``30d`` in YAML."""
-
-
-class Section(BaseModel):
-    """Base of every section of params.yaml: immutable, unknown keys refused."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
+from foundation.durations import Duration
+from foundation.settings import Section
 
 
 class RetentionSection(Section):

@@ -9,8 +9,8 @@ from functools import cached_property
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-ROOMS = ("telemetry", "features", "models", "evaluation", "policy", "pipeline", "serving", "scheduler", "simulator")
-ROOMS += ("predrain",)
+ROOMS = ("foundation", "telemetry", "features", "models", "evaluation", "policy", "pipeline", "serving", "scheduler")
+ROOMS += ("simulator", "predrain")
 SMALL = 80
 """Lines below which a module with one importer usually belongs into that importer."""
 

@@ -20,12 +20,12 @@ from pydantic import TypeAdapter
 from evaluation.backtest.frames import Fold
 from evaluation.drift.verdict import Findings
 from features.engine import source_digest
-from features.errors import InputError
+from foundation.errors import InputError
 
 _KEY = b"predrain.fold"
 _FINDINGS: TypeAdapter[Findings | None] = TypeAdapter(Findings | None)
 _LIBRARIES = ("numpy", "pandas", "pyarrow", "scipy", "scikit-learn", "lightgbm", "xgboost-cpu")
-ROOMS = ("evaluation", "features", "models", "policy", "telemetry")
+ROOMS = ("evaluation", "features", "foundation", "models", "policy", "telemetry")
 """Rooms whose code shapes predictions."""
 
 

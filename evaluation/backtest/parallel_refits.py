@@ -15,8 +15,8 @@ from evaluation.backtest.checkpoint import ROOMS
 from evaluation.backtest.frames import Fold
 from evaluation.backtest.sliding import Backtest, BacktestSetup, Refit
 from features.engine import Engine, source_digest
-from features.errors import InputError
 from features.matrix.matrix import FeatureMatrix
+from foundation.errors import InputError
 from models.recipe import THREADS
 from models.rows.training_set import Matrix
 from models.training.trainer import AT_ONCE

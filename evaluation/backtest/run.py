@@ -21,7 +21,7 @@ from evaluation.backtest.parallel_refits import RefitTask, run_here, run_refits
 from evaluation.backtest.sliding import Backtest, BacktestSetup, Refit
 from evaluation.drift.verdict import Findings
 from features.engine import Engine
-from features.errors import InputError
+from foundation.errors import InputError
 from models.bundle.serialization import FitStore
 from models.calibration.horizons import horizon_maps
 from models.config import BacktestSection, ModelsSection, TrainingSection

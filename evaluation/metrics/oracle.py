@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from features.errors import InputError
 from features.times import coded, duration_ms, milliseconds
+from foundation.errors import InputError
 from models.rows.ranking import position_in_group
 
 ORACLE = "oracle"

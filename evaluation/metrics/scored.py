@@ -9,8 +9,8 @@ import numpy as np
 import pandas as pd
 
 from evaluation.metrics.metrics import Bools, Floats, Ints
-from features.errors import InputError
 from features.times import coded
+from foundation.errors import InputError
 from policy.episodes import openings
 
 COLUMNS: tuple[str, ...] = (

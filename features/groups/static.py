@@ -18,12 +18,12 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from features.errors import InputError
 from features.fleet import Fleet
 from features.installations import Timeline
 from features.times import NEVER, milliseconds, text
 from features.vocabulary import FeatureColumn
 from features.windows.blocks import IntArray
+from foundation.errors import InputError
 
 _DAY_MS = 86_400_000.0
 _AUTO = ("model", "driver", "age", "slot", "rack")

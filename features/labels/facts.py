@@ -12,9 +12,9 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from features.errors import InputError
 from features.installations import Installations
 from features.times import NEVER, BoolArray, Int64Array, absent, milliseconds, text
+from foundation.errors import InputError
 
 RESET_CODES = frozenset({"boot", "reset", "gpu_reset", "node_reset", "reboot", "node_reboot", "power_cycle"})
 """Codes (without case) of ``other`` events that end an incident as a repair does."""

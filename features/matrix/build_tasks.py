@@ -24,7 +24,6 @@ import pandas as pd
 import pyarrow as pa
 
 from features.engine import source_digest
-from features.errors import InputError
 from features.fleet import Fleet
 from features.groups.domains import check_scopes
 from features.groups.static import StaticPlan
@@ -41,7 +40,8 @@ from features.matrix.part_files import ExistingParts, write_part
 from features.matrix.parts import PartJoiner, PartTimes
 from features.matrix.plan import FeaturePlan
 from features.times import instants, milliseconds
-from telemetry.dataset.place import Place
+from foundation.errors import InputError
+from foundation.place import Place
 from telemetry.dataset.schema import EVENTS, INVENTORY, conform
 from telemetry.dataset.store import Dataset
 

@@ -14,7 +14,6 @@ import pyarrow.parquet as pq
 
 from features.config import DecisionSection, FeatureSection, LabelSection
 from features.engine import Engine, LocalEngine
-from features.errors import InputError
 from features.matrix.build_tasks import (
     Build,
     BuildOrder,
@@ -34,8 +33,9 @@ from features.matrix.part_files import read_file
 from features.matrix.sequences import ARRAY_NAME, SequencePlan, write_sequences
 from features.times import instant_ms
 from features.vocabulary import FeatureColumn
-from telemetry.atomic import FolderSwap, building_path, disk_errors, recover_folder, write_bytes
-from telemetry.config import format_duration
+from foundation.durations import format_duration
+from foundation.errors import InputError
+from foundation.files import FolderSwap, building_path, disk_errors, recover_folder, write_bytes
 from telemetry.dataset.store import Dataset
 
 Progress = Callable[[int, int], None]

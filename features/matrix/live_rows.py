@@ -11,7 +11,6 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
-from features.errors import InputError
 from features.fleet import Fleet
 from features.groups.static import StaticPlan
 from features.labels.evidence import Record
@@ -25,6 +24,7 @@ from features.matrix.parts import PartJoiner, PartRows
 from features.matrix.plan import FeaturePlan
 from features.times import instant_ms, instants
 from features.windows.blocks import blocks_of
+from foundation.errors import InputError
 
 T = TypeVar("T")
 

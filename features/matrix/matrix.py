@@ -23,7 +23,6 @@ import numpy.typing as npt
 import pandas as pd
 import pyarrow as pa
 
-from features.errors import InputError
 from features.labels.incidents import counted, find_incidents
 from features.labels.labelling import label_rows, unit_positions
 from features.matrix.meta import EVENTS_NAME, INVENTORY_NAME, ROW_COLUMNS, MatrixConfig, MatrixMeta, read_meta
@@ -31,7 +30,8 @@ from features.matrix.part_files import read_file
 from features.matrix.sequences import Sequences, open_sequences
 from features.times import UnitKind, milliseconds
 from features.vocabulary import FeatureColumn
-from telemetry.atomic import recover_folder
+from foundation.errors import InputError
+from foundation.files import recover_folder
 
 _TILE = 4096
 

@@ -12,9 +12,9 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from features.config import DecisionSection, Duration, FeatureSection, LabelSection
-from features.errors import InputError
 from features.times import UnitKind
 from features.vocabulary import FeatureColumn
+from foundation.errors import InputError
 from telemetry.dataset.channels import Channel
 
 MATRIX_SCHEMA_VERSION = 3

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from features.errors import InputError
+from foundation.errors import InputError
 from telemetry.dataset.channels import ROLLUP_SUFFIXES, Channel
 
 

@@ -21,8 +21,8 @@ from pydantic import (
 )
 
 from features.config import Group
-from features.errors import InputError
 from features.vocabulary import COLUMNS, FeatureColumn
+from foundation.errors import InputError
 from models.calibration.fitting import Calibrator
 from models.calibration.horizons import HorizonMap
 from models.config import PRIOR

@@ -22,7 +22,7 @@ import numpy as np
 import xgboost
 from sklearn.ensemble import RandomForestClassifier
 
-from features.errors import InputError
+from foundation.errors import InputError
 from models.config import PRIOR, SEQUENCE
 from models.learners.factory import Fit, LoadedLightGBM
 from models.learners.prepared import PreparedClassifier

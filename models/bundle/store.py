@@ -23,8 +23,8 @@ import numpy as np
 from pydantic import ValidationError
 
 from features.config import Group
-from features.errors import InputError
 from features.vocabulary import COLUMNS, FeatureColumn
+from foundation.errors import InputError
 from models.bundle.manifest import (
     FORMAT,
     MANIFEST,

@@ -24,7 +24,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.neural_network import MLPClassifier
 from threadpoolctl import threadpool_limits
 
-from features.errors import InputError
+from foundation.errors import InputError
 from models.config import ALL_LEARNERS, SEQUENCE
 from models.learners.prepared import PreparedClassifier
 from models.recipe import THREADS, Recipe

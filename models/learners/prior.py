@@ -20,8 +20,8 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, ValidationError
 from scipy.special import expit
 
-from features.errors import InputError
 from features.vocabulary import FeatureColumn
+from foundation.errors import InputError
 from models.learners.factory import LoadedLightGBM, make_learner
 from models.rows.ranking import Bools, Floats
 

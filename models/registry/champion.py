@@ -17,7 +17,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from features.errors import InputError, TooEarlyError
+from foundation.errors import InputError, TooEarlyError
 from models.registry.store import CHAMPION, DIGEST_TAG, database_of, opened_store, refuse_absent
 
 HISTORY_TAG = "predrain.champions"

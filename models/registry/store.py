@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from features.errors import InputError, TooEarlyError
+from foundation.errors import InputError, TooEarlyError
 
 CHALLENGER = "challenger"
 """Alias of the version registered last."""

@@ -6,7 +6,7 @@ import importlib
 import importlib.metadata
 import importlib.util
 
-from features.errors import InputError
+from foundation.errors import InputError
 
 NEEDED = ("torch", "safetensors")
 """Packages of the extra."""

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from features.errors import InputError
 from features.vocabulary import FeatureColumn
+from foundation.errors import InputError
 from models.config import SEQUENCE
 from models.rows.ranking import Ints
 from models.rows.training_set import Matrix

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import datetime, timedelta
 
-from features.errors import InputError, TooEarlyError
 from features.times import instant_ms
+from foundation.errors import InputError, TooEarlyError
 from models.config import CASCADE, BacktestSection, ModelsSection, TrainingSection
 from models.rows.training_set import Matrix
 from models.sequence.windows import tabular_columns, tabular_values, with_windows

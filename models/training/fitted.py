@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from features.errors import InputError
 from features.times import instants, milliseconds
 from features.vocabulary import FeatureColumn
+from foundation.errors import InputError
 from models.calibration.fitting import Calibrator
 from models.calibration.horizons import HorizonMap, add_risks
 from models.config import ALL_LEARNERS, BASELINES, CASCADE, COMBINERS, PRIOR, ModelsSection

@@ -7,8 +7,8 @@ from datetime import datetime, timedelta
 
 import numpy as np
 
-from features.errors import InputError
 from features.times import duration_ms, instant_ms, instants
+from foundation.errors import InputError
 from models.config import BacktestSection, TrainingSection
 from models.rows.ranking import Ints
 from models.rows.training_set import Labels, Matrix, Rows

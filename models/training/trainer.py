@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from features.errors import InputError
 from features.times import duration_ms, instant_ms
+from foundation.errors import InputError
 from models.calibration.fitting import MIN_INCIDENTS, at_level, fit_calibrator
 from models.calibration.horizons import HorizonLabels, fit_horizons, slice_horizons
 from models.config import (

@@ -10,11 +10,11 @@ from markupsafe import Markup
 
 from evaluation.metrics.evaluation import Evaluation
 from features.wording import duration
+from foundation.files import disk_errors, write_bytes
 from pipeline.report import plots, summary, tables, wording
 from pipeline.report.context import ReportContext
 from pipeline.report.decisions import decisions
 from pipeline.report.drift import what_changed
-from telemetry.atomic import disk_errors, write_bytes
 
 _HERE = Path(__file__).parent
 

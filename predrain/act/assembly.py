@@ -75,10 +75,10 @@ def choose_scheduler(
     if kind is SchedulerKind.SLURM:
         return _slurm(settings())
     if kind is SchedulerKind.KUBERNETES:
+        from foundation.kubernetes.client import connect
         from scheduler.kubernetes.diagnostic_job import KubernetesVerification, read_manifest
         from scheduler.kubernetes.scheduler import KubernetesScheduler
         from scheduler.kubernetes.workloads import KubernetesWorkloads
-        from telemetry.collect.kubernetes.client import connect
 
         given = settings()
         chosen = given.kubernetes
@@ -99,10 +99,10 @@ def choose_scheduler(
 
 
 def _slurm(settings: ActSettings) -> ChosenScheduler:
+    from foundation.errors import InputError
     from scheduler.ports.clock import SystemClock
     from scheduler.slurm.scheduler import open_slurm
     from scheduler.slurm.workloads import SlurmWorkloads
-    from telemetry.errors import InputError
 
     if settings.slurm is None:
         raise InputError(
@@ -122,8 +122,8 @@ def evacuation_of(chosen: ChosenScheduler, given: ActSettings, clock: Clock, *, 
     diagnostics, so that what they say holds.
     Raises ``InputError`` if the settings ask for what this scheduler cannot do.
     """
+    from foundation.errors import InputError
     from scheduler.evacuation.engine import Evacuation
-    from telemetry.errors import InputError
 
     settings = given.evacuation
     if chosen.workloads is None:

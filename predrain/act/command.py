@@ -151,8 +151,8 @@ def _until_released(controller: Controller, chosen: ChosenScheduler, wait: timed
     """Go round until no mark stands; ``InputError`` with those that do after so long."""
     import time
 
+    from foundation.errors import InputError
     from scheduler.ports.errors import SchedulerError
-    from telemetry.errors import InputError
 
     until = time.monotonic() + wait.total_seconds()
     while True:
@@ -174,8 +174,8 @@ def _until_released(controller: Controller, chosen: ChosenScheduler, wait: timed
 
 def _given(read: Callable[[], ActSettings], *, undo: bool) -> ActSettings:
     """Read the settings; to undo everything none are needed once the scheduler is reached."""
+    from foundation.errors import InputError
     from scheduler.controller.settings import ActSettings
-    from telemetry.errors import InputError
 
     try:
         return read()
@@ -209,10 +209,10 @@ def _switch(
     """Set the switches, say so, and give them for the JSON answer."""
     from dataclasses import replace
 
+    from foundation.errors import InputError
     from scheduler.ports.clock import SystemClock
     from scheduler.ports.codec import plain_of
     from scheduler.ports.errors import SchedulerError
-    from telemetry.errors import InputError
 
     try:
         switches = chosen.adapter.read_switches()
@@ -267,8 +267,8 @@ def _controller(
 
 
 def _ledger(file: Path, *, dry_run: bool, undo: bool) -> SqliteLedger:
+    from foundation.errors import InputError
     from scheduler.ledger.sqlite_ledger import SqliteLedger
-    from telemetry.errors import InputError
 
     if dry_run:
         return SqliteLedger(None)  # no alert of the past is judged in a rehearsal, and nothing is recorded

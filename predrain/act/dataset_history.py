@@ -39,10 +39,10 @@ class DatasetHistory:
         """
         from pyarrow.lib import ArrowException
 
+        from foundation.errors import InputError
+        from foundation.files import stamp_of
         from scheduler.controller.facts import History
         from scheduler.ports.errors import SourceError
-        from telemetry.atomic import stamp_of
-        from telemetry.errors import InputError
 
         try:
             labels = self._labels()

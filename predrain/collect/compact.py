@@ -35,7 +35,7 @@ def compact(
     if pause is None:
         show(_compacted(dataset, inventory, params), as_json=as_json)
         return
-    from telemetry.errors import InputError
+    from foundation.errors import InputError
 
     failures = 0
     for _ in until_stopped(pause):
@@ -51,7 +51,7 @@ def compact(
 
 
 def _compacted(dataset: Path, inventory: Path | None, params: list[Path] | None) -> dict[str, Any]:
-    from telemetry.errors import InputError
+    from foundation.errors import InputError
     from telemetry.landing.folder import landing_of
 
     if not dataset.exists() and not landing_of(dataset).exists():

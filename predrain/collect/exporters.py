@@ -55,11 +55,11 @@ def exporters(
     import asyncio
     import logging
 
+    from foundation.http import connect_to
     from telemetry.collect.exporters.collector import ScrapeSettings
     from telemetry.collect.exporters.service import collect_exporters
     from telemetry.collect.series.mapping import load_source_mapping
     from telemetry.dataset.channels import resolve_channels
-    from telemetry.http import connect_to
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     work = collect_exporters(
@@ -104,12 +104,12 @@ def gpud(
     import logging
     from datetime import UTC, datetime
 
+    from foundation.http import connect_to
+    from foundation.running import stop_on_signals
     from telemetry.collect.exporters.targets import read_targets
     from telemetry.collect.exporters.watch import Scraper
     from telemetry.collect.gpud import EVENTS, GpudCollector
     from telemetry.collect.outbox import Outbox
-    from telemetry.collect.running import stop_on_signals
-    from telemetry.http import connect_to
     from telemetry.landing.folder import Landing, landing_of
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")

@@ -56,11 +56,11 @@ def kernel_log(
     import socket
     from datetime import UTC, datetime
 
+    from foundation.running import stop_on_signals
     from telemetry.collect.kernel_log.journal import Journal
     from telemetry.collect.kernel_log.lines import LogSource, collect_kernel_log
     from telemetry.collect.kernel_log.log_files import LogFiles
     from telemetry.collect.outbox import Outbox
-    from telemetry.collect.running import stop_on_signals
 
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     if "kmsg" in source:

@@ -41,10 +41,10 @@ def collect_kubernetes(
 
     Example: predrain collect kubernetes --dataset fleet --cluster east
     """
-    from telemetry.collect.kubernetes.client import connect
+    from foundation.kubernetes.client import connect
+    from foundation.running import stop_on_signals
     from telemetry.collect.kubernetes.collector import WRITER, KubernetesCollector
     from telemetry.collect.kubernetes.rules import load_rules
-    from telemetry.collect.running import stop_on_signals
     from telemetry.landing.folder import Landing, landing_of
 
     interval_s = duration_option(interval, "--interval").total_seconds()

@@ -47,9 +47,9 @@ def nvml(
     import socket
     from datetime import UTC, datetime
 
+    from foundation.running import stop_on_signals
     from telemetry.collect.nvml.collector import Collector, boot_id, writer_of
     from telemetry.collect.nvml.node_reader import Process
-    from telemetry.collect.running import stop_on_signals
     from telemetry.dataset.channels import resolve_channels
 
     channels = resolve_channels(read_params(params).channels)

@@ -67,11 +67,11 @@ def collect_prometheus(
     Example: predrain collect prometheus --prometheus http://prom:9090 --since 2026-01-01 --until 2026-03-01
     --dataset fleet
     """
+    from foundation.errors import InputError
+    from foundation.http import connect_to
     from telemetry.collect.prometheus.backfill import BackfillPlan, backfill
     from telemetry.collect.series.mapping import load_source_mapping
     from telemetry.dataset.channels import resolve_channels
-    from telemetry.errors import InputError
-    from telemetry.http import connect_to
     from telemetry.landing.folder import landing_of
 
     if inventory is not None and no_compact:
@@ -118,8 +118,8 @@ def collect_prometheus(
 
 def _check_not_removed(dataset: Path, root: Path) -> None:
     """Refuse to go on where an earlier run stopped if what that run fetched is gone."""
-    from telemetry.atomic import recover_folder
-    from telemetry.errors import InputError
+    from foundation.errors import InputError
+    from foundation.files import recover_folder
     from telemetry.landing.folder import Landing
 
     recover_folder(dataset)

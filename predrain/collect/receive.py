@@ -36,6 +36,7 @@ def receive(
     """
     import logging
 
+    from foundation.http import parse_listen
     from telemetry.collect.remote_write.connections import refuse_open_port
     from telemetry.collect.remote_write.group_commit import ReceiverSettings
     from telemetry.collect.remote_write.receiver import Receiver, serve
@@ -43,7 +44,6 @@ def receive(
     from telemetry.collect.series.identity import SeriesCatalogue
     from telemetry.collect.series.mapping import load_source_mapping
     from telemetry.dataset.channels import resolve_channels
-    from telemetry.http import parse_listen
     from telemetry.landing.folder import Landing, landing_of
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")

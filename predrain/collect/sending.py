@@ -87,7 +87,7 @@ class Sending:
 
     def send(self) -> None:
         """Push what is there; ``InputError`` if it cannot be."""
-        from telemetry.errors import InputError
+        from foundation.errors import InputError
 
         if self._pusher is not None and (later := self._pusher.push()) is not None:
             raise InputError(

@@ -34,10 +34,10 @@ def slurm(
     import re
     from datetime import UTC, datetime
 
+    from foundation.programs import run_command
+    from foundation.running import stop_on_signals
     from telemetry.collect.outbox import Outbox
-    from telemetry.collect.running import stop_on_signals
     from telemetry.collect.slurm.collector import ENVIRONMENT, SlurmCollector
-    from telemetry.collect.slurm.commands import run_command
     from telemetry.collect.slurm.drain_reasons import load_reason_rules
     from telemetry.landing.folder import Landing, landing_of
 

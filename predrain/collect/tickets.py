@@ -26,10 +26,10 @@ def tickets(
 
     Example: predrain collect tickets rma.csv --dataset fleet --mapping rma.yaml
     """
+    from foundation.errors import InputError
     from telemetry.collect.tickets import collect_tickets
     from telemetry.dataset.meta import META_NAME
     from telemetry.dataset.store import Dataset
-    from telemetry.errors import InputError
     from telemetry.importing.mapping import load_mapping
     from telemetry.landing.folder import Landing, landing_of
 

@@ -19,6 +19,7 @@ from evaluation.value.controller_replay import LEAVE, Diagnostic, Fleet, Marks, 
 from evaluation.value.load import Placements
 from evaluation.value.readings import Readings
 from features.times import NEVER, duration_ms, instant_ms
+from foundation.instants import from_ms
 from policy.config import PolicyConfig
 from policy.fleet import Level, UnitView
 from policy.risk_record import ModelName
@@ -36,7 +37,6 @@ from scheduler.ports.protocols import RiskSource
 from scheduler.ports.readings import Answer
 from scheduler.ports.risks import NO_RISKS, Facts, Risks
 from scheduler.ports.workloads import CheckpointOffer, DiagnosticResult, Fence, Workload
-from telemetry.milliseconds import from_ms
 
 MINUTE: Final = timedelta(minutes=1)
 _FURTHER: Final = (1 * MINUTE, 6 * MINUTE, 8 * MINUTE)

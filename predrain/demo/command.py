@@ -34,8 +34,8 @@ def demo(
 
     Example: predrain demo --speed 30m
     """
+    from foundation.http import parse_listen
     from serving.server import be_responsive
-    from telemetry.http import parse_listen
 
     host, port = parse_listen(listen)
     fast, most = duration_option(speed, "--speed"), duration_option(stop_after, "--stop-after")

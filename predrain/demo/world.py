@@ -19,6 +19,7 @@ from evaluation.value.gpu_hours import count_outcome
 from evaluation.value.load import generated_load
 from features.matrix.matrix import FeatureMatrix
 from features.times import duration_ms, instant_ms
+from foundation.instants import from_ms
 from models.bundle.store import load_bundle
 from models.config import ServingSection
 from pipeline.matrix_stage import make_matrix
@@ -39,7 +40,6 @@ from serving.scores.batch import ServedModel, score_decision
 from serving.scores.writing import ScoresFolder, nothing_due, record_attempt
 from simulator.simulate import simulate
 from telemetry.dataset.store import Dataset
-from telemetry.milliseconds import from_ms
 
 PAST: Final = timedelta(days=40)
 """History that the model learns from."""

@@ -24,7 +24,7 @@ from predrain.options import (
 )
 
 if TYPE_CHECKING:
-    from telemetry.dataset.place import Place
+    from foundation.place import Place
 
 
 def backtest(

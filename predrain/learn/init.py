@@ -28,8 +28,8 @@ def init(
 
     Example: predrain init fleet-model --dataset /srv/predrain/fleet
     """
-    from telemetry.atomic import disk_errors, write_bytes
-    from telemetry.errors import InputError
+    from foundation.errors import InputError
+    from foundation.files import disk_errors, write_bytes
 
     there = [name for name in _FILES.values() if (folder / name).exists()]
     if there:

@@ -34,9 +34,9 @@ def prepare(
 
 def _take(source: Path, out: Path) -> dict[str, object]:
     """Bring an existing dataset to ``out`` by hard links (copies across file systems), and its truth next to it."""
-    from telemetry.atomic import FolderSwap, disk_errors
+    from foundation.errors import InputError
+    from foundation.files import FolderSwap, disk_errors
     from telemetry.dataset.store import Dataset
-    from telemetry.errors import InputError
 
     dataset = Dataset.open(source)
     source, out = source.resolve(), out.resolve()

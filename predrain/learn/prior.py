@@ -62,10 +62,10 @@ def build(
     import numpy as np
 
     from features.matrix.matrix import FeatureMatrix
+    from foundation.errors import InputError
+    from foundation.files import FolderSwap, disk_errors
     from models.learners.prior import CARD, fit_prior, write_prior
     from simulator.random_fleets import FACTORS, VALUES, draw_fleet
-    from telemetry.atomic import FolderSwap, disk_errors
-    from telemetry.errors import InputError
 
     if out.exists() and not (out / CARD).is_file():
         raise InputError(f"{out} exists and is no prior", "--out", "Choose another folder, or remove this one.")

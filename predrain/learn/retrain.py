@@ -48,10 +48,10 @@ def retrain(
 
 def _once(dataset: Path, registry: str, params: list[Path] | None, as_json: bool) -> bool:
     """Retrain; whether the champion is the newest fit."""
+    from foundation.files import write_bytes
     from pipeline.retraining import page_of
     from pipeline.retraining import retrain as run
     from pipeline.stages import MODEL
-    from telemetry.atomic import write_bytes
 
     begun, decision = datetime.now(UTC), None
     loaded = read_params(params)

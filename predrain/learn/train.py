@@ -33,7 +33,7 @@ def train(
     Example: predrain train --matrix matrix --out bundle --registry sqlite:///mlflow.db
     """
     as_of = None if until is None else instant_option(until, "--until")
-    from telemetry.dataset.place import refuse_storage
+    from foundation.place import refuse_storage
 
     refuse_storage(out)
     refuse_storage(matrix)

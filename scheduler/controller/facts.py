@@ -9,6 +9,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from foundation.files import stamp_of
 from policy.episodes import OUTCOME_TIMEOUT, Alert, Happening, Outcome, judge
 from policy.fleet import Fact
 from policy.maintenance import planned
@@ -17,7 +18,6 @@ from scheduler.evacuation.progress import Result
 from scheduler.ports.errors import LedgerError, SourceError
 from scheduler.ports.protocols import FactReader
 from scheduler.ports.risks import Facts
-from telemetry.atomic import stamp_of
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -15,14 +15,14 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 from prometheus_client import CollectorRegistry, Counter, Gauge, disable_created_metrics, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
+from foundation.errors import InputError
+from foundation.http import parse_listen
 from policy.fleet import Level
 from policy.plan import Plan
 from policy.stages import STAGES
 from policy.tiers import TIERS, UNKNOWN
 from scheduler.ports.protocols import Clock
 from scheduler.ports.report import RoundReport
-from telemetry.errors import InputError
-from telemetry.http import parse_listen
 
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment

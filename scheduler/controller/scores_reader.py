@@ -9,6 +9,8 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, Final
 
+from foundation.errors import InputError
+from foundation.permissions import refuse_other_writers
 from policy.fleet import Score, UnitView
 from policy.risk_record import FORMAT, RiskRecord
 from policy.tiers import ChosenThresholds
@@ -16,8 +18,6 @@ from scheduler.ports.codec import instant, read_json
 from scheduler.ports.errors import SourceError
 from scheduler.ports.protocols import Clock
 from scheduler.ports.risks import Risks
-from telemetry.errors import InputError
-from telemetry.writers import refuse_other_writers
 
 _NAME = re.compile(r"\d{8}T\d{6}Z")
 _LARGEST_POINTER = 64 * 1024

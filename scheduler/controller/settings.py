@@ -11,6 +11,8 @@ from typing import Any, Final
 
 import yaml
 
+from foundation.errors import InputError
+from foundation.yaml import read_yaml
 from policy.config import PolicyConfig
 from policy.ranges import NonNegativeInt, PositiveTime, RangeChecked
 from policy.tiers import TierThresholds
@@ -18,8 +20,6 @@ from scheduler.evacuation.settings import EvacuationSettings
 from scheduler.kubernetes.settings import KubernetesSettings
 from scheduler.ports.codec import object_of
 from scheduler.slurm.settings import SlurmSettings
-from telemetry.errors import InputError
-from telemetry.yaml_text import read_yaml
 
 _EXEC = "Leave it out: let pods ask by annotation or webhook, or run kubectl exec from evacuation.checkpoint.command."
 _NEXT_ROUND = "Leave it out: who gave no answer is told again in the next round."

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from foundation.errors import InputError
+from foundation.http import BodyTooLarge, Connection, HttpError, ask
 from scheduler.evacuation.settings import CommandSettings, WebhookSettings
 from scheduler.ports.codec import json_object
 from scheduler.ports.workloads import HookKind, HookReply
-from telemetry.errors import InputError
-from telemetry.http import BodyTooLarge, Connection, HttpError, ask
 
 _LONGEST_ANSWER = 65_536
 _LONGEST_OUTPUT = 65_536

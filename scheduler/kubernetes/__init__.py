@@ -7,5 +7,5 @@ Start with ``scheduler`` (the port of the controller) and ``workloads`` (that of
 evictions, where a 429 means that a disruption budget says not yet). ``nodes`` reads a node and makes its patch;
 which taints and labels an action sets is in :mod:`scheduler.ports.node_object`. ``pods`` reads pods as jobs,
 ``leadership`` is the Lease. The client itself, with retries, rate and 410, is
-:mod:`telemetry.collect.kubernetes.client`.
+:mod:`foundation.kubernetes.client`.
 """

@@ -6,9 +6,9 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 
+from foundation.kubernetes.api import Object, Refused, Unreachable
+from foundation.kubernetes.client import KubernetesClient
 from scheduler.ports.errors import SchedulerError
-from telemetry.collect.kubernetes.api import Object, Refused, Unreachable
-from telemetry.collect.kubernetes.client import KubernetesClient
 
 _NOT_FOUND = 404
 T = TypeVar("T")

@@ -9,12 +9,12 @@ import hashlib
 from datetime import datetime, timedelta
 from typing import Final
 
+from foundation.kubernetes.api import Object
 from policy.fleet import Level, Published
 from policy.plan import Action
 from policy.risk_record import format_utc
 from scheduler.ports.codec import instant
 from scheduler.ports.readings import Write
-from telemetry.collect.kubernetes.api import Object
 
 CONDITION: Final = "GPUFailurePredicted"
 EVENTS: Final = "/api/v1/namespaces/default/events"

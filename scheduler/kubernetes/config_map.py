@@ -7,13 +7,13 @@ from collections.abc import Callable, Mapping
 from datetime import UTC
 from typing import Any, Final
 
+from foundation.kubernetes.api import Object, Unreachable, is_named
+from foundation.kubernetes.client import METADATA_ONLY
 from scheduler.kubernetes.api import ApiServer
 from scheduler.kubernetes.pods import annotations_of
 from scheduler.ports.codec import instant
 from scheduler.ports.errors import SchedulerError
 from scheduler.ports.readings import Answer, StoredState, Switches
-from telemetry.collect.kubernetes.api import Object, Unreachable, is_named
-from telemetry.collect.kubernetes.client import METADATA_ONLY
 
 _TEXT: Final = "state"
 _TRIES: Final = 4

@@ -8,12 +8,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from foundation.kubernetes.api import Object, Unreachable
 from scheduler.kubernetes.api import ApiServer
 from scheduler.ports.codec import json_object
 from scheduler.ports.errors import SchedulerError
 from scheduler.ports.protocols import NodeSignal
 from scheduler.ports.readings import Write
-from telemetry.collect.kubernetes.api import Object, Unreachable
 
 GROUP: Final = "/apis/resource.k8s.io"
 RULES: Final = "devicetaintrules"

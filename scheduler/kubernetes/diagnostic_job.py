@@ -11,13 +11,13 @@ from urllib.parse import quote
 
 import yaml
 
+from foundation.errors import InputError
+from foundation.kubernetes.api import Object, Unreachable
+from foundation.yaml import read_yaml
 from scheduler.kubernetes.scheduler import KubernetesScheduler
 from scheduler.ports.codec import instant, json_object
 from scheduler.ports.readings import Answer
 from scheduler.ports.workloads import DiagnosticResult, Fence
-from telemetry.collect.kubernetes.api import Object, Unreachable
-from telemetry.errors import InputError
-from telemetry.yaml_text import read_yaml
 
 _ENDED: Final = ("Complete", "Failed")
 _MAX_UNITS: Final = 64

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
+from foundation.kubernetes.api import Object, Unreachable
 from scheduler.kubernetes.api import ApiServer
 from scheduler.ports.errors import SchedulerError
 from scheduler.ports.protocols import Clock
 from scheduler.ports.readings import Answer
-from telemetry.collect.kubernetes.api import Object, Unreachable
 
 _API: Final = "/apis/coordination.k8s.io/v1/namespaces"
 _LOOK_EVERY_S: Final = 1.0

@@ -8,16 +8,16 @@ from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from typing import Any, Final
 
+from foundation.instants import from_ms
+from foundation.kubernetes.api import Object
 from policy.fleet import JobView, Level, NodeView, UnitView
 from scheduler.kubernetes.condition import CONDITION
 from scheduler.kubernetes.settings import KubernetesSettings
 from scheduler.ports.node_object import FOREIGN_OWNER_TAINTS, Keys, NodeObject, Taint, view_of
 from scheduler.ports.readings import NodeReading
-from telemetry.collect.kubernetes.api import Object
 from telemetry.collect.kubernetes.nodes import NodeView as Collected
 from telemetry.collect.kubernetes.nodes import view_of as collected_view
 from telemetry.collect.kubernetes.rules import KubernetesRules
-from telemetry.milliseconds import from_ms
 
 _UUID: Final = re.compile(r"GPU-[0-9A-Fa-f]{8}(?:-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}")
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]*")

@@ -7,15 +7,15 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Final
 
+from foundation.durations import parse_duration
+from foundation.instants import from_ms
+from foundation.kubernetes.api import CLAIM_VERSIONS, Object
 from policy.fleet import JobView
 from scheduler.kubernetes.api import ApiServer
 from scheduler.ports.codec import instant
 from scheduler.ports.errors import SchedulerError
-from telemetry.collect.kubernetes.api import CLAIM_VERSIONS, Object
 from telemetry.collect.kubernetes.jobs import gpus_of, pod_run
 from telemetry.collect.kubernetes.rules import KubernetesRules
-from telemetry.config import parse_duration
-from telemetry.milliseconds import from_ms
 
 PODS: Final = "/api/v1/pods"
 LIVING: Final = "status.phase!=Succeeded,status.phase!=Failed"

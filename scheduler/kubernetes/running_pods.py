@@ -9,11 +9,11 @@ from datetime import UTC, datetime
 from operator import itemgetter
 from typing import Any, Final
 
+from foundation.kubernetes.api import Object
+from foundation.kubernetes.client import IDLE_S
+from foundation.kubernetes.watching import ChangeKind, Resource, Tracker, follow
 from scheduler.kubernetes.api import ApiServer
 from scheduler.kubernetes.pods import LIVING, PODS, PodPart, version_of
-from telemetry.collect.kubernetes.api import Object
-from telemetry.collect.kubernetes.client import IDLE_S
-from telemetry.collect.kubernetes.watching import ChangeKind, Resource, Tracker, follow
 
 _BOUND: Final = {"fieldSelector": f"{LIVING},spec.nodeName!="}
 

@@ -10,6 +10,8 @@ from datetime import datetime, timedelta
 from typing import Any, Final
 from urllib.parse import quote
 
+from foundation.kubernetes.api import Object, Response, Unreachable, is_named
+from foundation.kubernetes.client import STRATEGIC_PATCH, KubernetesClient
 from policy.fleet import JobView
 from policy.plan import Action
 from scheduler.kubernetes.api import ApiServer
@@ -31,8 +33,6 @@ from scheduler.kubernetes.settings import KubernetesSettings
 from scheduler.ports.node_object import WRITER, Keys, NodeObject, after, writes_between
 from scheduler.ports.protocols import Clock, NodeSignal
 from scheduler.ports.readings import Answer, AnswerKind, FleetReading, NodeReading, Precondition, Switches, Write
-from telemetry.collect.kubernetes.api import Object, Response, Unreachable, is_named
-from telemetry.collect.kubernetes.client import STRATEGIC_PATCH, KubernetesClient
 
 NODES: Final = "/api/v1/nodes"
 FIELD_MANAGER: Final = WRITER

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Annotated, Literal
 
+from foundation.kubernetes.api import ClientLimits
 from policy.ranges import PositiveInt, PositiveTime, Range, check_ranges
-from telemetry.collect.kubernetes.api import ClientLimits
 from telemetry.collect.kubernetes.rules import KubernetesRules, default_rules
 
 _PageSize = Annotated[int, Range("1 to 500", lambda value: 1 <= value <= 500)]

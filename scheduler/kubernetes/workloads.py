@@ -10,6 +10,8 @@ from datetime import UTC, timedelta
 from typing import Any, Final
 from urllib.parse import quote
 
+from foundation.kubernetes.api import Object, Response, Unreachable
+from foundation.kubernetes.client import MERGE_PATCH
 from policy.fleet import JobView
 from scheduler.kubernetes.config_map import ConfigMapText
 from scheduler.kubernetes.pods import LIVING, PODS, annotations_of, duration, jobs_of, pod_part
@@ -18,8 +20,6 @@ from scheduler.ports.codec import instant, json_object
 from scheduler.ports.errors import SchedulerError
 from scheduler.ports.readings import Answer, Write
 from scheduler.ports.workloads import CheckpointAsk, CheckpointMeans, CheckpointOffer, CheckpointState, Fence, Workload
-from telemetry.collect.kubernetes.api import Object, Response, Unreachable
-from telemetry.collect.kubernetes.client import MERGE_PATCH
 
 _CORE: Final = "/api/v1"
 _FORBIDDEN: Final = 403

@@ -7,8 +7,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from foundation.files import write_bytes
 from policy.fleet import Level
-from telemetry.atomic import write_bytes
 
 SOURCE = "predrain"
 """``source`` of our events: features and labels know our own drains by it."""

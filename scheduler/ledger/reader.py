@@ -12,6 +12,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from foundation.errors import InputError
 from policy.config import PolicyConfig
 from policy.decide import decide
 from policy.fleet import Signals
@@ -19,7 +20,6 @@ from scheduler.ledger.schema import connect
 from scheduler.ledger.sqlite_ledger import fleet_of
 from scheduler.ports.codec import object_of, plain_of
 from scheduler.ports.stored_state import state_from_json
-from telemetry.errors import InputError
 
 
 @dataclass(frozen=True, slots=True)

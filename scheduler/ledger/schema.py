@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlite3
 from pathlib import Path
 
-from telemetry.errors import InputError
+from foundation.errors import InputError
 
 VERSION = 1
 """Version of the schema; it rises when an older reader could no longer read a ledger."""

@@ -16,8 +16,8 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import orjson
 
+from foundation.durations import parse_duration
 from policy.risk_record import parse_utc
-from telemetry.config import parse_duration
 
 _AS_THEY_ARE = frozenset((str, int, float, bool, type(None)))
 

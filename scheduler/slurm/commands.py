@@ -7,14 +7,14 @@ import os
 from pathlib import Path
 from typing import Any, Final
 
+from foundation.programs import CommandError, run_program
+from foundation.slurm import SlurmFormatError
 from scheduler.ports.errors import SchedulerError
 from scheduler.ports.readings import Answer
 from scheduler.slurm.job import HELD, CheckpointSignal, SlurmJob
 from scheduler.slurm.node import NodeChange
 from scheduler.slurm.port import NEWEST, OLDEST, SlurmPort, errors_in, kind_of, read_report
 from scheduler.slurm.settings import SlurmSettings
-from telemetry.collect.slurm.commands import CommandError, run_program
-from telemetry.collect.slurm.slurm_json import SlurmFormatError
 
 _NO_SUCH_NODE: Final = ("not found", "invalid node name")
 _NO_JSON: Final = ("unrecognized option", "doesn't allow an argument")

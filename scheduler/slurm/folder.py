@@ -16,12 +16,12 @@ from typing import Any, Final, TypeVar, cast
 
 from filelock import FileLock, Timeout
 
+from foundation.errors import InputError
+from foundation.files import fsync_path, write_bytes
 from scheduler.ports.codec import object_of, plain_of, read_json
 from scheduler.ports.errors import SchedulerError
 from scheduler.ports.protocols import Clock
 from scheduler.ports.readings import Answer, StoredState, Switches
-from telemetry.atomic import fsync_path, write_bytes
-from telemetry.errors import InputError
 
 T = TypeVar("T")
 

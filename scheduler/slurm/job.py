@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
+from foundation.slurm import expand_hostlist, instant, number, states_of
 from policy.fleet import JobView
 from scheduler.slurm.node import count_of
 from telemetry.collect.slurm.jobs import job_name, whole_gpus
-from telemetry.collect.slurm.slurm_json import expand_hostlist, instant, number, states_of
 
 HELD: Final = frozenset({
     "RUNNING", "SUSPENDED", "COMPLETING", "CONFIGURING", "STAGE_OUT", "RESIZING", "STOPPED", "SIGNALING",

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final, Literal
 
-from telemetry.collect.slurm.slurm_json import instant, number, states_of
+from foundation.slurm import instant, number, states_of
 
 State = Literal["DRAIN", "FAIL", "UNDRAIN"]
 

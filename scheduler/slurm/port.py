@@ -7,13 +7,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, Final
 
+from foundation.slurm import SlurmFormatError
 from scheduler.ports.codec import read_json
 from scheduler.ports.errors import SchedulerError
 from scheduler.ports.readings import Answer, AnswerKind
 from scheduler.slurm.job import CheckpointSignal, SlurmJob, job_of
 from scheduler.slurm.node import NodeChange, SlurmNode, node_of
 from scheduler.slurm.settings import SlurmSettings
-from telemetry.collect.slurm.slurm_json import SlurmFormatError
 
 OLDEST: Final = 38
 NEWEST: Final = 45

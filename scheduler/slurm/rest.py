@@ -6,15 +6,15 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote, urlencode
 
+from foundation.errors import InputError
+from foundation.http import BodyTooLarge, Connection, HttpError, NoAnswerInTime, ask
+from foundation.slurm import SlurmFormatError
 from scheduler.ports.errors import SchedulerError
 from scheduler.ports.readings import Answer
 from scheduler.slurm.job import CheckpointSignal, SlurmJob
 from scheduler.slurm.node import NodeChange
 from scheduler.slurm.port import NEWEST, OLDEST, SlurmPort, errors_in, kind_of, read_report
 from scheduler.slurm.settings import SlurmSettings
-from telemetry.collect.slurm.slurm_json import SlurmFormatError
-from telemetry.errors import InputError
-from telemetry.http import BodyTooLarge, Connection, HttpError, NoAnswerInTime, ask
 
 FIRST_WITH_NODE_WRITES: Final = 39
 """slurmrestd updates nodes from v0.0.39 (Slurm 23.02) on."""

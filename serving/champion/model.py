@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from features.errors import InputError
+from foundation.errors import InputError
 from serving.champion.sources import FolderBundle, NotNamedYet, manifest_digest
 
 if TYPE_CHECKING:
@@ -170,8 +170,8 @@ def load_model(path: Path, *, version: int | None = None) -> LoadedModel:
     """
     import numpy as np  # noqa: PLC0415 - heavy: this runs in the loader's thread
 
+    from foundation.durations import parse_duration  # noqa: PLC0415
     from models.bundle.store import load_bundle  # noqa: PLC0415
-    from telemetry.config import parse_duration  # noqa: PLC0415
 
     bundle = load_bundle(path)
     number = bundle.manifest.get("version") if version is None else version

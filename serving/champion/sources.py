@@ -16,9 +16,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from features.errors import InputError, TooEarlyError
-from telemetry.atomic import FolderSwap, disk_errors, fsync_path, recover_folder, stamp_of, take_lock
-from telemetry.writers import refuse_other_writers
+from foundation.errors import InputError, TooEarlyError
+from foundation.files import FolderSwap, disk_errors, fsync_path, recover_folder, stamp_of, take_lock
+from foundation.permissions import refuse_other_writers
 
 if TYPE_CHECKING:
     from serving.scores.batch import ServedModel

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from features.errors import InputError
+from foundation.errors import InputError
+from foundation.files import stamp_of
 from serving.scores.fleet import Fleet
 from serving.scores.reading import FACTS, LATEST, Facts, read_facts, read_json, read_pointer, read_scores
-from telemetry.atomic import stamp_of
 
 _LOG = logging.getLogger(__name__)
 _RETRY_ROUNDS = 10

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal, get_args
 
-from features.errors import InputError
+from foundation.errors import InputError
 from telemetry.collect.remote_write.token_file import TokenFile
 
 Scope = Literal["read", "write", "admin"]

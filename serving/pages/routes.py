@@ -17,7 +17,7 @@ from pydantic import BaseModel, BeforeValidator, Field
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
-from features.errors import InputError
+from foundation.errors import InputError
 from policy.risk_record import format_utc
 from policy.tiers import TIERS, UNKNOWN, node_risk
 from serving.http.application import guarded_page, problems

@@ -21,13 +21,13 @@ from features.installations import Installations, units_of
 from features.labels.facts import Facts
 from features.labels.incidents import counted, find_incidents
 from features.times import BoolArray, milliseconds
+from foundation.instants import from_ms
 from policy.episodes import Alert, Happening, HappeningKind, judge, openings
 from policy.tiers import Tier
 from serving.scores.reading import FACTS, Place, decision_folders
 from serving.scores.writing import PARQUET, SUMMARY, ScoresFolder, write_json
 from telemetry.dataset.channels import resolve_channels
 from telemetry.dataset.store import Dataset
-from telemetry.milliseconds import from_ms
 
 WINDOW: Final = timedelta(days=30)
 """Alerts are reported so far back from the end of the data."""

@@ -13,9 +13,10 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from features.errors import InputError
 from features.matrix.meta import MatrixConfig
 from features.times import instant_ms
+from foundation.errors import InputError
+from foundation.instants import from_ms
 from models.bundle.store import Bundle
 from models.config import ServingSection
 from models.explanation.members import explained_by
@@ -28,7 +29,6 @@ from serving.scores.feature_settings import drain_horizon, live_config, missing_
 from serving.scores.fleet_rows import FleetRows, fleet_rows, stale_after
 from serving.scores.writing import ScoresFolder, ScoringResult, write_decision
 from telemetry.dataset.store import Dataset
-from telemetry.milliseconds import from_ms
 
 Clock = Callable[[], datetime]
 """Gives the present time, aware."""

@@ -9,14 +9,15 @@ from typing import Any
 from pydantic import ValidationError
 
 from features.config import DecisionSection, FeatureSection, LabelSection
-from features.errors import InputError
 from features.matrix.live_rows import live_plan
 from features.matrix.meta import MatrixConfig
 from features.matrix.sequences import SequencePlan
+from foundation.durations import format_duration, parse_duration
+from foundation.errors import InputError
 from models.bundle.store import Bundle
 from models.config import PrecisionTargetsSection
 from models.sequence.layout import window_of
-from telemetry.config import ChannelDeclaration, format_duration, parse_duration
+from telemetry.config import ChannelDeclaration
 from telemetry.dataset.channels import Channel, resolve_channels, with_rollups
 from telemetry.dataset.meta import DatasetMeta
 

@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
-from features.errors import InputError
+from foundation.errors import InputError
 from policy.risk_record import FORMAT, RiskRecord
 from policy.tiers import Tier
 

@@ -25,11 +25,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from features.errors import InputError
+from foundation.errors import InputError
+from foundation.files import FolderSwap, disk_errors, fsync_path, recover_folder, write_bytes
 from policy.risk_record import FORMAT, RiskRecord, format_utc
 from policy.tiers import TIERS, UNKNOWN
 from serving.scores.reading import FACTS, LATEST, NAME, STAMP, TEXTFILE, read_json
-from telemetry.atomic import FolderSwap, disk_errors, fsync_path, recover_folder, write_bytes
 from telemetry.dataset.schema import INSTANT
 
 DECISIONS = "decisions"

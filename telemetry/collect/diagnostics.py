@@ -14,8 +14,8 @@ from typing import Any, Final, Literal
 
 import pandas as pd
 
+from foundation.errors import InputError
 from telemetry.collect.event import Event
-from telemetry.errors import InputError
 from telemetry.landing.folder import Landing
 from telemetry.landing.tables import rows_table
 

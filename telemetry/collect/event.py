@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any
 
-from telemetry.milliseconds import to_ms
+from foundation.instants import to_ms
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,14 +18,14 @@ from typing import Annotated, Any, Final
 
 from pydantic import AwareDatetime, BaseModel, BeforeValidator, ValidationError
 
+from foundation.errors import InputError
+from foundation.instants import from_ms, to_ms
+from foundation.running import Wait
 from telemetry.collect.event import Event
 from telemetry.collect.exporters.targets import Page, Target
 from telemetry.collect.exporters.watch import ScrapeError, Scraper
 from telemetry.collect.kernel_log.lines import BOOT
 from telemetry.collect.outbox import Outbox
-from telemetry.collect.running import Wait
-from telemetry.errors import InputError
-from telemetry.milliseconds import from_ms, to_ms
 from telemetry.xids.pci import normalise_pci_bus_id
 from telemetry.xids.xid_message import parse_xid_message
 

@@ -15,9 +15,9 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ValidationError
 
-from telemetry.atomic import take_lock, write_bytes
+from foundation.errors import InputError
+from foundation.files import take_lock, write_bytes
 from telemetry.collect.event import Event
-from telemetry.errors import InputError
 from telemetry.landing.folder import Landing
 from telemetry.landing.tables import Kind, Rows, rows_table
 

@@ -20,9 +20,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import ByteSize, TypeAdapter, ValidationError
 
-from telemetry.collect.running import backoff_s
-from telemetry.errors import InputError
-from telemetry.http import BodyTooLarge, HttpError, ask, connect_to, retry_after_s
+from foundation.errors import InputError
+from foundation.http import BodyTooLarge, HttpError, ask, connect_to, retry_after_s
+from foundation.running import backoff_s
 from telemetry.landing.folder import Landing
 
 _LOG = logging.getLogger(__name__)

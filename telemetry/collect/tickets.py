@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
-from telemetry.errors import InputError
+from foundation.errors import InputError
 from telemetry.importing.columns import KEY_ALIASES, refuse_absent
 from telemetry.importing.events import parse_events
 from telemetry.importing.mapping import TableMapping

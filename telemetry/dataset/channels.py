@@ -21,8 +21,8 @@ from typing import Any, Literal, cast
 import numpy as np
 import numpy.typing as npt
 
+from foundation.errors import InputError
 from telemetry.config import ChannelDeclaration
-from telemetry.errors import InputError
 
 Kind = Literal["gauge", "counter", "flags", "enum"]
 

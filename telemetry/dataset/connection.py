@@ -10,8 +10,8 @@ from urllib.parse import urlsplit
 
 from pyarrow.fs import AwsStandardS3RetryStrategy, S3FileSystem
 
-from telemetry.dataset.place import S3Place
-from telemetry.errors import InputError
+from foundation.errors import InputError
+from foundation.place import S3Place
 
 CONNECT_TIMEOUT_S: Final = 10.0
 """A server that takes no connection for so long counts as absent."""

@@ -13,11 +13,11 @@ from pathlib import Path
 import pyarrow as pa
 from pyarrow.fs import FileInfo, FileSelector, FileSystem, FileType
 
-from telemetry.atomic import ReadLease
+from foundation.errors import InputError
+from foundation.files import ReadLease
+from foundation.place import S3Place
 from telemetry.dataset.connection import connect, storage_errors
 from telemetry.dataset.meta import META_NAME, DatasetMeta, decode_meta
-from telemetry.dataset.place import S3Place
-from telemetry.errors import InputError
 
 _OF_CONTENT = re.compile(r"parquet|thrift|corrupt|decompress|deserializ|end of stream|page header", re.IGNORECASE)
 # In what Arrow raises as an OSError without a number, this is about the bytes of a file and not about reaching it.

@@ -11,10 +11,10 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, PlainSerializer, TypeAdapter, ValidationError
 
+from foundation.errors import InputError
 from telemetry.dataset.channels import Channel, channel_as_dict
 from telemetry.dataset.runs import Runs
 from telemetry.dataset.schema import READ_SCHEMA_VERSIONS, Unit
-from telemetry.errors import InputError
 
 META_NAME = "dataset.json"
 """Name of the file, written last: a folder that has it is a whole dataset."""

@@ -13,7 +13,9 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from telemetry.atomic import ReadLease, recover_folder
+from foundation.errors import InputError
+from foundation.files import ReadLease, recover_folder
+from foundation.place import Place, S3Place, refuse_storage
 from telemetry.dataset.files import FolderFiles, StoredFiles
 from telemetry.dataset.layout import (
     bucket_name,
@@ -25,10 +27,8 @@ from telemetry.dataset.layout import (
     sort_columns,
 )
 from telemetry.dataset.meta import DatasetMeta, read_meta
-from telemetry.dataset.place import Place, S3Place, refuse_storage
 from telemetry.dataset.runs import since_in_ms
 from telemetry.dataset.schema import samples_schema
-from telemetry.errors import InputError
 
 # Several threads read buckets and give them up concurrently: giving back their pages costs Arrow's own allocators a
 # sixth of a build's CPU, the C library's less.

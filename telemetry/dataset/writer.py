@@ -17,7 +17,8 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from telemetry.atomic import FolderSwap, disk_errors, fsync_path, recover_folder
+from foundation.errors import InputError
+from foundation.files import FolderSwap, disk_errors, fsync_path, recover_folder
 from telemetry.dataset.channels import Channel, channel_as_dict
 from telemetry.dataset.files import sha256_of
 from telemetry.dataset.layout import (
@@ -47,7 +48,6 @@ from telemetry.dataset.schema import (
     samples_schema,
 )
 from telemetry.dataset.store import Dataset
-from telemetry.errors import InputError
 
 
 class DatasetWriter:

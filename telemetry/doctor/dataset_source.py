@@ -12,9 +12,9 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from telemetry.config import format_duration
+from foundation.durations import format_duration
+from foundation.place import Place
 from telemetry.dataset.channels import Channel
-from telemetry.dataset.place import Place
 from telemetry.dataset.store import Dataset
 from telemetry.doctor.observation import ChannelSeen, Finding, Observation, findings_of
 

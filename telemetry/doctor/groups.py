@@ -12,8 +12,8 @@ from typing import Any, Final
 
 from pydantic import TypeAdapter
 
+from foundation.yaml import read_yaml
 from telemetry.dataset.channels import Channel
-from telemetry.yaml_text import read_yaml
 
 LATER_FIELDS: Final = frozenset({"DCGM_FI_DEV_GET_GPU_RECOVERY_ACTION", "DCGM_FI_DEV_FABRIC_HEALTH_SUMMARY"})
 """Names that exporter 4.4.1-4.5.2 did not know and would not start with; those built on DCGM 4.6 know them."""

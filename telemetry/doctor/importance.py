@@ -12,8 +12,8 @@ from typing import Final
 import pandas as pd
 import pyarrow as pa
 
+from foundation.errors import InputError
 from telemetry.dataset.channels import ROLLUP_SUFFIXES
-from telemetry.errors import InputError
 
 ATTRIBUTIONS: Final = "attributions.parquet"
 """File in a backtest's ``evaluation/``: what each feature moved the models' scores by, fold by fold.

@@ -13,8 +13,9 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from telemetry.errors import InputError
-from telemetry.importing.mapping import TableMapping, nearest_hint
+from foundation.errors import InputError
+from foundation.text import nearest_hint
+from telemetry.importing.mapping import TableMapping
 
 KEY_ALIASES: Final[Mapping[str, str]] = {
     "Hostname": "node",

@@ -16,8 +16,8 @@ import numpy.typing as npt
 import pandas as pd
 import pyarrow as pa
 
+from foundation.errors import InputError
 from telemetry.dataset.schema import EVENT_RUNS, EVENT_TYPES, EVENTS, MAINTENANCE_BEGIN, MAINTENANCE_END, ms_of
-from telemetry.errors import InputError
 from telemetry.importing.columns import KEY_ALIASES, as_counts, missing_column
 from telemetry.importing.event_runs import RUN_MS, stack_events, with_runs
 from telemetry.importing.instants import parse_instants, times_of

@@ -26,8 +26,9 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from telemetry.atomic import recover_folder
-from telemetry.config import format_duration
+from foundation.durations import format_duration
+from foundation.errors import InputError
+from foundation.files import recover_folder
 from telemetry.dataset.channels import Channel
 from telemetry.dataset.files import sha256_of
 from telemetry.dataset.layout import DEFAULT_BUCKETS, MAX_ROWS_PER_BUCKET
@@ -35,7 +36,6 @@ from telemetry.dataset.meta import META_NAME
 from telemetry.dataset.schema import INVENTORY, Unit, conform, ms_of
 from telemetry.dataset.store import Dataset
 from telemetry.dataset.writer import DatasetWriter
-from telemetry.errors import InputError
 from telemetry.importing.event_runs import (
     concerned,
     dedupe_events,

@@ -13,7 +13,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from telemetry.errors import InputError
+from foundation.errors import InputError
 from telemetry.importing.mapping import TimeFormat
 
 OK: Final = 0

@@ -13,11 +13,12 @@ import numpy.typing as npt
 import pandas as pd
 import pyarrow as pa
 
+from foundation.errors import InputError
+from foundation.text import nearest_hint
 from telemetry.dataset.meta import instant_text
 from telemetry.dataset.schema import INVENTORY, Unit, ms_of
-from telemetry.errors import InputError
 from telemetry.importing.columns import as_text
-from telemetry.importing.mapping import InventoryMapping, nearest_hint
+from telemetry.importing.mapping import InventoryMapping
 from telemetry.importing.quarantine import Quarantine, row_text
 from telemetry.importing.reading import Batch, expand_sources, read_batches
 from telemetry.xids.pci import normalise_pci_bus_id

@@ -5,7 +5,6 @@ docs/reference/mapping.md has an example of every key.
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
@@ -23,9 +22,11 @@ from pydantic import (
     model_validator,
 )
 
-from telemetry.config import Duration, Section
-from telemetry.errors import InputError
-from telemetry.yaml_text import read_yaml
+from foundation.durations import Duration
+from foundation.errors import InputError
+from foundation.settings import Section
+from foundation.text import nearest_hint
+from foundation.yaml import read_yaml
 
 Scalar = str | int | float | bool | None
 
@@ -186,10 +187,3 @@ def _fields(model: type[Section], place: Sequence[int | str]) -> list[str]:
             return []
         model = annotation
     return list(model.model_fields)
-
-
-def nearest_hint(name: str, known: Sequence[str]) -> str:
-    """Return a sentence with the known name nearest to ``name``, or an empty text if none is near."""
-    by_lower = {candidate.lower(): candidate for candidate in known}
-    near = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.5)
-    return f"Did you mean {by_lower[near[0]]!r}?" if near else ""

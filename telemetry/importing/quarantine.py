@@ -15,8 +15,8 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from telemetry.atomic import disk_errors
-from telemetry.errors import InputError
+from foundation.errors import InputError
+from foundation.files import disk_errors
 
 QUARANTINE: Final = pa.schema(
     [

@@ -21,9 +21,9 @@ import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 
+from foundation.errors import InputError
 from telemetry.dataset.meta import META_NAME
 from telemetry.dataset.store import Dataset
-from telemetry.errors import InputError
 from telemetry.importing.columns import as_text, resolve_columns
 from telemetry.importing.instants import (
     MISSING,

@@ -15,16 +15,16 @@ import pandas as pd
 import pyarrow as pa
 import yaml
 
+from foundation.errors import InputError
+from foundation.yaml import read_yaml
 from telemetry.dataset.channels import Channel, by_source_name, with_rollups
 from telemetry.dataset.schema import EVENT_RUNS, EVENT_TYPES, INVENTORY, JOB_OPTIONS, JOBS
-from telemetry.errors import InputError
 from telemetry.importing.columns import KEY_ALIASES, LABELS, as_text, refuse_absent, unknown_columns
 from telemetry.importing.events import TYPE_ALIASES
 from telemetry.importing.mapping import ImportMapping, TableMapping
 from telemetry.importing.quarantine import Quarantine
 from telemetry.importing.reading import column_names, expand_sources, is_kernel_log, read_batches
 from telemetry.importing.source_names import KEYS, SAYS_NOTHING, TYPE_WORDS, UNITS, WORDS
-from telemetry.yaml_text import read_yaml
 
 _SURE: Final = 0.8
 _LIKELY: Final = 0.5

@@ -4,7 +4,7 @@ The swap that brings the new rows in also brings the record of the landed files 
 compaction must know, in the dataset's folder ``compaction``: observations, inventories given, the inventory derived,
 events that wait. Whatever happens afterwards, the next run sees from that record which files are compacted, and only
 removes them. Readers go on reading the old dataset while the new one takes its name
-(:class:`telemetry.atomic.ReadLease`), and collectors go on writing.
+(:class:`foundation.files.ReadLease`), and collectors go on writing.
 """
 
 from __future__ import annotations
@@ -21,13 +21,14 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from telemetry.atomic import disk_errors, recover_folder, take_lock
+from foundation.errors import InputError
+from foundation.files import disk_errors, recover_folder, take_lock
+from foundation.instants import to_ms
 from telemetry.config import TelemetrySection
 from telemetry.dataset.channels import Channel
 from telemetry.dataset.meta import META_NAME, DatasetMeta, instant_text
 from telemetry.dataset.schema import EVENTS, INVENTORY, JOBS, conform
 from telemetry.dataset.store import Dataset
-from telemetry.errors import InputError
 from telemetry.importing.importer import LANDED_ROLE, STATE_FOLDER, CompactionInput, check_step, import_dataset
 from telemetry.importing.inventory import merge_stays, read_inventory, unit_of, with_old_starts
 from telemetry.importing.mapping import ImportMapping
@@ -38,7 +39,6 @@ from telemetry.landing.observations import RUNS, merge_observations, no_runs
 from telemetry.landing.placing import PENDING_COLUMNS, Placed, place_landed
 from telemetry.landing.tables import KINDS, LANDED_EVENTS
 from telemetry.landing.waiting import AHEAD, EARLIEST, Waiting
-from telemetry.milliseconds import to_ms
 from telemetry.xids.node_names import NodeNames
 
 _LOG = logging.getLogger(__name__)

@@ -15,10 +15,10 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from telemetry.atomic import disk_errors, fsync_path, stamp_of, write_bytes
+from foundation.errors import InputError
+from foundation.files import disk_errors, fsync_path, stamp_of, write_bytes
+from foundation.place import refuse_storage
 from telemetry.dataset.channels import CATALOGUE, Channel
-from telemetry.dataset.place import refuse_storage
-from telemetry.errors import InputError
 from telemetry.landing.tables import KINDS, Kind, lay_out
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,180}\Z")
@@ -107,7 +107,7 @@ class Landing:
         return [path for *_, path in sorted(files)]
 
     def state(self, name: str) -> Path:
-        """Return the path of a small state file of a collector; write it with :func:`telemetry.atomic.write_bytes`."""
+        """Return the path of a small state file of a collector; write it with :func:`foundation.files.write_bytes`."""
         if not _NAME.match(name):
             raise ValueError(f"{name!r} cannot name a state file")
         folder = self.root / "state"

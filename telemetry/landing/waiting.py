@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from telemetry.atomic import disk_errors
+from foundation.files import disk_errors
 from telemetry.dataset.channels import Channel, with_rollups
 from telemetry.dataset.schema import INSTANT
 from telemetry.landing.folder import Landing

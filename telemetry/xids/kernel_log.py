@@ -9,8 +9,8 @@ from datetime import UTC, datetime, timedelta, tzinfo
 
 import pandas as pd
 
+from foundation.errors import InputError
 from telemetry.dataset.schema import EVENTS, ms_of
-from telemetry.errors import InputError
 from telemetry.xids.log_stamp import Stamped, instant_of, split_line
 from telemetry.xids.node_names import NodeNames
 from telemetry.xids.pci import normalise_pci_bus_id

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from evaluation.metrics.estimates import STATISTICS
 from evaluation.metrics.evaluation import evaluate
 from evaluation.metrics.oracle import oracle_predictions, read_truth
-from features.errors import InputError
+from foundation.errors import InputError
 from tests.models.fleet_predictions import T0, fleet, truth_of
 
 

@@ -9,7 +9,7 @@ import pytest
 from evaluation.backtest import parallel_refits
 from evaluation.backtest.parallel_refits import RefitTask
 from evaluation.backtest.run import run_backtest
-from features.errors import InputError
+from foundation.errors import InputError
 from models.config import (
     BacktestSection,
     CalibrationSection,

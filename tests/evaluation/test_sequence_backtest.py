@@ -9,8 +9,8 @@ import pandas as pd
 import pytest
 
 from evaluation.backtest.run import run_backtest
-from features.errors import InputError
 from features.matrix.sequences import SequencePlan
+from foundation.errors import InputError
 from models.bundle.store import load_bundle, save_bundle
 from models.config import BacktestSection, CascadeSection, ModelsSection, ParallelSection, TrainingSection
 from models.explanation.members import attribute_score

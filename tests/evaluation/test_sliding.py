@@ -16,7 +16,7 @@ from evaluation.backtest.checkpoint import FoldStore
 from evaluation.backtest.drift_watch import DriftWatch
 from evaluation.backtest.frames import Fold
 from evaluation.backtest.run import run_backtest
-from features.errors import InputError
+from foundation.errors import InputError
 from models.config import (
     BacktestSection,
     CalibrationSection,

@@ -12,9 +12,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from features.config import DecisionSection, FeatureSection
-from features.errors import InputError
 from features.matrix import build_tasks, parts
 from features.matrix.matrix import FeatureMatrix
+from foundation.errors import InputError
 from telemetry.dataset.runs import Runs
 from telemetry.dataset.store import Dataset
 from telemetry.dataset.writer import DatasetWriter

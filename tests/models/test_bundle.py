@@ -16,7 +16,7 @@ import pandas as pd
 import pytest
 import skops.io
 
-from features.errors import InputError
+from foundation.errors import InputError
 from models.bundle import serialization
 from models.bundle.manifest import sealed
 from models.bundle.serialization import FitStore, read_learner, write_learner

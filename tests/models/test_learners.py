@@ -7,8 +7,8 @@ import pytest
 from sklearn.metrics import average_precision_score
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
-from features.errors import InputError
 from features.times import instant_ms
+from foundation.errors import InputError
 from models.config import LEARNERS, ModelsSection, TrainingSection
 from models.ensembles.cascade import fit_cascade
 from models.learners import factory

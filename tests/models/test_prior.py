@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evaluation.backtest.frames import Fold, skipped_of
-from features.errors import InputError
 from features.times import instant_ms
+from foundation.errors import InputError
 from models.bundle.store import load_bundle, save_bundle
 from models.config import BacktestSection, ModelsSection, TrainingSection
 from models.explanation.members import explained_by

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from features.errors import InputError
+from foundation.errors import InputError
 from models.bundle.store import save_bundle
 from models.registry import champion
 from models.registry import store as registry

@@ -12,7 +12,7 @@ import pytest
 from sklearn.metrics import roc_auc_score
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
-from features.errors import InputError
+from foundation.errors import InputError
 from models.bundle.serialization import read_learner, write_learner
 from models.explanation.contributions import contributions
 from models.learners.factory import fit_learners, make_learner
@@ -167,7 +167,7 @@ def test_without_pytorch_everything_else_works_and_one_error_says_what_to_instal
         importlib.util.find_spec = lambda name, package=None: None if name == "torch" else real(name, package)
 
         import pipeline.stages, models.bundle.store, models.sequence.windows
-        from features.errors import InputError
+        from foundation.errors import InputError
         from models.learners.factory import make_learner
 
         assert make_learner("lightgbm", seed=1) is not None
@@ -190,7 +190,7 @@ def test_a_pytorch_that_cannot_be_loaded_is_one_clear_error(tmp_path):
         "raise ImportError('libtorch_cpu.so: cannot open shared object file')"
     )
     script = """
-        from features.errors import InputError
+        from foundation.errors import InputError
         from models.learners.factory import make_learner
 
         try:

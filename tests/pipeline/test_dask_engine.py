@@ -10,14 +10,14 @@ from typer.testing import CliRunner
 
 from features.config import DecisionSection, LabelSection
 from features.engine import LocalEngine
-from features.errors import InputError
 from features.matrix.build_tasks import leave_builds
 from features.matrix.building import build_matrix
 from features.matrix.matrix import FeatureMatrix
+from foundation.errors import InputError
+from foundation.files import building_path
 from pipeline import dask_engine
 from pipeline.dask_engine import DaskEngine, refuse_other_versions, running_versions
 from predrain.command import app
-from telemetry.atomic import building_path
 from telemetry.dataset.store import Dataset
 from tests.features.small_fleet import (
     HOUR,

@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 
 from evaluation.backtest.run import run_backtest
 from evaluation.drift.frames import drift_frames
-from features.errors import InputError
 from features.vocabulary import FeatureColumn
+from foundation.errors import InputError
 from models.bundle.store import load_bundle, save_bundle
 from models.config import BacktestSection, CascadeSection, ModelsSection, ParallelSection, TrainingSection
 from models.training.final import fit_final

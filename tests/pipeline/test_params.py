@@ -9,10 +9,10 @@ import pytest
 import yaml
 from pydantic import BaseModel
 
+from foundation.errors import InputError
 from pipeline import params as module
 from pipeline.params import REMOVED, REMOVED_LEARNERS, RENAMED, Params, load_params
 from telemetry.config import ChannelDeclaration
-from telemetry.errors import InputError
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from features.matrix.matrix import FeatureMatrix
+from foundation.errors import InputError
 from models.bundle.store import load_bundle
 from models.registry.champion import standing_of
 from models.registry.store import opened_store
@@ -17,7 +18,6 @@ from pipeline.matrix_stage import make_matrix
 from pipeline.params import Params
 from pipeline.promotion import EXPERIMENT, promote, roll_back
 from pipeline.stages import train_bundle
-from telemetry.errors import InputError
 
 EARLY, LATE = datetime(2026, 1, 22, tzinfo=UTC), datetime(2026, 1, 29, tzinfo=UTC)
 

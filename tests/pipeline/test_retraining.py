@@ -16,6 +16,7 @@ import pytest
 from typer.testing import CliRunner
 
 from features.matrix.matrix import FeatureMatrix
+from foundation.errors import InputError
 from models.registry.champion import alone, standing_of
 from models.registry.store import opened_store
 from pipeline import retraining
@@ -26,7 +27,6 @@ from pipeline.retraining import MEAN_RISK, QUIET, page_of, retrain
 from pipeline.stages import train_bundle
 from predrain.command import app
 from predrain.learn.promote import summary_text
-from telemetry.errors import InputError
 
 Standing = Callable[[datetime], Path]
 OLD, NEWER = datetime(2026, 1, 20, tzinfo=UTC), datetime(2026, 2, 1, tzinfo=UTC)

@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from features.matrix.matrix import FeatureMatrix
+from foundation.errors import InputError
 from models.bundle.store import CARD, load_bundle
 from models.config import BASELINES, TrainingSection
 from models.registry.champion import standing_of
@@ -20,7 +21,6 @@ from pipeline.matrix_stage import check_made_with, make_matrix
 from pipeline.params import Params
 from pipeline.stages import replay, train_bundle, write_report_for
 from telemetry.dataset.store import Dataset
-from telemetry.errors import InputError
 
 
 def digests(folder: Path) -> dict[str, str]:

@@ -20,8 +20,8 @@ def test_the_room_imports_of_telemetry_little_and_an_adapter_what_reads_the_same
             if module.split(".")[0] == "telemetry" and not module.startswith(reads):
                 result.add(module)
     assert result <= {
-        "telemetry.dataset.schema", "telemetry.config", "telemetry.errors", "telemetry.atomic", "telemetry.http",
-        "telemetry.yaml_text", "telemetry.milliseconds", "telemetry.writers",
+        "telemetry.dataset.schema", "telemetry.config", "foundation.errors", "foundation.files", "foundation.http",
+        "foundation.yaml", "foundation.instants", "foundation.permissions",
     }  # fmt: skip
 
 

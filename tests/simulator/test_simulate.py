@@ -10,11 +10,11 @@ import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 
+from foundation.errors import InputError
 from simulator.samples import channels
 from simulator.simulate import simulate
 from telemetry.dataset.schema import EVENT_TYPES
 from telemetry.dataset.store import Dataset
-from telemetry.errors import InputError
 
 SMALL = {"gpus": 20, "days": 2, "scenario": "base", "acceleration": 30.0, "step": timedelta(minutes=30)}
 

@@ -5,12 +5,12 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from foundation.errors import InputError
+from foundation.http import connect_to
 from telemetry.dataset.channels import CATALOGUE
 from telemetry.doctor.diagnosis import diagnose
 from telemetry.doctor.observation import Observation
 from telemetry.doctor.series_source import observe_prometheus
-from telemetry.errors import InputError
-from telemetry.http import connect_to
 from tests.system.prometheus_server import load_blocks, need_prometheus, prometheus
 
 pytestmark = pytest.mark.system

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from foundation.kubernetes.client import connect
 from policy.breaker import BreakerConfig
 from policy.budget import BudgetConfig
 from policy.config import PolicyConfig
@@ -33,7 +34,6 @@ from scheduler.ports.clock import SystemClock
 from scheduler.ports.report import RoundReport
 from scheduler.ports.risks import MemoryFacts, MemoryRisks
 from scheduler.ports.workloads import CheckpointAsk, Fence
-from telemetry.collect.kubernetes.client import connect
 from tests.scheduler.cluster import risks_of
 from tests.system.kubernetes_cluster import PODS, KubernetesCluster, kubernetes_cluster_in
 from tests.waiting import wait

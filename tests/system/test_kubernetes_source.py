@@ -11,10 +11,10 @@ import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 
-from telemetry.collect.kubernetes.client import connect
+from foundation.errors import InputError
+from foundation.kubernetes.client import connect
 from telemetry.collect.kubernetes.collector import KubernetesCollector
 from telemetry.collect.kubernetes.rules import load_rules
-from telemetry.errors import InputError
 from telemetry.landing.folder import Landing
 from tests.processes import PREDRAIN, running
 from tests.system.kubernetes_server import KubernetesServer, kubernetes_server_in

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from telemetry.errors import InputError
-from telemetry.http import connect_to
+from foundation.errors import InputError
+from foundation.http import connect_to
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_tls_files_are_checked_before_anything_is_sent(tmp_path: Path) -> None:
 
 def test_retries_leave_no_bare_lines_on_stderr() -> None:
     script = (
-        "from telemetry.http import HttpError, retry_policy\n"
+        "from foundation.http import HttpError, retry_policy\n"
         "left = 1\n"
         "for attempt in retry_policy(attempts=2, wait_max_s=0.01):\n"
         "    with attempt:\n"

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 import telemetry.dataset.writer
 import telemetry.importing.samples.block
+from foundation.errors import InputError
 from telemetry.dataset.store import Dataset
-from telemetry.errors import InputError
 from tests.killed import exit_code_of
 from tests.telemetry.helpers import (
     all_samples,

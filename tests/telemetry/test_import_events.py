@@ -8,8 +8,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from foundation.errors import InputError
 from telemetry.dataset.schema import EVENTS
-from telemetry.errors import InputError
 from tests.telemetry.helpers import (
     DAY,
     events_frame,

@@ -7,7 +7,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from telemetry.errors import InputError
+from foundation.errors import InputError
 from tests.telemetry.helpers import DAY, events_frame, gpu, inventory_frame, run_import, samples_frame, write_csv
 
 NOW = DAY + timedelta(days=30)

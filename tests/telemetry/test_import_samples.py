@@ -7,9 +7,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from foundation.errors import InputError
 from telemetry.config import ChannelDeclaration
 from telemetry.dataset.store import Dataset
-from telemetry.errors import InputError
 from telemetry.importing.reading import expand_sources
 from tests.telemetry.helpers import (
     DAY,

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from telemetry.errors import InputError
-from telemetry.writers import refuse_other_writers
+from foundation.errors import InputError
+from foundation.permissions import refuse_other_writers
 
 
 @pytest.mark.parametrize(("inner", "mode"), [(".", 0o757), ("a", 0o757), ("a/file", 0o646)])

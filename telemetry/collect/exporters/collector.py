@@ -14,10 +14,10 @@ from typing import Any, Final
 
 import pyarrow as pa
 
+from foundation.errors import InputError
 from telemetry.collect.exporters.targets import Target
 from telemetry.collect.exporters.watch import ScrapeError, Scraper, TargetWatch
 from telemetry.collect.series.identity import SeriesCatalogue
-from telemetry.errors import InputError
 from telemetry.landing.folder import Landing
 from telemetry.landing.tables import Kind
 

@@ -11,14 +11,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from telemetry.atomic import take_lock
+from foundation.errors import InputError
+from foundation.files import take_lock
+from foundation.http import Connection, parse_listen
 from telemetry.collect.exporters.collector import Collector, ScrapeSettings
 from telemetry.collect.exporters.targets import read_targets
 from telemetry.collect.exporters.watch import FailureKind, Scraper, fleet_catalogue
 from telemetry.collect.series.mapping import SourceMapping
 from telemetry.dataset.channels import Channel
-from telemetry.errors import InputError
-from telemetry.http import Connection, parse_listen
 from telemetry.landing.folder import Landing, landing_of
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from urllib.parse import urlsplit, urlunsplit
 import yaml
 from pydantic import BaseModel, TypeAdapter
 
-from telemetry.errors import InputError
-from telemetry.yaml_text import read_yaml
+from foundation.errors import InputError
+from foundation.yaml import read_yaml
 
 
 class Page(NamedTuple):

@@ -14,6 +14,9 @@ from typing import Final, Literal
 import numpy as np
 import pyarrow as pa
 
+from foundation.errors import InputError
+from foundation.http import Answer, BodyTooLarge, Connection, HttpError, NoAnswerInTime, async_client, exchange
+from foundation.instants import to_ms
 from telemetry.collect.exporters.targets import PLACE_LABELS, Target
 from telemetry.collect.series.batch import InventoryNews, read_batch
 from telemetry.collect.series.exposition import LineReader, is_openmetrics, parse_line
@@ -21,10 +24,7 @@ from telemetry.collect.series.identity import Series, SeriesCatalogue, XidCount
 from telemetry.collect.series.mapping import SourceMapping
 from telemetry.collect.series.xid_counts import XidCounts
 from telemetry.dataset.channels import Channel
-from telemetry.errors import InputError
-from telemetry.http import Answer, BodyTooLarge, Connection, HttpError, NoAnswerInTime, async_client, exchange
 from telemetry.landing.tables import Kind
-from telemetry.milliseconds import to_ms
 
 _log = logging.getLogger(__name__)
 

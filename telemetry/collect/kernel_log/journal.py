@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final
 
+from foundation.errors import InputError
+from foundation.http import retry_policy
+from foundation.instants import to_ms
 from telemetry.collect.kernel_log.lines import Lines, LogLine
-from telemetry.errors import InputError
-from telemetry.http import retry_policy
-from telemetry.milliseconds import to_ms
 from telemetry.xids.log_stamp import split_line
 
 _log = logging.getLogger(__name__)

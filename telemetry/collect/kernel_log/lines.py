@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Final, NamedTuple, Protocol
 
+from foundation.errors import InputError
+from foundation.running import Wait
 from telemetry.collect.event import Event
 from telemetry.collect.outbox import Outbox
-from telemetry.collect.running import Wait
-from telemetry.errors import InputError
 from telemetry.xids.pci import normalise_pci_bus_id
 from telemetry.xids.xid_message import mentions_xid, parse_gpu_introduction, parse_xid_message
 

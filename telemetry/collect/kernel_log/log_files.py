@@ -20,8 +20,8 @@ from datetime import UTC, datetime, timedelta, tzinfo
 from pathlib import Path
 from typing import IO, Any, Final
 
+from foundation.errors import InputError
 from telemetry.collect.kernel_log.lines import Lines, LogLine
-from telemetry.errors import InputError
 from telemetry.xids.log_stamp import instant_of, split_line
 
 _log = logging.getLogger(__name__)

@@ -11,17 +11,17 @@ from typing import Any, Final
 
 from pydantic import TypeAdapter
 
+from foundation.errors import InputError
+from foundation.kubernetes.api import Object, Refused, Unreachable
+from foundation.kubernetes.client import KubernetesClient, input_error
+from foundation.kubernetes.watching import ChangeKind, Resource, Tracker, follow
+from foundation.running import backoff_s
 from telemetry.collect.event import Event
-from telemetry.collect.kubernetes.api import Object, Refused, Unreachable
-from telemetry.collect.kubernetes.client import KubernetesClient, input_error
 from telemetry.collect.kubernetes.events import NoticeTracker, notice_of
 from telemetry.collect.kubernetes.jobs import JobTracker, PodRun, pod_run
 from telemetry.collect.kubernetes.nodes import NodeTracker, NodeView, view_of
 from telemetry.collect.kubernetes.rules import KubernetesRules
-from telemetry.collect.kubernetes.watching import ChangeKind, Resource, Tracker, follow
 from telemetry.collect.outbox import Outbox
-from telemetry.collect.running import backoff_s
-from telemetry.errors import InputError
 from telemetry.landing.folder import Landing
 
 log = logging.getLogger(__name__)

@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from functools import cache
 from typing import Any, Final, NamedTuple
 
-from telemetry.collect.kubernetes.api import Object, Refused, Unreachable
-from telemetry.collect.kubernetes.client import KubernetesClient, connect, input_error
-from telemetry.errors import InputError
+from foundation.errors import InputError
+from foundation.kubernetes.api import Object, Refused, Unreachable
+from foundation.kubernetes.client import KubernetesClient, connect, input_error
 
 _METRICS_PORTS: Final = ("metrics", "http-metrics", "https-metrics")
 
@@ -32,7 +32,7 @@ def service_exporters(
     """Return the exporter at each endpoint of a service, as it is now; ask again to see nodes come and go.
 
     ``port``: number or name of the endpoints' port; default: the one named ``metrics``, else the only one.
-    ``api``: Default: the server that :func:`telemetry.collect.kubernetes.client.connect` finds, connected to once.
+    ``api``: Default: the server that :func:`foundation.kubernetes.client.connect` finds, connected to once.
     Returns: sorted by URL, one per pod, with the node that the pod runs on. Endpoints that are not ready are among them
     (an exporter that no longer gets ready is news), those that are being ended are not.
     Raises ``InputError`` if there is no such service or port, the server refuses, or does not answer.

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
+from foundation.instants import from_ms
+from foundation.kubernetes.api import Object, timestamp_ms
+from foundation.kubernetes.watching import Tracker
 from telemetry.collect.event import Event
-from telemetry.collect.kubernetes.api import Object, timestamp_ms
 from telemetry.collect.kubernetes.nodes import SOURCE
 from telemetry.collect.kubernetes.rules import KubernetesRules
-from telemetry.collect.kubernetes.watching import Tracker
-from telemetry.milliseconds import from_ms
 from telemetry.xids.pci import normalise_pci_bus_id
 from telemetry.xids.xid_message import parse_xid_message
 

@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Final
 
+from foundation.instants import to_ms
+from foundation.kubernetes.api import CLAIM_VERSIONS, Object, Refused, timestamp_ms
+from foundation.kubernetes.client import KubernetesClient
+from foundation.kubernetes.watching import Tracker
 from telemetry.collect.event import Event
-from telemetry.collect.kubernetes.api import CLAIM_VERSIONS, Object, Refused, timestamp_ms
-from telemetry.collect.kubernetes.client import KubernetesClient
 from telemetry.collect.kubernetes.rules import KubernetesRules
-from telemetry.collect.kubernetes.watching import Tracker
-from telemetry.milliseconds import to_ms
 
 CHECKPOINTED: Final = "checkpointed-at"
 """Annotation under the prefix with the time of a job's last checkpoint (ISO 8601)."""

@@ -10,13 +10,13 @@ from datetime import datetime, timedelta
 from operator import attrgetter
 from typing import Any, Final
 
+from foundation.instants import from_ms, to_ms
+from foundation.kubernetes.api import Object, timestamp_ms
+from foundation.kubernetes.watching import Tracker
 from telemetry.collect.event import Event
-from telemetry.collect.kubernetes.api import Object, timestamp_ms
 from telemetry.collect.kubernetes.rules import KubernetesRules, Rule
-from telemetry.collect.kubernetes.watching import Tracker
 from telemetry.dataset.schema import MAINTENANCE_BEGIN as BEGIN
 from telemetry.dataset.schema import MAINTENANCE_END as END
-from telemetry.milliseconds import from_ms, to_ms
 from telemetry.xids.pci import normalise_pci_bus_id
 from telemetry.xids.xid_message import parse_xid_message
 

@@ -11,7 +11,7 @@ from typing import Annotated, Final, Literal
 
 from pydantic import Field, model_validator
 
-from telemetry.config import Section
+from foundation.settings import Section
 from telemetry.importing.mapping import read_mapping
 
 DEFAULTS: Final = Path(__file__).with_name("rules.yaml")

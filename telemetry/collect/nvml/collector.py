@@ -18,14 +18,14 @@ from typing import Any, Final
 
 import pyarrow as pa
 
+from foundation.errors import InputError
+from foundation.instants import to_ms
 from telemetry.collect.nvml.library import Identity
 from telemetry.collect.nvml.node_reader import NodeReader, Process, Row
 from telemetry.collect.outbox import Outbox
 from telemetry.dataset.channels import Channel
 from telemetry.dataset.schema import CHANNEL_TYPES, INSTANT
-from telemetry.errors import InputError
 from telemetry.landing.folder import Landing
-from telemetry.milliseconds import to_ms
 
 _LOG = logging.getLogger(__name__)
 

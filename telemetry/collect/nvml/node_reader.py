@@ -16,11 +16,11 @@ from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any, Final, Literal
 
+from foundation.errors import InputError
+from foundation.running import backoff_s
 from telemetry.collect.event import Event
 from telemetry.collect.nvml.child import Message
 from telemetry.collect.nvml.library import ABSENT, LOST, RELOADED, Identity, NvmlFault
-from telemetry.collect.running import backoff_s
-from telemetry.errors import InputError
 
 _LOG = logging.getLogger(__name__)
 

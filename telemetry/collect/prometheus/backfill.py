@@ -21,6 +21,8 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from foundation.errors import InputError
+from foundation.http import Connection
 from telemetry.collect.outbox import Outbox
 from telemetry.collect.prometheus.client import Bounds, Matrix, PrometheusClient, TooMuch, check_match, selector
 from telemetry.collect.prometheus.progress import Progress, Span, chunks, merged, without
@@ -29,8 +31,6 @@ from telemetry.collect.series.identity import XID_COUNT_METRIC, Series, SeriesCa
 from telemetry.collect.series.mapping import SourceMapping, is_unused
 from telemetry.collect.series.xid_counts import XidCounts
 from telemetry.dataset.channels import Channel
-from telemetry.errors import InputError
-from telemetry.http import Connection
 from telemetry.landing.folder import Landing
 
 _log = logging.getLogger(__name__)

@@ -16,8 +16,8 @@ import numpy.typing as npt
 import orjson
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
-from telemetry.errors import InputError
-from telemetry.http import (
+from foundation.errors import InputError
+from foundation.http import (
     BodyTooLarge,
     Connection,
     HttpError,

@@ -21,7 +21,7 @@ import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from telemetry.errors import InputError
+from foundation.errors import InputError
 
 _GRACE_S: Final = 20
 _KEEP_ALIVE_S: Final = 75

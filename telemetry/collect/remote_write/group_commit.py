@@ -21,13 +21,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from telemetry.atomic import write_bytes
+from foundation.errors import InputError
+from foundation.files import write_bytes
 from telemetry.collect.remote_write.decoding import Samples
 from telemetry.collect.remote_write.problems import Refused
 from telemetry.collect.series.batch import InventoryNews, read_batch
 from telemetry.collect.series.xid_counts import XidCounts
 from telemetry.dataset.schema import INSTANT
-from telemetry.errors import InputError
 from telemetry.landing.folder import Landing
 from telemetry.landing.tables import LANDED_EVENTS
 

@@ -18,6 +18,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
+from foundation.errors import InputError
 from telemetry.collect.remote_write.arrow_body import read_stream
 from telemetry.collect.remote_write.connections import max_connections, serving
 from telemetry.collect.remote_write.decoding import RemoteWriteDecoder, Samples, decompress
@@ -26,7 +27,6 @@ from telemetry.collect.remote_write.problems import Refused
 from telemetry.collect.remote_write.token_file import TokenFile, digest_of
 from telemetry.collect.series.identity import SeriesCatalogue
 from telemetry.dataset.channels import CATALOGUE
-from telemetry.errors import InputError
 from telemetry.landing.folder import Landing
 from telemetry.landing.tables import Kind, lay_out
 

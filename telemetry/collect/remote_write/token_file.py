@@ -13,8 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from telemetry.atomic import stamp_of
-from telemetry.errors import InputError
+from foundation.errors import InputError
+from foundation.files import stamp_of
 
 _LOG = logging.getLogger(__name__)
 Grant = TypeVar("Grant")

@@ -14,10 +14,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from foundation.errors import InputError
+from foundation.text import nearest_hint
 from telemetry.collect.series.mapping import SourceMapping
 from telemetry.dataset.channels import Channel, Kind, by_source_name, channel_as_dict, with_rollups
-from telemetry.errors import InputError
-from telemetry.importing.mapping import nearest_hint
 from telemetry.xids.pci import normalise_pci_bus_id
 
 XID_COUNT_METRIC: Final = "DCGM_EXP_XID_ERRORS_COUNT"

@@ -24,8 +24,9 @@ from typing import Final
 
 from pydantic import Field, field_validator
 
-from telemetry.config import Section
-from telemetry.importing.mapping import nearest_hint, read_mapping
+from foundation.settings import Section
+from foundation.text import nearest_hint
+from telemetry.importing.mapping import read_mapping
 
 DEFAULT_LABELS: Final[Mapping[str, tuple[str, ...]]] = {
     "node": ("hostname", "Hostname", "node", "kubernetes_node", "nodename", "host", "instance"),

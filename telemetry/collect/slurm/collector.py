@@ -10,17 +10,17 @@ from typing import Any, Final
 
 from pydantic import TypeAdapter
 
+from foundation.errors import InputError
+from foundation.instants import from_ms, to_ms
+from foundation.programs import CommandError, Run
+from foundation.running import Wait
+from foundation.slurm import SlurmFormatError
 from telemetry.collect.event import Event
 from telemetry.collect.outbox import Outbox
-from telemetry.collect.running import Wait
-from telemetry.collect.slurm.commands import CommandError, Run
 from telemetry.collect.slurm.drain_reasons import ReasonRules
 from telemetry.collect.slurm.jobs import SACCT_COLUMNS, Job, jobs_table, read_sacct, read_squeue
 from telemetry.collect.slurm.nodes import NodeView, changes, read_nodes
-from telemetry.collect.slurm.slurm_json import SlurmFormatError
-from telemetry.errors import InputError
 from telemetry.landing.folder import Landing
-from telemetry.milliseconds import from_ms, to_ms
 
 _log = logging.getLogger(__name__)
 NODE_COMMANDS: Final = (("scontrol", "--json", "show", "nodes"), ("sinfo", "--Node", "--json"))

@@ -23,7 +23,7 @@ from typing import Annotated, Final, Literal
 
 from pydantic import AfterValidator
 
-from telemetry.config import Section
+from foundation.settings import Section
 from telemetry.importing.mapping import read_mapping
 
 

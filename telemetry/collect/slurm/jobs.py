@@ -10,9 +10,9 @@ from typing import Any, Final, TypeVar
 
 import pyarrow as pa
 
-from telemetry.collect.slurm.slurm_json import expand_hostlist, instant, number, read_rows, states_of, text
+from foundation.instants import to_ms
+from foundation.slurm import expand_hostlist, instant, number, read_rows, states_of, text
 from telemetry.landing.tables import rows_table
-from telemetry.milliseconds import to_ms
 
 SACCT_COLUMNS: Final = ("JobID", "State", "Start", "End", "NodeList", "AllocTRES")
 """Columns that we ask sacct for."""

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any, Final
 
+from foundation.slurm import SlurmFormatError, instant, read_rows, states_of, text
 from telemetry.collect.event import Event
 from telemetry.collect.kernel_log.lines import BOOT
 from telemetry.collect.slurm.drain_reasons import ReasonRules
-from telemetry.collect.slurm.slurm_json import SlurmFormatError, instant, read_rows, states_of, text
 from telemetry.dataset.schema import MAINTENANCE_BEGIN, MAINTENANCE_END
 
 SOURCE: Final = "slurm"

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from telemetry.atomic import disk_errors
+from foundation.files import disk_errors
 from telemetry.dataset.channels import Channel, Kind
 from telemetry.dataset.schema import CHANNEL_TYPES, INSTANT, NAME
 from telemetry.importing.inventory import Installations

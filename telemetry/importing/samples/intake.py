@@ -14,10 +14,10 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from foundation.errors import InputError
 from telemetry.dataset.channels import Channel, by_source_name, is_sentinel, with_rollups
 from telemetry.dataset.layout import node_hash
 from telemetry.dataset.schema import CHANNEL_TYPES
-from telemetry.errors import InputError
 from telemetry.importing.columns import KEY_ALIASES, LABELS, as_counts, as_text, resolve_columns
 from telemetry.importing.instants import WRONG_CLOCK
 from telemetry.importing.inventory import Installations

@@ -21,12 +21,12 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from telemetry.atomic import disk_errors
+from foundation.errors import InputError
+from foundation.files import disk_errors
 from telemetry.dataset.channels import Channel, with_rollups
 from telemetry.dataset.layout import part_rows, write_small
 from telemetry.dataset.runs import Runs, choose_runs
 from telemetry.dataset.store import Dataset
-from telemetry.errors import InputError
 from telemetry.importing.inventory import Installations
 from telemetry.importing.samples.block import Block, Spill, read_block
 from telemetry.importing.samples.intake import SampleIntake

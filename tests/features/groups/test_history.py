@@ -9,10 +9,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from features.config import FeatureSection, LabelSection
-from features.errors import InputError
 from features.groups.domains import check_scopes
 from features.groups.history import RECENCY_HALF_LIFE, History, history_columns
 from features.labels.evidence import Record
+from foundation.errors import InputError
 from tests.features import oracle
 from tests.features.builders import at, event, events, inventory, rows, stay
 from tests.features.history_oracle import facts_of, plain_value

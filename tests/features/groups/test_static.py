@@ -6,9 +6,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from features.errors import InputError
 from features.fleet import Fleet
 from features.groups.static import StaticPlan
+from foundation.errors import InputError
 from tests.features.small_fleet import HOUR, T0, events_of, gpus, inventory_of, stamps
 
 DAY = timedelta(days=1)

@@ -12,7 +12,7 @@ from features.labels.evidence import Record, is_fatal
 from features.labels.facts import diagnostic_outcome
 from features.labels.incidents import find_incidents, known_onsets
 from features.labels.outages import down_intervals
-from telemetry.errors import InputError
+from foundation.errors import InputError
 from tests.features import oracle
 from tests.features.builders import at, event, events, inventory, stay
 from tests.features.worlds import UNPLANNED, twins, worlds

@@ -4,9 +4,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from features.errors import InputError
 from features.matrix.live_rows import live_plan, live_rows
 from features.matrix.meta import ROW_COLUMNS
+from foundation.errors import InputError
 from tests.features.small_fleet import (
     HOUR,
     T0,

@@ -11,11 +11,11 @@ import pandas as pd
 import pytest
 
 from features.config import DecisionSection, FeatureSection, LabelSection
-from features.errors import InputError
 from features.labels.incidents import find_incidents
 from features.labels.labelling import label_rows
 from features.matrix import buckets, build_tasks, building, part_files, parts
 from features.matrix.matrix import FeatureMatrix
+from foundation.errors import InputError
 from telemetry.dataset.store import Dataset
 from tests.features.small_fleet import (
     HOUR,

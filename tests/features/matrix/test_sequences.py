@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from features.config import FeatureSection, SequenceSection
-from features.errors import InputError
 from features.matrix.matrix import FeatureMatrix
 from features.matrix.sequences import SequencePlan, live_windows
+from foundation.errors import InputError
 from tests.features.small_fleet import (
     CHANNELS,
     HOUR,

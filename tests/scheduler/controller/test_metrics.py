@@ -10,9 +10,9 @@ from datetime import timedelta
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from foundation.errors import InputError
 from scheduler.controller.metrics import RoundMetrics, listening
 from scheduler.ports.clock import ManualClock
-from telemetry.errors import InputError
 from tests.policy.decide_world import STEP, T0, config
 from tests.scheduler.cluster import Cluster
 

@@ -12,12 +12,12 @@ from typing import Any, get_args, get_type_hints
 import pytest
 import yaml
 
+from foundation.errors import InputError
 from policy.config import PolicyConfig
 from policy.maintenance import MaintenanceWindow
 from policy.tiers import TierThresholds
 from scheduler.controller.settings import RENAMED, ActSettings, ControllerSettings, read_settings
 from scheduler.evacuation.settings import EvacuationSettings
-from telemetry.errors import InputError
 from tests.policy.decide_world import HOUR, T0
 
 ROOT = Path(__file__).parents[3]

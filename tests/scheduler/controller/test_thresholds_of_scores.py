@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from foundation.errors import InputError
 from policy.fleet import Level
 from policy.tiers import RAISED, ChosenThresholds, TierThresholds, node_risk, worst_tier
 from scheduler.controller.settings import read_settings
@@ -17,7 +18,6 @@ from scheduler.ledger.sqlite_ledger import SqliteLedger
 from scheduler.ports.errors import SourceError
 from serving.scores.fleet import tier_of
 from serving.scores.reading import PastScore
-from telemetry.errors import InputError
 from tests.policy.decide_world import HOUR, T0, config, node, once
 from tests.scheduler.cluster import Cluster
 from tests.scheduler.score_files import reading, record, write

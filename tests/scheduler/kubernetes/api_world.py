@@ -12,8 +12,8 @@ from typing import Any
 
 import urllib3
 
-from telemetry.collect.kubernetes.api import ClientLimits
-from telemetry.collect.kubernetes.client import KubernetesClient
+from foundation.kubernetes.api import ClientLimits
+from foundation.kubernetes.client import KubernetesClient
 from tests import http_server
 from tests.http_server import Handler
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from telemetry.collect.kubernetes.client import KubernetesClient
+from foundation.kubernetes.client import KubernetesClient
 from tests.scheduler.kubernetes.api_world import World, served
 from tests.scheduler.kubernetes.objects import Hand, add, node
 

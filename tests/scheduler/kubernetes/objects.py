@@ -3,13 +3,13 @@
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from foundation.kubernetes.client import KubernetesClient
 from policy.fleet import Level
 from policy.plan import Action, Verb
 from scheduler.kubernetes.scheduler import KubernetesScheduler
 from scheduler.kubernetes.settings import KubernetesSettings
 from scheduler.ports.clock import ManualClock
 from scheduler.ports.readings import Answer, Precondition
-from telemetry.collect.kubernetes.client import KubernetesClient
 from tests.scheduler.kubernetes.api_world import Raw, World
 
 T0 = datetime(2026, 11, 21, 12, tzinfo=UTC)

@@ -9,8 +9,8 @@ import yaml
 from click.testing import Result
 from typer.testing import CliRunner
 
+from foundation.kubernetes.client import KubernetesClient
 from predrain.command import app
-from telemetry.collect.kubernetes.client import KubernetesClient
 from tests.scheduler.kubernetes.api_world import World
 from tests.scheduler.score_files import record, write
 

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from foundation.kubernetes.client import KubernetesClient
 from policy.breaker import BreakerConfig
 from policy.budget import BudgetConfig, DisruptionBudget
 from policy.config import PolicyConfig
@@ -23,7 +24,6 @@ from scheduler.ports.clock import ManualClock
 from scheduler.ports.readings import Switches
 from scheduler.ports.report import RoundReport
 from scheduler.ports.risks import MemoryFacts, MemoryRisks
-from telemetry.collect.kubernetes.client import KubernetesClient
 from tests.scheduler.cluster import risks_of
 from tests.scheduler.kubernetes.api_world import MEANWHILE, Raw, World, managed, served
 from tests.scheduler.kubernetes.objects import SETTINGS, T0, Elapsed, add, node, pod

@@ -8,11 +8,11 @@ from typing import Any
 import kubernetes_validate
 import pytest
 
+from foundation.kubernetes.client import KubernetesClient
 from policy.fleet import Level, Score, UnitView
 from scheduler.ports.protocols import NodeSignal
 from scheduler.ports.readings import Switches
 from scheduler.ports.risks import Risks
-from telemetry.collect.kubernetes.client import KubernetesClient
 from tests.scheduler.cluster import MODEL
 from tests.scheduler.kubernetes.api_world import Raw, World
 from tests.scheduler.kubernetes.objects import LASTS, SETTINGS

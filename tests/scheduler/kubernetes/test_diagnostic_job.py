@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import yaml
 
+from foundation.errors import InputError
 from scheduler.kubernetes.diagnostic_job import KubernetesVerification, name_of, read_manifest
 from scheduler.kubernetes.workloads import KubernetesWorkloads
 from scheduler.ports.workloads import Fence
-from telemetry.errors import InputError
 from tests.scheduler.kubernetes.api_world import Raw, World
 from tests.scheduler.kubernetes.objects import T0, Hand, add, pod
 

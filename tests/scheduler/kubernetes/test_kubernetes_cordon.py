@@ -6,9 +6,9 @@ from datetime import timedelta
 
 import pytest
 
+from foundation.kubernetes.client import KubernetesClient
 from policy.fleet import Level, NodeView
 from scheduler.kubernetes.settings import KubernetesSettings
-from telemetry.collect.kubernetes.client import KubernetesClient
 from tests.scheduler.kubernetes.api_world import Raw, World, managed
 from tests.scheduler.kubernetes.objects import LASTS, SETTINGS, Hand
 

@@ -5,10 +5,10 @@ from datetime import timedelta
 
 import pytest
 
+from foundation.kubernetes.client import KubernetesClient
 from scheduler.kubernetes.scheduler import KubernetesScheduler
 from scheduler.ports.clock import ManualClock
 from scheduler.ports.errors import SchedulerError
-from telemetry.collect.kubernetes.client import KubernetesClient
 from tests.scheduler.kubernetes.api_world import World
 from tests.scheduler.kubernetes.objects import LASTS, SETTINGS, T0, Elapsed
 

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from foundation.kubernetes.client import KubernetesClient
 from policy.fleet import Level
 from scheduler.kubernetes.nodes import patch_of, snapshot_of
 from scheduler.kubernetes.settings import KubernetesSettings
 from scheduler.ports.clock import ManualClock
 from scheduler.ports.node_object import Keys, after
 from scheduler.ports.readings import Precondition, Switches
-from telemetry.collect.kubernetes.client import KubernetesClient
 from tests.scheduler.kubernetes.api_world import Raw, World, merge
 from tests.scheduler.kubernetes.objects import LEVELS, SETTINGS, T0, Hand, add, node, pod
 

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
+from foundation.kubernetes.client import KubernetesClient
 from policy.fleet import JobView, Level, NodeView
 from scheduler.ports.codec import object_of, plain_of
 from scheduler.ports.errors import SchedulerError
-from telemetry.collect.kubernetes.client import KubernetesClient
 from tests.scheduler.kubernetes.api_world import World
 from tests.scheduler.kubernetes.objects import SETTINGS, T0, Hand, add, node, pod
 

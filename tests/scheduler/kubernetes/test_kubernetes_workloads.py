@@ -6,11 +6,11 @@ from datetime import timedelta
 
 import pytest
 
+from foundation.kubernetes.client import KubernetesClient
 from scheduler.kubernetes.settings import KubernetesSettings
 from scheduler.kubernetes.workloads import KubernetesWorkloads
 from scheduler.ports.errors import SchedulerError
 from scheduler.ports.workloads import CheckpointAsk, CheckpointOffer, Fence, Workload
-from telemetry.collect.kubernetes.client import KubernetesClient
 from tests.scheduler.kubernetes.api_world import Raw, World
 from tests.scheduler.kubernetes.objects import SETTINGS, T0, Hand, add, pod
 

@@ -5,13 +5,13 @@ from collections.abc import Callable, Iterator, Mapping
 
 import pytest
 
+from foundation.kubernetes.api import Object, Refused, Unreachable
 from policy.fleet import JobView
 from scheduler.kubernetes import running_pods
 from scheduler.kubernetes.api import ApiServer
 from scheduler.kubernetes.pods import PODS, PodKeys, PodPart, jobs_of, pod_part
 from scheduler.kubernetes.running_pods import RunningPods
 from scheduler.ports.errors import SchedulerError
-from telemetry.collect.kubernetes.api import Object, Refused, Unreachable
 from tests.scheduler.kubernetes.api_world import Raw
 from tests.scheduler.kubernetes.objects import SETTINGS, pod
 from tests.telemetry.collect.kubernetes.memory_api import MemoryApi

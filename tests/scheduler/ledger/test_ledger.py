@@ -10,6 +10,7 @@ from datetime import timedelta, timezone
 
 import pytest
 
+from foundation.errors import InputError
 from policy.config import PolicyConfig
 from policy.fleet import Fact, JobView, Level, Marks, NodeView, Published, Score, Signals, UnitView
 from policy.plan import PolicyState
@@ -18,7 +19,6 @@ from scheduler.ledger.sqlite_ledger import SqliteLedger, fleet_of, inputs_of
 from scheduler.ports.readings import Switches
 from scheduler.ports.records import RoundRecord
 from scheduler.ports.risks import Facts
-from telemetry.errors import InputError
 from tests.policy.decide_world import STEP, T0
 from tests.scheduler.cluster import Cluster, without_our_taints
 

@@ -7,12 +7,12 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from foundation.programs import CommandError, run_program
 from scheduler.ports.errors import SchedulerError
 from scheduler.slurm.commands import SlurmCommands
 from scheduler.slurm.job import CheckpointSignal, job_of, views_by_node
 from scheduler.slurm.node import NodeChange
 from scheduler.slurm.settings import SlurmSettings
-from telemetry.collect.slurm.commands import CommandError, run_program
 from tests.scheduler.slurm.fake_slurm import FakeSlurm, job_row
 
 SECOND = timedelta(seconds=1)

@@ -10,12 +10,12 @@ from datetime import timedelta
 
 import pytest
 
+from foundation.errors import InputError
 from scheduler.ports.clock import ManualClock
 from scheduler.ports.errors import SchedulerError
 from scheduler.ports.readings import Switches
 from scheduler.slurm import folder as module
 from scheduler.slurm.folder import NONE_YET, SharedFolder
-from telemetry.errors import InputError
 from tests.policy.decide_world import HOUR, T0
 
 LEASE = timedelta(seconds=30)

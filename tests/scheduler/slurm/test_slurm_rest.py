@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import settings as runs
 from hypothesis import strategies as st
 
+from foundation.errors import InputError
 from scheduler.ports.clock import SystemClock
 from scheduler.ports.errors import SchedulerError
 from scheduler.slurm.job import CheckpointSignal
@@ -25,7 +26,6 @@ from scheduler.slurm.port import errors_in
 from scheduler.slurm.rest import SlurmRest
 from scheduler.slurm.scheduler import open_slurm
 from scheduler.slurm.settings import SlurmSettings
-from telemetry.errors import InputError
 from tests.scheduler.slurm.rest_server import Rest, serving
 
 

@@ -10,12 +10,12 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from features.errors import InputError
+from foundation.errors import InputError
+from foundation.files import previous_path
 from models.bundle.store import Bundle, load_bundle, save_bundle
 from serving.champion.model import ModelHolder
 from serving.champion.sources import ChampionCopy, NotNamedYet, held_folder
 from serving.http.limits import ServiceSettings
-from telemetry.atomic import previous_path
 from tests.models.small_models import fitted_models, rows
 from tests.serving.http.world import running
 from tests.waiting import wait

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from features.errors import InputError
+from foundation.errors import InputError
 from models.bundle.store import save_bundle
 from serving.champion.sources import ModelSource
 from tests.models.small_models import fitted_models

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from features.errors import InputError
+from foundation.errors import InputError
 from serving.http.limits import ServiceSettings
 from serving.http.tokens import ScopedTokens
 from serving.logs import AccessLog

@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 import yaml
 
+from foundation.errors import InputError
 from serving.http.limits import ServiceSettings
 from serving.logs import AccessLog
 from serving.server import serve
 from serving.service import Service
-from telemetry.errors import InputError
 from tests.processes import ROOT, answers, predrain, serving
 from tests.serving.http.world import DECIDED, Client, record, routes_of, running, small_fleet, write_scores
 from tests.waiting import wait

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from features.errors import InputError
+from foundation.errors import InputError
 from serving.http.score_cache import ScoreCache
 from serving.scores.reading import read_scores
 from serving.scores.writing import ScoresFolder, record_attempt, write_decision

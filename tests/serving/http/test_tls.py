@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from features.errors import InputError
+from foundation.errors import InputError
 from serving.server import Tls
 from tests.http_server import certify
 from tests.serving.http.world import running, small_fleet, write_scores

@@ -14,11 +14,11 @@ from typing import Any
 from fastapi import FastAPI
 from fastapi.routing import APIRoute
 
+from foundation.files import write_bytes
 from policy.risk_record import ModelName, RiskReason, RiskRecord
 from serving.logs import AccessLog
 from serving.server import Tls, serve
 from serving.service import Service
-from telemetry.atomic import write_bytes
 from tests.waiting import wait
 
 NOW = datetime(2026, 1, 1, 7, tzinfo=UTC)

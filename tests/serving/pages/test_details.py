@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from features.errors import InputError
+from foundation.errors import InputError
 from policy.cost_benefit import CostBenefitConfig, worth_of
 from policy.fleet import JobView
 from serving.pages.routes import drains_came_to

@@ -13,8 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from features.config import FeatureSection
-from features.errors import InputError
 from features.times import milliseconds
+from foundation.errors import InputError
 from models.bundle.store import save_bundle
 from models.config import PrecisionTargetsSection, ServingSection
 from policy.risk_record import RiskRecord

@@ -94,7 +94,7 @@ def test_a_kill_at_any_write_leaves_old_or_new_and_the_next_run_goes_on(tmp_path
 
 
 def test_a_full_disk_leaves_no_decision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from telemetry.errors import InputError
+    from foundation.errors import InputError
 
     def full(*_given: object, **_more: object) -> None:
         raise OSError(28, "No space left on device")

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from features.config import SequenceSection
-from features.errors import InputError
+from foundation.errors import InputError
 from models.bundle.store import Bundle
 from models.config import ServingSection
 from models.sequence.windows import WindowedMatrix

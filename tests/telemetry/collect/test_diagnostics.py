@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from foundation.errors import InputError
 from telemetry.collect.diagnostics import GpuNames, collect_diagnostics, gpu_names, read_diagnostics, read_gpu_names
-from telemetry.errors import InputError
 from tests.telemetry.collect.builders import NOW, landed, landing
 
 DATA = Path(__file__).parents[2] / "data" / "dcgmi"

@@ -15,14 +15,14 @@ import pandas as pd
 import pytest
 from typer.testing import CliRunner
 
+from foundation.errors import InputError
+from foundation.http import connect_to
 from predrain.command import app
 from telemetry.collect.exporters.targets import read_targets
 from telemetry.collect.exporters.watch import PAGE_BYTES, Scraper
 from telemetry.collect.gpud import EVENTS, GpudCollector
 from telemetry.collect.kernel_log.lines import KernelEvents, LogLine
 from telemetry.collect.outbox import Outbox
-from telemetry.errors import InputError
-from telemetry.http import connect_to
 from telemetry.importing.event_runs import dedupe_events
 from tests import http_server
 from tests.http_server import Handler, certify

@@ -9,13 +9,13 @@ import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
+from foundation.errors import InputError
 from predrain.command import app
 from telemetry.collect.openmetrics import BAD_TIME, NO_TIME, land_dump
 from telemetry.collect.series.exposition import BAD_LINE, parse_line
 from telemetry.collect.series.identity import SeriesCatalogue
 from telemetry.collect.series.mapping import SourceMapping
 from telemetry.dataset.channels import CATALOGUE
-from telemetry.errors import InputError
 from telemetry.landing.folder import Landing
 
 T0 = 1_772_323_200

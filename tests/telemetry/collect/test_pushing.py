@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from foundation.errors import InputError
+from foundation.http import Answer, BodyTooLarge, Connection, HttpError
 from telemetry.collect import pushing
 from telemetry.collect.pushing import HttpTarget, Later, Pusher, Refused, Spool, parse_bytes
-from telemetry.errors import InputError
-from telemetry.http import Answer, BodyTooLarge, Connection, HttpError
 from telemetry.landing.folder import Landing
 from telemetry.landing.tables import Kind
 

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
+from foundation.errors import InputError
 from telemetry.collect.tickets import collect_tickets
-from telemetry.errors import InputError
 from telemetry.importing.mapping import TableMapping
 from telemetry.landing.folder import Landing
 from tests.telemetry.collect.builders import NOW, landed, landing

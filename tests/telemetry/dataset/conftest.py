@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from telemetry.dataset.place import S3Place
+from foundation.place import S3Place
 from telemetry.dataset.runs import Runs
 from telemetry.dataset.store import Dataset
 from telemetry.dataset.writer import DatasetWriter

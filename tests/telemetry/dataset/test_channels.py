@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
 
+from foundation.errors import InputError
 from telemetry.config import ChannelDeclaration
 from telemetry.dataset.channels import CATALOGUE, by_source_name, is_sentinel, resolve_channels, with_rollups
-from telemetry.errors import InputError
 
 
 def test_field_ids_and_source_names_are_unique_and_ranges_sane():

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from foundation.errors import InputError
+from foundation.place import S3Place, place_of
 from telemetry.dataset import connection
 from telemetry.dataset.connection import connect
-from telemetry.dataset.place import S3Place, place_of
 from telemetry.dataset.store import Dataset
-from telemetry.errors import InputError
 from tests.http_server import certify
 from tests.object_storage import KEYS, object_storage, proxy, upload
 

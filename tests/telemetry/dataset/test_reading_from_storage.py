@@ -10,10 +10,10 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from telemetry.atomic import FolderSwap
-from telemetry.dataset.place import S3Place
+from foundation.errors import InputError
+from foundation.files import FolderSwap
+from foundation.place import S3Place
 from telemetry.dataset.store import Dataset
-from telemetry.errors import InputError
 from telemetry.landing.folder import landing_of
 from tests.features.small_fleet import HOUR, T0
 from tests.object_storage import upload

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from foundation.errors import InputError
 from telemetry.dataset.channels import CATALOGUE
 from telemetry.dataset.files import FolderFiles, sha256_of
 from telemetry.dataset.runs import DAY_MS, MOST_RUN_DAYS, RUN_ROWS, Runs, choose_runs
 from telemetry.dataset.schema import RUNS_SCHEMA_VERSION, SCHEMA_VERSION
 from telemetry.dataset.store import Dataset
 from telemetry.dataset.writer import DatasetWriter
-from telemetry.errors import InputError
 from tests.telemetry.helpers import STEP, tree
 
 CHANNELS = {name: CATALOGUE[name] for name in ("gpu_temp_c", "energy_mj", "clocks_event_reasons", "xid_last")}

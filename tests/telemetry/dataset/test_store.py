@@ -11,11 +11,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from foundation.errors import InputError
 from telemetry.dataset.channels import CATALOGUE, Channel
 from telemetry.dataset.layout import node_hash
 from telemetry.dataset.store import Dataset
 from telemetry.dataset.writer import DatasetWriter
-from telemetry.errors import InputError
 from tests.killed import exit_code_of
 from tests.telemetry.helpers import STEP, tree
 

@@ -7,9 +7,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from foundation.errors import InputError
 from telemetry.dataset.channels import CATALOGUE
 from telemetry.doctor.importance import XIDS, read_importance
-from telemetry.errors import InputError
 
 
 def write_attributions(folder: Path, rows: list[tuple[int, str, str, str, str | None, float, int]]) -> None:

@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
+from foundation.errors import InputError
+from foundation.http import Answer, Connection
 from telemetry.collect.series.exposition import Sample, parse_line
 from telemetry.collect.series.identity import SeriesCatalogue
 from telemetry.dataset.channels import CATALOGUE
 from telemetry.doctor import series_source
 from telemetry.doctor.observation import Observation
 from telemetry.doctor.series_source import observe_body, observe_file, observe_page, observe_prometheus
-from telemetry.errors import InputError
-from telemetry.http import Answer, Connection
 from tests.http_server import Handler, serving
 from tests.telemetry.doctor.looks import H100, NOW, labels, page
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from telemetry.errors import InputError
+from foundation.errors import InputError
 from telemetry.importing.instants import PROBLEMS, parse_instants
 from telemetry.importing.mapping import TimeFormat
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from telemetry.errors import InputError
+from foundation.errors import InputError
 from telemetry.importing.inventory import Installations
 from tests.telemetry.helpers import events_frame, gpu, inventory_frame, quarantine_of, run_import, samples_frame
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from telemetry.errors import InputError
+from foundation.errors import InputError
 from tests.telemetry.helpers import events_frame, gpu, run_import
 
 PLACES = ["c12-3c1s7n2", "c12-3c2s0n1", "c3-0c0s11n3", None]

@@ -6,7 +6,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from telemetry.errors import InputError
+from foundation.errors import InputError
 from tests.telemetry.helpers import events_frame, gpu, inventory_frame, quarantine_of, run_import
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from foundation.errors import InputError
 from telemetry.dataset.channels import CATALOGUE
-from telemetry.errors import InputError
 from telemetry.importing.mapping import ImportMapping, load_mapping
 from telemetry.importing.suggestion import Guess, mapping_text, suggest
 from tests.telemetry.helpers import inventory_frame, run_import, samples_frame

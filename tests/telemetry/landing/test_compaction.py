@@ -12,10 +12,10 @@ from filelock import FileLock
 import telemetry.dataset.writer
 import telemetry.landing.compaction
 import telemetry.landing.folder
+from foundation.errors import InputError
 from telemetry.config import TelemetrySection
 from telemetry.dataset.channels import resolve_channels
 from telemetry.dataset.store import Dataset
-from telemetry.errors import InputError
 from telemetry.importing.importer import ImportResult
 from telemetry.landing.compaction import CompactResult, CompactSettings, compact
 from telemetry.landing.folder import Landing, landing_of

@@ -9,9 +9,9 @@ import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 
+from foundation.errors import InputError
 from telemetry.dataset.schema import INVENTORY, conform
 from telemetry.dataset.store import Dataset
-from telemetry.errors import InputError
 from tests.telemetry.helpers import DAY, gpu, inventory_frame, run_import, samples_frame, write_csv
 from tests.telemetry.landing.test_compaction import (
     NOW,

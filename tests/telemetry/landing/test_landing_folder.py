@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from telemetry.errors import InputError
+from foundation.errors import InputError
 from telemetry.landing import folder
 from telemetry.landing.folder import NAMES_KEPT_S, Landing, landing_of
 from tests.killed import die_at, exit_code_of

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from foundation.errors import InputError
 from telemetry.dataset.store import Dataset
-from telemetry.errors import InputError
 from telemetry.importing.importer import CompactionInput
 from tests.telemetry.helpers import DAY, STEP, gpu, inventory_frame, run_import, samples_frame
 from tests.telemetry.landing.test_compaction import fold, land, samples_of

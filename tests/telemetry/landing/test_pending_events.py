@@ -11,8 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 
 import telemetry.landing.compaction
+from foundation.errors import InputError
 from telemetry.dataset.store import Dataset
-from telemetry.errors import InputError
 from tests.telemetry.helpers import DAY, gpu
 from tests.telemetry.landing.test_compaction import (
     NOW,

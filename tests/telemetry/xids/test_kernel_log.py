@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from telemetry.errors import InputError
+from foundation.errors import InputError
 from telemetry.xids.kernel_log import KernelLog, locate, parse_kernel_log
 from telemetry.xids.pci import normalise_pci_bus_id
 from telemetry.xids.xid_message import parse_xid_message

@@ -11,12 +11,12 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from foundation.http import Answer as Page
 from telemetry.collect.exporters.collector import Collector, ScrapeSettings
 from telemetry.collect.exporters.targets import Target, parse_target
 from telemetry.collect.exporters.watch import fleet_catalogue
 from telemetry.collect.series.mapping import SourceMapping
 from telemetry.dataset.channels import CATALOGUE
-from telemetry.http import Answer as Page
 from telemetry.landing.folder import Landing
 
 START = datetime(2026, 3, 1, tzinfo=UTC)

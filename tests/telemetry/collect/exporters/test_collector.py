@@ -12,10 +12,10 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
+from foundation.errors import InputError
 from telemetry.collect.exporters.collector import ScrapeSettings
 from telemetry.collect.exporters.targets import Target, read_targets
 from telemetry.collect.exporters.watch import ScrapeError
-from telemetry.errors import InputError
 from telemetry.importing.event_runs import is_from_exporter
 from telemetry.landing.folder import Landing
 from tests.telemetry.collect.exporters.exporter_pages import (

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from foundation.http import Answer, Connection
 from telemetry.collect.exporters.watch import PAGE_BYTES, ScrapeError, Scraper
-from telemetry.http import Answer, Connection
 from tests.telemetry.collect.exporters.exporter_pages import exporter_page
 
 Handler = Callable[[bytes, asyncio.StreamWriter], Awaitable[None]]

@@ -2,9 +2,9 @@ from pathlib import Path
 
 import pytest
 
+from foundation.errors import InputError
 from telemetry.collect.exporters.targets import Target, parse_target, read_targets
 from telemetry.collect.kubernetes import discovery
-from telemetry.errors import InputError
 
 
 @pytest.mark.parametrize(

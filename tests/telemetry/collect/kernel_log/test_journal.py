@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from foundation.errors import InputError
 from telemetry.collect.kernel_log.journal import MAX_ENTRY_BYTES, Journal
 from telemetry.collect.kernel_log.lines import LogLine
-from telemetry.errors import InputError
 from tests.telemetry.collect.builders import NOW
 
 XID = "NVRM: Xid (PCI:0000:10:00): 79, pid=1"

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
+from foundation.errors import InputError
 from telemetry.collect import outbox as outbox_module
 from telemetry.collect.event import Event
 from telemetry.collect.kernel_log.lines import LogLine, collect_kernel_log
 from telemetry.collect.outbox import Outbox
-from telemetry.errors import InputError
 from telemetry.landing.folder import Landing
 from tests.telemetry.collect.builders import (
     NOW,

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from foundation.errors import InputError
 from telemetry.collect.kernel_log import log_files
 from telemetry.collect.kernel_log.log_files import LogFile, LogFiles, Place
-from telemetry.errors import InputError
 from telemetry.xids.log_stamp import instant_of, split_line
 from tests.telemetry.collect.builders import NOW, Clock
 

@@ -6,8 +6,8 @@ import copy
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from telemetry.collect.kubernetes.api import Object, Refused
-from telemetry.collect.kubernetes.client import KubernetesClient
+from foundation.kubernetes.api import Object, Refused
+from foundation.kubernetes.client import KubernetesClient
 
 NODES, PODS, EVENTS = "/api/v1/nodes", "/api/v1/pods", "/api/v1/events"
 

@@ -15,9 +15,9 @@ import pytest
 import urllib3
 import yaml
 
-from telemetry.collect.kubernetes.api import ClientLimits, Refused, Unreachable
-from telemetry.collect.kubernetes.client import KubernetesClient, RateLimit, connect
-from telemetry.errors import InputError
+from foundation.errors import InputError
+from foundation.kubernetes.api import ClientLimits, Refused, Unreachable
+from foundation.kubernetes.client import KubernetesClient, RateLimit, connect
 from tests.http_server import Handler, serving
 
 
@@ -187,7 +187,7 @@ def test_a_watch_that_is_cut_or_refused_says_so(
 
 
 def test_a_silent_watch_ends(server: Server, cluster: KubernetesClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("telemetry.collect.kubernetes.client.IDLE_S", 0.3)
+    monkeypatch.setattr("foundation.kubernetes.client.IDLE_S", 0.3)
     server.answers = [[*stream(b'{"type": "ADDED"}\n', end=b""), 3.0]]
     assert watched(cluster) == ["ADDED"]
 
@@ -219,8 +219,8 @@ def test_a_kubeconfig_that_cannot_be_used(tmp_path: Path, content: str | None) -
 
 def test_without_the_package_it_says_how_to_get_it() -> None:
     code = (
-        "import sys\nsys.modules['kubernetes'] = None\nfrom telemetry.errors import InputError\n"
-        "try:\n    from telemetry.collect.kubernetes.client import connect\n    connect()\n"
+        "import sys\nsys.modules['kubernetes'] = None\nfrom foundation.errors import InputError\n"
+        "try:\n    from foundation.kubernetes.client import connect\n    connect()\n"
         "except InputError as error:\n    print(error)"
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)

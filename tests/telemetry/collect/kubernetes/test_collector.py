@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from foundation.errors import InputError
+from foundation.kubernetes.api import Refused, Unreachable
 from predrain.command import app
-from telemetry.collect.kubernetes.api import Refused, Unreachable
 from telemetry.collect.kubernetes.collector import KubernetesCollector
 from telemetry.collect.kubernetes.rules import default_rules
 from telemetry.collect.outbox import Outbox
-from telemetry.errors import InputError
 from tests.telemetry.collect.builders import Clock, landed, landing
 from tests.telemetry.collect.kubernetes.memory_api import EVENTS, NODES, PODS, MemoryApi
 from tests.telemetry.collect.kubernetes.objects import ended, event, node, pod

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from telemetry.collect.kubernetes.api import Refused, Unreachable
+from foundation.errors import InputError
+from foundation.kubernetes.api import Refused, Unreachable
 from telemetry.collect.kubernetes.discovery import service_exporters, slice_exporters
-from telemetry.errors import InputError
 from tests.telemetry.collect.kubernetes.memory_api import MemoryApi
 
 WHERE = "kubernetes:gpu-operator/dcgm"

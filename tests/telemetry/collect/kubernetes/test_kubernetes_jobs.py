@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from telemetry.collect.kubernetes.api import Refused
+from foundation.instants import to_ms
+from foundation.kubernetes.api import Refused
 from telemetry.collect.kubernetes.jobs import JobTracker, PodRun, gpus_of, pod_run
 from telemetry.collect.kubernetes.rules import default_rules
-from telemetry.milliseconds import to_ms
 from tests.telemetry.collect.kubernetes.memory_api import MemoryApi
 from tests.telemetry.collect.kubernetes.objects import NOW, ended, pod, saved_and_read
 

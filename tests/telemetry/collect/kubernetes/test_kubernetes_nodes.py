@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from foundation.errors import InputError
 from telemetry.collect.kubernetes.nodes import NodeTracker, NodeView, node_changes, view_of
 from telemetry.collect.kubernetes.rules import KubernetesRules, default_rules, load_rules
-from telemetry.errors import InputError
 from tests.telemetry.collect.kubernetes.objects import EARLIER, NOW, condition, node, saved_and_read, taint
 
 ELEVEN = datetime(2026, 3, 1, 11, tzinfo=UTC)

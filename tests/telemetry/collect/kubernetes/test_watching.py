@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from foundation.kubernetes.api import Object, Refused, Unreachable
+from foundation.kubernetes.watching import ChangeKind, Resource, Tracker, follow
 from telemetry.collect.event import Event
-from telemetry.collect.kubernetes.api import Object, Refused, Unreachable
-from telemetry.collect.kubernetes.watching import ChangeKind, Resource, Tracker, follow
 from tests.telemetry.collect.kubernetes.memory_api import NODES, MemoryApi
 from tests.telemetry.collect.kubernetes.objects import NOW
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from foundation.errors import InputError
 from telemetry.collect.nvml.library import Identity, NvmlFault
 from telemetry.collect.nvml.node_reader import GPU_DEADLINE_S, MAX_STUCK, ROOT, NodeReader, Row
-from telemetry.errors import InputError
 from tests.telemetry.collect.nvml.memory_nvml import MemoryGpu, MemoryNode
 
 

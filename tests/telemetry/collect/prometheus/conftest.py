@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import stamina
 
+from foundation.http import connect_to
 from telemetry.collect.prometheus.backfill import BackfillPlan, backfill
 from telemetry.collect.prometheus.client import Bounds
 from telemetry.dataset.channels import CATALOGUE
-from telemetry.http import connect_to
 from tests.telemetry.collect.prometheus.fake_prometheus import START, FakePrometheus, serving
 
 PATIENT = Bounds(request_s=60.0, first_retry_for_s=60.0)

@@ -11,9 +11,9 @@ import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 
+from foundation.errors import InputError
 from telemetry.collect.prometheus.client import Bounds
 from telemetry.collect.series.mapping import SourceMapping
-from telemetry.errors import InputError
 from tests.telemetry.collect.prometheus.fake_prometheus import (
     HOUR_MS,
     START,

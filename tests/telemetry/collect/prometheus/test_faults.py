@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
+from foundation.errors import InputError
+from foundation.http import connect_to
 from telemetry.collect.prometheus.client import Bounds
-from telemetry.errors import InputError
-from telemetry.http import connect_to
 from tests.http_server import certify
 from tests.telemetry.collect.prometheus.fake_prometheus import (
     HOUR_MS,

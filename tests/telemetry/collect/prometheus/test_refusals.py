@@ -4,9 +4,9 @@ import json
 
 import pytest
 
+from foundation.errors import InputError
+from foundation.http import HttpError, retry_after_s
 from telemetry.collect.prometheus.client import TooMuch, refuse
-from telemetry.errors import InputError
-from telemetry.http import HttpError, retry_after_s
 
 MEANINGS = {"too much": TooMuch, "later": HttpError, "wrong": InputError}
 

@@ -16,11 +16,11 @@ import pyarrow.parquet as pq
 import pytest
 from starlette.applications import Starlette
 
+from foundation.errors import InputError
 from telemetry.collect.remote_write.group_commit import ReceiverSettings
 from telemetry.collect.remote_write.receiver import ARROW, Receiver
 from telemetry.collect.remote_write.token_file import TokenFile, digest_of
 from telemetry.collect.series.rows import assemble
-from telemetry.errors import InputError
 from telemetry.landing.folder import Landing
 from tests.telemetry.collect.remote_write.encoding import (
     STALE,

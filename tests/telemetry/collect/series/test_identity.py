@@ -4,11 +4,11 @@ from collections.abc import Mapping
 
 import pytest
 
+from foundation.errors import InputError
 from telemetry.collect.series.identity import Series, SeriesCatalogue
 from telemetry.collect.series.mapping import SourceMapping, is_unused
 from telemetry.config import ChannelDeclaration
 from telemetry.dataset.channels import CATALOGUE, resolve_channels
-from telemetry.errors import InputError
 
 OLD = {
     "gpu": "3",

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from foundation.errors import InputError
 from telemetry.collect.series.mapping import DEFAULT_LABELS, load_source_mapping
-from telemetry.errors import InputError
 
 
 def refusal(tmp_path: Path, text: str) -> str:

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from telemetry.collect.slurm.slurm_json import expand_hostlist
+from foundation.slurm import expand_hostlist
 
 
 @pytest.mark.parametrize(

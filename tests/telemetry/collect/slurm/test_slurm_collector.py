@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
+from foundation.errors import InputError
+from foundation.programs import CommandError, run_command
 from telemetry.collect.outbox import Outbox
 from telemetry.collect.slurm.collector import SlurmCollector
-from telemetry.collect.slurm.commands import CommandError, run_command
 from telemetry.collect.slurm.drain_reasons import DEFAULT_RULES
-from telemetry.errors import InputError
 from tests.telemetry.collect.builders import NOW, Clock, landed, landing
 
 

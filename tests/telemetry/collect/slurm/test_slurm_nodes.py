@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter
 
+from foundation.errors import InputError
+from foundation.slurm import SlurmFormatError
 from telemetry.collect.event import Event
 from telemetry.collect.slurm.drain_reasons import DEFAULT_RULES, load_reason_rules
 from telemetry.collect.slurm.nodes import NodeView, changes, out_of_service, read_nodes
-from telemetry.collect.slurm.slurm_json import SlurmFormatError
-from telemetry.errors import InputError
 from tests.telemetry.collect.builders import NOW
 
 AT = int(NOW.timestamp())

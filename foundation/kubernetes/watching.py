@@ -16,10 +16,9 @@ from datetime import datetime
 from operator import attrgetter
 from typing import Any, Final, Generic, Literal, TypeVar
 
-from telemetry.collect.event import Event
-from telemetry.collect.kubernetes.api import GONE, PAGE_SIZE, Object, Refused, Unreachable
-from telemetry.collect.kubernetes.client import IDLE_S, KubernetesClient
-from telemetry.collect.running import Wait, backoff_s
+from foundation.kubernetes.api import GONE, PAGE_SIZE, Object, Refused, Unreachable
+from foundation.kubernetes.client import IDLE_S, KubernetesClient
+from foundation.running import Wait, backoff_s
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +38,7 @@ class Tracker(ABC, Generic[V, K]):
     def __init__(self, known: Mapping[str, K]) -> None:
         self.known = dict(known)
 
-    def take(self, kind: ChangeKind, views: Iterable[V], at: datetime) -> list[Event]:
+    def take(self, kind: ChangeKind, views: Iterable[V], at: datetime) -> list[Any]:
         """Apply a listing or a change that was heard of at ``at``; return what happened."""
         views = list(views)
         events = [event for view in views for event in self.update(view, at)]
@@ -52,10 +51,10 @@ class Tracker(ABC, Generic[V, K]):
         return events
 
     @abstractmethod
-    def update(self, view: V, at: datetime) -> list[Event]:
+    def update(self, view: V, at: datetime) -> list[Any]:
         """Apply the current state of an object."""
 
-    def remove(self, key: str, at: datetime, *, watched: bool = True) -> list[Event]:  # noqa: ARG002
+    def remove(self, key: str, at: datetime, *, watched: bool = True) -> list[Any]:  # noqa: ARG002
         """Remove an object, if it is known; ``watched``: at the time, not some time before a listing."""
         self.known.pop(key, None)
         return []

@@ -27,8 +27,8 @@ from types import TracebackType
 
 from filelock import AcquireReturnProxy, FileLock, Timeout
 
-from telemetry.dataset.place import refuse_storage
-from telemetry.errors import InputError
+from foundation.errors import InputError
+from foundation.place import refuse_storage
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from telemetry.milliseconds import to_ms
+from foundation.instants import to_ms
 
 Object = Mapping[str, Any]
 """One object of the API, as its JSON says."""

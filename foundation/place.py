@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from telemetry.errors import InputError
+from foundation.errors import InputError
 
 SCHEME: Final = "s3://"
 

@@ -22,7 +22,9 @@ import orjson
 import stamina
 import yaml
 
-from telemetry.collect.kubernetes.api import (
+from foundation.errors import InputError
+from foundation.http import retry_after_s
+from foundation.kubernetes.api import (
     DEFAULT_LIMITS,
     GONE,
     PAGE_SIZE,
@@ -33,9 +35,7 @@ from telemetry.collect.kubernetes.api import (
     Unreachable,
     is_named,
 )
-from telemetry.collect.running import backoff_s
-from telemetry.errors import InputError
-from telemetry.http import retry_after_s
+from foundation.running import backoff_s
 
 try:
     import urllib3

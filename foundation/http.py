@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit, urlunsplit
 
-from telemetry.errors import InputError
+from foundation.errors import InputError
 
 if TYPE_CHECKING:  # `--help` need not pay for the import
     import httpx

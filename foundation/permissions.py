@@ -7,7 +7,7 @@ import stat
 from collections.abc import Iterable
 from pathlib import Path
 
-from telemetry.errors import InputError
+from foundation.errors import InputError
 
 
 def refuse_other_writers(folder: Path, inside: Iterable[Path] = ()) -> None:

@@ -1,0 +1,1 @@
+"""Kubernetes API client: objects as plain JSON (``api``), requests (``client``) and watches (``watching``)."""

@@ -119,7 +119,7 @@ def builder() -> Iterator[Builder]:
             done(
                 sys.executable, "-m", "pip", "download", "--quiet", "--only-binary=:all:", "--python-version=3.11",
                 "--dest", builder.folder / "wheels", "setuptools>=77",
-                "-r", "requirements-serve.lock", "-r", "requirements-act.lock",
+                "-r", "requirements-serve.lock", "-r", "requirements-act.lock", "-r", "requirements-uv.lock",
             )  # fmt: skip
             if debian.wait(300):
                 pytest.skip(f"Debian's packages cannot be had here: {(context / 'log').read_text()[-300:]}")

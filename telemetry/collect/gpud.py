@@ -26,7 +26,7 @@ from telemetry.collect.exporters.targets import Page, Target
 from telemetry.collect.exporters.watch import ScrapeError, Scraper
 from telemetry.collect.kernel_log.lines import BOOT
 from telemetry.collect.outbox import Outbox
-from telemetry.xids.pci import normalise_pci_bus_id
+from telemetry.identity.pci import normalise_pci_bus_id
 from telemetry.xids.xid_message import parse_xid_message
 
 SOURCE: Final = "gpud"

@@ -14,6 +14,7 @@ import pandas as pd
 import pyarrow as pa
 
 from foundation.errors import InputError
+from telemetry.identity.pci import normalise_pci_bus_id
 from telemetry.importing.columns import KEY_ALIASES, refuse_absent
 from telemetry.importing.events import parse_events
 from telemetry.importing.mapping import TableMapping
@@ -21,7 +22,6 @@ from telemetry.importing.quarantine import Quarantine
 from telemetry.importing.reading import read_batches
 from telemetry.landing.folder import Landing
 from telemetry.landing.tables import LANDED_EVENTS
-from telemetry.xids.pci import normalise_pci_bus_id
 
 SOURCE: Final = "ticket"
 ENTRY_ALIASES: Final[Mapping[str, str]] = {

@@ -17,11 +17,11 @@ from foundation.errors import InputError
 from foundation.text import nearest_hint
 from telemetry.dataset.meta import instant_text
 from telemetry.dataset.schema import INVENTORY, Unit, ms_of
+from telemetry.identity.pci import normalise_pci_bus_id
 from telemetry.importing.columns import as_text
 from telemetry.importing.mapping import InventoryMapping
 from telemetry.importing.quarantine import Quarantine, row_text
 from telemetry.importing.reading import Batch, expand_sources, read_batches
-from telemetry.xids.pci import normalise_pci_bus_id
 
 # A key is code * 2**43 + milliseconds: 2**43 ms reach the year 2248, and codes up to a million stay below 2**63.
 _KEY_SHIFT = 43

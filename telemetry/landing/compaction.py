@@ -29,6 +29,7 @@ from telemetry.dataset.channels import Channel
 from telemetry.dataset.meta import META_NAME, DatasetMeta, instant_text
 from telemetry.dataset.schema import EVENTS, INVENTORY, JOBS, conform
 from telemetry.dataset.store import Dataset
+from telemetry.identity.nodes import NodeNames
 from telemetry.importing.importer import LANDED_ROLE, STATE_FOLDER, CompactionInput, check_step, import_dataset
 from telemetry.importing.inventory import merge_stays, read_inventory, unit_of, with_old_starts
 from telemetry.importing.mapping import ImportMapping
@@ -39,7 +40,6 @@ from telemetry.landing.observations import RUNS, merge_observations, no_runs
 from telemetry.landing.placing import PENDING_COLUMNS, Placed, place_landed
 from telemetry.landing.tables import KINDS, LANDED_EVENTS
 from telemetry.landing.waiting import AHEAD, EARLIEST, Waiting
-from telemetry.xids.node_names import NodeNames
 
 _LOG = logging.getLogger(__name__)
 

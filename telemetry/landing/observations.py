@@ -14,7 +14,7 @@ import pandas as pd
 import pyarrow as pa
 
 from telemetry.dataset.schema import ms_of
-from telemetry.xids.pci import normalise_pci_bus_id
+from telemetry.identity.pci import normalise_pci_bus_id
 
 _LOG = logging.getLogger(__name__)
 

@@ -9,12 +9,12 @@ import numpy as np
 import pandas as pd
 
 from telemetry.dataset.schema import EVENTS, ms_of
+from telemetry.identity.nodes import NodeNames, are_one_node
+from telemetry.identity.pci import normalise_pci_bus_id
 from telemetry.importing.events import place_events
 from telemetry.importing.inventory import Installations, unit_of
 from telemetry.landing.tables import LANDED_EVENTS
 from telemetry.xids.kernel_log import locate
-from telemetry.xids.node_names import NodeNames, are_one_node
-from telemetry.xids.pci import normalise_pci_bus_id
 
 PENDING_COLUMNS: Final = (*LANDED_EVENTS.names, "since_ms")
 """Columns of events that wait: as they were events, and since when they wait."""

@@ -11,9 +11,9 @@ import pandas as pd
 
 from foundation.errors import InputError
 from telemetry.dataset.schema import EVENTS, ms_of
+from telemetry.identity.nodes import NodeNames
+from telemetry.identity.pci import normalise_pci_bus_id
 from telemetry.xids.log_stamp import Stamped, instant_of, split_line
-from telemetry.xids.node_names import NodeNames
-from telemetry.xids.pci import normalise_pci_bus_id
 from telemetry.xids.xid_message import DESCRIBED_XIDS, mentions_xid, parse_gpu_introduction, parse_xid_message
 
 COLUMNS = ("timestamp", "node", "gpu", "pci_bus_id", "type", "code", "detail", "source")

@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
-from telemetry.xids.pci import normalise_pci_bus_id
+from telemetry.identity.pci import normalise_pci_bus_id
 
 _DESCRIBED: Final = """
     13 31 32 38 43 45 46 48 61 62 63 64 68 69 74 79 92 94 95 109 110 119 120 121 122 123

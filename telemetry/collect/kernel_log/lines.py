@@ -15,7 +15,7 @@ from foundation.errors import InputError
 from foundation.running import Wait
 from telemetry.collect.event import Event
 from telemetry.collect.outbox import Outbox
-from telemetry.xids.pci import normalise_pci_bus_id
+from telemetry.identity.pci import normalise_pci_bus_id
 from telemetry.xids.xid_message import mentions_xid, parse_gpu_introduction, parse_xid_message
 
 _log = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ from foundation.kubernetes.watching import Tracker
 from telemetry.collect.event import Event
 from telemetry.collect.kubernetes.nodes import SOURCE
 from telemetry.collect.kubernetes.rules import KubernetesRules
-from telemetry.xids.pci import normalise_pci_bus_id
+from telemetry.identity.pci import normalise_pci_bus_id
 from telemetry.xids.xid_message import parse_xid_message
 
 _DETAIL_LENGTH: Final = 400

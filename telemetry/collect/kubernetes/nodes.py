@@ -17,7 +17,7 @@ from telemetry.collect.event import Event
 from telemetry.collect.kubernetes.rules import KubernetesRules, Rule
 from telemetry.dataset.schema import MAINTENANCE_BEGIN as BEGIN
 from telemetry.dataset.schema import MAINTENANCE_END as END
-from telemetry.xids.pci import normalise_pci_bus_id
+from telemetry.identity.pci import normalise_pci_bus_id
 from telemetry.xids.xid_message import parse_xid_message
 
 SOURCE: Final = "kubernetes"

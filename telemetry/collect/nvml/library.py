@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from telemetry.collect.nvml.questions import Call, fabric_of
-from telemetry.xids.pci import normalise_pci_bus_id
+from telemetry.identity.pci import normalise_pci_bus_id
 
 LOST: Final = frozenset({15, 28})
 """The GPU no longer answers (it fell off the bus), or the driver has dropped it."""

@@ -18,7 +18,7 @@ from foundation.errors import InputError
 from foundation.text import nearest_hint
 from telemetry.collect.series.mapping import SourceMapping
 from telemetry.dataset.channels import Channel, Kind, by_source_name, channel_as_dict, with_rollups
-from telemetry.xids.pci import normalise_pci_bus_id
+from telemetry.identity.pci import normalise_pci_bus_id
 
 XID_COUNT_METRIC: Final = "DCGM_EXP_XID_ERRORS_COUNT"
 """The exporter's own count of XIDs in its last minutes, one series for each XID (label ``xid``)."""

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from foundation.errors import InputError
 from telemetry.xids.kernel_log import KernelLog, locate, parse_kernel_log
-from telemetry.xids.pci import normalise_pci_bus_id
 from telemetry.xids.xid_message import parse_xid_message
 from tests.telemetry.helpers import gpu, quarantine_of, run_import, samples_frame
 
@@ -230,17 +229,6 @@ def test_kernel_logs_are_event_sources(tmp_path: Path):
 def test_no_line_is_too_strange(line, prefix):
     log = parse_kernel_log([prefix + line], node="n", boot_time=NEW_YEAR, reference_time=NEW_YEAR, timezone=UTC)
     assert log.n_lines == 1
-
-
-@pytest.mark.parametrize(
-    ("texts", "address"),
-    [
-        (["00000000:3B:00.0", "0000:3b:00.0", "PCI:0000:3b:00", "3b:00", "3B:0.0", " 0:3b:00 "], "00000000:3b:00"),
-        (["", "GPU-0", "3b", "0000:3b", "0000:3b:00.9", "zz:00", "1:2:3:4"], None),
-    ],
-)
-def test_addresses_of_every_width_are_one(texts: list[str], address: str | None):
-    assert {normalise_pci_bus_id(text) for text in texts} == {address}
 
 
 def test_the_lines_of_a_real_driver_give_its_xids_and_the_gpu_that_it_names_before_them() -> None:

@@ -1,0 +1,100 @@
+"""Identities of GPUs: UUIDs and serial numbers, the placeholders that are none, and what replaces them.
+
+An index or slot is not an identity: devices are renumbered after one is lost. It identifies a GPU at an instant at
+which both were observed together.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Iterable, Mapping
+from functools import cache, lru_cache
+from importlib import resources
+from typing import Final
+
+_UUID: Final = re.compile(
+    r"(?:[\w.-]+/[\w.-]+=)?(?P<kind>gpu-|mig-)?(?P<hex>[0-9a-f]{8}-?[0-9a-f]{4}-?[0-9a-f]{4}-?[0-9a-f]{4}-?[0-9a-f]{12})"
+)
+# ``nvidia.com/gpu=`` is how the Container Device Interface names devices.
+_MIG_OF_GPU: Final = re.compile(r"mig-(?P<gpu>gpu-[0-9a-f-]+)/(?P<gi>\d+)/(?P<ci>\d+)")
+_REPEATS: Final = 6
+_PREFIX: Final = re.compile(r"(?:gpu|mig|nic|device)[-_:]|0x")
+
+
+@lru_cache(maxsize=1 << 16)
+def device_key(text: str) -> str:
+    """Return the form in which UUIDs and serial numbers are compared.
+
+    Letter case, the prefix ``GPU-`` and dashes of a UUID do not count; the prefix ``MIG-`` does.
+    """
+    text = text.strip().casefold()
+    match = _UUID.fullmatch(text)
+    if match is None:
+        return text
+    return ("mig-" if match["kind"] == "mig-" else "") + match["hex"].replace("-", "")
+
+
+@lru_cache(maxsize=1 << 16)
+def is_placeholder(text: str | None) -> bool:
+    """Return whether a UUID or serial number identifies nothing.
+
+    Such are the texts of ``placeholders.csv`` and values of one repeated digit or letter, such as a UUID of zeros.
+    """
+    if text is None:
+        return True
+    text = text.strip().casefold()
+    value = _PREFIX.sub("", text, count=1)
+    letters = "".join(letter for letter in value if letter.isalnum())
+    # ``0`` is no serial number, but ``gpu-0`` and ``a`` may be how an operator names a device.
+    repeats = len(set(letters)) <= 1 and (len(letters) >= _REPEATS or (value == text and not letters.strip("0")))
+    return repeats or any(_placeholder().fullmatch(form) for form in (text, value))
+
+
+def parent_of_mig(text: str) -> str | None:
+    """Return the GPU that the older form of a MIG instance's name contains (``MIG-GPU-…/1/0``)."""
+    match = _MIG_OF_GPU.fullmatch(text.strip().casefold())
+    return None if match is None else "GPU-" + match["gpu"].removeprefix("gpu-")
+
+
+def place_identity(node: str, *, pci_bus_id: str | None = None, slot: str | None = None) -> str | None:
+    """Return the identity of a GPU without UUID and serial number: its node and PCI address, or else its slot.
+
+    It identifies the place: whichever GPU is there later has the same identity.
+    """
+    if pci_bus_id is not None:
+        return f"{node}@{pci_bus_id}"
+    return None if slot is None else f"{node}@slot-{slot}"
+
+
+class GpuNames:
+    """Resolves names of GPUs.
+
+    ``gpus``: known identities, spelled as results spell them.
+    ``other_names``: further identities of them, such as serial numbers.
+    """
+
+    def __init__(self, gpus: Iterable[str], other_names: Mapping[str, str] | None = None) -> None:
+        self.gpus = frozenset(gpus)
+        by_key: dict[str, set[str]] = {}
+        for gpu in self.gpus:
+            by_key.setdefault(device_key(gpu), set()).add(gpu)
+        for name, gpu in (other_names or {}).items():
+            if not is_placeholder(name):
+                by_key.setdefault(device_key(name), set()).add(gpu)
+        # What two GPUs share identifies neither.
+        self._by_key = {key: gpus.pop() for key, gpus in by_key.items() if len(gpus) == 1}
+
+    def find(self, name: str) -> str | None:
+        """Return the GPU that a name means; None if it is unknown or ambiguous."""
+        return name if name in self.gpus else self._by_key.get(device_key(name))
+
+    def written(self, name: str) -> str:
+        """Return the known spelling of a name; the name itself if it is unknown or ambiguous."""
+        return self.find(name) or name
+
+
+@cache
+def _placeholder() -> re.Pattern[str]:
+    text = resources.files(__package__).joinpath("placeholders.csv").read_text(encoding="utf-8")
+    return re.compile("|".join(f"(?:{row['pattern']})" for row in csv.DictReader(text.splitlines())))

@@ -1,0 +1,98 @@
+"""Names of nodes: letter case, short and fully qualified forms, and aliases.
+
+A name is resolved against a set of known nodes. An exact match wins. Otherwise a name matches a node that differs in
+letter case only, else a node with more or less of the same domain. A name that several nodes match is ambiguous and
+matches none of them.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
+
+_DEFAULT_DOMAIN: Final = re.compile(r"\.(?:localdomain|local|\(none\))\Z")
+# Hosts without a configured domain append one of these to their name.
+
+
+class NodeNames:
+    """Resolves names of nodes.
+
+    ``nodes``: known nodes, spelled as results spell them.
+    ``aliases``: further names, in any letter case, to nodes. An alias wins over every other match.
+    """
+
+    def __init__(self, nodes: Iterable[str], aliases: Mapping[str, str] | None = None) -> None:
+        self.nodes = frozenset(nodes)
+        self._aliases = {_key(alias): node for alias, node in (aliases or {}).items()}
+        self._by_key: dict[str, list[str]] = {}
+        self._by_short: dict[str, list[str]] = {}
+        for node in sorted(self.nodes):
+            self._by_key.setdefault(_key(node), []).append(node)
+            for short in _shorter(_key(node)):
+                self._by_short.setdefault(short, []).append(node)
+        self._resolved: dict[str, str | None] = {}
+
+    def candidates(self, name: str) -> Sequence[str]:
+        """Return the nodes that a name may mean: none if it is unknown, several if it is ambiguous."""
+        name = self._aliases.get(_key(name), name)
+        if name in self.nodes:
+            return (name,)
+        key = _key(name)
+        same = self._by_key.get(key)
+        if same:
+            return same
+        shorter = [node for short in _shorter(key) for node in self._by_key.get(short, ())]
+        return list(dict.fromkeys([*self._by_short.get(key, ()), *shorter]))
+
+    def find(self, name: str) -> str | None:
+        """Return the node that a name means; None if it is unknown or ambiguous."""
+        if name not in self._resolved:
+            candidates = self.candidates(name)
+            self._resolved[name] = candidates[0] if len(candidates) == 1 else None
+        return self._resolved[name]
+
+    def is_ambiguous(self, name: str) -> bool:
+        """Return whether several nodes match a name equally well."""
+        return len(self.candidates(name)) > 1
+
+    def written(self, name: str) -> str:
+        """Return the known spelling of a name; the name itself if it is unknown or ambiguous."""
+        return self.find(name) or name
+
+    def written_all(self, names: Iterable[str | None]) -> list[str | None]:
+        """Return the known spelling of each name; None stays None."""
+        return [None if name is None else self.written(name) for name in names]
+
+
+def are_one_node(one: str, other: str) -> bool:
+    """Return whether two names may mean one node: apart from letter case, one is the other with more of its domain.
+
+    The part up to the first dot is not enough: ``10.0.0.1`` and ``10.0.0.2`` are two nodes, and so are ``rack1.n0`` and
+    ``rack1.n1``.
+    """
+    one, other = _key(one), _key(other)
+    return one == other or one in _shorter(other) or other in _shorter(one)
+
+
+def is_address(name: str) -> bool:
+    """Return whether a name is an IP address, which has no short form."""
+    try:
+        ipaddress.ip_address(name.strip("[]").partition("%")[0])
+    except ValueError:
+        return False
+    return True
+
+
+def _key(name: str) -> str:
+    """Return the form in which names are compared."""
+    return _DEFAULT_DOMAIN.sub("", name.strip().rstrip(".").casefold())
+
+
+def _shorter(key: str) -> list[str]:
+    """Return the forms of a name with less of its domain: ``n0`` and ``n0.example`` of ``n0.example.com``."""
+    if "." not in key or is_address(key):
+        return []
+    forms = [key[:place] for place, letter in enumerate(key) if letter == "." and place]
+    return [form for form in forms if not is_address(form)]

@@ -21,6 +21,7 @@ from pydantic import AwareDatetime, BaseModel, BeforeValidator, ValidationError
 from foundation.errors import InputError
 from foundation.instants import from_ms, to_ms
 from foundation.running import Wait
+from telemetry.bounds import BAD_TIME, EARLIEST_MS, LATEST_MS, later, storable
 from telemetry.collect.event import Event
 from telemetry.collect.exporters.targets import Page, Target
 from telemetry.collect.exporters.watch import ScrapeError, Scraper
@@ -47,6 +48,7 @@ _GPU: Final = "accelerator-"
 _SERIOUS: Final = ("Warning", "Critical", "Fatal")
 _XID: Final = re.compile(r"\bXID (\d{1,9})\b")
 _PCI: Final = re.compile(r"\bPCI:[0-9A-Fa-f:.]+")
+_PLAIN_DIGITS: Final = 18
 _UUID: Final = re.compile(r"\bGPU-[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 _RECOVERY: Final = "154"
 # Its meaning is in the kernel's text, which gpud keeps of what it has from NVSentinel only.
@@ -54,15 +56,18 @@ _RECOVERY: Final = "154"
 _log = logging.getLogger(__name__)
 
 
+_Text = Annotated[str, BeforeValidator(lambda text: storable(text) if isinstance(text, str) else text)]
+
+
 class _Entry(BaseModel):
     time: AwareDatetime
-    name: str
-    type: str = ""
-    message: str = ""
+    name: _Text
+    type: _Text = ""
+    message: _Text = ""
 
 
 class _Component(BaseModel):
-    component: str
+    component: _Text
     events: Annotated[list[Any], BeforeValidator(lambda events: events or [])] = []
 
 
@@ -72,13 +77,13 @@ def read_events(page: bytes, node: str, known_at: Callable[[datetime], datetime]
     Raises ``ScrapeError`` if it is no answer of gpud.
     """
     try:
-        components = [_Component.model_validate(part) for part in json.loads(page) or []]
+        components = [_Component.model_validate(part) for part in json.loads(page, parse_int=_number) or []]
     except (ValueError, TypeError, RecursionError):  # a ValidationError is a ValueError
         raise ScrapeError("parse", "this is no list of gpud's components") from None
     found: dict[str, Event | str] = {}
     for component in components:
         for given in component.events:
-            digest = hashlib.sha256(f"{component.component} {json.dumps(given, sort_keys=True)}".encode())
+            digest = hashlib.sha256(storable(f"{component.component} {_written(given)}").encode())
             try:
                 entry = _Entry.model_validate(given)
             except ValidationError as error:
@@ -86,11 +91,26 @@ def read_events(page: bytes, node: str, known_at: Callable[[datetime], datetime]
                 where = ".".join((component.component, *map(str, problem["loc"])))
                 found[digest.hexdigest()[:16]] = f"{where}: {problem['msg']}"
                 continue
+            if not EARLIEST_MS <= to_ms(entry.time) < LATEST_MS:
+                found[digest.hexdigest()[:16]] = f"{component.component}: {BAD_TIME}"
+                continue
             what = _event(component.component, entry)
             if what is not None:
                 event = Event(entry.time, node, source=SOURCE, known_at=known_at(entry.time), **what)
                 found[digest.hexdigest()[:16]] = event
     return found
+
+
+def _number(text: str) -> float:
+    """Read a whole number, one of thousands of digits as infinite."""
+    return int(text) if len(text) <= _PLAIN_DIGITS else float(text)
+
+
+def _written(entry: Any) -> str:
+    try:
+        return json.dumps(entry, sort_keys=True)
+    except RecursionError:  # it was read at a shallower depth of the stack
+        return "nested too deeply"
 
 
 def _event(component: str, entry: _Entry) -> dict[str, Any] | None:
@@ -199,7 +219,7 @@ class GpudCollector:
                 _log.warning("%s: too many events, those before %s are left out", target.address, start.isoformat())
 
         def known_at(time: datetime) -> datetime:
-            return now if known else min(now, time + self._delay)
+            return now if known else min(now, later(time, self._delay))
 
         found = read_events(page.body, target.node or target.host, known_at)
         seen = set(known.get("seen", ()))

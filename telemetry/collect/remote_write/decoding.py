@@ -1,8 +1,7 @@
 """Prometheus remote write 1.0: from a protobuf body to samples of the series that are channels.
 
-The message is known to the protobuf library through a descriptor that is built here, in which the labels of a series
-are plain bytes. A series is then recognised by the digest of these bytes, and its labels are decoded once in its life
-rather than with each sample.
+The protobuf descriptor is built here, with the labels of a series as plain bytes. A series is recognized by the digest
+of these bytes, so that its labels are decoded once in its life rather than with each sample.
 """
 
 from __future__ import annotations
@@ -11,7 +10,9 @@ import hashlib
 import logging
 import threading
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
 
 import cramjam
@@ -20,6 +21,8 @@ import numpy.typing as npt
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import DecodeError
 
+from foundation.instants import to_ms
+from telemetry.bounds import EARLIEST_MS, LATEST_MS
 from telemetry.collect.remote_write.problems import Refused
 from telemetry.collect.series.identity import Series, SeriesCatalogue, XidCount
 
@@ -38,12 +41,16 @@ BAD_TIME: Final = "time"
 OTHER_METRIC: Final = "told_by_another_metric"
 """Why a sample is dropped: the reasons that :class:`RemoteWriteDecoder` counts."""
 
-_EARLIEST_MS: Final = 946_684_800_000  # 2000-01-01: earlier instants are counters taken for clocks
-_LATEST_MS: Final = 7_258_118_400_000  # 2200-01-01
 _SERIES_KEPT: Final = 600_000
 _CLAIM_MS: Final = 600_000  # a metric that was not seen for this long (the exporter was changed) gives way to the next
 _LABEL_LIMIT: Final = 256
 _LABEL_BYTES: Final = 65_536
+
+MAX_MESSAGES: Final = 1_000_000
+"""Series, labels and samples of one request. Two bytes announce a message that takes 50 in memory."""
+
+_LENGTH_DELIMITED: Final = 2
+_FIXED_BYTES: Final = {1: 8, 5: 4}
 
 
 def decompress(block: bytes, limit: int) -> bytes:
@@ -91,11 +98,18 @@ class _Known(NamedTuple):
 
 
 class RemoteWriteDecoder:
-    """Decodes requests; keeps what up to ``series_kept`` series are (some 100 bytes each), then learns them again."""
+    """Decodes requests; caches the identity of up to ``series_kept`` series (100 bytes each), then starts again."""
 
-    def __init__(self, catalogue: SeriesCatalogue, *, series_kept: int = _SERIES_KEPT) -> None:
+    def __init__(
+        self,
+        catalogue: SeriesCatalogue,
+        *,
+        series_kept: int = _SERIES_KEPT,
+        clock: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
         self._catalogue = catalogue
         self._kept = series_kept
+        self._clock = clock
         self._lock = threading.Lock()
         self._warned = False
         self._forget()
@@ -108,7 +122,12 @@ class RemoteWriteDecoder:
         self._claims: dict[tuple[str, str, str | None], _Claim] = {}
 
     def decode(self, body: bytes, *, limit: int) -> Samples:
-        """Decode a ``prometheus.WriteRequest``; raises ``Refused`` if it is none, or has over ``limit`` samples."""
+        """Decode a ``prometheus.WriteRequest``.
+
+        Raises ``Refused`` if it is none, or has over ``limit`` samples or :data:`MAX_MESSAGES` messages.
+        """
+        if len(body) > 2 * MAX_MESSAGES:  # a smaller body cannot hold more
+            check_messages(body, MAX_MESSAGES)
         request = _WRITE_REQUEST()
         try:
             request.ParseFromString(body)
@@ -120,6 +139,7 @@ class RemoteWriteDecoder:
         index: list[int] = []
         ms: list[int] = []
         values: list[float] = []
+        now_ms = to_ms(self._clock())
         with self._lock:
             if len(self._digests) > self._kept:
                 self._forget()
@@ -128,30 +148,46 @@ class RemoteWriteDecoder:
                 digest = hashlib.blake2b(b"".join(series.labels), digest_size=16).digest()
                 known = self._digests.get(digest)
                 if known is None:
-                    known = self._digests[digest] = self._learn(series.labels)
+                    known, is_unambiguous = self._learn(series.labels)
+                    if is_unambiguous:
+                        self._digests[digest] = known
                 if isinstance(known, str):
                     dropped[known] += len(samples)
                     continue
                 if not samples:
                     continue
                 number, rank, claim = known
-                if rank > claim.rank and samples[-1].timestamp - claim.ms <= _CLAIM_MS:
-                    dropped[OTHER_METRIC] += len(samples)
+                last_ms = samples[-1].timestamp
+                if EARLIEST_MS <= last_ms < LATEST_MS:
+                    if rank > claim.rank and last_ms - claim.ms <= _CLAIM_MS:
+                        dropped[OTHER_METRIC] += len(samples)
+                        continue
+                    # A clock that is ahead must not claim the channel until it is right.
+                    claim.rank, claim.ms = rank, max(claim.ms, min(last_ms, now_ms))
+                elif rank > claim.rank:
+                    dropped[BAD_TIME] += len(samples)
                     continue
-                claim.rank, claim.ms = rank, max(claim.ms, samples[-1].timestamp)
                 index += [number] * len(samples)
                 ms += [sample.timestamp for sample in samples]
                 values += [sample.value for sample in samples]
             book = self._series
         times, numbers = np.array(ms, np.int64), np.array(values, np.float64)
         stale = numbers.view(np.int64) == STALE_BITS
-        wrong = ~stale & ((times < _EARLIEST_MS) | (times >= _LATEST_MS))
+        wrong = ~stale & ((times < EARLIEST_MS) | (times >= LATEST_MS))
         dropped.update({STALE: int(stale.sum()), BAD_TIME: int(wrong.sum())})
         keep = ~(stale | wrong)
         return Samples(book, np.array(index, np.int32)[keep], times[keep], numbers[keep], +dropped)
 
-    def _learn(self, encoded: Any) -> _Known | str:
-        labels = _labels(encoded)
+    def _learn(self, encoded: Any) -> tuple[_Known | str, bool]:
+        """Return what a series is, and whether the joined bytes of its labels can be read in this way only.
+
+        They can where each label is in canonical form: its name first, then its value. Otherwise another division of
+        the bytes of a good series would take its place in the cache.
+        """
+        labels, is_canonical = _labels(encoded)
+        return self._identify(labels), is_canonical
+
+    def _identify(self, labels: dict[str, str]) -> _Known | str:
         name = labels.get("__name__", "")
         if not name:
             raise Refused.unreadable("a series has no __name__")
@@ -184,12 +220,58 @@ class RemoteWriteDecoder:
             )
 
 
-def _labels(encoded: Any) -> dict[str, str]:
+def check_messages(body: bytes, limit: int) -> None:
+    """Raise ``Refused`` if a request holds more than ``limit`` series, labels and samples; nothing is decoded.
+
+    A body that is damaged passes: the decoder names the fault.
+    """
+    count = 0
+    ends = [len(body)]
+    position, size = 0, len(body)
+    while True:
+        while position >= ends[-1]:
+            ends.pop()
+            if not ends:
+                return
+        tag, position = _varint(body, position, size)
+        kind = tag & 7
+        if kind == _LENGTH_DELIMITED:
+            length, position = _varint(body, position, size)
+            count += 1
+            if count > limit:
+                raise Refused.too_large(f"the request holds more than {limit} series, labels and samples")
+            if len(ends) == 1 and tag >> 3 == 1:  # a series: its labels and samples count, too
+                ends.append(min(position + length, size))
+            else:
+                position += length
+        elif kind == 0:
+            _, position = _varint(body, position, size)
+        elif kind in _FIXED_BYTES:
+            position += _FIXED_BYTES[kind]
+        else:
+            raise Refused.unreadable(f"the request has a field of wire type {kind}")
+
+
+def _varint(body: bytes, position: int, size: int) -> tuple[int, int]:
+    """Return a number and the position after it; at the end of the body the number is cut."""
+    number = shift = 0
+    while position < size and shift < 70:
+        byte = body[position]
+        position += 1
+        number |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            break
+        shift += 7
+    return number, position
+
+
+def _labels(encoded: Any) -> tuple[dict[str, str], bool]:
+    """Return the labels, and whether each is in canonical form."""
     if len(encoded) > _LABEL_LIMIT:
         raise Refused.unreadable(f"a series has {len(encoded)} labels")
     if sum(map(len, encoded)) > _LABEL_BYTES:
         raise Refused.unreadable(f"the labels of a series are longer than {_LABEL_BYTES} bytes")
-    labels = {}
+    labels, is_canonical = {}, True
     for content in encoded:
         label = _LABEL()
         try:
@@ -197,7 +279,8 @@ def _labels(encoded: Any) -> dict[str, str]:
         except DecodeError as error:
             raise Refused.unreadable(f"a label cannot be decoded: {error}") from error
         labels[label.name] = label.value
-    return labels
+        is_canonical &= bool(label.name) and label.SerializeToString(deterministic=True) == content
+    return labels, is_canonical
 
 
 def _messages() -> tuple[Any, Any]:

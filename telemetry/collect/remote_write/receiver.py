@@ -15,10 +15,11 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, disable_created
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import PlainTextResponse, Response
+from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from foundation.errors import InputError
+from telemetry.bounds import plausible_rows
 from telemetry.collect.remote_write.arrow_body import read_stream
 from telemetry.collect.remote_write.connections import max_connections, serving
 from telemetry.collect.remote_write.decoding import RemoteWriteDecoder, Samples, decompress
@@ -112,8 +113,9 @@ class Receiver:
         self._catalogue = catalogue or SeriesCatalogue(CATALOGUE)
         tokens = self.settings.tokens
         self._tokens = None if tokens is None else TokenFile(tokens, _plain_token, "Give a file with one token a line.")
-        self._decoder = RemoteWriteDecoder(self._catalogue)
-        self._writer = SampleWriter(landing, clock or (lambda: datetime.now(UTC)))
+        clock = clock or (lambda: datetime.now(UTC))
+        self._decoder = RemoteWriteDecoder(self._catalogue, clock=clock)
+        self._writer = SampleWriter(landing, clock)
         self._commit = GroupCommit(self._writer.write, self.settings, self.metrics.write)
         self.metrics.buffered.set_function(lambda: self._commit.held)
         self._active = 0
@@ -187,11 +189,19 @@ class Receiver:
             raise Refused(415, "send the body without a content encoding", "encoding")
         kind, name = request.query_params.get("kind"), request.query_params.get("name")
         async with self._body(request) as body:
-            await asyncio.to_thread(self._push, kind, name, body)
-        return Response(status_code=204)
+            left_out, example = await asyncio.to_thread(self._push, kind, name, body)
+        if not left_out:
+            return Response(status_code=204)
+        self.metrics.drop(left_out)
+        return JSONResponse(
+            {"left_out": [{"reason": reason, "count": n} for reason, n in left_out.items()], "example": example}
+        )
 
-    def _push(self, kind: str | None, name: str | None, body: bytes) -> None:
-        """Land one table as another collector did; what the dataset cannot use, compaction sets aside."""
+    def _push(self, kind: str | None, name: str | None, body: bytes) -> tuple[dict[str, int], str | None]:
+        """Stage one table as another collector staged it; return why rows were left out, and one of them.
+
+        Rows that the dataset cannot use are left to compaction. An impossible instant would stop compaction.
+        """
         known: Kind | None = next((name for name in get_args(Kind) if name == kind), None)
         if known is None:
             raise Refused(422, f"kind is {kind!r}: use one of {', '.join(get_args(Kind))}", "invalid")
@@ -200,7 +210,13 @@ class Receiver:
             for field in table.schema:  # the layout would take them for UTC
                 if pa.types.is_timestamp(field.type) and field.type.tz is None:
                     raise ValueError(f"{known}: {field.name} has no time zone")
-            landed = self._landing.stage(known, lay_out(known, table, self._catalogue.channels), name=name)
+            # Before the layout, which converts other units than milliseconds, and after it, which converts integers.
+            table, left_out, example = plausible_rows(table)
+            table, also_left_out, another = plausible_rows(lay_out(known, table, self._catalogue.channels))
+            left_out, example = left_out | also_left_out, example or another
+            if left_out and not table.num_rows:
+                raise ValueError(f"no row can be used: {', '.join(left_out)}, such as {example}")
+            landed = self._landing.stage(known, table, name=name)
         except (InputError, OSError) as error:
             _LOG.error("a push cannot be landed: %s", error)
             raise Refused.busy(f"the push cannot be stored now: {error}", "disk") from error
@@ -208,6 +224,7 @@ class Receiver:
             raise Refused(422, str(error), "invalid") from error
         if landed is not None:
             self.metrics.write(0, table.num_rows, {})
+        return left_out, example
 
     @contextlib.asynccontextmanager
     async def _body(self, request: Request) -> AsyncIterator[bytes]:

@@ -6,9 +6,12 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from typing import Final, Generic, NamedTuple, TypeVar
 
 from prometheus_client.parser import text_string_to_metric_families
+
+from telemetry.bounds import BAD_TIME, EARLIEST_MS, LATEST_MS
 
 END_OF_PAGE: Final = "# EOF"
 """The line that ends an OpenMetrics page."""
@@ -19,6 +22,7 @@ TOO_LONG: Final = "line over the length limit"
 
 _EXEMPLAR: Final = re.compile(r' # \{[^"]*(?:"(?:[^"\\]|\\.)*"[^"]*)*\}[^"]*\Z')
 _LINE_CHARACTERS: Final = 16_384
+_FAULTS: Final = 3
 
 _Identity = TypeVar("_Identity")
 
@@ -49,8 +53,8 @@ def parse_line(line: str, *, openmetrics: bool = False) -> Sample | None:
         raise ValueError(f"text after the time stamp: {line[:60]!r}")
     try:
         samples = [sample for family in text_string_to_metric_families(line) for sample in family.samples]
-    except (ValueError, IndexError, KeyError, TypeError) as error:
-        raise ValueError(f"{error}: {line[:60]!r}") from error
+    except (ValueError, ArithmeticError, LookupError, TypeError) as error:
+        raise ValueError(f"{str(error)[:100]}: {line[:60]!r}") from error
     if len(samples) != 1:
         raise ValueError(f"no sample: {line[:60]!r}")
     sample = samples[0]
@@ -92,6 +96,8 @@ class LineReader(Generic[_Identity]):
     ) -> Iterator[tuple[_Identity, float, int | None]]:
         """Yield identity, value and time stamp of each line; lines that cannot be used are counted.
 
+        A time stamp is a plausible instant, see :mod:`telemetry.bounds`.
+
         ``faults`` takes what was wrong with the first three.
         """
         for number, line in enumerate(lines, start=1):
@@ -100,28 +106,36 @@ class LineReader(Generic[_Identity]):
             if len(line) > _LINE_CHARACTERS:
                 problems[TOO_LONG] += 1
                 continue
-            head, brace, rest = line.rpartition("} ")
-            if head in self._known and brace and "_" not in rest:
-                value, _, stamp = rest.partition(" ")
-                try:
-                    ms = None if not stamp else _whole_ms(float(stamp)) if openmetrics else int(stamp)
-                    yield self._known[head], float(value), ms
-                    continue
-                except (ValueError, OverflowError):
-                    pass  # the parser knows why
             try:
-                sample = parse_line(line, openmetrics=openmetrics)
+                reading = self._read_line(line, openmetrics=openmetrics)
             except ValueError as error:
                 problems[BAD_LINE] += 1
-                if faults is not None and len(faults) < 3:
+                if faults is not None and len(faults) < _FAULTS:
                     faults.append(f"line {number}: {error}")
                 continue
-            if sample is None:
+            if reading is None:
                 continue
-            identity = self._identify(sample.name, sample.labels)
-            if brace and " # {" not in head and _is_series(head, sample):
-                self._remember(head, identity)
-            yield identity, sample.value, sample.timestamp_ms
+            ms = reading[2]
+            if ms is None or EARLIEST_MS <= ms < LATEST_MS:
+                yield reading
+            else:
+                problems[BAD_TIME] += 1
+
+    def _read_line(self, line: str, *, openmetrics: bool) -> tuple[_Identity, float, int | None] | None:
+        head, brace, rest = line.rpartition("} ")
+        if brace and "_" not in rest and head in self._known:
+            value, _, stamp = rest.partition(" ")
+            # The parser knows why a number cannot be read.
+            with suppress(ValueError, OverflowError):
+                ms = None if not stamp else _whole_ms(float(stamp)) if openmetrics else int(stamp)
+                return self._known[head], float(value), ms
+        sample = parse_line(line, openmetrics=openmetrics)
+        if sample is None:
+            return None
+        identity = self._identify(sample.name, sample.labels)
+        if brace and " # {" not in head and _is_series(head, sample):
+            self._remember(head, identity)
+        return identity, sample.value, sample.timestamp_ms
 
     def _remember(self, head: str, identity: _Identity) -> None:
         if self._known_bytes + len(head) > self.max_bytes:

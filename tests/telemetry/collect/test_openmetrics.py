@@ -11,7 +11,8 @@ from typer.testing import CliRunner
 
 from foundation.errors import InputError
 from predrain.command import app
-from telemetry.collect.openmetrics import BAD_TIME, NO_TIME, land_dump
+from telemetry.bounds import BAD_TIME
+from telemetry.collect.openmetrics import NO_TIME, land_dump
 from telemetry.collect.series.exposition import BAD_LINE, parse_line
 from telemetry.collect.series.identity import SeriesCatalogue
 from telemetry.collect.series.mapping import SourceMapping

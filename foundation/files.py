@@ -32,6 +32,7 @@ from foundation.place import refuse_storage
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
+_STALE_S = 3600.0
 _SWAP_WAIT_S = 2.0
 # Two renames take microseconds; a builder seen between them for longer than this has stopped.
 
@@ -87,21 +88,33 @@ def fsync_path(path: Path) -> None:
         os.close(descriptor)
 
 
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Yield a hidden sibling to write to, which takes the name ``path`` when the block ends without an error.
+
+    Concurrent writers of one path have a sibling each; the last one wins. What killed writers of it left behind goes.
+    """
+    for stale in path.parent.glob(f".{glob.escape(path.name)}.*.partial"):
+        with contextlib.suppress(OSError):
+            if time.time() - stale.stat().st_mtime > _STALE_S:
+                stale.unlink()
+    temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.partial")
+    try:
+        yield temporary
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
 def write_bytes(path: Path, content: bytes) -> None:
     """Write a small file atomically: to a hidden sibling, forced to the disk, then renamed.
 
     Raises ``InputError`` if the disk is full or the folder may not be written to; the old file is unchanged.
     """
-    temporary = path.with_name(f".{path.name}.tmp")
-    try:
-        with disk_errors(path):
-            with temporary.open("wb") as stream:
-                stream.write(content)
-                stream.flush()
-                os.fsync(stream.fileno())
-            temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with disk_errors(path), replacing(path) as temporary, temporary.open("wb") as stream:
+        stream.write(content)
+        stream.flush()
+        os.fsync(stream.fileno())
 
 
 def stamp_of(path: Path) -> tuple[int, ...]:

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 
-def nearest_hint(name: str, known: Sequence[str]) -> str:
-    """Return a sentence with the known name nearest to ``name``, or an empty text if none is near."""
+def closest(name: object, known: Iterable[str]) -> str | None:
+    """Return the known name nearest to ``name``, whatever its case; None if none is near."""
     by_lower = {candidate.lower(): candidate for candidate in known}
-    near = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.5)
-    return f"Did you mean {by_lower[near[0]]!r}?" if near else ""
+    near = difflib.get_close_matches(str(name)[:200].lower(), by_lower, n=1, cutoff=0.5)
+    return by_lower[near[0]] if near else None
+
+
+def nearest_hint(name: object, known: Iterable[str], otherwise: str = "") -> str:
+    """Return a sentence with the known name nearest to ``name``, or ``otherwise`` if none is near."""
+    near = closest(name, known)
+    return otherwise if near is None else f"Did you mean {near!r}?"

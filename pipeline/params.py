@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
@@ -17,6 +16,7 @@ from features.config import DecisionSection, FeatureSection, LabelSection
 from foundation.durations import Duration, format_duration
 from foundation.errors import InputError
 from foundation.settings import Section
+from foundation.text import nearest_hint
 from foundation.yaml import read_yaml
 from models.config import BacktestSection, ModelsSection, PromotionSection, ServingSection, TrainingSection
 from policy.config import PolicyConfig
@@ -174,16 +174,14 @@ def _explain(error: ValidationError, origin: Origin) -> InputError:
     where = f"{_origin_of(loc, origin)}, parameter {dotted}"
     if first["type"] == "extra_forbidden":
         valid = _valid_names(loc[:-1])
-        near = difflib.get_close_matches(loc[-1], valid, n=1, cutoff=0.4)
-        hint = f"Did you mean '{near[0]}'?" if near else f"Valid names here: {', '.join(valid)}."
+        hint = nearest_hint(loc[-1], valid, f"Valid names here: {', '.join(valid)}.")
         return InputError(f"unknown key '{dotted}'", where, hint)
     message = first["msg"].removeprefix("Value error, ")
     if first["type"] == "value_error" and isinstance(first.get("input"), Mapping):
         # of values that do not go together; the whole section says nothing by itself
         return InputError(message, where, "Correct one of the values.")
     valid = re.findall(r"'([^']+)'", str(first.get("ctx", {}).get("expected", "")))
-    near = difflib.get_close_matches(str(first.get("input")), valid, n=1, cutoff=0.4)
-    hint = f"Did you mean '{near[0]}'?" if near else "Correct the value."
+    hint = nearest_hint(first.get("input"), valid, "Correct the value.")
     return InputError(f"{first.get('input')!r} is not valid: {message}", where, hint)
 
 

@@ -13,6 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtri
 
+from foundation.hashing import GOLDEN_GAMMA, mix64
+
 Int64Array = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
 
@@ -32,30 +34,22 @@ class Purpose(IntEnum):
     AMBIENT = 10
 
 
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-_MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
-_MIX_2 = np.uint64(0x94D049BB133111EB)
 _TO_UNIT = 1.0 / 9007199254740992.0
 
 NORMAL_TABLE: NDArray[np.float32] = ndtri((np.arange(65536) + 0.5) / 65536.0).astype(np.float32)
 """Standard normal quantiles at the middles of 65,536 equal shares: four telemetry noises from one 64-bit number."""
 
 
-@numba.njit(cache=True, nogil=True, inline="always")
-def mix(value: np.uint64) -> np.uint64:
-    """Scramble 64 bits (SplitMix64's finaliser)."""
-    z = value
-    z = (z ^ (z >> np.uint64(30))) * _MIX_1
-    z = (z ^ (z >> np.uint64(27))) * _MIX_2
-    return z ^ (z >> np.uint64(31))
+mix = numba.njit(cache=True, nogil=True, inline="always")(mix64)
+"""Scramble one 64-bit value."""
 
 
 @numba.njit(cache=True, nogil=True)
 def stream(seed: int, node: int, slot: int, purpose: int) -> NDArray[np.uint64]:
     """Return the state of a stream, an array of one uint64; ``seed`` and the others are taken modulo 2**64."""
-    key = mix(np.uint64(seed) + _GOLDEN)
-    key = mix(key ^ (np.uint64(node) + _GOLDEN))
-    key = mix(key ^ (np.uint64(slot) * np.uint64(0x100) + np.uint64(purpose) + _GOLDEN))
+    key = mix(np.uint64(seed) + GOLDEN_GAMMA)
+    key = mix(key ^ (np.uint64(node) + GOLDEN_GAMMA))
+    key = mix(key ^ (np.uint64(slot) * np.uint64(0x100) + np.uint64(purpose) + GOLDEN_GAMMA))
     state = np.empty(1, np.uint64)
     state[0] = key
     return state
@@ -64,7 +58,7 @@ def stream(seed: int, node: int, slot: int, purpose: int) -> NDArray[np.uint64]:
 @numba.njit(cache=True, nogil=True, inline="always")
 def bits(state: NDArray[np.uint64]) -> np.uint64:
     """Draw 64 random bits."""
-    state[0] += _GOLDEN
+    state[0] += GOLDEN_GAMMA
     return mix(state[0])
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import threading
 from collections.abc import Callable
@@ -13,6 +12,7 @@ from typing import Any
 
 from foundation.errors import InputError
 from foundation.files import FolderSwap, disk_errors
+from foundation.text import nearest_hint
 from simulator.devices import signatures
 from simulator.fleet import Clock
 from simulator.run import Simulation, node_devices, run_fleet
@@ -143,9 +143,8 @@ def _checked(
     start: datetime,
 ) -> tuple[Scenario, Clock]:
     if isinstance(scenario, str) and scenario not in SCENARIOS:
-        near = difflib.get_close_matches(scenario, list(SCENARIOS), n=1, cutoff=0.4)
-        hint = f"Did you mean {near[0]!r}? " if near else ""
-        raise InputError(f"unknown scenario {scenario!r}", "scenario", f"{hint}Choose one of {', '.join(SCENARIOS)}.")
+        hint = f"{nearest_hint(scenario, SCENARIOS)} Choose one of {', '.join(SCENARIOS)}.".strip()
+        raise InputError(f"unknown scenario {scenario!r}", "scenario", hint)
     ms = step // timedelta(milliseconds=1)
     whole = ms > 0 and not timedelta(days=1) % step and step <= timedelta(hours=6)
     begin = int(start.timestamp() * 1000)

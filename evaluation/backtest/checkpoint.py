@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
-import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,6 +20,7 @@ from evaluation.backtest.frames import Fold
 from evaluation.drift.verdict import Findings
 from features.engine import source_digest
 from foundation.errors import InputError
+from foundation.files import replacing
 
 _KEY = b"predrain.fold"
 _FINDINGS: TypeAdapter[Findings | None] = TypeAdapter(Findings | None)
@@ -87,13 +87,11 @@ class FoldStore:
 
     @contextmanager
     def _appearing(self, path: Path, what: str) -> Iterator[Path]:
-        temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            yield temporary
-            os.replace(temporary, path)
+            with replacing(path) as temporary:
+                yield temporary
         except OSError as error:
-            temporary.unlink(missing_ok=True)
             do = "Free some space" if error.errno == errno.ENOSPC else "Make the folder writable"
             raise InputError(
                 f"cannot write {what}: {error.strerror or error}",

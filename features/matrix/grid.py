@@ -13,6 +13,7 @@ from features.config import DecisionSection
 from features.installations import Installations, Timeline
 from features.matrix.meta import MatrixConfig
 from features.times import NEVER, Int64Array, duration_ms, instant_ms, instants, milliseconds, text
+from foundation.hashing import mix64
 
 MIN_COMPANIONS = 4
 """At least this many units without the onset join an augmented row, so that its time never betrays its label."""
@@ -86,7 +87,7 @@ def augmented_rows(
     for time, failing, established in zip(decided.tolist(), unit.tolist(), known.tolist(), strict=True):
         if time not in drawn_at:
             stay, _ = _in_service(population, np.asarray([time], dtype=np.int64))
-            rank = _mix(keys[population.stays.unit[stay]] ^ _mix(np.asarray([time], dtype=np.uint64)))
+            rank = mix64(keys[population.stays.unit[stay]] ^ mix64(np.asarray([time], dtype=np.uint64)))
             drawn_at[time] = stay[np.argsort(rank, kind="stable")]
         drawn = drawn_at[time]
         is_failing = population.stays.unit[drawn] == failing
@@ -184,10 +185,3 @@ def _unit_hashes(units: NDArray[np.object_], seed: int) -> NDArray[np.uint64]:
         return int.from_bytes(hashlib.blake2b(f"{seed}:{unit}".encode(), digest_size=8).digest(), "big")
 
     return np.asarray([digest(unit) for unit in units], dtype=np.uint64)
-
-
-def _mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    # The finaliser of splitmix64 (Steele, Lea, Flood 2014): a fixed bijection whose output bits look independent.
-    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return values ^ (values >> np.uint64(31))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -10,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from foundation.errors import InputError
+from foundation.text import nearest_hint
 from telemetry.dataset.channels import ROLLUP_SUFFIXES, Channel
 
 
@@ -89,8 +89,7 @@ class ChannelLayout:
 
 def unknown_channel(name: str, channels: Mapping[str, Channel], where: str) -> InputError:
     """Say that a dataset lacks a channel that a parameter names."""
-    near = difflib.get_close_matches(name, channels, n=1, cutoff=0.4)
-    hint = f"Did you mean '{near[0]}'?" if near else f"It has: {', '.join(sorted(channels)) or 'none'}."
+    hint = nearest_hint(name, channels, f"It has: {', '.join(sorted(channels)) or 'none'}.")
     return InputError(f"the dataset has no channel '{name}'", where, hint)
 
 

@@ -14,6 +14,7 @@ import os
 import threading
 import zipfile
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ import xgboost
 from sklearn.ensemble import RandomForestClassifier
 
 from foundation.errors import InputError
+from foundation.files import replacing
 from models.config import PRIOR, SEQUENCE
 from models.learners.factory import Fit, LoadedLightGBM
 from models.learners.prepared import PreparedClassifier
@@ -217,14 +219,10 @@ class FitStore:
             return read if columns is None else ColumnSubset.around(read, columns)
         except (OSError, InputError):
             learner = do()
-        temporary = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.partial")
-        try:
+        with suppress(OSError):
             self._folder.mkdir(parents=True, exist_ok=True)
-            with _ONE_AT_A_TIME:
+            with _ONE_AT_A_TIME, replacing(path) as temporary:
                 write_learner(fit.name, learner, temporary)
-            os.replace(temporary, path)
-        except OSError:
-            temporary.unlink(missing_ok=True)
         return learner
 
     def shrink(self) -> None:

@@ -9,7 +9,6 @@ on simulated fleets fewer leaves, fewer features a tree and larger penalties eac
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from sklearn.neural_network import MLPClassifier
 from threadpoolctl import threadpool_limits
 
 from foundation.errors import InputError
+from foundation.text import nearest_hint
 from models.config import ALL_LEARNERS, SEQUENCE
 from models.learners.prepared import PreparedClassifier
 from models.recipe import THREADS, Recipe
@@ -198,7 +198,7 @@ def make_learner(name: str, *, seed: int, settings: Mapping[str, Any] | None = N
             raise InputError(
                 f"unknown setting '{key}' of learner {name}",
                 f"parameter models.settings.{name}",
-                _nearest(key, valid),
+                nearest_hint(key, valid, f"Valid names: {', '.join(sorted(valid))}."),
             )
     larger = _MANY.get(name, {}) if incidents >= MANY_INCIDENTS else {}
     return recipe.build(seed % 2**31, {**recipe.defaults, **larger, **overrides})
@@ -285,9 +285,5 @@ def _recipe(name: str) -> Recipe:
         from models.sequence.classifier import recipe  # noqa: PLC0415 - PyTorch is an extra
 
         return recipe(name)
-    raise InputError(f"unknown learner '{name}'", "parameter models", _nearest(name, ALL_LEARNERS))
-
-
-def _nearest(name: str, valid: tuple[str, ...]) -> str:
-    near = difflib.get_close_matches(name, valid, n=1, cutoff=0.4)
-    return f"Did you mean '{near[0]}'?" if near else f"Valid names: {', '.join(sorted(valid))}."
+    hint = nearest_hint(name, ALL_LEARNERS, f"Valid names: {', '.join(sorted(ALL_LEARNERS))}.")
+    raise InputError(f"unknown learner '{name}'", "parameter models", hint)

@@ -9,14 +9,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from foundation.hashing import GOLDEN_GAMMA, mix64
+
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 Hashes = NDArray[np.uint64]
-
-_MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
-_MIX_2 = np.uint64(0x94D049BB133111EB)
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
 def name_hashes(names: Iterable[Any]) -> Hashes:
@@ -39,7 +37,7 @@ def text_hashes(texts: Sequence[str]) -> Hashes:
 
 
 def mix(values: Hashes, with_values: Hashes | Ints | int) -> Hashes:
-    """Combine hashes with more values into new hashes (the finaliser of SplitMix64, Steele et al. 2014).
+    """Combine hashes with more values into new hashes.
 
     ``values``: Hashes; shape (n,).
     ``with_values``: what to mix in; shape (n,).
@@ -47,10 +45,7 @@ def mix(values: Hashes, with_values: Hashes | Ints | int) -> Hashes:
     """
     more = np.asarray(with_values).astype(np.int64).view(np.uint64) if not _unsigned(with_values) else with_values
     with np.errstate(over="ignore"):
-        z = np.asarray(values, dtype=np.uint64) + _GOLDEN * (np.asarray(more, dtype=np.uint64) + np.uint64(1))
-        z = (z ^ (z >> np.uint64(30))) * _MIX_1
-        z = (z ^ (z >> np.uint64(27))) * _MIX_2
-        return z ^ (z >> np.uint64(31))
+        return mix64(np.asarray(values, dtype=np.uint64) + GOLDEN_GAMMA * (np.asarray(more, np.uint64) + np.uint64(1)))
 
 
 def _unsigned(values: object) -> bool:

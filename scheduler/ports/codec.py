@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import itertools
 import json
 import math
@@ -17,6 +16,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 import orjson
 
 from foundation.durations import parse_duration
+from foundation.text import nearest_hint
 from policy.risk_record import parse_utc
 
 _AS_THEY_ARE = frozenset((str, int, float, bool, type(None)))
@@ -137,8 +137,7 @@ def _object(kind: type, value: Any, where: str) -> Any:
     known = [name for name, _, _ in shape]
     for name in value:
         if name not in known:
-            near = difflib.get_close_matches(str(name), known, n=1)
-            do = f"did you mean {near[0]!r}?" if near else f"expected only {', '.join(known)}"
+            do = nearest_hint(name, known, f"Expected only {', '.join(known)}.")
             raise ValueError(f"{where} holds {name!r}: {do}")
     made = {}
     for name, hint, needed in shape:

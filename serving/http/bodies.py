@@ -10,6 +10,7 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
+from foundation.text import closest
 from telemetry.collect.remote_write.problems import Refused
 
 JSON: Final = "application/json"
@@ -77,11 +78,9 @@ def one_of(content: Any, keys: tuple[str, ...]) -> tuple[str, Any]:
 
 def unknown_name(name: str, known: tuple[str, ...] | list[str], what: str) -> str:
     """Return the detail of a refusal of a name, with the nearest valid one."""
-    from difflib import get_close_matches  # noqa: PLC0415 - only a mistake needs it
-
-    near = get_close_matches(name[:200], known, n=1, cutoff=0.5)
+    near = closest(name, known)
     if near:
-        return f"{what} {shown(name)} is not known: did you mean {near[0]!r}?"
+        return f"{what} {shown(name)} is not known: did you mean {near!r}?"
     if not known:
         return f"{what} {shown(name)} is not known: this route takes none"
     hint = f"choose of {', '.join(known)}" if len(known) < 20 else "manifest.json of the bundle lists what is"

@@ -34,7 +34,7 @@ from foundation.files import write_bytes
 from foundation.place import Place
 from pipeline.artefacts import load_evaluation, write_json
 from pipeline.matrix_stage import make_matrix
-from pipeline.params import Params
+from pipeline.params import Params, with_step
 from pipeline.provenance import code_revision
 from pipeline.stages import replay
 from policy.config import PolicyConfig
@@ -86,6 +86,7 @@ def assess_fleet(
     Returns: what ``assessment.json`` holds.
     """
     dataset = Dataset.open(place)
+    params = with_step(params, dataset.meta.step, str(place))
     matrix = make_matrix(place, params, out / "matrix", progress=begin("features"))
     incidents = matrix.incidents()
     content: dict[str, Any] = {"data": _data(place, dataset, matrix, incidents, params)}

@@ -8,10 +8,9 @@ from pathlib import Path
 from features.engine import Engine
 from features.matrix.building import build_matrix
 from features.matrix.matrix import FeatureMatrix
-from foundation.durations import format_duration
 from foundation.errors import InputError
 from foundation.place import Place
-from pipeline.params import Params, differences, flatten, name_some
+from pipeline.params import Params, differences, flatten, name_some, with_step
 from telemetry.dataset.store import Dataset
 
 Progress = Callable[[int, int], None]
@@ -28,13 +27,7 @@ def make_matrix(
     Raises ``InputError`` if there is no dataset, its step is not ``telemetry.step``, or a parameter does not fit it.
     """
     opened = Dataset.open(dataset)
-    if opened.meta.step != params.telemetry.step:
-        is_step, wanted = map(format_duration, (opened.meta.step, params.telemetry.step))
-        raise InputError(
-            f"the dataset's step is {is_step}, telemetry.step is {wanted}",
-            str(dataset),
-            "Set telemetry.step to the dataset's step, or import it again with the other one.",
-        )
+    params = with_step(params, opened.meta.step, str(dataset))
     return build_matrix(
         opened,
         out,
@@ -48,8 +41,8 @@ def make_matrix(
     )
 
 
-def check_made_with(matrix: FeatureMatrix, params: Params) -> None:
-    """Refuse parameters that say something else of a matrix's rows, labels and columns than what it was made with.
+def check_made_with(matrix: FeatureMatrix, params: Params) -> Params:
+    """Return parameters with the step of a matrix; refuse those that its rows, labels and columns contradict.
 
     What is fitted on a matrix answers the matrix's question, whatever the parameters say; card, scores and report would
     tell of another one. ``seed`` and ``training.negative_ratio`` may differ: they matter to what is fitted as well.
@@ -69,3 +62,4 @@ def check_made_with(matrix: FeatureMatrix, params: Params) -> None:
             f"matrix {matrix.path}",
             "Make it again with these parameters (`predrain features`), or give the ones that it was made with.",
         )
+    return with_step(params, matrix.config.step, f"matrix {matrix.path}")

@@ -216,8 +216,27 @@ def _section_of(annotation: Any) -> type[BaseModel] | None:
     return None
 
 
+def with_step(params: Params, step: timedelta, where: str) -> Params:
+    """Return parameters with the step of the dataset or matrix at ``where``.
+
+    Raises ``InputError`` if ``telemetry.step`` is set to another one, or a duration is no multiple of the step.
+    """
+    given = params.telemetry.step
+    if given is not None and given != step:
+        raise InputError(
+            f"the dataset's step is {format_duration(step)}, telemetry.step is {format_duration(given)}",
+            where,
+            "Leave telemetry.step out, or import the dataset again.",
+        )
+    params = params.model_copy(update={"telemetry": params.telemetry.model_copy(update={"step": step})})
+    _check_multiples(params, ())
+    return params
+
+
 def _check_multiples(params: Params, origin: Origin) -> None:
     step = params.telemetry.step
+    if step is None:
+        return
     if step <= timedelta(0):
         raise InputError(
             "a step of zero",

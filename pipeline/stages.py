@@ -69,7 +69,7 @@ def train_bundle(
     Raises ``InputError`` if the matrix was made with other parameters, see
     :func:`pipeline.matrix_stage.check_made_with`, or nothing can be fitted.
     """
-    check_made_with(matrix, params)
+    params = check_made_with(matrix, params)
     measured = {} if backtest is None else {"metrics": measurements_of(backtest)}  # before hours of fitting
     decisions = bundle_decisions(backtest, params.models.profile, matrix.config.dataset_digest, _shown_params(params))
     if registry is not None:
@@ -156,7 +156,7 @@ def replay(
     Raises ``InputError`` if the matrix was made with other parameters, see
     :func:`pipeline.matrix_stage.check_made_with`, or a parameter does not fit it.
     """
-    check_made_with(matrix, params)
+    params = check_made_with(matrix, params)
     if registry is not None:
         check_store(registry)
     out.mkdir(parents=True, exist_ok=True)

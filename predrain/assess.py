@@ -231,7 +231,9 @@ def _announce_dataset(meta: DatasetMeta, params: Params) -> None:
 
 def _announce(what: str, samples: int, params: Params, before_s: float = 0.0) -> None:
     """Say how large the work is, and about how long it takes on two cores, before it begins."""
-    rows = samples * (params.telemetry.step / params.decision.every)
+    from telemetry.importing.sampling import STEPS
+
+    rows = samples * ((params.telemetry.step or STEPS[0]) / params.decision.every)
     minutes = 0.5 + before_s / 60 + samples / 30e6 + rows / 500e3
     gigabytes = (rows * 400 + samples * 15) / 1e9
     told = f"{minutes:.0f} minutes" if minutes >= 1.5 else "a minute"
@@ -248,6 +250,7 @@ def _period(
     from telemetry.collect.prometheus.backfill import BackfillPlan, outlook
     from telemetry.collect.series.mapping import load_source_mapping
     from telemetry.dataset.channels import resolve_channels
+    from telemetry.importing.sampling import STEPS
 
     period, wanted = out / "prometheus.json", {"url": connection.url, "since": since, "match": match}
     held = json.loads(period.read_text(encoding="utf-8")) if period.is_file() else {}
@@ -260,6 +263,6 @@ def _period(
     out.mkdir(parents=True, exist_ok=True)  # only now that the server has answered
     write_bytes(period, json.dumps(held).encode())
     span = plan.end - plan.start
-    samples = int(gpus * (span / params.telemetry.step))
+    samples = int(gpus * (span / (params.telemetry.step or STEPS[0])))
     _announce(f"{gpus:,} GPUs, at most {values:,} values of {span.days:,} days", samples, params, values / _FETCHED)
     return plan.start.isoformat(), plan.end.isoformat()

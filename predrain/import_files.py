@@ -63,8 +63,12 @@ def import_files(
         from telemetry.doctor.dataset_source import sparse_samples
         from telemetry.importing.event_runs import count_by_type
         from telemetry.importing.importer import import_dataset
+        from telemetry.importing.mapping import load_mapping
+        from telemetry.importing.sampling import step_of
 
         loaded = read_params(params)
+        known, rules = resolve_channels(loaded.channels), load_mapping(mapping)
+        step = loaded.telemetry.step or step_of(out, samples or (), rules.samples, known)
         result = import_dataset(
             out,
             samples=samples or (),
@@ -72,8 +76,8 @@ def import_files(
             inventory=inventory,
             jobs=jobs,
             mapping=mapping,
-            step=loaded.telemetry.step,
-            channels=resolve_channels(loaded.channels),
+            step=step,
+            channels=known,
             dedupe=loaded.events.dedupe,
             delay=loaded.features.delay,
             progress=advance,

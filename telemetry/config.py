@@ -24,8 +24,10 @@ class RetentionSection(Section):
 class TelemetrySection(Section):
     """``telemetry``: how samples are stored."""
 
-    step: Duration = timedelta(minutes=10)
-    """Nominal sample interval of a dataset, aligned to 00:00 UTC; finer sources are rolled up to it."""
+    step: Duration | None = None
+    """Nominal sample interval of a dataset, aligned to 00:00 UTC; finer sources are rolled up to it.
+
+    null: the dataset's; of a new one the interval of its samples, 10m at least."""
 
     retention: RetentionSection = RetentionSection()
     """What is kept how long, by `predrain collect compact`."""

@@ -34,6 +34,7 @@ from telemetry.importing.importer import LANDED_ROLE, STATE_FOLDER, CompactionIn
 from telemetry.importing.inventory import merge_stays, read_inventory, unit_of, with_old_starts
 from telemetry.importing.mapping import ImportMapping
 from telemetry.importing.quarantine import Quarantine
+from telemetry.importing.sampling import interval_of_staged, step_for
 from telemetry.landing.folder import Landing, landing_of
 from telemetry.landing.inventory import derive_inventory, driver_changes, late_nodes
 from telemetry.landing.observations import RUNS, merge_observations, no_runs
@@ -111,12 +112,16 @@ def compact(
         recover_folder(dataset)
         landing.sweep()
         existing = Dataset.open(dataset, lease=False) if (dataset / META_NAME).exists() else None
+        step = settings.telemetry.step
+        if step is None:
+            staged = landing.waiting("samples")
+            step = step_for(interval_of_staged(staged)) if existing is None else existing.meta.step
         if existing is not None:
-            check_step(existing, settings.telemetry.step)
+            check_step(existing, step)
             # what the last compaction took, and was killed before it retired it
             taken = {entry["name"] for entry in existing.meta.sources if entry.get("role") == LANDED_ROLE}
             _retire(landing, [path for path in landing.waiting() if _key(path) in taken], settings, now)
-        waiting = Waiting(landing, settings.channels, settings.telemetry.step, now)
+        waiting = Waiting(landing, settings.channels, step, now)
         result = _Compaction(dataset, existing, landing, settings, now, waiting).run(inventory, progress)
         _expire(landing, settings, now)
         return result
@@ -199,7 +204,7 @@ class _Compaction:
             samples=waiting.pieces,
             events=[scratch["events"]] if len(events) else [],
             jobs=scratch["jobs"] if files["jobs"] else None,
-            step=self.settings.telemetry.step,
+            step=self.waiting.step,
             channels=self.settings.channels,
             dedupe=self.settings.dedupe,
             delay=self.settings.delay,
@@ -313,7 +318,7 @@ class _Compaction:
         days = timedelta(days=_EXPECTED_DAYS)
         keep = self.settings.telemetry.retention.samples
         span = days if keep is None else min(days, keep)
-        return int(len(stays) * (span / self.settings.telemetry.step))
+        return int(len(stays) * (span / self.waiting.step))
 
     def _state(self, name: str) -> pd.DataFrame:
         folder = self.dataset / STATE_FOLDER

@@ -1,0 +1,117 @@
+"""How often a source samples, and the step of a dataset that is made from it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from datetime import timedelta
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from foundation.errors import InputError
+from telemetry.dataset.channels import Channel, by_source_name
+from telemetry.dataset.meta import META_NAME
+from telemetry.dataset.schema import ms_of
+from telemetry.dataset.store import Dataset
+from telemetry.importing.columns import KEY_ALIASES, as_text, resolve_columns
+from telemetry.importing.mapping import TableMapping
+from telemetry.importing.quarantine import Quarantine
+from telemetry.importing.reading import expand_sources, read_batches
+
+STEPS: Final = tuple(timedelta(minutes=minutes) for minutes in (10, 15, 20, 30, 60, 120, 180, 240, 360, 720, 1440))
+"""Steps of new datasets, ascending; each divides a day. Finer samples are rolled up to the first."""
+
+_JITTER: Final = 0.95
+"""Share of a step from which an interval belongs to the next longer one: scrapes are seconds late or early."""
+
+_ROWS: Final = 200_000
+"""Rows of staged samples that are enough to see an interval."""
+
+_FILES: Final = 5
+"""Files that are read, evenly spread over those that are given."""
+
+
+def step_for(interval: timedelta | None) -> timedelta:
+    """Return the shortest step that is not shorter than an interval; the first of :data:`STEPS` if it is unknown."""
+    if interval is None:
+        return STEPS[0]
+    return next((step for step in STEPS if interval * _JITTER <= step), STEPS[-1])
+
+
+def sampling_interval(units: Sequence[str] | npt.NDArray[np.object_], ms: npt.NDArray[np.int64]) -> timedelta | None:
+    """Return the median over units of each unit's median interval; None if no unit has two samples.
+
+    ``units``: of each sample; ``ms``: its instant in milliseconds.
+    """
+    frame = pd.DataFrame({"unit": units, "ms": ms}).drop_duplicates().sort_values(["unit", "ms"], kind="stable")
+    gaps = frame.groupby("unit", observed=True)["ms"].diff()
+    median = gaps.groupby(frame["unit"], observed=True).median().median()
+    return None if pd.isna(median) else timedelta(milliseconds=float(median))
+
+
+def interval_of_files(
+    samples: Sequence[Path], mapping: TableMapping, channels: Mapping[str, Channel]
+) -> timedelta | None:
+    """Return the sampling interval of files, by the first rows of a few of them; None where they do not show it."""
+    files = expand_sources(tuple(samples), "samples")
+    return _median(_interval_of_file(file, mapping, channels) for file in _spread(files))
+
+
+def interval_of_staged(files: Sequence[Path]) -> timedelta | None:
+    """Return the sampling interval of staged samples; None where they do not show it."""
+    # A staged file may hold one scrape only: those that follow each other are looked at together.
+    tables: list[pa.Table] = []
+    for path in reversed(files):
+        with suppress(pa.ArrowInvalid, OSError):  # compaction puts a damaged file aside
+            tables.append(pq.read_table(path, columns=["timestamp", "node", "gpu"]).slice(0, _ROWS))
+        if sum(table.num_rows for table in tables) >= _ROWS:
+            break
+    if not tables:
+        return None
+    frame = pa.concat_tables(tables, promote_options="permissive").to_pandas()
+    units = frame["node"].astype(str) + "/" + frame["gpu"].astype(str)
+    return sampling_interval(units.to_numpy(), ms_of(frame["timestamp"]))
+
+
+def _spread(files: Sequence[Path]) -> list[Path]:
+    return [files[place] for place in sorted({*np.linspace(0, len(files) - 1, min(_FILES, len(files))).astype(int)})]
+
+
+def _median(intervals: Iterable[timedelta | None]) -> timedelta | None:
+    seconds = [interval.total_seconds() for interval in intervals if interval is not None]
+    return timedelta(seconds=float(np.median(seconds))) if seconds else None
+
+
+def _interval_of_file(file: Path, mapping: TableMapping, channels: Mapping[str, Channel]) -> timedelta | None:
+    aliases = by_source_name(channels) | dict(KEY_ALIASES)
+    batch = next(iter(read_batches(file, "samples", Quarantine(None))), None)
+    if batch is None:
+        return None
+    keys = ("timestamp", "node", "gpu")
+    try:
+        batch.columns = resolve_columns(
+            batch.table.column_names, mapping, keys, str(file), ["timestamp"], aliases=aliases, extras=True
+        )
+        batch.mapping = mapping
+        instants = batch.instants("timestamp")
+    except InputError:
+        return None  # the import says what is wrong with it
+    assert instants is not None
+    length = len(batch.rows)
+    names = [as_text(batch.column(key), length) for key in ("node", "gpu") if key in batch]
+    units = ["/".join(map(str, parts)) for parts in zip(*names, strict=True)] if names else [""] * length
+    good = instants.ok
+    return sampling_interval(np.asarray(units, dtype=object)[good], instants.ms[good])
+
+
+def step_of(out: Path, samples: Sequence[Path], mapping: TableMapping, channels: Mapping[str, Channel]) -> timedelta:
+    """Return the step of the dataset at ``out``; where there is none, that of a new one made from samples."""
+    if (out / META_NAME).exists():
+        return Dataset.open(out, lease=False).meta.step
+    return step_for(interval_of_files(samples, mapping, channels) if samples else None)

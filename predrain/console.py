@@ -9,9 +9,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import typer
+
+if TYPE_CHECKING:
+    from telemetry.accounting import Accounting
 
 LINE_S = 30.0
 """How often a long job says on stderr how far it is, where that is no terminal."""
@@ -131,14 +134,21 @@ def print_json(content: Mapping[str, Any]) -> None:
     sys.stdout.flush()
 
 
-def show(result: dict[str, Any], *, as_json: bool) -> None:
-    """Print a verb's result: one JSON object, or one line an entry."""
+def show(result: dict[str, Any], *, as_json: bool, accounting: Accounting | None = None) -> None:
+    """Print a verb's result: one JSON object, or one line an entry.
+
+    ``accounting``: what was read and what became of it; the last table, or the key ``accounting`` of the JSON.
+    """
     if as_json:
-        print_json(result)
+        print_json(result if accounting is None else result | {"accounting": accounting.as_dict()})
         return
     width = max(map(len, result), default=0)
     for key, value in result.items():
         sys.stdout.write(f"{key:<{width}}  {_shown(value)}\n")
+    if accounting is not None:
+        from telemetry.accounting import as_text
+
+        sys.stdout.write(as_text(accounting))
 
 
 def _shown(value: Any) -> str:

@@ -98,6 +98,7 @@ def import_files(
                 "notes": "; ".join(f"{note.what}. {note.do}" for note in sparse_samples(result.dataset)) or None,
             },
             as_json=as_json,
+            accounting=result.accounting,
         )
 
 

@@ -1,14 +1,18 @@
 """What a command read and what became of it: every row, line, event or sample is used, left out for a reason, or waits.
 
-One :class:`Accounting` is filled along the way and reported at the end, as a table, in ``--json`` and as metrics.
+One :class:`Accounting` is filled along the way and reported at the end: :func:`as_text` is the table that every command
+prints, ``as_dict`` the key ``accounting`` of its ``--json``, :func:`metrics` what a running collector exposes.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from prometheus_client.core import Metric
 
 EXAMPLE_LENGTH: Final = 300
 
@@ -37,6 +41,10 @@ class Accounting:
 
     def __init__(self) -> None:
         self.tables: defaultdict[str, Account] = defaultdict(Account)
+
+    def __bool__(self) -> bool:
+        """Whether anything was read."""
+        return any(account.read for account in self.tables.values())
 
     def read(self, table: str, number: int = 1) -> None:
         """Count rows that were read."""
@@ -87,3 +95,39 @@ def _reasons(counts: Counter[str], examples: Mapping[str, str]) -> list[dict[str
     return [
         {"reason": reason, "count": count, "example": examples.get(reason)} for reason, count in counts.most_common()
     ]
+
+
+def as_text(accounting: Accounting) -> str:
+    """Return the table that a command ends with: a line a table of rows, and one for each reason with an example."""
+    lines = [f"{'':<24}{'read':>12}{'used':>12}{'left out':>12}{'waiting':>12}"] if accounting.tables else []
+    for name, account in accounting.tables.items():
+        numbers = (account.read, account.used, account.left_out.total(), account.waiting.total())
+        lines.append(f"{name:<24}" + "".join(f"{number:>12,}" for number in numbers))
+        for title, counts in (("left out", account.left_out), ("waiting for", account.waiting)):
+            for reason, count in counts.most_common():
+                example = account.examples.get(reason)
+                lines.append(f"  {title}: {count:,} {reason}" + (f", such as {example}" if example else ""))
+        if account.unaccounted:
+            lines.append(f"  unaccounted: {account.unaccounted:,}; please report this")
+    return "".join(f"{line}\n" for line in lines)
+
+
+def metrics(accounting: Accounting, prefix: str = "predrain_ingest") -> Iterator[Metric]:
+    """Yield the counts as ``prometheus_client`` collects them; call it from the ``collect`` of a registered collector.
+
+    ``prefix``: of the names: ``PREFIX_read_total{table}``, ``PREFIX_used_total{table}``,
+    ``PREFIX_left_out_total{table,reason}`` and the gauge ``PREFIX_waiting{table,reason}``.
+    """
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily  # noqa: PLC0415
+
+    read = CounterMetricFamily(f"{prefix}_read", "Rows that were read.", labels=["table"])
+    used = CounterMetricFamily(f"{prefix}_used", "Rows that were used.", labels=["table"])
+    left_out = CounterMetricFamily(f"{prefix}_left_out", "Rows that were left out.", labels=["table", "reason"])
+    waiting = GaugeMetricFamily(f"{prefix}_waiting", "Rows that wait.", labels=["table", "reason"])
+    for name, account in accounting.tables.items():
+        read.add_metric([name], account.read)
+        used.add_metric([name], account.used)
+        for family, counts in ((left_out, account.left_out), (waiting, account.waiting)):
+            for reason, count in counts.items():
+                family.add_metric([name, reason], count)
+    yield from (read, used, left_out, waiting)

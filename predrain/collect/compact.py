@@ -33,14 +33,14 @@ def compact(
     """
     pause = None if interval is None else duration_option(interval, "--interval")
     if pause is None:
-        show(_compacted(dataset, inventory, params), as_json=as_json)
+        _show(_compacted(dataset, inventory, params), dataset, as_json=as_json)
         return
     from foundation.errors import InputError
 
     failures = 0
     for _ in until_stopped(pause):
         try:
-            show(_compacted(dataset, inventory, params), as_json=as_json)
+            _show(_compacted(dataset, inventory, params), dataset, as_json=as_json)
             failures = 0
         except InputError as error:
             # Another compaction, a full disk: what has landed waits, and the next turn may do better.
@@ -50,7 +50,7 @@ def compact(
         fail("the last compaction failed; files wait in the landing folder")
 
 
-def _compacted(dataset: Path, inventory: Path | None, params: list[Path] | None) -> dict[str, Any]:
+def _compacted(dataset: Path, inventory: Path | None, params: list[Path] | None) -> CompactResult:
     from foundation.errors import InputError
     from telemetry.landing.folder import landing_of
 
@@ -62,7 +62,10 @@ def _compacted(dataset: Path, inventory: Path | None, params: list[Path] | None)
         )
     if dataset.name.endswith(".live"):
         raise InputError(f"{dataset} is a landing folder", "--dataset", f"Give {str(dataset).removesuffix('.live')}.")
-    result = compact_once(dataset, read_params(params), inventory)
+    return compact_once(dataset, read_params(params), inventory)
+
+
+def _show(result: CompactResult, dataset: Path, *, as_json: bool) -> None:
     shown: dict[str, Any] = {"dataset": str(dataset), "compacted files": result.compacted}
     if result.waits_for:
         shown["waits for"] = result.waits_for
@@ -73,7 +76,7 @@ def _compacted(dataset: Path, inventory: Path | None, params: list[Path] | None)
         shown["samples"] = int(result.meta.counts["samples"])
     if result.compacted:
         shown |= {"this compaction": result.counts, "quarantined": result.quarantined}
-    return shown
+    show(shown, as_json=as_json, accounting=result.accounting)
 
 
 def compact_once(dataset: Path, params: Params, inventory: Path | None) -> CompactResult:

@@ -108,12 +108,14 @@ def collect_prometheus(
         report = {"dataset": str(dataset)} | backfill(
             connection, plan, root, channels=channels, mapping=load_source_mapping(mapping), progress=advance
         )
+    accounting = None
     if not no_compact:
         result = compact_once(dataset, loaded, inventory)
         report["compacted files"] = dict(result.compacted)
         report["quarantined"] = dict(result.quarantined)
         report["waits for"] = result.waits_for or None
-    show(report, as_json=as_json)
+        accounting = result.accounting
+    show(report, as_json=as_json, accounting=accounting)
 
 
 def _check_not_removed(dataset: Path, root: Path) -> None:

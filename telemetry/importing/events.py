@@ -23,7 +23,7 @@ from telemetry.importing.event_runs import RUN_MS, stack_events, with_runs
 from telemetry.importing.instants import parse_instants, times_of
 from telemetry.importing.inventory import Installations
 from telemetry.importing.mapping import ImportMapping, KernelLogMapping, TableMapping
-from telemetry.importing.quarantine import Quarantine, rows_of
+from telemetry.importing.quarantine import Quarantine
 from telemetry.importing.reading import Batch, is_kernel_log, read_batches, read_errors, stem_of
 from telemetry.xids.kernel_log import locate, parse_kernel_log
 
@@ -146,7 +146,11 @@ def _read_kernel_log(
             log = parse_kernel_log(_line_starts(lines), **settings, source=file.name)
         except InputError as error:
             raise InputError(error.what, f"{file}, {error.where}", error.do) from error
-    quarantine.count_present("events", rows_of(file), len(log.events) + len(log.unparsed))
+    n_lines, n_events = log.n_lines, len(log.events) + len(log.unparsed)
+    quarantine.accounting.read("kernel log lines", n_lines)
+    quarantine.accounting.used("kernel log lines", n_events)
+    quarantine.accounting.left_out("kernel log lines", "no event of a GPU", n_lines - n_events)
+    quarantine.read("events", file, n_events)
     for number, line, problem in log.unparsed:
         quarantine.add(problem, "events", file, number, line)
     counts["kernel_log_lines"] += log.n_lines
@@ -158,11 +162,10 @@ def _read_kernel_log(
     text = {name: events[name].astype(object).where(events[name].notna(), None).to_numpy(copy=True) for name in _PLACE}
     reasons = place_events(text, ms_of(events["timestamp"]), stays)
     earlier = ms_of(events["timestamp"]) < stays.begin
-    quarantine.count_present("events", rows_of(file), -int((earlier & (reasons != "")).sum()))
     for reason in sorted(set(reasons) - {""}):
         for old in (False, True):
             part = events[(reasons == reason) & (earlier == old)]
-            quarantine.add_frame(reason, "events", file, part, lost_rows=int(not old))
+            quarantine.add_frame(reason, "events", file, part, lost=not old)
     return events.assign(gpu=text["gpu"], node=text["node"])[reasons == ""]
 
 

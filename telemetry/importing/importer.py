@@ -29,6 +29,7 @@ import pyarrow.parquet as pq
 from foundation.durations import format_duration
 from foundation.errors import InputError
 from foundation.files import recover_folder
+from telemetry.accounting import Accounting
 from telemetry.dataset.channels import Channel
 from telemetry.dataset.files import sha256_of
 from telemetry.dataset.layout import DEFAULT_BUCKETS, MAX_ROWS_PER_BUCKET
@@ -56,7 +57,7 @@ from telemetry.importing.inventory import (
 )
 from telemetry.importing.jobs import merge_jobs, read_jobs
 from telemetry.importing.mapping import ImportMapping, load_mapping
-from telemetry.importing.quarantine import Quarantine
+from telemetry.importing.quarantine import BY_MAPPING, Quarantine
 from telemetry.importing.reading import (
     Source,
     expand_sources,
@@ -135,6 +136,7 @@ class ImportResult:
     counts: dict[str, int]
     quarantined: dict[str, int]
     changed: bool = True
+    accounting: Accounting = field(default_factory=Accounting)
 
 
 def import_dataset(
@@ -283,7 +285,8 @@ class _Import:
                 events = self._all_events(given, detected)
                 jobs = self._jobs(stays)
             span = self._span(events)
-            self.counts["rows_left_out_by_mapping"] += self.quarantine.left_out
+            accounts = self.quarantine.accounting.tables.values()
+            self.counts["rows_left_out_by_mapping"] += sum(account.left_out[BY_MAPPING] for account in accounts)
             shutil.rmtree(writer.folder / ".spill", ignore_errors=True)
             frame = stays.given
             self.counts["installed_before_anything_observed"] += int(frame["installed_at"].isna().sum())
@@ -301,7 +304,7 @@ class _Import:
                 quarantine=dict(quarantined + Counter({} if existing is None else existing.meta.quarantine)),
                 counts={"imported": _plain(self.counts + Counter(before))},
             )
-        return ImportResult(dataset, _plain(self.counts), _plain(quarantined))
+        return ImportResult(dataset, _plain(self.counts), _plain(quarantined), accounting=self.quarantine.accounting)
 
     def _check_unchanged(self) -> None:
         """Make sure, now that no other run can write, that the dataset is still the one that was looked at."""
@@ -340,6 +343,9 @@ class _Import:
         if ended:
             self.counts["overlapping_stays_ended"] += len(ended)
             _LOG.warning("%s: %d stays overlap: %s", path, len(ended), "; ".join(ended[:_NAMED]))
+        if is_new:
+            account = self.quarantine.accounting.tables["inventory"]
+            account.used = account.read - account.left_out.total()
         self.quarantine.check_loss("inventory")
         return Installations(kept, unit, parents)
 
@@ -356,6 +362,8 @@ class _Import:
             to_come = ahead & (events["type"] == "maintenance").to_numpy()  # of a calendar: not yet a fact
             self.counts["maintenance_to_come"] += int(to_come.sum())
             self.quarantine.add_frame(WRONG_CLOCK, "events", file, events[ahead & ~to_come])
+            self.quarantine.leave_out("events", file, "a maintenance that has not begun", int(to_come.sum()))
+            self.quarantine.accounting.used("events", int((~ahead).sum()))
             frames.append(events[~ahead])
         self.quarantine.check_loss("events")
         return stack_events(frames)
@@ -444,6 +452,7 @@ class _Import:
         for file in self.files["jobs"]:
             new = read_jobs(file, self.rules.jobs, stays, self.quarantine, self.now + AHEAD)
             self.counts["jobs_read"] += len(new)
+            self.quarantine.accounting.used("jobs", len(new))
             jobs = merge_jobs(jobs, new)
         self.quarantine.check_loss("jobs")
         return jobs

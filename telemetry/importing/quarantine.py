@@ -1,4 +1,7 @@
-"""Rows that cannot be used: kept with the reason, their source and their content."""
+"""Rows and values that cannot be used: counted by reason, kept with their content, and held against the loss budget.
+
+Counting is :mod:`telemetry.accounting`'s: each row that is set aside here is left out there for the same reason.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,7 @@ import pyarrow.parquet as pq
 
 from foundation.errors import InputError
 from foundation.files import disk_errors
+from telemetry.accounting import EXAMPLE_LENGTH, Accounting
 
 QUARANTINE: Final = pa.schema(
     [
@@ -30,66 +34,136 @@ QUARANTINE: Final = pa.schema(
 )
 """quarantine/*.parquet: ``row`` counts from 1 without the header, ``content`` is the row as JSON or as read."""
 
+BY_MAPPING: Final = "left out by the mapping"
+"""Reason of rows that the mapping drops on purpose: they are no loss."""
+
+VALUES: Final = " values"
+"""Suffix of the tables that count values instead of rows (``sample values``)."""
+
 _FLUSH_ROWS = 50_000
 _EXAMPLES = 3
+_MAX_CONTENT = 1 << 16
 
 FEWEST_LOST: Final = 10
-"""A loss of fewer rows or values than this stops no import, whatever its share."""
+"""A loss of fewer rows or values than this is within the budget, unless it is most of the rows of a file."""
+
+_NAMES: Final = (
+    "Name nodes and GPUs as the inventory does, add the missing ones to it, or import without --inventory where "
+    "samples name node and GPU."
+)
+_PERIOD: Final = "Correct installed_at and removed_at of these units in the inventory."
+_INSTANTS: Final = (
+    'State the format in the mapping: `time: {format: "%d.%m.%Y %H:%M:%S", timezone: UTC}` in the section of the table.'
+)
+_VALUES: Final = "Correct the mapping of the column (`scale:`, `values:`), or map it to null."
+_ADVICE: Final[Mapping[str, str]] = {
+    "unknown node": _NAMES,
+    "unknown gpu": _NAMES,
+    "missing node and gpu": "Map the columns that name node and GPU.",
+    "missing node": "Map the column that names the node.",
+    "missing gpu": "Map the column that names the GPU.",
+    "before installation": _PERIOD,
+    "after removal": _PERIOD,
+    "on another node than the inventory says": "Correct the inventory: the rows contradict it.",
+    "unreadable timestamp": _INSTANTS,
+    "missing timestamp": "Map the column of the instants.",
+    "ambiguous local time": "Export the instants in UTC or with their offset.",
+    "timestamp out of range": "Give instants between 1990 and 2099; numbers of another unit need `time: {unit: ms}`.",
+    "a clock that cannot be right": "Correct the clock or the time zone: these instants are in the future.",
+    "unknown event type": "Map the words to event types: `values: {type: {WORD: failure}}`, or to null to drop them.",
+    "xid event without a code": "Map the column of the XID numbers to `code`.",
+    "not a number": _VALUES,
+    "not an integer": _VALUES,
+    "value out of range": _VALUES,
+    "malformed row": "Correct the file: these rows do not have the fields of its header.",
+    "lines inside one value": "Correct the file: a quote is not closed.",
+    "conflicting duplicate sample": "Remove one of the sources: they give different values for one unit and time.",
+}
+
+
+def advice(reason: str) -> str:
+    """Return what to do about rows that are left out for a reason."""
+    for known in (reason, *(name for name in _ADVICE if reason.startswith(f"{name} in "))):
+        if known in _ADVICE:
+            return _ADVICE[known]
+    return "Correct the file or the mapping."
 
 
 @dataclass(slots=True)
 class _Loss:
-    """Of the rows of a file, or the values of a channel: how many there are, and why some are lost."""
+    """The loss of a file's rows, or of a column's values; ``present`` are those that should have been usable."""
 
     present: int = 0
     reasons: Counter[str] = field(default_factory=Counter)
     examples: list[str] = field(default_factory=list)
 
     @property
+    def lost(self) -> int:
+        return self.reasons.total()
+
+    @property
     def share(self) -> float:
-        lost = self.reasons.total()
-        return lost / max(self.present, lost, 1)
+        return self.lost / max(self.present, self.lost, 1)
 
     def __str__(self) -> str:
         return (
-            f"{self.reasons.total():,} of {self.present:,} lost ({self.share:.0%}), most for "
+            f"{self.lost:,} of {self.present:,} lost ({self.share:.0%}), most for "
             f"{self.reasons.most_common(1)[0][0]!r}, such as {'; '.join(self.examples)}"
         )
 
 
-def rows_of(file: Path) -> str:
-    """Name a file's rows, to count them."""
+def _rows_of(file: Path) -> str:
     return f"file {file}, rows"
 
 
 class Quarantine:
-    """Collects unusable rows into one Parquet file of the dataset being built, and counts what an import loses.
+    """Collects unusable rows into one Parquet file of the dataset that is being built, and accounts for them.
 
     ``folder``: the dataset's ``quarantine`` folder, made with the first row; None keeps the counts only.
-    ``max_loss``: share of a file's rows, or of a channel's values, that may be lost; None: any.
+    ``max_loss``: share of a file's rows, or of a column's values, that may be lost; None: any.
+    ``accounting``: default: one of its own.
+
+    ``counts``: records set aside by reason, rows and values alike.
     """
 
-    def __init__(self, folder: Path | None, max_loss: float | None = None) -> None:
+    def __init__(
+        self, folder: Path | None, max_loss: float | None = None, accounting: Accounting | None = None
+    ) -> None:
         self._path = None if folder is None else folder / _new_name(folder)
         self._max_loss = max_loss
         self._writer: pq.ParquetWriter | None = None
         self._rows: list[tuple[str, str, str, int | None, str | None, str]] = []
         self._losses: defaultdict[tuple[str, str], _Loss] = defaultdict(_Loss)
+        self.accounting = Accounting() if accounting is None else accounting
         self.counts: Counter[str] = Counter()
-        self.left_out = 0
         self.examples: dict[str, str] = {}
 
-    def count_present(self, table: str, what: str, number: int) -> None:
-        """Count the rows of a file, or the values of a channel, usable or not."""
-        self._losses[table, what].present += number
+    def read(self, table: str, file: Path, number: int) -> None:
+        """Count rows of a file that were read, usable or not."""
+        self.accounting.read(table, number)
+        self._losses[table, _rows_of(file)].present += number
 
-    def count_left_out(self, table: str, file: Path, number: int) -> None:
-        """Count rows that the mapping leaves out: they are none of the file's, so that they dilute no loss."""
-        self.left_out += number
-        self.count_present(table, rows_of(file), -number)
+    def leave_out(
+        self, table: str, file: Path, reason: str, number: int, example: object = None, *, lost: bool = False
+    ) -> None:
+        """Count rows that are left out and not kept; those that were never of use dilute no loss."""
+        self.accounting.left_out(table, reason, number, example)
+        if lost:
+            self._lose(table, _rows_of(file), reason, number, str(example))
+        else:
+            self._losses[table, _rows_of(file)].present -= number
 
-    def count_lost(self, table: str, what: str, reason: str, number: int, example: str) -> None:
-        """Count rows or values that are lost."""
+    def values(self, table: str, column: str, usable: int, problems: Mapping[str, tuple[int, str]]) -> None:
+        """Count the values of a column; ``problems``: how many cannot be used, and an example, by reason."""
+        name, what = table.removesuffix("s") + VALUES, f"column {column}, values"
+        self.accounting.used(name, usable)
+        self.accounting.read(name, usable + sum(number for number, _ in problems.values()))
+        self._losses[table, what].present += usable + sum(number for number, _ in problems.values())
+        for reason, (number, example) in problems.items():
+            self.accounting.left_out(name, reason, number, example)
+            self._lose(table, what, reason, number, example)
+
+    def _lose(self, table: str, what: str, reason: str, number: int, example: str) -> None:
         if number:
             loss = self._losses[table, what]
             loss.reasons[reason] += number
@@ -98,22 +172,26 @@ class Quarantine:
     def check_loss(self, table: str) -> None:
         """Stop an import that loses more than it may.
 
-        Raises ``InputError`` if of a file's rows, or of a channel's values, more than ``max_loss`` and at least
-        :data:`FEWEST_LOST` are lost; the message names all such files and channels.
+        Raises ``InputError`` if of a file's rows, or of a column's values, more than ``max_loss`` are lost, and these
+        are at least :data:`FEWEST_LOST` or most rows of the file; the message names all such files and columns.
         """
         if self._max_loss is None:
             return
-        over = [
-            f"{what}: {loss}"
+        over = {
+            what: loss
             for (of_table, what), loss in self._losses.items()
-            if of_table == table and loss.reasons.total() >= FEWEST_LOST and loss.share > self._max_loss
-        ]
+            if of_table == table
+            and loss.share > self._max_loss
+            and (loss.lost >= FEWEST_LOST or (loss.lost > 1 and what.endswith("rows") and 2 * loss.lost > loss.present))
+        }
         if over:
+            reasons = dict.fromkeys(loss.reasons.most_common(1)[0][0] for loss in over.values())
+            lost = " | ".join(f"{what}: {loss}" for what, loss in over.items())
+            do = " ".join(dict.fromkeys(advice(reason) for reason in reasons))
             raise InputError(
-                f"too much of the {table} would be lost: " + " | ".join(over),
+                f"too much of the {table} would be lost: {lost}",
                 table,
-                "Correct the files or the mapping (`scale:`, where a column is in another unit), or allow a loss of "
-                f"more than {self._max_loss:.0%} with `predrain import --max-loss`.",
+                f"{do} To accept a loss of more than {self._max_loss:.0%}: `predrain import --max-loss`.",
             )
 
     def add(
@@ -124,26 +202,36 @@ class Quarantine:
         row: int | None,
         content: str,
         detail: str | None = None,
-        lost_rows: int = 1,
+        *,
+        rows: int = 1,
+        lost: bool = True,
     ) -> None:
         """Set one row aside.
 
         ``row``: row of the source, from 1, the header not counted.
         ``content``: the row.
-        ``lost_rows``: rows that are lost with it: 0 where only a value is, more where it has swallowed others.
+        ``rows``: rows that are left out with it: 0 where only a value is, more where it has swallowed others.
+        ``lost``: whether they might have been of use.
         """
+        example = f"{file.name}, row {row}: {detail or content}"[:EXAMPLE_LENGTH]
         self.counts[reason] += 1
-        self.count_lost(table, rows_of(file), reason, lost_rows, f"row {row}: {detail or content}"[:120])
-        self.examples.setdefault(reason, f"{file.name}, row {row}: {detail or content}"[:300])
-        self._rows.append((reason, table, file.name, row, detail, content))
+        self.examples.setdefault(reason, example)
+        if rows and lost:
+            self.accounting.left_out(table, reason, rows, example)
+            self._lose(table, _rows_of(file), reason, rows, f"row {row}: {detail or content}"[:120])
+        elif rows:
+            self.leave_out(table, file, reason, rows, example)
+        self._rows.append(tuple(map(_storable, (reason, table, file.name, row, detail, content))))  # type: ignore[arg-type]
         if len(self._rows) >= _FLUSH_ROWS:
             self._flush()
 
-    def add_frame(self, reason: str, table: str, file: Path, frame: pd.DataFrame, lost_rows: int = 1) -> None:
+    def add_frame(
+        self, reason: str, table: str, file: Path, frame: pd.DataFrame, *, rows: int = 1, lost: bool = True
+    ) -> None:
         """Set aside the rows of a frame; their place in the file is not known any more."""
         for record in frame.to_dict("records"):
             content = {str(name): value for name, value in record.items() if not pd.isna(value)}
-            self.add(reason, table, file, None, row_text(content), lost_rows=lost_rows)
+            self.add(reason, table, file, None, row_text(content), rows=rows, lost=lost)
 
     def __enter__(self) -> Quarantine:
         return self
@@ -168,6 +256,11 @@ class Quarantine:
                 self._writer = pq.ParquetWriter(self._path, QUARANTINE, compression="zstd")
             columns = [list(values) for values in zip(*rows, strict=True)]
             self._writer.write_table(pa.Table.from_arrays(columns, schema=QUARANTINE))
+
+
+def _storable(value: object) -> object:
+    """Return what Arrow can store: text without lone surrogates and of bounded length."""
+    return value.encode("utf-8", "replace").decode()[:_MAX_CONTENT] if isinstance(value, str) else value
 
 
 def row_text(record: Mapping[str, Any]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import contextlib
 import csv
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -35,7 +36,7 @@ from telemetry.importing.instants import (
     times_of,
 )
 from telemetry.importing.mapping import TableMapping
-from telemetry.importing.quarantine import Quarantine, row_text, rows_of
+from telemetry.importing.quarantine import BY_MAPPING, Quarantine, row_text
 
 _BATCH_ROWS: Final = 1 << 17
 _BLOCK_BYTES: Final = 1 << 24
@@ -90,7 +91,7 @@ class Batch:
 
     def keep(self, chosen: npt.NDArray[np.bool_]) -> None:
         """Leave out the other rows: they are no rows of this table, and no loss."""
-        self.quarantine.count_left_out(self.kind, self.file, int((self.good & ~chosen).sum()))
+        self.quarantine.leave_out(self.kind, self.file, BY_MAPPING, int((self.good & ~chosen).sum()))
         self.rows, self.table, self.good = self.rows[chosen], self.table.filter(pa.array(chosen)), self.good[chosen]
 
     def __contains__(self, name: str) -> bool:
@@ -113,28 +114,36 @@ class Batch:
                 result = rules[unique]
                 texts[codes == code] = None if result is None else str(result)
                 if result is None:
-                    self.quarantine.count_left_out(self.kind, self.file, int((self.good & (codes == code)).sum()))
+                    dropped = int((self.good & (codes == code)).sum())
+                    self.quarantine.leave_out(self.kind, self.file, BY_MAPPING, dropped, f"{name} {unique!r}")
                     self.good &= codes != code
         return texts
 
     def refuse(self, reason: str, chosen: npt.NDArray[np.bool_], *, lost: bool = True) -> None:
         """Set aside those of the chosen rows that are still good; ``lost``: they might have been of use."""
-        places = np.flatnonzero(chosen & self.good)
-        self.set_aside(reason, places, lost_rows=int(lost))
-        if not lost:
-            self.quarantine.count_present(self.kind, rows_of(self.file), -len(places))
+        self.set_aside(reason, np.flatnonzero(chosen & self.good), lost=lost)
         self.good &= ~chosen
 
     def set_aside(
-        self, reason: str, places: npt.NDArray[np.int64], details: Sequence[str] | None = None, lost_rows: int = 1
+        self,
+        reason: str,
+        places: npt.NDArray[np.int64],
+        details: Sequence[str] | None = None,
+        *,
+        rows: int = 1,
+        lost: bool = True,
     ) -> None:
-        """Quarantine rows by their place in the batch; ``details``: the offending value of each."""
+        """Quarantine rows by their place in the batch.
+
+        ``details``: the offending value of each. ``rows``, ``lost``: see :meth:`Quarantine.add`.
+        """
         for start in range(0, len(places), _SET_ASIDE_ROWS):
             part = places[start : start + _SET_ASIDE_ROWS]
-            records = self.table.take(pa.array(part)).to_pylist()
+            records = _readable(self.table.take(pa.array(part))).to_pylist()
             shown = [None] * len(part) if details is None else details[start : start + _SET_ASIDE_ROWS]
             for row, record, detail in zip(self.rows[part].tolist(), records, shown, strict=True):
-                self.quarantine.add(reason, self.kind, self.file, row, row_text(record), detail, lost_rows)
+                content = row_text(record)
+                self.quarantine.add(reason, self.kind, self.file, row, content, detail, rows=rows, lost=lost)
 
     def instants(self, name: str, *, optional: bool = False, day_end: bool = False) -> Instants | None:
         """Parse a column and refuse the rows where it cannot be used; None where the source has none.
@@ -171,6 +180,20 @@ class Batch:
         if not is_end:
             self.refuse(WRONG_CLOCK, ahead)
         return pd.Series(times_of(instants.ms)).where(instants.ok & ~ahead)
+
+
+def _readable(table: pa.Table) -> pa.Table:
+    """Return a table that Python can show: years beyond 9999 are their numbers, times to the nanosecond cut."""
+    for place, kind in enumerate(table.schema.types):
+        if pa.types.is_temporal(kind):
+            numbers = table.column(place)
+            if pa.types.is_date32(kind) or pa.types.is_time32(kind):
+                numbers = numbers.cast(pa.int32())
+            texts = numbers.cast(pa.int64()).cast(pa.string())
+            with contextlib.suppress(pa.ArrowInvalid, OverflowError, ValueError):
+                texts = pa.chunked_array([pa.array(map(str, table.column(place).to_pylist()), pa.string())])
+            table = table.set_column(place, table.column_names[place], texts)
+    return table
 
 
 def _plain(column: pa.ChunkedArray, where: str) -> pa.ChunkedArray:
@@ -250,7 +273,7 @@ def read_batches(path: Path, table: str, quarantine: Quarantine) -> Iterator[Bat
         else:
             batches = (_read_csv if kind == "csv" else _read_json_rows)(path, table, quarantine)
         for rows, content in batches:
-            quarantine.count_present(table, rows_of(path), len(rows))
+            quarantine.read(table, path, len(rows))
             yield Batch(path, table, rows, content, quarantine)
 
 
@@ -331,8 +354,8 @@ def _read_csv(path: Path, table: str, quarantine: Quarantine) -> Iterator[_Rows]
     for number, text in malformed:
         row = None if number is None else number - 1
         lines = text.count("\n") + 1  # a quote that is not closed swallows the lines after it
-        quarantine.count_present(table, rows_of(path), lines)
-        quarantine.add("malformed row", table, path, row, text, f"expected {len(header)} fields", lost_rows=lines)
+        quarantine.read(table, path, lines)
+        quarantine.add("malformed row", table, path, row, text, f"expected {len(header)} fields", rows=lines)
     if first == 1:
         yield np.empty(0, np.int64), pa.table({name: pa.array([], pa.string()) for name in header})
 
@@ -345,8 +368,8 @@ def _count_swallowed(
         breaks = pc.count_substring(content.column(name), "\n").fill_null(0).to_numpy()
         for row in np.flatnonzero(breaks > _MOST_LINES):
             lines, example = int(breaks[row]), f"row {rows[row]}, column {name!r}: a quote that is not closed?"
-            quarantine.count_present(table, rows_of(path), lines)
-            quarantine.count_lost(table, rows_of(path), "lines inside one value", lines, example)
+            quarantine.read(table, path, lines)
+            quarantine.leave_out(table, path, "lines inside one value", lines, example, lost=True)
 
 
 def _csv_header(path: Path) -> tuple[list[str], str]:
@@ -387,6 +410,7 @@ def _read_json_rows(path: Path, table: str, quarantine: Quarantine) -> Iterator[
     """Read all values as text, as a CSV has them."""
     records, malformed = _read_json(path)
     for number, text, problem in malformed:
+        quarantine.read(table, path, 1)
         quarantine.add("malformed row", table, path, number, text, problem)
     texts = [
         {

@@ -24,6 +24,7 @@ import pyarrow.parquet as pq
 from foundation.errors import InputError
 from foundation.files import disk_errors, recover_folder, take_lock
 from foundation.instants import to_ms
+from telemetry.accounting import Accounting
 from telemetry.config import TelemetrySection
 from telemetry.dataset.channels import Channel
 from telemetry.dataset.meta import META_NAME, DatasetMeta, instant_text
@@ -33,7 +34,7 @@ from telemetry.identity.nodes import NodeNames
 from telemetry.importing.importer import LANDED_ROLE, STATE_FOLDER, CompactionInput, check_step, import_dataset
 from telemetry.importing.inventory import merge_stays, read_inventory, unit_of, with_old_starts
 from telemetry.importing.mapping import ImportMapping
-from telemetry.importing.quarantine import Quarantine
+from telemetry.importing.quarantine import Quarantine, row_text
 from telemetry.importing.sampling import interval_of_staged, step_for
 from telemetry.landing.folder import Landing, landing_of
 from telemetry.landing.inventory import derive_inventory, driver_changes, late_nodes
@@ -88,6 +89,7 @@ class CompactResult:
     refused: int = 0
     meta: DatasetMeta | None = None
     waits_for: str = ""
+    accounting: Accounting = field(default_factory=Accounting)
 
 
 def compact(
@@ -178,6 +180,10 @@ class _Compaction:
         held = self._state("pending").reindex(columns=PENDING_COLUMNS)
         placed = self._events(held, runs, stays)
         events = placed.events
+        for reason, number in placed.reasons.value_counts().items():
+            example = placed.waiting[(placed.reasons == reason).to_numpy()].iloc[0].dropna().drop("since_ms").to_dict()
+            waiting.accounting.read("events", int(number))
+            waiting.accounting.waiting("events", str(reason), int(number), row_text(example))
         stays["installed_at"] = self._starts(stays, runs, events, before)
         if (
             not any(files.values())
@@ -219,6 +225,7 @@ class _Compaction:
                 not_after=self.now + AHEAD,
             ),
         )
+        waiting.accounting.add(result.accounting)
         _retire(self.landing, paths, self.settings, self.now)
         for path in (*scratch.values(), *(self.landing.root / "tmp").glob("settled-*.parquet")):
             path.unlink(missing_ok=True)
@@ -239,7 +246,9 @@ class _Compaction:
             names = ", ".join(sorted(waiting.undeclared))
             reasons.append(f"a declaration of {names} under `channels:` in the parameters")
         meta = None if self.existing is None else self.existing.meta
-        return CompactResult(refused=waiting.refused, meta=meta, waits_for="; ".join(reasons))
+        return CompactResult(
+            refused=waiting.refused, meta=meta, waits_for="; ".join(reasons), accounting=waiting.accounting
+        )
 
     def _given(self, inventory: Path | None, derived: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame | None:
         """Return the stays that were given: now, before, and by imports since the last compaction.

@@ -28,11 +28,13 @@ class Placed:
 
     ``events``: those to compact, in the layout of :data:`telemetry.dataset.schema.EVENTS`.
     ``waiting``: those that wait, with the columns :data:`PENDING_COLUMNS`.
+    ``reasons``: what each of them waits for.
     ``without_gpu``: XIDs to compact of which no GPU was found at their address; they are their nodes'.
     """
 
     events: pd.DataFrame
     waiting: pd.DataFrame
+    reasons: pd.Series
     without_gpu: int
 
 
@@ -75,5 +77,6 @@ def place_landed(events: pd.DataFrame, stays: pd.DataFrame, *, waited_ms: float)
     return Placed(
         events=placed.loc[~waits, EVENTS.names].reset_index(drop=True),
         waiting=events.loc[waits, list(PENDING_COLUMNS)].reset_index(drop=True),
+        reasons=pd.Series(reasons)[waits].where(pd.Series(reasons)[waits] != "", "no gpu at its PCI address"),
         without_gpu=int((without & ~waits & (events["type"] == "xid").to_numpy()).sum()),
     )

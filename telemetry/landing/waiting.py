@@ -16,8 +16,10 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from foundation.files import disk_errors
+from telemetry.accounting import Accounting
 from telemetry.dataset.channels import Channel, with_rollups
 from telemetry.dataset.schema import INSTANT
+from telemetry.importing.instants import WRONG_CLOCK
 from telemetry.landing.folder import Landing
 from telemetry.landing.observations import collapse, from_landed, from_samples, no_runs
 from telemetry.landing.tables import KINDS, SAMPLE_KEYS, Kind, lay_out
@@ -59,6 +61,7 @@ class Waiting:
     held_back: int = 0
     refused: int = 0
     seen: pd.DataFrame = field(default_factory=no_runs)
+    accounting: Accounting = field(default_factory=Accounting)
 
     @property
     def settled_until(self) -> datetime:
@@ -81,15 +84,25 @@ class Waiting:
                 except (pa.ArrowException, OSError, ValueError, KeyError) as error:
                     self._refuse(path, error)
                     continue
+                self.accounting.read("landed files")
                 if kind == "samples":
                     unknown = set(table.column_names) - _KEYS - known
                     self.undeclared |= unknown
+                    if unknown:
+                        self._wait(f"a declaration of {min(unknown)} under `channels:`", table.num_rows, path)
                     table = table.slice(0, 0) if unknown else self._settle(path, table)
                     if table.num_rows == 0:
+                        self.accounting.waiting("landed files", "its rows", 1, path.name)
                         continue
                     sampled.append(from_samples(self._plausible(table, "timestamp")))
                 elif kind == "inventory":
-                    frames.append(from_landed(self._plausible(table, "seen_at")))
+                    plausible = self._plausible(table, "seen_at")
+                    self.accounting.read("observations", table.num_rows)
+                    self.accounting.used("observations", plausible.num_rows)
+                    wrong = table.num_rows - plausible.num_rows
+                    self.accounting.left_out("observations", WRONG_CLOCK, wrong, path.name)
+                    frames.append(from_landed(plausible))
+                self.accounting.used("landed files")
                 self.files[kind].append(path)
         full = [frame for frame in (*frames, collapse(sampled)) if len(frame)]
         self.seen = pd.concat(full, ignore_index=True) if full else no_runs()
@@ -118,6 +131,7 @@ class Waiting:
             return table
         rest = table.filter(pc.invert(done))
         self.held_back += rest.num_rows
+        self._wait("the end of their step", rest.num_rows, path)
         if settled.num_rows == 0:
             return settled  # nothing of it is compacted: the file itself goes on waiting
         self.landing.stage("samples", rest, name=f"rest-{_digest(path)}-{limit.value // 1000}")
@@ -134,7 +148,13 @@ class Waiting:
         stamps = table.column(column)
         return table.filter(pc.and_(pc.greater_equal(stamps, low), pc.less_equal(stamps, high)))
 
+    def _wait(self, reason: str, number: int, path: Path) -> None:
+        self.accounting.read("samples", number)
+        self.accounting.waiting("samples", reason, number, path.name)
+
     def _refuse(self, path: Path, error: Exception) -> None:
+        self.accounting.read("landed files")
+        self.accounting.left_out("landed files", "cannot be read", 1, f"{path.name}: {error}")
         target = self.landing.put_aside(path, "refused")
         _LOG.error("%s cannot be used and is put aside as %s: %s", path, target, error)
         self.refused += 1

@@ -166,14 +166,15 @@ def test_a_full_disk_at_any_write_leaves_the_old_dataset(tmp_path: Path, monkeyp
         (telemetry.dataset.writer.shutil, "copyfile"),
     ]
     monkeypatch.setattr(Path, "hardlink_to", full)
-    run_import(tmp_path, events=[bad])  # so that there is a quarantine to copy, on a disk that knows no links
+    # so that there is a quarantine to copy, on a disk that knows no links
+    run_import(tmp_path, events=[bad], max_loss=1.0)
     before = tree(tmp_path / "dataset")
     worse = write_csv(tmp_path / "worse.csv", EVENTS.assign(gpu="who"))
     for module, name in places:
         with monkeypatch.context() as patched:
             patched.setattr(module, name, full)
             with pytest.raises(InputError, match=r"the disk is full.*Free space.*unchanged"):
-                run_import(tmp_path, samples=[more], events=[worse])
+                run_import(tmp_path, samples=[more], events=[worse], max_loss=1.0)
         assert tree(tmp_path / "dataset") == before
         assert not list(tmp_path.glob(".dataset*"))
 
@@ -188,7 +189,7 @@ def test_what_earlier_imports_set_aside_is_neither_copied_nor_forced_to_the_disk
     run_import(tmp_path, samples=samples_frame(), events=EVENTS)
     kept = (quarantine / "import-0001.parquet").stat().st_ino
     forced.clear()
-    result = run_import(tmp_path, events=EVENTS.assign(gpu="who"))
+    result = run_import(tmp_path, events=EVENTS.assign(gpu="who"), max_loss=1.0)
     assert result.quarantined == {"unknown gpu": 3}
     assert (quarantine / "import-0001.parquet").stat().st_ino == kept
     assert "import-0002.parquet" in forced
@@ -196,7 +197,7 @@ def test_what_earlier_imports_set_aside_is_neither_copied_nor_forced_to_the_disk
     assert "import-0001.parquet" not in forced
     assert len(quarantine_of(result)) == 4
     (quarantine / "import-0001.parquet").unlink()  # by an operator
-    run_import(tmp_path, events=EVENTS.assign(gpu="where"))
+    run_import(tmp_path, events=EVENTS.assign(gpu="where"), max_loss=1.0)
     assert sorted(path.name for path in quarantine.iterdir()) == ["import-0002.parquet", "import-0003.parquet"]
 
 

@@ -86,7 +86,8 @@ def test_what_is_dated_in_the_future_is_quarantined_and_moves_no_span(tmp_path: 
     events.loc[1, "timestamp"] = "2097-01-01T00:00:00Z"
     starts, ends = ["2026-03-01T01:00:00Z", "2096-01-01T00:00:00Z"], ["2096-01-01T00:00:00Z", None]
     jobs = pd.DataFrame({"job": ["1", "2"], "node": "node-0", "started_at": starts, "ended_at": ends})
-    result = run_import(tmp_path, samples=frame, events=events, jobs=write_csv(tmp_path / "jobs.csv", jobs), now=NOW)
+    jobs_file = write_csv(tmp_path / "jobs.csv", jobs)
+    result = run_import(tmp_path, samples=frame, events=events, jobs=jobs_file, now=NOW, max_loss=1.0)
     assert result.quarantined == {"a clock that cannot be right": 4}
     assert result.dataset.meta.span[1] < NOW
     held = result.dataset.jobs()

@@ -22,7 +22,7 @@ from telemetry.importing.columns import KEY_ALIASES, LABELS, as_counts, as_text,
 from telemetry.importing.instants import WRONG_CLOCK
 from telemetry.importing.inventory import Installations
 from telemetry.importing.mapping import TableMapping
-from telemetry.importing.quarantine import Quarantine
+from telemetry.importing.quarantine import Quarantine, advice
 from telemetry.importing.reading import Batch, column_names, read_batches
 from telemetry.importing.samples.block import DTYPES, ORDER_SHIFT, Spill
 
@@ -180,16 +180,14 @@ class SampleIntake:
             self._nonzero[channel.name] += len(nonzero)
             self._fractions[channel.name] += int((nonzero < 1.0).sum())
         self.counts["values_not_supported"] += sentinels
-        what = f"column {channel.name}, values"
-        lost = 0
+        wrong: dict[str, tuple[int, str]] = {}
         for reason, chosen in problems.items():
-            wrong = column.filter(pa.array(chosen)).to_pylist()
-            details = [f"{channel.name} = {value}" for value in wrong]
-            batch.set_aside(reason, np.flatnonzero(good)[chosen], details, lost_rows=0)
-            self.quarantine.count_lost("samples", what, reason, len(wrong), f"{batch.file.name}: {wrong[0]!r}")
-            lost += len(wrong)
-        self.counts["values_nulled"] += lost
-        self.quarantine.count_present("samples", what, int(valid.sum()) + lost)
+            values_of = column.filter(pa.array(chosen)).to_pylist()
+            details = [f"{channel.name} = {value}" for value in values_of]
+            batch.set_aside(reason, np.flatnonzero(good)[chosen], details, rows=0)
+            wrong[reason] = len(values_of), f"{batch.file.name}: {values_of[0]!r}"
+        self.counts["values_nulled"] += sum(number for number, _ in wrong.values())
+        self.quarantine.values("samples", channel.name, int(valid.sum()), wrong)
         return pa.array(values, kind, mask=~valid)
 
     def _mapped(self, column: pa.ChunkedArray, name: str) -> pa.ChunkedArray:
@@ -198,14 +196,6 @@ class SampleIntake:
             return column
         texts = [table.get(text, text) for text in as_text(column, len(column))]
         return pa.chunked_array([pa.array([None if text is None else str(text) for text in texts], pa.string())])
-
-
-_ADVICE: Final = {
-    "unreadable timestamp": "Say in the mapping how instants are written: `samples: {time: {format: "
-    '"%d.%m.%Y %H:%M:%S", timezone: UTC}}`.',
-    "timestamp out of range": "Give instants between 1990 and 2099; numbers of another unit need `time: {unit: ms}` in "
-    "the mapping.",
-}
 
 
 def no_usable_rows(what: str, quarantine: Quarantine, where: str) -> InputError:
@@ -217,11 +207,7 @@ def no_usable_rows(what: str, quarantine: Quarantine, where: str) -> InputError:
         f"no {what} row can be used: {sum(quarantine.counts.values())} were set aside, {number} of them for "
         f"{reason!r}, such as {quarantine.examples[reason]}",
         where,
-        _ADVICE.get(
-            reason,
-            "Check the mapping, and that inventory and samples are of the same fleet and period, and name "
-            "its GPUs and nodes alike, letter by letter.",
-        ),
+        advice(reason),
     )
 
 

@@ -80,7 +80,10 @@ class SampleMerger:
             # an unfinished cell is stored at the end of its step, whatever its newest raw sample was
             cells = (block.order < 0) & self._to_roll(block)
             times = np.where(cells, cell_end(block.ms, plan.step_ms), block.ms)
-            self.counts["samples_past_retention"] += int((times < plan.keep_ms).sum())
+            past = times < plan.keep_ms
+            self.counts["samples_past_retention"] += int(past.sum())
+            new_rows = int((past & (block.order >= 0)).sum())
+            self.quarantine.accounting.left_out("samples", "older than the retention of the dataset", new_rows)
             block = block.take(np.flatnonzero(times >= plan.keep_ms))
         block = block.take(np.lexsort((block.order, block.ms, block.unit)))
         block = self._without_closed(block)
@@ -88,6 +91,8 @@ class SampleMerger:
         block, repeated, conflicting = merge_duplicates(block)
         self.counts["samples_repeated"] += repeated
         self._set_aside("conflicting duplicate sample", before_merge, np.isin(before_merge.order, conflicting))
+        new_rows = int((before_merge.order >= 0).sum())
+        self.quarantine.accounting.used("samples", new_rows - len(conflicting))
         held = self._held(before_merge, block)
         if CHANNEL in block.series:
             self._find_xids(block, held.get(CHANNEL, np.zeros(len(block), dtype=bool)))
@@ -120,7 +125,7 @@ class SampleMerger:
         closed |= (newest % step_ms != 0) & (newest >= 0) & (end == cell_end(newest, step_ms)) & (block.ms <= newest)
         closed &= roll & ~stored
         # Not lost: the dataset has their step.
-        self._set_aside("its step was rolled up by an earlier import", block, closed, lost_rows=0)
+        self._set_aside("its step was rolled up by an earlier import", block, closed, lost=False)
         return block.take(np.flatnonzero(~closed))
 
     def _note_newest(self, block: Block) -> None:
@@ -161,7 +166,7 @@ class SampleMerger:
         )
         self.events.append(events.astype({"node": object, "gpu": object, "code": object}))
 
-    def _set_aside(self, reason: str, block: Block, chosen: npt.NDArray[np.bool_], *, lost_rows: int = 1) -> None:
+    def _set_aside(self, reason: str, block: Block, chosen: npt.NDArray[np.bool_], *, lost: bool = True) -> None:
         for index in np.flatnonzero(chosen & (block.order >= 0)).tolist():
             order = int(block.order[index])
             content = {
@@ -171,4 +176,4 @@ class SampleMerger:
                 **{name: kept.values[index].item() for name, kept in block.series.items() if kept.valid[index]},
             }
             file, row = self.files[order >> ORDER_SHIFT], order & ((1 << ORDER_SHIFT) - 1)
-            self.quarantine.add(reason, "samples", file, row, row_text(content), lost_rows=lost_rows)
+            self.quarantine.add(reason, "samples", file, row, row_text(content), lost=lost)

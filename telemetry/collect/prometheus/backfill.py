@@ -52,6 +52,7 @@ _PAST_END_MS: Final = 1
 _MS: Final = timedelta(milliseconds=1)
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _SHOWN: Final = 12
+_IDENTITIES: Final = 100_000  # of some 2 kB
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +138,7 @@ def outlook(
         ) as client:
             metrics = await find_metrics(client, catalogue, matchers, whole)
             for end in ends:
-                samples = SpanSamples(catalogue, None, {})
+                samples = SpanSamples(catalogue, None, {}, {})
                 for metric in metrics:
                     query = f"{selector(metric, [matchers])}[{long_ms + _PAST_END_MS}ms]"
                     samples.take(await client.samples(query, end + _PAST_END_MS), Span(end - long_ms, end))
@@ -170,6 +171,7 @@ class _Run:
     counts: Counter[str] = field(default_factory=Counter)
     unknown: dict[str, str] = field(default_factory=dict)
     problems: Counter[str] = field(default_factory=Counter)
+    identities: Identities = field(default_factory=dict)
 
     async def fetch_all(self, whole: Span, progress: Callable[[int, int], None]) -> dict[str, Any]:
         began_s = time.monotonic()
@@ -189,7 +191,8 @@ class _Run:
                 if self.state.span_ms is not None and span.length_ms > self.state.span_ms and not is_short:
                     spans.extendleft(reversed(span.halves()))
                     continue
-                samples = SpanSamples(self.catalogue, None if is_short else self.plan.max_samples, self.unknown)
+                max_samples = None if is_short else self.plan.max_samples
+                samples = SpanSamples(self.catalogue, max_samples, self.unknown, self.identities)
                 try:
                     await self._fetch(span, samples, metrics)
                 except TooMuch as refusal:
@@ -271,15 +274,22 @@ class _Run:
         self.outbox.commit(self.state.model_dump(mode="json"))
 
 
+Identities = dict[tuple[tuple[str, str], ...], Series | XidCount | None]
+"""What sets of labels are, in the order in which the server writes them."""
+
+
 class SpanSamples:
     """Gathers what answers hold of a span, up to ``max_samples`` (None: without a bound).
 
-    ``numbers``: the series that were seen, numbered.
+    ``numbers``: the series that were seen, numbered. ``identities``: what label sets were found to be, also before.
     ``unknown`` takes metrics of which a series names no GPU or no node, and the label names of one such series.
     """
 
-    def __init__(self, catalogue: SeriesCatalogue, max_samples: int | None, unknown: dict[str, str]) -> None:
+    def __init__(
+        self, catalogue: SeriesCatalogue, max_samples: int | None, unknown: dict[str, str], identities: Identities
+    ) -> None:
         self._catalogue = catalogue
+        self._identities = identities
         self._max_samples = max_samples
         self.unknown = unknown
         self.count = 0
@@ -292,9 +302,14 @@ class SpanSamples:
         Raises ``TooMuch`` where more than ``max_samples`` come together.
         """
         places = np.full(len(matrix.labels), -1, np.int32)
+        if len(self._identities) > _IDENTITIES:
+            self._identities.clear()
         for number, labels in enumerate(matrix.labels):
-            name = labels.get("__name__", "")
-            known = self._catalogue.identify(name, labels)
+            name, key = labels.get("__name__", ""), tuple(labels.items())
+            if key in self._identities:
+                known = self._identities[key]
+            else:
+                known = self._identities[key] = self._catalogue.identify(name, labels)
             if known is None:
                 self.unknown.setdefault(name, ", ".join(sorted(set(labels) - {"__name__"})))
             else:

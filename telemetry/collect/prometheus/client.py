@@ -7,14 +7,16 @@ import json
 import logging
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Final, Literal, TypeVar
+from typing import Any, Final, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import orjson
-from pydantic import BaseModel, Field, TypeAdapter, ValidationError
+import pyarrow as pa
+from pyarrow import csv
+from pydantic import TypeAdapter
 
 from foundation.errors import InputError
 from foundation.http import (
@@ -34,7 +36,17 @@ _log = logging.getLogger(__name__)
 
 _Data = TypeVar("_Data")
 
-_NAMES: Final = TypeAdapter(list[str]).validate_python
+_ONLY_TEXT: Final = frozenset({str})
+_VALUES: Final = re.compile(rb'"values"\s*:\s*\[\s*\[')
+_VALUES_END: Final = re.compile(rb"\]\s*\]")
+_READ: Final = csv.ReadOptions(column_names=["seconds", "value"], use_threads=False, block_size=1 << 26)
+_PARSE: Final = csv.ParseOptions(quote_char=False)
+_CONVERT: Final = csv.ConvertOptions(
+    column_types={"seconds": pa.float64(), "value": pa.float64()}, null_values=[], strings_can_be_null=False
+)
+_MAX_MS: Final = 2.0**53
+
+_NAMES: Final = TypeAdapter(list[str])
 _SLOW_TRIES: Final = 2
 _SHOWN: Final = 300
 _RETRIED: Final = (200, 408, 425, 500, 502, 503)
@@ -77,19 +89,6 @@ class Unreadable(HttpError):
     """An answer that is not of the Prometheus API."""
 
 
-_Seconds = Annotated[float, Field(gt=-(2.0**42), lt=2.0**42, allow_inf_nan=False)]
-
-
-class _Series(BaseModel):
-    metric: dict[str, str]
-    values: list[tuple[_Seconds, float]] = []  # a native histogram has none
-
-
-class _Matrix(BaseModel):
-    resultType: Literal["matrix"]
-    result: list[_Series]
-
-
 @dataclass(frozen=True, slots=True)
 class Matrix:
     """Raw samples of some series.
@@ -104,15 +103,68 @@ class Matrix:
     values: npt.NDArray[np.float64]
 
 
-def read_matrix(data: Any) -> Matrix:
+def split_samples(body: bytes) -> tuple[bytes, list[bytes]]:
+    """Take the arrays of samples out of an answer, each replaced by an array with its number.
+
+    Their text is read as a whole, in a twentieth of the time that a JSON parser takes to make an object of each number.
+    No string of JSON holds the pattern: its quotes would be escaped.
+    """
+    rest: list[bytes] = []
+    arrays: list[bytes] = []
+    after = 0
+    while match := _VALUES.search(body, after):
+        begin = match.end() - 1
+        end = body.find(b"]]", begin)
+        if end < 0 or body.find(b"{", begin, end) >= 0:  # written with spaces between the brackets
+            spaced = _VALUES_END.search(body, begin)
+            end = len(body) if spaced is None else spaced.start()
+        rest += [body[after:begin], b"%d" % len(arrays)]
+        arrays.append(body[begin : end + 1])
+        after = end + 1
+    return b"".join([*rest, body[after:]]), arrays
+
+
+def read_matrix(data: Any, arrays: Sequence[bytes]) -> Matrix:
     """Read the data of an answer to a range selector; series and samples stay in its order.
 
-    Raises ``ValidationError`` if it is no matrix, or holds a number that is none.
+    ``data``, ``arrays``: of :func:`split_samples`, ``data`` decoded.
+    Raises ``ValueError`` if it is no matrix, or holds a number that is none.
     """
-    series = _Matrix.model_validate(data).result
-    pairs = np.array([pair for entry in series for pair in entry.values], np.float64).reshape(-1, 2)
-    index = np.repeat(np.arange(len(series), dtype=np.int32), [len(entry.values) for entry in series])
-    return Matrix([entry.metric for entry in series], index, np.round(pairs[:, 0] * 1000).astype(np.int64), pairs[:, 1])
+    if not isinstance(data, dict) or data.get("resultType") != "matrix" or not isinstance(data.get("result"), list):
+        raise ValueError("this is no matrix")
+    labels: list[dict[str, str]] = []
+    places: list[int] = []
+    for entry in data["result"]:
+        metric = entry.get("metric") if isinstance(entry, dict) else None
+        if not isinstance(metric, dict) or not _ONLY_TEXT.issuperset(map(type, metric.values())):
+            raise ValueError("a series has no labels, or labels that are no text")
+        samples = entry.get("values", [])  # a native histogram has none
+        if samples != []:
+            if samples != [len(places)]:
+                raise ValueError("the samples of a series are no list of pairs")
+            places.append(len(labels))
+        labels.append(metric)
+    if len(places) != len(arrays):
+        raise ValueError("there are samples outside of the series")
+    counts = [array.count(b"[") for array in arrays]
+    pairs = _read_pairs(arrays, sum(counts))
+    index = np.repeat(np.array(places, np.int32), counts)
+    ms = np.round(pairs[0] * 1000)
+    # Out of range of any span that is asked for, and exact as an integer.
+    whole_ms = np.where(np.abs(ms) < _MAX_MS, ms, _MAX_MS).astype(np.int64)
+    return Matrix(labels, index, whole_ms, pairs[1])
+
+
+def _read_pairs(arrays: Sequence[bytes], count: int) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """Return the seconds and the values of arrays such as ``[1767225600,"45"],[1767225630,"46"]``."""
+    if not arrays:
+        return np.empty(0), np.empty(0)
+    lines = b",".join(arrays).translate(None, b' \t\r\n"+').replace(b"],[", b"\n")
+    table = csv.read_csv(pa.py_buffer(lines[1:-1]), read_options=_READ, convert_options=_CONVERT, parse_options=_PARSE)
+    seconds, values = (column.to_numpy() for column in table.columns)
+    if len(seconds) != count:
+        raise ValueError(f"{count} samples have {len(seconds)} times")
+    return seconds, values
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,9 +223,13 @@ class PrometheusClient:
     async def metric_names(self, match: str | None, start_ms: int, end_ms: int) -> list[str]:
         """Return the names of the metrics that match within the time."""
         parameters = {"start": _seconds(start_ms), "end": _seconds(end_ms)} | ({"match[]": match} if match else {})
-        return await self._ask("/api/v1/label/__name__/values", parameters, _NAMES)
+        return await self._ask(
+            "/api/v1/label/__name__/values", parameters, lambda data, _: _NAMES.validate_python(data)
+        )
 
-    async def _ask(self, path: str, parameters: Mapping[str, str], read: Callable[[Any], _Data]) -> _Data:
+    async def _ask(
+        self, path: str, parameters: Mapping[str, str], read: Callable[[Any, Sequence[bytes]], _Data]
+    ) -> _Data:
         """Ask until there is an answer, with growing pauses, for as long as the bounds allow."""
         began_s = time.monotonic()
         first, url = not self._has_answered, self._connection.url
@@ -210,9 +266,10 @@ class PrometheusClient:
             _log.info("%s answers again", url)
         return data
 
-    def _read(self, body: bytes, read: Callable[[Any], _Data]) -> _Data:
+    def _read(self, body: bytes, read: Callable[[Any, Sequence[bytes]], _Data]) -> _Data:
         try:
-            document = orjson.loads(body)
+            rest, arrays = split_samples(body)
+            document = orjson.loads(rest)
             status = document["status"]
         except (ValueError, TypeError, LookupError) as error:
             raise Unreadable(f"the answer is not one of the Prometheus API: {shown(body)}") from error
@@ -225,8 +282,8 @@ class PrometheusClient:
             listed = missing if isinstance(missing, list) else [missing]
             raise HttpError(f"the answer is not whole: {'; '.join(map(str, listed))[:_SHOWN]}")
         try:
-            return read(document.get("data"))
-        except ValidationError as error:
+            return read(document.get("data"), arrays)
+        except ValueError as error:  # of the model, or of Arrow
             raise Unreadable(f"the answer holds something else than was asked for: {shown(body)}") from error
 
     def _given_up(self, error: Exception, waited_s: float, *, first: bool) -> InputError:

@@ -1,6 +1,7 @@
-"""Answers: samples as plain JSON gives them, and what is no answer."""
+"""Answers: samples as plain JSON gives them, however it is written, and what is no answer."""
 
 import json
+import time
 from typing import Any
 
 import numpy as np
@@ -8,11 +9,10 @@ import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import ValidationError
 
-from telemetry.collect.prometheus.client import read_matrix
+from telemetry.collect.prometheus.client import Matrix, read_matrix, split_samples
 
-label = st.text(st.characters(codec="utf-8"), max_size=12)
+label = st.text(st.characters(codec="utf-8"), max_size=12) | st.sampled_from(['"values":[[1,"2"]]', "]]", "[["])
 number = st.one_of(
     st.floats(allow_nan=False, allow_infinity=False).map(repr),
     st.integers(0, 10**25).map(str),
@@ -25,32 +25,74 @@ series = st.fixed_dictionaries(
         "values": st.lists(st.tuples(instant, number).map(list), max_size=5),
     }
 )
+SPELLINGS: list[dict[str, Any]] = [{}, {"separators": (",", ":")}, {"indent": 1}, {"ensure_ascii": False}]
 
 
-@given(st.lists(series, max_size=4))
-def test_samples_are_those_of_plain_json(result: list[Any]) -> None:
-    matrix = read_matrix(orjson.loads(json.dumps({"resultType": "matrix", "result": result})))
+def read(text: str) -> Matrix:
+    rest, arrays = split_samples(text.encode())
+    return read_matrix(orjson.loads(rest)["data"], arrays)
+
+
+@given(st.lists(series | st.just({"metric": {"a": "b"}, "histograms": [[1, {"count": "3"}]]}), max_size=4), st.data())
+def test_samples_are_those_of_plain_json(result: list[Any], data: st.DataObject) -> None:
+    spelling = data.draw(st.sampled_from(SPELLINGS))
+    matrix = read(json.dumps({"data": {"resultType": "matrix", "result": result}}, **spelling))
     assert matrix.labels == [entry["metric"] for entry in result]
-    expected = [(n, round(t * 1000), float(v)) for n, entry in enumerate(result) for t, v in entry["values"]]
+    expected = [(n, round(t * 1000), float(v)) for n, entry in enumerate(result) for t, v in entry.get("values", [])]
     assert list(zip(matrix.index.tolist(), matrix.ms.tolist(), strict=True)) == [row[:2] for row in expected]
     assert np.array_equal(matrix.values, np.array([row[2] for row in expected]), equal_nan=True)
+
+
+def test_an_instant_beyond_all_time_costs_no_other_sample() -> None:
+    entry = {"metric": {}, "values": [[1e300, "2"], [1767225600.5, "3"], [-1e17, "4"]]}
+    matrix = read(json.dumps({"data": {"resultType": "matrix", "result": [entry]}}))
+    assert [(ms, value) for ms, value in zip(matrix.ms, matrix.values, strict=True) if 0 < ms < 2**52] == [
+        (1_767_225_600_500, 3.0)
+    ]
 
 
 @pytest.mark.parametrize(
     "data",
     [
         None,
+        [],
         {"resultType": "vector", "result": []},
+        {"resultType": "matrix"},
+        {"resultType": "matrix", "result": {"metric": {}}},
+        {"resultType": "matrix", "result": [[]]},
+        {"resultType": "matrix", "values": [[1, "2"]], "result": []},
         *(
             {"resultType": "matrix", "result": [entry]}
             for entry in (
                 {"metric": {}, "values": [[1, "x"]]},
-                {"metric": {}, "values": [[1e300, "2"]]},
+                {"metric": {}, "values": [["2"]]},
+                {"metric": {}, "values": [[]]},
+                {"metric": {}, "values": [[1, "2"], ["3"]]},
+                {"metric": {}, "values": [[1, "2", "3"]]},
+                {"metric": {}, "values": [[1, {"a": "2"}]]},
+                {"metric": {}, "values": [[1, [2]]]},
+                {"metric": {}, "values": [1, "2"]},
+                {"metric": {}, "values": 0},
+                {"metric": {}, "values": [0]},
+                {"metric": {}, "values": "values"},
                 {"metric": 5, "values": [[1, "2"]]},
+                {"metric": {"a": 5}, "values": [[1, "2"]]},
+                {"metric": {"a": ["b"]}, "values": [[1, "2"]]},
+                {"values": [[1, "2"]]},
             )
         ),
     ],
 )
 def test_what_is_no_matrix_is_refused(data: Any) -> None:
-    with pytest.raises(ValidationError):
-        read_matrix(data)
+    with pytest.raises((ValueError, KeyError)):
+        read(json.dumps({"data": data}))
+
+
+@pytest.mark.parametrize(
+    "piece", ['"values":[[', '"values":[[1,"2"]', '"values":[[{', '"values":[['.replace("[[", "[ [")]
+)
+def test_a_hostile_answer_takes_no_more_than_linear_time(piece: str) -> None:
+    began = time.perf_counter()
+    with pytest.raises((ValueError, KeyError)):
+        read('{"data":' + piece * 200_000 + "]]}")
+    assert time.perf_counter() - began < 5

@@ -33,8 +33,8 @@ from telemetry.collect.outbox import Outbox
 from telemetry.collect.series.batch import read_batch
 from telemetry.collect.series.exposition import LineReader
 from telemetry.collect.series.identity import XID_COUNT_METRIC, Series, SeriesCatalogue, XidCount
-from telemetry.collect.series.mapping import is_unused
 from telemetry.collect.series.xid_counts import XidCounts
+from telemetry.dataset.channels import is_unused
 from telemetry.landing.folder import Landing
 
 NO_TIME: Final = "line without a time stamp"

@@ -13,16 +13,14 @@ from __future__ import annotations
 import csv
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, cast
 
-import numpy as np
-import numpy.typing as npt
-
 from foundation.errors import InputError
 from telemetry.config import ChannelDeclaration
+from telemetry.values.names import EXACT_NAMES, matches_unused
 
 Kind = Literal["gauge", "counter", "flags", "enum"]
 
@@ -33,11 +31,6 @@ RESERVED_COLUMNS = ("timestamp", "node", "gpu", "sample_count")
 """Column names of the sample table that can never be a channel."""
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*\Z")
-_SENTINEL_FROM = 2.0**62
-# DCGM's blank values: base, not found, not supported, not permissioned (dcgm_structs.h: DCGM_INT32_BLANK,
-# DCGM_INT64_BLANK, DCGM_FP64_BLANK); the 64-bit ones lie above _SENTINEL_FROM.
-_INT32_BLANKS = (2147483632.0, 2147483635.0)
-_FP64_BLANKS = (140737488355328.0, 140737488355331.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +43,7 @@ class Channel:
     ``low``, ``high``: inclusive valid range; None leaves that side open.
     ``dcgm_names``: every name that DCGM and its exporter have given the field, newest first.
     ``amd``: metric names of AMD's exporter with the same meaning and unit.
+    ``max_rise_per_s``: what no device counts in a second; of counters.
     """
 
     name: str
@@ -62,6 +56,7 @@ class Channel:
     dcgm_names: tuple[str, ...] = ()
     nvml: str | None = None
     amd: tuple[str, ...] = ()
+    max_rise_per_s: float | None = field(default=None, compare=False)
 
     def rollups(self) -> tuple[Channel, ...]:
         """Return the channels that a roll-up to the step adds to this one.
@@ -79,22 +74,9 @@ class Channel:
 
 def channel_as_dict(channel: Channel) -> dict[str, Any]:
     """Return a channel as plain JSON types, the way dataset.json keeps it."""
-    return asdict(channel) | {"dcgm_names": list(channel.dcgm_names), "amd": list(channel.amd)}
-
-
-def is_sentinel(values: npt.ArrayLike) -> npt.NDArray[np.bool_]:
-    """Mark values that mean "not supported": 2**62 or more, and DCGM's 32-bit and floating-point blanks.
-
-    NaN and infinity are none. Older exporters pass DCGM's 64-bit blanks through, such as 9223372036854775794.
-    """
-    array = np.asarray(values)
-    numbers = array.astype(np.float64, copy=False)
-    with np.errstate(invalid="ignore"):
-        mask = (numbers >= _SENTINEL_FROM) & np.isfinite(numbers)
-        if numbers.size and not bool(np.nanmax(numbers, initial=-np.inf) < _INT32_BLANKS[0]):
-            for low, high in (_INT32_BLANKS, _FP64_BLANKS):
-                mask |= (numbers >= low) & (numbers <= high)
-    return np.asarray(mask, dtype=np.bool_)
+    content = asdict(channel) | {"dcgm_names": list(channel.dcgm_names), "amd": list(channel.amd)}
+    del content["max_rise_per_s"]  # a rule of reading, which a dataset does not keep
+    return content
 
 
 def resolve_channels(declared: Mapping[str, ChannelDeclaration]) -> dict[str, Channel]:
@@ -139,10 +121,12 @@ def with_rollups(channels: Mapping[str, Channel]) -> dict[str, Channel]:
 def by_source_name(channels: Mapping[str, Channel] | None = None) -> dict[str, str]:
     """Map every name under which a source may report a channel to our name.
 
-    DCGM names (old and new), DCGM field ids as text, AMD metric names (upper and lower case), and our own.
+    DCGM names (old and new), DCGM field ids as text, AMD metric names (upper and lower case), nvidia-smi's query
+    fields, and our own; names of metrics in another unit are left out.
     """
-    names: dict[str, str] = {}
-    for channel in (CATALOGUE if channels is None else channels).values():
+    channels = CATALOGUE if channels is None else channels
+    names = {name: row.target for name, row in EXACT_NAMES.items() if row.target in channels and row.unit is None}
+    for channel in channels.values():
         ids = () if channel.dcgm_id is None else (str(channel.dcgm_id),)
         amd = (*channel.amd, *(metric.lower() for metric in channel.amd))
         names |= dict.fromkeys((channel.name, *ids, *channel.dcgm_names, *amd), channel.name)
@@ -163,6 +147,7 @@ def _read_catalogue() -> dict[str, Channel]:
             tuple(row["dcgm_names"].split()),
             row["nvml"] or None,
             tuple(row["amd"].split()),
+            float(row["max_rise_per_s"]) if row["max_rise_per_s"] else None,
         )
         for row in csv.DictReader(line for line in lines if not line.startswith("#"))
     ]
@@ -171,3 +156,11 @@ def _read_catalogue() -> dict[str, Channel]:
 
 CATALOGUE: Mapping[str, Channel] = MappingProxyType(_read_catalogue())
 """Every channel that predrain knows by itself, by name."""
+
+_SOURCE_NAMES = frozenset(by_source_name())
+
+
+def is_unused(name: str) -> bool:
+    """Whether a metric or column is known, and not used."""
+    known = {name, name.removesuffix("_total")}  # OpenMetrics ends counters in _total
+    return known.isdisjoint(_SOURCE_NAMES) and name not in EXACT_NAMES and matches_unused(name)

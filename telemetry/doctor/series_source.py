@@ -19,9 +19,10 @@ from foundation.http import Answer, Connection, HttpError, fetch, shown_url
 from telemetry.collect.prometheus.client import quoted, selector
 from telemetry.collect.series.exposition import Sample, is_openmetrics, parse_line
 from telemetry.collect.series.identity import XID_COUNT_METRIC, Series, SeriesCatalogue
-from telemetry.collect.series.mapping import SourceMapping, is_unused
-from telemetry.dataset.channels import Channel, is_sentinel
+from telemetry.collect.series.mapping import SourceMapping
+from telemetry.dataset.channels import Channel, is_unused
 from telemetry.doctor.observation import ChannelSeen, Finding, Observation, SourceKind, findings_of
+from telemetry.values.sentinels import is_sentinel
 
 MAX_BYTES: Final = 64 << 20
 """Size of a page, and of each answer of a Prometheus: four metrics of 50,000 GPUs."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final
 
 import numpy as np
@@ -15,31 +15,36 @@ import pyarrow.compute as pc
 
 from foundation.errors import InputError
 from foundation.text import nearest_hint
+from telemetry.dataset.channels import Channel, by_source_name, is_unused
 from telemetry.importing.mapping import TableMapping
+from telemetry.values.names import EXACT_NAMES, INVENTORY, repeats_inventory, spellings
+from telemetry.values.numbers import NO_VALUE_WORDS
+from telemetry.values.units import split_header
 
 KEY_ALIASES: Final[Mapping[str, str]] = {
-    "Hostname": "node",
-    "hostname": "node",
-    "UUID": "gpu",
-    "uuid": "gpu",
-    "gpu_uuid": "gpu",
-    "modelName": "model",
-    "model_name": "model",
-    "DCGM_FI_DRIVER_VERSION": "driver",
-    "DCGM_FI_SYSTEM_DRIVER_VERSION": "driver",
-    "GPU_I_ID": "mig_instance",
+    name: row.target for name, row in EXACT_NAMES.items() if row.unit is None and row.target != INVENTORY
 }
-"""Labels of DCGM's exporter (old and new spelling) and the column that each is."""
+"""Names that sources give key columns and static facts, and the column that each is."""
 
-LABELS: Final = frozenset(
-    [
-        *("device", "pci_bus_id", "modelName", "model_name", "model", "serial", "slot", "driver"),
-        *("DCGM_FI_DRIVER_VERSION", "DCGM_FI_SYSTEM_DRIVER_VERSION", "GPU_I_PROFILE", "vgpu"),
-        *("pod", "namespace", "container", "pod_name", "pod_namespace", "container_name", "pod_uid"),
-        *("hpc_job", "job", "instance"),
-    ]
-)
-"""Columns of sample sources that only repeat the inventory; they are left out."""
+_STATIC: Final = frozenset({"slot", "pci_bus_id", "serial", "model", "driver"})
+
+
+def left_out_of_samples(name: str) -> bool:
+    """Whether a column of samples is known, and not used: a fact of the inventory, or a metric that is no channel."""
+    base = split_header(name)[0]
+    targets = {KEY_ALIASES.get(spelling) for spelling in spellings(base)}
+    return bool(name in _STATIC or targets & _STATIC or repeats_inventory(base) or is_unused(base))
+
+
+def source_names(channels: Mapping[str, Channel]) -> dict[str, str]:
+    """Map the names under which a file may have a channel; besides the series' ones those of another unit."""
+    converted = {name: row.target for name, row in EXACT_NAMES.items() if row.unit and row.target in channels}
+    return by_source_name(channels) | converted
+
+
+def nothing_left_out(_name: str) -> bool:
+    """Leave out no column by its name."""
+    return False
 
 
 def missing_column(name: str, names: Sequence[str], where: str) -> InputError:
@@ -60,7 +65,7 @@ def resolve_columns(
     required: Sequence[str] = (),
     *,
     aliases: Mapping[str, str] = KEY_ALIASES,
-    ignored: frozenset[str] = frozenset(),
+    ignored: Callable[[str], bool] = nothing_left_out,
     kept: Collection[str] = (),
     extras: bool = False,
     declare: bool = False,
@@ -69,7 +74,7 @@ def resolve_columns(
 
     ``required``: columns of the dataset that the source or the constants must give.
     ``aliases``: further names under which a source may have a column.
-    ``ignored``: source columns that are left out silently.
+    ``ignored``: tells source columns that are left out by name.
     ``kept``: unknown columns that ``ignore_others`` does not mean.
     ``extras``: whether unknown columns stay under their own names.
     ``declare``: whether an unknown column could be a channel, for the advice in the error.
@@ -96,19 +101,24 @@ def resolve_columns(
         if mapped == _UNKNOWN:
             mapped = name if name in unknown else None
         for target in _targets(mapped):
-            if target in source:
+            by_name = mapping.columns.keys().isdisjoint({name, source.get(target, name)}) and target not in _KEYS
+            if target in source and not by_name:  # else: one value under two names, such as nvidia-smi's power.draw
                 raise InputError(
                     f"two source columns are {target!r}: {source[target]!r} and {name!r}",
                     where,
                     "Map one of them to null in the mapping.",
                 )
-        source |= {target: name for target in _targets(mapped) if target not in mapping.constants}
+        source = {
+            **{target: name for target in _targets(mapped) if target not in mapping.constants},
+            **source,
+        }
     for name in (*required, *mapping.drop_without):
         if name not in source and name not in mapping.constants:
             raise missing_column(name, names, where)
     return source
 
 
+_KEYS: Final = frozenset({"timestamp", "node", "gpu"})
 _UNKNOWN: Final = ""
 _INDEX: Final = re.compile(r"__index_level_\d+__|Unnamed: \d+|")
 """What pandas calls an index that it writes beside the columns."""
@@ -127,12 +137,12 @@ def unknown_columns(
     mapping: TableMapping,
     known: Sequence[str],
     aliases: Mapping[str, str] = KEY_ALIASES,
-    ignored: frozenset[str] = frozenset(),
+    ignored: Callable[[str], bool] = nothing_left_out,
     kept: Collection[str] = (),
 ) -> list[str]:
     """Return the source columns that are neither known nor left out; see :func:`resolve_columns`."""
     unknown = [name for name in names if _mapped(name, names, mapping, known, aliases) == _UNKNOWN]
-    unknown = [name for name in unknown if name not in ignored and not _INDEX.fullmatch(name)]
+    unknown = [name for name in unknown if not ignored(name) and not _INDEX.fullmatch(name)]
     return [name for name in unknown if name in kept or not mapping.ignore_others]
 
 
@@ -163,11 +173,20 @@ def _mapped(
         return "slot" if "slot" in known and "slot" not in names else None
     if name in known:
         return name
-    return aliases[name] if aliases.get(name) in known else _UNKNOWN
+    base = split_header(name)[0]
+    known_names = (aliases.get(spelling) for spelling in (base, *spellings(base)))
+    return next((target for target in known_names if target in known), base if base in known else _UNKNOWN)
+
+
+_NO_TEXTS: Final = pa.array(
+    ["", "<<<NULL>>>", "<nil>", "(null)", "-", "--", "nan", "NaN", "null", "NULL", "None", "N/A", "n/a"]
+    + [f"[{word}]" for text in sorted(NO_VALUE_WORDS) for word in (text.upper(), text.title(), text.capitalize(), text)]
+    + ["[GPU is lost]", "[GPU requires reset]"]
+)
 
 
 def as_text(column: pa.ChunkedArray | None, length: int) -> npt.NDArray[np.object_]:
-    """Return a column as text without surrounding blanks, None where it is null or empty.
+    """Return a column as text without surrounding blanks, None where it is null, empty or a word for no value.
 
     Whole floating-point numbers lose their ``.0``: CSV tools write an XID of 79 with gaps in its column as ``79.0``.
     """
@@ -180,7 +199,7 @@ def as_text(column: pa.ChunkedArray | None, length: int) -> npt.NDArray[np.objec
         texts = [str(int(value)) if value is not None and value.is_integer() else value for value in numbers]
         return np.array([None if text is None else str(text) for text in texts], dtype=object)
     text = pc.utf8_trim_whitespace(column.cast(pa.string()))
-    text = pc.if_else(pc.equal(text, ""), None, text)
+    text = pc.if_else(pc.is_in(text, value_set=_NO_TEXTS), None, text)
     return np.array(text.to_numpy(zero_copy_only=False), dtype=object)
 
 

@@ -56,7 +56,7 @@ from telemetry.importing.inventory import (
     unit_of,
 )
 from telemetry.importing.jobs import merge_jobs, read_jobs
-from telemetry.importing.mapping import ImportMapping, load_mapping
+from telemetry.importing.mapping import ImportMapping, load_mapping, without_later_keys
 from telemetry.importing.quarantine import BY_MAPPING, Quarantine
 from telemetry.importing.reading import (
     Source,
@@ -237,8 +237,7 @@ def _sources(
     for role, read in settings.items():
         sections = [getattr(rules, role), *([rules.kernel_log] if role == "events" else [])]
         dumps = [section.model_dump(mode="json") for section in sections]
-        # A key that is left out has no part in the digest, which datasets of earlier versions have without it.
-        read["mapping"] = digest([{k: v for k, v in dump.items() if v or k != "drop_without"} for dump in dumps])
+        read["mapping"] = digest([without_later_keys(dump) for dump in dumps])
     sources = []
     for role, paths in given.items():
         for file in expand_sources(tuple(paths), role):

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from foundation.errors import InputError
+from telemetry.importing.date_forms import DateOrder, read_dates
 from telemetry.importing.mapping import TimeFormat
 
 OK: Final = 0
@@ -35,10 +36,15 @@ MISSING, _UNREADABLE, NAIVE, _AMBIGUOUS, _OUTSIDE = 1, 2, 3, 4, 5
 # Clocks that were never set show 1970 or 1980.
 _EARLIEST_MS = int(pd.Timestamp("1990-01-01", tz="UTC").value // 1_000_000)
 _LATEST_MS = int(pd.Timestamp("2100-01-01", tz="UTC").value // 1_000_000)
-_UNIT_MS = {"ns": 1e-6, "us": 1e-3, "ms": 1.0, "s": 1e3, "m": 6e4, "h": 3.6e6, "d": 8.64e7}
+_UNIT_MS = {"excel": 8.64e7, "ns": 1e-6, "us": 1e-3, "ms": 1.0, "s": 1e3, "m": 6e4, "h": 3.6e6, "d": 8.64e7}
+_FARTHEST_MS: Final = 8_000_000_000_000_000  # what datetime64 and pandas take in milliseconds, with a margin
 _DAY_END_MS: Final = 86_400_000 - 1
 _DATE = r"^\d{4}-\d{2}-\d{2}$"
+_NO_INSTANTS: Final = pa.array(["", "-", "--", "[N/A]", "N/A", "n/a", "null", "None", "nan", "NaT", "(null)", "<nil>"])
 _TIME_OF_DAY = re.compile(r"%[HIpMSfcXTRrs]")
+_EXCEL_ORIGIN_MS: Final = -2_209_161_600_000  # 1899-12-30, which makes up for Excel's 29 February 1900
+_EXCEL_DAYS: Final = (36_526.0, 58_440.0)  # 2000 to 2060
+_COMPACT: Final = r"^(?:19|20)\d{2}(?:0[1-9]|1[0-2])(?:0[1-9]|[12]\d|3[01])(?:\d{4}|\d{6})?$"
 _AWARE = r"[T ]\d{2}:?\d{2}.*(?:[Zz]|UTC|GMT|[+-]\d{2}(?::?\d{2})?)$"
 
 
@@ -47,10 +53,14 @@ class Instants(NamedTuple):
 
     ``ms``: milliseconds since 1970-01-01 UTC; 0 where unusable.
     ``status``: :data:`OK` or a key of :data:`PROBLEMS`.
+    ``unit``: unit that was inferred for numbers, see :func:`inferred_unit`.
+    ``order``: order of day and month that the texts showed.
     """
 
     ms: npt.NDArray[np.int64]
     status: npt.NDArray[np.int8]
+    unit: str | None = None
+    order: DateOrder | None = None
 
     @property
     def ok(self) -> npt.NDArray[np.bool_]:
@@ -63,28 +73,32 @@ def times_of(ms: npt.NDArray[np.int64]) -> pd.DatetimeIndex:
     return pd.DatetimeIndex(ms.astype("datetime64[ms]"), dtype="datetime64[ms]").tz_localize("UTC")
 
 
-def parse_instants(column: pa.ChunkedArray, time: TimeFormat, where: str, *, day_end: bool = False) -> Instants:
+def parse_instants(
+    column: pa.ChunkedArray, time: TimeFormat, where: str, *, day_end: bool = False, order: DateOrder | None = None
+) -> Instants:
     """Parse a column of instants.
 
     ``where``: file and column, for errors.
     ``day_end``: whether a date without a time is the last millisecond of the day, in the zone, instead of its first.
-    Raises ``InputError`` if numbers come without a unit, or the mapping's format is none.
+    ``order``: of day and month, where the mapping does not give it.
+    Raises ``InputError`` if the unit of numbers or the order of day and month cannot be told, or the mapping's format
+    is none.
 
     Fractions of a millisecond are cut off, never rounded up: a rounded instant could lie in the future.
     """
     if pa.types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
     if pa.types.is_null(column.type):
-        ms, status = np.zeros(len(column), np.int64), np.zeros(len(column), np.int8)
+        parsed = Instants(np.zeros(len(column), np.int64), np.zeros(len(column), np.int8))
     elif pa.types.is_timestamp(column.type) or pa.types.is_date(column.type):
-        ms, status = _from_arrow(column, time, day_end)
+        parsed = _from_arrow(column, time, day_end)
     elif pa.types.is_integer(column.type) or pa.types.is_floating(column.type) or pa.types.is_decimal(column.type):
-        ms, status = _from_numbers(column, time, where)
+        parsed = _from_numbers(column, time, where, day_end)
     else:
-        ms, status = _from_text(column, time, where, day_end)
-    status = np.where(_as_bools(column.is_null()), MISSING, status).astype(np.int8)
-    status[(status == OK) & ((ms < _EARLIEST_MS) | (ms >= _LATEST_MS))] = _OUTSIDE
-    return Instants(np.where(status == OK, ms, 0), status)
+        parsed = _from_text(column, time, where, day_end, time.order or order)
+    status = np.where(_as_bools(column.is_null()), MISSING, parsed.status).astype(np.int8)
+    status[(status == OK) & ((parsed.ms < _EARLIEST_MS) | (parsed.ms >= _LATEST_MS))] = _OUTSIDE
+    return parsed._replace(ms=np.where(status == OK, parsed.ms, 0), status=status)
 
 
 def _as_bools(column: pa.ChunkedArray) -> npt.NDArray[np.bool_]:
@@ -93,8 +107,13 @@ def _as_bools(column: pa.ChunkedArray) -> npt.NDArray[np.bool_]:
 
 def _from_arrow(column: pa.ChunkedArray, time: TimeFormat, day_end: bool) -> Instants:
     aware = pa.types.is_timestamp(column.type) and column.type.tz is not None
-    plain = column.cast(pa.timestamp(column.type.unit if pa.types.is_timestamp(column.type) else "s"))
-    ms = plain.cast(pa.timestamp("ms"), safe=False).cast(pa.int64()).fill_null(0).to_numpy()
+    unit = column.type.unit if pa.types.is_timestamp(column.type) else "s"
+    counts = column.cast(pa.timestamp(unit)).cast(pa.int64()).fill_null(0).to_numpy()
+    per_ms = {"s": 1000, "ms": 1, "us": -1000, "ns": -1_000_000}[unit]
+    # Instants far outside would overflow; they are out of range whatever they are.
+    clipped = np.clip(counts, -_FARTHEST_MS // abs(per_ms), _FARTHEST_MS // abs(per_ms)) if per_ms > 0 else counts
+    ms = clipped * per_ms if per_ms > 0 else counts // -per_ms
+    ms = np.clip(ms, -_FARTHEST_MS, _FARTHEST_MS)
     if aware:
         return Instants(ms, np.full(len(ms), OK, np.int8))
     return _localised(ms, time.timezone, np.full(len(ms), pa.types.is_date(column.type)), day_end)
@@ -119,69 +138,133 @@ def _milliseconds(aware: pd.DatetimeIndex) -> npt.NDArray[np.int64]:
     return np.where(np.isnat(values), 0, values.astype(np.int64))
 
 
-def _from_numbers(column: pa.ChunkedArray, time: TimeFormat, where: str) -> Instants:
-    numbers = column.cast(pa.float64(), safe=False).fill_null(0.0).to_numpy()
+def _from_numbers(column: pa.ChunkedArray, time: TimeFormat, where: str, day_end: bool) -> Instants:
+    numbers = column.cast(pa.float64(), safe=False).fill_null(np.nan).to_numpy()
     status = np.where(np.isfinite(numbers), OK, _UNREADABLE).astype(np.int8)
-    if time.unit is None:
-        example = column.drop_null()
-        if len(example) == 0:
-            return Instants(np.zeros(len(column), np.int64), status)
-        value = example[0].as_py()
-        raise InputError(
-            f"timestamps are numbers such as {value}, without a unit",
-            where,
-            f"Give `time: {{unit: {_guess(float(value))}}}` in its table's section of the mapping (`samples:`, "
-            "`events:`), if that is their unit.",
-        )
+    unit: str | None = time.unit
     origin = int(pd.Timestamp(time.origin).timestamp() * 1000)
-    if pa.types.is_integer(column.type) and time.unit in ("ns", "us"):  # exact, a float64 is not
-        per_ms = {"ns": 1_000_000, "us": 1000}[time.unit]
-        return Instants(column.cast(pa.int64()).fill_null(0).to_numpy() // per_ms + origin, status)
+    if unit is None:
+        unit = inferred_unit(numbers[status == OK])
+        if unit is None:
+            if not (status == OK).any():
+                return Instants(np.zeros(len(column), np.int64), status)
+            raise InputError(
+                f"timestamps are numbers such as {column.drop_null()[0].as_py()}, without a unit",
+                where,
+                "Give `time: {unit: d}` in its table's section of the mapping (`samples:`, `events:`), with their unit "
+                "(ns, us, ms, s, m, h, d) and, unless it is 1970, `origin:`.",
+            )
+        origin = _EXCEL_ORIGIN_MS if unit == "excel" else 0
+    inferred = unit if time.unit is None else None
+    if pa.types.is_integer(column.type) and unit in ("ns", "us"):  # exact, a float64 is not
+        per_ms = {"ns": 1_000_000, "us": 1000}[unit]
+        counts = pc.fill_null(column, 0).to_numpy()
+        return Instants((counts // per_ms).astype(np.int64) + origin, status, inferred)
     with np.errstate(invalid="ignore", over="ignore"):
-        scaled = np.floor(np.round(np.where(status == OK, numbers, 0.0) * _UNIT_MS[time.unit], 3))
-    status[np.abs(scaled) > 2.0**52] = _OUTSIDE
-    return Instants(np.where(status == OK, scaled, 0.0).astype(np.int64) + origin, status)
+        scaled = np.floor(np.round(np.where(status == OK, numbers, 0.0) * _UNIT_MS[unit], 3))
+    status[np.abs(scaled) > _FARTHEST_MS] = _OUTSIDE
+    ms = np.where(status == OK, scaled, 0.0).astype(np.int64) + origin
+    if unit != "excel":
+        return Instants(ms, status, inferred)
+    local = _localised(ms, time.timezone, numbers == np.floor(numbers), day_end)
+    return Instants(local.ms, np.where(status == OK, local.status, status).astype(np.int8), inferred)
 
 
-def _guess(value: float) -> str:
-    for unit, least in (("ns", 1e17), ("us", 1e14), ("ms", 1e11), ("s", 1e8)):
-        if abs(value) >= least:
+def inferred_unit(numbers: npt.NDArray[np.float64]) -> str | None:
+    """Return the unit in which all of some numbers are plausible instants; ``excel`` is days since 1899-12-30.
+
+    The ranges of 1990 to 2099 in seconds, milliseconds, microseconds and nanoseconds do not overlap.
+    """
+    if not len(numbers):
+        return None
+    for unit in ("s", "ms", "us", "ns"):
+        low, high = _EARLIEST_MS / _UNIT_MS[unit], _LATEST_MS / _UNIT_MS[unit]
+        if bool(((numbers >= low) & (numbers < high)).all()):
             return unit
-    return "d"
+    low, high = _EXCEL_DAYS
+    return "excel" if bool(((numbers >= low) & (numbers < high)).all()) else None
 
 
-def _from_text(column: pa.ChunkedArray, time: TimeFormat, where: str, day_end: bool) -> Instants:
+def _from_text(
+    column: pa.ChunkedArray, time: TimeFormat, where: str, day_end: bool, order: DateOrder | None
+) -> Instants:
     text = pc.utf8_trim_whitespace(column.cast(pa.string()))
-    empty = _as_bools(pc.equal(text, ""))
+    empty = _as_bools(pc.is_in(text, value_set=_NO_INSTANTS))
     if time.unit is not None or (time.format is None and _is_numeric(text)):
         read = pd.to_numeric(text.to_pandas().astype(object), errors="coerce").to_numpy(np.float64)
         numbers = pa.chunked_array([pa.array(read, from_pandas=True)])
-        if time.unit is not None and time.unit != "d":
-            # Whole nanoseconds do not fit a float64: read integers as such where every value is one.
-            with contextlib.suppress(pa.ArrowInvalid):
-                numbers = pc.if_else(pc.equal(text, ""), None, text).cast(pa.int64())
-        ms, status = _from_numbers(numbers, time, where)
-        status[_as_bools(numbers.is_null())] = _UNREADABLE
+        # Whole nanoseconds do not fit a float64: read integers as such where every value is one.
+        with contextlib.suppress(pa.ArrowInvalid):
+            numbers = pc.if_else(pa.chunked_array([pa.array(empty)]), None, text).cast(pa.int64())
+        parsed = _from_numbers(numbers, time, where, day_end)
+        parsed.status[_as_bools(numbers.is_null())] = _UNREADABLE
+    elif time.format is None:
+        parsed = _from_forms(text, empty, time, where, day_end, order)
     else:
-        iso = pc.replace_substring_regex(text, r"\s*(?:UTC|GMT)$", "Z") if time.format is None else text
         try:
-            times = pd.to_datetime(iso.to_pandas(), format=time.format or "ISO8601", errors="coerce", utc=True)
+            times = pd.to_datetime(text.to_pandas(), format=time.format, errors="coerce", utc=True)
         except ValueError as error:
             raise InputError(str(error), where, "Correct `time: {format: …}` in the mapping.") from error
-        parsed = pd.DatetimeIndex(times)
-        ms, status = _milliseconds(parsed), np.where(parsed.isna(), _UNREADABLE, OK).astype(np.int8)
-        aware = _as_bools(pc.match_substring_regex(text, _AWARE)) if time.format is None else "%z" in time.format
-        naive = (status == OK) & ~np.asarray(aware)
-        if time.format is None:
-            is_date = _as_bools(pc.match_substring_regex(text, _DATE))
-        else:
-            is_date = np.full(len(ms), _TIME_OF_DAY.search(time.format) is None)
-        ms[naive], status[naive] = _localised(ms[naive], time.timezone, is_date[naive], day_end)
-    status[empty] = MISSING
+        dates = np.full(len(text), _TIME_OF_DAY.search(time.format) is None)
+        aware = np.full(len(text), "%z" in time.format)
+        moments = pd.DatetimeIndex(times)
+        parsed = _placed(_milliseconds(moments), ~np.asarray(moments.isna()), aware, dates, time, day_end)
+    parsed.status[empty] = MISSING
+    return parsed
+
+
+def _from_forms(
+    text: pa.ChunkedArray,
+    empty: npt.NDArray[np.bool_],
+    time: TimeFormat,
+    where: str,
+    day_end: bool,
+    order: DateOrder | None,
+) -> Instants:
+    """Read ISO 8601 at once, and the other forms one distinct text after the other."""
+    iso = pc.replace_substring_regex(text, r"\s*(?:UTC|GMT)$", "Z")
+    moments = pd.DatetimeIndex(pd.to_datetime(iso.to_pandas(), format="ISO8601", errors="coerce", utc=True))
+    ms, is_read = _milliseconds(moments), ~np.asarray(moments.isna())
+    is_aware = _as_bools(pc.match_substring_regex(text, _AWARE))
+    is_date = _as_bools(pc.match_substring_regex(text, _DATE))
+    other = np.flatnonzero(~is_read & ~empty & ~_as_bools(text.is_null()))
+    shown = order
+    if len(other):
+        codes, texts = pd.factorize(text.take(pa.array(other)).to_numpy(zero_copy_only=False))
+        dates = read_dates(list(texts), order)
+        shown = dates.order
+        if dates.undecided is not None:
+            raise InputError(
+                f"{dates.undecided!r} can be two dates, and no date of the column shows the order of day and month",
+                where,
+                "Give `time: {order: dmy}` (day first) or `time: {order: mdy}` (month first) in its table's section of "
+                "the mapping.",
+            )
+        ms[other], is_read[other] = dates.ms[codes], dates.is_read[codes]
+        is_aware[other], is_date[other] = dates.is_aware[codes], dates.is_date[codes]
+    return _placed(ms, is_read, is_aware, is_date, time, day_end)._replace(order=shown)
+
+
+def _placed(
+    ms: npt.NDArray[np.int64],
+    is_read: npt.NDArray[np.bool_],
+    is_aware: npt.NDArray[np.bool_],
+    is_date: npt.NDArray[np.bool_],
+    time: TimeFormat,
+    day_end: bool,
+) -> Instants:
+    status = np.where(is_read, OK, _UNREADABLE).astype(np.int8)
+    naive = is_read & ~is_aware
+    local = _localised(ms[naive], time.timezone, is_date[naive], day_end)
+    ms[naive], status[naive] = local.ms, local.status
     return Instants(ms, status)
 
 
 def _is_numeric(text: pa.ChunkedArray) -> bool:
-    """Whether the first reported value is a plain number, so that the whole column is taken for numbers."""
-    reported = text.filter(pc.not_equal(text, "").fill_null(False))
-    return len(reported) > 0 and bool(pc.match_substring_regex(reported.slice(0, 1), r"^-?\d+(\.\d+)?$")[0].as_py())
+    """Whether the first reported value is a plain number that is no date, so that the whole column is numbers."""
+    reported = text.filter(pc.invert(pc.is_in(text, value_set=_NO_INSTANTS)))
+    reported = reported.drop_null().slice(0, 1)
+    if not len(reported):
+        return False
+    is_number = pc.match_substring_regex(reported, r"^-?\d+(\.\d+)?([eE][+-]?\d+)?$")[0].as_py()
+    return bool(is_number) and not pc.match_substring_regex(reported, _COMPACT)[0].as_py()

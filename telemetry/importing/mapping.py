@@ -6,7 +6,7 @@ docs/reference/mapping.md has an example of every key.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args
@@ -31,7 +31,7 @@ from foundation.yaml import read_yaml
 Scalar = str | int | float | bool | None
 
 
-_Mapping = TypeVar("_Mapping", bound=Section)
+_SectionT = TypeVar("_SectionT", bound=Section)
 _Text = Annotated[str, BeforeValidator(str)]
 """YAML reads a key such as 0 as a number."""
 
@@ -46,18 +46,40 @@ class TimeFormat(Section):
     """What numbers count from."""
 
     format: str | None = None
-    """strptime format of instants that are text; None is ISO 8601."""
+    """strptime format of instants that are text; None recognises the usual forms."""
+
+    order: Literal["dmy", "mdy", "ymd"] | None = None
+    """Order of day, month and year in dates such as 03/04/2026; None asks where the data do not tell."""
 
     timezone: ZoneInfo | None = None
     """Zone of instants written without an offset; None makes such instants an error."""
 
 
+def _stripped(columns: Any) -> Any:
+    """Strip names of columns, as the reader strips a file's header."""
+    if columns is None:
+        return {}
+    if not isinstance(columns, Mapping):
+        return columns
+    return {name.strip() if isinstance(name, str) else name: target for name, target in columns.items()}
+
+
+class LongFormat(Section):
+    """Which columns of a table with a row for each value hold the metric's name and the value."""
+
+    metric: str
+    value: str
+
+    labels: str | None = None
+    """Column of further columns, as JSON or ``key="value"`` pairs."""
+
+
 class TableMapping(Section):
     """How one kind of source becomes a table of the dataset."""
 
-    columns: Annotated[
-        dict[str, str | tuple[str, ...] | None], BeforeValidator(lambda given: {} if given is None else given)
-    ] = Field(default_factory=dict)
+    columns: Annotated[dict[str, str | tuple[str, ...] | None], BeforeValidator(_stripped)] = Field(
+        default_factory=dict
+    )
     """Source column to the dataset column, or columns, that it becomes; None leaves it out."""
 
     constants: dict[str, Scalar] = Field(default_factory=dict)
@@ -71,6 +93,12 @@ class TableMapping(Section):
 
     offset: dict[str, float] = Field(default_factory=dict)
     """Dataset column to what is added after scaling."""
+
+    decimal: Literal[".", ","] | None = None
+    """Decimal mark of numbers; None recognises it, and takes a comma in files separated by semicolons."""
+
+    long: LongFormat | None = None
+    """Set for tables with a row for each value."""
 
     values: dict[str, dict[_Text, Scalar]] = Field(default_factory=dict)
     """Dataset column to source value to dataset value; None drops the row."""
@@ -133,14 +161,43 @@ class ImportMapping(Section):
     kernel_log: KernelLogMapping = KernelLogMapping()
     """Kernel logs among the event sources."""
 
+    timezone: ZoneInfo | None = None
+    """Zone of every table that names none of its own."""
+
     span: Annotated[list[AwareDatetime], Field(min_length=2, max_length=2)] | None = None
     """First and last instant that the sources observed."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _spread_timezone(cls, content: Any) -> Any:
+        """Give the file's zone to each table that has none."""
+        zone = content.get("timezone") if isinstance(content, Mapping) else None
+        if zone is None:
+            return content
+        spread = dict(content)
+        for table in ("samples", "events", "inventory", "jobs"):
+            section = spread.get(table) or {}
+            time = section.get("time") or {} if isinstance(section, Mapping) else None
+            if isinstance(time, Mapping):
+                spread[table] = {**section, "time": {"timezone": zone, **time}}
+        log = spread.get("kernel_log") or {}
+        if isinstance(log, Mapping):
+            spread["kernel_log"] = {"timezone": zone, **log}
+        return spread
 
     @model_validator(mode="after")
     def _ordered(self) -> ImportMapping:
         if self.span is not None and self.span[0] >= self.span[1]:
             raise ValueError(f"span is empty: {self.span[0].isoformat()} is not before {self.span[1].isoformat()}")
         return self
+
+
+def without_later_keys(dump: dict[str, Any]) -> dict[str, Any]:
+    """Drop the keys of a section that are not set and that earlier versions lack, whose digests datasets keep."""
+    dump = {key: value for key, value in dump.items() if value or key not in ("drop_without", "decimal", "long")}
+    if dump.get("time"):
+        dump["time"] = {key: value for key, value in dump["time"].items() if value or key != "order"}
+    return dump
 
 
 def load_mapping(path: Path | None) -> ImportMapping:
@@ -158,7 +215,7 @@ def mapping_content(path: Path, what: str = "mapping") -> Any:
         raise InputError(f"the {what} file is not valid YAML: {error}", str(path), "Correct the file.") from error
 
 
-def read_mapping(path: Path, model: type[_Mapping], what: str = "mapping") -> _Mapping:
+def read_mapping(path: Path, model: type[_SectionT], what: str = "mapping") -> _SectionT:
     """Read and check a YAML file of one kind; ``what`` names the kind in errors.
 
     Raises ``InputError`` if the file is missing, is no YAML, or has an unknown key or a wrong value; the nearest valid

@@ -2,30 +2,33 @@
 
 from __future__ import annotations
 
-import codecs
 import contextlib
-import csv
-import json
-from collections.abc import Iterator, Mapping, Sequence
+import re
+import stat
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
 from glob import glob
 from pathlib import Path
 from typing import Any, Final
+from zoneinfo import ZoneInfo
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 
 from foundation.errors import InputError
 from telemetry.dataset.meta import META_NAME
 from telemetry.dataset.store import Dataset
 from telemetry.importing.columns import as_text, resolve_columns
+from telemetry.importing.date_forms import DateOrder
+from telemetry.importing.files.csv_rows import read_csv, read_header
+from telemetry.importing.files.json_rows import json_columns, read_json
+from telemetry.importing.files.long_format import OTHER_METRIC, long_columns, widen
+from telemetry.importing.files.rows import BATCH_ROWS, Rows
 from telemetry.importing.instants import (
     MISSING,
     NAIVE,
@@ -35,11 +38,11 @@ from telemetry.importing.instants import (
     parse_instants,
     times_of,
 )
-from telemetry.importing.mapping import TableMapping
+from telemetry.importing.mapping import LongFormat, TableMapping
 from telemetry.importing.quarantine import BY_MAPPING, Quarantine, row_text
+from telemetry.values.numbers import Decimal
 
-_BATCH_ROWS: Final = 1 << 17
-_BLOCK_BYTES: Final = 1 << 24
+_SAYS_UTC: Final = re.compile(r"(?:^|[^A-Za-z])(?:utc|gmt|UTC|GMT)(?:[^A-Za-z]|$)|(?<=[a-z])(?:UTC|Utc)$")
 _SET_ASIDE_ROWS: Final = 50_000
 _SUFFIXES: Final = {
     **dict.fromkeys([".parquet", ".pq"], "parquet"),
@@ -47,10 +50,6 @@ _SUFFIXES: Final = {
     **dict.fromkeys([".json", ".jsonl", ".ndjson"], "json"),
 }
 _PACKED: Final = (".gz", ".bz2", ".zst", ".lz4")
-_MOST_LINES: Final = 50
-"""Lines that a value of a CSV may have."""
-
-_NULLS: Final = ("", "NA", "N/A", "n/a", "[N/A]", "NaN", "nan", "null", "NULL", "None", "[Not Supported]")
 
 
 @dataclass(slots=True)
@@ -61,6 +60,9 @@ class Batch:
     ``rows``: row numbers in the file, from 1, the header not counted; shape (n,).
     ``kind``: table that the file is read as, which is its section in the mapping.
     ``good``: rows that are not refused; shape (n,).
+    ``decimal``: decimal mark of the file's numbers, where a column does not show another.
+    ``disagreeing``: columns that the header repeats with different values, with an example.
+    ``orders``: order of day and month by column, once a batch of the file has shown it.
     ``columns``: source column by the dataset's, set with ``mapping`` by :meth:`resolve`; methods take the latter.
     """
 
@@ -71,6 +73,9 @@ class Batch:
     quarantine: Quarantine
     columns: dict[str, str] = field(default_factory=dict)
     mapping: TableMapping = field(default_factory=TableMapping)
+    decimal: Decimal = "."
+    disagreeing: dict[str, str] = field(default_factory=dict)
+    orders: dict[str, DateOrder] = field(default_factory=dict)
     good: npt.NDArray[np.bool_] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -100,7 +105,16 @@ class Batch:
     def column(self, name: str) -> pa.ChunkedArray | None:
         """Return a column, or None where the source has none."""
         if name in self.columns:
-            return _plain(self.table.column(self.columns[name]), f"{self.file}, column {self.columns[name]!r}")
+            source = self.columns[name]
+            where = f"{self.file}, column {source!r}"
+            if source in self.disagreeing:
+                problem = (
+                    f"the header has this column several times, with different values ({self.disagreeing[source]})"
+                )
+                raise InputError(problem, where, "Rename the one to be read, or map it to null.")
+            if source not in self.table.column_names:  # objects of JSON need not have the same keys
+                return pa.chunked_array([pa.nulls(self.table.num_rows, pa.string())])
+            return _plain(self.table.column(source), where)
         constant = [self.mapping.constants[name]] * self.table.num_rows if name in self else None
         return None if constant is None else pa.chunked_array([pa.array(constant)])
 
@@ -154,8 +168,13 @@ class Batch:
         column = self.column(name)
         if column is None:
             return None
-        where = f"{self.file}, column {self.columns.get(name, name)!r}"
-        parsed = parse_instants(column, self.mapping.time, where, day_end=day_end)
+        source = self.columns.get(name, name)
+        where, time = f"{self.file}, column {source!r}", self.mapping.time
+        if time.timezone is None and _SAYS_UTC.search(source):
+            time = time.model_copy(update={"timezone": ZoneInfo("UTC")})
+        parsed = parse_instants(column, time, where, day_end=day_end, order=self.orders.get(name))
+        if parsed.order is not None:
+            self.orders[name] = parsed.order
         given = parsed.status[parsed.status != MISSING]
         if len(given) and (given == NAIVE).all():
             zone = f"`{self.kind}: {{time: {{timezone: UTC}}}}`"
@@ -242,6 +261,7 @@ def expand_sources(paths: tuple[Path, ...], what: str) -> list[Path]:
     for path in [match for written in paths for match in _matches(written)]:
         if not path.exists():
             raise InputError(f"the {what} file does not exist", str(path), "Check the path.")
+        check_regular(path)
         if (path / META_NAME).is_file():
             part = path / ("telemetry" if what == "samples" else "events.parquet")
             raise InputError(f"a dataset where {what} are expected", str(path), f"Give {part}, or your own files.")
@@ -253,43 +273,87 @@ def expand_sources(paths: tuple[Path, ...], what: str) -> list[Path]:
     return files
 
 
+def check_regular(path: Path) -> None:
+    """Raise ``InputError`` for pipes, devices and sockets: reading them may never end."""
+    if path.is_dir():
+        return
+    system = path.resolve().parts[:2] in (("/", "proc"), ("/", "sys"), ("/", "dev"))
+    if system or not stat.S_ISREG(path.stat().st_mode):
+        raise InputError("not a regular file", str(path), "Save what it gives to a file, and name that.")
+
+
 def _matches(written: Path) -> list[Path]:
     """Return what a glob that no shell has expanded matches; a path that exists is no glob."""
     found = [] if written.exists() else sorted(Path(name) for name in glob(str(written.expanduser()), recursive=True))
     return found or [written]
 
 
-def read_batches(path: Path, table: str, quarantine: Quarantine) -> Iterator[Batch]:
+def read_batches(
+    path: Path,
+    table: str,
+    quarantine: Quarantine,
+    long: LongFormat | None = None,
+    wanted: Callable[[str], bool] = lambda _name: True,
+) -> Iterator[Batch]:
     """Read a source file in batches that fit into memory.
 
     ``path``: ``.parquet``, ``.csv``, ``.tsv``, ``.json`` (a list of objects) or ``.jsonl``; text may be compressed
     (``.csv.gz``). Objects inside an object become columns named ``outer.inner``.
+    ``long``: set for a file with a row for each value; ``wanted`` tells the metrics that become columns.
     Raises ``InputError`` if the file is of another kind, damaged, or not UTF-8.
     """
     kind = _table_kind(path, table)
+    known_orders: dict[str, DateOrder] = {}
+
+    def leave_out(metric: str, number: int) -> None:
+        quarantine.read(table, path, number)
+        quarantine.leave_out(table, path, OTHER_METRIC, number, metric)
+
     with read_errors(path):
-        if kind == "parquet":
-            batches = _read_parquet(path)
+        decimal: Decimal = "."
+        if kind == "csv":
+            header = read_header(path)
+            decimal = "," if header.separator == ";" else "."
+            batches = read_csv(path, header, table, quarantine)
         else:
-            batches = (_read_csv if kind == "csv" else _read_json_rows)(path, table, quarantine)
-        for rows, content in batches:
+            batches = _read_parquet(path) if kind == "parquet" else read_json(path, table, quarantine)
+        if long is not None:
+            batches = widen(batches, long, wanted, leave_out)
+        for rows, content, disagreeing in batches:
             quarantine.read(table, path, len(rows))
-            yield Batch(path, table, rows, content, quarantine)
+            yield Batch(
+                path, table, rows, content, quarantine, decimal=decimal, disagreeing=disagreeing, orders=known_orders
+            )
 
 
-def column_names(path: Path, table: str = "samples") -> list[str]:
-    """Return the columns of a file without reading its rows (JSON is read whole)."""
+def column_names(
+    path: Path,
+    table: str = "samples",
+    long: LongFormat | None = None,
+    wanted: Callable[[str], bool] = lambda _name: True,
+) -> list[str]:
+    """Return the columns of a file; JSON, and tables with a row for each value, are read once for it."""
     kind = _table_kind(path, table)
     with read_errors(path):
+        if long is not None:
+            for name in (long.metric, long.value):
+                if name not in (names := column_names(path, table)):
+                    problem = f"the mapping names a column {name!r} that is not there"
+                    raise InputError(problem, f"{path}, mapping, long", f"It has {names}.")
+            quarantine = Quarantine(None)
+            if kind == "csv":
+                return long_columns(read_csv(path, read_header(path), table, quarantine), long, wanted)
+            batches = _read_parquet(path) if kind == "parquet" else read_json(path, table, quarantine)
+            return long_columns(batches, long, wanted)
         if kind == "parquet":
             return list(pq.read_schema(path).names)
-        if kind == "csv":
-            return _csv_header(path)[0]
-        return list(dict.fromkeys(name for record in _read_json(path)[0].values() for name in record))
+        return read_header(path).names if kind == "csv" else json_columns(path)
 
 
 def _table_kind(path: Path, table: str) -> str:
     kind = kind_of(path)
+    if path.exists():
+        check_regular(path)
     if kind == "other":
         problem = f"files of the kind {path.suffix or path.name!r} are not read as {table}"
         raise InputError(problem, str(path), "Give Parquet, CSV, TSV or JSON.")
@@ -307,131 +371,18 @@ def read_errors(path: Path) -> Iterator[None]:
         raise InputError(f"the file {problem}: {error}", str(path), "Check that it is whole, or convert it.") from error
 
 
-_Rows = tuple[npt.NDArray[np.int64], pa.Table]
-
-
-def _read_parquet(path: Path) -> Iterator[_Rows]:
+def _read_parquet(path: Path) -> Iterator[Rows]:
     first = 1
     with pq.ParquetFile(path) as file:
-        for batch in file.iter_batches(batch_size=_BATCH_ROWS):
+        for batch in file.iter_batches(batch_size=BATCH_ROWS):
             table = pa.Table.from_batches([batch])
             for place, name in enumerate(table.column_names):
                 if pa.types.is_string_view(table.schema.types[place]):  # which Arrow can hardly filter
                     table = table.set_column(place, name, table.column(place).cast(pa.string()))
-            yield np.arange(first, first + batch.num_rows), table
+            yield Rows(np.arange(first, first + batch.num_rows), table, {})
             first += batch.num_rows
         if file.metadata.num_rows == 0:
-            yield np.empty(0, np.int64), file.schema_arrow.empty_table()
-
-
-def _read_csv(path: Path, table: str, quarantine: Quarantine) -> Iterator[_Rows]:
-    header, delimiter = _csv_header(path)
-    malformed: list[tuple[int, str]] = []
-
-    def skip(row: Any) -> str:
-        malformed.append((row.number, row.text))
-        return "skip"
-
-    reader = pa_csv.open_csv(
-        path,
-        read_options=pa_csv.ReadOptions(use_threads=False, block_size=_BLOCK_BYTES),
-        parse_options=pa_csv.ParseOptions(delimiter=delimiter, newlines_in_values=True, invalid_row_handler=skip),
-        convert_options=pa_csv.ConvertOptions(
-            column_types=dict.fromkeys(header, pa.string()), strings_can_be_null=True, null_values=list(_NULLS)
-        ),
-    )
-    first = 1
-    with reader:
-        for batch in reader:
-            # Arrow numbers lines from 1 with the header; a malformed row counts, so the rows after it move on by one.
-            gone = np.array([number - 1 for number, _ in malformed if number is not None], np.int64)
-            rows = np.arange(first, first + batch.num_rows + len(gone), dtype=np.int64)
-            rows = np.setdiff1d(rows, gone)[: batch.num_rows]
-            first = int(rows[-1]) + 1 if len(rows) else first
-            content = pa.Table.from_batches([batch])
-            _count_swallowed(content, rows, table, path, quarantine)
-            yield rows, content
-    for number, text in malformed:
-        row = None if number is None else number - 1
-        lines = text.count("\n") + 1  # a quote that is not closed swallows the lines after it
-        quarantine.read(table, path, lines)
-        quarantine.add("malformed row", table, path, row, text, f"expected {len(header)} fields", rows=lines)
-    if first == 1:
-        yield np.empty(0, np.int64), pa.table({name: pa.array([], pa.string()) for name in header})
-
-
-def _count_swallowed(
-    content: pa.Table, rows: npt.NDArray[np.int64], table: str, path: Path, quarantine: Quarantine
-) -> None:
-    """Count the lines in values of more lines than any text has as lost."""
-    for name in content.column_names:
-        breaks = pc.count_substring(content.column(name), "\n").fill_null(0).to_numpy()
-        for row in np.flatnonzero(breaks > _MOST_LINES):
-            lines, example = int(breaks[row]), f"row {rows[row]}, column {name!r}: a quote that is not closed?"
-            quarantine.read(table, path, lines)
-            quarantine.leave_out(table, path, "lines inside one value", lines, example, lost=True)
-
-
-def _csv_header(path: Path) -> tuple[list[str], str]:
-    """Return the columns, and what separates them: what the header has most of."""
-    with pa.input_stream(path) as stream:
-        line = codecs.getincrementaldecoder("utf-8-sig")().decode(stream.read(1 << 16))  # may end within a character
-    line = next(iter(line.splitlines()), "")
-    delimiter = max(",;\t", key=line.count)
-    header = next(csv.reader([line], delimiter=delimiter), [])
-    if not header:
-        raise InputError("the file is empty", str(path), "Give a file with a header line and rows.")
-    twice = sorted({name for name in header if header.count(name) > 1})
-    if twice:
-        raise InputError(f"the header names columns twice: {twice}", str(path), "Rename one of each.")
-    return header, delimiter
-
-
-def _read_json(path: Path) -> tuple[dict[int, dict[str, Any]], list[tuple[int, str, str]]]:
-    """Return the objects of a list or of lines, by number, and what is none: number, text, and why."""
-    with pa.input_stream(path) as stream:
-        text = stream.read().decode("utf-8-sig")
-    parsed: list[tuple[int, Any]] = []
-    malformed: list[tuple[int, str, str]] = []
-    try:
-        content = json.loads(text)
-        parsed = list(enumerate(content if isinstance(content, list) else [content], start=1))
-    except ValueError:
-        for number, line in enumerate(text.splitlines(), start=1):
-            try:
-                parsed += [(number, json.loads(line))] if line.strip() else []
-            except ValueError:
-                malformed.append((number, line, "not JSON"))
-    malformed += [(n, json.dumps(value), "not a JSON object") for n, value in parsed if not isinstance(value, Mapping)]
-    return {number: _flat(value) for number, value in parsed if isinstance(value, Mapping)}, malformed
-
-
-def _read_json_rows(path: Path, table: str, quarantine: Quarantine) -> Iterator[_Rows]:
-    """Read all values as text, as a CSV has them."""
-    records, malformed = _read_json(path)
-    for number, text, problem in malformed:
-        quarantine.read(table, path, 1)
-        quarantine.add("malformed row", table, path, number, text, problem)
-    texts = [
-        {
-            name: value.encode("utf-8", "replace").decode() if isinstance(value, str) else json.dumps(value)
-            for name, value in record.items()
-        }
-        for record in records.values()
-    ]
-    schema = pa.schema([(name, pa.string()) for name in dict.fromkeys(name for row in texts for name in row)])
-    rows = [{name: None if text in _NULLS else text for name, text in row.items()} for row in texts]
-    yield np.array(list(records), np.int64), pa.Table.from_pylist(rows, schema=schema)
-
-
-def _flat(record: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in record.items():
-        if isinstance(value, Mapping):
-            flat.update(_flat(value, f"{prefix}{key}."))
-        else:
-            flat[f"{prefix}{key}"] = value
-    return flat
+            yield Rows(np.empty(0, np.int64), file.schema_arrow.empty_table(), {})
 
 
 @dataclass(frozen=True, slots=True)

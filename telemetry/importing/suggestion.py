@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -17,9 +17,17 @@ import yaml
 
 from foundation.errors import InputError
 from foundation.yaml import read_yaml
-from telemetry.dataset.channels import Channel, by_source_name, with_rollups
+from telemetry.dataset.channels import Channel, with_rollups
 from telemetry.dataset.schema import EVENT_RUNS, EVENT_TYPES, INVENTORY, JOB_OPTIONS, JOBS
-from telemetry.importing.columns import KEY_ALIASES, LABELS, as_text, refuse_absent, unknown_columns
+from telemetry.importing.columns import (
+    KEY_ALIASES,
+    as_text,
+    left_out_of_samples,
+    nothing_left_out,
+    refuse_absent,
+    source_names,
+    unknown_columns,
+)
 from telemetry.importing.events import TYPE_ALIASES
 from telemetry.importing.mapping import ImportMapping, TableMapping
 from telemetry.importing.quarantine import Quarantine
@@ -140,10 +148,10 @@ def _columns_of(
 ) -> tuple[list[str], set[str]]:
     """Give the columns of a file that are not known, and those of the dataset that it has."""
     names, aliases = column_names(file, role), dict(KEY_ALIASES)
-    ignored: frozenset[str] = frozenset()
+    ignored: Callable[[str], bool] = nothing_left_out
     if role == "samples":
         known: list[str] = ["timestamp", "node", "gpu", "mig_instance", *with_rollups(channels), "sample_count"]
-        aliases, ignored = by_source_name(channels) | aliases, LABELS | {"mig_instance"}
+        aliases, ignored = source_names(channels) | aliases, left_out_of_samples
     elif role == "inventory":
         known = [*INVENTORY.names, "parent", "mig_instance", "seen_at"]
     else:

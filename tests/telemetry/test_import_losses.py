@@ -27,9 +27,9 @@ def test_a_quote_that_is_not_closed_is_refused_with_the_file_and_its_share(tmp_p
 
 def test_every_file_and_column_that_loses_too_much_is_named_with_an_example(tmp_path: Path):
     frame = samples_frame(gpus=4, times=20).astype(object)
-    frame["power_w"] = [f"{power},5" for power in range(len(frame))]
+    frame["power_w"] = [f"{power} A" for power in range(len(frame))]
     frame.loc[:25, "timestamp"] = "yesterday"
-    texts = ["column power_w", "54 of 54 lost (100%)", "'not a number'", "'26,5'", "`scale:`", "--max-loss"]
+    texts = ["column power_w", "54 of 54 lost (100%)", "'not a number'", "'26 A'", "`scale:`", "--max-loss"]
     with pytest.raises(InputError) as caught:
         run_import(tmp_path, samples=frame)
     for text in (*texts, "samples.csv, rows: 26 of 80", "'unreadable timestamp'"):

@@ -133,7 +133,7 @@ def test_a_row_that_cannot_be_used_is_set_aside(values: dict[str, object], reaso
     ("values", "reason", "detail"),
     [
         ({"power_w": 70000}, "value out of range", "power_w = 70000"),
-        ({"power_w": -1}, "value out of range", "power_w = -1"),
+        ({"power_w": -7}, "value out of range", "power_w = -7"),
         ({"power_w": "inf"}, "value out of range", "power_w = inf"),
         ({"power_w": "much"}, "not a number", "power_w = much"),
         ({"clocks_event_reasons": 1.5}, "not an integer", "clocks_event_reasons = 1.5"),
@@ -349,7 +349,12 @@ def test_a_csv_that_is_no_utf8_text_is_refused_by_its_beginning(tmp_path: Path, 
 
 
 @pytest.mark.parametrize(
-    ("when", "text"), [("03/01/2026 12:10 PM", "time: {format: "), ("1985-03-01T00:00:00Z", "between 1990 and 2099")]
+    ("when", "text"),
+    [
+        ("03/01/2026 12:10 PM", "time: {order: dmy}"),
+        ("yesterday", "time: {format: "),
+        ("1985-03-01T00:00:00Z", "between 1990 and 2099"),
+    ],
 )
 def test_instants_of_which_none_can_be_used_are_refused_with_what_to_write(tmp_path: Path, when: str, text: str):
     refused(tmp_path, text, samples=samples_frame().assign(timestamp=when))

@@ -28,9 +28,9 @@ from telemetry.collect.prometheus.client import Bounds, Matrix, PrometheusClient
 from telemetry.collect.prometheus.progress import Progress, Span, chunks, merged, without
 from telemetry.collect.series.batch import Tables, read_batch
 from telemetry.collect.series.identity import XID_COUNT_METRIC, Series, SeriesCatalogue, XidCount
-from telemetry.collect.series.mapping import SourceMapping, is_unused
+from telemetry.collect.series.mapping import SourceMapping
 from telemetry.collect.series.xid_counts import XidCounts
-from telemetry.dataset.channels import Channel
+from telemetry.dataset.channels import Channel, is_unused
 from telemetry.landing.folder import Landing
 
 _log = logging.getLogger(__name__)

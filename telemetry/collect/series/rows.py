@@ -11,8 +11,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from telemetry.collect.series.identity import Series
-from telemetry.dataset.channels import is_sentinel
 from telemetry.dataset.schema import CHANNEL_TYPES, INSTANT
+from telemetry.values.sentinels import is_sentinel
 
 CONFLICT: Final = "two different values at one time"
 INEXACT: Final = "too large to be exact"

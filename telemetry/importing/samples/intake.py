@@ -12,32 +12,39 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from foundation.errors import InputError
-from telemetry.dataset.channels import Channel, by_source_name, is_sentinel, with_rollups
+from telemetry.dataset.channels import Channel, with_rollups
 from telemetry.dataset.layout import node_hash
 from telemetry.dataset.schema import CHANNEL_TYPES
-from telemetry.importing.columns import KEY_ALIASES, LABELS, as_counts, as_text, resolve_columns
+from telemetry.importing.columns import (
+    KEY_ALIASES,
+    as_counts,
+    as_text,
+    left_out_of_samples,
+    resolve_columns,
+    source_names,
+)
 from telemetry.importing.instants import WRONG_CLOCK
 from telemetry.importing.inventory import Installations
 from telemetry.importing.mapping import TableMapping
 from telemetry.importing.quarantine import Quarantine, advice
 from telemetry.importing.reading import Batch, column_names, read_batches
 from telemetry.importing.samples.block import DTYPES, ORDER_SHIFT, Spill
+from telemetry.values.names import EXACT_NAMES
+from telemetry.values.numbers import Numbers, read_numbers
+from telemetry.values.sentinels import is_sentinel_outside
+from telemetry.values.units import split_header
 
 STAY_PROBLEMS = {-1: "unknown {unit}", -2: "before installation", -3: "after removal"}
 """Reason of the quarantine by what :meth:`telemetry.importing.inventory.Installations.find` returns."""
 
-_LABELS = LABELS | {"mig_instance"}
 _FRACTION_LEAST = 20
 # Fewest values on which a column is judged to be a fraction where percent are expected.
 
 
 _LIMITS: Final[Mapping[str, tuple[float, float]]] = {"flags": (0.0, 2.0**53), "enum": (-(2.0**31), 2.0**31 - 1)}
 # Kinds of whole numbers; of larger flags a float64 would lose some.
-
-_WORDS: Final[Mapping[str, float]] = {"true": 1.0, "false": 0.0, "yes": 1.0, "no": 0.0, "on": 1.0, "off": 0.0}
 
 
 @dataclass(slots=True)
@@ -63,19 +70,21 @@ class SampleIntake:
     sample_count: bool = False
     _columns: list[dict[str, str]] = field(default_factory=list)
     _usable: bool = False
+    _names: dict[str, str] = field(default_factory=dict)
     _nonzero: Counter[str] = field(default_factory=Counter)
     _fractions: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
         every = with_rollups(self.every_channel)
         known = ["timestamp", "node", "gpu", "mig_instance", *every, "sample_count"]
-        aliases = {**by_source_name(self.every_channel), **KEY_ALIASES}
+        self._names = source_names(self.every_channel)
+        aliases = {**self._names, **KEY_ALIASES}
         present: set[str] = set()
         for file in self.files:
-            names = column_names(file)
+            names = column_names(file, long=self.mapping.long, wanted=self._is_channel)
             required, where = ["timestamp", self.stays.unit], str(file)
             columns = resolve_columns(
-                names, self.mapping, known, where, required, aliases=aliases, ignored=_LABELS, declare=True
+                names, self.mapping, known, where, required, aliases=aliases, ignored=left_out_of_samples, declare=True
             )
             given = {*columns, *self.mapping.constants}
             if given.isdisjoint(every):
@@ -87,6 +96,10 @@ class SampleIntake:
         self.channels = {name: channel for name, channel in every.items() if name in present}
         self.sample_count = "sample_count" in present
 
+    def _is_channel(self, metric: str) -> bool:
+        """Whether a metric of a long table becomes a channel."""
+        return metric in self.mapping.columns or metric in self._names
+
     def run(self, folder: Path, buckets: int, progress: Callable[[int], None]) -> Spill:
         """Read everything; ``progress`` is called with the rows read so far, once a batch.
 
@@ -95,7 +108,7 @@ class SampleIntake:
         spill = Spill(folder, buckets)
         bucket_of_node = np.array([node_hash(name) % buckets for name in self.stays.node_names], np.int64)
         for number, (file, columns) in enumerate(zip(self.files, self._columns, strict=True)):
-            for batch in read_batches(file, "samples", self.quarantine):
+            for batch in read_batches(file, "samples", self.quarantine, self.mapping.long, self._is_channel):
                 if len(batch.rows) == 0:
                     continue
                 self.counts["samples_read"] += len(batch.rows)
@@ -174,7 +187,12 @@ class SampleIntake:
             return pa.nulls(int(good.sum()), kind)
         column = self._mapped(column, channel.name).filter(pa.array(good))
         scale, offset = self.mapping.scale.get(channel.name), self.mapping.offset.get(channel.name)
-        values, valid, problems, sentinels = parse_values(column, channel, scale, offset)
+        source = batch.columns.get(channel.name, channel.name)
+        convert = scale is None and offset is None
+        numbers = read_numbers(
+            column, channel.unit, header_unit=unit_of_column(source), convert=convert, decimal=batch.decimal
+        )
+        values, valid, problems, sentinels = parse_values(numbers, channel, scale, offset)
         if channel.unit == "%":
             nonzero = values[valid & (values != 0)]
             self._nonzero[channel.name] += len(nonzero)
@@ -196,6 +214,12 @@ class SampleIntake:
             return column
         texts = [table.get(text, text) for text in as_text(column, len(column))]
         return pa.chunked_array([pa.array([None if text is None else str(text) for text in texts], pa.string())])
+
+
+def unit_of_column(name: str) -> str | None:
+    """Return the unit that a header names (``memory.used [MiB]``), or that is the source's habit."""
+    base, unit = split_header(name)
+    return unit or (EXACT_NAMES[base].unit if base in EXACT_NAMES else None)
 
 
 def no_usable_rows(what: str, quarantine: Quarantine, where: str) -> InputError:
@@ -223,55 +247,29 @@ def _encoded(column: pa.ChunkedArray | None, length: int) -> tuple[npt.NDArray[n
 
 
 def parse_values(
-    column: pa.ChunkedArray, channel: Channel, scale: float | None, offset: float | None
+    numbers: Numbers, channel: Channel, scale: float | None, offset: float | None
 ) -> tuple[npt.NDArray[np.generic], npt.NDArray[np.bool_], dict[str, npt.NDArray[np.bool_]], int]:
-    """Parse the values of one channel.
+    """Check the values of one channel.
 
     ``scale``, ``offset``: ``value * scale + offset`` is taken before the range is looked at.
     Returns: numbers of the channel's type, and which of them are valid; the others by problem; and how many meant "not
     supported".
     """
-    numbers, unreadable = _numbers(column)
-    present = ~np.isnan(numbers)
-    blanks = present & is_sentinel(np.where(present, numbers, 0.0))
-    valid = present & ~blanks
+    raw = values = numbers.values
+    valid = ~np.isnan(values)
     if scale is not None or offset is not None:
-        numbers = numbers * (1.0 if scale is None else scale) + (offset or 0.0)
+        values = values * (1.0 if scale is None else scale) + (offset or 0.0)
     low, high = _LIMITS.get(channel.kind, (-np.inf, np.inf))
-    broken = valid & np.isfinite(numbers) & (channel.kind in _LIMITS) & (numbers != np.floor(numbers))
+    broken = valid & np.isfinite(values) & (channel.kind in _LIMITS) & (values != np.floor(values))
     low = max(low, -np.inf if channel.low is None else channel.low)
     high = min(high, np.inf if channel.high is None else channel.high)
-    outside = valid & ~broken & ((numbers < low) | (numbers > high) | ~np.isfinite(numbers))
-    problems = {"not a number": unreadable, "not an integer": broken, "value out of range": outside}
+    outside = valid & ~broken & ((values < low) | (values > high) | ~np.isfinite(values))
+    if outside.any():
+        blank = outside & is_sentinel_outside(np.where(outside, raw, 0.0))
+        valid &= ~blank
+        outside &= ~blank
+    problems = {"not a number": numbers.unreadable, "not an integer": broken, "value out of range": outside}
     valid &= ~broken & ~outside
-    values = np.where(valid, numbers, 0.0).astype(DTYPES[channel.kind])
-    return values, valid, {reason: rows for reason, rows in problems.items() if rows.any()}, int(blanks.sum())
-
-
-def _numbers(column: pa.ChunkedArray) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_]]:
-    """Return float64 with NaN for null, and the rows that are no number."""
-    if pa.types.is_dictionary(column.type):
-        column = column.cast(column.type.value_type)
-    if pa.types.is_boolean(column.type):
-        column = column.cast(pa.int8())
-    if not (pa.types.is_integer(column.type) or pa.types.is_floating(column.type) or pa.types.is_null(column.type)):
-        column = pc.utf8_trim_whitespace(column.cast(pa.string()))
-        column = pc.if_else(pc.equal(column, ""), None, column)
-        try:
-            column = column.cast(pa.float64())
-        except pa.ArrowInvalid:
-            texts = column.to_pandas().astype(object)
-            numbers = pd.to_numeric(texts, errors="coerce").astype(np.float64)
-            odd = texts[numbers.isna() & texts.notna()]
-            numbers = numbers.fillna(odd.map(_odd_number).astype(np.float64)).to_numpy()
-            return numbers, texts.notna().to_numpy() & np.isnan(numbers)
-    return column.cast(pa.float64(), safe=False).fill_null(np.nan).to_numpy(), np.zeros(len(column), dtype=bool)
-
-
-def _odd_number(text: str) -> float:
-    """Return the number of a word or of hexadecimal digits; NaN for other texts."""
-    lowered = text.lower()
-    try:
-        return _WORDS.get(lowered, np.nan) if not lowered.startswith("0x") else float(int(lowered, 16))
-    except (ValueError, OverflowError):
-        return np.nan
+    sentinels = int((~valid & ~broken & ~outside & (numbers.absent | ~np.isnan(raw))).sum())
+    result = np.where(valid, values, 0.0).astype(DTYPES[channel.kind])
+    return result, valid, {reason: rows for reason, rows in problems.items() if rows.any()}, sentinels

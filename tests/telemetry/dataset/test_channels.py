@@ -3,7 +3,8 @@ import pytest
 
 from foundation.errors import InputError
 from telemetry.config import ChannelDeclaration
-from telemetry.dataset.channels import CATALOGUE, by_source_name, is_sentinel, resolve_channels, with_rollups
+from telemetry.dataset.channels import CATALOGUE, by_source_name, resolve_channels, with_rollups
+from telemetry.values.sentinels import is_sentinel
 
 
 def test_field_ids_and_source_names_are_unique_and_ranges_sane():

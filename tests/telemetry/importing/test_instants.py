@@ -56,10 +56,10 @@ def test_a_zone_of_the_mapping_and_the_hours_it_has_twice_or_never():
 
 
 def test_numbers_need_a_unit():
-    with pytest.raises(InputError, match=r"numbers such as 1772366400, without a unit.*unit: s"):
-        parse([1772366400])
-    with pytest.raises(InputError, match=r"unit: ms"):
-        parse(["1772366400000"])
+    with pytest.raises(InputError, match=r"numbers such as 4200, without a unit.*unit: d"):
+        parse([4200])
+    with pytest.raises(InputError, match="without a unit"):
+        parse([NOON // 1000, NOON])
     assert parse([NOON // 1000], TimeFormat(unit="s")) == [0]
     assert parse([str(NOON * 1_000_000 + 999_999)], TimeFormat(unit="ns")) == [0]
     assert parse([NOON / 1000 + 0.25, None, float("nan"), 1e300], TimeFormat(unit="s"))[:2] == [

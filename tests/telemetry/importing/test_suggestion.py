@@ -17,14 +17,14 @@ from telemetry.importing.suggestion import Guess, mapping_text, suggest
 from tests.telemetry.helpers import inventory_frame, run_import, samples_frame
 
 SMI = {
-    "timestamp": "Time",
+    "timestamp": "Datetime",
     "node": "host_name",
     "gpu": "gpu_uuid_text",
-    "gpu_temp_c": "temperature.gpu",
+    "gpu_temp_c": "gpu temperature",
     "power_w": "board_power_mw",
-    "ecc_sbe_volatile_total": "ecc.errors.corrected.volatile.total",
+    "ecc_sbe_volatile_total": "corrected_volatile_ecc_errors_total",
     "clocks_event_reasons": "ClocksEventReasons",
-    "xid_last": "XID last",
+    "xid_last": "XID (last)",
 }
 PIECES = ["temp", "gpu", "mem", "power", "mw", "ecc", "sbe", "dbe", "total", "util", "%", "clock", "uuid", "time", "x9"]
 
@@ -92,7 +92,7 @@ def test_values_that_no_unit_makes_fit_are_no_sure_guess(tmp_path: Path) -> None
 
 
 def test_a_given_mapping_is_kept_and_what_is_new_added(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.csv", pd.DataFrame({"watts_in": [300.0], "temperature.gpu": [50.0]}))
+    path = write(tmp_path / "a.csv", pd.DataFrame({"watts_in": [300.0], "gpu temperature": [50.0]}))
     given_file = tmp_path / "given.yaml"
     given_file.write_text(
         "samples: {columns: {watts_in: power_w}, scale: {power_w: 2.0}}\nkernel_log: {timezone: UTC}\n"
@@ -100,7 +100,7 @@ def test_a_given_mapping_is_kept_and_what_is_new_added(tmp_path: Path) -> None:
     found = suggest({"samples": [path]}, load_mapping(given_file), CATALOGUE)
     (tmp_path / "new.yaml").write_text(mapping_text(found, ["samples"], given_file))
     new = load_mapping(tmp_path / "new.yaml")
-    assert new.samples.columns == {"watts_in": "power_w", "temperature.gpu": "gpu_temp_c"}
+    assert new.samples.columns == {"watts_in": "power_w", "gpu temperature": "gpu_temp_c"}
     assert (new.samples.scale, str(new.kernel_log.timezone)) == ({"power_w": 2.0}, "UTC")
 
 
@@ -155,10 +155,10 @@ def test_further_columns_of_an_inventory_stay_facts_of_their_own(tmp_path: Path)
 
 
 def test_every_unknown_column_of_every_file_is_named_at_once(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"3 unknown columns: 'temperature.gpu' \(gpu_temp_c\), 'odd'.*'colour'"):
+    with pytest.raises(InputError, match=r"3 unknown columns: 'gpu temperature' \(gpu_temp_c\), 'odd'.*'colour'"):
         run_import(
             tmp_path,
-            samples=samples_frame().rename(columns={"gpu_temp_c": "temperature.gpu"}).assign(odd=1),
+            samples=samples_frame().rename(columns={"gpu_temp_c": "gpu temperature"}).assign(odd=1),
             events=pd.DataFrame(
                 {"timestamp": ["2026-03-01T00:00:00Z"], "node": "node-0", "type": "repair", "colour": "r"}
             ),

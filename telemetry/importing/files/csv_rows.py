@@ -1,0 +1,169 @@
+"""CSV and its relatives: other separators, blanks after commas, repeated columns, repeated header lines."""
+
+from __future__ import annotations
+
+import codecs
+import csv
+import io
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv as pa_csv
+
+from foundation.errors import InputError
+from telemetry.importing.files.rows import MAX_COLUMNS, NULL_TEXTS, Rows
+from telemetry.importing.quarantine import Quarantine
+
+_BLOCK_BYTES: Final = 1 << 24
+_MAX_HEADER_BYTES: Final = 1 << 20
+_MAX_VALUE_LINES: Final = 50
+_SEPARATORS: Final = ",;\t|"
+
+REPEATED_HEADER: Final = "the header again"
+"""Why a line is left out: a tool that appends to a file writes its header with every run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """The first line of a CSV.
+
+    ``written``: the columns as the file has them.
+    ``skipped_lines``: comments before the header.
+    """
+
+    written: tuple[str, ...]
+    separator: str
+    skipped_lines: int
+
+    @property
+    def names(self) -> list[str]:
+        """The distinct columns, without surrounding blanks."""
+        return list(dict.fromkeys(name.strip() for name in self.written))
+
+
+def read_header(path: Path) -> Header:
+    """Read the columns, and what separates them.
+
+    Raises ``InputError`` if the file is empty, or its header is longer than any header is.
+    """
+    with pa.input_stream(path) as stream:
+        content = stream.read(_MAX_HEADER_BYTES)
+    text = codecs.getincrementaldecoder("utf-8-sig")().decode(content)  # may end within a character
+    lines = text.splitlines()
+    skipped = 0
+    while skipped + 1 < len(lines) and lines[skipped].startswith("#") and _is_comment(lines[skipped : skipped + 2]):
+        skipped += 1
+    start = lines[skipped] if lines else ""
+    if len(lines) <= skipped + 1 and len(content) == _MAX_HEADER_BYTES:
+        raise InputError("the header line is longer than 1 MiB", str(path), "Check that the file is a table.")
+    separator = max(_SEPARATORS, key=start.count)
+    try:
+        written = next(csv.reader(io.StringIO("\n".join(lines[skipped:])), delimiter=separator), [])
+    except csv.Error as error:
+        raise InputError(f"the header cannot be read: {error}", str(path), "Check that the file is a table.") from error
+    if not written:
+        raise InputError("the file is empty", str(path), "Give a file with a header line and rows.")
+    if len(written) > MAX_COLUMNS:
+        raise InputError(f"the header has {len(written)} columns", str(path), f"Give at most {MAX_COLUMNS}.")
+    return Header(tuple(written), separator, skipped)
+
+
+def _is_comment(lines: list[str]) -> bool:
+    """Whether the first of two lines is a comment before a header, such as InfluxDB's annotations."""
+    return lines[0].startswith("#datatype,") or lines[0].startswith(("#group,", "#default,")) or lines[0][1:2] == " "
+
+
+def read_csv(path: Path, header: Header, table: str, quarantine: Quarantine) -> Iterator[Rows]:
+    """Read a file in batches."""
+    malformed: list[tuple[int | None, str]] = []
+
+    def skip(row: Any) -> str:
+        malformed.append((row.number, row.text))
+        return "skip"
+
+    reader = pa_csv.open_csv(
+        path,
+        read_options=pa_csv.ReadOptions(use_threads=False, block_size=_BLOCK_BYTES, skip_rows=header.skipped_lines),
+        parse_options=pa_csv.ParseOptions(
+            delimiter=header.separator, newlines_in_values=True, invalid_row_handler=skip
+        ),
+        convert_options=pa_csv.ConvertOptions(
+            column_types=dict.fromkeys(header.written, pa.string()),
+            strings_can_be_null=True,
+            null_values=list(NULL_TEXTS),
+        ),
+    )
+    first, before = 1, 1 + header.skipped_lines
+    with reader:
+        for batch in reader:
+            # Arrow numbers lines from 1 with the header; a malformed row counts, so the rows after it move on by one.
+            gone = np.array([number - before for number, _ in malformed if number is not None], np.int64)
+            numbers = np.arange(first, first + batch.num_rows + len(gone), dtype=np.int64)
+            numbers = np.setdiff1d(numbers, gone)[: batch.num_rows]
+            first = int(numbers[-1]) + 1 if len(numbers) else first
+            content, disagreeing = _distinct(batch, header)
+            numbers, content = _without_headers(numbers, content, header, table, path, quarantine)
+            _count_swallowed(content, numbers, table, path, quarantine)
+            yield Rows(numbers, content, disagreeing)
+    for number, text in malformed:
+        row = None if number is None else number - before
+        lines = text.count("\n") + 1  # a quote that is not closed swallows the lines after it
+        quarantine.read(table, path, lines)
+        quarantine.add("malformed row", table, path, row, text, f"expected {len(header.written)} fields", rows=lines)
+    if first == 1:
+        empty = pa.table({name: pa.array([], pa.string()) for name in header.names})
+        yield Rows(np.empty(0, np.int64), empty, {})
+
+
+def _distinct(batch: pa.RecordBatch, header: Header) -> tuple[pa.Table, dict[str, str]]:
+    """Name the columns without blanks, and make one of each that the header repeats: its first value that is not null.
+
+    Returns the columns of which one row has different values, too: Jira repeats a column for each label of a ticket.
+    """
+    columns: dict[str, pa.Array] = {}
+    disagreeing: dict[str, str] = {}
+    for name, column in zip(header.written, batch.columns, strict=True):
+        plain = name.strip()
+        if plain not in columns:
+            columns[plain] = column
+            continue
+        differs = pc.not_equal(columns[plain], column).fill_null(False)
+        if plain not in disagreeing and pc.any(differs).as_py():
+            row = pc.index(differs, True).as_py()
+            disagreeing[plain] = f"{columns[plain][row].as_py()!r} and {column[row].as_py()!r}"
+        columns[plain] = pc.coalesce(columns[plain], column)
+    return pa.table(columns), disagreeing
+
+
+def _without_headers(
+    numbers: npt.NDArray[np.int64], content: pa.Table, header: Header, table: str, path: Path, quarantine: Quarantine
+) -> tuple[npt.NDArray[np.int64], pa.Table]:
+    first_name = next(name for name in header.names if name or len(header.names) == 1)
+    repeats = pc.equal(pc.utf8_trim_whitespace(content.column(first_name)), first_name).fill_null(False)
+    if not pc.any(repeats).as_py():
+        return numbers, content
+    for name in header.names:
+        same = pc.equal(pc.utf8_trim_whitespace(content.column(name)), name)
+        repeats = pc.and_(repeats, same.fill_null(name in NULL_TEXTS))
+    again = repeats.to_numpy()
+    quarantine.read(table, path, int(again.sum()))
+    quarantine.leave_out(table, path, REPEATED_HEADER, int(again.sum()))
+    return numbers[~again], content.filter(pa.array(~again))
+
+
+def _count_swallowed(
+    content: pa.Table, numbers: npt.NDArray[np.int64], table: str, path: Path, quarantine: Quarantine
+) -> None:
+    """Count the lines in values of more lines than any text has as lost."""
+    for name in content.column_names:
+        breaks = pc.count_substring(content.column(name), "\n").fill_null(0).to_numpy()
+        for row in np.flatnonzero(breaks > _MAX_VALUE_LINES):
+            lines, example = int(breaks[row]), f"row {numbers[row]}, column {name!r}: a quote that is not closed?"
+            quarantine.read(table, path, lines)
+            quarantine.leave_out(table, path, "lines inside one value", lines, example, lost=True)

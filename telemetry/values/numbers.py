@@ -1,0 +1,177 @@
+"""Columns of numbers as people and tools write them: units, separators, hexadecimal digits, words for no value."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Final, Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from telemetry.values.sentinels import is_sentinel
+from telemetry.values.tables import read_table
+from telemetry.values.units import conversion
+
+Decimal = Literal[".", ","]
+
+_VALUE, _UNREADABLE, _ABSENT, _LOST = range(4)
+_MEANINGS: Final[Mapping[str, str]] = {row["text"]: row["meaning"] for row in read_table("words.csv")}
+NO_VALUE_WORDS: Final = frozenset(text for text, meaning in _MEANINGS.items() if meaning in ("none", "lost"))
+_BRACKETED: Final = re.compile(r"(?:\[+[^\[\]]*\]+|<+[^<>]*>+|\(+[^()]*\)+)\Z")
+_NUMBER: Final = re.compile(
+    r"(?P<number>[+-]?(?:\d[\d.,' \u00a0\u202f]*|[.,]\d+)(?:[eE][+-]?\d+)?)\s*(?P<unit>[^\d\s.,+-][^\d]{0,20})?\Z"
+)
+_THOUSANDS: Final = re.compile(r"[+-]?[1-9]\d{0,2}(?:,\d{3})+(?:\.\d+)?\Z")
+_DECIMAL_COMMA: Final = re.compile(r"[+-]?(?:\d{1,3}(?:\.\d{3})+|\d*),(?:\d{1,2}|\d{4,})\Z|[+-]?0?,\d+\Z|.*\.\d{3},")
+_PREFIXED: Final = re.compile(r"(?:p|x|gen ?|pcie gen ?|pcie )?(\d{1,2})x?\Z", re.IGNORECASE)
+_GENERATION_OF_SPEED: Final = {2.5: 1, 5.0: 2, 8.0: 3, 16.0: 4, 32.0: 5, 64.0: 6, 128.0: 7}
+_LARGEST_BYTE_FACTOR: Final = 1e-4
+_BLANKS: Final = re.compile(r"[\s\u00a0\u202f']")
+
+
+class Numbers(NamedTuple):
+    """A column as numbers.
+
+    ``values``: float64 with NaN where there is none; shape (n,).
+    ``unreadable``: texts that are neither a number nor a word for no value; shape (n,).
+    ``absent``: words and sentinels that mean no value; shape (n,). Nulls are not among them.
+    ``lost``: words that say that the driver has lost the GPU; shape (n,).
+    """
+
+    values: npt.NDArray[np.float64]
+    unreadable: npt.NDArray[np.bool_]
+    absent: npt.NDArray[np.bool_]
+    lost: npt.NDArray[np.bool_]
+
+
+class _Read(NamedTuple):
+    number: float
+    code: int
+    scale: float = 1.0
+    offset: float = 0.0
+
+
+def read_numbers(
+    column: pa.ChunkedArray, unit: str, *, header_unit: str | None = None, convert: bool = True, decimal: Decimal = "."
+) -> Numbers:
+    """Read a column of a channel.
+
+    ``unit``: the channel's; numbers with another unit of its quantity are converted.
+    ``header_unit``: unit of numbers without one; None: they are in ``unit``.
+    ``convert``: whether to convert at all; the mapping's own factors leave numbers as they are.
+    ``decimal``: what a single comma means where the column has no evidence of its own.
+    """
+    if pa.types.is_dictionary(column.type):
+        column = column.cast(column.type.value_type)
+    if pa.types.is_boolean(column.type):
+        column = column.cast(pa.int8())
+    header = conversion(header_unit, unit) if header_unit and convert else None
+    none = np.zeros(len(column), np.bool_)
+    if not (pa.types.is_integer(column.type) or pa.types.is_floating(column.type) or pa.types.is_null(column.type)):
+        column = pc.utf8_trim_whitespace(column.cast(pa.string()))
+        column = pc.if_else(pc.equal(column, ""), None, column)
+        try:
+            column = column.cast(pa.float64())
+        except pa.ArrowInvalid:
+            return _from_texts(column, unit, header_unit, convert, decimal)
+    values = column.cast(pa.float64(), safe=False).fill_null(np.nan).to_numpy()
+    scale, offset = header or (1.0, 0.0)
+    absent = _sentinels(values, np.float64(scale))
+    return Numbers(np.where(absent, np.nan, values if header is None else values * scale + offset), none, absent, none)
+
+
+def _sentinels(numbers: npt.NDArray[np.float64], scale: npt.NDArray[np.float64] | np.float64) -> npt.NDArray[np.bool_]:
+    """Mark sentinels, before conversion; bytes of memory reach 2 and 4 GiB, so that 32-bit blanks are none there."""
+    with np.errstate(invalid="ignore"):
+        return is_sentinel(numbers) & ((scale > _LARGEST_BYTE_FACTOR) | (numbers >= 2.0**47))
+
+
+def _from_texts(
+    column: pa.ChunkedArray, unit: str, header_unit: str | None, convert: bool, decimal: Decimal
+) -> Numbers:
+    encoded = column.combine_chunks().dictionary_encode()
+    texts = encoded.dictionary.to_pylist()
+    if any(_DECIMAL_COMMA.match(text) for text in texts if "," in text):
+        decimal = ","
+    elif decimal == "," and any(_is_only_thousands(text) for text in texts if "," in text):
+        decimal = "."
+    factors = _factors(unit, header_unit, convert)
+    read = [_number(text, unit, factors, decimal) for text in texts]
+    codes = np.array([entry.code for entry in read], np.int8)
+    raw = np.array([entry.number for entry in read], np.float64)
+    scales = np.array([entry.scale for entry in read], np.float64)
+    codes[_sentinels(raw, scales)] = _ABSENT
+    offsets = np.array([entry.offset for entry in read], np.float64)
+    numbers = np.append(np.where(codes == _VALUE, raw * scales + offsets, np.nan), np.nan)
+    codes = np.append(codes, np.int8(_VALUE))
+    index = encoded.indices.fill_null(len(texts)).to_numpy(zero_copy_only=False)
+    codes = codes[index]
+    return Numbers(numbers[index], codes == _UNREADABLE, (codes == _ABSENT) | (codes == _LOST), codes == _LOST)
+
+
+def _factors(unit: str, header_unit: str | None, convert: bool) -> Callable[[str | None], tuple[float, float] | None]:
+    """Return a function from a value's unit to its factor and offset; None for a unit of another quantity."""
+
+    def factor(word: str | None) -> tuple[float, float] | None:
+        given = word or header_unit
+        if given is None or (word is None and conversion(given, unit) is None):
+            return 1.0, 0.0
+        found = conversion(given, unit)
+        return (1.0, 0.0) if found is not None and not convert else found
+
+    return factor
+
+
+def _number(
+    text: str, unit: str, factors: Callable[[str | None], tuple[float, float] | None], decimal: Decimal
+) -> _Read:
+    """Return what a text is."""
+    match = _NUMBER.match(text.replace("\u2212", "-"))
+    if match is not None:
+        number, word = _plain(match["number"], decimal), (match["unit"] or "").strip() or None
+        if number is not None and unit == "generation" and word and word.lower().startswith("gt/s"):
+            generation = _GENERATION_OF_SPEED.get(number)
+            return _Read(np.nan, _UNREADABLE) if generation is None else _Read(float(generation), _VALUE)
+        factor = factors(word)
+        if number is not None and factor is not None:
+            return _Read(number, _VALUE, *factor)
+    return _word(text)
+
+
+def _word(text: str) -> _Read:
+    lowered = " ".join(text.lower().split())
+    try:
+        if lowered.startswith("0x"):
+            return _Read(float(int(lowered, 16)), _VALUE)
+    except (ValueError, OverflowError):
+        return _Read(np.nan, _UNREADABLE)
+    prefixed = _PREFIXED.match(lowered)
+    if prefixed is not None:
+        return _Read(float(prefixed[1]), _VALUE)
+    meaning = _MEANINGS.get(lowered.strip("[]<>() "), "none" if _BRACKETED.match(lowered) else None)
+    if meaning is None:
+        return _Read(np.nan, _UNREADABLE)
+    if meaning in ("none", "lost"):
+        return _Read(np.nan, _LOST if meaning == "lost" else _ABSENT)
+    return _Read(float(meaning), _VALUE)
+
+
+def _plain(digits: str, decimal: Decimal) -> float | None:
+    """Return the number that digits with separators stand for."""
+    digits = _BLANKS.sub("", digits)
+    if "," in digits:
+        digits = digits.replace(".", "").replace(",", ".", 1) if decimal == "," else digits
+        if decimal == "." and not _THOUSANDS.match(digits):
+            return None
+        digits = digits.replace(",", "")
+    try:
+        return float(digits)
+    except ValueError:
+        return None
+
+
+def _is_only_thousands(text: str) -> bool:
+    return text.count(",") > 1 or bool(re.match(r"[+-]?\d{1,3}(?:,\d{3})+\.\d", text))

@@ -6,7 +6,7 @@ import itertools
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -18,20 +18,36 @@ class SlurmFormatError(ValueError):
     """Output of a Slurm command that is not what we know."""
 
 
-def read_rows(report: str, key: str) -> list[dict[str, Any]]:
-    """Return the objects that a report lists under ``key``; raises ``SlurmFormatError`` if there is no such list."""
+def read_rows(report: str, key: str) -> list[Any]:
+    """Return what a report lists under ``key``; entries may be damaged, see :func:`check_row`.
+
+    Raises ``SlurmFormatError`` if the report is no JSON, is nested too deeply, or has no such list.
+    """
     try:
         # Debug lines of plugins may come before the report.
         content = json.loads(report[max(report.find("{"), 0) :])
     except ValueError as error:
         raise SlurmFormatError(f"no JSON: {error}") from None
-    listed = content.get(key) if isinstance(content, dict) else None
-    if not isinstance(listed, list):
+    except RecursionError:
+        raise SlurmFormatError("no JSON: nested too deeply") from None
+    rows = content.get(key) if isinstance(content, dict) else None
+    if not isinstance(rows, list):
         raise SlurmFormatError(f"no list of {key} in it")
-    rows = [row for row in listed if isinstance(row, dict)]
     if not rows and content.get("errors"):
         raise SlurmFormatError(f"Slurm reports {str(content['errors'])[:300]}")
     return rows
+
+
+def check_row(row: object, numbers: Iterable[str]) -> Mapping[str, Any]:
+    """Return a row that is an object whose named numbers are finite and fit into 64 bits; else raise ``ValueError``."""
+    if not isinstance(row, Mapping):
+        raise ValueError("no JSON object")
+    for name in numbers:
+        value = row.get(name)
+        value = value.get("number") if isinstance(value, Mapping) else value
+        if isinstance(value, int | float) and not abs(value) < 1 << 64:  # so for NaN, too
+            raise ValueError(f"{name} is no number that fits into 64 bits")
+    return row
 
 
 def number(value: object) -> int | None:
@@ -40,7 +56,7 @@ def number(value: object) -> int | None:
         if value.get("set") is False or value.get("infinite") is True:
             return None
         value = value.get("number")
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < 1 << 65:
         return None
     return int(value)
 
@@ -61,10 +77,10 @@ def states_of(value: object) -> list[str]:
 
 
 def text(value: object) -> str | None:
-    """Return a text; None for empty ones and Slurm's ways to write none."""
+    """Return a text that UTF-8 can hold; None for empty ones and Slurm's ways to write none."""
     if not isinstance(value, str) or value.strip().lower() in ("", "none", "(null)", "n/a", "unknown"):
         return None
-    return value.strip()
+    return value.strip().encode("utf-8", "replace").decode()
 
 
 MAX_NODES: Final = 1_000_000

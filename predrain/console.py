@@ -154,6 +154,8 @@ def show(result: dict[str, Any], *, as_json: bool, accounting: Accounting | None
 def _shown(value: Any) -> str:
     if isinstance(value, dict):
         return ", ".join(f"{key} {_shown(inner)}" for key, inner in value.items()) or "none"
+    if isinstance(value, list):
+        return "; ".join(map(_shown, value)) or "none"
     if value is None or isinstance(value, bool):
         return {None: "none", True: "yes", False: "no"}[value]
     return f"{value:,}" if isinstance(value, int) else str(value)

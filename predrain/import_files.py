@@ -95,6 +95,7 @@ def import_files(
                 "events": count_by_type(result.dataset.events()),
                 "this import": dict(result.counts),
                 "quarantined": dict(result.quarantined),
+                "phrases": result.phrases,
                 "notes": "; ".join(f"{note.what}. {note.do}" for note in sparse_samples(result.dataset)) or None,
             },
             as_json=as_json,

@@ -18,7 +18,7 @@ def slurm(
     ] = None,
     interval: Annotated[str, typer.Option(help="Time between two looks.")] = "60s",
     reasons: Annotated[
-        Path | None, typer.Option(help="YAML rules that say which drain reasons mean a repair or a replacement.")
+        Path | None, typer.Option(help="YAML rules for drain reasons, before those of docs/reference/phrases.md.")
     ] = None,
     cluster: Annotated[str, typer.Option(help="Name of the cluster, where several feed one dataset.")] = "default",
     timeout: Annotated[str, typer.Option(help="Time limit of each Slurm command.")] = "60s",
@@ -38,8 +38,9 @@ def slurm(
     from foundation.running import stop_on_signals
     from telemetry.collect.outbox import Outbox
     from telemetry.collect.slurm.collector import ENVIRONMENT, SlurmCollector
-    from telemetry.collect.slurm.drain_reasons import load_reason_rules
+    from telemetry.importing.mapping import read_mapping
     from telemetry.landing.folder import Landing, landing_of
+    from telemetry.phrases.classifier import PhraseRules
 
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     pause_s, timeout_s = (
@@ -50,7 +51,7 @@ def slurm(
     if pause_s < 1 or timeout_s < 1:
         raise typer.BadParameter("at least 1s", param_hint="--interval or --timeout")
     start = None if since is None else instant_option(since, "--since")
-    rules = load_reason_rules(reasons)
+    rules = PhraseRules() if reasons is None else read_mapping(reasons, PhraseRules, "rules")
     landing = Landing(landing_of(dataset), writer=f"slurm-{cluster}")
     with stop_on_signals() as stop, Outbox(landing, f"slurm-{cluster}") as outbox:
         run = functools.partial(run_command, timeout_s=timeout_s, environment=ENVIRONMENT)
@@ -59,5 +60,10 @@ def slurm(
             collector.once()
         else:
             collector.follow(pause_s, stop.wait)
-        names = ("rounds", "events", "jobs", "job_rows", "unreadable", "failed")
-        show({"dataset": str(dataset), **{name: collector.counts[name] for name in names}}, as_json=as_json)
+        names = ("rounds", "events", "jobs", "job_rows", "failed")
+        result = {
+            "dataset": str(dataset),
+            **{name: collector.counts[name] for name in names},
+            "phrases": collector.review.rows(),
+        }
+        show(result, as_json=as_json, accounting=collector.accounting)

@@ -30,22 +30,21 @@ def tickets(
     from telemetry.collect.tickets import collect_tickets
     from telemetry.dataset.meta import META_NAME
     from telemetry.dataset.store import Dataset
+    from telemetry.importing.inventory import Installations
     from telemetry.importing.mapping import load_mapping
     from telemetry.landing.folder import Landing, landing_of
 
-    parents: dict[str, str] = {}
+    stays = None
     if (dataset / META_NAME).exists():
-        stays = Dataset.open(dataset).inventory()
-        parents = {
-            str(gpu): str(node) for gpu, node in zip(stays["gpu"], stays["node"], strict=True) if isinstance(gpu, str)
-        }
+        known = Dataset.open(dataset)
+        stays = Installations(known.inventory(), known.meta.unit)
     if not file.is_file():
         raise InputError("the file of tickets does not exist", str(file), "Check the path.")
-    result = collect_tickets(
+    result, accounting = collect_tickets(
         file,
         Landing(landing_of(dataset), writer="tickets"),
         mapping=load_mapping(mapping).events,
         delay=read_params(params).features.delay,
-        parents=parents,
+        stays=stays,
     )
-    show({"dataset": str(dataset), **result}, as_json=as_json)
+    show({"dataset": str(dataset), **result}, as_json=as_json, accounting=accounting)

@@ -14,14 +14,18 @@ import pandas as pd
 import pyarrow as pa
 
 from foundation.errors import InputError
+from telemetry.accounting import Accounting
 from telemetry.identity.pci import normalise_pci_bus_id
 from telemetry.importing.columns import KEY_ALIASES, refuse_absent
 from telemetry.importing.events import parse_events
+from telemetry.importing.inventory import Installations
 from telemetry.importing.mapping import TableMapping
 from telemetry.importing.quarantine import Quarantine
 from telemetry.importing.reading import read_batches
+from telemetry.importing.tickets import resolutions
 from telemetry.landing.folder import Landing
 from telemetry.landing.tables import LANDED_EVENTS
+from telemetry.phrases.classifier import WORK, PhraseReview
 
 SOURCE: Final = "ticket"
 ENTRY_ALIASES: Final[Mapping[str, str]] = {
@@ -34,30 +38,36 @@ ENTRY_ALIASES: Final[Mapping[str, str]] = {
 
 
 def collect_tickets(
-    path: Path, landing: Landing, *, mapping: TableMapping, delay: timedelta, parents: Mapping[str, str] | None = None
-) -> dict[str, Any]:
-    """Write the events of one table, as for an import of events, to the landing folder, once; return what is shown.
+    path: Path, landing: Landing, *, mapping: TableMapping, delay: timedelta, stays: Installations | None = None
+) -> tuple[dict[str, Any], Accounting]:
+    """Write the events of one table to the landing folder, once, read as an import reads them.
 
-    ``delay``: ``known_at`` of a ticket without an entry time is its time plus this. ``parents``: GPU to node, for
-    tickets that name a GPU only. Raises ``InputError`` if the table has a wrong column, or no row can be used.
+    Returns: what a verb shows, and the accounts.
+    ``delay``: ``known_at`` of a ticket without an entry time is its time plus this.
+    ``stays``: the dataset's inventory, for tickets that name a GPU only, or name it by slot, address or serial number.
+    Raises ``InputError`` if the table has a wrong column, or no row can be used.
     """
-    quarantine = Quarantine(None)
+    quarantine, review = Quarantine(None), PhraseReview()
     tables = [LANDED_EVENTS.empty_table()]
     counts: Counter[str] = Counter()
     for given in read_batches(path, "events", quarantine):
         texts = ("node", "gpu", "code", "detail", "source", "pci_bus_id")
         aliases = {**KEY_ALIASES, **ENTRY_ALIASES}
         refuse_absent(mapping, given.table.column_names, str(path))
-        batch, rows = parse_events(given, mapping, LANDED_EVENTS.names, delay, counts, texts, aliases)
+        batch, rows = parse_events(
+            given, mapping, LANDED_EVENTS.names, delay, counts, texts, aliases, stays=stays, review=review
+        )
+        _fill_nodes(rows, stays)
         unplaced = pd.isna(rows["node"])
-        rows["node"][unplaced] = [(parents or {}).get(gpu) for gpu in rows["gpu"][unplaced]]
         batch.refuse("missing node and gpu", unplaced & pd.isna(rows["gpu"]))
-        batch.refuse("the node of the gpu is not known", pd.isna(rows["node"]))
+        batch.refuse("the node of the gpu is not known", unplaced)
         rows["source"] = np.where(pd.isna(rows["source"]), SOURCE, rows["source"])
         rows["pci_bus_id"][:] = [None if text is None else normalise_pci_bus_id(text) for text in rows["pci_bus_id"]]
-        arrays = [pa.array(rows[field.name], field.type, from_pandas=True) for field in LANDED_EVENTS]
-        tables.append(pa.table(arrays, schema=LANDED_EVENTS).filter(pa.array(batch.good)))
+        resolved = _landed(resolutions(rows, batch.good, delay))
+        tables += [_landed(pd.DataFrame(rows)[batch.good]), resolved]
+        quarantine.accounting.read("events", resolved.num_rows)
     table = pa.concat_tables(tables)
+    quarantine.accounting.used("events", table.num_rows)
     if counts["events_read"] and not table.num_rows and quarantine.counts:
         reason = quarantine.counts.most_common(1)[0][0]
         raise InputError(f"no row can be used: {reason}", quarantine.examples[reason], "Correct it, or map it.")
@@ -65,9 +75,30 @@ def collect_tickets(
     digest = hashlib.sha256(path.read_bytes() + rules.encode()).hexdigest()[:24]
     again = landing.has_landed("events", f"tickets-{digest}")
     made = landing.stage("events", table, name=f"tickets-{digest}")
+    noted = {name: number for name, number in counts.items() if number and name != "events_read"}
     return {
         "events_written": table.num_rows if made is not None else 0,
         "already_written": again,
         "rejected": dict(quarantine.counts),
         "examples": dict(quarantine.examples),
-    }
+        "repairs_without_a_gpu": sum(
+            kind in WORK and gpu is None
+            for kind, gpu in zip(table["type"].to_pylist(), table["gpu"].to_pylist(), strict=True)
+        ),
+        "counts": noted,
+        "phrases": review.rows(),
+    }, quarantine.accounting
+
+
+def _fill_nodes(rows: dict[str, Any], stays: Installations | None) -> None:
+    """Fill in the node of a GPU at the time of its ticket, where the ticket names none."""
+    if stays is None or stays.unit != "gpu":
+        return
+    unplaced = np.flatnonzero(pd.isna(rows["node"]) & ~pd.isna(rows["gpu"]))
+    stay = stays.last_row(stays.codes(rows["gpu"][unplaced]), rows["timestamp"][unplaced])
+    rows["node"][unplaced[stay >= 0]] = stays.nodes[stay[stay >= 0]]
+
+
+def _landed(events: pd.DataFrame) -> pa.Table:
+    arrays = [pa.array(events[field.name], field.type, from_pandas=True) for field in LANDED_EVENTS]
+    return pa.table(arrays, schema=LANDED_EVENTS)

@@ -17,14 +17,22 @@ import pandas as pd
 import pyarrow as pa
 
 from foundation.errors import InputError
-from telemetry.dataset.schema import EVENT_RUNS, EVENT_TYPES, EVENTS, MAINTENANCE_BEGIN, MAINTENANCE_END, ms_of
+from telemetry.dataset.schema import EVENT_RUNS, EVENTS, MAINTENANCE_BEGIN, MAINTENANCE_END, ms_of
 from telemetry.importing.columns import KEY_ALIASES, as_counts, missing_column
 from telemetry.importing.event_runs import RUN_MS, stack_events, with_runs
 from telemetry.importing.instants import parse_instants, times_of
 from telemetry.importing.inventory import Installations
 from telemetry.importing.mapping import ImportMapping, KernelLogMapping, TableMapping
-from telemetry.importing.quarantine import Quarantine
+from telemetry.importing.quarantine import NUMBER_AS_TYPE, Quarantine
 from telemetry.importing.reading import Batch, is_kernel_log, read_batches, read_errors, stem_of
+from telemetry.importing.tickets import (
+    TICKET_COLUMNS,
+    name_gpus,
+    resolutions,
+    resolve_tickets,
+    types_of,
+)
+from telemetry.phrases.classifier import WORK, PhraseReview
 from telemetry.xids.kernel_log import locate, parse_kernel_log
 
 _XID = re.compile(r"(?:XID[\s:#_-]*)?(\d{1,6})(?:\.0+)?\Z", re.IGNORECASE)
@@ -32,16 +40,6 @@ _PLACE = ("node", "gpu", "type")
 _MAX_LINE = 1 << 20
 # Characters of a line of a kernel log that are read; the kernel writes no more than a thousandth of them.
 _TEXTS = ("node", "gpu", "code", "detail", "source")
-TYPE_ALIASES: Final[Mapping[str, str]] = {
-    "rma": "replacement",
-    "replaced": "replacement",
-    "swap": "replacement",
-    "repaired": "repair",
-    "reseat": "repair",
-    "fault": "failure",
-}
-"""What ticket systems call some event types."""
-
 AFTERWARDS: Final = frozenset({"repair", "replacement", "diagnostic", "driver", "other"})
 """Types that may follow a removal: the work on a part that is out of its node."""
 
@@ -59,29 +57,35 @@ def parse_events(
     counts: Counter[str],
     texts: Sequence[str] = _TEXTS,
     aliases: Mapping[str, str] = KEY_ALIASES,
+    stays: Installations | None = None,
+    review: PhraseReview | None = None,
 ) -> tuple[Batch, dict[str, npt.NDArray[Any]]]:
-    """Read events, and refuse those of an unknown type or at an unusable time.
+    """Read events, and refuse those at an unusable time; :mod:`telemetry.importing.tickets` says what tickets may have.
 
     ``timestamp`` and ``type`` are required, and ``gpu`` or ``node``.
+    ``stays``: find GPUs by slot, address and serial number; ``review``: takes the words that were classified.
 
     ``delay``: ``known_at`` of an event whose source does not give it is its time plus this.
     Returns: the batch, now without the rows that the mapping leaves out, and its columns; instants in milliseconds.
     Raises ``InputError`` if a required column is missing, a column is unknown, or all instants are naive.
     """
-    batch.resolve(mapping, known, "timestamp", "type", aliases=aliases)
+    batch.resolve(mapping, [*known, *TICKET_COLUMNS], "timestamp", "type", aliases=aliases)
     if "node" not in batch and "gpu" not in batch:
         raise missing_column("gpu", batch.table.column_names, str(batch.file))
     kinds = batch.texts("type")
     wanted = batch.good
     counts["events_read"] += len(kinds)
     batch.keep(wanted)  # A source of states (a daily row a drive with `failure` of 0 and 1) has an event in few rows.
-    rows: dict[str, npt.NDArray[Any]] = {"type": _types(kinds[wanted]), **{name: batch.texts(name) for name in texts}}
+    rows: dict[str, npt.NDArray[Any]] = {name: batch.texts(name) for name in texts}
+    rows["type"] = types_of(kinds[wanted], rows, review or PhraseReview())
     instants = batch.instants("timestamp", day_end=True)  # of a date, no earlier time is certain
     assert instants is not None
-    batch.refuse("unknown event type", ~np.isin(rows["type"].astype(str), EVENT_TYPES))
+    batch.refuse(NUMBER_AS_TYPE, pd.isna(rows["type"]))
     rows["code"] = _codes(rows["code"], rows["type"])
     _write_ends(batch, rows, instants.ms)
     batch.refuse("xid event without a code", (rows["type"] == "xid") & pd.isna(rows["code"]))
+    name_gpus(batch, rows, instants.ms, stays, counts)
+    resolve_tickets(batch, rows, instants.ms, counts)
     known_ms = instants.ms + int(delay.total_seconds() * 1000)
     entered = batch.instants("known_at", optional=True, day_end=True)
     if entered is not None:
@@ -98,6 +102,7 @@ def read_events(
     quarantine: Quarantine,
     delay: timedelta,
     counts: Counter[str],
+    review: PhraseReview | None = None,
 ) -> pd.DataFrame:
     """Read a table of events or a kernel log, and place each event on its unit.
 
@@ -108,7 +113,7 @@ def read_events(
         return _read_kernel_log(file, rules.kernel_log, stays, quarantine, delay, counts)
     frames = [empty_events()]
     for given in read_batches(file, "events", quarantine):
-        batch, rows = parse_events(given, rules.events, EVENT_RUNS.names, delay, counts)
+        batch, rows = parse_events(given, rules.events, EVENT_RUNS.names, delay, counts, stays=stays, review=review)
         if stays.unit == "node":
             if "node" not in batch:
                 raise missing_column("node", batch.table.column_names, str(file))
@@ -119,15 +124,21 @@ def read_events(
         for reason in sorted(set(reasons) - {""}):
             batch.refuse(reason, (reasons == reason) & earlier, lost=False)
             batch.refuse(reason, reasons == reason)
-        events = pd.DataFrame(rows)[batch.good]
-        events["source"] = events["source"].where(events["source"].notna(), file.name)
-        for name in ("timestamp", "known_at"):
-            events[name] = times_of(rows[name][batch.good])
-        events = _add_runs(events[EVENTS.names], batch)
+        rows["source"] = np.where(pd.isna(rows["source"]), file.name, rows["source"])
+        opened, resolved = (
+            events.assign(**{name: times_of(events[name].to_numpy(np.int64)) for name in ("timestamp", "known_at")})
+            for events in (pd.DataFrame(rows)[batch.good], resolutions(rows, batch.good, delay))
+        )
+        events = _add_runs(opened[EVENTS.names], batch)
+        if stays.unit == "gpu":
+            counts["repairs_without_a_gpu"] += sum(
+                int((frame["type"].isin(WORK) & frame["gpu"].isna()).sum()) for frame in (opened, resolved)
+            )
         if spread:
             events["node"] = [spread.get(row, node) for row, node in events["node"].items()]
             events = events.explode("node", ignore_index=True)
-        frames.append(events)
+        quarantine.accounting.read("events", len(resolved))
+        frames += [events, resolved[EVENTS.names]]
     return stack_events(frames)
 
 
@@ -265,12 +276,6 @@ def place_events(
         left = afterwards & pd.isna(node)
         node[left] = stays.nodes[stays.last_row(codes[left], ms[left])]
     return reasons
-
-
-def _types(kinds: npt.NDArray[np.object_]) -> npt.NDArray[np.object_]:
-    place, distinct = pd.factorize(kinds)
-    lowered = [text.lower() for text in distinct]
-    return np.array([*(TYPE_ALIASES.get(text, text) for text in lowered), None], dtype=object)[place]
 
 
 def _codes(codes: npt.NDArray[np.object_], kinds: npt.NDArray[np.object_]) -> npt.NDArray[np.object_]:

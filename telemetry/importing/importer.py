@@ -69,6 +69,7 @@ from telemetry.importing.samples.intake import SampleIntake, no_usable_rows
 from telemetry.importing.samples.merge import SampleMerger
 from telemetry.importing.samples.reach import plan_merge, read_newest, write_newest
 from telemetry.importing.suggestion import check_columns
+from telemetry.phrases.classifier import PhraseReview
 from telemetry.xids.xid_gauge import SOURCE
 
 Progress = Callable[[int, int], None]
@@ -130,6 +131,7 @@ class ImportResult:
 
     ``counts``: what was read and made of it, by this import; empty if nothing was new.
     ``changed``: false if every source was known already, so that nothing was written.
+    ``phrases``: words of tickets that were classified: ``phrase``, ``count``, ``type``.
     """
 
     dataset: Dataset
@@ -137,6 +139,7 @@ class ImportResult:
     quarantined: dict[str, int]
     changed: bool = True
     accounting: Accounting = field(default_factory=Accounting)
+    phrases: list[dict[str, Any]] = field(default_factory=list)
 
 
 def import_dataset(
@@ -263,6 +266,7 @@ class _Import:
     max_loss: float | None
     now: datetime
     counts: Counter[str] = field(default_factory=Counter)
+    review: PhraseReview = field(default_factory=PhraseReview)
     observed: list[datetime] = field(default_factory=list)
     quarantine: Quarantine = field(default_factory=lambda: Quarantine(None))
 
@@ -303,7 +307,8 @@ class _Import:
                 quarantine=dict(quarantined + Counter({} if existing is None else existing.meta.quarantine)),
                 counts={"imported": _plain(self.counts + Counter(before))},
             )
-        return ImportResult(dataset, _plain(self.counts), _plain(quarantined), accounting=self.quarantine.accounting)
+        accounting, phrases = self.quarantine.accounting, self.review.rows()
+        return ImportResult(dataset, _plain(self.counts), _plain(quarantined), accounting=accounting, phrases=phrases)
 
     def _check_unchanged(self) -> None:
         """Make sure, now that no other run can write, that the dataset is still the one that was looked at."""
@@ -355,7 +360,7 @@ class _Import:
     def _events(self, stays: Installations) -> pd.DataFrame:
         frames = []
         for file in self.files["events"]:
-            events = read_events(file, self.rules, stays, self.quarantine, self.delay, self.counts)
+            events = read_events(file, self.rules, stays, self.quarantine, self.delay, self.counts, self.review)
             ahead = self._wrong_clock(ms_of(events["timestamp"]))
             ahead |= (events["known_at"] > self.now + AHEAD + self.delay).to_numpy()
             to_come = ahead & (events["type"] == "maintenance").to_numpy()  # of a calendar: not yet a fact

@@ -56,6 +56,7 @@ _INSTANTS: Final = (
     'State the format in the mapping: `time: {format: "%d.%m.%Y %H:%M:%S", timezone: UTC}` in the section of the table.'
 )
 _VALUES: Final = "Correct the mapping of the column (`scale:`, `values:`), or map it to null."
+NUMBER_AS_TYPE: Final = "event type is a number"
 _ADVICE: Final[Mapping[str, str]] = {
     "unknown node": _NAMES,
     "unknown gpu": _NAMES,
@@ -70,7 +71,7 @@ _ADVICE: Final[Mapping[str, str]] = {
     "ambiguous local time": "Export the instants in UTC or with their offset.",
     "timestamp out of range": "Give instants between 1990 and 2099; numbers of another unit need `time: {unit: ms}`.",
     "a clock that cannot be right": "Correct the clock or the time zone: these instants are in the future.",
-    "unknown event type": "Map the words to event types: `values: {type: {WORD: failure}}`, or to null to drop them.",
+    NUMBER_AS_TYPE: "Map the numbers to event types: `values: {type: {1: failure, 0: null}}`; null drops a row.",
     "xid event without a code": "Map the column of the XID numbers to `code`.",
     "not a number": _VALUES,
     "not an integer": _VALUES,

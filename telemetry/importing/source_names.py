@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Final
 
 WORDS: Final[Mapping[str, str]] = {
@@ -58,21 +58,6 @@ UNITS: Final[Mapping[str, Mapping[str, tuple[float, float]]]] = {
     },
 }
 """A channel's unit: words for a source's unit, and the factor and offset from there."""
-
-TYPE_WORDS: Final[Sequence[tuple[re.Pattern[str], str]]] = [
-    (re.compile(pattern), kind)
-    for pattern, kind in (
-        (r"replac|\brma\b|swap|exchang", "replacement"),
-        (r"repair|fixed|resolved|reseat|recabl|cleaned", "repair"),
-        (r"\bxid\b", "xid"),
-        (r"diag|burn.?in|health.?check|stress", "diagnostic"),
-        (r"driver|firmware|upgrade|vbios", "driver"),
-        (r"drain|cordon", "drain"),
-        (r"reboot|boot|reset|power.?cycle|maintenance|note|heartbeat|info", "other"),
-        (r"fail|fault|fell|lost|crash|error|ecc|nvlink|dead|broken|hang|down|unhealthy", "failure"),
-    )
-]
-"""Words of tickets, and the type of event that they tell of; the first that fits."""
 
 KEYS: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
     "samples": {

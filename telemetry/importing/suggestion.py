@@ -28,11 +28,11 @@ from telemetry.importing.columns import (
     source_names,
     unknown_columns,
 )
-from telemetry.importing.events import TYPE_ALIASES
 from telemetry.importing.mapping import ImportMapping, TableMapping
 from telemetry.importing.quarantine import Quarantine
 from telemetry.importing.reading import column_names, expand_sources, is_kernel_log, read_batches
-from telemetry.importing.source_names import KEYS, SAYS_NOTHING, TYPE_WORDS, UNITS, WORDS
+from telemetry.importing.source_names import KEYS, SAYS_NOTHING, UNITS, WORDS
+from telemetry.phrases.classifier import classify
 
 _SURE: Final = 0.8
 _LIKELY: Final = 0.5
@@ -321,7 +321,8 @@ def _unit_of_instants(values: npt.NDArray[np.float64]) -> str | None:
 
 def _type_of(word: str) -> str | None:
     """Guess the type of an event from a ticket's own word."""
-    return next((kind for pattern, kind in TYPE_WORDS if pattern.search(word.lower())), None)
+    work = classify(word, "ticket")
+    return work.type if work.sure else None
 
 
 def mapping_text(guesses: Sequence[Guess], roles: Iterable[str], mapping: Path | None) -> str:
@@ -346,11 +347,7 @@ def mapping_text(guesses: Sequence[Guess], roles: Iterable[str], mapping: Path |
             kinds = {word: _type_of(word) for guess in mine if guess.sure for word in guess.words}
             if kinds:
                 values = section.get("values") or {}
-                told = {
-                    word: kind
-                    for word, kind in kinds.items()
-                    if kind and word.lower() not in {*EVENT_TYPES, *TYPE_ALIASES}
-                }
+                told = {word: kind for word, kind in kinds.items() if kind and word.lower() not in EVENT_TYPES}
                 section["values"] = values | {"type": told | (values.get("type") or {})}
             for key in ("scale", "offset"):
                 section |= {key: (section.get(key) or {}) | _factors(key, [guess for guess in mine if guess.sure])}

@@ -17,7 +17,7 @@ from foundation.kubernetes.client import KubernetesClient, input_error
 from foundation.kubernetes.watching import ChangeKind, Resource, Tracker, follow
 from foundation.running import backoff_s
 from telemetry.collect.event import Event
-from telemetry.collect.kubernetes.events import NoticeTracker, notice_of
+from telemetry.collect.kubernetes.events import NoticeReader, NoticeTracker
 from telemetry.collect.kubernetes.jobs import JobTracker, PodRun, pod_run
 from telemetry.collect.kubernetes.nodes import NodeTracker, NodeView, view_of
 from telemetry.collect.kubernetes.rules import KubernetesRules
@@ -78,6 +78,7 @@ class KubernetesCollector:
         self.nodes = NodeTracker(self._known("nodes"), cluster=cluster, all_nodes=node_selector is not None)
         self._jobs = JobTracker(api, rules, self._known("pods"))
         self._namespaces = NamespaceTracker(self._known("namespaces")) if namespace_selector else None
+        self._notices = NoticeReader(rules)
         self._events: list[Event] = []
         self._job_rows: list[dict[str, Any]] = []
         self._places: list[dict[str, Any]] = []
@@ -87,7 +88,7 @@ class KubernetesCollector:
         for kind in rules.event_kinds():
             name, about = f"events of {kind}", f"involvedObject.kind={kind}"
             notices = NoticeTracker(self._known(name), is_known=lambda node: node in self.nodes.known)
-            self._add(name, notices, lambda event: notice_of(event, rules), fieldSelector=about)
+            self._add(name, notices, self._notices, fieldSelector=about)
         if jobs and self._namespaces is not None:
             self._add(
                 "namespaces", self._namespaces, lambda item: item["metadata"]["name"], labelSelector=namespace_selector

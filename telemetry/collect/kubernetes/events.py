@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Final
 
 from foundation.instants import from_ms
 from foundation.kubernetes.api import Object, timestamp_ms
 from foundation.kubernetes.watching import Tracker
+from telemetry.accounting import Accounting
 from telemetry.collect.event import Event
+from telemetry.collect.kubernetes.faults import Fault, xid_faults
 from telemetry.collect.kubernetes.nodes import SOURCE
 from telemetry.collect.kubernetes.rules import KubernetesRules
 from telemetry.identity.pci import normalise_pci_bus_id
-from telemetry.xids.xid_message import parse_xid_message
 
 _DETAIL_LENGTH: Final = 400
+_MAX_REASONS: Final = 1_000
 
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """A Kubernetes event that a rule names; ``count``: the server counts repeats instead of keeping each."""
+    """A Kubernetes event that a rule names; ``count``: the server counts repeats instead of keeping each.
+
+    ``faults``: one each makes an event; ``code`` is that of a fault that has none.
+    """
 
     uid: str
     node: str
@@ -30,49 +36,65 @@ class Notice:
     type: str
     code: str
     detail: str
-    gpu: str | None = None
-    pci_bus_id: str | None = None
+    faults: tuple[Fault, ...] = (Fault(""),)
 
 
-def notice_of(event: Object, rules: KubernetesRules) -> Notice | None:
-    """Return what matters of a ``v1`` Event, or None where no rule names it or it names no node.
+class NoticeReader:
+    """Reads ``v1`` Events; those that no rule names are counted by reason."""
 
-    Of an XID whose message names no GPU the code is kept as ``xid_N`` in an event of type ``other``: an XID without a
-    GPU would count as one of every GPU of the node, and the kernel log names it.
-    """
-    about, metadata = event.get("involvedObject") or {}, event.get("metadata") or {}
-    reason, message = str(event.get("reason") or ""), str(event.get("message") or "")
-    match = rules.for_event(str(about.get("kind") or ""), reason, message)
-    node = about.get("name") if about.get("kind") == "Node" else (event.get("source") or {}).get("host")
-    uid = metadata.get("uid")
-    if match is None or not node or not uid:
-        return None
-    rule, groups = match
-    kind, code = str(rule.type), rule.code or reason
-    gpu, address = groups.get("gpu"), normalise_pci_bus_id(groups.get("pci", ""))
-    if kind == "xid":
-        xid = parse_xid_message(message)
-        number = xid.code if xid is not None else groups.get("xid")
-        if number is None:
+    def __init__(self, rules: KubernetesRules) -> None:
+        self._rules = rules
+        self.read = 0
+        self.left_out: Counter[str] = Counter()
+
+    def __call__(self, event: Object) -> Notice | None:
+        """Return what matters of an event, or None where it is left out."""
+        self.read += 1
+        about, metadata = event.get("involvedObject") or {}, event.get("metadata") or {}
+        reason, message = str(event.get("reason") or ""), str(event.get("message") or "")
+        match = self._rules.for_event(str(about.get("kind") or ""), reason, message)
+        node = about.get("name") if about.get("kind") == "Node" else (event.get("source") or {}).get("host")
+        uid = metadata.get("uid")
+        if match is None or match[0].type == "ignore":
+            self._leave_out(f"event {'without a rule' if match is None else 'that a rule ignores'}: {reason}")
             return None
-        gpu, address = gpu or (xid.gpu if xid else None), address or (xid.pci_bus_id if xid else None)
-        code = rule.code or str(int(number))
-        if gpu is None and address is None:
-            kind, code = "other", f"xid_{code}"
-    series = event.get("series") or {}
-    stamps = [series.get("lastObservedTime"), event.get("lastTimestamp"), event.get("eventTime")]
-    stamps += [event.get("firstTimestamp"), metadata.get("creationTimestamp")]
-    return Notice(
-        uid=uid,
-        node=str(node),
-        count=int(series.get("count") or event.get("count") or 1),
-        last_ms=next((ms for ms in map(timestamp_ms, stamps) if ms is not None), None),
-        type=kind,
-        code=code,
-        detail=(f"{reason}: {message}" if message else reason)[:_DETAIL_LENGTH],
-        gpu=gpu,
-        pci_bus_id=address,
-    )
+        if not node or not uid:
+            self._leave_out("event without a node")
+            return None
+        rule, groups = match
+        named = Fault("", groups.get("gpu"), normalise_pci_bus_id(groups.get("pci", "")))
+        faults, kind = [named], str(rule.type)
+        if kind == "xid":
+            xids = xid_faults("", reason, message)
+            if groups.get("xid"):
+                code = str(int(groups["xid"]))
+                xids = [xid for xid in xids if xid.code == code][:1] or [Fault(code)]
+            faults = [Fault(xid.code, named.gpu or xid.gpu, named.pci_bus_id or xid.pci_bus_id) for xid in xids]
+            kind, faults = (kind, faults) if faults else ("other", [named])
+        series = event.get("series") or {}
+        stamps = [series.get("lastObservedTime"), event.get("lastTimestamp"), event.get("eventTime")]
+        stamps += [event.get("firstTimestamp"), metadata.get("creationTimestamp")]
+        return Notice(
+            uid=str(uid),
+            node=str(node),
+            count=int(series.get("count") or event.get("count") or 1),
+            last_ms=next((ms for ms in map(timestamp_ms, stamps) if ms is not None), None),
+            type=kind,
+            code=rule.code or reason,
+            detail=(f"{reason}: {message}" if message else reason)[:_DETAIL_LENGTH],
+            faults=tuple(faults if rule.code is None else [replace(faults[0], code="")]),
+        )
+
+    def _leave_out(self, why: str) -> None:
+        known = why in self.left_out or len(self.left_out) < _MAX_REASONS
+        self.left_out[why[:200] if known else "event without a rule: (further reasons)"] += 1
+
+    def account(self, accounting: Accounting) -> None:
+        """Count what was read and left out so far."""
+        accounting.read("Kubernetes events", self.read)
+        accounting.used("Kubernetes events", self.read - self.left_out.total())
+        for why, number in self.left_out.items():
+            accounting.left_out("Kubernetes events", why, number)
 
 
 class NoticeTracker(Tracker[Notice, int]):
@@ -88,11 +110,14 @@ class NoticeTracker(Tracker[Notice, int]):
         self._is_known = is_known
 
     def update(self, view: Notice, at: datetime) -> list[Event]:
-        """Return our event for each rise of the count of a Kubernetes event, of its last occurrence."""
+        """Return the events for each rise of the count of a Kubernetes event, of its last occurrence."""
         repeats = view.count - self.known.get(view.uid, 0)
         if repeats <= 0 or not self._is_known(view.node):
             return []
         self.known[view.uid] = view.count
         when = at if view.last_ms is None else from_ms(view.last_ms)
         detail = view.detail + (f" ({repeats} times)" if repeats > 1 else "")
-        return [Event(when, view.node, view.type, SOURCE, at, view.code, detail, view.gpu, view.pci_bus_id)]
+        return [
+            Event(when, view.node, view.type, SOURCE, at, fault.code or view.code, detail, fault.gpu, fault.pci_bus_id)
+            for fault in view.faults
+        ]

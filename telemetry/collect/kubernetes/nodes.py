@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from operator import attrgetter
 from typing import Any, Final
@@ -13,12 +12,12 @@ from typing import Any, Final
 from foundation.instants import from_ms, to_ms
 from foundation.kubernetes.api import Object, timestamp_ms
 from foundation.kubernetes.watching import Tracker
+from telemetry.accounting import Accounting
 from telemetry.collect.event import Event
+from telemetry.collect.kubernetes.faults import Fault, lost_gpus, xid_faults
 from telemetry.collect.kubernetes.rules import KubernetesRules, Rule
 from telemetry.dataset.schema import MAINTENANCE_BEGIN as BEGIN
 from telemetry.dataset.schema import MAINTENANCE_END as END
-from telemetry.identity.pci import normalise_pci_bus_id
-from telemetry.xids.xid_message import parse_xid_message
 
 SOURCE: Final = "kubernetes"
 OWN_SOURCE: Final = "predrain"
@@ -36,10 +35,8 @@ _GPU_LABELS: Final = ("nvidia.com/gpu.present", "nvidia.com/gpu.product", "amd.c
 _PLACES: Final = ("cluster", "group", "rack", "nvlink_domain")
 _SOFT: Final = "PreferNoSchedule"
 _DETAIL_LENGTH: Final = 400
-_PCI: Final = re.compile(r"\bPCI:([0-9A-Fa-f:.]+)")
-_MESSAGES: Final = re.compile(r"(?=NVRM:)|\s*Recommended Action=")
-# Where a kernel message begins in a condition's, and where it ends in NVSentinel's.
 _AGAIN_MS: Final = 1000
+USED, IGNORED, UNNAMED = "used", "ignored", "unnamed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +70,8 @@ class NodeView:
     ``cordoned_by``: field manager that set ``spec.unschedulable``.
     ``markers``: what holds of it, by a key that stays the same while it does.
     ``transitions_ms``: of ``Ready`` and the conditions that a rule names, healthy or not, by the same key.
+    ``unknown``: keys of conditions whose status is ``Unknown``; what held of them before still does.
+    ``conditions``: what was made of each condition: ``used``, ``ignored`` by a rule, or ``unnamed`` by any.
     ``place``: ``cluster``, ``group``, ``rack``, ``nvlink_domain``, as far as labels hold them.
     """
 
@@ -86,6 +85,8 @@ class NodeView:
     cordoned_by: str | None = None
     markers: Mapping[str, NodeMarker] = field(default_factory=dict)
     transitions_ms: Mapping[str, int | None] = field(default_factory=dict)
+    unknown: tuple[str, ...] = ()
+    conditions: Mapping[str, str] = field(default_factory=dict)
     place: Mapping[str, str] = field(default_factory=dict)
     removed_ms: int | None = None
 
@@ -119,8 +120,10 @@ def view_of(node: Object, rules: KubernetesRules) -> NodeView:
     transitions_ms: dict[str, int | None] = {}
     for taint in taints:
         markers |= _taint_marker(taint, rules)
-    for condition in conditions:
-        _add_condition(condition, rules, markers, transitions_ms)
+    dispositions = {
+        str(condition["type"]): _add_condition(condition, rules, markers, transitions_ms) for condition in conditions
+    }
+    unknown = [kind for kind, condition in ((c["type"], c) for c in conditions) if condition.get("status") == "Unknown"]
     return NodeView(
         name=metadata["name"],
         created_ms=timestamp_ms(metadata.get("creationTimestamp")),
@@ -134,6 +137,8 @@ def view_of(node: Object, rules: KubernetesRules) -> NodeView:
         cordoned_by=by,
         markers=markers,
         transitions_ms=transitions_ms,
+        unknown=tuple(f"condition {kind}" for kind in unknown if kind != _READY),
+        conditions=dispositions,
         place={
             name: next(labels[key] for key in rules.labels[name] if labels.get(key))
             for name in _PLACES
@@ -169,36 +174,47 @@ def _add_condition(
     rules: KubernetesRules,
     markers: dict[str, NodeMarker],
     transitions_ms: dict[str, int | None],
-) -> None:
+) -> str:
     kind, status = condition["type"], condition.get("status") or "Unknown"
     rule = None if kind == _READY else rules.for_condition(kind)
-    if rule is None and kind != _READY:
-        return
+    if kind != _READY and (rule is None or rule.type == "ignore"):
+        return UNNAMED if rule is None else IGNORED
     key = f"condition {kind}"
     since_ms = transitions_ms[key] = timestamp_ms(condition.get("lastTransitionTime"))
-    detail = ": ".join(text for text in (status, condition.get("reason"), condition.get("message")) if text)
-    detail = detail[:_DETAIL_LENGTH]
+    reason, message = str(condition.get("reason") or ""), str(condition.get("message") or "")
+    detail = ": ".join(text for text in (status, reason, message) if text)[:_DETAIL_LENGTH]
     if rule is None and status != "True":
         markers[key] = NodeMarker("other", "node_not_ready", "other", "node_ready", SOURCE, since_ms, detail)
     elif rule is not None and status == rule.status:
-        # An XID of no GPU would count as one of every GPU of the node.
-        whole = _marker("other" if rule.type == "xid" else rule.type, rule.code or kind, rule, SOURCE, since_ms, detail)
+        faults = _faults(rule, kind, reason, message)
+        whole = _marker(
+            "other" if rule.type == "xid" and not faults else rule.type,
+            rule.code or kind,
+            rule,
+            SOURCE,
+            since_ms,
+            detail,
+        )
         fault_ms = timestamp_ms(condition.get("lastHeartbeatTime"))
-        faults = [replace(whole, fault_ms=fault_ms, **fault) for fault in _faults(rule, condition.get("message") or "")]
         seen: Counter[str] = Counter()
-        for marker in faults or [whole]:
-            place = f"{key} {marker.code} {marker.gpu or marker.pci_bus_id}" if faults else key
+        for fault in faults:
+            marker = replace(
+                whole, code=fault.code or whole.code, detail=fault.detail or detail, gpu=fault.gpu,
+                pci_bus_id=fault.pci_bus_id, fault_ms=fault_ms,
+            )  # fmt: skip
+            place = f"{key} {marker.code} {marker.gpu or marker.pci_bus_id}"
             seen[place] += 1  # a repeat is a marker of its own
             markers[place if seen[place] == 1 else f"{place} {seen[place]}"] = marker
+        if not faults:
+            markers[key] = whole
+    return USED
 
 
-def _faults(rule: Rule, message: str) -> list[dict[str, Any]]:
-    """Return what the faults of single GPUs that a condition's message holds change of its marker."""
+def _faults(rule: Rule, name: str, reason: str, message: str) -> list[Fault]:
+    """Return the faults that a condition names; an XID code that the rule gives wins over those of the text."""
     if rule.type == "failure":
-        addresses = dict.fromkeys(filter(None, map(normalise_pci_bus_id, _PCI.findall(message))))
-        return [{"pci_bus_id": address} for address in addresses]
-    xids = map(parse_xid_message, _MESSAGES.split(message)) if rule.type == "xid" else ()
-    return [{"type": "xid", **asdict(xid)} for xid in xids if xid is not None]
+        return lost_gpus(message)
+    return xid_faults(name, reason, message) if rule.type == "xid" else []
 
 
 def _marker(kind: str, code: str, rule: Rule | None, source: str, since_ms: int | None, detail: str) -> NodeMarker:
@@ -234,7 +250,9 @@ class NodeTracker(Tracker[NodeView, NodeView]):
         if before is not None:
             # A node that has just registered again may not say yet which machine it is: until then, it is the old one.
             system_uuid, boot_id = view.system_uuid or before.system_uuid, view.boot_id or before.boot_id
-            view = replace(view, system_uuid=system_uuid, boot_id=boot_id)
+            held = {key: marker for key, marker in before.markers.items() if _is_of(key, view.unknown)}
+            markers = {**view.markers, **held}
+            view = replace(view, system_uuid=system_uuid, boot_id=boot_id, markers=markers)
         self.known[view.name] = view
         return [] if view == before else node_changes(before, view, at)
 
@@ -248,6 +266,17 @@ class NodeTracker(Tracker[NodeView, NodeView]):
         self.known = {name: kept for name, kept in self.known.items() if (kept.removed_ms or oldest) >= oldest}
         self._observed.pop(key, None)
         return [Event(at, key, "other", SOURCE, at, "node_removed")]
+
+    def account(self, accounting: Accounting) -> None:
+        """Count the conditions of all known nodes by what was made of them."""
+        reasons = {IGNORED: "condition that a rule ignores", UNNAMED: "condition without a rule"}
+        for view in self.known.values():
+            for kind, disposition in view.conditions.items():
+                accounting.read("node conditions")
+                if disposition == USED:
+                    accounting.used("node conditions")
+                else:
+                    accounting.left_out("node conditions", f"{reasons[disposition]}: {kind}", example=view.name)
 
     def observations(self, now: datetime) -> list[dict[str, Any]]:
         """Return rows of the inventory that are due: ``gpu`` null, the node's place, when it was seen so.
@@ -264,6 +293,10 @@ class NodeTracker(Tracker[NodeView, NodeView]):
                 self._observed[name] = (place, now)
                 rows.append({"node": name, **place, "seen_at": to_ms(now)})
         return rows
+
+
+def _is_of(marker: str, conditions: tuple[str, ...]) -> bool:
+    return any(marker == condition or marker.startswith(f"{condition} ") for condition in conditions)
 
 
 def node_changes(before: NodeView | None, after: NodeView, at: datetime) -> list[Event]:

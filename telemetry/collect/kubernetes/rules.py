@@ -13,11 +13,11 @@ from pydantic import Field, model_validator
 
 from foundation.settings import Section
 from telemetry.importing.mapping import read_mapping
+from telemetry.phrases.classifier import EventType, names_hardware
 
 DEFAULTS: Final = Path(__file__).with_name("rules.yaml")
 """The documented defaults, in the form of a user's file."""
 
-EventType = Literal["xid", "failure", "repair", "replacement", "driver", "diagnostic", "drain", "maintenance", "other"]
 Place = Literal["cluster", "group", "rack", "nvlink_domain"]
 
 
@@ -33,6 +33,7 @@ class Rule(Section):
     type: EventType | Literal["ignore"]
     code: Annotated[str, Field(min_length=1)] | None = None
     ended: EventType | None = None
+    tool: str | None = None
 
     @model_validator(mode="after")
     def _one_subject(self) -> Rule:
@@ -64,11 +65,16 @@ class KubernetesRules(Section):
         return self._first(lambda rule: rule.taint is not None and fnmatchcase(key, rule.taint))
 
     def for_condition(self, kind: str) -> Rule | None:
-        """Return the rule for a node condition; None: ignore it."""
-        return self._first(lambda rule: rule.condition is not None and fnmatchcase(kind, rule.condition))
+        """Return the rule for a node condition, which may be to ignore it; None: there is none."""
+        rules = ((rule, rule.condition) for rule in self.rules if rule.condition is not None)
+        fits = (rule for rule, named in rules if fnmatchcase(kind, named) or kind.lower() == named.lower())
+        rule = next(fits, None)
+        if rule is None and self.defaults and names_hardware(kind):
+            return _HEALTHY_WHEN_TRUE if _GOOD_NAME.search(kind) else _BAD_WHEN_TRUE
+        return rule
 
     def for_event(self, kind: str, reason: str, message: str) -> tuple[Rule, dict[str, str]] | None:
-        """Return the rule for a Kubernetes event and its named groups; None: ignore it."""
+        """Return the rule for a Kubernetes event, which may be to ignore it, and its named groups; None: none."""
         for rule in self.rules:
             by_reason = rule.reason.fullmatch(reason) if rule.reason is not None and rule.kind == kind else None
             by_message = rule.message.search(message) if rule.message is not None else None
@@ -76,8 +82,9 @@ class KubernetesRules(Section):
                 continue
             groups = by_reason.groupdict() | (by_message.groupdict() if by_message else {})
             named = {name: text for name, text in groups.items() if text}
-            return None if rule.type == "ignore" else (rule, named)
-        return None
+            return rule, named
+        hardware = self.defaults and kind == "Node" and names_hardware(reason)
+        return (_HARDWARE_EVENT, {}) if hardware else None
 
     def event_kinds(self) -> list[str]:
         """Return the kinds of objects whose Kubernetes events are asked for."""
@@ -94,6 +101,13 @@ class KubernetesRules(Section):
     def _first(self, fits: Callable[[Rule], bool]) -> Rule | None:
         rule = next((rule for rule in self.rules if fits(rule)), None)
         return None if rule is None or rule.type == "ignore" else rule
+
+
+_GOOD_NAME: Final = re.compile(r"(?i:(?<!un)(?<!not)(?:ready|healthy|available|ok|passed|operational))$|^No(?=[A-Z])")
+# Of a condition that no rule names: bad is False then, otherwise True.
+_BAD_WHEN_TRUE: Final = Rule(condition="*", type="other")
+_HEALTHY_WHEN_TRUE: Final = Rule(condition="*", status="False", type="other")
+_HARDWARE_EVENT: Final = Rule(reason=re.compile(".*"), type="other")
 
 
 @cache

@@ -15,12 +15,13 @@ from foundation.instants import from_ms, to_ms
 from foundation.programs import CommandError, Run
 from foundation.running import Wait
 from foundation.slurm import SlurmFormatError
+from telemetry.accounting import Accounting
 from telemetry.collect.event import Event
 from telemetry.collect.outbox import Outbox
-from telemetry.collect.slurm.drain_reasons import ReasonRules
 from telemetry.collect.slurm.jobs import SACCT_COLUMNS, Job, jobs_table, read_sacct, read_squeue
-from telemetry.collect.slurm.nodes import NodeView, changes, read_nodes
+from telemetry.collect.slurm.nodes import SOURCE, NodeView, changes, read_nodes
 from telemetry.landing.folder import Landing
+from telemetry.phrases.classifier import PhraseReview, PhraseRules
 
 _log = logging.getLogger(__name__)
 NODE_COMMANDS: Final = (("scontrol", "--json", "show", "nodes"), ("sinfo", "--Node", "--json"))
@@ -50,7 +51,7 @@ class SlurmCollector:
         landing: Landing,
         *,
         run: Run,
-        rules: ReasonRules,
+        rules: PhraseRules,
         clock: Callable[[], datetime],
         since: datetime | None = None,
     ) -> None:
@@ -60,6 +61,8 @@ class SlurmCollector:
         self._accounting = True
         self._failing: set[str] = set()
         self.counts: Counter[str] = Counter()
+        self.accounting = Accounting()
+        self.review = PhraseReview()
 
     def once(self) -> None:
         """Take one look; raises ``InputError`` if Slurm does not answer, or the disk is full."""
@@ -104,7 +107,7 @@ class SlurmCollector:
         return errors
 
     def _look_at_nodes(self, position: dict[str, Any]) -> list[Event]:
-        views = read_nodes(self._nodes_report())
+        views = read_nodes(self._nodes_report(), self.accounting)
         now = self._clock()
         looked_at = from_ms(position["looked_at"]) if "looked_at" in position else None
         known = _NODES.validate_python(position.get("nodes", {}))
@@ -113,6 +116,9 @@ class SlurmCollector:
             # A node that is not listed may be so for a moment (a restart of the controller): its drain stays open.
             changed, known[name] = changes(known.get(name), view, self._rules, now=now, last_look=looked_at)
             events += changed
+            drained = any(event.type == "drain" and event.source == SOURCE for event in changed)
+            if drained and view.reason is not None:
+                self.review.add(view.reason, self._rules.classify(view.reason, "reason").type)
         position["nodes"] = _NODES.dump_python(known, mode="json", exclude_defaults=True)
         position["looked_at"] = to_ms(now)
         return events
@@ -141,18 +147,19 @@ class SlurmCollector:
                 self._accounting = False
                 _log.warning("Slurm keeps no accounting: jobs come from the controller's memory, from now on only")
                 break
-            self._stage(*read_sacct(report), known, floor=end - WINDOW - OVERLAP)
+            self._stage(read_sacct(report, self.accounting), known, floor=end - WINDOW - OVERLAP)
             start = min(end, now)
             # What is staged is noted piece by piece: a kill during months of history costs one piece.
             position["jobs"] = {"until": to_ms(start), "known": known}
             if start < now:
                 self._outbox.commit(self._outbox.position | {"jobs": position["jobs"]})
         if not self._accounting:
-            self._stage(*read_squeue(self._run(("squeue", "--states=all", "--json"))), known, floor=now - WINDOW)
+            report = self._run(("squeue", "--states=all", "--json"))
+            self._stage(read_squeue(report, self.accounting), known, floor=now - WINDOW)
             position["jobs"] = {"until": to_ms(now), "known": known}
         return []
 
-    def _stage(self, jobs: Sequence[Job], unreadable: int, known: dict[str, str], *, floor: datetime) -> None:
+    def _stage(self, jobs: Sequence[Job], known: dict[str, str], *, floor: datetime) -> None:
         """Stage jobs that are new or changed; forget those that can bring no news."""
         news = {job.key: job for job in jobs if known.get(job.key) != job.digest}
         if news:
@@ -160,7 +167,6 @@ class SlurmCollector:
             self._landing.stage("jobs", table)
             self.counts["job_rows"] += table.num_rows
         self.counts["jobs"] += len(news)
-        self.counts["unreadable"] += unreadable
         known |= {key: job.digest for key, job in news.items()}
         for key, digest in list(known.items()):
             ended_at = digest.split(" ", 1)[0]

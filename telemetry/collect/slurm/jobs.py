@@ -6,12 +6,13 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import pyarrow as pa
 
 from foundation.instants import to_ms
-from foundation.slurm import expand_hostlist, instant, number, read_rows, states_of, text
+from foundation.slurm import check_row, expand_hostlist, instant, number, read_rows, states_of, text
+from telemetry.accounting import Accounting
 from telemetry.landing.tables import rows_table
 
 SACCT_COLUMNS: Final = ("JobID", "State", "Start", "End", "NodeList", "AllocTRES")
@@ -23,7 +24,16 @@ _UNFINISHED: Final = frozenset(
 _TRES_GPU = re.compile(r"(?:^|,)gres/gpu=(\d+)")
 _TRES_TYPED = re.compile(r"(?:^|,)gres/gpu:[^=,]+=(\d+)")
 _GRES_GPU = re.compile(r"(?:^|,)(?:gres[:/])?gpu(?::[^:,()=]+)?[:=](\d+)")
-Row = TypeVar("Row")
+_SHARED = re.compile(r"(?:^|,)(?:gres[:/])?(?:shard|mps)(?::[^:,()=]+)*[:=]0*[1-9]")
+_MIG = re.compile(r"gpu:[^:,()=]*\d+g\.\d+gb[^:,()=]*[:=]0*[1-9]", re.IGNORECASE)
+_NUMBERS: Final = (
+    "job_id", "start_time", "end_time", "array_job_id", "array_task_id", "het_job_id", "het_job_offset"
+)  # fmt: skip
+
+
+_RESOURCES: Final = ("tres_alloc_str", "tres_per_node", "tres_per_job")
+NOT_STARTED: Final = "has not started"
+UNREADABLE: Final = "unreadable"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,37 +81,45 @@ def jobs_table(jobs: Iterable[Job]) -> pa.Table:
     return rows_table("jobs", rows)
 
 
-def read_sacct(report: str) -> tuple[list[Job], int]:
-    """Read ``sacct`` with :data:`SACCT_COLUMNS`; return started jobs, and how many rows are unreadable."""
-    return _read_jobs(filter(str.strip, report.splitlines()), _accounted)
+def read_sacct(report: str, accounting: Accounting) -> list[Job]:
+    """Read ``sacct`` with :data:`SACCT_COLUMNS`; return started jobs, and count the other rows by reason."""
+    return _read_jobs(filter(str.strip, report.splitlines()), _accounted, accounting)
 
 
-def read_squeue(report: str) -> tuple[list[Job], int]:
+def read_squeue(report: str, accounting: Accounting) -> list[Job]:
     """Read ``squeue --json``, as :func:`read_sacct`; raises ``SlurmFormatError``."""
-    return _read_jobs(read_rows(report, "jobs"), _remembered)
+    return _read_jobs(read_rows(report, "jobs"), _remembered, accounting)
 
 
-def _read_jobs(rows: Iterable[Row], read: Callable[[Row], Job | None]) -> tuple[list[Job], int]:
+def _read_jobs(rows: Iterable[Any], read: Callable[[Any], Job | str], accounting: Accounting) -> list[Job]:
     jobs: list[Job] = []
-    unreadable = 0
     for row in rows:
+        accounting.read("jobs")
         try:
             job = read(row)
-        except (ValueError, TypeError):
-            unreadable += 1
+        except (ValueError, TypeError, OverflowError) as error:
+            accounting.left_out("jobs", UNREADABLE, example=f"{error}: {row}")
+            continue
+        if isinstance(job, Job):
+            accounting.used("jobs")
+            jobs.append(job)
         else:
-            jobs += [] if job is None else [job]
-    return jobs, unreadable
+            accounting.left_out("jobs", job, example=row)
+    return jobs
 
 
-def _accounted(line: str) -> Job | None:
+def _accounted(line: str) -> Job | str:
     name, written_state, start, end, node_list, resources = (field.strip() for field in line.split("|"))
     started_at, ended_at, listed = _sacct_instant(start), _sacct_instant(end), text(node_list)
     state = (written_state.split() or [""])[0].rstrip("+")  # "CANCELLED by 1000"; a narrow column ends in "+"
-    if started_at is None or listed is None or listed == "None assigned" or not name or "." in name:
-        return None
+    if "." in name:
+        return "step of a job"
+    if started_at is None or listed is None or listed == "None assigned":
+        return NOT_STARTED
+    if not name:
+        raise ValueError("a job without a number")
     nodes = tuple(expand_hostlist(listed))
-    return _job(name, nodes, started_at, ended_at, [state], _shared(gpus_of(resources), len(nodes)))
+    return _job(name, nodes, started_at, ended_at, [state], _spread(resources, gpus_of(resources), len(nodes)))
 
 
 def _sacct_instant(written: str) -> datetime | None:
@@ -114,7 +132,8 @@ def _sacct_instant(written: str) -> datetime | None:
 def gpus_of(resources: str) -> int:
     """Return the GPUs in AllocTRES (``cpu=8,gres/gpu=4,gres/gpu:h100=4``) or gres (``gpu:h100:4(IDX:0-3)``).
 
-    TRES give the sum next to its parts by type, or, where the sum is not accounted for, the parts alone.
+    TRES give the sum next to its parts by type, or, where the sum is not accounted for, the parts alone. Shards, MPS
+    and MIG instances are parts of GPUs, which :func:`shares_a_gpu` tells.
     """
     whole = _TRES_GPU.search(resources)
     if whole is not None:
@@ -123,16 +142,30 @@ def gpus_of(resources: str) -> int:
     return sum(map(int, typed))
 
 
-def _shared(total: int, nodes: int) -> tuple[int | None, ...]:
-    return (total // nodes if total % nodes == 0 else None,) * nodes
+def shares_a_gpu(resources: str) -> bool:
+    """Whether AllocTRES or gres are parts of GPUs only: shards, MPS or MIG instances.
+
+    Which GPU, and how many jobs are on it, Slurm does not say: such a job counts as one of one GPU on each node.
+    """
+    if _MIG.search(resources):
+        return True
+    return _SHARED.search(re.sub(r"\([^)]*\)", "", resources)) is not None and gpus_of(resources) == 0
 
 
-def _remembered(row: Mapping[str, Any]) -> Job | None:
+def _spread(resources: str, total: int, nodes: int) -> tuple[int | None, ...]:
+    """Return the GPUs on each node: an even share of the sum, one where jobs share a GPU."""
+    if shares_a_gpu(resources):
+        return (1,) * nodes
+    return (total // nodes if nodes and total % nodes == 0 else None,) * nodes
+
+
+def _remembered(given: object) -> Job | str:
+    row = check_row(given, _NUMBERS)
     states = states_of(row.get("job_state"))
     started_at, ended_at = instant(row.get("start_time")), instant(row.get("end_time"))
     listed = text(row.get("nodes"))
     if not states or states[0] == "PENDING" or started_at is None or listed is None:
-        return None
+        return NOT_STARTED
     nodes = tuple(expand_hostlist(listed))
     return _job(job_name(row), nodes, started_at, ended_at, states, _remembered_gpus(row, len(nodes)))
 
@@ -156,15 +189,14 @@ def _remembered_gpus(row: Mapping[str, Any], nodes: int) -> tuple[int | None, ..
     """Return the GPUs on each node: what is bound there, else an even share of the whole."""
     detail = row.get("gres_detail")  # empty again when the job has ended
     if isinstance(detail, list) and len(detail) == nodes:
-        return tuple(gpus_of(str(gres)) for gres in detail)
-    return _shared(whole_gpus(row, nodes), nodes)
+        return tuple(1 if shares_a_gpu(str(gres)) else gpus_of(str(gres)) for gres in detail)
+    resources = ",".join(str(row.get(key) or "") for key in _RESOURCES)
+    return _spread(resources, whole_gpus(row, nodes), nodes)
 
 
 def whole_gpus(row: Mapping[str, Any], nodes: int) -> int:
     """Return the GPUs of a whole job: the accounted sum, else what was asked for."""
-    accounted, per_node, per_job = (
-        gpus_of(str(row.get(key) or "")) for key in ("tres_alloc_str", "tres_per_node", "tres_per_job")
-    )
+    accounted, per_node, per_job = (gpus_of(str(row.get(key) or "")) for key in _RESOURCES)
     return accounted or per_node * nodes or per_job
 
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any, Final
 
-from foundation.slurm import SlurmFormatError, instant, read_rows, states_of, text
+from foundation.slurm import SlurmFormatError, check_row, instant, read_rows, states_of, text
+from telemetry.accounting import Accounting
 from telemetry.collect.event import Event
 from telemetry.collect.kernel_log.lines import BOOT
-from telemetry.collect.slurm.drain_reasons import ReasonRules
 from telemetry.dataset.schema import MAINTENANCE_BEGIN, MAINTENANCE_END
+from telemetry.phrases.classifier import WORK, PhraseRules
 
 SOURCE: Final = "slurm"
 OWN_PREFIX: Final = "predrain:"
@@ -23,8 +25,22 @@ _OUT: Final[tuple[tuple[str, frozenset[str]], ...]] = (
     ("fail", frozenset({"FAIL", "FAILING", "FAILED"})),
     ("drain", frozenset({"DRAIN", "DRAINED", "DRAINING"})),
 )
-# Codes of drains, worst first. Power saving and reboots asked for say nothing of hardware.
-# sinfo(1), NODE STATE CODES: not responding, powering, maintenance, rebooting, ...
+# Codes of drains, worst first; see sinfo(1), NODE STATE CODES.
+_PLANNED: Final[Mapping[str, str]] = {
+    **dict.fromkeys(
+        ("POWERED_DOWN", "POWERING_DOWN", "POWER_DOWN", "POWERING_UP", "POWER_UP", "POWER_DRAIN", "FUTURE"),
+        "power saving",
+    ),
+    **dict.fromkeys(("REBOOT", "REBOOT_ISSUED", "REBOOT_REQUESTED", "REBOOT_CANCELED"), "reboot"),
+    **dict.fromkeys(("MAINT", "MAINTENANCE"), "maintenance"),
+}
+# While one of these holds, DOWN and DRAIN are planned: they say nothing of the hardware.
+_PLANNED_REASON: Final = re.compile(
+    r"\s*(?:\[?reboot (?:asap|requested|issued)|scontrol reboot|reboot by |power(?:ed|ing)?[ -]?(?:down|save|saving)"
+    r"|suspend(?:ed|program)?\b|idle[ -]power)",
+    re.IGNORECASE,
+)
+_SILENT: Final = "not responding"
 _MAINTAINED: Final = frozenset({"MAINT", "MAINTENANCE"})
 _UNKNOWN: Final = frozenset({"UNKNOWN", "NOT_RESPONDING", "NO_RESPOND", "INVALID"})
 _SAME_BOOT: Final = timedelta(seconds=120)
@@ -39,6 +55,7 @@ class NodeView:
     ``out``: ``drain``, ``fail`` or ``down``; None: it takes jobs.
     ``reasons``: all that the drain had so far.
     ``maintained``: in a reservation with the flag ``MAINT``.
+    ``planned``: why it is out of service as planned (``power saving``, ``reboot`` …); it begins no drain.
     """
 
     name: str
@@ -49,17 +66,31 @@ class NodeView:
     booted_at: datetime | None = None
     reasons: tuple[str, ...] = ()
     maintained: bool = False
+    planned: str | None = None
 
 
-def read_nodes(report: str) -> dict[str, NodeView]:
+def read_nodes(report: str, accounting: Accounting) -> dict[str, NodeView]:
     """Read ``scontrol --json show nodes``, or ``sinfo --json`` up to 22.05; raises ``SlurmFormatError``.
 
-    A node whose state Slurm does not know yet, just after a start, is left out.
+    A node whose state Slurm does not know yet, just after a start, is left out; ``accounting`` has it by reason.
     """
     rows = read_rows(report, "nodes")
     if not rows:  # sinfo 22.05 writes so, and calls it a success, when the controller is down
         raise SlurmFormatError("Slurm lists no nodes: the controller does not answer")
-    return {view.name: view for row in rows if (view := _read_node(row)) is not None}
+    views: dict[str, NodeView] = {}
+    for row in rows:
+        accounting.read("nodes")
+        try:
+            view = _read_node(check_row(row, ("boot_time", "reason_changed_at")))
+        except (ValueError, TypeError, OverflowError) as error:
+            accounting.left_out("nodes", "unreadable", example=f"{error}: {row}")
+        else:
+            if isinstance(view, NodeView):
+                accounting.used("nodes")
+                views[view.name] = view
+            else:
+                accounting.left_out("nodes", view, example=row)
+    return views
 
 
 def out_of_service(states: Iterable[str]) -> str | None:
@@ -68,25 +99,31 @@ def out_of_service(states: Iterable[str]) -> str | None:
     return next((code for code, known in _OUT if held & known), None)
 
 
-def _read_node(row: Mapping[str, Any]) -> NodeView | None:
+def _read_node(row: Mapping[str, Any]) -> NodeView | str:
     name = text(row.get("name"))
     states = [*states_of(row.get("state")), *states_of(row.get("state_flags"))]  # one text up to 22.05, later a list
-    if name is None or set(states) <= _UNKNOWN:
-        return None
+    if name is None:
+        raise ValueError("a node without a name")
+    if set(states) <= _UNKNOWN:
+        return "state is not known yet"
     out, booted_at = out_of_service(states), instant(row.get("boot_time"))
     maintained = bool(_MAINTAINED & set(states))
+    planned = next((_PLANNED[state] for state in states if state in _PLANNED), None)
     if out is None:  # a reason that outlived its drain says nothing
-        return NodeView(name, booted_at=booted_at, maintained=maintained)
+        return NodeView(name, booted_at=booted_at, maintained=maintained, planned=planned)
     reason, user = (
         text(value[0] if isinstance(value, list) and value else value)
         for value in (row.get("reason"), row.get("reason_set_by_user"))
     )
+    if planned is None and reason is not None and _PLANNED_REASON.match(reason):
+        planned = "reboot" if "boot" in reason.lower() else "power saving"
     reasons = () if reason is None else (reason,)
-    return NodeView(name, out, reason, user, instant(row.get("reason_changed_at")), booted_at, reasons, maintained)
+    since = instant(row.get("reason_changed_at"))
+    return NodeView(name, out, reason, user, since, booted_at, reasons, maintained, planned)
 
 
 def changes(
-    old: NodeView | None, new: NodeView, rules: ReasonRules, *, now: datetime, last_look: datetime | None
+    old: NodeView | None, new: NodeView, rules: PhraseRules, *, now: datetime, last_look: datetime | None
 ) -> tuple[list[Event], NodeView]:
     """Return what happened to a node between two looks, and the view to remember.
 
@@ -103,6 +140,13 @@ def changes(
         events.append(Event(now, new.name, "maintenance", SOURCE, now, code, "a reservation with the flag MAINT"))
     if not booted and before.booted_at is not None:
         new = replace(new, booted_at=before.booted_at)
+    silent = new.out == "down" and (new.reason or "").lower().startswith(_SILENT)
+    if new.planned is None and silent and before.planned == "power saving" and not booted:
+        new = replace(new, planned=before.planned)  # it has not been up since it was powered down
+    if new.planned is not None and new.out is not None:
+        # A drain from before goes on; what is planned begins none.
+        drain = {name: getattr(before, name) for name in ("out", "reason", "user", "reason_at", "reasons")}
+        return events, replace(new, **drain)
     if new.out is None:
         if before.out is not None:
             events += _resumed(before, rules, now)
@@ -125,10 +169,11 @@ def _drain(view: NodeView, when: datetime, now: datetime) -> Event:
     return Event(when, view.name, "drain", OWN_SOURCE if own else SOURCE, now, view.out, detail)
 
 
-def _resumed(before: NodeView, rules: ReasonRules, now: datetime) -> list[Event]:
+def _resumed(before: NodeView, rules: PhraseRules, now: datetime) -> list[Event]:
+    """Return the resume, and the repair or replacement that one of the drain's reasons reports, the latest first."""
     resume = Event(now, before.name, "drain", SOURCE, now, "resume", before.reason)
-    match = rules.of([reason for reason in before.reasons if not reason.startswith(OWN_PREFIX)])
-    if match is None:
-        return [resume]
-    rule, reason = match
-    return [Event(now, before.name, rule.type, SOURCE, now, rule.code or rule.type, reason), resume]
+    for reason in reversed(before.reasons):
+        work = rules.classify(reason, "reason")
+        if work.type in WORK and not reason.startswith(OWN_PREFIX):
+            return [Event(now, before.name, work.type, SOURCE, now, work.code, reason), resume]
+    return [resume]

@@ -2,20 +2,27 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 
 from foundation.errors import InputError
 from telemetry.collect.tickets import collect_tickets
+from telemetry.dataset.schema import INVENTORY, conform
+from telemetry.importing.inventory import Installations
 from telemetry.importing.mapping import TableMapping
+from telemetry.importing.quarantine import NUMBER_AS_TYPE
 from telemetry.landing.folder import Landing
 from tests.telemetry.collect.builders import NOW, landed, landing
 
+STAY = {"node": "n9", "gpu": "GPU-x", "installed_at": NOW}
 HEAD = "timestamp,node,gpu,type,code,entered_at\n"
 
 
 def collect(where: Landing, path: Path, mapping: TableMapping | None = None, **more: object) -> dict[str, Any]:
     rules = mapping or TableMapping()
-    return collect_tickets(path, where, mapping=rules, delay=timedelta(minutes=10), **more)  # type: ignore[arg-type]
+    result, accounting = collect_tickets(path, where, mapping=rules, delay=timedelta(minutes=10), **more)  # type: ignore[arg-type]
+    assert accounting.tables["events"].unaccounted == 0
+    return result
 
 
 def table(folder: Path, *rows: str, head: str = HEAD) -> Path:
@@ -33,7 +40,8 @@ def test_tickets_land_with_their_entry_time_once(tmp_path: Path):
         "2026-03-01T12:00:00Z,n2,,repair,psu,2026-03-01T09:00:00Z",
     )
     result = collect(where, path)
-    assert result == {"events_written": 3, "already_written": False, "rejected": {}, "examples": {}}
+    assert (result["events_written"], result["already_written"], result["rejected"]) == (3, False, {})
+    assert result["repairs_without_a_gpu"] == 2
     assert collect(where, path) == result | {"events_written": 0, "already_written": True}
     rows = landed(where)
     assert [(row["type"], row["gpu"], row["code"], row["source"]) for row in rows] == [
@@ -56,7 +64,12 @@ def test_a_mapping_as_for_an_import(tmp_path: Path):
             "values": {"type": {"swap gpu 3": "replacement", "chat": None}},
         }
     )
-    assert collect(where, path, rules, parents={"GPU-x": "n9"})["events_written"] == 1
+    assert (
+        collect(where, path, rules, stays=Installations(conform(pd.DataFrame([STAY]), INVENTORY).to_pandas(), "gpu"))[
+            "events_written"
+        ]
+        == 1
+    )
     (row,) = landed(where)
     assert (row["timestamp"], row["node"], row["pci_bus_id"]) == (NOW, "n9", "00000000:3b:00")
 
@@ -66,7 +79,7 @@ def test_rows_that_cannot_be_used_are_counted(tmp_path: Path):
     path = table(
         tmp_path,
         "2026-03-01T12:00:00Z,n1,,repair,,",
-        "2026-03-01T12:00:00Z,n1,,holiday,,",
+        "2026-03-01T12:00:00Z,n1,,7,,",
         "2026-03-01 12:00:00,n1,,repair,,",
         "2026-03-01T12:00:00Z,,,repair,,",
         "2026-03-01T12:00:00Z,,GPU-x,repair,,",
@@ -74,11 +87,11 @@ def test_rows_that_cannot_be_used_are_counted(tmp_path: Path):
     result = collect(where, path)
     assert result["events_written"] == 1
     assert result["rejected"] == {
-        "unknown event type": 1,
+        NUMBER_AS_TYPE: 1,
         "naive timestamp": 1,
         "missing node and gpu": 1,
         "the node of the gpu is not known": 1,
     }
-    assert "holiday" in result["examples"]["unknown event type"]
+    assert '"7"' in result["examples"][NUMBER_AS_TYPE]
     with pytest.raises(InputError, match="no row can be used: unreadable timestamp"):
         collect(where, table(tmp_path, "x,n1,,repair,,"))

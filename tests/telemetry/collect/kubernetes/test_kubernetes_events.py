@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from telemetry.collect.kubernetes.events import NoticeTracker, notice_of
+from telemetry.collect.kubernetes.events import NoticeReader, NoticeTracker
 from telemetry.collect.kubernetes.rules import KubernetesRules, default_rules
 from tests.telemetry.collect.kubernetes.objects import EARLIER, NOW, event
 
@@ -15,7 +15,7 @@ RULES = default_rules()
 
 
 def seen(tracker: NoticeTracker, item: dict[str, Any], rules: KubernetesRules = RULES) -> list[tuple[Any, ...]]:
-    notice = notice_of(item, rules)
+    notice = NoticeReader(rules)(item)
     events = [] if notice is None else tracker.update(notice, NOW)
     return [(made.type, made.code, made.node, made.timestamp, made.gpu, made.pci_bus_id) for made in events]
 
@@ -27,8 +27,7 @@ XID = "kernel: NVRM: Xid (PCI:0000:3B:00): 79, pid=1, GPU has fallen off the bus
     ("item", "expected"),
     [
         (event("Whatever", XID), [("xid", "79", "n1", ELEVEN, None, "00000000:3b:00")]),
-        # without its GPU it would be one of all GPUs
-        (event("NvidiaXID79Error", "bad"), [("other", "xid_79", "n1", ELEVEN, None, None)]),
+        (event("NvidiaXID79Error", "bad"), [("xid", "79", "n1", ELEVEN, None, None)]),
         *((event(reason), []) for reason in ("NodeNotReady", "Rebooted", "NodeHasSufficientMemory", "FailedMount")),
         (event("GpuLost", about=("Pod", "p")), []),
         (event("GPUFailurePredicted"), []),
@@ -43,7 +42,7 @@ def test_a_repeated_event_counts_for_each_rise_of_its_count() -> None:
     tracker = NoticeTracker()
     assert len(seen(tracker, event("GpuLost"))) == 1
     assert seen(tracker, event("GpuLost")) == []
-    repeated = notice_of(event("GpuLost", "lost", count=4, last=NOON), RULES)
+    repeated = NoticeReader(RULES)(event("GpuLost", "lost", count=4, last=NOON))
     assert repeated is not None
     (again,) = tracker.update(repeated, NOW)
     assert (again.timestamp, again.detail) == (NOW, "GpuLost: lost (3 times)")

@@ -8,7 +8,7 @@ import pytest
 
 from telemetry.collect.event import Event
 from telemetry.collect.kernel_log.lines import KernelEvents, LogLine
-from telemetry.collect.kubernetes.events import NoticeTracker, notice_of
+from telemetry.collect.kubernetes.events import NoticeReader, NoticeTracker
 from telemetry.collect.kubernetes.nodes import NodeView, node_changes, view_of
 from telemetry.collect.kubernetes.rules import default_rules
 from telemetry.dataset.schema import INVENTORY, conform
@@ -73,9 +73,9 @@ def test_a_healthy_condition_is_no_repair() -> None:
     assert [(event.type, event.code) for event in events] == [("other", "SysLogsXIDError_ended")]
 
 
-def test_an_xid_that_names_no_gpu_is_not_one_of_all_its_nodes_gpus() -> None:
+def test_an_xid_that_names_no_gpu_is_one_of_the_node() -> None:
     (event,) = looked_at(with_condition("SysLogsXIDError", "ErrorCode:79 XID error occurred Recommended Action=NONE;"))
-    assert (event.type, event.code) == ("other", "SysLogsXIDError")
+    assert (event.type, event.code, event.gpu, event.pci_bus_id) == ("xid", "79", None, None)
 
 
 def test_a_gpu_off_the_bus_has_the_kernel_logs_code() -> None:
@@ -107,7 +107,7 @@ def test_a_quarantine_is_a_drain() -> None:
 
 def test_an_xid_that_it_takes_for_harmless_comes_in_too() -> None:
     message = f"ErrorCode:13 PCI:0000:ef:00 GPU_UUID:{GPU} {KERNEL_79.replace('79', '13')} Recommended Action=NONE;"
-    notice = notice_of(event("SysLogsXIDErrorIsNotHealthy", message, count=3), default_rules())
+    notice = NoticeReader(default_rules())(event("SysLogsXIDErrorIsNotHealthy", message, count=3))
     assert notice is not None
     (made,) = NoticeTracker().update(notice, NOW)
     assert (made.type, made.code, made.pci_bus_id) == ("xid", "13", "00000000:ef:00")

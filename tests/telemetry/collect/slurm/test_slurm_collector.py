@@ -10,7 +10,7 @@ from foundation.errors import InputError
 from foundation.programs import CommandError, run_command
 from telemetry.collect.outbox import Outbox
 from telemetry.collect.slurm.collector import SlurmCollector
-from telemetry.collect.slurm.drain_reasons import DEFAULT_RULES
+from telemetry.phrases.classifier import PhraseRules
 from tests.telemetry.collect.builders import NOW, Clock, landed, landing
 
 
@@ -52,7 +52,7 @@ class Watched:
         """Begin as a new process."""
         self.outbox = Outbox(self.where, "slurm")
         self.collector = SlurmCollector(
-            self.outbox, self.where, run=self.slurm, rules=DEFAULT_RULES, clock=self.clock, since=self._since
+            self.outbox, self.where, run=self.slurm, rules=PhraseRules(), clock=self.clock, since=self._since
         )
 
     def look(self, times: int = 1) -> None:

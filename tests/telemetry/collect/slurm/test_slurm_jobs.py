@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from telemetry.collect.slurm.jobs import gpus_of, jobs_table, read_sacct, read_squeue
+from telemetry.accounting import Accounting
+from telemetry.collect.slurm.jobs import UNREADABLE, Job, gpus_of, jobs_table, read_sacct, read_squeue
 from telemetry.dataset.schema import JOBS
 from tests.telemetry.collect.builders import NOW
 
@@ -15,10 +16,17 @@ def row(job: str = "7", state: str = "COMPLETED", end: object = AT + 60, tres: s
     return f"{job}|{state}|{AT}|{end}|gpu[01-02]|{tres}"
 
 
+def accounted(report: str) -> list[Job]:
+    accounting = Accounting()
+    jobs = read_sacct(report, accounting)
+    assert (accounting.tables["jobs"].used, accounting.tables["jobs"].unaccounted) == (len(jobs), 0)
+    return jobs
+
+
 def test_a_job_is_a_row_for_each_node():
-    jobs, unreadable = read_sacct(row())
+    jobs = accounted(row())
     table = jobs_table(jobs)
-    assert (table.schema, unreadable) == (JOBS, 0)
+    assert table.schema == JOBS
     whole = {"job": "7", "gpu": None, "started_at": NOW, "ended_at": NOW + timedelta(minutes=1), "gpus": 8}
     whole |= {"checkpointed_at": None, "outcome": "completed"}
     assert table.to_pylist() == [whole | {"node": "gpu01"}, whole | {"node": "gpu02"}]
@@ -35,13 +43,13 @@ def test_a_job_is_a_row_for_each_node():
     ],
 )
 def test_how_jobs_end(state: str, end: object, outcome: str | None):
-    ((job,), _) = read_sacct(row(state=state, end=end))
+    (job,) = accounted(row(state=state, end=end))
     assert (job.outcome, job.ended_at is None) == (outcome, outcome is None)
 
 
 def test_runs_of_a_requeued_job_and_tasks_of_an_array_are_apart():
     later = row("7_3").replace(str(AT), str(AT + 3600), 1).replace(str(AT + 60), str(AT + 7200))
-    jobs, _ = read_sacct("\n".join([row("7_3", "NODE_FAIL"), later, row("7_4")]))
+    jobs = accounted("\n".join([row("7_3", "NODE_FAIL"), later, row("7_4")]))
     assert len({job.key for job in jobs}) == 3
 
 
@@ -57,7 +65,10 @@ def test_runs_of_a_requeued_job_and_tasks_of_an_array_are_apart():
     ],
 )
 def test_what_is_left_out_is_counted_where_it_cannot_be_read(line: str, unreadable: int):
-    assert read_sacct(line) == ([], unreadable)
+    accounting = Accounting()
+    assert read_sacct(line, accounting) == []
+    assert accounting.tables["jobs"].left_out.total() == 1
+    assert accounting.tables["jobs"].left_out[UNREADABLE] == unreadable
 
 
 @pytest.mark.parametrize(
@@ -100,7 +111,7 @@ TIMES = {"start_time": later(AT), "end_time": later(AT + 5)}
     ],
 )  # fmt: skip
 def test_what_the_controller_remembers(fields: dict[str, Any], name: str, gpus: tuple[int, ...], outcome: str | None):
-    ((job,), _) = read_squeue(squeue(**fields))
+    (job,) = read_squeue(squeue(**fields), Accounting())
     assert (job.job, job.nodes, job.gpus, job.outcome) == (name, ("n1", "n2"), gpus, outcome)
     assert job.ended_at == (None if outcome is None else NOW + timedelta(seconds=5))
 
@@ -111,5 +122,7 @@ def squeue(**job: Any) -> str:
 
 
 def test_jobs_that_wait_have_not_started():
-    assert read_squeue(squeue(job_state="PENDING")) == ([], 0)
-    assert read_squeue(squeue(nodes="n[")) == ([], 1)
+    assert read_squeue(squeue(job_state="PENDING"), Accounting()) == []
+    accounting = Accounting()
+    assert read_squeue(squeue(nodes="n["), accounting) == []
+    assert accounting.tables["jobs"].left_out == {UNREADABLE: 1}

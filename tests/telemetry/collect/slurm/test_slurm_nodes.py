@@ -8,9 +8,11 @@ from pydantic import TypeAdapter
 
 from foundation.errors import InputError
 from foundation.slurm import SlurmFormatError
+from telemetry.accounting import Accounting
 from telemetry.collect.event import Event
-from telemetry.collect.slurm.drain_reasons import DEFAULT_RULES, load_reason_rules
 from telemetry.collect.slurm.nodes import NodeView, changes, out_of_service, read_nodes
+from telemetry.importing.mapping import read_mapping
+from telemetry.phrases.classifier import PhraseRules
 from tests.telemetry.collect.builders import NOW
 
 AT = int(NOW.timestamp())
@@ -26,7 +28,7 @@ REPORTS = {
 @pytest.mark.parametrize("version", REPORTS)
 def test_a_drained_node_in_every_version(version: str):
     report = json.dumps({"meta": {}, "errors": [], "nodes": [REPORTS[version]]})
-    assert read_nodes(report)["n1"] == NodeView("n1", "drain", "xid 79", "ann", NOW, None, ("xid 79",))
+    assert read_nodes(report, Accounting())["n1"] == NodeView("n1", "drain", "xid 79", "ann", NOW, None, ("xid 79",))
 
 
 @pytest.mark.parametrize(
@@ -40,7 +42,7 @@ def test_a_drained_node_in_every_version(version: str):
 )
 def test_what_is_no_report(report: str, problem: str):
     with pytest.raises(SlurmFormatError, match=problem):
-        read_nodes(report)
+        read_nodes(report, Accounting())
 
 
 @pytest.mark.parametrize(
@@ -66,7 +68,7 @@ class Watch:
 
     def look(self, out: str | None = None, reason: str | None = None, **more: Any) -> list[tuple[Any, ...]]:
         seen = NodeView("n1", out, reason, reasons=() if reason is None else (reason,), **more)
-        events, kept = changes(self.view, seen, DEFAULT_RULES, now=self.now, last_look=self.before)
+        events, kept = changes(self.view, seen, PhraseRules(), now=self.now, last_look=self.before)
         self.view = CODEC.validate_json(CODEC.dump_json(kept, exclude_defaults=True))
         self.before, self.now = self.now, self.now + timedelta(minutes=1)
         return [brief(event) for event in events]
@@ -99,7 +101,10 @@ def test_a_maintenance_reservation_begins_and_ends():
 @pytest.mark.parametrize("flags", [["IDLE", "MAINTENANCE", "RESERVED"], ["MAINT", "DRAIN"]])
 def test_the_flag_of_a_maintenance_reservation_is_read(flags: list[str]):
     report = json.dumps({"nodes": [{"name": "n1", "state": flags}, {"name": "n2", "state": ["IDLE"]}]})
-    assert {name: view.maintained for name, view in read_nodes(report).items()} == {"n1": True, "n2": False}
+    assert {name: view.maintained for name, view in read_nodes(report, Accounting()).items()} == {
+        "n1": True,
+        "n2": False,
+    }
 
 
 def test_a_resume_is_a_repair_only_if_a_reason_says_so():
@@ -147,33 +152,15 @@ def test_a_boot_is_a_new_boot_time():
     assert watch.look(booted_at=again + timedelta(seconds=1)) == []
 
 
-@pytest.mark.parametrize(
-    ("reason", "kind"),
-    [
-        ("RMA", "replacement"),
-        ("RMA'd gpu 3", "replacement"),
-        ("reseated cable", "repair"),
-        ("no RMA needed", None),
-        ("not replaced, watching", None),
-        ("no errors; reseated", "repair"),
-        ("performance test", None),
-    ],
-)
-def test_the_default_rules(reason: str, kind: str | None):
-    match = DEFAULT_RULES.of([reason])
-    assert (None if match is None else match[0].type) == kind
-
-
-def test_rules_of_a_file(tmp_path: Path):
+def test_rules_of_a_file_go_before_the_catalogue(tmp_path: Path):
     path = tmp_path / "rules.yaml"
-    path.write_text('reasons: [{match: "ticket closed", type: repair, code: ticket}]')
-    rules = load_reason_rules(path)
-    assert rules.of(["RMA"]) is None
-    match = rules.of(["Ticket closed", "x"])
-    assert match is not None
-    assert (match[0].code, match[1]) == ("ticket", "Ticket closed")
+    path.write_text('reasons: [{match: "ticket closed", type: repair, code: ticket}, {match: spare, type: other}]')
+    rules = read_mapping(path, PhraseRules, "rules")
+    assert rules.classify("Ticket closed", "reason")[:2] == ("repair", "ticket")
+    assert rules.classify("spare GPU", "reason").type == "other"
+    assert rules.classify("RMA", "reason").type == "replacement"
+    path.write_text("defaults: false")
+    assert read_mapping(path, PhraseRules, "rules").classify("RMA", "reason").type == "other"
     path.write_text("reasons: [{match: '(', type: repair}]")
     with pytest.raises(InputError, match="should be a valid regular expression"):
-        load_reason_rules(path)
-    with pytest.raises(InputError, match="the rules file does not exist"):
-        load_reason_rules(tmp_path / "none.yaml")
+        read_mapping(path, PhraseRules, "rules")

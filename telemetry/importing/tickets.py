@@ -1,0 +1,197 @@
+"""Tickets as events: the type of their words, the second event of a resolved ticket, and the GPU that one names."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from telemetry.dataset.schema import EVENT_TYPES
+from telemetry.identity.devices import device_key, is_placeholder
+from telemetry.identity.nodes import NodeNames
+from telemetry.identity.pci import normalise_pci_bus_id
+from telemetry.importing.inventory import Installations
+from telemetry.importing.reading import Batch
+from telemetry.phrases.classifier import OTHER, UNSURE, WORK, PhraseReview, classify
+
+RESOLVED: Final = "resolved_at"
+GPU_COLUMNS: Final = ("slot", "pci_bus_id", "serial")
+TICKET_COLUMNS: Final = (RESOLVED, *GPU_COLUMNS)
+"""Columns that a table of events may have besides those of the dataset."""
+
+Texts = npt.NDArray[np.object_]
+_XID: Final = re.compile(r"\bxids?[\s:#=_-]*(\d{1,3})\b", re.IGNORECASE)
+_PLAIN_NUMBER: Final = re.compile(r"\s*-?\d+(?:\.\d*)?\s*\Z")
+_INDEX: Final = re.compile(
+    r"\s*(?:(?:gpu|slot|index|device|card|sxm|accelerator|nvidia)[\s#:_.-]*)*(\d{1,2})\s*\Z", re.I
+)
+_RELEASE: Final = "resume"
+
+
+def types_of(kinds: Texts, rows: Mapping[str, Texts], review: PhraseReview) -> Texts:
+    """Return the type of each event; null where the given one is a number.
+
+    A word that is no type is classified by its context; one that no rule is sure of is ``other``. Where it is the only
+    text, it becomes the ``detail``, and an XID in it the ``code``: ``rows`` is changed in place.
+    """
+    types = np.array([None if kind is None else str(kind).strip().lower() for kind in kinds], dtype=object)
+    for row in np.flatnonzero(~np.isin(types.astype(str), EVENT_TYPES)).tolist():
+        phrase = "" if kinds[row] is None else str(kinds[row])
+        if _PLAIN_NUMBER.match(phrase):
+            types[row] = None
+            continue
+        kind = classify(phrase, "ticket").type if phrase else UNSURE.type
+        if kind == "xid" and pd.isna(rows["code"][row]):
+            code = _XID.search(phrase)
+            rows["code"][row] = None if code is None else code[1]
+            kind = OTHER if code is None else kind
+        if phrase and pd.isna(rows["detail"][row]):
+            rows["detail"][row] = phrase
+        review.add(phrase or "(empty)", kind)
+        types[row] = kind
+    return types
+
+
+def resolve_tickets(
+    batch: Batch, rows: dict[str, npt.NDArray[Any]], opened_ms: npt.NDArray[np.int64], counts: Counter[str]
+) -> None:
+    """Read :data:`RESOLVED`: a ticket that was resolved is what was opened, and its repair.
+
+    Adds ``resolved_ms`` (-1: none) and ``resolved_type`` to ``rows``. Where the type of a resolved ticket is the work
+    on it (``repair``, ``replacement``), the ticket was opened for a ``failure``.
+    """
+    resolved = batch.instants(RESOLVED, optional=True, day_end=True)
+    if resolved is None:
+        return
+    given = resolved.ok & batch.good
+    early = given & (resolved.ms < opened_ms)
+    counts["tickets_resolved_before_they_were_opened"] += int(early.sum())
+    kinds, details = rows["type"], rows["detail"]
+    work = np.array(
+        [_work_of(kind, detail) for kind, detail in zip(kinds, details, strict=True)], dtype=object
+    )  # fmt: skip
+    has_work = np.array([kind is not None for kind in work], dtype=bool)
+    counts["tickets_resolved_without_work"] += int((given & ~has_work).sum())
+    chosen = given & ~early & has_work
+    rows["resolved_ms"] = np.where(chosen, resolved.ms, -1)
+    rows["resolved_type"] = work
+    rows["type"] = np.where(chosen & np.isin(kinds.astype(str), sorted(WORK)), "failure", kinds)
+
+
+def _work_of(kind: object, detail: object) -> str | None:
+    """Return the type of what resolved a ticket; None where nothing is known to have been mended."""
+    if kind in WORK or kind == "drain":
+        return str(kind)
+    if kind not in ("failure", "xid", "diagnostic"):
+        return None
+    said = classify(detail, "ticket").type if isinstance(detail, str) else OTHER
+    return said if said in WORK else "repair"
+
+
+def resolutions(rows: Mapping[str, npt.NDArray[Any]], good: npt.NDArray[np.bool_], delay: timedelta) -> pd.DataFrame:
+    """Return the events of resolutions of the good rows, after GPU and node were found; instants in milliseconds."""
+    if "resolved_ms" not in rows:
+        return pd.DataFrame(rows)[:0]
+    events = pd.DataFrame(rows)[good & (rows["resolved_ms"] >= 0)]
+    is_drain, is_failure = events["resolved_type"] == "drain", events["type"] == "failure"
+    # A repair with the code of its failure leaves other failures open; an XID or diagnostic code means something else.
+    code = events["code"].where(is_failure, None).mask(is_drain, _RELEASE)
+    known_ms = events["resolved_ms"] + int(delay.total_seconds() * 1000)
+    return events.assign(timestamp=events["resolved_ms"], known_at=known_ms, type=events["resolved_type"], code=code)
+
+
+def name_gpus(
+    batch: Batch,
+    rows: Mapping[str, Texts],
+    ms: npt.NDArray[np.int64],
+    stays: Installations | None,
+    counts: Counter[str],
+) -> None:
+    """Replace what a row says of its GPU by the GPU's identity; ``rows`` is changed in place.
+
+    A GPU is named by its identity, or by serial number, PCI address or slot, each in ``gpu`` or in a column of its own.
+    Slots and addresses are those of the GPU that was in the node at that time. A GPU that is named by a slot or an
+    address that the inventory does not know is left out: the event is of the node, and counted.
+    """
+    gpu, node = rows["gpu"], rows["node"]
+    given = {name: batch.texts(name) for name in GPU_COLUMNS if name in batch and name not in rows}
+    places = None if stays is None or stays.unit != "gpu" else _Places(stays)
+    for row in range(len(gpu)):
+        if places is not None and isinstance(gpu[row], str) and places.is_known(gpu[row]):
+            continue
+        unnamed = isinstance(node[row], str) and is_placeholder(gpu[row] if isinstance(gpu[row], str) else None)
+        name = None if unnamed or not isinstance(gpu[row], str) else gpu[row]
+        names = [text for text in (name, *(given[column][row] for column in given)) if isinstance(text, str)]
+        if not names:
+            gpu[row] = name
+            continue
+        slot = given["slot"][row] if "slot" in given else None
+        found = None if places is None else places.find(names, slot, node[row], int(ms[row]))
+        if found is None and (name is None or _is_place(name)) and isinstance(node[row], str):
+            counts["gpus_of_tickets_not_in_the_inventory"] += 1
+            _keep_address(rows, row, names)
+            name = None
+        gpu[row] = found or name
+
+
+def _is_place(name: str) -> bool:
+    return _INDEX.match(name) is not None or normalise_pci_bus_id(name) is not None
+
+
+def _keep_address(rows: Mapping[str, Texts], row: int, names: list[str]) -> None:
+    """Keep what named the GPU: an address for a later look-up, else the text."""
+    if "pci_bus_id" in rows and pd.isna(rows["pci_bus_id"][row]):
+        rows["pci_bus_id"][row] = next(filter(None, map(normalise_pci_bus_id, names)), None)
+    detail = rows["detail"][row]
+    rows["detail"][row] = "; ".join(dict.fromkeys([*([detail] if isinstance(detail, str) else []), *names]))
+
+
+class _Places:
+    """GPUs by serial number, and by node and PCI address or slot, with the time that each was there."""
+
+    def __init__(self, stays: Installations) -> None:
+        self._stays, self._nodes = stays, NodeNames(stays.node_since)
+        frame = stays.frame.reindex(columns=["node", "gpu", *GPU_COLUMNS]).astype(object)
+        self._serials: dict[str, set[str]] = {}
+        self._at: dict[tuple[str, str], set[str]] = {}
+        for node, gpu, slot, address, serial in frame.itertuples(index=False, name=None):
+            if isinstance(serial, str) and not is_placeholder(serial):
+                self._serials.setdefault(device_key(serial), set()).add(gpu)
+            bus = normalise_pci_bus_id(address) if isinstance(address, str) else None
+            for key in filter(None, (bus, None if pd.isna(slot) else _slot_key(str(slot)))):
+                self._at.setdefault((node, key), set()).add(gpu)
+
+    def is_known(self, name: str) -> bool:
+        return int(self._stays.codes([name])[0]) >= 0
+
+    def find(self, names: list[str], slot: object, node: object, ms: int) -> str | None:
+        """Return the one GPU that any of the names means in a node at a time; None: none, or several."""
+        for name in names:
+            owners = self._serials.get(device_key(name), set())
+            if len(owners) == 1:
+                return next(iter(owners))
+        if not isinstance(node, str):
+            return None
+        place = self._nodes.written(node)
+        keys = [normalise_pci_bus_id(name) for name in names]
+        keys += [_slot_key(name) for name in names if name == slot or _INDEX.match(name)]
+        for key in filter(None, keys):
+            there = [gpu for gpu in self._at.get((place, key), ()) if self._is_there(gpu, place, ms)]
+            if len(there) == 1:
+                return there[0]
+        return None
+
+    def _is_there(self, gpu: str, node: str, ms: int) -> bool:
+        stay = int(self._stays.find(self._stays.codes([gpu]), np.array([ms], np.int64))[0])
+        return stay >= 0 and self._stays.nodes[stay] == node
+
+
+def _slot_key(text: str) -> str:
+    index = _INDEX.match(text)
+    return f"slot {int(index[1])}" if index else f"slot {text.strip().casefold()}"

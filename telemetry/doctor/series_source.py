@@ -131,6 +131,7 @@ def observe_body(
     known = catalogue.metric_names()
     unknown = {sample.name for sample in samples if not is_unused(sample.name)} - {*known, XID_COUNT_METRIC}
     has_xids = XID_COUNT_METRIC in text
+    facts, findings = {"node": _node(catalogue)} | facts, [*findings, *_identity_findings(catalogue)]
     return _observation("exporter page", where, now, series, nameless, has_xids, facts, findings, unknown)
 
 
@@ -190,7 +191,9 @@ def observe_prometheus(
             "Check --match, or name your recording rules in a mapping file (--mapping, `metrics:`).",
         )
     # Without the labels of pods and links an answer is a third as large.
-    fields = ("node", "gpu", "mig_instance", "model", "driver")
+    # Those of one metric are evidence of which label names the node.
+    catalogue.observe(sample.labels for sample in ask(selector(read[0], [matchers])))
+    fields = ("node", "gpu", "serial", "pci_bus_id", "slot", "mig_instance", "model", "driver")
     labels = [label for field in fields for name in mapping.label_names(field) for label in (f"exported_{name}", name)]
     by = ", ".join(["__name__", *dict.fromkeys(labels), "clock_type", "clock_index"])
     samples: list[Sample] = []
@@ -213,7 +216,9 @@ def observe_prometheus(
     )
     unknown = {name for name in names if _GPU_METRIC.match(name) and not is_unused(name)} - {*known, XID_COUNT_METRIC}
     has_xids = XID_COUNT_METRIC in names
-    seen = _observation("Prometheus", where, now, series, nameless, has_xids, {}, findings, unknown)
+    findings += _identity_findings(catalogue)
+    facts = {"node": _node(catalogue)}
+    seen = _observation("Prometheus", where, now, series, nameless, has_xids, facts, findings, unknown)
     without = {known[name]: ChannelSeen(known[name], 0, name) for name in read}
     return replace(seen, channels=without | dict(seen.channels))
 
@@ -248,6 +253,8 @@ def _foreign(where: str) -> InputError:
 def _identified(samples: Iterable[Sample], catalogue: SeriesCatalogue) -> tuple[pd.DataFrame, int]:
     """Return a row of :data:`_COLUMNS` for each sample of a channel, and how many name no GPU or no node."""
     known = catalogue.metric_names()
+    samples = list(samples)
+    catalogue.observe(sample.labels for sample in samples if sample.name in known)
     rows: list[tuple[Any, ...]] = []
     nameless = 0
     for sample in samples:
@@ -259,6 +266,29 @@ def _identified(samples: Iterable[Sample], catalogue: SeriesCatalogue) -> tuple[
         else:
             nameless += sample.name in known
     return pd.DataFrame(rows, columns=list(_COLUMNS)).astype({"value": float}), nameless
+
+
+def _node(catalogue: SeriesCatalogue) -> str:
+    decision = catalogue.nodes.decision()
+    return "the host of the page" if decision.label is None and catalogue.nodes.has_other else str(decision)
+
+
+def _identity_findings(catalogue: SeriesCatalogue) -> list[Finding]:
+    decision = catalogue.nodes.decision()
+    nameless = decision.label is None and bool(decision.rejected) and not catalogue.nodes.has_other
+    return findings_of(
+        (
+            nameless or (decision.doubt and not catalogue.nodes.is_given),
+            f"the node is {'not known' if nameless else 'uncertain'}: {decision}",
+            "Add the node's name by relabelling (`__meta_kubernetes_pod_node_name` to `node`), or name the label that "
+            "has it in a mapping file (--mapping, `labels: {node: LABEL}`).",
+        ),
+        (
+            catalogue.by_place,
+            f"GPUs whose UUID is a placeholder are identified by node and PCI address: {catalogue.placed()}",
+            "Check the driver or the virtual machine's vGPU profile; a swapped board looks like the one before.",
+        ),
+    )
 
 
 def _observation(
@@ -320,7 +350,7 @@ def _observation(
             for channel, metric in series.drop_duplicates("channel").set_index("channel")["metric"].items()
         },
         xid_events=has_xids,
-        facts=exporter | dict(facts),
+        facts={"node": facts["node"]} | exporter | dict(facts) if "node" in facts else exporter | dict(facts),
         findings=(*findings, *more),
         unknown=tuple(sorted(unknown)),
     )

@@ -18,7 +18,7 @@ DAY = pd.Timestamp("2026-03-01", tz="UTC")
 
 
 def gpu(number: int) -> str:
-    return f"GPU-{number:08x}-0000-0000-0000-000000000000"
+    return f"GPU-{number:08x}-0000-4000-8000-000000000000"
 
 
 def inventory_frame(gpus: int = 4, per_node: int = 2) -> pd.DataFrame:

@@ -122,8 +122,8 @@ def fleet_catalogue(channels: Mapping[str, Channel], mapping: SourceMapping) -> 
     an unknown channel.
     """
     labels = {name: [*mapping.label_names(name), _TARGET + name] for name in PLACE_LABELS}
-    labels["node"] = [_NODE_FIRST, *mapping.label_names("node"), _NODE_LAST]
-    return SeriesCatalogue(channels, mapping.model_copy(update={"labels": {**mapping.labels, **labels}}))
+    mapping = mapping.model_copy(update={"labels": {**mapping.labels, **labels}})
+    return SeriesCatalogue(channels, mapping, first_node=[_NODE_FIRST], last_node=[_NODE_LAST])
 
 
 class TargetWatch:

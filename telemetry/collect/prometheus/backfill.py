@@ -27,7 +27,7 @@ from telemetry.collect.outbox import Outbox
 from telemetry.collect.prometheus.client import Bounds, Matrix, PrometheusClient, TooMuch, check_match, selector
 from telemetry.collect.prometheus.progress import Progress, Span, chunks, merged, without
 from telemetry.collect.series.batch import Tables, read_batch
-from telemetry.collect.series.identity import XID_COUNT_METRIC, Series, SeriesCatalogue, XidCount
+from telemetry.collect.series.identity import NODE_LABEL_STATE, XID_COUNT_METRIC, Series, SeriesCatalogue, XidCount
 from telemetry.collect.series.mapping import SourceMapping
 from telemetry.collect.series.xid_counts import XidCounts
 from telemetry.dataset.channels import Channel, is_unused
@@ -109,9 +109,10 @@ def backfill(
     """
     matchers, span = check_match(plan.match), plan.span(clock())
     catalogue = SeriesCatalogue(channels, mapping)
+    landing = Landing(root, writer="prometheus", channels=channels)
+    catalogue.remember(landing.state(NODE_LABEL_STATE))
     # What decides which rows a span of time gives.
     job = hashlib.sha256(f"{connection.url} {matchers} ".encode() + catalogue.rules()).hexdigest()[:16]
-    landing = Landing(root, writer="prometheus", channels=channels)
     client = PrometheusClient(
         connection, bounds=bounds or Bounds(), concurrency=plan.concurrency, allow_partial=plan.allow_partial
     )
@@ -142,7 +143,8 @@ def outlook(
                 for metric in metrics:
                     query = f"{selector(metric, [matchers])}[{long_ms + _PAST_END_MS}ms]"
                     samples.take(await client.samples(query, end + _PAST_END_MS), Span(end - long_ms, end))
-                if samples.count:
+                samples.identify()
+                if samples.numbers:
                     break
         return samples
 
@@ -202,6 +204,7 @@ class _Run:
                     self._save()
                     spans.appendleft(span)
                     continue
+                samples.identify()
                 self._check_known(samples)
                 await asyncio.to_thread(self._stage, samples, span)
         progress(len(cut), len(cut))
@@ -220,6 +223,8 @@ class _Run:
             "asked again": client.retries,
             "values left out": dict(self.problems),
             "series without a GPU": self.unknown,
+            "node": str(self.catalogue.report_nodes()),
+            "GPUs by place": self.catalogue.placed(),
             **(newest if until < self.plan.end else {}),
         }
 
@@ -251,9 +256,10 @@ class _Run:
             self.labels_seen = True
         elif samples.unknown and not self.labels_seen and not self.state.done:
             name, labels = min(samples.unknown.items())
+            rejected = "; ".join(f"`{label}`: {why}" for label, why in self.catalogue.nodes.decision().rejected.items())
             raise InputError(
                 f"no series names a GPU and its node; the labels of {name} are {labels or 'none'}",
-                "the labels of the server's series",
+                f"the labels of the server's series{f' (rejected as node: {rejected})' if rejected else ''}",
                 "Say which label is which in a --mapping file, such as "
                 "`labels: {gpu: [device_uuid], node: [kubernetes_node]}`.",
             )
@@ -281,7 +287,10 @@ Identities = dict[tuple[tuple[str, str], ...], Series | XidCount | None]
 class SpanSamples:
     """Gathers what answers hold of a span, up to ``max_samples`` (None: without a bound).
 
-    ``numbers``: the series that were seen, numbered. ``identities``: what label sets were found to be, also before.
+    The series are identified when all are there: which label names the node is decided on the whole span.
+
+    ``numbers``: the series that were identified, numbered. ``identities``: what label sets were found to be, also
+    before.
     ``unknown`` takes metrics of which a series names no GPU or no node, and the label names of one such series.
     """
 
@@ -289,11 +298,12 @@ class SpanSamples:
         self, catalogue: SeriesCatalogue, max_samples: int | None, unknown: dict[str, str], identities: Identities
     ) -> None:
         self._catalogue = catalogue
-        self._identities = identities
+        self._identities, self._revision = identities, catalogue.nodes.revision
         self._max_samples = max_samples
         self.unknown = unknown
         self.count = 0
         self.numbers: dict[Series | XidCount, int] = {}
+        self._raw: dict[tuple[tuple[str, str], ...], int] = {}
         self._parts: list[tuple[npt.NDArray[np.int32], npt.NDArray[np.int64], npt.NDArray[np.float64]]] = []
 
     def take(self, matrix: Matrix, span: Span) -> None:
@@ -302,25 +312,37 @@ class SpanSamples:
         Raises ``TooMuch`` where more than ``max_samples`` come together.
         """
         places = np.full(len(matrix.labels), -1, np.int32)
-        if len(self._identities) > _IDENTITIES:
-            self._identities.clear()
         for number, labels in enumerate(matrix.labels):
-            name, key = labels.get("__name__", ""), tuple(labels.items())
-            if key in self._identities:
-                known = self._identities[key]
-            else:
-                known = self._identities[key] = self._catalogue.identify(name, labels)
+            key = tuple(labels.items())
+            if key not in self._identities:
+                self._catalogue.observe((labels,))
+            places[number] = self._raw.setdefault(key, len(self._raw))
+        # A stale marker is no sample; servers leave it out of range selectors, but not all exports do.
+        chosen = (matrix.ms > span.after_ms) & (matrix.ms <= span.until_ms) & ~np.isnan(matrix.values)
+        self._parts.append((places[matrix.index[chosen]], matrix.ms[chosen], matrix.values[chosen]))
+        self.count += int(chosen.sum())
+        if self._max_samples is not None and self.count > self._max_samples:
+            raise TooMuch(f"more than {self._max_samples} samples")
+
+    def identify(self) -> None:
+        """Find out what the series are, once all are there; samples of others are left out."""
+        places = np.full(len(self._raw), -1, np.int32)
+        if len(self._identities) > _IDENTITIES or self._catalogue.nodes.revision != self._revision:
+            self._identities.clear()
+        for key, number in self._raw.items():
+            labels = dict(key)
+            name = labels.get("__name__", "")
+            if key not in self._identities:
+                self._identities[key] = self._catalogue.identify(name, labels)
+            known = self._identities[key]
             if known is None:
                 self.unknown.setdefault(name, ", ".join(sorted(set(labels) - {"__name__"})))
             else:
                 places[number] = self.numbers.setdefault(known, len(self.numbers))
-        index = places[matrix.index]
-        # A stale marker is no sample; servers leave it out of range selectors, but not all exports do.
-        chosen = (matrix.ms > span.after_ms) & (matrix.ms <= span.until_ms) & ~np.isnan(matrix.values) & (index >= 0)
-        self._parts.append((index[chosen], matrix.ms[chosen], matrix.values[chosen]))
-        self.count += int(chosen.sum())
-        if self._max_samples is not None and self.count > self._max_samples:
-            raise TooMuch(f"more than {self._max_samples} samples")
+        parts = [(places[raw], ms, values) for raw, ms, values in self._parts]
+        self._parts = [(index[index >= 0], ms[index >= 0], values[index >= 0]) for index, ms, values in parts]
+        self.count = sum(len(index) for index, _, _ in self._parts)
+        self._raw = {}
 
     def tables(self, xids: XidCounts, problems: Counter[str]) -> Tables:
         """Return the tables of the span, whose samples are freed."""

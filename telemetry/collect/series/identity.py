@@ -1,35 +1,41 @@
 """Which channel of which GPU a Prometheus series is, by its metric name and its labels.
 
-Labels that change while the device stays (``pod``, ``namespace``, ``container``, ``job``, the scrape's ``instance``)
-are no part of the identity: two Prometheus series that differ only in them are one series here. Where a label of
-the scrape target had the same name as one of the exporter's, Prometheus keeps the exporter's as ``exported_NAME``
-(``honor_labels`` off), so that one is tried first.
+Labels that change while the device stays (``pod``, ``namespace``, ``container``, ``job``) are not part of the identity:
+two Prometheus series that differ only in them are one series here. Where a label of the scrape target had the same name
+as one of the exporter's, Prometheus keeps the exporter's as ``exported_NAME`` (``honor_labels`` off), so that one is
+tried first. :class:`telemetry.identity.node_labels.NodeLabels` decides which label names the node.
 """
 
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Mapping
+import logging
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 from foundation.errors import InputError
+from foundation.files import write_bytes
 from foundation.text import nearest_hint
 from telemetry.collect.series.mapping import SourceMapping
 from telemetry.dataset.channels import Channel, Kind, by_source_name, channel_as_dict, with_rollups
+from telemetry.identity.devices import is_placeholder, place_identity
+from telemetry.identity.node_labels import NO_VALUE, NodeDecision, NodeLabels
 from telemetry.identity.pci import normalise_pci_bus_id
 
 XID_COUNT_METRIC: Final = "DCGM_EXP_XID_ERRORS_COUNT"
 """The exporter's own count of XIDs in its last minutes, one series for each XID (label ``xid``)."""
 
+NODE_LABEL_STATE: Final = "node-label.json"
+"""State file of a dataset's collectors: which label names the node."""
+
 _INVENTORY: Final = (
     *("slot", "pci_bus_id", "serial", "model", "driver"),
     *("cluster", "group", "rack", "nvlink_domain"),
 )
-_NO_VALUE: Final = frozenset({"", "-", "0x", "n/a", "[n/a]", "na", "none", "null", "unknown", "not supported"})
-_PORT: Final = re.compile(r"^(?:\[(?P<v6>[0-9A-Fa-f:.%]+)\]|(?P<host>[^:]+)):\d{1,5}$")
-_ADDRESS: Final = re.compile(r"^(?:\d{1,3}(?:\.\d{1,3}){3}|\[?[0-9A-Fa-f]*:[0-9A-Fa-f:.%]*\]?)$")
+_SERIES_LABELS: Final = ("nvlink", "link", "clock_type", "clock_index", "xid")
+_log = logging.getLogger(__name__)
 _LINKS: Final = 18  # NVLink 4 and 5 have 18 links a GPU, the most so far
 _RANK_STEP: Final = 1000
 
@@ -78,6 +84,7 @@ class SeriesCatalogue:
     """Tells what series are; safe to share between threads.
 
     ``default_node``: node of series whose labels name none, such as those of a page that was fetched from a known node.
+    ``first_node``, ``last_node``: labels of a collector that name the node before and after the labels of the series.
     Raises ``InputError`` if the mapping names a channel that does not exist.
     """
 
@@ -87,15 +94,89 @@ class SeriesCatalogue:
         mapping: SourceMapping | None = None,
         *,
         default_node: str | None = None,
+        first_node: Sequence[str] = (),
+        last_node: Sequence[str] = (),
     ) -> None:
         self.channels = channels
         self._mapping = mapping = mapping or SourceMapping()
-        self._default_node = default_node
+        self.nodes = NodeLabels(
+            mapping.labels.get("node"),
+            trusted=first_node,
+            fallback=last_node,
+            default=default_node,
+            **mapping.node.model_dump(),
+        )
         self._labels = {
             what: tuple(label for name in mapping.label_names(what) for label in (f"exported_{name}", name))
-            for what in ("node", "gpu", "mig_instance", *_INVENTORY)
+            for what in ("gpu", "mig_instance", *_INVENTORY)
         }
+        own = (label for labels in self._labels.values() for label in labels)
+        self._deciding = {*self.nodes.labels, *own, *_SERIES_LABELS}
         self._metrics = _metrics(channels, mapping)
+        self._state: Path | None = None
+        self._reported = ""
+        self.by_place: dict[str, str] = {}
+        """GPUs without UUID and serial number, identified by node and address, with the placeholder of each."""
+
+    def deciding(self, labels: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+        """Return the labels that decide what a series is, sorted."""
+        return tuple(sorted(item for item in labels.items() if item[0] in self._deciding))
+
+    def remember(self, path: Path) -> None:
+        """Keep the decision which label names the node in a file, so that later runs decide alike."""
+        self._state = path
+        try:
+            self.nodes.prefer(json.loads(path.read_bytes())["label"])
+        except FileNotFoundError:
+            pass
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            _log.warning("%s: cannot read which label named the node, it is decided again: %s", path, error)
+
+    def report_nodes(self) -> NodeDecision:
+        """Return the decision which label names the node, after a batch; a new one is logged and saved."""
+        decision = self.nodes.decision()
+        chosen = f"{decision.label} {decision.doubt} {dict(decision.rejected)}"
+        if chosen != self._reported and (decision.label or decision.rejected):
+            uncertain = decision.doubt or (decision.label is None and not self.nodes.has_other)
+            _log.log(logging.WARNING if uncertain else logging.INFO, "node = %s", decision)
+            if self._state is not None and decision.label is not None:
+                write_bytes(self._state, json.dumps({"label": decision.label}).encode())
+            self._reported = chosen
+        return decision
+
+    def placed(self) -> str:
+        """Return how many GPUs are identified by node and address, because their UUID is a placeholder."""
+        if not self.by_place:
+            return "none"
+        gpu, placeholder = next(iter(self.by_place.items()))
+        return f"{len(self.by_place):,}, such as {gpu} (its UUID is {placeholder!r})"
+
+    def observe(self, series: Iterable[Mapping[str, str]]) -> None:
+        """Take the labels of a batch as evidence of which label names the node, before :meth:`identify`."""
+        for labels in series:
+            self._observe(labels)
+
+    def _observe(self, labels: Mapping[str, str]) -> None:
+        gpu = self._gpu(labels)[0]
+        if gpu is not None or self._first("gpu", labels) is not None:
+            address = self._first("pci_bus_id", labels)
+            place = self._first("slot", labels) if address is None else normalise_pci_bus_id(address)
+            self.nodes.observe(labels, gpu, place)
+
+    def _gpu(self, labels: Mapping[str, str]) -> tuple[str | None, str | None]:
+        """Return the identity of a series' GPU, or else the placeholder in its place."""
+        placeholder = None
+        for what in ("gpu", "serial"):
+            for name in self._labels[what]:
+                value = labels.get(name)
+                if value is None:
+                    continue
+                if not is_placeholder(value):
+                    if what == "gpu" or placeholder is not None:
+                        return value.strip(), None
+                elif what == "gpu":
+                    placeholder = value.strip() or "empty"
+        return None, placeholder
 
     def rules(self) -> bytes:
         """Return all that decides what a series is, as text that is the same for the same rules."""
@@ -135,41 +216,39 @@ class SeriesCatalogue:
         return XidCount(gpu, node, int(text), instance)
 
     def _device(self, labels: Mapping[str, str]) -> tuple[str, str, str | None, tuple[tuple[str, str], ...]] | None:
-        gpu = self._first("gpu", labels)
-        named = self._first("node", labels)
-        node = self._default_node if named is None else self._node(named)
-        if gpu is None or not node:
+        self._observe(labels)
+        gpu, placeholder = self._gpu(labels)
+        if gpu is None and placeholder is None:
+            return None
+        node = self.nodes.node_of(labels, gpu)
+        if not node:
             return None
         instance = self._first("mig_instance", labels)
         if instance == "0" and labels.get("GPU_I_ID") is None and labels.get("exported_GPU_I_ID") is None:
             # AMD numbers the partitions from 0 and gives 0 to whole GPUs as well.
             instance = None
-        inventory = []
+        inventory = {}
         for field in _INVENTORY:
             value = self._first(field, labels)
             if value is not None and field == "pci_bus_id":
                 value = normalise_pci_bus_id(value)
-            if value is not None:
-                inventory.append((field, value))
-        return gpu, node, instance, tuple(inventory)
+            if value is not None and not (field == "serial" and is_placeholder(value)):
+                inventory[field] = value
+        if gpu is None:
+            gpu = place_identity(node, pci_bus_id=inventory.get("pci_bus_id"), slot=inventory.get("slot"))
+            if gpu is None:
+                return None
+            self.by_place[gpu] = str(placeholder)
+        return gpu, node, instance, tuple(inventory.items())
 
     def _first(self, what: str, labels: Mapping[str, str]) -> str | None:
         for name in self._labels[what]:
             value = labels.get(name)
             if value is not None:
                 value = value.strip()
-                if value.lower() not in _NO_VALUE:
+                if value.casefold() not in NO_VALUE:
                     return value
         return None
-
-    def _node(self, value: str) -> str:
-        if self._mapping.node.drop_port:
-            match = _PORT.match(value)
-            if match is not None:
-                value = match["v6"] or match["host"]
-        if self._mapping.node.drop_domain and not _ADDRESS.match(value):
-            value = value.split(".", 1)[0]
-        return value
 
 
 def _metrics(channels: Mapping[str, Channel], mapping: SourceMapping) -> dict[str, _Metric]:

@@ -11,7 +11,9 @@ A YAML file; every key may be left out::
       gpu: [device_uuid]
     node: {drop_port: true, drop_domain: false}   # how a node's name is made of the label's value
 
-Without it, the labels of dcgm-exporter (old and new) and of AMD's device-metrics-exporter are known.
+Without it, the labels of dcgm-exporter (old and new) and of AMD's device-metrics-exporter are known. ``labels.node``
+replaces the decision by evidence (:mod:`telemetry.identity.node_labels`): the first of its labels that a series has
+names the node, whatever the values look like.
 """
 
 from __future__ import annotations
@@ -25,10 +27,11 @@ from pydantic import Field, field_validator
 
 from foundation.settings import Section
 from foundation.text import nearest_hint
+from telemetry.identity.node_labels import NODE_LABELS
 from telemetry.importing.mapping import read_mapping
 
 DEFAULT_LABELS: Final[Mapping[str, tuple[str, ...]]] = {
-    "node": ("hostname", "Hostname", "node", "kubernetes_node", "nodename", "host", "instance"),
+    "node": NODE_LABELS,
     # A board's serial number is the identity only where an exporter (AMD's older ones) gives no UUID.
     "gpu": ("UUID", "uuid", "gpu_uuid", "serial_number"),
     "slot": ("gpu", "gpu_id"),

@@ -162,7 +162,7 @@ def gpu_labels(number: int, **others: str) -> Labels:
     """Labels as dcgm-exporter gives them."""
     return {
         "gpu": str(number % 8),
-        "UUID": f"GPU-{number:08x}-0000-0000-0000-000000000000",
+        "UUID": f"GPU-{number:08x}-0000-4000-8000-000000000000",
         "Hostname": f"node{number // 8:02d}",
         "modelName": "H100",
         "DCGM_FI_DRIVER_VERSION": "570.1",

@@ -1,0 +1,310 @@
+"""Which label of a series names the node, decided by evidence.
+
+Exporters and scrape configurations disagree: the exporter's ``Hostname`` is the node on a host network and its pod
+otherwise, ``instance`` is an address, and ``node`` exists where relabelling added it. A label is rejected if its values
+are pods, containers, services or the local host, if GPUs at the same PCI address share a value of it, or if its values
+change while the GPUs stay. Of the others the first in the order of preference names the node, addresses last.
+
+A decision holds until evidence rejects its label, so that a restart or a rollout does not rename nodes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+from telemetry.identity.nodes import are_one_node, is_address
+
+_OF_NODES: Final = (
+    *("node", "kubernetes_node", "k8s_node", "k8s_node_name", "kube_node", "kubernetes_node_name", "node_name"),
+    "nodename",
+)
+"""Labels that the scheduler's name of the node is written to, which is the name that drains need."""
+
+NODE_LABELS: Final = (
+    *_OF_NODES,
+    *("hostname", "Hostname", "HostName", "host_name", "agent_hostname", "host", "machine", "server", "instance"),
+)
+"""Labels that may name the node, in the order of preference."""
+
+ValueKind = Literal["name", "pod", "like a pod", "container", "service", "address"]
+
+_REASONS: Final[Mapping[ValueKind, str]] = {
+    "pod": "values are pods",
+    "container": "values are container ids",
+    "service": "values are services or the local host",
+}
+NO_VALUE: Final = frozenset(
+    {"", "-", "0x", "n/a", "[n/a]", "na", "none", "null", "unknown", "<unknown>", "not supported"}
+)
+"""Texts of a label that stand for no value."""
+
+_POD_LABELS: Final = ("pod", "pod_name", "kubernetes_pod_name", "k8s_pod_name", "exported_pod", "exporter_pod")
+_SERVICE_LABELS: Final = ("service", "container", "endpoint", "namespace", "kubernetes_namespace", "app")
+_EXPORTER: Final = re.compile(
+    r"exporter|dcgm|device-plugin|gpu-operator|daemonset|otel-col|opentelemetry|grafana-agent|alloy|telegraf"
+)
+_POD: Final = re.compile(r".+-(?:[a-z0-9]{5}|\d{1,4})")
+_RANDOM_SUFFIX: Final = re.compile(r".+-(?=[^-]*[a-z])(?=[^-]*[0-9])[bcdfghjklmnpqrstvwxz2456789]{5}")
+# Kubernetes draws the suffixes of pods from these characters. Machines of the Cluster API and OpenShift have them, too.
+_CONTAINER: Final = re.compile(r"(?=.*[a-f])(?=.*[0-9])(?:[0-9a-f]{12}|[0-9a-f]{64})")
+_LOCAL: Final = re.compile(r"localhost.*|127\.\d+\.\d+\.\d+|::1|0\.0\.0\.0|::|host\.docker\.internal|.*\.svc(?:\..*)?")
+_PORT: Final = re.compile(r"(?:https?://)?(?:\[(?P<v6>[0-9A-Fa-f:.%]+)\]|(?P<host>[^:/]+)):\d{1,5}(?:/.*)?")
+_MAX_DEVICES: Final = 200_000
+_COVERAGE, _COLLIDING = 0.9, 0.25
+_EXAMPLES: Final = 3
+
+
+@dataclass(frozen=True, slots=True)
+class NodeDecision:
+    """Which label names the node and why.
+
+    ``label``: None if no label is usable. ``values``: distinct values of it. ``rejected``: reason by label.
+    ``doubt``: why the decision is uncertain; empty if it is not.
+    """
+
+    label: str | None
+    values: int
+    examples: tuple[str, ...]
+    rejected: Mapping[str, str]
+    doubt: str = ""
+
+    def __str__(self) -> str:
+        chosen = "no label"
+        if self.label is not None:
+            chosen = f"label `{self.label}` ({self.values:,} value{'s' * (self.values != 1)}"
+            chosen += f", such as {self.examples[0]})" if self.examples else ")"
+        reasons = [f"not `{label}`: {reason}" for label, reason in self.rejected.items()]
+        return "; ".join([chosen, *([self.doubt] if self.doubt else []), *reasons])
+
+
+@dataclass(slots=True)
+class _Evidence:
+    """What is known of one label.
+
+    ``collisions``: GPUs at an address at which another GPU has the same value. ``changes``: values of a GPU after its
+    first.
+    """
+
+    kinds: dict[str, ValueKind] = field(default_factory=dict)
+    of_device: dict[str, set[str]] = field(default_factory=dict)
+    at_place: dict[tuple[str, str], set[str]] = field(default_factory=lambda: defaultdict(set))
+    collisions: int = 0
+    changes: int = 0
+
+    def add(self, value: str, kind: ValueKind, device: str | None, place: str | None) -> None:
+        self.kinds[value] = kind if self.kinds.get(value) in (None, "like a pod") else self.kinds[value]
+        if device is None or len(self.of_device) >= _MAX_DEVICES:
+            return
+        values = self.of_device.setdefault(device, set())
+        self.changes += bool(values) and value not in values
+        values.add(value)
+        if place is not None:
+            devices = self.at_place[value, place]
+            self.collisions += bool(devices) and device not in devices
+            devices.add(device)
+
+    def share(self, *kinds: ValueKind) -> float:
+        return sum(kind in kinds for kind in self.kinds.values()) / max(len(self.kinds), 1)
+
+
+class NodeLabels:
+    """Decides which label names the node of a source's series; call :meth:`observe` for a batch, then :meth:`node_of`.
+
+    ``given``: label names that an operator chose; they are taken as they are, in this order.
+    ``trusted``, ``fallback``: label names that precede and follow the labels of the series.
+    ``default``: node of series that name none.
+    """
+
+    def __init__(
+        self,
+        given: Sequence[str] | None = None,
+        *,
+        trusted: Sequence[str] = (),
+        fallback: Sequence[str] = (),
+        default: str | None = None,
+        drop_port: bool = True,
+        drop_domain: bool = False,
+    ) -> None:
+        names = NODE_LABELS if given is None else given
+        self.names = tuple(label for name in names for label in (f"exported_{name}", name))
+        self.is_given = given is not None
+        self._trusted, self._fallback, self._default = tuple(trusted), tuple(fallback), default
+        self._drop_port, self._drop_domain = drop_port, drop_domain
+        self._preferred: str | None = None
+        self._evidence: dict[str, _Evidence] = {}
+        self._seen: set[tuple[object, ...]] = set()
+        self._order: tuple[str, ...] | None = None
+        self._rejected: dict[str, str] = {}
+        self._node_of_device: dict[str, str] = {}
+        self.revision = 0
+        """Rises whenever the decision changes: nodes that were taken from series before may differ."""
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Label names that are read."""
+        pods = () if self.is_given else (*_POD_LABELS, *_SERVICE_LABELS)
+        return (*self._trusted, *self.names, *self._fallback, *pods)
+
+    @property
+    def has_other(self) -> bool:
+        """Whether the node of a series is known without its labels."""
+        return bool(self._trusted or self._fallback or self._default)
+
+    def prefer(self, label: str) -> None:
+        """Put the label of an earlier decision before the others, unless evidence rejects it."""
+        self._preferred, self._order = label, None
+
+    def observe(self, labels: Mapping[str, str], device: str | None, place: str | None = None) -> None:
+        """Take the labels of a series as evidence.
+
+        ``device``: identity of its GPU; None if it has none. ``place``: its PCI address or slot.
+        """
+        values = {name: value for name in self.names if (value := self._value(labels, name)) is not None}
+        key = (device, place, *values.items())
+        if key in self._seen:
+            return
+        if len(self._seen) < 4 * _MAX_DEVICES:
+            self._seen.add(key)
+        for name, value in values.items():
+            kind = _kind_of(name, value, values, labels)
+            self._evidence.setdefault(name, _Evidence()).add(value, kind, device, place)
+        before = self._order
+        self._order = None
+        order = self._decide()
+        self.revision += before != order
+        if device is not None and len(self._node_of_device) < _MAX_DEVICES and (chosen := order[:1]):
+            node = self._usable(labels, chosen[0])
+            if node is not None:
+                self._node_of_device[device] = node
+
+    def node_of(self, labels: Mapping[str, str], device: str | None = None) -> str | None:
+        """Return the node that a series is of; None if no usable label names one."""
+        order = self._decide()
+        for name in (*self._trusted, *order[:1]):
+            if (node := self._usable(labels, name)) is not None:
+                return node
+        # Another exporter or scrape of the same GPU may have the label that this series lacks.
+        if device is not None and not self.is_given and device in self._node_of_device:
+            return self._node_of_device[device]
+        for name in (*order[1:], *self._fallback):
+            if (node := self._usable(labels, name)) is not None:
+                return node
+        return self._default
+
+    def decision(self) -> NodeDecision:
+        """Return the decision on what was observed."""
+        order = self._decide()
+        label = order[0] if order else None
+        evidence = _Evidence() if label is None else self._evidence.get(label, _Evidence())
+        doubt = ""
+        if label is not None and evidence.share("address") > 0.5:
+            doubt = "values are addresses, which may move to other nodes"
+        elif label is not None and evidence.share("like a pod", "pod") > 0.5:
+            doubt = "values look like names of pods"
+        examples = tuple(sorted(self._name(value) for value in evidence.kinds)[:_EXAMPLES])
+        return NodeDecision(label, len(evidence.kinds), examples, dict(self._rejected), doubt)
+
+    def _decide(self) -> tuple[str, ...]:
+        """Return the usable labels, the first of which names the node."""
+        if self._order is not None:
+            return self._order
+        present = [name for name in self.names if name in self._evidence]
+        if self.is_given:
+            self._order = tuple(name for name in self.names if name in self._evidence) or self.names
+            return self._order
+        rejected = {name: reason for name in present if (reason := self._reason_by_kind(name)) is not None}
+        if any(reason == _REASONS["pod"] for reason in rejected.values()):
+            for name in present:
+                if self._evidence[name].share("address") > 0.5:
+                    rejected[name] = "values are addresses of pods"
+        candidates = [name for name in present if name not in rejected]
+        for name in candidates:
+            reason = self._reason_by_comparison(name, [other for other in candidates if other != name])
+            if reason is not None:
+                rejected[name] = reason
+        usable = [name for name in present if name not in rejected]
+        usable.sort(key=lambda name: (self._evidence[name].share("address") > 0.5, name != self._preferred))
+        self._rejected = rejected
+        self._preferred = usable[0] if usable else self._preferred
+        self._order = tuple(usable)
+        return self._order
+
+    def _reason_by_kind(self, name: str) -> str | None:
+        evidence = self._evidence[name]
+        for kind, reason in _REASONS.items():
+            if evidence.share(kind) > 0.5:
+                return reason
+        others = [self._evidence[other] for other in self._evidence if other != name]
+        if evidence.share("like a pod") > 0.5 and any(other.share("name") > 0.5 for other in others):
+            return _REASONS["pod"]
+        return None
+
+    def _reason_by_comparison(self, name: str, others: Sequence[str]) -> str | None:
+        evidence = self._evidence[name]
+        devices = len(evidence.of_device)
+        rivals = [self._evidence[other] for other in others]
+        rivals = [rival for rival in rivals if len(rival.of_device) >= _COVERAGE * devices]
+        # A board that is swapped has the address of the one before: a few collisions are no evidence.
+        if evidence.collisions >= max(_COLLIDING * devices, 1):
+            is_clear = evidence.collisions >= 2 and 2 * evidence.collisions >= devices
+            better = any(rival.collisions < evidence.collisions for rival in rivals)
+            if is_clear or better:
+                return "several GPUs at one PCI address share a value"
+        better = any(
+            evidence.changes > rival.changes + 1 and rival.collisions <= evidence.collisions for rival in rivals
+        )
+        return "values change while the GPUs stay" if better else None
+
+    def _usable(self, labels: Mapping[str, str], name: str) -> str | None:
+        value = self._value(labels, name)
+        if value is None:
+            return None
+        if not self.is_given and name in self._evidence:
+            kind = self._evidence[name].kinds.get(value) or _kind_of(name, value, {}, labels)
+            if kind in _REASONS and name not in self._trusted:
+                return None
+        return self._name(value)
+
+    def _value(self, labels: Mapping[str, str], name: str) -> str | None:
+        value = labels.get(name)
+        if value is None:
+            return None
+        value = value.strip()
+        return None if value.casefold() in NO_VALUE else value
+
+    def _name(self, value: str) -> str:
+        if self._drop_port:
+            value = _without_port(value)
+        return value.split(".", 1)[0] if self._drop_domain and not is_address(value) else value
+
+
+def _without_port(value: str) -> str:
+    match = _PORT.fullmatch(value)
+    return value if match is None else match["v6"] or match["host"]
+
+
+def _kind_of(name: str, value: str, values: Mapping[str, str], labels: Mapping[str, str]) -> ValueKind:
+    """Return what a value of a label is; ``values``: those of all labels of the series that may name its node."""
+    bare = _without_port(value)
+    if is_address(bare):
+        return "service" if _LOCAL.fullmatch(bare) else "address"
+    lowered = bare.casefold()
+    is_node_label = {label: label.removeprefix("exported_") in _OF_NODES for label in (name, *values)}
+    confirmed = any(
+        are_one_node(bare, other) for label, other in values.items() if label != name and is_node_label[label]
+    )
+    is_of_exporter = _EXPORTER.search(lowered) is not None
+    kinds: list[tuple[ValueKind, bool]] = [
+        ("pod", any(labels.get(label) == bare for label in _POD_LABELS)),
+        ("name", confirmed),
+        ("pod", is_of_exporter and _POD.fullmatch(lowered) is not None),
+        ("service", is_of_exporter or _LOCAL.fullmatch(lowered) is not None),
+        ("service", any(labels.get(label) == bare for label in _SERVICE_LABELS)),
+        ("container", _CONTAINER.fullmatch(lowered) is not None),
+        ("like a pod", not is_node_label[name] and _RANDOM_SUFFIX.fullmatch(lowered) is not None),
+    ]
+    return next((kind for kind, holds in kinds if holds), "name")

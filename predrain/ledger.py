@@ -33,6 +33,7 @@ def why(
     from scheduler.ledger.reader import LedgerReader
 
     reader = LedgerReader(ledger)
+    node = reader.node(node)
     decisions, work = reader.why(node, limit), reader.work(node)
     if as_json:
         print_json({"node": node, "decisions": decisions, "work": work})

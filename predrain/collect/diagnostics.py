@@ -61,21 +61,24 @@ def diagnostics(
 
 def _known_gpus(dataset: Path, observed: list[Path], node: str) -> GpuNames:
     """Return the GPUs of a node that the dataset holds now, and those seen there since."""
+    from functools import partial
+
     import pyarrow.parquet as pq
 
     from telemetry.collect.diagnostics import gpu_names
     from telemetry.dataset.meta import META_NAME
     from telemetry.dataset.store import Dataset
+    from telemetry.identity.nodes import are_one_node
 
     rows: list[dict[str, object]] = []
     if (dataset / META_NAME).exists():
         stays = Dataset.open(dataset).inventory()
-        stays = stays[(stays["node"] == node) & stays["removed_at"].isna()]
+        stays = stays[stays["node"].map(partial(are_one_node, node)) & stays["removed_at"].isna()]
         rows += stays[["gpu", "serial", "slot"]].to_dict("records")
     for path in observed:
         try:
             seen = pq.read_table(path, columns=["gpu", "node", "serial", "slot"])
         except FileNotFoundError:  # folded just now
             continue
-        rows += [row for row in seen.to_pylist() if row["node"] == node]
+        rows += [row for row in seen.to_pylist() if are_one_node(row["node"], node)]
     return gpu_names(rows)

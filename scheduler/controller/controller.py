@@ -213,6 +213,7 @@ class Controller:
         self, fleet: FleetReading, state: PolicyState, policy: PolicyConfig, report: RoundReport
     ) -> tuple[Plan, tuple[NodeView, ...], Signals]:
         now = self.clock.now()
+        self._evidence.list_nodes(reading.view.name for reading in fleet.nodes)
         views = tuple(self._evidence.placed(reading.view, state) for reading in fleet.nodes)
         risks = self._evidence.risks
         signals = Signals(

@@ -11,6 +11,7 @@ from policy.plan import PolicyState
 from scheduler.ports.errors import SourceError
 from scheduler.ports.protocols import FactSource, RiskSource
 from scheduler.ports.risks import NO_RISKS, Facts, Risks
+from telemetry.identity.nodes import NodeNames
 
 _NAMED = 3
 _NOTHING = Facts()
@@ -35,6 +36,13 @@ class Evidence:
     facts: Mapping[str, Facts] = field(default_factory=dict)
     facts_known: bool = False
     _scores: Mapping[str, UnitView] = field(default_factory=dict)
+    _scored: NodeNames = field(default_factory=lambda: NodeNames(()))
+    _reported: NodeNames = field(default_factory=lambda: NodeNames(()))
+    _listed: NodeNames = field(default_factory=lambda: NodeNames(()))
+
+    def list_nodes(self, names: Iterable[str]) -> None:
+        """Take the names of all nodes as the scheduler spells them; scores and events may spell them otherwise."""
+        self._listed = NodeNames(names)
 
     def refresh(self, now: datetime) -> tuple[str, ...]:
         """Read both again; what cannot be read stays as it was, until it expires by itself.
@@ -68,7 +76,8 @@ class Evidence:
         """
         if view.units:
             return tuple(self._with_evidence(unit) for unit in view.units)
-        scored = tuple(self._with_evidence(unit) for unit in self.risks.nodes.get(view.name, ()))
+        name = self._spelled(view.name, self._scored)
+        scored = tuple(self._with_evidence(unit) for unit in self.risks.nodes.get(name, ()))
         decided, since = self.risks.decided_at, view.since
         if since is None or (decided is not None and decided >= since):
             return scored
@@ -81,10 +90,12 @@ class Evidence:
         if not self.risks.nodes:
             return tuple(notes)
         listed = {view.name: bool(view.units) for view in views}
-        strangers = sorted(self.risks.nodes.keys() - listed.keys())
+        strangers = sorted(self.risks.nodes.keys() - {self._spelled(name, self._scored) for name in listed})
         bare = sorted(name for name, has in listed.items() if not has)
         if strangers:
-            notes.append(f"scores of {_named(strangers)} are of no node here: names must be the same in both")
+            notes.append(
+                f"scores of {_named(strangers)} are of no node here: no node has that name, or several may have it"
+            )
         if bare:
             notes.append(f"nothing was scored on {_named(bare)}: neither counted nor acted on")
         return tuple(notes)
@@ -100,7 +111,15 @@ class Evidence:
             known = state.nodes.get(view.name)
             names = [score.unit for score in known.tier.support] if known is not None else []
             units = tuple(self._with_evidence(UnitView(name)) for name in names or [view.name])
-        return replace(view, units=units, planned=self.facts.get(view.name, _NOTHING).planned)
+        return replace(
+            view, units=units, planned=self.facts.get(self._spelled(view.name, self._reported), _NOTHING).planned
+        )
+
+    def _spelled(self, node: str, names: NodeNames) -> str:
+        """Return a node's spelling in another source, or the name itself unless exactly one node there has it."""
+        other = names.find(node)
+        # One short name must not stand for two nodes of the scheduler.
+        return node if other is None or self._listed.find(other) not in (None, node) else other
 
     def _with_evidence(self, unit: UnitView) -> UnitView:
         scored, facts = self._scores.get(unit.name, UnitView(unit.name)), self.facts.get(unit.name)
@@ -114,8 +133,10 @@ class Evidence:
         risks = self.risk_source.read()
         if risks is not self.risks:
             self.risks = risks
+            self._scored = NodeNames(risks.nodes)
             self._scores = {unit.name: unit for units in risks.nodes.values() for unit in units}
 
     def _read_facts(self, now: datetime) -> None:
         self.facts = self.fact_source.read(now)
+        self._reported = NodeNames(name for name, facts in self.facts.items() if facts.planned)
         self.facts_known = True

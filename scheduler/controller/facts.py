@@ -18,6 +18,7 @@ from scheduler.evacuation.progress import Result
 from scheduler.ports.errors import LedgerError, SourceError
 from scheduler.ports.protocols import FactReader
 from scheduler.ports.risks import Facts
+from telemetry.identity.nodes import NodeNames
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -195,8 +196,10 @@ class VerifiedFacts:
                 elif result.kind == "failed" and unit in (result.failed_units or result.units):
                     units[unit].append(Happening("diagnostic_failed", result.at))
 
+        names = NodeNames(nodes)
+
         def outcome(alert: Alert) -> Outcome:
-            happenings = [*units[alert.unit], *nodes[homes.get(alert.unit, "")]]
+            happenings = [*units[alert.unit], *nodes[names.written(homes.get(alert.unit, ""))]]
             return judge(alert, happenings, until)
 
         return tuple(outcome(alert) for alert in alerts if alert.at <= until)

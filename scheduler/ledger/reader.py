@@ -20,6 +20,7 @@ from scheduler.ledger.schema import connect
 from scheduler.ledger.sqlite_ledger import fleet_of
 from scheduler.ports.codec import object_of, plain_of
 from scheduler.ports.stored_state import state_from_json
+from telemetry.identity.nodes import NodeNames
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +87,16 @@ class LedgerReader:
             }
             for number, at, code, model, decided, summary, content in rows
         ]  # fmt: skip
+
+    def node(self, name: str) -> str:
+        """Return a node's name as it is recorded; raises ``InputError`` if it may be that of several nodes."""
+        tables = ("decisions", "intents", "calls", "findings")
+        rows = self._rows(" UNION ".join(f"SELECT node FROM {table}" for table in tables))  # noqa: S608 - constants
+        names = NodeNames(node for (node,) in rows)
+        if names.is_ambiguous(name):
+            candidates = ", ".join(names.candidates(name))
+            raise InputError(f"node {name!r} is ambiguous", self._where, f"Give one of {candidates}.")
+        return names.written(name)
 
     def work(self, node: str, most: int = 200) -> list[dict[str, Any]]:
         """Return what was done to empty a node: calls with their answers, and what was found; the newest last.

@@ -63,7 +63,7 @@ def kept_nodes(names: Sequence[str], fleet: Fleet | None, now: datetime) -> tupl
     high = {name: state for name, state in states.items() if state is not None and state.tier == "high"}
     kept = [name for name in names if name not in high]
     if not kept and high:
-        least = min(high.values(), key=lambda state: (state.risk or 0.0, state.node)).node
+        least = min(high, key=lambda name: (high[name].risk or 0.0, name))
         del high[least]
         kept = [least]
     return kept, {

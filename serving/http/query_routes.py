@@ -150,9 +150,10 @@ class QueryRoutes:
 
     async def _node(self, node: Annotated[str, Path(min_length=1)]) -> Response:
         fleet, now = self.fleet(), self.clock()
-        if node not in fleet.scores.nodes:
-            raise Refused(404, f"there is no score of node {shown(node)}", "node")
-        return as_json(frame(fleet, now) | node_with_units(fleet, node, now))
+        name = fleet.names.find(node)
+        if name is None:
+            raise Refused(404, without_score(fleet, node), "node")
+        return as_json(frame(fleet, now) | node_with_units(fleet, name, now))
 
     async def _predict(self, request: Request) -> Response:
         media = media_of(request)
@@ -199,14 +200,15 @@ class QueryRoutes:
 
     @staticmethod
     def _node_of(fleet: Fleet, name: str, now: datetime) -> dict[str, Any]:
-        if name not in fleet.scores.nodes:
+        node = fleet.names.find(name)
+        if node is None:
             unscored = node_answer(NodeState(name, UNKNOWN, None, 0, 0, 0))
             return unscored | {"expires_at": None, "sample_age_seconds": None, "units": [], "scored": False}
-        return node_with_units(fleet, name, now) | {"scored": True}
+        return node_with_units(fleet, node, now) | {"scored": True}
 
     @staticmethod
     def _unit_of(fleet: Fleet, name: str, now: datetime) -> dict[str, Any]:
-        record = fleet.scores.units.get(name)
+        record = fleet.unit(name)
         if record is None:
             why = "there is no score of it"
             return {
@@ -234,6 +236,14 @@ class QueryRoutes:
             "expires_at": None,
             "predictions": predictions,
         }
+
+
+def without_score(fleet: Fleet, node: str) -> str:
+    """Return why there is no answer about a node."""
+    candidates = fleet.names.candidates(node)
+    if len(candidates) > 1:
+        return f"node {shown(node)} is ambiguous: it may be {' or '.join(map(shown, candidates[:3]))}"
+    return f"there is no score of node {shown(node)}"
 
 
 def frame(fleet: Fleet, now: datetime) -> dict[str, Any]:

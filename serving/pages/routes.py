@@ -305,7 +305,7 @@ class FleetPages:
 
     def _gpu(self, request: Request, gpu: Annotated[str, Path(min_length=1)]) -> Response:
         fleet, now = self._served(), self.clock()
-        record = fleet.scores.units.get(gpu)
+        record = fleet.unit(gpu)
         if record is None:
             raise Refused(404, f"there is no score of GPU {shown(gpu)}", "gpu")
         past = past_scores(self.scores, [record.unit])[record.unit]

@@ -12,6 +12,8 @@ from typing import Final
 from policy.risk_record import RiskRecord
 from policy.tiers import TIERS, UNKNOWN, ChosenThresholds, Tier, node_risk, worst_tier
 from serving.scores.reading import PastScore, Scores
+from telemetry.identity.devices import GpuNames
+from telemetry.identity.nodes import NodeNames
 
 ALL_TIERS: Final[tuple[str, ...]] = (*TIERS, UNKNOWN)
 """Tiers as a query or a label may name them."""
@@ -68,10 +70,13 @@ class Fleet:
     ``tiers``, ``node_tiers``: units and nodes by tier, as they were scored.
     ``known``: units whose risk is known, expired or not.
     ``thresholds``: behind the tiers; None: not stated, or damaged.
+    ``names``: resolves the names that clients ask for, such as a host name of the operating system.
     """
 
     def __init__(self, scores: Scores) -> None:
         self.scores = scores
+        self.names = NodeNames(scores.nodes)
+        self._gpus = GpuNames(scores.units)
         try:
             self.thresholds = ChosenThresholds.of_summary(scores.summary)
         except ValueError:
@@ -84,7 +89,11 @@ class Fleet:
 
     def state(self, node: str, now: datetime) -> NodeState | None:
         """Return a node's state, None if there is no score of it."""
-        return self._states_at(now).get(node)
+        return self._states_at(now).get(self.names.written(node))
+
+    def unit(self, name: str) -> RiskRecord | None:
+        """Return the record of a GPU (or node, where nodes are scored); None if there is no score of it."""
+        return self.scores.units.get(self._gpus.find(name) or self.names.written(name))
 
     def states(self, now: datetime) -> list[NodeState]:
         """Return all nodes, the riskiest first, then by name."""

@@ -93,9 +93,7 @@ class Evidence:
         strangers = sorted(self.risks.nodes.keys() - {self._spelled(name, self._scored) for name in listed})
         bare = sorted(name for name, has in listed.items() if not has)
         if strangers:
-            notes.append(
-                f"scores of {_named(strangers)} are of no node here: no node has that name, or several may have it"
-            )
+            notes.append(f"scores of {_named(strangers)} are of no node here: no node or several have that name")
         if bare:
             notes.append(f"nothing was scored on {_named(bare)}: neither counted nor acted on")
         return tuple(notes)
@@ -119,7 +117,7 @@ class Evidence:
         """Return a node's spelling in another source, or the name itself unless exactly one node there has it."""
         other = names.find(node)
         # One short name must not stand for two nodes of the scheduler.
-        return node if other is None or self._listed.find(other) not in (None, node) else other
+        return node if other is None or set(self._listed.candidates(other)) - {node} else other
 
     def _with_evidence(self, unit: UnitView) -> UnitView:
         scored, facts = self._scores.get(unit.name, UnitView(unit.name)), self.facts.get(unit.name)

@@ -371,6 +371,7 @@ class FleetPages:
                             query.node or "*", query.verb, since, until, before=query.before, most=LEDGER_MOST
                         )
                     else:
+                        node = reader.node(node) if node else node
                         decisions = reader.why(node, LEDGER_MOST) if node else reader.rounds(LEDGER_MOST)
                         work = reader.work(node, LEDGER_MOST) if node else []
             except InputError as error:

@@ -144,12 +144,6 @@ class NodeLabels:
         """Rises whenever the decision changes: nodes that were taken from series before may differ."""
 
     @property
-    def labels(self) -> tuple[str, ...]:
-        """Label names that are read."""
-        pods = () if self.is_given else (*_POD_LABELS, *_SERVICE_LABELS)
-        return (*self._trusted, *self.names, *self._fallback, *pods)
-
-    @property
     def has_other(self) -> bool:
         """Whether the node of a series is known without its labels."""
         return bool(self._trusted or self._fallback or self._default)

@@ -34,7 +34,6 @@ _INVENTORY: Final = (
     *("slot", "pci_bus_id", "serial", "model", "driver"),
     *("cluster", "group", "rack", "nvlink_domain"),
 )
-_SERIES_LABELS: Final = ("nvlink", "link", "clock_type", "clock_index", "xid")
 _log = logging.getLogger(__name__)
 _LINKS: Final = 18  # NVLink 4 and 5 have 18 links a GPU, the most so far
 _RANK_STEP: Final = 1000
@@ -110,17 +109,11 @@ class SeriesCatalogue:
             what: tuple(label for name in mapping.label_names(what) for label in (f"exported_{name}", name))
             for what in ("gpu", "mig_instance", *_INVENTORY)
         }
-        own = (label for labels in self._labels.values() for label in labels)
-        self._deciding = {*self.nodes.labels, *own, *_SERIES_LABELS}
         self._metrics = _metrics(channels, mapping)
         self._state: Path | None = None
         self._reported = ""
         self.by_place: dict[str, str] = {}
         """GPUs without UUID and serial number, identified by node and address, with the placeholder of each."""
-
-    def deciding(self, labels: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
-        """Return the labels that decide what a series is, sorted."""
-        return tuple(sorted(item for item in labels.items() if item[0] in self._deciding))
 
     def remember(self, path: Path) -> None:
         """Keep the decision which label names the node in a file, so that later runs decide alike."""

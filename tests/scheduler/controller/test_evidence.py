@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from policy.fleet import Fact, Level, UnitView
 from scheduler.ports.risks import Facts
 from tests.policy.decide_world import HOUR, STEP, T0
@@ -80,11 +82,35 @@ def test_names_that_differ_between_scores_and_scheduler_are_reported():
     without_names(cluster)
     assert cluster.round().notes == []
     risks = cluster.risks.risks
-    cluster.risks.risks = replace(risks, nodes={f"{name}.local": units for name, units in risks.nodes.items()})
+    cluster.risks.risks = replace(risks, nodes={f"gpu-{name}": units for name, units in risks.nodes.items()})
     assert cluster.round().notes == [
-        "scores of n0.local, n1.local, n2.local and 2 more are of no node here: names must be the same in both",
+        "scores of gpu-n0, gpu-n1, gpu-n2 and 2 more are of no node here: no node or several have that name",
         "nothing was scored on n0, n1, n2 and 2 more: neither counted nor acted on",
     ]
+
+
+@pytest.mark.parametrize("spelled", ["{}.gpu.example.com", "{}.LOCAL"])
+def test_scores_of_a_host_name_are_of_the_schedulers_node(spelled: str):
+    cluster = Cluster(nodes=5)
+    without_names(cluster)
+    cluster.scored(n1=0.9)
+    risks = cluster.risks.risks
+    nodes = {spelled.format(name).upper(): units for name, units in risks.nodes.items()}
+    cluster.risks.risks = replace(risks, nodes=nodes)
+    assert cluster.round().notes == []
+    assert set(cluster.levels()) == {"n1"}
+
+
+def test_a_short_name_that_two_nodes_may_have_is_taken_for_neither():
+    cluster = Cluster(nodes=2)
+    without_names(cluster)
+    for name in list(cluster.scheduler.nodes):
+        node = cluster.scheduler.nodes.pop(name)
+        full = f"n0.{name}.example"
+        cluster.scheduler.nodes[full] = replace(node, object=replace(node.object, name=full))
+    cluster.scored(n0=0.9)
+    cluster.round()
+    assert cluster.levels() == {}
 
 
 def test_a_gpu_that_was_swapped_takes_its_risk_and_its_faults_along():

@@ -41,6 +41,9 @@ def kernel_log(
     since: Annotated[
         str | None, typer.Option(help="Where to begin in a journal the first time (ISO 8601).  Default: at the boot.")
     ] = None,
+    mapping: Annotated[
+        Path | None, typer.Option(help="YAML file with rules for more messages (`kernel_log: {messages: …}`).")
+    ] = None,
     once: Annotated[bool, typer.Option("--once", help="Read what is there, then exit.")] = False,
     params: ParamsOption = None,
     as_json: JsonOption = False,
@@ -57,10 +60,14 @@ def kernel_log(
     from datetime import UTC, datetime
 
     from foundation.running import stop_on_signals
-    from telemetry.collect.kernel_log.journal import Journal
-    from telemetry.collect.kernel_log.lines import LogSource, collect_kernel_log
-    from telemetry.collect.kernel_log.log_files import LogFiles
+    from telemetry.collect.kernel_log import collect_kernel_log
     from telemetry.collect.outbox import Outbox
+    from telemetry.importing.mapping import load_mapping
+    from telemetry.kernel_log.catalogue import Catalogue
+    from telemetry.kernel_log.journal import Journal
+    from telemetry.kernel_log.log_files import LogFiles
+    from telemetry.kernel_log.reader import TABLE, UNCLEAR, UNDATED
+    from telemetry.kernel_log.source import LogSource
 
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     if "kmsg" in source:
@@ -78,14 +85,15 @@ def kernel_log(
         writer=state[:60].rstrip("-."),
     )  # fmt: skip
     now = functools.partial(datetime.now, UTC)
+    catalogue = Catalogue(load_mapping(mapping).kernel_log.messages if mapping else ())
     with stop_on_signals() as stop, sending.going_on(), Outbox(sending.landing, state) as outbox:
 
         def open_source(position: dict[str, Any]) -> LogSource:
             if paths:
-                return LogFiles(paths, position, clock=now, zone=zone, once=once, sleep=stop.wait)
-            return Journal(position, follow=not once, since=start)
+                return LogFiles(paths, position, clock=now, zone=zone, once=once, sleep=stop.wait, catalogue=catalogue)
+            return Journal(position, follow=not once, since=start, catalogue=catalogue)
 
-        counts = collect_kernel_log(
+        accounting = collect_kernel_log(
             outbox,
             open_source,
             node=named,
@@ -94,11 +102,19 @@ def kernel_log(
             stop=stop.wait,
             once=once,
             delay=delay,
+            catalogue=catalogue,
         )
     if once:
         sending.send()
+    account = accounting.tables[TABLE]
+    counts = {
+        "lines": account.read,
+        "events": outbox.landed["events"],
+        "unclear": account.left_out[UNCLEAR],
+        "undated": account.left_out[UNDATED],
+    }
     written = {"folder": str(sending.landing.root), "events_written": outbox.landed["events"]}
-    show(written | counts | sending.counts, as_json=as_json)
+    show(written | counts | sending.counts, as_json=as_json, accounting=accounting)
     if once and counts["undated"] and not counts["events"]:
         fail(
             f"none of {counts['undated']} lines about XIDs has a time that can be read. Write the log with "

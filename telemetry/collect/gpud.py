@@ -25,10 +25,10 @@ from telemetry.bounds import BAD_TIME, EARLIEST_MS, LATEST_MS, later, storable
 from telemetry.collect.event import Event
 from telemetry.collect.exporters.targets import Page, Target
 from telemetry.collect.exporters.watch import ScrapeError, Scraper
-from telemetry.collect.kernel_log.lines import BOOT
 from telemetry.collect.outbox import Outbox
 from telemetry.identity.pci import normalise_pci_bus_id
-from telemetry.xids.xid_message import parse_xid_message
+from telemetry.kernel_log.catalogue import BOOT
+from telemetry.kernel_log.xid_message import parse_xid_message
 
 SOURCE: Final = "gpud"
 EVENTS: Final = Page("https", 15132, "/v1/events")

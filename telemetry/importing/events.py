@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import io
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -32,13 +31,12 @@ from telemetry.importing.tickets import (
     resolve_tickets,
     types_of,
 )
+from telemetry.kernel_log.importing import last_written, parse_kernel_log, read_lines
 from telemetry.phrases.classifier import WORK, PhraseReview
-from telemetry.xids.kernel_log import locate, parse_kernel_log
+from telemetry.xids.locating import locate
 
 _XID = re.compile(r"(?:XID[\s:#_-]*)?(\d{1,6})(?:\.0+)?\Z", re.IGNORECASE)
 _PLACE = ("node", "gpu", "type")
-_MAX_LINE = 1 << 20
-# Characters of a line of a kernel log that are read; the kernel writes no more than a thousandth of them.
 _TEXTS = ("node", "gpu", "code", "detail", "source")
 AFTERWARDS: Final = frozenset({"repair", "replacement", "diagnostic", "driver", "other"})
 """Types that may follow a removal: the work on a part that is out of its node."""
@@ -150,26 +148,25 @@ def _read_kernel_log(
     delay: timedelta,
     counts: Counter[str],
 ) -> pd.DataFrame:
-    settings = mapping.model_dump()
+    settings = mapping.model_dump() | {"messages": mapping.messages}
     settings["node"] = settings["node"] or (stem_of(file) if stem_of(file) in stays.node_since else None)
-    with read_errors(file), io.TextIOWrapper(pa.input_stream(file), encoding="utf-8", errors="replace") as lines:
+    settings["reference_time"] = settings["reference_time"] or last_written(file)
+    with read_errors(file):
         try:
-            log = parse_kernel_log(_line_starts(lines), **settings, source=file.name)
+            log = parse_kernel_log(read_lines(file), **settings, source=file.name)
         except InputError as error:
-            raise InputError(error.what, f"{file}, {error.where}", error.do) from error
-    n_lines, n_events = log.n_lines, len(log.events) + len(log.unparsed)
-    quarantine.accounting.read("kernel log lines", n_lines)
-    quarantine.accounting.used("kernel log lines", n_events)
-    quarantine.accounting.left_out("kernel log lines", "no event of a GPU", n_lines - n_events)
-    quarantine.read("events", file, n_events)
+            where = error.where if error.where == str(file) else f"{file}, {error.where}"
+            raise InputError(error.what, where, error.do) from error
+    quarantine.accounting.add(log.accounting)
+    quarantine.read("events", file, len(log.events) + len(log.unparsed))
     for number, line, problem in log.unparsed:
         quarantine.add(problem, "events", file, number, line)
     counts["kernel_log_lines"] += log.n_lines
     counts["events_read"] += len(log.events) + len(log.unparsed)
     for code, times in log.unknown_codes.items():
         counts[f"xid_{code}_without_description"] += times
-    events, unmatched = locate(log.events, stays.frame, delay=delay)
-    counts["xids_without_a_gpu"] += unmatched
+    events, _ = locate(log.events, stays.frame, delay=delay)
+    counts["xids_without_a_gpu"] += int((events["gpu"].isna() & (events["type"] == "xid")).sum())
     text = {name: events[name].astype(object).where(events[name].notna(), None).to_numpy(copy=True) for name in _PLACE}
     reasons = place_events(text, ms_of(events["timestamp"]), stays)
     earlier = ms_of(events["timestamp"]) < stays.begin
@@ -192,15 +189,6 @@ def _add_runs(events: pd.DataFrame, batch: Batch) -> pd.DataFrame:
         ms = parse_instants(last, batch.mapping.time, f"{batch.file}, column 'last_at'").ms[batch.good]
         events["last_at"] = times_of(np.clip(ms, first, first + RUN_MS))
     return with_runs(events)
-
-
-def _line_starts(stream: io.TextIOWrapper) -> Iterator[str]:
-    """Yield each line up to :data:`_MAX_LINE`: a file without line ends must not be held in memory."""
-    is_start = True
-    while piece := stream.readline(_MAX_LINE):
-        if is_start:
-            yield piece
-        is_start = piece.endswith("\n")
 
 
 def _write_ends(batch: Batch, rows: dict[str, npt.NDArray[Any]], starts: npt.NDArray[np.int64]) -> None:

@@ -27,6 +27,7 @@ from foundation.errors import InputError
 from foundation.settings import Section
 from foundation.text import nearest_hint
 from foundation.yaml import read_yaml
+from telemetry.kernel_log.catalogue import MessageRule
 
 Scalar = str | int | float | bool | None
 
@@ -137,10 +138,13 @@ class KernelLogMapping(Section):
     """When the kernel of ``[ seconds]`` stamps booted."""
 
     reference_time: AwareDatetime | None = None
-    """A moment after the last line; gives the year to stamps without one."""
+    """A moment after the last line; gives the year to stamps without one. Default: when the file was last written."""
 
     timezone: ZoneInfo | None = None
     """Zone of stamps without an offset."""
+
+    messages: list[MessageRule] = Field(default_factory=list)
+    """Rules that come before those of ``telemetry/kernel_log/messages.yaml``."""
 
 
 class ImportMapping(Section):

@@ -40,6 +40,7 @@ from telemetry.importing.instants import (
 )
 from telemetry.importing.mapping import LongFormat, TableMapping
 from telemetry.importing.quarantine import BY_MAPPING, Quarantine, row_text
+from telemetry.kernel_log.entries import is_log
 from telemetry.values.numbers import Decimal
 
 _SAYS_UTC: Final = re.compile(r"(?:^|[^A-Za-z])(?:utc|gmt|UTC|GMT)(?:[^A-Za-z]|$)|(?<=[a-z])(?:UTC|Utc)$")
@@ -49,7 +50,7 @@ _SUFFIXES: Final = {
     **dict.fromkeys([".csv", ".tsv"], "csv"),
     **dict.fromkeys([".json", ".jsonl", ".ndjson"], "json"),
 }
-_PACKED: Final = (".gz", ".bz2", ".zst", ".lz4")
+_PACKED: Final = (".gz", ".bz2", ".zst", ".lz4", ".xz")
 
 
 @dataclass(slots=True)
@@ -244,12 +245,12 @@ def kind_of(path: Path) -> str:
 
 
 def is_kernel_log(path: Path) -> bool:
-    """Whether an event source is a kernel log: ``.log`` and other text, or the journal's JSON."""
+    """Whether an event source is a kernel log: ``.log`` and other text, or JSON of a journal or another log store."""
     kind = kind_of(path)
     if kind != "json":
         return kind == "other"
     with read_errors(path), pa.input_stream(path) as stream:
-        return b"__REALTIME_TIMESTAMP" in stream.read(1 << 16)
+        return is_log(stream.read(1 << 16))
 
 
 def expand_sources(paths: tuple[Path, ...], what: str) -> list[Path]:

@@ -14,7 +14,7 @@ from telemetry.identity.pci import normalise_pci_bus_id
 from telemetry.importing.events import place_events
 from telemetry.importing.inventory import Installations, unit_of
 from telemetry.landing.tables import LANDED_EVENTS
-from telemetry.xids.kernel_log import locate
+from telemetry.xids.locating import locate
 
 PENDING_COLUMNS: Final = (*LANDED_EVENTS.names, "since_ms")
 """Columns of events that wait: as they were events, and since when they wait."""

@@ -1,4 +1,4 @@
-"""XID events from text and from the latched gauge: kernel messages of every form, and the GPU that an address means.
+"""XID events from the latched gauge, and the GPU that an address means.
 
-Start with ``kernel_log`` (lines in, events out); collectors use its parts one line at a time.
+``locating`` finds the GPU of an event, ``xid_gauge`` makes events of the gauge of the last XID.
 """

@@ -198,7 +198,7 @@ def test_repeats_in_one_kernel_log_are_kept_also_on_import_again(tmp_path: Path)
 
 
 def test_a_kernel_log_without_line_ends_is_not_held_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("telemetry.importing.events._MAX_LINE", 1000)
+    monkeypatch.setattr("telemetry.kernel_log.importing.MAX_LINE", 1000)
     log = tmp_path / "kernel.log"
     line = "2026-03-01T00:20:00+00:00 node-0 kernel: NVRM: Xid (PCI:0000:10:00): 74, pid=1, NVLink\n"
     log.write_text(line + "NVRM: Xid " * 10_000 + "\n" + line.replace("00:20", "00:21"))

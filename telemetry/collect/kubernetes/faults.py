@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from telemetry.identity.pci import normalise_pci_bus_id
-from telemetry.xids.xid_message import parse_xid_message
+from telemetry.kernel_log.xid_message import parse_xid_message
 
 _DETAIL_LENGTH: Final = 400
 _MAX_TEXT: Final = 16_384

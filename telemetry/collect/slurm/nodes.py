@@ -11,8 +11,8 @@ from typing import Any, Final
 from foundation.slurm import SlurmFormatError, check_row, instant, read_rows, states_of, text
 from telemetry.accounting import Accounting
 from telemetry.collect.event import Event
-from telemetry.collect.kernel_log.lines import BOOT
 from telemetry.dataset.schema import MAINTENANCE_BEGIN, MAINTENANCE_END
+from telemetry.kernel_log.catalogue import BOOT
 from telemetry.phrases.classifier import WORK, PhraseRules
 
 SOURCE: Final = "slurm"

@@ -16,7 +16,7 @@ from scheduler.controller.facts import EventFacts
 from scheduler.ports.errors import SourceError
 from scheduler.ports.risks import Facts
 from telemetry.dataset.schema import EVENT_RUNS, EVENTS
-from telemetry.xids.xid_message import parse_xid_message
+from telemetry.kernel_log.xid_message import parse_xid_message
 from tests.policy.decide_world import HOUR, T0
 
 

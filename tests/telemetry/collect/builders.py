@@ -9,7 +9,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from telemetry.collect.kernel_log.lines import Lines, LogLine
+from telemetry.collect.event import Event
+from telemetry.collect.kernel_log import as_event
+from telemetry.kernel_log.catalogue import shipped
+from telemetry.kernel_log.reader import KernelLogReader
+from telemetry.kernel_log.source import Lines, LogLine
 from telemetry.landing.folder import Landing
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
@@ -56,3 +60,9 @@ class ScriptedSource:
 
     def close(self) -> None:
         """Nothing is held open."""
+
+
+def kernel_events(source: str, *lines: LogLine, node: str, clock: Clock) -> list[Event]:
+    """The events that a collector of kernel messages stages for lines."""
+    found = KernelLogReader(shipped(), node=node).read(lines)
+    return [as_event(event, f"kernel_log:{source}", clock()) for event in found]

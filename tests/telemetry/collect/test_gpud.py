@@ -21,12 +21,12 @@ from predrain.command import app
 from telemetry.collect.exporters.targets import read_targets
 from telemetry.collect.exporters.watch import PAGE_BYTES, Scraper
 from telemetry.collect.gpud import EVENTS, GpudCollector
-from telemetry.collect.kernel_log.lines import KernelEvents, LogLine
 from telemetry.collect.outbox import Outbox
 from telemetry.importing.event_runs import dedupe_events
+from telemetry.kernel_log.source import LogLine
 from tests import http_server
 from tests.http_server import Handler, certify
-from tests.telemetry.collect.builders import NOW, Clock, landed, landing
+from tests.telemetry.collect.builders import NOW, Clock, kernel_events, landed, landing
 
 UUID = "GPU-b850f46d-d5ea-c752-ddf3-c4453e44d3f7"
 XIDS = "accelerator-nvidia-error-xid"
@@ -241,7 +241,7 @@ def test_the_kernel_logs_report_of_the_same_xid_is_one_event_with_it(node: tuple
     gpud.events[XIDS] = [entry(5, LOST)]
     line = f"NVRM: Xid (PCI:0000:9b:00 {UUID}): 79, pid=1, name=x, GPU has fallen off the bus."
     clock = Clock(NOW - timedelta(minutes=5))
-    (logged,) = KernelEvents("journal", node="n1", clock=clock).read([LogLine(line, clock.now)])
+    (logged,) = kernel_events("journal", LogLine(line, clock.now), node="n1", clock=clock)
     stamps = {"timestamp": pd.Timestamp(logged.timestamp), "known_at": pd.Timestamp(logged.known_at)}
     events = pd.DataFrame([*collected.look(), logged.row() | stamps]).drop(columns="pci_bus_id")
     for name in stamps:

@@ -7,13 +7,14 @@ import pandas as pd
 import pytest
 
 from telemetry.collect.event import Event
-from telemetry.collect.kernel_log.lines import KernelEvents, LogLine
 from telemetry.collect.kubernetes.events import NoticeReader, NoticeTracker
 from telemetry.collect.kubernetes.nodes import NodeView, node_changes, view_of
 from telemetry.collect.kubernetes.rules import default_rules
 from telemetry.dataset.schema import INVENTORY, conform
 from telemetry.importing.event_runs import dedupe_events
-from telemetry.xids.kernel_log import locate
+from telemetry.kernel_log.source import LogLine
+from telemetry.xids.locating import locate
+from tests.telemetry.collect.builders import Clock, kernel_events
 from tests.telemetry.collect.kubernetes.objects import EARLIER, NOW, event, node, saved_and_read, taint
 
 GPU = "GPU-b5f21324-f1f9-f1a4-1a37-1166234f6e4f"
@@ -114,7 +115,7 @@ def test_an_xid_that_it_takes_for_harmless_comes_in_too() -> None:
 
 
 def test_the_kernel_logs_report_of_the_same_xid_is_one_event_with_it() -> None:
-    logged = KernelEvents("journal", node="n1", clock=lambda: NOW).read([LogLine(KERNEL_79, at(EARLIER))])
+    logged = kernel_events("journal", LogLine(KERNEL_79, at(EARLIER)), node="n1", clock=Clock(NOW))
     rows = [made.row() for made in (*logged, *looked_at(with_condition("SysLogsXIDError", XID_79)))]
     events = pd.DataFrame(rows).assign(
         timestamp=lambda table: pd.to_datetime(table["timestamp"], unit="ms", utc=True),

@@ -8,14 +8,17 @@ import os
 import select
 import subprocess
 from collections.abc import Mapping, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any, Final
 
 from foundation.errors import InputError
 from foundation.http import retry_policy
 from foundation.instants import to_ms
-from telemetry.collect.kernel_log.lines import Lines, LogLine
-from telemetry.xids.log_stamp import split_line
+from telemetry.kernel_log.catalogue import Catalogue, shipped
+from telemetry.kernel_log.dating import Clock
+from telemetry.kernel_log.entries import Entry, json_entries
+from telemetry.kernel_log.reader import log_lines
+from telemetry.kernel_log.source import Lines, LogLine
 
 _log = logging.getLogger(__name__)
 _FIELDS: Final = "MESSAGE,_HOSTNAME,_BOOT_ID"
@@ -44,7 +47,9 @@ class Journal:
         follow: bool,
         since: datetime | None = None,
         command: Sequence[str] = ("journalctl",),
+        catalogue: Catalogue | None = None,
     ) -> None:
+        self._catalogue = catalogue or shipped()
         self._cursor: str | None = position.get("cursor")
         self._last_us: int | None = position.get("realtime_us")
         self._history = not position
@@ -70,6 +75,7 @@ class Journal:
 
     def _read(self, wait_s: float) -> Lines:
         lines: list[LogLine] = []
+        n_lines = 0
         if not self._ended:
             process = self._process or self._start()
             assert process.stdout is not None
@@ -84,8 +90,10 @@ class Journal:
             *whole, self._rest = (self._rest + chunk).split(b"\n")
             if len(self._rest) > MAX_ENTRY_BYTES:
                 self._rest = b"cut"
-            lines = [line for raw in whole if (line := self._line(raw)) is not None]
-        return Lines(lines, self._position(), self._ended)
+            entries = [entry for raw in whole if (entry := self._entry(raw)) is not None]
+            n_lines = len(entries)
+            lines = log_lines(entries, self._catalogue, Clock(UTC), history=self._history)
+        return Lines(lines, self._position(), self._ended, n_lines)
 
     def close(self) -> None:
         """End journalctl."""
@@ -156,19 +164,16 @@ class Journal:
             "Try the command by hand; this user needs the group systemd-journal or adm.",
         )
 
-    def _line(self, raw: bytes) -> LogLine | None:
+    def _entry(self, raw: bytes) -> Entry | None:
         text = raw.decode("utf-8", errors="replace")
         try:
-            entry = json.loads(text)
-            cursor, realtime_us = str(entry["__CURSOR"]), int(entry["__REALTIME_TIMESTAMP"])
-        except (ValueError, KeyError, TypeError):
+            fields = json.loads(text)
+            cursor, realtime_us = str(fields["__CURSOR"]), int(fields["__REALTIME_TIMESTAMP"])
+        except (ValueError, KeyError, TypeError, RecursionError):
             if raw.strip():
                 _log.warning("a journal entry cannot be read: %r", text[:120])
             return None
         if self._by_time and self._last_us is not None and realtime_us <= self._last_us:
             return None  # `--since` counts in whole seconds
         self._cursor, self._last_us, self._by_time = cursor, realtime_us, False
-        stamped = split_line(text)
-        if stamped is None:
-            return None
-        return LogLine(stamped.message, stamped.aware, stamped.host, entry.get("_BOOT_ID"), self._history)
+        return next(iter(json_entries(text, 0)), None)

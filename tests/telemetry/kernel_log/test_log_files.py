@@ -14,9 +14,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from foundation.errors import InputError
-from telemetry.collect.kernel_log import log_files
-from telemetry.collect.kernel_log.log_files import LogFile, LogFiles, Place
-from telemetry.xids.log_stamp import instant_of, split_line
+from telemetry.kernel_log import log_files
+from telemetry.kernel_log.dating import Clock as LogClock
+from telemetry.kernel_log.dating import date_lines
+from telemetry.kernel_log.log_files import LogFile, LogFiles, Place
+from telemetry.kernel_log.stamps import parse_header
 from tests.telemetry.collect.builders import NOW, Clock
 
 
@@ -148,9 +150,9 @@ def test_any_order_of_writes_rotations_and_restarts(tmp_path_factory: pytest.Tem
     ],
 )
 def test_a_year_that_is_not_written_and_an_hour_that_comes_twice(stamp: str, zone: str, now: str, expected: str):
-    stamped = split_line(f"{stamp} host kernel: x")
-    assert stamped is not None
-    assert instant_of(stamped, ZoneInfo(zone), datetime.fromisoformat(now)) == datetime.fromisoformat(expected)
+    stamps = parse_header(f"{stamp} host kernel: ").stamps
+    clock = LogClock(ZoneInfo(zone), datetime.fromisoformat(now))
+    assert date_lines([stamps], clock) == [datetime.fromisoformat(expected)]
 
 
 XID = "kernel: NVRM: Xid (PCI:0000:10:00): 79, pid=1"

@@ -5,14 +5,10 @@ One growing file is followed across rotations: what was read, what it was rename
 
 from __future__ import annotations
 
-import bz2
-import gzip
 import hashlib
 import logging
-import lzma
 import os
 import time
-import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -21,19 +17,17 @@ from pathlib import Path
 from typing import IO, Any, Final
 
 from foundation.errors import InputError
-from telemetry.collect.kernel_log.lines import Lines, LogLine
-from telemetry.xids.log_stamp import instant_of, split_line
+from telemetry.kernel_log.catalogue import Catalogue, shipped
+from telemetry.kernel_log.dating import Clock, machine_zone
+from telemetry.kernel_log.entries import MAX_LINE, EntryReader
+from telemetry.kernel_log.packing import DAMAGED, OPENERS, open_log
+from telemetry.kernel_log.reader import log_lines
+from telemetry.kernel_log.source import Lines, LogLine
 
 _log = logging.getLogger(__name__)
 _HEAD: Final = 1024
 # So many first bytes tell one log from another: a stamp and some lines.
 _CHUNK: Final = 1 << 20
-_OPENERS: Final[Mapping[str, Callable[[Path], Any]]] = {
-    ".gz": gzip.GzipFile,
-    ".xz": lzma.LZMAFile,
-    ".bz2": bz2.BZ2File,
-}
-_DAMAGED: Final = (OSError, EOFError, lzma.LZMAError, zlib.error)
 _WRITER_DONE: Final = timedelta(minutes=1)
 # A last line without an end is taken when nothing was added to it for so long.
 
@@ -78,7 +72,7 @@ class LogFile:
         for path in self._rotated():
             try:
                 yield from self._read_from(path, final=True)
-            except _DAMAGED as error:
+            except DAMAGED as error:
                 _log.warning("the rotated log %s cannot be read on: %s", path, error)
             self.place = None
         with suppress(FileNotFoundError):
@@ -113,7 +107,7 @@ class LogFile:
                 yield sibling
 
     def _read_from(self, path: Path, *, final: bool) -> Iterator[list[bytes]]:
-        with _opened(path) as stream:
+        with open_log(path) as stream:
             # The file may have been rotated since we looked: what is open is what counts.
             if self.place is not None and not _matches(stream, path, self.place):
                 return
@@ -149,9 +143,9 @@ class LogFile:
 
 def _holds(path: Path, place: Place) -> bool:
     try:
-        with _opened(path) as stream:
+        with open_log(path) as stream:
             return _matches(stream, path, place)
-    except _DAMAGED:
+    except DAMAGED:
         return False
 
 
@@ -163,14 +157,9 @@ def _matches(stream: IO[bytes], path: Path, place: Place) -> bool:
     stat = os.fstat(stream.fileno())
     if place.head_bytes == 0:
         return stat.st_ino == place.inode
-    if path.suffix not in _OPENERS and stat.st_size < place.offset:
+    if path.suffix not in OPENERS and stat.st_size < place.offset:
         return False
     return _hash(stream.read(place.head_bytes)) == place.head
-
-
-def _opened(path: Path) -> IO[bytes]:
-    opener = _OPENERS.get(path.suffix)
-    return path.open("rb") if opener is None else opener(path)
 
 
 def _hash(content: bytes) -> str:
@@ -195,20 +184,25 @@ class LogFiles:
         zone: tzinfo | None = None,
         once: bool = False,
         sleep: Callable[[float], object] = time.sleep,
+        catalogue: Catalogue | None = None,
     ) -> None:
-        self._clock, self._zone, self._once, self._sleep = clock, zone, once, sleep
+        self._clock, self._zone, self._once, self._sleep = clock, zone or machine_zone(), once, sleep
+        self._catalogue = catalogue or shipped()
+        self._splitters = {path: EntryReader(self._catalogue.mentions) for path in paths}
         self._position = dict(position)
         self._files: list[LogFile] = []
         for path in dict.fromkeys(paths):
             if once and not path.exists():
                 raise InputError("the log file does not exist", str(path), "Check the path.")
+            if path.exists() and not path.is_file():
+                raise InputError("the log is no regular file", str(path), "Give a file, or `--source journal`.")
             kept = position.get(str(path))
             self._files.append(LogFile(path, None if kept is None else Place(**kept)))
 
     def read(self, wait_s: float) -> Lines:
         """Return what is there; see :class:`LogSource`."""
         lines: list[LogLine] = []
-        drained = True
+        drained, n_lines = True, 0
         for file in self._files:
             try:
                 raw = file.read(final=self._once and self._is_done(file.path))
@@ -219,12 +213,20 @@ class LogFiles:
                     "Run as a user of the group adm, or take `--source journal`.",
                 ) from None
             drained &= not raw
-            lines += self._lines(raw, history=file.is_new)
+            splitter = self._splitters[file.path]
+            before = splitter.number + splitter.extra
+            entries = [
+                entry for line in raw for entry in splitter.read(line[:MAX_LINE].decode("utf-8", errors="replace"))
+            ]
+            if self._once and not raw:
+                entries += splitter.close()
+            n_lines += splitter.number + splitter.extra - before
+            lines += log_lines(entries, self._catalogue, Clock(self._zone, self._clock()), history=file.is_new)
             if file.place is not None:
                 self._position = self._position | {str(file.path): asdict(file.place)}
         if drained:
             self._sleep(wait_s)
-        return Lines(lines, self._position, drained)
+        return Lines(lines, self._position, drained, n_lines)
 
     def close(self) -> None:
         """Close the files."""
@@ -236,16 +238,3 @@ class LogFiles:
         except FileNotFoundError:
             return True
         return self._clock() - written > _WRITER_DONE
-
-    def _lines(self, raw: list[bytes], *, history: bool) -> Iterator[LogLine]:
-        now = self._clock()
-        for line in raw:
-            # Only the driver and the kernel's first message matter, and a central syslog has very many others.
-            if b"NVRM" not in line and b"Linux version" not in line:
-                continue
-            text = line.decode("utf-8", errors="replace").rstrip("\r")
-            stamped = split_line(text)
-            if stamped is None:
-                yield LogLine(text, None, history=history)
-            else:
-                yield LogLine(stamped.message, instant_of(stamped, self._zone, now), stamped.host, None, history)

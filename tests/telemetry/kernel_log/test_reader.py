@@ -3,8 +3,11 @@ from datetime import timedelta
 
 import pytest
 
-from telemetry.collect.kernel_log.lines import KernelEvents, LogLine
-from tests.telemetry.collect.builders import NOW, Clock
+from telemetry.collect.kernel_log import as_event
+from telemetry.kernel_log.catalogue import shipped
+from telemetry.kernel_log.reader import TABLE, UNCLEAR, UNDATED, KernelEvent, KernelLogReader
+from telemetry.kernel_log.source import LogLine
+from tests.telemetry.collect.builders import NOW
 
 UUID = "GPU-34bf77d1-c686-6821-79a8-32d326c5039c"
 XID = "NVRM: Xid (PCI:0000:10:00): 79, pid=1, name=x, GPU has fallen off the bus."
@@ -14,9 +17,12 @@ def line(message: str, *, seconds: float = 0.0, **more: object) -> LogLine:
     return LogLine(message, NOW + timedelta(seconds=seconds), **more)  # type: ignore[arg-type]  # fields by name
 
 
-def events(*lines: LogLine, source: str = "file", clock: Clock | None = None, **more: object) -> list:
-    reader = KernelEvents(source, node="n1", clock=clock or Clock(NOW + timedelta(hours=1)), **more)  # type: ignore[arg-type]
-    return reader.read(lines)
+def reader(**more: object) -> KernelLogReader:
+    return KernelLogReader(shipped(), **{"node": "n1"} | more)  # type: ignore[arg-type]
+
+
+def events(*lines: LogLine) -> list[KernelEvent]:
+    return list(reader().read(lines))
 
 
 @pytest.mark.parametrize(
@@ -25,8 +31,8 @@ def events(*lines: LogLine, source: str = "file", clock: Clock | None = None, **
 def test_history_is_known_when_an_import_would_say_so_and_nothing_before_it_happened(
     history: bool, after_minutes: int, known_after_minutes: int
 ):
-    clock = Clock(NOW + timedelta(minutes=after_minutes))
-    (event,) = events(line(XID, history=history), clock=clock, delay=timedelta(minutes=10))
+    (found,) = events(line(XID, history=history))
+    event = as_event(found, "kernel_log:file", NOW + timedelta(minutes=after_minutes), timedelta(minutes=10))
     assert event.known_at == NOW + timedelta(minutes=known_after_minutes)
 
 
@@ -65,20 +71,29 @@ def test_a_driver_load(module: str, version: str, detail: str | None):
 
 
 def test_a_new_boot_id_is_a_boot_and_the_first_one_is_not():
-    reader = KernelEvents("journal", node="n1", clock=Clock())
-    assert reader.read([line("hello", boot_id="a"), line("hello", boot_id="a")]) == []
-    (boot,) = reader.read([line("hello", seconds=1, boot_id="b"), line("hello", boot_id="b")])
+    first = reader()
+    assert list(first.read([line("hello", boot_id="a"), line("hello", boot_id="a")])) == []
+    (boot,) = first.read([line("hello", seconds=1, boot_id="b"), line("hello", boot_id="b")])
     assert (boot.type, boot.code, boot.detail) == ("other", "boot", "boot id b")
-    again = KernelEvents("journal", node="n1", clock=Clock(), state=json.loads(json.dumps(reader.state())))
-    assert again.read([line("hello", boot_id="b")]) == []
-    assert len(again.read([line("hello", boot_id="c")])) == 1
+    again = reader(state=json.loads(json.dumps(first.state())))
+    assert list(again.read([line("hello", boot_id="b")])) == []
+    assert len(list(again.read([line("hello", boot_id="c")]))) == 1
 
 
-def test_the_kernels_first_words_are_a_boot_in_files_only():
-    banner = "Linux version 6.1.0-13-amd64 (debian@x) (gcc) #1 SMP"
-    (boot,) = events(line(banner))
+BANNER = "Linux version 6.1.0-13-amd64 (debian@x) (gcc) #1 SMP"
+
+
+def test_the_kernels_first_message_is_a_boot():
+    (boot,) = events(line(BANNER))
     assert (boot.code, boot.detail) == ("boot", "Linux 6.1.0-13-amd64")
-    assert events(line(banner), source="journal") == []
+
+
+def test_a_boot_that_its_id_reports_is_not_reported_again_by_the_banner():
+    found = events(line(BANNER, boot_id="a"), line(BANNER, seconds=9, boot_id="b"), line(XID, seconds=9, boot_id="b"))
+    assert [(event.code, event.detail) for event in found[:2]] == [
+        ("boot", "Linux 6.1.0-13-amd64"), ("boot", "boot id b"),
+    ]  # fmt: skip
+    assert [event.code for event in found[2:]] == ["79"]
 
 
 def test_a_uuid_reported_before_is_remembered_until_the_next_boot():
@@ -92,11 +107,14 @@ def test_hosts_of_a_central_log_are_kept_apart():
     assert [(event.node, event.gpu) for event in located] == [("b", None), ("a", UUID)]
 
 
-def test_what_makes_no_event_is_counted_and_logged_once(caplog: pytest.LogCaptureFixture):
-    reader = KernelEvents("file", node=None, clock=Clock())
-    made = reader.read(
-        [line("NVRM: Xid (invalid): x", host="a"), line("NVRM: Xid (invalid): y", host="a"), LogLine(XID, None, "a")]
-    )
-    assert made == []
-    assert (reader.counts["unclear"], reader.counts["undated"]) == (2, 1)
-    assert len(caplog.records) == 2
+def test_what_makes_no_event_is_counted():
+    unnamed = reader(node=None)
+    lines = [
+        line("NVRM: Xid (invalid): x", host="a"),
+        line("NVRM: Xid (invalid): y", host="a"),
+        LogLine(XID, None, "a"),
+    ]
+    assert list(unnamed.read(lines)) == []
+    account = unnamed.accounting.tables[TABLE]
+    assert account.left_out == {UNCLEAR: 2, UNDATED: 1}
+    assert (account.read, account.unaccounted) == (3, 0)

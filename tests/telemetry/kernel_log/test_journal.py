@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from foundation.errors import InputError
-from telemetry.collect.kernel_log.journal import MAX_ENTRY_BYTES, Journal
-from telemetry.collect.kernel_log.lines import LogLine
+from telemetry.kernel_log.journal import MAX_ENTRY_BYTES, Journal
+from telemetry.kernel_log.source import LogLine
 from tests.telemetry.collect.builders import NOW
 
 XID = "NVRM: Xid (PCI:0000:10:00): 79, pid=1"
@@ -85,7 +85,7 @@ def test_one_that_never_works_is_an_error(tmp_path: Path, monkeypatch: pytest.Mo
         read(source, 1)
     assert len(arguments(tmp_path)) == 1
     (tmp_path / "one").write_text(entry(1) + "\n")
-    monkeypatch.setattr("telemetry.collect.kernel_log.journal.RESTARTS", 2)
+    monkeypatch.setattr("telemetry.kernel_log.journal.RESTARTS", 2)
     source = Journal({}, follow=True, command=program(tmp_path, f"cat {tmp_path}/one; rm {tmp_path}/one; exit 1"))
     read(source, 1)
     with pytest.raises(InputError, match="journalctl ended: "):

@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from foundation.errors import InputError
-from telemetry.xids.kernel_log import KernelLog, locate, parse_kernel_log
-from telemetry.xids.xid_message import parse_xid_message
+from telemetry.kernel_log.importing import KernelLog, parse_kernel_log
+from telemetry.kernel_log.xid_message import parse_xid_message
+from telemetry.xids.locating import locate
 from tests.telemetry.helpers import gpu, quarantine_of, run_import, samples_frame
 
 FELL = "NVRM: Xid (PCI:0000:10:00): 79, pid=1234, name=python, GPU has fallen off the bus."
@@ -234,6 +235,7 @@ def test_no_line_is_too_strange(line, prefix):
 def test_the_lines_of_a_real_driver_give_its_xids_and_the_gpu_that_it_names_before_them() -> None:
     lines = (Path(__file__).parents[2] / "data" / "nvml" / "h200-dmesg.log").read_text().splitlines()
     log = parse_kernel_log(lines, node="here", boot_time=NEW_YEAR)
-    assert log.events["code"].tolist() == ["31", "13", "13", "13", "43", "31"]
-    assert log.events["gpu"].unique().tolist() == ["GPU-0a1b2c3d-4e5f-6071-8293-a4b5c6d7e8f9"]
+    assert log.events["type"].tolist() == ["driver"] + ["xid"] * 6
+    assert log.events["code"].tolist() == ["580.159.04", "31", "13", "13", "13", "43", "31"]
+    assert log.events["gpu"].dropna().unique().tolist() == ["GPU-0a1b2c3d-4e5f-6071-8293-a4b5c6d7e8f9"]
     assert log.unparsed == []

@@ -6,10 +6,13 @@ from typing import Any
 import pytest
 
 from foundation.errors import InputError
+from telemetry.accounting import Account
 from telemetry.collect import outbox as outbox_module
 from telemetry.collect.event import Event
-from telemetry.collect.kernel_log.lines import LogLine, collect_kernel_log
+from telemetry.collect.kernel_log import collect_kernel_log
 from telemetry.collect.outbox import Outbox
+from telemetry.kernel_log.reader import TABLE
+from telemetry.kernel_log.source import LogLine
 from telemetry.landing.folder import Landing
 from tests.telemetry.collect.builders import (
     NOW,
@@ -24,7 +27,7 @@ def xid(number: int) -> LogLine:
     return LogLine(f"NVRM: Xid (PCI:0000:{number:02x}:00): 79, x", NOW + timedelta(seconds=number), None, "b1")
 
 
-def collect(where: Landing, reads: list[list[LogLine]], *, node: str | None = "n1") -> dict[str, int]:
+def collect(where: Landing, reads: list[list[LogLine]], *, node: str | None = "n1") -> Account:
     with Outbox(where, "kernel-log") as outbox:
         return collect_kernel_log(
             outbox,
@@ -34,7 +37,7 @@ def collect(where: Landing, reads: list[list[LogLine]], *, node: str | None = "n
             clock=Clock(NOW + timedelta(hours=1)),
             stop=lambda _seconds: False,
             once=True,
-        )
+        ).tables[TABLE]
 
 
 def test_events_land_with_their_address(tmp_path: Path):
@@ -45,8 +48,8 @@ def test_events_land_with_their_address(tmp_path: Path):
     assert {(row["node"], row["type"], row["code"], row["source"]) for row in rows} == {
         ("n1", "xid", "79", "kernel_log:journal")
     }
-    assert (counts["lines"], counts["events"]) == (3, 2)
-    assert collect(where, [[xid(1)], [], [xid(2)], [xid(3)]])["events"] == 1
+    assert (counts.read, counts.used, counts.unaccounted) == (3, 2, 0)
+    assert collect(where, [[xid(1)], [], [xid(2)], [xid(3)]]).used == 1
     assert len(landed(where)) == 3
 
 
@@ -85,10 +88,10 @@ def test_a_kill_at_any_write_loses_and_repeats_nothing(tmp_path: Path, monkeypat
 
 def test_a_line_without_a_host_is_refused_before_it_counts_as_read(tmp_path: Path):
     where = landing(tmp_path)
-    with pytest.raises(InputError, match="a line about a GPU names no host") as error:
+    with pytest.raises(InputError, match="the kernel log does not name its node") as error:
         collect(where, [[xid(1)]], node=None)
-    assert error.value.do == "Give --node NAME."
-    assert collect(where, [[xid(1)]])["events"] == 1
+    assert "--node NAME" in error.value.do
+    assert collect(where, [[xid(1)]]).used == 1
 
 
 def test_two_collectors_of_one_kind_and_a_damaged_state_are_refused(tmp_path: Path):

@@ -1,0 +1,88 @@
+"""Kernel messages, as they come, to staged events: the loop of ``predrain collect kernel-log``."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from typing import Any, Final
+
+from foundation.running import Wait
+from telemetry.accounting import Accounting
+from telemetry.collect.event import Event
+from telemetry.collect.outbox import Outbox
+from telemetry.kernel_log.catalogue import Catalogue, shipped
+from telemetry.kernel_log.reader import KernelEvent, KernelLogReader
+from telemetry.kernel_log.source import LogSource
+
+_log = logging.getLogger(__name__)
+_SAVE_EVERY_S: Final = 5.0
+_WAIT_S: Final = 0.5
+# A signal sets a flag; it is looked at this often.
+
+
+def collect_kernel_log(
+    outbox: Outbox,
+    open_source: Callable[[dict[str, Any]], LogSource],
+    *,
+    node: str | None,
+    fixed: bool,
+    clock: Callable[[], datetime],
+    stop: Wait,
+    once: bool,
+    delay: timedelta = timedelta(minutes=10),
+    catalogue: Catalogue | None = None,
+) -> Accounting:
+    """Read until the source is drained (``once``) or ``stop(seconds)``, which waits, is true; stage the events.
+
+    ``node``: node of lines that name no host; with ``fixed``, of all.
+    ``delay``: ``known_at`` of history is its time plus this, now at the latest.
+    Returns: what became of the lines. Raises ``InputError`` if the source cannot be read, the disk is full, or no node
+    is known of an event.
+    """
+    position = dict(outbox.position.get("source", {}))
+    source = open_source(dict(position))
+    # Reports of two sources may be one event, repeats within one source are not: events carry its name.
+    name = f"kernel_log:{source.name}"
+    try:
+        reader = KernelLogReader(catalogue or shipped(), node=node, fixed=fixed, state=outbox.position.get("nodes"))
+        saved_at_s = time.monotonic()
+        while True:
+            batch = source.read(0.0 if once else _WAIT_S)
+            now = clock()
+            reader.count(max(batch.n_lines, len(batch.lines)), len(batch.lines))
+            events = [as_event(found, name, now, delay) for found in reader.read(batch.lines)]
+            _report(reader)
+            leaving = stop(0.0) or (once and batch.drained)
+            is_due = leaving or time.monotonic() - saved_at_s >= _SAVE_EVERY_S
+            if events or (is_due and batch.position != position):
+                outbox.commit({"source": batch.position, "nodes": reader.state()}, events=events)
+                outbox.flush()
+                saved_at_s, position = time.monotonic(), batch.position
+            if leaving:
+                return reader.accounting
+            if once and not batch.lines:
+                stop(0.01)
+    finally:
+        source.close()
+
+
+def as_event(found: KernelEvent, source: str, now: datetime, delay: timedelta = timedelta(0)) -> Event:
+    """Return the event that a collector stages.
+
+    ``delay``: ``known_at`` of what is older than the collector is its time plus this, ``now`` at the latest.
+    """
+    known_at = min(now, found.when + delay) if found.history else now
+    return Event(
+        found.when, found.node, found.type, source, known_at, found.code, found.detail, found.gpu, found.pci_bus_id
+    )
+
+
+def _report(reader: KernelLogReader) -> None:
+    """Log the first line of each kind that could not be used; the further ones are only counted."""
+    for _, line, reason in reader.unused:
+        if reason not in reader.reported:
+            reader.reported.add(reason)
+            _log.warning("%s: %r (further ones are only counted)", reason, line[:160])
+    reader.unused.clear()

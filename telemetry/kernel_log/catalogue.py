@@ -1,0 +1,214 @@
+"""The catalogue of kernel messages about GPUs: ``messages.yaml``, and rules that a mapping adds to it."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal, NamedTuple
+
+import yaml
+from pydantic import AfterValidator, BaseModel, ConfigDict, model_validator
+
+from telemetry.dataset.schema import EVENT_TYPES
+from telemetry.identity.pci import normalise_pci_bus_id
+from telemetry.kernel_log.xid_message import mentions_xid, parse_xid_message
+
+BOOT: Final = "boot"
+"""Code of ``other`` events: the node's kernel started."""
+
+FALLEN_OFF: Final = "fallen_off_the_bus"
+"""Code of ``failure`` events: a GPU is lost."""
+
+_FILE: Final = Path(__file__).with_name("messages.yaml")
+_ADDRESS = r"(?:[0-9a-fA-F]{4,8}:)?[0-9a-fA-F]{2}:[0-9a-fA-F]{2}(?:\.[0-7])?"
+_UUID = r"GPU-[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}"
+_DETAIL_LENGTH: Final = 400
+_OPEN_MODULE = "Open Kernel"
+
+
+def _compiled(pattern: str) -> str:
+    """Name the first address ``address``, further ones ``address2`` and so on: alternatives cannot share a name."""
+    for number in range(1, pattern.count("<ADDRESS>") + 1):
+        name = "address" if number == 1 else f"address{number}"
+        pattern = pattern.replace("<ADDRESS>", f"(?P<{name}>{_ADDRESS})", 1)
+    pattern = pattern.replace("<UUID>", f"(?P<uuid>{_UUID})", 1)
+    try:
+        re.compile(pattern, re.DOTALL)
+    except re.error as error:
+        raise ValueError(f"not a regular expression: {error}") from None
+    return pattern
+
+
+class MessageRule(BaseModel):
+    """A rule of the catalogue; the fields are explained in ``messages.yaml``."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    pattern: Annotated[str, AfterValidator(_compiled)]
+    type: str = ""
+    code: str = ""
+    detail: str | None = None
+    part: Literal["", "begin", "middle", "end"] = ""
+    again: int = 0
+    known: bool = False
+    meaning: str = ""
+    example: str = ""
+
+    @model_validator(mode="after")
+    def _is_complete(self) -> MessageRule:
+        if self.type not in ("", "unclear", *EVENT_TYPES):
+            raise ValueError(f"unknown event type {self.type!r}: use one of {', '.join(EVENT_TYPES)}")
+        if self.type not in ("", "unclear") and not self.code:
+            raise ValueError("an event needs a code")
+        return self
+
+
+class _Driver(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    driver: str
+    begins: list[str]
+    words: list[str]
+    quiet: bool = False
+    rules: list[MessageRule]
+
+
+class Finding(NamedTuple):
+    """What a message reports; ``type`` is empty where that is no event, ``unclear`` for an XID without number or GPU.
+
+    ``again_s``: the same of one GPU within this time is part of the first report.
+    ``known``: counts only if the log has named its device as a GPU.
+    """
+
+    type: str
+    code: str = ""
+    detail: str | None = None
+    gpu: str | None = None
+    pci_bus_id: str | None = None
+    part: str = ""
+    again_s: int = 0
+    known: bool = False
+
+
+class Catalogue:
+    """Finds messages of GPU drivers in text and reads them.
+
+    ``added``: rules that come before the shipped ones.
+    """
+
+    def __init__(self, added: Iterable[MessageRule] = ()) -> None:
+        self._added = [(re.compile(rule.pattern, re.DOTALL), rule) for rule in added]
+        self._words = tuple(word for driver in _drivers() for word in driver.words)
+        begins = [begin for driver in _drivers() for begin in driver.begins]
+        self._begins = re.compile("|".join(begins).replace("<ADDRESS>", _ADDRESS))
+        self._rules = [
+            (tuple(driver.words), driver.quiet, [(re.compile(rule.pattern, re.DOTALL), rule) for rule in driver.rules])
+            for driver in _drivers()
+        ]
+
+    def mentions(self, text: str) -> bool:
+        """Whether a line may hold a message about a GPU."""
+        for word in self._words:
+            if word in text:
+                return True
+        return any(pattern.search(text) for pattern, _ in self._added)
+
+    def start(self, text: str) -> int:
+        """Return where a message about a GPU begins in a line; -1 if there is none."""
+        match = self._begins.search(text)
+        starts = [] if match is None else [match.start()]
+        starts += [added.start() for pattern, _ in self._added if (added := pattern.search(text))]
+        return min(starts, default=-1)
+
+    def read(self, message: str) -> Finding | None:
+        """Read a message; None if no rule knows it."""
+        for pattern, rule in self._added:
+            if match := pattern.search(message):
+                return _finding(rule, match, message)
+        if mentions_xid(message):
+            xid = parse_xid_message(message)
+            if xid is None:
+                return Finding("unclear")
+            return Finding("xid", xid.code, xid.detail, xid.gpu, xid.pci_bus_id)
+        for words, _, rules in self._rules:
+            if any(word in message for word in words):
+                for pattern, rule in rules:
+                    if match := pattern.search(message):
+                        return _finding(rule, match, message)
+        return None
+
+    def is_driver(self, message: str) -> bool:
+        """Whether a message that no rule knows is a GPU driver's, and not one of PCIe or the kernel."""
+        match = self._begins.match(message)
+        return match is not None and any(
+            not quiet and any(word in match[0] for word in words) for words, quiet, _ in self._rules
+        )
+
+
+@functools.cache
+def shipped() -> Catalogue:
+    """Return the catalogue without added rules."""
+    return Catalogue()
+
+
+@functools.cache
+def _drivers() -> tuple[_Driver, ...]:
+    return tuple(_Driver.model_validate(part) for part in yaml.safe_load(_FILE.read_text(encoding="utf-8")))
+
+
+def _finding(rule: MessageRule, match: re.Match[str], message: str) -> Finding:
+    groups: Mapping[str, Any] = {name: text.strip() for name, text in match.groupdict().items() if text is not None}
+    addresses = (groups.get(name) for name in ("address", "address2", "address3"))
+    address = next((text for text in addresses if text), None)
+    if rule.type == "driver":
+        detail: str | None = "open kernel module" if _OPEN_MODULE in message else None
+    elif rule.detail is not None:
+        detail = rule.detail.format_map(groups)[:_DETAIL_LENGTH]
+    else:
+        detail = message[:_DETAIL_LENGTH] if rule.type else None
+    return Finding(
+        rule.type,
+        rule.code.format_map(groups) if rule.type != "unclear" else "",
+        detail,
+        groups.get("uuid"),
+        normalise_pci_bus_id(address) if address else None,
+        rule.part,
+        rule.again,
+        rule.known,
+    )
+
+
+def messages_page() -> str:
+    """Return the page docs/reference/kernel-messages.md."""
+    parts = [_INTRODUCTION]
+    for driver in _drivers():
+        if not driver.rules:
+            continue
+        parts.append(f"\n## {driver.driver[0].upper()}{driver.driver[1:]}\n")
+        parts.append("| event | what it means | example |\n|---|---|---|")
+        for rule in driver.rules:
+            event = {"": "–", "unclear": "counted as unclear"}.get(rule.type, f"`{rule.type}` `{rule.code}`")
+            cells = (event, rule.meaning, f"`{' ⏎ '.join(rule.example.splitlines())}`")
+            parts.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    return "\n".join(parts) + "\n"
+
+
+_INTRODUCTION = """\
+# Kernel messages
+
+One reader serves `predrain import --events`, `predrain assess --kernel-log`, `predrain collect kernel-log` and the
+messages that `predrain collect gpud` quotes. It searches a line for a message of a GPU driver, behind any prefix. Time
+stamp and host come from what stands before the message.
+
+An XID (`NVRM: Xid (PCI:0000:10:00): 79, …`) is an event `xid` with its number as the code, whatever the number. The
+tables list all other messages. The first row that matches counts; "–" is a message without an event. Messages of
+NVIDIA, AMD, Intel and Habana drivers that no row knows are counted as *GPU driver message without a rule*, with an
+example. All other lines are counted as *not about a GPU*. The rules are `telemetry/kernel_log/messages.yaml`; the
+section `kernel_log: {messages: …}` of a mapping adds more ([mapping](mapping.md)).
+
+Time stamps: RFC 3164, RFC 5424 and ISO 8601 syslog, every `journalctl -o` form, every `dmesg --time-format` with and
+without `--decode`, `/dev/kmsg`, container logs (CRI, Docker, `kubectl logs --timestamps`), JSON of Loki, fluentd,
+fluent-bit, Elastic, Vector and cloud loggers. Month names are known in 22 languages.
+"""

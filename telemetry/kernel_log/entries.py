@@ -1,0 +1,259 @@
+"""Lines of a log to entries: one message each, with what the program that stored it added.
+
+Plain text is an entry a line. Structured logs name their fields in many ways: journald (JSON, export, verbose), Docker,
+fluentd, Loki, Elastic, cloud loggers, ``dmesg --json``. An entry may span lines: pretty-printed JSON, journal exports.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Final, NamedTuple
+
+from telemetry.kernel_log.stamps import Stamp, parse_time
+
+MAX_LINE: Final = 1 << 20
+"""Characters of a line that are read; the kernel writes no more than a thousandth of them."""
+
+_MAX_RECORD_LINES: Final = 2000
+_TEXT_FIELDS: Final = ("MESSAGE", "message", "msg", "log", "line", "short_message", "textPayload", "_raw", "@message",
+                       "jsonPayload.message", "jsonPayload.MESSAGE", "body", "event.original")  # fmt: skip
+_TIME_FIELDS: Final = ("_SOURCE_REALTIME_TIMESTAMP", "__REALTIME_TIMESTAMP", "@timestamp", "timestamp", "time", "ts",
+                       "date", "_time", "datetime", "receiveTimestamp")  # fmt: skip
+_HOST_FIELDS: Final = ("_HOSTNAME", "hostname", "host.name", "host.hostname", "host", "node", "node_name", "nodename",
+                       "kubernetes.host", "kubernetes.node_name", "kubernetes.node.name", "resource.labels.node_name",
+                       "labels.hostname", "labels.host", "labels.node", "labels.node_name", "labels.nodename",
+                       "stream.hostname", "stream.host", "stream.node", "stream.node_name", "stream.nodename",
+                       "agent.hostname", "jsonPayload._HOSTNAME")  # fmt: skip
+_JOURNAL_FIELD = re.compile(r"\s*(?P<name>_{0,2}[A-Z][A-Z0-9_]*)=(?P<value>.*)", re.DOTALL)
+_VERBOSE_HEADER = re.compile(r"\S.{10,60} \[s=[0-9a-f]+;")
+_COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+_REPEATED = re.compile(r"message repeated \d+ times: \[ ?")
+_LOG_FIELD = re.compile(
+    r'"(?:MESSAGE|log|line|short_message|textPayload|_raw|@message|@timestamp|streams?|dmesg)"|\bNVRM\b|\bamdgpu\b'
+)
+_JSON_LINE = re.compile(r'"|[}\]],?\Z|[\[{](?:\s*[\[{])?\Z|},\s*\{\Z|-?\d[\d.eE+-]*,?\Z|(?:true|false|null),?\Z')
+_OPENINGS: Final = ("{", "[", "[{", "[ {")
+_BEGINNINGS: Final = ("{", "[", " ", "\t", "_")
+
+
+class Entry(NamedTuple):
+    """One message as it was stored.
+
+    ``number``: of its first line, from 1.
+    ``text``: the message, with the prefix that the kernel or syslog wrote.
+    ``stored``: stamp of the program that stored it; of plain text it is a part of ``text``.
+    ``line``: what to show of it.
+    """
+
+    number: int
+    text: str
+    stored: Stamp | None = None
+    host: str | None = None
+    boot_id: str | None = None
+    line: str = ""
+
+
+class EntryReader:
+    """Splits a log into entries.
+
+    ``is_wanted``: whether a line of text may matter; others are counted without a closer look.
+    ``number``: of the line read last. ``extra``: entries beyond the first of one line.
+    """
+
+    def __init__(self, is_wanted: Callable[[str], object] = bool) -> None:
+        self.number = self.extra = 0
+        self._is_wanted = is_wanted
+        self._kind = ""
+        self._record: list[str] = []
+        self._depth = 0
+
+    def read(self, line: str) -> Iterator[Entry]:
+        """Yield the entries that a line completes."""
+        self.number += 1
+        return self._read(line.rstrip("\r\n"))
+
+    def close(self) -> Iterator[Entry]:
+        """Yield the entry that the end of the log completes."""
+        return self._finish()
+
+    def read_all(self, lines: Iterable[str]) -> Iterator[Entry]:
+        """Yield the entries of a whole log."""
+        for line in lines:
+            yield from self.read(line)
+        yield from self.close()
+
+    def _read(self, line: str) -> Iterator[Entry]:
+        if self._kind == "json":
+            yield from self._read_json(line)
+        elif self._kind and (line[:1].isspace() if self._kind == "verbose" else line):
+            self._record.append(line)
+            if len(self._record) > _MAX_RECORD_LINES:
+                self._kind = ""
+        elif self._kind:
+            yield from self._finish()
+            yield from self._read(line)
+        elif line[:1] in _BEGINNINGS or "[s=" in line:
+            yield from self._begin(line)
+        elif self._is_wanted(line):
+            yield plain_entry(self.number, line)
+
+    def _begin(self, line: str) -> Iterator[Entry]:
+        bare = line.strip()
+        if bare in _OPENINGS:
+            self._kind, self._record, self._depth = "json", [], 0
+            yield from self._read_json(line)
+        elif bare.startswith(("{", "[{")):
+            entries = json_entries(bare, self.number)
+            self.extra += max(len(entries) - 1, 0)
+            yield from entries or [plain_entry(self.number, line)]
+        elif line.startswith("__CURSOR=") or _VERBOSE_HEADER.match(line):
+            self._kind, self._record = "export" if line[0] == "_" else "verbose", [line]
+        elif self._is_wanted(line):
+            yield plain_entry(self.number, line)
+
+    def _read_json(self, line: str) -> Iterator[Entry]:
+        """Read a line of pretty-printed JSON; of objects inside an array, each is an entry of its own."""
+        bare = line.strip()
+        if bare and not _JSON_LINE.match(bare):
+            # A brace in a log of text, or JSON that was cut short.
+            self._kind = ""
+            yield from self._read(line)
+        elif bare in _OPENINGS:
+            self._record, self._depth = [], int(bare[-1] == "{")
+        elif bare[:1] == "}" and self._depth == 1:
+            yield from json_entries("{" + "\n".join(self._record) + "}", self.number)
+            self._record, self._depth = [], int(bare[-1] == "{")
+        elif self._depth and len(self._record) < _MAX_RECORD_LINES:
+            self._depth += bare.endswith(("{", "[")) - bare.startswith(("}", "]"))
+            self._record.append(bare)
+        elif self._depth:
+            self._kind = ""
+
+    def _finish(self) -> Iterator[Entry]:
+        kind, self._kind = self._kind, ""
+        if kind not in ("export", "verbose"):
+            return
+        fields: dict[str, str] = {}
+        name = ""
+        for line in self._record:
+            match = _JOURNAL_FIELD.match(line)
+            if match is not None:
+                name = match["name"]
+                fields[name] = match["value"]
+            elif line in _TEXT_FIELDS:
+                name = line
+            elif name:
+                # An export writes a value of several lines behind eight bytes with its length.
+                fields[name] = f"{fields[name]}\n{line.strip()}" if name in fields else line[8:]
+        if kind == "verbose":
+            fields.setdefault("time", self._record[0].split(" [s=")[0])
+        entry = _entry(fields, self.number)
+        if entry is not None:
+            yield entry
+
+
+def plain_entry(number: int, line: str) -> Entry:
+    """Return the entry of a line of text."""
+    return Entry(number, _plain(line), line=line)
+
+
+def json_entries(text: str, number: int) -> list[Entry]:
+    """Return the messages of a JSON document; none where it holds no log."""
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError):
+        return []
+    entries: list[Entry] = []
+    for record in _records(document):
+        entry = _entry(record, number)
+        if entry is not None:
+            entries.append(entry)
+    return entries
+
+
+def is_log(beginning: bytes) -> bool:
+    """Whether JSON is a log, and no table of events, by its beginning."""
+    text = beginning.decode("utf-8", errors="replace")
+    if re.search(r'"type"\s*:', text) or not _LOG_FIELD.search(text):
+        return False
+    reader = EntryReader()
+    return any(entry.stored is not None for line in text.splitlines()[:200] for entry in reader.read(line))
+
+
+def _records(document: Any) -> Iterator[Mapping[str, Any]]:
+    """Yield the objects that are log records; Loki's answers hold many below one set of labels."""
+    if isinstance(document, list):
+        for part in document:
+            if isinstance(part, dict):
+                yield from _records(part)
+        return
+    if not isinstance(document, dict):
+        return
+    data = document.get("data")
+    streams = data.get("result") if isinstance(data, dict) else document.get("streams")
+    if isinstance(document.get("dmesg"), list):
+        yield from _records(document["dmesg"])
+    elif isinstance(streams, list):
+        yield from _records(streams)
+    elif isinstance(document.get("values"), list):
+        for value in document["values"]:
+            if isinstance(value, list) and len(value) >= 2:
+                yield {"stream": document.get("stream"), "time": value[0], "line": value[1]}
+    else:
+        yield document
+
+
+def _field(record: Mapping[str, Any], names: tuple[str, ...]) -> Any:
+    for name in names:
+        value: Any = record
+        for part in (name,) if name in record else name.split("."):
+            value = value.get(part) if isinstance(value, dict) else None
+        if value is not None and not isinstance(value, dict):
+            return value
+    return None
+
+
+def _entry(record: Mapping[str, Any], number: int) -> Entry | None:
+    text = _field(record, _TEXT_FIELDS)
+    if isinstance(text, list):  # the journal writes text that is not UTF-8 as a list of bytes
+        try:
+            text = bytes(text).decode("utf-8", errors="replace")
+        except (TypeError, ValueError):
+            return None
+    if not isinstance(text, str):
+        return None
+    # JSON may hold half a surrogate pair, which cannot be stored.
+    text = text.encode("utf-8", "replace").decode()[:MAX_LINE].rstrip("\r\n")
+    host, boot_id = _field(record, _HOST_FIELDS), _field(record, ("_BOOT_ID",))
+    stored = _stored(record)
+    return Entry(
+        number,
+        _plain(text),
+        stored,
+        host.encode("utf-8", "replace").decode() if isinstance(host, str) and host else None,
+        boot_id if isinstance(boot_id, str) else None,
+        text,
+    )
+
+
+def _stored(record: Mapping[str, Any]) -> Stamp | None:
+    value = _field(record, _TIME_FIELDS)
+    if "pri" in record and isinstance(value, int | float) and not isinstance(value, bool):
+        # `dmesg --json`: seconds since boot.
+        return parse_time(f"[{value:.6f}]") if 0 <= value < 1e9 else None
+    if isinstance(value, str) and value.isascii() and value.isdigit():
+        value = int(value) if len(value) < 20 else None
+    return parse_time(value)
+
+
+def _plain(text: str) -> str:
+    """Remove what a terminal or syslog adds to the text of a message."""
+    if "\x1b" in text:
+        text = _COLOUR.sub("", text)
+    if "#01" in text:
+        text = text.replace("#011", "\t").replace("#012", "\n").replace("#015", "")
+    if "message repeated" in text and (match := _REPEATED.search(text)):
+        text = text[: match.start()] + text[match.end() :].rstrip().removesuffix("]")
+    return text

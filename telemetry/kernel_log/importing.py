@@ -1,0 +1,115 @@
+"""A saved kernel log to events, for an import."""
+
+from __future__ import annotations
+
+import io
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, tzinfo
+from pathlib import Path
+from typing import Final
+
+import pandas as pd
+
+from foundation.errors import InputError
+from telemetry.accounting import Accounting
+from telemetry.kernel_log.catalogue import Catalogue, MessageRule, shipped
+from telemetry.kernel_log.dating import Clock
+from telemetry.kernel_log.entries import MAX_LINE, EntryReader
+from telemetry.kernel_log.packing import open_log, packing_errors
+from telemetry.kernel_log.reader import KernelLogReader, log_lines
+from telemetry.kernel_log.xid_message import DESCRIBED_XIDS
+
+COLUMNS: Final = ("timestamp", "node", "gpu", "pci_bus_id", "type", "code", "detail", "source")
+"""Columns of parsed events, before their GPU is looked up."""
+
+_MAX_WITHOUT_END: Final = 1 << 26
+# More text without a line end is no log, but a bomb or a binary file.
+
+
+@dataclass(frozen=True, slots=True)
+class KernelLog:
+    """What a kernel log held.
+
+    ``events``: with the columns of :data:`COLUMNS`; ``gpu`` only where a message gave the UUID.
+    ``unknown_codes``: XIDs without a description, with their number; their events are kept.
+    ``unparsed``: line number from 1, line and problem of lines about an event that could not be used.
+    ``accounting``: of all lines, table :data:`telemetry.kernel_log.reader.TABLE`.
+    """
+
+    events: pd.DataFrame
+    unknown_codes: dict[str, int]
+    unparsed: list[tuple[int, str, str]]
+    n_lines: int
+    accounting: Accounting
+
+
+def parse_kernel_log(
+    lines: Iterable[str],
+    *,
+    node: str | None = None,
+    boot_time: datetime | None = None,
+    reference_time: datetime | None = None,
+    timezone: tzinfo | None = None,
+    messages: Sequence[MessageRule] = (),
+    source: str = "kernel_log",
+) -> KernelLog:
+    """Find the events in a kernel log.
+
+    ``node``: node of lines that name no host.
+    ``boot_time``: Aware; when the kernel of ``[ 12.345]`` stamps booted.
+    ``reference_time``: Aware; a moment after the last line, such as when the log was fetched. It gives the year to
+    stamps without one.
+    ``timezone``: zone of stamps without an offset.
+    ``messages``: rules that come before the catalogue's.
+    ``source``: ``source`` of the events.
+    Raises ``InputError`` if an event cannot be timed or placed without ``node``, ``boot_time``, ``reference_time`` or
+    ``timezone``; the message says which to give.
+    """
+    catalogue = Catalogue(messages) if messages else shipped()
+    splitter = EntryReader(catalogue.mentions)
+    reader = KernelLogReader(catalogue, node=node, asks=True)
+    found = log_lines(splitter.read_all(lines), catalogue, Clock(timezone, reference_time, boot_time))
+    events = list(reader.read(found))
+    reader.count(splitter.number + splitter.extra, len(found))
+    codes = Counter(event.code for event in events if event.type == "xid")
+    rows = [
+        (event.when, event.node, event.gpu, event.pci_bus_id, event.type, event.code, event.detail, source)
+        for event in events
+    ]
+    frame = pd.DataFrame(rows, columns=list(COLUMNS))
+    frame["timestamp"] = pd.to_datetime(frame["timestamp"], utc=True).astype("datetime64[ms, UTC]")
+    unknown = {code: number for code, number in sorted(codes.items()) if int(code) not in DESCRIBED_XIDS}
+    return KernelLog(frame, unknown, reader.unused, splitter.number, reader.accounting)
+
+
+def read_lines(path: Path) -> Iterator[str]:
+    """Yield the lines of a log, packed or not, each up to :data:`MAX_LINE`.
+
+    Raises ``InputError`` if it is no regular file, or no text.
+    """
+    if not path.is_file():
+        raise InputError("the kernel log is no regular file", str(path), "Save the log to a file first.")
+    with packing_errors(path), open_log(path) as stream:
+        beginning = stream.read(2)
+        stream.seek(0)
+        # A shell on Windows redirects in UTF-16.
+        encoding = "utf-16" if beginning in (b"\xff\xfe", b"\xfe\xff") else "utf-8"
+        with io.TextIOWrapper(stream, encoding=encoding, errors="replace", newline="\n") as text:
+            length = 0
+            while piece := text.readline(MAX_LINE):
+                if length == 0:
+                    yield piece
+                length = 0 if piece.endswith("\n") else length + len(piece)
+                if length > _MAX_WITHOUT_END:
+                    raise InputError(
+                        f"a line of the kernel log is longer than {_MAX_WITHOUT_END >> 20} MiB",
+                        str(path),
+                        "Check that it is a log of text, with line ends.",
+                    )
+
+
+def last_written(path: Path) -> datetime:
+    """Return when a log was last written: no line of it is later."""
+    return datetime.fromtimestamp(path.stat().st_mtime, UTC)

@@ -1,0 +1,266 @@
+"""Messages of GPU drivers to events: what a message means after those before it on the same node."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any, Final, NamedTuple
+
+from foundation.errors import InputError
+from telemetry.accounting import Accounting
+from telemetry.kernel_log.catalogue import BOOT, FALLEN_OFF, Catalogue, Finding
+from telemetry.kernel_log.dating import ADVICE, Clock, date_lines
+from telemetry.kernel_log.entries import Entry
+from telemetry.kernel_log.source import LogLine
+from telemetry.kernel_log.stamps import Stamp, parse_header
+
+TABLE: Final = "kernel log lines"
+"""Name of the table of :class:`telemetry.accounting.Accounting`."""
+
+NOT_ABOUT_A_GPU: Final = "not about a GPU"
+WITHOUT_EVENT: Final = "GPU driver message without an event"
+WITHOUT_RULE: Final = "GPU driver message without a rule"
+UNCLEAR: Final = "no XID number or GPU"
+UNDATED: Final = "no usable time stamp"
+REPEATED: Final = "the same kernel message a second time"
+
+_SENTENCE: Final = timedelta(seconds=5)
+# The messages of one sentence come within milliseconds; syslog has whole seconds.
+_REMEMBERED: Final = 512
+_NO_TIME: Final = timedelta(0)
+_GPU_LOST: Final = "79"
+
+
+class KernelEvent(NamedTuple):
+    """An event that a kernel log reports; ``history`` as in :class:`LogLine`."""
+
+    when: datetime
+    node: str
+    type: str
+    code: str
+    detail: str | None
+    gpu: str | None
+    pci_bus_id: str | None
+    history: bool
+
+
+@dataclass(slots=True)
+class _Host:
+    """What earlier messages of a node say of later ones.
+
+    ``recent``: when each event was last reported, by code and GPU. ``seen``: messages by their time since boot.
+    """
+
+    boot_id: str | None = None
+    uuids: dict[str, str] = field(default_factory=dict)
+    addresses: set[str] = field(default_factory=set)
+    sentence: tuple[datetime, str | None] | None = None
+    recent: dict[tuple[str, str | None], datetime] = field(default_factory=dict)
+    seen: OrderedDict[tuple[float, str], datetime] = field(default_factory=OrderedDict)
+    is_boot_reported: bool = False
+
+
+def log_lines(entries: Iterable[Entry], catalogue: Catalogue, clock: Clock, *, history: bool = False) -> list[LogLine]:
+    """Return the messages among entries that may be about a GPU, with their instants."""
+    found: list[tuple[Entry, str, str | None, tuple[Stamp, ...]]] = []
+    last: tuple[str | None, tuple[Stamp, ...]] = (None, ())
+    boots: dict[str | None, str] = {}
+    for entry in entries:
+        start = catalogue.start(entry.text)
+        if entry.boot_id is not None and boots.get(entry.host) != entry.boot_id:
+            boots[entry.host] = entry.boot_id
+        elif start < 0:
+            continue
+        header = parse_header(entry.text[: max(start, 0)])
+        stamps = header.stamps if entry.stored is None else (entry.stored, *header.stamps)
+        host = header.host or entry.host
+        if not stamps and entry.text[:1].isspace():
+            # A message of several lines: only the first has the header.
+            host, stamps = last
+        last = host, stamps
+        found.append((entry, entry.text[max(start, 0) :].rstrip(), host, stamps))
+    instants = date_lines([stamps for *_, stamps in found], clock)
+    return [
+        LogLine(
+            message, when, host, entry.boot_id, history, _since_boot(stamps), entry.number, entry.line or entry.text
+        )
+        for (entry, message, host, stamps), when in zip(found, instants, strict=True)
+    ]
+
+
+def _since_boot(stamps: tuple[Stamp, ...]) -> float | None:
+    since_boot = stamps[-1].since_boot if stamps else None
+    return None if since_boot is None else since_boot.total_seconds()
+
+
+class KernelLogReader:
+    """Reads messages in their order and gives events.
+
+    ``node``: node of messages that name no host; with ``fixed``, of all.
+    ``asks``: raise ``InputError`` where an event cannot be dated for lack of a zone, a year or the boot time.
+    ``state``: of :meth:`state` of an earlier reader.
+    ``accounting``: table :data:`TABLE`; :meth:`read` counts each message once.
+    ``unused``: number, text and reason of lines about an event that could not be used.
+    ``reported``: reasons of which the log has an example.
+    """
+
+    def __init__(
+        self,
+        catalogue: Catalogue,
+        *,
+        node: str | None = None,
+        fixed: bool = False,
+        asks: bool = False,
+        state: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._catalogue = catalogue
+        self._node, self._fixed, self._asks = node, fixed, asks
+        self._hosts: defaultdict[str | None, _Host] = defaultdict(_Host)
+        for name, known in (state or {}).items():
+            self._hosts[name] = _Host(
+                known.get("boot_id"), dict(known.get("uuids", {})), set(known.get("addresses", ()))
+            )
+        self.accounting = Accounting()
+        self.unused: list[tuple[int, str, str]] = []
+        self.reported: set[str] = set()
+
+    def state(self) -> dict[str, Any]:
+        """Return, in JSON types, what a next process needs to read on."""
+        return {
+            name: {"boot_id": host.boot_id, "uuids": host.uuids, "addresses": sorted(host.addresses)}
+            for name, host in self._hosts.items()
+            if name is not None
+        }
+
+    def count(self, n_lines: int, messages: int) -> None:
+        """Count lines that were read, of which only ``messages`` are given to :meth:`read`."""
+        self.accounting.read(TABLE, n_lines - messages)
+        self.accounting.left_out(TABLE, NOT_ABOUT_A_GPU, n_lines - messages)
+
+    def read(self, lines: Iterable[LogLine]) -> Iterator[KernelEvent]:
+        """Yield the events of further messages.
+
+        Raises ``InputError`` if an event has no node, or with ``asks`` no instant; the error says what to give.
+        """
+        for line in lines:
+            node = self._node if self._fixed or line.host is None else line.host
+            self.accounting.read(TABLE)
+            boot = self._new_boot(line, node)
+            if boot is not None:
+                yield boot
+            outcome = self._read(line, node)
+            if isinstance(outcome, KernelEvent):
+                self.accounting.used(TABLE)
+                yield outcome
+            elif outcome is None:
+                self.accounting.used(TABLE)
+            else:
+                example = None if outcome == NOT_ABOUT_A_GPU else line.line or line.message
+                self.accounting.left_out(TABLE, outcome, example=example)
+                if outcome in (UNCLEAR, UNDATED):
+                    self.unused.append((line.number, line.line or line.message, outcome))
+
+    def _new_boot(self, line: LogLine, node: str | None) -> KernelEvent | None:
+        if line.boot_id is None or node is None or self._hosts[node].boot_id == line.boot_id:
+            return None
+        is_first = self._hosts[node].boot_id is None
+        self._hosts[node] = _Host(line.boot_id, is_boot_reported=not is_first)
+        if is_first or not isinstance(line.when, datetime):
+            return None
+        return KernelEvent(line.when, node, "other", BOOT, f"boot id {line.boot_id}", None, None, line.history)
+
+    def _read(self, line: LogLine, node: str | None) -> KernelEvent | str | None:
+        """Return the event of a message, why there is none, or None for a part of another event."""
+        finding = self._catalogue.read(line.message)
+        if finding is None:
+            return WITHOUT_RULE if self._catalogue.is_driver(line.message) else NOT_ABOUT_A_GPU
+        host = self._hosts[node]
+        if finding.type == "unclear":
+            return UNCLEAR
+        if finding.known and finding.pci_bus_id not in host.addresses:
+            return NOT_ABOUT_A_GPU
+        if finding.pci_bus_id is not None:
+            host.addresses.add(finding.pci_bus_id)
+            if finding.gpu is not None:
+                host.uuids[finding.pci_bus_id] = finding.gpu
+        if not finding.type and not finding.part:
+            return WITHOUT_EVENT
+        when = self._instant(line)
+        return UNDATED if when is None else self._event(line, node, when, finding)
+
+    def _event(self, line: LogLine, node: str | None, when: datetime, finding: Finding) -> KernelEvent | str | None:
+        if node is None:
+            raise InputError(
+                "the kernel log does not name its node",
+                f"line {line.number}: {line.line[:120]}",
+                "Give `kernel_log: {node: NAME}` in the mapping (a collector: --node NAME), or name the file after "
+                "the node.",
+            )
+        host = self._hosts[node]
+        if line.since_boot is not None and _is_seen(host, line.since_boot, line.message, when):
+            return REPEATED
+        if finding.part:
+            finding = _sentence(host, finding, when)
+        if finding.code == BOOT:
+            # The banner of a boot that its id has reported before is a part of that event.
+            is_known = host.is_boot_reported and line.boot_id is not None
+            self._hosts[node] = _Host(line.boot_id or host.boot_id, is_boot_reported=True)
+        else:
+            is_known = not finding.type or _is_reported(host, finding, when)
+        if is_known:
+            return None
+        gpu = finding.gpu or host.uuids.get(finding.pci_bus_id or "")
+        kind, code, detail, _, bus = finding[:5]
+        return KernelEvent(when, node, kind, code, detail, gpu, bus, line.history)
+
+    def _instant(self, line: LogLine) -> datetime | None:
+        if isinstance(line.when, str):
+            if self._asks:
+                raise InputError(
+                    f"the kernel log's time stamps {line.when}",
+                    f"line {line.number}: {line.line[:120]}",
+                    ADVICE[line.when],
+                )
+            return None
+        return line.when
+
+
+def _sentence(host: _Host, finding: Finding, when: datetime) -> Finding:
+    """Take the GPU of a sentence's event from its first message."""
+    if finding.part == "begin":
+        host.sentence = when, finding.pci_bus_id
+    elif finding.part == "end":
+        begun, host.sentence = host.sentence, None
+        if begun is not None and abs(when - begun[0]) <= _SENTENCE:
+            return finding._replace(pci_bus_id=begun[1])
+    return finding
+
+
+def _is_reported(host: _Host, finding: Finding, when: datetime) -> bool:
+    """Whether a message repeats an event of a GPU that was reported just before; remember it otherwise."""
+    unit = finding.pci_bus_id or finding.gpu
+    if finding.type == "xid":
+        if finding.code == _GPU_LOST:
+            # The driver says it again in words.
+            host.recent[FALLEN_OFF, unit] = when
+        return False
+    if not finding.again_s:
+        return False
+    last = host.recent.get((finding.code, unit))
+    if last is not None and _NO_TIME <= when - last < timedelta(seconds=finding.again_s):
+        return True
+    host.recent[finding.code, unit] = when
+    return False
+
+
+def _is_seen(host: _Host, since_boot: float, message: str, when: datetime) -> bool:
+    """Whether two programs stored one message: the kernel's own stamp tells, within one boot."""
+    key = since_boot, message
+    if key in host.seen and abs(when - host.seen[key]) <= _SENTENCE:
+        return True
+    host.seen[key] = when
+    if len(host.seen) > _REMEMBERED:
+        host.seen.popitem(last=False)
+    return False

@@ -1,0 +1,223 @@
+"""Time stamps and hosts in what stands before a kernel message.
+
+Tools write a stamp in dozens of forms, and forwarders put theirs before it. So stamps are searched for anywhere before
+the message, in all forms at once, instead of matching each tool's line as a whole. Names of months and zones are data:
+``months.csv`` (a row a locale) and ``zones.csv`` (an empty offset marks a name that several zones share).
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+import unicodedata
+from datetime import UTC, datetime, timedelta, timezone, tzinfo
+from functools import lru_cache
+from pathlib import Path
+from typing import Final, NamedTuple
+from zoneinfo import ZoneInfo
+
+_FOLDER: Final = Path(__file__).parent
+_MAX_PREFIX: Final = 1000
+# Longer prefixes are no header of a log line.
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_EPOCH_DIGITS: Final = {10: 1, 13: 10**3, 16: 10**6, 19: 10**9}
+
+
+class Stamp(NamedTuple):
+    """One stamp; exactly one of ``aware``, ``naive`` and ``since_boot`` is given.
+
+    ``yearless``: the year of ``naive`` is the leap year 2000 and means nothing.
+    """
+
+    aware: datetime | None = None
+    naive: datetime | None = None
+    yearless: bool = False
+    since_boot: timedelta | None = None
+
+
+class Header(NamedTuple):
+    """What stands before a message; ``stamps`` in their order, the last one next to the message."""
+
+    stamps: tuple[Stamp, ...] = ()
+    host: str | None = None
+
+
+def _month_numbers() -> dict[str, int]:
+    numbers: dict[str, int] = {}
+    with (_FOLDER / "months.csv").open(encoding="utf-8", newline="") as stream:
+        for row in csv.DictReader(stream):
+            for number in range(1, 13):
+                for name in row[str(number)].split("|"):
+                    if numbers.setdefault(name.lower(), number) != number:
+                        raise ValueError(f"months.csv: {name!r} names two months ({row['locale']})")
+    return numbers
+
+
+def _zones() -> dict[str, tzinfo | None]:
+    with (_FOLDER / "zones.csv").open(encoding="utf-8", newline="") as stream:
+        return {row["name"]: _zone(row["offset"]) for row in csv.DictReader(stream)}
+
+
+def _zone(text: str) -> tzinfo | None:
+    if not text:
+        return None
+    if "/" in text:
+        return ZoneInfo(text)
+    hours, minutes = int(text[1:3]), int(text[3:].lstrip(":") or 0)
+    return timezone((-1 if text[0] == "-" else 1) * timedelta(hours=hours, minutes=minutes))
+
+
+_MONTHS: Final = _month_numbers()
+_ZONES: Final = _zones()
+
+
+_NAME = r"(?<![^\W_])(?P<name>[^\W\d_]{2,14}|\d{1,2}[月월])\.?"
+_CLOCK = (
+    r"(?P<hour>\d{1,2}):(?P<minute>\d{2}):(?P<second>\d{2})(?:[.,](?P<fraction>\d{1,9}))?"
+    r"(?:\s?(?P<half>[AaPp])\.?[Mm]\b\.?)?(?:\s?(?P<zone>[+-]\d{2}(?::?\d{2})?(?![\d:])|[A-Z]{1,5}(?:\d[A-Z]{3})?(?![\w.-])))?"
+)
+_TEXT_YEAR = r"(?:\s+(?P<year2>\d{4})\b)?"
+_CLOCKS = re.compile(r"\d:\d{2}:\d{2}")
+_FORMS: Final = tuple(
+    re.compile(pattern)
+    for pattern in (
+        rf"(?<!\d)(?P<year>\d{{4}})[-/](?P<month>\d{{1,2}})[-/](?P<day>\d{{1,2}})(?:[Tt]|,?\s){_CLOCK}",
+        rf"{_NAME}\s{{0,3}}(?P<day>\d{{1,2}})[.,]?\s+(?:(?P<year>\d{{4}}),?\s+)?{_CLOCK}{_TEXT_YEAR}",
+        rf"(?<!\d)(?P<day>\d{{1,2}})[\s./-]{{1,2}}{_NAME}[\s./-]*(?P<year>\d{{4}})?[\s:,T]+{_CLOCK}{_TEXT_YEAR}",
+        rf"(?<!\d)(?P<year>\d{{4}})[年년]\s*(?P<month>\d{{1,2}})[月월]\s*(?P<day>\d{{1,2}})[日일]?\s*{_CLOCK}",
+        rf"(?<!\w)[IWEF](?P<month>\d{{2}})(?P<day>\d{{2}})\s{_CLOCK}",
+    )
+)
+_UNIX = re.compile(r"(?<![\w.,:;/=-])(?P<whole>\d{19}|\d{16}|\d{13}|\d{10})(?:\.(?P<fraction>\d{1,9}))?(?![\w:/-])")
+_SINCE_BOOT = re.compile(
+    r"\[\s*(?P<seconds>\d{1,9}\.\d{1,9})(?:\s*<[^>]{0,40}>)?\]|(?<![^\n])\d+,\d+,(?P<us>\d{1,15}),[^;]*;"
+)
+
+_NO_HOST = (
+    r"(?!(?:stdout|stderr|kernel|emerg|alert|crit|err|error|warn|warning|notice|info|debug|fatal|(?-i:[FP]))(?![\w.-]))"
+    r"(?!(?:kern|user|daemon|syslog|auth|authpriv|local\d)\.\w+\s)"
+)
+_HOST = re.compile(
+    rf"[\]>)\s]*(?:<\w+\.\w+>\s*)?{_NO_HOST}(?P<host>(?=[\w.-]*[A-Za-z]|\d+\.\d+\.\d+\.\d+)[A-Za-z0-9][\w.-]*)"
+    r"(?:\s+(?:kern|user|daemon|syslog|local\d)\.\w+)?"
+    r"(?:\s+[^\s:\[{]+(?:\[[^\]]*\])?(?::|(?:\s\d+)?\s-|\s*\Z)|\s*\Z)",
+    re.IGNORECASE,
+)
+_LABEL = re.compile(r"""\b(?:host|hostname|node|nodename|node_name|instance)["']?\s*[=:]\s*["']([A-Za-z0-9][\w.-]*)""")
+
+
+@lru_cache(maxsize=4096)
+def parse_header(prefix: str) -> Header:
+    """Find the stamps and the host in what stands before a message."""
+    prefix = prefix[-_MAX_PREFIX:]
+    if not prefix.isascii():
+        prefix = unicodedata.normalize("NFC", prefix)
+    found = _calendar_stamps(prefix) + _boot_stamps(prefix) or _unix_stamps(prefix)
+    if len(found) > 1:
+        found.sort(key=lambda item: item[0])
+    host = None
+    for index in range(len(found) - 1, -1, -1):
+        end = found[index + 1][0] if index + 1 < len(found) else len(prefix)
+        tail = prefix[found[index][1] : end].rstrip(" [(<")
+        match = _HOST.match(tail) or _LABEL.search(tail)
+        if match is not None:
+            host = match[1]
+            break
+    return Header(tuple(stamp for _, _, stamp in found), host)
+
+
+def parse_time(value: object) -> Stamp | None:
+    """Return the time that a field of a structured log gives: text in any form, or a number since 1970."""
+    if isinstance(value, bool) or value is None:
+        return None
+    if isinstance(value, int | float):
+        # Numbers tell their unit by their size: seconds to nanoseconds of this century do not overlap.
+        if not 1e9 <= value < 1e19:
+            return None
+        scale = next(scale for digits, scale in _EPOCH_DIGITS.items() if value < 10**digits)
+        return _epoch(int(value // scale), (value % scale) / scale)
+    stamps = parse_header(str(value)[:100]).stamps
+    return stamps[0] if stamps else None
+
+
+def _calendar_stamps(prefix: str) -> list[tuple[int, int, Stamp]]:
+    stamps: list[tuple[int, int, Stamp]] = []
+    clocks = len(_CLOCKS.findall(prefix))
+    for form in _FORMS:
+        if len(stamps) == clocks:
+            break
+        for match in form.finditer(prefix):
+            stamp, end = _calendar(match)
+            if stamp is not None and not _overlaps(match, stamps):
+                stamps.append((match.start(), end, stamp))
+    return stamps
+
+
+def _overlaps(match: re.Match[str], stamps: list[tuple[int, int, Stamp]]) -> bool:
+    return any(match.start() < end and start < match.end() for start, end, _ in stamps)
+
+
+def _calendar(match: re.Match[str]) -> tuple[Stamp | None, int]:
+    """Return the stamp, None for a date that does not exist, and where it ends."""
+    groups = match.groupdict()
+    name, zone_name, year = groups.get("name"), groups["zone"], groups.get("year") or groups.get("year2")
+    month = int(groups["month"]) if name is None else _MONTHS.get(name.lower())
+    if month is None:
+        return None, 0
+    hour = int(groups["hour"])
+    if groups["half"]:
+        hour = hour % 12 + (12 if groups["half"] in "pP" else 0)
+    fraction = int((groups["fraction"] or "0").ljust(6, "0")[:6])
+    second = min(int(groups["second"]), 59)  # of a leap second there is no datetime
+    try:
+        naive = datetime(  # noqa: DTZ001
+            int(year or 2000), month, int(groups["day"]), hour, int(groups["minute"]), second, fraction
+        )
+    except ValueError:  # the 77th of March
+        return None, 0
+    end = match.end()
+    zone = None
+    if zone_name and not zone_name[0].isalpha():
+        zone = _zone(zone_name)
+    elif zone_name in _ZONES:
+        zone = _ZONES[zone_name]
+    elif zone_name and not groups.get("year2"):
+        end = match.start("zone")  # a host in capitals
+    if year and zone is not None:
+        return _aware(naive.replace(tzinfo=zone)), end
+    return Stamp(naive=naive, yearless=not year), end
+
+
+def _boot_stamps(prefix: str) -> list[tuple[int, int, Stamp]]:
+    stamps: list[tuple[int, int, Stamp]] = []
+    for match in _SINCE_BOOT.finditer(prefix) if "[" in prefix or ";" in prefix else ():
+        seconds = float(match["seconds"]) if match["seconds"] else int(match["us"]) / 1e6
+        # Nobody's uptime is 31 years: such a number is the time since 1970.
+        stamp = _epoch(int(seconds), seconds % 1) if seconds >= 1e9 else Stamp(since_boot=timedelta(seconds=seconds))
+        if stamp is not None:
+            stamps.append((match.start(), match.end(), stamp))
+    return stamps
+
+
+def _unix_stamps(prefix: str) -> list[tuple[int, int, Stamp]]:
+    stamps: list[tuple[int, int, Stamp]] = []
+    for match in _UNIX.finditer(prefix):
+        scale = _EPOCH_DIGITS[len(match["whole"])]
+        seconds, rest = divmod(int(match["whole"]), scale)
+        stamp = _epoch(seconds, float(f"0.{match['fraction']}") if match["fraction"] else rest / scale)
+        if stamp is not None:
+            stamps.append((match.start(), match.end(), stamp))
+    return stamps
+
+
+def _epoch(seconds: int, fraction: float) -> Stamp | None:
+    if not 10**9 <= seconds < 4_102_444_800:
+        return None
+    return Stamp(aware=_EPOCH + timedelta(seconds=seconds, microseconds=round(fraction * 1e6)))
+
+
+def _aware(when: datetime) -> Stamp | None:
+    try:
+        return Stamp(aware=when.astimezone(UTC))
+    except OverflowError:  # the first or the last day that there is
+        return None

@@ -98,11 +98,13 @@ _ACTIONS = {1: "reset", 2: "reboot", 3: "drain_p2p", 4: "drain_and_reset"}
 def reported(rows: Iterable[Mapping[str, Any]], now: datetime) -> dict[str, tuple[tuple[Fact, ...], datetime | None]]:
     """Give what events say of each unit that was known at a time: facts, and since when what was before is void.
 
-    ``rows``: events of units, and boots of nodes, with :data:`REPORTED` and, of a run of events, ``last_at``.
+    ``rows``: events of units, boots and repairs of nodes, with :data:`REPORTED` and, of a run of events, ``last_at``.
 
     An ``xid`` event is the fact ``xid CODE`` where a rule names it, a ``diagnostic`` of code ``fail`` is
     ``diagnostic_failed``; one of code ``pass``, a repair and a replacement void what was before them. The newest
     XID 154 that names a recovery action is the fact ``recovery_action NAME``, or none where the action was taken back.
+    A repair of a node that names no GPU voids what was before it of each GPU there; the result has it under the node's
+    name, too, for units of which nothing else was said.
     What a reset or a restart cures ends with the next boot of its node, and where an action was taken back.
     A run of events was seen last at its ``last_at``, and at its beginning where that lies in the future.
     """
@@ -114,6 +116,8 @@ def reported(rows: Iterable[Mapping[str, Any]], now: datetime) -> dict[str, tupl
     for row, seen_at, code in known:
         unit, kind = row["gpu"], row["type"]
         if unit is None:
+            if kind in REPAIRS:  # which GPU is not known: it is over for each on the node
+                void[row["node"]] = max(void.get(row["node"], seen_at), seen_at)
             continue
         if kind == "xid" and code == "154":
             action = _RECOVERY.search(row["detail"] or "")
@@ -138,8 +142,9 @@ def reported(rows: Iterable[Mapping[str, Any]], now: datetime) -> dict[str, tupl
         kept = tuple(
             fact for fact in facts[unit].values() if end is None or fact.name not in _CURED or fact.seen_at >= end
         )
-        if kept or unit in void:
-            result[unit] = kept, void.get(unit)
+        repaired = max((time for time in (void.get(unit), void.get(homes.get(unit, ""))) if time), default=None)
+        if kept or repaired is not None:
+            result[unit] = kept, repaired
     return result
 
 

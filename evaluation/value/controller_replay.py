@@ -112,7 +112,8 @@ def rule_events(events: pd.DataFrame) -> list[dict[Any, Any]]:
     code = events["code"].astype("str").str.strip()
     named = (events["type"] != "xid") | ("xid " + code).isin([rule.fact for rule in RULES]) | (code == "154")
     boots = (events["type"] == BOOT[0]) & (code == BOOT[1])
-    used = named & events["type"].isin(KINDS) & events["gpu"].notna() | boots | (events["type"] == "maintenance")
+    of_units = named & events["type"].isin(KINDS) & events["gpu"].notna()
+    used = of_units | boots | events["type"].isin(("maintenance", *REPAIRS))
     used = events[used.to_numpy()].sort_values("known_at")
     return used.astype(object).where(used.notna(), None).to_dict("records")
 
@@ -335,7 +336,7 @@ class Controlled:
             node, jobs = self.fleet.nodes[place], tuple(running.get(place, ()))
             if not calm:
                 units = tuple(
-                    self._unit(newest.view(name, code), said.get(name))
+                    self._unit(newest.view(name, code), said.get(name) or said.get(node.name))
                     for (name, since, until), code in zip(self.fleet.stays[place], self._code[place], strict=True)
                     if since <= at < until
                 )

@@ -65,7 +65,7 @@ class UnitEvidence:
     """The facts of one unit that make and end its incidents, each list in ascending order.
 
     ``ends``: Repairs, replacements, resets and removals, without repairs of one failure that leave another open.
-    ``own_ends``: those of ``ends`` that name the unit itself and take it out of the node or mend it (no resets).
+    ``own_ends``: those of ``ends`` that take the unit out of the node or mend it, or mend its node (no resets).
     """
 
     signs: list[Sign] = field(default_factory=list)
@@ -177,7 +177,8 @@ def _collect_ends(
     for i, code in zip(*facts.at_units(facts.ends(), stays), strict=True):
         if int(code) in out:
             time, known, named = int(facts.time[i]), int(facts.known[i]), normalized(facts.code[i])
-            is_own = facts.type[i] != "other" and named not in RESET_CODES and not facts.node_wide[i]
+            # Work on a node that names no GPU ends what is open on each of its GPUs: which one it was is not known.
+            is_own = facts.type[i] != "other" and named not in RESET_CODES
             is_repair = is_own and facts.type[i] == "repair"
             signs = out[int(code)].signs if is_repair and named else ()
             names_one = any(s.ticket == named and s.time <= time and s.established <= known for s in signs)

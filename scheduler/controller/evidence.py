@@ -75,9 +75,9 @@ class Evidence:
         The latter may have been in another machine of that name: what was known before the node came is void.
         """
         if view.units:
-            return tuple(self._with_evidence(unit) for unit in view.units)
+            return tuple(self._with_evidence(unit, view.name) for unit in view.units)
         name = self._spelled(view.name, self._scored)
-        scored = tuple(self._with_evidence(unit) for unit in self.risks.nodes.get(name, ()))
+        scored = tuple(self._with_evidence(unit, view.name) for unit in self.risks.nodes.get(name, ()))
         decided, since = self.risks.decided_at, view.since
         if since is None or (decided is not None and decided >= since):
             return scored
@@ -108,7 +108,7 @@ class Evidence:
         if not units and view.marks.level:
             known = state.nodes.get(view.name)
             names = [score.unit for score in known.tier.support] if known is not None else []
-            units = tuple(self._with_evidence(UnitView(name)) for name in names or [view.name])
+            units = tuple(self._with_evidence(UnitView(name), view.name) for name in names or [view.name])
         return replace(
             view, units=units, planned=self.facts.get(self._spelled(view.name, self._reported), _NOTHING).planned
         )
@@ -119,12 +119,13 @@ class Evidence:
         # One short name must not stand for two nodes of the scheduler.
         return node if other is None or set(self._listed.candidates(other)) - {node} else other
 
-    def _with_evidence(self, unit: UnitView) -> UnitView:
+    def _with_evidence(self, unit: UnitView, node: str) -> UnitView:
         scored, facts = self._scores.get(unit.name, UnitView(unit.name)), self.facts.get(unit.name)
-        if facts is None and unit.valid_from is None:
+        repaired = self.facts.get(self._spelled(node, self._reported), _NOTHING).valid_from  # with no word of which GPU
+        if facts is None and unit.valid_from is None and repaired is None:
             return scored  # most units by far
         facts = facts or _NOTHING
-        since = [when for when in (facts.valid_from, unit.valid_from) if when is not None]
+        since = [when for when in (facts.valid_from, unit.valid_from, repaired) if when is not None]
         return UnitView(unit.name, scored.score, facts.facts, max(since, default=None))
 
     def _read_risks(self) -> None:
@@ -136,5 +137,5 @@ class Evidence:
 
     def _read_facts(self, now: datetime) -> None:
         self.facts = self.fact_source.read(now)
-        self._reported = NodeNames(name for name, facts in self.facts.items() if facts.planned)
+        self._reported = NodeNames(name for name, facts in self.facts.items() if facts.planned or facts.valid_from)
         self.facts_known = True

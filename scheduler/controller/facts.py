@@ -13,7 +13,7 @@ from foundation.files import stamp_of
 from policy.episodes import OUTCOME_TIMEOUT, Alert, Happening, Outcome, judge
 from policy.fleet import Fact
 from policy.maintenance import planned
-from policy.node_assessment import BOOT, KINDS, REPORTED, XIDS, reported
+from policy.node_assessment import BOOT, KINDS, REPAIRS, REPORTED, XIDS, reported
 from scheduler.evacuation.progress import Result
 from scheduler.ports.errors import LedgerError, SourceError
 from scheduler.ports.protocols import FactReader
@@ -87,7 +87,7 @@ class EventFacts:
             # a time without a zone, or none at all, would end each round
             table = table.cast(pa.schema([EVENT_RUNS.field(name) for name in columns]), safe=False)
             code = pc.utf8_lower(pc.utf8_trim_whitespace(pc.field("code")))
-            of_units = pc.field("type").isin(KINDS) & pc.field("gpu").is_valid()
+            of_units = pc.field("type").isin(KINDS) & pc.field("gpu").is_valid() | pc.field("type").isin(REPAIRS)
             boots = (pc.field("type") == BOOT[0]) & (pc.field("code") == BOOT[1])
             xids = of_units & (pc.field("type") == "xid") & code.isin(sorted(XIDS))
             floods = table.filter(xids & (code != "154"))

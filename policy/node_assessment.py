@@ -137,7 +137,7 @@ def reported(rows: Iterable[Mapping[str, Any]], now: datetime) -> dict[str, tupl
     homes = {row["gpu"]: row["node"] for row, _, _ in known}
     result: dict[str, tuple[tuple[Fact, ...], datetime | None]] = {}
     for unit in sorted({*facts, *void}):
-        ends = [end for key in (unit, (homes[unit],)) if (end := cured.get(key)) is not None]
+        ends = [end for key in (unit, (homes.get(unit, unit),)) if (end := cured.get(key)) is not None]
         end = max(ends, default=None)
         kept = tuple(
             fact for fact in facts[unit].values() if end is None or fact.name not in _CURED or fact.seen_at >= end

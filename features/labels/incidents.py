@@ -25,9 +25,10 @@ from features.labels.maintenance import Maintenance
 from features.times import NEVER, duration_ms, instant_ms, instants
 
 LATE_REPAIR = timedelta(days=30)
-"""A repair or removal of the unit, or a repair of its node, this long after the last event is still the incident's, even after
-``labels.cooldown``. 95 % of the repairs in StepFun's InfiniteHBD trace end within 31 days, half of them after more than
-20 hours; a unit that waits for its repair is no negative example. Only the true end moves, not what is known."""
+"""A repair of the unit or its node, or the unit's removal, this long after the last event is still the incident's,
+even after ``labels.cooldown``. 95 % of the repairs in StepFun's InfiniteHBD trace end within 31 days, half of them
+after more than 20 hours; a unit that waits for its repair is no negative example. Only the true end moves, not what is
+known."""
 
 INCIDENT_COLUMNS = ("incident", "unit", "gpu", "node", "start", "end", "failure_class", "code", "known_at",
                     "in_maintenance")  # fmt: skip
@@ -48,9 +49,9 @@ def find_incidents(
 
     Label-worthy events of one unit belong to one incident if they lie within ``labels.merge_window`` of each other, or
     if the earlier one's incident has not ended yet. An incident ends at the first repair, replacement, reset or removal
-    at or after its last event, or ``labels.cooldown`` after that event; a repair or removal of the unit (or a repair of its node) that
-    comes later still ends it if nothing label-worthy lies between and at most :data:`LATE_REPAIR` has passed. A repair
-    that names one of several failures (by its code) ends nothing while another one is open.
+    at or after its last event, or ``labels.cooldown`` after that event. A repair of the unit or of its node, or the
+    unit's removal, that comes later still ends it if nothing label-worthy lies between and at most :data:`LATE_REPAIR`
+    has passed. A repair that names one of several failures (by its code) ends nothing while another one is open.
 
     ``events``, ``inventory``: as a dataset holds them.
     ``as_of``: use only what was known then: events with ``known_at <= as_of``, stays begun and removals made by then.

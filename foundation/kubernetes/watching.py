@@ -10,8 +10,9 @@ from __future__ import annotations
 import logging
 import time
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from operator import attrgetter
 from typing import Any, Final, Generic, Literal, TypeVar
@@ -66,6 +67,7 @@ class Resource:
 
     ``read`` makes of an object what is worth keeping, or None. Listings are held so only.
     ``relists``: whether it is listed again after a cut: what is known counts as current only with its backlog read.
+    ``unreadable``: objects that could not be read, by why.
     ``heard_s``: when the server last reported, by ``time.monotonic``; minus infinity while it cannot be followed.
     """
 
@@ -78,6 +80,7 @@ class Resource:
     page_size: int = PAGE_SIZE
     relists: bool = False
     heard_s: float = float("-inf")
+    unreadable: Counter[str] = field(default_factory=Counter)
 
     def hear(self) -> None:
         """Note that the server reports now."""
@@ -87,9 +90,11 @@ class Resource:
         """Return what is worth keeping of an object; None also for one that cannot be read, which is logged."""
         try:
             return self.read(item)
-        except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
-            name = (item.get("metadata") or {}).get("name")
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError, RecursionError) as error:
+            metadata = item.get("metadata") if isinstance(item, Mapping) else None
+            name = metadata.get("name") if isinstance(metadata, Mapping) else None
             log.warning("%s: %r cannot be read and is left out: %r", self.name, name, error)
+            self.unreadable[f"{type(error).__name__}: {error}"[:200]] += 1
             return None
 
 

@@ -70,4 +70,4 @@ def collect_kubernetes(
             else:
                 collector.run(stop, interval_s=interval_s)
     result = {"dataset": str(dataset), "nodes": len(collector.nodes), "written": dict(collector.outbox.landed)}
-    show(result, as_json=as_json)
+    show(result, as_json=as_json, accounting=collector.accounting())

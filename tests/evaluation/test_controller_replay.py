@@ -38,6 +38,7 @@ class World:
         self.times = [T0 + k * STEP for k in range(decisions)]
         self.failures = failures
         self.planned: list[tuple[int, datetime, datetime]] = []
+        self.repairs_name_gpus = True
         self.risk = np.full((decisions, nodes), 0.01)
 
     def fleet(self) -> Fleet:
@@ -66,7 +67,8 @@ class World:
         for node, at, end in self.failures:
             for kind, code, when in (("xid", "79", at + 0.05), ("repair", "", end)):
                 seen = T0 + when * HOUR
-                rows.append((seen, self.names[node], f"{self.names[node]}-0", kind, code, "", "", seen))
+                gpu = f"{self.names[node]}-0" if kind == "xid" or self.repairs_name_gpus else None
+                rows.append((seen, self.names[node], gpu, kind, code, "", "", seen))
         times = dict.fromkeys(("timestamp", "known_at"), "datetime64[ms, UTC]")
         return rule_events(pd.DataFrame(rows, columns=EVENTS.names).astype(times))
 
@@ -128,6 +130,19 @@ def test_the_replay_marks_the_nodes_that_the_controller_marks_at_the_same_decisi
     assert len(marks.node) >= 4
     assert marks.refused, "budgets were put to the test"
     assert differing(ReplayedCluster(*given, diagnostic=diagnostic, reach=REACH).marks(), marks, STEP) == []
+
+
+def test_repairs_that_name_no_gpu_change_no_mark():
+    marks = []
+    for named in (True, False):
+        world, load = random_world(101)
+        world.repairs_name_gpus = named
+        fleet = world.fleet()
+        given = (fleet, world.scores(), world.events(), load, fleet.stage(POLICY, "hard"))
+        marks.append(Controlled(*given, reach=REACH).marks())
+        assert differing(ReplayedCluster(*given, diagnostic="none", reach=REACH).marks(), marks[-1], STEP) == []
+    assert len(marks[0].node) >= 4
+    assert differing(*marks, STEP) == []
 
 
 def test_the_replay_leaves_a_node_alone_that_the_events_say_is_in_maintenance():

@@ -149,8 +149,8 @@ def leaves_another_open(
 
     def repairs(end: dict) -> str | None:
         names = {f["code"] for f in failures if f["timestamp"] <= end["timestamp"] and known(f) <= known(end)}
-        own = end["type"] == "repair" and end["gpu"] == unit and end["code"] in names
-        return end["code"] if own else None
+        names_one = end["type"] == "repair" and end["code"] in names
+        return end["code"] if names_one else None
 
     def is_open(failure: dict) -> bool:
         if not failure["timestamp"] <= repair["timestamp"] < failure["timestamp"] + labels.cooldown:
@@ -205,7 +205,6 @@ def incidents(
         row["timestamp"]
         for row in events
         if known(row) <= r
-        and row["gpu"] == unit
         and concerns(row, unit, inventory)
         and row["type"] in ("repair", "replacement")
         and row["code"] != "reset"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import threading
+from collections import Counter
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -16,6 +17,7 @@ from foundation.kubernetes.api import Object, Refused, Unreachable
 from foundation.kubernetes.client import KubernetesClient, input_error
 from foundation.kubernetes.watching import ChangeKind, Resource, Tracker, follow
 from foundation.running import backoff_s
+from telemetry.accounting import Accounting
 from telemetry.collect.event import Event
 from telemetry.collect.kubernetes.events import NoticeReader, NoticeTracker
 from telemetry.collect.kubernetes.jobs import JobTracker, PodRun, pod_run
@@ -78,7 +80,8 @@ class KubernetesCollector:
         self.nodes = NodeTracker(self._known("nodes"), cluster=cluster, all_nodes=node_selector is not None)
         self._jobs = JobTracker(api, rules, self._known("pods"))
         self._namespaces = NamespaceTracker(self._known("namespaces")) if namespace_selector else None
-        self._notices = NoticeReader(rules)
+        self._rules, self._notices = rules, NoticeReader(rules)
+        self._pods: Counter[bool] = Counter()
         self._events: list[Event] = []
         self._job_rows: list[dict[str, Any]] = []
         self._places: list[dict[str, Any]] = []
@@ -95,10 +98,7 @@ class KubernetesCollector:
             )
         if jobs:
             no_diagnostics = f"!{rules.prefix}/diagnostic"  # those of predrain itself
-            self._add(
-                "pods", self._jobs, lambda pod: pod_run(pod, rules), fieldSelector="spec.nodeName!=",
-                labelSelector=no_diagnostics,
-            )  # fmt: skip
+            self._add("pods", self._jobs, self._pod, fieldSelector="spec.nodeName!=", labelSelector=no_diagnostics)
 
     def once(self) -> None:
         """List everything, compare it with what was known, write the difference.
@@ -134,6 +134,21 @@ class KubernetesCollector:
             self._commit()
         log.info("%s: left, with everything landed", self._api.name)
 
+    def accounting(self) -> Accounting:
+        """Return what was read so far and what became of it: node conditions, Kubernetes events, pods."""
+        accounts = Accounting()
+        self.nodes.account(accounts)
+        self._notices.account(accounts)
+        if self._pods:
+            accounts.read("pods", self._pods.total())
+            accounts.used("pods", self._pods[True])
+            accounts.left_out("pods", "asks for no GPU, or has not started", self._pods[False])
+        for resource in self._resources:
+            for why, number in resource.unreadable.items():
+                accounts.read(resource.name, number)
+                accounts.left_out(resource.name, f"unreadable: {why}", number)
+        return accounts
+
     def close(self) -> None:
         """Let another process collect."""
         self.outbox.close()
@@ -144,6 +159,11 @@ class KubernetesCollector:
         params = {key: selector for key, selector in selectors.items() if selector}
         version = self._saved.get(name, {}).get("version")
         self._resources.append(Resource(name, f"/api/v1/{name.split(maxsplit=1)[0]}", params, read, tracker, version))
+
+    def _pod(self, pod: Object) -> PodRun | None:
+        run = pod_run(pod, self._rules)
+        self._pods[run is not None] += 1
+        return run
 
     def _known(self, name: str) -> Any:
         codec = _CODECS.get(name, _COUNTS)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -33,6 +35,10 @@ _GROUP_LABELS: Final = (
 )
 # Whole jobs of several pods whose direct owner is only a part of them, outermost first.
 
+MAX_GPUS: Final = 4096
+"""More GPUs than any pod can hold: a larger number is damaged."""
+
+_QUANTITY: Final = re.compile(r"(\d{1,15}(?:\.\d{1,15})?)([munkKMGTPE]i?)?")
 _UNTELLING: Final = (None, "", "Completed", "Error")
 
 log = logging.getLogger(__name__)
@@ -78,7 +84,7 @@ def pod_run(pod: Object, rules: KubernetesRules) -> PodRun | None:
     node = spec.get("nodeName")
     if not node or started_ms is None:
         return None
-    gpus = _requested(spec, rules)
+    gpus = _requested(spec, metadata.get("annotations") or {}, rules)
     claims = _claims(spec, status)
     if not gpus and not claims:
         return None
@@ -188,20 +194,33 @@ def _row(run: PodRun) -> dict[str, Any]:
     }
 
 
-def _requested(spec: Object, rules: KubernetesRules) -> int:
-    """Return the GPUs of a pod: its containers' together, or an init container's if that asks for more."""
+def _requested(spec: Object, annotations: Mapping[str, Any], rules: KubernetesRules) -> int:
+    """Return the GPUs of a pod: its containers' together, or an init container's if that asks for more.
+
+    Parts of GPUs count as one together, and so does a fraction of a whole one.
+    """
 
     def of(container: Object) -> tuple[int, bool]:
         resources = container.get("resources") or {}
         # Extended resources are never overcommitted: limits equal requests wherever both are given.
         asked = {**(resources.get("requests") or {}), **(resources.get("limits") or {})}
-        whole = sum(int(text) for name, text in asked.items() if rules.is_gpu(name) and str(text).isdigit())
-        return whole, any(rules.is_slice(name) and str(text) != "0" for name, text in asked.items())
+        amounts = {name: _quantity(text) for name, text in asked.items()}
+        whole = {name: amount for name, amount in amounts.items() if rules.is_gpu(name)}
+        sliced = any(amount > 0 and rules.is_slice(name) for name, amount in amounts.items())
+        # HAMi asks for GPUs by number and, next to it, for the memory or cores of each: the number counts.
+        return sum(map(math.ceil, whole.values())), sliced and not any(whole.values())
 
     running = [of(container) for container in spec.get("containers") or ()]
     before = [of(container) for container in spec.get("initContainers") or ()]
     whole = max([sum(count for count, _ in running), *(count for count, _ in before)])
-    return whole + any(sliced for _, sliced in running + before)
+    shared = any(annotations.get(name) for name in rules.slice_annotations) and not whole
+    return min(whole, MAX_GPUS) + (shared or any(sliced for _, sliced in running + before))
+
+
+def _quantity(written: object) -> float:
+    """Return a Kubernetes quantity such as ``2``, ``0.5``, ``500m`` or ``8Gi``; 0 for what is none."""
+    match = _QUANTITY.fullmatch(str(written).strip())
+    return 0.0 if match is None else float(match[1]) * (0.001 if match[2] == "m" else 1.0)
 
 
 def _claims(spec: Object, status: Object) -> tuple[str, ...]:

@@ -58,6 +58,7 @@ class KubernetesRules(Section):
     labels: dict[Place, list[str]] = Field(default_factory=dict)
     gpu_resources: tuple[str, ...] = ()
     slice_resources: tuple[str, ...] = ()
+    slice_annotations: tuple[str, ...] = ()
     claim_drivers: tuple[str, ...] = ()
 
     def for_taint(self, key: str) -> Rule | None:

@@ -76,6 +76,12 @@ def test_a_late_repair_of_the_unit_moves_the_end_but_a_late_reset_or_one_after_a
     assert spans(twice) == [(at(0), at(24)), (at(days=4), at(days=9))]
 
 
+def test_a_late_repair_of_the_node_that_names_no_gpu_ends_what_is_open_on_its_gpus():
+    assert spans(find(event(at(0), code="79"), event(at(days=9), "repair", gpu=None))) == [(at(0), at(days=9))]
+    assert spans(find(event(at(0), code="79"), event(at(days=9), "replacement", gpu=None))) == [(at(0), at(days=9))]
+    assert spans(find(event(at(0), code="79"), event(at(days=9), "other", "boot", gpu=None))) == [(at(0), at(24))]
+
+
 def test_an_incident_is_open_until_the_data_shows_its_end():
     assert spans(find(event(at(0), code="79"), data_end=at(23))) == [(at(0), None)]
     assert spans(find(event(at(0), code="79"), data_end=at(24))) == [(at(0), at(24))]

@@ -123,7 +123,7 @@ def _data(
         "failures": failures,
         "jobs": int(dataset.meta.counts["jobs"]),
         "set_aside": dict(dataset.meta.quarantine),
-        "missing_channels": list(found.lacking),
+        "missing_channels": [name for todo in found.todos if todo.used for name in todo.channels],
         "to_do": [
             {
                 "what": todo.title,

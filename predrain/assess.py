@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, redirect_stdout
-from datetime import UTC, datetime, timedelta
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from predrain.collect.prometheus import collect_prometheus
 from predrain.console import FAILED, print_json, progress
-from predrain.import_files import import_files, tables_of, write_suggestion
+from predrain.import_files import tables_of
 from predrain.options import (
     DATASET_HELP,
     BasicAuthOption,
@@ -35,9 +34,14 @@ from predrain.options import (
 )
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from foundation.http import Connection
+    from foundation.place import Place
+    from pipeline.estimates import Work
     from pipeline.params import Params
-    from telemetry.dataset.meta import DatasetMeta
+    from pipeline.source_check import Tables
+    from telemetry.importing.importer import ImportResult
 
 
 def assess(
@@ -102,57 +106,32 @@ def assess(
     from foundation.http import connect_to
     from pipeline.assessment import assess_fleet
     from policy.cost_benefit import CostBenefitConfig
-    from telemetry.dataset.store import Dataset
-    from telemetry.importing.importer import expected_rows
-    from telemetry.importing.reading import expand_sources
 
     every = _more_than_0(duration_option(checkpoint_every, "--checkpoint-every"))
     loaded = read_params(params)
     made = out / "dataset"
     of_files, of_metrics = _mappings(mapping or (), metrics=prometheus is not None)
-    _refuse_unknown(tables_of(samples, logs, inventory, jobs), of_files, out, loaded, params)
-    if prometheus is not None:
-        access: dict[str, Any] = {
-            "bearer_token_file": prometheus_token(bearer_token_file, basic_auth_file),
-            "basic_auth_file": basic_auth_file,
-            "ca_file": ca_file,
-            "client_cert": client_cert,
-            "client_key": client_key,
-            "insecure_skip_verify": insecure_skip_verify,
-        }
-        connection = connect_to(prometheus, option="--prometheus", headers=header or (), **access)
-        start, end = _period(connection, since, match, out, of_metrics, loaded)
-        with redirect_stdout(sys.stderr):
-            collect_prometheus(
+    tables = tables_of(samples, logs, inventory, jobs)
+    stages = Stages()
+    imported: ImportResult | None = None
+    with stages:
+        if prometheus is not None:
+            connection = connect_to(
                 prometheus,
-                start,
-                end,
-                made,
-                of_metrics,
-                match,
-                header=header,
-                inventory=inventory,
-                params=params,
-                **access,
+                option="--prometheus",
+                bearer_token_file=prometheus_token(bearer_token_file, basic_auth_file),
+                basic_auth_file=basic_auth_file,
+                ca_file=ca_file,
+                client_cert=client_cert,
+                client_key=client_key,
+                insecure_skip_verify=insecure_skip_verify,
+                headers=header or (),
             )
-        if logs or jobs:
-            inventory = out / "inventory.parquet"
-            Dataset.open(made).inventory().to_parquet(inventory, index=False)
-    elif files:
-        rows = expected_rows(expand_sources(tuple(samples or ()), "samples"))
-        _announce(f"about {rows:,} samples", rows, loaded, rows / _IMPORTED)
-    if inventory is not None and (files or logs or jobs):
-        with redirect_stdout(sys.stderr):
-            import_files(inventory, made, samples, logs, jobs, of_files, params=params)
-    place = read_place(dataset or str(made), out if dataset else out / "matrix")
-    if dataset is not None:
-        _announce_dataset(Dataset.open(place).meta, loaded)
-    with ExitStack() as shown:
-
-        def begin(stage: str) -> Callable[[int, int], None]:
-            shown.close()
-            return shown.enter_context(progress(stage))
-
+            imported = _from_prometheus(connection, since, match, tables, of_files, of_metrics, out, loaded, stages)
+        elif dataset is None:
+            imported = _from_files(tables, of_files, out, loaded, stages)
+        place = read_place(dataset or str(made), out if dataset else out / "matrix")
+        _announce_dataset(place, loaded)
         beside = place.resolve().with_name(f"{place.name}-truth") if isinstance(place, Path) else None
         content = assess_fleet(
             place,
@@ -160,11 +139,97 @@ def assess(
             out,
             costs=CostBenefitConfig(checkpoint_every=every),
             truth=beside if beside is not None and beside.is_dir() else None,
-            begin=begin,
+            begin=stages.begin,
             gpus_per_job=gpus_per_job,
             checkpoint_on_request=checkpoint_on_request,
         )
     _show(content, out, dataset or str(made), params_files(params), as_json=as_json)
+    del imported
+
+
+class Stages:
+    """Progress of one stage after the other on stderr."""
+
+    def __init__(self) -> None:
+        self._shown = ExitStack()
+
+    def begin(self, stage: str) -> Callable[[int, int], None]:
+        """Show the next stage; returns what is called with the work done and all work."""
+        self._shown.close()
+        return self._shown.enter_context(progress(stage))
+
+    def __enter__(self) -> Stages:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._shown.close()
+
+
+def _from_prometheus(
+    connection: Connection,
+    since: str,
+    match: str | None,
+    tables: Tables,
+    mapping: Path | None,
+    metrics: Path | None,
+    out: Path,
+    params: Params,
+    stages: Stages,
+) -> ImportResult | None:
+    """Check the files, then fetch the history and import the files into the same dataset."""
+    from pipeline.estimates import Work
+    from pipeline.fleet_dataset import fetch_history, import_tables, inventory_of, keep_period, known_gpus, period_of
+    from telemetry.collect.prometheus.outlook import look_ahead
+    from telemetry.collect.series.mapping import load_source_mapping
+    from telemetry.dataset.channels import resolve_channels
+
+    plan = period_of(out, connection, since, match, lambda end: instant_option(since, "--since", end))
+    source_mapping = load_source_mapping(metrics)
+    outlook = look_ahead(connection, plan, channels=resolve_channels(params.channels), mapping=source_mapping)
+    given = {role: paths for role, paths in tables.items() if role != "inventory"}
+    _ask_first(given, mapping, params, out, known_gpus(outlook, plan.start))
+    keep_period(out, connection, since, plan)
+    work = Work.of_history(outlook, plan, params)
+    sys.stderr.write(f"predrain: {work}\n")
+    made, inventory = out / "dataset", next(iter(tables.get("inventory", ())), None)
+    fetch_history(
+        connection,
+        plan,
+        made,
+        params,
+        mapping=source_mapping,
+        begin=stages.begin,
+        measured=lambda rate: _report_time(work.measured(rate)),
+        inventory=inventory,
+    )
+    if not any(given.values()):
+        return None
+    given["inventory"] = [inventory_of(made, out / "inventory.parquet")]
+    return import_tables(given, made, params, mapping=mapping, progress=stages.begin("importing"))
+
+
+def _report_time(work: Work) -> None:
+    sys.stderr.write(f"predrain: by the first chunk: {work.time_text} from now on\n")
+
+
+def _from_files(tables: Tables, mapping: Path | None, out: Path, params: Params, stages: Stages) -> ImportResult:
+    """Check the files, then import them."""
+    from pipeline.fleet_dataset import import_tables
+
+    _ask_first(tables, mapping, params, out, None)
+    return import_tables(tables, out / "dataset", params, mapping=mapping, progress=stages.begin("importing"))
+
+
+def _ask_first(tables: Tables, mapping: Path | None, params: Params, out: Path, known: pd.DataFrame | None) -> None:
+    """Ask everything that an import of the files would ask, and exit if there is anything."""
+    from pipeline.source_check import check_sources, write_questions
+
+    if not any(tables.values()):
+        return
+    check = check_sources(tables, mapping, params, known=known)
+    if not check.is_clear:
+        sys.stderr.write(check.report(write_questions(check, out)))
+        raise typer.Exit(FAILED)
 
 
 def _show(content: dict[str, Any], out: Path, dataset: str, params: list[Path], *, as_json: bool) -> None:
@@ -199,70 +264,9 @@ def _mappings(paths: Sequence[Path], *, metrics: bool) -> tuple[Path | None, Pat
     return found.get(True), found.get(False)
 
 
-def _refuse_unknown(
-    tables: Mapping[str, Sequence[Path]],
-    mapping: Path | None,
-    out: Path,
-    loaded: Params,
-    params: list[Path] | None,
-) -> None:
-    """Write a mapping for review where columns are not known, and end; nothing is imported by a guess."""
-    from telemetry.dataset.channels import resolve_channels
-    from telemetry.importing.mapping import load_mapping
-    from telemetry.importing.suggestion import suggest
+def _announce_dataset(place: Place, params: Params) -> None:
+    """Report how large the rest of the work is, and how long it takes."""
+    from pipeline.estimates import Work
+    from telemetry.dataset.store import Dataset
 
-    guesses = suggest(tables, load_mapping(mapping), resolve_channels(loaded.channels))
-    if any(guess.role != "inventory" for guess in guesses):
-        names = ["mapping.yaml", *(f"mapping-{number}.yaml" for number in range(2, 1000))]
-        write_suggestion(tables, mapping, next(out / name for name in names if not (out / name).exists()), params)
-        raise typer.Exit(FAILED)
-
-
-_IMPORTED: Final = 400e3
-_FETCHED: Final = 1e6
-"""Samples imported, and values fetched, a second: as measured on two cores, and less than a server near by gives."""
-
-
-def _announce_dataset(meta: DatasetMeta, params: Params) -> None:
-    name, samples = {"gpu": "GPUs", "node": "nodes"}[meta.unit], int(meta.counts["samples"])
-    size, days = int(meta.counts[f"{meta.unit}s"]), (meta.span[1] - meta.span[0]).days
-    _announce(f"{size:,} {name}, {samples:,} samples of {days:,} days", samples, params)
-
-
-def _announce(what: str, samples: int, params: Params, before_s: float = 0.0) -> None:
-    """Say how large the work is, and about how long it takes on two cores, before it begins."""
-    from telemetry.importing.sampling import STEPS
-
-    rows = samples * ((params.telemetry.step or STEPS[0]) / params.decision.every)
-    minutes = 0.5 + before_s / 60 + samples / 30e6 + rows / 500e3
-    gigabytes = (rows * 400 + samples * 15) / 1e9
-    told = f"{minutes:.0f} minutes" if minutes >= 1.5 else "a minute"
-    sys.stderr.write(f"predrain: {what}: about {told} on two cores, and {gigabytes:.1f} GB of disk\n")
-
-
-def _period(
-    connection: Connection, since: str, match: str | None, out: Path, mapping: Path | None, params: Params
-) -> tuple[str, str]:
-    """Give the period to fetch, that of the first run where another goes on with it, and say how much that is."""
-    import json
-
-    from foundation.files import write_bytes
-    from telemetry.collect.prometheus.backfill import BackfillPlan, outlook
-    from telemetry.collect.series.mapping import load_source_mapping
-    from telemetry.dataset.channels import resolve_channels
-    from telemetry.importing.sampling import STEPS
-
-    period, wanted = out / "prometheus.json", {"url": connection.url, "since": since, "match": match}
-    held = json.loads(period.read_text(encoding="utf-8")) if period.is_file() else {}
-    if any(held.get(key) != value for key, value in wanted.items()):
-        held = wanted | {"end": (datetime.now(UTC) - timedelta(minutes=5)).isoformat()}
-    end = datetime.fromisoformat(held["end"])
-    plan = BackfillPlan(start=instant_option(since, "--since", end), end=end, match=match)
-    channels = resolve_channels(params.channels)
-    gpus, values = outlook(connection, plan, channels=channels, mapping=load_source_mapping(mapping))
-    out.mkdir(parents=True, exist_ok=True)  # only now that the server has answered
-    write_bytes(period, json.dumps(held).encode())
-    span = plan.end - plan.start
-    samples = int(gpus * (span / (params.telemetry.step or STEPS[0])))
-    _announce(f"{gpus:,} GPUs, at most {values:,} values of {span.days:,} days", samples, params, values / _FETCHED)
-    return plan.start.isoformat(), plan.end.isoformat()
+    sys.stderr.write(f"predrain: {Work.of_dataset(Dataset.open(place).meta, params)}\n")

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -44,7 +44,7 @@ def step_for(interval: timedelta | None) -> timedelta:
     return next((step for step in STEPS if interval * _JITTER <= step), STEPS[-1])
 
 
-def sampling_interval(units: Sequence[str] | npt.NDArray[np.object_], ms: npt.NDArray[np.int64]) -> timedelta | None:
+def sampling_interval(units: Sequence[str] | npt.NDArray[Any], ms: npt.NDArray[np.int64]) -> timedelta | None:
     """Return the median over units of each unit's median interval; None if no unit has two samples.
 
     ``units``: of each sample; ``ms``: its instant in milliseconds.

@@ -44,9 +44,7 @@ MAX_SAMPLES: Final = 2_500_000
 MIN_SPAN_MS: Final = 60_000
 """A span of at most this length is not halved."""
 
-_LOOK_MS: Final = 1_800_000
-
-_PAST_END_MS: Final = 1
+PAST_END_MS: Final = 1
 # VictoriaMetrics leaves out a block of samples that begins at the very instant a query ends, so the end is put past it.
 
 _MS: Final = timedelta(milliseconds=1)
@@ -119,38 +117,6 @@ def backfill(
     with Outbox(landing, f"prometheus-{job}") as outbox:
         run = _Run(plan, landing, catalogue, matchers, job, outbox, Progress(**outbox.position), client)
         return asyncio.run(run.fetch_all(span, progress))
-
-
-def outlook(
-    connection: Connection, plan: BackfillPlan, *, channels: Mapping[str, Channel], mapping: SourceMapping | None = None
-) -> tuple[int, int]:
-    """Look at half an hour of a plan, and keep nothing: give its GPUs, and about how many samples the plan has.
-
-    It is the newest; where that is empty, as after an outage, that in the middle or the oldest.
-    """
-    matchers, whole = check_match(plan.match), plan.span(datetime.now(UTC))
-    long_ms = min(_LOOK_MS, whole.length_ms)
-    ends = (whole.until_ms, (whole.after_ms + whole.until_ms + long_ms) // 2, whole.after_ms + long_ms)
-    catalogue = SeriesCatalogue(channels, mapping)
-
-    async def look() -> SpanSamples:
-        async with PrometheusClient(
-            connection, bounds=Bounds(), concurrency=1, allow_partial=plan.allow_partial
-        ) as client:
-            metrics = await find_metrics(client, catalogue, matchers, whole)
-            for end in ends:
-                samples = SpanSamples(catalogue, None, {}, {})
-                for metric in metrics:
-                    query = f"{selector(metric, [matchers])}[{long_ms + _PAST_END_MS}ms]"
-                    samples.take(await client.samples(query, end + _PAST_END_MS), Span(end - long_ms, end))
-                samples.identify()
-                if samples.numbers:
-                    break
-        return samples
-
-    samples = asyncio.run(look())
-    gpus = {(series.node, series.gpu) for series in samples.numbers if isinstance(series, Series)}
-    return len(gpus), samples.count * whole.length_ms // long_ms
 
 
 @dataclass(slots=True)
@@ -232,9 +198,9 @@ class _Run:
         """Fetch all metrics of a span; at the first failure cancel the others, and raise it."""
 
         async def fetch(metric: str) -> None:
-            query = f"{selector(metric, [self.matchers])}[{span.length_ms + _PAST_END_MS}ms]"
+            query = f"{selector(metric, [self.matchers])}[{span.length_ms + PAST_END_MS}ms]"
             try:
-                samples.take(await self.client.samples(query, span.until_ms + _PAST_END_MS), span)
+                samples.take(await self.client.samples(query, span.until_ms + PAST_END_MS), span)
             except TooMuch as refusal:
                 if span.length_ms > MIN_SPAN_MS:
                     raise TooMuch(f"{metric}: {refusal}") from refusal

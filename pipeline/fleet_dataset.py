@@ -1,0 +1,157 @@
+"""A dataset from a fleet's own sources: the history of a Prometheus, or files, with tickets, kernel logs and jobs."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Final
+
+import pandas as pd
+
+from foundation.errors import InputError
+from foundation.files import recover_folder, write_bytes
+from foundation.http import Connection
+from pipeline.params import Params
+from pipeline.source_check import Tables
+from telemetry.collect.prometheus.backfill import BackfillPlan, backfill
+from telemetry.collect.prometheus.outlook import Outlook
+from telemetry.collect.series.mapping import SourceMapping
+from telemetry.dataset.channels import resolve_channels
+from telemetry.dataset.store import Dataset
+from telemetry.importing.importer import DEFAULT_MAX_LOSS, ImportResult, import_dataset
+from telemetry.importing.mapping import load_mapping
+from telemetry.importing.sampling import step_of
+from telemetry.landing.compaction import CompactResult, CompactSettings, compact
+from telemetry.landing.folder import Landing, landing_of
+
+Progress = Callable[[int, int], None]
+"""Called with the work done and all work, in the units of the stage."""
+
+_SETTLING: Final = timedelta(minutes=5)
+_PERIOD: Final = "prometheus.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """How fast a server's history was fetched and staged: ``samples`` in ``seconds``, for ``span`` of its time."""
+
+    samples: int
+    seconds: float
+    span: timedelta
+
+
+def period_of(
+    out: Path, connection: Connection, since: str, match: str | None, start_of: Callable[[datetime], datetime]
+) -> BackfillPlan:
+    """Return what to fetch: the period of an earlier run into ``out`` with the same arguments, else until now.
+
+    ``start_of``: gives the first instant, from the last.
+    """
+    wanted = {"url": connection.url, "since": since, "match": match}
+    path = out / _PERIOD
+    earlier = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    is_same = all(earlier.get(key) == value for key, value in wanted.items())
+    end = datetime.fromisoformat(earlier["end"]) if is_same else datetime.now(UTC) - _SETTLING
+    return BackfillPlan(start=start_of(end), end=end, match=match)
+
+
+def keep_period(out: Path, connection: Connection, since: str, plan: BackfillPlan) -> None:
+    """Remember a period, so that the next run into ``out`` continues it."""
+    out.mkdir(parents=True, exist_ok=True)
+    content = {"url": connection.url, "since": since, "match": plan.match, "end": plan.end.isoformat()}
+    write_bytes(out / _PERIOD, json.dumps(content).encode())
+
+
+def known_gpus(outlook: Outlook, since: datetime) -> pd.DataFrame:
+    """Return the GPUs that a server shows as an inventory, as if each had been there all along."""
+    rows = [row | {"installed_at": since} for row in outlook.gpus.values()]
+    frame = pd.DataFrame(rows)
+    return frame.drop_duplicates("gpu", keep="first") if "gpu" in frame and frame["gpu"].notna().all() else frame
+
+
+def fetch_history(
+    connection: Connection,
+    plan: BackfillPlan,
+    dataset: Path,
+    params: Params,
+    *,
+    mapping: SourceMapping | None,
+    begin: Callable[[str], Progress],
+    measured: Callable[[Rate], None],
+    inventory: Path | None = None,
+) -> CompactResult:
+    """Fetch a server's history and compact it into a dataset; a run that was cut short is continued.
+
+    ``measured``: called after the first chunk with how long it took.
+    """
+    refuse_removed(dataset)
+    channels, root = resolve_channels(params.channels), landing_of(dataset)
+    plan = replace(plan, delay=params.features.delay)
+    progress = begin("fetching")
+    first = replace(plan, end=min(plan.start + plan.chunk, plan.end))
+    begun = time.monotonic()
+    report = {"samples": 0}
+    with suppress(InputError):  # the server keeps less than was asked for, or the fetch of all says what is wrong
+        report = backfill(connection, first, root, channels=channels, mapping=mapping)
+    if report["samples"]:
+        measured(Rate(int(report["samples"]), time.monotonic() - begun, first.end - first.start))
+    backfill(connection, plan, root, channels=channels, mapping=mapping, progress=progress)
+    return compact(
+        dataset,
+        settings=CompactSettings(params.telemetry, channels, params.events.dedupe, params.features.delay),
+        inventory=inventory,
+        now=datetime.now(UTC),
+        progress=begin("compacting"),
+    )
+
+
+def refuse_removed(dataset: Path) -> None:
+    """Raise ``InputError`` where an earlier run fetched history and its dataset is gone: that is not fetched again."""
+    root = landing_of(dataset)
+    recover_folder(dataset)
+    begun = any((root / "state").glob("prometheus-*.json"))
+    if begun and not dataset.exists() and not Landing(root, writer="prometheus").waiting("samples"):
+        raise InputError(
+            "history was fetched before, but the dataset does not exist",
+            str(dataset),
+            f"If it was removed, remove {root} as well to fetch everything again.",
+        )
+
+
+def import_tables(
+    tables: Tables,
+    out: Path,
+    params: Params,
+    *,
+    mapping: Path | None,
+    max_loss: float = DEFAULT_MAX_LOSS,
+    progress: Progress | None = None,
+) -> ImportResult:
+    """Import files into the dataset at ``out``; a new one gets the step of its samples unless one is set."""
+    channels, samples = resolve_channels(params.channels), tables.get("samples", ())
+    step = params.telemetry.step or step_of(out, samples, load_mapping(mapping).samples, channels)
+    return import_dataset(
+        out,
+        samples=samples,
+        events=tables.get("events", ()),
+        inventory=next(iter(tables.get("inventory", ()))),
+        jobs=next(iter(tables.get("jobs", ())), None),
+        mapping=mapping,
+        step=step,
+        channels=channels,
+        dedupe=params.events.dedupe,
+        delay=params.features.delay,
+        progress=progress,
+        max_loss=max_loss,
+    )
+
+
+def inventory_of(dataset: Path, path: Path) -> Path:
+    """Write the inventory of a dataset to a file, for the import of further tables; return its path."""
+    Dataset.open(dataset).inventory().to_parquet(path, index=False)
+    return path

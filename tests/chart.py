@@ -18,7 +18,7 @@ ALL: dict[str, Any] = {
     "imagePullSecrets": [{"name": "registry"}],
     "params": {"seed": 7},
     "collect": {"kubernetes": {"extraArgs": ["--cluster=east"]},
-                "exporters": {"enabled": True}, "receiver": {"enabled": True},
+                "tickets": {"enabled": True}, "exporters": {"enabled": True}, "receiver": {"enabled": True},
                 "nodes": {"kernelLog": True, "nvml": True}},
     "monitoring": {"podMonitor": True, "rules": True, "dashboard": True, "labels": {"release": "prometheus"}},
     "networkPolicy": {"enabled": True},

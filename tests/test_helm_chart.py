@@ -18,6 +18,7 @@ from predrain.version import VERSION
 from scheduler.controller.settings import ActSettings, read_settings
 from scheduler.ports.codec import object_of
 from tests.chart import ALL, CHART, NEEDED, objects, rendered
+from tests.chart_schema import settings_schemas
 from tests.test_manifests import FOLDER, VERSIONS, options
 
 RIGHTS = ("publisher-rbac.yaml", "actuator-rbac.yaml", "collector-rbac.yaml")
@@ -234,7 +235,7 @@ def test_all_marks_are_off_before_it_is_uninstalled() -> None:
 def test_jobs_never_overlap_and_write_to_their_claim_only() -> None:
     made = objects(rendered(ALL))
     jobs = {key[2]: document["spec"] for key, document in made.items() if key[0] == "CronJob"}
-    assert sorted(jobs) == [f"predrain-{name}" for name in ("compact", "prometheus", "retrain", "score")]
+    assert sorted(jobs) == [f"predrain-{name}" for name in ("compact", "prometheus", "retrain", "score", "tickets")]
     for job in jobs.values():
         inner = job["jobTemplate"]["spec"]
         assert (job["concurrencyPolicy"], inner["backoffLimit"]) == ("Forbid", 0)
@@ -283,6 +284,16 @@ def test_settings_that_the_chart_does_not_allow_are_refused_when_it_is_rendered(
         {"serve": {"resources": {"limits": {"memory": None}}}},
         {"data": {"claim": "Not a name"}},
         {"prometheus": {"url": "prometheus:9090"}},
+        {"act": {"settings": {"policy": {"stages": {"ceiling": "medium"}}}}},
+        {"act": {"settings": {"policy": {"stages": {"pinned": {"east/a": "drain"}}}}}},
+        {"act": {"settings": {"policy": {"threshold": {"watch": 0.05}}}}},
+        {"act": {"settings": {"policy": {"budget": {"disruption_budgets": [{"scope": "row"}]}}}}},
+        {"act": {"settings": {"kubernetes": {"eviction_scope": "some"}}}},
+        {"act": {"settings": {"evacuation": {"enabled": "yes please"}}}},
+        {"params": {"models": {"learners": ["lightgm"]}}},
+        {"params": {"trainig": {"window": "28d"}}},
+        {"params": {"channels": {"mine": {"kind": "gauge_"}}}},
+        {"collect": {"tickets": {"enabled": True, "path": "tickets"}}},
     ],
 )
 def test_unknown_and_wrong_values_are_refused(wrong: dict[str, Any]) -> None:
@@ -290,6 +301,23 @@ def test_unknown_and_wrong_values_are_refused(wrong: dict[str, Any]) -> None:
     Draft7Validator.check_schema(schema)
     with pytest.raises(ValueError, match="at '/"):
         rendered({**NEEDED, **wrong})
+
+
+def test_the_schema_has_the_keys_and_choices_of_the_programs_settings() -> None:
+    definitions = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))["definitions"]
+    made = settings_schemas()
+    assert {name: definitions[name] for name in made} == made, "bring it up to date: python -m tests.chart_schema"
+
+
+def test_tickets_are_staged_from_the_claim_and_compacted() -> None:
+    made = objects(rendered({**NEEDED, "collect": {"kubernetes": {"enabled": False}, "tickets": {"enabled": True}}}))
+    jobs = {key[2]: document["spec"] for key, document in made.items() if key[0] == "CronJob"}
+    assert "predrain-compact" in jobs
+    job = jobs["predrain-tickets"]
+    assert job["schedule"] == "7 * * * *"
+    (container,) = job["jobTemplate"]["spec"]["template"]["spec"]["containers"]
+    assert container["args"][:4] == ["collect", "tickets", "/data/tickets", "--dataset=/data/fleet"]
+    assert {"name": "data", "mountPath": "/data"} in container["volumeMounts"]
 
 
 def test_the_settings_that_it_begins_with_can_be_read(tmp_path: Any) -> None:

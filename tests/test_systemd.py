@@ -86,6 +86,27 @@ def test_an_installation_done_again_keeps_settings_and_its_slurm_block_has_every
     )
 
 
+def test_a_dry_run_shows_everything_on_a_machine_that_has_nothing_yet(tmp_path: Path) -> None:
+    done = subprocess.run(
+        ["sh", str(DEPLOY / "slurm" / "install.sh"), "--dry-run"],
+        capture_output=True, text=True, timeout=60, check=False, env={"PATH": os.environ["PATH"]}, cwd=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    for unit in sorted((DEPLOY / "systemd").glob("predrain-*.*")):
+        if unit.stem not in ("predrain-kernel-log", "predrain-nvml"):
+            assert unit.name in done.stdout
+    assert "would run: systemctl enable --now predrain-prometheus.timer" in done.stdout
+    assert "would run: systemctl enable --now predrain-tickets.timer" in done.stdout
+
+
+@pytest.mark.parametrize(("url", "runs"), [("", False), ("http://prometheus:9090", True)])
+def test_the_unit_of_a_prometheus_is_skipped_until_an_address_is_set(url: str, runs: bool) -> None:
+    text = (DEPLOY / "systemd" / "predrain-prometheus.service").read_text(encoding="utf-8")
+    (condition,) = re.findall(r"^ExecCondition=(.*)$", text, flags=re.M)
+    words = [word.replace("${PREDRAIN_PROMETHEUS}", url) for word in condition.split()]
+    assert (subprocess.run(words, check=False).returncode == 0) is runs
+
+
 def marked(root: Path) -> Path:
     """Describe a cluster, let the controller mark a node, and set the installed units to that cluster."""
     cluster, ledger = root / "cluster.json", root / "var/lib/predrain/ledger.db"

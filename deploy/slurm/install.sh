@@ -8,9 +8,10 @@ usage='usage: install.sh [--node] [--root FOLDER] [--dry-run]
   --root     install below this folder, and start nothing
   --dry-run  print what would be done'
 here=$(cd "$(dirname "$0")/.." && pwd)
-units='exporters.service slurm.service compact.service compact.timer score.service score.timer retrain.service retrain.timer
-serve.service act.service'
-started='exporters.service slurm.service compact.timer score.timer retrain.timer serve.service act.service'
+units='exporters.service prometheus.service prometheus.timer slurm.service tickets.service tickets.timer compact.service
+compact.timer score.service score.timer retrain.service retrain.timer serve.service act.service'
+started='exporters.service prometheus.timer slurm.service tickets.timer compact.timer score.timer retrain.timer serve.service
+act.service'
 root='' dry='' node=''
 while [ $# -gt 0 ]; do
     case $1 in
@@ -40,7 +41,7 @@ if [ ! "$root" ]; then
     /home* | /root*)
         echo 'install.sh: units find no predrain: install it into a virtual environment in /opt/predrain, and link' >&2
         echo '/opt/predrain/bin/predrain to /usr/local/bin/predrain' >&2
-        exit 1
+        [ "$dry" ] || exit 1
         ;;
     esac
 fi
@@ -61,13 +62,15 @@ echo "installed:${changed:- nothing new}"
 [ ! "$root" ] || exit 0
 
 run systemd-sysusers predrain.conf
-[ "$node" ] || run install -d -o predrain -g predrain -m 750 /var/lib/predrain /var/lib/predrain/slurm
+[ "$node" ] || run install -d -o predrain -g predrain -m 750 /var/lib/predrain \
+    /var/lib/predrain/slurm /var/lib/predrain/tickets
 run systemctl daemon-reload
 for unit in $started; do
     case "$new " in *" predrain-$unit "*) run systemctl try-restart "predrain-$unit" ;; esac
     run systemctl enable --now "predrain-$unit"
 done
 [ "$node" ] || cat <<'END'
-Next: list the exporters in /etc/predrain/targets.yaml and start predrain-exporters; let the user act in Slurm:
+Next: set PREDRAIN_PROMETHEUS in /etc/predrain/predrain.env, or list the exporters in /etc/predrain/targets.yaml and start
+predrain-exporters. Copy exports of your tickets to /var/lib/predrain/tickets. Let the user act in Slurm:
 sacctmgr add user predrain account=root adminlevel=operator. There is a model after the first predrain-retrain.
 END

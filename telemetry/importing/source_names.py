@@ -83,6 +83,10 @@ KEYS: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
             "opened",
         ),
         "source": ("source", "system"),
+        "resolved_at": ("resolved at", "resolved", "closed at", "closed", "resolution date", "fixed at", "completed"),
+        "slot": ("slot", "gpu slot", "gpu index", "index", "position", "bay"),
+        "pci_bus_id": ("pci bus id", "bus id", "pci address", "pci"),
+        "serial": ("serial", "serial number", "sn"),
     },
     "inventory": {
         "node": ("node", "node name", "host", "host name", "hostname", "server", "machine"),

@@ -32,6 +32,7 @@ from telemetry.importing.mapping import ImportMapping, TableMapping
 from telemetry.importing.quarantine import Quarantine
 from telemetry.importing.reading import column_names, expand_sources, is_kernel_log, read_batches
 from telemetry.importing.source_names import KEYS, SAYS_NOTHING, UNITS, WORDS
+from telemetry.importing.tickets import TICKET_COLUMNS
 from telemetry.phrases.classifier import classify
 
 _SURE: Final = 0.8
@@ -39,7 +40,16 @@ _LIKELY: Final = 0.5
 _FITS: Final = 0.95
 """Share of a column's values that must lie within a channel's range."""
 
-_INSTANTS: Final = ("timestamp", "known_at", "installed_at", "removed_at", "started_at", "ended_at", "checkpointed_at")
+_INSTANTS: Final = (
+    "timestamp",
+    "known_at",
+    "resolved_at",
+    "installed_at",
+    "removed_at",
+    "started_at",
+    "ended_at",
+    "checkpointed_at",
+)
 _UUID: Final = re.compile(r"(?:GPU-)?[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 _UNIT_NAME: Final = re.compile(r"[KMG]i?B|[kMG]Hz|k?Wh|[mk]J|[mk]W")
 _FEW: Final = 8
@@ -155,7 +165,7 @@ def _columns_of(
     elif role == "inventory":
         known = [*INVENTORY.names, "parent", "mig_instance", "seen_at"]
     else:
-        known = [*EVENT_RUNS.names] if role == "events" else [*JOBS.names, *JOB_OPTIONS]
+        known = [*EVENT_RUNS.names, *TICKET_COLUMNS] if role == "events" else [*JOBS.names, *JOB_OPTIONS]
     unknown = unknown_columns(names, mapping, known, aliases, ignored)
     mapped = {aliases.get(name, name) for name in names if name not in unknown}
     mapped |= {
@@ -186,9 +196,22 @@ def _assign(
         if guess.target not in taken | known[guess.column] and guess.column not in best:
             best[guess.column] = guess
             taken = taken | {str(guess.target)}
+    if role == "events":
+        best = _as_tickets(best, taken.union(*known.values()))
     return [
         best.get(name) or Guess(role, file, name, None, *_nothing(column)) for name, (file, column) in found.items()
     ]
+
+
+def _as_tickets(best: Mapping[str, Guess], taken: set[str]) -> dict[str, Guess]:
+    """Use what tickets have for what events need: when one was opened as its time, its text as its type."""
+    stands_for = {"known_at": ("timestamp", "when it was opened"), "detail": ("type", "its words are classified")}
+    made = dict(best)
+    for name, guess in best.items():
+        target, why = stands_for.get(str(guess.target), ("", ""))
+        if target and target not in taken:
+            made[name] = replace(guess, target=target, why=f"{guess.why}: {why}")
+    return made
 
 
 def _nothing(column: pa.ChunkedArray) -> tuple[float, str]:

@@ -10,6 +10,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 
 from foundation.http import Connection
 from telemetry.collect.prometheus.backfill import PAST_END_MS, BackfillPlan, find_metrics
@@ -65,19 +66,19 @@ def look_ahead(
                 query = f"{selector(metric, [matchers])}[{length_ms + PAST_END_MS}ms]"
                 return await client.samples(query, end_ms + PAST_END_MS)
 
-            largest, fetched, begun = metrics[0], 0, time.monotonic()
+            largest, fetched, begun, length_ms = metrics[0], 0, time.monotonic(), whole.length_ms
             for length_ms in _lengths(whole):
                 for end_ms in _ends(whole, length_ms):
-                    counts, intervals = {}, []
+                    newest, intervals = {}, []
                     for metric in metrics:
                         matrix = await window(metric, end_ms, length_ms)
-                        counts[metric] = _take(outlook, catalogue, matrix)
+                        newest[metric] = _Seen.of(matrix)
+                        catalogue.observe(matrix.labels)
                         intervals.append(sampling_interval(matrix.index, matrix.ms))
-                    fetched += sum(counts.values())
-                    if any(counts.values()):
+                    fetched += sum(seen.total for seen in newest.values())
+                    if any(seen.total for seen in newest.values()):
                         break
-                largest = max(counts, key=lambda metric: counts[metric])
-                outlook.samples = sum(counts.values()) * whole.length_ms // length_ms
+                largest = max(newest, key=lambda metric: newest[metric].total)
                 known = sorted(interval for interval in intervals if interval is not None)
                 outlook.interval = known[len(known) // 2] if known else None
                 if outlook.interval is not None and _INTERVALS * outlook.interval <= timedelta(milliseconds=length_ms):
@@ -85,11 +86,46 @@ def look_ahead(
             outlook.samples_per_second = fetched / max(time.monotonic() - begun, 1e-3)
             interval_ms = int((outlook.interval or timedelta(minutes=2)) / timedelta(milliseconds=1))
             reach_ms = min(whole.length_ms, _INTERVALS * interval_ms)
+            earlier = []
             for end_ms in np.linspace(whole.after_ms + reach_ms, whole.until_ms, _INSTANTS).astype(np.int64).tolist():
-                _take(outlook, catalogue, await window(largest, end_ms, reach_ms))
+                matrix = await window(largest, end_ms, reach_ms)
+                catalogue.observe(matrix.labels)
+                earlier.append(_Seen.of(matrix))
+            # Which label names the node is decided on all that was seen.
+            samples = sum(seen.of_gpus(catalogue, outlook) for seen in newest.values())
+            outlook.samples = samples * whole.length_ms // length_ms
+            for seen in earlier:
+                seen.of_gpus(catalogue, outlook)
 
     asyncio.run(look())
     return outlook
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """The series of an answer, and how many samples each has."""
+
+    labels: list[dict[str, str]]
+    counts: npt.NDArray[np.int64]
+
+    @classmethod
+    def of(cls, matrix: Matrix) -> _Seen:
+        return cls(matrix.labels, np.bincount(matrix.index, minlength=len(matrix.labels)).astype(np.int64))
+
+    @property
+    def total(self) -> int:
+        return int(self.counts.sum())
+
+    def of_gpus(self, catalogue: SeriesCatalogue, outlook: Outlook) -> int:
+        """Note the GPUs; return how many samples are of one."""
+        samples = 0
+        for labels, count in zip(self.labels, self.counts.tolist(), strict=True):
+            series = catalogue.identify(labels.get("__name__", ""), labels)
+            samples += 0 if series is None else count
+            if isinstance(series, Series):
+                row = {"node": series.node, "gpu": series.gpu, **dict(series.inventory)}
+                outlook.gpus.setdefault((series.node, series.gpu), row)
+        return samples
 
 
 def _lengths(whole: Span) -> Iterator[int]:
@@ -100,14 +136,3 @@ def _lengths(whole: Span) -> Iterator[int]:
 def _ends(whole: Span, length_ms: int) -> tuple[int, ...]:
     """Return ends of windows: the newest first, that in the middle and the oldest where it is empty."""
     return whole.until_ms, (whole.after_ms + whole.until_ms + length_ms) // 2, whole.after_ms + length_ms
-
-
-def _take(outlook: Outlook, catalogue: SeriesCatalogue, matrix: Matrix) -> int:
-    """Note the GPUs of an answer; return how many of its samples are of a GPU."""
-    series = [catalogue.identify(labels.get("__name__", ""), labels) for labels in matrix.labels]
-    for known in series:
-        if isinstance(known, Series):
-            row = {"node": known.node, "gpu": known.gpu, **dict(known.inventory)}
-            outlook.gpus.setdefault((known.node, known.gpu), row)
-    is_known = np.array([known is not None for known in series] or [False])
-    return int(is_known[matrix.index].sum())

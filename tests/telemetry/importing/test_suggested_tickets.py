@@ -1,0 +1,47 @@
+"""Suggestions for exports of helpdesks: opened, resolved, host, slot and free text, in the words of several systems."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from telemetry.dataset.channels import resolve_channels
+from telemetry.importing.mapping import ImportMapping
+from telemetry.importing.suggestion import suggest
+
+EXPORTS = {
+    "helpdesk": (
+        "Ticket,Opened,Resolved,Host,Slot,Summary\nHD-1,2026-03-01 10:00,2026-03-02 09:00,n1,3,GPU fell off the bus\n",
+        {"Opened": "timestamp", "Resolved": "resolved_at", "Host": "node", "Slot": "slot", "Summary": "type"},
+    ),
+    "jira": (
+        "Issue key,Created,Resolution Date,Hostname,GPU Index,Description\nOPS-1,2026-03-01,2026-03-02,n1,3,swap GPU\n",
+        {
+            "Created": "timestamp",
+            "Resolution Date": "resolved_at",
+            "Hostname": "node",
+            "GPU Index": "slot",
+            "Description": "type",
+        },
+    ),
+    "with a type and a time of its own": (
+        "date,opened,closed,node,serial number,category,comment\n"
+        "2026-03-01T10:00Z,2026-03-01T11:00Z,2026-03-02T10:00Z,n1,1650123,failure,GPU lost\n",
+        {
+            "opened": "known_at",
+            "closed": "resolved_at",
+            "serial number": "serial",
+            "category": "type",
+            "comment": "detail",
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize(("text", "expected"), EXPORTS.values(), ids=EXPORTS)
+def test_columns_of_a_helpdesk_are_recognised(tmp_path: Path, text: str, expected: dict[str, str]) -> None:
+    path = tmp_path / "tickets.csv"
+    path.write_text(text)
+    guesses = suggest({"events": [path]}, ImportMapping(), resolve_channels({}))
+    assert {guess.column: guess.target for guess in guesses if guess.column in expected} == expected

@@ -38,9 +38,9 @@ if TYPE_CHECKING:
 
     from foundation.http import Connection
     from foundation.place import Place
-    from pipeline.estimates import Work
     from pipeline.params import Params
-    from pipeline.source_check import Tables
+    from pipeline.sources.check import Tables
+    from pipeline.sources.estimates import Work
     from telemetry.importing.importer import ImportResult
 
 
@@ -177,8 +177,8 @@ def _from_prometheus(
     stages: Stages,
 ) -> ImportResult | None:
     """Check the files, then fetch the history and import the files into the same dataset."""
-    from pipeline.estimates import Work
-    from pipeline.fleet_dataset import fetch_history, import_tables, inventory_of, keep_period, known_gpus, period_of
+    from pipeline.sources.estimates import Work
+    from pipeline.sources.history import fetch_history, import_tables, inventory_of, keep_period, known_gpus, period_of
     from telemetry.collect.prometheus.outlook import look_ahead
     from telemetry.collect.series.mapping import load_source_mapping
     from telemetry.dataset.channels import resolve_channels
@@ -214,7 +214,7 @@ def _report_time(work: Work) -> None:
 
 def _from_files(tables: Tables, mapping: Path | None, out: Path, params: Params, stages: Stages) -> ImportResult:
     """Check the files, then import them."""
-    from pipeline.fleet_dataset import import_tables
+    from pipeline.sources.history import import_tables
 
     _ask_first(tables, mapping, params, out, None)
     return import_tables(tables, out / "dataset", params, mapping=mapping, progress=stages.begin("importing"))
@@ -222,7 +222,7 @@ def _from_files(tables: Tables, mapping: Path | None, out: Path, params: Params,
 
 def _ask_first(tables: Tables, mapping: Path | None, params: Params, out: Path, known: pd.DataFrame | None) -> None:
     """Ask everything that an import of the files would ask, and exit if there is anything."""
-    from pipeline.source_check import check_sources, write_questions
+    from pipeline.sources.check import check_sources, write_questions
 
     if not any(tables.values()):
         return
@@ -266,7 +266,7 @@ def _mappings(paths: Sequence[Path], *, metrics: bool) -> tuple[Path | None, Pat
 
 def _announce_dataset(place: Place, params: Params) -> None:
     """Report how large the rest of the work is, and how long it takes."""
-    from pipeline.estimates import Work
+    from pipeline.sources.estimates import Work
     from telemetry.dataset.store import Dataset
 
     sys.stderr.write(f"predrain: {Work.of_dataset(Dataset.open(place).meta, params)}\n")

@@ -41,15 +41,8 @@ _FITS: Final = 0.95
 """Share of a column's values that must lie within a channel's range."""
 
 _INSTANTS: Final = (
-    "timestamp",
-    "known_at",
-    "resolved_at",
-    "installed_at",
-    "removed_at",
-    "started_at",
-    "ended_at",
-    "checkpointed_at",
-)
+    "timestamp", "known_at", "resolved_at", "installed_at", "removed_at", "started_at", "ended_at", "checkpointed_at",
+)  # fmt: skip
 _UUID: Final = re.compile(r"(?:GPU-)?[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 _UNIT_NAME: Final = re.compile(r"[KMG]i?B|[kMG]Hz|k?Wh|[mk]J|[mk]W")
 _FEW: Final = 8

@@ -275,14 +275,14 @@ def test_what_matches_of_a_prometheus_is_fetched_into_the_folder_and_judged(flee
 
 
 def test_unknown_columns_are_written_to_a_mapping_that_nothing_is_imported_by(tmp_path: Path) -> None:
-    samples = write_csv(tmp_path / "smi.csv", samples_frame().rename(columns={"gpu_temp_c": "temperature.gpu"}))
+    samples = write_csv(tmp_path / "smi.csv", samples_frame().rename(columns={"gpu_temp_c": "gpu core temp"}))
     hosts = write_csv(tmp_path / "hosts.csv", inventory_frame())
     command = ["assess", "--samples", samples, "--inventory", hosts, "--out", tmp_path / "out"]
     for name in ("mapping.yaml", "mapping-2.yaml"):
         done = predrain(*command, code=1)
         assert f"guesses are in {tmp_path / 'out' / name}" in done.stderr
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["mapping-2.yaml", "mapping.yaml"]
-    assert "temperature.gpu: gpu_temp_c" in (tmp_path / "out" / "mapping.yaml").read_text()
+    assert "gpu core temp: gpu_temp_c" in (tmp_path / "out" / "mapping.yaml").read_text()
     done = predrain("import", "--samples", samples, "--suggest-mapping", tmp_path / "out" / "mapping.yaml", code=1)
     assert "is there already" in done.stderr
 

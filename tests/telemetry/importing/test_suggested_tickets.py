@@ -16,22 +16,22 @@ EXPORTS = {
         {"Opened": "timestamp", "Resolved": "resolved_at", "Host": "node", "Slot": "slot", "Summary": "type"},
     ),
     "jira": (
-        "Issue key,Created,Resolution Date,Hostname,GPU Index,Description\nOPS-1,2026-03-01,2026-03-02,n1,3,swap GPU\n",
+        "Issue key,Created,Resolution Date,Server,GPU Index,Description\nOPS-1,2026-03-01,2026-03-02,n1,3,swap GPU\n",
         {
             "Created": "timestamp",
             "Resolution Date": "resolved_at",
-            "Hostname": "node",
+            "Server": "node",
             "GPU Index": "slot",
             "Description": "type",
         },
     ),
     "with a type and a time of its own": (
-        "date,opened,closed,node,serial number,category,comment\n"
+        "date,opened,closed,node,SN,category,comment\n"
         "2026-03-01T10:00Z,2026-03-01T11:00Z,2026-03-02T10:00Z,n1,1650123,failure,GPU lost\n",
         {
             "opened": "known_at",
             "closed": "resolved_at",
-            "serial number": "serial",
+            "SN": "serial",
             "category": "type",
             "comment": "detail",
         },

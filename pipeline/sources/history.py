@@ -17,7 +17,7 @@ from foundation.errors import InputError
 from foundation.files import recover_folder, write_bytes
 from foundation.http import Connection
 from pipeline.params import Params
-from pipeline.source_check import Tables
+from pipeline.sources.check import Tables
 from telemetry.collect.prometheus.backfill import BackfillPlan, backfill
 from telemetry.collect.prometheus.outlook import Outlook
 from telemetry.collect.series.mapping import SourceMapping

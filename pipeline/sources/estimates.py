@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from datetime import timedelta
 
-from pipeline.fleet_dataset import Rate
 from pipeline.params import Params
+from pipeline.sources.history import Rate
 from telemetry.collect.prometheus.backfill import BackfillPlan
 from telemetry.collect.prometheus.outlook import Outlook
 from telemetry.dataset.meta import DatasetMeta

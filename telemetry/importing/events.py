@@ -241,14 +241,19 @@ def place_events(
     Returns: why an event cannot be used, or an empty text; shape (n,).
     """
     gpu, node, kind = text["gpu"], text["node"], text["type"]
-    gpu[:] = [stays.parents.get(name, name) for name in gpu]
     of_gpu = ~pd.isna(gpu)
+    gpu[of_gpu] = [stays.gpu(name) for name in gpu[of_gpu]]
+    named = ~pd.isna(node)
+    node[named] = stays.names.written_all(node[named])
     since = pd.Series(node, dtype=object).map(stays.node_since)
     missing = "missing node and gpu" if stays.unit == "gpu" else "missing node"
     of_node = np.select(
-        [of_gpu, pd.isna(node), since.isna(), ms < since], ["", missing, "unknown node", "before installation"], ""
+        [of_gpu, ~named, since.isna(), ms < since], ["", missing, "unknown node", "before installation"], ""
     )
     reasons = of_node.astype(object)
+    for row in np.flatnonzero(reasons == "unknown node"):
+        if stays.names.is_ambiguous(node[row]):
+            reasons[row] = "name of several nodes"
     if stays.unit == "gpu":
         codes = stays.codes(gpu)
         stay = stays.find(codes, ms)
@@ -260,7 +265,10 @@ def place_events(
         there = stays.nodes[np.clip(stay, 0, None)]
         unnamed = placed & pd.isna(node)
         node[unnamed] = there[unnamed]
-        reasons[placed & (node != there)] = "on another node than the inventory says"
+        rows = np.flatnonzero(placed)
+        elsewhere = stays.are_elsewhere(node[rows], there[rows])
+        reasons[rows[elsewhere]] = "on another node than the inventory says"
+        node[rows[~elsewhere]] = there[rows[~elsewhere]]
         left = afterwards & pd.isna(node)
         node[left] = stays.nodes[stays.last_row(codes[left], ms[left])]
     return reasons

@@ -17,6 +17,8 @@ from foundation.errors import InputError
 from foundation.text import nearest_hint
 from telemetry.dataset.meta import instant_text
 from telemetry.dataset.schema import INVENTORY, Unit, ms_of
+from telemetry.identity.devices import GpuNames, parent_of_mig
+from telemetry.identity.nodes import NodeNames, are_one_node
 from telemetry.identity.pci import normalise_pci_bus_id
 from telemetry.importing.columns import as_text
 from telemetry.importing.mapping import InventoryMapping
@@ -32,11 +34,20 @@ class Installations:
 
     ``given``: the stays in the order in which they came; ``frame``: the same by unit and time.
     ``begin``: of the first stay of all, in milliseconds.
+    ``names``: resolves names of nodes.
     """
 
-    def __init__(self, frame: pd.DataFrame, unit: Unit, parents: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        frame: pd.DataFrame,
+        unit: Unit,
+        parents: Mapping[str, str] | None = None,
+        aliases: Mapping[str, str] | None = None,
+    ) -> None:
         self.unit, self.given = unit, frame
         self.parents = dict(parents or {})
+        self.names = NodeNames(frame["node"], aliases)
+        self._gpus = GpuNames(frame["gpu"].dropna(), self.parents)
         self.frame = frame.sort_values([unit, "installed_at"], kind="stable").reset_index(drop=True)
         self.units = list(dict.fromkeys(self.frame[unit]))
         self._code = {name: code for code, name in enumerate(self.units)}
@@ -51,8 +62,23 @@ class Installations:
 
     def codes(self, names: Sequence[str | None] | npt.NDArray[np.object_]) -> npt.NDArray[np.int64]:
         """Return the code of each unit, -1 where it is unknown."""
-        codes, parents = self._code, self.parents
-        return np.array([codes.get(parents.get(name, name), -1) for name in names], np.int64)  # type: ignore[arg-type]
+        known = self.gpu if self.unit == "gpu" else self.names.written
+        return np.array([-1 if name is None else self._code.get(known(name), -1) for name in names], np.int64)
+
+    def gpu(self, name: str) -> str:
+        """Return the GPU that a name means, as the inventory spells it, also that of a MIG instance."""
+        return self.parents.get(name) or self._gpus.find(name) or self._gpus.written(parent_of_mig(name) or name)
+
+    def are_elsewhere(self, nodes: npt.NDArray[np.object_], there: npt.NDArray[np.object_]) -> npt.NDArray[np.bool_]:
+        """Return which of ``nodes`` are not those of the stays; of two nodes that a name may be, the GPU tells which.
+
+        ``nodes``: as :attr:`names` writes them; ``there``: nodes of the stays. Shape (n,).
+        """
+        elsewhere = nodes != there
+        rows = np.flatnonzero(elsewhere)
+        for row in rows[[self.names.is_ambiguous(name) for name in nodes[rows]]] if len(rows) else ():
+            elsewhere[row] = not are_one_node(nodes[row], there[row])
+        return elsewhere
 
     def find(self, codes: npt.NDArray[np.int64], ms: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Find the stay of each unit at each time.

@@ -9,7 +9,6 @@ import numpy as np
 import pandas as pd
 
 from telemetry.dataset.schema import EVENTS, ms_of
-from telemetry.identity.nodes import NodeNames, are_one_node
 from telemetry.identity.pci import normalise_pci_bus_id
 from telemetry.importing.events import place_events
 from telemetry.importing.inventory import Installations, unit_of
@@ -19,7 +18,7 @@ from telemetry.xids.locating import locate
 PENDING_COLUMNS: Final = (*LANDED_EVENTS.names, "since_ms")
 """Columns of events that wait: as they were events, and since when they wait."""
 
-_NOT_SEEN_YET: Final = ("unknown gpu", "unknown node", "before installation")
+_NOT_SEEN_YET: Final = ("unknown gpu", "unknown node", "name of several nodes", "before installation")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,15 +57,8 @@ def place_landed(events: pd.DataFrame, stays: pd.DataFrame, *, waited_ms: float)
         located, _ = locate(unlocated.assign(pci_bus_id=addresses), known)
         text["node"][by_address] = located["node"].to_numpy(dtype=object)
         text["gpu"][by_address] = located["gpu"].astype(object).where(located["gpu"].notna(), None).to_numpy()
-    names = NodeNames(known["node"])
-    text["node"][:] = [names.written(node) for node in text["node"]]
     ms = ms_of(events["timestamp"])
     where = Installations(known, unit)
-    if unit == "gpu":
-        # Of two nodes that a bare name may be, the GPU tells which.
-        for index, stay in enumerate(where.find(where.codes(text["gpu"]), ms)):
-            if stay >= 0 and are_one_node(text["node"][index], where.nodes[stay]):
-                text["node"][index] = where.nodes[stay]
     reasons = place_events(text, ms, where)
     placed = events.assign(node=text["node"], gpu=text["gpu"])
     without = by_address & pd.isna(text["gpu"])

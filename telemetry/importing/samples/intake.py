@@ -157,8 +157,12 @@ class SampleIntake:
         stay_node = self.stays.nodes[np.clip(stay, 0, None)]
         if not by_node and "node" in batch:
             node_index, node_names = _encoded(batch.column("node"), length)
-            given = np.array([*node_names, None], dtype=object)[node_index]  # index -1 is the None at the end
-            batch.refuse("on another node than the inventory says", (node_index >= 0) & (given != stay_node))
+            named = self.stays.names.written_all(node_names)
+            given = np.array([*named, None], dtype=object)[node_index]  # index -1 is the None at the end
+            placed = np.flatnonzero((node_index >= 0) & (stay >= 0))
+            elsewhere = np.zeros(length, dtype=bool)
+            elsewhere[placed] = self.stays.are_elsewhere(given[placed], stay_node[placed])
+            batch.refuse("on another node than the inventory says", elsewhere)
         part = np.zeros(length, dtype=bool)
         if not by_node:
             part = np.array([name in self.stays.parents for name in unit_names] + [False])[unit_index]

@@ -31,7 +31,7 @@ def openmetrics(
     Example: predrain collect openmetrics march.om.gz --dataset fleet
     """
     from telemetry.collect.openmetrics import land_dump
-    from telemetry.collect.series.identity import SeriesCatalogue
+    from telemetry.collect.series.identity import NODE_LABEL_STATE, SeriesCatalogue
     from telemetry.collect.series.mapping import load_source_mapping
     from telemetry.dataset.channels import resolve_channels
     from telemetry.landing.folder import Landing, landing_of
@@ -40,6 +40,7 @@ def openmetrics(
     channels = resolve_channels(loaded.channels)
     catalogue = SeriesCatalogue(channels, load_source_mapping(mapping))
     landing = Landing(landing_of(dataset), writer="openmetrics", channels=channels)
+    catalogue.remember(landing.state(NODE_LABEL_STATE))
     results = []
     for path in files:
         with progress(path.name) as advance:

@@ -41,7 +41,7 @@ def receive(
     from telemetry.collect.remote_write.group_commit import ReceiverSettings
     from telemetry.collect.remote_write.receiver import Receiver, serve
     from telemetry.collect.remote_write.token_file import own_token_file
-    from telemetry.collect.series.identity import SeriesCatalogue
+    from telemetry.collect.series.identity import NODE_LABEL_STATE, SeriesCatalogue
     from telemetry.collect.series.mapping import load_source_mapping
     from telemetry.dataset.channels import resolve_channels
     from telemetry.landing.folder import Landing, landing_of
@@ -53,9 +53,8 @@ def receive(
         tokens = own_token_file(dataset.with_name(f"{dataset.name}.receive-token"))
         typer.echo(f"writers need the token in {tokens}")
     channels = resolve_channels(read_params(params).channels)
-    receiver = Receiver(
-        Landing(landing_of(dataset), writer="receive", channels=channels),
-        ReceiverSettings(tokens=tokens),
-        catalogue=SeriesCatalogue(channels, load_source_mapping(mapping)),
-    )
+    landing = Landing(landing_of(dataset), writer="receive", channels=channels)
+    catalogue = SeriesCatalogue(channels, load_source_mapping(mapping))
+    catalogue.remember(landing.state(NODE_LABEL_STATE))
+    receiver = Receiver(landing, ReceiverSettings(tokens=tokens), catalogue=catalogue)
     serve(receiver, host, port)

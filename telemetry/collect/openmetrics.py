@@ -76,8 +76,9 @@ def land_dump(
         reader, samples, size = DumpReader(path, catalogue), 0, path.stat().st_size
         for block in reader.blocks():
             samples += len(block)
-            _spill(folder, reader.series, block)
+            _spill(folder, reader.groups, block)
             progress(min(reader.characters_read, size), size)
+        samples -= reader.identify()
         if samples == 0:
             raise _nothing(path, reader)
         xids = XidCounts(delay)
@@ -88,7 +89,9 @@ def land_dump(
                     continue
                 name = f"dump-{digest}-{part.name}-{piece}"
                 # Parts come in the order of time, staged before or not: a count needs the one before it.
-                columns = block["index"], block["ms"], block["value"]
+                index = reader.numbers[block["index"]]
+                usable = index >= 0
+                columns = index[usable], block["ms"][usable], block["value"][usable]
                 tables = read_batch(reader.series, *columns, xids=xids, problems=reader.left_out)
                 # The inventory first: samples of an unknown GPU would be set aside.
                 landing.stage("inventory", tables.inventory, name=name)
@@ -102,6 +105,8 @@ def land_dump(
             "samples": samples,
             "series": len(reader.series),
             "gpus": len({entry.gpu for entry in reader.series}),
+            "node": str(catalogue.report_nodes()),
+            "GPUs by place": catalogue.placed(),
             "left out": dict(sorted(reader.left_out.items())),
             "first line that cannot be read": next(iter(reader.faults), None),
         }
@@ -121,7 +126,11 @@ def _empty_folder(folder: Path) -> Iterator[Path]:
 
 
 class DumpReader:
-    """Reads one dump, block by block, in bounded memory; the samples' ``index`` is a place in ``series``."""
+    """Reads one dump, block by block, in bounded memory; the samples' ``index`` is a place in ``numbers``.
+
+    Which label names the node is decided on the whole dump: :meth:`identify`, then ``numbers`` holds places in
+    ``series``, -1 for what names no GPU or no node. ``groups``: a number of each entry's GPU.
+    """
 
     def __init__(self, path: Path, catalogue: SeriesCatalogue) -> None:
         self.path = path
@@ -132,7 +141,10 @@ class DumpReader:
         self._catalogue = catalogue
         self._known = {*catalogue.metric_names(), XID_COUNT_METRIC}
         self._lines: LineReader[int | str] = LineReader(self._number)
-        self._numbers: dict[Series | XidCount, int] = {}
+        self.groups: list[int] = []
+        self.numbers: npt.NDArray[np.int32] = np.empty(0, np.int32)
+        self._raw: dict[tuple[str, tuple[tuple[str, str], ...]], int] = {}
+        self._counts: Counter[int] = Counter()
 
     def blocks(self) -> Iterator[npt.NDArray[Any]]:
         """Yield the samples of known series: ``index``, ``ms`` since 1970 in UTC, ``value``.
@@ -142,7 +154,25 @@ class DumpReader:
         """
         samples = self._samples()
         while block := list(islice(samples, _BLOCK_SAMPLES)):
-            yield np.array(block, _RECORD)
+            records = np.array(block, _RECORD)
+            numbers, counts = np.unique(records["index"], return_counts=True)
+            self._counts.update(dict(zip(numbers.tolist(), counts.tolist(), strict=True)))
+            yield records
+
+    def identify(self) -> int:
+        """Find out what the series are, once all are read; return the number of samples without a GPU or node."""
+        self.numbers = np.full(len(self._raw), -1, np.int32)
+        places: dict[Series | XidCount, int] = {}
+        nameless = 0
+        for (name, labels), number in self._raw.items():
+            series = self._catalogue.identify(name, dict(labels))
+            if series is not None:
+                self.numbers[number] = places.setdefault(series, len(places))
+            elif self._counts[number]:
+                self.left_out[f"{name}: its labels name no GPU or no node"] += self._counts[number]
+                nameless += self._counts[number]
+        self.series = list(places)
+        return nameless
 
     def _samples(self) -> Iterator[tuple[int, int, float]]:
         lines, head = self._read_lines(), []
@@ -180,21 +210,20 @@ class DumpReader:
 
     def _number(self, name: str, labels: dict[str, str]) -> int | str:
         """Return a series' number, or why it is left out."""
-        series = self._catalogue.identify(name, labels)
-        if series is not None:
-            number = self._numbers.setdefault(series, len(self.series))
-            if number == len(self.series):
-                self.series.append(series)
-            return number
-        if name in self._known:
-            return f"{name}: its labels name no GPU or no node"
-        return f"{name}: {'known, and not used' if is_unused(name) else 'no channel'}"
+        if name not in self._known:
+            return f"{name}: {'known, and not used' if is_unused(name) else 'no channel'}"
+        self._catalogue.observe((labels,))
+        key = name, self._catalogue.deciding(labels)
+        if key not in self._raw:
+            self._raw[key] = len(self._raw)
+            self.groups.append(zlib.crc32(self._catalogue.device(labels).encode()) % _GROUPS)
+        return self._raw[key]
 
 
-def _spill(folder: Path, series: Sequence[Series | XidCount], block: npt.NDArray[Any]) -> None:
+def _spill(folder: Path, groups: Sequence[int], block: npt.NDArray[Any]) -> None:
     """Append samples to the file of their day and group of GPUs."""
     used, place = np.unique(block["index"], return_inverse=True)
-    group = np.array([zlib.crc32(series[number].gpu.encode()) % _GROUPS for number in used], np.int64)
+    group = np.array([groups[number] for number in used], np.int64)
     key = block["ms"] // _DAY_MS * _GROUPS + group[place]
     with disk_errors(folder):
         for part in np.unique(key).tolist():

@@ -11,7 +11,7 @@ A decision holds until evidence rejects its label, so that a restart or a rollou
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal
@@ -92,11 +92,16 @@ class _Evidence:
     kinds: dict[str, ValueKind] = field(default_factory=dict)
     of_device: dict[str, set[str]] = field(default_factory=dict)
     at_place: dict[tuple[str, str], set[str]] = field(default_factory=lambda: defaultdict(set))
+    counts: Counter[ValueKind] = field(default_factory=Counter)
     collisions: int = 0
     changes: int = 0
 
     def add(self, value: str, kind: ValueKind, device: str | None, place: str | None) -> None:
-        self.kinds[value] = kind if self.kinds.get(value) in (None, "like a pod") else self.kinds[value]
+        known = self.kinds.get(value)
+        if known in (None, "like a pod"):
+            self.counts.subtract([known] if known is not None else [])
+            self.kinds[value] = kind
+            self.counts[kind] += 1
         if device is None or len(self.of_device) >= _MAX_DEVICES:
             return
         values = self.of_device.setdefault(device, set())
@@ -108,7 +113,7 @@ class _Evidence:
             devices.add(device)
 
     def share(self, *kinds: ValueKind) -> float:
-        return sum(kind in kinds for kind in self.kinds.values()) / max(len(self.kinds), 1)
+        return sum(self.counts[kind] for kind in kinds) / max(len(self.kinds), 1)
 
 
 class NodeLabels:
@@ -139,9 +144,13 @@ class NodeLabels:
         self._seen: set[tuple[object, ...]] = set()
         self._order: tuple[str, ...] | None = None
         self._rejected: dict[str, str] = {}
-        self._node_of_device: dict[str, str] = {}
         self.revision = 0
         """Rises whenever the decision changes: nodes that were taken from series before may differ."""
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Names of the labels that are read."""
+        return (*self._trusted, *self.names, *self._fallback, *_POD_LABELS, *_SERVICE_LABELS)
 
     @property
     def has_other(self) -> bool:
@@ -170,10 +179,6 @@ class NodeLabels:
         self._order = None
         order = self._decide()
         self.revision += before != order
-        if device is not None and len(self._node_of_device) < _MAX_DEVICES and (chosen := order[:1]):
-            node = self._usable(labels, chosen[0])
-            if node is not None:
-                self._node_of_device[device] = node
 
     def node_of(self, labels: Mapping[str, str], device: str | None = None) -> str | None:
         """Return the node that a series is of; None if no usable label names one."""
@@ -182,8 +187,11 @@ class NodeLabels:
             if (node := self._usable(labels, name)) is not None:
                 return node
         # Another exporter or scrape of the same GPU may have the label that this series lacks.
-        if device is not None and not self.is_given and device in self._node_of_device:
-            return self._node_of_device[device]
+        if device is not None and not self.is_given and order:
+            chosen = self._evidence[order[0]]
+            values = [value for value in chosen.of_device.get(device, ()) if chosen.kinds[value] not in _REASONS]
+            if len(values) == 1:
+                return self._name(values[0])
         for name in (*order[1:], *self._fallback):
             if (node := self._usable(labels, name)) is not None:
                 return node

@@ -135,6 +135,7 @@ class TargetWatch:
         node = {} if target.node is None else {_NODE_FIRST: target.node}
         self._labels = {_TARGET + name: value for name, value in target.labels} | {_NODE_LAST: target.host} | node
         self.lines: LineReader[Series | XidCount | None] = LineReader(self._identify)
+        self._revision = catalogue.nodes.revision
         self._before: list[tuple[Series | XidCount, float | None, int | None]] = []
         self._news = InventoryNews()
         self._xids = XidCounts(timedelta(0))
@@ -151,6 +152,13 @@ class TargetWatch:
         """
         problems: Counter[str] = Counter()
         reading = self._read(page, problems)
+        if self._catalogue.nodes.revision != self._revision:
+            # The page, or one of another target, changed which label names the node.
+            self._revision = self._catalogue.nodes.revision
+            self.lines = LineReader(self._identify, self.lines.max_bytes)
+            problems.clear()
+            reading = self._read(page, problems)
+            self._catalogue.report_nodes()
         # NaN equals nothing, itself included.
         comparable = [(series, None if math.isnan(value) else value, ms) for series, value, ms in reading]
         is_repeated, self._before = comparable == self._before, comparable

@@ -24,7 +24,7 @@ from google.protobuf.message import DecodeError
 from foundation.instants import to_ms
 from telemetry.bounds import EARLIEST_MS, LATEST_MS
 from telemetry.collect.remote_write.problems import Refused
-from telemetry.collect.series.identity import Series, SeriesCatalogue, XidCount
+from telemetry.collect.series.identity import XID_COUNT_METRIC, Series, SeriesCatalogue, XidCount
 
 # A copy of three bytes makes 64 at most, so that no honest block grows more.
 _MOST_GROWTH = 22
@@ -36,6 +36,7 @@ STALE_BITS: Final = 0x7FF0000000000002
 
 STALE: Final = "stale_marker"
 NOT_A_CHANNEL: Final = "not_a_channel"
+NAMELESS: Final = "no_gpu_or_node"
 LINK: Final = "nvlink_link"
 BAD_TIME: Final = "time"
 OTHER_METRIC: Final = "told_by_another_metric"
@@ -108,6 +109,7 @@ class RemoteWriteDecoder:
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         self._catalogue = catalogue
+        self._metrics = {*catalogue.metric_names(), XID_COUNT_METRIC}
         self._kept = series_kept
         self._clock = clock
         self._lock = threading.Lock()
@@ -143,13 +145,17 @@ class RemoteWriteDecoder:
         with self._lock:
             if len(self._digests) > self._kept:
                 self._forget()
-            for series in request.timeseries:
+            digests = [
+                hashlib.blake2b(b"".join(series.labels), digest_size=16).digest() for series in request.timeseries
+            ]
+            self._observe(request, digests)
+            for series, digest in zip(request.timeseries, digests, strict=True):
                 samples = series.samples
-                digest = hashlib.blake2b(b"".join(series.labels), digest_size=16).digest()
                 known = self._digests.get(digest)
                 if known is None:
                     known, is_unambiguous = self._learn(series.labels)
-                    if is_unambiguous:
+                    # Another series may yet show the node of a nameless one's GPU.
+                    if is_unambiguous and known != NAMELESS:
                         self._digests[digest] = known
                 if isinstance(known, str):
                     dropped[known] += len(samples)
@@ -178,6 +184,20 @@ class RemoteWriteDecoder:
         keep = ~(stale | wrong)
         return Samples(book, np.array(index, np.int32)[keep], times[keep], numbers[keep], +dropped)
 
+    def _observe(self, request: Any, digests: list[bytes]) -> None:
+        """Let the new series of a request decide together which label names the node."""
+        new = [
+            series for series, digest in zip(request.timeseries, digests, strict=True) if digest not in self._digests
+        ]
+        if not new:
+            return
+        revision = self._catalogue.nodes.revision
+        labels = [_labels(series.labels)[0] for series in new]
+        self._catalogue.observe(entry for entry in labels if entry.get("__name__") in self._metrics)
+        if self._catalogue.nodes.revision != revision:
+            self._forget()
+        self._catalogue.report_nodes()
+
     def _learn(self, encoded: Any) -> tuple[_Known | str, bool]:
         """Return what a series is, and whether the joined bytes of its labels can be read in this way only.
 
@@ -193,7 +213,7 @@ class RemoteWriteDecoder:
             raise Refused.unreadable("a series has no __name__")
         series = self._catalogue.identify(name, labels)
         if series is None:
-            return NOT_A_CHANNEL
+            return NAMELESS if name in self._metrics else NOT_A_CHANNEL
         if isinstance(series, Series) and series.part is not None:
             self._warn_of_links(name)
             return LINK

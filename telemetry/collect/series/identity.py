@@ -109,6 +109,8 @@ class SeriesCatalogue:
             what: tuple(label for name in mapping.label_names(what) for label in (f"exported_{name}", name))
             for what in ("gpu", "mig_instance", *_INVENTORY)
         }
+        own = (label for labels in self._labels.values() for label in labels)
+        self._deciding = {*self.nodes.labels, *own, "nvlink", "link", "clock_type", "clock_index", "xid"}
         self._metrics = _metrics(channels, mapping)
         self._state: Path | None = None
         self._reported = ""
@@ -136,6 +138,14 @@ class SeriesCatalogue:
                 write_bytes(self._state, json.dumps({"label": decision.label}).encode())
             self._reported = chosen
         return decision
+
+    def deciding(self, labels: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+        """Return the labels that decide what a series is, sorted."""
+        return tuple(sorted(item for item in labels.items() if item[0] in self._deciding))
+
+    def device(self, labels: Mapping[str, str]) -> str:
+        """Return a text that series of one GPU have in common, whichever label names its node."""
+        return self._gpu(labels)[0] or self._first("pci_bus_id", labels) or ""
 
     def placed(self) -> str:
         """Return how many GPUs are identified by node and address, because their UUID is a placeholder."""

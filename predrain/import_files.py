@@ -119,16 +119,19 @@ def write_suggestion(
     from foundation.files import write_bytes
     from telemetry.dataset.channels import resolve_channels
     from telemetry.importing.mapping import load_mapping
+    from telemetry.importing.questions import find_questions, question_lines
     from telemetry.importing.suggestion import mapping_text, named, suggest
 
-    guesses = suggest(given, load_mapping(mapping), resolve_channels(read_params(params).channels))
+    rules, channels = load_mapping(mapping), resolve_channels(read_params(params).channels)
+    guesses = suggest(given, rules, channels)
+    questions = find_questions(given, rules, channels, guesses)
     if to.exists():
         raise InputError("the file is there already", str(to), "Give another name, or remove it.")
-    if not guesses:
+    if not guesses and not questions:
         sys.stderr.write("predrain: every column is known, no mapping is needed\n")
         return guesses
     to.parent.mkdir(parents=True, exist_ok=True)
-    write_bytes(to, mapping_text(guesses, given, mapping).encode())
+    write_bytes(to, mapping_text(guesses, given, mapping, question_lines(questions)).encode())
     unsure = [guess for guess in guesses if not guess.sure]
     look = f" To decide: {named(unsure)}." if unsure else ""
     sys.stderr.write(f"predrain: {len(guesses)} columns are not known: guesses are in {to}.{look}\n")

@@ -146,6 +146,18 @@ def unknown_columns(
     return [name for name in unknown if name in kept or not mapping.ignore_others]
 
 
+def targets_of(
+    names: Sequence[str], mapping: TableMapping, known: Sequence[str], aliases: Mapping[str, str]
+) -> dict[str, str]:
+    """Return the source's column of each of the dataset's that is known or mapped; no column is required."""
+    sources: dict[str, str] = {}
+    for name in names:
+        mapped = _mapped(name, names, mapping, known, aliases)
+        for target in () if mapped == _UNKNOWN else _targets(mapped):
+            sources.setdefault(target, name)
+    return sources
+
+
 def unknown_error(unknown: Sequence[str], where: str, known: Sequence[str], *, declare: bool) -> InputError:
     """Return the error for columns that are not known; ``declare``: whether they could be channels."""
     name, more = unknown[0], f" and {len(unknown) - 1} more: {list(unknown[1:])}" if len(unknown) > 1 else ""

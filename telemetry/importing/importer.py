@@ -58,6 +58,7 @@ from telemetry.importing.inventory import (
 from telemetry.importing.jobs import merge_jobs, read_jobs
 from telemetry.importing.mapping import ImportMapping, load_mapping, without_later_keys
 from telemetry.importing.quarantine import BY_MAPPING, Quarantine
+from telemetry.importing.questions import check_tables
 from telemetry.importing.reading import (
     Source,
     expand_sources,
@@ -68,7 +69,6 @@ from telemetry.importing.reading import (
 from telemetry.importing.samples.intake import SampleIntake, no_usable_rows
 from telemetry.importing.samples.merge import SampleMerger
 from telemetry.importing.samples.reach import plan_merge, read_newest, write_newest
-from telemetry.importing.suggestion import check_columns
 from telemetry.phrases.classifier import PhraseReview
 from telemetry.xids.xid_gauge import SOURCE
 
@@ -181,7 +181,7 @@ def import_dataset(
     given = {"inventory": [inventory], "samples": samples, "events": events, "jobs": [jobs] if jobs else []}
     sources = _sources(given, rules, step, channels, dedupe, delay)
     if compaction is None:
-        check_columns(given, rules, channels)
+        check_tables(given, rules, channels)
     if existing is not None:
         check_step(existing, step)
     fresh = new_sources(sources, existing) if compaction is None else sources
@@ -410,7 +410,7 @@ class _Import:
         self.quarantine.check_loss("samples")
         write_newest(writer.folder, merger.newest)
         self.observed += [datetime.fromtimestamp(ms / 1000, UTC) for ms in merger.span_ms]
-        return stack_events(merger.events)
+        return stack_events([*merger.events, intake.losses.events(stays, self.delay)])
 
     def _keep_samples(self, writer: DatasetWriter, unit: Unit) -> None:
         if self.existing is None:
@@ -437,7 +437,8 @@ class _Import:
     def _all_events(self, given: pd.DataFrame, detected: pd.DataFrame) -> pd.DataFrame:
         old = empty_events() if self.existing is None else self.existing.events()
         new = stack_events([given, detected])
-        self.counts["xids_from_gauge"] += len(detected)
+        self.counts["xids_from_gauge"] += int((detected["type"] == "xid").sum())
+        self.counts["gpus_lost_in_samples"] += int((detected["type"] == "failure").sum())
         if new.empty:
             return old
         may_change = concerned(old, new)

@@ -38,7 +38,7 @@ from telemetry.importing.instants import (
     parse_instants,
     times_of,
 )
-from telemetry.importing.mapping import LongFormat, TableMapping
+from telemetry.importing.mapping import LongFormat, TableMapping, TimeFormat
 from telemetry.importing.quarantine import BY_MAPPING, Quarantine, row_text
 from telemetry.kernel_log.entries import is_log
 from telemetry.values.numbers import Decimal
@@ -170,9 +170,7 @@ class Batch:
         if column is None:
             return None
         source = self.columns.get(name, name)
-        where, time = f"{self.file}, column {source!r}", self.mapping.time
-        if time.timezone is None and _SAYS_UTC.search(source):
-            time = time.model_copy(update={"timezone": ZoneInfo("UTC")})
+        where, time = f"{self.file}, column {source!r}", time_of_column(self.mapping.time, source)
         parsed = parse_instants(column, time, where, day_end=day_end, order=self.orders.get(name))
         if parsed.order is not None:
             self.orders[name] = parsed.order
@@ -200,6 +198,12 @@ class Batch:
         if not is_end:
             self.refuse(WRONG_CLOCK, ahead)
         return pd.Series(times_of(instants.ms)).where(instants.ok & ~ahead)
+
+
+def time_of_column(time: TimeFormat, column: str) -> TimeFormat:
+    """Return how a column writes its instants: a name such as ``timeUtc`` says the zone."""
+    says_utc = time.timezone is None and _SAYS_UTC.search(column) is not None
+    return time.model_copy(update={"timezone": ZoneInfo("UTC")}) if says_utc else time
 
 
 def _readable(table: pa.Table) -> pa.Table:

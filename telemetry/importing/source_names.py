@@ -32,32 +32,6 @@ SAYS_NOTHING: Final = re.compile(
 )
 """Words that tell no channel from another."""
 
-UNITS: Final[Mapping[str, Mapping[str, tuple[float, float]]]] = {
-    "C": {"c": (1, 0), "celsius": (1, 0), "f": (5 / 9, -160 / 9), "k": (1, -273.15), "kelvin": (1, -273.15)},
-    "W": {"w": (1, 0), "watts": (1, 0), "watt": (1, 0), "mw": (1e-3, 0), "milliwatts": (1e-3, 0), "kw": (1e3, 0)},
-    "mJ": {"mj": (1, 0), "j": (1e3, 0), "joules": (1e3, 0), "kj": (1e6, 0), "wh": (3.6e6, 0), "kwh": (3.6e9, 0)},
-    "%": {"pct": (1, 0), "percent": (1, 0), "ratio": (100, 0), "fraction": (100, 0)},
-    "ratio": {"ratio": (1, 0), "fraction": (1, 0), "pct": (0.01, 0), "percent": (0.01, 0)},
-    "MHz": {"mhz": (1, 0), "hz": (1e-6, 0), "khz": (1e-3, 0), "ghz": (1e3, 0)},
-    "ns": {"ns": (1, 0), "us": (1e3, 0), "ms": (1e6, 0), "s": (1e9, 0), "seconds": (1e9, 0)},
-    "s": {"s": (1, 0), "seconds": (1, 0), "ms": (1e-3, 0), "us": (1e-6, 0), "ns": (1e-9, 0)},
-    **{
-        unit: {name: (size / own, 0) for size, names in sizes for name in names}
-        for sizes in [
-            [
-                (1, ("b", "bytes")),
-                (1e3, ("kb",)),
-                (2**10, ("kib",)),
-                (1e6, ("mb",)),
-                (2**20, ("mib",)),
-                (1e9, ("gb",)),
-                (2**30, ("gib",)),
-            ]
-        ]
-        for unit, own in (("MiB", 2**20), ("B/s", 1), ("MiB/s", 2**20))
-    },
-}
-"""A channel's unit: words for a source's unit, and the factor and offset from there."""
 
 KEYS: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
     "samples": {
@@ -66,27 +40,30 @@ KEYS: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
         "gpu": ("uuid", "gpu uuid", "device uuid", "gpu id", "device id"),
     },
     "events": {
-        "timestamp": ("timestamp", "time", "ts", "datetime", "date", "event time", "occurred at", "start", "when"),
-        "node": ("node", "node name", "host", "host name", "hostname", "server", "machine", "instance"),
+        "timestamp": (
+            *("timestamp", "time", "ts", "datetime", "date", "event time", "event date", "occurred at", "occurred"),
+            *("start", "when", "incident date", "incident time", "failure date", "failed at", "date time"),
+        ),
+        "node": ("node", "node name", "host", "host name", "hostname", "server", "machine", "instance", "asset"),
         "gpu": ("uuid", "gpu uuid", "device uuid", "gpu id", "device id"),
-        "type": ("type", "event", "event type", "kind", "category", "action"),
+        "slot": ("slot", "gpu", "gpu index", "gpu slot", "gpu number", "index", "position", "bay"),
+        "pci_bus_id": ("pci bus id", "bus id", "pci address", "pci"),
+        "serial": ("serial", "serial number", "gpu serial", "sn"),
+        "type": ("type", "event", "event type", "kind", "category", "action", "work", "incident type", "issue type"),
         "code": ("code", "xid", "error code", "fault code"),
-        "detail": ("detail", "details", "message", "description", "comment", "summary", "notes", "text"),
+        "detail": (
+            *("detail", "details", "message", "description", "short description", "comment", "summary", "notes"),
+            *("text", "title", "subject"),
+        ),
         "known_at": (
-            "known at",
-            "entered at",
-            "created",
-            "created at",
-            "reported at",
-            "recorded at",
-            "opened at",
-            "opened",
+            *("known at", "entered at", "created", "created at", "created date", "creation date", "reported at"),
+            *("reported", "recorded at", "opened at", "opened", "opened date", "open date", "date opened"),
+        ),
+        "resolved_at": (
+            *("resolved", "resolved at", "resolution date", "resolved date", "closed", "closed at", "close date"),
+            *("closed date", "completed", "completed at", "fixed at", "date closed", "date resolved"),
         ),
         "source": ("source", "system"),
-        "resolved_at": ("resolved at", "resolved", "closed at", "closed", "resolution date", "fixed at", "completed"),
-        "slot": ("slot", "gpu slot", "gpu index", "index", "position", "bay"),
-        "pci_bus_id": ("pci bus id", "bus id", "pci address", "pci"),
-        "serial": ("serial", "serial number", "sn"),
     },
     "inventory": {
         "node": ("node", "node name", "host", "host name", "hostname", "server", "machine"),

@@ -11,7 +11,6 @@ from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
-import pandas as pd
 import pyarrow as pa
 import yaml
 
@@ -24,34 +23,42 @@ from telemetry.importing.columns import (
     as_text,
     left_out_of_samples,
     nothing_left_out,
-    refuse_absent,
     source_names,
+    targets_of,
     unknown_columns,
 )
-from telemetry.importing.mapping import ImportMapping, TableMapping
+from telemetry.importing.instants import NAIVE, OK, inferred_unit, parse_instants
+from telemetry.importing.mapping import ImportMapping, TableMapping, TimeFormat
 from telemetry.importing.quarantine import Quarantine
 from telemetry.importing.reading import column_names, expand_sources, is_kernel_log, read_batches
-from telemetry.importing.source_names import KEYS, SAYS_NOTHING, UNITS, WORDS
+from telemetry.importing.source_names import KEYS, SAYS_NOTHING, WORDS
 from telemetry.importing.tickets import TICKET_COLUMNS
 from telemetry.phrases.classifier import classify
+from telemetry.values.numbers import ANY_UNIT, read_numbers
+from telemetry.values.units import words_for
 
 _SURE: Final = 0.8
 _LIKELY: Final = 0.5
 _FITS: Final = 0.95
 """Share of a column's values that must lie within a channel's range."""
 
-_INSTANTS: Final = (
-    "timestamp", "known_at", "resolved_at", "installed_at", "removed_at", "started_at", "ended_at", "checkpointed_at",
-)  # fmt: skip
+INSTANTS: Final = (
+    "timestamp",
+    "known_at",
+    "resolved_at",
+    "installed_at",
+    "removed_at",
+    "started_at",
+    "ended_at",
+    "checkpointed_at",
+)
 _UUID: Final = re.compile(r"(?:GPU-)?[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 _UNIT_NAME: Final = re.compile(r"[KMG]i?B|[kMG]Hz|k?Wh|[mk]J|[mk]W")
 _FEW: Final = 8
 """Most distinct values of what may be an enum or flags."""
 
-_SINCE_1970: Final = {"s": 1.0, "ms": 1e3, "us": 1e6, "ns": 1e9}
-_RANGE: Final = (631_152_000.0, 4_102_444_800.0)
-"""1990 and 2100, in seconds."""
-_ZONELESS: Final = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d(\.\d+)?)?")
+_METRIC_COLUMNS: Final = ("metric", "metric_name", "__name__", "_field", "metric_id", "series")
+_VALUE_COLUMNS: Final = ("value", "_value", "metric_value", "val")
 
 _FIELD: Final = re.compile(r"(?:dcgm|field|fi|id)+[ _.-]*(\d+)", re.IGNORECASE)
 
@@ -66,7 +73,6 @@ class Guess:
     ``why``: what speaks for it.
     ``scale``, ``offset``: from the source's unit to the channel's.
     ``unit``: of instants that are numbers.
-    ``zoneless``: an instant without a zone.
     ``words``: the values of what may be the type of an event.
     """
 
@@ -79,7 +85,6 @@ class Guess:
     scale: float = 1.0
     offset: float = 0.0
     unit: str | None = None
-    zoneless: str | None = None
     words: tuple[str, ...] = ()
 
     @property
@@ -90,31 +95,12 @@ class Guess:
     @property
     def line(self) -> str:
         """Its line in a mapping file."""
+        if self.sure:
+            return f"    {_quoted(self.column)}: {_quoted(self.target)}    # {self.why}"
         factors = ", ".join(f"`{key}: {new}`" for key in ("scale", "offset") if (new := _factors(key, [self])))
-        needs = f"; needs {factors}".replace("'", "") if factors and not self.sure else ""
-        mark = "" if self.sure else "# "
-        return f"    {mark}{_quoted(self.column)}: {_quoted(self.target)}    # {self.why}{needs}"
-
-
-def check_columns(given: Mapping[str, Sequence[Path]], mapping: ImportMapping, channels: Mapping[str, Channel]) -> None:
-    """Raise ``InputError`` with every unknown column of all files, or a mapped one that none of a table's has."""
-    for role, paths in given.items():
-        section: TableMapping = getattr(mapping, role)
-        files = expand_sources(tuple(paths), role)
-        tables = [path for path in files if role != "events" or not is_kernel_log(path)]
-        names = {name for path in tables for name in column_names(path)}
-        names |= {name for pattern in getattr(section, "parts", {}).values() for name in pattern.groupindex}
-        if tables:
-            refuse_absent(section, sorted(names), ", ".join(str(path) for path in tables))
-    guesses = [guess for guess in suggest(given, mapping, channels) if guess.role != "inventory"]
-    if guesses:
-        raise InputError(
-            f"{len(guesses)} unknown column{'s' if len(guesses) > 1 else ''}: {named(guesses)}",
-            ", ".join(dict.fromkeys(str(guess.file) for guess in guesses)),
-            "Write a mapping to check with `--suggest-mapping mapping.yaml` instead of `--out`, then give `--mapping "
-            "mapping.yaml`. `null` in it leaves a column out, `ignore_others: true` all that are not mapped. Channels "
-            "of your own are declared in params `channels:`.",
-        )
+        needs = f", with {factors}".replace("'", "") if factors else ""
+        guess = f"CHECK: {self.target}? {self.why}{needs}" if self.target else self.why
+        return f"    {_quoted(self.column)}: null    # {guess}"
 
 
 def named(guesses: Sequence[Guess]) -> str:
@@ -146,31 +132,35 @@ def suggest(
     return guesses
 
 
+def known_columns(
+    role: str, channels: Mapping[str, Channel]
+) -> tuple[list[str], Mapping[str, str], Callable[[str], bool]]:
+    """Return the dataset's columns of a role, further names of them, and what tells columns that are left out."""
+    if role == "samples":
+        names = ["timestamp", "node", "gpu", "mig_instance", *with_rollups(channels), "sample_count"]
+        return names, {**source_names(channels), **KEY_ALIASES}, left_out_of_samples
+    known = {
+        "inventory": [*INVENTORY.names, "parent", "mig_instance", "seen_at"],
+        "events": [*EVENT_RUNS.names, *TICKET_COLUMNS],
+        "jobs": [*JOBS.names, *JOB_OPTIONS],
+    }
+    return known[role], KEY_ALIASES, nothing_left_out
+
+
 def _columns_of(
     file: Path, role: str, mapping: TableMapping, channels: Mapping[str, Channel]
 ) -> tuple[list[str], set[str]]:
     """Give the columns of a file that are not known, and those of the dataset that it has."""
-    names, aliases = column_names(file, role), dict(KEY_ALIASES)
-    ignored: Callable[[str], bool] = nothing_left_out
-    if role == "samples":
-        known: list[str] = ["timestamp", "node", "gpu", "mig_instance", *with_rollups(channels), "sample_count"]
-        aliases, ignored = source_names(channels) | aliases, left_out_of_samples
-    elif role == "inventory":
-        known = [*INVENTORY.names, "parent", "mig_instance", "seen_at"]
-    else:
-        known = [*EVENT_RUNS.names, *TICKET_COLUMNS] if role == "events" else [*JOBS.names, *JOB_OPTIONS]
+    names = column_names(file, role)
+    known, aliases, ignored = known_columns(role, channels)
     unknown = unknown_columns(names, mapping, known, aliases, ignored)
-    mapped = {aliases.get(name, name) for name in names if name not in unknown}
-    mapped |= {
-        target
-        for name, value in mapping.columns.items()
-        for target in ([value] if isinstance(value, str) else value or ())
-        if name in names
-    }
+    if mapping.long is not None:  # its columns are labels, of which few matter
+        unknown = []
+    mapped = set(targets_of(names, mapping, known, aliases)) | set(mapping.constants)
     if role == "inventory":  # any other column is a fact of its own, unless something that is needed is missing
-        lacking = [name for name in ("node", "gpu", "installed_at") if name not in mapped | set(mapping.constants)]
+        lacking = [name for name in ("node", "gpu", "installed_at") if name not in mapped]
         unknown = [name for name in unknown if _key_of(name, role)[0] in (lacking if lacking else ())]
-    return unknown, mapped | set(mapping.constants)
+    return unknown, mapped
 
 
 def _assign(
@@ -192,7 +182,8 @@ def _assign(
     if role == "events":
         best = _as_tickets(best, taken.union(*known.values()))
     return [
-        best.get(name) or Guess(role, file, name, None, *_nothing(column)) for name, (file, column) in found.items()
+        best.get(name) or Guess(role, file, name, None, *_nothing(role, column))
+        for name, (file, column) in found.items()
     ]
 
 
@@ -207,8 +198,10 @@ def _as_tickets(best: Mapping[str, Guess], taken: set[str]) -> dict[str, Guess]:
     return made
 
 
-def _nothing(column: pa.ChunkedArray) -> tuple[float, str]:
+def _nothing(role: str, column: pa.ChunkedArray) -> tuple[float, str]:
     values, text = _numbers(column)
+    if role != "samples":
+        return 1.0, "not needed"
     if text and not len(values):
         return 1.0, f"text such as {text[0][:30]!r}, which no channel takes"
     return 0.0, f"values {_range(values)}, {_kind(values)}" if len(values) else "no values"
@@ -232,12 +225,16 @@ def _guesses(role: str, file: Path, name: str, column: pa.ChunkedArray, channels
     guesses = []
     if target:
         why = "by its name" + (f", values {_range(values)}" if len(values) else "")
-        unit = zoneless = None
-        if target in _INSTANTS:
-            unit = _unit_of_instants(values)
-            zoneless = next((word for word in text if _ZONELESS.fullmatch(word)), None)
+        is_instant = target in INSTANTS
+        if is_instant and len(text) and not len(values) and not _are_dates(text):
+            return []
+        unit = inferred_unit(values) if is_instant else None
+        unit = None if unit == "excel" else unit
         words = tuple(sorted({*as_text(column, len(column))} - {None})) if target == "type" else ()
-        guesses.append(Guess(role, file, name, target, score, why, unit=unit, zoneless=zoneless, words=words))
+        guesses.append(Guess(role, file, name, target, score, why, unit=unit, words=words))
+    is_temporal = pa.types.is_timestamp(column.type) or pa.types.is_date(column.type)
+    if role in ("samples", "events") and target is None and (is_temporal or (text and _are_dates(text))):
+        guesses.append(Guess(role, file, name, "timestamp", _SURE, "values are instants"))
     if text and all(_UUID.fullmatch(word) for word in text):
         guesses.append(Guess(role, file, name, "gpu", 0.95, f"values are UUIDs such as {text[0]}"))
     if len(values) or not text:
@@ -265,7 +262,7 @@ def _channel_guess(file: Path, name: str, values: npt.NDArray[np.float64], chann
     score = 1.0 if known and channel.dcgm_id == int(known[1]) else _likeness(name, channel)
     if score < _LIKELY:
         return None
-    units = UNITS.get(channel.unit, {})
+    units = words_for(channel.unit)
     words = [word.lower().replace("%", "pct") for word in re.findall(r"[A-Za-z]+|%", name)]
     unit = next((word for word in reversed(words) if word in units), None)
     scale, offset = units[unit] if unit else (1.0, 0.0)
@@ -298,7 +295,7 @@ def _likeness(name: str, channel: Channel) -> float:
 
 def _meaning(name: str, channel: Channel) -> frozenset[str]:
     words = [WORDS.get(word, word) for word in _split(name)]
-    units = UNITS.get(channel.unit, {})
+    units = words_for(channel.unit)
     told = {word for word in words if not SAYS_NOTHING.fullmatch(word) and not (word in units and len(words) > 1)}
     return frozenset(told or words)
 
@@ -313,10 +310,12 @@ def _numbers(column: pa.ChunkedArray) -> tuple[npt.NDArray[np.float64], list[str
     """Give a column's finite numbers, and what is none."""
     if pa.types.is_timestamp(column.type) or pa.types.is_date(column.type):
         return np.empty(0), []
-    texts = pd.Series(as_text(column.slice(0, 20_000), min(len(column), 20_000))).dropna()
-    numbers = pd.to_numeric(texts, errors="coerce")
-    values = numbers.dropna().to_numpy(np.float64)
-    return values[np.isfinite(values)], texts[numbers.isna()].head(20).tolist()
+    part = column.slice(0, 20_000)
+    if pa.types.is_nested(part.type):
+        return np.empty(0), [str(part.type)]
+    numbers = read_numbers(part, ANY_UNIT)
+    values = numbers.values[np.isfinite(numbers.values)]
+    return values, [text for text in as_text(part.filter(pa.array(numbers.unreadable)).slice(0, 20), 20) if text]
 
 
 def _share(values: npt.NDArray[np.float64], channel: Channel) -> float:
@@ -329,10 +328,13 @@ def _range(values: npt.NDArray[np.float64]) -> str:
     return f"{values.min():g} to {values.max():g}" if len(values) else "none"
 
 
-def _unit_of_instants(values: npt.NDArray[np.float64]) -> str | None:
-    """Give the unit in which all of some numbers are instants from 1990 to 2099."""
-    fits = (unit for unit, size in _SINCE_1970.items() if len(values) and (_RANGE[0] <= values / size).all())
-    return next((unit for unit in fits if (values / _SINCE_1970[unit] <= _RANGE[1]).all()), None)
+def _are_dates(texts: Sequence[str]) -> bool:
+    """Whether most of some texts are instants."""
+    try:
+        parsed = parse_instants(pa.chunked_array([pa.array(texts, pa.string())]), TimeFormat(), "")
+    except InputError:  # of two orders of day and month: dates they are
+        return True
+    return bool(2 * ((parsed.status == OK) | (parsed.status == NAIVE)).sum() > len(texts))
 
 
 def _type_of(word: str) -> str | None:
@@ -341,17 +343,27 @@ def _type_of(word: str) -> str | None:
     return work.type if work.sure else None
 
 
-def mapping_text(guesses: Sequence[Guess], roles: Iterable[str], mapping: Path | None) -> str:
-    """Write a mapping file: what a given one has, and the guesses, each with its reason; unsure ones as comments."""
+def mapping_text(
+    guesses: Sequence[Guess], roles: Iterable[str], mapping: Path | None, asked: Sequence[str] = ()
+) -> str:
+    """Write a mapping file: what a given one has, and the guesses, each with its reason.
+
+    ``asked``: lines of what only the tables' owner can tell.
+    """
     base: dict[str, Any] = {} if mapping is None else read_yaml(mapping.read_text(encoding="utf-8")) or {}
     lines = [
         "# Columns that predrain does not know, with a guess each. Check every line.",
-        "# A guess that is not sure is a comment: remove its `#` or correct it; `null` leaves a column out.",
+        "# `null` leaves a column out, which a guess that is not sure does as well: correct the lines with CHECK.",
         "# A column that is no channel of docs/reference/channels.md: declare it in params `channels:`, too.",
+        *asked,
     ]
     for role in roles:
         mine = [guess for guess in guesses if guess.role == role]
         section: dict[str, Any] = dict(base.pop(role, None) or {})
+        long = _long_format(guesses) if role == "samples" and "long" not in section else None
+        if long is not None:
+            section["long"] = long
+            mine = [guess for guess in mine if guess.column not in long.values()]
         if mine:
             columns = section.pop("columns", None) or {}
             lines += [f"{role}:", "  columns:"]
@@ -374,16 +386,17 @@ def mapping_text(guesses: Sequence[Guess], roles: Iterable[str], mapping: Path |
             unknown = [word for word, kind in kinds.items() if kind is None]
             if unknown:
                 shown = ", ".join(_quoted(word) for word in unknown)
-                lines += [f"  # values without a guess: {shown}: add them to `values: {{type: …}}`; null drops the row"]
-            if not section.get("time"):
-                lines += ["  # time: {unit: s}            # instants that are numbers: ns, us, ms or s since 1970"]
-            zoneless = next((guess.zoneless for guess in mine if guess.zoneless), None)
-            if zoneless is not None:
-                lines += [
-                    f"  # time: {{timezone: UTC}}      # {_quoted(zoneless)} has no zone: the one it was written in"
-                ]
+                lines += [f"  # CHECK: values without a guess are `other`: {shown}; null drops the row"]
             lines += ["  # ignore_others: true        # leave out every column that is neither known nor mapped"]
     return "\n".join([*lines, *_dumped(base, "")]) + "\n"
+
+
+def _long_format(guesses: Sequence[Guess]) -> dict[str, str] | None:
+    """Guess the columns of metric and value of a table with a row for each value."""
+    columns = {guess.column.lower(): guess.column for guess in guesses if guess.role == "samples"}
+    metric = next((columns[name] for name in _METRIC_COLUMNS if name in columns), None)
+    value = next((columns[name] for name in _VALUE_COLUMNS if name in columns), None)
+    return None if metric is None or value is None else {"metric": metric, "value": value}
 
 
 def _factors(key: str, guesses: Sequence[Guess]) -> dict[str, float]:

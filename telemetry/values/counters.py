@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import numpy as np
 import numpy.typing as npt
 
-_SHORTEST_MS = 60_000
+IMPOSSIBLE_RISE: Final = "a rise of a counter that no device makes"
+"""Reason for which a value is no value."""
+
+_SHORTEST_MS: Final = 60_000
 """Exporters cache values: within this time a counter may show the rise of a minute at once."""
 
 

@@ -13,9 +13,12 @@ import pyarrow.compute as pc
 
 from telemetry.values.sentinels import is_sentinel
 from telemetry.values.tables import read_table
-from telemetry.values.units import conversion
+from telemetry.values.units import conversion, is_unit
 
 Decimal = Literal[".", ","]
+
+ANY_UNIT: Final = ""
+"""Unit of a column that may be of any quantity: units are recognised, and nothing is converted."""
 
 _VALUE, _UNREADABLE, _ABSENT, _LOST = range(4)
 _MEANINGS: Final[Mapping[str, str]] = {row["text"]: row["meaning"] for row in read_table("words.csv")}
@@ -116,6 +119,8 @@ def _factors(unit: str, header_unit: str | None, convert: bool) -> Callable[[str
     """Return a function from a value's unit to its factor and offset; None for a unit of another quantity."""
 
     def factor(word: str | None) -> tuple[float, float] | None:
+        if unit == ANY_UNIT:
+            return (1.0, 0.0) if word is None or is_unit(word) else None
         given = word or header_unit
         if given is None or (word is None and conversion(given, unit) is None):
             return 1.0, 0.0

@@ -35,6 +35,12 @@ def conversion(word: str, unit: str) -> Conversion | None:
     return Conversion(source[1] / target[1], (source[2] - target[2]) / target[1])
 
 
+def is_unit(word: str) -> bool:
+    """Whether a word names a unit of any quantity."""
+    return _lookup(word) is not None
+
+
+@cache
 def words_for(unit: str) -> dict[str, Conversion]:
     """Return every lower-case word that names a unit of the quantity of ``unit``."""
     found = {word: conversion(word, unit) for word in _UNITS if word == word.lower()}

@@ -31,6 +31,7 @@ from telemetry.importing.mapping import TableMapping
 from telemetry.importing.quarantine import Quarantine, advice
 from telemetry.importing.reading import Batch, column_names, read_batches
 from telemetry.importing.samples.block import DTYPES, ORDER_SHIFT, Spill
+from telemetry.importing.samples.losses import GpuLosses
 from telemetry.values.names import EXACT_NAMES
 from telemetry.values.numbers import Numbers, read_numbers
 from telemetry.values.sentinels import is_sentinel_outside
@@ -68,6 +69,7 @@ class SampleIntake:
     counts: Counter[str] = field(default_factory=Counter)
     channels: dict[str, Channel] = field(init=False)
     sample_count: bool = False
+    losses: GpuLosses = field(default_factory=GpuLosses)
     _columns: list[dict[str, str]] = field(default_factory=list)
     _usable: bool = False
     _names: dict[str, str] = field(default_factory=dict)
@@ -77,6 +79,8 @@ class SampleIntake:
     def __post_init__(self) -> None:
         every = with_rollups(self.every_channel)
         known = ["timestamp", "node", "gpu", "mig_instance", *every, "sample_count"]
+        if self.mapping.long is not None:  # its other columns are labels of any metric
+            self.mapping = self.mapping.model_copy(update={"ignore_others": True})
         self._names = source_names(self.every_channel)
         aliases = {**self._names, **KEY_ALIASES}
         present: set[str] = set()
@@ -177,13 +181,16 @@ class SampleIntake:
             "order": pa.array((np.int64(number) << ORDER_SHIFT) + batch.rows[good]),
             "mig": pa.array(part[good]),
         }
+        is_lost = np.zeros(int(good.sum()), np.bool_)
         for channel in self.channels.values():
-            made[channel.name] = self._channel(channel, batch)
+            made[channel.name] = self._channel(channel, batch, is_lost)
+        self.losses.add(made["unit"].to_numpy(), made["node"].to_numpy(), made["ms"].to_numpy(), is_lost)
         if self.sample_count:
             made["sample_count"] = pa.array(as_counts(batch.column("sample_count"), length)[good].astype(np.int32))
         return pa.table(made)
 
-    def _channel(self, channel: Channel, batch: Batch) -> pa.Array:
+    def _channel(self, channel: Channel, batch: Batch, is_lost: npt.NDArray[np.bool_]) -> pa.Array:
+        """Return the values of the good rows; those that say that the GPU is lost are marked in ``is_lost``."""
         good = batch.good
         kind = CHANNEL_TYPES[channel.kind]
         column = batch.column(channel.name)
@@ -196,6 +203,7 @@ class SampleIntake:
         numbers = read_numbers(
             column, channel.unit, header_unit=unit_of_column(source), convert=convert, decimal=batch.decimal
         )
+        is_lost |= numbers.lost
         values, valid, problems, sentinels = parse_values(numbers, channel, scale, offset)
         if channel.unit == "%":
             nonzero = values[valid & (values != 0)]

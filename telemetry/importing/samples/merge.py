@@ -19,9 +19,10 @@ from telemetry.dataset.schema import ms_of
 from telemetry.dataset.store import Dataset
 from telemetry.importing.instants import times_of
 from telemetry.importing.quarantine import Quarantine, row_text
-from telemetry.importing.samples.block import ORDER_SHIFT, Block, Spill, block_table, join, read_block
+from telemetry.importing.samples.block import ORDER_SHIFT, Block, Series, Spill, block_table, join, read_block
 from telemetry.importing.samples.reach import MergePlan, read_reach
 from telemetry.importing.samples.rollup import add_rollup_columns, cell_end, merge_duplicates, roll_up
+from telemetry.values.counters import IMPOSSIBLE_RISE, impossible_rises
 from telemetry.xids.xid_gauge import CHANNEL, SOURCE, new_edges
 
 
@@ -93,6 +94,7 @@ class SampleMerger:
         self._set_aside("conflicting duplicate sample", before_merge, np.isin(before_merge.order, conflicting))
         new_rows = int((before_merge.order >= 0).sum())
         self.quarantine.accounting.used("samples", new_rows - len(conflicting))
+        self._refuse_impossible_rises(block)
         held = self._held(before_merge, block)
         if CHANNEL in block.series:
             self._find_xids(block, held.get(CHANNEL, np.zeros(len(block), dtype=bool)))
@@ -166,7 +168,26 @@ class SampleMerger:
         )
         self.events.append(events.astype({"node": object, "gpu": object, "code": object}))
 
-    def _set_aside(self, reason: str, block: Block, chosen: npt.NDArray[np.bool_], *, lost: bool = True) -> None:
+    def _refuse_impossible_rises(self, block: Block) -> None:
+        """Null new values of counters that rise faster than any device counts, in place."""
+        for name, channel in self.plan.channels.items():
+            series = block.series[name]
+            if channel.kind != "counter" or channel.max_rise_per_s is None:
+                continue
+            values = series.values.astype(np.float64)
+            refused = impossible_rises(values, series.valid, block.unit, block.ms, channel.max_rise_per_s)
+            refused &= block.order >= 0
+            number = int(refused.sum())
+            if number:
+                example = f"{name} = {values[refused][0]:.15g}"
+                self._set_aside(IMPOSSIBLE_RISE, block, refused, rows=0)
+                self.quarantine.values("samples", name, -number, {IMPOSSIBLE_RISE: (number, example)})
+                self.counts["values_nulled"] += number
+                block.series[name] = Series(np.where(refused, 0, series.values), series.valid & ~refused)
+
+    def _set_aside(
+        self, reason: str, block: Block, chosen: npt.NDArray[np.bool_], *, rows: int = 1, lost: bool = True
+    ) -> None:
         for index in np.flatnonzero(chosen & (block.order >= 0)).tolist():
             order = int(block.order[index])
             content = {
@@ -176,4 +197,4 @@ class SampleMerger:
                 **{name: kept.values[index].item() for name, kept in block.series.items() if kept.valid[index]},
             }
             file, row = self.files[order >> ORDER_SHIFT], order & ((1 << ORDER_SHIFT) - 1)
-            self.quarantine.add(reason, "samples", file, row, row_text(content), lost=lost)
+            self.quarantine.add(reason, "samples", file, row, row_text(content), rows=rows, lost=lost)

@@ -6,6 +6,7 @@ from typing import Any
 
 import yaml
 
+_MAX_NODES = 500_000
 _MERGE = "tag:yaml.org,2002:merge"
 
 
@@ -26,6 +27,28 @@ class _OnceLoader(yaml.SafeLoader):
 def read_yaml(text: str) -> Any:
     """Read one YAML document, as ``yaml.safe_load`` does.
 
-    Raises ``yaml.YAMLError`` if the text is not valid, or a mapping holds a key twice; names both lines.
+    Raises ``yaml.YAMLError`` if the text is not valid, holds a key twice in one mapping (names both lines), is nested
+    too deeply, or becomes too large by its aliases.
     """
-    return yaml.load(text, Loader=_OnceLoader)  # noqa: S506 - a safe loader, only stricter
+    loader = _OnceLoader(text)
+    try:
+        node = loader.get_single_node()
+        if node is None:
+            return None
+        if _expanded_size(node, {}) > _MAX_NODES:
+            raise yaml.YAMLError(f"with its aliases the document has more than {_MAX_NODES} values")
+        return loader.construct_document(node)
+    except RecursionError as error:
+        raise yaml.YAMLError("the document is nested too deeply") from error
+    finally:
+        loader.dispose()
+
+
+def _expanded_size(node: yaml.Node, sizes: dict[int, int]) -> int:
+    """Return the number of values of a node, with those that aliases repeat."""
+    if id(node) not in sizes:
+        sizes[id(node)] = _MAX_NODES + 1  # a node that holds itself is endless
+        content = node.value if isinstance(node, yaml.CollectionNode) else ()
+        parts = [part for entry in content for part in (entry if isinstance(entry, tuple) else (entry,))]
+        sizes[id(node)] = 1 + sum(_expanded_size(part, sizes) for part in parts)
+    return sizes[id(node)]

@@ -5,14 +5,21 @@ from __future__ import annotations
 from datetime import datetime
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from telemetry.dataset.schema import JOB_OPTIONS, JOBS
-from telemetry.importing.columns import as_text
 from telemetry.importing.inventory import Installations
 from telemetry.importing.mapping import TableMapping
 from telemetry.importing.quarantine import Quarantine
-from telemetry.importing.reading import read_batches
+from telemetry.importing.reading import Batch, read_batches
+from telemetry.values.numbers import ANY_UNIT, read_numbers
+
+_TRES = r"(?:^|[,/ ])gpu(?:[:/][^:=,(]+)?[:=](?P<number>\d+)"
+_MOST = {"gpus": 100_000, "min_gpus": 1_000_000}
+"""Numbers above are no GPUs."""
 
 
 def read_jobs(
@@ -31,9 +38,8 @@ def read_jobs(
         for name in ("ended_at", "checkpointed_at"):
             content[name] = batch.times(name, not_after, optional=True, is_end=True)
         for name in ("gpus", *(name for name in JOB_OPTIONS if name in batch)):
-            texts = pd.Series(as_text(batch.column(name), len(batch.rows)))
-            numbers = pd.to_numeric(texts, errors="coerce").astype("float64").round()
-            wrong = numbers.notna() & ~numbers.between(0, 2**31 - 1)
+            numbers = _counts(batch, name)
+            wrong = numbers.notna() & ~numbers.between(0, _MOST.get(name, 2**31 - 1))
             batch.refuse(f"impossible number in {name}", wrong.to_numpy())
             content[name] = numbers.mask(wrong).astype("Int32")
         frame = pd.DataFrame(content)
@@ -46,6 +52,24 @@ def read_jobs(
         frame["gpu"] = [stays.gpu(gpu) if isinstance(gpu, str) else None for gpu in frame["gpu"]]
         frames.append(frame[batch.good])
     return pd.concat(frames, ignore_index=True)
+
+
+def _counts(batch: Batch, name: str) -> pd.Series:
+    """Return a column of whole numbers; shares are rounded up, for a failure hits a job with half a GPU as well.
+
+    ``gpu:a100:4`` and ``cpu=8,gres/gpu=4``, as Slurm writes them, are 4.
+    """
+    column = batch.column(name)
+    if column is None:
+        return pd.Series(np.nan, index=range(len(batch.rows)), dtype="float64")
+    column = column.cast(pa.string())
+    of_gpus = pc.struct_field(pc.extract_regex(column, _TRES), "number")
+    numbers = read_numbers(pc.coalesce(of_gpus, column), ANY_UNIT, decimal=batch.decimal)
+    places = np.flatnonzero(numbers.unreadable & batch.good)
+    details = [f"{name} = {value}" for value in column.take(pa.array(places)).to_pylist()]
+    batch.set_aside(f"not a number in {name}", places, details, rows=0)
+    values = np.where(numbers.values > 0, np.ceil(numbers.values), numbers.values)
+    return pd.Series(values, dtype="float64")
 
 
 def merge_jobs(old: pd.DataFrame | None, new: pd.DataFrame) -> pd.DataFrame:

@@ -18,6 +18,7 @@ from pydantic import (
     AwareDatetime,
     BeforeValidator,
     Field,
+    FiniteFloat,
     ValidationError,
     model_validator,
 )
@@ -89,10 +90,10 @@ class TableMapping(Section):
     time: TimeFormat = TimeFormat()
     """How instants are written."""
 
-    scale: dict[str, float] = Field(default_factory=dict)
+    scale: dict[str, FiniteFloat] = Field(default_factory=dict)
     """Dataset column to a factor."""
 
-    offset: dict[str, float] = Field(default_factory=dict)
+    offset: dict[str, FiniteFloat] = Field(default_factory=dict)
     """Dataset column to what is added after scaling."""
 
     decimal: Literal[".", ","] | None = None

@@ -28,7 +28,7 @@ _WORD = r"[^\W\d_]{3,12}\.?"
 _WEEKDAY = r"(?:(?:mon|tue|wed|thu|fri|sat|sun|mo|di|mi|do|fr|sa|so)[a-z]*\.?,?\s+)?"
 _TIME = (
     r"(?P<hour>\d{1,2}):(?P<minute>\d\d)(?::(?P<second>\d\d)(?:[.,](?P<fraction>\d+))?)?"
-    r"(?:\s*(?P<half>[ap])\.?m\.?)?"
+    r"(?:\s*(?P<half>[ap])\.?m\b\.?)?"
 )
 _ZONE = r"(?P<zone>[+-]\d\d(?::?\d\d)?|[A-Za-z]{1,5}(?:[+-]\d\d(?::?\d\d)?)?|[A-Za-z]+/[A-Za-z_/+-]+\d*)"
 _AFTER = rf"(?:(?:\s*[T,]\s*|\s+(?:at\s+)?){_TIME}(?:\s*\(?{_ZONE}\)?)?)?"

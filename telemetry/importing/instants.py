@@ -124,12 +124,16 @@ def _localised(
 ) -> Instants:
     if zone is None:
         return Instants(np.zeros(len(naive_ms), np.int64), np.full(len(naive_ms), NAIVE, np.int8))
-    naive = pd.DatetimeIndex((naive_ms + _DAY_END_MS * (is_date & day_end)).astype("datetime64[ms]"))
+    # Zones are known for years that a datetime can have; instants far outside are out of range in any zone.
+    is_far = (naive_ms < _EARLIEST_MS - _DAY_END_MS) | (naive_ms > _LATEST_MS + _DAY_END_MS)
+    near_ms = np.where(is_far, 0, naive_ms)
+    naive = pd.DatetimeIndex((near_ms + _DAY_END_MS * (is_date & day_end)).astype("datetime64[ms]"))
     local = naive.tz_localize(zone, ambiguous="NaT", nonexistent="NaT")
     if local.hasnans and is_date.any():  # clocks change at midnight in some zones: a day ends at the later of two
         shifted = naive.tz_localize(zone, ambiguous=np.zeros(len(naive), bool), nonexistent="shift_forward")
         local = local.where(~is_date, shifted)
-    return Instants(_milliseconds(local), np.where(local.isna(), _AMBIGUOUS, OK).astype(np.int8))
+    status = np.where(np.asarray(local.isna()) & ~is_far, _AMBIGUOUS, OK).astype(np.int8)
+    return Instants(np.where(is_far, naive_ms, _milliseconds(local)), status)
 
 
 def _milliseconds(aware: pd.DatetimeIndex) -> npt.NDArray[np.int64]:

@@ -1,0 +1,87 @@
+"""Counters that rise faster than any device counts, and samples that say that a GPU is lost."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from telemetry.importing.importer import ImportResult
+from telemetry.values.counters import IMPOSSIBLE_RISE, impossible_rises
+from tests.telemetry.helpers import gpu, inventory_frame, run_import, samples_frame
+
+
+def samples(result: ImportResult) -> pd.DataFrame:
+    return pd.concat([result.dataset.read_bucket(number).to_pandas() for number in result.dataset.buckets()])
+
+
+@pytest.mark.parametrize("garbage", [3_000_000_000, 4_200_000_000, 2**40, 4294967295, "4294967295", 4294967296.0])
+def test_garbage_in_a_counter_is_no_value_and_no_reset_follows(tmp_path: Path, garbage: object) -> None:
+    frame = samples_frame(gpus=1, times=12, every="5min").astype(object)
+    frame["pcie_replay_total"] = [3, 3, 3, garbage, 6, 6, 6, 6, 7, 7, 7, 7]
+    result = run_import(tmp_path, samples=frame)
+    rows = samples(result)
+    assert rows["pcie_replay_total"].max() == 7
+    assert rows["pcie_replay_total_rise"].sum() == 4
+
+
+def test_a_counter_that_stays_garbage_for_long_is_garbage_for_long(tmp_path: Path) -> None:
+    frame = samples_frame(gpus=1, times=30)
+    frame["ecc_dbe_volatile_total"] = [0] * 5 + [3_500_000_000] * 20 + [1] * 5
+    result = run_import(tmp_path, samples=frame, max_loss=1.0)
+    assert samples(result)["ecc_dbe_volatile_total"].dropna().tolist() == [0] * 5 + [1] * 5
+    assert result.quarantined == {IMPOSSIBLE_RISE: 20}
+
+
+def test_a_burst_of_corrected_errors_is_believed(tmp_path: Path) -> None:
+    frame = samples_frame(gpus=1, times=4)
+    frame["ecc_sbe_volatile_total"] = [0, 0, 4_000_000, 8_000_000]
+    assert samples(run_import(tmp_path, samples=frame))["ecc_sbe_volatile_total"].tolist() == [0, 0, 4e6, 8e6]
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(0, 2), st.integers(0, 3), st.sampled_from([0, 1, 5, 900, 10**9, None])), max_size=30)
+)
+def test_impossible_rises_equal_walking_along_each_counter(rows: list[tuple[int, int, int | None]]) -> None:
+    rows = sorted(rows, key=lambda row: row[:1])
+    unit = np.array([row[0] for row in rows], np.int32)
+    ms = np.cumsum([row[1] * 60_000 for row in rows]).astype(np.int64)
+    valid = np.array([row[2] is not None for row in rows], bool)
+    values = np.array([row[2] or 0 for row in rows], np.float64)
+    last: dict[int, tuple[float, int]] = {}
+    expected = []
+    for code, time, is_valid, value in zip(unit.tolist(), ms.tolist(), valid, values.tolist(), strict=True):
+        before = last.get(code)
+        allowed = 0 if before is None else 10 * max((time - before[1]) / 1000, 60)
+        refused = bool(is_valid) and before is not None and value - before[0] > allowed
+        expected.append(refused)
+        if is_valid and not refused:
+            last[code] = (value, time)
+    assert impossible_rises(values, valid, unit, ms, 10.0).tolist() == expected
+
+
+@pytest.mark.parametrize("word", ["[GPU is lost]", " [GPU is lost]", "GPU is lost"])
+def test_samples_that_say_that_a_gpu_is_lost_are_a_failure_at_the_first_of_them(tmp_path: Path, word: str) -> None:
+    frame = samples_frame(gpus=2, times=8).astype(object)
+    columns = ["gpu_temp_c", "power_w", "ecc_sbe_volatile_total"]
+    of_first = frame["gpu"] == gpu(0)
+    frame.loc[of_first & (frame.groupby("gpu").cumcount() >= 5), columns] = word
+    result = run_import(tmp_path, samples=frame, inventory=inventory_frame())
+    events = result.dataset.events()
+    assert events[["type", "code", "gpu", "node"]].to_numpy().tolist() == [
+        ["failure", "fallen_off_the_bus", gpu(0), "node-0"]
+    ]
+    assert events["timestamp"][0] == pd.Timestamp(frame["timestamp"][5])
+    assert samples(result).query("gpu == @gpu(0)")["power_w"].notna().sum() == 5
+
+
+def test_a_gpu_that_comes_back_and_is_lost_again_is_two_failures(tmp_path: Path) -> None:
+    frame = samples_frame(gpus=1, times=20).astype(object)
+    frame.loc[[5, 6, 15, 16, 17], "power_w"] = "[GPU is lost]"
+    result = run_import(tmp_path, samples=frame)
+    assert result.dataset.events()["timestamp"].tolist() == [pd.Timestamp(frame["timestamp"][n]) for n in (5, 15)]

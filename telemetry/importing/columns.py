@@ -185,9 +185,11 @@ def _mapped(
         return "slot" if "slot" in known and "slot" not in names else None
     if name in known:
         return name
-    base = split_header(name)[0]
-    known_names = (aliases.get(spelling) for spelling in (base, *spellings(base)))
-    return next((target for target in known_names if target in known), base if base in known else _UNKNOWN)
+    for spelling in spellings(split_header(name)[0]):
+        target = aliases.get(spelling, spelling)
+        if target in known and spelling != "gpu":  # GPU may be an index as well
+            return target
+    return _UNKNOWN
 
 
 _NO_TEXTS: Final = pa.array(

@@ -1,0 +1,82 @@
+"""Tables with a row for each value, as databases of metrics export them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from telemetry.importing.importer import ImportResult
+from tests.telemetry.helpers import gpu, inventory_frame, run_import
+
+TIDY = "samples: {long: {metric: metric, value: value}}\n"
+WINDOWS = Path(__file__).parents[3].parent / "shared/data/gwdg/telemetry_raw_bz2"
+
+
+def samples(result: ImportResult) -> pd.DataFrame:
+    parts = [result.dataset.read_bucket(number).to_pandas() for number in result.dataset.buckets()]
+    return pd.concat(parts).sort_values(["gpu", "timestamp"], ignore_index=True)
+
+
+def wide(times: int = 6) -> pd.DataFrame:
+    random = np.random.default_rng(0)
+    return pd.DataFrame(
+        {
+            "timestamp": np.repeat(pd.date_range("2026-03-01", periods=times, freq="10min", tz="UTC").astype(str), 2),
+            "uuid": [gpu(0), gpu(1)] * times,
+            "DCGM_FI_DEV_GPU_TEMP": random.integers(40, 80, 2 * times),
+            "DCGM_FI_DEV_POWER_USAGE": random.integers(100, 400, 2 * times),
+        }
+    )
+
+
+@pytest.mark.parametrize("order", ["metric", "timestamp", "random"])
+def test_a_long_table_is_the_wide_one(tmp_path: Path, order: str) -> None:
+    frame = wide()
+    long = frame.melt(["timestamp", "uuid"], var_name="metric", value_name="value")
+    other = long.assign(metric="node_load1", uuid=None)
+    long = pd.concat([long, other])
+    long = long.sample(frac=1, random_state=1) if order == "random" else long.sort_values(order, kind="stable")
+    long.to_csv(tmp_path / "tidy.csv", index=False)
+    result = run_import(tmp_path, samples=[tmp_path / "tidy.csv"], mapping=TIDY, out="long")
+    pd.testing.assert_frame_equal(samples(result), samples(run_import(tmp_path, samples=frame, out="wide")))
+
+
+@pytest.mark.parametrize(
+    "labels", ['{{"UUID": "{}", "job": "dcgm"}}', 'UUID="{}",job="dcgm"', '{{UUID="{}", job="dcgm"}}', "UUID={},job=x"]
+)
+def test_labels_in_a_column_of_their_own_name_the_gpu(tmp_path: Path, labels: str) -> None:
+    rows = [(f"2026-03-01T00:{minute}0:00Z", "DCGM_FI_DEV_GPU_TEMP", 50 + minute) for minute in range(6)]
+    frame = pd.DataFrame(rows, columns=["_time", "_field", "_value"]).assign(labels=labels.format(gpu(0)))
+    frame.to_csv(tmp_path / "influx.csv", index=False)
+    mapping = "samples: {columns: {_time: timestamp}, long: {metric: _field, value: _value, labels: labels}}\n"
+    result = run_import(tmp_path, samples=[tmp_path / "influx.csv"], mapping=mapping)
+    assert samples(result)["gpu_temp_c"].tolist() == [50, 51, 52, 53, 54, 55]
+
+
+def test_two_values_of_one_metric_at_one_time_conflict_and_are_set_aside(tmp_path: Path) -> None:
+    frame = pd.DataFrame(
+        {"timestamp": "2026-03-01T00:00:00Z", "uuid": gpu(0), "metric": "gpu_temp_c", "value": [50, 60]}
+    )
+    frame.to_csv(tmp_path / "tidy.csv", index=False)
+    result = run_import(tmp_path, samples=[tmp_path / "tidy.csv"], mapping=TIDY)
+    assert samples(result)["gpu_temp_c"].tolist() == [50]
+    assert result.quarantined == {"conflicting duplicate sample": 1}
+
+
+@pytest.mark.skipif(not WINDOWS.is_dir(), reason="the published windows of GWDG are absent")
+def test_a_published_window_is_imported_as_downloaded(tmp_path: Path) -> None:
+    path = sorted(WINDOWS.glob("ggpu149_2026*_tidy.csv.bz2"))[0]
+    table = pd.read_csv(path, usecols=["timeUtc", "node", "uuid", "metric", "value"], dtype={"uuid": str})
+    temperatures = table[table["metric"] == "DCGM_FI_DEV_GPU_TEMP"]
+    stays = temperatures.groupby(["uuid", "node"], as_index=False)["timeUtc"].min()
+    inventory = inventory_frame(gpus=len(stays)).assign(
+        gpu=stays["uuid"], node=stays["node"], installed_at="2025-01-01T00:00:00Z"
+    )
+    result = run_import(tmp_path, samples=[path], inventory=inventory, mapping=TIDY)
+    rows = samples(result)
+    assert len(rows.dropna(subset=["gpu_temp_c"])) == len(temperatures)
+    assert rows["gpu_temp_c"].sum() == temperatures["value"].sum()
+    assert (result.dataset.events()["code"] == "79").sum() > 0

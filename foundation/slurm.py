@@ -73,14 +73,20 @@ def states_of(value: object) -> list[str]:
     """Return states in upper case, from one text or a list of texts."""
     if isinstance(value, str):
         value = value.replace("+", " ").replace(",", " ").split()
-    return [str(state).upper() for state in value if str(state).strip()] if isinstance(value, list) else []
+    states = map(str, value) if isinstance(value, list) else ()
+    return [_storable(state).upper() for state in states if state.strip()]
 
 
 def text(value: object) -> str | None:
     """Return a text that UTF-8 can hold; None for empty ones and Slurm's ways to write none."""
     if not isinstance(value, str) or value.strip().lower() in ("", "none", "(null)", "n/a", "unknown"):
         return None
-    return value.strip().encode("utf-8", "replace").decode()
+    return _storable(value.strip())
+
+
+def _storable(text: str) -> str:
+    # JSON can spell half a surrogate, and UTF-8 cannot hold it.
+    return text.encode("utf-8", "replace").decode()
 
 
 MAX_NODES: Final = 1_000_000

@@ -87,6 +87,10 @@ def test_a_broken_anchor_fails_the_site(tmp_path: Path) -> None:
     assert "anchor does not exist" in run.stdout + run.stderr
 
 
+MADE_FROM_CATALOGUES = {"channels.md", "node-conditions.md", "phrases.md"}
+
+
 def test_readme_and_docs_stay_short() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) <= 150
-    assert sum(len(page.read_text().split()) for page in (ROOT / "docs").rglob("*.md")) < 35_000
+    written = [page for page in (ROOT / "docs").rglob("*.md") if page.name not in MADE_FROM_CATALOGUES]
+    assert sum(len(page.read_text().split()) for page in written) < 33_000

@@ -98,6 +98,21 @@ def is_named(content: Object, name: str) -> bool:
     return isinstance(metadata, dict) and metadata.get("name") == name
 
 
+def text_of(value: Any) -> str | None:
+    """Return a text; None for an empty one. Raises ``TypeError`` for anything else."""
+    if value is not None and not isinstance(value, str):
+        raise TypeError(f"{str(value)[:80]!r} where a text is expected")
+    return value or None
+
+
+def required(value: Any) -> str:
+    """Return a text that must be there; raises ``TypeError`` otherwise."""
+    text = text_of(value)
+    if text is None:
+        raise TypeError("a name or uid is missing")
+    return text
+
+
 def timestamp_ms(text: Any) -> int | None:
     """Return an RFC 3339 instant as milliseconds since 1970 UTC; None for Go's zero instant and what is no instant."""
     if not isinstance(text, str) or not text:

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from foundation.errors import InputError
 from telemetry.dataset.schema import EVENT_RUNS, EVENTS, MAINTENANCE_BEGIN, MAINTENANCE_END, ms_of
@@ -199,6 +200,10 @@ def _write_ends(batch: Batch, rows: dict[str, npt.NDArray[Any]], starts: npt.NDA
         return
     given = batch.column("code")
     column = pa.chunked_array([pa.nulls(len(asked))]) if given is None else given.take(pa.array(asked))
+    if pa.types.is_string(column.type) and batch.mapping.time.unit is None:
+        # A bare number is the code of something else: without a unit it would end the whole table.
+        is_number = pc.match_substring_regex(column, r"^\s*[-+]?[0-9]+(\.[0-9]*)?([eE][-+]?[0-9]+)?\s*$")
+        column = pc.if_else(is_number, None, column)
     ends = parse_instants(column, batch.mapping.time, f"{batch.file}, column 'code'", day_end=True)
     rows["code"][asked] = [end.isoformat() for end in times_of(ends.ms)]
     for reason, bad in (

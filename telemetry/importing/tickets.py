@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from telemetry.dataset.schema import EVENT_TYPES
-from telemetry.identity.devices import device_key, is_placeholder
+from telemetry.identity.devices import GpuNames, is_placeholder
 from telemetry.identity.nodes import NodeNames
 from telemetry.identity.pci import normalise_pci_bus_id
 from telemetry.importing.inventory import Installations
@@ -158,14 +158,15 @@ class _Places:
     def __init__(self, stays: Installations) -> None:
         self._stays, self._nodes = stays, NodeNames(stays.node_since)
         frame = stays.frame.reindex(columns=["node", "gpu", *GPU_COLUMNS]).astype(object)
-        self._serials: dict[str, set[str]] = {}
+        serials: dict[str, str] = {}
         self._at: dict[tuple[str, str], set[str]] = {}
         for node, gpu, slot, address, serial in frame.itertuples(index=False, name=None):
             if isinstance(serial, str) and not is_placeholder(serial):
-                self._serials.setdefault(device_key(serial), set()).add(gpu)
+                serials[serial] = gpu
             bus = normalise_pci_bus_id(address) if isinstance(address, str) else None
             for key in filter(None, (bus, None if pd.isna(slot) else _slot_key(str(slot)))):
                 self._at.setdefault((node, key), set()).add(gpu)
+        self._gpus = GpuNames(map(str, stays.units), serials)
 
     def is_known(self, name: str) -> bool:
         return int(self._stays.codes([name])[0]) >= 0
@@ -173,9 +174,9 @@ class _Places:
     def find(self, names: list[str], slot: object, node: object, ms: int) -> str | None:
         """Return the one GPU that any of the names means in a node at a time; None: none, or several."""
         for name in names:
-            owners = self._serials.get(device_key(name), set())
-            if len(owners) == 1:
-                return next(iter(owners))
+            found = self._gpus.find(name)
+            if found is not None:
+                return found
         if not isinstance(node, str):
             return None
         place = self._nodes.written(node)

@@ -11,7 +11,7 @@ from datetime import datetime
 from typing import Any, Final
 
 from foundation.instants import to_ms
-from foundation.kubernetes.api import CLAIM_VERSIONS, Object, Refused, timestamp_ms
+from foundation.kubernetes.api import CLAIM_VERSIONS, Object, Refused, required, text_of, timestamp_ms
 from foundation.kubernetes.client import KubernetesClient
 from foundation.kubernetes.watching import Tracker
 from telemetry.collect.event import Event
@@ -81,7 +81,7 @@ def pod_run(pod: Object, rules: KubernetesRules) -> PodRun | None:
     """
     metadata, spec, status = pod["metadata"], pod.get("spec") or {}, pod.get("status") or {}
     started_ms = timestamp_ms(status.get("startTime"))
-    node = spec.get("nodeName")
+    node = text_of(spec.get("nodeName"))
     if not node or started_ms is None:
         return None
     gpus = _requested(spec, metadata.get("annotations") or {}, rules)
@@ -94,8 +94,8 @@ def pod_run(pod: Object, rules: KubernetesRules) -> PodRun | None:
         ended_ms = max(_ended_ms(metadata, status) or started_ms, started_ms)
         outcome = "Succeeded" if phase == "Succeeded" else _failure(status)
     return PodRun(
-        uid=metadata["uid"],
-        namespace=metadata.get("namespace") or "default",
+        uid=required(metadata["uid"]),
+        namespace=text_of(metadata.get("namespace")) or "default",
         job=_job(metadata),
         node=node,
         started_ms=started_ms,
@@ -227,7 +227,7 @@ def _claims(spec: Object, status: Object) -> tuple[str, ...]:
     made = {claim["name"]: claim.get("resourceClaimName") for claim in status.get("resourceClaimStatuses") or ()}
     named = [claim.get("resourceClaimName") or made.get(claim["name"]) for claim in spec.get("resourceClaims") or ()]
     # Newer servers make a claim of their own for extended resources; its GPUs are in the containers' requests already.
-    return tuple(sorted({name for name in named if name}))
+    return tuple(sorted({required(name) for name in named if name}))
 
 
 def _job(metadata: Object) -> str:

@@ -10,7 +10,7 @@ from operator import attrgetter
 from typing import Any, Final
 
 from foundation.instants import from_ms, to_ms
-from foundation.kubernetes.api import Object, timestamp_ms
+from foundation.kubernetes.api import Object, required, text_of, timestamp_ms
 from foundation.kubernetes.watching import Tracker
 from telemetry.accounting import Accounting
 from telemetry.collect.event import Event
@@ -125,11 +125,11 @@ def view_of(node: Object, rules: KubernetesRules) -> NodeView:
     }
     unknown = [kind for kind, condition in ((c["type"], c) for c in conditions) if condition.get("status") == "Unknown"]
     return NodeView(
-        name=metadata["name"],
+        name=required(metadata["name"]),
         created_ms=timestamp_ms(metadata.get("creationTimestamp")),
         # Kubelets write upper or lower case, depending on the firmware's age.
-        system_uuid=(info.get("systemUUID") or "").lower() or None,
-        boot_id=info.get("bootID") or None,
+        system_uuid=(text_of(info.get("systemUUID")) or "").lower() or None,
+        boot_id=text_of(info.get("bootID")),
         has_gpus=any(labels.get(key, "false").lower() != "false" for key in _GPU_LABELS)
         or any(count.isdigit() and int(count) > 0 for count in counts),
         ready=any(condition["type"] == _READY and condition.get("status") == "True" for condition in conditions),
@@ -140,7 +140,7 @@ def view_of(node: Object, rules: KubernetesRules) -> NodeView:
         unknown=tuple(f"condition {kind}" for kind in unknown if kind != _READY),
         conditions=dispositions,
         place={
-            name: next(labels[key] for key in rules.labels[name] if labels.get(key))
+            name: next(required(labels[key]) for key in rules.labels[name] if labels.get(key))
             for name in _PLACES
             if any(labels.get(key) for key in rules.labels.get(name, ()))
         },
@@ -151,12 +151,12 @@ def _cordoned_by(managed: Any) -> tuple[str | None, int | None]:
     for entry in managed:
         fields = entry.get("fieldsV1") or {}
         if "f:unschedulable" in (fields.get("f:spec") or {}):
-            return entry.get("manager") or None, timestamp_ms(entry.get("time"))
+            return text_of(entry.get("manager")), timestamp_ms(entry.get("time"))
     return None, None
 
 
 def _taint_marker(taint: Object, rules: KubernetesRules) -> dict[str, NodeMarker]:
-    key, effect = taint["key"], taint.get("effect") or ""
+    key, effect = required(taint["key"]), text_of(taint.get("effect")) or ""
     rule, own = rules.for_taint(key), key.startswith(f"{rules.prefix}/")
     if rule is None and not own:
         return {}
@@ -175,7 +175,7 @@ def _add_condition(
     markers: dict[str, NodeMarker],
     transitions_ms: dict[str, int | None],
 ) -> str:
-    kind, status = condition["type"], condition.get("status") or "Unknown"
+    kind, status = required(condition["type"]), condition.get("status") or "Unknown"
     rule = None if kind == _READY else rules.for_condition(kind)
     if kind != _READY and (rule is None or rule.type == "ignore"):
         return UNNAMED if rule is None else IGNORED

@@ -13,6 +13,7 @@ import pyarrow as pa
 from foundation.instants import to_ms
 from foundation.slurm import check_row, expand_hostlist, instant, number, read_rows, states_of, text
 from telemetry.accounting import Accounting
+from telemetry.bounds import storable
 from telemetry.landing.tables import rows_table
 
 SACCT_COLUMNS: Final = ("JobID", "State", "Start", "End", "NodeList", "AllocTRES")
@@ -34,6 +35,8 @@ _NUMBERS: Final = (
 _RESOURCES: Final = ("tres_alloc_str", "tres_per_node", "tres_per_job")
 NOT_STARTED: Final = "has not started"
 UNREADABLE: Final = "unreadable"
+MAX_GPUS: Final = 4096
+"""More GPUs than any node can hold: a larger number is damaged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +86,7 @@ def jobs_table(jobs: Iterable[Job]) -> pa.Table:
 
 def read_sacct(report: str, accounting: Accounting) -> list[Job]:
     """Read ``sacct`` with :data:`SACCT_COLUMNS`; return started jobs, and count the other rows by reason."""
-    return _read_jobs(filter(str.strip, report.splitlines()), _accounted, accounting)
+    return _read_jobs(filter(str.strip, storable(report).splitlines()), _accounted, accounting)
 
 
 def read_squeue(report: str, accounting: Accounting) -> list[Job]:
@@ -178,6 +181,8 @@ def _job(
     states: list[str],
     gpus: tuple[int | None, ...],
 ) -> Job:
+    if any(count is not None and count > MAX_GPUS for count in gpus):
+        raise ValueError("more GPUs than a node can hold")
     if ended_at is None or set(states) & _UNFINISHED:  # squeue gives one that runs the end of its time limit
         return Job(name, nodes, started_at, None, gpus, None)
     if ended_at < started_at:

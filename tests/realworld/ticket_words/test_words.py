@@ -1,0 +1,136 @@
+"""Words of drain reasons and tickets, and the event that each becomes."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from telemetry.phrases.classifier import classify
+from tests.telemetry.helpers import run_import
+
+WORDS = {
+    "reason": {
+        "replacement": [
+            "RMA", "RMA'd gpu 3", "RMA #12345 complete", "GPU 3 swapped by vendor", "swapped GPU 3", "hardware swap",
+            "swapped out GPU 3", "GPU3 replaced (S/N 123)", "H100 replaced, firmware updated",
+            "vendor replaced GPU tray",
+            "replaced gpu 3 after driver crash", "Replaced GPU 2 (driver 550)", "replaced as planned", "node replaced",
+        ],
+        "repair": [
+            "reseated GPU 4", "reseated cable", "no errors; reseated", "no failure found, GPU reseated",
+            "PSU 2 replaced",
+            "GPU was not replaced but reseated", "NVLink bridge replaced", "replaced thermal paste",
+            "fixed GPU 3 power cable", "GPU repair done",
+        ],
+        "driver": ["firmware replaced by 1.2.3", "replaced GPU firmware", "GPU driver upgraded to 550"],
+        "other": [
+            "NHC: check_hw_swap:  Actual SWAP size (0 kB) less than minimum allowed (1048576 kB).",
+            "NHC: check_hw_swap_free:  Not enough swap free (0 kB < 1 kB).", "swap full, job 4242 thrashing",
+            "swap usage high on gpu-node-3", "out of swap", "SWAP partition missing", "swap", "Kill task failed",
+            "fixed-width test reservation", "fixed IP address", "DNS fixed", "user repair shop quota", "replace config",
+            "replaced slurm.conf on gpu nodes", "replaced by reservation maint-1", "repair filesystem",
+            "row repair failed",
+            "MPI RMA benchmark", "Replaced DIMM A4", "replaced NVMe disk", "IB cable swapped",
+            # denied, or still to come
+            "no RMA needed", "RMA not needed", "not replaced, watching", "no failure found", "false alarm",
+            "pending RMA", "needs RMA", "GPU 3 will be replaced next week", "waiting for replacement part",
+            "replacement ordered", "RMA declined, returned to service", "unable to replace GPU", "in repair",
+        ],
+    },
+    "ticket": {
+        "replacement": ["swap", "rma", "Replaced", "GPU replacement", "GpuReplacement", "swap gpu 3"],
+        "repair": ["repaired", "reseat", "fixed", "Hardware repair"],
+        "failure": ["fault", "ECC", "GPU fell off the bus", "lost GPU", "node_failure", "fault_start"],
+        "diagnostic": ["Diagnostics", "burn-in"],
+        "driver": ["Driver update"],
+        "other": [
+            "lunch", "GPU fell off the bus: false alarm", "NFF", "No replacement needed", "fault_end", "Node rebooted",
+        ],
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("source", "kind", "text"),
+    [(source, kind, text) for source, kinds in WORDS.items() for kind, texts in kinds.items() for text in texts],
+)
+def test_what_a_phrase_means(source: Any, kind: str, text: str) -> None:
+    assert classify(text, source).type == kind
+
+
+INVENTORY = pd.DataFrame(
+    {
+        "node": ["n1", "n1", "n2"],
+        "gpu": ["GPU-aaa1", "GPU-bbb2", "GPU-ccc3"],
+        "slot": ["0", "1", "0"],
+        "pci_bus_id": ["0000:17:00.0", "0000:3b:00.0", "0000:17:00.0"],
+        "serial": ["S100", "S101", "S102"],
+        "installed_at": "2026-01-01T00:00:00Z",
+    }
+)
+
+
+def imported(folder: Path, tickets: pd.DataFrame, columns: str) -> tuple[list[tuple[Any, ...]], Any]:
+    rules = f"events: {{columns: {{{columns}}}, time: {{timezone: UTC}}}}"
+    result = run_import(folder, events=tickets, inventory=INVENTORY, mapping=rules)
+    account = result.accounting.tables["events"]
+    assert account.unaccounted == 0
+    events = result.dataset.events().astype(object)
+    events = events.where(events.notna(), None)
+    return [
+        (row["timestamp"].strftime("%dT%H"), row["type"], row["node"], row["gpu"]) for row in events.to_dict("records")
+    ], result
+
+
+def test_a_resolved_ticket_is_a_failure_and_its_repair(tmp_path: Path) -> None:
+    tickets = pd.DataFrame(
+        {
+            "Opened": ["2026-03-01 10:00", "2026-03-02 10:00", "2026-03-03 10:00", "2026-03-04 10:00"],
+            "Resolved": ["2026-03-01 15:00", "2026-03-02 20:00", None, "2026-03-04 12:00"],
+            "Host": ["n1", "n1", "n2", "n2"],
+            "Card": ["GPU-aaa1", "GPU-bbb2", "GPU-ccc3", "GPU-ccc3"],
+            "Category": ["GPU fell off the bus", "RMA", "ECC errors", "lunch"],
+        }
+    )
+    columns = "Opened: timestamp, Resolved: resolved_at, Host: node, Card: gpu, Category: type"
+    events, result = imported(tmp_path, tickets, columns)
+    assert events == [
+        ("01T10", "failure", "n1", "GPU-aaa1"),
+        ("01T15", "repair", "n1", "GPU-aaa1"),
+        ("02T10", "failure", "n1", "GPU-bbb2"),
+        ("02T20", "replacement", "n1", "GPU-bbb2"),
+        ("03T10", "failure", "n2", "GPU-ccc3"),
+        ("04T10", "other", "n2", "GPU-ccc3"),
+    ]
+    assert result.counts["tickets_resolved_without_work"] == 1
+    repair = result.dataset.events().iloc[1]
+    assert repair["known_at"] - repair["timestamp"] == timedelta(minutes=10)
+    assert {(row["phrase"], row["type"]) for row in result.phrases} == {
+        ("GPU fell off the bus", "failure"), ("RMA", "replacement"), ("ECC errors", "failure"), ("lunch", "other")
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("column", "target", "value", "gpu"),
+    [
+        ("Card", "gpu", "GPU 1", "GPU-bbb2"),
+        ("Card", "gpu", "3B:00.0", "GPU-bbb2"),
+        ("Card", "gpu", "s101", "GPU-bbb2"),
+        ("Card", "gpu", "gpu-AAA1", "GPU-aaa1"),
+        ("Slot", "slot", "slot 0", "GPU-aaa1"),
+        ("Bus", "pci_bus_id", "00000000:17:00.0", "GPU-aaa1"),
+        ("Serial", "serial", "S100", "GPU-aaa1"),
+        ("Slot", "slot", "7", None),
+        ("Card", "gpu", "GPU 7", None),
+    ],
+)
+def test_ways_to_name_a_gpu(tmp_path: Path, column: str, target: str, value: str, gpu: str | None) -> None:
+    tickets = pd.DataFrame({"When": ["2026-03-01 10:00"], "Host": ["n1"], column: [value], "What": ["repaired"]})
+    events, result = imported(tmp_path, tickets, f"When: timestamp, Host: node, {column}: {target}, What: type")
+    assert events == [("01T10", "repair", "n1", gpu)]
+    assert result.counts.get("repairs_without_a_gpu", 0) == int(gpu is None)
+    assert result.counts.get("gpus_of_tickets_not_in_the_inventory", 0) == int(gpu is None)

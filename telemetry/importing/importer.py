@@ -66,6 +66,7 @@ from telemetry.importing.reading import (
     kind_of,
     new_sources,
 )
+from telemetry.importing.samples.instruments import read_instruments, write_instruments
 from telemetry.importing.samples.intake import SampleIntake, no_usable_rows
 from telemetry.importing.samples.merge import SampleMerger
 from telemetry.importing.samples.reach import plan_merge, read_newest, write_newest
@@ -409,6 +410,7 @@ class _Import:
         self.counts.update(merger.counts)
         self.quarantine.check_loss("samples")
         write_newest(writer.folder, merger.newest)
+        write_instruments(writer.folder, merger.instruments.table())
         self.observed += [datetime.fromtimestamp(ms / 1000, UTC) for ms in merger.span_ms]
         return stack_events([*merger.events, intake.losses.events(stays, self.delay)])
 
@@ -419,6 +421,7 @@ class _Import:
         meta = self.existing.meta
         writer.declare(meta.channels, unit=meta.unit, sample_count=meta.sample_count, runs=meta.runs)
         write_newest(writer.folder, read_newest(self.existing.path))
+        write_instruments(writer.folder, read_instruments(self.existing.path))
         for bucket in self.existing.buckets():
             writer.adopt(self.existing, bucket)
 

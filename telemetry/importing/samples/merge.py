@@ -18,8 +18,18 @@ from telemetry.dataset.meta import instant_text
 from telemetry.dataset.schema import ms_of
 from telemetry.dataset.store import Dataset
 from telemetry.importing.instants import times_of
-from telemetry.importing.quarantine import Quarantine, row_text
+from telemetry.importing.quarantine import VALUES, Quarantine, row_text
 from telemetry.importing.samples.block import ORDER_SHIFT, Block, Series, Spill, block_table, join, read_block
+from telemetry.importing.samples.instruments import (
+    DEAD_CHANNEL,
+    EVENT_CODE,
+    FROZEN,
+    RULES,
+    Instruments,
+    has_values,
+    read_instruments,
+    without_dead_values,
+)
 from telemetry.importing.samples.reach import MergePlan, read_reach
 from telemetry.importing.samples.rollup import add_rollup_columns, cell_end, merge_duplicates, roll_up
 from telemetry.values.counters import IMPOSSIBLE_RISE, impossible_rises
@@ -43,10 +53,13 @@ class SampleMerger:
     span_ms: list[int] = field(default_factory=list)
     newest: dict[str, int] = field(default_factory=dict)
     events: list[pd.DataFrame] = field(default_factory=list)
+    instruments: Instruments = field(init=False)
     _edges: dict[tuple[int, int], list[int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         units = self.plan.stays.units
+        state = None if self.existing is None else read_instruments(self.existing.path)
+        self.instruments = Instruments(units, state)
         self.newest = {units[code]: int(self.plan.newest[code]) for code in np.flatnonzero(self.plan.newest >= 0)}
         if self.existing is not None:
             events = self.existing.events()
@@ -92,19 +105,21 @@ class SampleMerger:
         block, repeated, conflicting = merge_duplicates(block)
         self.counts["samples_repeated"] += repeated
         self._set_aside("conflicting duplicate sample", before_merge, np.isin(before_merge.order, conflicting))
-        new_rows = int((before_merge.order >= 0).sum())
-        self.quarantine.accounting.used("samples", new_rows - len(conflicting))
         self._refuse_impossible_rises(block)
         held = self._held(before_merge, block)
         if CHANNEL in block.series:
             self._find_xids(block, held.get(CHANNEL, np.zeros(len(block), dtype=bool)))
         self._note_newest(block)
+        block, frozen = self._without_dead(block)
+        new_rows = int((before_merge.order >= 0).sum())
+        self.quarantine.accounting.used("samples", new_rows - len(conflicting) - frozen)
         if plan.rolled:
             add_rollup_columns(block, plan.channels, held)
             before = len(block)
             block = roll_up(block, plan.channels, self._to_roll(block), plan.step_ms)
             self.counts["samples_rolled_up"] += before - len(block)
         block = block.take(np.flatnonzero(np.isin(plan.runs.of(block.ms), runs)))  # not those only looked at
+        block = block.take(np.flatnonzero(has_values(block)))
         return block_table(block, plan.channels, plan.stays, plan.nodes, sample_count=plan.rolled)
 
     def _to_roll(self, block: Block) -> npt.NDArray[np.bool_]:
@@ -149,20 +164,51 @@ class SampleMerger:
                 held[name][into] = given.series[name].valid[old]
         return held
 
+    def _without_dead(self, block: Block) -> tuple[Block, int]:
+        """Leave out what dead instruments repeat, and make an event of each frozen stretch.
+
+        Returns: the block, and the number of its rows that are frozen.
+        """
+        findings = self.instruments.check(block, (block.order < 0) & ~self.plan.is_finer(block))
+        self._set_aside(FROZEN, block, findings.frozen, lost=False)
+        frozen = int((findings.frozen & (block.order >= 0)).sum())
+        self.counts["samples_frozen"] += frozen
+        for name, rows in findings.dead.items():
+            if rows.any():
+                example = f"{name} of {self.plan.stays.units[block.unit[np.argmax(rows)]]}"
+                self.quarantine.accounting.used(f"sample{VALUES}", -int(rows.sum()))
+                self.quarantine.accounting.left_out(f"sample{VALUES}", DEAD_CHANNEL, int(rows.sum()), example)
+        if len(findings.onsets):
+            details = [self._repeated(block, row) for row in findings.onsets.tolist()]
+            self._add_events(block, findings.onsets, "other", [EVENT_CODE] * len(details), details, "telemetry")
+        return without_dead_values(block, findings), frozen
+
+    def _repeated(self, block: Block, row: int) -> str:
+        """Name what a frozen GPU repeats."""
+        given = ((name, block.series.get(name)) for name in (*RULES.fluctuating, RULES.load))
+        values = [f"{name} {s.values[row].item():g}" for name, s in given if s is not None and s.valid[row]]
+        return f"repeated to the digit: {', '.join(values)}"
+
     def _find_xids(self, block: Block, held: npt.NDArray[np.bool_]) -> None:
         gauge = block.series[CHANNEL]
         read = gauge.values.astype(np.int32), gauge.valid
         rows = new_edges(block.unit, block.ms, read, block.order < 0, held, self._edges)
+        codes = [str(code) for code in gauge.values[rows].tolist()]
+        self._add_events(block, rows, "xid", codes, "change of the latched XID gauge", SOURCE)
+
+    def _add_events(
+        self, block: Block, rows: npt.NDArray[np.int64], kind: str, codes: list[str], detail: object, source: str
+    ) -> None:
         stays, times = self.plan.stays, times_of(block.ms[rows])
         events = pd.DataFrame(
             {
                 "timestamp": times,
                 "node": [self.plan.nodes[code] for code in block.node[rows].tolist()],
                 "gpu": [stays.units[code] if stays.unit == "gpu" else None for code in block.unit[rows].tolist()],
-                "type": "xid",
-                "code": [str(code) for code in gauge.values[rows].tolist()],
-                "detail": "change of the latched XID gauge",
-                "source": SOURCE,
+                "type": kind,
+                "code": codes,
+                "detail": detail,
+                "source": source,
                 "known_at": (times + self.delay).as_unit("ms"),
             }
         )

@@ -1,0 +1,393 @@
+"""Dead instruments: samples that an exporter repeats although the GPU behind it does not answer any more.
+
+After an XID 79, dcgm-exporter serves the last temperature, power and utilization for days. The fields that a driver
+reads from the device vanish. Such samples say nothing about the GPU, so that the dataset has none of them; that they
+began is an event. Thresholds and fields are in ``instruments.yaml``.
+
+A sample is judged by itself and the samples before it, never by later ones: training sees what a live decision saw.
+For this reason the first samples of a frozen stretch stay in the dataset.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from operator import itemgetter
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pydantic import BaseModel, ConfigDict
+
+from foundation.files import disk_errors
+from foundation.yaml import read_yaml
+from telemetry.dataset.layout import write_small
+from telemetry.importing.samples.block import Block, Series
+
+STATE_NAME: Final = "instruments.parquet"
+"""File of a dataset: the newest state of each GPU's instruments, and its frozen stretches."""
+
+EVENT_CODE: Final = "frozen_telemetry"
+"""Code of the event, of type ``other``, at the first sample that is known to be frozen."""
+
+FROZEN: Final = "frozen instrument"
+DEAD_CHANNEL: Final = "dead profiling field"
+"""Why samples, or values of a channel, are left out."""
+
+_MINUTE_MS: Final = 60_000
+_NEVER: Final = -1
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Least(_Model):
+    """The fewest samples and minutes after which something is certain."""
+
+    samples: int
+    minutes: int
+
+
+class _Frozen(_Model):
+    vanished: Least
+    energy: Least
+    load: Least
+
+
+class _DeviceFields(_Model):
+    fewest: int
+    channels: tuple[str, ...]
+
+
+class _Activity(Least):
+    channels: tuple[str, ...]
+    busy_pct: float
+
+
+class InstrumentRules(_Model):
+    """``instruments.yaml``."""
+
+    power: tuple[str, ...]
+    temperature: tuple[str, ...]
+    load: str
+    energy: str
+    device_fields: _DeviceFields
+    frozen: _Frozen
+    activity: _Activity
+    kept: tuple[str, ...]
+
+    @property
+    def fluctuating(self) -> tuple[str, ...]:
+        """Channels that fluctuate in every working GPU."""
+        return *self.power, *self.temperature
+
+
+RULES: Final = InstrumentRules.model_validate(
+    read_yaml(Path(__file__).with_name("instruments.yaml").read_text(encoding="utf-8"))
+)
+
+_SERIES: Final = (*RULES.fluctuating, RULES.load, RULES.energy)
+_ACTIVITY: Final = RULES.activity.channels
+_NUMBERS: Final = ("last_ms", "since_ms", "samples", "fields_before", "fields")
+STATE: Final = pa.schema(
+    [
+        pa.field("unit", pa.string(), nullable=False),
+        *(pa.field(name, pa.int64(), nullable=False) for name in _NUMBERS),
+        pa.field("is_frozen", pa.bool_(), nullable=False),
+        *(pa.field(name, pa.float64()) for name in _SERIES),
+        *(pa.field(f"{name}_zero_{what}", pa.int64()) for name in _ACTIVITY for what in ("samples", "since_ms")),
+        pa.field("stretches_ms", pa.list_(pa.int64()), nullable=False),
+    ]
+)
+"""What the next import must know of each unit.
+
+``last_ms``: newest sample. ``since_ms``, ``samples``: of the newest repetition of power and temperature, whose values
+follow; ``load`` and ``energy`` are null once they moved in it. ``fields``: most device fields that a sample of it had,
+``fields_before``: that one of the repetition before had. ``stretches_ms``: first and last sample of each frozen
+stretch, one after the other.
+"""
+
+_Ints = npt.NDArray[np.int64]
+_Floats = npt.NDArray[np.float64]
+_Bools = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """What is wrong with the rows of a block.
+
+    ``frozen``: rows whose instruments are frozen. ``onsets``: the row of each stretch that made it certain.
+    ``dead``: rows, by channel, in which the channel is not measured.
+    """
+
+    frozen: _Bools
+    onsets: _Ints
+    dead: dict[str, _Bools]
+
+
+class Instruments:
+    """Follows the instruments of units from one block to the next; a unit's rows come in the order of time.
+
+    ``units``: names of the unit codes. ``state``: rows of :data:`STATE`, of units that may be gone as well.
+    """
+
+    def __init__(self, units: Sequence[str], state: pa.Table | None = None) -> None:
+        self._units = units
+        self._other = (STATE.empty_table() if state is None else state).to_pylist()
+        self.stretches: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
+        codes = {unit: code for code, unit in enumerate(units)}
+        known = [(codes[row["unit"]], row) for row in self._other if row["unit"] in codes]
+        self._other = [row for row in self._other if row["unit"] not in codes]
+        places = np.array([code for code, _ in known], np.int64)
+
+        def column(name: str, absent: float, kind: type[np.generic]) -> npt.NDArray[Any]:
+            made = np.full(len(units), absent, kind)
+            if len(places):
+                values = [row.get(name) for _, row in known]
+                made[places] = [absent if value is None else value for value in values]
+            return made
+
+        self._state: dict[str, npt.NDArray[Any]] = {
+            **{name: column(name, 0 if name == "samples" else _NEVER, np.int64) for name in _NUMBERS},
+            "is_frozen": column("is_frozen", False, np.bool_),
+            **{name: column(name, np.nan, np.float64) for name in _SERIES},
+            **{f"{name}_zero_samples": column(f"{name}_zero_samples", 0, np.int64) for name in _ACTIVITY},
+            **{f"{name}_zero_since_ms": column(f"{name}_zero_since_ms", _NEVER, np.int64) for name in _ACTIVITY},
+        }
+        for code, row in known:
+            ends = row["stretches_ms"]
+            if ends:
+                self.stretches[code] = list(zip(ends[::2], ends[1::2], strict=True))
+
+    def check(self, block: Block, raw: _Bools | None = None) -> Findings:
+        """Judge the new rows of a block that is sorted by (unit, ms), and go on to their end.
+
+        Rows of an existing dataset (order -1) were judged when they were new, and new rows may be older than the newest
+        one of their unit: both are only compared with the stretches that are known. A row that was sent again has
+        filled the stored one. ``raw``: stored rows that are samples, not cells of a step; default: none.
+        """
+        frozen = np.zeros(len(block), np.bool_)
+        dead = {name: np.zeros(len(block), np.bool_) for name in _ACTIVITY if name in block.series}
+        is_late = block.ms <= self._state["last_ms"][block.unit]
+        is_new = block.order >= 0
+        is_known = is_late & (is_new if raw is None else is_new | raw)
+        for code in sorted(self.stretches.keys() & set(np.unique(block.unit[is_known]).tolist())):
+            for since_ms, until_ms in self.stretches[code]:
+                frozen |= is_known & (block.unit == code) & (block.ms >= since_ms) & (block.ms <= until_ms)
+        rows = np.flatnonzero(is_new & ~is_late)
+        onsets = self._follow(block, rows, frozen)
+        for name, marks in dead.items():
+            self._follow_zeros(name, block, rows, marks)
+        last = _ends(block.unit[rows])
+        self._state["last_ms"][block.unit[rows[last]]] = block.ms[rows[last]]
+        return Findings(frozen, onsets, dead)
+
+    def _follow(self, block: Block, rows: _Ints, frozen: _Bools) -> _Ints:
+        """Mark frozen rows; return the rows at which a stretch became certain."""
+        values = {name: _column(block, name, rows) for name in _SERIES}
+        with np.errstate(invalid="ignore"):
+            is_witness = np.logical_and.reduce(
+                [
+                    np.logical_or.reduce([values[name] > 0 for name in names])
+                    for names in (RULES.power, RULES.temperature)
+                ]
+            )
+        # Other rows, such as those of a source with a file a metric, show nothing.
+        rows = rows[is_witness]
+        if len(rows) == 0:
+            return np.empty(0, np.int64)
+        state, join = self._state, _Joined.of(block.unit[rows])
+        fields = np.zeros(len(rows), np.int64)
+        for name in RULES.device_fields.channels:
+            if name in block.series:
+                fields += block.series[name].valid[rows]
+        values = {name: join(state[name], column[is_witness]) for name, column in values.items()}
+        ms, fields = join(state["since_ms"], block.ms[rows]), join(state["fields"], fields)
+        known_samples, before = join(state["samples"], 1), join(state["fields_before"], 0)
+        # A repetition begins where power or temperature moves, and where the device fields vanish or come back.
+        changes = [_differs(values[name]) for name in RULES.fluctuating]
+        is_start = join.is_head | np.append(True, np.logical_or.reduce([*changes, np.diff(fields > 0)]))
+        is_start[join.heads + 1] |= known_samples[join.heads] == 0
+        start = np.maximum.accumulate(np.where(is_start, join.position, 0))
+        samples = join.position - start + known_samples[start]
+        most = _most_so_far(fields, np.cumsum(is_start))
+        before = np.where(join.is_head[start], before[start], most[start - 1])
+        certain = {
+            "vanished": (before >= RULES.device_fields.fewest) & (fields == 0),
+            "energy": _is_still(values[RULES.energy], start) & (values[RULES.energy] > 0),
+            "load": _is_still(values[RULES.load], start) & (values[RULES.load] > 0),
+        }
+        is_certain = join.is_head & join(state["is_frozen"], False)
+        for evidence, holds in certain.items():
+            least: Least = getattr(RULES.frozen, evidence)
+            is_long = (samples >= least.samples) & (ms - ms[start] >= least.minutes * _MINUTE_MS)
+            is_certain |= holds & is_long & ~join.is_head
+        newest_certain = np.maximum.accumulate(np.where(is_certain, join.position, _NEVER))
+        is_frozen = newest_certain >= start
+        onset = np.flatnonzero(is_frozen & ~join.is_head & ~np.append(False, is_frozen[:-1]))
+        frozen[rows] = is_frozen[join.rows]
+        self._note_stretches(join, ms, start, is_frozen, block.unit[rows])
+        last = join.ends
+        units, first = block.unit[rows[_ends(block.unit[rows])]], start[last]
+        state["since_ms"][units], state["samples"][units] = ms[first], samples[last]
+        state["fields_before"][units], state["fields"][units] = before[last], most[last]
+        state["is_frozen"][units] = is_frozen[last]
+        for name in _SERIES:
+            is_still = _is_still(values[name], start)[last]
+            state[name][units] = np.where(is_still, values[name][first], np.nan)
+        return rows[np.searchsorted(join.rows, onset)]
+
+    def _note_stretches(self, join: _Joined, ms: _Ints, start: _Ints, is_frozen: _Bools, unit: Any) -> None:
+        """Remember from when to when the instruments were frozen: late rows of that time are frozen, too."""
+        chosen = np.flatnonzero(is_frozen & ~join.is_head)
+        if len(chosen) == 0:
+            return
+        begins, firsts = np.unique(start[chosen], return_index=True)
+        for begin, first, last in zip(begins, firsts, np.append(firsts[1:], len(chosen)) - 1, strict=True):
+            code = int(unit[np.searchsorted(join.rows, chosen[first])])
+            since_ms = int(ms[chosen[first]])
+            if join.is_head[begin] and is_frozen[begin] and self.stretches[code]:
+                since_ms = self.stretches[code].pop()[0]
+            self.stretches[code].append((since_ms, int(ms[chosen[last]])))
+
+    def _follow_zeros(self, name: str, block: Block, rows: _Ints, dead: _Bools) -> None:
+        """Mark rows in which a profiling field is exactly zero because nothing measures it."""
+        values = _column(block, name, rows)
+        is_known = ~np.isnan(values)
+        rows, values = rows[is_known], values[is_known]
+        if len(rows) == 0:
+            return
+        samples_name, since_name = f"{name}_zero_samples", f"{name}_zero_since_ms"
+        join = _Joined.of(block.unit[rows])
+        with np.errstate(invalid="ignore"):
+            is_busy = _column(block, RULES.load, rows) >= RULES.activity.busy_pct
+        counted, moved = join(False, (values == 0) & is_busy), join(True, values != 0)
+        known_samples, since_ms = join(self._state[samples_name], 0), join(self._state[since_name], _NEVER)
+        start = np.maximum.accumulate(np.where(moved, join.position, 0))
+        total = np.cumsum(counted)
+        samples = total - total[start] + known_samples[start]
+        ms = join(_NEVER, block.ms[rows])
+        first = np.maximum.accumulate(np.where(counted & (samples == 1), join.position, _NEVER))
+        begin_ms = np.where(first >= start, ms[first], since_ms[start])
+        least = RULES.activity
+        is_dead = (samples >= least.samples) & (ms - begin_ms >= least.minutes * _MINUTE_MS) & ~moved
+        dead[rows] = is_dead[join.rows]
+        units = block.unit[rows[_ends(block.unit[rows])]]
+        self._state[samples_name][units] = samples[join.ends]
+        self._state[since_name][units] = begin_ms[join.ends]
+
+    def table(self) -> pa.Table:
+        """Return rows of :data:`STATE` for every unit that had samples."""
+        rows = list(self._other)
+        for code in np.flatnonzero(self._state["last_ms"] != _NEVER).tolist():
+            row = {name: column[code].item() for name, column in self._state.items()}
+            row |= {name: None for name in _SERIES if np.isnan(row[name])}
+            stretches = [ms for stretch in self.stretches.get(code, ()) for ms in stretch]
+            rows.append(row | {"unit": self._units[code], "stretches_ms": stretches})
+        return pa.Table.from_pylist(sorted(rows, key=itemgetter("unit")), schema=STATE)
+
+
+@dataclass(frozen=True, slots=True)
+class _Joined:
+    """Rows of units, with a row before those of each that stands for all the rows before them.
+
+    ``heads``, ``rows``, ``ends``: places of these rows, of the others, and of the last one of each unit.
+    """
+
+    units: npt.NDArray[Any]
+    heads: _Ints
+    rows: _Ints
+    ends: _Ints
+    is_head: _Bools
+    position: _Ints
+
+    @classmethod
+    def of(cls, unit: npt.NDArray[Any]) -> _Joined:
+        begins = np.flatnonzero(np.append(True, unit[1:] != unit[:-1]))
+        heads = begins + np.arange(len(begins))
+        position = np.arange(len(unit) + len(begins))
+        is_head = np.zeros(len(position), np.bool_)
+        is_head[heads] = True
+        return cls(
+            unit[begins], heads, np.flatnonzero(~is_head), np.append(heads[1:], len(position)) - 1, is_head, position
+        )
+
+    def __call__(self, of_units: Any, of_rows: Any) -> npt.NDArray[Any]:
+        """Join a column of every unit, or one value for all, with one of the rows."""
+        first = of_units[self.units] if isinstance(of_units, np.ndarray) else of_units
+        joined = np.empty(len(self.position), np.asarray(of_rows).dtype)
+        joined[self.heads], joined[self.rows] = first, of_rows
+        return joined
+
+
+def _ends(unit: npt.NDArray[Any]) -> _Ints:
+    """Return the last row of each unit."""
+    return np.flatnonzero(np.append(unit[1:] != unit[:-1], True)) if len(unit) else np.empty(0, np.int64)
+
+
+def _column(block: Block, name: str, rows: _Ints) -> _Floats:
+    """Return a channel's values, NaN where it has none."""
+    series = block.series.get(name)
+    if series is None:
+        return np.full(len(rows), np.nan)
+    return np.where(series.valid[rows], series.values[rows].astype(np.float64), np.nan)
+
+
+def _differs(column: _Floats) -> _Bools:
+    now, before = column[1:], column[:-1]
+    return (now != before) & ~(np.isnan(now) & np.isnan(before))
+
+
+def _is_still(column: _Floats, start: _Ints) -> _Bools:
+    """Mark the rows up to which a value is known and has been the same since the start of the repetition."""
+    moved = np.where(column == column[start], _NEVER, np.arange(len(column)))
+    return np.maximum.accumulate(moved) < start
+
+
+def _most_so_far(numbers: _Ints, group: _Ints) -> _Ints:
+    """Return the highest number so far in each group of consecutive rows; numbers are small and not negative."""
+    span = 1 << 20
+    return np.maximum.accumulate(group * span + np.maximum(numbers, 0)) - group * span
+
+
+def without_dead_values(block: Block, findings: Findings) -> Block:
+    """Return the block without the values of frozen rows and dead fields; a row without any value has a count of 0."""
+    if not findings.frozen.any() and not any(rows.any() for rows in findings.dead.values()):
+        return block
+    series = dict(block.series)
+    for name, given in series.items():
+        gone = np.zeros(len(block), np.bool_) if name in RULES.kept else findings.frozen
+        gone = gone | findings.dead.get(name, False)
+        if gone.any():
+            valid = given.valid & ~gone
+            series[name] = Series(np.where(valid, given.values, np.zeros(1, given.values.dtype)), valid)
+    count = np.where(findings.frozen, 0, block.count).astype(np.int32)
+    keys: dict[str, Any] = {key: getattr(block, key) for key in ("unit", "node", "ms", "order", "mig")}
+    return Block(**keys, count=count, series=series)
+
+
+def has_values(block: Block) -> npt.NDArray[np.bool_]:
+    """Mark the rows that hold anything: raw samples, or a channel that a frozen instrument does not concern."""
+    held = block.count > 0
+    if not held.all():
+        for series in block.series.values():
+            held = held | series.valid
+    return held
+
+
+def read_instruments(root: Path) -> pa.Table:
+    """Return the rows of :data:`STATE` of a dataset; none for one without."""
+    path = root / STATE_NAME
+    return pq.read_table(path, schema=STATE) if path.exists() else STATE.empty_table()
+
+
+def write_instruments(root: Path, state: pa.Table) -> None:
+    """Write what :func:`read_instruments` reads; nothing where no unit has samples."""
+    if state.num_rows:
+        with disk_errors(root):
+            write_small(root / STATE_NAME, state)

@@ -55,6 +55,7 @@ _LOCAL: Final = re.compile(r"localhost.*|127\.\d+\.\d+\.\d+|::1|0\.0\.0\.0|::|ho
 _PORT: Final = re.compile(r"(?:https?://)?(?:\[(?P<v6>[0-9A-Fa-f:.%]+)\]|(?P<host>[^:/]+)):\d{1,5}(?:/.*)?")
 _MAX_DEVICES: Final = 200_000
 _COVERAGE, _COLLIDING = 0.9, 0.25
+_CROWD: Final = 4  # GPUs that one address does not get by swaps
 _EXAMPLES: Final = 3
 
 
@@ -85,8 +86,8 @@ class NodeDecision:
 class _Evidence:
     """What is known of one label.
 
-    ``collisions``: GPUs at an address at which another GPU has the same value. ``changes``: values of a GPU after its
-    first.
+    ``collisions``: GPUs at an address at which another GPU has the same value. ``crowd``: the most GPUs at one address.
+    ``changes``: values of a GPU after its first.
     """
 
     kinds: dict[str, ValueKind] = field(default_factory=dict)
@@ -95,6 +96,7 @@ class _Evidence:
     counts: Counter[ValueKind] = field(default_factory=Counter)
     collisions: int = 0
     changes: int = 0
+    crowd: int = 0
 
     def add(self, value: str, kind: ValueKind, device: str | None, place: str | None) -> None:
         known = self.kinds.get(value)
@@ -111,6 +113,7 @@ class _Evidence:
             devices = self.at_place[value, place]
             self.collisions += bool(devices) and device not in devices
             devices.add(device)
+            self.crowd = max(self.crowd, len(devices))
 
     def share(self, *kinds: ValueKind) -> float:
         return sum(self.counts[kind] for kind in kinds) / max(len(self.kinds), 1)
@@ -207,6 +210,8 @@ class NodeLabels:
             doubt = "values are addresses, which may move to other nodes"
         elif label is not None and evidence.share("like a pod", "pod") > 0.5:
             doubt = "values look like names of pods"
+        elif label is not None and evidence.collisions >= max(_COLLIDING * len(evidence.of_device), 1):
+            doubt = "several GPUs at one PCI address share a value"
         examples = tuple(sorted(self._name(value) for value in evidence.kinds)[:_EXAMPLES])
         return NodeDecision(label, len(evidence.kinds), examples, dict(self._rejected), doubt)
 
@@ -252,9 +257,8 @@ class NodeLabels:
         rivals = [rival for rival in rivals if len(rival.of_device) >= _COVERAGE * devices]
         # A board that is swapped has the address of the one before: a few collisions are no evidence.
         if evidence.collisions >= max(_COLLIDING * devices, 1):
-            is_clear = evidence.collisions >= 2 and 2 * evidence.collisions >= devices
             better = any(rival.collisions < evidence.collisions for rival in rivals)
-            if is_clear or better:
+            if better or evidence.crowd >= _CROWD:
                 return "several GPUs at one PCI address share a value"
         better = any(
             evidence.changes > rival.changes + 1 and rival.collisions <= evidence.collisions for rival in rivals

@@ -25,26 +25,30 @@ class NodeNames:
 
     def __init__(self, nodes: Iterable[str], aliases: Mapping[str, str] | None = None) -> None:
         self.nodes = frozenset(nodes)
-        self._aliases = {_key(alias): node for alias, node in (aliases or {}).items()}
+        self._aliases = {node_key(alias): node for alias, node in (aliases or {}).items()}
         self._by_key: dict[str, list[str]] = {}
         self._by_short: dict[str, list[str]] = {}
         for node in sorted(self.nodes):
-            self._by_key.setdefault(_key(node), []).append(node)
-            for short in _shorter(_key(node)):
+            self._by_key.setdefault(node_key(node), []).append(node)
+            for short in _shorter(node_key(node)):
                 self._by_short.setdefault(short, []).append(node)
         self._resolved: dict[str, str | None] = {}
 
     def candidates(self, name: str) -> Sequence[str]:
         """Return the nodes that a name may mean: none if it is unknown, several if it is ambiguous."""
-        name = self._aliases.get(_key(name), name)
+        name = self._aliases.get(node_key(name), name)
         if name in self.nodes:
             return (name,)
-        key = _key(name)
+        key = node_key(name)
         same = self._by_key.get(key)
         if same:
             return same
         shorter = [node for short in _shorter(key) for node in self._by_key.get(short, ())]
         return list(dict.fromkeys([*self._by_short.get(key, ()), *shorter]))
+
+    def longer(self, key: str) -> Sequence[str]:
+        """Return the nodes whose names have more of the domain than a name."""
+        return self._by_short.get(key, ())
 
     def find(self, name: str) -> str | None:
         """Return the node that a name means; None if it is unknown or ambiguous."""
@@ -66,13 +70,33 @@ class NodeNames:
         return [None if name is None else self.written(name) for name in names]
 
 
+def one_spelling(names: Iterable[str], known: Iterable[str] = (), apart: Iterable[str] = ()) -> dict[str, str]:
+    """Return one spelling a node for each of ``names``.
+
+    It is that of a known node, or else the first of those that differ in letter case, or the shorter of two that differ
+    in their domain. ``apart``: keys (:func:`node_key`) under which names that differ in letter case are two nodes.
+    """
+    names, apart, of_known = list(dict.fromkeys(names)), set(apart), NodeNames(known)
+    spelled, first = {name: of_known.written(name) for name in names}, dict[str, str]()
+    for name in names:
+        key = node_key(name)
+        if not of_known.candidates(name) and key not in apart:
+            spelled[name] = first.setdefault(key, name)
+    unknown = NodeNames(first.values())
+    for name in names:
+        forms = [form for form in _shorter(node_key(name)) if form in first]
+        if node_key(name) in first and len(forms) == 1 and len(unknown.longer(forms[0])) == 1:
+            spelled[name] = first[forms[0]]
+    return spelled
+
+
 def are_one_node(one: str, other: str) -> bool:
     """Return whether two names may mean one node: apart from letter case, one is the other with more of its domain.
 
     The part up to the first dot is not enough: ``10.0.0.1`` and ``10.0.0.2`` are two nodes, and so are ``rack1.n0`` and
     ``rack1.n1``.
     """
-    one, other = _key(one), _key(other)
+    one, other = node_key(one), node_key(other)
     return one == other or one in _shorter(other) or other in _shorter(one)
 
 
@@ -85,7 +109,7 @@ def is_address(name: str) -> bool:
     return True
 
 
-def _key(name: str) -> str:
+def node_key(name: str) -> str:
     """Return the form in which names are compared."""
     return _DEFAULT_DOMAIN.sub("", name.strip().rstrip(".").casefold())
 

@@ -38,7 +38,7 @@ from telemetry.importing.quarantine import Quarantine, row_text
 from telemetry.importing.sampling import interval_of_staged, step_for
 from telemetry.landing.folder import Landing, landing_of
 from telemetry.landing.inventory import derive_inventory, driver_changes, late_nodes
-from telemetry.landing.observations import RUNS, merge_observations, no_runs
+from telemetry.landing.observations import RUNS, merge_observations, no_runs, spell_nodes
 from telemetry.landing.placing import PENDING_COLUMNS, Placed, place_landed
 from telemetry.landing.tables import KINDS, LANDED_EVENTS
 from telemetry.landing.waiting import AHEAD, EARLIEST, Waiting
@@ -170,6 +170,8 @@ class _Compaction:
         runs = merge_observations(self._state("sightings"), waiting.seen)
         before = self._state("derived")
         given = self._given(inventory, before, runs)
+        known = [] if given is None else list(given["node"])
+        runs = spell_nodes(runs, [*known, *([] if self.existing is None else self.existing.inventory()["node"])])
         if not any(files.values()) and (inventory is None or self.existing is None):
             return self._result()
         stays = derive_inventory(runs, given, before)

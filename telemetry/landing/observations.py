@@ -7,6 +7,7 @@ place inside a run splits it, so that the order in which files land does not mat
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from typing import Final
 
 import numpy as np
@@ -14,6 +15,7 @@ import pandas as pd
 import pyarrow as pa
 
 from telemetry.dataset.schema import ms_of
+from telemetry.identity.nodes import node_key, one_spelling
 from telemetry.identity.pci import normalise_pci_bus_id
 
 _LOG = logging.getLogger(__name__)
@@ -60,6 +62,22 @@ def merge_observations(runs: pd.DataFrame, seen: pd.DataFrame) -> pd.DataFrame:
     made["last_ms"] = grouped["ms"].max()
     made = made.astype(object).where(made.notna(), None).astype({"first_ms": np.int64, "last_ms": np.int64})
     return made.reset_index(drop=True)[list(RUNS.names)]
+
+
+def spell_nodes(runs: pd.DataFrame, known: Iterable[str]) -> pd.DataFrame:
+    """Give each node one spelling, that of a known node where there is one, and join the runs that then are one.
+
+    Two spellings that differ in letter case are two nodes if they have different GPUs at one PCI address.
+    """
+    if runs.empty:
+        return runs
+    located = runs[runs["gpu"].notna() & runs["pci_bus_id"].notna()].assign(key=runs["node"].map(node_key))
+    gpus = located.groupby(["key", "pci_bus_id"])[["node", "gpu"]].nunique()
+    apart = gpus.index[(gpus["node"] > 1) & (gpus["gpu"] > 1)].get_level_values("key")
+    ordered = runs.sort_values("first_ms", kind="stable")["node"]
+    spelled = one_spelling(ordered, known, apart)
+    nodes = runs["node"].map(spelled)
+    return runs if (nodes == runs["node"]).all() else merge_observations(no_runs(), runs.assign(node=nodes))
 
 
 def _settled(points: pd.DataFrame) -> pd.DataFrame:

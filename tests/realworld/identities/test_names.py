@@ -1,0 +1,83 @@
+"""One node under several spellings, in each source of an import."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.telemetry.helpers import DAY, all_samples, gpu, inventory_frame, run_import, samples_frame, write_csv
+
+
+def spelled(name: str, how: random.Random) -> str:
+    forms = [name, name.upper(), name.title(), f"{name}.hpc.example.com", f"{name.upper()}.HPC.example.com", f"{name}."]
+    return how.choice(forms)
+
+
+def respell(frame: pd.DataFrame, seed: int) -> pd.DataFrame:
+    how = random.Random(seed)
+    return frame.assign(node=[spelled(node, how) for node in frame["node"]])
+
+
+def events() -> pd.DataFrame:
+    rows = [("01:00", gpu(0), "xid", "79"), ("01:10", None, "xid", "63"), ("01:20", gpu(3), "failure", "x")]
+    frame = pd.DataFrame(rows, columns=["clock", "gpu", "type", "code"])
+    frame["timestamp"] = [f"2026-03-01T{clock}:00Z" for clock in frame.pop("clock")]
+    return frame.assign(node=["node-0", "node-1", "node-1"])
+
+
+def jobs() -> pd.DataFrame:
+    hours = [DAY + pd.Timedelta(hours=hour) for hour in range(2)]
+    return pd.DataFrame({"job": ["a", "b"], "node": ["node-0", "node-1"], "gpus": [2, 1]}).assign(
+        started_at=[hour.isoformat() for hour in hours],
+        ended_at=[(hour + pd.Timedelta(minutes=30)).isoformat() for hour in hours],
+    )
+
+
+def dataset(folder: Path, seed: int | None) -> tuple[pd.DataFrame, ...]:
+    folder.mkdir()
+    frames = {"samples": samples_frame(), "events": events(), "jobs": jobs()}
+    if seed is not None:
+        frames = {name: respell(frame, seed + place) for place, (name, frame) in enumerate(frames.items())}
+    table = write_csv(folder / "jobs.csv", frames.pop("jobs"))
+    made = run_import(folder, inventory=inventory_frame(), jobs=table, **frames)
+    dataset, given = made.dataset, made.dataset.jobs()
+    assert given is not None
+    return dataset.inventory(), dataset.events(), given, all_samples(made)
+
+
+@settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(seed=st.integers(0, 10**6))
+def test_spellings_of_nodes_give_the_same_dataset(tmp_path_factory: pytest.TempPathFactory, seed: int):
+    folder = tmp_path_factory.mktemp("spelled")
+    for plain, varied in zip(dataset(folder / "a", None), dataset(folder / "b", seed), strict=True):
+        assert len(plain)
+        pd.testing.assert_frame_equal(plain, varied)
+
+
+def test_a_name_that_two_nodes_may_have_is_counted_and_not_guessed(tmp_path: Path):
+    inventory = inventory_frame().assign(node=["rack", "rack", "Rack", "Rack"])
+    rows = events().assign(node=["RACK", "RACK", "Rack"])
+    made = run_import(tmp_path, inventory=inventory, samples=samples_frame().drop(columns="node"), events=rows)
+    placed = made.dataset.events()
+    assert placed[["node", "gpu"]].values.tolist() == [["rack", gpu(0)], ["Rack", gpu(3)]]
+    assert made.quarantined == {"name of several nodes": 1}
+
+
+@pytest.mark.parametrize(
+    "spelling", [str.upper, str.lower, lambda uuid: uuid.removeprefix("GPU-"), lambda uuid: f" {uuid} "]
+)
+def test_spellings_of_gpus_give_the_same_dataset(tmp_path: Path, spelling):
+    folders = [tmp_path / "a", tmp_path / "b"]
+    results = []
+    for folder, spell in zip(folders, (str, spelling), strict=True):
+        folder.mkdir()
+        frames = {"samples": samples_frame(), "events": events()}
+        varied = {name: frame.assign(gpu=frame["gpu"].map(spell, na_action="ignore")) for name, frame in frames.items()}
+        results.append(run_import(folder, inventory=inventory_frame(), **varied))
+    pd.testing.assert_frame_equal(*(all_samples(made) for made in results))
+    pd.testing.assert_frame_equal(*(made.dataset.events() for made in results))

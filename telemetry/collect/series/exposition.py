@@ -58,6 +58,10 @@ def parse_line(line: str, *, openmetrics: bool = False) -> Sample | None:
     if len(samples) != 1:
         raise ValueError(f"no sample: {line[:60]!r}")
     sample = samples[0]
+    try:
+        value = float(sample.value)
+    except OverflowError:  # the library makes a whole number of hundreds of digits
+        raise ValueError(f"value out of range: {line[:60]!r}") from None
     stamp = None
     if sample.timestamp is not None:
         # The library takes every stamp for milliseconds; OpenMetrics writes seconds.
@@ -65,7 +69,7 @@ def parse_line(line: str, *, openmetrics: bool = False) -> Sample | None:
         if not math.isfinite(written) or abs(written) > 1e18:
             raise ValueError(f"time stamp out of range: {line[:60]!r}")
         stamp = _whole_ms(written) if openmetrics else round(written)
-    return Sample(sample.name, dict(sample.labels), float(sample.value), stamp)
+    return Sample(sample.name, dict(sample.labels), value, stamp)
 
 
 def _whole_ms(seconds: float) -> int:

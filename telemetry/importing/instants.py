@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+from collections.abc import Iterable
 from typing import Final, NamedTuple
 from zoneinfo import ZoneInfo
 
@@ -37,6 +38,7 @@ MISSING, _UNREADABLE, NAIVE, _AMBIGUOUS, _OUTSIDE = 1, 2, 3, 4, 5
 _EARLIEST_MS = int(pd.Timestamp("1990-01-01", tz="UTC").value // 1_000_000)
 _LATEST_MS = int(pd.Timestamp("2100-01-01", tz="UTC").value // 1_000_000)
 _UNIT_MS = {"excel": 8.64e7, "ns": 1e-6, "us": 1e-3, "ms": 1.0, "s": 1e3, "m": 6e4, "h": 3.6e6, "d": 8.64e7}
+_FEW_DATES: Final = 20_000
 _FARTHEST_MS: Final = 8_000_000_000_000_000  # what datetime64 and pandas take in milliseconds, with a margin
 _DAY_END_MS: Final = 86_400_000 - 1
 _DATE = r"^\d{4}-\d{2}-\d{2}$"
@@ -46,6 +48,10 @@ _EXCEL_ORIGIN_MS: Final = -2_209_161_600_000  # 1899-12-30, which makes up for E
 _EXCEL_DAYS: Final = (36_526.0, 58_440.0)  # 2000 to 2060
 _COMPACT: Final = r"^(?:19|20)\d{2}(?:0[1-9]|1[0-2])(?:0[1-9]|[12]\d|3[01])(?:\d{4}|\d{6})?$"
 _AWARE = r"[T ]\d{2}:?\d{2}.*(?:[Zz]|UTC|GMT|[+-]\d{2}(?::?\d{2})?)$"
+
+
+class UndecidedOrderError(InputError):
+    """No date of a column shows the order of day and month."""
 
 
 class Instants(NamedTuple):
@@ -238,7 +244,7 @@ def _from_forms(
         dates = read_dates(list(texts), order)
         shown = dates.order
         if dates.undecided is not None:
-            raise InputError(
+            raise UndecidedOrderError(
                 f"{dates.undecided!r} can be two dates, and no date of the column shows the order of day and month",
                 where,
                 "Give `time: {order: dmy}` (day first) or `time: {order: mdy}` (month first) in its table's section of "
@@ -262,6 +268,16 @@ def _placed(
     local = _localised(ms[naive], time.timezone, is_date[naive], day_end)
     ms[naive], status[naive] = local.ms, local.status
     return Instants(ms, status)
+
+
+def order_shown(columns: Iterable[pa.ChunkedArray]) -> DateOrder | None:
+    """Return the order of day and month that the columns of a table show; None if none does, or they differ."""
+    orders = set()
+    for column in columns:
+        if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
+            texts = pc.unique(pc.utf8_trim_whitespace(column.drop_null())).to_pylist()[:_FEW_DATES]
+            orders |= {read_dates(texts).order} - {None}
+    return orders.pop() if len(orders) == 1 else None
 
 
 def _is_numeric(text: pa.ChunkedArray) -> bool:

@@ -5,7 +5,6 @@ All tables are looked at before anything is read, so that everything is asked at
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +16,7 @@ import pyarrow as pa
 from foundation.errors import InputError
 from telemetry.dataset.channels import Channel
 from telemetry.importing.columns import refuse_absent, targets_of
-from telemetry.importing.instants import MISSING, NAIVE, parse_instants
+from telemetry.importing.instants import MISSING, NAIVE, UndecidedOrderError, order_shown, parse_instants
 from telemetry.importing.mapping import ImportMapping, TableMapping
 from telemetry.importing.quarantine import Quarantine
 from telemetry.importing.reading import column_names, expand_sources, is_kernel_log, read_batches, time_of_column
@@ -29,7 +28,6 @@ _REQUIRED: Final[Mapping[str, tuple[tuple[str, ...], ...]]] = {
     "inventory": (("node",),),
     "jobs": (("job",), ("node",), ("started_at",)),
 }
-_UNDECIDED: Final = re.compile(r"can be two dates")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,11 +75,16 @@ def _of_instants(role: str, file: Path, section: TableMapping, sources: Mapping[
     questions = []
     for column in sorted(wanted) if batch is not None and batch.table.num_rows else ():
         values = batch.table.column(column) if batch is not None else pa.chunked_array([pa.array([])])
+        time = time_of_column(section.time, column)
         try:
-            parsed = parse_instants(values, time_of_column(section.time, column), column)
-        except InputError as error:
-            if _UNDECIDED.search(error.what):
+            parsed = parse_instants(values, time, column)
+        except UndecidedOrderError as error:
+            order = order_shown(batch.table.column(other) for other in wanted) if batch is not None else None
+            if order is None:
                 questions.append(Question(role, file, column, "order", error.what.split("'")[1]))
+                continue
+            parsed = parse_instants(values, time, column, order=order)
+        except InputError:  # which the reader reports
             continue
         reported = parsed.status[parsed.status != MISSING]
         if len(reported) and bool((reported == NAIVE).all()):

@@ -35,6 +35,8 @@ from telemetry.importing.instants import (
     PROBLEMS,
     WRONG_CLOCK,
     Instants,
+    UndecidedOrderError,
+    order_shown,
     parse_instants,
     times_of,
 )
@@ -171,7 +173,14 @@ class Batch:
             return None
         source = self.columns.get(name, name)
         where, time = f"{self.file}, column {source!r}", time_of_column(self.mapping.time, source)
-        parsed = parse_instants(column, time, where, day_end=day_end, order=self.orders.get(name))
+        try:
+            parsed = parse_instants(column, time, where, day_end=day_end, order=self.orders.get(name))
+        except UndecidedOrderError:
+            others = {*self.columns.values()} & {*self.table.column_names}
+            order = order_shown(self.table.column(other) for other in others)
+            if order is None:
+                raise
+            parsed = parse_instants(column, time, where, day_end=day_end, order=order)
         if parsed.order is not None:
             self.orders[name] = parsed.order
         given = parsed.status[parsed.status != MISSING]

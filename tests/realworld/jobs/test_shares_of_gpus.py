@@ -1,0 +1,62 @@
+"""Numbers of GPUs of jobs: shares, Slurm's resources, what cannot be."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from telemetry.importing.importer import ImportResult
+from tests.telemetry.helpers import run_import, samples_frame
+
+
+def imported(folder: Path, *gpus: object) -> ImportResult:
+    frame = pd.DataFrame(
+        {
+            "job": [f"j{number}" for number in range(len(gpus))],
+            "node": "node-0",
+            "started_at": "2026-03-01T00:00:00Z",
+            "ended_at": "2026-03-01T01:00:00Z",
+            "gpus": pd.Series(gpus, dtype=object),
+        }
+    )
+    frame.to_csv(folder / "jobs.csv", index=False)
+    return run_import(folder, samples=samples_frame(), jobs=folder / "jobs.csv")
+
+
+@pytest.mark.parametrize(
+    ("given", "count"),
+    [
+        *((0.5, 1), (0.25, 1), (1.5, 2), (2.5, 3), (1, 1), (0, 0), ("4.0", 4), ("0.001", 1), ("2 ", 2)),
+        *(("gpu:2", 2), ("gpu:a100:4", 4), ("billing=8,cpu=16,gres/gpu=4,mem=1T", 4), ("gres/gpu:h100=8", 8)),
+    ],
+)
+def test_a_share_of_a_gpu_is_a_gpu(tmp_path: Path, given: object, count: int) -> None:
+    jobs = imported(tmp_path, given).dataset.jobs()
+    assert jobs is not None
+    assert jobs["gpus"].tolist() == [count]
+
+
+@pytest.mark.parametrize("given", [-1, -0.5, 1e9, "1e400", 2**40])
+def test_an_impossible_number_is_set_aside_with_its_job(tmp_path: Path, given: object) -> None:
+    result = imported(tmp_path, given, 1)
+    jobs = result.dataset.jobs()
+    assert jobs is not None
+    assert jobs["job"].tolist() == ["j1"]
+    assert result.quarantined == {"impossible number in gpus": 1}
+
+
+@pytest.mark.parametrize("given", ["", "N/A", "[N/A]", "-"])
+def test_no_number_is_unknown(tmp_path: Path, given: str) -> None:
+    jobs = imported(tmp_path, given).dataset.jobs()
+    assert jobs is not None
+    assert jobs["gpus"].isna().tolist() == [True]
+
+
+def test_a_word_is_unknown_and_reported(tmp_path: Path) -> None:
+    result = imported(tmp_path, "many", 2)
+    jobs = result.dataset.jobs()
+    assert jobs is not None
+    assert jobs.sort_values("job")["gpus"].astype("float").fillna(-1).tolist() == [-1, 2]
+    assert result.quarantined == {"not a number in gpus": 1}

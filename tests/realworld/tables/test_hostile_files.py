@@ -1,0 +1,209 @@
+"""Files that are no tables, and tables made to exhaust a reader: a clear error or a counted reason, at once."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import random
+import resource
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+import yaml
+
+from foundation.errors import InputError
+from foundation.yaml import read_yaml
+from telemetry.importing.date_forms import read_dates
+from telemetry.importing.instants import parse_instants
+from telemetry.importing.mapping import TimeFormat, load_mapping
+from telemetry.importing.quarantine import Quarantine
+from telemetry.importing.reading import column_names, expand_sources, read_batches
+from telemetry.values.numbers import read_numbers
+
+FUZZED = 10_000
+
+
+def rows_of(path: Path) -> tuple[int, Quarantine]:
+    quarantine = Quarantine(None)
+    return sum(len(batch.rows) for batch in read_batches(path, "samples", quarantine)), quarantine
+
+
+@pytest.mark.parametrize("kind", ["fifo", "device", "socket", "proc"])
+def test_what_is_no_regular_file_is_refused_at_once(tmp_path: Path, kind: str) -> None:
+    path = {"device": Path("/dev/zero"), "proc": Path("/proc/self/status")}.get(kind, tmp_path / "samples.csv")
+    if kind == "fifo":
+        os.mkfifo(path)
+    if kind == "socket":
+        with socket.socket(socket.AF_UNIX) as server:
+            server.bind(str(path))
+    with pytest.raises(InputError, match="not a regular file"):
+        expand_sources((path,), "samples")
+
+
+@pytest.mark.parametrize("text", ["a" * (2 << 20), ",".join(map(str, range(50_000))) + "\n1\n", ""])
+def test_a_header_that_is_none_is_an_error(tmp_path: Path, text: str) -> None:
+    (tmp_path / "a.csv").write_text(text)
+    with pytest.raises(InputError, match=r"header|empty"):
+        column_names(tmp_path / "a.csv")
+
+
+def test_a_long_header_is_read(tmp_path: Path) -> None:
+    names = [f"column_{number:05d}" for number in range(10_000)]
+    (tmp_path / "a.csv").write_text(",".join(names) + "\n" + ",".join("1" for _ in names) + "\n")
+    assert column_names(tmp_path / "a.csv") == names
+    assert rows_of(tmp_path / "a.csv")[0] == 1
+
+
+@pytest.mark.parametrize(
+    ("line", "good"),
+    [
+        ("[" * 100_000, 2),
+        ('{"a":' * 5_000 + "1" + "}" * 5_000, 2),
+        ('{"\\ud800": 1}', 3),
+        ('{"a": 1e400}', 3),
+        ('{"a": ' + "9" * 5_000 + "}", 2),
+        ("nonsense", 2),
+        ("[1, 2]", 2),
+    ],
+)
+def test_one_bad_line_of_json_does_not_stop_the_next(tmp_path: Path, line: str, good: int) -> None:
+    (tmp_path / "a.jsonl").write_text('{"a": 1}\n' + line + '\n{"a": 2}\n')
+    rows, quarantine = rows_of(tmp_path / "a.jsonl")
+    assert rows == good
+    assert quarantine.counts.total() == 3 - good
+
+
+def test_a_small_archive_of_many_rows_takes_little_memory(tmp_path: Path) -> None:
+    with gzip.open(tmp_path / "a.jsonl.gz", "wb") as stream:
+        block = b'{"timestamp": 1, "value": 2, "other": "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa"}\n' * 10_000
+        for _ in range(20):
+            stream.write(block)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert rows_of(tmp_path / "a.jsonl.gz")[0] == 200_000
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 700 << 10
+
+
+@pytest.mark.parametrize("name", ["a.json", "a.jsonl"])
+def test_one_endless_value_is_an_error(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text('["' + "a" * (20 << 20) if name == "a.json" else '{"a": "' + "a" * (20 << 20))
+    with pytest.raises(InputError, match="larger than 16 MiB"):
+        rows_of(tmp_path / name)
+
+
+def test_a_list_is_read_as_it_streams(tmp_path: Path) -> None:
+    records = [{"a": number, "b": {"c": "x" * 20}} for number in range(30_000)]
+    (tmp_path / "a.json").write_text(json.dumps(records, indent=1))
+    assert rows_of(tmp_path / "a.json")[0] == 30_000
+    assert column_names(tmp_path / "a.json") == ["a", "b.c"]
+
+
+BOMB = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
+    f"{name}: &{name} [{','.join([f'*{before}'] * 9)}]\n" for before, name in zip("abcdefgh", "bcdefghi", strict=True)
+)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        BOMB,
+        "samples: " + "[" * 20_000,
+        "a: &a [*a]",
+        "samples: {scale: {power_w: .inf}}",
+        "samples: {columns: {a: &x {b: *x}}}",
+    ],
+)  # fmt: skip
+def test_a_mapping_that_explodes_is_an_error(tmp_path: Path, text: str) -> None:
+    (tmp_path / "mapping.yaml").write_text(text)
+    start = time.process_time()
+    with pytest.raises(InputError):
+        load_mapping(tmp_path / "mapping.yaml")
+    assert time.process_time() - start < 10
+
+
+SEEDS = (
+    'timestamp,uuid,power.draw [W]\n2026/03/01 00:00:00.123, GPU-0, 350.12 W\n"a\nb",,[N/A]\n',
+    '{"t": 1, "a": {"b": [1, null, "x"]}}\n{"t": "2026-03-01"}\n',
+    '[{"t": 1}, {"t": 2, "u": "\\ud800"}, 7]',
+    "a;b;c\n1,5;2;3\n;;\na;b;c\n",
+)
+PIECES = [
+    "\n",
+    ",",
+    ";",
+    '"',
+    "\x00",
+    "\ufeff",
+    "{",
+    "[",
+    "]",
+    "}",
+    "1e400",
+    "\\ud800",
+    "#",
+    "\t",
+    "é",
+    "-",
+    "NaN",
+    "0x",
+    " W",
+]
+
+
+def mutated(text: str, random_numbers: random.Random) -> str:
+    for _ in range(random_numbers.randrange(1, 5)):
+        place = random_numbers.randrange(len(text) + 1)
+        cut = random_numbers.randrange(4)
+        text = text[:place] + random_numbers.choice([*PIECES, text[place : place + 9]]) + text[place + cut :]
+    return text
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl"])
+def test_no_bytes_make_a_reader_fail_otherwise_than_with_an_error_of_input(tmp_path: Path, suffix: str) -> None:
+    random_numbers, path = random.Random(54), tmp_path / f"a{suffix}"
+    for _ in range(FUZZED):
+        content = mutated(random_numbers.choice(SEEDS), random_numbers).encode("utf-8", "replace")
+        path.write_bytes(content if random_numbers.random() < 0.9 else content[: len(content) // 2] + b"\xff\xfe")
+        try:
+            rows_of(path)
+        except InputError:
+            continue
+
+
+TEXTS: tuple[Callable[[list[str]], object], ...] = (
+    lambda texts: read_numbers(pa.chunked_array([pa.array(texts)]), "W"),
+    lambda texts: read_dates(texts, "dmy"),
+    lambda texts: parse_instants(pa.chunked_array([pa.array(texts)]), TimeFormat(order="dmy"), ""),
+)
+
+
+@pytest.mark.parametrize("reader", TEXTS)
+def test_no_text_makes_a_reader_of_values_fail(reader: Callable[[list[str]], object]) -> None:
+    random_numbers = random.Random(55)
+    seeds = [
+        "350.12 W",
+        "28/11/2026 14:05",
+        "Nov 1, 2026 02:20 PM CET",
+        "0x4",
+        "[N/A]",
+        "1.234,5",
+        "20261101T000000Z",
+        "1e5",
+    ]
+    texts = [mutated(random_numbers.choice(seeds), random_numbers) for _ in range(FUZZED)]
+    for start in range(0, FUZZED, 500):
+        reader([text.encode("utf-8", "replace").decode() for text in texts[start : start + 500]])
+
+
+def test_no_text_makes_the_reader_of_yaml_fail() -> None:
+    random_numbers = random.Random(56)
+    seed = "samples:\n  columns: {a: b, c: &x [1, 2]}\n  time: {timezone: UTC}\nspan: *x\n"
+    for _ in range(FUZZED // 10):
+        try:
+            read_yaml(mutated(seed, random_numbers))
+        except (yaml.YAMLError, ValueError):
+            continue

@@ -1,0 +1,87 @@
+"""Files as somebody has them who never heard of predrain: at most one round of questions, all asked at once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from foundation.errors import InputError
+from telemetry.dataset.channels import CATALOGUE
+from telemetry.importing.mapping import load_mapping
+from telemetry.importing.questions import check_tables, find_questions, question_lines
+from telemetry.importing.suggestion import mapping_text, suggest
+from tests.telemetry.helpers import gpu, inventory_frame, run_import
+
+GWDG = Path(__file__).parents[3].parent / "shared/data/gwdg"
+
+
+def suggested(folder: Path, given: dict[str, list[Path]]) -> str:
+    """Return the mapping file that is suggested, unchanged."""
+    mapping = load_mapping(None)
+    guesses = suggest(given, mapping, CATALOGUE)
+    lines = question_lines(find_questions(given, mapping, CATALOGUE, guesses))
+    text = mapping_text(guesses, given, None, lines)
+    (folder / "suggested.yaml").write_text(text)
+    return text
+
+
+def test_zones_orders_and_columns_of_all_tables_are_asked_at_once(tmp_path: Path) -> None:
+    (tmp_path / "smi.csv").write_text(f"timestamp,uuid,power.draw [W],odd\n2026/03/01 00:00:00,{gpu(0)},300 W,1\n")
+    (tmp_path / "tickets.csv").write_text("Opened,Host,Work\n03/04/2026 10:00,node-0,repair\n")
+    given = {"samples": [tmp_path / "smi.csv"], "events": [tmp_path / "tickets.csv"]}
+    with pytest.raises(InputError) as caught:
+        check_tables(given, load_mapping(None), CATALOGUE)
+    for text in ("'odd'", "smi.csv", "2026/03/01 00:00:00", "03/04/2026 10:00", "timezone:", "order: dmy"):
+        assert text in str(caught.value)
+
+
+def test_an_export_of_a_helpdesk_imports_by_what_is_suggested(tmp_path: Path) -> None:
+    (tmp_path / "tickets.csv").write_text(
+        "Number,Opened,Resolved,Host,GPU slot,Short description,Priority\n"
+        "INC1,28/02/2026 10:00,01/03/2026 09:00,node-0,1,GPU 1 fell off the bus,2\n"
+        "INC2,01/03/2026 12:00,01/03/2026 15:00,node-1,0,GPU replaced,3\n"
+    )
+    (tmp_path / "smi.csv").write_text(
+        "timestamp,uuid,power.draw [W]\n"
+        + "".join(f"2026/03/01 {h:02}:00:00,{gpu(n)},300 W\n" for h in range(20) for n in range(4))
+    )
+    given = {"samples": [tmp_path / "smi.csv"], "events": [tmp_path / "tickets.csv"]}
+    text = suggested(tmp_path, given)
+    result = run_import(
+        tmp_path, samples=given["samples"], events=given["events"], inventory=inventory_frame(), mapping=text
+    )
+    events = result.dataset.events()
+    assert {"failure", "replacement"} <= set(events["type"])
+    assert set(events["gpu"].dropna()) == {gpu(1), gpu(2)}
+    assert pd.Timestamp("2026-02-28T10:00Z") in events["timestamp"].tolist()
+
+
+@pytest.mark.skipif(not GWDG.is_dir(), reason="the published telemetry of GWDG is absent")
+def test_published_telemetry_and_tickets_import_by_what_is_suggested(tmp_path: Path) -> None:
+    frame = pd.read_parquet(GWDG / "dcgm_wide.parquet")
+    keys = ("t", "node", "uuid", "gpu", "driverVersion")
+    renamed = frame.rename(columns={name: f"DCGM_FI_DEV_{name}" for name in frame if name not in keys})
+    renamed.to_parquet(tmp_path / "dcgm.parquet")
+    tickets = GWDG / "incident_events.csv"
+    stays = frame.groupby(["uuid", "node"], as_index=False)["t"].min()
+    others = sorted(set(pd.read_csv(tickets)["node"]) - set(stays["node"]))
+    inventory = pd.DataFrame(
+        {
+            "gpu": [*stays["uuid"], *(f"other-{number}" for number in range(len(others)))],
+            "node": [*stays["node"], *others],
+            "installed_at": "2025-01-01T00:00:00Z",
+        }
+    )
+    text = suggested(tmp_path, {"samples": [tmp_path / "dcgm.parquet"], "events": [tickets]})
+    assert text.count("timezone: UTC") == 1
+    result = run_import(
+        tmp_path, samples=[tmp_path / "dcgm.parquet"], events=[tickets], inventory=inventory, mapping=text
+    )
+    events = result.dataset.events()
+    lost = events[(events["type"] == "xid") & (events["code"] == "79")]
+    assert len(lost) == 44
+    assert len(lost.drop_duplicates(["node", "timestamp"])) == 14
+    assert (events["source"] == "incident_events.csv").sum() == 69
+    assert result.dataset.meta.counts["samples"] == len(frame)

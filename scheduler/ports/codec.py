@@ -16,7 +16,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 import orjson
 
 from foundation.durations import parse_duration
-from foundation.text import nearest_hint
+from foundation.text import closest
 from policy.risk_record import parse_utc
 
 _AS_THEY_ARE = frozenset((str, int, float, bool, type(None)))
@@ -137,7 +137,8 @@ def _object(kind: type, value: Any, where: str) -> Any:
     known = [name for name, _, _ in shape]
     for name in value:
         if name not in known:
-            do = nearest_hint(name, known, f"Expected only {', '.join(known)}.")
+            near = closest(name, known)
+            do = f"did you mean {near!r}?" if near else f"expected only {', '.join(known)}"
             raise ValueError(f"{where} holds {name!r}: {do}")
     made = {}
     for name, hint, needed in shape:

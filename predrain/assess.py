@@ -144,7 +144,10 @@ def assess(
             checkpoint_on_request=checkpoint_on_request,
         )
     _show(content, out, dataset or str(made), params_files(params), as_json=as_json)
-    del imported
+    if imported is not None:
+        from telemetry.accounting import as_text
+
+        sys.stderr.write(as_text(imported.accounting))
 
 
 class Stages:

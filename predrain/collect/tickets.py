@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -13,7 +13,8 @@ from predrain.options import JsonOption, ParamsOption, read_params
 
 def tickets(
     file: Annotated[
-        Path, typer.Argument(help="CSV (or Parquet, JSON) with timestamp, type, and node or gpu; known_at: entry time.")
+        Path,
+        typer.Argument(help="CSV, Parquet or JSON with timestamp, type, and node or gpu; or a folder of such files."),
     ],
     dataset: Annotated[Path, typer.Option(help="The dataset; events are written to DATASET.live next to it.")],
     mapping: Annotated[
@@ -26,25 +27,26 @@ def tickets(
 
     Example: predrain collect tickets rma.csv --dataset fleet --mapping rma.yaml
     """
-    from foundation.errors import InputError
+    from telemetry.accounting import Accounting
     from telemetry.collect.tickets import collect_tickets
     from telemetry.dataset.meta import META_NAME
     from telemetry.dataset.store import Dataset
     from telemetry.importing.inventory import Installations
     from telemetry.importing.mapping import load_mapping
+    from telemetry.importing.reading import expand_sources
     from telemetry.landing.folder import Landing, landing_of
 
     stays = None
     if (dataset / META_NAME).exists():
         known = Dataset.open(dataset)
         stays = Installations(known.inventory(), known.meta.unit)
-    if not file.is_file():
-        raise InputError("the file of tickets does not exist", str(file), "Check the path.")
-    result, accounting = collect_tickets(
-        file,
-        Landing(landing_of(dataset), writer="tickets"),
-        mapping=load_mapping(mapping).events,
-        delay=read_params(params).features.delay,
-        stays=stays,
-    )
-    show({"dataset": str(dataset), **result}, as_json=as_json, accounting=accounting)
+    landing, accounting = Landing(landing_of(dataset), writer="tickets"), Accounting()
+    shown: dict[str, Any] = {}
+    files = expand_sources((file,), "tickets")
+    for path in files:
+        result, read = collect_tickets(
+            path, landing, mapping=load_mapping(mapping).events, delay=read_params(params).features.delay, stays=stays
+        )
+        accounting.add(read)
+        shown |= {str(path): result} if len(files) > 1 else result
+    show({"dataset": str(dataset), **shown}, as_json=as_json, accounting=accounting)

@@ -343,12 +343,15 @@ def node_changes(before: NodeView | None, after: NodeView, at: datetime) -> list
         if since_ms is not None and since_ms < (marker.since_ms or 0):
             since_ms = None
         add(kind, code, marker.detail, since_ms, marker)
+    turned = tuple(name for name, ms in after.transitions_ms.items() if before.transitions_ms.get(name) != ms)
     for key, marker in new.items():
         was_ms, since_ms = old[key].since_ms if key in old else None, marker.since_ms
         # Or it went and came back between two looks.
         again = was_ms is not None and since_ms is not None and since_ms - was_ms > _AGAIN_MS
         if key not in old or again:
-            when_ms = marker.since_ms if marker.fault_ms is None else marker.fault_ms
+            # A condition's heartbeat dates what is new in it; when it turned bad, its transition dates that.
+            in_held = marker.fault_ms is not None and not _is_of(key, turned)
+            when_ms = marker.fault_ms if in_held else marker.since_ms
             add(marker.type, marker.code, marker.detail, when_ms, marker)
     # Stable: of one instant, what ended comes before what began.
     return sorted(events, key=attrgetter("timestamp"))

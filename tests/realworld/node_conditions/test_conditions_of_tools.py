@@ -20,7 +20,14 @@ LATER = "2026-03-01T11:30:00Z"
 
 
 def condition(kind: str, status: str, reason: str = "", message: str = "", since: str = EARLIER) -> dict[str, str]:
-    return {"type": kind, "status": status, "reason": reason, "message": message, "lastTransitionTime": since}
+    return {
+        "type": kind,
+        "status": status,
+        "reason": reason,
+        "message": message,
+        "lastTransitionTime": since,
+        "lastHeartbeatTime": "2026-03-01T11:55:00Z",
+    }
 
 
 def collected(folder: Path, *looks: list[dict[str, str]]) -> tuple[list[dict[str, Any]], Accounting]:

@@ -31,6 +31,8 @@ from telemetry.dataset.channels import resolve_channels
 from telemetry.importing.importer import ImportResult, import_dataset
 from telemetry.importing.mapping import ImportMapping, load_mapping
 from telemetry.importing.quarantine import Quarantine
+from telemetry.importing.questions import Question as ColumnQuestion
+from telemetry.importing.questions import find_questions, question_lines
 from telemetry.importing.reading import expand_sources, is_kernel_log, read_batches
 from telemetry.importing.sampling import STEPS
 from telemetry.importing.suggestion import Guess, mapping_text, named, suggest
@@ -45,7 +47,7 @@ _MOST_QUESTIONS: Final = 8
 
 _UPPER: Final = frozenset({"UTC", "GMT"})
 _BACKTICKS: Final = re.compile(r"`([^`]+)`")
-_UNSURE: Final = re.compile(r"^    # (?=[^ ].*: )", re.MULTILINE)
+_UNSURE: Final = re.compile(r"^(    .+): null    # CHECK: (\w+)\?", re.MULTILINE)
 _ELSEWHERE: Final = frozenset({"unknown node", "unknown gpu", "before installation", "after removal"})
 """Reasons that the whole telemetry decides: GPUs and stays are known only when it is there."""
 
@@ -74,23 +76,24 @@ class SourceCheck:
     tables: Tables
     mapping: Path | None
     guesses: Sequence[Guess]
+    columns: Sequence[ColumnQuestion]
     questions: Sequence[Question]
 
     @property
     def is_clear(self) -> bool:
         """Whether an import has nothing to ask; of an inventory unknown columns are facts of its own."""
-        return not self.questions and all(guess.role == "inventory" for guess in self.guesses)
+        return not self.questions and not self.columns and all(guess.role == "inventory" for guess in self.guesses)
 
     def mapping_text(self) -> str:
-        """Return a mapping to check: the one given, a guess for each unknown column, proposed answers as comments."""
-        lines = mapping_text(self.guesses, self.tables, self.mapping).splitlines()
+        """Return a mapping to check: the one given, a guess for each unknown column, and a proposal for each answer."""
+        lines = mapping_text(self.guesses, self.tables, self.mapping, question_lines(self.columns)).splitlines()
         for section, answer in self.answers.items():
             if f"{section}:" not in lines:
-                lines.append(f"# {_flow({section: answer})}")
+                lines.append(f"{_flow({section: answer})}    # CHECK")
                 continue
             for key, value in answer.items():
-                if not any(line.lstrip(" #").startswith(f"{key}:") for line in _section(lines, section)):
-                    lines.insert(lines.index(f"{section}:") + 1, f"  # {_flow({key: value})}")
+                if not any(line.startswith(f"  {key}:") for line in _section(lines, section)):
+                    lines.insert(lines.index(f"{section}:") + 1, f"  {_flow({key: value})}    # CHECK")
         return "\n".join(lines) + "\n"
 
     @property
@@ -110,12 +113,15 @@ class SourceCheck:
                 unsure = [guess for guess in mine if not guess.sure]
                 decide = f" To decide: {named(unsure)}." if unsure else ""
                 lines.append(f"{role}: {len(mine)} columns are not known: guesses are in {written}.{decide}")
+        asked = question_lines(self.columns)
+        lines += [line.removeprefix("# ") for line in asked if line.startswith("#")]
         for question in self.questions:
             lines.append(f"{question.section}: {question.what} ({question.where}). {question.do}")
         text = "".join(f"predrain: {line}\n" for line in lines)
-        if self.answers:
-            text += f"predrain: proposed lines, comments in {written}: correct them and remove the `#`\n"
-            text += "".join(f"  {_flow({section: answer})}\n" for section, answer in self.answers.items())
+        proposed = [line for line in asked if not line.startswith("#")]
+        proposed += [_flow({section: answer}) for section, answer in self.answers.items()]
+        if proposed:
+            text += f"predrain: proposed in {written}, to be corrected:\n" + "".join(f"  {line}\n" for line in proposed)
         return text + f"predrain: check {written}, then run the same command with --mapping {written}\n"
 
 
@@ -130,10 +136,13 @@ def check_sources(
     channels = resolve_channels(params.channels)
     rules = load_mapping(mapping)
     guesses = suggest(tables, rules, channels)
+    columns = find_questions(tables, rules, channels, guesses)
+    text = mapping_text(guesses, tables, mapping, question_lines(columns))
+    missing = frozenset(question.file for question in columns if question.what == "missing")
     with tempfile.TemporaryDirectory(prefix="predrain-check-") as name:
-        trial = _Trial(Path(name), params, _provisional(guesses, tables, mapping), now, known)
+        trial = _Trial(Path(name), params, _provisional(text, mapping), now, known, missing)
         questions = list(trial.questions(tables))
-    return SourceCheck(tables, mapping, guesses, questions)
+    return SourceCheck(tables, mapping, guesses, columns, questions)
 
 
 @dataclass(slots=True)
@@ -145,6 +154,7 @@ class _Trial:
     content: dict[str, Any]
     now: datetime
     known: pd.DataFrame | None
+    incomplete: frozenset[Path] = frozenset()
     inventory: Path | None = None
     heads: list[Path] = field(default_factory=list)
     number: int = 0
@@ -162,6 +172,8 @@ class _Trial:
                 return
         for role in ("events", "jobs"):
             for file in expand_sources(tuple(tables.get(role, ())), role):
+                if file in self.incomplete:
+                    continue
                 section = "kernel_log" if role == "events" and is_kernel_log(file) else role
                 given: dict[str, Any] = {"events": [file]} if role == "events" else {"jobs": file}
                 yield from self._ask(section, file, **given)
@@ -257,10 +269,9 @@ def _filled(value: Any, file: Path, now: datetime) -> Any:
     return min(changed + timedelta(minutes=1), now).replace(microsecond=0)
 
 
-def _provisional(guesses: Sequence[Guess], tables: Tables, mapping: Path | None) -> dict[str, Any]:
+def _provisional(text: str, mapping: Path | None) -> dict[str, Any]:
     """Return the content of a mapping that takes every guess, also those that are not sure."""
-    text = mapping_text(guesses, tables, mapping)
-    for candidate in (_UNSURE.sub("    ", text), text):
+    for candidate in (_UNSURE.sub(r"\1: \2    # CHECK", text), text):
         try:
             content = read_yaml(candidate)
         except (yaml.YAMLError, ValueError, InputError):

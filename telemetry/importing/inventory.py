@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
@@ -17,8 +18,8 @@ from foundation.errors import InputError
 from foundation.text import nearest_hint
 from telemetry.dataset.meta import instant_text
 from telemetry.dataset.schema import INVENTORY, Unit, ms_of
-from telemetry.identity.devices import GpuNames, parent_of_mig
-from telemetry.identity.nodes import NodeNames, are_one_node
+from telemetry.identity.devices import GpuNames, device_key, is_placeholder, parent_of_mig, place_identity
+from telemetry.identity.nodes import NodeNames, are_one_node, node_key
 from telemetry.identity.pci import normalise_pci_bus_id
 from telemetry.importing.columns import as_text
 from telemetry.importing.mapping import InventoryMapping
@@ -163,6 +164,7 @@ def with_parts(table: pa.Table, parts: Mapping[str, re.Pattern[str]], where: str
     return table
 
 
+_LOG = logging.getLogger(__name__)
 _NEVER = datetime(9999, 12, 31, tzinfo=UTC)
 _TIMES = ("installed_at", "removed_at")
 _MIG_OLD = r"\AMIG-(GPU-[0-9a-fA-F-]+)/\d+/\d+\Z"
@@ -210,7 +212,7 @@ def read_inventory(
                 str(path),
                 "Correct the pattern under `parts` in the mapping; it has to match a whole value.",
             )
-    return _fold_mig(whole, quarantine)
+    return _fold_mig(_identified(whole), quarantine)
 
 
 def _batch_frame(batch: Batch, not_after: datetime, parts: set[str]) -> pd.DataFrame:
@@ -233,6 +235,44 @@ def _batch_frame(batch: Batch, not_after: datetime, parts: set[str]) -> pd.DataF
     batch.refuse("missing node", frame["node"].isna().to_numpy())
     batch.refuse("removed before installed", (frame["removed_at"] <= frame["installed_at"]).to_numpy(dtype=bool))
     return frame[batch.good]
+
+
+def _identified(frame: pd.DataFrame) -> pd.DataFrame:
+    """Give each node and GPU one spelling, and GPUs with a placeholder the identity of their serial number or place.
+
+    Spellings of a node that differ in letter case are two nodes if they have different GPUs in one slot.
+    """
+    if frame["gpu"].isna().all():
+        return frame
+    places = frame["pci_bus_id"].fillna(frame["slot"])
+    keys = frame["node"].map(node_key)
+    gpus = frame.assign(place=places, key=keys).groupby(["key", "place"])[["node", "gpu"]].nunique()
+    apart = set(gpus.index[(gpus["node"] > 1) & (gpus["gpu"] > 1)].get_level_values("key"))
+    first = dict(zip(keys[::-1], frame["node"][::-1], strict=True))
+    nodes = [node if key in apart else first[key] for node, key in zip(frame["node"], keys, strict=True)]
+    spelled: dict[str, str] = {}
+    named: list[str | None] = []
+    by_place: list[str | None] = []
+    for gpu, serial, node, bus, slot in zip(
+        *(frame[name].astype(object).where(frame[name].notna(), None) for name in ("gpu", "serial")),
+        nodes,
+        *(frame[name].astype(object).where(frame[name].notna(), None) for name in ("pci_bus_id", "slot")),
+        strict=True,
+    ):
+        identity = gpu
+        if gpu is not None and not gpu.isdigit() and is_placeholder(gpu):  # digits may be an operator's numbers
+            identity = serial if not is_placeholder(serial) else place_identity(node, pci_bus_id=bus, slot=slot)
+            by_place.append(identity)
+        named.append(None if identity is None else spelled.setdefault(device_key(identity), identity))
+    if by_place:
+        _LOG.warning(
+            "%d GPUs have a placeholder as UUID: identified by serial number or place, such as %s",
+            len(by_place),
+            by_place[0],
+        )
+    return frame.assign(
+        node=pd.Series(nodes, frame.index, dtype=object), gpu=pd.Series(named, frame.index, dtype=object)
+    )
 
 
 def _static(column: Any, *, zeros_count: bool) -> pd.Series:

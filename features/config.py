@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from typing import Annotated, Literal, Self
@@ -33,6 +34,16 @@ GROUPS: tuple[Group, ...] = ("telemetry", "history", "peers", "onset", "gaps", "
 
 FAILURE_CLASSES: tuple[FailureClass, ...] = ("memory", "bus", "firmware", "interconnect", "thermal_power", "other")
 """The classes of GPU failures; ``labels.classes`` may name others."""
+
+
+DRIVER_CLASSES: Mapping[str, FailureClass] = {
+    "fallen_off_the_bus": "bus",
+    "gpu_init_failed": "bus",
+    "pcie_fatal": "bus",
+    "ras_uncorrectable": "memory",
+    "gpu_reset_failed": "firmware",
+}
+"""Classes of the failures that a kernel log reports without an XID (docs/reference/kernel-messages.md)."""
 
 
 def _class_name(value: str) -> str:
@@ -96,7 +107,8 @@ class LabelSection(Section):
     """XID codes that make an incident, by failure class; a plain list takes each code's class from the defaults."""
 
     classes: dict[str, ClassName] = Field(default_factory=dict)
-    """Failure class by the code of a ``failure`` event (matched without case); unlisted codes are ``other``."""
+    """Failure class by the code of a ``failure`` event (matched without case), before :data:`DRIVER_CLASSES`; unlisted
+    codes are ``other``, those of NVSwitches (``sxid_20034``) ``interconnect``."""
 
     only: tuple[ClassName, ...] = ()
     """Failure classes of which incidents are made; an empty list means all."""

@@ -11,7 +11,7 @@ from datetime import timedelta
 import numpy as np
 import pandas as pd
 
-from features.config import FAILURE_CLASSES, LabelSection
+from features.config import DRIVER_CLASSES, FAILURE_CLASSES, LabelSection
 from features.installations import Installations
 from features.labels.facts import RESET_CODES, Facts, normalized
 from features.labels.maintenance import Maintenance
@@ -88,8 +88,8 @@ def gather(
     """Collect the evidence of every unit that has any label-worthy event established by a time, by unit code."""
     table = xid_classes(labels)
     names = labels.all_classes
-    classes = {normalized(code): names.index(name) for code, name in labels.classes.items()}
-    other = FAILURE_CLASSES.index("other")
+    classes = {normalized(code): names.index(name) for code, name in {**DRIVER_CLASSES, **labels.classes}.items()}
+    other, interconnect = FAILURE_CLASSES.index("other"), FAILURE_CLASSES.index("interconnect")
     wanted = {names.index(name) for name in labels.only or names}
     listed = np.isin(facts.xid, list(table))
     conditional = listed & np.isin(facts.xid, list(CONDITIONAL_XIDS))
@@ -99,7 +99,10 @@ def gather(
     certain = failure | (listed & ~np.isin(facts.xid, list(CONDITIONAL_XIDS)))
 
     def class_of(i: int) -> int:
-        return classes.get(normalized(facts.code[i]), other) if failure[i] else table[int(facts.xid[i])]
+        if not failure[i]:
+            return table[int(facts.xid[i])]
+        code = normalized(facts.code[i])
+        return classes.get(code, interconnect if code.startswith("sxid") else other)
 
     def sign(i: int, established: int) -> Sign:
         code = facts.code[i]

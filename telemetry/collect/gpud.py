@@ -27,8 +27,7 @@ from telemetry.collect.exporters.targets import Page, Target
 from telemetry.collect.exporters.watch import ScrapeError, Scraper
 from telemetry.collect.outbox import Outbox
 from telemetry.identity.pci import normalise_pci_bus_id
-from telemetry.kernel_log.catalogue import BOOT
-from telemetry.kernel_log.xid_message import parse_xid_message
+from telemetry.kernel_log.catalogue import BOOT, shipped
 
 SOURCE: Final = "gpud"
 EVENTS: Final = Page("https", 15132, "/v1/events")
@@ -47,6 +46,7 @@ _DETAIL_LENGTH: Final = 400
 _GPU: Final = "accelerator-"
 _SERIOUS: Final = ("Warning", "Critical", "Fatal")
 _XID: Final = re.compile(r"\bXID (\d{1,9})\b")
+_SXID: Final = re.compile(r"\bSXid:? (\d{1,9})\b", re.IGNORECASE)
 _PCI: Final = re.compile(r"\bPCI:[0-9A-Fa-f:.]+")
 _PLAIN_DIGITS: Final = 18
 _UUID: Final = re.compile(r"\bGPU-[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
@@ -117,7 +117,18 @@ def _event(component: str, entry: _Entry) -> dict[str, Any] | None:
     """Return type, code, detail and GPU of an event; None: it says nothing of a GPU's health."""
     if (component, entry.name) == ("os", "reboot"):
         return {"type": "other", "code": BOOT, "detail": entry.message[:_DETAIL_LENGTH] or None}
-    kernel = parse_xid_message(entry.message)  # what gpud has from NVSentinel
+    kernel = shipped().read(entry.message)  # what gpud has from NVSentinel
+    if kernel is not None and kernel.type in ("failure", "other", "driver"):
+        place = {"gpu": kernel.gpu, "pci_bus_id": kernel.pci_bus_id}
+        return {"type": kernel.type, "code": kernel.code, "detail": kernel.detail, **place}
+    kernel = kernel if kernel is not None and kernel.type == "xid" else None
+    if sxid := _SXID.search(entry.message):
+        kind = "failure" if entry.type == "Fatal" else "other"
+        return {
+            "type": kind,
+            "code": f"sxid_{int(sxid[1])}",
+            "detail": f"{entry.type}: {entry.message}"[:_DETAIL_LENGTH],
+        }
     xid, uuid, address = (pattern.search(entry.message) for pattern in (_XID, _UUID, _PCI))
     gpu, bus = uuid[0] if uuid else None, normalise_pci_bus_id(address[0]) if address else None
     number = kernel.code if kernel else str(int(xid[1])) if xid else None

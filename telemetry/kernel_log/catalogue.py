@@ -25,6 +25,8 @@ _FILE: Final = Path(__file__).with_name("messages.yaml")
 _ADDRESS = r"(?:[0-9a-fA-F]{4,8}:)?[0-9a-fA-F]{2}:[0-9a-fA-F]{2}(?:\.[0-7])?"
 _UUID = r"GPU-[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}"
 _DETAIL_LENGTH: Final = 400
+_BEFORE_WORD: Final = 24
+# A message begins at most so many characters before the first word of its driver: "[drm] [nvidia-drm]".
 _OPEN_MODULE = "Open Kernel"
 
 
@@ -117,7 +119,14 @@ class Catalogue:
 
     def start(self, text: str) -> int:
         """Return where a message about a GPU begins in a line; -1 if there is none."""
-        match = self._begins.search(text)
+        first = len(text)
+        for word in self._words:
+            place = text.find(word, 0, first)
+            if place >= 0:
+                first = place
+        match = self._begins.search(text, max(first - _BEFORE_WORD, 0)) if first < len(text) else None
+        if match is not None and not self._added:
+            return match.start()
         starts = [] if match is None else [match.start()]
         starts += [added.start() for pattern, _ in self._added if (added := pattern.search(text))]
         return min(starts, default=-1)
@@ -127,11 +136,11 @@ class Catalogue:
         for pattern, rule in self._added:
             if match := pattern.search(message):
                 return _finding(rule, match, message)
-        if mentions_xid(message):
-            xid = parse_xid_message(message)
-            if xid is None:
-                return Finding("unclear")
+        xid = parse_xid_message(message)
+        if xid is not None:
             return Finding("xid", xid.code, xid.detail, xid.gpu, xid.pci_bus_id)
+        if mentions_xid(message):
+            return Finding("unclear")
         for words, _, rules in self._rules:
             if any(word in message for word in words):
                 for pattern, rule in rules:

@@ -93,7 +93,7 @@ def _date(stamps: Sequence[Stamp], clock: Clock, limit: datetime) -> datetime | 
     since_boot = stamps[-1].since_boot
     if since_boot is None or clock.boot_time is None:
         return NO_BOOT
-    return clock.boot_time.astimezone(UTC) + since_boot
+    return clock.boot_time.astimezone(UTC) + timedelta(seconds=since_boot)
 
 
 def _latest(stamp: Stamp, clock: Clock, limit: datetime) -> datetime | None:

@@ -87,7 +87,7 @@ class EntryReader:
     def _read(self, line: str) -> Iterator[Entry]:
         if self._kind == "json":
             yield from self._read_json(line)
-        elif self._kind and (line[:1].isspace() if self._kind == "verbose" else line):
+        elif self._kind and self._belongs(line):
             self._record.append(line)
             if len(self._record) > _MAX_RECORD_LINES:
                 self._kind = ""
@@ -98,6 +98,13 @@ class EntryReader:
             yield from self._begin(line)
         elif self._is_wanted(line):
             yield plain_entry(self.number, line)
+
+    def _belongs(self, line: str) -> bool:
+        """Whether a line is a part of the journal entry that is being read, and not of a log of text."""
+        if self._kind == "verbose":
+            return line[:1].isspace()
+        # A name alone announces a binary value on the next line.
+        return bool(_JOURNAL_FIELD.match(line)) or line in _TEXT_FIELDS or self._record[-1] in _TEXT_FIELDS
 
     def _begin(self, line: str) -> Iterator[Entry]:
         bare = line.strip()
@@ -224,13 +231,12 @@ def _entry(record: Mapping[str, Any], number: int) -> Entry | None:
             return None
     if not isinstance(text, str):
         return None
-    # JSON may hold half a surrogate pair, which cannot be stored.
-    text = text.encode("utf-8", "replace").decode()[:MAX_LINE].rstrip("\r\n")
+    text = _plain(text[:MAX_LINE].rstrip("\r\n"))
     host, boot_id = _field(record, _HOST_FIELDS), _field(record, ("_BOOT_ID",))
     stored = _stored(record)
     return Entry(
         number,
-        _plain(text),
+        text,
         stored,
         host.encode("utf-8", "replace").decode() if isinstance(host, str) and host else None,
         boot_id if isinstance(boot_id, str) else None,
@@ -250,6 +256,9 @@ def _stored(record: Mapping[str, Any]) -> Stamp | None:
 
 def _plain(text: str) -> str:
     """Remove what a terminal or syslog adds to the text of a message."""
+    if not text.isascii():
+        # JSON, and a file read with surrogates, may hold half a pair, which cannot be stored.
+        text = text.encode("utf-8", "replace").decode()
     if "\x1b" in text:
         text = _COLOUR.sub("", text)
     if "#01" in text:

@@ -29,6 +29,8 @@ REPEATED: Final = "the same kernel message a second time"
 _SENTENCE: Final = timedelta(seconds=5)
 # The messages of one sentence come within milliseconds; syslog has whole seconds.
 _REMEMBERED: Final = 512
+_MAX_MESSAGE: Final = 2000
+# The kernel cuts its messages at about 1000 characters; patterns of the catalogue may take the square of the length.
 _NO_TIME: Final = timedelta(0)
 _GPU_LOST: Final = "79"
 
@@ -80,19 +82,21 @@ def log_lines(entries: Iterable[Entry], catalogue: Catalogue, clock: Clock, *, h
             # A message of several lines: only the first has the header.
             host, stamps = last
         last = host, stamps
-        found.append((entry, entry.text[max(start, 0) :].rstrip(), host, stamps))
+        found.append((entry, entry.text[max(start, 0) :][:_MAX_MESSAGE].rstrip(), host, stamps))
     instants = date_lines([stamps for *_, stamps in found], clock)
     return [
         LogLine(
-            message, when, host, entry.boot_id, history, _since_boot(stamps), entry.number, entry.line or entry.text
+            message,
+            when,
+            host,
+            entry.boot_id,
+            history,
+            stamps[-1].since_boot if stamps else None,
+            entry.number,
+            entry.line or entry.text,
         )
         for (entry, message, host, stamps), when in zip(found, instants, strict=True)
     ]
-
-
-def _since_boot(stamps: tuple[Stamp, ...]) -> float | None:
-    since_boot = stamps[-1].since_boot if stamps else None
-    return None if since_boot is None else since_boot.total_seconds()
 
 
 class KernelLogReader:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 
-@dataclass(frozen=True, slots=True)
-class LogLine:
+class LogLine(NamedTuple):
     """One message that may be about a GPU.
 
     ``when``: None where the line has no stamp; a text (a key of :data:`telemetry.kernel_log.dating.ADVICE`) where the

@@ -1,0 +1,215 @@
+"""One kernel message in every form in which tools write it gives one event: its instant, its node, its GPU."""
+
+import json
+import os
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from zoneinfo import ZoneInfo
+
+import pandas as pd
+import pytest
+
+from telemetry.kernel_log import stamps
+from telemetry.kernel_log.importing import parse_kernel_log
+from telemetry.kernel_log.stamps import parse_header
+from tests.telemetry.helpers import DAY, gpu, run_import
+
+XID = "NVRM: Xid (PCI:0000:10:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus."
+WHEN = pd.Timestamp("2026-03-01T02:20:00Z")
+BOOT_TIME = "2026-02-19T02:19:59.757832Z"  # 864000.242168 s before
+EPOCH_S = int(WHEN.timestamp())
+
+LOCALES = {
+    "de": "[So Mär  1 02:20:00 2026]",
+    "de, dots": "[So. März  1 02:20:00 2026]",
+    "de, day first": "[So 01. Mär 2026 02:20:00]",
+    "de, decomposed": "[So Ma\u0308r  1 02:20:00 2026]",
+    "fr": "[dim. mars  1 02:20:00 2026]",
+    "es": "[dom mar  1 02:20:00 2026]",
+    "it": "[dom mar  1 02:20:00 2026]",
+    "pt": "[dom mar  1 02:20:00 2026]",
+    "nl": "[zo mrt  1 02:20:00 2026]",
+    "pl": "[nie mar  1 02:20:00 2026]",
+    "cs": "[Ne bře  1 02:20:00 2026]",
+    "sv": "[sön mar  1 02:20:00 2026]",
+    "da": "[søn mar  1 02:20:00 2026]",
+    "fi": "[su maalis  1 02:20:00 2026]",
+    "hu": "[v márc  1 02:20:00 2026]",
+    "tr": "[Paz Mar  1 02:20:00 2026]",
+    "ru": "[Вс мар  1 02:20:00 2026]",
+    "uk": "[нд бер  1 02:20:00 2026]",
+    "el": "[Κυρ Μαρ  1 02:20:00 2026]",
+    "zh": "[日 3月  1 02:20:00 2026]",
+    "ja": "[日  3月  1 02:20:00 2026]",
+    "ko": "[일  3월  1 02:20:00 2026]",
+    "ja, numbers": "[2026年03月01日 02:20:00]",
+}
+
+PLAIN = {
+    "journalctl short": "Mar 01 02:20:00 node-0 kernel: ",
+    "journalctl short-precise": "Mar 01 02:20:00.000000 node-0 kernel: ",
+    "journalctl short-iso": "2026-03-01T02:20:00+00:00 node-0 kernel: ",
+    "journalctl short-iso, systemd before 255": "2026-03-01T02:20:00+0000 node-0 kernel: ",
+    "journalctl short-iso-precise": "2026-03-01T02:20:00.000000+00:00 node-0 kernel: ",
+    "journalctl short-full": "Sun 2026-03-01 02:20:00 UTC node-0 kernel: ",
+    "journalctl short-full, CET": "Sun 2026-03-01 03:20:00 CET node-0 kernel: ",
+    "journalctl short-full, EST5EDT": "Sat 2026-02-28 21:20:00 EST node-0 kernel: ",
+    "journalctl short-full, numeric zone": "Sun 2026-03-01 05:20:00 +03 node-0 kernel: ",
+    "journalctl short-unix": f"{EPOCH_S}.000000 node-0 kernel: ",
+    "journalctl short-monotonic": "[864000.242168] node-0 kernel: ",
+    "journalctl with-unit": "Sun 2026-03-01 02:20:00 UTC node-0 kernel[n/a]: ",
+    "journalctl short, cs": "bře 01 02:20:00 node-0 kernel: ",
+    "journalctl short, ja": "3月 01 02:20:00 node-0 kernel: ",
+    "dmesg": "[864000.242168] ",
+    "dmesg --decode": "kern  :err   : [864000.242168] ",
+    "dmesg --raw": "<3>[864000.242168] ",
+    "dmesg --show-delta": "[864000.242168 <    0.000012>] ",
+    "dmesg with caller": "[864000.242168][ T1234] ",
+    "dmesg with caller, CPU": "<3>[864000.242168][    C3] ",
+    "dmesg -T": "[Sun Mar  1 02:20:00 2026] ",
+    "dmesg -T --decode": "kern  :err   : [Sun Mar  1 02:20:00 2026] ",
+    "dmesg -T, colour": "\x1b[32m[Sun Mar  1 02:20:00 2026] \x1b[0m\x1b[33m",
+    "dmesg iso": "2026-03-01T02:20:00,000000+00:00 ",
+    "dmesg iso --decode": "kern  :err   : 2026-03-01T02:20:00,000000+00:00 ",
+    "/dev/kmsg": "3,1042,864000242168,-;",
+    "rsyslog traditional": "Mar  1 02:20:00 node-0 kernel: [864000.242168] ",
+    "rsyslog, fully qualified": "Mar  1 02:20:00 node-0.example.com kernel: [864000.242168] ",
+    "rsyslog, upper case": "Mar  1 02:20:00 NODE-0 kernel: ",
+    "RFC 3164 with PRI": "<3>Mar  1 02:20:00 node-0 kernel: ",
+    "RFC 5424": "<3>1 2026-03-01T02:20:00.000000+00:00 node-0 kernel - - - ",
+    "RFC 5424, structured data": '<3>1 2026-03-01T02:20:00Z node-0 kernel - - [meta sequenceId="7"] ',
+    "RFC 5424, process": "<3>1 2026-03-01T02:20:00Z node-0 kernel 123 ID47 - ",
+    "syslog-ng with facility": "Mar  1 02:20:00 node-0 kern.err kernel: ",
+    "busybox": "Mar  1 02:20:00 kern.err kernel: ",
+    "OpenWrt logread": "Sun Mar  1 02:20:00 2026 kern.err kernel: [864000.242168] ",
+    "year after the day": "Mar  1 2026 02:20:00 node-0 kernel: ",
+    "year after the day, comma": "Mar 1, 2026, 02:20:00 node-0 kernel: ",
+    "12 hours": "Mar 1 2026 02:20:00 AM node-0 kernel: ",
+    "date(1)": "Sun Mar  1 02:20:00 UTC 2026 node-0 kernel: ",
+    "day first": "01 Mar 2026 02:20:00 node-0 kernel: ",
+    "web server": "01/Mar/2026:02:20:00 +0000 node-0 kernel: ",
+    "ISO with a space": "2026-03-01 02:20:00 node-0 kernel: ",
+    "ISO with a space and a comma": "2026-03-01 02:20:00,123 node-0 kernel: ",
+    "slashes": "2026/03/01 02:20:00 node-0 kernel: ",
+    "klog": "E0301 02:20:00.000000   12345 kmsg.go:17] ",
+    "milliseconds": f"{EPOCH_S}000 ",
+    "CRI": "2026-03-01T02:20:00.000000123Z stderr F ",
+    "CRI with printk": "2026-03-01T02:20:00.000000123Z stderr F [864000.242168] ",
+    "CRI around syslog": "2026-03-01T09:00:00.000000123Z stdout F Mar  1 02:20:00 node-0 kernel: ",
+    "CRI around dmesg -T": "2026-03-01T09:00:00.000000123Z stdout F [Sun Mar  1 02:20:00 2026] ",
+    "kubectl logs --timestamps --prefix": "[pod/kmsg-x7/reader] 2026-03-01T02:20:00.000000123Z ",
+    "kubectl logs of syslog": "[pod/kmsg-x7/reader] 2026-03-01T09:00:00Z Mar  1 02:20:00 node-0 kernel: ",
+    "docker compose": "kmsg-1  | 2026-03-01T02:20:00.000000000Z ",
+    "logcli": '2026-03-01T02:20:00Z {host="node-0", job="kernel"} ',
+    "behind a pager's line number": "1234:Mar  1 02:20:00 node-0 kernel: ",
+    "grep with the file's name": "/var/log/kern.log:Mar  1 02:20:00 node-0 kernel: ",
+    **{f"dmesg -T, {name}": f"{stamp} " for name, stamp in LOCALES.items()},
+}
+
+
+def wrapped(**fields: object) -> str:
+    return json.dumps(fields)
+
+
+LINE = f"Mar  1 02:20:00 node-0 kernel: {XID}"
+WHOLE = {
+    "journal JSON": wrapped(__REALTIME_TIMESTAMP=str(EPOCH_S * 10**6), _HOSTNAME="node-0", MESSAGE=XID),
+    "journal JSON, bytes": wrapped(__REALTIME_TIMESTAMP=str(EPOCH_S * 10**6), MESSAGE=list(XID.encode() + b"\xff")),
+    "journal JSON, pretty": json.dumps(
+        {"__REALTIME_TIMESTAMP": str(EPOCH_S * 10**6), "_HOSTNAME": "node-0", "MESSAGE": XID}, indent="\t"
+    ),
+    "journal export": f"__CURSOR=s=1\n__REALTIME_TIMESTAMP={EPOCH_S * 10**6}\n_HOSTNAME=node-0\nMESSAGE={XID}\n",
+    "journal verbose": "Sun 2026-03-01 02:20:00.000000 UTC [s=ab12;i=1;b=cd;m=1;t=2;x=3]\n"
+    f"    _TRANSPORT=kernel\n    _HOSTNAME=node-0\n    MESSAGE={XID}\n",
+    "dmesg --json": json.dumps({"dmesg": [{"pri": 3, "time": 864000.242168, "msg": XID}]}, indent=3),
+    "docker json-file": wrapped(log=LINE + "\n", stream="stdout", time="2026-03-01T09:00:00.1Z"),
+    "docker json-file of kmsg": wrapped(log=XID + "\n", stream="stdout", time="2026-03-01T02:20:00.1Z"),
+    "fluent-bit": wrapped(date=EPOCH_S + 0.25, log=XID, kubernetes={"host": "node-0", "pod_name": "kmsg-x7"}),
+    "fluentd": wrapped(time="2026-03-01 02:20:00 +0000", message=XID, hostname="node-0"),
+    "Elastic": json.dumps({"@timestamp": "2026-03-01T02:20:00.000Z", "message": XID, "host": {"name": "node-0"}}),
+    "Vector": wrapped(timestamp="2026-03-01T02:20:00Z", message=XID, host="node-0"),
+    "GELF": wrapped(version="1.1", host="node-0", short_message=XID, timestamp=EPOCH_S + 0.5),
+    "Google Cloud": wrapped(
+        textPayload=XID, timestamp="2026-03-01T02:20:00Z", resource={"labels": {"node_name": "node-0"}}
+    ),
+    "logcli jsonl": wrapped(labels={"node": "node-0"}, line=XID, timestamp="2026-03-01T02:20:00Z"),
+    "Loki answer": wrapped(data={"result": [{"stream": {"host": "node-0"}, "values": [[f"{EPOCH_S}000000000", XID]]}]}),
+    "Windows line end": f"2026-03-01T02:20:00Z node-0 kernel: {XID}\r",
+    "repeated": f"2026-03-01T02:20:00Z node-0 kernel: message repeated 12 times: [ {XID}]",
+}
+FORMS = {name: prefix + XID for name, prefix in PLAIN.items()} | WHOLE
+RULES = f"kernel_log: {{node: node-0, timezone: UTC, reference_time: 2026-03-02T00:00:00Z, boot_time: {BOOT_TIME}}}"
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_gives_the_event_its_instant_and_its_node(form: str) -> None:
+    log = parse_kernel_log(
+        FORMS[form].split("\n"),
+        node="here",
+        timezone=UTC,
+        reference_time=datetime(2026, 3, 2, tzinfo=UTC),
+        boot_time=datetime.fromisoformat(BOOT_TIME),
+    )
+    assert log.unparsed == []
+    (event,) = log.events.to_dict("records")
+    assert abs(event["timestamp"] - WHEN) < timedelta(seconds=1)
+    assert (event["type"], event["code"], event["pci_bus_id"]) == ("xid", "79", "00000000:10:00")
+    assert event["detail"].startswith("GPU has fallen off the bus.")
+    names_node = "node-0" in FORMS[form].lower()
+    assert event["node"].lower().split(".")[0] == ("node-0" if names_node else "here")
+    assert log.accounting.tables["kernel log lines"].unaccounted == 0
+
+
+def test_forms_in_files_reach_the_dataset(tmp_path: Path) -> None:
+    for number, text in enumerate(FORMS.values()):
+        (tmp_path / f"form-{number}.log").write_text(text + "\n")
+    files = sorted(tmp_path.glob("form-*.log"))
+    result = run_import(tmp_path, events=files, mapping=RULES)
+    events = result.dataset.events()
+    assert set(zip(events["node"], events["gpu"], events["code"], strict=True)) == {("node-0", gpu(0), "79")}
+    assert (events["timestamp"] - WHEN).abs().max() < timedelta(seconds=1)
+    assert (result.counts["events_read"], result.quarantined) == (len(FORMS), {})
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        f"31 Feb 2026 02:20:00 node-0 kernel: {XID}",
+        f"03/01/2026 02:20:00 node-0 kernel: {XID}",  # the order of day and month is not known
+        f"Foo  1 02:20:00 node-0 kernel: {XID}",
+        f"[99999999999.5] node-0 kernel: {XID}",
+        f"25:61:00 {XID}",
+    ],
+)
+def test_a_stamp_that_cannot_be_read_is_counted_with_its_line(line: str) -> None:
+    log = parse_kernel_log([line], node="here", timezone=UTC, reference_time=datetime(2026, 3, 2, tzinfo=UTC))
+    assert len(log.events) == 0
+    assert log.unparsed == [(1, line, "no usable time stamp")]
+    assert log.accounting.tables["kernel log lines"].left_out == {"no usable time stamp": 1}
+
+
+def test_a_zone_name_that_several_zones_share_is_taken_from_the_mapping() -> None:
+    line = f"Sun 2026-03-01 02:20:00 CST node-0 kernel: {XID}"
+    (event,) = parse_kernel_log([line], timezone=ZoneInfo("Asia/Shanghai")).events.to_dict("records")
+    assert event["timestamp"] == pd.Timestamp("2026-02-28T18:20:00Z")
+
+
+def test_a_log_without_years_ends_when_it_was_last_written(tmp_path: Path) -> None:
+    log = tmp_path / "node-0.log"
+    log.write_text(f"Dec 31 23:59:59 node-0 kernel: {XID}\nMar  1 00:20:00 node-0 kernel: {XID}\n")
+    written = (DAY + pd.Timedelta("1h")).timestamp()
+    os.utime(log, (written, written))
+    result = run_import(tmp_path, events=[log], mapping="kernel_log: {timezone: UTC}")
+    assert result.dataset.events()["timestamp"].tolist() == [DAY + pd.Timedelta("20min")]
+    assert result.quarantined == {"before installation": 1}  # in 2025, as the inventory begins in 2026
+
+
+def test_the_short_way_of_reading_a_header_finds_what_the_long_one_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    prefixes = [
+        f"2026-03-01T02:20:00{part} node-{n} kernel: " for n, part in enumerate(("Z", ".5+01:00", ".123456-05:30"))
+    ]
+    short = [parse_header(prefix) for prefix in prefixes]
+    stamps._parse.cache_clear()
+    monkeypatch.setattr(stamps, "_RSYSLOG", stamps.re.compile("never"))
+    assert [parse_header(prefix) for prefix in prefixes] == short
+    stamps._parse.cache_clear()

@@ -69,6 +69,7 @@ def collect_prometheus(
     """
     from foundation.errors import InputError
     from foundation.http import connect_to
+    from pipeline.sources.history import refuse_removed
     from telemetry.collect.prometheus.backfill import BackfillPlan, backfill
     from telemetry.collect.series.mapping import load_source_mapping
     from telemetry.dataset.channels import resolve_channels
@@ -103,7 +104,7 @@ def collect_prometheus(
         headers=header or (),
     )
     root = landing_of(dataset)
-    _check_not_removed(dataset, root)
+    refuse_removed(dataset)
     with progress("fetching") as advance:
         report = {"dataset": str(dataset)} | backfill(
             connection, plan, root, channels=channels, mapping=load_source_mapping(mapping), progress=advance
@@ -116,19 +117,3 @@ def collect_prometheus(
         report["waits for"] = result.waits_for or None
         accounting = result.accounting
     show(report, as_json=as_json, accounting=accounting)
-
-
-def _check_not_removed(dataset: Path, root: Path) -> None:
-    """Refuse to go on where an earlier run stopped if what that run fetched is gone."""
-    from foundation.errors import InputError
-    from foundation.files import recover_folder
-    from telemetry.landing.folder import Landing
-
-    recover_folder(dataset)
-    began = any((root / "state").glob("prometheus-*.json"))
-    if began and not dataset.exists() and not Landing(root, writer="prometheus").waiting("samples"):
-        raise InputError(
-            "history was fetched before, but the dataset is not there",
-            str(dataset),
-            f"If it was removed, remove {root} as well to fetch everything again.",
-        )

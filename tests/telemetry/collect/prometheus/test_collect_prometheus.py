@@ -72,5 +72,5 @@ def test_a_dataset_that_was_removed_is_reported(fake: FakePrometheus, tmp_path: 
     shutil.rmtree(tmp_path / "fleet")
     code, text = collect(fake, tmp_path / "fleet")
     assert code == 1
-    assert "history was fetched before, but the dataset is not there" in text
+    assert "history was fetched before, but the dataset does not exist" in text
     assert "fleet.live as well to fetch everything again." in text

@@ -91,6 +91,16 @@ class _Claim:
     rank: int
     ms: int = 0
 
+    def refuse(self, rank: int, last_ms: int, now_ms: int) -> str | None:
+        """Claim the channel for samples of a rank up to ``last_ms``; return why they are dropped, if they are."""
+        if not EARLIEST_MS <= last_ms < LATEST_MS:
+            return BAD_TIME if rank > self.rank else None
+        if rank > self.rank and last_ms - self.ms <= _CLAIM_MS:
+            return OTHER_METRIC
+        # A clock that is ahead must not claim the channel until it is right.
+        self.rank, self.ms = rank, max(self.ms, min(last_ms, now_ms))
+        return None
+
 
 class _Known(NamedTuple):
     number: int
@@ -163,19 +173,18 @@ class RemoteWriteDecoder:
                 if not samples:
                     continue
                 number, rank, claim = known
-                last_ms = samples[-1].timestamp
-                if EARLIEST_MS <= last_ms < LATEST_MS:
-                    if rank > claim.rank and last_ms - claim.ms <= _CLAIM_MS:
-                        dropped[OTHER_METRIC] += len(samples)
-                        continue
-                    # A clock that is ahead must not claim the channel until it is right.
-                    claim.rank, claim.ms = rank, max(claim.ms, min(last_ms, now_ms))
-                elif rank > claim.rank:
-                    dropped[BAD_TIME] += len(samples)
-                    continue
-                index += [number] * len(samples)
-                ms += [sample.timestamp for sample in samples]
-                values += [sample.value for sample in samples]
+                last = samples[-1]
+                reason = claim.refuse(rank, last.timestamp, now_ms)
+                if reason is not None:
+                    dropped[reason] += len(samples)
+                elif len(samples) == 1:  # a scrape of one target, as nearly always
+                    index.append(number)
+                    ms.append(last.timestamp)
+                    values.append(last.value)
+                else:
+                    index += [number] * len(samples)
+                    ms += [sample.timestamp for sample in samples]
+                    values += [sample.value for sample in samples]
             book = self._series
         times, numbers = np.array(ms, np.int64), np.array(values, np.float64)
         stale = numbers.view(np.int64) == STALE_BITS

@@ -144,9 +144,14 @@ def test_one_series_of_many_empty_samples_is_refused() -> None:
     assert caught.value.status == 413
 
 
+def honest_labels(number: int) -> dict[str, str]:
+    node, slot = divmod(number, 8)
+    return labels(gpu=f"GPU-{number:08d}", pod="p" * 80) | {"Hostname": f"n{node}", "gpu": str(slot)}
+
+
 def test_a_large_honest_request_is_decoded() -> None:
     count = 12_000
-    sent = [(labels(gpu=f"GPU-{n:08d}", pod="p" * 80), [(T0 - 15_000 * (n % 4), float(n % 90))]) for n in range(count)]
+    sent = [(honest_labels(n), [(T0 - 15_000 * (n % 4), float(n % 90))]) for n in range(count)]
     body = write_request(sent)
     assert len(body) > 2 * MAX_MESSAGES
     assert len(decoder().decode(body, limit=MAX_MESSAGES)) == count

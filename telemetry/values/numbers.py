@@ -83,13 +83,17 @@ def read_numbers(
     values = column.cast(pa.float64(), safe=False).fill_null(np.nan).to_numpy()
     scale, offset = header or (1.0, 0.0)
     absent = _sentinels(values, np.float64(scale))
-    return Numbers(np.where(absent, np.nan, values if header is None else values * scale + offset), none, absent, none)
+    values = values if header is None else values * scale + offset
+    return Numbers(np.where(absent, np.nan, values) if absent.any() else values, none, absent, none)
 
 
 def _sentinels(numbers: npt.NDArray[np.float64], scale: npt.NDArray[np.float64] | np.float64) -> npt.NDArray[np.bool_]:
     """Mark sentinels, before conversion; bytes of memory reach 2 and 4 GiB, so that 32-bit blanks are none there."""
+    mask = is_sentinel(numbers)
+    if not mask.any():  # as in nearly every column
+        return mask
     with np.errstate(invalid="ignore"):
-        return is_sentinel(numbers) & ((scale > _LARGEST_BYTE_FACTOR) | (numbers >= 2.0**47))
+        return mask & ((scale > _LARGEST_BYTE_FACTOR) | (numbers >= 2.0**47))
 
 
 def _from_texts(

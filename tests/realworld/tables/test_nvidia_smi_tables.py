@@ -23,7 +23,7 @@ UTC_MAPPING = "timezone: UTC\n"
 def line(minute: int, number: int) -> str:
     time = (datetime(2026, 3, 1) + timedelta(minutes=minute)).strftime("%Y/%m/%d %H:%M:%S.123")  # noqa: DTZ001
     return (
-        f"{time}, {gpu(number)}, 00000000:1B:00.0, NVIDIA A100, {50 + number}, 98 %, 350.12 W, 1024 MiB, 40960 MiB, 0, "
+        f"{time}, {gpu(number)}, 00000000:1B:00.0, NVIDIA A100, {50 + number}, 98 %, {300 + minute}.5 W, 1024 MiB, 40960 MiB, 0, "
         "[N/A], P0, 0x0000000000000004, Not Active, 1410 MHz"
     )
 
@@ -50,7 +50,7 @@ def test_a_table_of_nvidia_smi_needs_a_zone_and_nothing_else(tmp_path: Path, eve
     result = run_import(tmp_path, samples=[path], inventory=inventory_frame(), mapping=UTC_MAPPING)
     rows = samples(result)
     assert len(rows) == 12
-    assert rows["power_w"].unique().tolist() == [pytest.approx(350.12)]
+    assert sorted(rows["power_w"].unique()) == [300.5, 310.5, 320.5, 330.5, 340.5, 350.5]
     assert rows["gpu_util_pct"].unique().tolist() == [98]
     assert rows["fb_used_mib"].unique().tolist() == [1024]
     assert rows["clocks_event_reasons"].unique().tolist() == [4]

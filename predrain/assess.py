@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from pipeline.params import Params
     from pipeline.sources.check import Tables
     from pipeline.sources.estimates import Work
-    from telemetry.importing.importer import ImportResult
+    from telemetry.importing.ingest import ImportResult
 
 
 def assess(
@@ -61,7 +61,7 @@ def assess(
         str | None, typer.Option(help="With --prometheus: take only series that match, such as '{cluster=\"a\"}'.")
     ] = None,
     inventory: Annotated[
-        Path | None, typer.Option(help="Who was where, when: Parquet or CSV.  Files without a Prometheus need it.")
+        Path | None, typer.Option(help="Inventory of GPUs (Parquet or CSV).  Default: where the samples place them.")
     ] = None,
     events: Annotated[list[Path] | None, typer.Option(help="Tickets and other events: Parquet or CSV.")] = None,
     kernel_log: Annotated[list[Path] | None, typer.Option(help="Kernel logs (.log, .txt, .jsonl).")] = None,
@@ -97,12 +97,10 @@ def assess(
     prometheus = prometheus_address(prometheus, dataset, samples, inventory)
     files = bool(samples or (inventory and prometheus is None))
     if sum((dataset is not None, prometheus is not None, files)) != 1:
-        raise typer.BadParameter("give one of --dataset, --prometheus, and --samples with --inventory")
+        raise typer.BadParameter("give one of --dataset, --prometheus, and --samples (or --inventory with --events)")
     logs = [*(events or ()), *(kernel_log or ())]
     if dataset is not None and (logs or jobs or inventory or mapping):
         raise typer.BadParameter("files go with --samples or --prometheus; a dataset has its own")
-    if files and inventory is None:
-        raise typer.BadParameter("who was where must be known: give --inventory", param_hint="--samples")
     from foundation.http import connect_to
     from pipeline.assessment import assess_fleet
     from policy.cost_benefit import CostBenefitConfig

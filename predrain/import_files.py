@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 def import_files(
     inventory: Annotated[
-        Path | None, typer.Option(help="Who was where, when: Parquet or CSV. The one file that is needed.")
+        Path | None,
+        typer.Option(help="Inventory of GPUs (Parquet or CSV). Default: where the samples place them."),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the dataset; an existing one is added to.")] = None,
     samples: Annotated[
@@ -54,8 +55,6 @@ def import_files(
     if suggest_mapping is not None:
         write_suggestion(tables_of(samples, events, inventory, jobs), mapping, suggest_mapping, params)
         return
-    if inventory is None:
-        raise typer.BadParameter("who was where must be known: give --inventory")
     if out is None:
         raise typer.BadParameter("give the folder of the dataset: --out")
     with progress("importing") as advance:
@@ -96,11 +95,19 @@ def import_files(
                 "this import": dict(result.counts),
                 "quarantined": dict(result.quarantined),
                 "phrases": result.phrases,
+                "contradictions": list(result.contradictions)
+                if as_json
+                else contradictions_text(result.contradictions),
                 "notes": "; ".join(f"{note.what}. {note.do}" for note in sparse_samples(result.dataset)) or None,
             },
             as_json=as_json,
             accounting=result.accounting,
         )
+
+
+def contradictions_text(lines: Sequence[str]) -> str | None:
+    """Return the first few contradictions between samples and inventory, and how many there are."""
+    return f"{len(lines)}: " + "; ".join(lines[:5]) if lines else None
 
 
 def tables_of(

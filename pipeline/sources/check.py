@@ -28,7 +28,8 @@ from foundation.files import write_bytes
 from foundation.yaml import read_yaml
 from pipeline.params import Params
 from telemetry.dataset.channels import resolve_channels
-from telemetry.importing.importer import ImportResult, import_dataset
+from telemetry.importing.importer import import_dataset
+from telemetry.importing.ingest import ImportResult
 from telemetry.importing.mapping import ImportMapping, load_mapping
 from telemetry.importing.quarantine import Quarantine
 from telemetry.importing.questions import Question as ColumnQuestion
@@ -180,7 +181,7 @@ class _Trial:
 
     def _heads(self, samples: Sequence[Path]) -> Iterator[Path]:
         for file in expand_sources(tuple(samples), "samples")[:_HEAD_FILES] if samples else ():
-            batch = next(iter(read_batches(file, "samples", Quarantine(None))), None)
+            batch = next(iter(read_batches(file, "samples", Quarantine())), None)
             if batch is not None:
                 head = self.folder / f"head-{len(list(self.folder.iterdir()))}-{file.name}.parquet"
                 pq.write_table(_plain(batch.table.slice(0, _HEAD_ROWS)), head)
@@ -193,7 +194,7 @@ class _Trial:
         mapping.write_text(yaml.safe_dump({"span": span} | self.content, sort_keys=False), encoding="utf-8")
         return import_dataset(
             self.folder / f"trial-{self.number}",
-            inventory=self.inventory,  # type: ignore[arg-type] # TODO: none with samples
+            inventory=self.inventory,
             samples=self.heads,
             mapping=mapping,
             step=self.params.telemetry.step or STEPS[0],

@@ -23,7 +23,8 @@ from telemetry.collect.prometheus.outlook import Outlook
 from telemetry.collect.series.mapping import SourceMapping
 from telemetry.dataset.channels import resolve_channels
 from telemetry.dataset.store import Dataset
-from telemetry.importing.importer import DEFAULT_MAX_LOSS, ImportResult, import_dataset
+from telemetry.importing.importer import DEFAULT_MAX_LOSS, import_dataset
+from telemetry.importing.ingest import ImportResult
 from telemetry.importing.mapping import load_mapping
 from telemetry.importing.sampling import step_of
 from telemetry.landing.compaction import CompactResult, CompactSettings, compact
@@ -139,7 +140,7 @@ def import_tables(
         out,
         samples=samples,
         events=tables.get("events", ()),
-        inventory=next(iter(tables.get("inventory", ()))),
+        inventory=next(iter(tables.get("inventory", ())), None),
         jobs=next(iter(tables.get("jobs", ())), None),
         mapping=mapping,
         step=step,

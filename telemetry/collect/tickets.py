@@ -47,7 +47,7 @@ def collect_tickets(
     ``stays``: the dataset's inventory, for tickets that name a GPU only, or name it by slot, address or serial number.
     Raises ``InputError`` if the table has a wrong column, or no row can be used.
     """
-    quarantine, review = Quarantine(None), PhraseReview()
+    quarantine, review = Quarantine(), PhraseReview()
     tables = [LANDED_EVENTS.empty_table()]
     counts: Counter[str] = Counter()
     for given in read_batches(path, "events", quarantine):

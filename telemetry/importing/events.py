@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +23,7 @@ from telemetry.importing.event_runs import RUN_MS, stack_events, with_runs
 from telemetry.importing.instants import parse_instants, times_of
 from telemetry.importing.inventory import Installations
 from telemetry.importing.mapping import ImportMapping, KernelLogMapping, TableMapping
+from telemetry.importing.placing.events import place_events
 from telemetry.importing.quarantine import NUMBER_AS_TYPE, Quarantine
 from telemetry.importing.reading import Batch, is_kernel_log, read_batches, read_errors, stem_of
 from telemetry.importing.tickets import (
@@ -39,8 +40,6 @@ from telemetry.xids.locating import locate
 _XID = re.compile(r"(?:XID[\s:#_-]*)?(\d{1,6})(?:\.0+)?\Z", re.IGNORECASE)
 _PLACE = ("node", "gpu", "type")
 _TEXTS = ("node", "gpu", "code", "detail", "source")
-AFTERWARDS: Final = frozenset({"repair", "replacement", "diagnostic", "driver", "other"})
-"""Types that may follow a removal: the work on a part that is out of its node."""
 
 
 def empty_events() -> pd.DataFrame:
@@ -234,49 +233,6 @@ def _spread(rows: dict[str, npt.NDArray[Any]], stays: Installations) -> dict[int
             rows["node"][row] = (there or names)[0]
             out[row] = there or names[:1]
     return out
-
-
-def place_events(
-    text: dict[str, npt.NDArray[np.object_]], ms: npt.NDArray[np.int64], stays: Installations
-) -> npt.NDArray[np.object_]:
-    """Check events against the inventory, and fill in the node of a GPU and the parent of a MIG instance.
-
-    ``text``: ``node``, ``gpu``, ``type``; the first two are changed in place.
-    ``ms``: shape (n,).
-    Returns: why an event cannot be used, or an empty text; shape (n,).
-    """
-    gpu, node, kind = text["gpu"], text["node"], text["type"]
-    of_gpu = ~pd.isna(gpu)
-    gpu[of_gpu] = [stays.gpu(name) for name in gpu[of_gpu]]
-    named = ~pd.isna(node)
-    node[named] = stays.names.written_all(node[named])
-    since = pd.Series(node, dtype=object).map(stays.node_since)
-    missing = "missing node and gpu" if stays.unit == "gpu" else "missing node"
-    of_node = np.select(
-        [of_gpu, ~named, since.isna(), ms < since], ["", missing, "unknown node", "before installation"], ""
-    )
-    reasons = of_node.astype(object)
-    for row in np.flatnonzero(reasons == "unknown node"):
-        if stays.names.is_ambiguous(node[row]):
-            reasons[row] = "name of several nodes"
-    if stays.unit == "gpu":
-        codes = stays.codes(gpu)
-        stay = stays.find(codes, ms)
-        afterwards = of_gpu & (stay == -3) & np.isin(kind.astype(str), sorted(AFTERWARDS))
-        reasons[of_gpu & (stay == -1)] = "unknown gpu"
-        reasons[of_gpu & (stay == -2)] = "before installation"
-        reasons[of_gpu & (stay == -3) & ~afterwards] = "after removal"
-        placed = of_gpu & (stay >= 0)
-        there = stays.nodes[np.clip(stay, 0, None)]
-        unnamed = placed & pd.isna(node)
-        node[unnamed] = there[unnamed]
-        rows = np.flatnonzero(placed)
-        elsewhere = stays.are_elsewhere(node[rows], there[rows])
-        reasons[rows[elsewhere]] = "on another node than the inventory says"
-        node[rows[~elsewhere]] = there[rows[~elsewhere]]
-        left = afterwards & pd.isna(node)
-        node[left] = stays.nodes[stays.last_row(codes[left], ms[left])]
-    return reasons
 
 
 def _codes(codes: npt.NDArray[np.object_], kinds: npt.NDArray[np.object_]) -> npt.NDArray[np.object_]:

@@ -33,9 +33,12 @@ _KEY_SHIFT = 43
 class Installations:
     """Answers where a unit was at a time.
 
-    ``given``: the stays in the order in which they came; ``frame``: the same by unit and time.
+    ``units``, ``nodes``: order of the codes, where an earlier object has given some out.
+
+    ``given``: the stays in the order in which they came; ``frame``: the same by unit code and time.
     ``begin``: of the first stay of all, in milliseconds.
     ``names``: resolves names of nodes.
+    ``node_names``: names of the node codes. ``frame_codes``: codes of the units that have a stay.
     """
 
     def __init__(
@@ -44,22 +47,28 @@ class Installations:
         unit: Unit,
         parents: Mapping[str, str] | None = None,
         aliases: Mapping[str, str] | None = None,
+        *,
+        units: Sequence[str] = (),
+        nodes: Sequence[str] = (),
     ) -> None:
         self.unit, self.given = unit, frame
         self.parents = dict(parents or {})
-        self.names = NodeNames(frame["node"], aliases)
-        self._gpus = GpuNames(frame["gpu"].dropna(), self.parents)
-        self.frame = frame.sort_values([unit, "installed_at"], kind="stable").reset_index(drop=True)
-        self.units = list(dict.fromkeys(self.frame[unit]))
+        self.units = list(dict.fromkeys([*units, *sorted(set(frame[unit]))]))
         self._code = {name: code for code, name in enumerate(self.units)}
-        self._unit_of_row = self.frame[unit].map(self._code).to_numpy(np.int64)
-        start = ms_of(self.frame["installed_at"])
+        start, code = ms_of(frame["installed_at"]), frame[unit].map(self._code).to_numpy(np.int64)
+        order = np.lexsort((start, code))
+        self.frame = frame.iloc[order].reset_index(drop=True)
+        self._unit_of_row, start = code[order], start[order]
+        self.frame_codes = np.unique(code)
         self._end = ms_of(self.frame["removed_at"], unknown=(1 << _KEY_SHIFT) - 1)
         self._key = (self._unit_of_row << _KEY_SHIFT) + start
         self.nodes = self.frame["node"].to_numpy(dtype=object)
-        self.node_codes, self.node_names = pd.factorize(self.nodes, sort=True)
+        self.node_names = list(dict.fromkeys([*nodes, *sorted(set(self.nodes))]))
+        self.node_codes = pd.Index(self.node_names, dtype=object).get_indexer(pd.Index(self.nodes, dtype=object))
         self.begin = int(start.min()) if len(start) else 0
         self.node_since = pd.Series(start).groupby(self.nodes).min().to_dict()
+        self._aliases = dict(aliases or {})
+        self._name()
 
     def codes(self, names: Sequence[str | None] | npt.NDArray[np.object_]) -> npt.NDArray[np.int64]:
         """Return the code of each unit, -1 where it is unknown."""
@@ -80,6 +89,24 @@ class Installations:
         for row in rows[[self.names.is_ambiguous(name) for name in nodes[rows]]] if len(rows) else ():
             elsewhere[row] = not are_one_node(nodes[row], there[row])
         return elsewhere
+
+    def codes_of_nodes(self, names: Sequence[str]) -> npt.NDArray[np.int64]:
+        """Return the code of each node, -1 where it is unknown."""
+        written = pd.Index(self.names.written_all(names), dtype=object)
+        return pd.Index(self.node_names, dtype=object).get_indexer(written).astype(np.int64)
+
+    def learn(self, units: Sequence[str], nodes: Sequence[str]) -> None:
+        """Give codes to units and nodes that the inventory does not name; a unit has no stay yet."""
+        for name in units:
+            self._code[name] = len(self.units)
+            self.units.append(name)
+        self.node_names += nodes
+        self._name()
+
+    def _name(self) -> None:
+        self.names = NodeNames(self.node_names, self._aliases)
+        gpus = self.units if self.unit == "gpu" else ()
+        self._gpus = GpuNames(gpus, self.parents)
 
     def find(self, codes: npt.NDArray[np.int64], ms: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Find the stay of each unit at each time.

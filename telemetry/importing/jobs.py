@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import datetime
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -13,8 +13,7 @@ import pyarrow.compute as pc
 from telemetry.dataset.schema import JOB_OPTIONS, JOBS
 from telemetry.importing.inventory import Installations
 from telemetry.importing.mapping import TableMapping
-from telemetry.importing.quarantine import Quarantine
-from telemetry.importing.reading import Batch, read_batches
+from telemetry.importing.reading import Batch
 from telemetry.values.numbers import ANY_UNIT, read_numbers
 
 _TRES = r"(?:^|[,/ ])gpu(?:[:/][^:=,(]+)?[:=](?P<number>\d+)"
@@ -23,7 +22,7 @@ _MOST = {"gpus": 100_000, "min_gpus": 1_000_000}
 
 
 def read_jobs(
-    file: Path, mapping: TableMapping, stays: Installations, quarantine: Quarantine, not_after: datetime
+    batches: Iterable[Batch], mapping: TableMapping, stays: Installations, not_after: datetime
 ) -> pd.DataFrame:
     """Read a table of jobs; ``job``, ``node`` and ``started_at`` are required.
 
@@ -31,7 +30,7 @@ def read_jobs(
     Raises ``InputError`` if a required column is missing, a column is unknown, or all starts are naive.
     """
     frames: list[pd.DataFrame] = []
-    for batch in read_batches(file, "jobs", quarantine):
+    for batch in batches:
         batch.resolve(mapping, [*JOBS.names, *JOB_OPTIONS], "job", "node", "started_at")
         content: dict[str, object] = {name: batch.texts(name) for name in ("job", "node", "gpu", "outcome")}
         content["started_at"] = batch.times("started_at", not_after, optional=False, is_end=False)

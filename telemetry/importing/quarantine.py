@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final
 
 import pandas as pd
@@ -120,17 +119,14 @@ def _rows_of(file: Path) -> str:
 class Quarantine:
     """Collects unusable rows into one Parquet file of the dataset that is being built, and accounts for them.
 
-    ``folder``: the dataset's ``quarantine`` folder, made with the first row; None keeps the counts only.
     ``max_loss``: share of a file's rows, or of a column's values, that may be lost; None: any.
     ``accounting``: default: one of its own.
 
     ``counts``: records set aside by reason, rows and values alike.
     """
 
-    def __init__(
-        self, folder: Path | None, max_loss: float | None = None, accounting: Accounting | None = None
-    ) -> None:
-        self._path = None if folder is None else folder / _new_name(folder)
+    def __init__(self, max_loss: float | None = None, accounting: Accounting | None = None) -> None:
+        self._path: Path | None = None
         self._max_loss = max_loss
         self._writer: pq.ParquetWriter | None = None
         self._rows: list[tuple[str, str, str, int | None, str | None, str]] = []
@@ -234,23 +230,29 @@ class Quarantine:
             content = {str(name): value for name, value in record.items() if not pd.isna(value)}
             self.add(reason, table, file, None, row_text(content), rows=rows, lost=lost)
 
-    def __enter__(self) -> Quarantine:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if error is None:
+    @contextmanager
+    def stored_in(self, folder: Path) -> Iterator[None]:
+        """Store the rows in a folder, which is made with the first; those that were set aside before, too."""
+        self._path = folder / _new_name(folder)
+        try:
+            yield
+        except BaseException:
+            # The folder is discarded; a full disk must not hide the error.
+            with suppress(OSError):
+                self._close()
+            raise
+        with disk_errors(self._path):
             self._flush()
-        if self._writer is not None and self._path is not None:
-            # After an error the folder is discarded; a full disk must not hide that error.
-            with disk_errors(self._path) if error is None else suppress(OSError):
-                self._writer.close()
+            self._close()
+
+    def _close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
 
     def _flush(self) -> None:
-        rows, self._rows = self._rows, []
-        if not rows or self._path is None:
+        if not self._rows or self._path is None:
             return
+        rows, self._rows = self._rows, []
         with disk_errors(self._path):
             if self._writer is None:
                 self._path.parent.mkdir(parents=True, exist_ok=True)

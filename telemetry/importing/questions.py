@@ -79,7 +79,7 @@ def find_questions(
 
 def _of_instants(role: str, file: Path, section: TableMapping, sources: Mapping[str, str]) -> list[Question]:
     wanted = {sources[target] for target in INSTANTS if target in sources and target not in section.constants}
-    batch = next(iter(read_batches(file, role, Quarantine(None))), None) if wanted else None
+    batch = next(iter(read_batches(file, role, Quarantine())), None) if wanted else None
     questions = []
     for column in sorted(wanted) if batch is not None and batch.table.num_rows else ():
         values = (

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from foundation.errors import InputError
@@ -141,6 +142,27 @@ class Batch:
         self.set_aside(reason, np.flatnonzero(chosen & self.good), lost=lost)
         self.good &= ~chosen
 
+    def keep_good(self) -> None:
+        """Drop the rows that were refused."""
+        self.rows, self.table = self.rows[self.good], self.table.filter(pa.array(self.good))
+        self.good = np.ones(len(self.rows), dtype=bool)
+
+    def refuse_unstorable(self) -> None:
+        """Refuse rows with text that cannot be stored, and empty it, so that nothing else reads it."""
+        bad = unstorable_rows(self.table)
+        if bad.any():
+            for place, kind in enumerate(self.table.schema.types):
+                if _is_text(kind):
+                    cleared = pc.if_else(pa.array(bad), pa.scalar(None, pa.string()), self.table.column(place))
+                    self.table = self.table.set_column(place, self.table.column_names[place], cleared)
+            self.refuse(UNSTORABLE, bad)
+
+    def wait(self, waits_for: str, chosen: npt.NDArray[np.bool_]) -> None:
+        """Leave those of the chosen rows that are still good to a later run."""
+        waiting = chosen & self.good
+        self.quarantine.accounting.waiting(self.kind, waits_for, int(waiting.sum()), self.file.name)
+        self.good &= ~waiting
+
     def set_aside(
         self,
         reason: str,
@@ -213,6 +235,42 @@ def time_of_column(time: TimeFormat, column: str) -> TimeFormat:
     """Return how a column writes its instants: a name such as ``timeUtc`` says the zone."""
     says_utc = time.timezone is None and _SAYS_UTC.search(column) is not None
     return time.model_copy(update={"timezone": ZoneInfo("UTC")}) if says_utc else time
+
+
+UNSTORABLE: Final = "text that is not UTF-8, or too long"
+"""Reason of rows with such text in any column."""
+
+_MAX_TEXT: Final = 1 << 20
+
+
+def unstorable_rows(table: pa.Table) -> npt.NDArray[np.bool_]:
+    """Return which rows have text that is not UTF-8, or longer than any name or message."""
+    bad = np.zeros(table.num_rows, dtype=bool)
+    for given in table.columns:
+        is_coded = pa.types.is_dictionary(given.type) and _is_text(given.type.value_type)
+        column = given.cast(given.type.value_type) if is_coded else given
+        if not _is_text(column.type) or not len(column):
+            continue
+        bad |= pc.greater(pc.binary_length(column), _MAX_TEXT).fill_null(False).to_numpy(zero_copy_only=False)
+        try:
+            for chunk in column.chunks:
+                chunk.validate(full=True)
+        except pa.ArrowInvalid:
+            raw = column.cast(pa.large_binary() if pa.types.is_large_string(column.type) else pa.binary())
+            bad |= np.array([value is not None and not _is_utf8(value) for value in raw.to_pylist()])
+    return bad
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+
+
+def _is_utf8(value: bytes) -> bool:
+    try:
+        value.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def _readable(table: pa.Table) -> pa.Table:
@@ -335,9 +393,12 @@ def read_batches(
             batches = widen(batches, long, wanted, leave_out)
         for rows, content, disagreeing in batches:
             quarantine.read(table, path, len(rows))
-            yield Batch(
+            batch = Batch(
                 path, table, rows, content, quarantine, decimal=decimal, disagreeing=disagreeing, orders=known_orders
             )
+            if kind == "parquet":  # text formats are checked while they are parsed
+                batch.refuse_unstorable()
+            yield batch
 
 
 def column_names(
@@ -354,7 +415,7 @@ def column_names(
                 if name not in (names := column_names(path, table)):
                     problem = f"the mapping names a column {name!r} that is not there"
                     raise InputError(problem, f"{path}, mapping, long", f"It has {names}.")
-            quarantine = Quarantine(None)
+            quarantine = Quarantine()
             if kind == "csv":
                 return long_columns(read_csv(path, read_header(path), table, quarantine), long, wanted)
             batches = _read_parquet(path) if kind == "parquet" else read_json(path, table, quarantine)

@@ -90,7 +90,7 @@ def _median(intervals: Iterable[timedelta | None]) -> timedelta | None:
 
 def _interval_of_file(file: Path, mapping: TableMapping, channels: Mapping[str, Channel]) -> timedelta | None:
     aliases = by_source_name(channels) | dict(KEY_ALIASES)
-    batch = next(iter(read_batches(file, "samples", Quarantine(None))), None)
+    batch = next(iter(read_batches(file, "samples", Quarantine())), None)
     if batch is None:
         return None
     keys = ("timestamp", "node", "gpu")

@@ -126,7 +126,7 @@ def suggest(
                 for name in unknown:
                     taken.setdefault(name, set()).update(known)
                 new = [name for name in unknown if name not in found]
-                batch = next(iter(read_batches(file, role, Quarantine(None))), None) if new else None
+                batch = next(iter(read_batches(file, role, Quarantine())), None) if new else None
                 found |= {} if batch is None else {name: (file, batch.table.column(name)) for name in new}
         guesses += _assign(role, found, taken, channels if role == "samples" else {})
     return guesses

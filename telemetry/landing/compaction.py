@@ -22,24 +22,36 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from foundation.errors import InputError
-from foundation.files import disk_errors, recover_folder, take_lock
+from foundation.files import recover_folder, take_lock
 from foundation.instants import to_ms
 from telemetry.accounting import Accounting
 from telemetry.config import TelemetrySection
 from telemetry.dataset.channels import Channel
 from telemetry.dataset.meta import META_NAME, DatasetMeta, instant_text
-from telemetry.dataset.schema import EVENTS, INVENTORY, JOBS, conform
+from telemetry.dataset.schema import INVENTORY, conform
 from telemetry.dataset.store import Dataset
-from telemetry.identity.nodes import NodeNames
-from telemetry.importing.importer import LANDED_ROLE, STATE_FOLDER, CompactionInput, check_step, import_dataset
-from telemetry.importing.inventory import merge_stays, read_inventory, unit_of, with_old_starts
-from telemetry.importing.mapping import ImportMapping
-from telemetry.importing.quarantine import Quarantine, row_text
+from telemetry.importing.importer import check_step
+from telemetry.importing.ingest import STATE_FOLDER, Ingest
+from telemetry.importing.inventory import (
+    merge_stays,
+    read_inventory,
+    unit_of,
+    with_old_starts,
+)
+from telemetry.importing.mapping import ImportMapping, TableMapping
 from telemetry.importing.sampling import interval_of_staged, step_for
 from telemetry.landing.folder import Landing, landing_of
 from telemetry.landing.inventory import derive_inventory, driver_changes, late_nodes
 from telemetry.landing.observations import RUNS, merge_observations, no_runs, spell_nodes
-from telemetry.landing.placing import PENDING_COLUMNS, Placed, place_landed
+from telemetry.landing.staged import (
+    LANDED_ROLE,
+    Placed,
+    Staged,
+    as_pending,
+    pending_table,
+    place_staged,
+    with_evidence,
+)
 from telemetry.landing.tables import KINDS, LANDED_EVENTS
 from telemetry.landing.waiting import AHEAD, EARLIEST, Waiting
 
@@ -53,6 +65,7 @@ Then it is quarantined, or its node's where it names a PCI address only and the 
 
 _GIVEN: Final = pa.schema([field.with_nullable(True) for field in INVENTORY])
 """What an operator may leave out stays out: who does not say since when a GPU is there leaves that to be seen."""
+
 
 _EXPECTED_DAYS: Final = 120
 # A new dataset gets buckets for this much telemetry of the GPUs that are there when it is made.
@@ -123,7 +136,7 @@ def compact(
             # what the last compaction took, and was killed before it retired it
             taken = {entry["name"] for entry in existing.meta.sources if entry.get("role") == LANDED_ROLE}
             _retire(landing, [path for path in landing.waiting() if _key(path) in taken], settings, now)
-        waiting = Waiting(landing, settings.channels, step, now)
+        waiting = Waiting(landing, settings.channels, step, now, settings.delay)
         result = _Compaction(dataset, existing, landing, settings, now, waiting).run(inventory, progress)
         _expire(landing, settings, now)
         return result
@@ -175,30 +188,20 @@ class _Compaction:
         if not any(files.values()) and (inventory is None or self.existing is None):
             return self._result()
         stays = derive_inventory(runs, given, before)
+        stays = stays if given is None else with_evidence(stays, runs)
         # A dataset is made of GPUs, or of nodes that send samples. Nodes that are only watched decide nothing.
-        begins = waiting.pieces or (files["events"] and stays["gpu"].notna().any())
+        begins = files["samples"] or (files["events"] and stays["gpu"].notna().any())
         if stays.empty or (self.existing is None and not begins):
+            self._wait_for_all()
             return self._result(waits_for="a first sample: no GPU was seen yet")
-        held = self._state("pending").reindex(columns=PENDING_COLUMNS)
-        placed = self._events(held, runs, stays)
-        events = placed.events
-        for reason, number in placed.reasons.value_counts().items():
-            example = placed.waiting[(placed.reasons == reason).to_numpy()].iloc[0].dropna().drop("since_ms").to_dict()
-            waiting.accounting.read("events", int(number))
-            waiting.accounting.waiting("events", str(reason), int(number), row_text(example))
-        stays["installed_at"] = self._starts(stays, runs, events, before)
+        placed = self._events(runs, stays)
+        stays["installed_at"] = self._starts(stays, runs, placed.events, before)
         if (
             not any(files.values())
             and self.existing is not None
             and set(_rows(stays)) == set(_rows(self.existing.inventory()))
         ):
             return self._result()
-        made = {"inventory": conform(stays, INVENTORY), "events": conform(events, EVENTS), "jobs": self._jobs(stays)}
-        scratch = {name: self.landing.root / "tmp" / f"{name}.parquet" for name in made}
-        for name, table in made.items():
-            with disk_errors(scratch[name]):
-                scratch[name].parent.mkdir(parents=True, exist_ok=True)
-                pq.write_table(table, scratch[name])
         paths = [path for kind in KINDS for path in files[kind]]
         state = {
             "sightings": pa.Table.from_pandas(runs, schema=RUNS, preserve_index=False),
@@ -206,37 +209,53 @@ class _Compaction:
         }
         if given is not None:
             state["given"] = conform(given, _GIVEN)
-        result = import_dataset(
+        now = self.now
+        ingest = Ingest(
             self.dataset,
-            inventory=scratch["inventory"],
-            samples=waiting.pieces,
-            events=[scratch["events"]] if len(events) else [],
-            jobs=scratch["jobs"] if files["jobs"] else None,
-            step=self.waiting.step,
-            channels=self.settings.channels,
-            dedupe=self.settings.dedupe,
-            delay=self.settings.delay,
-            progress=progress,
-            now=self.now,
-            compaction=CompactionInput(
-                landed=tuple(_key(path) for path in paths),
-                state=state,
-                keep_from=self._keep_from(),
-                expected_rows=self._expected_rows(stays),
-                not_before=EARLIEST,
-                not_after=self.now + AHEAD,
-            ),
+            self.existing,
+            waiting.step,
+            self.settings.channels,
+            self.settings.dedupe,
+            self.settings.delay,
+            now,
+            waiting.quarantine,
+            live=True,
+            not_before_ms=to_ms(EARLIEST),
+            not_after_ms=to_ms(now + AHEAD),
+            progress=progress or (lambda *_: None),
+            keep_from=self._keep_from(),
+            expected_rows=self._expected_rows(stays),
         )
-        waiting.accounting.add(result.accounting)
+        ingest.counts.update(waiting.counts)
+        ingest.counts["xids_without_a_gpu"] += placed.without_gpu
+        result = ingest.run(
+            Staged(
+                files["samples"],
+                TableMapping(),
+                waiting.unsettled,
+                conform(stays, INVENTORY).to_pandas(),
+                placed.events,
+                waiting.jobs,
+                state,
+                tuple(_key(path) for path in paths),
+                now,
+            )
+        )
         _retire(self.landing, paths, self.settings, self.now)
-        for path in (*scratch.values(), *(self.landing.root / "tmp").glob("settled-*.parquet")):
-            path.unlink(missing_ok=True)
         taken: dict[str, int] = {kind: len(paths) for kind, paths in files.items() if paths}
         _LOG.info("compacted %s into %s", ", ".join(f"{n} files of {kind}" for kind, n in taken.items()), self.dataset)
-        counts = result.counts | ({"xids_without_a_gpu": placed.without_gpu} if placed.without_gpu else {})
         return replace(
-            self._result(), compacted=taken, counts=counts, quarantined=result.quarantined, meta=result.dataset.meta
+            self._result(),
+            compacted=taken,
+            counts=result.counts,
+            quarantined=result.quarantined,
+            meta=result.dataset.meta,
         )
+
+    def _wait_for_all(self) -> None:
+        for name, account in self.waiting.accounting.tables.items():
+            account.used = 0
+            self.waiting.accounting.waiting(name, "a first sample", account.unaccounted)
 
     def _result(self, waits_for: str = "") -> CompactResult:
         waiting = self.waiting
@@ -268,7 +287,9 @@ class _Compaction:
                 given = merge_stays(given, imported.reset_index(drop=True))
         if inventory is None:
             return given
-        read, _ = read_inventory(inventory, ImportMapping().inventory, Quarantine(None))
+        read, _ = read_inventory(inventory, ImportMapping().inventory, self.waiting.quarantine)
+        account = self.waiting.accounting.tables["inventory"]
+        account.used = account.read - account.left_out.total()
         if given is None:
             return read
         unit = "gpu" if read["gpu"].notna().any() else "node"
@@ -276,31 +297,27 @@ class _Compaction:
         read = with_old_starts(given[named], read) if named.any() else read
         return _joined([given[~named], read])
 
-    def _events(self, held: pd.DataFrame, runs: pd.DataFrame, stays: pd.DataFrame) -> Placed:
-        """Place the events that landed, those that waited until now, and the changes of drivers."""
-        tables = [pq.read_table(path, schema=LANDED_EVENTS) for path in self.waiting.files["events"]]
-        landed = pa.concat_tables(tables).to_pandas() if tables else LANDED_EVENTS.empty_table().to_pandas()
+    def _events(self, runs: pd.DataFrame, stays: pd.DataFrame) -> Placed:
+        """Place the events that were staged, those that waited until now, and the changes of drivers."""
+        waiting, accounting = self.waiting, self.waiting.accounting
+        held = waiting.read_events(Path("pending"), pending_table(self._state("pending")))
         changes = driver_changes(runs)
         if self.existing is not None:
             changes = changes[~_rows(changes).isin(set(_rows(self.existing.events())))]
-        events = _as_pending([held, landed, changes])
+        accounting.read("events", len(changes))
+        frames = [held, *waiting.events, changes]
+        events = as_pending(frames)
+        # An exact repeat of an event is in the dataset with it.
+        accounting.used("events", sum(len(frame) for frame in frames) - len(events))
         events["since_ms"] = events["since_ms"].fillna(to_ms(self.now))
-        return place_landed(events, stays, waited_ms=to_ms(self.now - PENDING))
-
-    def _jobs(self, stays: pd.DataFrame) -> pa.Table:
-        tables = [pq.read_table(path, schema=JOBS) for path in self.waiting.files["jobs"]]
-        jobs = pa.concat_tables(tables) if tables else JOBS.empty_table()
-        names = NodeNames(stays["node"])
-        nodes = pa.array([names.written(node) for node in jobs.column("node").to_pylist()], pa.string())
-        return jobs.set_column(JOBS.get_field_index("node"), JOBS.field("node"), nodes)
+        return place_staged(events, stays, to_ms(self.now - PENDING), waiting.quarantine)
 
     def _starts(self, stays: pd.DataFrame, runs: pd.DataFrame, events: pd.DataFrame, before: pd.DataFrame) -> pd.Series:
         """Return since when each stay lasts; a GPU that was always there, since the first instant of anything known.
 
         On a node that joined its fleet later, it is the first instant known of that node.
         """
-        # Events of clocks that cannot be right are quarantined; an older version may have kept starts of such.
-        events = events[events["timestamp"].between(EARLIEST, self.now + AHEAD)]
+        # An older version may have kept starts of clocks that cannot be right.
         before = before[before["installed_at"].between(EARLIEST, self.now + AHEAD)]
         instants = [pd.Timestamp(int(runs["first_ms"].min()), unit="ms", tz="UTC")] if len(runs) else []
         instants += [events["timestamp"].min()] if len(events) else []
@@ -348,13 +365,6 @@ class _Compaction:
                 str(path),
                 "Remove it: what was seen of GPUs is then learned from scratch.",
             ) from error
-
-
-def _as_pending(frames: list[pd.DataFrame]) -> pd.DataFrame:
-    """Return events with the columns of those that wait, equal ones once."""
-    stamps = dict.fromkeys(("timestamp", "known_at"), "datetime64[ms, UTC]")
-    full = [frame.reindex(columns=PENDING_COLUMNS).astype({**stamps, "since_ms": float}) for frame in frames]
-    return pd.concat(full, ignore_index=True).drop_duplicates(LANDED_EVENTS.names, ignore_index=True)
 
 
 def _joined(frames: list[pd.DataFrame]) -> pd.DataFrame:

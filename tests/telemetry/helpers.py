@@ -11,7 +11,8 @@ import pandas as pd
 
 from telemetry.config import ChannelDeclaration
 from telemetry.dataset.channels import resolve_channels
-from telemetry.importing.importer import ImportResult, import_dataset
+from telemetry.importing.importer import import_dataset
+from telemetry.importing.ingest import ImportResult
 
 STEP = timedelta(minutes=10)
 DAY = pd.Timestamp("2026-03-01", tz="UTC")

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import telemetry.dataset.runs
 from telemetry.dataset.files import FolderFiles
 from telemetry.dataset.runs import Runs
-from telemetry.importing.importer import CompactionInput, ImportResult
+from telemetry.importing.ingest import ImportResult
 from tests.telemetry.helpers import DAY, STEP, all_samples, events_frame, gpu, inventory_frame, run_import
 
 COUNTER = "ecc_sbe_volatile_total"
@@ -48,8 +48,7 @@ def import_all(folder: Path, pieces: list[pd.DataFrame], keep: list[datetime | N
     result = None
     for number, piece in enumerate(pieces):
         keep_from = None if keep is None else keep[number]
-        fold = CompactionInput(landed=(f"piece-{number}",), keep_from=keep_from)
-        result = run_import(folder, samples=piece, inventory=inventory_frame(), compaction=fold)
+        result = run_import(folder, samples=piece, inventory=inventory_frame(), keep_from=keep_from, max_loss=1.0)
     assert result is not None
     return result
 
@@ -133,9 +132,7 @@ def test_a_fold_rewrites_the_runs_that_get_rows_and_no_others(tmp_path: Path):
         before = import_all(tmp_path / "d", [steady(range(60))]).dataset
     inodes = {path.relative_to(before.path): path.stat().st_ino for path in before.path.rglob("part-*")}
     hashed = before.meta.files
-    after = run_import(
-        tmp_path / "d", samples=steady(range(60, 62)), compaction=CompactionInput(landed=("more",))
-    ).dataset
+    after = run_import(tmp_path / "d", samples=steady(range(60, 62))).dataset
     assert after.meta.run_days == 1  # as the dataset has it, whatever this fold's rate would say
     changed = {path.name for path in after.path.rglob("part-*") if path.stat().st_ino not in inodes.values()}
     assert changed == {"part-20260303.parquet"}
@@ -153,7 +150,7 @@ def test_a_late_sample_at_the_end_of_a_run_corrects_the_first_rise_of_the_next(t
     with runs_of(1):
         folder = tmp_path / "d"
         before = import_all(folder, [raw(day - 60, 0), raw(day + 30, 100), raw(2 * day + 30, 100)]).dataset
-        after = run_import(folder, samples=raw(day - 10, 40), compaction=CompactionInput(landed=("late",)))
+        after = run_import(folder, samples=raw(day - 10, 40))
     rises = all_samples(after).set_index("timestamp")[COUNTER + "_rise"]
     assert rises[DAY + pd.Timedelta(minutes=day - 10)] == 40
     assert rises[DAY + pd.Timedelta(minutes=day + 30)] == 60
@@ -201,18 +198,14 @@ def test_old_runs_go_without_being_read(tmp_path: Path, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(FolderFiles, "opened", noted)
     keep_from = (DAY + pd.Timedelta(days=2)).to_pydatetime()
-    result = run_import(
-        tmp_path / "d", samples=steady(range(96, 97)), compaction=CompactionInput(landed=("x",), keep_from=keep_from)
-    )
+    result = run_import(tmp_path / "d", samples=steady(range(96, 97)), keep_from=keep_from)
     assert "part-20260304.parquet" in opened
     assert not opened & {"part-20260301.parquet", "part-20260302.parquet"}
     assert result.counts["samples_past_retention"] == 4 * 2 * 144
     bucket = before.buckets()[0]
     assert result.dataset.runs_of(bucket) == [*before.runs_of(bucket)[2:], before.runs_of(bucket)[-1] + 1]
     border = (DAY + pd.Timedelta(days=3, hours=5)).to_pydatetime()
-    cut = run_import(
-        tmp_path / "d", samples=steady(range(97, 98)), compaction=CompactionInput(landed=("y",), keep_from=border)
-    )
+    cut = run_import(tmp_path / "d", samples=steady(range(97, 98)), keep_from=border)
     assert all_samples(cut)["timestamp"].min() == pd.Timestamp(border)
 
 

@@ -17,6 +17,8 @@ from foundation.errors import InputError
 from telemetry.dataset.channels import Channel, with_rollups
 from telemetry.dataset.layout import node_hash
 from telemetry.dataset.schema import CHANNEL_TYPES
+from telemetry.identity.devices import device_key, is_placeholder, place_identity
+from telemetry.identity.pci import normalise_pci_bus_id
 from telemetry.importing.columns import (
     KEY_ALIASES,
     as_counts,
@@ -55,7 +57,11 @@ class SampleIntake:
     ``every_channel``: channels that may occur; ``channels``: those that a file reports, in the catalogue's order.
     ``strict``: whether sources without a usable row, or in another unit, are an error.
     ``wrong_clock``: marks milliseconds that cannot be right.
+    ``unsettled``: marks milliseconds of rows that wait for a later run.
     ``sample_count``: whether a file gives how many raw samples are behind a row.
+    ``moved``: codes of the units that samples place elsewhere than the inventory.
+    ``seen``: by node code, whether a usable sample names the node.
+    ``place_names``: rows whose GPU is named by its place, because their identity is a placeholder.
     Raises ``InputError`` if a file has an unknown column, lacks a key column, or has no channel at all.
     """
 
@@ -70,6 +76,10 @@ class SampleIntake:
     channels: dict[str, Channel] = field(init=False)
     sample_count: bool = False
     losses: GpuLosses = field(default_factory=GpuLosses)
+    unsettled: Callable[[npt.NDArray[np.int64]], npt.NDArray[np.bool_]] | None = None
+    moved: set[int] = field(default_factory=set)
+    seen: npt.NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, dtype=bool))
+    place_names: int = 0
     _columns: list[dict[str, str]] = field(default_factory=list)
     _usable: bool = False
     _names: dict[str, str] = field(default_factory=dict)
@@ -110,7 +120,7 @@ class SampleIntake:
         Raises ``InputError`` if a column of instants is naive, percent seem to be fractions, or no row can be used.
         """
         spill = Spill(folder, buckets)
-        bucket_of_node = np.array([node_hash(name) % buckets for name in self.stays.node_names], np.int64)
+        bucket_of_node = np.empty(0, np.int64)
         for number, (file, columns) in enumerate(zip(self.files, self._columns, strict=True)):
             for batch in read_batches(file, "samples", self.quarantine, self.mapping.long, self._is_channel):
                 if len(batch.rows) == 0:
@@ -120,6 +130,8 @@ class SampleIntake:
                 batch.columns, batch.mapping = columns, self.mapping
                 batch.drop_without_values()
                 table = self._judge(batch, number)
+                new = [node_hash(name) % buckets for name in self.stays.node_names[len(bucket_of_node) :]]
+                bucket_of_node = np.append(bucket_of_node, np.array(new, np.int64))
                 spill.add(bucket_of_node[table.column("node").to_numpy()], table)
         if self.strict:
             self._check_usable()
@@ -150,23 +162,39 @@ class SampleIntake:
         assert instants is not None
         ms = instants.ms
         batch.refuse(WRONG_CLOCK, self.wrong_clock(ms))
+        if self.unsettled is not None:
+            batch.wait("the end of their step", self.unsettled(ms))
         by_node = self.stays.unit == "node"
         unit_index, unit_names = _encoded(batch.column("node" if by_node else "gpu"), length)
+        node_index, node_names = _encoded(batch.column("node"), length)
+        if not by_node:
+            unit_index, unit_names = self._named_by_place(batch, unit_index, unit_names, node_index, node_names)
         batch.refuse("missing node" if by_node else "missing gpu", unit_index < 0)
-        code_of_name = self.stays.codes(unit_names)
-        codes = np.where(unit_index >= 0, code_of_name[unit_index], -1) if unit_names else np.full(length, -1)
+        self._learn(unit_index, unit_names, node_index, node_names, batch.good)
+        codes = np.append(self.stays.codes(unit_names), -1)[unit_index]
+        node_codes = np.append(self.stays.codes_of_nodes(node_names), -1)[node_index]
         stay = self.stays.find(codes, ms)
-        for problem, reason in STAY_PROBLEMS.items():
-            batch.refuse(reason.format(unit=self.stays.unit), stay == problem)
-        stay_node = self.stays.nodes[np.clip(stay, 0, None)]
-        if not by_node and "node" in batch:
-            node_index, node_names = _encoded(batch.column("node"), length)
-            named = self.stays.names.written_all(node_names)
-            given = np.array([*named, None], dtype=object)[node_index]  # index -1 is the None at the end
-            placed = np.flatnonzero((node_index >= 0) & (stay >= 0))
+        if len(self.stays.node_codes):
+            node_of_stay = np.where(stay >= 0, self.stays.node_codes[np.clip(stay, 0, None)], -1)
+        else:
+            node_of_stay = np.full(length, -1, np.int64)
+        places_itself = (codes >= 0) & (node_codes >= 0)
+        if by_node:
+            places_itself &= ~np.isin(codes, self.stays.frame_codes)
+        # Of two nodes that a name may mean, the GPU decides.
+        unclear = np.flatnonzero((node_index >= 0) & (node_codes < 0) & (stay >= 0))
+        if len(unclear):
             elsewhere = np.zeros(length, dtype=bool)
-            elsewhere[placed] = self.stays.are_elsewhere(given[placed], stay_node[placed])
+            named = np.array(node_names, dtype=object)[node_index[unclear]]
+            elsewhere[unclear] = self.stays.are_elsewhere(named, self.stays.nodes[stay[unclear]])
             batch.refuse("on another node than the inventory says", elsewhere)
+        for problem, reason in STAY_PROBLEMS.items():
+            batch.refuse(reason.format(unit=self.stays.unit), (stay == problem) & ~places_itself)
+        moved = batch.good & places_itself & (node_codes != node_of_stay)
+        self.moved.update(np.unique(codes[moved]).tolist())
+        node_codes = np.where(places_itself, node_codes, node_of_stay)
+        self.seen = np.append(self.seen, np.zeros(len(self.stays.node_names) - len(self.seen), dtype=bool))
+        self.seen[np.unique(node_codes[batch.good])] = True
         part = np.zeros(length, dtype=bool)
         if not by_node:
             part = np.array([name in self.stays.parents for name in unit_names] + [False])[unit_index]
@@ -176,7 +204,7 @@ class SampleIntake:
         self._usable |= bool(good.any())
         made: dict[str, pa.Array] = {
             "unit": pa.array(codes[good].astype(np.int32)),
-            "node": pa.array(self.stays.node_codes[stay[good]].astype(np.int32)),
+            "node": pa.array(node_codes[good].astype(np.int32)),
             "ms": pa.array(ms[good]),
             "order": pa.array((np.int64(number) << ORDER_SHIFT) + batch.rows[good]),
             "mig": pa.array(part[good]),
@@ -188,6 +216,62 @@ class SampleIntake:
         if self.sample_count:
             made["sample_count"] = pa.array(as_counts(batch.column("sample_count"), length)[good].astype(np.int32))
         return pa.table(made)
+
+    def _named_by_place(
+        self,
+        batch: Batch,
+        unit_index: npt.NDArray[np.int64],
+        unit_names: list[str],
+        node_index: npt.NDArray[np.int64],
+        node_names: list[str],
+    ) -> tuple[npt.NDArray[np.int64], list[str]]:
+        """Name GPUs by node and PCI address, or slot, where their identity is a placeholder."""
+        # What the inventory names is an identity, whatever it looks like.
+        names_nothing = np.array([is_placeholder(name) for name in unit_names], bool)
+        names_nothing &= self.stays.codes(unit_names) < 0
+        no_identity = np.append(names_nothing, False)[unit_index] & (node_index >= 0)
+        if not no_identity.any():
+            return unit_index, unit_names
+        texts = {
+            name: as_text(batch.table.column(name), len(unit_index)) if name in batch.table.column_names else None
+            for name in ("pci_bus_id", "slot")
+        }
+        names = pd.Series([*unit_names, None], dtype=object).to_numpy()[unit_index]
+        for row in np.flatnonzero(no_identity).tolist():
+            address, slot = (None if column is None else column[row] for column in texts.values())
+            address = None if address is None else normalise_pci_bus_id(address) or address
+            names[row] = place_identity(node_names[node_index[row]], pci_bus_id=address, slot=slot)
+        self.place_names += int(no_identity.sum())
+        codes, distinct = pd.factorize(names)
+        return codes.astype(np.int64), list(distinct)
+
+    def _learn(
+        self,
+        unit_index: npt.NDArray[np.int64],
+        unit_names: list[str],
+        node_index: npt.NDArray[np.int64],
+        node_names: list[str],
+        good: npt.NDArray[np.bool_],
+    ) -> None:
+        """Take in the units and nodes that usable rows name and the inventory does not."""
+        if not node_names or (self.stays.unit == "node" and len(self.stays.given)):
+            return  # whether an unknown node belongs to a fleet of nodes, only its inventory knows
+        both = good & (unit_index >= 0) & (node_index >= 0)
+        used_units, used_nodes = (np.unique(index[both]).tolist() for index in (unit_index, node_index))
+        unknown = self.stays.codes(unit_names) < 0
+        units = [unit_names[code] for code in used_units if unknown[code] and _may_be_gpu(unit_names[code])]
+        unknown_nodes = self.stays.codes_of_nodes(node_names) < 0
+        nodes = [
+            node_names[code]
+            for code in used_nodes
+            if unknown_nodes[code] and not self.stays.names.is_ambiguous(node_names[code])
+        ]
+        if units or nodes:
+            # One spelling of each: the next row finds the others under it.
+            self.stays.learn(
+                list({device_key(name): name for name in reversed(units)}.values()),
+                list({name.casefold(): name for name in reversed(nodes)}.values()),
+            )
 
     def _channel(self, channel: Channel, batch: Batch, is_lost: npt.NDArray[np.bool_]) -> pa.Array:
         """Return the values of the good rows; those that say that the GPU is lost are marked in ``is_lost``."""
@@ -245,6 +329,10 @@ def no_usable_rows(what: str, quarantine: Quarantine, where: str) -> InputError:
         where,
         advice(reason),
     )
+
+
+def _may_be_gpu(name: str) -> bool:
+    return not name.upper().startswith("MIG-") and not is_placeholder(name)
 
 
 def _encoded(column: pa.ChunkedArray | None, length: int) -> tuple[npt.NDArray[np.int64], list[str]]:

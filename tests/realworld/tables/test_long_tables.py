@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from telemetry.importing.importer import ImportResult
+from telemetry.importing.ingest import ImportResult
 from tests.telemetry.helpers import gpu, inventory_frame, run_import
 
 TIDY = "samples: {long: {metric: metric, value: value}}\n"

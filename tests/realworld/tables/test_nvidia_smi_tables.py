@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from foundation.errors import InputError
-from telemetry.importing.importer import ImportResult
+from telemetry.importing.ingest import ImportResult
 from tests.telemetry.helpers import gpu, inventory_frame, run_import
 
 HEADER = (

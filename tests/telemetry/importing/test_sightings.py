@@ -10,7 +10,8 @@ import pandas as pd
 from telemetry.config import ChannelDeclaration
 from telemetry.dataset.channels import resolve_channels
 from telemetry.dataset.store import Dataset
-from telemetry.importing.importer import ImportResult, import_dataset
+from telemetry.importing.importer import import_dataset
+from telemetry.importing.ingest import ImportResult
 
 DAYS = pd.date_range("2026-03-01", periods=20, freq="D").strftime("%Y-%m-%d")
 MAPPING = """

@@ -16,7 +16,7 @@ from foundation.errors import InputError
 from telemetry.config import TelemetrySection
 from telemetry.dataset.channels import resolve_channels
 from telemetry.dataset.store import Dataset
-from telemetry.importing.importer import ImportResult
+from telemetry.importing.ingest import ImportResult
 from telemetry.landing.compaction import CompactResult, CompactSettings, compact
 from telemetry.landing.folder import Landing, landing_of
 from telemetry.landing.tables import Kind

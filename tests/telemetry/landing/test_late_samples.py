@@ -11,10 +11,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from foundation.errors import InputError
 from telemetry.dataset.store import Dataset
-from telemetry.importing.importer import CompactionInput
-from tests.telemetry.helpers import DAY, STEP, gpu, inventory_frame, run_import, samples_frame
+from tests.telemetry.helpers import DAY, gpu
 from tests.telemetry.landing.test_compaction import fold, land, samples_of
 
 COUNTER = "ecc_sbe_volatile_total"
@@ -95,11 +93,3 @@ def test_in_whatever_order_whole_steps_land_each_xid_is_reported_once(
             land(Path(folder), piece)
             fold(Path(folder))
         assert xids(Path(folder)) == sorted(str(xid) for xid in at.values())
-
-
-def test_samples_of_a_gpu_that_the_inventory_no_longer_names_are_never_given_to_another(tmp_path: Path) -> None:
-    run_import(tmp_path, samples=samples_frame(gpus=4))
-    later = CompactionInput(landed=("more",), keep_from=(DAY + STEP).to_pydatetime())  # so that the rest is read
-    more = samples_frame(gpus=3, times=9)
-    with pytest.raises(InputError, match=f"the dataset has samples of '{gpu(3)}', which the inventory does not name"):
-        run_import(tmp_path, samples=more, inventory=inventory_frame(3), compaction=later)

@@ -1,0 +1,386 @@
+"""The one way into a dataset: rows are read by a source, staged, placed, merged with what is there, and swapped in.
+
+An import of files and a compaction of staged files differ in their :class:`Source` only. Everything after reading is
+done here, once: evidence of samples against the inventory, clocks, events that several sources report, loss budgets,
+the account of every row, and the swap that makes all of it visible at one instant.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from foundation.errors import InputError
+from telemetry.accounting import Accounting
+from telemetry.dataset.channels import Channel
+from telemetry.dataset.layout import DEFAULT_BUCKETS, MAX_ROWS_PER_BUCKET
+from telemetry.dataset.meta import META_NAME
+from telemetry.dataset.schema import INVENTORY, conform
+from telemetry.dataset.store import Dataset
+from telemetry.dataset.writer import DatasetWriter
+from telemetry.importing.event_runs import (
+    concerned,
+    dedupe_events,
+    drop_known_edges,
+    merge_floods,
+    stack_events,
+    stored_layout,
+    total_count,
+)
+from telemetry.importing.events import empty_events
+from telemetry.importing.inventory import Installations
+from telemetry.importing.jobs import merge_jobs
+from telemetry.importing.mapping import TableMapping
+from telemetry.importing.placing.evidence import correct_stays, runs_of, unseen_nodes
+from telemetry.importing.quarantine import BY_MAPPING, Quarantine
+from telemetry.importing.reading import is_packed, kind_of
+from telemetry.importing.samples.block import Spill
+from telemetry.importing.samples.instruments import read_instruments, write_instruments
+from telemetry.importing.samples.intake import SampleIntake, no_usable_rows
+from telemetry.importing.samples.merge import SampleMerger
+from telemetry.importing.samples.reach import plan_merge, read_newest, write_newest
+from telemetry.phrases.classifier import PhraseReview
+from telemetry.xids.xid_gauge import SOURCE
+
+Progress = Callable[[int, int], None]
+"""Called with how much is done and how much there is: rows of samples, half for reading them, half for writing."""
+
+STATE_FOLDER: Final = "compaction"
+"""Folder of a dataset for what the next compaction must know; an import leaves it as it is."""
+
+_LOG = logging.getLogger(__name__)
+_NAMED: Final = 50
+_FEW: Final = 2
+_CSV_BYTES_PER_ROW, _PACKED_BYTES_PER_ROW = 100, 10
+_JOINED_AT_ONCE: Final = timedelta(hours=1)
+# A GPU first seen this soon after the first sample of all was always there.
+
+
+def expected_rows(files: Iterable[Path]) -> int:
+    """Estimate how many rows files of samples have: from the metadata of Parquet, from the size of text."""
+    rows = 0
+    for path in files:
+        if kind_of(path) == "parquet":
+            with suppress(pa.ArrowInvalid):  # reading the file reports what is wrong with it
+                rows += int(pq.read_metadata(path).num_rows)
+        else:
+            rows += path.stat().st_size // (_PACKED_BYTES_PER_ROW if is_packed(path) else _CSV_BYTES_PER_ROW)
+    return rows
+
+
+@dataclass(frozen=True, slots=True)
+class ImportResult:
+    """What an import did.
+
+    ``counts``: what was read and made of it, by this import; empty if nothing was new.
+    ``changed``: false if every source was known already, so that nothing was written.
+    ``phrases``: words of tickets that were classified: ``phrase``, ``count``, ``type``.
+    ``contradictions``: where the samples and the inventory disagree, a line for each GPU or node.
+    """
+
+    dataset: Dataset
+    counts: dict[str, int]
+    quarantined: dict[str, int]
+    changed: bool = True
+    accounting: Accounting = field(default_factory=Accounting)
+    contradictions: tuple[str, ...] = ()
+    phrases: list[dict[str, Any]] = field(default_factory=list)
+
+
+class Source(Protocol):
+    """What is brought into a dataset; each method sets aside the rows that cannot be used.
+
+    ``samples``, ``rules``: files of samples, and how their columns are mapped.
+    ``unsettled``: marks instants of samples that wait for a later run; None: none.
+    """
+
+    samples: Sequence[Path]
+    rules: TableMapping
+    unsettled: Callable[[npt.NDArray[np.int64]], npt.NDArray[np.bool_]] | None
+
+    def stays(self, ingest: Ingest) -> Installations:
+        """Return the installations, the whole dataset's."""
+
+    def events(self, ingest: Ingest, stays: Installations) -> list[pd.DataFrame]:
+        """Return events on their nodes and GPUs."""
+
+    def jobs(self, ingest: Ingest, stays: Installations) -> list[pd.DataFrame]:
+        """Return tables of jobs, the newest last."""
+
+    def state(self) -> Mapping[str, pa.Table] | None:
+        """Return the tables of :data:`STATE_FOLDER`, without the inventory; None leaves them as they are."""
+
+    def entries(self, old: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Return what the dataset keeps of its sources, those of earlier runs included."""
+
+    def observed(self) -> Sequence[datetime]:
+        """Return instants that the source says were observed, beyond those of its rows."""
+
+
+@dataclass(slots=True)
+class Ingest:
+    """One run; ``live`` sources have nobody who would correct them, and no budget for losses.
+
+    ``not_before_ms``, ``not_after_ms``: instants outside have a wrong clock.
+    ``keep_from``: samples before are past retention.
+    ``expected_rows``: rows that the dataset is going to hold; a new one gets buckets for them.
+    """
+
+    out: Path
+    existing: Dataset | None
+    step: timedelta
+    channels: Mapping[str, Channel]
+    dedupe: timedelta
+    delay: timedelta
+    now: datetime
+    quarantine: Quarantine
+    live: bool
+    not_before_ms: float
+    not_after_ms: float
+    progress: Progress = lambda *_: None
+    keep_from: datetime | None = None
+    expected_rows: int = 0
+    counts: Counter[str] = field(default_factory=Counter)
+    contradictions: list[str] = field(default_factory=list)
+    review: PhraseReview = field(default_factory=PhraseReview)
+    _seen: list[datetime] = field(default_factory=list)
+
+    def run(self, source: Source) -> ImportResult:
+        """Bring a source in; ``InputError`` if it cannot be used as a whole: the dataset is then as it was."""
+        existing = self.existing
+        buckets = self._bucket_number(source.samples) if existing is None else existing.meta.buckets
+        with DatasetWriter(self.out, step=self.step, channels={}, buckets=buckets) as writer:
+            self._check_unchanged()
+            state = source.state()
+            if existing is not None:
+                writer.adopt_folder(existing, "quarantine")
+                if state is None:
+                    writer.adopt_folder(existing, STATE_FOLDER)
+            with self.quarantine.stored_in(writer.folder / "quarantine"):
+                stays = source.stays(self)
+                self.quarantine.check_loss("inventory")
+                staged = self._stage(source, writer, stays) if source.samples else None
+                if staged is not None:
+                    stays = staged[0].stays
+                given = stack_events(source.events(self, stays))
+                self.quarantine.check_loss("events")
+                detected = self._merge(writer, stays, source, staged)
+                events = self._all_events(given, detected)
+                jobs = None if existing is None else existing.jobs()
+                for new in source.jobs(self, stays):
+                    jobs = merge_jobs(jobs, new)
+                self.quarantine.check_loss("jobs")
+            span = self._span(events, source)
+            accounts = self.quarantine.accounting.tables.values()
+            self.counts["rows_left_out_by_mapping"] += sum(account.left_out[BY_MAPPING] for account in accounts)
+            shutil.rmtree(writer.folder / ".spill", ignore_errors=True)
+            frame = stays.given
+            self.counts["installed_before_anything_observed"] += int(frame["installed_at"].isna().sum())
+            frame["installed_at"] = frame["installed_at"].fillna(pd.Timestamp(span[0]).as_unit("ms"))
+            if state is not None:
+                writer.write_tables(STATE_FOLDER, {**state, "derived": conform(frame, INVENTORY)})
+            quarantined = self.quarantine.counts
+            before = {} if existing is None else existing.meta.counts.get("imported", {})
+            old = [] if existing is None else existing.meta.sources
+            dataset = writer.finish(
+                events=events,
+                inventory=frame,
+                jobs=jobs,
+                span=span,
+                sources=sorted(
+                    source.entries(old), key=lambda entry: [entry.get(key, "") for key in ("role", "name", "sha256")]
+                ),
+                quarantine=dict(quarantined + Counter({} if existing is None else existing.meta.quarantine)),
+                counts={"imported": _plain(self.counts + Counter(before))},
+            )
+        return ImportResult(
+            dataset,
+            _plain(self.counts),
+            _plain(quarantined),
+            accounting=self.quarantine.accounting,
+            contradictions=tuple(self.contradictions),
+            phrases=self.review.rows(),
+        )
+
+    def wrong_clock(self, ms: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+        """Return which instants no clock that is right can give."""
+        return (ms < self.not_before_ms) | (ms > self.not_after_ms)
+
+    def _check_unchanged(self) -> None:
+        """Make sure, now that no other run can write, that the dataset is still the one that was looked at."""
+        now = Dataset.open(self.out, lease=False).digest if (self.out / META_NAME).exists() else None
+        if now != (None if self.existing is None else self.existing.digest):
+            raise InputError("another run changed the dataset just now", str(self.out), "Run the import again.")
+
+    def _bucket_number(self, files: Sequence[Path]) -> int:
+        rows = max(expected_rows(files), self.expected_rows)
+        buckets = DEFAULT_BUCKETS
+        while rows > buckets * MAX_ROWS_PER_BUCKET:
+            buckets *= 2
+        return buckets
+
+    def _stage(self, source: Source, writer: DatasetWriter, stays: Installations) -> tuple[SampleIntake, Spill]:
+        """Read and check the samples, and correct the installations by them."""
+        files, named = source.samples, list(dict.fromkeys(stays.nodes))
+        intake = SampleIntake(
+            files,
+            source.rules,
+            self.channels,
+            stays,
+            self.quarantine,
+            self.wrong_clock,
+            not self.live,
+            unsettled=source.unsettled,
+        )
+        self._check_kinds(intake.channels)
+        expected = expected_rows(files)
+        self.progress(0, 2 * expected)
+        spill = intake.run(
+            writer.folder / ".spill", writer.buckets, lambda rows: self.progress(rows, 2 * max(rows, expected))
+        )
+        self.quarantine.check_loss("samples")
+        self.counts.update(intake.counts)
+        self.counts["gpus_named_by_their_place"] += intake.place_names
+        if intake.moved:
+            intake.stays = self._corrected(intake, spill)
+        if named:
+            self._report_nodes(*unseen_nodes(stays, named, intake.seen))
+        return intake, spill
+
+    def _corrected(self, intake: SampleIntake, spill: Spill) -> Installations:
+        stays = intake.stays
+        runs = runs_of(spill, stays, intake.moved)
+        known = stays.given[stays.given["gpu"].isin(runs["gpu"])] if not self.live else stays.given[:0]
+        strangers = set(runs["gpu"][~runs["node"].isin(stays.given["node"])]) & set(known["gpu"])
+        if len(strangers) > _FEW and 2 * len(strangers) > len(set(stays.given["gpu"].dropna())):
+            example = runs[runs["gpu"].isin(strangers)].iloc[0]
+            raise InputError(
+                f"{len(strangers)} GPUs are on nodes that the inventory does not name, such as {example['gpu']} on "
+                f"{example['node']!r}",
+                "samples, column node",
+                "Map the column that names the node, not a pod or an address, or import without --inventory.",
+            )
+        first = int(runs["first_ms"].min())
+        corrected = correct_stays(
+            stays.given, runs, unit=stays.unit, always_from_ms=first + _JOINED_AT_ONCE // timedelta(milliseconds=1)
+        )
+        self.counts["installations_from_samples"] += len(intake.moved)
+        self.counts["contradictions_of_the_inventory"] += len(corrected.contradictions)
+        for line in corrected.contradictions[:_NAMED]:
+            _LOG.warning("samples contradict the inventory: %s", line)
+        self.contradictions += corrected.contradictions
+        return Installations(corrected.stays, stays.unit, stays.parents, units=stays.units, nodes=stays.node_names)
+
+    def _report_nodes(self, added: list[str], silent: list[str]) -> None:
+        self.counts["nodes_missing_in_the_inventory"] += len(added)
+        self.counts["nodes_of_the_inventory_without_samples"] += len(silent)
+        for what, names in (("not in the inventory", added), ("without a sample", silent)):
+            self.contradictions += [f"node {name}: {what}" for name in names]
+
+    def _merge(
+        self, writer: DatasetWriter, stays: Installations, source: Source, staged: tuple[SampleIntake, Spill] | None
+    ) -> pd.DataFrame:
+        """Write the samples, new and old; return the XIDs that the gauge showed."""
+        if staged is None:
+            self._keep_samples(writer, stays)
+            return empty_events()
+        intake, spill = staged
+        rows = intake.counts["samples_read"]
+        plan = plan_merge(spill, self.existing, intake, self.step, self.keep_from)
+        writer.declare(plan.channels, unit=stays.unit, sample_count=plan.rolled, runs=plan.runs)
+        merger = SampleMerger(plan, self.existing, self.delay, list(source.samples), self.quarantine)
+        for bucket, table, kept in merger.run(spill):
+            if kept:
+                assert self.existing is not None
+                writer.adopt(self.existing, bucket, kept)
+            if table is not None:
+                writer.write_samples(bucket, table)
+            self.progress(rows + rows * bucket // writer.buckets, 2 * rows)
+        self.progress(2 * rows, 2 * rows)
+        self.counts.update(merger.counts)
+        self.quarantine.check_loss("samples")
+        write_newest(writer.folder, merger.newest)
+        write_instruments(writer.folder, merger.instruments.table())
+        self._seen += [datetime.fromtimestamp(ms / 1000, UTC) for ms in merger.span_ms]
+        return stack_events([*merger.events, intake.losses.events(stays, self.delay)])
+
+    def _keep_samples(self, writer: DatasetWriter, stays: Installations) -> None:
+        if self.existing is None:
+            writer.declare({}, unit=stays.unit, sample_count=False)
+            return
+        meta = self.existing.meta
+        writer.declare(meta.channels, unit=meta.unit, sample_count=meta.sample_count, runs=meta.runs)
+        write_newest(writer.folder, read_newest(self.existing.path))
+        write_instruments(writer.folder, read_instruments(self.existing.path))
+        for bucket in self.existing.buckets():
+            writer.adopt(self.existing, bucket)
+
+    def _check_kinds(self, channels: Mapping[str, Channel]) -> None:
+        if self.existing is None:
+            return
+        for name, channel in channels.items():
+            old = self.existing.meta.channels.get(name)
+            if old is not None and old.kind != channel.kind:
+                raise InputError(
+                    f"channel {name!r} is a {old.kind} in the dataset, and a {channel.kind} now",
+                    f"{self.out}, params channels.{name}.kind",
+                    "Import all sources again into an empty folder.",
+                )
+
+    def _all_events(self, given: pd.DataFrame, detected: pd.DataFrame) -> pd.DataFrame:
+        old = empty_events() if self.existing is None else self.existing.events()
+        new = stack_events([given, detected])
+        self.counts["xids_from_gauge"] += int((detected["type"] == "xid").sum())
+        self.counts["gpus_lost_in_samples"] += int((detected["type"] == "failure").sum())
+        if new.empty:
+            return old
+        may_change = concerned(old, new)
+        together = stack_events([old[may_change], new])
+        merged = merge_floods(together)
+        # The stored edges too: a kernel log that comes after the samples makes the same dataset as one before them.
+        better = drop_known_edges(merged, max(self.step, self.dedupe), SOURCE)
+        kept = dedupe_events(better, self.dedupe)
+        self.counts["xids_from_gauge_told_elsewhere"] += len(merged) - len(better)
+        self.counts["events_deduplicated"] += total_count(together) - total_count(kept) - (len(merged) - len(better))
+        self.counts["events_in_runs"] += total_count(kept) - len(kept)
+        return stored_layout(stack_events([old[~may_change], kept]))
+
+    def _span(self, events: pd.DataFrame, source: Source) -> tuple[datetime, datetime]:
+        stored = () if self.existing is None else self.existing.meta.span
+        seen = [*self._seen, *stored, *source.observed()]
+        if len(events):
+            seen += [events["timestamp"].min().to_pydatetime(), events["timestamp"].max().to_pydatetime()]
+        if not seen:
+            if self.quarantine.counts:
+                raise no_usable_rows("sample" if source.samples else "event", self.quarantine, str(self.out))
+            raise InputError(
+                "nothing was observed: there are no samples and no events",
+                str(self.out),
+                "Give --samples or --events with rows, or `span:` in the mapping if a quiet period was observed.",
+            )
+        # An event dated today lies at the day's end, which is not observed yet.
+        known = [self.now, *self._seen, *stored]
+        first, last = min(seen).astimezone(UTC), min(max(seen), max(known)).astimezone(UTC)
+        return min(max(first, self.keep_from or first), last), last
+
+
+def unchanged(existing: Dataset) -> ImportResult:
+    """Return the result of an import of which every source was known."""
+    return ImportResult(existing, {}, {}, changed=False)
+
+
+def _plain(counts: Counter[str]) -> dict[str, int]:
+    return {name: int(number) for name, number in sorted(counts.items()) if number}

@@ -1,0 +1,165 @@
+"""Samples as evidence of where GPUs were: installations without an inventory, and corrections of one that lags behind.
+
+A sample that names GPU and node is better evidence than an inventory. Where the two disagree, the samples are placed
+where they say, the inventory of the dataset is corrected, and the contradiction is reported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from telemetry.dataset.meta import instant_text
+from telemetry.dataset.schema import INVENTORY, Unit, ms_of
+from telemetry.importing.instants import times_of
+from telemetry.importing.inventory import Installations
+from telemetry.importing.samples.block import Spill
+
+_OPEN: Final = 1 << 62
+_PLACE_ATTRIBUTES: Final = ("slot", "pci_bus_id", "cluster", "group", "rack", "nvlink_domain")
+# What belongs to the place and not to the GPU that is moved out of it.
+MOST_MOVES: Final = 12
+"""A unit that changes its node more often than this is one identity that several nodes claim."""
+
+
+@dataclass(frozen=True, slots=True)
+class Corrected:
+    """Stays after the evidence.
+
+    ``contradictions``: a line for each GPU that was elsewhere than the inventory says.
+    ``shared``: identities that several nodes claim at one time.
+    """
+
+    stays: pd.DataFrame
+    contradictions: list[str]
+    shared: list[str]
+
+
+def runs_of(spill: Spill, stays: Installations, units: Collection[int]) -> pd.DataFrame:
+    """Return where units were: a row for each time on one node, by (gpu, first_ms).
+
+    ``units``: codes.
+    Returns: ``gpu`` (of a fleet of nodes, the node), ``node``, ``first_ms``, ``last_ms``.
+    """
+    wanted = np.array(sorted(units), np.int64)
+    parts: list[pd.DataFrame] = []
+    for bucket in spill.buckets():
+        rows = spill.read(bucket, ["unit", "node", "ms"]).to_pandas()
+        parts.append(rows[np.isin(rows["unit"], wanted)])
+    rows = pd.concat(parts, ignore_index=True).sort_values(["unit", "ms", "node"], kind="stable")
+    begins = (rows["unit"] != rows["unit"].shift()) | (rows["node"] != rows["node"].shift())
+    runs = rows.groupby(begins.cumsum().to_numpy(), sort=False).agg(
+        unit=("unit", "first"), node=("node", "first"), first_ms=("ms", "min"), last_ms=("ms", "max")
+    )
+    names, nodes = np.array(stays.units, dtype=object), np.array(stays.node_names, dtype=object)
+    return runs.assign(gpu=names[runs.pop("unit")], node=nodes[runs["node"]]).reset_index(drop=True)
+
+
+def correct_stays(given: pd.DataFrame, runs: pd.DataFrame, *, unit: Unit, always_from_ms: int) -> Corrected:
+    """Lay the stays of GPUs over what was observed of them.
+
+    ``given``: in the layout of :data:`INVENTORY`; empty without an inventory.
+    ``runs``: all observations of the GPUs that are corrected, see :func:`runs_of`.
+    ``always_from_ms``: a GPU that the inventory does not name and that was seen until then was always there.
+    """
+    moves = runs.groupby("gpu").size()
+    shared = sorted(moves.index[moves > MOST_MOVES])
+    made: list[dict[str, object]] = []
+    lines: list[str] = []
+    of_unit = dict(iter(given.groupby(unit, sort=False)))
+    for gpu, observed in runs[~runs["gpu"].isin(shared)].groupby("gpu", sort=False):
+        stays = of_unit.get(gpu, given.iloc[:0])
+        new = _stays_of(gpu, stays, observed, always_from_ms)
+        made += new if unit == "gpu" else [stay | {"gpu": None} for stay in new]
+        lines += _contradictions(gpu, stays, observed) if len(given) else []
+    corrected = {stay[unit] for stay in made}
+    names = list(dict.fromkeys([*INVENTORY.names, *given.columns]))
+    frame = pd.DataFrame(made, columns=[*names, "start", "end"])
+    for name, limit in (("installed_at", "start"), ("removed_at", "end")):
+        ms = frame.pop(limit).to_numpy(np.int64)
+        frame[name] = pd.Series(times_of(np.where(np.abs(ms) == _OPEN, 0, ms))).where(np.abs(ms) != _OPEN)
+    frames = [part for part in (given[~given[unit].isin(corrected)], frame) if len(part)]
+    whole = pd.concat(frames, ignore_index=True) if frames else given
+    for name in ("installed_at", "removed_at"):
+        whole[name] = whole[name].astype("datetime64[ms, UTC]")
+    return Corrected(whole.reindex(columns=names), lines, shared)
+
+
+def _stays_of(gpu: str, stays: pd.DataFrame, observed: pd.DataFrame, always_from_ms: int) -> list[dict[str, object]]:
+    """Return the stays of one GPU: those observed, and the inventory's before and after."""
+    records = stays.astype(object).where(stays.notna(), None).to_dict("records")
+    for record, start, end in zip(
+        records, ms_of(stays["installed_at"], unknown=-_OPEN), ms_of(stays["removed_at"], unknown=_OPEN), strict=True
+    ):
+        record |= {"start": int(start), "end": int(end)}
+    records.sort(key=lambda stay: stay["start"])
+    first, last = int(observed["first_ms"].min()), int(observed["last_ms"].max())
+    limits = sorted({limit for stay in records for limit in (stay["start"], stay["end"])})
+    runs = observed.sort_values("first_ms", kind="stable").to_dict("records")
+    made: list[dict[str, object]] = []
+    boundary = first if records or first > always_from_ms else -_OPEN
+    for number, run in enumerate(runs):
+        same = [stay for stay in records if stay["node"] == run["node"]]
+        if number == 0:  # a stay that begins before the first observation keeps its beginning
+            boundary = max((stay["start"] for stay in same if stay["start"] <= first), default=boundary)
+        start = boundary
+        if number + 1 < len(runs):
+            following = int(runs[number + 1]["first_ms"])
+            # Where the inventory's day of the move fits the samples, it is more exact than they are.
+            fitting = [limit for limit in limits if run["last_ms"] < limit <= following]
+            end = boundary = fitting[0] if fitting else following
+        else:
+            later = [stay["start"] for stay in records if stay["start"] > last]
+            end = min([stay["end"] for stay in same if stay["end"] >= last] + later, default=_OPEN)
+        known = (
+            same[-1]
+            if same
+            else {
+                name: value for name, value in (records[-1] if records else {}).items() if name not in _PLACE_ATTRIBUTES
+            }
+        )
+        made.append({**known, "gpu": gpu, "node": run["node"], "start": start, "end": end})
+    outside = [stay for stay in records if stay["end"] < made[0]["start"] or stay["start"] >= made[-1]["end"]]
+    return [stay for stay in outside if stay["start"] < stay["end"]] + made
+
+
+def is_covered(stays: pd.DataFrame, runs: pd.DataFrame) -> npt.NDArray[np.bool_]:
+    """Return which runs lie within a stay of their GPU on their node."""
+    limits = stays[["gpu", "node"]].assign(
+        start=ms_of(stays["installed_at"], unknown=-_OPEN), end=ms_of(stays["removed_at"], unknown=_OPEN)
+    )
+    numbered = runs[["gpu", "node", "first_ms", "last_ms"]].assign(run=np.arange(len(runs)))
+    pairs = numbered.merge(limits, on=["gpu", "node"])
+    within = (pairs["start"] <= pairs["first_ms"]) & (pairs["last_ms"] <= pairs["end"])
+    return np.isin(np.arange(len(runs)), pairs.loc[within, "run"])
+
+
+def _contradictions(gpu: str, stays: pd.DataFrame, observed: pd.DataFrame) -> list[str]:
+    nodes = ", ".join(dict.fromkeys(stays["node"])) or "does not name it"
+    return [
+        f"{gpu} was on node {node} from {_text(first)} to {_text(last)}; inventory: {nodes}"
+        for node, first, last in observed.loc[~is_covered(stays, observed), ["node", "first_ms", "last_ms"]].itertuples(
+            index=False
+        )
+    ]
+
+
+def _text(ms: int) -> str:
+    return instant_text(pd.Timestamp(ms, unit="ms", tz="UTC").to_pydatetime())
+
+
+def unseen_nodes(
+    stays: Installations, given: Sequence[str], seen: npt.NDArray[np.bool_]
+) -> tuple[list[str], list[str]]:
+    """Return the nodes that samples name and an inventory does not, and the reverse.
+
+    ``given``: nodes of the inventory. ``seen``: by node code, whether a sample names it.
+    """
+    known = set(given)
+    observed = {stays.node_names[code] for code in np.flatnonzero(seen).tolist()}
+    return sorted(observed - known), sorted(known - observed)

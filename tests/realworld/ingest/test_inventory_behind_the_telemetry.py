@@ -1,0 +1,158 @@
+"""Inventories that lag behind the telemetry, lack nodes, or are not there: samples that name GPU and node decide."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from foundation.errors import InputError
+from telemetry.dataset.channels import resolve_channels
+from telemetry.importing.importer import import_dataset
+from telemetry.importing.ingest import ImportResult
+from tests.telemetry import helpers
+from tests.telemetry.helpers import DAY, STEP, all_samples, events_frame, run_import, write_csv
+
+
+def gpu(number: int) -> str:
+    """Name a GPU; number 0 of the helpers has the UUID of zeros, which names nothing without an inventory."""
+    return helpers.gpu(number + 1)
+
+
+def renamed(frame: pd.DataFrame) -> pd.DataFrame:
+    names = {helpers.gpu(number): gpu(number) for number in range(9)}
+    return frame.assign(gpu=frame["gpu"].map(names))
+
+
+def samples_frame(gpus: int = 4, times: int = 6) -> pd.DataFrame:
+    return renamed(helpers.samples_frame(gpus, times))
+
+
+def inventory_frame(gpus: int = 4) -> pd.DataFrame:
+    return renamed(helpers.inventory_frame(gpus))
+
+
+def without_inventory(folder: Path, samples: pd.DataFrame, **more: object) -> ImportResult:
+    return import_dataset(
+        folder / "dataset",
+        samples=[write_csv(folder / "samples.csv", samples)],
+        step=STEP,
+        channels=resolve_channels({}),
+        dedupe=timedelta(minutes=1),
+        delay=timedelta(minutes=10),
+        **more,
+    )
+
+
+def swapped() -> pd.DataFrame:
+    """GPU 0 is on node-0 for 100 samples and on node-1 for 44."""
+    frame = samples_frame(gpus=4, times=144)
+    of_first = frame["gpu"] == gpu(0)
+    rows = frame.index[of_first]
+    frame.loc[rows[100:], "node"] = "node-1"
+    return frame
+
+
+def test_a_swap_that_the_inventory_dates_a_day_early_is_where_the_samples_show_it(tmp_path: Path) -> None:
+    moves = pd.concat([inventory_frame(), inventory_frame(1).assign(node="node-1", slot="7")], ignore_index=True)
+    dated = (DAY - pd.Timedelta(days=1)).isoformat()
+    moves["removed_at"] = [dated, None, None, None, None]
+    moves.loc[4, "installed_at"] = dated
+    result = run_import(tmp_path, samples=swapped(), inventory=moves)
+    samples = all_samples(result)
+    assert result.quarantined == {}
+    assert samples.loc[samples["gpu"] == gpu(0), "node"].value_counts().to_dict() == {"node-0": 100, "node-1": 44}
+    stays = result.dataset.inventory().query(f"gpu == '{gpu(0)}'").sort_values("installed_at")
+    assert stays["node"].tolist() == ["node-0", "node-1"]
+    assert stays["removed_at"].iloc[0] == stays["installed_at"].iloc[1] == DAY + 100 * pd.Timedelta(STEP)
+    assert stays["installed_at"].iloc[0] == pd.Timestamp("2026-01-01", tz="UTC")
+    assert pd.isna(stays["removed_at"].iloc[1])
+    assert stays["slot"].tolist() == ["0", "7"]
+    assert any(gpu(0) in line and "node-0" in line for line in result.contradictions)
+
+
+def test_a_move_that_the_inventory_does_not_know_becomes_one(tmp_path: Path) -> None:
+    result = run_import(tmp_path, samples=swapped(), inventory=inventory_frame())
+    stays = result.dataset.inventory().query(f"gpu == '{gpu(0)}'").sort_values("installed_at")
+    assert stays["node"].tolist() == ["node-0", "node-1"]
+    assert stays["model"].tolist() == ["H100", "H100"]
+    assert result.accounting.tables["samples"].used == 4 * 144
+
+
+def test_an_event_after_the_move_is_on_the_node_of_the_samples(tmp_path: Path) -> None:
+    events = events_frame([("01:00", gpu(0), "xid", "79"), ("23:00", gpu(0), "xid", "48")])
+    result = run_import(tmp_path, samples=swapped(), events=events, inventory=inventory_frame())
+    assert dict(zip(result.dataset.events()["code"], result.dataset.events()["node"], strict=True)) == {
+        "79": "node-0",
+        "48": "node-1",
+    }
+
+
+def test_a_gpu_and_a_node_that_the_inventory_lacks_are_taken_from_the_samples(tmp_path: Path) -> None:
+    result = run_import(tmp_path, samples=samples_frame(gpus=6), inventory=inventory_frame(4))
+    stays = result.dataset.inventory().set_index("gpu")
+    assert stays.loc[gpu(5), "node"] == "node-2"
+    assert result.accounting.tables["samples"].used == 36
+    assert "node node-2: not in the inventory" in result.contradictions
+
+
+def test_a_node_of_the_inventory_without_samples_is_reported(tmp_path: Path) -> None:
+    result = run_import(tmp_path, samples=samples_frame(gpus=2), inventory=inventory_frame(4))
+    assert "node node-1: without a sample" in result.contradictions
+    assert len(result.dataset.inventory()) == 4
+
+
+def test_samples_that_name_pods_instead_of_nodes_are_refused(tmp_path: Path) -> None:
+    frame = samples_frame(gpus=4)
+    frame["node"] = "exporter-" + frame["node"]
+    with pytest.raises(InputError, match="nodes that the inventory does not name"):
+        run_import(tmp_path, samples=frame, inventory=inventory_frame())
+
+
+def test_without_an_inventory_the_samples_make_it(tmp_path: Path) -> None:
+    result = without_inventory(tmp_path, swapped())
+    stays = result.dataset.inventory().sort_values(["gpu", "installed_at"])
+    assert stays["gpu"].tolist() == [gpu(0), gpu(0), gpu(1), gpu(2), gpu(3)]
+    assert stays["node"].tolist() == ["node-0", "node-1", "node-0", "node-1", "node-1"]
+    assert (stays["installed_at"].iloc[[0, 2, 3, 4]] == DAY).all()
+    assert stays["removed_at"].notna().tolist() == [True, False, False, False, False]
+    assert len(all_samples(result)) == 4 * 144
+
+
+def test_without_an_inventory_a_gpu_that_came_later_was_installed_then(tmp_path: Path) -> None:
+    frame = samples_frame(gpus=3, times=60)
+    late = (frame["gpu"] == gpu(2)) & (frame["timestamp"] < (DAY + pd.Timedelta("5h")).isoformat())
+    stays = without_inventory(tmp_path, frame[~late]).dataset.inventory().set_index("gpu")
+    assert stays.loc[gpu(0), "installed_at"] == DAY
+    assert stays.loc[gpu(2), "installed_at"] == DAY + pd.Timedelta("5h")
+
+
+def test_without_an_inventory_a_fleet_of_nodes_is_one_of_nodes(tmp_path: Path) -> None:
+    frame = samples_frame(gpus=4).drop_duplicates(["timestamp", "node"]).drop(columns=["gpu", "xid_last"])
+    result = without_inventory(tmp_path, frame)
+    assert result.dataset.meta.unit == "node"
+    assert sorted(result.dataset.inventory()["node"]) == ["node-0", "node-1"]
+
+
+def test_without_an_inventory_samples_have_to_name_the_node(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="do not name the node"):
+        without_inventory(tmp_path, samples_frame().drop(columns="node"))
+
+
+def test_more_samples_add_to_a_dataset_without_an_inventory(tmp_path: Path) -> None:
+    without_inventory(tmp_path, samples_frame(gpus=2))
+    result = without_inventory(tmp_path, samples_frame(gpus=4, times=12))
+    assert result.dataset.inventory()["gpu"].tolist() == [gpu(number) for number in range(4)]
+    assert len(all_samples(result)) == 48
+
+
+def test_a_placeholder_names_no_gpu_and_its_place_does(tmp_path: Path) -> None:
+    frame = samples_frame(gpus=4)
+    frame["pci_bus_id"] = [f"00000000:{0x10 + number % 2:02X}:00.0" for number in range(4) for _ in range(6)]
+    result = without_inventory(tmp_path, frame.assign(gpu="00000000-0000-0000-0000-000000000000"))
+    assert sorted(set(all_samples(result)["gpu"])) == [
+        f"node-{node}@00000000:{bus}:00" for node in (0, 1) for bus in (10, 11)
+    ]
+    assert result.counts["gpus_named_by_their_place"] == 24

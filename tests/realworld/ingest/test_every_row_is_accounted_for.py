@@ -88,8 +88,8 @@ def test_files(seed: int) -> None:
         )
         tickets = dataset.events()["code"].str.len() == 4
         assert set(dataset.events()["code"][tickets]) == set(events["code"][good])
-        for name in ("samples", "events", "jobs"):
-            assert set(accounting.tables[name].left_out) <= set(accounting.tables[name].examples)
+        for table in ("samples", "events", "jobs"):
+            assert set(accounting.tables[table].left_out) <= set(accounting.tables[table].examples)
         json.dumps(accounting.as_dict())
 
 

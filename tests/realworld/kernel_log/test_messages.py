@@ -128,18 +128,19 @@ def test_a_message_that_reports_nothing_new_is_no_event(message: str) -> None:
 
 
 def test_several_messages_of_one_failure_are_one_event(tmp_path: Path) -> None:
-    stamp = "2026-03-01T00:10:00.000000+00:00 node-0 kernel: "
     log = [
-        stamp + message
-        for message in (
-            "NVRM: The NVIDIA GPU 0000:10:00.0",
-            "NVRM: (PCI ID: 10de:2330) installed in this system has",
-            "usb 1-1: new high-speed USB device",
-            "NVRM: fallen off the bus and is not responding to commands.",
-            "NVRM: GPU 0000:11:00.0: RmInitAdapter failed! (0x24:0x72:1568)",
-            "NVRM: GPU 0000:11:00.0: rm_init_adapter failed, device minor number 1",
-            "nvidia-nvswitch1: SXid (PCI:0000:84:00.0): 12028, Non-fatal, Link 32 egress non-posted PRIV error (First)",
-            "nvidia-nvswitch1: SXid (PCI:0000:84:00.0): 12028, Severity 0 Engine instance 32 Sub-engine instance 00",
+        f"2026-03-01T00:10:00.{place}00000+00:00 node-0 kernel: {message}"
+        for place, message in enumerate(
+            (
+                "NVRM: The NVIDIA GPU 0000:10:00.0",
+                "NVRM: (PCI ID: 10de:2330) installed in this system has",
+                "usb 1-1: new high-speed USB device",
+                "NVRM: fallen off the bus and is not responding to commands.",
+                "NVRM: GPU 0000:11:00.0: RmInitAdapter failed! (0x24:0x72:1568)",
+                "NVRM: GPU 0000:11:00.0: rm_init_adapter failed, device minor number 1",
+                "nvidia-nvswitch1: SXid (PCI:0000:84:00.0): 12028, Non-fatal, Link 32 egress non-posted PRIV error (First)",
+                "nvidia-nvswitch1: SXid (PCI:0000:84:00.0): 12028, Severity 0 Engine instance 32 Sub-engine instance 00",
+            )
         )
     ]
     assert sorted(imported(tmp_path, log), key=str) == sorted(

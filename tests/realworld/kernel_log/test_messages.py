@@ -138,8 +138,8 @@ def test_several_messages_of_one_failure_are_one_event(tmp_path: Path) -> None:
                 "NVRM: fallen off the bus and is not responding to commands.",
                 "NVRM: GPU 0000:11:00.0: RmInitAdapter failed! (0x24:0x72:1568)",
                 "NVRM: GPU 0000:11:00.0: rm_init_adapter failed, device minor number 1",
-                "nvidia-nvswitch1: SXid (PCI:0000:84:00.0): 12028, Non-fatal, Link 32 egress non-posted PRIV error (First)",
-                "nvidia-nvswitch1: SXid (PCI:0000:84:00.0): 12028, Severity 0 Engine instance 32 Sub-engine instance 00",
+                "nvidia-nvswitch1: SXid (PCI:0000:84:00.0): 12028, Non-fatal, Link 32 egress non-posted error",
+                "nvidia-nvswitch1: SXid (PCI:0000:84:00.0): 12028, Severity 0 Engine instance 32",
             )
         )
     ]

@@ -76,7 +76,19 @@ def test_a_published_window_is_imported_as_downloaded(tmp_path: Path) -> None:
         gpu=stays["uuid"], node=stays["node"], installed_at="2025-01-01T00:00:00Z"
     )
     result = run_import(tmp_path, samples=[path], inventory=inventory, mapping=TIDY)
-    rows = samples(result)
-    assert len(rows.dropna(subset=["gpu_temp_c"])) == len(temperatures)
-    assert rows["gpu_temp_c"].sum() == temperatures["value"].sum()
+    rows = samples(result).dropna(subset=["gpu_temp_c"])[["gpu", "timestamp", "gpu_temp_c"]]
+    given = temperatures.assign(timestamp=pd.to_datetime(temperatures["timeUtc"], utc=True))
+    given = given.merge(rows, how="left", left_on=["uuid", "timestamp"], right_on=["gpu", "timestamp"])
+    used = given[given["gpu"].notna()]
+    assert len(used) == len(rows)
+    assert (used["gpu_temp_c"] == used["value"]).all()
+    # All four GPUs fell off the bus; the exporter repeated their last page until the reboot.
+    frozen = given[given["gpu"].isna()]
+    assert len(frozen) == result.counts["samples_frozen"] == result.quarantined["frozen instrument"]
+    for uuid, stretch in frozen.groupby("uuid"):
+        lost = table[(table["uuid"] == uuid) & (table["metric"] == "DCGM_FI_DEV_XID_ERRORS") & (table["value"] == 79)]
+        assert set(stretch["timeUtc"]) <= set(lost["timeUtc"])
+        assert stretch["value"].nunique() == 1
+        assert len(stretch) >= len(lost) - 6  # the first samples of a stretch do not show yet that it is one
+    assert frozen["uuid"].nunique() == len(stays)
     assert (result.dataset.events()["code"] == "79").sum() > 0

@@ -28,10 +28,10 @@ from foundation.files import write_bytes
 from foundation.yaml import read_yaml
 from pipeline.params import Params
 from telemetry.dataset.channels import resolve_channels
-from telemetry.importing.importer import import_dataset
+from telemetry.importing.importer import DEFAULT_MAX_LOSS, import_dataset
 from telemetry.importing.ingest import ImportResult
 from telemetry.importing.mapping import ImportMapping, load_mapping
-from telemetry.importing.quarantine import Quarantine
+from telemetry.importing.quarantine import Quarantine, advice
 from telemetry.importing.questions import Question as ColumnQuestion
 from telemetry.importing.questions import find_questions, question_lines
 from telemetry.importing.reading import expand_sources, is_kernel_log, read_batches
@@ -227,17 +227,15 @@ class _Trial:
 
 
 def _losses(section: str, file: Path, result: ImportResult) -> Iterator[Question]:
-    """Ask about rows of a table that most or many would be lost of."""
-    read = sum(result.counts.get(f"{name}_read", 0) for name in ("events", "jobs", "samples"))
-    lost = Counter({reason: number for reason, number in result.quarantined.items() if reason not in _ELSEWHERE})
-    elsewhere = sum(result.quarantined.values()) - lost.total()
-    for share, number in ((0.05, lost.total()), (_ALL_ELSEWHERE, elsewhere)):
-        if number >= _FEWEST and number > share * read:
-            reasons = lost if number == lost.total() else Counter(result.quarantined)
-            reason, most = reasons.most_common(1)[0]
-            what = f"{number:,} of {read:,} rows cannot be used, {most:,} of them for {reason!r}"
-            do = "Name nodes and GPUs as the telemetry does." if reason in _ELSEWHERE else "Correct the mapping."
-            yield Question(section, what, str(file), do)
+    """Ask about rows of a table that many would be lost of; what is left out on purpose is no loss."""
+    account = result.accounting.tables["events" if section == "kernel_log" else section]
+    losses = {reason: number for reason, number in account.left_out.items() if advice(reason) != advice("")}
+    for share, is_placing in ((DEFAULT_MAX_LOSS, False), (_ALL_ELSEWHERE, True)):
+        lost = Counter({reason: number for reason, number in losses.items() if (reason in _ELSEWHERE) is is_placing})
+        if lost.total() >= _FEWEST and lost.total() > share * account.read:
+            reason, most = lost.most_common(1)[0]
+            what = f"{lost.total():,} of {account.read:,} rows cannot be used, {most:,} of them for {reason!r}"
+            yield Question(section, f"{what}, such as {account.examples.get(reason)}", str(file), advice(reason))
 
 
 def _answer_in(do: str, section: str, file: Path, now: datetime) -> dict[str, Any]:

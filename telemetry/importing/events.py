@@ -121,7 +121,7 @@ def read_events(
         earlier = rows["timestamp"] < stays.begin  # tickets go back further than telemetry
         for reason in sorted(set(reasons) - {""}):
             batch.refuse(reason, (reasons == reason) & earlier, lost=False)
-            batch.refuse(reason, reasons == reason)
+            batch.refuse(reason, reasons == reason, lost=not _is_elsewhere(reason, reasons, stays))
         rows["source"] = np.where(pd.isna(rows["source"]), file.name, rows["source"])
         opened, resolved = (
             events.assign(**{name: times_of(events[name].to_numpy(np.int64)) for name in ("timestamp", "known_at")})
@@ -173,8 +173,16 @@ def _read_kernel_log(
     for reason in sorted(set(reasons) - {""}):
         for old in (False, True):
             part = events[(reasons == reason) & (earlier == old)]
-            quarantine.add_frame(reason, "events", file, part, lost=not old)
+            quarantine.add_frame(reason, "events", file, part, lost=not (old or _is_elsewhere(reason, reasons, stays)))
     return events.assign(gpu=text["gpu"], node=text["node"])[reasons == ""]
+
+
+def _is_elsewhere(reason: str, reasons: npt.NDArray[np.object_], stays: Installations) -> bool:
+    """Return whether events are about nodes outside of the samples: a desk for all machines, telemetry of some.
+
+    Only where no inventory names the fleet, and some events do match: otherwise the names may not agree.
+    """
+    return stays.is_observed and reason == "unknown node" and bool((reasons == "").any())
 
 
 def _add_runs(events: pd.DataFrame, batch: Batch) -> pd.DataFrame:

@@ -182,7 +182,8 @@ class _Files:
         existing = None if ingest.existing is None else ingest.existing.inventory()
         if self.inventory is None:
             if existing is None:
-                return Installations(INVENTORY.empty_table().to_pandas(), self._unit_of_samples(ingest.channels))
+                unit = self._unit_of_samples(ingest.channels)
+                return Installations(INVENTORY.empty_table().to_pandas(), unit, is_observed=True)
             return Installations(existing, unit_of(existing))
         # A known inventory is read again for its MIG names; what it sets aside was counted by the import it was new in.
         is_new = bool(self.files["inventory"])

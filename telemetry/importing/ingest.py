@@ -282,7 +282,14 @@ class Ingest:
         for line in corrected.contradictions[:_NAMED]:
             _LOG.warning("samples contradict the inventory: %s", line)
         self.contradictions += corrected.contradictions
-        return Installations(corrected.stays, stays.unit, stays.parents, units=stays.units, nodes=stays.node_names)
+        return Installations(
+            corrected.stays,
+            stays.unit,
+            stays.parents,
+            units=stays.units,
+            nodes=stays.node_names,
+            is_observed=stays.is_observed,
+        )
 
     def _report_nodes(self, added: list[str], silent: list[str]) -> None:
         self.counts["nodes_missing_in_the_inventory"] += len(added)

@@ -34,6 +34,7 @@ class Installations:
     """Answers where a unit was at a time.
 
     ``units``, ``nodes``: order of the codes, where an earlier object has given some out.
+    ``is_observed``: whether samples alone say which nodes and GPUs there are, so that the fleet may have more.
 
     ``given``: the stays in the order in which they came; ``frame``: the same by unit code and time.
     ``begin``: of the first stay of all, in milliseconds.
@@ -50,8 +51,9 @@ class Installations:
         *,
         units: Sequence[str] = (),
         nodes: Sequence[str] = (),
+        is_observed: bool = False,
     ) -> None:
-        self.unit, self.given = unit, frame
+        self.unit, self.given, self.is_observed = unit, frame, is_observed
         self.parents = dict(parents or {})
         self.units = list(dict.fromkeys([*units, *sorted(set(frame[unit]))]))
         self._code = {name: code for code, name in enumerate(self.units)}

@@ -156,3 +156,22 @@ def test_a_placeholder_names_no_gpu_and_its_place_does(tmp_path: Path) -> None:
         f"node-{node}@00000000:{bus}:00" for node in (0, 1) for bus in (10, 11)
     ]
     assert result.counts["gpus_named_by_their_place"] == 24
+
+
+def tickets(nodes: list[str]) -> pd.DataFrame:
+    when = [(DAY + number * pd.Timedelta(minutes=10)).isoformat() for number in range(len(nodes))]
+    return pd.DataFrame({"timestamp": when, "node": nodes, "type": "failure", "code": "gpu"})
+
+
+def test_tickets_of_nodes_without_samples_are_left_out_and_counted(tmp_path: Path) -> None:
+    desk = write_csv(tmp_path / "tickets.csv", tickets(["node-0", *(f"login-{number}" for number in range(30))]))
+    result = without_inventory(tmp_path, samples_frame(), events=[desk])
+    assert result.dataset.events()["node"].tolist() == ["node-0"]
+    account = result.accounting.tables["events"]
+    assert (account.read, account.used, dict(account.left_out)) == (31, 1, {"unknown node": 30})
+
+
+def test_tickets_of_which_none_names_a_node_of_the_samples_are_an_error(tmp_path: Path) -> None:
+    desk = write_csv(tmp_path / "tickets.csv", tickets([f"login-{number}" for number in range(30)]))
+    with pytest.raises(InputError):
+        without_inventory(tmp_path, samples_frame(), events=[desk])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, NamedTuple
 
@@ -109,6 +109,9 @@ class Catalogue:
             (tuple(driver.words), driver.quiet, [(re.compile(rule.pattern, re.DOTALL), rule) for rule in driver.rules])
             for driver in _drivers()
         ]
+        # A failing GPU says the same thousands of times.
+        self.read: Callable[[str], Finding | None] = functools.lru_cache(maxsize=1024)(self._read)
+        """Read a message; None if no rule knows it."""
 
     def mentions(self, text: str) -> bool:
         """Whether a line may hold a message about a GPU."""
@@ -119,11 +122,11 @@ class Catalogue:
 
     def start(self, text: str) -> int:
         """Return where a message about a GPU begins in a line; -1 if there is none."""
-        first = len(text)
+        before = text
         for word in self._words:
-            place = text.find(word, 0, first)
-            if place >= 0:
-                first = place
+            if word in before:
+                before = before[: before.index(word)]
+        first = len(before)
         match = self._begins.search(text, max(first - _BEFORE_WORD, 0)) if first < len(text) else None
         if match is not None and not self._added:
             return match.start()
@@ -131,8 +134,7 @@ class Catalogue:
         starts += [added.start() for pattern, _ in self._added if (added := pattern.search(text))]
         return min(starts, default=-1)
 
-    def read(self, message: str) -> Finding | None:
-        """Read a message; None if no rule knows it."""
+    def _read(self, message: str) -> Finding | None:
         for pattern, rule in self._added:
             if match := pattern.search(message):
                 return _finding(rule, match, message)

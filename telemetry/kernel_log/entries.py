@@ -69,8 +69,8 @@ class EntryReader:
         self._record: list[str] = []
         self._depth = 0
 
-    def read(self, line: str) -> Iterator[Entry]:
-        """Yield the entries that a line completes."""
+    def read(self, line: str) -> Iterable[Entry]:
+        """Return the entries that a line completes."""
         self.number += 1
         return self._read(line.rstrip("\r\n"))
 
@@ -84,20 +84,23 @@ class EntryReader:
             yield from self.read(line)
         yield from self.close()
 
-    def _read(self, line: str) -> Iterator[Entry]:
+    def _read(self, line: str) -> Iterable[Entry]:
+        if self._kind:
+            return self._read_on(line)
+        if line[:1] in _BEGINNINGS or "[s=" in line:
+            return self._begin(line)
+        return (plain_entry(self.number, line),) if self._is_wanted(line) else ()
+
+    def _read_on(self, line: str) -> Iterator[Entry]:
         if self._kind == "json":
             yield from self._read_json(line)
-        elif self._kind and self._belongs(line):
+        elif self._belongs(line):
             self._record.append(line)
             if len(self._record) > _MAX_RECORD_LINES:
                 self._kind = ""
-        elif self._kind:
+        else:
             yield from self._finish()
             yield from self._read(line)
-        elif line[:1] in _BEGINNINGS or "[s=" in line:
-            yield from self._begin(line)
-        elif self._is_wanted(line):
-            yield plain_entry(self.number, line)
 
     def _belongs(self, line: str) -> bool:
         """Whether a line is a part of the journal entry that is being read, and not of a log of text."""

@@ -32,6 +32,8 @@ SAYS_NOTHING: Final = re.compile(
 )
 """Words that tell no channel from another."""
 
+_ASSETS: Final = ("cmdb ci", "ci", "ci name", "configuration item", "affected ci", "affected host", "asset name")
+"""What helpdesks call the host of a ticket."""
 
 KEYS: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
     "samples": {
@@ -44,7 +46,18 @@ KEYS: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
             *("timestamp", "time", "ts", "datetime", "date", "event time", "event date", "occurred at", "occurred"),
             *("start", "when", "incident date", "incident time", "failure date", "failed at", "date time"),
         ),
-        "node": ("node", "node name", "host", "host name", "hostname", "server", "machine", "instance", "asset"),
+        "node": (
+            "node",
+            "node name",
+            "host",
+            "host name",
+            "hostname",
+            "server",
+            "machine",
+            "instance",
+            "asset",
+            *_ASSETS,
+        ),
         "gpu": ("uuid", "gpu uuid", "device uuid", "gpu id", "device id"),
         "slot": ("slot", "gpu", "gpu index", "gpu slot", "gpu number", "index", "position", "bay"),
         "pci_bus_id": ("pci bus id", "bus id", "pci address", "pci"),
@@ -62,6 +75,11 @@ KEYS: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
         "resolved_at": (
             *("resolved", "resolved at", "resolution date", "resolved date", "closed", "closed at", "close date"),
             *("closed date", "completed", "completed at", "fixed at", "date closed", "date resolved"),
+            *("solved", "solved at", "solved date", "resolved on", "closed on", "actual end"),
+        ),
+        "resolution": (
+            *("resolution", "resolution notes", "resolution summary", "resolution details", "close notes"),
+            *("closure notes", "closing notes", "closing comment", "solution", "work done", "corrective action"),
         ),
         "source": ("source", "system"),
     },

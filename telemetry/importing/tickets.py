@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Final
 
@@ -21,8 +21,9 @@ from telemetry.importing.reading import Batch
 from telemetry.phrases.classifier import OTHER, UNSURE, WORK, PhraseReview, classify
 
 RESOLVED: Final = "resolved_at"
+RESOLUTION: Final = "resolution"
 GPU_COLUMNS: Final = ("slot", "pci_bus_id", "serial")
-TICKET_COLUMNS: Final = (RESOLVED, *GPU_COLUMNS)
+TICKET_COLUMNS: Final = (RESOLVED, RESOLUTION, *GPU_COLUMNS)
 """Columns that a table of events may have besides those of the dataset."""
 
 Texts = npt.NDArray[np.object_]
@@ -64,7 +65,8 @@ def resolve_tickets(
     """Read :data:`RESOLVED`: a ticket that was resolved is what was opened, and its repair.
 
     Adds ``resolved_ms`` (-1: none) and ``resolved_type`` to ``rows``. Where the type of a resolved ticket is the work
-    on it (``repair``, ``replacement``), the ticket was opened for a ``failure``.
+    on it (``repair``, ``replacement``), the ticket was opened for a ``failure``. :data:`RESOLUTION` is the text of the
+    second event, and tells a replacement from a repair.
     """
     resolved = batch.instants(RESOLVED, optional=True, day_end=True)
     if resolved is None:
@@ -73,25 +75,30 @@ def resolve_tickets(
     early = given & (resolved.ms < opened_ms)
     counts["tickets_resolved_before_they_were_opened"] += int(early.sum())
     kinds, details = rows["type"], rows["detail"]
+    notes = batch.texts(RESOLUTION) if RESOLUTION in batch else np.full(len(kinds), None, dtype=object)
     work = np.array(
-        [_work_of(kind, detail) for kind, detail in zip(kinds, details, strict=True)], dtype=object
+        [_work_of(kind, texts) for kind, *texts in zip(kinds, notes, details, strict=True)], dtype=object
     )  # fmt: skip
     has_work = np.array([kind is not None for kind in work], dtype=bool)
     counts["tickets_resolved_without_work"] += int((given & ~has_work).sum())
     chosen = given & ~early & has_work
     rows["resolved_ms"] = np.where(chosen, resolved.ms, -1)
     rows["resolved_type"] = work
+    rows["resolved_detail"] = np.where(pd.isna(notes), details, notes)
     rows["type"] = np.where(chosen & np.isin(kinds.astype(str), sorted(WORK)), "failure", kinds)
 
 
-def _work_of(kind: object, detail: object) -> str | None:
-    """Return the type of what resolved a ticket; None where nothing is known to have been mended."""
+def _work_of(kind: object, texts: Sequence[object]) -> str | None:
+    """Return the type of what resolved a ticket; None where nothing is known to have been mended.
+
+    ``texts``: the first one that names work decides.
+    """
     if kind in WORK or kind == "drain":
         return str(kind)
     if kind not in ("failure", "xid", "diagnostic"):
         return None
-    said = classify(detail, "ticket").type if isinstance(detail, str) else OTHER
-    return said if said in WORK else "repair"
+    types = (classify(text, "ticket").type for text in texts if isinstance(text, str))
+    return next((work for work in types if work in WORK), "repair")
 
 
 def resolutions(rows: Mapping[str, npt.NDArray[Any]], good: npt.NDArray[np.bool_], delay: timedelta) -> pd.DataFrame:
@@ -103,7 +110,8 @@ def resolutions(rows: Mapping[str, npt.NDArray[Any]], good: npt.NDArray[np.bool_
     # A repair with the code of its failure leaves other failures open; an XID or diagnostic code means something else.
     code = events["code"].where(is_failure, None).mask(is_drain, _RELEASE)
     known_ms = events["resolved_ms"] + int(delay.total_seconds() * 1000)
-    return events.assign(timestamp=events["resolved_ms"], known_at=known_ms, type=events["resolved_type"], code=code)
+    texts = {"type": events["resolved_type"], "code": code, "detail": events["resolved_detail"]}
+    return events.assign(timestamp=events["resolved_ms"], known_at=known_ms, **texts)
 
 
 def name_gpus(

@@ -28,6 +28,9 @@ _SEPARATORS: Final = ",;\t|"
 REPEATED_HEADER: Final = "the header again"
 """Why a line is left out: a tool that appends to a file writes its header with every run."""
 
+_ANNOTATION: Final = r"^#(?:group|datatype|default)$"
+"""First cell of the lines that InfluxDB writes before each header."""
+
 
 @dataclass(frozen=True, slots=True)
 class Header:
@@ -144,14 +147,15 @@ def _distinct(batch: pa.RecordBatch, header: Header) -> tuple[pa.Table, dict[str
 def _without_headers(
     numbers: npt.NDArray[np.int64], content: pa.Table, header: Header, table: str, path: Path, quarantine: Quarantine
 ) -> tuple[npt.NDArray[np.int64], pa.Table]:
+    annotations = pc.match_substring_regex(content.column(header.names[0]), _ANNOTATION).fill_null(False)
     first_name = next(name for name in header.names if name or len(header.names) == 1)
     repeats = pc.equal(pc.utf8_trim_whitespace(content.column(first_name)), first_name).fill_null(False)
-    if not pc.any(repeats).as_py():
+    if not pc.any(pc.or_(repeats, annotations)).as_py():
         return numbers, content
     for name in header.names:
         same = pc.equal(pc.utf8_trim_whitespace(content.column(name)), name)
         repeats = pc.and_(repeats, same.fill_null(name in NULL_TEXTS))
-    again = repeats.to_numpy()
+    again = pc.or_(repeats, annotations).to_numpy()
     quarantine.read(table, path, int(again.sum()))
     quarantine.leave_out(table, path, REPEATED_HEADER, int(again.sum()))
     return numbers[~again], content.filter(pa.array(~again))

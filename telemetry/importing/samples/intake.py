@@ -34,7 +34,7 @@ from telemetry.importing.quarantine import Quarantine, advice
 from telemetry.importing.reading import Batch, column_names, read_batches
 from telemetry.importing.samples.block import DTYPES, ORDER_SHIFT, Spill
 from telemetry.importing.samples.losses import GpuLosses
-from telemetry.values.names import EXACT_NAMES
+from telemetry.values.names import EXACT_NAMES, spellings
 from telemetry.values.numbers import Numbers, read_numbers
 from telemetry.values.sentinels import is_sentinel_outside
 from telemetry.values.units import split_header
@@ -112,7 +112,7 @@ class SampleIntake:
 
     def _is_channel(self, metric: str) -> bool:
         """Whether a metric of a long table becomes a channel."""
-        return metric in self.mapping.columns or metric in self._names
+        return metric in self.mapping.columns or not self._names.keys().isdisjoint(spellings(metric))
 
     def run(self, folder: Path, buckets: int, progress: Callable[[int], None]) -> Spill:
         """Read everything; ``progress`` is called with the rows read so far, once a batch.

@@ -19,6 +19,7 @@ WORDS = {
             "swapped out GPU 3", "GPU3 replaced (S/N 123)", "H100 replaced, firmware updated",
             "vendor replaced GPU tray",
             "replaced gpu 3 after driver crash", "Replaced GPU 2 (driver 550)", "replaced as planned", "node replaced",
+            "GPU replaced under RMA 4711", "GPU 2 swapped under RMA",
         ],
         "repair": [
             "reseated GPU 4", "reseated cable", "no errors; reseated", "no failure found, GPU reseated",
@@ -37,7 +38,8 @@ WORDS = {
             "MPI RMA benchmark", "Replaced DIMM A4", "replaced NVMe disk", "IB cable swapped",
             # denied, or still to come
             "no RMA needed", "RMA not needed", "not replaced, watching", "no failure found", "false alarm",
-            "pending RMA", "needs RMA", "GPU 3 will be replaced next week", "waiting for replacement part",
+            "pending RMA", "needs RMA", "GPU under RMA", "GPU 3 will be replaced next week",
+            "waiting for replacement part",
             "replacement ordered", "RMA declined, returned to service", "unable to replace GPU", "in repair",
         ],
     },
@@ -134,3 +136,28 @@ def test_ways_to_name_a_gpu(tmp_path: Path, column: str, target: str, value: str
     assert events == [("01T10", "repair", "n1", gpu)]
     assert result.counts.get("repairs_without_a_gpu", 0) == int(gpu is None)
     assert result.counts.get("gpus_of_tickets_not_in_the_inventory", 0) == int(gpu is None)
+
+
+def test_the_notes_of_a_resolution_tell_a_replacement_from_a_repair(tmp_path: Path) -> None:
+    tickets = pd.DataFrame(
+        {
+            "opened_at": ["2026-03-01 10:00", "2026-03-02 10:00", "2026-03-03 10:00", "2026-03-04 10:00"],
+            "resolved_at": ["2026-03-01 15:00", "2026-03-02 20:00", "2026-03-03 12:00", None],
+            "cmdb_ci": ["n1", "n1", "n2", "n2"],
+            "Card": ["GPU-aaa1", "GPU-bbb2", "GPU-ccc3", "GPU-ccc3"],
+            "short_description": ["GPU fell off the bus", "ECC errors", "more quota", "GPU lost"],
+            "close_notes": ["GPU replaced under RMA 4711", "Done", "quota raised", None],
+        }
+    )
+    columns = "opened_at: timestamp, cmdb_ci: node, Card: gpu, short_description: type, close_notes: resolution"
+    events, result = imported(tmp_path, tickets, columns)
+    assert events == [
+        ("01T10", "failure", "n1", "GPU-aaa1"),
+        ("01T15", "replacement", "n1", "GPU-aaa1"),
+        ("02T10", "failure", "n1", "GPU-bbb2"),
+        ("02T20", "repair", "n1", "GPU-bbb2"),
+        ("03T10", "other", "n2", "GPU-ccc3"),
+        ("04T10", "failure", "n2", "GPU-ccc3"),
+    ]
+    details = result.dataset.events()["detail"].tolist()
+    assert details[:2] == ["GPU fell off the bus", "GPU replaced under RMA 4711"]

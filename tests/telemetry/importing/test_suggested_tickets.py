@@ -13,7 +13,7 @@ from telemetry.importing.suggestion import suggest
 EXPORTS = {
     "helpdesk": (
         "Ticket,Opened,Resolved,Host,Slot,Summary\nHD-1,2026-03-01 10:00,2026-03-02 09:00,n1,3,GPU fell off the bus\n",
-        {"Opened": "timestamp", "Resolved": "resolved_at", "Host": "node", "Slot": "slot", "Summary": "type"},
+        {"Opened": "timestamp", "Resolved": "resolved_at", "Host": "node", "Summary": "type"},
     ),
     "jira": (
         "Issue key,Created,Resolution Date,Server,GPU Index,Description\nOPS-1,2026-03-01,2026-03-02,n1,3,swap GPU\n",
@@ -23,6 +23,22 @@ EXPORTS = {
             "Server": "node",
             "GPU Index": "slot",
             "Description": "type",
+        },
+    ),
+    "servicenow": (
+        "number,opened_at,resolved_at,cmdb_ci,short_description,state,close_notes\n"
+        "INC1,2026-03-01 10:00,2026-03-02 09:00,n1,GPU lost,Closed,GPU replaced\n",
+        {"opened_at": "timestamp", "cmdb_ci": "node", "short_description": "type", "close_notes": "resolution"},
+    ),
+    "zendesk": (
+        "Id,Subject,Created at,Solved at,Asset name,Solution\n"
+        "1,GPU lost,2026-03-01 10:00,2026-03-02 09:00,n1,GPU reseated\n",
+        {
+            "Created at": "timestamp",
+            "Solved at": "resolved_at",
+            "Asset name": "node",
+            "Subject": "type",
+            "Solution": "resolution",
         },
     ),
     "with a type and a time of its own": (

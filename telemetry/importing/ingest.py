@@ -281,7 +281,10 @@ class Ingest:
         self.counts["contradictions_of_the_inventory"] += len(corrected.contradictions)
         for line in corrected.contradictions[:_NAMED]:
             _LOG.warning("samples contradict the inventory: %s", line)
-        self.contradictions += corrected.contradictions
+        self.counts["identities_on_several_nodes"] += len(corrected.shared)
+        for line in corrected.shared[:_NAMED]:
+            _LOG.warning("%s; samples are kept by node", line)
+        self.contradictions += [*corrected.contradictions, *corrected.shared]
         return Installations(
             corrected.stays,
             stays.unit,

@@ -8,6 +8,7 @@ from typing import Final
 import pandas as pd
 
 from telemetry.dataset.schema import EVENTS, ms_of
+from telemetry.identity.devices import device_key
 from telemetry.identity.nodes import NodeNames
 from telemetry.identity.pci import normalise_pci_bus_id
 
@@ -32,9 +33,10 @@ def locate(
     places["start"] = ms_of(inventory["installed_at"], unknown=-_FOREVER)
     places["end"] = ms_of(inventory["removed_at"], unknown=_FOREVER)
     by_address = places.assign(key=places["node"] + "\n" + places["bus"])
-    by_gpu = places.assign(key=places["gpu"])
-    is_known = events["gpu"].isin(by_gpu["key"].dropna())
-    key = events["gpu"].astype(object).where(is_known, nodes + "\n" + events["pci_bus_id"].astype(object))
+    by_gpu = places.assign(key=places["gpu"].map(device_key, na_action="ignore"))
+    gpu_keys = events["gpu"].astype(object).map(device_key, na_action="ignore")
+    is_known = gpu_keys.isin(by_gpu["key"].dropna())
+    key = gpu_keys.where(is_known, nodes + "\n" + events["pci_bus_id"].astype(object))
     queries = pd.DataFrame({"event": range(len(events)), "ms": ms_of(events["timestamp"]), "key": key.to_numpy()})
     pairs = queries.dropna(subset="key").merge(pd.concat([by_gpu, by_address]), on="key")
     pairs = pairs[(pairs["start"] <= pairs["ms"]) & (pairs["ms"] <= pairs["end"])]

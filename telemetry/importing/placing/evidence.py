@@ -32,7 +32,7 @@ class Corrected:
     """Stays after the evidence.
 
     ``contradictions``: a line for each GPU that was elsewhere than the inventory says.
-    ``shared``: identities that several nodes claim at one time.
+    ``shared``: a line for each identity that several nodes claim at one time; its samples stay apart by node.
     """
 
     stays: pd.DataFrame
@@ -87,7 +87,12 @@ def correct_stays(given: pd.DataFrame, runs: pd.DataFrame, *, unit: Unit, always
     whole = pd.concat(frames, ignore_index=True) if frames else given
     for name in ("installed_at", "removed_at"):
         whole[name] = whole[name].astype("datetime64[ms, UTC]")
-    return Corrected(whole.reindex(columns=names), lines, shared)
+    nodes_of = runs[runs["gpu"].isin(shared)].groupby("gpu")["node"].unique()
+    claims = [
+        f"{gpu} is one identity on {len(nodes)} nodes in turn: {', '.join(sorted(nodes))}"
+        for gpu, nodes in nodes_of.items()
+    ]
+    return Corrected(whole.reindex(columns=names), lines, claims)
 
 
 def _stays_of(gpu: str, stays: pd.DataFrame, observed: pd.DataFrame, always_from_ms: int) -> list[dict[str, object]]:

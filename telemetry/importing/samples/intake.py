@@ -241,7 +241,7 @@ class SampleIntake:
             address, slot = (None if column is None else column[row] for column in texts.values())
             address = None if address is None else normalise_pci_bus_id(address) or address
             names[row] = place_identity(node_names[node_index[row]], pci_bus_id=address, slot=slot)
-        self.place_names += int(no_identity.sum())
+        self.place_names += int(pd.notna(names[no_identity]).sum())
         codes, distinct = pd.factorize(names)
         return codes.astype(np.int64), list(distinct)
 

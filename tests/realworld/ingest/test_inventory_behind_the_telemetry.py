@@ -175,3 +175,31 @@ def test_tickets_of_which_none_names_a_node_of_the_samples_are_an_error(tmp_path
     desk = write_csv(tmp_path / "tickets.csv", tickets([f"login-{number}" for number in range(30)]))
     with pytest.raises(InputError):
         without_inventory(tmp_path, samples_frame(), events=[desk])
+
+
+def claimed(gpus: int = 2) -> pd.DataFrame:
+    """GPU 0 is reported by node-0 and by node-9 in every step, 30 degrees hotter there."""
+    frame = samples_frame(gpus, times=20)
+    other = frame[frame["gpu"] == gpu(0)]
+    return pd.concat([frame, other.assign(node="node-9", gpu_temp_c=other["gpu_temp_c"] + 30)], ignore_index=True)
+
+
+@pytest.mark.parametrize("has_inventory", [False, True])
+def test_samples_of_an_identity_on_two_nodes_stay_apart_and_are_counted(tmp_path: Path, has_inventory: bool) -> None:
+    if has_inventory:
+        result = run_import(tmp_path, samples=claimed(), inventory=inventory_frame(2))
+    else:
+        result = without_inventory(tmp_path, claimed())
+    samples = all_samples(result)
+    expected = claimed().groupby(["gpu", "node"])["gpu_temp_c"].max().to_dict()
+    assert samples.groupby(["gpu", "node"])["gpu_temp_c"].max().to_dict() == pytest.approx(expected)
+    assert result.counts["identities_on_several_nodes"] == 1
+    assert f"{gpu(0)} is one identity on 2 nodes in turn: node-0, node-9" in result.contradictions
+
+
+def test_placeholders_without_a_place_are_not_counted_as_named(tmp_path: Path) -> None:
+    frame = samples_frame(gpus=4)
+    frame.loc[frame.index[::12], "gpu"] = "GPU-ffffffff-ffff-ffff-ffff-ffffffffffff"
+    result = run_import(tmp_path, samples=frame, inventory=inventory_frame(), max_loss=0.5)
+    assert result.quarantined == {"missing gpu": 2}
+    assert result.counts.get("gpus_named_by_their_place", 0) == 0

@@ -182,7 +182,9 @@ def _add_condition(
     key = f"condition {kind}"
     since_ms = transitions_ms[key] = timestamp_ms(condition.get("lastTransitionTime"))
     reason, message = str(condition.get("reason") or ""), str(condition.get("message") or "")
-    detail = ": ".join(text for text in (status, reason, message) if text)[:_DETAIL_LENGTH]
+    # An XID, or the code of a rule, does not name the condition.
+    name = kind if rule is not None and (rule.code or rule.type == "xid") else ""
+    detail = ": ".join(text for text in (name, status, reason, message) if text)[:_DETAIL_LENGTH]
     if rule is None and status != "True":
         markers[key] = NodeMarker("other", "node_not_ready", "other", "node_ready", SOURCE, since_ms, detail)
     elif rule is not None and status == rule.status:

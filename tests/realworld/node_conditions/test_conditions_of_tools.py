@@ -63,6 +63,7 @@ def collected(folder: Path, *looks: list[dict[str, str]]) -> tuple[list[dict[str
         ("NodeGpuXid", "True", "Xid=31,Xid=43", "", [("xid", "31", None), ("xid", "43", None)]),
         ("GpuRowRemap", "True", "RowRemap", "pending", [("other", "GpuRowRemap", None)]),
         ("RdmaLinkFlapping", "True", "x", "", [("other", "RdmaLinkFlapping", None)]),
+        ("FabricManagerDown", "True", "x", "", [("other", "FabricManagerDown", None)]),
         # names that no rule has
         ("AcmeGPUHealthy", "False", "x", "", [("other", "AcmeGPUHealthy", None)]),
         ("AcmeGPUHealthy", "True", "x", "", []),
@@ -80,6 +81,12 @@ def test_what_a_condition_becomes(
     events, _ = collected(tmp_path, [condition(kind, status, reason, message)])
     assert [(row["type"], row["code"], row["gpu"]) for row in events] == expected
     assert {row["timestamp"].isoformat() for row in events} <= {"2026-03-01T11:00:00+00:00"}
+
+
+@pytest.mark.parametrize("kind", ["GcmXidErrorsProblem", "NPDSmiDisconnectedProblem", "NPDDcgmiDiagProblem"])
+def test_an_event_with_another_code_names_its_condition(tmp_path: Path, kind: str) -> None:
+    events, _ = collected(tmp_path, [condition(kind, "True", "Detected", "Xid 79")])
+    assert [row["detail"].split(":")[0] for row in events] == [kind]
 
 
 def test_a_condition_ends_when_it_is_healthy_and_not_when_it_is_unknown(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ def place_events(
     """Find the node and GPU of each event.
 
     Names are written as the inventory writes them, a PCI address gives the GPU, a GPU gives the node, and a MIG
-    instance is its GPU. An event that names GPU and node holds against the inventory.
+    instance is its GPU.
 
     ``text``: ``node``, ``gpu``, ``type``, and ``pci_bus_id`` where known; ``node`` and ``gpu`` are changed in place.
     ``ms``: shape (n,).
@@ -54,15 +54,15 @@ def place_events(
             reasons[row] = "name of several nodes"
     if stays.unit == "gpu":
         afterwards = of_gpu & (stay == -3) & np.isin(kind.astype(str), sorted(AFTERWARDS))
-        # Who names GPU and node has seen it there, whatever the inventory says.
-        seen_there = of_gpu & (codes >= 0) & (since.notna() & (ms >= since)).to_numpy()
+        # The installations hold against an event: a ticket may quote the serial number of another GPU of the node.
+        # What samples show has corrected the installations before.
         reasons[of_gpu & (stay == -1)] = "unknown gpu"
-        reasons[of_gpu & (stay == -2) & ~seen_there] = "before installation"
-        reasons[of_gpu & (stay == -3) & ~afterwards & ~seen_there] = "after removal"
+        reasons[of_gpu & (stay == -2)] = "before installation"
+        reasons[of_gpu & (stay == -3) & ~afterwards] = "after removal"
         placed = of_gpu & (stay >= 0)
         unnamed = placed & pd.isna(node)
         node[unnamed] = there[unnamed]
-        reasons[placed & (node != there) & ~seen_there] = "on another node than the inventory says"
+        reasons[placed & (node != there)] = "on another node than the inventory says"
         left = afterwards & pd.isna(node)
         node[left] = stays.nodes[stays.last_row(codes[left], ms[left])]
     return reasons

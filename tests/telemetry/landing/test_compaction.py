@@ -289,7 +289,7 @@ def test_a_fold_killed_anywhere_loses_nothing_and_counts_nothing_twice(tmp_path:
     early = early[early["gpu"] != gpu(3)]
     waits = event(DAY + pd.Timedelta("5min"), "48", gpu=gpu(3), node="node-1", source="kernel_log:kmsg")
     events = [event(DAY + pd.Timedelta(minutes=minute), "79", gpu=gpu(0)) for minute in (2, 9)]
-    events.append(event(DAY + pd.Timedelta("7min"), "31", gpu="GPU-not-seen", source="kernel_log:kmsg"))
+    events.append(event(DAY + pd.Timedelta("7min"), "31", gpu="GPU-unseen", source="kernel_log:kmsg"))
     after = raw(gpus=1, times=4, start=DAY + pd.Timedelta("2h"))
     (tmp_path / "calm").mkdir()
     for piece in (early, late):

@@ -79,6 +79,15 @@ def disk_errors(target: Path) -> Iterator[None]:
         raise
 
 
+def check_regular(path: Path) -> None:
+    """Raise ``InputError`` for pipes, devices and sockets: reading them may never end. Folders and no file pass."""
+    if not path.exists() or path.is_dir():
+        return
+    system = path.resolve().parts[:2] in (("/", "proc"), ("/", "sys"), ("/", "dev"))
+    if system or not path.is_file():
+        raise InputError("not a regular file", str(path), "Save what it gives to a file, and name that.")
+
+
 def fsync_path(path: Path) -> None:
     """Force a file's content, or a folder's entries, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)

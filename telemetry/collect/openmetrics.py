@@ -28,7 +28,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from foundation.errors import InputError
-from foundation.files import disk_errors
+from foundation.files import check_regular, disk_errors
 from telemetry.collect.outbox import Outbox
 from telemetry.collect.series.batch import read_batch
 from telemetry.collect.series.exposition import LineReader
@@ -68,6 +68,7 @@ def land_dump(
     Raises ``InputError`` if the file cannot be read, holds no sample of a channel, or the disk is full (20 bytes a
     sample are spilled).
     """
+    check_regular(path)
     digest = _digest(path, catalogue)
     staged = {"rows landed": 0, "files landed": 0, "XID events landed": 0}
     with Outbox(landing, f"dump-{digest}") as outbox, _empty_folder(landing.state(f"dump-{digest}")) as folder:

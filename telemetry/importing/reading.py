@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import re
-import stat
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -22,6 +21,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from foundation.errors import InputError
+from foundation.files import check_regular
 from telemetry.dataset.meta import META_NAME
 from telemetry.dataset.store import Dataset
 from telemetry.importing.columns import as_text, resolve_columns
@@ -321,7 +321,7 @@ def is_kernel_log(path: Path) -> bool:
     if kind != "json":
         return kind == "other"
     with read_errors(path), pa.input_stream(path) as stream:
-        return is_log(stream.read(1 << 16))
+        return is_log(stream.read(1 << 20))
 
 
 def expand_sources(paths: tuple[Path, ...], what: str) -> list[Path]:
@@ -343,15 +343,6 @@ def expand_sources(paths: tuple[Path, ...], what: str) -> list[Path]:
             raise InputError(f"the folder of {what} is empty", str(path), "Give files, or a folder with files.")
         files += inside or [path]
     return files
-
-
-def check_regular(path: Path) -> None:
-    """Raise ``InputError`` for pipes, devices and sockets: reading them may never end."""
-    if path.is_dir():
-        return
-    system = path.resolve().parts[:2] in (("/", "proc"), ("/", "sys"), ("/", "dev"))
-    if system or not stat.S_ISREG(path.stat().st_mode):
-        raise InputError("not a regular file", str(path), "Save what it gives to a file, and name that.")
 
 
 def _matches(written: Path) -> list[Path]:

@@ -13,6 +13,7 @@ from typing import Final
 import pandas as pd
 
 from foundation.errors import InputError
+from foundation.files import check_regular
 from telemetry.accounting import Accounting
 from telemetry.kernel_log.catalogue import Catalogue, MessageRule, shipped
 from telemetry.kernel_log.dating import Clock
@@ -89,8 +90,7 @@ def read_lines(path: Path) -> Iterator[str]:
 
     Raises ``InputError`` if it is no regular file, or no text.
     """
-    if not path.is_file():
-        raise InputError("the kernel log is no regular file", str(path), "Save the log to a file first.")
+    check_regular(path)
     with packing_errors(path), open_log(path) as stream:
         beginning = stream.read(2)
         stream.seek(0)

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import IO, Any, Final
 
 from foundation.errors import InputError
+from foundation.files import check_regular
 from telemetry.kernel_log.catalogue import Catalogue, shipped
 from telemetry.kernel_log.dating import Clock, machine_zone
 from telemetry.kernel_log.entries import MAX_LINE, EntryReader
@@ -194,8 +195,7 @@ class LogFiles:
         for path in dict.fromkeys(paths):
             if once and not path.exists():
                 raise InputError("the log file does not exist", str(path), "Check the path.")
-            if path.exists() and not path.is_file():
-                raise InputError("the log is no regular file", str(path), "Give a file, or `--source journal`.")
+            check_regular(path)
             kept = position.get(str(path))
             self._files.append(LogFile(path, None if kept is None else Place(**kept)))
 

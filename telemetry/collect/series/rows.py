@@ -16,6 +16,7 @@ from telemetry.values.sentinels import is_sentinel
 
 CONFLICT: Final = "two different values at one time"
 INEXACT: Final = "too large to be exact"
+INFINITE: Final = "not a finite number"
 NOT_WHOLE: Final = "not a whole number"
 OUTSIDE: Final = "outside what its type holds"
 SENTINEL: Final = "a value that means not supported"
@@ -49,7 +50,9 @@ def assemble(
     index, ms, values = np.asarray(index), np.asarray(ms, np.int64), np.asarray(values, np.float64)
     unsupported = is_sentinel(values)
     reasons[SENTINEL] += int(unsupported.sum())
-    usable = ~(np.isnan(values) | unsupported)
+    infinite = np.isinf(values) & ~unsupported
+    reasons[INFINITE] += int(infinite.sum())
+    usable = ~(np.isnan(values) | unsupported | infinite)
     index, ms, values = index[usable], ms[usable], values[usable]
 
     def by_sample(fact: Callable[[Series], float], kind: type = np.int32) -> npt.NDArray[Any]:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from telemetry.collect.series.batch import observed_spans
 from telemetry.collect.series.identity import Series
-from telemetry.collect.series.rows import CONFLICT, INEXACT, NOT_WHOLE, OUTSIDE, SENTINEL, assemble
+from telemetry.collect.series.rows import CONFLICT, INEXACT, INFINITE, NOT_WHOLE, OUTSIDE, SENTINEL, assemble
 from telemetry.dataset.channels import CATALOGUE, Kind
 from telemetry.landing.tables import lay_out
 
@@ -131,12 +131,14 @@ def test_counters_and_bits_are_exact_and_what_cannot_be_is_counted() -> None:
         (one("xid_last"), 5, 2.0**33),
         (one("xid_last"), 6, math.inf),
         (one("xid_last"), 7, -5.0),
+        (one("gpu_temp_c"), 8, math.inf),
+        (one("energy_mj"), 9, -math.inf),
     ]
     _, made_rows = rows(samples, problems)
     assert [row["timestamp"] for row in made_rows] == [1, 7]
     assert made_rows[0]["energy_mj"] == made_rows[0]["clocks_event_reasons"] == 2**53 - 1
     assert made_rows[1]["xid_last"] == -5
-    assert problems == {INEXACT: 1, NOT_WHOLE: 2, OUTSIDE: 2}
+    assert problems == {INEXACT: 1, NOT_WHOLE: 1, OUTSIDE: 2, INFINITE: 3}
 
 
 def test_values_are_scaled_after_sentinels_are_left_out() -> None:

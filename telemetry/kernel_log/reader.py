@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import OrderedDict, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -25,6 +26,13 @@ WITHOUT_RULE: Final = "GPU driver message without a rule"
 UNCLEAR: Final = "no XID number or GPU"
 UNDATED: Final = "no usable time stamp"
 REPEATED: Final = "the same kernel message a second time"
+QUOTED: Final = "kernel message that another program quotes"
+
+_QUOTATION: Final = re.compile(
+    r"\s(?!kernel\b)[\w./-]+\[\d+\]:\s+(?![\[{<])(?!.*(?:\bkernel\b|\d\d:\d\d)).*[A-Za-z]{2}.*\Z"
+)
+# Words of a program between its tag and the message: a health check or a job's log. A forwarder's tag is followed by
+# nothing, by the stamp of what it forwards, or by ``kernel:``.
 
 _SENTENCE: Final = timedelta(seconds=5)
 # The messages of one sentence come within milliseconds; syslog has whole seconds.
@@ -69,20 +77,25 @@ def log_lines(entries: Iterable[Entry], catalogue: Catalogue, clock: Clock, *, h
     found: list[tuple[Entry, str, str | None, tuple[Stamp, ...]]] = []
     last: tuple[str | None, tuple[Stamp, ...]] = (None, ())
     boots: dict[str | None, str] = {}
+    quotations: set[int] = set()
     for entry in entries:
         start = catalogue.start(entry.text)
         if entry.boot_id is not None and boots.get(entry.host) != entry.boot_id:
             boots[entry.host] = entry.boot_id
         elif start < 0:
             continue
-        header = parse_header(entry.text[: max(start, 0)])
+        prefix = entry.text[: max(start, 0)]
+        header = parse_header(prefix)
         stamps = header.stamps if entry.stored is None else (entry.stored, *header.stamps)
         host = header.host or entry.host
         if not stamps and entry.text[:1].isspace():
             # A message of several lines: only the first has the header.
             host, stamps = last
         last = host, stamps
-        found.append((entry, entry.text[max(start, 0) :][:_MAX_MESSAGE].rstrip(), host, stamps))
+        message = entry.text[max(start, 0) :][:_MAX_MESSAGE].rstrip()
+        if "]: " in prefix and message.startswith("NVRM") and _QUOTATION.search(prefix):
+            quotations.add(len(found))
+        found.append((entry, message, host, stamps))
     instants = date_lines([stamps for *_, stamps in found], clock)
     return [
         LogLine(
@@ -94,8 +107,9 @@ def log_lines(entries: Iterable[Entry], catalogue: Catalogue, clock: Clock, *, h
             stamps[-1].since_boot if stamps else None,
             entry.number,
             entry.line or entry.text,
+            number in quotations,
         )
-        for (entry, message, host, stamps), when in zip(found, instants, strict=True)
+        for number, ((entry, message, host, stamps), when) in enumerate(zip(found, instants, strict=True))
     ]
 
 
@@ -177,6 +191,8 @@ class KernelLogReader:
 
     def _read(self, line: LogLine, node: str | None) -> KernelEvent | str | None:
         """Return the event of a message, why there is none, or None for a part of another event."""
+        if line.quoted:
+            return QUOTED
         finding = self._catalogue.read(line.message)
         if finding is None:
             return WITHOUT_RULE if self._catalogue.is_driver(line.message) else NOT_ABOUT_A_GPU

@@ -15,6 +15,7 @@ class LogLine(NamedTuple):
     ``since_boot``: seconds, where the line gives them.
     ``history``: it is older than the collector: its events are dated as an import would date them, not as news.
     ``number``, ``line``: line of the source, from 1, and its text.
+    ``quoted``: another program than the kernel repeats the message, at a time of its own.
     """
 
     message: str
@@ -25,6 +26,7 @@ class LogLine(NamedTuple):
     since_boot: float | None = None
     number: int = 0
     line: str = ""
+    quoted: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """Kernel messages reach the dataset as the right events of the right GPU or node, and every line is counted."""
 
-from datetime import UTC
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pandas as pd
@@ -10,6 +10,7 @@ from features.config import LabelSection
 from features.labels.incidents import find_incidents
 from telemetry.kernel_log.catalogue import Catalogue, messages_page, shipped
 from telemetry.kernel_log.importing import parse_kernel_log
+from telemetry.kernel_log.reader import QUOTED
 from tests.telemetry.helpers import gpu, run_import, samples_frame
 
 HOST = "2026-03-01T00:{minute:02}:00.000000+00:00 node-0 kernel: [{seconds}.000000] "
@@ -182,6 +183,32 @@ def test_pcie_errors_count_for_devices_that_the_log_names_as_gpus(tmp_path: Path
         "pcieport 0000:80:01.1: AER: Corrected error received: 0000:41:00.0",
     )
     assert imported(tmp_path, log) == [(G0, "xid", "31"), (G0, "failure", "pcie_fatal")]
+
+
+@pytest.mark.parametrize(
+    "quotation",
+    [
+        "nhc[991]: Health check failed: check_dmesg: in dmesg: NVRM: Xid (PCI:0000:10:00): 79, GPU has fallen off",
+        "python3[4242]: RuntimeError('NVRM: Xid (PCI:0000:11:00): 48 in training log')",
+        "slurmd[77]: drained by health check, reason NVRM: Xid (PCI:0000:11:00): 94, Contained",
+    ],
+)
+def test_what_another_program_quotes_is_no_event_and_counted(quotation: str) -> None:
+    stamp = "2026-03-01T03:00:00.000000+00:00 node-0 "
+    log = parse_kernel_log([stamp + quotation], node=None, timezone=UTC)
+    assert log.events.empty
+    assert dict(log.accounting.tables["kernel log lines"].left_out) == {QUOTED: 1}
+
+
+@pytest.mark.parametrize(
+    "forwarder",
+    ["rsyslogd[12]: ", "promtail[12]: Mar  1 00:00:00 node-0 kernel: ", "journal[1]: node-0 kernel: [   12.3] "],
+)
+def test_what_another_program_forwards_is_an_event(forwarder: str) -> None:
+    line = f"2026-03-01T00:00:00.000000+00:00 node-0 {forwarder}NVRM: Xid (PCI:0000:10:00): 79, GPU has fallen off."
+    assert parse_kernel_log([line], timezone=UTC, reference_time=datetime(2026, 3, 2, tzinfo=UTC)).events[
+        "code"
+    ].tolist() == ["79"]
 
 
 def test_every_line_is_counted_and_unknown_driver_messages_have_an_example() -> None:

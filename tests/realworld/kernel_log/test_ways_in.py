@@ -174,11 +174,11 @@ def test_packed_logs_are_read(tmp_path: Path, suffix: str) -> None:
 
 def test_a_pipe_is_no_log(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "kernel.log")
-    with pytest.raises(InputError, match="no regular file"):
+    with pytest.raises(InputError, match="not a regular file"):
         list(read_lines(tmp_path / "kernel.log"))
-    with pytest.raises(InputError, match="no regular file"):
+    with pytest.raises(InputError, match="not a regular file"):
         LogFiles([tmp_path / "kernel.log"], {}, clock=Clock(NOW))
-    with pytest.raises(InputError, match="no regular file"):
+    with pytest.raises(InputError, match="not a regular file"):
         list(read_lines(Path("/dev/null")))
 
 

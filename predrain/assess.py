@@ -253,11 +253,12 @@ def _more_than_0(every: timedelta) -> timedelta:
 
 def _mappings(paths: Sequence[Path], *, metrics: bool) -> tuple[Path | None, Path | None]:
     """Tell the mapping of files from that of metrics, if there may be one, by their keys."""
-    from telemetry.importing.mapping import ImportMapping, mapping_content
+    from foundation.settings import settings_content
+    from telemetry.importing.mapping import ImportMapping
 
     found: dict[bool, Path] = {}
     for path in paths:
-        content = mapping_content(path) if metrics else None
+        content = settings_content(path) if metrics else None
         of_files = not isinstance(content, dict) or not content.keys().isdisjoint(ImportMapping.model_fields)
         if of_files in found:
             raise typer.BadParameter("give one of columns and one of metrics at most", param_hint="--mapping")

@@ -36,9 +36,9 @@ def slurm(
 
     from foundation.programs import run_command
     from foundation.running import stop_on_signals
+    from foundation.settings import read_settings
     from telemetry.collect.outbox import Outbox
     from telemetry.collect.slurm.collector import ENVIRONMENT, SlurmCollector
-    from telemetry.importing.mapping import read_mapping
     from telemetry.landing.folder import Landing, landing_of
     from telemetry.phrases.classifier import PhraseRules
 
@@ -51,7 +51,7 @@ def slurm(
     if pause_s < 1 or timeout_s < 1:
         raise typer.BadParameter("at least 1s", param_hint="--interval or --timeout")
     start = None if since is None else instant_option(since, "--since")
-    rules = PhraseRules() if reasons is None else read_mapping(reasons, PhraseRules, "rules")
+    rules = PhraseRules() if reasons is None else read_settings(reasons, PhraseRules, "rules")
     landing = Landing(landing_of(dataset), writer=f"slurm-{cluster}")
     with stop_on_signals() as stop, Outbox(landing, f"slurm-{cluster}") as outbox:
         run = functools.partial(run_command, timeout_s=timeout_s, environment=ENVIRONMENT)

@@ -6,28 +6,23 @@ docs/reference/mapping.md has an example of every key.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, get_args
+from typing import Annotated, Any, Literal, TypeVar
 from zoneinfo import ZoneInfo
 
-import yaml
 from pydantic import (
     AfterValidator,
     AwareDatetime,
     BeforeValidator,
     Field,
     FiniteFloat,
-    ValidationError,
     model_validator,
 )
 
 from foundation.durations import Duration
-from foundation.errors import InputError
-from foundation.settings import Section
-from foundation.text import nearest_hint
-from foundation.yaml import read_yaml
+from foundation.settings import Section, read_settings
 from telemetry.kernel_log.catalogue import MessageRule
 
 Scalar = str | int | float | bool | None
@@ -207,45 +202,4 @@ def without_later_keys(dump: dict[str, Any]) -> dict[str, Any]:
 
 def load_mapping(path: Path | None) -> ImportMapping:
     """Read and check a mapping file; None gives the mapping that changes nothing."""
-    return ImportMapping() if path is None else read_mapping(path, ImportMapping)
-
-
-def mapping_content(path: Path, what: str = "mapping") -> Any:
-    """Read a YAML file as it is; ``InputError`` if it is missing, or no YAML."""
-    if not path.is_file():
-        raise InputError(f"the {what} file does not exist", str(path), "Give the path of a YAML file.")
-    try:
-        return read_yaml(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise InputError(f"the {what} file is not valid YAML: {error}", str(path), "Correct the file.") from error
-
-
-def read_mapping(path: Path, model: type[_SectionT], what: str = "mapping") -> _SectionT:
-    """Read and check a YAML file of one kind; ``what`` names the kind in errors.
-
-    Raises ``InputError`` if the file is missing, is no YAML, or has an unknown key or a wrong value; the nearest valid
-    key is named.
-    """
-    content = mapping_content(path, what)
-    try:
-        return model.model_validate({} if content is None else content)
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        place = ".".join(str(part) for part in first["loc"]) or "top level"
-        do = "Correct the value."
-        if first["type"] == "extra_forbidden":
-            do = nearest_hint(str(first["loc"][-1]), _fields(model, first["loc"][:-1])) or "Remove the key."
-        raise InputError(f"{what}: {first['msg']} (value {first['input']!r})", f"{path}, {place}", do) from error
-
-
-def _fields(model: type[Section], place: Sequence[int | str]) -> list[str]:
-    """Return the keys at a place of a file; those of a list are its elements'."""
-    for part in place:
-        if isinstance(part, int):  # in a list, whose element the name before it stood for
-            continue
-        annotation = model.model_fields[part].annotation
-        annotation = next(iter(get_args(annotation)), annotation)
-        if not (isinstance(annotation, type) and issubclass(annotation, Section)):
-            return []
-        model = annotation
-    return list(model.model_fields)
+    return ImportMapping() if path is None else read_settings(path, ImportMapping)

@@ -12,6 +12,7 @@ from pipeline.params import load_params
 from pipeline.stages import replay, train_bundle, write_report_for
 from telemetry.dataset.channels import resolve_channels
 from telemetry.importing.importer import import_dataset
+from telemetry.importing.sampling import STEPS
 from tests.pipeline.device_fleets import write_disks, write_lifetimes
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -33,7 +34,7 @@ def run_shipped(
         samples=sources.get("samples", ()),
         events=sources["events"],
         inventory=sources["inventory"],
-        step=params.telemetry.step,
+        step=params.telemetry.step or STEPS[0],
         channels=resolve_channels(params.channels),
         dedupe=params.events.dedupe,
         delay=params.features.delay,

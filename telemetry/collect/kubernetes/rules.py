@@ -11,8 +11,7 @@ from typing import Annotated, Final, Literal
 
 from pydantic import Field, model_validator
 
-from foundation.settings import Section
-from telemetry.importing.mapping import read_mapping
+from foundation.settings import Section, read_settings
 from telemetry.phrases.classifier import EventType, names_hardware
 
 DEFAULTS: Final = Path(__file__).with_name("rules.yaml")
@@ -114,7 +113,7 @@ _HARDWARE_EVENT: Final = Rule(reason=re.compile(".*"), type="other")
 @cache
 def default_rules() -> KubernetesRules:
     """Return the rules of rules.yaml."""
-    return read_mapping(DEFAULTS, KubernetesRules, "rules")
+    return read_settings(DEFAULTS, KubernetesRules, "rules")
 
 
 def load_rules(path: Path | None) -> KubernetesRules:
@@ -125,7 +124,7 @@ def load_rules(path: Path | None) -> KubernetesRules:
     base = default_rules()
     if path is None:
         return base
-    own = read_mapping(path, KubernetesRules, "rules")
+    own = read_settings(path, KubernetesRules, "rules")
     if not own.defaults:
         return own
     given = {name: getattr(own, name) for name in own.model_fields_set}

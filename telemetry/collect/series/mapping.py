@@ -25,10 +25,9 @@ from typing import Final
 
 from pydantic import Field, field_validator
 
-from foundation.settings import Section
+from foundation.settings import Section, read_settings
 from foundation.text import nearest_hint
 from telemetry.identity.node_labels import NODE_LABELS
-from telemetry.importing.mapping import read_mapping
 
 DEFAULT_LABELS: Final[Mapping[str, tuple[str, ...]]] = {
     "node": NODE_LABELS,
@@ -107,4 +106,4 @@ def load_source_mapping(path: Path | None) -> SourceMapping:
 
     Raises ``InputError`` if the file is missing, is no YAML, or has an unknown key or a wrong value.
     """
-    return SourceMapping() if path is None else read_mapping(path, SourceMapping)
+    return SourceMapping() if path is None else read_settings(path, SourceMapping)

@@ -20,6 +20,9 @@ from tests.serving.pages.page_world import a_week, look, store
 class Ledger:
     """A ledger that knows one node."""
 
+    def node(self, name: str) -> str:
+        return name
+
     def why(self, node: str, most: int) -> list[dict[str, Any]]:
         assert most == 50
         if node != "n1":

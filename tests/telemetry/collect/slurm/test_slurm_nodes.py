@@ -7,11 +7,11 @@ import pytest
 from pydantic import TypeAdapter
 
 from foundation.errors import InputError
+from foundation.settings import read_settings
 from foundation.slurm import SlurmFormatError
 from telemetry.accounting import Accounting
 from telemetry.collect.event import Event
 from telemetry.collect.slurm.nodes import NodeView, changes, out_of_service, read_nodes
-from telemetry.importing.mapping import read_mapping
 from telemetry.phrases.classifier import PhraseRules
 from tests.telemetry.collect.builders import NOW
 
@@ -155,12 +155,12 @@ def test_a_boot_is_a_new_boot_time():
 def test_rules_of_a_file_go_before_the_catalogue(tmp_path: Path):
     path = tmp_path / "rules.yaml"
     path.write_text('reasons: [{match: "ticket closed", type: repair, code: ticket}, {match: spare, type: other}]')
-    rules = read_mapping(path, PhraseRules, "rules")
+    rules = read_settings(path, PhraseRules, "rules")
     assert rules.classify("Ticket closed", "reason")[:2] == ("repair", "ticket")
     assert rules.classify("spare GPU", "reason").type == "other"
     assert rules.classify("RMA", "reason").type == "replacement"
     path.write_text("defaults: false")
-    assert read_mapping(path, PhraseRules, "rules").classify("RMA", "reason").type == "other"
+    assert read_settings(path, PhraseRules, "rules").classify("RMA", "reason").type == "other"
     path.write_text("reasons: [{match: '(', type: repair}]")
     with pytest.raises(InputError, match="should be a valid regular expression"):
-        read_mapping(path, PhraseRules, "rules")
+        read_settings(path, PhraseRules, "rules")

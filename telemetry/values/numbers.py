@@ -82,14 +82,16 @@ def read_numbers(
             return _from_texts(column, unit, header_unit, convert, decimal)
     values = column.cast(pa.float64(), safe=False).fill_null(np.nan).to_numpy()
     scale, offset = header or (1.0, 0.0)
-    absent = _sentinels(values, np.float64(scale))
+    absent = _sentinels(values, np.float64(scale), unit)
     values = values if header is None else values * scale + offset
     return Numbers(np.where(absent, np.nan, values) if absent.any() else values, none, absent, none)
 
 
-def _sentinels(numbers: npt.NDArray[np.float64], scale: npt.NDArray[np.float64] | np.float64) -> npt.NDArray[np.bool_]:
+def _sentinels(
+    numbers: npt.NDArray[np.float64], scale: npt.NDArray[np.float64] | np.float64, unit: str
+) -> npt.NDArray[np.bool_]:
     """Mark sentinels, before conversion; bytes of memory reach 2 and 4 GiB, so that 32-bit blanks are none there."""
-    mask = is_sentinel(numbers)
+    mask = is_sentinel(numbers, unit=unit)
     if not mask.any():  # as in nearly every column
         return mask
     with np.errstate(invalid="ignore"):
@@ -110,7 +112,7 @@ def _from_texts(
     codes = np.array([entry.code for entry in read], np.int8)
     raw = np.array([entry.number for entry in read], np.float64)
     scales = np.array([entry.scale for entry in read], np.float64)
-    codes[_sentinels(raw, scales)] = _ABSENT
+    codes[_sentinels(raw, scales, unit)] = _ABSENT
     offsets = np.array([entry.offset for entry in read], np.float64)
     numbers = np.append(np.where(codes == _VALUE, raw * scales + offsets, np.nan), np.nan)
     codes = np.append(codes, np.int8(_VALUE))

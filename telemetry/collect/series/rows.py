@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any, Final
 
 import numpy as np
@@ -11,8 +13,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from telemetry.collect.series.identity import Series
+from telemetry.dataset.channels import CATALOGUE
 from telemetry.dataset.schema import CHANNEL_TYPES, INSTANT
-from telemetry.values.sentinels import is_sentinel
+from telemetry.values.sentinels import WIDE_UNITS, is_sentinel
 
 CONFLICT: Final = "two different values at one time"
 INEXACT: Final = "too large to be exact"
@@ -48,7 +51,7 @@ def assemble(
     """
     reasons: Counter[str] = Counter()
     index, ms, values = np.asarray(index), np.asarray(ms, np.int64), np.asarray(values, np.float64)
-    unsupported = is_sentinel(values)
+    unsupported = _unsupported(series, index, values)
     reasons[SENTINEL] += int(unsupported.sum())
     infinite = np.isinf(values) & ~unsupported
     reasons[INFINITE] += int(infinite.sum())
@@ -110,6 +113,19 @@ def assemble(
                 arrays[name] = pa.array(column.astype(target.to_pandas_dtype()), type=target, mask=is_missing)
     problems.update(+reasons)
     return pa.table(arrays)
+
+
+def _unsupported(
+    series: Sequence[Series], index: npt.NDArray[np.int32], values: npt.NDArray[np.float64]
+) -> npt.NDArray[np.bool_]:
+    wide = np.array([_is_wide(entry.channel) for entry in series], np.bool_)[index]
+    return np.where(wide, is_sentinel(values, unit="B/s"), is_sentinel(values))
+
+
+@cache
+def _is_wide(channel: str) -> bool:
+    base = CATALOGUE.get(re.sub(r"_(?:min|max|rise)$", "", channel))
+    return base is not None and base.unit in WIDE_UNITS
 
 
 def _at(where: npt.NDArray[Any], *columns: npt.NDArray[Any]) -> list[npt.NDArray[Any]]:

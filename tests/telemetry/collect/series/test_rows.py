@@ -153,3 +153,12 @@ def test_observations_are_the_first_and_the_last_of_a_driver() -> None:
     table = observed_spans(series, np.array([0, 0, 1, 1, 2], np.int32), np.array([1, 5, 6, 6, 6], np.int64))
     seen = [(round(row["seen_at"].timestamp() * 1000), row["driver"]) for row in table.to_pylist()]
     assert seen == [(1, "1"), (5, "1"), (6, "2")]
+
+
+def test_a_busy_link_passes_through_the_blanks_of_32_bits_and_a_counter_of_errors_does_not() -> None:
+    samples = [
+        (Series("pcie_rx_bytes_s", "gauge", "g", "n"), 1, 2.0**31),
+        (Series("ecc_dbe_volatile_total", "counter", "g", "n"), 2, 2.0**32 - 1),
+    ]
+    _, made_rows = rows(samples)
+    assert [(row["timestamp"], row["pcie_rx_bytes_s"]) for row in made_rows] == [(1, 2.0**31)]

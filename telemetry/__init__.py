@@ -1,4 +1,4 @@
 """Telemetry room: sources of samples, events, inventory and jobs, and the one validated store they end in.
 
-Imports nothing of ours. Everything downstream reads a :class:`telemetry.dataset.store.Dataset`.
+It imports ``foundation`` only. Everything downstream reads a :class:`telemetry.dataset.store.Dataset`.
 """

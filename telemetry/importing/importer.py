@@ -39,7 +39,7 @@ from telemetry.importing.jobs import read_jobs
 from telemetry.importing.mapping import ImportMapping, TableMapping, load_mapping, without_later_keys
 from telemetry.importing.quarantine import Quarantine
 from telemetry.importing.questions import check_tables
-from telemetry.importing.reading import Source, column_names, expand_sources, new_sources, read_batches
+from telemetry.importing.reading import SourceFile, column_names, expand_sources, new_sources, read_batches
 
 AHEAD: Final = timedelta(days=1)
 """How far a source's clock, or a time zone that was mistaken, may be ahead."""
@@ -140,7 +140,7 @@ def _sources(
     channels: Mapping[str, Channel],
     dedupe: timedelta,
     delay: timedelta,
-) -> list[Source]:
+) -> list[SourceFile]:
     def digest(content: object) -> str:
         return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
@@ -160,7 +160,7 @@ def _sources(
     for role, paths in given.items():
         for file in expand_sources(tuple(paths), role):
             entry = {"role": role, "name": file.name, "bytes": file.stat().st_size, "sha256": sha256_of(file)}
-            sources.append(Source(role, file, entry | {"settings": settings[role]}))
+            sources.append(SourceFile(role, file, entry | {"settings": settings[role]}))
     return sources
 
 
@@ -173,7 +173,7 @@ class _Files:
     mapping: ImportMapping
     files: Mapping[str, Sequence[Path]]
     inventory: Path | None
-    fresh: Sequence[Source]
+    fresh: Sequence[SourceFile]
     now: datetime
     unsettled: Callable[[npt.NDArray[np.int64]], npt.NDArray[np.bool_]] | None = None
 

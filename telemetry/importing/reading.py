@@ -452,7 +452,7 @@ def _read_parquet(path: Path) -> Iterator[Rows]:
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class SourceFile:
     """One source file; ``entry`` is what dataset.json keeps of it: no path, and no time of reading."""
 
     role: str
@@ -460,7 +460,7 @@ class Source:
     entry: dict[str, Any]
 
 
-def new_sources(sources: Sequence[Source], existing: Dataset | None) -> list[Source]:
+def new_sources(sources: Sequence[SourceFile], existing: Dataset | None) -> list[SourceFile]:
     """Return the sources that the dataset does not hold yet; a file given twice counts once.
 
     Raises ``InputError`` if the dataset holds a source that was read with other settings: its rows cannot be taken
@@ -468,7 +468,7 @@ def new_sources(sources: Sequence[Source], existing: Dataset | None) -> list[Sou
     """
     entries = [] if existing is None else existing.meta.sources
     settings = {(entry["role"], entry["sha256"]): entry["settings"] for entry in entries if "sha256" in entry}
-    fresh: list[Source] = []
+    fresh: list[SourceFile] = []
     for source in sources:
         key, given = (source.role, source.entry["sha256"]), source.entry["settings"]
         if key not in settings:

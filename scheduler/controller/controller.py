@@ -1,9 +1,10 @@
-"""One round of the controller: read, decide, carry out what is still right; a restart may come at any point."""
+"""One round of the controller: read, decide, act; expired marks are released whatever else is broken."""
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, replace
 from datetime import datetime, timedelta
@@ -11,16 +12,16 @@ from datetime import datetime, timedelta
 from policy.config import PolicyConfig
 from policy.decide import carried_out, decide
 from policy.episodes import Outcome
-from policy.fleet import NodeView, Signals, UnitView
+from policy.fleet import Level, NodeView, Signals, UnitView
 from policy.plan import Action, Plan, PolicyState
-from policy.tiers import TierThresholds
+from policy.tiers import UNKNOWN, TierThresholds
 from scheduler.controller.evidence import Evidence
 from scheduler.controller.executor import Executor, Expected, level_after, settled_by_reading
+from scheduler.controller.scores_reader import CLOCK_SKEW
 from scheduler.controller.settings import ControllerSettings
 from scheduler.evacuation.engine import Evacuation
-from scheduler.ledger.round_log import RoundLog
+from scheduler.ledger.round_log import RoundLog, described
 from scheduler.ledger.sqlite_ledger import SqliteLedger
-from scheduler.ports.errors import LedgerError, SchedulerError, SourceError
 from scheduler.ports.protocols import (
     Announcing,
     Clock,
@@ -42,19 +43,32 @@ _KEEP_AT_LEAST = timedelta(minutes=10)
 # The safety state is written again after so long, also where nothing but the time in it changed.
 
 
+@dataclass(frozen=True, slots=True)
+class _Decision:
+    plan: Plan
+    views: tuple[NodeView, ...]
+    state: PolicyState
+    signals: Signals
+    policy: PolicyConfig
+
+
 @dataclass
 class Controller:
     """Decides about a cluster, and acts.
 
     ``evacuation``: empties the nodes with a drain mark, after the actions of each round. None: their jobs end by
     themselves.
+    ``unusable``: why nothing can be decided in this process, such as broken settings: each round reports it, and only
+    releases what has expired.
 
-    A round is: hold the lease; find out what became of calls that a dead process left without an answer; read the
-    scheduler, its switches and the safety state that it keeps; read scores and facts; decide; record the decision; keep
-    the new safety state in the scheduler, so that what was granted counts against the rates whatever happens next; then
-    for each action re-read the node, the switches and its evidence, record the call, call, record what it came to; and
-    keep the safety state once more with what was confirmed. It may end anywhere: the next round begins with what stands
-    in the scheduler, and an action that stands is not decided again.
+    A round takes the lease and reads the nodes. From their marks alone it computes which have expired. Everything else
+    that it uses (ledger, scores, events, safety state, evacuation) stands behind :meth:`RoundLog.boundary`: whatever
+    goes wrong there is an error of the round, and allows nothing new. The round settles calls that a dead process left
+    without an answer, decides, records the decision, and stores the new safety state in the scheduler, so that what was
+    granted counts against the rates whatever happens next. Then, for each action, it reads the node, the switches and
+    the evidence again, records the call, makes it, and records the answer. An expired mark that the decision neither
+    renewed nor released is released at the end, also where there is no decision. A round may end anywhere: the next one
+    begins with what stands in the scheduler.
     """
 
     scheduler: SchedulerAdapter
@@ -68,6 +82,7 @@ class Controller:
     holder: str
     code: str
     evacuation: Evacuation | None = None
+    unusable: str | None = None
 
     def __post_init__(self) -> None:
         self._evidence = Evidence(self.risks, self.facts)
@@ -77,19 +92,20 @@ class Controller:
     def round(self) -> RoundReport:
         """Do one round.
 
-        Returns: a scheduler, a source or a ledger that fails is an error in it, and is not raised.
+        Returns: whatever fails is an error in it, and is not raised.
         """
         report = RoundReport(self.clock.now(), active=False)  # until the lease is known to be held
+        log = RoundLog(self._lease, self.ledger, self.clock, report)
         try:
             report.active = self._lease.take()
             if report.active:
                 with gc_paused():
-                    self._active(report)
-        except SchedulerError as error:
-            report.errors.append(f"the scheduler cannot be read: {error}")
+                    self._active(log)
         except LeaseLostError as error:
             report.active = False
             report.notes.append(f"stopped: {error}")
+        except Exception as error:  # what is no part of the scheduler never comes here
+            report.errors.append(f"the scheduler cannot be read: {described(error)}")
         return report
 
     def rehearse(self, switches: Switches | None = None) -> RoundReport:
@@ -99,23 +115,27 @@ class Controller:
         Returns: its steps came to ``would``.
         """
         report = RoundReport(self.clock.now(), rehearsed=True)
+        log = RoundLog(self._lease, self.ledger, self.clock, report)
         try:
-            ready = self.evacuation is not None and self.evacuation.load(report)
-            fleet = self._read(report)
-            state = self._store.value
+            fleet = self._read_fleet(log)
             fleet = fleet if switches is None else replace(fleet, switches=switches)
-            plan, views, signals = self._decided(fleet, state, self._in_force(fleet, report), report)
+            ready = self._load_evacuation(log)
+            decision = self._decide(fleet, log)
+            if decision is None:
+                return report
+            plan, views = decision.plan, decision.views
             readings = {reading.view.name: reading for reading in fleet.nodes}
             of_node: dict[str, list[Action]] = {}
             for action in plan.actions:
                 of_node.setdefault(action.node, []).append(action)
             writes = {name: iter(self.scheduler.preview(mine, readings[name])) for name, mine in of_node.items()}
             report.steps += [Step(action, "would", "", next(writes[action.node])) for action in plan.actions]
-            self._rehearse_announcing(plan, views, report, new=not signals.kill)
+            self._rehearse_announcing(plan, views, report, new=not decision.signals.kill)
             if self.evacuation is not None and ready:
-                self.evacuation.rehearse(plan, {view.name: view for view in views}, report)
-        except SchedulerError as error:
-            report.errors.append(f"the scheduler cannot be read: {error}")
+                with log.boundary("the evacuation"):
+                    self.evacuation.rehearse(plan, {view.name: view for view in views}, report)
+        except Exception as error:
+            report.errors.append(f"the scheduler cannot be read: {described(error)}")
         return report
 
     def _rehearse_announcing(self, plan: Plan, views: tuple[NodeView, ...], report: RoundReport, *, new: bool) -> None:
@@ -133,73 +153,102 @@ class Controller:
         """Give the lease back, so that another replica need not wait for its end."""
         self.scheduler.drop_lease(self.holder)
 
-    def _active(self, report: RoundReport) -> None:
-        self._settle_open(report)
-        # before anything is decided: what diagnostics came to is among the facts
-        ready = self.evacuation is not None and self.evacuation.load(report)
-        fleet = self._read(report)
-        state = self._store.value
-        policy = self._in_force(fleet, report)
-        plan, views, signals = self._decided(fleet, state, policy, report)
-        record = RoundRecord(
-            views, state, signals, policy, plan, self._evidence.risks.model, self._evidence.risks.decided_at,
-            self.holder, self.code, tuple(report.notes),
-        )  # fmt: skip
-        log = RoundLog(self._lease, self.ledger, self.clock, report, forward=self._record(record, report))
-        self._lease.hold()
-        kept = self._keep(plan.state, report)
-        log.forward = log.forward and kept
+    def _active(self, log: RoundLog) -> None:
+        report = log.report
+        fleet = self._read_fleet(log)
+        due = expired_nodes(fleet, self.clock.now())
+        ready, decision = False, None
+        if self.unusable is None:
+            with log.boundary("the ledger"):
+                self._settle_open(report)
+            ready = self._load_evacuation(log)  # what diagnostics came to is among the facts
+            decision = self._decide(fleet, log)
+        else:
+            log.error(self.unusable)
+        held = frozenset[str]() if decision is None else self._held(decision)
+        views = tuple(reading.view for reading in fleet.nodes) if decision is None else decision.views
         boots = {reading.view.name: reading.boot_id for reading in fleet.nodes}
         expected = {view.name: Expected(view, boots[view.name], view.marks.level) for view in views}
-        held = self._held(views, signals)
         executor = Executor(self.scheduler, log, self.settings, expected, self._newest, held)
-        lost: LeaseLostError | None = None
+        kept, lost = False, None
         try:
-            executor.carry_out(plan)
+            if decision is not None:
+                self._record(decision, log)
+                self._lease.hold()
+                kept = self._store.known and self._keep(decision.plan.state, log)
+                log.forward = log.forward and kept
+                executor.carry_out(decision.plan)
+            self._release_expired(due, executor, log)
         except LeaseLostError as error:
             lost = error
-        if kept:  # also without the lease: a state that another replica replaced since has another version, and stays
-            self._keep(carried_out(plan.state, executor.done), report)
+        state = decision.plan.state if decision is not None and kept else self._store.value
+        # Also without the lease: a state that another replica replaced since has another version, and stays.
+        if kept or (executor.done and self._store.known):
+            self._keep(carried_out(state, executor.done), log)
         if lost is not None:
             raise lost
-        self._keep_up(report)
-        if isinstance(self.scheduler, Announcing):
-            levels = {name: expected.level for name, expected in executor.expected.items()}
-            stands = signals_of(plan, views, levels, policy)
-            new = log.forward and not signals.kill
-            report.notes += self.scheduler.announce(stands, self.holder, self._lease.hold, new=new)
+        if decision is not None:
+            self._follow_up(decision, executor, log, ready=ready)
+
+    def _follow_up(self, decision: _Decision, executor: Executor, log: RoundLog, *, ready: bool) -> None:
+        """Do what follows the marks: restore, announce and evacuate."""
+        with log.boundary("lost marks that are restored", blocks=False):
+            if isinstance(self.scheduler, Upkeep):
+                put_back = self.scheduler.upkeep(self.holder, self._lease.hold())
+                log.report.notes += [f"put back, for the scheduler had lost it: {write.message}" for write in put_back]
+        with log.boundary("further signals of the marks", blocks=False):
+            if isinstance(self.scheduler, Announcing):
+                levels = {name: expected.level for name, expected in executor.expected.items()}
+                stands = signals_of(decision.plan, decision.views, levels, decision.policy)
+                new = log.forward and not decision.signals.kill
+                log.report.notes += self.scheduler.announce(stands, self.holder, self._lease.hold, new=new)
         if self.evacuation is not None and ready:
             drained = frozenset(action.node for action in executor.done if action.verb == "drain")
-            known = {view.name: view for view in views}
-            self.evacuation.round(log, plan, known, drained, unheard=held)
+            known = {view.name: view for view in decision.views}
+            with log.boundary("the evacuation"):
+                self.evacuation.round(log, decision.plan, known, drained, unheard=executor.held)
 
-    def _keep_up(self, report: RoundReport) -> None:
-        if not isinstance(self.scheduler, Upkeep):
-            return
-        try:
-            put_back = self.scheduler.upkeep(self.holder, self._lease.hold())
-        except SchedulerError as error:
-            report.errors.append(f"what the scheduler may have lost of our marks is not put back: {error}")
-            return
-        report.notes += [f"put back, for the scheduler had lost it: {write.message}" for write in put_back]
+    def _load_evacuation(self, log: RoundLog) -> bool:
+        ready = False
+        with log.boundary("the evacuation state"):
+            ready = self.evacuation is not None and self.evacuation.load(log.report)
+        return ready
 
     def _settle_open(self, report: RoundReport) -> None:
-        try:
-            for number, intent in self.ledger.unsettled():
-                reading = self.scheduler.revalidate(intent.node)
-                settled = settled_by_reading(intent.action, reading, self.clock.now(), "the call was interrupted")
-                self.ledger.settle(number, settled)
-                report.notes.append(f"{intent.verb} {intent.node} was interrupted: {settled.words}")
-        except LedgerError as error:
-            report.errors.append(str(error))
+        for number, intent in self.ledger.unsettled():
+            reading = self.scheduler.revalidate(intent.node)
+            settled = settled_by_reading(intent.action, reading, self.clock.now(), "the call was interrupted")
+            self.ledger.settle(number, settled)
+            report.notes.append(f"{intent.verb} {intent.node} was interrupted: {settled.words}")
 
-    def _read(self, report: RoundReport) -> FleetReading:
+    def _read_fleet(self, log: RoundLog) -> FleetReading:
+        """Read the fleet; of a node that is listed more than once the first entry counts, and nothing new is done."""
         fleet = self.scheduler.read_fleet()
-        trouble = self._store.load()
-        if trouble is not None:
-            report.errors.append(f"begins with an empty safety state, for {trouble}")
-        report.errors += self._evidence.refresh(self.clock.now())
+        once = {reading.view.name: reading for reading in reversed(fleet.nodes)}
+        if len(once) < len(fleet.nodes):
+            listed = Counter(reading.view.name for reading in fleet.nodes)
+            twice = ", ".join(name for name, count in listed.items() if count > 1)
+            log.forward = False
+            log.error(f"the scheduler lists nodes more than once: {twice}")
+            fleet = replace(fleet, nodes=tuple(once[name] for name in listed))
+        if fleet.partial:
+            log.forward = False
+            log.error(f"the scheduler cannot be read entirely: {fleet.trouble}")
         return fleet
+
+    def _decide(self, fleet: FleetReading, log: RoundLog) -> _Decision | None:
+        """Read the sources and decide; None: it failed, which is an error of the round."""
+        decision, report = None, log.report
+        self._store.known = False
+        with log.boundary("the safety state"):
+            trouble = self._store.load()
+            if trouble is not None:
+                report.errors.append(f"begins with an empty safety state, for {trouble}")
+        self._evidence.refresh(self.clock.now(), log)
+        with log.boundary("the decision"):
+            state, policy = self._store.value, self._in_force(fleet, report)
+            decision = self._decided(fleet, state, policy, log)
+        return decision
 
     def _in_force(self, fleet: FleetReading, report: RoundReport) -> PolicyConfig:
         """Return the settings with the thresholds that hold in this round, and report what is odd about them."""
@@ -209,19 +258,23 @@ class Controller:
             report.notes += odd_thresholds(policy, risks)
         return policy if tiers is None else policy.by_scores(tiers)
 
-    def _decided(
-        self, fleet: FleetReading, state: PolicyState, policy: PolicyConfig, report: RoundReport
-    ) -> tuple[Plan, tuple[NodeView, ...], Signals]:
-        now = self.clock.now()
+    def _decided(self, fleet: FleetReading, state: PolicyState, policy: PolicyConfig, log: RoundLog) -> _Decision:
+        now, report = self.clock.now(), log.report
         self._evidence.list_nodes(reading.view.name for reading in fleet.nodes)
         views = tuple(self._evidence.placed(reading.view, state) for reading in fleet.nodes)
         risks = self._evidence.risks
+        fitted_at = risks.model_fitted_at
+        if fitted_at is not None and fitted_at > now + CLOCK_SKEW:
+            report.notes.append(
+                f"the model was fitted in the future, at {fitted_at:%Y-%m-%d %H:%M} UTC: its age is unknown"
+            )
+            fitted_at = None
         signals = Signals(
             read_at=fleet.read_at,
-            scheduler_error=fleet.trouble,
-            model_fitted_at=risks.model_fitted_at,
+            scheduler_error=None if fleet.partial else fleet.trouble,  # one failed request must not open the breaker
+            model_fitted_at=fitted_at,
             drift=risks.drift,
-            outcomes=self._outcomes(now, report),
+            outcomes=self._outcomes(now, log),
             kill=fleet.switches.kill,
             release_all=fleet.switches.release_all,
             reset_breaker_at=fleet.switches.reset_breaker_at,
@@ -233,47 +286,65 @@ class Controller:
             report.notes += self._evidence.mismatches(views)
         if fleet.switches.kill or fleet.switches.release_all:
             report.notes.append("nothing new is put on any node until `predrain act --resume`")
-        return plan, views, signals
+        return _Decision(plan, views, state, signals, policy)
 
-    def _outcomes(self, now: datetime, report: RoundReport) -> Sequence[Outcome]:
+    def _outcomes(self, now: datetime, log: RoundLog) -> Sequence[Outcome]:
         since = now - self.policy.stages.window - 2 * self.policy.horizon - timedelta(days=1)
-        try:
-            return tuple(self._evidence.fact_source.outcomes(self.ledger.alerts(since), now))
-        except (LedgerError, SourceError) as error:
-            report.errors.append(f"no alert is judged, so no stage moves: {error}")
-            return ()
+        outcomes: Sequence[Outcome] = ()
+        with log.boundary("alert outcomes"):  # without them no stage moves
+            outcomes = tuple(self._evidence.fact_source.outcomes(self.ledger.alerts(since), now))
+        return outcomes
 
-    def _record(self, record: RoundRecord, report: RoundReport) -> bool:
-        """Record the decision where it is worth a record; False: nothing new may follow from it."""
-        plan = record.plan
-        try:
-            if is_worth_recording(plan, self.ledger.last_digest()):
-                report.number = self.ledger.begin(record)
-        except LedgerError as error:
-            report.errors.append(f"nothing new is done, and releases only: {error}")
-            return False
-        return True
+    def _record(self, decision: _Decision, log: RoundLog) -> None:
+        """Record the decision where it is worth a record, before anything new follows from it."""
+        risks = self._evidence.risks
+        record = RoundRecord(
+            decision.views, decision.state, decision.signals, decision.policy, decision.plan, risks.model,
+            risks.decided_at, self.holder, self.code, tuple(log.report.notes),
+        )  # fmt: skip
+        with log.recording():
+            if is_worth_recording(decision.plan, self.ledger.last_digest()):
+                log.report.number = self.ledger.begin(record)
 
-    def _keep(self, state: PolicyState, report: RoundReport) -> bool:
-        """Keep the safety state in the scheduler; False where that is not sure."""
+    def _keep(self, state: PolicyState, log: RoundLog) -> bool:
+        """Store the safety state in the scheduler; False where that is not sure."""
         if _same(state, self._store.value):
             return True
-        why = self._store.save(state)
-        if why is not None:
-            report.errors.append(f"the safety state is not kept, so nothing new is done: {why}")
-        return why is None
+        stored = False
+        with log.boundary("the safety state"):
+            why = self._store.save(state)
+            stored = why is None
+            if why is not None:
+                log.error(f"the safety state is not kept, so nothing new is done: {why}")
+        return stored
 
-    def _held(self, views: tuple[NodeView, ...], signals: Signals) -> frozenset[str]:
-        """Return the nodes that are left as they are, for what their GPUs reported could not be read since we began.
+    def _release_expired(self, due: frozenset[str], executor: Executor, log: RoundLog) -> None:
+        """Release the nodes of ``due`` that the decision neither renewed nor released."""
+        now = self.clock.now()
+        renewed = {done.node for done in executor.done if done.expires_at is not None and done.expires_at > now}
+        tried = {
+            step.action.node for step in log.report.steps
+            if step.action.verb == "release" and step.action.to is Level.NONE and step.outcome != "skipped"
+        }  # fmt: skip
+        plan = release_plan(due - renewed - tried, now)
+        if not plan.actions:
+            return
+        if log.report.number is None:
+            with log.recording():
+                log.report.number = self.ledger.begin_releases(plan, self.holder, self.code)
+        executor.carry_out(plan)
 
-        A mark may rest on a fault that is there, and only seems to have gone. It holds until it expires; what a person
-        asks for is done at once.
+    def _held(self, decision: _Decision) -> frozenset[str]:
+        """Return the nodes that are left as they are, for what their marks rest on could not be read since we began.
+
+        The reason of a mark may still hold, and only seem to be gone. It stands until it expires; what a person asks
+        for is done at once.
         """
-        if self._evidence.facts_known or signals.release_all:
+        if (self._evidence.known and self._store.known) or decision.signals.release_all:
             return frozenset()
         return frozenset(
             view.name
-            for view in views
+            for view in decision.views
             if view.marks.published is not None
             and view.marks.published.expires_at > self.clock.now()
             and view.opt_out is None
@@ -281,6 +352,27 @@ class Controller:
 
     def _newest(self, view: NodeView) -> tuple[UnitView, ...]:
         return self._evidence.newest(view, self.clock.now())
+
+
+def expired_nodes(fleet: FleetReading, now: datetime) -> frozenset[str]:
+    """Return the nodes whose marks must be released now, from nothing but these marks and the switch for all of them.
+
+    A mark without a readable end has expired. Nothing is done to a node that cannot be read.
+    """
+    return frozenset(
+        view.name
+        for view in (reading.view for reading in fleet.nodes)
+        if view.readable
+        and view.marks.level
+        and (fleet.switches.release_all or view.marks.published is None or view.marks.published.expires_at <= now)
+    )
+
+
+def release_plan(nodes: Iterable[str], now: datetime) -> Plan:
+    """Return the plan that releases nodes and does nothing else."""
+    reasons = ("its mark has expired or is to be released, and the round came to no decision about it",)
+    actions = tuple(Action("release", node, UNKNOWN, Level.NONE, None, None, reasons) for node in sorted(nodes))
+    return Plan(now, actions, {}, {}, (), {}, {}, (), reasons, PolicyState())
 
 
 def _same(state: PolicyState, before: PolicyState) -> bool:

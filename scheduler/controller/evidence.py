@@ -8,7 +8,7 @@ from datetime import datetime
 
 from policy.fleet import NodeView, UnitView
 from policy.plan import PolicyState
-from scheduler.ports.errors import SourceError
+from scheduler.ledger.round_log import RoundLog
 from scheduler.ports.protocols import FactSource, RiskSource
 from scheduler.ports.risks import NO_RISKS, Facts, Risks
 from telemetry.identity.nodes import NodeNames
@@ -27,13 +27,14 @@ class Evidence:
     """The newest scores and facts.
 
     ``facts``: as last read, by unit, and by node where one is known of it.
-    ``facts_known``: whether facts could ever be read in this process.
+    ``risks_known``, ``facts_known``: whether they could ever be read in this process.
     """
 
     risk_source: RiskSource
     fact_source: FactSource
     risks: Risks = NO_RISKS
     facts: Mapping[str, Facts] = field(default_factory=dict)
+    risks_known: bool = False
     facts_known: bool = False
     _scores: Mapping[str, UnitView] = field(default_factory=dict)
     _scored: NodeNames = field(default_factory=lambda: NodeNames(()))
@@ -44,26 +45,22 @@ class Evidence:
         """Take the names of all nodes as the scheduler spells them; scores and events may spell them otherwise."""
         self._listed = NodeNames(names)
 
-    def refresh(self, now: datetime) -> tuple[str, ...]:
-        """Read both again; what cannot be read stays as it was, until it expires by itself.
-
-        Returns: what could not be read, in words.
-        """
-        troubles: list[str] = []
-        try:
+    def refresh(self, now: datetime, log: RoundLog) -> None:
+        """Read both again; what cannot be read stays as it was, until it expires by itself."""
+        with log.boundary("the scores"):
             self._read_risks()
-        except SourceError as error:
-            troubles.append(f"{error}; what was read before holds until it expires")
-        try:
+        with log.boundary("the events"):
             self._read_facts(now)
-        except SourceError as error:
-            troubles.append(f"what GPUs reported cannot be read: {error}")
-        return tuple(troubles)
+
+    @property
+    def known(self) -> bool:
+        """Whether scores and facts were both read since the process began."""
+        return self.risks_known and self.facts_known
 
     def newest(self, view: NodeView, now: datetime) -> tuple[UnitView, ...]:
         """Return a node's units with what is known of them now, read again.
 
-        Raises ``SourceError`` if it cannot be read: then nothing new may be done on the node.
+        Raises whatever a source raises that cannot be read: then nothing new may be done on the node.
         """
         self._read_risks()
         self._read_facts(now)
@@ -131,11 +128,13 @@ class Evidence:
     def _read_risks(self) -> None:
         risks = self.risk_source.read()
         if risks is not self.risks:
-            self.risks = risks
-            self._scored = NodeNames(risks.nodes)
+            names = NodeNames(risks.nodes)
             self._scores = {unit.name: unit for units in risks.nodes.values() for unit in units}
+            self.risks, self._scored = risks, names
+        self.risks_known = True
 
     def _read_facts(self, now: datetime) -> None:
-        self.facts = self.fact_source.read(now)
-        self._reported = NodeNames(name for name, facts in self.facts.items() if facts.planned or facts.valid_from)
+        read = self.fact_source.read(now)
+        self._reported = NodeNames(name for name, facts in read.items() if facts.planned or facts.valid_from)
+        self.facts = read
         self.facts_known = True

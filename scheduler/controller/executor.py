@@ -11,8 +11,7 @@ from typing import Final
 from policy.fleet import Level, NodeView, UnitView
 from policy.plan import Action, Plan
 from scheduler.controller.settings import ControllerSettings
-from scheduler.ledger.round_log import RoundLog
-from scheduler.ports.errors import SchedulerError, SourceError
+from scheduler.ledger.round_log import RoundLog, described
 from scheduler.ports.protocols import Fenced, LeaseLostError, SchedulerAdapter
 from scheduler.ports.readings import Answer, NodeReading, Precondition, Switches, Write, stands
 from scheduler.ports.records import Intent, Settled, key_of
@@ -64,6 +63,9 @@ class Executor:
             except LeaseLostError:
                 self._void(*self._ahead)
                 raise
+            except Exception as error:  # one odd node must not keep the others from being released
+                self._stuck.add(action.node)
+                self._note(action, "failed", described(error))
             self._void((action.node, action.verb))
 
     def _record_ahead(self, actions: Sequence[Action]) -> None:
@@ -74,7 +76,7 @@ class Executor:
                 return
             if action.node in intents or self._held_back(action, len(intents)) is not None:
                 continue
-            with contextlib.suppress(SchedulerError):
+            with contextlib.suppress(Exception):  # the call itself, later, reports what is wrong
                 reading = self.scheduler.as_known(action.node)
                 writes = () if reading is None else self.scheduler.preview((action,), reading)[0]
                 intent = self._intent(action, reading, writes) if reading is not None and writes else None
@@ -93,7 +95,7 @@ class Executor:
 
     def _held_back(self, action: Action, ahead: int = 0) -> str | None:  # noqa: PLR0911 - one line a reason
         if action.node in self.held:
-            return "what its GPUs reported cannot be read, and its mark has not expired"
+            return "what its marks rest on cannot be read, and they have not expired"
         if action.verb == "release":
             return None
         if not self.log.forward:
@@ -142,9 +144,11 @@ class Executor:
             writes = self.scheduler.preview((action,), reading)[0]
             if writes:
                 return reading, writes
-        except (SchedulerError, SourceError) as error:
+        except LeaseLostError:
+            raise
+        except Exception as error:
             self._stuck.add(action.node)
-            self._note(action, "failed", f"it could not be read again: {error}")
+            self._note(action, "failed", f"it could not be read again: {described(error)}")
             return None
         self._confirmed(action, Answer("already", "it stood so"))
         return None
@@ -160,6 +164,8 @@ class Executor:
             return "its state cannot be read now"
         if action.verb == "release":
             return None
+        if not reading.jobs_known:
+            return "what runs on it cannot be read"
         return (
             _forbidden(action, view, self.scheduler.read_switches())
             or _other_node(expected, reading)
@@ -207,9 +213,9 @@ class Executor:
     def _unanswered(self, action: Action, intent: int | None, answer: Answer) -> None:
         try:
             reading = self.scheduler.revalidate(action.node)
-        except SchedulerError as error:
+        except Exception as error:
             self._stuck.add(action.node)
-            self._note(action, "unknown", f"no answer, and the node could not be read again: {error}")
+            self._note(action, "unknown", f"no answer, and the node could not be read again: {described(error)}")
             return  # the intent stays unsettled: the next round, or the next process, looks again
         settled = settled_by_reading(action, reading, self.log.clock.now(), answer.message)
         self._settle(intent, settled)

@@ -47,8 +47,10 @@ class NodeSnapshot:
         """Whether it has GPUs, or carries anything managed by predrain."""
         return self.gpus or self.reading.view.marks.level > Level.NONE or self.condition is not None
 
-    def with_jobs(self, jobs: tuple[JobView, ...]) -> NodeReading:
-        """Return the reading with the jobs that run there."""
+    def with_jobs(self, jobs: tuple[JobView, ...] | None) -> NodeReading:
+        """Return the reading with the jobs that run there; None: they could not be read."""
+        if jobs is None:
+            return replace(self.reading, jobs_known=False)
         return replace(self.reading, view=replace(self.reading.view, jobs=jobs))
 
 

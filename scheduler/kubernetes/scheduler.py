@@ -30,6 +30,7 @@ from scheduler.kubernetes.nodes import NodeSnapshot, patch_of, snapshot_of, stat
 from scheduler.kubernetes.pods import ClaimCounts, PodKeys, PodPart, jobs_of, pod_part
 from scheduler.kubernetes.running_pods import RunningPods
 from scheduler.kubernetes.settings import KubernetesSettings
+from scheduler.ports.errors import SchedulerError
 from scheduler.ports.node_object import WRITER, Keys, NodeObject, after, writes_between
 from scheduler.ports.protocols import Clock, NodeSignal
 from scheduler.ports.readings import Answer, AnswerKind, FleetReading, NodeReading, Precondition, Switches, Write
@@ -109,15 +110,22 @@ class KubernetesScheduler:
         nodes = self._nodes()
         self._recent = {node.node_object.name: (node, began_s) for node in nodes}
         self._cordoner_known = not nodes or any(node.node_object.tells_cordoner for node in nodes)
-        jobs = self._all_jobs()
-        switches, unclear = self._switches.read()
+        troubles, jobs, switches = [], None, Switches(kill=True)  # a person may have set what cannot be read
+        try:
+            switches, unclear = self._switches.read()
+            troubles += [unclear] if unclear else []
+            jobs = self._all_jobs()
+        except SchedulerError as error:
+            troubles.append(str(error))
         if self.leadership.left() > timedelta(0):
             self._repair_conditions(nodes)
-        troubles = [unclear] if unclear else []
         if not self.settings.read_pods:
             troubles.append("jobs are not read (read_pods is false), so that no floor per job would hold")
-        readings = tuple(node.with_jobs(tuple(jobs.get(node.node_object.name, {}).values())) for node in nodes)
-        return FleetReading(readings, read_at, switches, "; ".join(troubles) or None)
+        readings = tuple(
+            node.with_jobs(None if jobs is None else tuple(jobs.get(node.node_object.name, {}).values()))
+            for node in nodes
+        )
+        return FleetReading(readings, read_at, switches, "; ".join(troubles) or None, partial=jobs is None)
 
     def revalidate(self, node: str) -> NodeReading | None:
         """Read one node again; its pods are never older than those that the fleet was read with."""
@@ -298,10 +306,13 @@ class KubernetesScheduler:
         self._jobs = {name: job for of_node in jobs.values() for name, job in of_node.items()}
         return jobs
 
-    def _jobs_on(self, node: str) -> tuple[JobView, ...]:
+    def _jobs_on(self, node: str) -> tuple[JobView, ...] | None:
         if not self.settings.read_pods:
             return ()
-        parts = self._pods.on(node)
+        try:
+            parts = self._pods.on(node)
+        except SchedulerError:
+            return None
         # of a job that runs elsewhere too, the pods of this node are only a part
         return tuple(self.whole_job(job) for job in jobs_of(self._claims.counted(parts)).get(node, {}).values())
 

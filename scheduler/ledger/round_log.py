@@ -1,4 +1,4 @@
-"""What is recorded of one round, in the ledger and in the report; without the ledger nothing new is done."""
+"""Records one round in the ledger and the report, and keeps it safe from everything that is not the scheduler."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
+from foundation.errors import InputError
 from scheduler.ledger.sqlite_ledger import SqliteLedger
-from scheduler.ports.errors import LedgerError
-from scheduler.ports.protocols import Clock, Lease
+from scheduler.ports.errors import LedgerError, SchedulerError, SourceError
+from scheduler.ports.protocols import Clock, Lease, LeaseLostError
 from scheduler.ports.readings import Answer, Write
 from scheduler.ports.records import Call, FindingKind, Settled
 from scheduler.ports.report import RoundReport, WorkStep
@@ -21,7 +22,7 @@ from scheduler.ports.workloads import Fence
 class RoundLog:
     """The ledger and the report of one round, and the lease that it runs under.
 
-    ``forward``: whether anything new may be done; false once the ledger could not be written.
+    ``forward``: whether anything new may be done; false once any source of the round has failed.
     ``until``: nothing is begun after it; see :meth:`begin`.
     """
 
@@ -45,13 +46,26 @@ class RoundLog:
         return Fence(self.lease.holder, self.lease.hold())
 
     @contextlib.contextmanager
-    def recording(self) -> Iterator[None]:
-        """Write to the ledger within; a failure is an error of the round, and stops whatever is new."""
+    def boundary(self, source: str, *, blocks: bool = True) -> Iterator[None]:
+        """Turn any exception within into an error of the round, after which nothing new is done.
+
+        The round goes on: a mark must be released when it expires, whatever else is broken.
+
+        ``source``: what is used within, as the error names it.
+        ``blocks``: False: nothing rests on it, so that new actions may follow.
+        """
         try:
             yield
-        except LedgerError as error:
-            self.forward = False
-            self.error(str(error))
+        except LeaseLostError:  # no fault of the source: nothing at all may be written any more
+            raise
+        except Exception as error:
+            self.forward = self.forward and not blocks
+            message = described(error)
+            self.error(message if message.startswith(source) else f"{source}: {message}")
+
+    def recording(self) -> contextlib.AbstractContextManager[None]:
+        """Use the ledger within: what cannot be recorded must not be done."""
+        return self.boundary("the ledger")
 
     def intend(self, call: Call) -> int | None:
         """Record a call; None: it could not be recorded, and must not be made."""
@@ -83,3 +97,11 @@ class RoundLog:
         """Report an error once."""
         if message not in self.report.errors:
             self.report.errors.append(message)
+
+
+_OURS = (SchedulerError, SourceError, LedgerError, InputError)
+
+
+def described(error: Exception) -> str:
+    """Return an error's message, with its class where the message was not written for people."""
+    return str(error) if isinstance(error, _OURS) else f"{type(error).__name__}: {error}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+import time
 from pathlib import Path
 
 from foundation.errors import InputError
@@ -98,13 +99,14 @@ _NAMES = (
 )  # fmt: skip
 
 
-def connect(path: Path | None, *, writable: bool) -> sqlite3.Connection:
+def connect(path: Path | None, *, writable: bool, cluster: str | None = None) -> sqlite3.Connection:
     """Open a ledger, or make one.
 
     ``path``: None: in memory.
     ``writable``: a ledger that is only read must exist.
+    ``cluster``: whose ledger it must be; one that names none yet becomes this cluster's.
     Returns: Write-ahead log, each commit forced to the disk, no change of a row but its insertion.
-    Raises ``InputError`` if the file is no ledger, damaged, of a newer version, or cannot be opened.
+    Raises ``InputError`` if the file is no ledger, damaged, of a newer version or another cluster, or cannot be opened.
     """
     where = "the ledger in memory" if path is None else str(path)
     if path is not None and not writable and not path.is_file():
@@ -123,12 +125,18 @@ def connect(path: Path | None, *, writable: bool) -> sqlite3.Connection:
     except sqlite3.Error as error:
         raise InputError(f"the ledger cannot be opened: {error}", where, _AWAY) from None
     try:
-        _check(link, path, where, writable)
-    except (sqlite3.Error, InputError) as error:
+        if writable:
+            _prepare(link, path)
+        _check(link, where)
+        if writable and cluster is not None:
+            _claim(link, cluster, where)
+    except InputError:
         link.close()
-        if isinstance(error, InputError):
-            raise
-        raise InputError(f"the ledger is damaged: {error}", where, _AWAY) from None
+        raise
+    except Exception as error:  # SQLite raises UnicodeDecodeError, too, for a damaged schema
+        link.close()
+        what = "is in use" if "locked" in str(error) else "is damaged"
+        raise InputError(f"the ledger {what}: {error}", where, _AWAY) from None
     return link
 
 
@@ -138,40 +146,81 @@ _AWAY = (
 )
 
 
-def _check(link: sqlite3.Connection, path: Path | None, where: str, writable: bool) -> None:
+_CLUSTER = "CREATE TABLE IF NOT EXISTS cluster (name TEXT NOT NULL)"
+# Not in ledgers of earlier versions, which an older reader can still read.
+
+
+def _check(link: sqlite3.Connection, where: str) -> None:
     application = link.execute("PRAGMA application_id").fetchone()[0]
     version = link.execute("PRAGMA user_version").fetchone()[0]
-    tables = {name for (name,) in link.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-    if not tables and application == 0 and version == 0 and writable:
-        _make(link)
-    elif application != APPLICATION:
+    tables = _tables(link)
+    if application != APPLICATION:
         raise InputError("this file is no ledger", where, "Give another file.")
-    elif version > VERSION:
+    if version > VERSION:
         raise InputError(
             f"the ledger has version {version}, this code knows {VERSION}", where, "Use the predrain that wrote it."
         )
-    elif not set(_NAMES) <= tables:
+    if not set(_NAMES) <= tables:
         missing = ", ".join(sorted(set(_NAMES) - tables))
         raise InputError(f"the ledger is damaged: it lacks {missing}", where, _AWAY)
-    else:
-        check_result = link.execute("PRAGMA quick_check(1)").fetchone()[0]
-        if check_result != "ok":
-            raise InputError(f"the ledger is damaged: {check_result}", where, _AWAY)
-    if writable:
-        if path is not None:
+    check_result = link.execute("PRAGMA quick_check(1)").fetchone()[0]
+    if check_result != "ok":
+        raise InputError(f"the ledger is damaged: {check_result}", where, _AWAY)
+
+
+def _tables(link: sqlite3.Connection) -> set[str]:
+    return {name for (name,) in link.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+
+
+def _prepare(link: sqlite3.Connection, path: Path | None) -> None:
+    """Set up a connection for writing, and make the tables in an empty file."""
+    if link.execute("PRAGMA application_id").fetchone()[0] == 0 and not _tables(link):
+        link.execute("BEGIN IMMEDIATE")
+        if not _tables(link):  # else another process made them while this one waited for the lock
+            _make(link)
+        link.execute("COMMIT")
+    elif link.execute("PRAGMA application_id").fetchone()[0] != APPLICATION:
+        return
+    if path is not None:
+        _write_ahead(link)
+    link.execute("PRAGMA synchronous = FULL")
+    link.execute("PRAGMA foreign_keys = ON")
+
+
+def _write_ahead(link: sqlite3.Connection) -> None:
+    """Switch to the write-ahead log; SQLite does not wait for another process that is switching."""
+    end = time.monotonic() + _BUSY_S
+    while True:
+        try:
             link.execute("PRAGMA journal_mode = WAL")
-        link.execute("PRAGMA synchronous = FULL")
-        link.execute("PRAGMA foreign_keys = ON")
+            return
+        except sqlite3.OperationalError:
+            if time.monotonic() >= end:
+                raise
+            time.sleep(0.05)
+
+
+def _claim(link: sqlite3.Connection, cluster: str, where: str) -> None:
+    link.execute("BEGIN IMMEDIATE")
+    link.execute(_CLUSTER)
+    row = link.execute("SELECT name FROM cluster").fetchone()
+    if row is None:
+        link.execute("INSERT INTO cluster VALUES (?)", (cluster,))
+    link.execute("COMMIT")
+    if row is not None and row[0] != cluster:
+        raise InputError(
+            f"this is the ledger of {row[0]}, not of {cluster}", where, "Give each cluster a ledger of its own."
+        )
 
 
 def _make(link: sqlite3.Connection) -> None:
-    triggers = "".join(
-        f"CREATE TRIGGER {name}_no_{verb} BEFORE {verb} ON {name} "
-        f"BEGIN SELECT RAISE(ABORT, 'the ledger is append-only'); END;\n"
-        for name in _NAMES
-        for verb in ("update", "delete")
-    )
-    link.executescript(
-        f"BEGIN IMMEDIATE;\n{_TABLES}{triggers}"
-        f"PRAGMA application_id = {APPLICATION};\nPRAGMA user_version = {VERSION};\nCOMMIT;"
-    )
+    for statement in _TABLES.split(";"):
+        link.execute(statement)
+    for name in _NAMES:
+        for verb in ("update", "delete"):
+            link.execute(
+                f"CREATE TRIGGER {name}_no_{verb} BEFORE {verb} ON {name} "
+                f"BEGIN SELECT RAISE(ABORT, 'the ledger is append-only'); END"
+            )
+    link.execute(f"PRAGMA application_id = {APPLICATION}")
+    link.execute(f"PRAGMA user_version = {VERSION}")

@@ -9,7 +9,7 @@ import sqlite3
 import weakref
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,9 +17,10 @@ from typing import Any, Final
 
 import orjson
 
+from foundation.errors import InputError
 from policy.episodes import Alert
 from policy.fleet import Level, NodeView
-from policy.plan import Action
+from policy.plan import Action, Plan
 from scheduler.ledger.schema import connect
 from scheduler.ports.codec import object_of, plain_of
 from scheduler.ports.errors import LedgerError
@@ -33,17 +34,42 @@ class SqliteLedger:
     """A ledger.
 
     ``path``: made where there is none. None: in memory.
-    Raises ``InputError`` if the file is no ledger, damaged, or of a newer version.
+    ``cluster``: what it is the ledger of; None: not checked. Calls to nodes of another cluster would be looked for on
+    nodes of the same name in this one.
+    ``required``: False: a file that cannot be used is a ``LedgerError`` of each call, which tries to open it again.
+    Raises ``InputError`` if the file is required and is no ledger, damaged, of a newer version or another cluster.
 
     What went into a decision is kept as packed blobs under their digest, so that scores, settings and nodes that did
     not change are kept once. Of the nodes, the units with their scores make one blob, all else another.
     """
 
-    def __init__(self, path: Path | None) -> None:
-        self._path = path
-        self._link = connect(path, writable=True)
-        self.close = weakref.finalize(self, self._link.close)
-        self._file = None if path is None else _identity(path)
+    def __init__(self, path: Path | None, cluster: str | None = None, *, required: bool = True) -> None:
+        self._path, self._cluster = path, cluster
+        self._opened: sqlite3.Connection | None = None
+        self._file: tuple[int, int] | None = None
+        try:
+            self._open()
+        except InputError:
+            if required:
+                raise
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._opened is not None:
+            self._opened.close()
+
+    def _open(self) -> sqlite3.Connection:
+        self._opened = connect(self._path, writable=True, cluster=self._cluster)
+        weakref.finalize(self, self._opened.close)
+        self._file = None if self._path is None else _identity(self._path)
+        return self._opened
+
+    @property
+    def _link(self) -> sqlite3.Connection:
+        try:
+            return self._opened or self._open()
+        except InputError as error:
+            raise LedgerError(str(error)) from error
 
     def begin(self, record: RoundRecord) -> int:
         """Record a decision before anything of it is done."""
@@ -56,7 +82,8 @@ class SqliteLedger:
                 _words(plan.now), record.holder, record.code,
                 None if record.model is None else _text(plain_of(record.model)),
                 None if record.decided_at is None else _words(record.decided_at),
-                _text(inputs), self._keep(plain_of(plan)), digest_of(plan), _text(_summary(record)),
+                _text(inputs), self._keep(plain_of(plan)), digest_of(plan),
+                _text(_summary(plan, len(record.fleet), record.notes)),
             )  # fmt: skip
             for name, decision in plan.nodes.items():
                 over = plan.over_budget.get(name)
@@ -66,6 +93,15 @@ class SqliteLedger:
                 at = alert.at.timestamp()
                 self._add("INSERT INTO alerts VALUES (?, ?, ?, ?)", number, alert.unit, at, _text(plain_of(alert)))
             return number
+
+    def begin_releases(self, plan: Plan, holder: str, code: str) -> int:
+        """Record releases that no decision led to: there is nothing to replay them from."""
+        with self._adding():
+            return self._add(
+                "INSERT INTO rounds (at, holder, code, inputs, plan, digest, summary) VALUES (?, ?, ?, ?, ?, ?, ?)",
+                _words(plan.now), holder, code, _text({}), self._keep(plain_of(plan)), digest_of(plan),
+                _text(_summary(plan, 0, ())),
+            )  # fmt: skip
 
     def intend(self, *intents: Intent) -> list[int]:
         """Record calls before the first of them is made."""
@@ -89,7 +125,7 @@ class SqliteLedger:
 
     def unsettled(self) -> tuple[tuple[int, Intent], ...]:
         """Return the calls of unknown outcome, oldest first."""
-        return self._open("intents", "intent FROM settled", Intent)
+        return self._unsettled("intents", "intent FROM settled", Intent)
 
     def last_digest(self) -> str | None:
         """Return what the last recorded decision came to."""
@@ -99,8 +135,10 @@ class SqliteLedger:
     def alerts(self, since: datetime) -> tuple[Alert, ...]:
         """Return the alerts that began since then, each once."""
         rows = self._read("SELECT content FROM alerts WHERE at >= ? ORDER BY at, unit", since.timestamp())
-        alerts = (object_of(Alert, json.loads(text), "alert") for (text,) in rows)
-        return tuple(dict.fromkeys(alerts))
+        try:
+            return tuple(dict.fromkeys(object_of(Alert, json.loads(text), "alert") for (text,) in rows))
+        except (ValueError, TypeError, RecursionError) as error:
+            raise LedgerError(f"an alert in the ledger cannot be read: {error}") from error
 
     def call(self, call: Call) -> int:
         """Record a call of an evacuation before it is made."""
@@ -120,7 +158,7 @@ class SqliteLedger:
         How a workload offered to write a checkpoint is left out: nothing reads it any more, and earlier versions
         wrote more of it (``url``, and ``exec`` as ``means``).
         """
-        return self._open("calls", "call FROM calls_settled", Call)
+        return self._unsettled("calls", "call FROM calls_settled", Call)
 
     def find(self, at: datetime, node: str, kind: FindingKind, message: str, content: Mapping[str, Any]) -> None:
         """Record what was found out on the way; ``content``: what belongs to it, as plain JSON."""
@@ -150,14 +188,14 @@ class SqliteLedger:
                 number, _words(settled.at), settled.kind, int(settled.confirmed), _text(plain_of(settled)),
             )  # fmt: skip
 
-    def _open(self, table: str, settled: str, kind: Any) -> tuple[tuple[int, Any], ...]:
+    def _unsettled(self, table: str, settled: str, kind: Any) -> tuple[tuple[int, Any], ...]:
         rows = self._read(
             f"SELECT id, json_remove(content, '$.workload.checkpoint') FROM {table} "  # noqa: S608 - names of ours
             f"WHERE id NOT IN (SELECT {settled}) ORDER BY id LIMIT 1000"
         )
         try:
             return tuple((number, object_of(kind, json.loads(text), f"call {number}")) for number, text in rows)
-        except ValueError as error:
+        except (ValueError, TypeError, RecursionError) as error:
             raise LedgerError(f"an open call in the ledger cannot be read: {error}") from error
 
     def _keep(self, value: Any) -> str:
@@ -173,7 +211,7 @@ class SqliteLedger:
     def _read(self, command: str, *values: Any) -> list[Any]:
         try:
             return self._link.execute(command, values).fetchall()
-        except sqlite3.Error as error:
+        except (sqlite3.Error, UnicodeDecodeError) as error:
             raise LedgerError(f"the ledger cannot be read: {error}") from error
 
     @contextlib.contextmanager
@@ -183,18 +221,19 @@ class SqliteLedger:
         It is on the disk at its end, or, without ``at_once``, with the next one: what a call came to need not outlast
         a loss of power, for the call is then looked at again. It outlasts the end of the process in any case.
         """
+        link = self._link
         if at_once and self._path is not None and _identity(self._path) != self._file:
             # written on, it would go into a file without a name, and be gone with this process
             raise LedgerError(f"the ledger {self._path} was removed or replaced while it was open: start anew")
         try:
-            self._link.execute(f"PRAGMA synchronous = {'FULL' if at_once else 'NORMAL'}")
-            self._link.execute("BEGIN IMMEDIATE")
+            link.execute(f"PRAGMA synchronous = {'FULL' if at_once else 'NORMAL'}")
+            link.execute("BEGIN IMMEDIATE")
             try:
                 yield
-                self._link.execute("COMMIT")
+                link.execute("COMMIT")
             except BaseException:
-                if self._link.in_transaction:
-                    self._link.execute("ROLLBACK")
+                if link.in_transaction:
+                    link.execute("ROLLBACK")
                 raise
         except sqlite3.Error as error:
             raise LedgerError(f"the ledger cannot be written: {error}") from error
@@ -230,10 +269,9 @@ def fleet_of(nodes: Any, units: Any) -> tuple[NodeView, ...]:
     )
 
 
-def _summary(record: RoundRecord) -> dict[str, Any]:
-    plan = record.plan
+def _summary(plan: Plan, nodes: int, notes: Iterable[str]) -> dict[str, Any]:
     return {
-        "nodes": len(record.fleet),
+        "nodes": nodes,
         "tiers": dict(Counter(node.tier for node in plan.nodes.values())),
         "actions": [f"{action.verb} {action.node}" for action in plan.actions],
         "over_budget": dict(plan.over_budget),
@@ -241,7 +279,7 @@ def _summary(record: RoundRecord) -> dict[str, Any]:
         "breaker": {key: cause.words for key, cause in plan.open_causes.items()},
         "stages": {group: state.stage for group, state in plan.stages.items()},
         "reasons": list(plan.reasons),
-        "notes": list(record.notes),
+        "notes": list(notes),
     }
 
 

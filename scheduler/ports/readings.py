@@ -17,11 +17,13 @@ class NodeReading:
     ``view``: units without scores: those that the scheduler knows to be in the node now; none where it does not know.
     ``version``: changes with every change of the node.
     ``boot_id``: changes with every boot; None: not known.
+    ``jobs_known``: False: its jobs could not be read, so that it may only be released.
     """
 
     view: NodeView
     version: str
     boot_id: str | None = None
+    jobs_known: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +48,14 @@ class FleetReading:
     may be followed by a watch.
     ``read_at``: when the listing was asked for; aware.
     ``trouble``: what could not be read, in words; the breaker stays open as long as it is so.
+    ``partial``: more than the nodes' marks could not be read: nodes are released, and nothing new is done.
     """
 
     nodes: tuple[NodeReading, ...]
     read_at: datetime
     switches: Switches = Switches()
     trouble: str | None = None
+    partial: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import re
 from collections.abc import Callable, Sequence
@@ -14,7 +15,7 @@ from policy.fleet import JobView
 from policy.plan import Action
 from scheduler.ports.errors import SchedulerError
 from scheduler.ports.protocols import Clock
-from scheduler.ports.readings import Answer, FleetReading, NodeReading, Precondition, Write, stands
+from scheduler.ports.readings import Answer, FleetReading, NodeReading, Precondition, Switches, Write, stands
 from scheduler.slurm.folder import SharedFolder
 from scheduler.slurm.job import views_by_node
 from scheduler.slurm.marks import after, change_for, standing_on, view_of, weight_again, writes_of
@@ -47,12 +48,16 @@ class SlurmScheduler:
     def read_fleet(self) -> FleetReading:
         """List the nodes of the fleet and the switches."""
         read_at = self._clock.now()
-        switches = self.folder.read_switches()
         nodes = [node for node in self.port.nodes() if self._in_fleet(node)]
-        jobs = views_by_node(self.port.jobs())
+        trouble, jobs, switches = None, None, Switches(kill=True)  # a person may have set what cannot be read
+        try:
+            switches = self.folder.read_switches()
+            jobs = views_by_node(self.port.jobs())
+        except SchedulerError as error:
+            trouble = str(error)
         self._read = {node.name: node for node in nodes}
-        readings = tuple(self._reading(node, jobs.get(node.name, ())) for node in nodes)
-        return FleetReading(readings, read_at, switches, self.port.read_only())
+        readings = tuple(self._reading(node, None if jobs is None else jobs.get(node.name, ())) for node in nodes)
+        return FleetReading(readings, read_at, switches, trouble or self.port.read_only(), partial=jobs is None)
 
     def revalidate(self, node: str) -> NodeReading | None:
         """Read one node again, with its jobs."""
@@ -61,7 +66,10 @@ class SlurmScheduler:
             self._read.pop(node, None)
             return None
         self._read[node] = current
-        return self._reading(current, views_by_node(self.port.jobs(node)).get(node, ()))
+        jobs: Sequence[JobView] | None = None
+        with contextlib.suppress(SchedulerError):
+            jobs = views_by_node(self.port.jobs(node)).get(node, ())
+        return self._reading(current, jobs)
 
     def preview(self, actions: Sequence[Action], reading: NodeReading) -> tuple[tuple[Write, ...], ...]:
         """Return what would be written to the node as it was last read."""
@@ -127,13 +135,14 @@ class SlurmScheduler:
         standing = standing_on(node, self._clock.now())
         return standing.record is not None or standing.damaged is not None
 
-    def _reading(self, node: SlurmNode, jobs: Sequence[JobView]) -> NodeReading:
+    def _reading(self, node: SlurmNode, jobs: Sequence[JobView] | None) -> NodeReading:
         self._late.seen(node, standing_on(node, self._clock.now()).foreign is not None)
         return self._as_read(node, jobs)
 
-    def _as_read(self, node: SlurmNode, jobs: Sequence[JobView]) -> NodeReading:
-        view = view_of(node, jobs, self._settings, self._clock.now())
-        return NodeReading(view, node.version, self._boots.of(node.name, node.booted_at))
+    def _as_read(self, node: SlurmNode, jobs: Sequence[JobView] | None) -> NodeReading:
+        view = view_of(node, jobs or (), self._settings, self._clock.now())
+        boot = self._boots.of(node.name, node.booted_at)
+        return NodeReading(view, node.version, boot, jobs_known=jobs is not None)
 
     def _unfit(self, action: Action, node: SlurmNode, precondition: Precondition) -> Answer | None:
         refused = self.port.read_only()

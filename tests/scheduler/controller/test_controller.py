@@ -316,7 +316,7 @@ def test_an_unreadable_scheduler_is_an_error_and_nothing_is_done():
         cluster.scheduler.faults.plan("unreadable", call)
         report = cluster.round()
         assert report.failed
-        assert report.steps == []
+        assert {step.outcome for step in report.steps} <= {"skipped"}
     assert cluster.levels() == {}
 
 

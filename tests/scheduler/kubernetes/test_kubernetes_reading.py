@@ -139,10 +139,17 @@ def test_gpus_places_and_driver_are_taken_from_annotations_and_labels(world: Wor
     assert result["n2"].group == "none"
 
 
-def test_where_pods_may_not_be_listed_nothing_is_known_of_the_fleet(world: World, hand: Hand) -> None:
-    world.fail("GET", "/pods$", 403, content={"message": 'cannot list resource "pods"'})
-    with pytest.raises(SchedulerError, match='cannot list resource "pods"'):
-        hand.scheduler.read_fleet()
+@pytest.mark.parametrize(("path", "what"), [("/pods$", "pods"), ("/configmaps/", "configmaps")])
+def test_where_pods_or_switches_may_not_be_read_nodes_can_still_be_released_and_nothing_new_be_done(
+    world: World, hand: Hand, path: str, what: str
+) -> None:
+    world.fail("GET", path, 403, content={"message": f'cannot read resource "{what}"'})
+    fleet = hand.scheduler.read_fleet()
+    assert {reading.view.name for reading in fleet.nodes} == {"n1", "n2"}
+    assert fleet.partial
+    assert not any(reading.jobs_known for reading in fleet.nodes)
+    assert f'cannot read resource "{what}"' in (fleet.trouble or "")
+    assert fleet.switches.kill is (what == "configmaps"), "a person may have set the kill switch"
 
 
 def test_a_listing_that_expires_begins_again_and_is_given_up_in_the_end(

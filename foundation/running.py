@@ -1,24 +1,28 @@
-"""What collectors that run for long share: leaving on a signal, waiting, and how long to wait after a failure."""
+"""What long-running processes share: stopping on a signal, intervals, backoff, and logs of failures that go on."""
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import random
 import signal
 import threading
+import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Final
 
 Wait = Callable[[float], bool]
-"""Waits up to so many seconds; True: the collector shall leave. The ``wait`` of a :class:`threading.Event` is one."""
+"""Waits up to this many seconds; True: stop. The ``wait`` of a :class:`threading.Event` is one."""
 
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 
 @contextmanager
 def stop_on_signals() -> Iterator[threading.Event]:
-    """Give an event that SIGTERM and SIGINT set; outside of the main thread, which alone gets signals, nothing does."""
+    """Yield an event that SIGTERM and SIGINT set; signals reach the main thread only."""
     stop = threading.Event()
 
     def set_stop(_number: int, _frame: FrameType | None) -> None:
@@ -35,7 +39,55 @@ def stop_on_signals() -> Iterator[threading.Event]:
             signal.signal(number, handler)
 
 
+def stop_loop_on_signals() -> asyncio.Event:
+    """Return an event of the running loop that SIGTERM and SIGINT set."""
+    stop = asyncio.Event()
+    for number in _SIGNALS:
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    return stop
+
+
+def every(interval_s: float, wait: Wait) -> Iterator[int]:
+    """Yield 0, 1, 2, … at this interval, from one beginning to the next, until ``wait`` returns True.
+
+    A turn that takes longer than the interval is followed by the next one at once.
+    """
+    turn = 0
+    while True:
+        began_s = time.monotonic()
+        yield turn
+        turn += 1
+        if wait(max(0.0, interval_s - (time.monotonic() - began_s))):
+            return
+
+
 def backoff_s(failures: int, *, first_s: float = 1.0, max_s: float = 60.0) -> float:
-    """Return how long to wait after so many failures in a row (from 1): doubling, bounded, and spread by a quarter."""
+    """Return the pause after this many consecutive failures (from 1): doubling, bounded, with 25 % of jitter."""
     bounded = min(first_s * 2.0 ** min(failures - 1, 30), max_s)
     return bounded * random.uniform(0.75, 1.25)  # noqa: S311 - spreads retries of many nodes, no secret
+
+
+class Failing:
+    """What fails at the moment, with consecutive failures; the log has the first of a kind and the recovery."""
+
+    def __init__(self, log: logging.Logger) -> None:
+        self._log = log
+        self._kinds: dict[str, object] = {}
+        self.counts: Counter[str] = Counter()
+
+    def __bool__(self) -> bool:
+        return bool(self.counts)
+
+    def failed(self, what: str, reason: object, *, kind: object = None, level: int = logging.WARNING) -> int:
+        """Count a failure; return how many there were in a row. ``kind``: another one is logged again."""
+        self.counts[what] += 1
+        if self.counts[what] == 1 or self._kinds[what] != kind:
+            self._log.log(level, "%s: %s; retrying (repeats are not logged)", what, reason)
+        self._kinds[what] = kind
+        return self.counts[what]
+
+    def recovered(self, what: str) -> None:
+        """Note that it works."""
+        failures = self.counts.pop(what, 0)
+        if failures:
+            self._log.warning("%s: works again after %d failures", what, failures)

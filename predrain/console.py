@@ -162,18 +162,8 @@ def _shown(value: Any) -> str:
 
 
 def until_stopped(pause: timedelta) -> Iterator[int]:
-    """Yield the number of each turn, ``pause`` apart, until the process is asked to stop.
-
-    ``pause``: from the beginning of one turn to the beginning of the next; a turn that takes longer is followed at
-    once.
-    Yields: 0, 1, 2, …; a signal ends the loop after the turn that it came in.
-    """
-    from foundation.running import stop_on_signals
+    """Yield the number of each turn, ``pause`` from one beginning to the next, until the process is asked to stop."""
+    from foundation.running import every, stop_on_signals
 
     with stop_on_signals() as stopped:
-        turn = 0
-        while not stopped.is_set():
-            began = time.monotonic()
-            yield turn
-            turn += 1
-            stopped.wait(max(0.0, pause.total_seconds() - (time.monotonic() - began)))
+        yield from every(pause.total_seconds(), stopped.wait)

@@ -178,7 +178,7 @@ def _source(
         return observe_file(path, channels=known, mapping=source_mapping, now=now)
 
     from foundation.http import Connection
-    from telemetry.collect.exporters.targets import parse_target
+    from telemetry.collect.scraping.targets import parse_target
 
     target = parse_target(source, "SOURCE, which is no file")
     try:

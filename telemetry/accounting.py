@@ -16,6 +16,12 @@ if TYPE_CHECKING:
 
 EXAMPLE_LENGTH: Final = 300
 
+MAX_REASONS: Final = 200
+"""Reasons of one table: a hostile source may make up a new one for each row."""
+
+FURTHER: Final = "further reasons"
+"""Reason of what is beyond :data:`MAX_REASONS`."""
+
 
 @dataclass(slots=True)
 class Account:
@@ -62,8 +68,22 @@ class Accounting:
         """Count rows that are kept for a later run."""
         self._count(self.tables[table].waiting, table, waits_for, number, example)
 
+    def holds(self, table: str, waits_for: str, number: int) -> None:
+        """Set how many rows wait at the moment, of a collector that runs."""
+        self.tables[table].waiting[waits_for] = number
+        if not number:
+            del self.tables[table].waiting[waits_for]
+
+    def take(self, table: str, number: int, left_out: Mapping[str, int], example: object = None) -> None:
+        """Count rows of which all are used but those left out, by reason."""
+        self.read(table, number)
+        self.used(table, number - sum(left_out.values()))
+        for reason, count in left_out.items():
+            self.left_out(table, reason, count, example)
+
     def _count(self, counts: Counter[str], table: str, reason: str, number: int, example: object) -> None:
         if number:
+            reason = reason if reason in counts or len(counts) < MAX_REASONS else FURTHER
             counts[reason] += number
             if example is not None:
                 self.tables[table].examples.setdefault(reason, str(example)[:EXAMPLE_LENGTH])
@@ -124,10 +144,10 @@ def metrics(accounting: Accounting, prefix: str = "predrain_ingest") -> Iterator
     used = CounterMetricFamily(f"{prefix}_used", "Rows that were used.", labels=["table"])
     left_out = CounterMetricFamily(f"{prefix}_left_out", "Rows that were left out.", labels=["table", "reason"])
     waiting = GaugeMetricFamily(f"{prefix}_waiting", "Rows that wait.", labels=["table", "reason"])
-    for name, account in accounting.tables.items():
+    for name, account in list(accounting.tables.items()):  # another thread may count meanwhile
         read.add_metric([name], account.read)
         used.add_metric([name], account.used)
         for family, counts in ((left_out, account.left_out), (waiting, account.waiting)):
-            for reason, count in counts.items():
+            for reason, count in list(counts.items()):
                 family.add_metric([name, reason], count)
     yield from (read, used, left_out, waiting)

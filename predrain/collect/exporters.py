@@ -1,14 +1,39 @@
-"""``predrain collect exporters`` and ``predrain collect gpud``: pages that each node serves."""
+"""``predrain collect exporters`` and ``predrain collect gpud``: what each node serves."""
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated
+from functools import partial
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from predrain.collect.options import (
+    DatasetOption,
+    IntervalOption,
+    ListenOption,
+    OnceOption,
+    SourceMappingOption,
+    log_to_stderr,
+    seconds,
+)
 from predrain.console import show
-from predrain.options import CaFileOption, JsonOption, ParamsOption, SkipVerifyOption, duration_option, read_params
+from predrain.options import (
+    BasicAuthOption,
+    BearerTokenOption,
+    CaFileOption,
+    JsonOption,
+    ParamsOption,
+    SkipVerifyOption,
+    read_params,
+)
+
+if TYPE_CHECKING:
+    from telemetry.collect.scraping.collector import ScrapeSettings
+
+TimeoutOption = Annotated[
+    str | None,
+    typer.Option("--timeout", help="Time for one answer, to its last byte. Default: 10s, or the interval if shorter."),
+]
 
 
 def exporters(
@@ -20,27 +45,16 @@ def exporters(
             "kubernetes:NAMESPACE/SERVICE[:PORT]; may be repeated."
         ),
     ],
-    dataset: Annotated[Path, typer.Option(help="The dataset; rows are written to the folder DATASET.live next to it.")],
-    interval: Annotated[str, typer.Option(help="Time between two scrapes of a target.")] = "30s",
-    timeout: Annotated[
-        str | None,
-        typer.Option(help="Time for one scrape, to its last byte. Default: 10s, or the interval if shorter."),
-    ] = None,
+    dataset: DatasetOption,
+    interval: IntervalOption = "30s",
+    timeout: TimeoutOption = None,
     concurrency: Annotated[int, typer.Option(min=1, max=10_000, help="Scrapes under way at once.")] = 512,
-    ca_file: Annotated[Path | None, typer.Option(help="Certificates (PEM) to trust instead of the system's.")] = None,
-    bearer_token_file: Annotated[
-        Path | None, typer.Option(help="File with a bearer token; read again when it changes.")
-    ] = None,
-    basic_auth_file: Annotated[
-        Path | None, typer.Option(help="File with user:password; read again when it changes.")
-    ] = None,
-    mapping: Annotated[
-        Path | None, typer.Option(help="YAML file that maps metric names and labels that differ from the exporters'.")
-    ] = None,
-    listen: Annotated[
-        str | None, typer.Option(help="Serve the collector's own /metrics and /healthz here, such as 127.0.0.1:9210.")
-    ] = None,
-    once: Annotated[bool, typer.Option("--once", help="Scrape each target once and exit.")] = False,
+    ca_file: CaFileOption = None,
+    bearer_token_file: BearerTokenOption = None,
+    basic_auth_file: BasicAuthOption = None,
+    mapping: SourceMappingOption = None,
+    listen: ListenOption = None,
+    once: OnceOption = False,
     params: ParamsOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -48,33 +62,42 @@ def exporters(
 
     Example: predrain collect exporters --targets gpu-nodes.txt --interval 30s --dataset fleet
     """
-    given = {"--interval": interval, "--timeout": timeout or "10s"}
-    seconds = {name: duration_option(text, name).total_seconds() for name, text in given.items()}
-    if timeout is None:
-        seconds["--timeout"] = min(seconds.values())
     import asyncio
-    import logging
 
+    from foundation.files import take_lock
     from foundation.http import connect_to
-    from telemetry.collect.exporters.collector import ScrapeSettings
-    from telemetry.collect.exporters.service import collect_exporters
+    from telemetry.accounting import Accounting
+    from telemetry.collect.buffer import RowBuffer
+    from telemetry.collect.exporters import PageSink, PageWatch, fleet_catalogue
+    from telemetry.collect.scraping.collector import Collector
+    from telemetry.collect.scraping.scraper import Scraper
+    from telemetry.collect.scraping.service import run_collector, summary
+    from telemetry.collect.scraping.targets import read_targets
     from telemetry.collect.series.mapping import load_source_mapping
     from telemetry.dataset.channels import resolve_channels
+    from telemetry.landing.folder import Landing, landing_of
 
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    work = collect_exporters(
-        dataset,
-        targets,
-        channels=resolve_channels(read_params(params).channels),
-        mapping=load_source_mapping(mapping),
-        settings=ScrapeSettings(seconds["--interval"], seconds["--timeout"], concurrency),
-        connection=connect_to(
-            "http://targets", bearer_token_file=bearer_token_file, basic_auth_file=basic_auth_file, ca_file=ca_file
-        ),
-        listen=listen,
-        once=once,
+    settings = _settings(interval, timeout, concurrency)
+    log_to_stderr()
+    channels, accounting = resolve_channels(read_params(params).channels), Accounting()
+    connection = connect_to(
+        "http://targets", bearer_token_file=bearer_token_file, basic_auth_file=basic_auth_file, ca_file=ca_file
     )
-    show(asyncio.run(work), as_json=as_json)
+    catalogue = fleet_catalogue(channels, load_source_mapping(mapping))
+    landing = Landing(landing_of(dataset), writer="exporters", channels=channels)
+    read_targets(targets)
+    do = "Stop it first; one that a supervisor starts again and again takes over when the other ends."
+    with take_lock(landing.state("exporters.lock"), "another collector scrapes for this dataset", str(dataset), do):
+        collector = Collector(
+            read_targets=partial(read_targets, targets),
+            fetch=Scraper(connection, timeout_s=settings.timeout_s).fetch,
+            watch=lambda target: PageWatch(target, catalogue, accounting),
+            sink=PageSink(RowBuffer(landing, accounting, max_rows=settings.max_buffered_rows)),
+            settings=settings,
+            accounting=accounting,
+        )
+        asyncio.run(run_collector(collector, listen=listen, once=once))
+    show({"dataset": str(dataset), **summary(collector)}, as_json=as_json, accounting=accounting)
 
 
 def gpud(
@@ -85,12 +108,13 @@ def gpud(
             "`collect exporters`; may be repeated."
         ),
     ],
-    dataset: Annotated[Path, typer.Option(help="The dataset; rows are written to the folder DATASET.live next to it.")],
-    interval: Annotated[str, typer.Option(help="Time between two looks at a node.")] = "60s",
-    timeout: Annotated[str, typer.Option(help="Time for one answer, to its last byte.")] = "10s",
+    dataset: DatasetOption,
+    interval: IntervalOption = "60s",
+    timeout: TimeoutOption = None,
     ca_file: CaFileOption = None,
     insecure_skip_verify: SkipVerifyOption = False,
-    once: Annotated[bool, typer.Option("--once", help="Ask each node once, then exit.")] = False,
+    listen: ListenOption = None,
+    once: OnceOption = False,
     params: ParamsOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -100,34 +124,39 @@ def gpud(
 
     Example: predrain collect gpud --targets gpu-nodes.txt --insecure-skip-verify --dataset fleet
     """
-    import functools
-    import logging
-    from datetime import UTC, datetime
+    import asyncio
 
     from foundation.http import connect_to
-    from foundation.running import stop_on_signals
-    from telemetry.collect.exporters.targets import read_targets
-    from telemetry.collect.exporters.watch import Scraper
-    from telemetry.collect.gpud import EVENTS, GpudCollector
+    from telemetry.accounting import Accounting
+    from telemetry.collect.gpud import CONCURRENCY, EVENTS, EventSink, EventsWatch
     from telemetry.collect.outbox import Outbox
+    from telemetry.collect.scraping.collector import Collector
+    from telemetry.collect.scraping.scraper import Scraper
+    from telemetry.collect.scraping.service import run_collector, summary
+    from telemetry.collect.scraping.targets import read_targets
     from telemetry.landing.folder import Landing, landing_of
 
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    interval_s, timeout_s = (
-        duration_option(given, "--interval or --timeout").total_seconds() for given in (interval, timeout)
-    )
-    if interval_s <= 0 or timeout_s <= 0:
-        raise typer.BadParameter("must be positive", param_hint="--interval or --timeout")
+    settings = _settings(interval, timeout, CONCURRENCY)
+    log_to_stderr()
     connection = connect_to("https://targets", ca_file=ca_file, insecure_skip_verify=insecure_skip_verify)
-    landing = Landing(landing_of(dataset), writer="gpud")
-    with stop_on_signals() as stop, Outbox(landing, "gpud") as outbox:
-        collector = GpudCollector(
-            outbox,
-            Scraper(connection, timeout_s=timeout_s),
-            functools.partial(read_targets, targets, EVENTS),
-            clock=functools.partial(datetime.now, UTC),
-            delay=read_params(params).features.delay,
+    accounting, delay = Accounting(), read_params(params).features.delay
+    with Outbox(Landing(landing_of(dataset), writer="gpud"), "gpud") as outbox:
+        sink = EventSink(outbox, accounting)
+        collector = Collector(
+            read_targets=partial(read_targets, targets, EVENTS),
+            fetch=Scraper(connection, timeout_s=settings.timeout_s).fetch,
+            watch=lambda target: EventsWatch(target, sink, accounting, delay=delay),
+            sink=sink,
+            settings=settings,
+            accounting=accounting,
         )
-        collector.run(interval_s, stop.wait, once=once)
-    names = ("answers", "failed", "events", "unreadable")
-    show({"dataset": str(dataset), **{name: collector.counts[name] for name in names}}, as_json=as_json)
+        asyncio.run(run_collector(collector, listen=listen, once=once))
+    show({"dataset": str(dataset), **summary(collector)}, as_json=as_json, accounting=accounting)
+
+
+def _settings(interval: str, timeout: str | None, concurrency: int) -> ScrapeSettings:
+    from telemetry.collect.scraping.collector import ScrapeSettings
+
+    interval_s = seconds(interval, "--interval")
+    timeout_s = min(interval_s, 10.0) if timeout is None else seconds(timeout, "--timeout")
+    return ScrapeSettings(interval_s, timeout_s, concurrency)

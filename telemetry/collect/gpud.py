@@ -6,26 +6,27 @@ Its health states are verdicts about these events, and are not read.
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import json
 import logging
 import re
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Annotated, Any, Final
 
 from pydantic import AwareDatetime, BaseModel, BeforeValidator, ValidationError
 
-from foundation.errors import InputError
 from foundation.instants import from_ms, to_ms
-from foundation.running import Wait
+from telemetry.accounting import Accounting
 from telemetry.bounds import BAD_TIME, EARLIEST_MS, LATEST_MS, later, storable
+from telemetry.collect.buffer import DROPPED, UNWRITTEN
 from telemetry.collect.event import Event
-from telemetry.collect.exporters.targets import Page, Target
-from telemetry.collect.exporters.watch import ScrapeError, Scraper
 from telemetry.collect.outbox import Outbox
+from telemetry.collect.scraping.collector import Fetch, Watch
+from telemetry.collect.scraping.scraper import ScrapeError
+from telemetry.collect.scraping.targets import Page, Target
 from telemetry.identity.pci import normalise_pci_bus_id
 from telemetry.kernel_log.catalogue import BOOT, shipped
 
@@ -40,8 +41,15 @@ OVERLAP: Final = timedelta(hours=1)
 """A node is asked again for so long before the last time: gpud reads the kernel log late after a start of its own."""
 
 _SHORTEST: Final = timedelta(minutes=1)
-_CONCURRENCY: Final = 32
-# With whole pages of the scraper's bound at once, all of them stay below its bound on memory.
+CONCURRENCY: Final = 32
+"""Scrapes at once: with whole pages of the scraper's bound, all of them stay below its bound on memory."""
+
+MAX_EVENTS: Final = 100_000
+"""Events that are held while they cannot be written."""
+
+NO_EVIDENCE: Final = "no evidence about a GPU"
+"""Reason of entries that are left out."""
+
 _DETAIL_LENGTH: Final = 400
 _GPU: Final = "accelerator-"
 _SERIOUS: Final = ("Warning", "Critical", "Fatal")
@@ -95,9 +103,11 @@ def read_events(page: bytes, node: str, known_at: Callable[[datetime], datetime]
                 found[digest.hexdigest()[:16]] = f"{component.component}: {BAD_TIME}"
                 continue
             what = _event(component.component, entry)
-            if what is not None:
-                event = Event(entry.time, node, source=SOURCE, known_at=known_at(entry.time), **what)
-                found[digest.hexdigest()[:16]] = event
+            found[digest.hexdigest()[:16]] = (
+                f"{NO_EVIDENCE}: {component.component} {entry.name}"
+                if what is None
+                else Event(entry.time, node, source=SOURCE, known_at=known_at(entry.time), **what)
+            )
     return found
 
 
@@ -144,104 +154,96 @@ def _event(component: str, entry: _Entry) -> dict[str, Any] | None:
     return {"type": kind, "code": code, "detail": detail, "gpu": gpu, "pci_bus_id": bus}
 
 
-class GpudCollector:
-    """Asks gpud on every node.
+@dataclass(frozen=True, slots=True)
+class NodeEvents:
+    """New events of a node, and how far it was read with them."""
 
-    ``delay``: from an event to when it counts as known, of those from before a node is first asked.
-    ``counts``: ``answers``, ``failed``, ``events``, and ``unreadable`` entries.
+    url: str
+    position: Mapping[str, Any]
+    events: list[Event]
+
+
+class EventSink:
+    """Stages events together with the positions after them."""
+
+    def __init__(self, outbox: Outbox, accounting: Accounting) -> None:
+        self._outbox, self._accounting = outbox, accounting
+        self.positions: dict[str, Mapping[str, Any]] = dict(outbox.position.get("nodes", {}))
+        self._events: list[Event] = []
+        self._lock = threading.Lock()
+
+    def add(self, batch: NodeEvents) -> None:
+        """Hold events; beyond :data:`MAX_EVENTS` the oldest are dropped."""
+        with self._lock:
+            self.positions[batch.url] = batch.position
+            self._events += batch.events
+            over = max(0, len(self._events) - MAX_EVENTS)
+            del self._events[:over]
+        self._accounting.read("events", len(batch.events))
+        self._accounting.left_out("events", DROPPED, over)
+        self._accounting.holds("events", UNWRITTEN, len(self._events))
+
+    def write(self) -> None:
+        """Write what is held; raises ``InputError``."""
+        with self._lock:
+            newest_ms = max((position["until"] for position in self.positions.values()), default=0)
+            # A target that is gone is forgotten, so that the state does not grow for ever.
+            oldest_ms = newest_ms - FIRST_SINCE // timedelta(milliseconds=1)
+            self.positions = {url: known for url, known in self.positions.items() if known["until"] >= oldest_ms}
+            events, positions = list(self._events), dict(self.positions)
+        if events or positions != self._outbox.position.get("nodes", {}):
+            self._outbox.commit({"nodes": positions}, events=events)
+            with self._lock:
+                del self._events[: len(events)]  # more may have come meanwhile
+            self._accounting.used("events", len(events))
+            self._accounting.holds("events", UNWRITTEN, len(self._events))
+        self._outbox.flush()
+
+
+class EventsWatch(Watch[NodeEvents]):
+    """gpud on one node.
+
+    ``delay``: from an event to when it counts as known, of those from before the node is first asked.
     """
 
-    def __init__(
-        self,
-        outbox: Outbox,
-        scraper: Scraper,
-        read_targets: Callable[[], Sequence[Target]],
-        *,
-        clock: Callable[[], datetime],
-        delay: timedelta,
-    ) -> None:
-        self._outbox, self._scraper, self._read_targets = outbox, scraper, read_targets
-        self._clock, self._delay = clock, delay
-        self._failing: dict[str, str] = {}
-        self.counts: Counter[str] = Counter()
+    advice = "Check that gpud runs there; a certificate of its own needs --insecure-skip-verify."
 
-    def run(self, interval_s: float, wait: Wait, *, once: bool = False) -> None:
-        """Ask every node each interval, until ``wait`` is true.
+    def __init__(self, target: Target, sink: EventSink, accounting: Accounting, *, delay: timedelta) -> None:
+        super().__init__(target)
+        self._sink, self._accounting, self._delay = sink, accounting, delay
 
-        Raises ``InputError`` if the first time the targets cannot be read or nothing can be written, and with ``once``
-        if no node answers.
-        """
-        is_first = True
+    async def scrape(self, fetch: Fetch, now: datetime, started_s: float) -> NodeEvents:  # noqa: ARG002
+        """Return the events that are new since the last answer."""
+        known = self._sink.positions.get(self.target.url)
+        start = now - FIRST_SINCE if known is None else from_ms(known["until"]) - OVERLAP
         while True:
             try:
-                asyncio.run(self._look(wait))
-            except InputError as error:
-                if is_first:
-                    raise
-                _log.error("%s", error)
-            if once and self._failing and not self.counts["answers"]:
-                url, reason = next(iter(self._failing.items()))
-                do = "Check that gpud runs there; a certificate of its own needs --insecure-skip-verify."
-                raise InputError(f"no node answers: {reason}", url, do)
-            is_first = False
-            if once or wait(interval_s):
-                return
-
-    async def _look(self, stop: Wait) -> None:
-        before: Mapping[str, Any] = self._outbox.position.get("nodes", {})
-        slots, events, after = asyncio.Semaphore(_CONCURRENCY), [], {}
-
-        async def ask(target: Target) -> None:
-            known = after[target.url] = before.get(target.url, {})
-            async with slots:
-                if stop(0.0):
-                    return
-                try:
-                    after[target.url], news = await self._ask(target, known)
-                except ScrapeError as error:
-                    self.counts["failed"] += 1
-                    if self._failing.get(target.url) != str(error):
-                        _log.warning("%s does not answer: %s", target.address, error)
-                    self._failing[target.url] = str(error)
-                    return
-            self.counts["answers"] += 1
-            events.extend(news)
-            if self._failing.pop(target.url, None) is not None:
-                _log.warning("%s answers again", target.address)
-
-        await asyncio.gather(*map(ask, self._read_targets()))
-        if after != before:
-            self._outbox.commit({"nodes": after}, events=events)
-            self._outbox.flush()
-            self.counts["events"] += len(events)
-
-    async def _ask(self, target: Target, known: Mapping[str, Any]) -> tuple[dict[str, Any], list[Event]]:
-        """Return how far a node was read, and its new events; ``known``: how far it was read before."""
-        now = self._clock()
-        start = from_ms(known["until"]) - OVERLAP if known else now - FIRST_SINCE
-        while True:
-            try:
-                page = await self._scraper.fetch(f"{target.url}?startTime={int(start.timestamp())}")
+                page = await fetch(f"{self.target.url}?startTime={int(start.timestamp())}")
                 break
             except ScrapeError as error:
                 if error.kind != "too_large" or now - start < _SHORTEST:
                     raise
                 start = now - (now - start) / 2  # an answer has no pages: the newest events count most
-                _log.warning("%s: too many events, those before %s are left out", target.address, start.isoformat())
+                reason = "before the newest that fit into one answer"
+                self._accounting.left_out("gpud answers", reason, example=f"{self.target.address} {start.isoformat()}")
+                self._accounting.read("gpud answers")
+                _log.warning(
+                    "%s: too many events, those before %s are left out", self.target.address, start.isoformat()
+                )
 
         def known_at(time: datetime) -> datetime:
-            return now if known else min(now, later(time, self._delay))
+            return min(now, later(time, self._delay)) if known is None else now
 
-        found = read_events(page.body, target.node or target.host, known_at)
-        seen = set(known.get("seen", ()))
-        news = [entry for name, entry in found.items() if name not in seen]
-        problems = [entry for entry in news if isinstance(entry, str)]
-        if problems:
-            self.counts["unreadable"] += len(problems)
-            _log.warning("%s: %d entries cannot be read, such as %s", target.address, len(problems), problems[0])
-        kept = [
-            name
-            for name, entry in found.items()
+        entries = read_events(page.body, self.target.node or self.target.host, known_at)
+        seen = set() if known is None else set(known["seen"])
+        news = [entry for digest, entry in entries.items() if digest not in seen]
+        for reason in (entry for entry in news if isinstance(entry, str)):
+            self._accounting.take("gpud entries", 1, {reason: 1}, self.target.address)
+        events = [entry for entry in news if isinstance(entry, Event)]
+        self._accounting.take("gpud entries", len(events), {})
+        remembered = [
+            digest
+            for digest, entry in entries.items()
             if isinstance(entry, str) or entry.timestamp >= now - OVERLAP - _SHORTEST
         ]
-        return {"until": to_ms(now), "seen": kept}, [entry for entry in news if isinstance(entry, Event)]
+        return NodeEvents(self.target.url, {"until": to_ms(now), "seen": remembered}, events)

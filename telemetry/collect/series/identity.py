@@ -19,7 +19,7 @@ from foundation.errors import InputError
 from foundation.files import write_bytes
 from foundation.text import nearest_hint
 from telemetry.collect.series.mapping import SourceMapping
-from telemetry.dataset.channels import Channel, Kind, by_source_name, channel_as_dict, with_rollups
+from telemetry.dataset.channels import Channel, Kind, by_source_name, channel_as_dict, is_unused, with_rollups
 from telemetry.identity.devices import is_placeholder, place_identity
 from telemetry.identity.node_labels import NO_VALUE, NodeDecision, NodeLabels
 from telemetry.identity.pci import normalise_pci_bus_id
@@ -209,6 +209,12 @@ class SeriesCatalogue:
         part = metric.part or labels.get("nvlink") or labels.get("link") or None
         gpu, node, instance, inventory = device
         return Series(metric.channel, metric.kind, gpu, node, instance, part, metric.scale, inventory, metric.rank)
+
+    def left_out_reason(self, name: str) -> str:
+        """Return why :meth:`identify` gave None for a series of this name."""
+        if name in self._metrics or name == XID_COUNT_METRIC:
+            return f"{name}: its labels name no GPU or no node"
+        return f"{name}: {'known, and not used' if is_unused(name) else 'no channel'}"
 
     def _xid_count(self, labels: Mapping[str, str]) -> XidCount | None:
         device = self._device(labels)

@@ -15,12 +15,12 @@ import pyarrow as pa
 import pytest
 
 from telemetry.bounds import EARLIEST_MS, LATEST_MS, plausible_rows
-from telemetry.collect.exporters.watch import ScrapeError
 from telemetry.collect.gpud import read_events
 from telemetry.collect.prometheus.client import read_matrix, split_samples
 from telemetry.collect.remote_write.arrow_body import read_stream
 from telemetry.collect.remote_write.decoding import RemoteWriteDecoder, decompress
 from telemetry.collect.remote_write.problems import Refused
+from telemetry.collect.scraping.scraper import ScrapeError
 from telemetry.collect.series.exposition import LineReader
 from telemetry.collect.series.identity import SeriesCatalogue
 from telemetry.dataset.channels import CATALOGUE

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import ssl
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -18,10 +19,12 @@ from typer.testing import CliRunner
 from foundation.errors import InputError
 from foundation.http import connect_to
 from predrain.command import app
-from telemetry.collect.exporters.targets import read_targets
-from telemetry.collect.exporters.watch import PAGE_BYTES, Scraper
-from telemetry.collect.gpud import EVENTS, GpudCollector
+from telemetry.accounting import Accounting
+from telemetry.collect.gpud import EVENTS, NO_EVIDENCE, EventSink, EventsWatch
 from telemetry.collect.outbox import Outbox
+from telemetry.collect.scraping.collector import SCRAPES, Collector, ScrapeSettings
+from telemetry.collect.scraping.scraper import PAGE_BYTES, Scraper
+from telemetry.collect.scraping.targets import read_targets
 from telemetry.importing.event_runs import dedupe_events
 from telemetry.kernel_log.source import LogLine
 from tests import http_server
@@ -83,21 +86,24 @@ class Collected:
 
     def __init__(self, folder: Path, targets: str) -> None:
         self.landing, self.clock, self.targets = landing(folder), Clock(), targets
-        self.counts: dict[str, int] = {}
+        self.accounting = Accounting()
 
-    def look(self, wait: Callable[[float], bool] | None = None) -> list[dict[str, Any]]:
-        """Look once, or until ``wait`` is true."""
+    def look(self) -> list[dict[str, Any]]:
+        """Look once."""
         before = len(landed(self.landing))
+        self.accounting = Accounting()
         with Outbox(self.landing, "gpud") as outbox:
-            collector = GpudCollector(
-                outbox,
-                Scraper(connect_to("http://targets"), timeout_s=5),
-                lambda: read_targets([self.targets], EVENTS),
+            sink = EventSink(outbox, self.accounting)
+            collector = Collector(
+                read_targets=lambda: read_targets([self.targets], EVENTS),
+                fetch=Scraper(connect_to("http://targets"), timeout_s=5).fetch,
+                watch=lambda target: EventsWatch(target, sink, self.accounting, delay=timedelta(minutes=10)),
+                sink=sink,
+                settings=ScrapeSettings(),
+                accounting=self.accounting,
                 clock=self.clock,
-                delay=timedelta(minutes=10),
             )
-            collector.run(60, wait or (lambda _: False), once=wait is None)
-        self.counts = dict(collector.counts)
+            asyncio.run(collector.once())
         return landed(self.landing)[before:]
 
 
@@ -172,16 +178,17 @@ def test_an_xid_that_gpud_has_from_nvsentinel_is_the_kernels(node: tuple[Gpud, C
     assert found == ("xid", "149", "00000000:1a:00", "NETIR_LINK_EVT Nonfatal link 02")
 
 
-def test_an_entry_that_cannot_be_read_is_counted_once_and_named(
-    node: tuple[Gpud, Collected], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_entry_that_is_left_out_is_counted_once_and_named(node: tuple[Gpud, Collected]) -> None:
     gpud, collected = node
-    gpud.events[XIDS] = [{**entry(5, LOST), "time": None}, entry(4, LOST)]
+    gpud.events[XIDS] = [{**entry(5, LOST), "time": None}, entry(4, LOST), entry(3, "", "SetHealthy", "Info")]
     assert len(collected.look()) == 1
-    assert collected.counts["unreadable"] == 1
-    assert f"{XIDS}.time" in caplog.text
+    account = collected.accounting.tables["gpud entries"]
+    assert (account.read, account.used) == (3, 1)
+    first, second = sorted(account.left_out)
+    assert first.startswith(f"{XIDS}.time: ")
+    assert second == f"{NO_EVIDENCE}: {XIDS} SetHealthy"
     assert collected.look() == []
-    assert "unreadable" not in collected.counts
+    assert collected.accounting.tables["gpud entries"].read == 0
 
 
 @pytest.mark.parametrize("body", [b"<html>", b'{"code": 1}', b"3", b'[{"events": []}]', b'[{"component": "x"'])
@@ -190,9 +197,10 @@ def test_a_node_that_is_no_gpud_holds_up_no_other(tmp_path: Path, body: bytes) -
         gpud.events[XIDS], other.body = [entry(5, LOST)], body
         collected = Collected(tmp_path, f"{elsewhere},{address}")
         assert len(collected.look()) == 1
-        assert (collected.counts["answers"], collected.counts["failed"]) == (1, 1)
+        assert (scrapes := collected.accounting.tables[SCRAPES]).used == 1
+        assert scrapes.left_out == {"parse": 1}
         gpud.body = body
-        with pytest.raises(InputError, match="no node answers: parse"):
+        with pytest.raises(InputError, match=r"none of 2 targets could be scraped, .*: parse"):
             collected.look()
         # Once it is gpud again, it goes on where it was, and the other begins.
         gpud.body = other.body = None
@@ -210,30 +218,11 @@ def test_of_more_events_than_an_answer_may_have_the_newest_are_taken(
     assert "too many events, those before 2026-02-14" in caplog.text
 
 
-def test_what_goes_wrong_between_two_looks_does_not_end_it(
-    node: tuple[Gpud, Collected], caplog: pytest.LogCaptureFixture
-) -> None:
-    gpud, collected = node
-    nodes, waits = Path(collected.targets), iter(range(9))
-    listed = nodes.read_text()
-
-    def wait(seconds: float) -> bool:
-        if not seconds:  # before each node is asked
-            return False
-        look = next(waits)
-        nodes.write_text("a b c" if look == 0 else listed)
-        gpud.events[XIDS] = [entry(5, LOST)]
-        return look == 2
-
-    assert [row["code"] for row in collected.look(wait)] == ["79"]
-    assert "'a b c' is no target" in caplog.text
-
-
 def test_nothing_is_an_answer_too(node: tuple[Gpud, Collected]) -> None:
     gpud, collected = node
     gpud.body = b"null"
     assert collected.look() == []
-    assert collected.counts["answers"] == 1
+    assert collected.accounting.tables[SCRAPES].used == 1
 
 
 def test_the_kernel_logs_report_of_the_same_xid_is_one_event_with_it(node: tuple[Gpud, Collected]) -> None:
@@ -260,5 +249,6 @@ def test_the_command_takes_gpuds_own_certificate_only_when_told_to(tmp_path: Pat
         assert refused.exit_code != 0
         assert "--insecure-skip-verify" in refused.output + str(refused.exception)
         taken = CliRunner().invoke(app, [*command, "--insecure-skip-verify"])
-    counts = {"answers": 1, "failed": 0, "events": 1, "unreadable": 0}
-    assert json.loads(taken.stdout) == {"dataset": str(tmp_path / "fleet"), **counts}
+    report = json.loads(taken.stdout)
+    assert (report["scrapes_succeeded"], report["events_written"]) == (1, 1)
+    assert report["accounting"]["gpud entries"] == {"read": 1, "used": 1, "left_out": [], "waiting": []}

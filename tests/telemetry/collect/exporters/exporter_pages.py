@@ -1,6 +1,7 @@
 """Pages as dcgm-exporter writes them, and what the tests put in the place of a network and of clocks."""
 
 import asyncio
+import contextlib
 import selectors
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime, timedelta
@@ -11,10 +12,13 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from foundation.errors import InputError
 from foundation.http import Answer as Page
-from telemetry.collect.exporters.collector import Collector, ScrapeSettings
-from telemetry.collect.exporters.targets import Target, parse_target
-from telemetry.collect.exporters.watch import fleet_catalogue
+from telemetry.accounting import Accounting
+from telemetry.collect.buffer import RowBuffer
+from telemetry.collect.exporters import PageSink, PageWatch, fleet_catalogue
+from telemetry.collect.scraping.collector import Collector, ScrapeSettings
+from telemetry.collect.scraping.targets import Target, parse_target
 from telemetry.collect.series.mapping import SourceMapping
 from telemetry.dataset.channels import CATALOGUE
 from telemetry.landing.folder import Landing
@@ -107,12 +111,15 @@ def make_collector(
 ) -> Collector:
     landing = landing or Landing(root, writer="exporters", channels=CATALOGUE)
     made = [target if isinstance(target, Target) else parse_target(target, "test") for target in targets]
+    settings, accounting = settings or ScrapeSettings(), Accounting()
+    catalogue = fleet_catalogue(CATALOGUE, SourceMapping())
     return Collector(
         read_targets=lambda: made,
-        scraper=fetcher,
-        landing=landing,
-        catalogue=fleet_catalogue(CATALOGUE, SourceMapping()),
-        settings=settings or ScrapeSettings(),
+        fetch=fetcher.fetch,
+        watch=lambda target: PageWatch(target, catalogue, accounting),
+        sink=PageSink(RowBuffer(landing, accounting, max_rows=settings.max_buffered_rows)),
+        settings=settings,
+        accounting=accounting,
         clock=fleet_time,
         run_blocking=inline,
     )
@@ -123,10 +130,10 @@ def run_virtual(work: Callable[[], Awaitable[Any]]) -> Any:
         return runner.run(work())
 
 
-async def run_for(collector: Collector, seconds: float) -> bool:
+async def run_for(collector: Collector, seconds: float) -> None:
     stop = asyncio.Event()
     asyncio.get_running_loop().call_later(seconds, stop.set)
-    return await collector.run(stop)
+    await collector.run(stop)
 
 
 def collect(
@@ -137,7 +144,8 @@ def collect(
     async def work() -> Collector:
         fetcher = answer if isinstance(answer, FakeFetcher) else FakeFetcher(answer)
         collector = make_collector(root, fetcher, list(targets), **more)
-        await (run_for(collector, seconds) if seconds else collector.once())
+        with contextlib.suppress(InputError):  # nothing could be scraped, or written
+            await (run_for(collector, seconds) if seconds else collector.once())
         return collector
 
     return run_virtual(work)

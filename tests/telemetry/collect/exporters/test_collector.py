@@ -13,9 +13,10 @@ import pyarrow as pa
 import pytest
 
 from foundation.errors import InputError
-from telemetry.collect.exporters.collector import ScrapeSettings
-from telemetry.collect.exporters.targets import Target, read_targets
-from telemetry.collect.exporters.watch import ScrapeError
+from telemetry.collect.exporters import REPEATED
+from telemetry.collect.scraping.collector import SCRAPES, ScrapeSettings
+from telemetry.collect.scraping.scraper import ScrapeError
+from telemetry.collect.scraping.targets import Target, read_targets
 from telemetry.importing.event_runs import is_from_exporter
 from telemetry.landing.folder import Landing
 from tests.telemetry.collect.exporters.exporter_pages import (
@@ -50,9 +51,10 @@ def test_every_target_is_scraped_once_an_interval_at_a_time_of_its_own(tmp_path:
         assert all(abs(b - a - 30) < 0.01 for a, b in pairwise(times))
     thirds = Counter(int((when % 30) // 10) for when, _ in fetcher.calls)
     assert min(thirds.values()) > 0.15 * len(fetcher.calls)
-    assert (collector.counts.scrapes_late, collector.counts.scrapes_failed) == (0, 0)
+    scrapes, samples = (collector.accounting.tables[name] for name in (SCRAPES, "samples"))
+    assert (collector.late, scrapes.read, scrapes.used) == (0, len(fetcher.calls), len(fetcher.calls))
     rows = landed(tmp_path, "samples")
-    assert rows.num_rows == 2 * len(fetcher.calls) == collector.counts.rows_written
+    assert rows.num_rows == 2 * len(fetcher.calls) == samples.used == samples.read
 
 
 def test_the_rows_hold_the_page_and_how_it_was_scraped(tmp_path: Path) -> None:
@@ -81,10 +83,10 @@ def test_the_next_good_row_counts_the_failures(tmp_path: Path, caplog: pytest.Lo
     assert [row["scrape_failures_total"] for row in rows[:2]] == [0.0, 2.0]
     (watch,) = collector.watches.values()
     assert watch.failures == {"timeout": 2}
-    assert [record.message for record in caplog.records] == [
-        "n1:9400 cannot be scraped: timeout: no page",
-        "n1:9400 is scraped again, after 2 failures",
-    ]
+    assert collector.accounting.tables[SCRAPES].left_out == {"timeout": 2}
+    first, again = (record.message for record in caplog.records)
+    assert first.startswith("n1:9400: timeout: no page")
+    assert again == "n1:9400: works again after 2 failures"
 
 
 def test_a_repeated_page_lands_once_and_a_hung_one_is_a_gap(tmp_path: Path) -> None:
@@ -95,7 +97,8 @@ def test_a_repeated_page_lands_once_and_a_hung_one_is_a_gap(tmp_path: Path) -> N
     rows = [row for row in landed(tmp_path, "samples").to_pylist() if row["gpu"] == "GPU-n1-0"]
     assert [row["energy_mj"] for row in rows] == [0.0, 1000.0, 2000.0, 20_000.0, 21_000.0]
     assert [row["page_age_s"] for row in rows] == [None, 60.0, 60.0, 480.0, 30.0]
-    assert collector.counts.pages_repeated == 17
+    assert collector.accounting.tables["samples"].left_out == {REPEATED: 2 * 17}
+    assert collector.accounting.tables["samples"].unaccounted == 0
 
 
 def test_xid_counts_that_rise_are_events(tmp_path: Path) -> None:
@@ -161,21 +164,21 @@ def test_a_full_disk_is_waited_for_and_loses_nothing(tmp_path: Path, caplog: pyt
     with caplog.at_level(logging.WARNING):
         collector = collect(tmp_path, moving, 600, ["n1", "n2"], landing=FullDisk(tmp_path, (60, 400)))
     rows = landed(tmp_path, "samples")
-    assert rows.num_rows == 2 * collector.counts.scrapes
+    assert rows.num_rows == 2 * collector.accounting.tables[SCRAPES].read
     keys = {(row["gpu"], row["timestamp"]) for row in rows.to_pylist()}
     assert len(keys) == rows.num_rows
-    messages = [record.message for record in caplog.records]
-    assert messages == [
-        "rows cannot be written, retrying: the disk is full (test). Free space.",
-        "rows are written again",
-    ]
+    first, again = (record.message for record in caplog.records)
+    assert first.startswith("writing rows: the disk is full")
+    assert again.startswith("writing rows: works again")
 
 
 def test_a_disk_that_stays_full_drops_the_oldest_and_says_so(tmp_path: Path) -> None:
     disk, limits = FullDisk(tmp_path, (0, 1e9)), ScrapeSettings(max_buffered_rows=10)
     collector = collect(tmp_path, moving, 600, landing=disk, settings=limits)
-    assert 8 <= collector.buffered_rows <= 10
-    assert collector.buffered_rows + collector.counts.rows_dropped == 2 * collector.counts.scrapes
+    samples = collector.accounting.tables["samples"]
+    assert 8 <= samples.waiting.total() <= 10
+    assert samples.waiting.total() + samples.left_out.total() == samples.read
+    assert samples.read == 2 * collector.accounting.tables[SCRAPES].read
 
 
 def test_an_internal_error_in_one_page_does_not_stop_the_others(tmp_path: Path) -> None:
@@ -203,11 +206,11 @@ def test_a_list_that_breaks_keeps_the_targets_that_are_known(tmp_path: Path, cap
         await asyncio.sleep(100)
         assert len(collector.watches) == 1
         path.write_text('[{"targets": ["n1", "n2"]}]')
-        assert await running
+        await running
         assert len(collector.watches) == 2
 
     run_virtual(work)
-    assert caplog.records[0].message.startswith("targets stay as they were: cannot be parsed: ")
+    assert caplog.records[0].message.startswith("targets: cannot be parsed: ")
 
 
 def test_dead_targets_do_not_delay_the_good(tmp_path: Path) -> None:

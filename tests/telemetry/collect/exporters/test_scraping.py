@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from foundation.http import Answer, Connection
-from telemetry.collect.exporters.watch import PAGE_BYTES, ScrapeError, Scraper
+from telemetry.collect.scraping.scraper import PAGE_BYTES, ScrapeError, Scraper
 from tests.telemetry.collect.exporters.exporter_pages import exporter_page
 
 Handler = Callable[[bytes, asyncio.StreamWriter], Awaitable[None]]
@@ -119,7 +119,7 @@ def test_an_endless_page_is_refused_before_it_has_arrived(monkeypatch: pytest.Mo
 
     error = failure(handler)
     assert str(error) == f"too_large: the answer has more than {PAGE_BYTES:,} bytes"
-    monkeypatch.setattr("telemetry.collect.exporters.watch.PAGES_BYTES", 1 << 20)
+    monkeypatch.setattr("telemetry.collect.scraping.scraper.PAGES_BYTES", 1 << 20)
     assert "all pages under way have more than 1,048,576 bytes" in str(failure(handler))
     assert isinstance(fetch(always(answer(PAGE)), times=2)[1], Answer)
 

@@ -3,8 +3,8 @@ from pathlib import Path
 import pytest
 
 from foundation.errors import InputError
-from telemetry.collect.exporters.targets import Target, parse_target, read_targets
 from telemetry.collect.kubernetes import discovery
+from telemetry.collect.scraping.targets import Target, parse_target, read_targets
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,40 @@
+"""Options that several sources share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from predrain.options import duration_option
+
+DatasetOption = Annotated[
+    Path,
+    typer.Option("--dataset", help="Dataset to collect for; rows are written to the folder DATASET.live next to it."),
+]
+IntervalOption = Annotated[str, typer.Option("--interval", help="Time from one round to the next.")]
+ListenOption = Annotated[
+    str | None,
+    typer.Option("--listen", help="Serve the collector's own /metrics and /healthz here, such as 127.0.0.1:9210."),
+]
+OnceOption = Annotated[bool, typer.Option("--once", help="Read what is there once, then exit.")]
+SourceMappingOption = Annotated[
+    Path | None,
+    typer.Option("--mapping", help="YAML file that maps metric names and labels that differ from the exporters'."),
+]
+
+
+def seconds(written: str, option: str, *, least: float = 0.0) -> float:
+    """Read a duration that is positive, and at least this long; raises ``typer.BadParameter``."""
+    duration_s = duration_option(written, option).total_seconds()
+    if duration_s <= 0 or duration_s < least:
+        raise typer.BadParameter(f"must be {f'at least {least:g}s' if least else 'positive'}", param_hint=option)
+    return duration_s
+
+
+def log_to_stderr() -> None:
+    """Log what a running collector reports."""
+    import logging
+
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")

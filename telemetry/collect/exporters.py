@@ -1,0 +1,215 @@
+"""Pages of dcgm-exporter and AMD's device-metrics-exporter: samples, XID events, and how the scraping went."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from email.utils import parsedate_to_datetime
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+
+from foundation.http import Answer
+from foundation.instants import to_ms
+from telemetry.accounting import Accounting
+from telemetry.collect.buffer import RowBuffer
+from telemetry.collect.scraping.collector import Fetch, Watch
+from telemetry.collect.scraping.scraper import ScrapeError
+from telemetry.collect.scraping.targets import PLACE_LABELS, Target
+from telemetry.collect.series.batch import InventoryNews, read_batch
+from telemetry.collect.series.exposition import LineReader, is_openmetrics, parse_line
+from telemetry.collect.series.identity import Series, SeriesCatalogue, XidCount
+from telemetry.collect.series.mapping import SourceMapping
+from telemetry.collect.series.xid_counts import XidCounts
+from telemetry.dataset.channels import Channel
+from telemetry.landing.tables import Kind
+
+MAX_PAGE_ROWS: Final = 4096
+"""GPUs and MIG instances (and their times, if lines have time stamps) of one page: more is no exporter of one node."""
+
+MAX_LINES: Final = 50_000
+REMEMBERED_BYTES: Final = 512 << 20
+"""Text of lines that is remembered of all targets."""
+
+REPEATED: Final = "page repeated to the digit"
+"""Reason of rows that are left out: nothing was measured."""
+
+_TARGET: Final = "predrain_target_"
+_NODE_FIRST, _NODE_LAST = f"{_TARGET}node", f"{_TARGET}host"
+_XIDS_KEPT: Final = 10_000
+_HALF_SECOND: Final = 0.5
+_KEYS: Final = ["timestamp", "node", "mig_instance"]
+
+Rows = Mapping[Kind, pa.Table]
+Reading = tuple[Series | XidCount, float, int | None]
+
+
+def fleet_catalogue(channels: Mapping[str, Channel], mapping: SourceMapping) -> SeriesCatalogue:
+    """Return the catalogue that all targets share: what a target's source names has label names of its own.
+
+    The node that the source names goes before the page's labels, the host of the URL after them. Raises InputError for
+    an unknown channel.
+    """
+    labels = {name: [*mapping.label_names(name), _TARGET + name] for name in PLACE_LABELS}
+    mapping = mapping.model_copy(update={"labels": {**mapping.labels, **labels}})
+    return SeriesCatalogue(channels, mapping, first_node=[_NODE_FIRST], last_node=[_NODE_LAST])
+
+
+class PageSink:
+    """Stages the rows of all pages together."""
+
+    def __init__(self, buffer: RowBuffer) -> None:
+        self._buffer = buffer
+        self.write: Callable[[], None] = buffer.write
+
+    def add(self, batch: Rows) -> None:
+        """Hold the rows of a page."""
+        for kind, table in batch.items():
+            self._buffer.add(kind, table)
+
+
+class PageWatch(Watch[Rows]):
+    """The page of one target; ``catalogue`` is of :func:`fleet_catalogue`."""
+
+    def __init__(self, target: Target, catalogue: SeriesCatalogue, accounting: Accounting) -> None:
+        super().__init__(target)
+        self._catalogue = catalogue
+        self._accounting = accounting
+        node = {} if target.node is None else {_NODE_FIRST: target.node}
+        self._labels = {_TARGET + name: value for name, value in target.labels} | {_NODE_LAST: target.host} | node
+        self.lines: LineReader[Series | XidCount | str] = LineReader(self._identify)
+        self._revision = catalogue.nodes.revision
+        self._before: list[tuple[Series | XidCount, float | None, int | None]] = []
+        self._news = InventoryNews()
+        self._xids = XidCounts(timedelta(0))
+        self._counted: dict[XidCount, float] = {}
+        self._changed_s: float | None = None
+
+    def share_memory(self, targets: int) -> None:
+        """Bound the text of lines that is remembered."""
+        self.lines.max_bytes = REMEMBERED_BYTES // targets
+
+    async def scrape(self, fetch: Fetch, now: datetime, started_s: float) -> Rows:
+        """Return the rows of the page as it is now; a repeated page has no samples."""
+        return self.read(await fetch(self.target.url), now, started_s)
+
+    def read(self, page: Answer, at: datetime, started_s: float) -> Rows:
+        """Read a page that was requested at ``at`` (monotonic ``started_s``); raises ScrapeError."""
+        left_out: Counter[str] = Counter()
+        reading = self._read(page, left_out)
+        if self._catalogue.nodes.revision != self._revision:
+            # The page, or one of another target, changed which label names the node.
+            self._revision = self._catalogue.nodes.revision
+            self.lines = LineReader(self._identify, self.lines.max_bytes)
+            left_out.clear()
+            reading = self._read(page, left_out)
+            self._catalogue.report_nodes()
+        # NaN equals nothing, itself included.
+        comparable = [(series, None if math.isnan(value) else value, ms) for series, value, ms in reading]
+        is_repeated, self._before = comparable == self._before, comparable
+        lines = len(reading) + left_out.total()
+        # An XID that has left the exporter's window counts 0.
+        reading += [(series, 0.0, None) for series in self._unlisted(reading)]
+        at_ms = to_ms(at)
+        entries = [series for series, _, _ in reading]
+        problems: Counter[str] = Counter()
+        tables = read_batch(
+            entries,
+            np.arange(len(entries), dtype=np.int32),
+            np.array([at_ms if ms is None else ms for _, _, ms in reading], np.int64),
+            np.array([value for _, value, _ in reading], np.float64),
+            xids=self._xids,
+            problems=problems,
+        )
+        self._accounting.take("sample values", lines, left_out + problems, self.target.address)
+        count = tables.samples.num_rows
+        if count == 0 and (faults := {why: n for why, n in (left_out + problems).items() if ": " not in why}):
+            raise ScrapeError("parse", "; ".join(f"{why}: {n}" for why, n in sorted(faults.items()))[:160])
+        if count == 0:
+            raise ScrapeError("empty", "the page has no series of a device")
+        if count > MAX_PAGE_ROWS:
+            raise ScrapeError("too_large", f"the page has {count} GPUs, over {MAX_PAGE_ROWS}")
+        inventory = self._news.select(tables.inventory)
+        self._news.landed()
+        rows: dict[Kind, pa.Table] = {"events": tables.events, "inventory": inventory}
+        age_s = None if self._changed_s is None else started_s - self._changed_s
+        if is_repeated and age_s is not None:
+            self._accounting.take("samples", count, {REPEATED: count}, self.target.address)
+            return rows
+        self._changed_s = started_s
+        return rows | {"samples": self._with_scrape_channels(tables.samples, page, at, age_s)}
+
+    def _read(self, page: Answer, left_out: Counter[str]) -> list[Reading]:
+        """Return the page's values of known series."""
+        text = page.body.decode("utf-8", "replace").replace("\r\n", "\n")
+        media = page.headers.get("content-type", "").partition(";")[0].strip().lower()
+        has_end_mark = is_openmetrics(text)
+        openmetrics = {"application/openmetrics-text": True, "text/plain": False}.get(media, has_end_mark)
+        lines = text.split("\n")
+        if len(lines) > MAX_LINES:
+            raise ScrapeError("too_large", f"the page has more than {MAX_LINES} lines")
+        # Where only the end of the connection ends a page, a page that ends with a line is taken for whole.
+        is_framed = "content-length" in page.headers or "transfer-encoding" in page.headers
+        is_whole = is_framed or page.body.endswith(b"\n")
+        if not (is_whole and (has_end_mark if openmetrics else _is_line(lines[-1]))):
+            raise ScrapeError("truncated", "the page ends within a line, or before its end mark")
+        reading: list[Reading] = []
+        for series, value, ms in self.lines.read(lines, openmetrics=openmetrics, problems=left_out):
+            if isinstance(series, str):
+                left_out[series] += 1
+            else:
+                reading.append((series, value, ms))
+        return reading
+
+    def _unlisted(self, reading: list[Reading]) -> list[XidCount]:
+        """Return the XIDs of earlier pages that the page does not list, and remember those that it does."""
+        listed = {series: 0.0 for series, _, _ in reading if isinstance(series, XidCount)}
+        unlisted = [series for series in self._counted if series not in listed]
+        self._counted |= listed
+        if len(self._counted) > _XIDS_KEPT:  # pages with ever new GPUs must not fill the memory
+            self._xids, self._counted = XidCounts(timedelta(0)), {}
+        return unlisted
+
+    def _identify(self, name: str, labels: dict[str, str]) -> Series | XidCount | str:
+        series = self._catalogue.identify(name, {**labels, **self._labels})
+        return self._catalogue.left_out_reason(name) if series is None else series
+
+    def _with_scrape_channels(self, samples: pa.Table, page: Answer, at: datetime, age_s: float | None) -> pa.Table:
+        """Add the channels that measure the scraping itself."""
+        values = samples.drop_columns(_KEYS).to_pandas().groupby("gpu")  # MIG instances count with their GPU
+        reported = values.count().gt(0).sum(axis=1).loc[samples.column("gpu").to_pylist()]
+        for name, value, kind in (
+            ("scrape_duration_s", page.duration_s, pa.float32()),
+            ("page_age_s", age_s, pa.float32()),
+            ("clock_skew_s", clock_skew_s(page, at), pa.float32()),
+            ("scrape_failures_total", float(self.failures.total()), pa.float64()),
+        ):
+            samples = samples.append_column(name, pa.array([value] * samples.num_rows, kind))
+        return samples.append_column("channels_reported", pa.array(reported, pa.float32()))
+
+
+def clock_skew_s(page: Answer, at: datetime) -> float | None:
+    """Return the exporter's clock minus this host's, by the Date of an answer; None where there is none.
+
+    ``at``: when the page was requested.
+    """
+    with suppress(ValueError, OverflowError):
+        date = parsedate_to_datetime(page.headers.get("date", ""))
+        # The date is cut to whole seconds: half a second is its mean error. It was written between the request and the
+        # answer's arrival, so the middle between them is compared.
+        date = date.replace(tzinfo=date.tzinfo or UTC)
+        return date.timestamp() + _HALF_SECOND - (at.timestamp() + page.duration_s / 2)
+    return None
+
+
+def _is_line(text: str) -> bool:
+    """Whether a page may end so: the last line may lack its line end, but not a part of its number."""
+    try:
+        parse_line(text)
+    except ValueError:
+        return False
+    return True

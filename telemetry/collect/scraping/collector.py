@@ -1,0 +1,238 @@
+"""The loop: every target is scraped once an interval, spread evenly, and the rows are written once an interval."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+import zlib
+from abc import abstractmethod
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Final, Generic, Protocol, TypeVar
+
+from foundation.errors import InputError
+from foundation.http import Answer
+from foundation.running import Failing
+from telemetry.accounting import Accounting
+from telemetry.collect.scraping.scraper import FailureKind, ScrapeError
+from telemetry.collect.scraping.targets import Target
+
+_log = logging.getLogger(__name__)
+_Batch = TypeVar("_Batch")
+_Batch_contra = TypeVar("_Batch_contra", contravariant=True)
+
+LATE_S: Final = 1.0
+"""A scrape that starts this long after it was due is late."""
+
+SCRAPES: Final = "scrapes"
+"""Table of the accounting; the reasons are kinds of failures."""
+
+Fetch = Callable[[str], Awaitable[Answer]]
+
+
+@dataclass(frozen=True, slots=True)
+class ScrapeSettings:
+    """Interval and bounds of a collector.
+
+    ``timeout_s`` is for one scrape, from connecting to the last byte; ``concurrency`` bounds the scrapes under way, and
+    a quarter of it those of targets that failed the last time, so that dead ones never delay the others. Rows are held
+    up to ``max_buffered_rows`` while nothing can be written, then the oldest are dropped.
+    """
+
+    interval_s: float = 30.0
+    timeout_s: float = 10.0
+    concurrency: int = 512
+    max_buffered_rows: int = 600_000
+
+    def __post_init__(self) -> None:
+        for name in ("interval_s", "timeout_s"):
+            value = getattr(self, name)
+            if not 0 < value <= 86_400:
+                raise InputError(f"{value:g} s cannot be used", f"--{name[:-2]}", "Give a time between 1s and 1d.")
+        if self.timeout_s > self.interval_s:
+            raise InputError(
+                f"a timeout of {self.timeout_s:g} s is longer than the interval of {self.interval_s:g} s",
+                "--timeout",
+                "Give a timeout of at most the interval: two scrapes of one target never overlap.",
+            )
+
+
+class Watch(Generic[_Batch]):
+    """One target: how a source reads its answers, and how often its scrapes failed.
+
+    ``advice``: what to do where no target can be scraped.
+    """
+
+    advice = "Check the addresses, and that the exporters run."
+
+    def __init__(self, target: Target) -> None:
+        self.target = target
+        self.failures: Counter[FailureKind] = Counter()
+        self.last_failure: ScrapeError | None = None
+        self.is_failing = False
+
+    def share_memory(self, targets: int) -> None:
+        """Bound what is remembered, as one of so many targets."""
+
+    @abstractmethod
+    async def scrape(self, fetch: Fetch, now: datetime, started_s: float) -> _Batch:
+        """Fetch and read an answer at ``now`` (monotonic ``started_s``); raises ScrapeError."""
+
+
+class Sink(Protocol[_Batch_contra]):
+    """Where batches go, such as :class:`telemetry.collect.exporters.PageSink`."""
+
+    def add(self, batch: _Batch_contra) -> None:
+        """Hold a batch, within bounds."""
+
+    def write(self) -> None:
+        """Write what is held; raises ``InputError`` or ``OSError``, and then goes on holding it."""
+
+
+class Collector(Generic[_Batch]):
+    """Scrapes targets until it is stopped.
+
+    ``read_targets`` is called at the start and once an interval; ``run_blocking`` runs what waits for a disk or a
+    server in another thread.
+    """
+
+    def __init__(
+        self,
+        *,
+        read_targets: Callable[[], list[Target]],
+        fetch: Fetch,
+        watch: Callable[[Target], Watch[_Batch]],
+        sink: Sink[_Batch],
+        settings: ScrapeSettings,
+        accounting: Accounting,
+        clock: Callable[[], datetime] = lambda: datetime.now(UTC),
+        run_blocking: Callable[..., Awaitable[Any]] = asyncio.to_thread,
+    ) -> None:
+        self._read_targets, self._fetch, self._watch, self._sink = read_targets, fetch, watch, sink
+        self.settings, self.accounting, self._clock = settings, accounting, clock
+        self._run_blocking = run_blocking
+        self.watches: dict[str, Watch[_Batch]] = {}
+        self.late = 0
+        self.problem: str | None = None
+        self._failing = Failing(_log)
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._slots = asyncio.Semaphore(settings.concurrency)
+        self._slots_of_failing = asyncio.Semaphore(max(1, settings.concurrency // 4))
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Scrape until ``stop`` is set, then write what is held.
+
+        Raises InputError if the targets cannot be read at the start, or the last rows cannot be written.
+        """
+        await self.refresh_targets()
+        try:
+            while True:
+                for url in self.watches.keys() - self._tasks.keys():
+                    self._tasks[url] = asyncio.create_task(self._follow(self.watches[url]))
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(self.settings.interval_s):
+                        await stop.wait()
+                        break
+                await self._write()
+                try:
+                    await self.refresh_targets()
+                except Exception as error:
+                    # A broken list, or a client library's surprise, must not stop the scraping of the known targets.
+                    self._failing.failed("targets", error, kind=str(error))
+                    if not isinstance(error, InputError):
+                        _log.exception("targets")
+                else:
+                    self._failing.recovered("targets")
+        finally:
+            for task in self._tasks.values():
+                task.cancel()
+            await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+            await self._write()
+        self._check_written()
+
+    async def once(self) -> None:
+        """Scrape every target once; raises InputError if none can be scraped, or the rows cannot be written."""
+        await self.refresh_targets()
+        try:
+            now_s = asyncio.get_running_loop().time()
+            await asyncio.gather(*(self._scrape(watch, now_s) for watch in self.watches.values()))
+        finally:
+            await self._write()
+        self._check_written()
+        if self.watches and all(watch.is_failing for watch in self.watches.values()):
+            watch = next(iter(self.watches.values()))
+            raise InputError(
+                f"none of {len(self.watches)} targets could be scraped, such as {watch.target.address}: "
+                f"{watch.last_failure}",
+                "--targets",
+                watch.advice,
+            )
+
+    async def refresh_targets(self) -> None:
+        """Read the targets again; raises InputError if they cannot be read."""
+        wanted = {target.url: target for target in await self._run_blocking(self._read_targets)}
+        for url, watch in list(self.watches.items()):
+            if wanted.get(url) != watch.target:
+                del self.watches[url]
+                if url in self._tasks:
+                    self._tasks.pop(url).cancel()
+        for url, target in wanted.items():
+            if url not in self.watches:
+                self.watches[url] = self._watch(target)
+        for watch in self.watches.values():
+            watch.share_memory(len(self.watches))
+
+    async def _follow(self, watch: Watch[_Batch]) -> None:
+        """Scrape one target on its own grid of times; a scrape that takes long skips the times that it missed."""
+        interval_s = self.settings.interval_s
+        phase_s = zlib.crc32(watch.target.url.encode()) / 2**32 * interval_s
+        while True:
+            now_s = asyncio.get_running_loop().time()
+            due_s = phase_s + (math.floor((now_s - phase_s) / interval_s) + 1) * interval_s
+            await asyncio.sleep(due_s - now_s)
+            await self._scrape(watch, due_s)
+
+    async def _scrape(self, watch: Watch[_Batch], due_s: float) -> None:
+        address = watch.target.address
+        async with self._slots_of_failing if watch.is_failing else self._slots:
+            started_s = asyncio.get_running_loop().time()
+            self.late += not watch.is_failing and started_s - due_s > LATE_S
+            try:
+                # The batch is held before anything else runs: a source's position never goes ahead of its rows.
+                self._sink.add(await watch.scrape(self._fetch, self._clock(), started_s))
+            except Exception as error:
+                # An answer that breaks the collector's code must not stop the other thousand targets.
+                if not isinstance(error, ScrapeError):
+                    _log.exception("%s: its answer could not be read", address)
+                    error = ScrapeError("parse", f"internal error: {type(error).__name__}")
+                self.accounting.read(SCRAPES)
+                self.accounting.left_out(SCRAPES, error.kind, example=f"{address}: {error}")
+                self._failing.failed(address, error, kind=error.kind)
+                watch.failures[error.kind] += 1
+                watch.last_failure, watch.is_failing = error, True
+                return
+        self.accounting.take(SCRAPES, 1, {})
+        self._failing.recovered(address)
+        watch.is_failing = False
+
+    async def _write(self) -> None:
+        try:
+            await self._run_blocking(self._sink.write)
+        except (InputError, OSError) as error:
+            self._failing.failed("writing rows", error, level=logging.ERROR)
+            self.problem = str(error)
+        else:
+            self._failing.recovered("writing rows")
+            self.problem = None
+
+    def _check_written(self) -> None:
+        if self.problem is not None:
+            raise InputError(
+                f"the last rows could not be written and are lost: {self.problem}",
+                "the landing folder",
+                "Free space and start the collector again.",
+            )

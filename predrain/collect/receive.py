@@ -7,11 +7,13 @@ from typing import Annotated
 
 import typer
 
+from predrain.collect.options import DatasetOption, SourceMappingOption, log_to_stderr
+from predrain.console import show
 from predrain.options import ParamsOption, read_params
 
 
 def receive(
-    dataset: Annotated[Path, typer.Option(help="The dataset; rows are written to the folder DATASET.live next to it.")],
+    dataset: DatasetOption,
     listen: Annotated[str, typer.Option(help="Address and port to listen on.")] = "127.0.0.1:9201",
     tokens: Annotated[
         Path | None,
@@ -20,9 +22,7 @@ def receive(
             "token is made at the first start, in the file DATASET.receive-token."
         ),
     ] = None,
-    mapping: Annotated[
-        Path | None, typer.Option(help="YAML file that maps metric names and labels that differ from the exporters'.")
-    ] = None,
+    mapping: SourceMappingOption = None,
     params: ParamsOption = None,
 ) -> None:
     """Take telemetry over HTTP until SIGTERM: POST /api/v1/write (Prometheus remote write 1.0) and /v1/telemetry.
@@ -34,8 +34,6 @@ def receive(
 
     Example: predrain collect receive --listen 0.0.0.0:9201 --tokens tokens.txt --dataset fleet
     """
-    import logging
-
     from foundation.http import parse_listen
     from telemetry.collect.remote_write.connections import refuse_open_port
     from telemetry.collect.remote_write.group_commit import ReceiverSettings
@@ -46,7 +44,7 @@ def receive(
     from telemetry.dataset.channels import resolve_channels
     from telemetry.landing.folder import Landing, landing_of
 
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    log_to_stderr()
     host, port = parse_listen(listen)
     refuse_open_port(host, has_tokens=tokens is not None)
     if tokens is None:
@@ -58,3 +56,4 @@ def receive(
     catalogue.remember(landing.state(NODE_LABEL_STATE))
     receiver = Receiver(landing, ReceiverSettings(tokens=tokens), catalogue=catalogue)
     serve(receiver, host, port)
+    show({"dataset": str(dataset)}, as_json=False, accounting=receiver.accounting)

@@ -158,5 +158,5 @@ def test_scraped_samples_land_as_prometheus_has_them_though_the_receiver_is_kill
         assert len(due()) > 20
         assert before.items() <= landed().items()
         page = get(f"http://127.0.0.1:{receiver.port}/metrics").decode()
-        assert 'dropped_total{reason="stale_marker"}' in page
+        assert 'left_out_total{reason="stale marker"' in page
         assert receiver.stop() == 0

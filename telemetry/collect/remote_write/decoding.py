@@ -22,9 +22,10 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import DecodeError
 
 from foundation.instants import to_ms
-from telemetry.bounds import EARLIEST_MS, LATEST_MS
+from telemetry.bounds import BAD_TIME, EARLIEST_MS, LATEST_MS
 from telemetry.collect.remote_write.problems import Refused
 from telemetry.collect.series.identity import XID_COUNT_METRIC, Series, SeriesCatalogue, XidCount
+from telemetry.collect.series.rows import OTHER_SERIES
 
 # A copy of three bytes makes 64 at most, so that no honest block grows more.
 _MOST_GROWTH = 22
@@ -34,12 +35,8 @@ _LOG = logging.getLogger(__name__)
 STALE_BITS: Final = 0x7FF0000000000002
 """The NaN with which Prometheus ends a series (model/value, StaleNaN)."""
 
-STALE: Final = "stale_marker"
-NOT_A_CHANNEL: Final = "not_a_channel"
-NAMELESS: Final = "no_gpu_or_node"
-LINK: Final = "nvlink_link"
-BAD_TIME: Final = "time"
-OTHER_METRIC: Final = "told_by_another_metric"
+STALE: Final = "stale marker"
+LINK: Final = "of a single NVLink"
 """Why a sample is dropped: the reasons that :class:`RemoteWriteDecoder` counts."""
 
 _SERIES_KEPT: Final = 600_000
@@ -96,7 +93,7 @@ class _Claim:
         if not EARLIEST_MS <= last_ms < LATEST_MS:
             return BAD_TIME if rank > self.rank else None
         if rank > self.rank and last_ms - self.ms <= _CLAIM_MS:
-            return OTHER_METRIC
+            return OTHER_SERIES
         # A clock that is ahead must not claim the channel until it is right.
         self.rank, self.ms = rank, max(self.ms, min(last_ms, now_ms))
         return None
@@ -163,9 +160,8 @@ class RemoteWriteDecoder:
                 samples = series.samples
                 known = self._digests.get(digest)
                 if known is None:
-                    known, is_unambiguous = self._learn(series.labels)
-                    # Another series may yet show the node of a nameless one's GPU.
-                    if is_unambiguous and known != NAMELESS:
+                    known, may_keep = self._learn(series.labels)
+                    if may_keep:
                         self._digests[digest] = known
                 if isinstance(known, str):
                     dropped[known] += len(samples)
@@ -208,21 +204,21 @@ class RemoteWriteDecoder:
         self._catalogue.report_nodes()
 
     def _learn(self, encoded: Any) -> tuple[_Known | str, bool]:
-        """Return what a series is, and whether the joined bytes of its labels can be read in this way only.
+        """Return what a series is, or why it is left out, and whether that may be kept.
 
-        They can where each label is in canonical form: its name first, then its value. Otherwise another division of
-        the bytes of a good series would take its place in the cache.
+        It may where each label is in canonical form: its name first, then its value. Otherwise another division of the
+        bytes of a good series would take its place in the cache. Another series may yet show the node of a GPU.
         """
         labels, is_canonical = _labels(encoded)
-        return self._identify(labels), is_canonical
-
-    def _identify(self, labels: dict[str, str]) -> _Known | str:
         name = labels.get("__name__", "")
         if not name:
             raise Refused.unreadable("a series has no __name__")
         series = self._catalogue.identify(name, labels)
         if series is None:
-            return NAMELESS if name in self._metrics else NOT_A_CHANNEL
+            return self._catalogue.left_out_reason(name), is_canonical and name not in self._metrics
+        return self._remember(name, series), is_canonical
+
+    def _remember(self, name: str, series: Series | XidCount) -> _Known | str:
         if isinstance(series, Series) and series.part is not None:
             self._warn_of_links(name)
             return LINK

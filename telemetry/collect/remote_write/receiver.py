@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import signal
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Final, get_args
 
 import pyarrow as pa
 from prometheus_client import CollectorRegistry, Counter, Gauge, disable_created_metrics, generate_latest
+from prometheus_client.core import Metric
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
@@ -19,6 +19,8 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from foundation.errors import InputError
+from foundation.running import stop_loop_on_signals
+from telemetry.accounting import Accounting, metrics
 from telemetry.bounds import plausible_rows
 from telemetry.collect.remote_write.arrow_body import read_stream
 from telemetry.collect.remote_write.connections import max_connections, serving
@@ -47,18 +49,17 @@ def _plain_token(line: str, _number: int, where: str) -> tuple[bytes, bool]:
 
 
 class Metrics:
-    """What a receiver has done since it started."""
+    """What a receiver has done since it started, and what became of what it received."""
 
-    def __init__(self) -> None:
+    def __init__(self, accounting: Accounting) -> None:
         self.registry = CollectorRegistry()
+        self._accounting = accounting
 
         def counter(name: str, text: str, *labels: str) -> Counter:
             return Counter(f"predrain_receiver_{name}", text, labels, registry=self.registry)
 
         self.requests = counter("requests", "Requests answered.", "route", "status")
-        self.dropped = counter("dropped", "Samples and values that were not written.", "reason")
         self.samples = counter("samples", "Samples that were written.")
-        self.rows = counter("rows", "Rows that were written.")
         self.writes = counter("writes", "Groups of requests and pushes that were written.")
         self.received = counter("received_bytes", "Bytes of bodies received.")
         self.buffered = Gauge("predrain_receiver_buffered_samples", "Samples in memory.", registry=self.registry)
@@ -67,19 +68,19 @@ class Metrics:
             "When something was last written, since 1970.",
             registry=self.registry,
         )
+        self.registry.register(self)
 
-    def drop(self, reasons: Mapping[str, int]) -> None:
-        """Count what was dropped, by reason."""
-        for reason, count in reasons.items():
-            self.dropped.labels(reason.replace(" ", "_")).inc(count)
+    def collect(self) -> Iterator[Metric]:
+        """Yield the account."""
+        yield from metrics(self._accounting)
 
     def write(self, samples: int, rows: int, problems: Mapping[str, int]) -> None:
         """Count a group that was written."""
         self.samples.inc(samples)
-        self.rows.inc(rows)
         self.writes.inc()
-        self.drop(problems)
         self.last_write.set_to_current_time()
+        self._accounting.take("sample values", samples, problems)
+        self._accounting.take("samples", rows, {})
 
 
 ARROW: Final = "application/vnd.apache.arrow.stream"
@@ -108,7 +109,8 @@ class Receiver:
         clock: Callable[[], datetime] | None = None,
     ) -> None:
         self.settings = ReceiverSettings() if settings is None else settings
-        self.metrics = Metrics()
+        self.accounting = Accounting()
+        self.metrics = Metrics(self.accounting)
         self._landing = landing
         self._catalogue = catalogue or SeriesCatalogue(CATALOGUE)
         tokens = self.settings.tokens
@@ -155,13 +157,14 @@ class Receiver:
             finally:
                 self._active -= 1
             self.metrics.requests.labels(route, response.status_code).inc()
+            self.accounting.take("requests", 1, {})
             return response
 
         return guarded
 
     def _refuse(self, route: str, refused: Refused) -> Response:
         self.metrics.requests.labels(route, refused.status).inc()
-        self.metrics.drop({f"request_{refused.reason}": 1})
+        self.accounting.take("requests", 1, {refused.reason: 1}, f"{refused.status} {refused.detail}")
         return Response(refused.body(), refused.status, headers=refused.headers())
 
     async def _write(self, request: Request) -> Response:
@@ -173,9 +176,10 @@ class Receiver:
         self._commit.check_room()
         async with self._body(request) as body:
             samples = await asyncio.to_thread(self._decode, body)
-        self.metrics.drop(samples.dropped)
         if len(samples):
             await self._commit.add(samples)
+        # Not before: a request that is not written is sent again.
+        self.accounting.take("sample values", samples.dropped.total(), samples.dropped)
         return Response(status_code=204)
 
     def _decode(self, body: bytes) -> Samples:
@@ -192,7 +196,6 @@ class Receiver:
             left_out, example = await asyncio.to_thread(self._push, kind, name, body)
         if not left_out:
             return Response(status_code=204)
-        self.metrics.drop(left_out)
         return JSONResponse(
             {"left_out": [{"reason": reason, "count": n} for reason, n in left_out.items()], "example": example}
         )
@@ -222,8 +225,9 @@ class Receiver:
             raise Refused.busy(f"the push cannot be stored now: {error}", "disk") from error
         except (ValueError, pa.ArrowException) as error:
             raise Refused(422, str(error), "invalid") from error
+        self.accounting.take(known, table.num_rows + sum(left_out.values()), left_out, example)
         if landed is not None:
-            self.metrics.write(0, table.num_rows, {})
+            self.metrics.write(0, 0, {})
         return left_out, example
 
     @contextlib.asynccontextmanager
@@ -287,9 +291,7 @@ def serve(receiver: Receiver, host: str, port: int, *, started: Callable[[int], 
     """Run until SIGTERM or SIGINT, and answer what is under way; ``started`` is called with the port."""
 
     async def run() -> None:
-        stop = asyncio.Event()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(number, stop.set)
+        stop = stop_loop_on_signals()
         timeout_s = receiver.settings.head_timeout_s
         async with serving(application(receiver), host, port, head_timeout_s=timeout_s, lifespan="on") as server:
             _LOG.info("listening on %s:%d, up to %d connections", host, server.port, max_connections())

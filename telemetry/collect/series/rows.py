@@ -22,6 +22,8 @@ INEXACT: Final = "too large to be exact"
 INFINITE: Final = "not a finite number"
 NOT_WHOLE: Final = "not a whole number"
 OUTSIDE: Final = "outside what its type holds"
+NO_NUMBER: Final = "not a number"
+OTHER_SERIES: Final = "another series has the value"
 SENTINEL: Final = "a value that means not supported"
 """What can be wrong with a value: the keys of the problems that :func:`assemble` counts."""
 
@@ -51,11 +53,7 @@ def assemble(
     """
     reasons: Counter[str] = Counter()
     index, ms, values = np.asarray(index), np.asarray(ms, np.int64), np.asarray(values, np.float64)
-    unsupported = _unsupported(series, index, values)
-    reasons[SENTINEL] += int(unsupported.sum())
-    infinite = np.isinf(values) & ~unsupported
-    reasons[INFINITE] += int(infinite.sum())
-    usable = ~(np.isnan(values) | unsupported | infinite)
+    usable = _usable(series, index, values, reasons)
     index, ms, values = index[usable], ms[usable], values[usable]
 
     def by_sample(fact: Callable[[Series], float], kind: type = np.int32) -> npt.NDArray[Any]:
@@ -84,6 +82,7 @@ def assemble(
     is_cell_start = is_row_start | _changes(channel)
     cell = np.cumsum(is_cell_start) - 1
     wanted = (rank == rank[is_cell_start][cell]) & ((part == _WHOLE) | (part[is_cell_start][cell] != _WHOLE))
+    reasons[OTHER_SERIES] += int((~wanted).sum())
     row, channel, part, cell, values = _at(wanted, row, channel, part, cell, values)
     is_first = _changes(cell, part)
     reasons[CONFLICT] += int((values != values[is_first][np.cumsum(is_first) - 1]).sum())
@@ -115,11 +114,20 @@ def assemble(
     return pa.table(arrays)
 
 
-def _unsupported(
-    series: Sequence[Series], index: npt.NDArray[np.int32], values: npt.NDArray[np.float64]
+def _usable(
+    series: Sequence[Series], index: npt.NDArray[np.int32], values: npt.NDArray[np.float64], reasons: Counter[str]
 ) -> npt.NDArray[np.bool_]:
+    """Mark finite values; the others are counted."""
     wide = np.array([_is_wide(entry.channel) for entry in series], np.bool_)[index]
-    return np.where(wide, is_sentinel(values, unit="B/s"), is_sentinel(values))
+    unsupported = np.where(wide, is_sentinel(values, unit="B/s"), is_sentinel(values))
+    usable = ~unsupported & np.isfinite(values)
+    for reason, mask in (
+        (SENTINEL, unsupported),
+        (INFINITE, np.isinf(values) & ~unsupported),
+        (NO_NUMBER, np.isnan(values) & ~unsupported),
+    ):
+        reasons[reason] += int(mask.sum())
+    return usable
 
 
 @cache

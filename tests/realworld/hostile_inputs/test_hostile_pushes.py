@@ -14,11 +14,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from telemetry.collect.remote_write.decoding import MAX_MESSAGES, OTHER_METRIC, RemoteWriteDecoder
+from telemetry.bounds import BAD_TIME
+from telemetry.collect.remote_write.decoding import MAX_MESSAGES, RemoteWriteDecoder
 from telemetry.collect.remote_write.group_commit import ReceiverSettings
 from telemetry.collect.remote_write.problems import Refused
 from telemetry.collect.remote_write.receiver import ARROW, Receiver, application
 from telemetry.collect.series.identity import SeriesCatalogue
+from telemetry.collect.series.rows import OTHER_SERIES
 from telemetry.dataset.channels import CATALOGUE
 from telemetry.landing.folder import Landing
 from tests.telemetry.collect.remote_write.encoding import call, field, labels, write_request
@@ -64,7 +66,8 @@ def test_an_event_with_an_impossible_instant_is_left_out_alone(tmp_path: Path, c
     assert answer.status_code == 200
     assert [entry["count"] for entry in answer.json()["left_out"]] == [1]
     assert [row["code"] for row in rows] == ["48", "79"]
-    assert f'predrain_receiver_dropped_total{{reason="{column}:_time_stamp_before_2000_or_after_2100"}} 1.0' in metrics
+    left_out = f'reason="{column}: {BAD_TIME}",table="events"'
+    assert f"predrain_ingest_left_out_total{{{left_out}}} 1.0" in metrics
 
 
 @pytest.mark.parametrize("unit", ["s", "us", "ns"])
@@ -117,7 +120,7 @@ def test_a_time_that_cannot_be_right_claims_no_channel(claimed_ms: int) -> None:
     reader.decode(write_request([(labels(first), [(claimed_ms, 1.0)])]), limit=9)
     later_ms = T0 + 660_000
     samples = reader.decode(write_request([(labels(other), [(later_ms, 50.0)])]), limit=9)
-    assert (samples.values.tolist(), samples.dropped[OTHER_METRIC]) == ([50.0], 0)
+    assert (samples.values.tolist(), samples.dropped[OTHER_SERIES]) == ([50.0], 0)
 
 
 BOMBS = {

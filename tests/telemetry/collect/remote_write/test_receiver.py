@@ -17,6 +17,8 @@ import pytest
 from starlette.applications import Starlette
 
 from foundation.errors import InputError
+from telemetry.collect.remote_write.decoding import LINK
+from telemetry.collect.remote_write.decoding import STALE as STALE_MARKER
 from telemetry.collect.remote_write.group_commit import ReceiverSettings
 from telemetry.collect.remote_write.receiver import ARROW, Receiver
 from telemetry.collect.remote_write.token_file import TokenFile, digest_of
@@ -126,7 +128,9 @@ def test_requests_of_one_moment_become_one_file_and_are_answered_after_it(tmp_pa
         first = [(labels(), [(T0, 41.0), (T0 + 1, STALE)])]
         second = [(labels("DCGM_FI_DEV_POWER_USAGE", pod="p"), [(T0, 300.5)]), (labels("up"), [(T0, 1.0)])]
         answers = await asyncio.gather(write(app, first), write(app, second))
-        assert receiver.metrics.registry.get_sample_value("predrain_receiver_rows_total") == 1
+        values, rows = (receiver.accounting.tables[name] for name in ("sample values", "samples"))
+        assert (values.read, values.used, values.left_out) == (4, 2, {STALE_MARKER: 1, "up: known, and not used": 1})
+        assert (rows.read, rows.used, receiver.accounting.tables["requests"].used) == (1, 1, 2)
         return list(answers)
 
     answers, rows = run(tmp_path, steps)
@@ -165,7 +169,7 @@ def test_single_links_are_left_out_and_counted(tmp_path: Path) -> None:
     async def steps(app: Starlette, receiver: Receiver) -> int:
         name = "DCGM_FI_DEV_NVLINK_REPLAY_ERROR_COUNT_TOTAL"
         await write(app, [(labels(name, nvlink="0"), [(T0, 1.0)]), (labels(name), [(T0, 5.0)])])
-        return receiver.metrics.registry.get_sample_value("predrain_receiver_dropped_total", {"reason": "nvlink_link"})
+        return receiver.accounting.tables["sample values"].left_out[LINK]
 
     dropped, rows = run(tmp_path, steps)
     assert (dropped, rows["samples"][0]["nvlink_replay_total"]) == (1, 5.0)

@@ -140,8 +140,8 @@ def gpud(
     log_to_stderr()
     connection = connect_to("https://targets", ca_file=ca_file, insecure_skip_verify=insecure_skip_verify)
     accounting, delay = Accounting(), read_params(params).features.delay
-    with Outbox(Landing(landing_of(dataset), writer="gpud"), "gpud") as outbox:
-        sink = EventSink(outbox, accounting)
+    with Outbox(Landing(landing_of(dataset), writer="gpud"), "gpud", accounting) as outbox:
+        sink = EventSink(outbox)
         collector = Collector(
             read_targets=partial(read_targets, targets, EVENTS),
             fetch=Scraper(connection, timeout_s=settings.timeout_s).fetch,

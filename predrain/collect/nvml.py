@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -75,7 +75,11 @@ def nvml(
     else:
         with stop_on_signals() as stopped, sending.going_on():
             collector.run(stopped)
-    counts: dict[str, Any] = {"node": name, "folder": str(sending.landing.root), **collector.counts}
-    if collector.errors:
-        counts["read_errors"] = collector.errors
-    show(counts | sending.counts, as_json=as_json)
+    result = {
+        "node": name,
+        "folder": str(sending.landing.root),
+        "samples": collector.accounting.tables["samples"].used,
+        "events_written": collector.accounting.tables["events"].used,
+        **sending.counts,
+    }
+    show(result, as_json=as_json, accounting=collector.accounting)

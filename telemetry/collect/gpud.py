@@ -21,7 +21,7 @@ from pydantic import AwareDatetime, BaseModel, BeforeValidator, ValidationError
 from foundation.instants import from_ms, to_ms
 from telemetry.accounting import Accounting
 from telemetry.bounds import BAD_TIME, EARLIEST_MS, LATEST_MS, later, storable
-from telemetry.collect.buffer import DROPPED, UNWRITTEN
+from telemetry.collect.buffer import DROPPED
 from telemetry.collect.event import Event
 from telemetry.collect.outbox import Outbox
 from telemetry.collect.scraping.collector import Fetch, Watch
@@ -166,8 +166,8 @@ class NodeEvents:
 class EventSink:
     """Stages events together with the positions after them."""
 
-    def __init__(self, outbox: Outbox, accounting: Accounting) -> None:
-        self._outbox, self._accounting = outbox, accounting
+    def __init__(self, outbox: Outbox) -> None:
+        self._outbox = outbox
         self.positions: dict[str, Mapping[str, Any]] = dict(outbox.position.get("nodes", {}))
         self._events: list[Event] = []
         self._lock = threading.Lock()
@@ -179,9 +179,7 @@ class EventSink:
             self._events += batch.events
             over = max(0, len(self._events) - MAX_EVENTS)
             del self._events[:over]
-        self._accounting.read("events", len(batch.events))
-        self._accounting.left_out("events", DROPPED, over)
-        self._accounting.holds("events", UNWRITTEN, len(self._events))
+        self._outbox.accounting.take("events", over, {DROPPED: over})
 
     def write(self) -> None:
         """Write what is held; raises ``InputError``."""
@@ -195,8 +193,6 @@ class EventSink:
             self._outbox.commit({"nodes": positions}, events=events)
             with self._lock:
                 del self._events[: len(events)]  # more may have come meanwhile
-            self._accounting.used("events", len(events))
-            self._accounting.holds("events", UNWRITTEN, len(self._events))
         self._outbox.flush()
 
 

@@ -17,6 +17,7 @@ from pydantic import BaseModel, ValidationError
 
 from foundation.errors import InputError
 from foundation.files import take_lock, write_bytes
+from telemetry.accounting import Accounting
 from telemetry.collect.event import Event
 from telemetry.landing.folder import Landing
 from telemetry.landing.tables import Kind, Rows, rows_table
@@ -33,12 +34,14 @@ class _State(BaseModel):
 class Outbox(contextlib.AbstractContextManager["Outbox"]):
     """The state of one collector; only one process at a time may hold it.
 
-    ``name``: of the state file. ``landed``: rows written by this process, by kind.
+    ``name``: of the state file. ``landed``: rows written by this process, by kind. ``accounting`` counts what is
+    committed.
     Raises ``InputError`` if another process holds it, or the state file is damaged.
     """
 
-    def __init__(self, landing: Landing, name: str) -> None:
+    def __init__(self, landing: Landing, name: str, accounting: Accounting | None = None) -> None:
         self._landing = landing
+        self.accounting = Accounting() if accounting is None else accounting
         self._path = landing.state(f"{name}.json")
         lock_path = self._path.with_name(f"{name}.lock")
         what = f"another collector {name!r} is running on this dataset"
@@ -72,6 +75,8 @@ class Outbox(contextlib.AbstractContextManager["Outbox"]):
         state = _State(name=self._state.name, batch=batch, position=dict(position), pending=pending)
         write_bytes(self._path, state.model_dump_json().encode())
         self._state = state
+        for kind, rows in pending.items():
+            self.accounting.take(kind, len(rows), {})
         with contextlib.suppress(InputError):
             self.flush()
 

@@ -9,7 +9,6 @@ import math
 import re
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime, timedelta
@@ -20,6 +19,9 @@ import pyarrow as pa
 
 from foundation.errors import InputError
 from foundation.instants import to_ms
+from foundation.running import Failing
+from telemetry.accounting import Accounting
+from telemetry.collect.buffer import DROPPED, RowBuffer
 from telemetry.collect.nvml.library import Identity
 from telemetry.collect.nvml.node_reader import NodeReader, Process, Row
 from telemetry.collect.outbox import Outbox
@@ -70,7 +72,6 @@ class Collector:
     ``boot``: which boot of the machine this is: after another one, GPUs may stand in other places, and a GPU that is
     still lost is lost again.
     ``trim``: called after each write.
-    ``counts``: ``samples``, ``xids``, ``other_events`` and, where there were too many to keep, ``samples_dropped``.
     Raises ``InputError`` if another collector of the same node writes to the same folder.
     """
 
@@ -88,32 +89,30 @@ class Collector:
         boot: str = "",
         trim: Callable[[], object] = lambda: None,
     ) -> None:
-        self._landing = landing
-        self._node = node
-        self._channels = channels
-        self._clock = clock
-        self._monotonic = monotonic
-        self._sleep = sleep
+        self.accounting = Accounting()
+        self._node, self._channels = node, channels
+        self._clock, self._monotonic, self._sleep = clock, monotonic, sleep
         self._interval_s = interval.total_seconds()
         self._trim = trim
-        self._outbox = Outbox(landing, writer_of(node))
+        self._outbox = Outbox(landing, writer_of(node), self.accounting)
         self._state: dict[str, Any] = {"inventory": "", "inventory_at": 0, **self._outbox.position}
         if self._state.get("boot") != boot:
             self._state |= {"boot": boot, "known": [], "troubles": {}}
         known = {kept["index"]: Identity(**kept) for kept in self._state["known"]}
         self._reader = NodeReader(
-            spawn, node, clock=clock, monotonic=monotonic, sleep=sleep, known=known, troubles=self._state["troubles"]
+            spawn,
+            node,
+            clock=clock,
+            monotonic=monotonic,
+            sleep=sleep,
+            known=known,
+            troubles=self._state["troubles"],
+            accounting=self.accounting,
         )
-        self._rows: list[Row] = []
+        self._samples = RowBuffer(landing, self.accounting, max_rows=MAX_ROWS)
         self._written_at_s = monotonic()
         self._inventory: list[dict[str, Any]] = []
-        self._blocked = False
-        self.counts: Counter[str] = Counter(samples=0, xids=0, other_events=0)
-
-    @property
-    def errors(self) -> dict[str, int]:
-        """Questions that failed otherwise than by not being supported, by the name of the error."""
-        return dict(self._reader.errors)
+        self._failing = Failing(_LOG)
 
     def run(self, stopped: threading.Event) -> None:
         """Read on the interval and listen for XIDs until ``stopped``; raises ``InputError`` without a driver."""
@@ -133,48 +132,38 @@ class Collector:
     def once(self) -> None:
         """Read once and write it, after a reading that is not written: profiling metrics are means since another."""
         try:
-            self.turn()
-            self._rows.clear()
-            self.counts["samples"] = 0
+            self.turn(keep=False)
             self._sleep(1.0)
             self.turn()
         finally:
             self.close()
 
-    def turn(self) -> None:
-        """Read every GPU once; write events and a changed inventory."""
+    def turn(self, *, keep: bool = True) -> None:
+        """Read every GPU once; write events and a changed inventory. ``keep``: whether the readings are samples."""
         rows = self._reader.turn()
-        self._rows += rows
-        self.counts["samples"] += len(rows)
-        if (over := len(self._rows) - MAX_ROWS) > 0:
-            self.counts["samples_dropped"] += over
-            del self._rows[:over]
+        if rows and keep:
+            self._samples.add("samples", samples_table(rows, self._node, self._channels))
         self._note()
         self.write()
 
     def write(self, *, everything: bool = False) -> None:
         """Write what is held; samples once a minute. A disk that is full is waited for."""
-        events = self._reader.events = self._reader.events[-MAX_EVENTS:]
-        samples_due = everything or self._monotonic() - self._written_at_s >= WRITE_EVERY_S
+        over = max(0, len(self._reader.events) - MAX_EVENTS)
+        self.accounting.take("events", over, {DROPPED: over})
+        events = self._reader.events = self._reader.events[over:]
         try:
             if events or self._inventory or self._state != self._outbox.position:
                 self._outbox.commit(self._state, events=events, inventory=self._inventory)
-                self.counts.update("xids" if event.type == "xid" else "other_events" for event in events)
                 self._reader.events, self._inventory = [], []
             self._outbox.flush()
-            if self._rows and samples_due:
+            if everything or self._failing or self._monotonic() - self._written_at_s >= WRITE_EVERY_S:
                 self._written_at_s = self._monotonic()
-                self._landing.stage("samples", samples_table(self._rows, self._node, self._channels))
-                self._rows = []
+                self._samples.write()
                 self._trim()
         except (InputError, OSError) as error:
-            if not self._blocked:
-                _LOG.error("writing waits, and what was heard is held in memory (logged once): %s", error)
-            self._blocked = True
-            return
-        if self._blocked and not self._rows:
-            self._blocked = False
-            _LOG.info("writing goes on")
+            self._failing.failed("writing", error, level=logging.ERROR)
+        else:
+            self._failing.recovered("writing")
 
     def close(self) -> None:
         """Write everything that is held, and let go of the driver."""

@@ -18,6 +18,7 @@ from typing import Any, Final, Literal
 
 from foundation.errors import InputError
 from foundation.running import backoff_s
+from telemetry.accounting import Accounting
 from telemetry.collect.event import Event
 from telemetry.collect.nvml.child import Message
 from telemetry.collect.nvml.library import ABSENT, LOST, RELOADED, Identity, NvmlFault
@@ -37,6 +38,10 @@ ALIVE_DEADLINE_S: Final = 30.0
 
 MAX_STUCK: Final = 4
 """A GPU that hangs is left alone while this many killed children still hang in the kernel."""
+
+READINGS: Final = "GPU readings"
+VALUES: Final = "sample values"
+"""Tables of the accounting."""
 
 DRIVER: Final = "driver"
 """Key of a trouble of the driver as a whole."""
@@ -130,13 +135,14 @@ class NodeReader:
         sleep: Callable[[float], None] = time.sleep,
         known: Mapping[int, Identity] | None = None,
         troubles: Mapping[str, TroubleCode] | None = None,
+        accounting: Accounting | None = None,
     ) -> None:
         self._spawn, self._node = spawn, node
         self._clock, self._monotonic, self._sleep = clock, monotonic, sleep
         self.known = dict(known or {})
         self.troubles = dict(troubles or {})
         self.driver: str | None = None
-        self.errors: Counter[str] = Counter()
+        self.accounting = Accounting() if accounting is None else accounting
         self.events: list[Event] = []
         self._failures: Counter[str] = Counter()
         self._child: Process | None = None
@@ -232,15 +238,16 @@ class NodeReader:
         try:
             identity, values, errors = self._ask(index, timeout_s)
         except NvmlFault as fault:
+            self.accounting.take(READINGS, 1, {fault.name: 1}, f"GPU {index}")
             if fault.code in RELOADED:
                 self._later(str(fault))
             elif fault.code in LOST:
                 self._report("gpu_lost", index, f"is lost: {fault.name}")
-            else:
-                self._count_error(fault.name)
             return []
         except (Silent, Ended) as error:
             self.close()
+            reason = "no answer in time" if isinstance(error, Silent) else "the reading process ended"
+            self.accounting.take(READINGS, 1, {reason: 1}, f"GPU {index}")
             times = self._hangs.get(index, (0, 0.0))[0] + 1
             self._hangs[index] = times, self._monotonic() + backoff_s(times, first_s=60.0, max_s=3600.0)
             self._present.pop(index, None)
@@ -251,8 +258,11 @@ class NodeReader:
             return []
         self.known = {other: known for other, known in self.known.items() if known.gpu != identity.gpu}
         self._present[index] = self.known[index] = identity
-        for name, times in errors.items():
-            self._count_error(name, times)
+        self.accounting.take(READINGS, 1, {})
+        known_errors = self.accounting.tables[VALUES].left_out
+        for name in errors.keys() - known_errors.keys():
+            _LOG.warning("readings of single channels fail: %s (logged once, counted from now on)", name)
+        self.accounting.take(VALUES, len(values) + sum(errors.values()), errors, identity.gpu)
         self._recovered(identity.gpu)
         self._recovered(_place(index))
         self._hangs.pop(index, None)
@@ -321,11 +331,6 @@ class NodeReader:
         self._reopen_at_s = self._monotonic() + backoff_s(self._open_failures)
         if self._open_failures == 1:
             _LOG.warning("%s; opening it again, with pauses up to a minute", reason)
-
-    def _count_error(self, name: str, times: int = 1) -> None:
-        if name not in self.errors:
-            _LOG.warning("readings of single channels fail: %s (logged once, counted from now on)", name)
-        self.errors[name] += times
 
 
 def _place(index: int) -> str:

@@ -92,8 +92,8 @@ class Collected:
         """Look once."""
         before = len(landed(self.landing))
         self.accounting = Accounting()
-        with Outbox(self.landing, "gpud") as outbox:
-            sink = EventSink(outbox, self.accounting)
+        with Outbox(self.landing, "gpud", self.accounting) as outbox:
+            sink = EventSink(outbox)
             collector = Collector(
                 read_targets=lambda: read_targets([self.targets], EVENTS),
                 fetch=Scraper(connect_to("http://targets"), timeout_s=5).fetch,

@@ -11,6 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from predrain.command import app
+from telemetry.collect.buffer import DROPPED
 from telemetry.collect.nvml import collector as module
 from telemetry.collect.nvml.collector import Collector, writer_of
 from telemetry.dataset.channels import CATALOGUE
@@ -126,7 +127,7 @@ def test_a_full_disk_is_waited_for(
             collector.turn()
             collector.write()  # nothing is new
         assert place.codes() == []
-    assert sum("writing waits" in record.message for record in caplog.records) == 1
+    assert sum("writing: the disk is full" in record.message for record in caplog.records) == 1
     place.node.clock.pass_(30)
     collector.turn()
     assert place.codes() == ["79", "79", "79"]
@@ -141,7 +142,9 @@ def test_rows_that_cannot_land_are_bounded(place: Place, monkeypatch: pytest.Mon
     for _ in range(4):
         collector.turn()
     collector.close()
-    assert (len(place.rows("samples")), collector.counts["samples_dropped"]) == (5, 3)
+    samples = collector.accounting.tables["samples"]
+    assert len(place.rows("samples")) == samples.used == 5
+    assert (samples.read, samples.left_out) == (8, {DROPPED: 3})
 
 
 def test_once_lands_one_reading_of_each_gpu(place: Place) -> None:
@@ -149,6 +152,20 @@ def test_once_lands_one_reading_of_each_gpu(place: Place) -> None:
     place.collector().once()
     rows = place.rows("samples")
     assert [(row["gpu"], row["gr_engine_active_ratio"]) for row in rows] == [("GPU-0", 0.5), ("GPU-1", None)]
+
+
+def test_every_reading_is_accounted_for(place: Place) -> None:
+    collector = place.collector()
+    collector.turn()
+    place.node.nvml.gpus[0].lost = 15
+    collector.turn()
+    collector.close()
+    readings, samples, events, values = (
+        collector.accounting.tables[name] for name in ("GPU readings", "samples", "events", "sample values")
+    )
+    assert (readings.read, readings.used, readings.left_out) == (4, 3, {"gpu_is_lost": 1})
+    assert (samples.read, samples.used, events.used) == (3, 3, 1)
+    assert values.read == values.used > 0
 
 
 @pytest.mark.parametrize("node", ["node7", "a b", "ä", "x" * 300, "node_7"])

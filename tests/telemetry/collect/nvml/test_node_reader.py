@@ -192,7 +192,11 @@ def test_a_gpu_that_only_fails_is_counted_and_stops_no_other() -> None:
     node.nvml.gpus[0].lost = 16
     reader = node.reader()
     turn = reader.turn()
-    assert (gpus(turn), heard(reader), dict(reader.errors)) == (["GPU-1"], [], {"reset_required": 1})
+    assert (gpus(turn), heard(reader), dict(reader.accounting.tables["GPU readings"].left_out)) == (
+        ["GPU-1"],
+        [],
+        {"reset_required": 1},
+    )
 
 
 def test_an_xid_is_of_its_gpu_and_of_the_moment_of_the_wait_s_return() -> None:

@@ -75,11 +75,11 @@ class Accounting:
             del self.tables[table].waiting[waits_for]
 
     def take(self, table: str, number: int, left_out: Mapping[str, int], example: object = None) -> None:
-        """Count rows of which all are used but those left out, by reason."""
+        """Count rows of which all are used but those left out, by reason; ``example`` may be a mapping by reason."""
         self.read(table, number)
         self.used(table, number - sum(left_out.values()))
         for reason, count in left_out.items():
-            self.left_out(table, reason, count, example)
+            self.left_out(table, reason, count, example.get(reason) if isinstance(example, Mapping) else example)
 
     def _count(self, counts: Counter[str], table: str, reason: str, number: int, example: object) -> None:
         if number:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from predrain.collect.options import DatasetOption
 from predrain.console import show
 from predrain.options import JsonOption, ParamsOption, instant_option, read_params
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 def diagnostics(
     files: Annotated[list[Path], typer.Argument(help="Output of `dcgmi diag -r LEVEL -j`, DCGM 3 or 4.")],
-    dataset: Annotated[Path, typer.Option(help="The dataset; events are written to DATASET.live next to it.")],
+    dataset: DatasetOption,
     node: Annotated[str, typer.Option(help="The node that was tested.")],
     gpus: Annotated[
         Path | None,

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from predrain.collect.options import ListenOption, OnceOption, collecting
 from predrain.collect.sending import (
     DatasetOrSpoolOption,
     PushCaOption,
@@ -44,7 +45,8 @@ def kernel_log(
     mapping: Annotated[
         Path | None, typer.Option(help="YAML file with rules for more messages (`kernel_log: {messages: …}`).")
     ] = None,
-    once: Annotated[bool, typer.Option("--once", help="Read what is there, then exit.")] = False,
+    listen: ListenOption = None,
+    once: OnceOption = False,
     params: ParamsOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -55,11 +57,10 @@ def kernel_log(
     On a node without the dataset: --spool /var/lib/predrain --push https://predrain.example --bearer-token-file token
     """
     import functools
-    import logging
     import socket
     from datetime import UTC, datetime
 
-    from foundation.running import stop_on_signals
+    from telemetry.accounting import Accounting
     from telemetry.collect.kernel_log import collect_kernel_log
     from telemetry.collect.outbox import Outbox
     from telemetry.importing.mapping import load_mapping
@@ -69,9 +70,6 @@ def kernel_log(
     from telemetry.kernel_log.reader import TABLE, UNCLEAR, UNDATED
     from telemetry.kernel_log.source import LogSource
 
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
-    if "kmsg" in source:
-        raise typer.BadParameter("kmsg is no longer read: use journal, or a log file", param_hint="--source")
     if "journal" in source and len(source) > 1:
         raise typer.BadParameter("the journal needs a collector of its own", param_hint="--source")
     paths = [] if source == ["journal"] else [Path(name).absolute() for name in source]
@@ -86,14 +84,19 @@ def kernel_log(
     )  # fmt: skip
     now = functools.partial(datetime.now, UTC)
     catalogue = Catalogue(load_mapping(mapping).kernel_log.messages if mapping else ())
-    with stop_on_signals() as stop, sending.going_on(), Outbox(sending.landing, state) as outbox:
+    accounting = Accounting()
+    with (
+        collecting(lambda: accounting, listen) as stop,
+        sending.going_on(),
+        Outbox(sending.landing, state, accounting) as outbox,
+    ):
 
         def open_source(position: dict[str, Any]) -> LogSource:
             if paths:
                 return LogFiles(paths, position, clock=now, zone=zone, once=once, sleep=stop.wait, catalogue=catalogue)
             return Journal(position, follow=not once, since=start, catalogue=catalogue)
 
-        accounting = collect_kernel_log(
+        collect_kernel_log(
             outbox,
             open_source,
             node=named,

@@ -8,12 +8,13 @@ from typing import Annotated
 
 import typer
 
+from predrain.collect.options import DatasetOption, IntervalOption, ListenOption, OnceOption, collecting, seconds
 from predrain.console import show
-from predrain.options import JsonOption, duration_option
+from predrain.options import JsonOption
 
 
 def collect_kubernetes(
-    dataset: Annotated[Path, typer.Option(help="Dataset to collect for; rows are written to DATASET.live next to it.")],
+    dataset: DatasetOption,
     kubeconfig: Annotated[
         Path | None, typer.Option(help="Default: the pod's service account, else what kubectl uses.")
     ] = None,
@@ -31,8 +32,9 @@ def collect_kubernetes(
         Path | None,
         typer.Option(help="YAML file with rules for taints, conditions and events; they go before the defaults."),
     ] = None,
-    interval: Annotated[str, typer.Option(help="How often new rows are written.")] = "60s",
-    once: Annotated[bool, typer.Option("--once", help="Compare once with the saved state, then exit.")] = False,
+    interval: IntervalOption = "60s",
+    listen: ListenOption = None,
+    once: OnceOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Follow nodes, events and pods of a Kubernetes cluster: drains, repairs, node problems, jobs on GPUs.
@@ -42,32 +44,25 @@ def collect_kubernetes(
     Example: predrain collect kubernetes --dataset fleet --cluster east
     """
     from foundation.kubernetes.client import connect
-    from foundation.running import stop_on_signals
     from telemetry.collect.kubernetes.collector import WRITER, KubernetesCollector
     from telemetry.collect.kubernetes.rules import load_rules
     from telemetry.landing.folder import Landing, landing_of
 
-    interval_s = duration_option(interval, "--interval").total_seconds()
-    if interval_s <= 0:
-        raise typer.BadParameter("must be positive", param_hint="--interval")
-    loaded = load_rules(rules)
-    with stop_on_signals() as stop:
-        api = connect(kubeconfig, context)
-        landing = Landing(landing_of(dataset), writer=WRITER)
-        with closing(
-            KubernetesCollector(
-                api,
-                landing,
-                loaded,
-                cluster=cluster,
-                node_selector=node_selector,
-                namespace_selector=namespace_selector,
-                jobs=jobs,
-            )
-        ) as collector:
-            if once:
-                collector.once()
-            else:
-                collector.run(stop, interval_s=interval_s)
+    interval_s, loaded = seconds(interval, "--interval"), load_rules(rules)
+    landing = Landing(landing_of(dataset), writer=WRITER)
+    collector = KubernetesCollector(
+        connect(kubeconfig, context),
+        landing,
+        loaded,
+        cluster=cluster,
+        node_selector=node_selector,
+        namespace_selector=namespace_selector,
+        jobs=jobs,
+    )
+    with closing(collector), collecting(collector.accounting, listen) as stop:
+        if once:
+            collector.once()
+        else:
+            collector.run(stop, interval_s=interval_s)
     result = {"dataset": str(dataset), "nodes": len(collector.nodes), "written": dict(collector.outbox.landed)}
     show(result, as_json=as_json, accounting=collector.accounting())

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from predrain.collect.options import IntervalOption, ListenOption, OnceOption, collecting, seconds
 from predrain.collect.sending import (
     DatasetOrSpoolOption,
     PushCaOption,
@@ -16,7 +17,7 @@ from predrain.collect.sending import (
     SpoolOption,
 )
 from predrain.console import show
-from predrain.options import JsonOption, ParamsOption, duration_option, read_params
+from predrain.options import JsonOption, ParamsOption, read_params
 
 
 def nvml(
@@ -25,10 +26,11 @@ def nvml(
     push: PushOption = None,
     bearer_token_file: PushTokenOption = None,
     ca_file: PushCaOption = None,
-    interval: Annotated[str, typer.Option(help="From one reading to the next.")] = "30s",
+    interval: IntervalOption = "30s",
     node: Annotated[str | None, typer.Option(help="Name of this node. Default: its host name.")] = None,
     spool_limit: SpoolLimitOption = "1GiB",
-    once: Annotated[bool, typer.Option("--once", help="Read once, send it, and exit.")] = False,
+    listen: ListenOption = None,
+    once: OnceOption = False,
     params: ParamsOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -38,27 +40,20 @@ def nvml(
 
     Example: predrain collect nvml --spool /var/lib/predrain --push https://predrain.example --bearer-token-file token
     """
-    import logging
-    import sys
-
-    every = duration_option(interval, "--interval")
-    if not every:
-        raise typer.BadParameter("an interval of 0 s would never rest: write 1s or more", param_hint="--interval")
     import socket
-    from datetime import UTC, datetime
+    from datetime import UTC, datetime, timedelta
 
-    from foundation.running import stop_on_signals
     from telemetry.collect.nvml.collector import Collector, boot_id, writer_of
     from telemetry.collect.nvml.node_reader import Process
     from telemetry.dataset.channels import resolve_channels
 
+    every = timedelta(seconds=seconds(interval, "--interval"))
     channels = resolve_channels(read_params(params).channels)
     name = node or socket.gethostname()
     sending = Sending(
         dataset, spool, push, token=bearer_token_file, ca=ca_file, limit=spool_limit, writer=writer_of(name),
         channels=channels,
     )  # fmt: skip
-    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     collector = Collector(
         sending.landing,
         name,
@@ -69,12 +64,13 @@ def nvml(
         boot=boot_id(),
         trim=sending.spool.trim,
     )
-    if once:
-        collector.once()
-        sending.send()
-    else:
-        with stop_on_signals() as stopped, sending.going_on():
-            collector.run(stopped)
+    with collecting(lambda: collector.accounting, listen) as stop:
+        if once:
+            collector.once()
+            sending.send()
+        else:
+            with sending.going_on():
+                collector.run(stop)
     result = {
         "node": name,
         "folder": str(sending.landing.root),

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from predrain.collect.options import DatasetOption, SourceMappingOption
 from predrain.console import progress, show
 from predrain.options import JsonOption, ParamsOption, read_params
 
@@ -16,10 +17,8 @@ def openmetrics(
         list[Path],
         typer.Argument(help="Dumps of lines `name{labels} value timestamp`, plain, .gz or .zst.", metavar="FILE"),
     ],
-    dataset: Annotated[Path, typer.Option(help="The dataset; rows are written to the folder DATASET.live next to it.")],
-    mapping: Annotated[
-        Path | None, typer.Option(help="YAML file that maps metric names and labels that differ from the exporters'.")
-    ] = None,
+    dataset: DatasetOption,
+    mapping: SourceMappingOption = None,
     params: ParamsOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -30,23 +29,22 @@ def openmetrics(
 
     Example: predrain collect openmetrics march.om.gz --dataset fleet
     """
+    from telemetry.accounting import Accounting
     from telemetry.collect.openmetrics import land_dump
     from telemetry.collect.series.identity import NODE_LABEL_STATE, SeriesCatalogue
     from telemetry.collect.series.mapping import load_source_mapping
     from telemetry.dataset.channels import resolve_channels
     from telemetry.landing.folder import Landing, landing_of
 
-    loaded = read_params(params)
+    loaded, accounting, results = read_params(params), Accounting(), []
     channels = resolve_channels(loaded.channels)
     catalogue = SeriesCatalogue(channels, load_source_mapping(mapping))
     landing = Landing(landing_of(dataset), writer="openmetrics", channels=channels)
     catalogue.remember(landing.state(NODE_LABEL_STATE))
-    results = []
     for path in files:
         with progress(path.name) as advance:
-            result = land_dump(path, landing, catalogue, delay=loaded.features.delay, progress=advance)
+            result = land_dump(
+                path, landing, catalogue, accounting=accounting, delay=loaded.features.delay, progress=advance
+            )
         results.append({"file": str(path), "landed before": result["files landed"] == 0, **result})
-        if not as_json:
-            show(results[-1], as_json=False)
-    if as_json:
-        show({"files": results}, as_json=True)
+    show({"files": results}, as_json=as_json, accounting=accounting)

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from predrain.options import duration_option
+
+if TYPE_CHECKING:
+    from telemetry.accounting import Accounting
 
 DatasetOption = Annotated[
     Path,
@@ -38,3 +44,14 @@ def log_to_stderr() -> None:
     import logging
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+
+
+@contextmanager
+def collecting(accounting: Callable[[], Accounting], listen: str | None) -> Iterator[threading.Event]:
+    """Yield an event that a signal sets, and serve the account of a collector meanwhile."""
+    from foundation.running import stop_on_signals
+    from telemetry.collect.exposure import exposing_in_thread
+
+    log_to_stderr()
+    with stop_on_signals() as stop, exposing_in_thread(listen, accounting):
+        yield stop

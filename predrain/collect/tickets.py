@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from predrain.collect.options import DatasetOption
 from predrain.console import show
 from predrain.options import JsonOption, ParamsOption, read_params
 
@@ -16,7 +17,7 @@ def tickets(
         Path,
         typer.Argument(help="CSV, Parquet or JSON with timestamp, type, and node or gpu; or a folder of such files."),
     ],
-    dataset: Annotated[Path, typer.Option(help="The dataset; events are written to DATASET.live next to it.")],
+    dataset: DatasetOption,
     mapping: Annotated[
         Path | None, typer.Option(help="YAML file with an `events` section, as for `predrain import --mapping`.")
     ] = None,

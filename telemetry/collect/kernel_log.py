@@ -47,6 +47,7 @@ def collect_kernel_log(
     name = f"kernel_log:{source.name}"
     try:
         reader = KernelLogReader(catalogue or shipped(), node=node, fixed=fixed, state=outbox.position.get("nodes"))
+        reader.accounting = outbox.accounting
         saved_at_s = time.monotonic()
         while True:
             batch = source.read(0.0 if once else _WAIT_S)

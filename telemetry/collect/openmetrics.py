@@ -29,9 +29,10 @@ import pyarrow as pa
 
 from foundation.errors import InputError
 from foundation.files import check_regular, disk_errors
+from telemetry.accounting import Accounting
 from telemetry.collect.outbox import Outbox
 from telemetry.collect.series.batch import read_batch
-from telemetry.collect.series.exposition import LineReader
+from telemetry.collect.series.exposition import BAD_LINE, LineReader
 from telemetry.collect.series.identity import XID_COUNT_METRIC, Series, SeriesCatalogue, XidCount
 from telemetry.collect.series.xid_counts import XidCounts
 from telemetry.dataset.channels import is_unused
@@ -57,14 +58,16 @@ def land_dump(
     landing: Landing,
     catalogue: SeriesCatalogue,
     *,
+    accounting: Accounting,
     delay: timedelta = timedelta(minutes=10),
     held_samples: int = 2_000_000,
     progress: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> dict[str, Any]:
     """Stage the samples of a dump, plain or compressed (``.gz``, ``.zst``, ``.bz2``, ``.lz4``); return a report.
 
-    ``delay`` is from an XID to its ``known_at``; ``held_samples`` are in memory at a time (some 100 bytes each);
-    ``progress(done, total)`` counts bytes, then parts that are staged.
+    ``accounting`` counts lines (``sample values``) and staged rows. ``delay`` is from an XID to its ``known_at``;
+    ``held_samples`` are in memory at a time (some 100 bytes each); ``progress(done, total)`` counts bytes, then parts
+    that are staged.
     Raises ``InputError`` if the file cannot be read, holds no sample of a channel, or the disk is full (20 bytes a
     sample are spilled).
     """
@@ -72,6 +75,7 @@ def land_dump(
     digest = _digest(path, catalogue)
     staged = {"rows landed": 0, "files landed": 0, "XID events landed": 0}
     with Outbox(landing, f"dump-{digest}") as outbox, _empty_folder(landing.state(f"dump-{digest}")) as folder:
+        accounting.take("dumps", 1, {"read before": 1} if outbox.position else {}, path)
         if outbox.position:
             return outbox.position | staged
         reader, samples, size = DumpReader(path, catalogue), 0, path.stat().st_size
@@ -79,6 +83,7 @@ def land_dump(
             samples += len(block)
             _spill(folder, reader.groups, block)
             progress(min(reader.characters_read, size), size)
+        lines = samples + reader.left_out.total()
         samples -= reader.identify()
         if samples == 0:
             raise _nothing(path, reader)
@@ -101,6 +106,8 @@ def land_dump(
                 if landing.stage("samples", tables.samples, name=name) is not None:
                     staged["rows landed"] += tables.samples.num_rows
                     staged["files landed"] += 1
+                for kind in ("samples", "events"):
+                    accounting.take(kind, getattr(tables, kind).num_rows, {})
             progress(done, len(parts))
         report = {
             "samples": samples,
@@ -108,9 +115,8 @@ def land_dump(
             "gpus": len({entry.gpu for entry in reader.series}),
             "node": str(catalogue.report_nodes()),
             "GPUs by place": catalogue.placed(),
-            "left out": dict(sorted(reader.left_out.items())),
-            "first line that cannot be read": next(iter(reader.faults), None),
         }
+        accounting.take("sample values", lines, reader.left_out, reader.examples)
         outbox.commit(report)
     return report | staged
 
@@ -137,7 +143,7 @@ class DumpReader:
         self.path = path
         self.series: list[Series | XidCount] = []
         self.left_out: Counter[str] = Counter()
-        self.faults: list[str] = []
+        self.examples: dict[str, str] = {}
         self.characters_read = 0
         self._catalogue = catalogue
         self._known = {*catalogue.metric_names(), XID_COUNT_METRIC}
@@ -183,7 +189,7 @@ class DumpReader:
                 break
         in_seconds = not head or _is_seconds(head[-1].rsplit(None, 1)[-1:])
         for number, value, ms in self._lines.read(
-            chain(head, lines), openmetrics=in_seconds, problems=self.left_out, faults=self.faults
+            chain(head, lines), openmetrics=in_seconds, problems=self.left_out, examples=self.examples
         ):
             if isinstance(number, str):
                 self.left_out[number] += 1
@@ -252,8 +258,8 @@ def slices(path: Path, max_samples: int) -> Iterator[npt.NDArray[Any]]:
 
 def _nothing(path: Path, reader: DumpReader) -> InputError:
     what = "the file holds no sample of a channel"
-    if reader.faults:
-        return InputError(f"{what}, and a line cannot be read: {reader.faults[0]}", str(path), _DO)
+    if fault := reader.examples.get(BAD_LINE):
+        return InputError(f"{what}, and a line cannot be read: {fault}", str(path), _DO)
     reasons = ", ".join(f"{reason} ({count} lines)" for reason, count in reader.left_out.most_common(3))
     do = f"Map its metrics and labels with --mapping. {f'It holds {reasons}.' if reasons else 'It is empty.'}"
     return InputError(what, str(path), do)

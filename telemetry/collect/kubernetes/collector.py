@@ -16,7 +16,7 @@ from foundation.errors import InputError
 from foundation.kubernetes.api import Object, Refused, Unreachable
 from foundation.kubernetes.client import KubernetesClient, input_error
 from foundation.kubernetes.watching import ChangeKind, Resource, Tracker, follow
-from foundation.running import backoff_s
+from foundation.running import Failing, backoff_s
 from telemetry.accounting import Accounting
 from telemetry.collect.event import Event
 from telemetry.collect.kubernetes.events import NoticeReader, NoticeTracker
@@ -72,6 +72,7 @@ class KubernetesCollector:
         self._api = api
         self._clock = clock
         self._lock = threading.Lock()
+        self._failing = Failing(log)
         self.outbox = Outbox(
             landing, f"{WRITER}-{re.sub(r'[^A-Za-z0-9.-]+', '-', cluster or api.name).strip('-.')[:80]}"
         )
@@ -137,6 +138,7 @@ class KubernetesCollector:
     def accounting(self) -> Accounting:
         """Return what was read so far and what became of it: node conditions, Kubernetes events, pods."""
         accounts = Accounting()
+        accounts.add(self.outbox.accounting)
         self.nodes.account(accounts)
         self._notices.account(accounts)
         if self._pods:
@@ -176,19 +178,14 @@ class KubernetesCollector:
 
     def _commit_or_wait(self, stop: threading.Event) -> None:
         """Commit, again and again. While that fails, the lock keeps followers waiting: what is held stays bounded."""
-        failures = 0
         while True:
             try:
                 self._commit()
             except InputError as error:
-                failures += 1
-                if failures == 1:
-                    log.error("nothing can be landed, retrying: %s", error)
-                if stop.wait(backoff_s(failures)):
+                if stop.wait(backoff_s(self._failing.failed("writing", error, level=logging.ERROR))):
                     return
             else:
-                if failures:
-                    log.info("landing works again")
+                self._failing.recovered("writing")
                 return
 
     def _commit(self) -> None:

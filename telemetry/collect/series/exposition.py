@@ -22,7 +22,6 @@ TOO_LONG: Final = "line over the length limit"
 
 _EXEMPLAR: Final = re.compile(r' # \{[^"]*(?:"(?:[^"\\]|\\.)*"[^"]*)*\}[^"]*\Z')
 _LINE_CHARACTERS: Final = 16_384
-_FAULTS: Final = 3
 
 _Identity = TypeVar("_Identity")
 
@@ -96,34 +95,35 @@ class LineReader(Generic[_Identity]):
         *,
         openmetrics: bool,
         problems: Counter[str],
-        faults: list[str] | None = None,
+        examples: dict[str, str] | None = None,
     ) -> Iterator[tuple[_Identity, float, int | None]]:
         """Yield identity, value and time stamp of each line; lines that cannot be used are counted.
 
-        A time stamp is a plausible instant, see :mod:`telemetry.bounds`.
-
-        ``faults`` takes what was wrong with the first three.
+        A time stamp is a plausible instant, see :mod:`telemetry.bounds`. ``examples`` takes one line of each problem.
         """
+
+        def leave_out(number: int, problem: str, example: object) -> None:
+            problems[problem] += 1
+            if examples is not None:
+                examples.setdefault(problem, f"line {number}: {example}")
+
         for number, line in enumerate(lines, start=1):
             if not line or line.startswith("#"):
                 continue
             if len(line) > _LINE_CHARACTERS:
-                problems[TOO_LONG] += 1
+                leave_out(number, TOO_LONG, line[:60])
                 continue
             try:
                 reading = self._read_line(line, openmetrics=openmetrics)
             except ValueError as error:
-                problems[BAD_LINE] += 1
-                if faults is not None and len(faults) < _FAULTS:
-                    faults.append(f"line {number}: {error}")
+                leave_out(number, BAD_LINE, error)
                 continue
             if reading is None:
                 continue
-            ms = reading[2]
-            if ms is None or EARLIEST_MS <= ms < LATEST_MS:
+            if reading[2] is None or EARLIEST_MS <= reading[2] < LATEST_MS:
                 yield reading
             else:
-                problems[BAD_TIME] += 1
+                leave_out(number, BAD_TIME, line[-60:])
 
     def _read_line(self, line: str, *, openmetrics: bool) -> tuple[_Identity, float, int | None] | None:
         head, brace, rest = line.rpartition("} ")

@@ -13,9 +13,8 @@ from pydantic import TypeAdapter
 from foundation.errors import InputError
 from foundation.instants import from_ms, to_ms
 from foundation.programs import CommandError, Run
-from foundation.running import Wait
+from foundation.running import Failing, Wait, every
 from foundation.slurm import SlurmFormatError
-from telemetry.accounting import Accounting
 from telemetry.collect.event import Event
 from telemetry.collect.outbox import Outbox
 from telemetry.collect.slurm.jobs import SACCT_COLUMNS, Job, jobs_table, read_sacct, read_squeue
@@ -59,9 +58,9 @@ class SlurmCollector:
         self._rules, self._clock, self._since = rules, clock, since
         self._node_commands = list(NODE_COMMANDS)
         self._accounting = True
-        self._failing: set[str] = set()
+        self._failing = Failing(_log)
         self.counts: Counter[str] = Counter()
-        self.accounting = Accounting()
+        self.accounting = outbox.accounting
         self.review = PhraseReview()
 
     def once(self) -> None:
@@ -75,11 +74,19 @@ class SlurmCollector:
             )
 
     def follow(self, interval_s: float, stop: Wait) -> None:
-        """Look every ``interval_s`` seconds until ``stop`` is true; what fails is tried again the next time."""
-        while True:
-            self._round()
-            if stop(interval_s):
-                return
+        """Look every ``interval_s`` seconds until ``stop`` is true; what fails is tried again the next time.
+
+        Raises ``InputError`` if the first look cannot be written.
+        """
+        for turn in every(interval_s, stop):
+            try:
+                self._round()
+            except InputError as error:
+                if turn == 0:
+                    raise
+                self._failing.failed("writing", error, level=logging.ERROR)
+            else:
+                self._failing.recovered("writing")
 
     def _round(self) -> list[Exception]:
         """Look once; return what failed. Nodes and jobs fail apart from each other."""
@@ -92,13 +99,9 @@ class SlurmCollector:
                 events += look(position)
             except (CommandError, SlurmFormatError) as error:
                 errors.append(error)
-                if kind not in self._failing:
-                    _log.warning("Slurm's %s cannot be read: %s; trying again every round", kind, error)
-                self._failing.add(kind)
+                self._failing.failed(f"reading Slurm's {kind}", error)
             else:
-                if kind in self._failing:
-                    _log.info("Slurm's %s can be read again", kind)
-                self._failing.discard(kind)
+                self._failing.recovered(f"reading Slurm's {kind}")
         if position != self._outbox.position or events:
             self._outbox.commit(position, events=events)
             self._outbox.flush()

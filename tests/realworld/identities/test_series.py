@@ -9,6 +9,7 @@ import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 
+from telemetry.accounting import Accounting
 from telemetry.collect.openmetrics import land_dump
 from telemetry.collect.series.identity import NODE_LABEL_STATE, SeriesCatalogue
 from telemetry.collect.series.mapping import SourceMapping
@@ -50,7 +51,7 @@ def collect(tmp_path: Path, *files: Path, mapping: SourceMapping | None = None) 
         landing = Landing(landing_of(dataset), writer="openmetrics", channels=CATALOGUE)
         catalogue = SeriesCatalogue(CATALOGUE, mapping)
         catalogue.remember(landing.state(NODE_LABEL_STATE))
-        land_dump(file, landing, catalogue)
+        land_dump(file, landing, catalogue, accounting=Accounting())
     settings = CompactSettings(TelemetrySection(), CATALOGUE, timedelta(minutes=10), timedelta(minutes=10))
     compact(dataset, settings=settings, now=NOW)
     return pq.read_table(dataset / "inventory.parquet").to_pandas()

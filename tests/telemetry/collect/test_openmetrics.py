@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from foundation.errors import InputError
 from predrain.command import app
+from telemetry.accounting import Accounting
 from telemetry.bounds import BAD_TIME
 from telemetry.collect.openmetrics import NO_TIME, land_dump
 from telemetry.collect.series.exposition import BAD_LINE, parse_line
@@ -39,8 +40,9 @@ def dump(gpus: int = 3, times: int = 50, every_s: float = 3600.5) -> str:
 
 
 def land(path: Path, folder: Path, mapping: SourceMapping | None = None, **more: Any) -> dict[str, Any]:
-    landing = Landing(folder, writer="test")
-    return land_dump(path, landing, SeriesCatalogue(CATALOGUE, mapping), **more)
+    landing, accounting = Landing(folder, writer="test"), Accounting()
+    report = land_dump(path, landing, SeriesCatalogue(CATALOGUE, mapping), accounting=accounting, **more)
+    return report | {"account": accounting.tables["sample values"]}
 
 
 def landed(folder: Path, kind: str = "samples") -> list[dict[str, Any]]:
@@ -83,7 +85,7 @@ def test_rows_are_those_of_a_plain_reading(tmp_path: Path, suffix: str, held: in
     path.write_bytes(packed[suffix])
     result = land(path, tmp_path / "live", held_samples=held)
     assert as_plain(landed(tmp_path / "live")) == plain(text)
-    assert (result["samples"], result["series"], result["gpus"], result["left out"]) == (450, 9, 3, {})
+    assert (result["samples"], result["series"], result["gpus"], result["account"].used) == (450, 9, 3, 450)
     assert {row["gpu"] for row in landed(tmp_path / "live", "inventory")} == {"GPU-0", "GPU-1", "GPU-2"}
     assert not any(path.is_dir() for path in (tmp_path / "live" / "state").iterdir())
 
@@ -112,7 +114,9 @@ def test_odd_lines_are_read_or_counted(tmp_path: Path) -> None:
     result = land(path, tmp_path / "live")
     values = {ms - T0 * 1000: row["gpu_temp_c"] for (_, ms), row in as_plain(landed(tmp_path / "live")).items()}
     assert values == {999: 1.0, 1000: 2.0, 3000: 3.5}
-    assert result["left out"] == {
+    account = result["account"]
+    assert (account.read, account.used, account.unaccounted) == (11, 3, 0)
+    assert account.left_out == {
         BAD_LINE: 2,
         NO_TIME: 1,
         BAD_TIME: 1,
@@ -120,7 +124,7 @@ def test_odd_lines_are_read_or_counted(tmp_path: Path) -> None:
         "DCGM_FI_DEV_VGPU_LICENSE_STATUS: known, and not used": 1,
         "acme: no channel": 2,
     }
-    assert result["first line that cannot be read"] is not None
+    assert account.examples[BAD_LINE].startswith("line 3: ")
 
 
 def test_a_second_run_lands_nothing_even_after_the_files_were_compacted(tmp_path: Path) -> None:

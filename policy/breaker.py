@@ -22,7 +22,7 @@ class BreakerConfig:
     ``min_jump``: a share of at least this: a handful in a large fleet is chance.
     ``min_risky``: fewer nodes never open it, so that one bad node of three does not.
     ``history``, ``min_history``: decision times the usual share is taken from, and how many it takes.
-    ``max_missing``: largest share of units without a valid score, nodes that are down aside.
+    ``max_missing``: largest share of units without a valid score, of nodes that are neither down nor at rest.
     ``max_down``: largest share of nodes that are down: beyond, the control plane is sick and not the nodes.
     ``max_unreadable``: largest share of nodes whose state could not be read.
     ``max_changed``: largest share of a group's nodes whose driver or exporter changed within ``settle``.
@@ -89,6 +89,7 @@ class BreakerState:
     ``causes``: those that hold, seen now or less than the quiet time ago.
     ``acknowledged``: those that a person let pass, until they have been gone.
     ``shares``: by group, ``""`` for the fleet.
+    ``nodes``: how many nodes were listed that were not at rest.
     ``reset_at``, ``decided_at``: the last reset by hand that was followed; when the last decision was made.
     """
 
@@ -144,8 +145,10 @@ def watch(
 ) -> tuple[BreakerState, tuple[str, ...]]:
     """Look at the fleet as a whole.
 
-    ``nodes``: with units only: nodes without GPUs would water every share down.
+    ``nodes``: with units only: nodes without GPUs would water every share down. Those at rest have no current scores,
+    and are in no share; but they are listed, so that a fleet that falls asleep does not look like one that lost nodes.
     """
+    listed, nodes = nodes, [observed for observed in nodes if observed.node.counted]
     together = bursts([(observed.node, observed.reports) for observed in nodes], config.common_cause)
     # of a burst that is told as such; its nodes must not become what is usual either
     counted = {name for burst in together for name in burst.nodes}
@@ -154,10 +157,10 @@ def watch(
             replace(observed, risky=False) if observed.by_rule and observed.node.name in counted else observed
             for observed in nodes
         ]
+    present: Causes = {**_of_signals(state, signals, config, now), **_of_listing(state, listed, nodes, config)}
     groups: dict[str, list[ObservedNode]] = {"": list(nodes)}
     for observed in nodes:
         groups.setdefault(observed.node.group_key, []).append(observed)
-    present: Causes = {**_of_signals(state, signals, config, now), **_of_listing(state, nodes, config)}
     present |= {burst.key: (None, burst.words) for burst in together}
     shares = {name: tuple(share for share in seen if share.decided_at <= now) for name, seen in state.shares.items()}
     for name, members in groups.items():
@@ -231,11 +234,13 @@ def _of_signals(state: BreakerState, signals: Signals, config: BreakerConfig, no
     return causes
 
 
-def _of_listing(state: BreakerState, nodes: Sequence[ObservedNode], config: BreakerConfig) -> Causes:
+def _of_listing(
+    state: BreakerState, listed: Sequence[ObservedNode], nodes: Sequence[ObservedNode], config: BreakerConfig
+) -> Causes:
     causes: Causes = {}
-    if state.nodes - len(nodes) > config.max_shrunk * state.nodes and state.nodes - len(nodes) > 1:
-        causes["listing"] = None, f"{len(nodes)} nodes with known GPUs are listed, and {state.nodes} were before"
-    down = sum(observed.node.down for observed in nodes)
+    if state.nodes - len(listed) > config.max_shrunk * state.nodes and state.nodes - len(listed) > 1:
+        causes["listing"] = None, f"{len(listed)} nodes with known GPUs are listed, and {state.nodes} were before"
+    down = sum(observed.node.down and observed.node.resting is None for observed in nodes)
     if down >= config.min_risky and down > config.max_down * len(nodes):
         causes["down"] = None, f"{down} of {len(nodes)} nodes are down: the control plane rather than the nodes"
     blind = sum(not observed.node.readable for observed in nodes)
@@ -253,7 +258,7 @@ def _of_group(name: str, members: list[ObservedNode], past: tuple[RiskyShare, ..
     for observed in members:
         risky += observed.risky
         changed += observed.changed
-        if not observed.node.down:
+        if not observed.node.down and observed.node.resting is None:
             here = len(observed.node.units)
             units += here
             missing += here - observed.known

@@ -190,7 +190,7 @@ def grant(
 ) -> Grant:  # fmt: skip
     """Decide which nodes may be taken out of service now.
 
-    ``nodes``: all that count, each once.
+    ``nodes``: the fleet, each node once. Those at rest count neither as out of service nor in the size of a scope.
     ``asks``: in any order, each node once.
     ``released``: nodes that are given back at this very time, and make room from the next decision on.
     ``starts``: as remembered. One that seems to lie in the future, because a clock went back, counts as of now.
@@ -205,7 +205,8 @@ def grant(
         key = (start.node, start.episode)
         own[key] = max(own.get(key, start.at), start.at)
     scopes = {node.name: node.scopes for node in nodes}
-    total: Counter[ScopeName] = Counter(chain.from_iterable(scopes.values()))
+    resting = {node.name for node in nodes if not node.counted and node.name not in released}
+    total: Counter[ScopeName] = Counter(chain.from_iterable([scopes[name] for name in scopes if name not in resting]))
     lost: Counter[ScopeName] = Counter(
         chain.from_iterable([scopes[node.name] for node in nodes if node.lost or node.name in released])
     )
@@ -228,10 +229,11 @@ def grant(
     def refusal(node: str, counted: list[bool]) -> str | None:
         """Say which limit keeps a node in service; None: none does."""
         for scope in scopes[node]:
+            of = total[scope] + (node in resting)  # a node that is taken out at rest is counted from then on
             for budget in limited.get(scope[0], ()):
-                allowed = budget.allowed(total[scope])
+                allowed = budget.allowed(of)
                 if lost[scope] + 1 > allowed:
-                    return f"{_name(scope)}: {lost[scope]} of {total[scope]} nodes are out of service, {allowed} may be"
+                    return f"{_name(scope)}: {lost[scope]} of {of} nodes are out of service, {allowed} may be"
         for counter, rate, counts_in in zip(begun, config.rate_limits, counted, strict=True):
             for scope in scopes[node] if counts_in else ():
                 if scope[0] == rate.scope and counter[scope] >= (allowed := rate.allowed(total[scope])):
@@ -251,6 +253,7 @@ def grant(
             continue
         granted.add(ask.node)
         lost.update(mine)
+        total.update(mine if ask.node in resting else ())
         if any(counted) or (ask.node, ask.episode) not in own:
             kept = [start for start in kept if (start.node, start.episode) != (ask.node, ask.episode)]
             kept.append(Start(ask.node, now, ask.episode, mine))

@@ -15,10 +15,10 @@ from policy.common_cause import RISK, Report
 from policy.config import PolicyConfig
 from policy.cost_benefit import Worth, worth_of
 from policy.episodes import Alert, Outcome
-from policy.fleet import Level, NodeView, Signals
+from policy.fleet import Level, NodeView, Signals, notices_of
 from policy.hysteresis import Reading, Thresholds, changed, read_node
 from policy.maintenance import maintained, observed
-from policy.node_assessment import Assessment, assess, hits_of
+from policy.node_assessment import Assessment, assess, hits_of, removals_of
 from policy.plan import VERBS, Action, NodeDecision, NodeState, Plan, PolicyState, Verb
 from policy.stages import ALLOWED_LEVELS, StageState, advance_stage, held_out
 from policy.tiers import TIERS, Tier
@@ -96,8 +96,12 @@ def limit(
     signals: Signals,
     config: PolicyConfig,
     now: datetime,
+    removed: str = "",
 ) -> None:
-    """Lower a node's target by all but the budget and what a drain is worth."""
+    """Lower a node's target by all but the budget and what a drain is worth.
+
+    ``removed``: how a mark of predrain went that somebody else removed.
+    """
     node, assessment = case.node, case.assessment
     level = node.marks.level
     if signals.release_all:
@@ -113,7 +117,7 @@ def limit(
     if node.foreign is not None:
         case.keep(f"nothing new on it but what is published: {node.foreign}", publish=True)
     if assessment.undone:
-        case.keep("a person took our mark off: not again in this episode", publish=True)
+        case.keep(f"{removed}: not set again in this episode", publish=True)
     if node.uncordoned:
         case.lower(Level.PUBLISHED, "a person undid our cordon, so the rest goes with it")
     _freeze(case, signals, config, now)
@@ -132,9 +136,11 @@ def limit(
 
 
 def _freeze(case: Case, signals: Signals, config: PolicyConfig, now: datetime) -> None:
-    published = case.node.marks.published
+    published, unwritable = case.node.marks.published, case.node.unwritable
     blind = signals.read_at is None or now - signals.read_at > config.breaker.max_read_age
     case.mute = signals.kill or blind or case.node.opt_out is not None or not case.node.readable
+    if unwritable is not None:
+        case.reasons += [f"nothing is written to it, releases included, until this is over: {unwritable}"]
     if signals.kill:
         case.keep("the kill switch is on", publish=False)
         if published is not None and now >= published.expires_at:
@@ -202,9 +208,11 @@ def decide(
     stages, moved = _stages(nodes, state, signals.outcomes, config, now)
     reasons = ["release all: everything of ours is taken off"] if signals.release_all else []
     reasons += ["the kill switch is on: nothing new anywhere"] if signals.kill else []
+    reasons += notices_of(fleet)
+    removals = removals_of([(case.node, case.assessment) for case in cases if case.assessment.undone])
     for case in cases:
         if case.wanted or case.level:  # else there is nothing to limit
-            limit(case, stages, breaker, signals, config, now)
+            limit(case, stages, breaker, signals, config, now, removals.get(case.node.name, ""))
         value(case, config, now)
     granted = grant(
         nodes,
@@ -322,7 +330,7 @@ def _starts(nodes: list[NodeView], state: PolicyState, now: datetime) -> list[St
 def _actions(case: Case, config: PolicyConfig, now: datetime) -> list[Action]:
     node, assessment, target = case.node, case.assessment, case.target
     marks, level = node.marks, node.marks.level
-    if not node.readable:
+    if not node.readable or node.unwritable is not None:
         return []
     verbs: list[tuple[Verb, Level]] = []
     if target < level:

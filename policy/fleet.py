@@ -162,8 +162,12 @@ class NodeView:
     ``down``: not ready, for whatever reason.
     ``readable``: False: state, reason or owner could not be read; then nothing at all is done, for it might be undoing
     a human.
-    ``undone``: the adapter knows that a person removed our mark in this episode.
+    ``undone``: the adapter knows that somebody else removed a mark of predrain in this episode.
+    ``marked_at``: when predrain set the highest mark that it recorded, aware; None: not known.
     ``uncordoned``: it was our cordon: then what else keeps work off the node goes with it.
+    ``resting``: why the node is out of service as planned, such as power saving: no failure, and no capacity.
+    ``unwritable``: why nothing may be written to the node now, releases included, such as a reboot under way.
+    ``notice``: what an operator should look at, such as a mark of predrain that somebody edited.
     ``software``: versions of driver and exporter in one text.
     ``maintenance``: words of the maintenance that it is in; None: in none.
     ``planned``: begin and end of each maintenance that events tell of, as far as it may matter.
@@ -185,7 +189,11 @@ class NodeView:
     down: bool = False
     readable: bool = True
     undone: bool = False
+    marked_at: datetime | None = None
     uncordoned: bool = False
+    resting: str | None = None
+    unwritable: str | None = None
+    notice: str | None = None
     software: str | None = None
     since: datetime | None = None
     maintenance: str | None = None
@@ -218,16 +226,37 @@ class NodeView:
 
     @property
     def lost(self) -> str | None:
-        """Why the node is no capacity, whatever is decided now; None: it is capacity."""
+        """Why the node is out of service, whatever is decided now; None: it is in service, or rests as planned."""
         if not self.readable:
             return "unreadable"
+        if self.marks.level.hard or self.resting is not None:
+            return "drained by us" if self.marks.level.hard else None
         if self.down:
             return "down"
         if self.cordoned_by is not None:
             return f"cordoned by {self.cordoned_by}"
         if self.owner is not None:
             return f"in the hands of {self.owner}"
-        return "drained by us" if self.marks.level.hard else None
+        return None
+
+    @property
+    def counted(self) -> bool:
+        """Whether limits count the node.
+
+        One that rests is neither out of service nor capacity that could stand in for another: a share of the fleet is
+        a share of the nodes that are not at rest.
+        """
+        return self.resting is None or self.lost is not None
+
+
+_NOTICES_SHOWN = 20
+
+
+def notices_of(fleet: Sequence[NodeView]) -> list[str]:
+    """Return what an operator should look at, on nodes without units too; of many nodes the first."""
+    notices = sorted(f"{node.name}: {node.notice}" for node in fleet if node.notice is not None)
+    more = len(notices) - _NOTICES_SHOWN
+    return [*notices[:_NOTICES_SHOWN], *([f"and {more} more nodes with such a notice"] if more > 0 else [])]
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,7 @@ from policy.tiers import TIERS, Tier
 _UNKNOWN_SHOWN = 3
 _NOTHING = NodeState()
 _DAY = timedelta(days=1)
+_QUICK = timedelta(minutes=10)
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,7 +244,7 @@ class Assessment:
     ``by_risk``: that without rules.
     ``risk``: of the node, with risks that still hold of units that turned unknown.
     ``state``: to be remembered, but for what is seen and wanted now.
-    ``undone``: a person took our mark off in this episode, and no new fault was reported since.
+    ``undone``: somebody else removed a mark of predrain in this episode, and no new fault was reported since.
     ``calm``: neither a rule nor a risk at hand holds the tier, only hysteresis: nothing new follows from it.
     ``expires_at``: until when what holds the tier does; None while ``clear``.
     ``reasons``: why the tier moved or stayed, in words.
@@ -365,6 +366,27 @@ def _remember(
         return state, False
     # A fault that was reported after the person looked is news; a state that is only read again is not.
     return state, not any(hit.rule.event and hit.seen_at > since for hit in hits)
+
+
+def removals_of(undone: Iterable[tuple[NodeView, Assessment]]) -> dict[str, str]:
+    """Return by node how a mark went that somebody else removed.
+
+    One that goes soon after it was set, on several nodes, is removed by a program and not by a person.
+    """
+    ages: dict[str, timedelta | None] = {}
+    for node, assessment in undone:
+        noticed_at = assessment.state.undone_at
+        known = noticed_at is not None and node.marked_at is not None
+        ages[node.name] = max(noticed_at - node.marked_at, timedelta()) if known else None  # type: ignore[operator]
+    quick = sum(age is not None and age <= _QUICK for age in ages.values())
+    removals: dict[str, str] = {}
+    for name, age in ages.items():
+        removals[name] = "an operator or another tool removed predrain's mark"
+        if age is not None and age <= _QUICK:
+            within = f"predrain's mark was removed within {age.total_seconds():.0f} s"
+            tool = "another controller or an admission webhook"
+            removals[name] = f"{within}, on {quick} nodes: {tool}" if quick > 1 else f"{within}: an operator, or {tool}"
+    return removals
 
 
 def _explain(

@@ -29,7 +29,7 @@ class NodeState:
     ``episode``: when it last left ``clear``, by prediction or rule.
     ``alerted``: the highest tier that was reported as an alert in this episode.
     ``seen``: the predrain marks on it at the last decision.
-    ``undone_at``: when it was first noticed that a person took our mark off in this episode.
+    ``undone_at``: when it was first noticed that somebody else removed a mark of predrain in this episode.
     ``software``: versions of driver and exporter.
     ``changed_at``: when they were first seen to be others than before.
     ``absent_since``: when it was first missing from the listing.

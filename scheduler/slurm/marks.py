@@ -1,109 +1,67 @@
 """Reads predrain's marks on a Slurm node, and returns what each action changes and records there.
 
-The record is a flat JSON object among whatever else the node's ``extra`` holds.
+Marks are the reason of a drain, and the weight. The record is a JSON object among whatever else ``extra`` holds.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final, cast
+from typing import Any, Final
 
 from policy.fleet import JobView, Level, Marks, NodeView, Published
 from policy.plan import Action
-from policy.tiers import TIERS, Tier
-from scheduler.ports.codec import object_of, plain_of
+from scheduler.ports.ownership import DamagedRecordError, Record, foreign_marks, sealed, unsealed
 from scheduler.ports.readings import Write
 from scheduler.slurm.node import NodeChange, SlurmNode
 from scheduler.slurm.settings import HIGHEST_WEIGHT, SlurmSettings
 from telemetry.collect.slurm.nodes import OWN_PREFIX
 
 KEY: Final = "predrain"
-_ALONE: Final = "alone"  # a field of earlier versions
-_IN_TEXT = re.compile(r' ?\{"predrain":(?P<record>\{[^{}]*\})\}')
+REASON: Final = "reason"
+AUTHOR: Final = "author"
+WEIGHT: Final = "weight"
+"""Names of marks in a record: the reason of a drain; who set it and when, once Slurm has told; the raised weight."""
+
+_IN_TEXT = re.compile(r' ?\{"predrain":(?P<record>\{(?:[^{}]|\{[^{}]*\})*\})\}')
 
 
-class DamagedRecordError(ValueError):
-    """The node's extra holds a record of predrain that cannot be read: a person or tool edited it."""
+def record_in(extra: str, node: str) -> Record | None:
+    """Read the record of a node; None: there is none. Raises ``DamagedRecordError`` if it is not intact."""
+    content = _split(extra)[1]
+    return None if content is None else unsealed(content, node)
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
-    """What predrain put on a node, since when and until when.
-
-    ``level``: where less stands before ``until``, a person took it off.
-    ``since``: when the node was taken out of service.
-    ``weight``, ``soft``: the weight before the soft mark, and with it; None: no soft mark.
-    ``reason``: digest of the reason as written: one that was edited is a person's.
-    """
-
-    tier: Tier
-    risk: float | None
-    until: datetime
-    level: Level
-    since: datetime | None = None
-    drain_at: datetime | None = None
-    weight: int | None = None
-    soft: int | None = None
-    reason: str | None = None
-
-    def __post_init__(self) -> None:
-        for weight in (self.weight, self.soft):
-            if weight is not None and not 0 <= weight <= HIGHEST_WEIGHT:
-                raise ValueError(f"a weight is {weight}")
-
-
-def digest_of(reason: str) -> str:
-    """Return the digest of a reason, as a record holds it."""
-    return hashlib.sha256(reason.encode()).hexdigest()[:12]
-
-
-def record_in(extra: str) -> Record | None:
-    """Read the record; None: there is none. Raises ``DamagedRecordError`` if it cannot be read."""
-    return _split(extra)[1]
-
-
-def with_record(extra: str, record: Record | None) -> str:
+def with_record(extra: str, record: Record | None, node: str) -> str:
     """Put the record into an ``extra``, or remove it (None); what others hold there is kept.
 
     A JSON object gets one more key (Slurm can filter nodes by such an ``extra``), any other text an object after it.
-    Raises ``DamagedRecordError`` as :func:`record_in`.
+    Raises ``DamagedRecordError`` where another key of that name stands in the way.
     """
     others, current = _split(extra)
     if record is None and current is None:
         return extra
-    own = {}
-    if record is not None:
-        plain = plain_of(replace(record, risk=None if record.risk is None else round(record.risk, 6)))
-        own = {KEY: {name: value for name, value in plain.items() if value is not None}}
+    own = {} if record is None else {KEY: sealed(record, node)}
     if isinstance(others, dict):
         return json.dumps(others | own) if others or own else ""
     return f"{others} {json.dumps(own, separators=(',', ':'))}" if own else others
 
 
-def _split(extra: str) -> tuple[dict[str, Any] | str, Record | None]:
-    """Return what others hold in an ``extra``, an object or a text, and the record."""
+def _split(extra: str) -> tuple[dict[str, Any] | str, object]:
+    """Return what others hold in an ``extra``, an object or a text, and what stands under predrain's key."""
     content = _object(extra or "{}")
     others: dict[str, Any] | str = extra if content is None else content
-    own: Any = None
+    own: object = None
     if content is not None:
         own = content.pop(KEY, None)
     elif (match := _IN_TEXT.search(extra)) is not None:  # after the text, unless more was added since
         others, own = extra[: match.start()] + extra[match.end() :], _object(match["record"]) or {}
     if extra.count(f'"{KEY}"') != (own is not None):
         raise DamagedRecordError(f"extra holds {KEY!r} in a place, or as often, as predrain does not write it")
-    if own is None:
-        return others, None
-    try:
-        if isinstance(own, dict):
-            own = {name: value for name, value in ({"risk": None} | own).items() if name != _ALONE}
-        return others, cast(Record, object_of(Record, own, "it"))
-    except ValueError as error:
-        raise DamagedRecordError(f"predrain's record in extra cannot be read: {error}") from None
+    return others, own
 
 
 def _object(text: str) -> dict[str, Any] | None:
@@ -115,10 +73,6 @@ def _object(text: str) -> dict[str, Any] | None:
 
 
 LONGEST: Final = 240
-_OWN_REASON = re.compile(
-    r"predrain: tier=(?P<tier>[a-z]+) risk=(?P<risk>unknown|[0-9.]{1,10}) "
-    r"until=(?P<until>\d{4}-\d{2}-\d{2}T\d{2}:\d{2}:\d{2}Z)(?P<words>; [^\"\\]+)?"
-)
 _UNSAFE = re.compile(r"[\x00-\x1f\x7f\"\\]+")
 
 
@@ -135,27 +89,16 @@ def reason_for(action: Action, until: datetime) -> str:
     return f"{text}; {message}"[:LONGEST].rstrip() if message else text
 
 
-def read_reason(reason: str | None) -> Published | None:
-    """Read a reason; None: it is not exactly as predrain writes it."""
-    match = _OWN_REASON.fullmatch(reason or "")
-    if match is None or match["tier"] not in TIERS:
-        return None
-    try:
-        return Published(match["tier"], datetime.fromisoformat(match["until"]))
-    except ValueError:
-        return None
-
-
 @dataclass(frozen=True, slots=True)
 class Standing:
     """Predrain's marks on a node.
 
     ``foreign``: the reason that a person or tool set on it, drained, down or neither.
-    ``record``: from its extra; derived from the reason where there is none.
-    ``damaged``: why the record cannot be read.
+    ``record``: from its extra, if it is intact.
+    ``damaged``: why the record is not intact: nothing on the node is known to be predrain's then.
     ``lost_weight``: the soft mark is recorded, and Slurm has the weight of its configuration again, as after each
     reconfigure and restart. The mark counts as current, and is to be set again.
-    ``undone``: a person removed a mark.
+    ``undone``: somebody else removed a mark, or made it their own.
     """
 
     marks: Marks
@@ -167,33 +110,32 @@ class Standing:
 
 
 def standing_on(node: SlurmNode, now: datetime) -> Standing:
-    """Read predrain's marks from a node alone.
-
-    A drain is predrain's if its reason is exactly as predrain writes it, and of the digest in the record, if any.
-    """
+    """Read predrain's marks from a node alone; whose they are, :mod:`scheduler.ports.ownership` decides."""
     record, damaged = None, None
     try:
-        record = record_in(node.extra)
+        record = record_in(node.extra, node.name)
     except DamagedRecordError as error:
         damaged = str(error)
-    reason = read_reason(node.reason)
-    digest = None if record is None else record.reason
-    hard = bool(node.out) and reason is not None and digest in (None, digest_of(node.reason or ""))
-    left_over = not node.out and reason is not None  # Slurm keeps the reason of a node that is down
+    present = {} if node.reason is None else {REASON: node.reason}
+    if record is not None and AUTHOR in record.marks:  # Slurm has told who set the reason, and when
+        present[AUTHOR] = _author(node)
+    hard = bool(node.out) and node.reason is not None and not foreign_marks(record, present)
     foreign = None
-    if node.reason is not None and not hard and not left_over:
+    if node.reason is not None and not hard:
         foreign = f"reason {node.reason!r} of {node.user or 'an unknown user'}"
-    if record is None and hard and reason is not None:
-        record = Record(cast(Tier, reason.tier), None, reason.expires_at, Level.TAINTED, node.reason_at)
     if record is None:
         return Standing(Marks(), foreign, None, damaged)
-    soft = record.soft is not None and node.weight in (record.soft, record.weight)
-    lost = soft and node.weight != record.soft
+    lost = WEIGHT in record.marks and node.weight == record.weight and not record.matches(WEIGHT, str(node.weight))
+    soft = lost or record.matches(WEIGHT, str(node.weight))
     since = (record.since or node.reason_at or now) if hard else None
     drained = hard and record.drain_at is not None
     marks = Marks(Published(record.tier, record.until), soft, hard, drained, since)
     undone = record.level >= Level.SOFT and marks.level < record.level and now < record.until
     return Standing(marks, foreign, record, damaged, lost, undone)
+
+
+def _author(node: SlurmNode) -> str:
+    return f"{node.user} {node.reason_at}"
 
 
 def view_of(node: SlurmNode, jobs: Iterable[JobView], settings: SlurmSettings, now: datetime) -> NodeView:
@@ -203,17 +145,44 @@ def view_of(node: SlurmNode, jobs: Iterable[JobView], settings: SlurmSettings, n
     does not know which GPUs are in a node, so its units come from the scores.
     """
     standing = standing_on(node, now)
-    opt_out = f"feature {settings.opt_out_feature}" if settings.opt_out_feature in node.features else None
+    wanted = settings.opt_out_feature.casefold()
+    opt_out = next((f"feature {feature}" for feature in node.features if feature.casefold() == wanted), None)
     opt_out = opt_out or standing.foreign or standing.damaged
+    opt_out = opt_out or outside(node, settings)
     by = None
-    if node.out and not standing.marks.tainted:
+    if node.out and not standing.marks.tainted and not node.rebooting:
         by = f"{node.user or 'an unknown user'} ({'+'.join(sorted(node.out)).lower()}: {node.reason})"
     group = _named(node, settings.group_prefix) or (node.partitions[0] if node.partitions else "none")
     return NodeView(
         node.name, settings.cluster, group, _named(node, settings.rack_prefix), _named(node, settings.domain_prefix),
-        (), tuple(jobs), standing.marks, opt_out, node.elsewhere, by, node.down, node.readable, standing.undone,
-        maintenance="a maintenance reservation" if node.states & {"MAINT", "MAINTENANCE"} else None,
+        (), tuple(jobs), standing.marks, opt_out, "a reboot" if node.rebooting else None, by, node.down, node.readable,
+        standing.undone, None if standing.record is None else standing.record.set_at,
+        # a drained node that was powered down is out of service for what it was drained for
+        resting=None if by is not None and "MAINT" not in node.states else node.resting,
+        unwritable="a reboot was requested or is under way" if node.rebooting else None,
+        notice=_notice(node, standing), maintenance="a maintenance reservation" if "MAINT" in node.states else None,
     )  # fmt: skip
+
+
+def outside(node: SlurmNode, settings: SlurmSettings) -> str | None:
+    """Return why a node is no part of the fleet: marks that still stand there are removed; None: it is one."""
+    if node.gpus <= 0 or "FUTURE" in node.states:
+        return f"it has no {settings.gres}"
+    chosen = not settings.partitions or bool({*settings.partitions} & {*node.partitions})
+    return None if chosen else "none of its partitions is in slurm.partitions"
+
+
+def _notice(node: SlurmNode, standing: Standing) -> str | None:
+    """Return what an operator should look at: what looks like predrain's and is not, or not any more."""
+    if standing.damaged is not None:
+        return f"{standing.damaged}: nothing is removed from the node until its extra holds no {KEY!r}"
+    looks_like_ours = node.reason is not None and node.reason.strip().casefold().startswith(OWN_PREFIX)
+    if standing.foreign is None or not looks_like_ours or not node.out:
+        return None
+    why = "no record of predrain is on the node"
+    if standing.record is not None:
+        why = "it was edited, or set by another user, after predrain wrote it"
+    return f"{standing.foreign} looks like predrain's, but {why}: the drain stays until somebody resumes the node"
 
 
 def _named(node: SlurmNode, prefix: str | None) -> str | None:
@@ -226,29 +195,34 @@ def _named(node: SlurmNode, prefix: str | None) -> str | None:
 def change_for(action: Action, node: SlurmNode, settings: SlurmSettings, now: datetime) -> NodeChange:
     """Return what an action writes to a node; empty: nothing changes, or the node may not be written to."""
     standing = standing_on(node, now)
-    if not node.readable:
+    if not node.readable or node.rebooting or standing.damaged is not None:
         return NodeChange()
     if action.verb == "release":
         return _release(action, node, standing)
-    if standing.foreign is not None or standing.damaged is not None:
+    if standing.foreign is not None:
         return NodeChange()
     end, old, marks = action.expires_at or now, standing.record, standing.marks
     new = old or Record(action.tier, action.risk, end, Level.PUBLISHED)
     new = replace(new, tier=action.tier, risk=action.risk, until=end)
-    change = NodeChange(reason=reason_for(action, end) if marks.tainted else None)
+    change = NodeChange()
+    if marks.tainted and (reason := reason_for(action, end)) != node.reason:
+        change, new = NodeChange(reason=reason), new.with_mark(REASON, reason).without(AUTHOR)
     published = new, change
     if action.verb == "soft_taint" and not marks.soft:
-        new = replace(new, weight=node.weight, soft=min(node.weight + settings.soft_weight, HIGHEST_WEIGHT))
-    if action.verb == "soft_taint" and (not marks.soft or standing.lost_weight):
-        change = replace(change, weight=new.soft)
+        weight = min(node.weight + settings.soft_weight, HIGHEST_WEIGHT)
+        new = replace(new, weight=node.weight, soft=weight).with_mark(WEIGHT, str(weight))
+        change = replace(change, weight=weight)
+    elif action.verb == "soft_taint":
+        change = replace(change, weight=weight_again(node, now).weight)
     if action.verb in ("taint", "drain") and not marks.tainted:
         change = NodeChange("FAIL" if settings.hard_state == "fail" else "DRAIN", reason_for(action, end))
-        new = replace(new, since=now, drain_at=None)
+        new = replace(new, since=now, drain_at=None).with_mark(REASON, change.reason or "").without(AUTHOR)
     if action.verb == "drain" and not marks.drained:
         new = replace(new, drain_at=now)
     if (new, change) != published:
-        new = replace(new, level=max(marks.level, action.to))
-    return _written(node, new, change)
+        level = max(marks.level, action.to)
+        new = replace(new, level=level, set_at=now if level > marks.level else new.set_at)
+    return _with_extra(node, new, change)
 
 
 def weight_again(node: SlurmNode, now: datetime) -> NodeChange:
@@ -257,7 +231,17 @@ def weight_again(node: SlurmNode, now: datetime) -> NodeChange:
     record = standing.record
     if record is None or not standing.lost_weight or standing.foreign is not None:
         return NodeChange()
-    return NodeChange(weight=record.soft) if node.readable and now < record.until else NodeChange()
+    if not node.readable or node.rebooting or now >= record.until or record.soft is None:
+        return NodeChange()
+    return NodeChange(weight=record.soft)
+
+
+def authored(node: SlurmNode, now: datetime) -> NodeChange:
+    """Return what records who set predrain's reason and when, as Slurm tells it after the drain; empty: it is known."""
+    standing = standing_on(node, now)
+    if standing.record is None or not standing.marks.tainted or AUTHOR in standing.record.marks:
+        return NodeChange()
+    return _with_extra(node, standing.record.with_mark(AUTHOR, _author(node)), NodeChange())
 
 
 def _release(action: Action, node: SlurmNode, standing: Standing) -> NodeChange:
@@ -266,33 +250,21 @@ def _release(action: Action, node: SlurmNode, standing: Standing) -> NodeChange:
         return NodeChange()
     change, new = NodeChange(), old
     if action.to < Level.TAINTED:
-        if marks.tainted:
-            change = NodeChange("UNDRAIN")
-        new = replace(new, since=None, reason=None)
+        change = NodeChange("UNDRAIN") if marks.tainted else change
+        new = replace(new, since=None).without(REASON, AUTHOR)
     if action.to < Level.DRAINED:
         new = replace(new, drain_at=None)
     if action.to < Level.SOFT:
-        if new.soft is not None and node.weight == new.soft and not standing.lost_weight:
-            change = replace(change, weight=new.weight)
-        new = replace(new, weight=None, soft=None)
+        if old.matches(WEIGHT, str(node.weight)) and not standing.lost_weight:
+            change = replace(change, weight=old.weight)
+        new = replace(new, weight=None, soft=None).without(WEIGHT)
     left = Marks(marks.published, marks.soft and action.to >= Level.SOFT, marks.tainted and action.to >= Level.TAINTED)
     new = replace(new, level=left.level)
-    if standing.damaged is not None:
-        return change
     return _with_extra(node, None if action.to < Level.PUBLISHED else new, change)
 
 
-def _written(node: SlurmNode, record: Record, change: NodeChange) -> NodeChange:
-    """Add the record, with the digest of predrain's reason as it will be."""
-    if change.reason == node.reason and change.state is None:
-        change = replace(change, reason=None)
-    then = after(node, change)
-    own = then.out and read_reason(then.reason) is not None
-    return _with_extra(node, replace(record, reason=digest_of(then.reason or "") if own else None), change)
-
-
 def _with_extra(node: SlurmNode, record: Record | None, change: NodeChange) -> NodeChange:
-    extra = with_record(node.extra, record)
+    extra = with_record(node.extra, record, node.name)
     return change if extra == node.extra else replace(change, extra=extra)
 
 

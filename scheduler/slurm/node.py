@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final, Literal
@@ -13,19 +14,24 @@ from foundation.slurm import instant, number, states_of
 
 State = Literal["DRAIN", "FAIL", "UNDRAIN"]
 
-_OUT: Final = {
-    "DRAIN": "DRAIN", "DRAINED": "DRAIN", "DRAINING": "DRAIN", "FAIL": "FAIL", "FAILING": "FAIL",
+_NAMES_OF_STATES: Final = {
+    "DRAINED": "DRAIN", "DRAINING": "DRAIN", "DRNG": "DRAIN", "FAILING": "FAIL", "FAILG": "FAIL", "ALLOC": "ALLOCATED",
+    "MIX": "MIXED", "COMP": "COMPLETING", "PLND": "PLANNED", "RESV": "RESERVED", "MAINTENANCE": "MAINT",
+    "REBOOT": "REBOOT_REQUESTED", "BOOT": "REBOOT_ISSUED", "POW_DN": "POWERING_DOWN", "POW_UP": "POWERING_UP",
+    "NO_RESPOND": "NOT_RESPONDING", "INVAL": "INVALID_REG", "UNK": "UNKNOWN", "FUTR": "FUTURE",
 }  # fmt: skip
-_BASE: Final = frozenset({"IDLE", "MIXED", "ALLOCATED", "DOWN", "ERROR"})
-_DOWN: Final = frozenset({
-    "DOWN", "ERROR", "NOT_RESPONDING", "NO_RESPOND", "INVALID_REG", "INVAL", "POWERED_DOWN", "POWERING_DOWN",
-    "POWERING_UP", "POWER_DOWN",
+_SUFFIXES: Final = {
+    "~": "POWERED_DOWN", "#": "POWERING_UP", "!": "POWER_DOWN", "%": "POWERING_DOWN", "$": "MAINT",
+    "@": "REBOOT_REQUESTED", "^": "REBOOT_ISSUED", "-": "PLANNED", "*": "NOT_RESPONDING",
+}  # fmt: skip
+# sinfo(1), NODE STATE CODES: short and long names, and flags as suffixes.
+_POWER: Final = frozenset({"POWERED_DOWN", "POWERING_DOWN", "POWERING_UP", "POWER_DOWN", "POWER_UP"})
+_REBOOT: Final = frozenset({"REBOOT_REQUESTED", "REBOOT_ISSUED"})
+_KNOWN: Final = frozenset({
+    "IDLE", "MIXED", "ALLOCATED", "DOWN", "ERROR", "PLANNED", "RESERVED", "MAINT", "COMPLETING", *_POWER, *_REBOOT,
 })  # fmt: skip
-_ELSEWHERE: Final = {
-    "MAINTENANCE": "a maintenance reservation", "MAINT": "a maintenance reservation",
-    "REBOOT_REQUESTED": "a reboot", "REBOOT": "a reboot", "REBOOT_ISSUED": "a reboot",
-}  # fmt: skip
-_BUSY: Final = frozenset({"IDLE", "MIXED", "ALLOCATED", "COMPLETING", "PLANNED", "NOT_RESPONDING", "NO_RESPOND"})
+_FAILED: Final = frozenset({"DOWN", "ERROR", "INVALID_REG"})
+_BUSY: Final = frozenset({"IDLE", "MIXED", "ALLOCATED", "COMPLETING", "PLANNED", "NOT_RESPONDING"})
 # What jobs and pings change in a state: no sign that a person or tool wrote to the node.
 
 
@@ -33,7 +39,7 @@ _BUSY: Final = frozenset({"IDLE", "MIXED", "ALLOCATED", "COMPLETING", "PLANNED",
 class SlurmNode:
     """One node.
 
-    ``states``: base state and flags, upper case; drained, draining and failing are ``DRAIN`` and ``FAIL``.
+    ``states``: base state and flags, upper case and by one name each, see :func:`flags_of`.
     ``reason``, ``user``: exactly as Slurm holds it; None: none. Who set it.
     ``extra``: exactly as Slurm holds it.
     ``gpus``: of the generic resource that makes the fleet.
@@ -59,20 +65,31 @@ class SlurmNode:
         return self.states & {"DRAIN", "FAIL"}
 
     @property
+    def rebooting(self) -> bool:
+        """Whether a reboot was requested or is under way: ``scontrol reboot`` relies on the drain and its reason."""
+        return bool(self.states & _REBOOT)
+
+    @property
+    def resting(self) -> str | None:
+        """Why the node is out of service as planned; None: it is not. A node that is down does not rest."""
+        if self.rebooting:  # Slurm sets DOWN while the node boots
+            return "a reboot"
+        if self.states & _FAILED:
+            return None
+        return (
+            "a maintenance reservation" if "MAINT" in self.states else "power saving" if self.states & _POWER else None
+        )
+
+    @property
     def down(self) -> bool:
-        """Whether it cannot take work."""
-        return bool(self.states & _DOWN)
+        """Whether it failed: one that rests need not respond."""
+        return self.resting is None and bool(self.states & (_FAILED | {"NOT_RESPONDING"}))
 
     @property
     def readable(self) -> bool:
         """Whether it is known who took it out of service; otherwise nothing may be done to it."""
-        known = self.whole and bool(self.states & _BASE)
+        known = self.whole and bool(self.states & _KNOWN)
         return known and not (self.out and self.reason is None)
-
-    @property
-    def elsewhere(self) -> str | None:
-        """What other operation its state names; None: none."""
-        return next((name for flag, name in _ELSEWHERE.items() if flag in self.states), None)
 
     @property
     def version(self) -> str:
@@ -104,18 +121,31 @@ def node_of(row: Mapping[str, Any], gres: str) -> SlurmNode:
     name = row.get("name")
     if not isinstance(name, str) or not name:
         raise ValueError(f"a node without a name: {str(row)[:80]}")
-    states = [*states_of(row.get("state")), *states_of(row.get("state_flags"))]
+    states = flags_of([*states_of(row.get("state")), *states_of(row.get("state_flags"))])
     reason, extra, weight = row.get("reason"), row.get("extra"), number(row.get("weight"))
     whole = isinstance(reason, str) and isinstance(extra, str) and weight is not None and bool(states)
     user = row.get("reason_set_by_user")
     return SlurmNode(
-        name, frozenset(_OUT.get(state, state) for state in states),
+        name, states,
         reason if isinstance(reason, str) and reason.strip() else None,
         user if isinstance(user, str) and user else None,
         instant(row.get("reason_changed_at")), instant(row.get("boot_time")),
         extra if isinstance(extra, str) else "", weight if weight is not None else 0,
         count_of(str(row.get("gres") or ""), gres), _names(row.get("features")), _names(row.get("partitions")), whole,
     )  # fmt: skip
+
+
+def flags_of(words: Iterable[str]) -> frozenset[str]:
+    """Return states under one name each, of either notation.
+
+    >>> sorted(flags_of(["IDLE~"])), sorted(flags_of(["DRAINED*"])), sorted(flags_of(["MIX", "MAINTENANCE"]))
+    (['IDLE', 'POWERED_DOWN'], ['DRAIN', 'NOT_RESPONDING'], ['MAINT', 'MIXED'])
+    """
+    states: set[str] = set()
+    for word in itertools.chain.from_iterable(listed.split("+") for listed in words):
+        name = word.rstrip("".join(_SUFFIXES))
+        states |= {_NAMES_OF_STATES.get(name, name)} - {""} | {_SUFFIXES[suffix] for suffix in word[len(name) :]}
+    return frozenset(states)
 
 
 def count_of(resources: str, gres: str) -> int:

@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
@@ -18,7 +19,16 @@ from scheduler.ports.protocols import Clock
 from scheduler.ports.readings import Answer, FleetReading, NodeReading, Precondition, Switches, Write, stands
 from scheduler.slurm.folder import SharedFolder
 from scheduler.slurm.job import views_by_node
-from scheduler.slurm.marks import after, change_for, standing_on, view_of, weight_again, writes_of
+from scheduler.slurm.marks import (
+    after,
+    authored,
+    change_for,
+    outside,
+    standing_on,
+    view_of,
+    weight_again,
+    writes_of,
+)
 from scheduler.slurm.node import NodeChange, SlurmNode
 from scheduler.slurm.port import SlurmPort
 from scheduler.slurm.settings import SlurmSettings
@@ -127,9 +137,7 @@ class SlurmScheduler:
             return writes_of(node, change)
 
     def _in_fleet(self, node: SlurmNode) -> bool:
-        wanted = self._settings.partitions
-        inside = not wanted or bool(set(wanted) & set(node.partitions))
-        if inside and node.gpus > 0 and "FUTURE" not in node.states:
+        if outside(node, self._settings) is None:
             return True
         # a node with predrain's marks is never passed over, also where it is watched no more
         standing = standing_on(node, self._clock.now())
@@ -156,17 +164,30 @@ class SlurmScheduler:
     def _write(self, action: Action, node: SlurmNode, change: NodeChange) -> Answer:
         if change.empty:
             return Answer("already", "no change", (), node.version)
-        answer = self.port.update(node.name, change)
+        # Slurm applies a request in part where it refuses the state, and a record that is gone proves nothing any more.
+        later = action.verb == "release" and change.extra is not None and change != NodeChange(extra=change.extra)
+        answer = self.port.update(node.name, replace(change, extra=None) if later else change)
         self._late.answered(node.name, change, answer)
         try:
             current = self.port.node(node.name)
             if current is not None and change.state == "UNDRAIN" and "FAIL" in current.out:
                 current, answer = self._unfail(current, answer)
+            follow_up = NodeChange() if current is None else self._follow_up(action, current)
+            if current is not None and not follow_up.empty:
+                answer = self.port.update(node.name, follow_up)
+                current = self.port.node(node.name)
         except SchedulerError as error:
             return Answer("timeout", f"it could not be read back: {error}")
         if current is None:
             return Answer("gone", f"there is no node {node.name} any more")
         return self._read_back(action, node, current, change, answer)
+
+    def _follow_up(self, action: Action, current: SlurmNode) -> NodeChange:
+        """Return what is recorded of a write once it has been read back: marks that are off, the author of a drain."""
+        if action.verb != "release":
+            return authored(current, self._clock.now())
+        left = change_for(action, current, self._settings, self._clock.now())
+        return left if left == NodeChange(extra=left.extra) else NodeChange()
 
     def _read_back(
         self, action: Action, before: SlurmNode, current: SlurmNode, change: NodeChange, answer: Answer

@@ -15,8 +15,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from policy.fleet import Level
 from scheduler.ports.readings import Switches
-from scheduler.slurm.marks import read_reason, standing_on, with_record
-from scheduler.slurm.node import NodeChange
+from scheduler.slurm.marks import KEY, standing_on, with_record
+from scheduler.slurm.node import NodeChange, SlurmNode
 from tests.policy.decide_world import HOUR
 from tests.scheduler.cluster import RATE_LIMITS
 from tests.scheduler.faults import Crash
@@ -35,9 +35,10 @@ class Watched(MemorySlurm):
     def update(self, node, change):
         current = self.all[node]
         theirs = current.reason is not None and not standing_on(current, self.clock.now()).marks.tainted
-        if theirs and read_reason(current.reason) is None:
+        if theirs:
             assert (change.state, change.reason) == (None, None), (current, change)
         assert current.readable, (current, change)
+        assert not current.rebooting, (current, change)
         crash, self.crash = self.crash, None
         if crash == "crash_before":
             raise Crash("update")
@@ -59,7 +60,8 @@ class SlurmHistories(RuleBasedStateMachine):
         self.world.slurm = watched
         self.world.restart()
         self.extras = {name: item.extra for name, item in watched.all.items()}
-        self.reasons: dict[str, tuple[str, str]] = {}
+        self.reasons: dict[str, tuple[frozenset[str], str | None]] = {}
+        self.frozen: dict[str, SlurmNode] = {}  # with a record that somebody edited: nothing on it is ours any more
         self.wiped: set[str] = set()  # of these the record with the weight that was found may be gone
         self.taken = 0
 
@@ -78,17 +80,55 @@ class SlurmHistories(RuleBasedStateMachine):
 
     @rule(node=NODES, state=st.sampled_from(["DRAIN", "FAIL"]), reason=st.sampled_from(["bad disk", "predrain: mine"]))
     def a_person_drains(self, node, state, reason):
-        self.slurm.person(node, state, reason)
-        self.reasons[node] = (state, reason)
+        self._theirs(node, state, reason)
+
+    @rule(node=NODES, more=st.sampled_from([" - RMA 4711, keep out", " ", " : reboot issued"]))
+    def somebody_appends_to_a_reason(self, node, more):
+        if self.slurm.all[node].out:
+            self._theirs(node, None, f"{self.slurm.all[node].reason}{more}")
+
+    @rule(node=NODES)
+    def a_person_takes_a_drain_over_in_the_same_words(self, node):
+        if self.slurm.all[node].out:
+            self._theirs(node, None, self.slurm.all[node].reason)
+
+    @rule(node=NODES, other=NODES, record=st.booleans())
+    def a_person_copies_a_drain_to_another_node(self, node, other, record):
+        source, target = self.slurm.all[node], self.slurm.all[other]
+        if source.out and other not in self.frozen and node != other:
+            self._theirs(other, "DRAIN", source.reason)
+            if record and KEY in source.extra and KEY not in target.extra:
+                self._edit(other, extra=source.extra)
+
+    @rule(node=NODES)
+    def a_person_edits_the_record(self, node):
+        extra = self.slurm.all[node].extra
+        if '"level": "' in extra and node not in self.frozen:
+            self._edit(node, extra=extra.replace('"level": "', '"note": "RMA 4711", "level": "'))
+
+    @rule(node=NODES)
+    def a_person_reboots_the_node(self, node):
+        current = self.slurm.all[node]
+        self._cleaned(node)
+        self.slurm.all[node] = replace(current, states=current.states | {"REBOOT_ISSUED", "DOWN"} - {"IDLE"})
+        before = self.slurm.all[node]
+        self._round()
+        assert self.slurm.all[node] == before
+        self.a_person_resumes(node)
 
     @rule(node=NODES)
     def a_person_resumes(self, node):
+        self._cleaned(node)
         self.slurm.person(node, "RESUME")
         self.reasons.pop(node, None)
 
     @rule(node=NODES, extra=st.sampled_from(["", "note", '{"rack": 4}']))
     def a_person_writes_the_whole_extra(self, node, extra):
-        self.slurm.all[node] = replace(self.slurm.all[node], extra=extra)
+        current = self.slurm.all[node]
+        self.frozen.pop(node, None)
+        if current.out:  # without its record a drain is nobody's, and stays until somebody resumes the node
+            self.reasons[node] = (current.out, current.reason)
+        self.slurm.all[node] = replace(current, extra=extra)
         self.extras[node] = extra
         self.wiped.add(node)
 
@@ -96,10 +136,13 @@ class SlurmHistories(RuleBasedStateMachine):
     def a_person_configures_a_weight(self, node, weight):
         self.slurm.configured[node] = weight
         self.slurm.all[node] = replace(self.slurm.all[node], weight=weight)
+        if node in self.frozen:
+            self.frozen[node] = replace(self.frozen[node], weight=weight)
 
     @rule()
     def slurm_is_reconfigured(self):
         self.slurm.reconfigure()
+        self.frozen = {name: replace(node, weight=self.slurm.all[name].weight) for name, node in self.frozen.items()}
 
     @rule(fault=FAULTS)
     def a_write_will_fail(self, fault):
@@ -131,6 +174,24 @@ class SlurmHistories(RuleBasedStateMachine):
         self._round()
         assert self.slurm.writes[writes:] == []
 
+    def _theirs(self, node, state, reason):
+        self.slurm.person(node, state, reason)
+        current = self.slurm.all[node]
+        self.reasons[node] = (current.out, current.reason)
+        if node in self.frozen:
+            self.frozen[node] = current
+
+    def _edit(self, node, extra):
+        """Somebody writes a record that predrain did not write so."""
+        self.slurm.all[node] = replace(self.slurm.all[node], extra=extra)
+        self.frozen[node] = self.slurm.all[node]
+        self.wiped.add(node)
+
+    def _cleaned(self, node):
+        """Somebody removes a record that they edited."""
+        if self.frozen.pop(node, None) is not None:
+            self.slurm.all[node] = replace(self.slurm.all[node], extra=self.extras[node])
+
     def _quiet(self):
         self.slurm.crash, self.slurm.failing = None, []
 
@@ -147,11 +208,14 @@ class SlurmHistories(RuleBasedStateMachine):
 
     @invariant()
     def what_people_wrote_stands(self):
-        for name, (state, reason) in self.reasons.items():
+        for name, (out, reason) in self.reasons.items():
             node = self.slurm.all[name]
-            assert (node.out, node.reason, node.user) == ({state}, reason, "ann")
+            assert (node.out, node.reason) == (out, reason)
         for name, extra in self.extras.items():
-            assert with_record(self.slurm.all[name].extra, None) == extra
+            if name in self.frozen:
+                assert self.slurm.all[name] == self.frozen[name]
+            else:
+                assert with_record(self.slurm.all[name].extra, None, name) == extra
 
     @invariant()
     def no_more_at_once_than_the_rate_allows(self):
@@ -168,8 +232,11 @@ class SlurmHistories(RuleBasedStateMachine):
                 self.world.round()
             for name, node in self.slurm.all.items():
                 assert self.world.level(name) is Level.NONE
+                if name in self.frozen:
+                    assert node == self.frozen[name]
+                    continue
                 assert node.extra == self.extras[name]
-                assert node.out == ({self.reasons[name][0]} if name in self.reasons else frozenset())
+                assert node.out == (self.reasons[name][0] if name in self.reasons else frozenset())
                 assert node.weight == self.slurm.configured[name] or name in self.wiped
         finally:
             shutil.rmtree(self.folder)

@@ -11,12 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policy.fleet import Level
+from scheduler.ports.ownership import DamagedRecordError, Record
 from scheduler.slurm.marks import (
-    DamagedRecordError,
-    Record,
     after,
+    authored,
     change_for,
-    read_reason,
     reason_for,
     record_in,
     standing_on,
@@ -52,14 +51,14 @@ def done(node: SlurmNode, *verbs: str, settings: SlurmSettings = SETTINGS) -> Sl
 @given(extra=EXTRAS, tier=st.sampled_from(["watch", "high"]), risk=st.none() | st.floats(0, 1))
 def test_a_record_goes_into_any_extra_and_out_again_and_leaves_the_rest(extra, tier, risk):
     record = Record(tier, risk, T0, Level.SOFT, weight=3, soft=1_000_003)
-    held = with_record(extra, record)
-    result = record_in(held)
+    held = with_record(extra, record, "n0")
+    result = record_in(held, "n0")
     assert result is not None
     assert replace(result, risk=None) == replace(record, risk=None)
     other = replace(record, level=Level.DRAINED, drain_at=T0, risk=None)
-    again = with_record(held, other)
-    assert record_in(again) == other
-    left = with_record(again, None)
+    again = with_record(held, other, "n0")
+    assert record_in(again, "n0") == other
+    left = with_record(again, None, "n0")
     try:
         others = json.loads(extra or "{}")
     except ValueError:
@@ -69,14 +68,21 @@ def test_a_record_goes_into_any_extra_and_out_again_and_leaves_the_rest(extra, t
         return
     assert json.loads(left or "{}") == others
     for around in ({**json.loads(held), "b": 2}, {"b": 2, **json.loads(held)}):  # jobs can filter by an object
-        assert json.loads(with_record(json.dumps(around), None)) == others | {"b": 2}
+        assert json.loads(with_record(json.dumps(around), None, "n0")) == others | {"b": 2}
 
 
 def test_text_that_is_added_after_the_record_stays_and_the_record_is_read():
     record = Record("high", 0.5, T0, Level.SOFT, weight=3, soft=1_000_003)
-    noted = with_record("rack=7", record) + " ops note"
-    assert record_in(noted) == record
-    assert with_record(noted, None) == "rack=7 ops note"
+    noted = with_record("rack=7", record, "n0") + " ops note"
+    assert record_in(noted, "n0") == record
+    assert with_record(noted, None, "n0") == "rack=7 ops note"
+
+
+def edited(change) -> str:
+    """An extra whose record somebody changed by hand."""
+    content = json.loads(with_record("", Record("high", 0.5, T0 + HOUR, Level.SOFT, weight=3, soft=9), "n0"))
+    change(content["predrain"])
+    return json.dumps(content)
 
 
 @pytest.mark.parametrize(
@@ -84,21 +90,33 @@ def test_text_that_is_added_after_the_record_stays_and_the_record_is_read():
     [
         '{"predrain": 3}',
         '{"predrain":{"tier":"high"}}',
-        '{"predrain":{"tier":"no such","until":"2026-03-01T00:00:00Z","level":"soft"}}',
-        '{"predrain":{"tier":"high","until":"2026-03-01T00:00:00","level":"soft"}}',
-        '{"predrain":{"tier":"high","until":"2026-03-01T00:00:00Z","level":"soft","weight":-1}}',
         '{"predrain":{}} {"predrain":{}}',
+        edited(lambda record: record.update(level="tainted")),
+        edited(lambda record: record.update(until="2026-09-01T00:00:00+00:00")),
+        edited(lambda record: record.update(weight=1)),
+        edited(lambda record: record.update(note="RMA 4711")),
+        edited(lambda record: record.pop("seal")),
+        edited(lambda record: record.update(seal="0" * 12)),
+        with_record("", Record("high", 0.5, T0 + HOUR, Level.SOFT, weight=3, soft=9), "n1"),
     ],
 )
-def test_a_record_that_somebody_edited_is_reported_and_stops_every_new_mark(extra):
+def test_an_edited_or_copied_record_proves_nothing_and_is_reported(extra):
     with pytest.raises(DamagedRecordError):
-        record_in(extra)
-    node = replace(NODE, extra=extra)
-    assert all(change_for(action(verb), node, SETTINGS, T0).empty for verb in ("publish", "soft_taint", "taint"))
-    assert view_of(node, (), SETTINGS, T0).opt_out is not None
+        record_in(extra, "n0")
     drained = replace(NODE, states=frozenset({"IDLE", "DRAIN"}), reason=reason_for(action("taint"), T0 + HOUR))
-    change = change_for(release(), replace(drained, extra=extra), SETTINGS, T0)
-    assert (change.state, change.extra) == ("UNDRAIN", None)
+    for node in (replace(NODE, extra=extra), replace(drained, extra=extra)):
+        assert all(change_for(action(verb), node, SETTINGS, T0).empty for verb in ("publish", "soft_taint", "taint"))
+        assert change_for(release(), node, SETTINGS, T0).empty
+        view = view_of(node, (), SETTINGS, T0)
+        assert view.opt_out is not None
+        assert view.notice is not None
+
+
+def test_a_record_that_a_tool_wrote_again_in_its_own_way_is_intact():
+    record = Record("high", 0.5, T0 + HOUR, Level.SOFT, weight=3, soft=9)
+    content = json.loads(with_record('{"a": 1}', record, "n0"))
+    again = json.dumps({"predrain": dict(sorted(content["predrain"].items(), reverse=True)), "b": 2}, indent=2)
+    assert record_in(again, "n0") == record
 
 
 @given(message=st.text(max_size=300), risk=st.none() | st.floats(0, 1))
@@ -107,22 +125,8 @@ def test_a_reason_reports_tier_risk_and_end_and_survives_scontrol(message, risk)
     reason = reason_for(replace(action("taint", risk=risk), reasons=(message,)), end)
     assert len(reason) <= 240
     assert reason == reason.strip().strip('"')
-    result = read_reason(reason)
-    assert result is not None
-    assert (result.tier, result.expires_at) == ("high", T0 + timedelta(hours=6, seconds=1))
-
-
-@pytest.mark.parametrize(
-    "reason",
-    [
-        None, "", "bad disk", "predrain: do not touch, ann", "predrain: tier=high risk=0.8 until=soon",
-        "predrain: tier=odd risk=0.8 until=2026-03-01T00:00:00Z", "NHC: predrain: x",
-        "predrain: tier=high risk=0.8 until=2026-03-01T00:00:00Z, but ann keeps it",
-        "predrain: tier=high risk=0.8 until=2026-02-31T00:00:00Z",
-    ],
-)  # fmt: skip
-def test_a_reason_that_only_looks_like_ours_is_not(reason):
-    assert read_reason(reason) is None
+    assert reason.startswith("predrain: tier=high risk=")
+    assert "until=2026-03-01T06:00:01Z" in reason
 
 
 def test_each_action_adds_to_the_marks_and_a_second_one_changes_nothing():
@@ -188,19 +192,127 @@ def test_on_a_node_with_another_reason_nothing_is_written_but_our_own_taken_back
     assert (view.cordoned_by is not None) == (state in ("DRAIN", "FAIL"))
 
 
-def test_our_reason_with_a_word_added_is_a_persons():
+def taken_over(**changed: object) -> SlurmNode:
+    """A node that predrain drained, read back and recorded, and that somebody changed since."""
     node = done(NODE, "publish", "taint")
-    held = replace(node, reason=f"{node.reason} and RMA 42")
-    assert not standing_on(held, T0).marks.tainted
-    assert change_for(release(), held, SETTINGS, T0).state is None
+    node = after(node, authored(node, T0))
+    return replace(node, **{name: change(node) if callable(change) else change for name, change in changed.items()})  # type: ignore[arg-type]
 
 
-def test_a_lost_record_leaves_a_drain_of_ours_ours():
-    node = replace(done(NODE, "publish", "taint"), extra="")
-    marks = standing_on(node, T0).marks
-    assert marks.published is not None
-    assert (marks.level, marks.published.expires_at) == (Level.TAINTED, T0 + 6 * HOUR)
+TAKEN_OVER = {
+    "a ticket appended": {"reason": lambda node: f"{node.reason} - RMA 4711 opened, keep out"},
+    "Slurm's own words": {"reason": lambda node: f"{node.reason} : reboot issued"},
+    "a word taken off": {"reason": lambda node: node.reason[:-4]},
+    "another case": {"reason": lambda node: node.reason.upper()},
+    "another blank": {"reason": lambda node: node.reason + " "},
+    "a later end": {"reason": lambda node: node.reason.replace("T06", "T23")},
+    "the same words of another user": {"user": "ann"},
+    "the same words set again": {"reason_at": T0 + HOUR},
+    "no record": {"extra": '{"a": 1}'},
+    "the record of another node": {"name": "n1"},
+}
+
+
+@pytest.mark.parametrize("changed", TAKEN_OVER.values(), ids=TAKEN_OVER.keys())
+def test_a_drain_that_somebody_edited_or_took_over_is_theirs_and_stays_round_after_round(changed):
+    node = taken_over(**changed)
+    view = view_of(node, (), SETTINGS, T0)
+    assert (view.marks.tainted, view.cordoned_by is not None, view.opt_out is not None) == (False, True, True)
+    assert view.notice is not None
+    for _ in range(3):
+        for verb in ("publish", "soft_taint", "taint", "drain"):
+            assert change_for(action(verb), node, SETTINGS, T0).empty
+        change = change_for(release(), node, SETTINGS, T0)
+        assert (change.state, change.reason) == (None, None)
+        node = after(node, change)
+        assert (node.out, node.reason) == ({"DRAIN"}, taken_over(**changed).reason)
+
+
+def test_a_drain_in_our_form_is_its_writers():
+    reason = taken_over().reason
+    node = replace(NODE, states=frozenset({"IDLE", "DRAIN"}), reason=reason, user="ann")
+    assert not standing_on(node, T0).marks.tainted
+    assert change_for(release(), node, SETTINGS, T0).empty
+    assert "no record" in (view_of(node, (), SETTINGS, T0).notice or "")
+
+
+def test_what_was_drained_and_recorded_is_ours_and_goes():
+    node = taken_over()
+    assert standing_on(node, T0).marks.tainted
+    assert view_of(node, (), SETTINGS, T0).notice is None
+    assert authored(node, T0).empty
     assert change_for(release(), node, SETTINGS, T0).state == "UNDRAIN"
+    renewed = after(node, change_for(action("publish", hours=12), node, SETTINGS, T0 + HOUR))
+    assert standing_on(replace(renewed, reason_at=T0 + HOUR), T0 + HOUR).marks.tainted
+
+
+@pytest.mark.parametrize("flag", ["REBOOT_REQUESTED", "REBOOT_ISSUED"])
+def test_nothing_is_written_to_a_node_that_reboots(flag):
+    node = taken_over(states=frozenset({"DOWN", "DRAIN", flag}))
+    assert all(change_for(action(verb), node, SETTINGS, T0).empty for verb in ("publish", "soft_taint", "drain"))
+    assert change_for(release(), node, SETTINGS, T0).empty
+    view = view_of(node, (), SETTINGS, T0)
+    assert (view.owner, view.unwritable is not None, view.down) == ("a reboot", True, False)
+
+
+RESTING = [
+    ["IDLE", "POWERED_DOWN"], ["IDLE+CLOUD+POWERED_DOWN"], ["idle~"], ["idle#"], ["idle%"], ["alloc#"], ["mixed!"],
+    ["IDLE", "CLOUD", "POWERING_UP", "NOT_RESPONDING"], ["IDLE", "POWERING_DOWN"], ["IDLE+POWER_DOWN"], ["idle$"],
+    ["IDLE", "MAINTENANCE"], ["MAINT"], ["DOWN", "REBOOT_ISSUED"], ["idle@"], ["down^"], ["DRAIN", "REBOOT_ISSUED"],
+    ["IDLE", "DYNAMIC_NORM", "POWERED_DOWN"], ["pow_dn"],
+]  # fmt: skip
+AWAKE = [["IDLE"], ["idle-"], ["IDLE", "PLANNED"], ["plnd"], ["MIXED", "RESERVED"], ["resv"], ["ALLOCATED", "CLOUD"],
+         ["IDLE", "DYNAMIC_NORM"]]  # fmt: skip
+FAILED = [["DOWN"], ["down*"], ["idle*"], ["IDLE", "NOT_RESPONDING"], ["ERROR"], ["IDLE", "INVAL"],
+          ["DOWN", "POWERED_DOWN"], ["DOWN", "CLOUD", "POWERING_UP"]]  # fmt: skip
+
+
+def row(states: list[str], **others: object) -> dict[str, object]:
+    text = states[0] if len(states) == 1 and states[0].islower() else states
+    base = {"name": "n0", "state": text, "reason": "", "extra": "", "weight": 1, "gres": "gpu:8", "partitions": ["g"]}
+    return {**base, **others}
+
+
+@pytest.mark.parametrize("states", RESTING, ids="+".join)
+def test_a_node_at_rest_is_neither_down_nor_out_of_service(states):
+    out = "DRAIN" in states
+    view = view_of(node_of(row(states, reason="x" if out else ""), "gpu"), (), SETTINGS, T0)
+    assert (view.readable, view.down, view.resting is not None, view.lost, view.counted) == (
+        True,
+        False,
+        True,
+        None,
+        False,
+    )
+
+
+@pytest.mark.parametrize("states", AWAKE, ids="+".join)
+def test_a_node_that_is_planned_or_reserved_is_in_service(states):
+    view = view_of(node_of(row(states), "gpu"), (), SETTINGS, T0)
+    assert (view.readable, view.down, view.resting, view.lost, view.counted) == (True, False, None, None, True)
+
+
+@pytest.mark.parametrize("states", FAILED, ids="+".join)
+def test_a_node_that_failed_is_down_whatever_its_power(states):
+    view = view_of(node_of(row(states), "gpu"), (), SETTINGS, T0)
+    assert (view.down, view.resting, view.lost, view.counted) == (True, None, "down", True)
+
+
+def test_a_node_that_was_drained_by_others_and_powered_down_is_out_of_service():
+    view = view_of(node_of(row(["IDLE", "DRAIN", "POWERED_DOWN"], reason="bad disk"), "gpu"), (), SETTINGS, T0)
+    assert view.lost is not None
+
+
+@pytest.mark.parametrize("changed", [{"partitions": ("other",)}, {"gpus": 0}, {"states": frozenset({"FUTURE"})}])
+def test_marks_on_a_node_that_left_the_fleet_are_to_be_removed(changed):
+    view = view_of(replace(NODE, **changed), (), replace(SETTINGS, partitions=("g",)), T0)
+    assert view.opt_out is not None
+    assert view_of(NODE, (), replace(SETTINGS, partitions=("g",)), T0).opt_out is None
+
+
+@pytest.mark.parametrize("feature", ["predrain_unmanaged", "PREDRAIN_UNMANAGED", "Predrain_Unmanaged"])
+def test_the_opt_out_feature_is_read_in_any_case(feature):
+    assert view_of(replace(NODE, features=("a", feature)), (), SETTINGS, T0).opt_out is not None
 
 
 @pytest.mark.parametrize(
@@ -233,7 +345,6 @@ def test_place_opt_out_and_owner_come_from_features_and_states():
     assert (view.rack, view.group, view.domain) == ("b7", "x", None)
     assert view.opt_out == "feature predrain_unmanaged"
     assert view_of(NODE, (), SETTINGS, T0).group == "g"
-    assert view_of(replace(NODE, states=frozenset({"IDLE", "MAINTENANCE"})), (), SETTINGS, T0).owner is not None
     assert view_of(replace(NODE, states=frozenset({"IDLE", "MAINT"})), (), SETTINGS, T0).maintenance is not None
     assert view_of(NODE, (), SETTINGS, T0).maintenance is None
     assert view_of(replace(NODE, states=frozenset({"IDLE", "REBOOT_REQUESTED"})), (), SETTINGS, T0).owner == "a reboot"

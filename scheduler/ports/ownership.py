@@ -1,0 +1,106 @@
+"""Who owns what carries predrain's names on a node: one rule for every scheduler.
+
+Anyone can write a reason, taint or label in predrain's form, edit one that predrain wrote, or copy it to another node,
+so form proves nothing. Beside its marks predrain writes a record to the node, with a digest of each mark as written,
+sealed with the name of the node. A mark is predrain's while the record is intact and the mark is exactly the recorded
+one. All else under predrain's names is somebody else's: it is reported, and never overwritten or removed.
+
+Without its record a mark is nobody's. So a record is written no later than its marks, and removed after them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from typing import Any, Final, cast
+
+from policy.fleet import Level
+from policy.tiers import Tier
+from scheduler.ports.codec import object_of, plain_of
+
+_SEAL: Final = "seal"
+
+
+class DamagedRecordError(ValueError):
+    """A node carries a record of predrain that predrain did not write so."""
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """What predrain put on a node, and until when.
+
+    ``level``: the highest mark; where less stands before ``until``, somebody else removed it.
+    ``marks``: digest of each mark as written, by its name.
+    ``set_at``: when the highest mark was set.
+    ``since``: when the node was taken out of service.
+    ``weight``, ``soft``: Slurm: the weight before the soft mark, and with it.
+    """
+
+    tier: Tier
+    risk: float | None
+    until: datetime
+    level: Level
+    marks: Mapping[str, str] = field(default_factory=dict)
+    set_at: datetime | None = None
+    since: datetime | None = None
+    drain_at: datetime | None = None
+    weight: int | None = None
+    soft: int | None = None
+
+    def with_mark(self, name: str, content: str) -> Record:
+        """Add a mark, or replace it."""
+        return replace(self, marks={**self.marks, name: digest_of(content)})
+
+    def without(self, *names: str) -> Record:
+        """Drop marks."""
+        return replace(self, marks={name: digest for name, digest in self.marks.items() if name not in names})
+
+    def matches(self, name: str, content: str) -> bool:
+        """Whether a mark is exactly the one that was recorded."""
+        return self.marks.get(name) == digest_of(content)
+
+
+def digest_of(content: str) -> str:
+    """Return the digest of a mark, as a record holds it."""
+    return hashlib.sha256(content.encode("utf-8", "surrogatepass")).hexdigest()[:12]
+
+
+def sealed(record: Record, node: str) -> dict[str, Any]:
+    """Return a record as the JSON object that is written to a node."""
+    plain = plain_of(replace(record, risk=None if record.risk is None else round(record.risk, 6)))
+    content = {name: value for name, value in plain.items() if value is not None}
+    return {**content, _SEAL: _seal(content, node)}
+
+
+def unsealed(content: object, node: str) -> Record:
+    """Read a record from a node; raises ``DamagedRecordError`` if it is not exactly as predrain wrote it there."""
+    if not isinstance(content, dict):
+        raise DamagedRecordError("the record of predrain is no JSON object")
+    plain = {name: value for name, value in content.items() if name != _SEAL}
+    if content.get(_SEAL) != _seal(plain, node):
+        raise DamagedRecordError("the record of predrain was edited, or copied from another node")
+    try:
+        return cast(Record, object_of(Record, {"risk": None} | plain, "the record"))
+    except ValueError as error:
+        raise DamagedRecordError(f"the record of predrain cannot be read: {error}") from None
+
+
+def foreign_marks(record: Record | None, present: Mapping[str, str]) -> dict[str, str]:
+    """Return the marks under predrain's names that are not predrain's, each with the reason why.
+
+    ``present``: the content of each mark that stands, by its name.
+    """
+    foreign: dict[str, str] = {}
+    for name, content in present.items():
+        if record is None or name not in record.marks:
+            foreign[name] = "predrain has no record of it"
+        elif not record.matches(name, content):
+            foreign[name] = "it was edited since predrain wrote it"
+    return foreign
+
+
+def _seal(content: Mapping[str, Any], node: str) -> str:
+    return digest_of(f"{node}\n{json.dumps(content, sort_keys=True, separators=(',', ':'))}")

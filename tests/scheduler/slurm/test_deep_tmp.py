@@ -1,0 +1,283 @@
+"""Random histories of a Slurm cluster with a process that dies at any call: what must hold whatever happens."""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+import tempfile
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from policy.fleet import Level
+from scheduler.ports.readings import Switches
+from scheduler.slurm.marks import KEY, standing_on, with_record
+from scheduler.slurm.node import NodeChange, SlurmNode
+from tests.policy.decide_world import HOUR
+from tests.scheduler.cluster import RATE_LIMITS
+from tests.scheduler.faults import Crash
+from tests.scheduler.slurm.memory_port import MemorySlurm
+from tests.scheduler.slurm.slurm_world import LEASE, World
+
+NODES = st.sampled_from([f"n{i}" for i in range(8)])
+FAULTS = st.sampled_from(["refused", "timeout_before", "timeout_after", "crash_before", "crash_after"])
+
+
+class Watched(MemorySlurm):
+    """It sees to it that nothing of ours is written where another's reason stands."""
+
+    crash: str | None = None
+
+    def update(self, node, change):
+        current = self.all[node]
+        theirs = current.reason is not None and not standing_on(current, self.clock.now()).marks.tainted
+        if theirs:
+            assert (change.state, change.reason) == (None, None), (current, change)
+        assert current.readable, (current, change)
+        assert not current.rebooting, (current, change)
+        crash, self.crash = self.crash, None
+        if crash == "crash_before":
+            raise Crash("update")
+        answer = super().update(node, change)
+        if crash == "crash_after":
+            raise Crash("update")
+        return answer
+
+
+class SlurmHistories(RuleBasedStateMachine):
+    """People, tools, faults and crashes around a controller on Slurm."""
+
+    def __init__(self):
+        super().__init__()
+        self.folder = Path(tempfile.mkdtemp(prefix="sh"))
+        self.world = World(self.folder)
+        watched = Watched(self.world.clock)
+        watched.all, watched.configured = self.world.slurm.all, self.world.slurm.configured
+        self.world.slurm = watched
+        self.world.restart()
+        self.extras = {name: item.extra for name, item in watched.all.items()}
+        self.reasons: dict[str, tuple[frozenset[str], str | None]] = {}
+        self.frozen: dict[str, SlurmNode] = {}  # with a record that somebody edited: nothing on it is ours any more
+        self.wiped: set[str] = set()  # of these the record with the weight that was found may be gone
+        self.taken = 0
+
+    @property
+    def slurm(self) -> Watched:
+        assert isinstance(self.world.slurm, Watched)
+        return self.world.slurm
+
+    @rule(node=NODES, risk=st.sampled_from([0.01, 0.15, 0.4, 0.7, 0.95, None]))
+    def one_is_scored(self, node, risk):
+        self.world.scored(**{node: risk})
+
+    @rule(hours=st.sampled_from([0.01, 0.5, 7, 13]))
+    def time_passes(self, hours):
+        self.world.clock.move(hours * HOUR)
+
+    @rule(node=NODES, state=st.sampled_from(["DRAIN", "FAIL"]), reason=st.sampled_from(["bad disk", "predrain: mine"]))
+    def a_person_drains(self, node, state, reason):
+        self._theirs(node, state, reason)
+
+    @rule(node=NODES, more=st.sampled_from([" - RMA 4711, keep out", " ", " : reboot issued"]))
+    def somebody_appends_to_a_reason(self, node, more):
+        if self.slurm.all[node].out:
+            self._theirs(node, None, f"{self.slurm.all[node].reason}{more}")
+
+    @rule(node=NODES)
+    def a_person_takes_a_drain_over_in_the_same_words(self, node):
+        if self.slurm.all[node].out:
+            self._theirs(node, None, self.slurm.all[node].reason)
+
+    @rule(node=NODES, other=NODES, record=st.booleans())
+    def a_person_copies_a_drain_to_another_node(self, node, other, record):
+        source, target = self.slurm.all[node], self.slurm.all[other]
+        if source.out and other not in self.frozen and node != other:
+            self._theirs(other, "DRAIN", source.reason)
+            if record and KEY in source.extra and KEY not in target.extra:
+                self._edit(other, extra=source.extra)
+
+    @rule(node=NODES)
+    def a_person_edits_the_record(self, node):
+        extra = self.slurm.all[node].extra
+        if '"level": "' in extra and node not in self.frozen:
+            self._edit(node, extra=extra.replace('"level": "', '"note": "RMA 4711", "level": "'))
+
+    @rule(node=NODES)
+    def a_person_reboots_the_node(self, node):
+        current = self.slurm.all[node]
+        self._cleaned(node)
+        self.slurm.all[node] = replace(current, states=current.states | {"REBOOT_ISSUED", "DOWN"} - {"IDLE"})
+        before = self.slurm.all[node]
+        self._round()
+        assert self.slurm.all[node] == before
+        self.a_person_resumes(node)
+
+    @rule(node=NODES)
+    def a_person_resumes(self, node):
+        self._cleaned(node)
+        self.slurm.person(node, "RESUME")
+        self.reasons.pop(node, None)
+
+    @rule(node=NODES, extra=st.sampled_from(["", "note", '{"rack": 4}']))
+    def a_person_writes_the_whole_extra(self, node, extra):
+        current = self.slurm.all[node]
+        self.frozen.pop(node, None)
+        if current.out:  # without its record a drain is nobody's, and stays until somebody resumes the node
+            self.reasons[node] = (current.out, current.reason)
+        self.slurm.all[node] = replace(current, extra=extra)
+        self.extras[node] = extra
+        self.wiped.add(node)
+
+    @rule(node=NODES, weight=st.sampled_from([5, 900]))
+    def a_person_configures_a_weight(self, node, weight):
+        self.slurm.configured[node] = weight
+        self.slurm.all[node] = replace(self.slurm.all[node], weight=weight)
+        if node in self.frozen:
+            self.frozen[node] = replace(self.frozen[node], weight=weight)
+
+    @rule()
+    def slurm_is_reconfigured(self):
+        self.slurm.reconfigure()
+        self.frozen = {name: replace(node, weight=self.slurm.all[name].weight) for name, node in self.frozen.items()}
+
+    @rule(fault=FAULTS)
+    def a_write_will_fail(self, fault):
+        if fault.startswith("crash"):
+            self.slurm.crash = fault
+        else:
+            self.slurm.failing.append(fault)
+
+    @rule(kill=st.booleans())
+    def a_person_switches(self, kill):
+        self.world.scheduler.set_switches(Switches(kill=kill))
+
+    @rule()
+    def another_process_takes_over(self):
+        self.world.restart()
+        self._round()  # it sees the other one's lease
+        self.world.clock.move(LEASE)
+
+    @rule()
+    def the_controller_does_a_round(self):
+        self._round()
+
+    @rule()
+    def a_second_round_changes_nothing(self):
+        self._quiet()
+        self._round()
+        self._round()
+        writes = len(self.slurm.writes)
+        self._round()
+        assert self.slurm.writes[writes:] == []
+
+    def _theirs(self, node, state, reason):
+        self.slurm.person(node, state, reason)
+        current = self.slurm.all[node]
+        self.reasons[node] = (current.out, current.reason)
+        if node in self.frozen:
+            self.frozen[node] = current
+
+    def _edit(self, node, extra):
+        """Somebody writes a record that predrain did not write so."""
+        self.slurm.all[node] = replace(self.slurm.all[node], extra=extra)
+        self.frozen[node] = self.slurm.all[node]
+        self.wiped.add(node)
+
+    def _cleaned(self, node):
+        """Somebody removes a record that they edited."""
+        if self.frozen.pop(node, None) is not None:
+            self.slurm.all[node] = replace(self.slurm.all[node], extra=self.extras[node])
+
+    def _quiet(self):
+        self.slurm.crash, self.slurm.failing = None, []
+
+    def _round(self):
+        before = {name for name in self.slurm.all if self.world.level(name).hard}
+        try:
+            self.world.round()
+        except Crash:
+            self.world.restart()
+            self.world.round()
+            self.world.clock.move(LEASE)
+        after = {name for name in self.slurm.all if self.world.level(name).hard}
+        self.taken = max(len(after - before), self.taken)
+
+    @invariant()
+    def what_people_wrote_stands(self):
+        for name, (out, reason) in self.reasons.items():
+            node = self.slurm.all[name]
+            assert (node.out, node.reason) == (out, reason)
+        for name, extra in self.extras.items():
+            if name in self.frozen:
+                assert self.slurm.all[name] == self.frozen[name]
+            else:
+                assert with_record(self.slurm.all[name].extra, None, name) == extra
+
+    @invariant()
+    def no_more_at_once_than_the_rate_allows(self):
+        assert self.taken <= RATE_LIMITS[0].max_nodes
+
+    def teardown(self):
+        try:
+            self._quiet()
+            self.world.clock.move(LEASE)
+            self.world.restart()
+            self.world.scheduler.set_switches(Switches(release_all=True))
+            for _ in range(3):
+                self.world.clock.move(LEASE)
+                self.world.round()
+            for name, node in self.slurm.all.items():
+                assert self.world.level(name) is Level.NONE
+                if name in self.frozen:
+                    assert node == self.frozen[name]
+                    continue
+                assert node.extra == self.extras[name]
+                assert node.out == (self.reasons[name][0] if name in self.reasons else frozenset())
+                assert node.weight == self.slurm.configured[name] or name in self.wiped
+        finally:
+            shutil.rmtree(self.folder)
+
+
+SlurmHistories.TestCase.settings = settings(
+    max_examples=120, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
+)
+TestSlurmHistories = SlurmHistories.TestCase
+
+
+def test_a_mark_never_outlives_its_prediction_whatever_dies_on_the_way(tmp_path):
+    for number, (step, crash) in enumerate(itertools.product(range(4), ("crash_before", "crash_after"))):
+        world = World(tmp_path / str(number))
+        watched = Watched(world.clock)
+        world.slurm = watched
+        world.restart()
+        before = dict(watched.all)
+        world.scored(n3=0.95)
+        _crashing(world, watched, step, crash)
+        world.clock.move(timedelta(hours=13))
+        world.restart()
+        world.round()  # it sees the dead one's lease
+        world.clock.move(LEASE)
+        assert world.round().active
+        assert watched.all == before
+
+
+def _crashing(world: World, slurm: Watched, step: int, crash: str) -> None:
+    plain = slurm.update
+    calls = itertools.count()
+
+    def update(node: str, change: NodeChange):
+        if next(calls) == step:
+            slurm.crash = crash
+        return plain(node, change)
+
+    slurm.update = update  # type: ignore[method-assign]
+    try:
+        world.round()
+    except Crash:
+        pass
+    finally:
+        slurm.update = plain  # type: ignore[method-assign]

@@ -363,6 +363,7 @@ def expired_nodes(fleet: FleetReading, now: datetime) -> frozenset[str]:
         view.name
         for view in (reading.view for reading in fleet.nodes)
         if view.readable
+        and view.unwritable is None
         and view.marks.level
         and (fleet.switches.release_all or view.marks.published is None or view.marks.published.expires_at <= now)
     )

@@ -66,7 +66,7 @@ class MemoryWorkloads:
             return Answer("already")
         if result.uid in self.blocked:
             return Answer("blocked", self.blocked[result.uid])
-        self.running[result.uid] = replace(result, ending=True)
+        self.running[result.uid] = replace(result, state="ending")
         self.evicted.append((self._clock.now(), result.node, result.uid))
         return Answer("done", "", self.preview(result))
 

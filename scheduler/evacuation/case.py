@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from datetime import datetime
 from typing import Any
 
 from policy.plan import NodeDecision
@@ -29,7 +28,7 @@ class Case:
     ``entry``: its progress, replaced as it moves on.
     ``held``: why nothing new may be done at all.
     ``frozen``: why no workload may be asked or moved; a diagnostic on an empty node harms no workload, and may begin.
-    ``going``: what has to go, as listed in this round; None: not listed.
+    ``going``: what has to go, as listed in this round; None: not listed, ``unlisted`` says why.
     """
 
     reading: NodeReading
@@ -39,6 +38,7 @@ class Case:
     held: str | None = None
     frozen: str | None = None
     going: tuple[Workload, ...] | None = None
+    unlisted: str = ""
 
     @property
     def node(self) -> str:
@@ -63,11 +63,6 @@ class Case:
         """Move a workload on."""
         known = self.entry.leaving
         self.change(leaving={**known, uid: replace(known[uid], **fields)})  # type: ignore[arg-type]
-
-    def wait_until(self, at: datetime | None) -> None:
-        """Note that there is reason to wait, up to a time."""
-        if at is not None and (self.entry.due_at is None or at > self.entry.due_at):
-            self.change(due_at=at)
 
     def first_time(self, what: str) -> bool:
         """Note that something was reported to people; false where it was before."""

@@ -68,7 +68,10 @@ class Diagnostics:
         other = len(boots) > 1 or bool(case.units and entry.units and case.units != entry.units)
         if case.held is None and (other or now - since >= self.settings.retry_after):
             again = entry.attempt + 1
-            case.change(phase="emptying", attempt=again, first=again, started_at=None, empty_at=None)
+            told = tuple(what for what in entry.told if what != "stuck")
+            case.change(
+                phase="emptying", attempt=again, first=again, started_at=None, empty_at=None, waits_since=now, told=told
+            )
 
     def _start(self, verification: Verification, case: Case, log: RoundLog) -> Result | None:
         now, entry = log.clock.now(), case.entry

@@ -9,13 +9,13 @@ from datetime import datetime, timedelta
 from typing import Any, Literal
 
 from scheduler.evacuation.case import OUTCOMES, Case, Still
-from scheduler.evacuation.progress import Leaving, key_of
+from scheduler.evacuation.progress import Asked, Leaving, key_of
 from scheduler.evacuation.settings import EvacuationSettings
 from scheduler.ledger.round_log import RoundLog
 from scheduler.ports.codec import plain_of
 from scheduler.ports.errors import SchedulerError
 from scheduler.ports.readings import Answer
-from scheduler.ports.records import Call
+from scheduler.ports.records import Call, FindingKind
 from scheduler.ports.workloads import (
     CheckpointAsk,
     CheckpointKind,
@@ -31,9 +31,13 @@ from scheduler.ports.workloads import (
 AT_ONCE = 8
 """Hooks that are asked at the same time."""
 
+MAX_EVICTIONS = 2
+"""Evictions of work that comes back, or of a workload that outlives them; then it is reported and left."""
+
 _TIME = "%Y-%m-%d %H:%M:%S"
 
-Next = Literal["going", "ask", "await", "held", "later", "evict"]
+Next = Literal["going", "ask", "await", "held", "left", "later", "evict"]
+Planned = tuple[Case, Workload, Leaving, Next, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +45,7 @@ class Request:
     """A request for a checkpoint.
 
     ``first``: whether it is to be asked; else only whether it was written.
+    ``others``: further nodes of the same run of a job: it is asked once for all of them.
     """
 
     case: Case
@@ -48,6 +53,7 @@ class Request:
     offer: CheckpointOffer
     ask: CheckpointAsk
     first: bool
+    others: tuple[Case, ...] = ()
 
     def payload(self) -> dict[str, Any]:
         """Return what a hook is sent."""
@@ -84,8 +90,8 @@ class Drainer:
     def foresee(self, workload: Workload) -> tuple[Literal["evict", "wait"], str]:
         """Return what would be done with a workload if its node were drained now, and how."""
         workload = self._understood(workload)
-        if workload.held is not None:
-            return "wait", f"it may not be moved ({workload.held})"
+        if workload.immovable is not None:
+            return "wait", f"it may not be moved ({workload.immovable})"
         offer = self._offer_of(workload)
         return "evict", "without a checkpoint" if offer is None else f"after a checkpoint by {offer.means}"
 
@@ -94,25 +100,45 @@ class Drainer:
         try:
             listed = self.workloads.on_node(case.node)
         except SchedulerError as error:
+            case.unlisted = f"what runs on it cannot be listed: {error}"
             log.error(f"what runs on {case.node} cannot be listed: {error}")
             return
         case.going = tuple(self._understood(workload) for workload in listed if workload.stays is None)
-        here = {workload.uid for workload in case.going}
-        case.change(leaving={uid: leaving for uid, leaving in case.entry.leaving.items() if uid in here})
+        known = case.entry.leaving
+        case.change(
+            leaving={
+                workload.uid: self._seen(workload, known[workload.uid], now)
+                for workload in case.going
+                if workload.uid in known
+            }
+        )
         if not case.going:
             case.change(phase="verifying", empty_at=now, words="")
             log.find(case.node, "empty", "nothing that has to go is left on it")
             log.step(case.node, "empty", "done")
 
+    def _seen(self, workload: Workload, leaving: Leaving, now: datetime) -> Leaving:
+        """Note from when on a workload that is on its way out hangs; its own grace period counts up to a limit."""
+        if leaving.gone_by is not None or not workload.ending:
+            return leaving
+        return replace(leaving, gone_by=self._gone_by(workload, now))
+
+    def _gone_by(self, workload: Workload, now: datetime) -> datetime:
+        grace = min(workload.grace or timedelta(0), self.settings.stuck_after)
+        return now + grace + self.settings.retry_max_delay
+
     def _understood(self, workload: Workload) -> Workload:
         """Hold a workload that wants to be asked in a way that we cannot: to move it unasked would lose its work."""
         offer = workload.checkpoint
-        if offer is None or workload.held is not None or self._offer_of(workload) is not None:
+        if offer is None or workload.immovable is not None or self._offer_of(workload) is not None:
             return workload
-        return replace(workload, held=f"it wants to be asked for a checkpoint by {offer.means}, which is not set up")
+        return replace(workload, loss=f"it wants to be asked for a checkpoint by {offer.means}, which is not set up")
 
-    def plan(self, case: Case, now: datetime) -> None:
-        """Decide for each workload that is new here how it is asked, and until when its answer is waited for."""
+    def plan(self, case: Case, now: datetime, requests: dict[str, Leaving]) -> None:
+        """Decide for each workload that is new here how it is asked, and until when its answer is waited for.
+
+        ``requests``: those that stand, by uid: a job on several nodes is asked once for all of them.
+        """
         if case.stopped is not None:
             # a wait of which no workload was asked must not run out; the request keeps its key
             kept = {uid: known for uid, known in case.entry.leaving.items() if known.asked != "planned"}
@@ -121,12 +147,20 @@ class Drainer:
         for workload in case.going or ():
             if workload.uid in case.entry.leaving:
                 continue
-            offer = None if workload.ending else self._offer_of(workload)
-            key = key_of(case.node, case.entry.began_at, f"checkpoint {workload.uid}")
-            deadline = None if offer is None else now + self._wait_of(offer)
-            leaving = Leaving(workload.name, workload.uid, key, "none" if offer is None else "planned", deadline)
+            origin = workload.origin or workload.name
+            returned = case.entry.evicted.get(origin, 0)
+            standing = requests.get(workload.uid)
+            if standing is not None:
+                leaving = replace(standing, returned=returned, again_at=None, tries=0, words="")
+            else:
+                asks = not workload.ending and returned < MAX_EVICTIONS
+                offer = self._offer_of(workload) if asks else None
+                key = key_of(case.node, case.entry.began_at, f"checkpoint {workload.uid}")
+                deadline = None if offer is None else now + self._wait_of(offer)
+                asked: Literal["none", "planned"] = "none" if offer is None else "planned"
+                leaving = Leaving(workload.name, workload.uid, key, asked, deadline, origin, returned)
+            leaving = requests[workload.uid] = self._seen(workload, leaving, now)
             case.change(leaving={**case.entry.leaving, workload.uid: leaving})
-            case.wait_until(deadline)
 
     def _wait_of(self, offer: CheckpointOffer) -> timedelta:
         settings = self.settings.checkpoint
@@ -134,39 +168,81 @@ class Drainer:
 
     def ask(self, cases: Iterable[Case], log: RoundLog) -> None:
         """Ask for checkpoints and learn which were written; what is ready to go must not wait for slow hooks."""
-        todo: list[Request] = []
+        requests: dict[str, Request] = {}
         for case, workload, leaving, step, _ in self._steps(cases, log):
             offer = self._offer_of(workload)
             # also after the deadline, as long as it is there: the answer may have come in the last moment
             read = step in ("ask", "await") or (leaving.asked == "asked" and step != "going")
             if read and offer is not None and leaving.deadline is not None:
-                ask = CheckpointAsk(leaving.key, leaving.deadline, case.why)
-                todo.append(Request(case, workload, offer, ask, step == "ask"))
+                known, first = requests.get(leaving.key), step == "ask"
+                if known is not None:
+                    first = first or known.first
+                    requests[leaving.key] = replace(known, first=first, others=(*known.others, case))
+                else:
+                    ask = CheckpointAsk(leaving.key, leaving.deadline, case.why)
+                    requests[leaving.key] = Request(case, workload, offer, ask, first)
         # the scheduler answers at once, a hook may not: then who was not asked yet, then whose time is over first
-        todo.sort(key=lambda request: (request.offer.means != "scheduler", not request.first, request.ask.deadline))
+        todo = sorted(
+            requests.values(),
+            key=lambda request: (request.offer.means != "scheduler", not request.first, request.ask.deadline),
+        )
         for at in range(0, len(todo), AT_ONCE):
             if log.over(reserve=self.settings.max_round_duration / 2):
                 return
             self._ask_some(todo[at : at + AT_ONCE], log)
 
-    def evict(self, cases: Iterable[Case], log: RoundLog, flying: int) -> None:
-        """Evict what is ready to go, in addition to what was evicted before and is still on its way."""
-        for case, workload, leaving, step, message in self._steps(cases, log):
-            self._silent(case, workload, leaving, log)
-            if step != "evict":
-                self._say_wait(case, workload, step, message, log)
-                continue
-            again = leaving.evicted_at is not None
-            if not again and flying >= self.settings.max_concurrent:
-                log.step(
-                    case.node, "wait", "waiting", workload.name, f"{flying} workloads are on their way out already"
-                )
-                continue
-            if case.stopped is not None or log.over():
-                continue
-            flying += self._evict_one(case, workload, log) and not again
+    def evict(self, cases: Iterable[Case], log: RoundLog, under_way: set[str]) -> None:
+        """Evict what is ready to go.
 
-    def _steps(self, cases: Iterable[Case], log: RoundLog) -> Iterable[tuple[Case, Workload, Leaving, Next, str]]:
+        ``under_way``: uids of what was evicted before and is still on its way; work that hangs is none of it.
+        """
+        steps = list(self._steps(cases, log))
+        gangs = self._gangs_that_wait(steps, log.clock.now())
+        stopped: set[str] = set()  # jobs that were stopped in this round, on any of their nodes
+        for case, workload, leaving, planned, cause in steps:
+            self._silent(case, workload, leaving, log)
+            waits = planned == "evict" and workload.gang in gangs
+            step: Next = "later" if waits else planned
+            message = gangs[workload.gang] if waits else cause
+            if step != "evict":
+                self._report_wait(case, workload, leaving, step, message, log)
+                continue
+            again = leaving.gone_by is not None
+            if workload.uid in stopped:
+                self._evicted(case, workload, Answer("already"), log.clock.now())
+                log.step(case.node, "wait", "waiting", workload.name, "it was stopped on another of its nodes")
+            elif not again and len(under_way) >= self.settings.max_concurrent:
+                full = f"{len(under_way)} workloads are on their way out already"
+                log.step(case.node, "wait", "waiting", workload.name, full)
+            elif case.stopped is None and not log.over() and self._evict_one(case, workload, log):
+                stopped.add(workload.uid)
+                under_way.add(workload.uid)
+
+    def _gangs_that_wait(self, steps: Iterable[Planned], now: datetime) -> dict[str | None, str]:
+        """Return the jobs whose parts wait for each other, and why: then they stop once, not once for each node.
+
+        A part that may not be moved keeps the others, because without them it would stop as well. An answer is waited
+        for no longer than one request may take, whichever nodes of the job join later.
+        """
+        waiting: dict[str | None, str] = {}
+        began: dict[str, datetime] = {}
+        parts = [step for step in steps if step[1].gang is not None]
+        for case, workload, *_ in parts:
+            assert workload.gang is not None
+            began[workload.gang] = min(began.get(workload.gang, now), case.entry.began_at)
+        for _, workload, leaving, step, message in parts:
+            assert workload.gang is not None
+            in_time = now < began[workload.gang] + self.settings.checkpoint.max_timeout
+            if step in ("held", "left"):
+                waiting[workload.gang] = f"{workload.name} of the same job stays: {message}"
+            elif step in ("ask", "await") and in_time:
+                until = "" if leaving.deadline is None else f" until {leaving.deadline:{_TIME}} UTC"
+                waiting.setdefault(
+                    workload.gang, f"the checkpoint of {workload.name}, of the same job, is waited for{until}"
+                )
+        return waiting
+
+    def _steps(self, cases: Iterable[Case], log: RoundLog) -> Iterable[Planned]:
         for case in cases:
             for workload in case.going or ():
                 leaving = case.entry.leaving.get(workload.uid)
@@ -223,16 +299,16 @@ class Drainer:
         case, workload = request.case, request.workload
         if "gone" in (answer.kind, state.kind) or answer.kind == "conflict":
             return  # the next listing says what is there
-        if request.first and answer.confirmed:
-            case.move(workload.uid, asked="asked")
+        states: dict[CheckpointKind, Asked] = {"acknowledged": "acknowledged", "failed": "failed"}
+        now_asked = states.get(state.kind) or ("asked" if request.first and answer.confirmed else None)
+        for each in (case, *request.others) if now_asked is not None else ():
+            each.move(workload.uid, asked=now_asked)
         about = {"workload": workload.name, "uid": workload.uid, "key": request.ask.key}
         if state.kind == "acknowledged":
-            case.move(workload.uid, asked="acknowledged")
             message = state.message or "the checkpoint is written"
             log.find(case.node, "acknowledged", message, about)
             log.step(case.node, "checkpoint", "done", workload.name, message)
         elif state.kind == "failed":
-            case.move(workload.uid, asked="failed")
             message = f"it cannot write a checkpoint: {state.message}"
             log.find(case.node, "no_answer", message, about)
             log.step(case.node, "checkpoint", "inconclusive", workload.name, message)
@@ -255,15 +331,26 @@ class Drainer:
         message = f"{workload.name} {asked} a checkpoint by {leaving.deadline:{_TIME}} UTC"
         log.find(case.node, "no_answer", message, {"workload": workload.name, "uid": workload.uid})
 
-    def _say_wait(self, case: Case, workload: Workload, step: Next, message: str, log: RoundLog) -> None:
-        """Report what is waited for: always in the report; the end of what may not be moved once in the ledger."""
+    def _report_wait(
+        self, case: Case, workload: Workload, leaving: Leaving, step: Next, message: str, log: RoundLog
+    ) -> None:
+        """Report what is waited for: always in the report, and once in the ledger what does not end by itself."""
         if step == "ask":
             return
+        about = {"workload": workload.name, "uid": workload.uid}
+        hangs = step == "going" and leaving.gone_by is not None and log.clock.now() >= leaving.gone_by
+        if hangs:
+            keeping = f" (finalizers {', '.join(workload.finalizers)})" if workload.finalizers else ""
+            message = (
+                f"it does not end: it should have been gone by {leaving.gone_by:{_TIME}} UTC{keeping}; its place among "
+                "the evictions at once is given to others"
+            )
+        if hangs or step == "left":
+            kind: FindingKind = "hangs" if hangs or leaving.accepted else "returns"
+            case.notify(log, f"{kind} {leaving.origin}", kind, f"{workload.name}: {message}", about)
+        elif step == "held" and case.first_time(f"held {workload.uid}"):
+            log.find(case.node, "waits", message, about)
         log.step(case.node, "wait", "waiting", workload.name, message)
-        if step == "held":
-            case.wait_until(workload.ends_at)
-            if case.first_time(f"held {workload.uid}"):
-                log.find(case.node, "waits", message, {"workload": workload.name, "uid": workload.uid})
 
     def _evict_one(self, case: Case, workload: Workload, log: RoundLog) -> bool:
         fence = log.fence()
@@ -286,11 +373,17 @@ class Drainer:
 
     def _evicted(self, case: Case, workload: Workload, answer: Answer, now: datetime) -> None:
         settings, leaving = self.settings, case.entry.leaving[workload.uid]
+        if answer.kind in ("done", "already", "timeout"):
+            count = max(case.entry.evicted.get(leaving.origin, 0), leaving.returned + 1)
+            case.change(evicted={**case.entry.evicted, leaving.origin: count})
         if answer.kind in ("done", "already"):
-            # it is asked again only where it neither went nor is on its way long after its own grace time
-            again = now + (workload.grace or timedelta(0)) + settings.retry_max_delay
+            # it is asked again only where it neither went nor is on its way long after its grace period
+            due = self._gone_by(workload, now)
             message = f"it was asked to go at {now:{_TIME}} UTC and is still there"
-            case.move(workload.uid, evicted_at=now, again_at=again, tries=0, words=message)
+            case.move(
+                workload.uid, gone_by=leaving.gone_by or due, accepted=leaving.accepted + 1, again_at=due, tries=0,
+                words=message,
+            )  # fmt: skip
         elif answer.kind in ("blocked", "refused", "timeout"):
             pause = now + min(settings.retry_max_delay, settings.retry_initial_delay * 2 ** min(leaving.tries, 20))
             again = max(pause, min(answer.again_at, now + settings.retry_max_delay) if answer.again_at else pause)
@@ -298,17 +391,27 @@ class Drainer:
             case.move(workload.uid, tries=leaving.tries + 1, again_at=again, words=message)
 
 
-def _next_step(workload: Workload, leaving: Leaving, now: datetime) -> tuple[Next, str]:
+def _next_step(workload: Workload, leaving: Leaving, now: datetime) -> tuple[Next, str]:  # noqa: PLR0911
     """Return what is next for a workload that does not ``stay``, and why."""
     if workload.ending:
         return "going", "it is on its way out"
     if leaving.deadline is not None and now < leaving.deadline and leaving.asked in ("planned", "asked"):
         until = f"its checkpoint is waited for until {leaving.deadline:{_TIME}} UTC"
         return ("ask", "") if leaving.asked == "planned" else ("await", until)
-    if workload.held is not None:
+    if workload.immovable is not None:
         end = workload.ends_at
         at_most = "" if end is None else f", until {end:%Y-%m-%d %H:%M} UTC at the latest"
-        return "held", f"it may not be moved ({workload.held}): its end is waited for{at_most}"
+        return "held", f"it may not be moved ({workload.immovable}): its end is waited for{at_most}"
     if leaving.again_at is not None and now < leaving.again_at:
         return "later", leaving.words
+    if leaving.accepted >= MAX_EVICTIONS:
+        return "left", f"it outlived {leaving.accepted} accepted evictions: it is left where it is"
+    if leaving.returned >= MAX_EVICTIONS:
+        return "left", f"work of {leaving.origin} came back after {leaving.returned} evictions: it is left where it is"
     return "evict", ""
+
+
+def why_there(workload: Workload, leaving: Leaving | None, now: datetime) -> str:
+    """Return why a workload is still on its node, for people."""
+    _, message = ("", "") if leaving is None else _next_step(workload, leaving, now)
+    return message or (leaving.words if leaving is not None else "") or "it was not asked to leave yet"

@@ -10,7 +10,7 @@ from policy.fleet import Level, NodeView
 from policy.plan import Plan
 from scheduler.evacuation.case import Case
 from scheduler.evacuation.diagnostics import Diagnostics
-from scheduler.evacuation.drainer import Drainer
+from scheduler.evacuation.drainer import Drainer, why_there
 from scheduler.evacuation.progress import SETTLED, Evacuating, Progress, Result, stored_progress
 from scheduler.evacuation.settings import EvacuationSettings
 from scheduler.ledger.round_log import RoundLog
@@ -85,13 +85,14 @@ class Evacuation:
             case.frozen = _frozen(plan, case.reading.view, unheard)
         now = self.clock.now()
         emptying = [case for case in cases if case.entry.phase == "emptying"]
+        requests = {uid: leaving for entry in self._emptying() for uid, leaving in entry.leaving.items()}
         for case in emptying:
             self._drainer.look(case, log, now)
-            self._drainer.plan(case, now)
+            self._drainer.plan(case, now, requests)
         if not self._keep(cases, (), log):
             log.forward = False
         # what is not empty, and stays so for this round
-        emptying = [case for case in emptying if case.entry.phase == "emptying" and case.going is not None]
+        emptying = [case for case in emptying if case.going]
         results: list[Result] = []
         try:
             self._act(cases, emptying, results, log)
@@ -124,25 +125,36 @@ class Evacuation:
 
     def _act(self, cases: list[Case], emptying: list[Case], results: list[Result], log: RoundLog) -> None:
         self._drainer.ask(emptying, log)
-        entries = [entry for entry in self._progress.nodes.values() if entry.phase == "emptying"]
-        flying = {
-            leaving.uid for entry in entries for leaving in entry.leaving.values() if leaving.evicted_at is not None
-        }
-        # also those whose eviction got no answer, or none that a process lived to record; a dead kubelet ends no pod
-        for case in emptying:
-            if not case.reading.view.down:
-                flying |= {workload.uid for workload in case.going or () if workload.ending}
-        self._drainer.evict(emptying, log, len(flying))
-        for case in emptying:
-            self._stuck(case, log)
+        self._drainer.evict(emptying, log, self._under_way(emptying))
         for case in cases:
             if case.entry.phase == "verifying":
                 result = self._diagnostics.advance(case, log)
                 results += [] if result is None else [result]
+            self._stuck(case, log)
             self._diagnostics.settled(case, log)
             why = case.stopped if case.entry.phase == "emptying" else case.held
             if why is not None and case.entry.phase not in SETTLED:
                 log.step(case.node, "hold", "held", None, why)
+
+    def _emptying(self) -> list[Evacuating]:
+        return [entry for entry in self._progress.nodes.values() if entry.phase == "emptying"]
+
+    def _under_way(self, emptying: Iterable[Case]) -> set[str]:
+        """Return the uids of what is on its way out, and not yet longer than it should be."""
+        now = self.clock.now()
+        flying = {
+            leaving.uid
+            for entry in self._emptying()
+            for leaving in entry.leaving.values()
+            if leaving.gone_by is not None and now < leaving.gone_by
+        }
+        for case in emptying:
+            ending = {workload.uid for workload in case.going or () if workload.ending}
+            if case.reading.view.down:  # its kubelet ends no pod that others deleted
+                flying -= {uid for uid in ending if uid in case.entry.leaving and not case.entry.leaving[uid].accepted}
+            else:
+                flying |= ending - case.entry.leaving.keys()
+        return flying
 
     def _open(self, log: RoundLog, plan: Plan, views: Mapping[str, NodeView], drained: frozenset[str]) -> list[Case]:
         progress = self._progress
@@ -170,11 +182,13 @@ class Evacuation:
                 self._end(name, nodes.pop(name, None), why or "", log)
                 continue
             entry = nodes.get(name)
-            if entry is None or name in drained or _newer(reading, entry, before):
+            since = _mark_since(reading, before)
+            known = None if entry is None else entry.mark_since
+            if entry is None or name in drained or (since is not None and known is not None and since != known):
                 self._end(name, entry, "another drain began", log)
                 entry = Evacuating(self.clock.now())
                 log.find(name, "began", "its drain mark is followed")
-            nodes[name] = entry
+            nodes[name] = entry = replace(entry, mark_since=since or entry.mark_since)
             units = tuple(unit.name for unit in views[name].units) if name in views else ()
             case = Case(reading, plan.nodes.get(name), units, entry)
             case.held = "the switches cannot be read" if switches is None else self._held(case, reading, switches)
@@ -245,22 +259,24 @@ class Evacuation:
         return why is None
 
     def _stuck(self, case: Case, log: RoundLog) -> None:
-        now, entry = log.clock.now(), case.entry
-        if case.stopped is not None or not case.going:
+        """Report once what is waited for too long: one clock for each evacuation, whatever its workloads name."""
+        entry = case.entry
+        since = entry.waits_since or entry.began_at
+        if entry.phase in SETTLED or log.clock.now() < since + self.settings.stuck_after:
             return
-        # up to then it had reason to wait: asked checkpoints, and ends of what may not be moved
-        since = max(entry.began_at, min(entry.due_at or now, now))
-        if now < since + self.settings.stuck_after:
-            return
-        waiting = [
-            f"{workload.name} ({entry.leaving[workload.uid].words or workload.held or 'on its way'})"
-            for workload in case.going[:10]
-        ]
-        message = (
-            f"not empty since its drain began at {entry.began_at:%Y-%m-%d %H:%M} UTC; it keeps its taint, nothing is "
-            f"forced: {'; '.join(waiting)}"
-        )
-        case.notify(log, "stuck", "stuck", message, {"workloads": [workload.name for workload in case.going]})
+        if entry.phase == "verifying":
+            if entry.started_at is not None:  # bounded by the timeout of the diagnostic
+                return
+            left, message = [], f"its diagnostic did not start ({case.held or entry.words or 'not yet possible'})"
+        else:
+            left = [workload.name for workload in case.going or ()]
+            waiting = [case.unlisted or case.stopped or ""] + [
+                f"{workload.name} ({why_there(workload, entry.leaving.get(workload.uid), log.clock.now())})"
+                for workload in (case.going or ())[:10]
+            ]
+            message = f"not empty: {'; '.join(filter(None, waiting))}"
+        message = f"waiting since {since:%Y-%m-%d %H:%M} UTC, {message}; it keeps its taint, nothing is forced"
+        case.notify(log, "stuck", "stuck", message, {"workloads": left})
 
     def _settle_open(self, log: RoundLog) -> None:
         """Find out what became of calls that a dead process left without an answer."""
@@ -304,13 +320,13 @@ def _frozen(plan: Plan, view: NodeView, unheard: frozenset[str]) -> str | None:
     return f"the breaker is open: {'; '.join(causes)}" if causes else None
 
 
-def _newer(reading: NodeReading, entry: Evacuating, before: datetime) -> bool:
-    """Return whether a mark is another one than the progress was kept for.
+def _mark_since(reading: NodeReading, before: datetime) -> datetime | None:
+    """Return when the drain mark says that it began, to tell it from another one.
 
-    A mark whose beginning cannot be read is said to have begun now, which tells nothing.
+    A mark whose begin cannot be read is said to have begun now, which tells nothing.
     """
     since = reading.view.marks.hard_since
-    return since is not None and entry.began_at < since < before
+    return since if since is not None and since < before else None
 
 
 def _urgency(plan: Plan, name: str) -> tuple[float, str]:

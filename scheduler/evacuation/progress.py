@@ -26,9 +26,11 @@ class Leaving:
     says that it cannot; ``none``: it names no way.
     ``deadline``: until when the acknowledgement is waited for; set once, so that a restart does not begin the wait
     again. None: nothing is asked.
-    ``evicted_at``: when an eviction was last accepted.
+    ``origin``: what starts its successor. ``returned``: how often work of this origin was evicted from the node before.
+    ``gone_by``: when it should be gone: set when an eviction is first accepted, or it is first seen on its way out.
+    ``accepted``: evictions that were accepted.
     ``again_at``: nothing more is tried before.
-    ``tries``: consecutive evictions without effect.
+    ``tries``: consecutive evictions that were not accepted.
     ``words``: why it is still there.
     """
 
@@ -37,7 +39,10 @@ class Leaving:
     key: str
     asked: Asked
     deadline: datetime | None = None
-    evicted_at: datetime | None = None
+    origin: str = ""
+    returned: int = 0
+    gone_by: datetime | None = None
+    accepted: int = 0
     again_at: datetime | None = None
     tries: int = 0
     words: str = ""
@@ -50,7 +55,10 @@ class Evacuating:
     ``began_at``: when its drain mark was first seen here; part of all keys, so that another drain has others.
     ``phase``: ``emptying``; ``verifying``: empty, a diagnostic runs or is to; then what it came to, or ``done`` where
     none follows.
-    ``due_at``: when the last wait for a checkpoint is over; from then on it counts as stuck after a while.
+    ``mark_since``: what the drain mark says about its own begin: another value means another drain. It may come from
+    the clock of another machine, and is only compared with itself.
+    ``waits_since``: when the wait began that is reported as stuck after a while, whatever a workload names.
+    ``evicted``: how often work of one origin was evicted, by origin.
     ``attempt``: of the diagnostic, counted through.
     ``first``: the first attempt of this series: an inconclusive one is followed by others at once, up to a number.
     ``started_at``: when this attempt was begun; None: not yet.
@@ -61,7 +69,9 @@ class Evacuating:
     began_at: datetime
     phase: Phase = "emptying"
     leaving: Mapping[str, Leaving] = field(default_factory=dict)
-    due_at: datetime | None = None
+    mark_since: datetime | None = None
+    waits_since: datetime | None = None
+    evicted: Mapping[str, int] = field(default_factory=dict)
     empty_at: datetime | None = None
     attempt: int = 1
     first: int = 1

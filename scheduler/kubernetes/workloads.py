@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import posixpath
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, timedelta
@@ -14,12 +15,22 @@ from foundation.kubernetes.api import Object, Response, Unreachable
 from foundation.kubernetes.client import MERGE_PATCH
 from policy.fleet import JobView
 from scheduler.kubernetes.config_map import ConfigMapText
+from scheduler.kubernetes.placement import Placements
 from scheduler.kubernetes.pods import LIVING, PODS, annotations_of, duration, jobs_of, pod_part
 from scheduler.kubernetes.scheduler import FIELD_MANAGER, KubernetesScheduler
 from scheduler.ports.codec import instant, json_object
 from scheduler.ports.errors import SchedulerError
+from scheduler.ports.opt_out import read_switch, unclear
 from scheduler.ports.readings import Answer, Write
-from scheduler.ports.workloads import CheckpointAsk, CheckpointMeans, CheckpointOffer, CheckpointState, Fence, Workload
+from scheduler.ports.workloads import (
+    ANYWHERE,
+    CheckpointAsk,
+    CheckpointMeans,
+    CheckpointOffer,
+    CheckpointState,
+    Fence,
+    Workload,
+)
 
 _CORE: Final = "/api/v1"
 _FORBIDDEN: Final = 403
@@ -37,16 +48,20 @@ _MAX_GRACE_S: Final = 30 * 86_400  # a pod may name any int64
 
 _GONE: Final = Answer("gone", "there is no such pod any more")
 _MIRROR: Final = "kubernetes.io/config.mirror"
+_SOURCE: Final = "kubernetes.io/config.source"
 _SLURM_GROUP: Final = "slinky.slurm.net/"
 
-OPT_OUTS: Final[Mapping[str, str]] = {
-    "karpenter.sh/do-not-disrupt": "true",
-    "karpenter.sh/do-not-evict": "true",
-    "cluster-autoscaler.kubernetes.io/safe-to-evict": "false",
-    "nodeset.slinky.slurm.net/pod-protect": "true",
+OPT_OUTS: Final[Mapping[str, bool]] = {
+    "karpenter.sh/do-not-disrupt": False,
+    "karpenter.sh/do-not-evict": False,
+    "cluster-autoscaler.kubernetes.io/safe-to-evict": True,
+    "nodeset.slinky.slurm.net/pod-protect": False,
 }
-"""Annotations and labels of other tools by which a pod asks not to be moved."""
+"""Annotations and labels of other tools by which a pod asks not to be moved, and the value that lets it go."""
 
+_SYSTEM_PATHS: Final = ("/dev", "/sys", "/proc", "/run", "/var/run", "/etc", "/usr", "/lib", "/lib64", "/boot")
+_NO_DATA: Final = ("Socket", "CharDevice", "BlockDevice")
+_STATIC: Final = ("file", "http")
 _MEANS: Final[Mapping[str, CheckpointMeans]] = {"annotation": "scheduler", "webhook": "webhook", "command": "command"}
 
 
@@ -62,6 +77,7 @@ class KubernetesWorkloads:
         self.load_progress, self.save_progress = progress.load, progress.save
         self._version: str | None = None
         self._may_patch: dict[str, tuple[bool, float]] = {}
+        self._placements = Placements(self._api)
 
     def on_node(self, node: str) -> tuple[Workload, ...]:
         """List the pods that are bound to a node and have not ended, or raise ``SchedulerError``.
@@ -76,9 +92,9 @@ class KubernetesWorkloads:
                 raise SchedulerError(f"a pod on {node} cannot be understood: {error!r}") from error
             asks = workload.checkpoint is not None and workload.checkpoint.means == "scheduler"
             namespace = workload.name.partition("/")[0]
-            if workload.held is not None or not asks or self._may_annotate(namespace):
+            if workload.immovable is not None or not asks or self._may_annotate(namespace):
                 return workload
-            return replace(workload, held=f"it asks for a checkpoint by annotation, and {_forbidden(namespace)}")
+            return replace(workload, loss=f"it asks for a checkpoint by annotation, and {_forbidden(namespace)}")
 
         params = {"fieldSelector": f"{LIVING},spec.nodeName={node}"}
         return tuple(self._api.listing(PODS, params, self._settings.pod_page_size, view))
@@ -91,12 +107,18 @@ class KubernetesWorkloads:
         grace = spec.get("terminationGracePeriodSeconds")
         means: Any = _MEANS.get(annotations.get(self._keys.checkpoint, ""))
         takes = duration(annotations.get(self._keys.checkpoint_takes))
+        stays, opt_out = self._stays(pod, owner, job), self._opt_out(pod, owner)
+        ending = bool(metadata.get("deletionTimestamp"))
+        matters = stays is None and opt_out is None and not ending
         return Workload(
             f"{namespace}/{metadata['name']}", metadata["uid"], "pod", spec["nodeName"],
             owner=None if owner is None else f"{owner['kind']} {namespace}/{owner['name']}",
-            job=job, stays=self._stays(pod, owner, job), held=self._held(pod, owner),
-            ending=bool(metadata.get("deletionTimestamp")),
+            origin=_origin(metadata, namespace, owner), job=job,
+            gang=None if job is None or job.can_shrink else job.name, stays=stays,
+            state="ending" if ending else "running",
+            placement=self._placements.of(pod) if matters else ANYWHERE, opt_out=opt_out, loss=self._loss(pod, owner),
             grace=timedelta(seconds=min(grace, _MAX_GRACE_S)) if isinstance(grace, int) else None,
+            finalizers=tuple(map(str, metadata.get("finalizers") or ())) if ending else (),
             checkpoint=None if means is None else CheckpointOffer(means, takes),
         )  # fmt: skip
 
@@ -110,31 +132,50 @@ class KubernetesWorkloads:
     def _stays(self, pod: Object, owner: Object | None, job: JobView | None) -> str | None:
         if self._keys.is_diagnostic(pod):
             return "it is predrain's diagnostic"
-        if _MIRROR in annotations_of(pod) or (owner is not None and owner.get("kind") == "Node"):
+        annotations, kind = annotations_of(pod), "" if owner is None else str(owner.get("kind"))
+        if _MIRROR in annotations or annotations.get(_SOURCE) in _STATIC or kind == "Node":
             return "its kubelet runs it by itself (a mirror pod)"
-        if owner is not None and owner.get("kind") == "DaemonSet":
-            return f"daemon set {owner.get('name')} runs it on every node"
+        if kind == "DaemonSet":
+            return f"daemon set {(owner or {}).get('name')} runs it on every node"
+        if job is None and owner is not None and ("DaemonSet" in kind or _bound_by_name(pod["spec"])):
+            return f"{kind} {owner.get('name')} places it on this very node, as a daemon set does"
         if (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed"):
             return "it has ended"
         return "it has no GPU" if self._settings.eviction_scope == "gpu" and job is None else None
 
-    def _held(self, pod: Object, owner: Object | None) -> str | None:  # noqa: PLR0911 - one line a reason
+    def _opt_out(self, pod: Object, owner: Object | None) -> str | None:
+        """Return whose wish keeps a pod where it is. Only a clear value lets it go; a duration holds it so long."""
         keys, labels, annotations = self._keys, pod["metadata"].get("labels") or {}, annotations_of(pod)
-        for key, value in {keys.managed: "false", **OPT_OUTS}.items():
-            if value in (annotations.get(key), labels.get(key)):
-                return f"{key}={value}"
+        for key, lets_go in {keys.managed: True, **OPT_OUTS}.items():
+            for value in (annotations.get(key), labels.get(key)):
+                if value is None or read_switch(value) is lets_go:
+                    continue
+                lasts = None if lets_go else duration(value)
+                if lasts is None:
+                    return unclear(key, value) or f"{key}={value}"
+                if not self._ran_for(pod, lasts):
+                    return f"{key}={value}, counted from its start"
         if owner is not None and str(owner.get("apiVersion") or "").startswith(_SLURM_GROUP):
             return "Slurm runs in it: its jobs leave through Slurm"
         asked = annotations.get(keys.checkpoint)
         if asked is not None and asked not in _MEANS:  # evicted without a request, it would lose its work
             return f"{keys.checkpoint}={asked} is none of {', '.join(_MEANS)}"
-        if annotations.get(keys.evict) == "true":
+        return None
+
+    def _ran_for(self, pod: Object, lasts: timedelta) -> bool:
+        started = instant((pod.get("status") or {}).get("startTime") or pod["metadata"].get("creationTimestamp"))
+        return started is not None and self._scheduler.clock.now() - started >= lasts
+
+    def _loss(self, pod: Object, owner: Object | None) -> str | None:
+        """Return what an eviction would destroy; the pod itself may allow it."""
+        evict = self._keys.evict
+        if read_switch(annotations_of(pod).get(evict) or "") is True:
             return None
         if owner is None and not self._settings.evict_unmanaged:
-            return f"nothing would start it elsewhere ({keys.evict}=true lets it go)"
+            return f"nothing would start it elsewhere ({evict}=true lets it go)"
         local = _local_data(pod["spec"])
         if local is not None and not self._settings.evict_local_data:
-            return f"the data in its volume {local} would be lost ({keys.evict}=true lets it go)"
+            return f"the data in its volume {local} would be lost ({evict}=true lets it go)"
         return None
 
     def ask_checkpoint(self, workload: Workload, ask: CheckpointAsk, fence: Fence) -> Answer:
@@ -288,10 +329,34 @@ def _owner(metadata: Object) -> Object | None:
     return next((owner for owner in metadata.get("ownerReferences") or () if owner.get("controller")), None)
 
 
+def _origin(metadata: Object, namespace: str, owner: Object | None) -> str:
+    """Name what starts a pod's successor: its controller, or the program that generates its name."""
+    if owner is not None:
+        return f"{owner['kind']} {namespace}/{owner['name']}"
+    return f"{namespace}/{metadata.get('generateName') or metadata['name']}"
+
+
+def _bound_by_name(spec: Object) -> bool:
+    """Whether a controller binds a pod to one node by its name, as daemon sets do."""
+    affinity = (spec.get("affinity") or {}).get("nodeAffinity") or {}
+    terms = (affinity.get("requiredDuringSchedulingIgnoredDuringExecution") or {}).get("nodeSelectorTerms") or ()
+    rules = [rule for term in terms for rule in term.get("matchFields") or ()]
+    return bool(rules) and all(rule.get("key") == "metadata.name" and rule.get("operator") == "In" for rule in rules)
+
+
 def _local_data(spec: Object) -> str | None:
-    """Return the name of a disk-backed emptyDir, which is lost with the pod; one in memory does not count."""
+    """Return the name of a volume whose data is lost with the pod or stays on its node.
+
+    An ``emptyDir`` in memory, devices, sockets and the system's own folders hold no data.
+    """
     for volume in spec.get("volumes") or ():
-        empty = volume.get("emptyDir")
+        empty, host = volume.get("emptyDir"), volume.get("hostPath")
         if isinstance(empty, dict) and empty.get("medium") != "Memory":
             return str(volume.get("name"))
+        if volume.get("ephemeral") is not None:
+            return str(volume.get("name"))
+        if isinstance(host, dict) and host.get("type") not in _NO_DATA:
+            path = posixpath.normpath(str(host.get("path") or "/"))
+            if not any(path == system or path.startswith(f"{system}/") for system in _SYSTEM_PATHS):
+                return str(volume.get("name"))
     return None

@@ -111,10 +111,12 @@ def key_of(number: int, action: Action) -> str:
 
 CallKind = Literal["checkpoint", "evict", "verify", "escalate"]
 FindingKind = Literal[
-    "began", "acknowledged", "no_answer", "waits", "stuck", "empty", "verified", "escalated", "ended", "called_off"
+    "began", "acknowledged", "no_answer", "waits", "returns", "hangs", "stuck", "empty", "verified", "escalated",
+    "ended", "called_off",
 ]  # fmt: skip
 """What is found out about a node while it drains. ``began``: a drain mark stands and is followed; ``acknowledged``,
-``no_answer``: of a checkpoint; ``waits``: for a workload's own end; ``verified``: a diagnostic ended; ``escalated``:
+``no_answer``: of a checkpoint; ``waits``: for a workload's own end; ``returns``: evicted work came back again and
+again; ``hangs``: a workload does not end; ``verified``: a diagnostic ended; ``escalated``:
 people were notified; ``ended``: the mark is gone; ``called_off``: the mark stands and nothing more is done."""
 
 

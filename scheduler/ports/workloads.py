@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Any, Literal, Protocol
+from typing import Any, Final, Literal, Protocol
 
 from policy.fleet import JobView
 from scheduler.ports.readings import Answer, StoredState, Write
@@ -140,22 +140,40 @@ class CheckpointOffer:
 
 
 @dataclass(frozen=True, slots=True)
-class Workload:
-    """One pod, or one job's part on a node.
+class Placement:
+    """Whether a workload can run on another node.
 
-    ``name``: for people and as the scheduler's key: ``namespace/pod``; Slurm's job id with array index or component.
-    ``uid``: another run has another one: a pod's UID; a Slurm job's id with its restart count or start time, so that a
-    requeued job that comes back is another workload.
-    ``kind``: ``pod``, ``job``.
-    ``owner``: what it belongs to, in words: ``Job team-a/train``, ``user ann``.
-    ``job``: as the policy sees it: GPUs of the whole job, when it began, when its time is over, its last checkpoint.
-    None: it does no work that could be lost.
-    ``stays``: why it neither has to go nor counts for emptiness: a daemon set's pod, a mirror pod, a finished one.
-    None: the node is not empty while it is there.
-    ``held``: why it may not be moved: an opt-out of its own (``karpenter.sh/do-not-disrupt``), no controller that would
-    start it elsewhere, local data, a job that may not be requeued. It is waited for, and never forced. None: it may.
-    ``ending``: it is being ended already, by any client: nothing more is requested of it.
-    ``grace``: its own grace time, which an eviction leaves it; None: not known, or none.
+    ``elsewhere``: True, False, or None where it cannot be decided.
+    ``reason``: what ties it to its node, or what is missing to decide; empty where it can run elsewhere.
+    """
+
+    elsewhere: bool | None = True
+    reason: str = ""
+
+
+ANYWHERE: Final = Placement()
+
+WorkState = Literal["running", "suspended", "held", "ending"]
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """The smallest unit that a scheduler moves, on one node: a pod, a job, a task of an array, a component.
+
+    ``name``: for people and as the scheduler's key: ``namespace/pod``; on Slurm ``7``, ``7_3`` in an array, ``7+1`` in
+    a heterogeneous job.
+    ``uid``: identifies one run: a pod's UID; a Slurm job's id with its restart count and submission.
+    ``owner``: what it belongs to, for people: ``Job team-a/train``, ``user ann``.
+    ``origin``: what starts its successor; the successor has the same one. None: as ``name``.
+    ``job``: as the policy sees it. None: it does no work that could be lost.
+    ``gang``: the job whose parts stop together; a stop of one part stops all. None: it stops alone.
+    ``stays``: why it neither has to leave nor counts for emptiness: a daemon set's pod, a mirror pod, a finished one.
+    ``state``: ``suspended`` and ``held`` work cannot take a request; ``ending``: it is on its way out, by any client.
+    ``placement``: whether it can run on another node.
+    ``opt_out``: the wish of its owner, or of another tool, that it is not moved.
+    ``loss``: what a move would destroy: nothing starts it again, or its data is on this node only.
+    ``grace``: its own grace period, which an eviction leaves it; None: not known, or none.
+    ``finalizers``: what has to let it go before it is gone.
     ``checkpoint``: None: it names no way.
     """
 
@@ -164,17 +182,42 @@ class Workload:
     kind: Literal["pod", "job"]
     node: str
     owner: str | None = None
+    origin: str | None = None
     job: JobView | None = None
+    gang: str | None = None
     stays: str | None = None
-    held: str | None = None
-    ending: bool = False
+    state: WorkState = "running"
+    placement: Placement = ANYWHERE
+    opt_out: str | None = None
+    loss: str | None = None
     grace: timedelta | None = None
+    finalizers: tuple[str, ...] = ()
     checkpoint: CheckpointOffer | None = None
 
     @property
     def ends_at(self) -> datetime | None:
         """When it ends by itself at the latest; None: not known."""
         return None if self.job is None else self.job.ends_at
+
+    @property
+    def ending(self) -> bool:
+        """Whether it is on its way out."""
+        return self.state == "ending"
+
+    @property
+    def immovable(self) -> str | None:
+        """Why it must not be moved; None: it may be. Decided here for every scheduler, and nowhere else."""
+        if self.opt_out is not None:
+            return self.opt_out
+        if self.state == "suspended":
+            return "it is suspended: it cannot take a request, and a move would lose its work"
+        if self.state == "held":
+            return "it is held: started again, it would stay pending until it is released"
+        if self.placement.elsewhere is False:
+            return f"it can run on this node only: {self.placement.reason}"
+        if self.placement.elsewhere is None:
+            return f"it is not known whether it can run elsewhere: {self.placement.reason}"
+        return self.loss
 
 
 HookKind = Literal["done", "waiting", "failed", "refused", "timeout"]

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from pathlib import Path
 from typing import Any, Final
 
 from foundation.programs import CommandError, run_program
-from foundation.slurm import SlurmFormatError
+from foundation.slurm import SlurmFormatError, expand_hostlist
 from scheduler.ports.errors import SchedulerError
 from scheduler.ports.readings import Answer
 from scheduler.slurm.job import HELD, CheckpointSignal, SlurmJob
@@ -16,6 +17,7 @@ from scheduler.slurm.node import NodeChange
 from scheduler.slurm.port import NEWEST, OLDEST, SlurmPort, errors_in, kind_of, read_report
 from scheduler.slurm.settings import SlurmSettings
 
+_RESERVED_NODES: Final = re.compile(r"(?:^|\s)Nodes=(\S+)")
 _NO_SUCH_NODE: Final = ("not found", "invalid node name")
 _NO_JSON: Final = ("unrecognized option", "doesn't allow an argument")
 _FOREIGN_FILTERS: Final = ("SQUEUE_", "SINFO_", "SCANCEL_", "SLURM_CLUSTERS", "SLURM_TIME_FORMAT")
@@ -64,11 +66,22 @@ class SlurmCommands(SlurmPort):
     def signal(self, job: SlurmJob, signal: CheckpointSignal) -> Answer:
         """Send a signal by ``scancel --signal``."""
         batch = ("--batch",) if signal.batch else ()
-        return self._write("scancel", f"--signal={signal.name}", *batch, str(job.number))
+        return self._write("scancel", f"--signal={signal.name}", *batch, job.name)
 
     def requeue(self, job: SlurmJob) -> Answer:
         """Requeue by ``scontrol requeue``."""
-        return self._write("scontrol", "requeue", str(job.leader))
+        return self._write("scontrol", "requeue", job.requeue_name)
+
+    def reserved_nodes(self, reservation: str) -> frozenset[str]:
+        """Read them from ``scontrol show reservation``, as text: 22.05 prints no JSON here."""
+        try:
+            status, errors, output = self._run("scontrol", "show", "reservation", reservation, "--oneliner")
+            listed = _RESERVED_NODES.search(output.decode("utf-8", errors="replace"))
+            if status == 0 and listed is not None:
+                return frozenset(expand_hostlist("" if listed[1] == "(null)" else listed[1]))
+        except (CommandError, ValueError) as error:
+            errors = str(error)
+        raise SchedulerError(f"the nodes of reservation {reservation} cannot be read: {errors or 'no list of nodes'}")
 
     def _job_rows(self, node: str | None) -> list[dict[str, Any]]:
         # of one node all states, for nothing on it may be missed; of the fleet not the queue, which may be long

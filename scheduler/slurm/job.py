@@ -10,7 +10,8 @@ from typing import Any, Final
 
 from foundation.slurm import expand_hostlist, instant, number, states_of
 from policy.fleet import JobView
-from scheduler.slurm.node import count_of
+from scheduler.ports.workloads import WorkState
+from scheduler.slurm.node import count_of, types_of
 from telemetry.collect.slurm.jobs import job_name, whole_gpus
 
 HELD: Final = frozenset({
@@ -19,8 +20,11 @@ HELD: Final = frozenset({
 """States in which a job holds its nodes."""
 
 _ENDING: Final = frozenset({"COMPLETING", "STAGE_OUT"})
+_SUSPENDED: Final = frozenset({"SUSPENDED", "STOPPED"})
 _LIMITLESS: Final = timedelta(days=300)
 # Slurm gives a job without a time limit an end a year ahead.
+CHECKPOINTED: Final = "checkpointed"
+CHECKPOINT_FAILED: Final = "checkpoint-failed"
 _TOKEN = re.compile(r"(?:^|[\s,;])predrain\.(?P<name>[a-z-]+)(?:=(?P<value>[^\s,;]+))?(?=$|[\s,;])")
 _SIGNAL = re.compile(r"(?P<batch>B:)?(?:SIG)?(?P<name>[A-Z][A-Z0-9]{1,9})(?:@(?P<seconds>\d{1,6}))?\Z")
 _DEADLY: Final = frozenset({"KILL", "STOP", "TSTP", "TTIN", "TTOU"})
@@ -39,16 +43,38 @@ class CheckpointSignal:
 
 
 @dataclass(frozen=True, slots=True)
+class Requirements:
+    """What a job requires of its nodes.
+
+    ``nodes``, ``excluded``: of ``--nodelist`` and ``--exclude``. ``features``: of ``--constraint``, as written.
+    ``cpus``, ``memory_mb``: per node. ``gpu_type``: empty: any.
+    """
+
+    nodes: frozenset[str] = frozenset()
+    excluded: frozenset[str] = frozenset()
+    partitions: frozenset[str] = frozenset()
+    features: str = ""
+    reservation: str = ""
+    contiguous: bool = False
+    cpus: int = 0
+    memory_mb: int = 0
+    gpu_type: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class SlurmJob:
     """A job that holds nodes.
 
-    ``number``: Slurm's job id; each running task of an array and each component of a heterogeneous job has its own.
-    ``name``: as Slurm writes it: ``123``, ``123_7`` in an array, ``123+1`` in a heterogeneous job.
-    ``leader``: the job that a requeue names: the first component of a heterogeneous job, else the job itself.
+    ``number``: Slurm's job id. **It is no name of a task**: the last task of an array has the id of the whole array,
+    and a request that names the bare id reaches every task.
+    ``name``: names exactly this job, task (``123_7``) or component of a heterogeneous job (``123+1``).
+    ``leader``: the job that a requeue names: the first component of a heterogeneous job, which takes the others along,
+    else the job itself.
     ``uid``: of this run of it.
     ``started_at``, ``ends_at``: Aware; ``ends_at`` is the end of its time limit, None without one.
     ``requeue``, ``batch``: whether it may be requeued; whether it is a batch job.
     ``comment``: its comment and its ``extra``.
+    ``held``: its priority is 0, by ``scontrol hold``: requeued, it would stay pending.
     """
 
     number: int
@@ -64,11 +90,22 @@ class SlurmJob:
     requeue: bool = False
     batch: bool = False
     comment: str = ""
+    held: bool = False
+    needs: Requirements = Requirements()
 
     @property
-    def ending(self) -> bool:
-        """Whether it is on its way out already."""
-        return bool(self.states & _ENDING)
+    def state(self) -> WorkState:
+        """What can be asked of it."""
+        if self.states & _ENDING:
+            return "ending"
+        if self.states & _SUSPENDED:
+            return "suspended"
+        return "held" if self.held else "running"
+
+    @property
+    def requeue_name(self) -> str:
+        """What a requeue names: exactly what has to go as one."""
+        return str(self.leader) if "+" in self.name else self.name
 
     @property
     def signal(self) -> CheckpointSignal | None:
@@ -84,14 +121,15 @@ class SlurmJob:
         return CheckpointSignal(match["name"], match["batch"] is not None, takes)
 
     @property
-    def checkpointed_at(self) -> datetime | None:
-        """When it last wrote a checkpoint, by its comment: ``predrain.checkpointed=EPOCH_SECONDS``."""
-        return _epoch(self._tokens().get("checkpointed"))
+    def answers(self) -> dict[str, str]:
+        """What its comment says about checkpoints: values that change when the job answers a request."""
+        tokens = self._tokens()
+        return {name: tokens[name] for name in (CHECKPOINTED, CHECKPOINT_FAILED) if name in tokens}
 
     @property
-    def gave_up_at(self) -> datetime | None:
-        """When it could not write one, by its comment: ``predrain.checkpoint-failed=EPOCH_SECONDS``."""
-        return _epoch(self._tokens().get("checkpoint-failed"))
+    def checkpointed_at(self) -> datetime | None:
+        """When it last wrote a checkpoint, by its comment: ``predrain.checkpointed=EPOCH_SECONDS``."""
+        return _epoch(self._tokens().get(CHECKPOINTED))
 
     @property
     def stays_by_wish(self) -> bool:
@@ -100,9 +138,13 @@ class SlurmJob:
 
     def view(self) -> JobView:
         """Return it as the policy sees it; the components of a heterogeneous job are one job."""
-        name = str(self.leader) if "+" in self.name else self.name
         return JobView(
-            name, max(1, self.gpus), self.started_at, self.checkpointed_at, self.ends_at, self.signal is not None
+            self.requeue_name,
+            max(1, self.gpus),
+            self.started_at,
+            self.checkpointed_at,
+            self.ends_at,
+            self.signal is not None,
         )
 
     def _tokens(self) -> dict[str, str]:
@@ -130,7 +172,29 @@ def job_of(row: Mapping[str, Any], gres: str) -> SlurmJob | None:
     return SlurmJob(
         job_id, job_name(row), het or job_id, uid, nodes, states, user, _gpus(row, len(nodes), gres),
         started, _end(row, started), row.get("requeue") is True, row.get("batch_flag") is True, comment,
+        number(row.get("priority")) == 0 or row.get("hold") is True, _requirements(row, gres),
     )  # fmt: skip
+
+
+def _requirements(row: Mapping[str, Any], gres: str) -> Requirements:
+    memory, per_cpu = number(row.get("memory_per_node")) or 0, number(row.get("memory_per_cpu")) or 0
+    cpus = number(row.get("minimum_cpus_per_node")) or 0
+    requested = ",".join(str(row.get(key) or "") for key in ("tres_per_node", "tres_per_job"))
+    types = types_of(requested.replace("=", ":").replace("/", ":"), gres)
+    return Requirements(
+        _node_set(row.get("required_nodes")), _node_set(row.get("excluded_nodes")),
+        frozenset(filter(None, _text(row.get("partition")).split(","))), _text(row.get("features")),
+        _text(row.get("resv_name")), row.get("contiguous") is True, cpus, memory or per_cpu * cpus,
+        next(iter(types)) if len(types) == 1 else "",
+    )  # fmt: skip
+
+
+def _node_set(value: object) -> frozenset[str]:
+    return frozenset(expand_hostlist(_text(value)))
+
+
+def _text(value: object) -> str:
+    return value.strip() if isinstance(value, str) and value.strip() != "(null)" else ""
 
 
 def views_by_node(jobs: tuple[SlurmJob, ...]) -> dict[str, tuple[JobView, ...]]:

@@ -58,6 +58,9 @@ class SlurmNode:
     features: tuple[str, ...] = ()
     partitions: tuple[str, ...] = ()
     whole: bool = True
+    cpus: int | None = None
+    memory_mb: int | None = None
+    gpu_types: frozenset[str] = frozenset()
 
     @property
     def out(self) -> frozenset[str]:
@@ -132,6 +135,7 @@ def node_of(row: Mapping[str, Any], gres: str) -> SlurmNode:
         instant(row.get("reason_changed_at")), instant(row.get("boot_time")),
         extra if isinstance(extra, str) else "", weight if weight is not None else 0,
         count_of(str(row.get("gres") or ""), gres), _names(row.get("features")), _names(row.get("partitions")), whole,
+        number(row.get("cpus")), number(row.get("real_memory")), types_of(str(row.get("gres") or ""), gres),
     )  # fmt: skip
 
 
@@ -160,6 +164,20 @@ def count_of(resources: str, gres: str) -> int:
         if kind == gres:
             total += int(rest[-1]) if rest and rest[-1].isdecimal() else 1
     return total
+
+
+def types_of(resources: str, gres: str) -> frozenset[str]:
+    """Return the types of a generic resource in Slurm's text.
+
+    >>> sorted(types_of("gpu:h100:4(S:0),gpu:a100:2,gpu:1,nic:x:2", "gpu"))
+    ['a100', 'h100']
+    """
+    types = set()
+    for resource in re.sub(r"\([^)]*\)", "", resources).split(","):
+        kind, *rest = resource.strip().removeprefix("gres/").removeprefix("gres:").split(":")
+        if kind == gres and rest and not rest[0].isdecimal():
+            types.add(rest[0])
+    return frozenset(types)
 
 
 def _names(value: object) -> tuple[str, ...]:

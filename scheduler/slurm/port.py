@@ -39,6 +39,9 @@ _VERSION = re.compile(r"v0\.0\.(\d{1,4})\Z")
 class SlurmPort(ABC):
     """Slurm. Reads raise ``SchedulerError``; what is not listed wholly is not listed at all."""
 
+    cannot_requeue: str | None = None
+    """Why this transport can requeue no job; None: it can."""
+
     def __init__(self, settings: SlurmSettings) -> None:
         self._settings = settings
 
@@ -60,6 +63,10 @@ class SlurmPort(ABC):
         except (ValueError, TypeError, OverflowError) as error:
             raise SchedulerError(f"a row of jobs cannot be read: {error}") from None
         return tuple(job for job in jobs if job is not None and (node is None or node in job.nodes))
+
+    @abstractmethod
+    def reserved_nodes(self, reservation: str) -> frozenset[str]:
+        """Return the nodes of a reservation."""
 
     def _nodes(self, name: str | None = None) -> tuple[SlurmNode, ...]:
         try:
@@ -85,11 +92,11 @@ class SlurmPort(ABC):
 
     @abstractmethod
     def signal(self, job: SlurmJob, signal: CheckpointSignal) -> Answer:
-        """Send a job a signal; at least once."""
+        """Send exactly this job, task or component a signal; at least once."""
 
     @abstractmethod
     def requeue(self, job: SlurmJob) -> Answer:
-        """Requeue a batch job; it goes with Slurm's own KillWait between SIGTERM and SIGKILL."""
+        """Requeue exactly this batch job or task; it goes with Slurm's own KillWait between SIGTERM and SIGKILL."""
 
 
 def read_report(content: bytes, key: str) -> tuple[list[dict[str, Any]], int | None]:

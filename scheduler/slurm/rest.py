@@ -8,7 +8,7 @@ from urllib.parse import quote, urlencode
 
 from foundation.errors import InputError
 from foundation.http import BodyTooLarge, Connection, HttpError, NoAnswerInTime, ask
-from foundation.slurm import SlurmFormatError
+from foundation.slurm import SlurmFormatError, expand_hostlist
 from scheduler.ports.errors import SchedulerError
 from scheduler.ports.readings import Answer
 from scheduler.slurm.job import CheckpointSignal, SlurmJob
@@ -39,6 +39,8 @@ class SlurmRest(SlurmPort):
     are waited for.
     """
 
+    cannot_requeue = "slurmrestd cannot requeue a job"
+
     def __init__(self, settings: SlurmSettings) -> None:
         super().__init__(settings)
         assert settings.rest_url is not None
@@ -67,11 +69,20 @@ class SlurmRest(SlurmPort):
     def signal(self, job: SlurmJob, signal: CheckpointSignal) -> Answer:
         """Send a job a signal."""
         query = {"signal": signal.name, **({"flags": "BATCH_JOB"} if signal.batch else {})}
-        return self._write("DELETE", f"job/{job.number}?{urlencode(query)}", None)
+        return self._write("DELETE", f"job/{quote(job.name, safe='')}?{urlencode(query)}", None)
 
     def requeue(self, job: SlurmJob) -> Answer:  # noqa: ARG002 - as the port says
         """Refuse: slurmrestd has no requeue."""
-        return Answer("refused", "slurmrestd cannot requeue a job")
+        return Answer("refused", self.cannot_requeue)
+
+    def reserved_nodes(self, reservation: str) -> frozenset[str]:
+        """Read the nodes of a reservation."""
+        rows = self._rows("reservations", f"reservation/{quote(reservation, safe='')}")
+        listed = next((row.get("node_list") for row in rows if row.get("name") == reservation), None)
+        try:
+            return frozenset(expand_hostlist(listed or ""))
+        except (ValueError, TypeError) as error:
+            raise SchedulerError(f"the nodes of reservation {reservation} cannot be read: {error}") from None
 
     def _node_rows(self, name: str | None) -> list[dict[str, Any]]:
         return self._rows("nodes", "nodes/" if name is None else f"node/{quote(name, safe='')}", one=name is not None)

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import timedelta
+from dataclasses import replace
+from datetime import datetime, timedelta
 from functools import partial
 from typing import Any, Final
 
 from scheduler.ports.errors import SchedulerError
 from scheduler.ports.protocols import Clock
 from scheduler.ports.readings import Answer, Write
-from scheduler.ports.workloads import CheckpointAsk, CheckpointOffer, CheckpointState, Fence, Workload
+from scheduler.ports.workloads import CheckpointAsk, CheckpointOffer, CheckpointState, Fence, Placement, Workload
 from scheduler.slurm.folder import SharedFolder
-from scheduler.slurm.job import SlurmJob, views_by_node
+from scheduler.slurm.job import CHECKPOINT_FAILED, CHECKPOINTED, SlurmJob, views_by_node
+from scheduler.slurm.node import SlurmNode
+from scheduler.slurm.placement import placement_of
 from scheduler.slurm.port import SlurmPort
 
 PROGRESS: Final = "progress"
@@ -22,18 +25,22 @@ _REMEMBERED: Final = timedelta(days=7)
 _LOOKS: Final = 3
 # How often a node in use is looked at on which no job is listed: one may begin after the jobs are read, or end before.
 
+_NODES_FOR: Final = timedelta(seconds=20)
+# The list of all nodes is read once for the jobs of a round, not once for each.
+
 
 class SlurmWorkloads:
     """What runs on the nodes of a Slurm cluster.
 
-    A signal cannot be taken back, and nothing shows whether it came: it is sent at least once, and its time is kept in
-    the shared folder before. A job acknowledges by its comment, with the time at which its checkpoint was written, or
-    by its end. A job that may not be requeued is waited for.
+    A signal cannot be taken back, and nothing shows whether it arrived. It is sent at least once. What the job's
+    comment says about checkpoints is stored in the shared folder before: a change of it is the acknowledgement. Times
+    are not compared, because the clock of the job's node is not ours.
     """
 
     def __init__(self, port: SlurmPort, folder: SharedFolder, clock: Clock) -> None:
         self._port, self._folder, self._clock = port, folder, clock
         self.load_progress, self.save_progress = partial(folder.load, PROGRESS), partial(folder.save, PROGRESS)
+        self._nodes: tuple[datetime, tuple[SlurmNode, ...]] | None = None
 
     def on_node(self, node: str) -> tuple[Workload, ...]:
         """List the jobs that hold a node now.
@@ -48,7 +55,7 @@ class SlurmWorkloads:
             current = self._port.node(node)
             states = frozenset() if current is None else current.states
             if "COMPLETING" in states:
-                return (Workload("a job that Slurm is ending", f"{node} completing", "job", node, ending=True),)
+                return (Workload("a job that Slurm is ending", f"{node} completing", "job", node, state="ending"),)
             if not states & {"ALLOCATED", "MIXED"}:
                 return ()
         raise SchedulerError(f"Slurm says that {node} is in use and lists no job on it: may this user see all jobs?")
@@ -57,12 +64,33 @@ class SlurmWorkloads:
         whole = self._port.jobs() if any("+" in job.name for job in jobs) else jobs  # components run elsewhere too
         views = {view.name: view for view in views_by_node(whole).get(node, ())}
         return tuple(
-            Workload(
-                job.name, job.uid, "job", node, f"user {job.user}", views.get(job.view().name, job.view()),
-                held=_held(job), ending=job.ending, checkpoint=_offer(job),
-            )
+            replace(self._workload(job, node), job=views.get(job.requeue_name, job.view()), gang=_gang(job))
             for job in jobs
+        )
+
+    def _workload(self, job: SlurmJob, node: str) -> Workload:
+        """Return a job as the model of work has it; the same facts decide on listing it and right before a requeue."""
+        return Workload(
+            job.name, job.uid, "job", node, f"user {job.user}", state=job.state, placement=self._placement(job, node),
+            opt_out="its comment says predrain.keep" if job.stays_by_wish else None,
+            loss=self._port.cannot_requeue or _loss(job),
+            checkpoint=_offer(job),
         )  # fmt: skip
+
+    def _placement(self, job: SlurmJob, node: str) -> Placement:
+        reservation, reserved = job.needs.reservation, None
+        try:
+            if reservation:
+                reserved = self._port.reserved_nodes(reservation)
+            return placement_of(job, node, self._all_nodes(), reserved)
+        except SchedulerError as error:
+            return Placement(None, str(error))
+
+    def _all_nodes(self) -> tuple[SlurmNode, ...]:
+        now = self._clock.now()
+        if self._nodes is None or abs(now - self._nodes[0]) > _NODES_FOR:
+            self._nodes = now, self._port.nodes()
+        return self._nodes[1]
 
     def ask_checkpoint(self, workload: Workload, ask: CheckpointAsk, fence: Fence) -> Answer:
         """Send the job the signal that its comment names; once for a run, whatever drains ask for it meanwhile."""
@@ -74,23 +102,25 @@ class SlurmWorkloads:
         if isinstance(job, Answer):
             return CheckpointState("gone", job.message)
         entry = self._folder.notes(ASKED).get(job.uid)
-        if entry is None or key not in _keys(entry) or not _seconds(entry, "at"):
+        if entry is None or key not in _keys(entry):
             return CheckpointState("waiting", "it was not asked with this key")
-        asked = _seconds(entry, "at")
-        wrote, gave_up = job.checkpointed_at, job.gave_up_at
-        if wrote is not None and int(wrote.timestamp()) >= asked:
-            return CheckpointState("acknowledged", "its comment says so", wrote)
-        if gave_up is not None and int(gave_up.timestamp()) >= asked:
+        standing = entry.get("answers")
+        changed = {
+            name for name, value in job.answers.items() if not isinstance(standing, dict) or standing.get(name) != value
+        }
+        if CHECKPOINTED in changed:
+            return CheckpointState("acknowledged", "its comment says so", job.checkpointed_at)
+        if CHECKPOINT_FAILED in changed:
             return CheckpointState("failed", "its comment says that it cannot")
         return CheckpointState("waiting")
 
     def evict(self, workload: Workload, fence: Fence) -> Answer:
-        """Requeue the job; a heterogeneous one goes as a whole."""
-        return self._fenced(workload, fence, self._requeue)
+        """Requeue the job or the task; a heterogeneous job goes as a whole."""
+        return self._fenced(workload, fence, lambda job: self._requeue(job, workload.node))
 
     def preview(self, workload: Workload) -> tuple[Write, ...]:
         """Return what an eviction would do."""
-        if workload.held is not None or workload.ending:
+        if workload.immovable is not None or workload.ending:
             return ()
         return (Write(f"job {workload.name}", "JobState", "RUNNING", "REQUEUE"),)
 
@@ -105,14 +135,14 @@ class SlurmWorkloads:
         except SchedulerError as error:
             return Answer("refused", str(error))
 
-    def _requeue(self, job: SlurmJob) -> Answer:
-        if job.ending:
+    def _requeue(self, job: SlurmJob, node: str) -> Answer:
+        workload = self._workload(job, node)
+        if workload.ending:
             return Answer("already", "it is completing")
-        held = _held(job)
-        if held is not None:
-            return Answer("refused", held)
+        if workload.immovable is not None:
+            return Answer("refused", workload.immovable)
         before = "+".join(sorted(job.states))
-        return _answer(self._port.requeue(job), Write(f"job {job.leader}", "JobState", before, "REQUEUE"))
+        return _answer(self._port.requeue(job), Write(f"job {job.requeue_name}", "JobState", before, "REQUEUE"))
 
     def _find(self, workload: Workload) -> SlurmJob | Answer:
         jobs = self._port.jobs(workload.node)
@@ -131,7 +161,8 @@ class SlurmWorkloads:
             return Answer("refused", f"it is {'+'.join(sorted(job.states)).lower()}, and gets no signal")
         entry = self._folder.notes(ASKED).get(job.uid)
         if entry is None or (ask.key not in _keys(entry) and _seconds(entry, "until") <= now.timestamp()):
-            entry = {"at": int(now.timestamp()), "until": int(ask.deadline.timestamp()), "keys": [ask.key]}
+            until = int(ask.deadline.timestamp())
+            entry = {"until": until, "keys": [ask.key], "answers": job.answers}
             self._note(job.uid, entry)
         elif ask.key not in _keys(entry):
             entry = {**entry, "keys": [*_keys(entry), ask.key]}
@@ -153,12 +184,14 @@ def _offer(job: SlurmJob) -> CheckpointOffer | None:
     return None if signal is None else CheckpointOffer("scheduler", takes=signal.takes)
 
 
-def _held(job: SlurmJob) -> str | None:
-    if job.stays_by_wish:
-        return "its comment says predrain.keep"
+def _loss(job: SlurmJob) -> str | None:
     if not job.batch:
         return "it is no batch job, and cannot be requeued"
     return None if job.requeue else "it may not be requeued"
+
+
+def _gang(job: SlurmJob) -> str | None:
+    return job.requeue_name if len(job.nodes) > 1 or "+" in job.name else None
 
 
 def _answer(answer: Answer, write: Write) -> Answer:

@@ -244,7 +244,7 @@ def test_jobs_that_may_not_be_requeued_are_waited_for_and_heterogeneous_ones_go_
     cluster.wait(lambda: len(actuator.workloads.on_node("n1")) == 4)
     works = {workload.name: workload for workload in actuator.workloads.on_node("n1")}
     assert set(works) == {kept, f"{array}_1", f"{array}_2", f"{het}+0"}
-    assert works[kept].held == "it may not be requeued"
+    assert works[kept].immovable == "it may not be requeued"
     assert works[f"{het}+0"].job is not None
     fence = actuator.fence()
     assert actuator.workloads.evict(works[kept], fence).kind == "refused"

@@ -106,7 +106,7 @@ def test_a_blocked_budget_is_tried_again_with_growing_pauses_and_never_forced():
     assert cluster.level("n1") is Level.DRAINED
     stuck = [f for f in findings(cluster) if f[1] == "stuck"]
     assert len(stuck) == 1
-    assert "it keeps its taint, nothing is forced: w1 (blocked: budget team/train allows none" in stuck[0][2]
+    assert "not empty: w1 (blocked: budget team/train allows none" in stuck[0][2]
     del cluster.workloads.blocked["w1-uid"]
     cluster.later(4)
     assert cluster.evicted() == ["w1-uid"]
@@ -207,7 +207,7 @@ def test_a_slow_scheduler_leaves_less_urgent_nodes_to_the_next_round_which_begin
 
 def test_a_workload_that_may_not_be_moved_is_asked_and_waited_for():
     cluster = EmptyingCluster(settings=replace(FAST, stuck_after=HOUR))
-    cluster.runs("w1-uid", held="no controller would start it elsewhere")
+    cluster.runs("w1-uid", loss="no controller would start it elsewhere")
     cluster.scored(n1=0.9)
     cluster.round()
     cluster.acknowledge("w1-uid")

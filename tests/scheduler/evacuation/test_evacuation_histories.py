@@ -75,7 +75,7 @@ class Evacuations(RuleBasedStateMachine):
         assert not node.object.unschedulable
         assert "predrain.io/managed" not in node.object.labels
         assert not cluster.scheduler.switches.kill
-        assert target.held is None
+        assert target.immovable is None
         assert target.stays is None
         published = cluster.scheduler.revalidate(target.node).view.marks.published
         assert published.expires_at > now, "its prediction has expired"
@@ -132,7 +132,7 @@ class Evacuations(RuleBasedStateMachine):
         uid = f"m{self.made}-uid"
         # the same name comes back with another uid
         self.cluster.workloads.running[uid] = workload(
-            f"m{self.made % 3}", node, uid=uid, checkpoint=offer, held=held, stays=stays, job=job
+            f"m{self.made % 3}", node, uid=uid, checkpoint=offer, loss=held, stays=stays, job=job
         )
 
     @rule(data=st.data(), what=st.sampled_from(["goes", "writes", "cannot", "blocked", "freed", "ends"]))
@@ -152,7 +152,7 @@ class Evacuations(RuleBasedStateMachine):
         elif what == "freed":
             workloads.blocked.pop(uid, None)
         elif what == "ends":
-            self.cluster.runs(uid, ending=True)
+            self.cluster.runs(uid, state="ending")
 
     @rule()
     def what_was_evicted_goes(self):

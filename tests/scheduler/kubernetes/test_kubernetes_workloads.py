@@ -41,7 +41,7 @@ def test_a_pod_of_a_job_goes_with_its_own_grace_and_the_whole_job_is_known(world
     assert workload.grace == timedelta(seconds=45)
     assert workload.job is not None
     assert workload.job.gpus == 16
-    assert (workload.stays, workload.held, workload.ending, workload.checkpoint) == (None, None, False, None)
+    assert (workload.stays, workload.immovable, workload.ending, workload.checkpoint) == (None, None, False, None)
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_what_may_not_be_moved_is_held(
     world: World, pods: KubernetesWorkloads, target: Raw, message: str | None
 ) -> None:
     add(world, target)
-    held = the(pods).held
+    held = the(pods).immovable
     assert held is None if message is None else message in (held or "")
 
 
@@ -88,7 +88,7 @@ def test_slurms_own_pods_are_left_to_slurm(world: World, pods: KubernetesWorkloa
     target = pod("a", "n1", owner="NodeSet")
     target["metadata"]["ownerReferences"][0]["apiVersion"] = "slinky.slurm.net/v1beta1"
     add(world, target)
-    assert the(pods).held == "Slurm runs in it: its jobs leave through Slurm"
+    assert the(pods).immovable == "Slurm runs in it: its jobs leave through Slurm"
 
 
 def test_an_operator_may_let_more_go_or_less(world: World, cluster: KubernetesClient) -> None:
@@ -98,7 +98,7 @@ def test_an_operator_may_let_more_go_or_less(world: World, cluster: KubernetesCl
         return KubernetesWorkloads(Hand(world, cluster, settings).scheduler)
 
     freely = with_(replace(SETTINGS, evict_unmanaged=True, evict_local_data=True, eviction_scope="gpu"))
-    assert (the(freely).held, the(freely).stays, the(freely, "web").stays) == (None, None, "it has no GPU")
+    assert (the(freely).immovable, the(freely).stays, the(freely, "web").stays) == (None, None, "it has no GPU")
 
 
 def test_a_gpu_pod_whose_containers_have_not_begun_has_to_go_too(world: World, cluster: KubernetesClient) -> None:
@@ -157,12 +157,12 @@ def test_without_the_right_to_patch_pods_a_pod_that_asks_by_annotation_is_held_a
     hand.elapsed.now += 600
     world.denied.add(("patch", "pods"))
     assert "may not patch pods in namespace team: apply deploy/kubernetes/checkpoint-rbac.yaml" in (
-        the(pods).held or ""
+        the(pods).immovable or ""
     )
-    assert the(pods, "b").held is None
+    assert the(pods, "b").immovable is None
     world.denied.clear()
     hand.elapsed.now += 600
-    assert the(pods).held is None, "the right was granted since"
+    assert the(pods).immovable is None, "the right was granted since"
 
 
 def test_an_eviction_is_of_exactly_this_pod_and_is_not_yet_its_end(world: World, pods: KubernetesWorkloads) -> None:

@@ -102,9 +102,23 @@ if name == "scontrol" and args[0] == "update":
         node["weight"] = int(given["Weight"])
     (here / "told.json").write_text(json.dumps(told))
     sys.exit(0)
-job = int(args[-1])
-if not any(row["job_id"] == job for row in told["jobs"]):
-    sys.stderr.write("Invalid job id specified for job %d\\n" % job)
+if args[:2] == ["show", "reservation"]:
+    if args[2] not in told.get("reservations", {{}}):
+        sys.stderr.write("Reservation %s not found\\n" % args[2])
+        sys.exit(1)
+    print("ReservationName=%s StartTime=2026-01-01T00:00:00 Nodes=%s NodeCnt=1 Flags=SPEC_NODES" % (
+        args[2], told["reservations"][args[2]]))
+    sys.exit(0)
+
+def names(row):
+    ids = [str(row["job_id"])]
+    for key, mark, index in (("array_job_id", "_", "array_task_id"), ("het_job_id", "+", "het_job_offset")):
+        leader, place = row[key]["number"], row[index]
+        ids += [str(leader), "%s%s%s" % (leader, mark, place["number"])] if leader and place["set"] else []
+    return ids
+
+if not any(args[-1] in names(row) for row in told["jobs"]):
+    sys.stderr.write("Invalid job id specified for job %s\\n" % args[-1])
     sys.exit(1)
 """
 

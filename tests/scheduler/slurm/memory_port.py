@@ -23,7 +23,8 @@ class MemorySlurm:
         self.running: dict[int, SlurmJob] = {}
         self.writes: list[tuple[str, NodeChange]] = []
         self.sent: list[tuple[int, str]] = []
-        self.requeued: list[int] = []
+        self.reservations: dict[str, frozenset[str]] = {}
+        self.requeued: list[str] = []
         self.version_problem: str | None = None
         self.unreadable = False
         self.meanwhile: list[Callable[[], None]] = []  # what others do right after our next write
@@ -48,6 +49,13 @@ class MemorySlurm:
     def jobs(self, node: str | None = None) -> tuple[SlurmJob, ...]:
         self._answers()
         return tuple(job for job in self.running.values() if node is None or node in job.nodes)
+
+    def reserved_nodes(self, reservation: str) -> frozenset[str]:
+        if reservation not in self.reservations:
+            raise SchedulerError(f"the nodes of reservation {reservation} cannot be read")
+        return self.reservations[reservation]
+
+    cannot_requeue: str | None = None
 
     def read_only(self) -> str | None:
         return self.version_problem
@@ -111,7 +119,7 @@ class MemorySlurm:
     def requeue(self, job: SlurmJob) -> Answer:
         if job.number not in self.running:
             return Answer("gone", "Invalid job id specified")
-        self.requeued.append(job.leader)
+        self.requeued.append(job.requeue_name)
         self.running = {n: other for n, other in self.running.items() if other.leader != job.leader}
         return Answer("done")
 

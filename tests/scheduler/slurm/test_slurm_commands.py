@@ -10,10 +10,10 @@ import pytest
 from foundation.programs import CommandError, run_program
 from scheduler.ports.errors import SchedulerError
 from scheduler.slurm.commands import SlurmCommands
-from scheduler.slurm.job import CheckpointSignal, job_of, views_by_node
+from scheduler.slurm.job import CheckpointSignal, Requirements, job_of, views_by_node
 from scheduler.slurm.node import NodeChange
 from scheduler.slurm.settings import SlurmSettings
-from tests.scheduler.slurm.fake_slurm import FakeSlurm, job_row
+from tests.scheduler.slurm.fake_slurm import FakeSlurm, job_row, number_of
 
 SECOND = timedelta(seconds=1)
 
@@ -145,7 +145,7 @@ def test_jobs_of_every_kind_are_read(tmp_path):
     jobs = {job.name: job for job in port.jobs()}
     assert list(jobs) == ["5", "4_2", "7+0", "7+1", "11", "12"]
     assert (jobs["5"].nodes, jobs["5"].gpus, jobs["4_2"].gpus) == (("n0", "n1"), 16, 2)
-    assert (jobs["7+1"].leader, jobs["7+1"].requeue, jobs["11"].ending) == (7, False, True)
+    assert (jobs["7+1"].leader, jobs["7+1"].requeue, jobs["11"].state) == (7, False, "ending")
     assert jobs["5"].signal == CheckpointSignal("USR1", True, timedelta(seconds=300))
     assert jobs["5"].ends_at == datetime.fromtimestamp(1771086500, UTC)
     assert jobs["12"].ends_at is None
@@ -155,10 +155,60 @@ def test_jobs_of_every_kind_are_read(tmp_path):
     port.nodes()
     assert port.signal(jobs["5"], CheckpointSignal("USR1", True, None)).kind == "done"
     assert fake.calls[-1][:-1] == ["scancel", "--signal=USR1", "--batch", "5"]
+    assert port.signal(jobs["7+1"], CheckpointSignal("USR1", False, None)).kind == "done"
+    assert fake.calls[-1][:-1] == ["scancel", "--signal=USR1", "7+1"], "the bare id of the first would reach all"
     assert port.requeue(jobs["7+1"]).kind == "done"
-    assert fake.calls[-1][:-1] == ["scontrol", "requeue", "7"]
+    assert fake.calls[-1][:-1] == ["scontrol", "requeue", "7"], "a heterogeneous job goes as a whole"
+
+
+def test_a_task_is_named_by_its_index_for_the_bare_id_of_the_last_one_is_that_of_the_whole_array(tmp_path):
+    fake = FakeSlurm(tmp_path / "bin")
+    fake.tell(jobs=[
+        job_row(number, f"n{task % 2}", array_job_id=number_of(1), array_task_id=number_of(task))
+        for task, number in ((1, 2), (2, 3), (3, 1))
+    ])  # fmt: skip
+    port = opened(fake)
+    port.nodes()
+    for job in port.jobs():
+        assert port.signal(job, CheckpointSignal("USR1", True, None)).kind == "done"
+        assert port.requeue(job).kind == "done"
+    named = [call[-2] for call in fake.calls if call[0] == "scancel" or call[1] == "requeue"]
+    assert named == ["1_1", "1_1", "1_2", "1_2", "1_3", "1_3"]
+
+
+def test_a_job_that_goes_between_the_list_and_the_call_is_gone(tmp_path):
+    fake = FakeSlurm(tmp_path / "bin")
+    fake.tell(jobs=[job_row(5, "n0")])
+    port = opened(fake)
+    port.nodes()
+    jobs = {job.name: job for job in port.jobs()}
     fake.tell(jobs=[])
     assert port.requeue(jobs["5"]).kind == "gone"
+
+
+def test_what_a_job_requires_of_its_nodes_is_read(tmp_path):
+    fake = FakeSlurm(tmp_path / "bin")
+    fake.tell(reservations={"r1": "n[0-1]", "empty": "(null)"}, jobs=[
+        job_row(
+            5, "n0", required_nodes="n[0,2]", excluded_nodes="n3", features="h100&ib", partition="gpu,debug",
+            resv_name="r1", contiguous=True, minimum_cpus_per_node=number_of(4), memory_per_cpu=number_of(2000),
+            memory_per_node={"set": False, "infinite": False, "number": 0}, tres_per_node="gres/gpu:h100=8",
+            priority=number_of(0),
+        ),
+        job_row(6, "n0", state="SUSPENDED", priority=number_of(0), required_nodes="", resv_name=""),
+        job_row(7, "n0", state="STOPPED"), job_row(8, "n0", state="COMPLETING", priority=number_of(0)),
+    ])  # fmt: skip
+    port = opened(fake)
+    held, suspended, stopped, ending = port.jobs("n0")
+    assert held.needs == Requirements(
+        frozenset({"n0", "n2"}), frozenset({"n3"}), frozenset({"gpu", "debug"}), "h100&ib", "r1", True, 4, 8000, "h100"
+    )
+    assert [job.state for job in (held, suspended, stopped, ending)] == ["held", "suspended", "suspended", "ending"]
+    assert stopped.needs == Requirements()
+    assert port.reserved_nodes("r1") == {"n0", "n1"}
+    assert port.reserved_nodes("empty") == frozenset()
+    with pytest.raises(SchedulerError, match="reservation r2 cannot be read: Reservation r2 not found"):
+        port.reserved_nodes("r2")
 
 
 def test_a_job_that_cannot_be_read_spoils_the_list(tmp_path):

@@ -78,4 +78,4 @@ def test_a_report_of_any_shape_is_read_or_an_error(report, jobs, status, before)
         assert node.version
     for job in held:
         assert job.checkpointed_at is None or job.checkpointed_at.tzinfo
-        assert job.gave_up_at is None or job.signal or not job.stays_by_wish or job.view()
+        assert job.answers or job.signal or not job.stays_by_wish or job.view()

@@ -10,7 +10,7 @@ import pytest
 
 from scheduler.ports.errors import SchedulerError
 from scheduler.ports.workloads import CheckpointAsk, Fence
-from scheduler.slurm.job import SlurmJob
+from scheduler.slurm.job import Requirements, SlurmJob
 from tests.policy.decide_world import HOUR, T0
 from tests.scheduler.slurm.slurm_world import ME, World
 
@@ -37,6 +37,7 @@ def change(world: World, **changed: object) -> None:
 
 
 def comment(world: World, token: str, moved: timedelta) -> None:
+    """The job notes an instant of its own clock, which is not ours."""
     at = int((world.clock.now() + moved).timestamp())
     change(world, comment=f"{JOB.comment} predrain.{token}={at}")
 
@@ -45,7 +46,7 @@ def test_a_job_is_listed_on_each_of_its_nodes(world):
     for node in ("n0", "n1"):
         (work,) = world.workloads.on_node(node)
         assert (work.name, work.uid, work.kind, work.node, work.owner) == ("7", "7.0.1", "job", node, "user ann")
-        assert (work.stays, work.held, work.ending) == (None, None, False)
+        assert (work.stays, work.immovable, work.ending) == (None, None, False)
         assert work.job is not None
         assert (work.job.gpus, work.ends_at) == (16, T0 + 5 * HOUR)
         assert work.checkpoint is not None
@@ -91,9 +92,9 @@ def test_a_job_that_begins_while_a_node_is_read_is_listed(world, monkeypatch):
 def test_a_job_that_may_not_be_moved_reports_why_and_is_not(world, changed, held):
     change(world, **changed)
     (work,) = world.workloads.on_node("n0")
-    assert work.held == held
+    assert work.immovable == held
     assert world.workloads.preview(work) == ()
-    answer = world.workloads.evict(replace(work, held=None), fence(world))
+    answer = world.workloads.evict(replace(work, loss=None, opt_out=None), fence(world))
     assert (answer.kind, answer.message) == ("refused", held)
     assert world.slurm.requeued == []
 
@@ -142,6 +143,53 @@ def test_a_job_answers_by_its_comment_or_by_its_end(world):
     assert world.workloads.checkpoint_state(work, ASK.key).kind == "gone"
 
 
+@pytest.mark.parametrize("ahead", [timedelta(hours=-5), timedelta(0), timedelta(hours=5)])
+def test_an_answer_is_a_changed_comment_whatever_the_clock_of_the_job_says(world, ahead):
+    comment(world, "checkpointed", ahead)
+    (work,) = world.workloads.on_node("n0")
+    world.workloads.ask_checkpoint(work, ASK, fence(world))
+    assert world.workloads.checkpoint_state(work, ASK.key).kind == "waiting"
+    world.clock.move(timedelta(seconds=1))
+    comment(world, "checkpointed", ahead)
+    assert world.workloads.checkpoint_state(work, ASK.key).kind == "acknowledged"
+
+
+@pytest.mark.parametrize(
+    ("changed", "why"),
+    [
+        ({"states": frozenset({"SUSPENDED"})}, "it is suspended"),
+        ({"held": True}, "it is held"),
+        ({"needs": Requirements(nodes=frozenset({"n0"}))}, "on this node only: it requires n0"),
+        ({"needs": Requirements(partitions=frozenset({"small"}))}, "this node only: it needs 2 nodes (partition"),
+        ({"needs": Requirements(reservation="gone")}, "not known whether it can run elsewhere: the"),
+    ],
+)  # fmt: skip
+def test_work_that_a_requeue_would_harm_is_waited_for_also_if_it_changed_since_it_was_listed(world, changed, why):
+    (before,) = world.workloads.on_node("n0")
+    assert before.immovable is None
+    change(world, **changed)
+    (work,) = world.workloads.on_node("n0")
+    assert why in (work.immovable or "")
+    answer = world.workloads.evict(before, fence(world))
+    assert (answer.kind, why in answer.message) == ("refused", True)
+    assert (world.slurm.requeued, world.slurm.sent) == ([], [])
+
+
+def test_a_list_of_nodes_that_cannot_be_read_leaves_it_undecided(world, monkeypatch):
+    def refused():
+        raise SchedulerError("sinfo: no answer")
+
+    monkeypatch.setattr(world.slurm, "nodes", refused)
+    (work,) = world.workloads.on_node("n0")
+    assert work.immovable == "it is not known whether it can run elsewhere: sinfo: no answer"
+
+
+def test_jobs_are_waited_for_where_the_transport_cannot_requeue(world):
+    world.slurm.cannot_requeue = "slurmrestd cannot requeue a job"
+    (work,) = world.workloads.on_node("n0")
+    assert work.immovable == "slurmrestd cannot requeue a job"
+
+
 def test_only_the_very_run_is_asked_or_moved(world):
     (work,) = world.workloads.on_node("n0")
     change(world, uid="7.1.1")
@@ -171,7 +219,7 @@ def test_a_requeue_is_done_once(world):
     change(world, states=frozenset({"RUNNING"}))
     assert world.workloads.evict(work, fence(world)).kind == "done"
     assert world.workloads.evict(work, fence(world)).kind == "gone"
-    assert world.slurm.requeued == [7]
+    assert world.slurm.requeued == ["7"]
 
 
 def test_nothing_is_sent_without_the_lease(world):

@@ -1,0 +1,343 @@
+"""Whether a pod's successor could run on another node: selectors, affinity, volumes, taints and size of nodes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any, Final
+from urllib.parse import quote
+
+from foundation.kubernetes.api import Object, Refused, Unreachable
+from scheduler.kubernetes.api import ApiServer
+from scheduler.kubernetes.pods import LIVING
+from scheduler.ports.workloads import ANYWHERE, Placement
+
+_CORE: Final = "/api/v1"
+_FORBIDDEN: Final = 403
+_PAGE: Final = 250
+_MAX_PAGES: Final = 100
+_KNOWN_FOR_S: Final = 30.0
+_HOSTNAME: Final = "kubernetes.io/hostname"
+_HARD: Final = ("NoSchedule", "NoExecute")
+_QUANTITY: Final = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(?:[eE]([+-]?\d{1,2})|([numkMGTPE]|[KMGTPE]i)?)\Z")
+_DECIMAL: Final = {"n": -9, "u": -6, "m": -3, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
+_SUFFIXES: Final = {
+    **{suffix: Decimal(10) ** power for suffix, power in _DECIMAL.items()},
+    **{f"{letter}i": Decimal(1024) ** power for power, letter in enumerate("KMGTPE", 1)},
+}
+
+
+class _UndecidedError(Exception):
+    """It cannot be decided whether a pod can run elsewhere; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Node:
+    name: str
+    labels: Mapping[str, str]
+    taints: tuple[Object, ...]
+    size: Mapping[str, Decimal]
+
+
+class Placements:
+    """Decides about pods, by the nodes of the cluster as listed up to 30 s ago.
+
+    Whether another node has room right now does not matter: an evicted pod waits in its queue. What it requests is
+    compared with the allocatable size of a whole node.
+    """
+
+    def __init__(self, api: ApiServer) -> None:
+        self._api = api
+        self._nodes: list[_Node] = []
+        self._listed_s = float("-inf")
+        self._rest: str | None = None  # token of the next page of nodes; None: all pages were read
+        self._read: dict[str, tuple[Object | None, float]] = {}
+
+    def of(self, pod: Object) -> Placement:
+        """Decide about a pod; what cannot be read leaves it undecided."""
+        try:
+            return self._decide(pod)
+        except _UndecidedError as undecided:
+            return Placement(None, str(undecided))
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            return Placement(None, f"its specification cannot be understood: {error!r}")
+
+    def _decide(self, pod: Object) -> Placement:
+        spec, here = pod["spec"], pod["spec"]["nodeName"]
+        if _names_its_node(pod):
+            return Placement(False, f"its template sets nodeName {here}")
+        selectors = [*_own_selectors(spec), *self._volume_selectors(pod)]
+        requests, tolerations = _requests(spec), spec.get("tolerations") or ()
+        near, apart = _pod_terms(spec, "podAffinity"), _pod_terms(spec, "podAntiAffinity")
+        matching = tolerated = 0
+        narrow = False
+        taken: Callable[[_Node], bool] | None = None
+        for node in self._others(here):
+            if not all(_selects(terms, node) for _, terms in selectors):
+                continue
+            matching += 1
+            if not all(_tolerated(taint, tolerations) for taint in node.taints):
+                continue
+            tolerated += 1
+            if not _holds(node, requests):
+                continue
+            if apart and taken is None:
+                taken = self._taken_by_others(pod, apart)
+            if (taken is not None and taken(node)) or not self._same_domains(here, node, near):
+                narrow = True
+                continue
+            return ANYWHERE
+        if narrow:
+            return Placement(None, "its required affinity to other pods excludes the other nodes as they are")
+        if tolerated:
+            wanted = ", ".join(f"{name} {amount}" for name, amount in sorted(requests.items()))
+            return Placement(False, f"no other node that it may use is large enough ({wanted})")
+        if matching:
+            return Placement(False, f"the {matching} other nodes that it may use are tainted, cordoned or not ready")
+        wanted = "; ".join(dict.fromkeys(name for name, _ in selectors))
+        return Placement(False, wanted or "there is no other node")
+
+    def _volume_selectors(self, pod: Object) -> Iterator[tuple[str, list[Object]]]:
+        """Yield what the persistent volumes of a pod require of its node."""
+        namespace = pod["metadata"].get("namespace") or "default"
+        for volume in pod["spec"].get("volumes") or ():
+            claim = (volume.get("persistentVolumeClaim") or {}).get("claimName")
+            if claim is None:
+                continue
+            path = f"{_CORE}/namespaces/{quote(namespace, safe='')}/persistentvolumeclaims/{quote(claim, safe='')}"
+            bound = (self._object(path, "persistentvolumeclaims").get("spec") or {}).get("volumeName")
+            if not bound:
+                raise _UndecidedError(f"its claim {claim} is bound to no volume")
+            volume_path = f"{_CORE}/persistentvolumes/{quote(bound, safe='')}"
+            source = self._object(volume_path, "persistentvolumes").get("spec") or {}
+            required = (source.get("nodeAffinity") or {}).get("required")
+            if required is not None:
+                yield f"its volume {bound} is bound to nodes", list(required.get("nodeSelectorTerms") or ())
+            elif "hostPath" in source or "local" in source:
+                yield f"its volume {bound} is a folder of its node", []
+
+    def _object(self, path: str, resource: str) -> Object:
+        content, read_s = self._read.get(path, (None, float("-inf")))
+        if self._api.elapsed() - read_s >= _KNOWN_FOR_S:
+            content = self._get(path, None, f"get {resource}")
+            self._read = {key: known for key, known in self._read.items() if self._fresh(known[1])}
+            self._read[path] = content, self._api.elapsed()
+        return content or {}
+
+    def _get(self, path: str, params: Mapping[str, str] | None, right: str) -> Object:
+        try:
+            return self._api.client.get(path, params)
+        except Refused as error:
+            if error.status == _FORBIDDEN:
+                raise _UndecidedError(
+                    f"the controller lacks the right to {right} (deploy/kubernetes/actuator-rbac.yaml)"
+                ) from None
+            raise _UndecidedError(str(error)) from None
+        except Unreachable as error:
+            raise _UndecidedError(f"{path}: {error}") from None
+
+    def _fresh(self, read_s: float) -> bool:
+        return self._api.elapsed() - read_s < _KNOWN_FOR_S
+
+    def _others(self, here: str) -> Iterator[_Node]:
+        """Yield the nodes in service but ``here``; pages are read only until a node is found that will do."""
+        if not self._fresh(self._listed_s):
+            self._nodes, self._rest, self._listed_s = [], "", self._api.elapsed()
+        at = 0
+        while True:
+            while at < len(self._nodes):
+                if self._nodes[at].name != here:
+                    yield self._nodes[at]
+                at += 1
+            if self._rest is None:
+                return
+            self._read_page()
+
+    def _read_page(self) -> None:
+        token, self._rest = self._rest, None
+        params = {"limit": str(_PAGE), **({"continue": token} if token else {})}
+        try:
+            page = self._get(f"{_CORE}/nodes", params, "list nodes")
+        except _UndecidedError:
+            self._listed_s = float("-inf")
+            raise
+        self._nodes += [node for raw in page.get("items") or () if (node := _node(raw)) is not None]
+        following = (page.get("metadata") or {}).get("continue")
+        if following and (following == token or len(self._nodes) > _PAGE * _MAX_PAGES):
+            raise _UndecidedError("the list of nodes does not end")
+        self._rest = following or None
+
+    def _label_here(self, here: str, key: str) -> str | None:
+        raw = self._object(f"{_CORE}/nodes/{quote(here, safe='')}", "nodes")
+        labels = (raw.get("metadata") or {}).get("labels") or {}
+        return here if key == _HOSTNAME else labels.get(key)
+
+    def _same_domains(self, here: str, node: _Node, near: list[Object]) -> bool:
+        """Whether a node lies with ``here`` in each domain in which the pod must be near other pods."""
+        for term in near:
+            key = term.get("topologyKey") or _HOSTNAME
+            domain = self._label_here(here, key)
+            if domain is None or _label(node, key) != domain:
+                return False
+        return True
+
+    def _taken_by_others(self, pod: Object, apart: list[Object]) -> Callable[[_Node], bool]:
+        """Return whether a node lies in a domain with a pod from which this one must be apart."""
+        own = pod["metadata"]
+        namespace = own.get("namespace") or "default"
+        taken: list[tuple[str, set[str]]] = []
+        params = {"fieldSelector": LIVING, "limit": str(_PAGE * 4)}
+        page = self._get(f"{_CORE}/namespaces/{quote(namespace, safe='')}/pods", params, "list pods")
+        if (page.get("metadata") or {}).get("continue"):
+            raise _UndecidedError(f"namespace {namespace} has too many pods for its required anti-affinity")
+        for term in apart:
+            if term.get("namespaces") or term.get("namespaceSelector") is not None:
+                raise _UndecidedError("its required anti-affinity names other namespaces")
+            selector = term.get("labelSelector") or {}
+            nodes = {
+                other["spec"].get("nodeName")
+                for other in page.get("items") or ()
+                if other["metadata"].get("namespace") == namespace
+                and other["metadata"].get("uid") != own.get("uid")
+                and _labels_match(selector, other["metadata"].get("labels") or {})
+            } - {None}
+            taken.append((term.get("topologyKey") or _HOSTNAME, nodes))
+        known = {node.name: node for node in self._nodes}
+
+        def is_taken(node: _Node) -> bool:
+            return any(
+                name == node.name or (name in known and _label(known[name], key) == _label(node, key) is not None)
+                for key, names in taken
+                for name in names
+            )
+
+        return is_taken
+
+
+def _node(raw: Object) -> _Node | None:
+    """Read a node; None: it takes no pods."""
+    metadata, spec, status = raw["metadata"], raw.get("spec") or {}, raw.get("status") or {}
+    ready = any(
+        condition.get("type") == "Ready" and condition.get("status") == "True"
+        for condition in status.get("conditions") or ()
+    )
+    hard = tuple(taint for taint in spec.get("taints") or () if taint.get("effect") in _HARD)
+    if metadata.get("deletionTimestamp"):
+        return None
+    if spec.get("unschedulable") or not ready:  # kept, so that the reason can count it
+        hard = (*hard, {"key": "node.kubernetes.io/unschedulable", "effect": "out of service"})
+    size = {name: amount for name, text in (status.get("allocatable") or {}).items() if (amount := _amount(text))}
+    return _Node(metadata["name"], metadata.get("labels") or {}, hard, size)
+
+
+def _holds(node: _Node, requests: Mapping[str, Decimal]) -> bool:
+    """Whether an empty node is large enough; of devices it has none that it does not report."""
+    return all(amount <= node.size[name] if name in node.size else "/" not in name for name, amount in requests.items())
+
+
+def _label(node: _Node, key: str) -> str | None:
+    return node.labels.get(key, node.name if key == _HOSTNAME else None)
+
+
+def _names_its_node(pod: Object) -> bool:
+    """Whether whoever created the pod set its node; a scheduler binds it later, and leaves no such field."""
+    for entry in pod["metadata"].get("managedFields") or ():
+        fields = entry.get("fieldsV1") or {}
+        if not entry.get("subresource") and "f:nodeName" in (fields.get("f:spec") or {}):
+            return "scheduler" not in str(entry.get("manager"))
+    return False
+
+
+def _own_selectors(spec: Object) -> Iterator[tuple[str, list[Object]]]:
+    """Yield each condition on its node that a pod states: what it is called, and terms of which one must match."""
+    for key, value in (spec.get("nodeSelector") or {}).items():
+        term = {"matchExpressions": [{"key": key, "operator": "In", "values": [value]}]}
+        yield f"its node selector {key}={value} matches no other node", [term]
+    affinity = (spec.get("affinity") or {}).get("nodeAffinity") or {}
+    required = affinity.get("requiredDuringSchedulingIgnoredDuringExecution")
+    if required is not None:
+        yield "its required node affinity matches no other node", list(required.get("nodeSelectorTerms") or ())
+
+
+def _selects(terms: Iterable[Object], node: _Node) -> bool:
+    """Whether one of the terms of a node selector matches; an empty term matches nothing."""
+    return any(
+        (term.get("matchExpressions") or term.get("matchFields"))
+        and all(
+            _matches(rule, _label(node, rule["key"]))
+            for rule in term.get("matchExpressions") or ()
+        )
+        and all(_matches(rule, node.name) for rule in term.get("matchFields") or ())
+        for term in terms
+    )  # fmt: skip
+
+
+def _matches(rule: Object, value: str | None) -> bool:
+    operator, values = rule["operator"], list(rule.get("values") or ())
+    if operator == "In":
+        return value in values
+    if operator == "NotIn":
+        return value not in values
+    if operator in ("Exists", "DoesNotExist"):
+        return (value is not None) is (operator == "Exists")
+    if operator in ("Gt", "Lt"):
+        if value is None or not value.lstrip("-").isdecimal():
+            return False
+        return int(value) > int(values[0]) if operator == "Gt" else int(value) < int(values[0])
+    raise _UndecidedError(f"its node affinity has the unknown operator {operator}")
+
+
+def _labels_match(selector: Object, labels: Mapping[str, str]) -> bool:
+    exact = all(labels.get(key) == value for key, value in (selector.get("matchLabels") or {}).items())
+    return exact and all(_matches(rule, labels.get(rule["key"])) for rule in selector.get("matchExpressions") or ())
+
+
+def _tolerated(taint: Object, tolerations: Iterable[Object]) -> bool:
+    for toleration in tolerations:
+        if toleration.get("effect") not in (None, "", taint.get("effect")):
+            continue
+        if taint.get("effect") not in _HARD:
+            continue  # out of service for everybody
+        key, operator = toleration.get("key"), toleration.get("operator") or "Equal"
+        if not key and operator == "Exists":
+            return True
+        same = operator == "Exists" or (toleration.get("value") or "") == (taint.get("value") or "")
+        if key == taint.get("key") and same:
+            return True
+    return False
+
+
+def _pod_terms(spec: Object, kind: str) -> list[Object]:
+    affinity = (spec.get("affinity") or {}).get(kind) or {}
+    return list(affinity.get("requiredDuringSchedulingIgnoredDuringExecution") or ())
+
+
+def _requests(spec: Object) -> dict[str, Decimal]:
+    """Return what a pod requests: its containers' together, or an init container's where that is more."""
+    total: dict[str, Decimal] = {}
+    for container in spec.get("containers") or ():
+        for name, amount in _asked(container):
+            total[name] = total.get(name, Decimal(0)) + amount
+    for container in spec.get("initContainers") or ():
+        for name, amount in _asked(container):
+            total[name] = max(total.get(name, Decimal(0)), amount)
+    return total
+
+
+def _asked(container: Object) -> Iterator[tuple[str, Decimal]]:
+    resources: Any = container.get("resources") or {}
+    # what names only a limit requests as much
+    for name, text in {**(resources.get("limits") or {}), **(resources.get("requests") or {})}.items():
+        amount = _amount(text)
+        if amount:
+            yield name, amount
+
+
+def _amount(text: object) -> Decimal | None:
+    """Read a quantity such as ``2``, ``500m``, ``8Gi`` or ``1e3``; None: it is none."""
+    match = _QUANTITY.match(str(text).strip())
+    if match is None:
+        return None
+    return Decimal(match[1]) * Decimal(10) ** int(match[2] or 0) * _SUFFIXES.get(match[3] or "", Decimal(1))

@@ -18,9 +18,7 @@ NODE = SlurmNode(
 JOB = SlurmJob(7, "7", 7, "7.0.1", ("n1",), frozenset({"RUNNING"}), gpus=8)
 
 
-def decide(
-    job: SlurmJob = JOB, reserved: frozenset[str] | None = None, node: str = "n1", **others: SlurmNode
-) -> object:
+def decide(job: SlurmJob = JOB, reserved: frozenset[str] | None = None, **others: SlurmNode) -> Placement:
     """Decide with three nodes alike, some of them changed."""
     nodes = {name: replace(NODE, name=name) for name in ("n1", "n2", "n3")} | others
     return placement_of(job, "n1", tuple(nodes.values()), reserved)

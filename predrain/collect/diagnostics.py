@@ -42,6 +42,7 @@ def diagnostics(
     """
     from collections import Counter
 
+    from telemetry.accounting import Accounting
     from telemetry.collect.diagnostics import collect_diagnostics, read_gpu_names
     from telemetry.landing.folder import Landing, landing_of
 
@@ -50,14 +51,15 @@ def diagnostics(
     names = read_gpu_names(gpus) if gpus is not None else _known_gpus(dataset, landing.waiting("inventory"), node)
     delay = read_params(params).features.delay
     verdicts: Counter[str] = Counter()
-    repeated = 0
+    repeated, accounting = 0, Accounting()
     for file in files:
         counts = collect_diagnostics(
-            file, landing, node=node, names=names, delay=delay, at=when, may_skip=may_skip or ()
+            file, landing, node=node, names=names, delay=delay, at=when, may_skip=may_skip or (), accounting=accounting
         )
         repeated += counts is None
         verdicts.update(counts or {})
-    show({"dataset": str(dataset), "verdicts": dict(verdicts), "already_written": repeated}, as_json=as_json)
+    result = {"dataset": str(dataset), "verdicts": dict(verdicts), "already_written": repeated}
+    show(result, as_json=as_json, accounting=accounting)
 
 
 def _known_gpus(dataset: Path, observed: list[Path], node: str) -> GpuNames:

@@ -12,6 +12,7 @@ from predrain.collect.options import (
     IntervalOption,
     ListenOption,
     OnceOption,
+    RulesOption,
     SourceMappingOption,
     log_to_stderr,
     seconds,
@@ -111,6 +112,7 @@ def gpud(
     dataset: DatasetOption,
     interval: IntervalOption = "60s",
     timeout: TimeoutOption = None,
+    rules: RulesOption = None,
     ca_file: CaFileOption = None,
     insecure_skip_verify: SkipVerifyOption = False,
     listen: ListenOption = None,
@@ -129,6 +131,7 @@ def gpud(
     from foundation.http import connect_to
     from telemetry.accounting import Accounting
     from telemetry.collect.gpud import CONCURRENCY, EVENTS, EventSink, EventsWatch
+    from telemetry.collect.kubernetes.rules import load_rules
     from telemetry.collect.outbox import Outbox
     from telemetry.collect.scraping.collector import Collector
     from telemetry.collect.scraping.scraper import Scraper
@@ -139,13 +142,13 @@ def gpud(
     settings = _settings(interval, timeout, CONCURRENCY)
     log_to_stderr()
     connection = connect_to("https://targets", ca_file=ca_file, insecure_skip_verify=insecure_skip_verify)
-    accounting, delay = Accounting(), read_params(params).features.delay
+    accounting, delay, loaded = Accounting(), read_params(params).features.delay, load_rules(rules)
     with Outbox(Landing(landing_of(dataset), writer="gpud"), "gpud", accounting) as outbox:
         sink = EventSink(outbox)
         collector = Collector(
             read_targets=partial(read_targets, targets, EVENTS),
             fetch=Scraper(connection, timeout_s=settings.timeout_s).fetch,
-            watch=lambda target: EventsWatch(target, sink, accounting, delay=delay),
+            watch=lambda target: EventsWatch(target, sink, accounting, delay=delay, rules=loaded),
             sink=sink,
             settings=settings,
             accounting=accounting,

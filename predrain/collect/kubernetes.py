@@ -8,7 +8,15 @@ from typing import Annotated
 
 import typer
 
-from predrain.collect.options import DatasetOption, IntervalOption, ListenOption, OnceOption, collecting, seconds
+from predrain.collect.options import (
+    DatasetOption,
+    IntervalOption,
+    ListenOption,
+    OnceOption,
+    RulesOption,
+    collecting,
+    seconds,
+)
 from predrain.console import show
 from predrain.options import JsonOption
 
@@ -28,10 +36,7 @@ def collect_kubernetes(
         str | None, typer.Option(help="Labels of the namespaces whose GPU pods are jobs. Default: all.")
     ] = None,
     jobs: Annotated[bool, typer.Option(help="Read pods.")] = True,
-    rules: Annotated[
-        Path | None,
-        typer.Option(help="YAML file with rules for taints, conditions and events; they go before the defaults."),
-    ] = None,
+    rules: RulesOption = None,
     interval: IntervalOption = "60s",
     listen: ListenOption = None,
     once: OnceOption = False,

@@ -25,6 +25,12 @@ ListenOption = Annotated[
     typer.Option("--listen", help="Serve the collector's own /metrics and /healthz here, such as 127.0.0.1:9210."),
 ]
 OnceOption = Annotated[bool, typer.Option("--once", help="Read what is there once, then exit.")]
+RulesOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--rules", help="YAML file with rules for taints, conditions and events; they go before the defaults."
+    ),
+]
 SourceMappingOption = Annotated[
     Path | None,
     typer.Option("--mapping", help="YAML file that maps metric names and labels that differ from the exporters'."),

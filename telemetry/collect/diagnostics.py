@@ -15,6 +15,8 @@ from typing import Any, Final, Literal
 import pandas as pd
 
 from foundation.errors import InputError
+from telemetry.accounting import Accounting
+from telemetry.bounds import storable
 from telemetry.collect.event import Event
 from telemetry.landing.folder import Landing
 from telemetry.landing.tables import rows_table
@@ -92,7 +94,7 @@ def read_diagnostics(report: str, *, may_skip: Collection[str] = ()) -> list[Gpu
     """
     try:
         content, _ = json.JSONDecoder().raw_decode(report, max(0, report.find("{")))
-    except ValueError:
+    except (ValueError, RecursionError):
         content = None
     if not isinstance(content, dict):
         return [GpuVerdict(_NODE, None, "inconclusive", "the report is not whole")]
@@ -140,8 +142,8 @@ def _serials(content: Mapping[str, Any]) -> dict[str, str | None]:
         if str(group.get("entity_group", "")).upper() == "GPU":
             entities = [entity for entity in _list(group.get("entities")) if "entity_id" in entity]
             serials |= {str(entity["entity_id"]): entity.get("serial_num") for entity in entities}
-    texts = {index: serial.strip() if isinstance(serial, str) else "" for index, serial in serials.items()}
-    return {index: text if text not in ("", "N/A") else None for index, text in texts.items()}
+    texts = {index: storable(serial.strip()) if isinstance(serial, str) else "" for index, serial in serials.items()}
+    return {storable(index): text if text not in ("", "N/A") else None for index, text in texts.items()}
 
 
 def _results(body: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
@@ -151,7 +153,7 @@ def _results(body: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
             for result in _list(test.get("results")):
                 status = _STATUSES.get(" ".join(str(result.get("status", "")).lower().split()), "no known result")
                 for index in _indices(result):
-                    yield str(test.get("name") or "unnamed test"), index, status
+                    yield storable(str(test.get("name") or "unnamed test")), storable(index), status
 
 
 def _indices(result: Mapping[str, Any]) -> list[str]:
@@ -176,6 +178,7 @@ def collect_diagnostics(
     delay: timedelta,
     at: datetime | None = None,
     may_skip: Collection[str] = (),
+    accounting: Accounting,
 ) -> dict[str, int] | None:
     """Write the verdicts of one output of ``dcgmi diag -j`` to the landing folder, once.
 
@@ -203,6 +206,9 @@ def collect_diagnostics(
         rows.append(Event(when, node, "diagnostic", SOURCE, when + delay, verdict.code, verdict.detail, gpu).row())
     digest = hashlib.sha256(content + f"\0{node}\0{when.isoformat()}".encode()).hexdigest()[:24]
     name = f"diagnostics-{re.sub('[^A-Za-z0-9.-]', '-', node)[:80]}-{digest}"
-    if landing.stage("events", rows_table("events", rows), name=name) is None:
+    is_new = landing.stage("events", rows_table("events", rows), name=name) is not None
+    accounting.take("reports", 1, {} if is_new else {"written before": 1}, path)
+    if not is_new:
         return None
+    accounting.take("events", len(rows), {})
     return dict(Counter(verdict.code for verdict in verdicts))

@@ -35,9 +35,6 @@ MAX_LINES: Final = 50_000
 REMEMBERED_BYTES: Final = 512 << 20
 """Text of lines that is remembered of all targets."""
 
-REPEATED: Final = "page repeated to the digit"
-"""Reason of rows that are left out: nothing was measured."""
-
 _TARGET: Final = "predrain_target_"
 _NODE_FIRST, _NODE_LAST = f"{_TARGET}node", f"{_TARGET}host"
 _XIDS_KEPT: Final = 10_000
@@ -94,7 +91,7 @@ class PageWatch(Watch[Rows]):
         self.lines.max_bytes = REMEMBERED_BYTES // targets
 
     async def scrape(self, fetch: Fetch, now: datetime, started_s: float) -> Rows:
-        """Return the rows of the page as it is now; a repeated page has no samples."""
+        """Return the rows of the page as it is now."""
         return self.read(await fetch(self.target.url), now, started_s)
 
     def read(self, page: Answer, at: datetime, started_s: float) -> Rows:
@@ -135,13 +132,12 @@ class PageWatch(Watch[Rows]):
             raise ScrapeError("too_large", f"the page has {count} GPUs, over {MAX_PAGE_ROWS}")
         inventory = self._news.select(tables.inventory)
         self._news.landed()
-        rows: dict[Kind, pa.Table] = {"events": tables.events, "inventory": inventory}
+        # Whether a page that stands still is frozen decides the rule for every source (`instruments.yaml`).
         age_s = None if self._changed_s is None else started_s - self._changed_s
-        if is_repeated and age_s is not None:
-            self._accounting.take("samples", count, {REPEATED: count}, self.target.address)
-            return rows
-        self._changed_s = started_s
-        return rows | {"samples": self._with_scrape_channels(tables.samples, page, at, age_s)}
+        if not is_repeated or age_s is None:
+            self._changed_s = started_s
+        samples = self._with_scrape_channels(tables.samples, page, at, age_s)
+        return {"events": tables.events, "inventory": inventory, "samples": samples}
 
     def _read(self, page: Answer, left_out: Counter[str]) -> list[Reading]:
         """Return the page's values of known series."""

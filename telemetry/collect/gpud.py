@@ -23,12 +23,13 @@ from telemetry.accounting import Accounting
 from telemetry.bounds import BAD_TIME, EARLIEST_MS, LATEST_MS, later, storable
 from telemetry.collect.buffer import DROPPED
 from telemetry.collect.event import Event
+from telemetry.collect.kubernetes.faults import named_gpu, xid_faults
+from telemetry.collect.kubernetes.rules import KubernetesRules, default_rules
 from telemetry.collect.outbox import Outbox
 from telemetry.collect.scraping.collector import Fetch, Watch
 from telemetry.collect.scraping.scraper import ScrapeError
 from telemetry.collect.scraping.targets import Page, Target
-from telemetry.identity.pci import normalise_pci_bus_id
-from telemetry.kernel_log.catalogue import BOOT, shipped
+from telemetry.kernel_log.catalogue import shipped
 
 SOURCE: Final = "gpud"
 EVENTS: Final = Page("https", 15132, "/v1/events")
@@ -51,13 +52,9 @@ NO_EVIDENCE: Final = "no evidence about a GPU"
 """Reason of entries that are left out."""
 
 _DETAIL_LENGTH: Final = 400
-_GPU: Final = "accelerator-"
 _SERIOUS: Final = ("Warning", "Critical", "Fatal")
-_XID: Final = re.compile(r"\bXID (\d{1,9})\b")
 _SXID: Final = re.compile(r"\bSXid:? (\d{1,9})\b", re.IGNORECASE)
-_PCI: Final = re.compile(r"\bPCI:[0-9A-Fa-f:.]+")
 _PLAIN_DIGITS: Final = 18
-_UUID: Final = re.compile(r"\bGPU-[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 _RECOVERY: Final = "154"
 # Its meaning is in the kernel's text, which gpud keeps of what it has from NVSentinel only.
 
@@ -79,7 +76,9 @@ class _Component(BaseModel):
     events: Annotated[list[Any], BeforeValidator(lambda events: events or [])] = []
 
 
-def read_events(page: bytes, node: str, known_at: Callable[[datetime], datetime]) -> dict[str, Event | str]:
+def read_events(
+    page: bytes, node: str, known_at: Callable[[datetime], datetime], rules: KubernetesRules | None = None
+) -> dict[str, Event | str]:
     """Return the events of an answer, or why an entry is none, by what tells an entry from others.
 
     Raises ``ScrapeError`` if it is no answer of gpud.
@@ -102,7 +101,7 @@ def read_events(page: bytes, node: str, known_at: Callable[[datetime], datetime]
             if not EARLIEST_MS <= to_ms(entry.time) < LATEST_MS:
                 found[digest.hexdigest()[:16]] = f"{component.component}: {BAD_TIME}"
                 continue
-            what = _event(component.component, entry)
+            what = _event(component.component, entry, rules or default_rules())
             found[digest.hexdigest()[:16]] = (
                 f"{NO_EVIDENCE}: {component.component} {entry.name}"
                 if what is None
@@ -123,35 +122,31 @@ def _written(entry: Any) -> str:
         return "nested too deeply"
 
 
-def _event(component: str, entry: _Entry) -> dict[str, Any] | None:
+def _event(component: str, entry: _Entry, rules: KubernetesRules) -> dict[str, Any] | None:
     """Return type, code, detail and GPU of an event; None: it says nothing of a GPU's health."""
-    if (component, entry.name) == ("os", "reboot"):
-        return {"type": "other", "code": BOOT, "detail": entry.message[:_DETAIL_LENGTH] or None}
     kernel = shipped().read(entry.message)  # what gpud has from NVSentinel
     if kernel is not None and kernel.type in ("failure", "other", "driver"):
         place = {"gpu": kernel.gpu, "pci_bus_id": kernel.pci_bus_id}
         return {"type": kernel.type, "code": kernel.code, "detail": kernel.detail, **place}
-    kernel = kernel if kernel is not None and kernel.type == "xid" else None
+    detail = f"{entry.type}: {entry.message}"[:_DETAIL_LENGTH]
     if sxid := _SXID.search(entry.message):
         kind = "failure" if entry.type == "Fatal" else "other"
-        return {
-            "type": kind,
-            "code": f"sxid_{int(sxid[1])}",
-            "detail": f"{entry.type}: {entry.message}"[:_DETAIL_LENGTH],
-        }
-    xid, uuid, address = (pattern.search(entry.message) for pattern in (_XID, _UUID, _PCI))
-    gpu, bus = uuid[0] if uuid else None, normalise_pci_bus_id(address[0]) if address else None
-    number = kernel.code if kernel else str(int(xid[1])) if xid else None
-    if entry.name == "error_xid" and number is not None:
-        # Of no GPU it would count as one of every GPU of the node.
-        is_clear = (gpu or bus) and (kernel or number != _RECOVERY)
-        kind, code = ("xid", number) if is_clear else ("other", f"xid_{number}")
-    elif component.startswith(_GPU) and entry.type in _SERIOUS:
-        kind, code = "other", f"{SOURCE}_{entry.name}"
-    else:
+        return {"type": kind, "code": f"sxid_{int(sxid[1])}", "detail": detail}
+    rule = rules.for_condition(f"{SOURCE}/{component}/{entry.name}")
+    if rule is None or rule.type == "ignore" or (entry.type not in _SERIOUS and rule.type != "xid" and not rule.code):
         return None
-    detail = kernel.detail if kernel else f"{entry.type}: {entry.message}"[:_DETAIL_LENGTH]
-    return {"type": kind, "code": code, "detail": detail, "gpu": gpu, "pci_bus_id": bus}
+    if rule.type != "xid":
+        gpu, address = named_gpu(entry.message)
+        code = rule.code or f"{SOURCE}_{entry.name}"
+        return {"type": rule.type, "code": code, "detail": detail, "gpu": gpu, "pci_bus_id": address}
+    fault = next(iter(xid_faults("", "", entry.message)), None)
+    if fault is None:
+        return None if entry.type not in _SERIOUS else {"type": "other", "code": f"{SOURCE}_xid", "detail": detail}
+    # Of no GPU it would count as one of every GPU of the node.
+    is_clear = (fault.gpu or fault.pci_bus_id) and (fault.detail is not None or fault.code != _RECOVERY)
+    kind, code = ("xid", fault.code) if is_clear else ("other", f"xid_{fault.code}")
+    place = {"gpu": fault.gpu, "pci_bus_id": fault.pci_bus_id}
+    return {"type": kind, "code": code, "detail": fault.detail or detail, **place}
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,14 +194,23 @@ class EventSink:
 class EventsWatch(Watch[NodeEvents]):
     """gpud on one node.
 
-    ``delay``: from an event to when it counts as known, of those from before the node is first asked.
+    ``delay``: from an event to when it counts as known, of those from before the node is first asked. ``rules``: what
+    entries are; default: the catalogue of node conditions.
     """
 
     advice = "Check that gpud runs there; a certificate of its own needs --insecure-skip-verify."
 
-    def __init__(self, target: Target, sink: EventSink, accounting: Accounting, *, delay: timedelta) -> None:
+    def __init__(
+        self,
+        target: Target,
+        sink: EventSink,
+        accounting: Accounting,
+        *,
+        delay: timedelta,
+        rules: KubernetesRules | None = None,
+    ) -> None:
         super().__init__(target)
-        self._sink, self._accounting, self._delay = sink, accounting, delay
+        self._sink, self._accounting, self._delay, self._rules = sink, accounting, delay, rules
 
     async def scrape(self, fetch: Fetch, now: datetime, started_s: float) -> NodeEvents:  # noqa: ARG002
         """Return the events that are new since the last answer."""
@@ -230,7 +234,7 @@ class EventsWatch(Watch[NodeEvents]):
         def known_at(time: datetime) -> datetime:
             return min(now, later(time, self._delay)) if known is None else now
 
-        entries = read_events(page.body, self.target.node or self.target.host, known_at)
+        entries = read_events(page.body, self.target.node or self.target.host, known_at, self._rules)
         seen = set() if known is None else set(known["seen"])
         news = [entry for digest, entry in entries.items() if digest not in seen]
         for reason in (entry for entry in news if isinstance(entry, str)):

@@ -57,6 +57,7 @@ class _Frozen(_Model):
     vanished: Least
     energy: Least
     load: Least
+    page: Least
 
 
 class _DeviceFields(_Model):
@@ -76,6 +77,7 @@ class InstrumentRules(_Model):
     temperature: tuple[str, ...]
     load: str
     energy: str
+    page_age: str
     device_fields: _DeviceFields
     frozen: _Frozen
     activity: _Activity
@@ -190,6 +192,7 @@ class Instruments:
     def _follow(self, block: Block, rows: _Ints, frozen: _Bools) -> _Ints:
         """Mark frozen rows; return the rows at which a stretch became certain."""
         values = {name: _column(block, name, rows) for name in _SERIES}
+        page_age_s = _column(block, RULES.page_age, rows)
         with np.errstate(invalid="ignore"):
             is_witness = np.logical_and.reduce(
                 [
@@ -207,6 +210,7 @@ class Instruments:
             if name in block.series:
                 fields += block.series[name].valid[rows]
         values = {name: join(state[name], column[is_witness]) for name, column in values.items()}
+        page_age_s = join(np.nan, page_age_s[is_witness])
         ms, fields = join(state["since_ms"], block.ms[rows]), join(state["fields"], fields)
         known_samples, before = join(state["samples"], 1), join(state["fields_before"], 0)
         # A repetition begins where power or temperature moves, and where the device fields vanish or come back.
@@ -221,6 +225,7 @@ class Instruments:
             "vanished": (before >= RULES.device_fields.fewest) & (fields == 0),
             "energy": _is_still(values[RULES.energy], start) & (values[RULES.energy] > 0),
             "load": _is_still(values[RULES.load], start) & (values[RULES.load] > 0),
+            "page": page_age_s >= RULES.frozen.page.minutes * 60,
         }
         is_certain = join.is_head & join(state["is_frozen"], False)
         for evidence, holds in certain.items():

@@ -69,6 +69,12 @@ def test_a_gpu_under_load_that_repeats_power_temperature_and_load_is_frozen() ->
     assert check(rows) == ([5, 6, 7, 8], [5])
 
 
+def test_an_idle_gpu_on_a_page_that_stands_is_frozen_and_on_one_that_moves_is_not() -> None:
+    idle = {"power_w": 60.1, "gpu_temp_c": 30.0, "gpu_util_pct": 0.0}
+    assert check([{"minute": m, **idle, "page_age_s": 60.0 * m} for m in range(0, 60, 10)]) == ([3, 4, 5], [3])
+    assert check([{"minute": m, **idle, "page_age_s": 30.0} for m in range(0, 600, 10)]) == ([], [])
+
+
 def test_an_energy_counter_that_stands_while_power_is_drawn_is_frozen() -> None:
     rows = [
         {"minute": m, "power_w": 60.1, "gpu_temp_c": 30.0, "energy_mj": 5.0, "gpu_util_pct": 0.0} for m in range(30)
@@ -168,6 +174,7 @@ def slow(rows: list[Row]) -> list[bool]:
             "vanished": most_before >= RULES.device_fields.fewest and fields(row) == 0,
             "energy": still(RULES.energy),
             "load": still(RULES.load),
+            "page": row.get("page_age_s", 0) >= 1800,
         }
         for name, is_so in holds.items():
             least = getattr(RULES.frozen, name)
@@ -182,6 +189,7 @@ CHANNELS = {
     "gpu_util_pct": st.sampled_from([0.0, 97.0, 97.0]),
     "energy_mj": st.sampled_from([5.0, 5.0, 6.0]),
     "fb_used_mib": st.just(7.0),
+    "page_age_s": st.sampled_from([30.0, 1800.0, 3600.0]),
     "gr_engine_active_ratio": st.sampled_from([0.0, 0.0, 0.0, 0.0, 0.5]),
 }
 HISTORY = st.lists(

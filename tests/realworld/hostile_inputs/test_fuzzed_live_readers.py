@@ -9,12 +9,15 @@ import random
 from collections import Counter
 from collections.abc import Callable
 from datetime import UTC, datetime
+from pathlib import Path
 
 import orjson
 import pyarrow as pa
 import pytest
 
 from telemetry.bounds import EARLIEST_MS, LATEST_MS, plausible_rows
+from telemetry.collect.diagnostics import read_diagnostics
+from telemetry.collect.event import Event
 from telemetry.collect.gpud import read_events
 from telemetry.collect.prometheus.client import read_matrix, split_samples
 from telemetry.collect.remote_write.arrow_body import read_stream
@@ -24,12 +27,13 @@ from telemetry.collect.scraping.scraper import ScrapeError
 from telemetry.collect.series.exposition import LineReader
 from telemetry.collect.series.identity import SeriesCatalogue
 from telemetry.dataset.channels import CATALOGUE
-from telemetry.landing.tables import lay_out
+from telemetry.landing.tables import lay_out, rows_table
 from tests.telemetry.collect.remote_write.encoding import block, labels, write_request
 
 NOW = datetime(2026, 3, 1, tzinfo=UTC)
 T0 = int(NOW.timestamp() * 1000)
 INPUTS = 10_000
+DIAG = Path(__file__).parents[2] / "data" / "dcgmi" / "dcgm4.json"
 SERIES = SeriesCatalogue(CATALOGUE)
 PIECES = [
     b"1e400",
@@ -40,6 +44,7 @@ PIECES = [
     b"\\ud800",
     b"null",
     b"{",
+    b"[" * 5000,
     b"]]",
     b"\x00",
     b'"',
@@ -116,6 +121,12 @@ def pushed() -> bytes:
     return body.getvalue()
 
 
+def read_diag(body: bytes) -> None:
+    verdicts = read_diagnostics(body.decode("utf-8", "replace"))
+    events = [Event(NOW, "n1", "diagnostic", "dcgmi-diag", NOW, verdict.code, verdict.detail) for verdict in verdicts]
+    assert rows_table("events", [event.row() for event in events]).num_rows == len(verdicts) > 0
+
+
 PAGE = (
     b'# TYPE x gauge\nx{gpu="0",UUID="GPU-a"} 45 1772323200000\n'
     b'x_total{a="b"} 3 # {t="1"} 0.5 1772323200.5\ny 1e3\n# EOF\n'
@@ -134,6 +145,7 @@ READERS: dict[str, tuple[Callable[[bytes], None], list[bytes]]] = {
     "prometheus": (read_prometheus, [ANSWER]),
     "gpud": (read_gpud, [EVENTS]),
     "push": (read_push, [pushed()]),
+    "dcgmi diag": (read_diag, [DIAG.read_bytes()]),
 }
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from telemetry.accounting import Accounting
 from telemetry.collect.kubernetes.collector import KubernetesCollector
+from telemetry.collect.kubernetes.nodes import view_of
 from telemetry.collect.kubernetes.rules import default_rules
 from tests.telemetry.collect.builders import Clock, landed, landing
 from tests.telemetry.collect.kubernetes.memory_api import EVENTS, NODES, MemoryApi
@@ -64,6 +65,7 @@ def collected(folder: Path, *looks: list[dict[str, str]]) -> tuple[list[dict[str
         ("GpuRowRemap", "True", "RowRemap", "pending", [("other", "GpuRowRemap", None)]),
         ("RdmaLinkFlapping", "True", "x", "", [("other", "RdmaLinkFlapping", None)]),
         ("FabricManagerDown", "True", "x", "", [("other", "FabricManagerDown", None)]),
+        ("PendingPhaseState", "True", "production-powerreset", "", [("other", "PendingPhaseState", None)]),
         # names that no rule has
         ("AcmeGPUHealthy", "False", "x", "", [("other", "AcmeGPUHealthy", None)]),
         ("AcmeGPUHealthy", "True", "x", "", []),
@@ -87,6 +89,19 @@ def test_what_a_condition_becomes(
 def test_an_event_with_another_code_names_its_condition(tmp_path: Path, kind: str) -> None:
     events, _ = collected(tmp_path, [condition(kind, "True", "Detected", "Xid 79")])
     assert [row["detail"].split(":")[0] for row in events] == [kind]
+
+
+@pytest.mark.parametrize(
+    ("key", "drains"),
+    [
+        ("node.coreweave.cloud/evict", True),
+        ("qos.coreweave.cloud/interruptable", False),
+        ("volcano.sh/offline-job-evicting", False),
+    ],
+)
+def test_a_taint_is_a_drain_where_the_node_is_taken_out(key: str, drains: bool) -> None:
+    view = view_of(node(taints=[{"key": key, "effect": "NoExecute"}]), default_rules())
+    assert [marker.type for marker in view.markers.values()] == ["drain"] * drains
 
 
 def test_a_condition_ends_when_it_is_healthy_and_not_when_it_is_unknown(tmp_path: Path) -> None:

@@ -1,14 +1,18 @@
 import json
 import os
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from foundation.errors import InputError
-from telemetry.collect.diagnostics import GpuNames, collect_diagnostics, gpu_names, read_diagnostics, read_gpu_names
+from telemetry.accounting import Accounting
+from telemetry.collect import diagnostics as module
+from telemetry.collect.diagnostics import GpuNames, gpu_names, read_diagnostics, read_gpu_names
 from tests.telemetry.collect.builders import NOW, landed, landing
 
+collect_diagnostics = partial(module.collect_diagnostics, accounting=Accounting())
 DATA = Path(__file__).parents[2] / "data" / "dcgmi"
 
 

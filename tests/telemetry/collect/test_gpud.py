@@ -21,6 +21,7 @@ from foundation.http import connect_to
 from predrain.command import app
 from telemetry.accounting import Accounting
 from telemetry.collect.gpud import EVENTS, NO_EVIDENCE, EventSink, EventsWatch
+from telemetry.collect.kubernetes.rules import KubernetesRules, Rule
 from telemetry.collect.outbox import Outbox
 from telemetry.collect.scraping.collector import SCRAPES, Collector, ScrapeSettings
 from telemetry.collect.scraping.scraper import PAGE_BYTES, Scraper
@@ -87,6 +88,7 @@ class Collected:
     def __init__(self, folder: Path, targets: str) -> None:
         self.landing, self.clock, self.targets = landing(folder), Clock(), targets
         self.accounting = Accounting()
+        self.rules: KubernetesRules | None = None
 
     def look(self) -> list[dict[str, Any]]:
         """Look once."""
@@ -97,7 +99,9 @@ class Collected:
             collector = Collector(
                 read_targets=lambda: read_targets([self.targets], EVENTS),
                 fetch=Scraper(connect_to("http://targets"), timeout_s=5).fetch,
-                watch=lambda target: EventsWatch(target, sink, self.accounting, delay=timedelta(minutes=10)),
+                watch=lambda target: EventsWatch(
+                    target, sink, self.accounting, delay=timedelta(minutes=10), rules=self.rules
+                ),
                 sink=sink,
                 settings=ScrapeSettings(),
                 accounting=self.accounting,
@@ -167,6 +171,14 @@ def test_an_xid_without_its_gpu_or_its_meaning_is_no_xid(node: tuple[Gpud, Colle
     gpud.events[XIDS] = [entry(5, message)]
     (row,) = collected.look()
     assert (row["type"], row["code"]) == ("other", f"xid_{message.split()[1]}")
+
+
+def test_rules_of_a_site_decide_what_an_entry_is(node: tuple[Gpud, Collected]) -> None:
+    gpud, collected = node
+    collected.rules = KubernetesRules(rules=(Rule(condition="gpud/disk/*", type="other", code="full_disk"),))
+    gpud.events["disk"] = [entry(5, "no space left", "no_space_left", "Critical")]
+    gpud.events["os"] = [entry(5, "reboot", "reboot", "Warning")]
+    assert [row["code"] for row in collected.look()] == ["full_disk"]
 
 
 def test_an_xid_that_gpud_has_from_nvsentinel_is_the_kernels(node: tuple[Gpud, Collected]) -> None:

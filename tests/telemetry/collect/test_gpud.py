@@ -8,6 +8,7 @@ import json
 import ssl
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -21,7 +22,7 @@ from foundation.http import connect_to
 from predrain.command import app
 from telemetry.accounting import Accounting
 from telemetry.collect.gpud import EVENTS, NO_EVIDENCE, EventSink, EventsWatch
-from telemetry.collect.kubernetes.rules import KubernetesRules, Rule
+from telemetry.collect.kubernetes.rules import KubernetesRules, load_rules
 from telemetry.collect.outbox import Outbox
 from telemetry.collect.scraping.collector import SCRAPES, Collector, ScrapeSettings
 from telemetry.collect.scraping.scraper import PAGE_BYTES, Scraper
@@ -99,8 +100,8 @@ class Collected:
             collector = Collector(
                 read_targets=lambda: read_targets([self.targets], EVENTS),
                 fetch=Scraper(connect_to("http://targets"), timeout_s=5).fetch,
-                watch=lambda target: EventsWatch(
-                    target, sink, self.accounting, delay=timedelta(minutes=10), rules=self.rules
+                watch=partial(
+                    EventsWatch, sink=sink, accounting=self.accounting, delay=timedelta(minutes=10), rules=self.rules
                 ),
                 sink=sink,
                 settings=ScrapeSettings(),
@@ -173,9 +174,12 @@ def test_an_xid_without_its_gpu_or_its_meaning_is_no_xid(node: tuple[Gpud, Colle
     assert (row["type"], row["code"]) == ("other", f"xid_{message.split()[1]}")
 
 
-def test_rules_of_a_site_decide_what_an_entry_is(node: tuple[Gpud, Collected]) -> None:
+def test_rules_of_a_site_decide_what_an_entry_is(node: tuple[Gpud, Collected], tmp_path: Path) -> None:
     gpud, collected = node
-    collected.rules = KubernetesRules(rules=(Rule(condition="gpud/disk/*", type="other", code="full_disk"),))
+    (tmp_path / "rules.yaml").write_text(
+        "rules:\n- {condition: gpud/disk/*, type: other, code: full_disk}\n- {condition: gpud/os/*, type: ignore}\n"
+    )
+    collected.rules = load_rules(tmp_path / "rules.yaml")
     gpud.events["disk"] = [entry(5, "no space left", "no_space_left", "Critical")]
     gpud.events["os"] = [entry(5, "reboot", "reboot", "Warning")]
     assert [row["code"] for row in collected.look()] == ["full_disk"]

@@ -37,16 +37,16 @@ def tickets(
     from telemetry.importing.reading import expand_sources
     from telemetry.landing.folder import Landing, landing_of
 
-    stays = None
+    stays, rules = None, load_mapping(mapping)
     if (dataset / META_NAME).exists():
         known = Dataset.open(dataset)
-        stays = Installations(known.inventory(), known.meta.unit)
+        stays = Installations(known.inventory(), known.meta.unit, aliases=rules.nodes.aliases)
     landing, accounting = Landing(landing_of(dataset), writer="tickets"), Accounting()
     shown: dict[str, Any] = {}
     files = expand_sources((file,), "tickets")
     for path in files:
         result, read = collect_tickets(
-            path, landing, mapping=load_mapping(mapping).events, delay=read_params(params).features.delay, stays=stays
+            path, landing, mapping=rules.events, delay=read_params(params).features.delay, stays=stays
         )
         accounting.add(read)
         shown |= {str(path): result} if len(files) > 1 else result

@@ -21,9 +21,12 @@ class NodeNames:
 
     ``nodes``: known nodes, spelled as results spell them.
     ``aliases``: further names, in any letter case, to nodes. An alias wins over every other match.
+
+    ``used_aliases``: keys of the aliases that a name was resolved by.
     """
 
     def __init__(self, nodes: Iterable[str], aliases: Mapping[str, str] | None = None) -> None:
+        self.used_aliases: set[str] = set()
         self.nodes = frozenset(nodes)
         self._aliases = {node_key(alias): node for alias, node in (aliases or {}).items()}
         self._by_key: dict[str, list[str]] = {}
@@ -36,7 +39,7 @@ class NodeNames:
 
     def candidates(self, name: str) -> Sequence[str]:
         """Return the nodes that a name may mean: none if it is unknown, several if it is ambiguous."""
-        name = self._aliases.get(node_key(name), name)
+        name = self._without_alias(name)
         if name in self.nodes:
             return (name,)
         key = node_key(name)
@@ -62,8 +65,16 @@ class NodeNames:
         return len(self.candidates(name)) > 1
 
     def written(self, name: str) -> str:
-        """Return the known spelling of a name; the name itself if it is unknown or ambiguous."""
-        return self.find(name) or name
+        """Return the known spelling of a name; the name itself, without its alias, if it is unknown or ambiguous."""
+        return self.find(name) or self._without_alias(name)
+
+    def _without_alias(self, name: str) -> str:
+        key = node_key(name)
+        for form in (key, *(() if key in self._by_key else _shorter(key))):
+            if form in self._aliases:
+                self.used_aliases.add(form)
+                return self._aliases[form]
+        return name
 
     def written_all(self, names: Iterable[str | None]) -> list[str | None]:
         """Return the known spelling of each name; None stays None."""

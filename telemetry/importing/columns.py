@@ -26,6 +26,9 @@ KEY_ALIASES: Final[Mapping[str, str]] = {
 }
 """Names that sources give key columns and static facts, and the column that each is."""
 
+SAMPLE_KEYS: Final = ("timestamp", "node", "gpu", "mig_instance", "slot", "pci_bus_id")
+"""Columns of samples that are no channels."""
+
 _STATIC: Final = frozenset({"slot", "pci_bus_id", "serial", "model", "driver"})
 
 

@@ -75,6 +75,8 @@ def parse_events(
     counts["events_read"] += len(kinds)
     batch.keep(wanted)  # A source of states (a daily row a drive with `failure` of 0 and 1) has an event in few rows.
     rows: dict[str, npt.NDArray[Any]] = {name: batch.texts(name) for name in texts}
+    if stays is not None:
+        rows["node"] = np.array([*stays.names.written_all(rows["node"]), None], dtype=object)[:-1]
     rows["type"] = types_of(kinds[wanted], rows, review or PhraseReview())
     instants = batch.instants("timestamp", day_end=True)  # of a date, no earlier time is certain
     assert instants is not None
@@ -149,7 +151,7 @@ def _read_kernel_log(
     counts: Counter[str],
 ) -> pd.DataFrame:
     settings = mapping.model_dump() | {"messages": mapping.messages}
-    settings["node"] = settings["node"] or (stem_of(file) if stem_of(file) in stays.node_since else None)
+    settings["node"] = settings["node"] or stays.names.find(stem_of(file))
     settings["reference_time"] = settings["reference_time"] or last_written(file)
     with read_errors(file):
         try:
@@ -165,7 +167,7 @@ def _read_kernel_log(
     counts["events_read"] += len(log.events) + len(log.unparsed)
     for code, times in log.unknown_codes.items():
         counts[f"xid_{code}_without_description"] += times
-    events, _ = locate(log.events, stays.frame, delay=delay)
+    events, _ = locate(log.events, stays.frame, delay=delay, names=stays.names)
     counts["xids_without_a_gpu"] += int((events["gpu"].isna() & (events["type"] == "xid")).sum())
     text = {name: events[name].astype(object).where(events[name].notna(), None).to_numpy(copy=True) for name in _PLACE}
     reasons = place_events(text, ms_of(events["timestamp"]), stays)

@@ -30,6 +30,7 @@ from telemetry.dataset.files import sha256_of
 from telemetry.dataset.meta import META_NAME
 from telemetry.dataset.schema import INVENTORY, Unit, ms_of
 from telemetry.dataset.store import Dataset
+from telemetry.identity.nodes import NodeNames
 from telemetry.importing.columns import KEY_ALIASES, resolve_columns, source_names
 from telemetry.importing.events import read_events
 from telemetry.importing.ingest import ImportResult, Ingest, Progress, unchanged
@@ -154,8 +155,8 @@ def _sources(
     }
     for role, read in settings.items():
         sections = [getattr(rules, role), *([rules.kernel_log] if role == "events" else [])]
-        dumps = [section.model_dump(mode="json") for section in sections]
-        read["mapping"] = digest([without_later_keys(dump) for dump in dumps])
+        dumps = [without_later_keys(section.model_dump(mode="json")) for section in sections]
+        read["mapping"] = digest([*dumps, *([rules.nodes.aliases] if rules.nodes.aliases else [])])
     sources = []
     for role, paths in given.items():
         for file in expand_sources(tuple(paths), role):
@@ -183,12 +184,14 @@ class _Files:
         if self.inventory is None:
             if existing is None:
                 unit = self._unit_of_samples(ingest.channels)
-                return Installations(INVENTORY.empty_table().to_pandas(), unit, is_observed=True)
-            return Installations(existing, unit_of(existing))
+                nothing = INVENTORY.empty_table().to_pandas()
+                return Installations(nothing, unit, aliases=self.mapping.nodes.aliases, is_observed=True)
+            return Installations(existing, unit_of(existing), aliases=self.mapping.nodes.aliases)
         # A known inventory is read again for its MIG names; what it sets aside was counted by the import it was new in.
         is_new = bool(self.files["inventory"])
         quarantine = ingest.quarantine if is_new else Quarantine()
-        frame, parents = read_inventory(self.inventory, self.mapping.inventory, quarantine, self.now + AHEAD)
+        names = NodeNames((), self.mapping.nodes.aliases)
+        frame, parents = read_inventory(self.inventory, self.mapping.inventory, quarantine, self.now + AHEAD, names)
         if self.mapping.span is not None:  # whatever was there until the end has not been seen to leave
             end = pd.Timestamp(self.mapping.span[1])  # of a date, the day's last millisecond
             frame.loc[frame["removed_at"].isin([end, end - pd.Timedelta(milliseconds=1)]), "removed_at"] = pd.NaT
@@ -210,7 +213,9 @@ class _Files:
         if is_new:
             account = quarantine.accounting.tables["inventory"]
             account.used = account.read - account.left_out.total()
-        return Installations(kept, unit, parents)
+        stays = Installations(kept, unit, parents, self.mapping.nodes.aliases)
+        stays.names.used_aliases |= names.used_aliases
+        return stays
 
     def _unit_of_samples(self, channels: Mapping[str, Channel]) -> Unit:
         """Return what the samples are of, where no inventory says so; they have to name the node."""

@@ -31,6 +31,8 @@ from telemetry.dataset.meta import META_NAME
 from telemetry.dataset.schema import INVENTORY, conform
 from telemetry.dataset.store import Dataset
 from telemetry.dataset.writer import DatasetWriter
+from telemetry.identity.devices import place_identity
+from telemetry.identity.nodes import node_key
 from telemetry.importing.event_runs import (
     concerned,
     dedupe_events,
@@ -44,7 +46,16 @@ from telemetry.importing.events import empty_events
 from telemetry.importing.inventory import Installations
 from telemetry.importing.jobs import merge_jobs
 from telemetry.importing.mapping import TableMapping
-from telemetry.importing.placing.evidence import correct_stays, runs_of, unseen_nodes
+from telemetry.importing.placing.evidence import (
+    correct_stays,
+    rows_of,
+    runs_of,
+    shared_units,
+    split_stays,
+    unseen_nodes,
+    with_places,
+)
+from telemetry.importing.placing.slots import ObservedSlots
 from telemetry.importing.quarantine import BY_MAPPING, Quarantine
 from telemetry.importing.reading import is_packed, kind_of
 from telemetry.importing.samples.block import Spill
@@ -176,6 +187,7 @@ class Ingest:
                 if staged is not None:
                     stays = staged[0].stays
                 given = stack_events(source.events(self, stays))
+                self._report_aliases(stays)
                 self.quarantine.check_loss("events")
                 detected = self._merge(writer, stays, source, staged)
                 events = self._all_events(given, detected)
@@ -256,13 +268,18 @@ class Ingest:
         self.counts["gpus_named_by_their_place"] += intake.place_names
         if intake.moved:
             intake.stays = self._corrected(intake, spill)
+        intake.stays = _with_observed_places(intake.stays, intake.places.frame(), spill.renamed)
         if named:
             self._report_nodes(*unseen_nodes(stays, named, intake.seen))
         return intake, spill
 
     def _corrected(self, intake: SampleIntake, spill: Spill) -> Installations:
+        rows = rows_of(spill, intake.moved)
+        shared = shared_units(rows, self.step // timedelta(milliseconds=1)) if intake.stays.unit == "gpu" else []
+        if shared:
+            rows = self._told_apart(intake, spill, rows, shared)
         stays = intake.stays
-        runs = runs_of(spill, stays, intake.moved)
+        runs = runs_of(rows, stays)
         known = stays.given[stays.given["gpu"].isin(runs["gpu"])] if not self.live else stays.given[:0]
         strangers = set(runs["gpu"][~runs["node"].isin(stays.given["node"])]) & set(known["gpu"])
         if len(strangers) > _FEW and 2 * len(strangers) > len(set(stays.given["gpu"].dropna())):
@@ -281,18 +298,39 @@ class Ingest:
         self.counts["contradictions_of_the_inventory"] += len(corrected.contradictions)
         for line in corrected.contradictions[:_NAMED]:
             _LOG.warning("samples contradict the inventory: %s", line)
-        self.counts["identities_on_several_nodes"] += len(corrected.shared)
-        for line in corrected.shared[:_NAMED]:
-            _LOG.warning("%s; samples are kept by node", line)
-        self.contradictions += [*corrected.contradictions, *corrected.shared]
-        return Installations(
-            corrected.stays,
-            stays.unit,
-            stays.parents,
-            units=stays.units,
-            nodes=stays.node_names,
-            is_observed=stays.is_observed,
-        )
+        self.contradictions += corrected.contradictions
+        return stays.changed(corrected.stays)
+
+    def _told_apart(
+        self, intake: SampleIntake, spill: Spill, rows: pd.DataFrame, shared: Sequence[int]
+    ) -> pd.DataFrame:
+        """Name GPUs by their place whose identity is that of GPUs on other nodes, too; return the rows under it."""
+        stays, names = intake.stays, dict[tuple[int, int], str]()
+        newest = intake.places.frame().groupby(["unit", "node"])[["pci_bus_id", "slot"]].last()
+        for unit in shared:
+            gpu, codes = stays.units[unit], set(rows["node"][rows["unit"] == unit])
+            nodes = sorted(codes, key=stays.node_names.__getitem__)
+            for node in nodes:
+                place = newest.loc[(unit, node)].to_dict() if (unit, node) in newest.index else {}
+                name = place_identity(stays.node_names[node], **place)
+                names[unit, node] = name or f"{stays.node_names[node]}@{gpu}"
+            line = f"{gpu} is on {len(nodes)} nodes at one time: {', '.join(stays.node_names[node] for node in nodes)}"
+            self.contradictions.append(f"{line}; GPUs are named by node and place, such as {names[unit, nodes[0]]}")
+            _LOG.warning("%s", self.contradictions[-1])
+        self.counts["identities_on_several_nodes"] += len(shared)
+        stays.learn([name for name in dict.fromkeys(names.values()) if name not in stays.units], [])
+        spill.renamed = {place: stays.units.index(name) for place, name in names.items()}
+        by_node = {(stays.units[unit], stays.node_names[node]): name for (unit, node), name in names.items()}
+        stored = set() if self.existing is None else set(self.existing.inventory()["gpu"])
+        first_ms = int(rows["ms"][rows["unit"].isin(shared)].min())
+        intake.stays = stays.changed(split_stays(stays.given, by_node, first_ms, stored), shared=by_node)
+        return rows_of(spill, (intake.moved - set(shared)) | set(spill.renamed.values()))
+
+    def _report_aliases(self, stays: Installations) -> None:
+        unused = [alias for alias in stays.aliases if node_key(alias) not in stays.names.used_aliases]
+        self.counts["node_aliases_used"] += len(stays.aliases) - len(unused)
+        self.counts["node_aliases_unused"] += len(unused)
+        self.contradictions += [f"alias {alias} of node {stays.aliases[alias]}: no row has it" for alias in unused]
 
     def _report_nodes(self, added: list[str], silent: list[str]) -> None:
         self.counts["nodes_missing_in_the_inventory"] += len(added)
@@ -325,7 +363,7 @@ class Ingest:
         write_newest(writer.folder, merger.newest)
         write_instruments(writer.folder, merger.instruments.table())
         self._seen += [datetime.fromtimestamp(ms / 1000, UTC) for ms in merger.span_ms]
-        return stack_events([*merger.events, intake.losses.events(stays, self.delay)])
+        return stack_events([*merger.events, intake.losses.events(stays, self.delay, spill.renamed)])
 
     def _keep_samples(self, writer: DatasetWriter, stays: Installations) -> None:
         if self.existing is None:
@@ -385,6 +423,20 @@ class Ingest:
         known = [self.now, *self._seen, *stored]
         first, last = min(seen).astimezone(UTC), min(max(seen), max(known)).astimezone(UTC)
         return min(max(first, self.keep_from or first), last), last
+
+
+def _with_observed_places(
+    stays: Installations, places: pd.DataFrame, renamed: Mapping[tuple[int, int], int]
+) -> Installations:
+    if places.empty:
+        return stays
+    units = [renamed.get(key, key[0]) for key in zip(places["unit"], places["node"], strict=True)]
+    named = places.assign(
+        gpu=[stays.units[unit] for unit in units], node=[stays.node_names[node] for node in places["node"]]
+    )
+    slots = ObservedSlots(named)
+    constant = named.assign(slot=named["slot"].mask(named["node"].isin(slots.renumbered)))
+    return stays.changed(with_places(stays.given, constant), slots=slots)
 
 
 def unchanged(existing: Dataset) -> ImportResult:

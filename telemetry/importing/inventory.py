@@ -23,6 +23,7 @@ from telemetry.identity.nodes import NodeNames, are_one_node, node_key
 from telemetry.identity.pci import normalise_pci_bus_id
 from telemetry.importing.columns import as_text
 from telemetry.importing.mapping import InventoryMapping
+from telemetry.importing.placing.slots import ObservedSlots
 from telemetry.importing.quarantine import Quarantine, row_text
 from telemetry.importing.reading import Batch, expand_sources, read_batches
 
@@ -33,8 +34,11 @@ _KEY_SHIFT = 43
 class Installations:
     """Answers where a unit was at a time.
 
+    ``aliases``: other names of nodes.
     ``units``, ``nodes``: order of the codes, where an earlier object has given some out.
     ``is_observed``: whether samples alone say which nodes and GPUs there are, so that the fleet may have more.
+    ``shared``: identity that GPUs of several nodes have, and node, to the GPU of that node.
+    ``slots``: what samples show of slots.
 
     ``given``: the stays in the order in which they came; ``frame``: the same by unit code and time.
     ``begin``: of the first stay of all, in milliseconds.
@@ -52,8 +56,13 @@ class Installations:
         units: Sequence[str] = (),
         nodes: Sequence[str] = (),
         is_observed: bool = False,
+        shared: Mapping[tuple[str, str], str] | None = None,
+        slots: ObservedSlots | None = None,
     ) -> None:
         self.unit, self.given, self.is_observed = unit, frame, is_observed
+        self.shared = {(device_key(gpu), node): name for (gpu, node), name in (shared or {}).items()}
+        self._shared_keys = {key for key, _ in self.shared}
+        self.slots = slots or ObservedSlots()
         self.parents = dict(parents or {})
         self.units = list(dict.fromkeys([*units, *sorted(set(frame[unit]))]))
         self._code = {name: code for code, name in enumerate(self.units)}
@@ -69,17 +78,35 @@ class Installations:
         self.node_codes = pd.Index(self.node_names, dtype=object).get_indexer(pd.Index(self.nodes, dtype=object))
         self.begin = int(start.min()) if len(start) else 0
         self.node_since = pd.Series(start).groupby(self.nodes).min().to_dict()
-        self._aliases = dict(aliases or {})
+        self.aliases = dict(aliases or {})
+        self._used_aliases: set[str] = set()
         self._name()
+
+    def changed(self, frame: pd.DataFrame, **more: Any) -> Installations:
+        """Return other stays of the same fleet, with the same codes; ``more``: further arguments that change."""
+        same: dict[str, Any] = {"shared": self.shared, "slots": self.slots, "is_observed": self.is_observed}
+        known: dict[str, Any] = {"units": self.units, "nodes": self.node_names}
+        made = Installations(frame, self.unit, self.parents, self.aliases, **{**same, **known, **more})
+        made.names.used_aliases |= self.names.used_aliases
+        return made
 
     def codes(self, names: Sequence[str | None] | npt.NDArray[np.object_]) -> npt.NDArray[np.int64]:
         """Return the code of each unit, -1 where it is unknown."""
         known = self.gpu if self.unit == "gpu" else self.names.written
         return np.array([-1 if name is None else self._code.get(known(name), -1) for name in names], np.int64)
 
-    def gpu(self, name: str) -> str:
-        """Return the GPU that a name means, as the inventory spells it, also that of a MIG instance."""
+    def gpu(self, name: str, node: object = None) -> str:
+        """Return the GPU that a name means, as the inventory spells it, also that of a MIG instance.
+
+        ``node``: which of the GPUs with one identity is meant.
+        """
+        if self.shared and isinstance(node, str):
+            name = self.shared.get((device_key(name), node), name)
         return self.parents.get(name) or self._gpus.find(name) or self._gpus.written(parent_of_mig(name) or name)
+
+    def is_shared(self, name: str) -> bool:
+        """Return whether GPUs of several nodes have an identity, so that it says nothing without a node."""
+        return device_key(name) in self._shared_keys
 
     def are_elsewhere(self, nodes: npt.NDArray[np.object_], there: npt.NDArray[np.object_]) -> npt.NDArray[np.bool_]:
         """Return which of ``nodes`` are not those of the stays; of two nodes that a name may be, the GPU tells which.
@@ -106,7 +133,8 @@ class Installations:
         self._name()
 
     def _name(self) -> None:
-        self.names = NodeNames(self.node_names, self._aliases)
+        self.names = NodeNames(self.node_names, self.aliases)
+        self.names.used_aliases = self._used_aliases
         gpus = self.units if self.unit == "gpu" else ()
         self._gpus = GpuNames(gpus, self.parents)
 
@@ -204,6 +232,7 @@ def read_inventory(
     mapping: InventoryMapping,
     quarantine: Quarantine,
     not_after: datetime = _NEVER,
+    node_names: NodeNames | None = None,
 ) -> tuple[pd.DataFrame, dict[str, str]]:
     """Read an inventory file, one row a stay.
 
@@ -212,6 +241,7 @@ def read_inventory(
     ``quarantine``: takes rows without a node, with an unusable instant, that end before they begin, and MIG instances
     whose parent cannot be found.
     ``not_after``: a stay that begins later has a wrong clock; one that ends later has not ended.
+    ``node_names``: resolves aliases of nodes.
     Returns: stays in the layout of :data:`INVENTORY`, though ``installed_at`` may be missing; and the GPU of each MIG
     instance.
     Raises ``InputError`` if ``node`` is missing, instants are naive, or nothing is left.
@@ -228,6 +258,8 @@ def read_inventory(
             known = [*INVENTORY.names, "parent", "mig_instance", SEEN_AT]
             batch.resolve(mapping, known, "node", kept=parts, extras=True)
             frame = _batch_frame(batch, not_after, parts)
+            if node_names is not None:
+                frame["node"] = frame["node"].map(node_names.written)
             frames.append(condense_observations(frame) if SEEN_AT in batch else frame)
     whole = pd.concat(frames, ignore_index=True)
     if SEEN_AT in whole:

@@ -43,12 +43,15 @@ def read_jobs(
             content[name] = numbers.mask(wrong).astype("Int32")
         frame = pd.DataFrame(content)
         frame["node"] = frame["node"].map(stays.names.written, na_action="ignore")
+        frame["gpu"] = [
+            stays.gpu(gpu, node) if isinstance(gpu, str) else None
+            for gpu, node in frame[["gpu", "node"]].itertuples(index=False)
+        ]
         known_gpu = stays.codes(frame["gpu"].to_numpy(dtype=object)) >= 0
         batch.refuse("missing job or node", (frame["job"].isna() | frame["node"].isna()).to_numpy())
         batch.refuse("job ends before it starts", (frame["ended_at"] < frame["started_at"]).to_numpy())
         batch.refuse("unknown node", ~frame["node"].isin(list(stays.node_since)).to_numpy())
         batch.refuse("unknown gpu", frame["gpu"].notna().to_numpy() & ~known_gpu)
-        frame["gpu"] = [stays.gpu(gpu) if isinstance(gpu, str) else None for gpu in frame["gpu"]]
         frames.append(frame[batch.good])
     return pd.concat(frames, ignore_index=True)
 

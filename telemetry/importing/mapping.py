@@ -23,6 +23,7 @@ from pydantic import (
 
 from foundation.durations import Duration
 from foundation.settings import Section, read_settings
+from telemetry.identity.nodes import node_key
 from telemetry.kernel_log.catalogue import MessageRule
 
 Scalar = str | int | float | bool | None
@@ -143,6 +144,26 @@ class KernelLogMapping(Section):
     """Rules that come before those of ``telemetry/kernel_log/messages.yaml``."""
 
 
+class NodesMapping(Section):
+    """What nodes are called."""
+
+    aliases: dict[_Text, _Text] = Field(default_factory=dict)
+    """Other name of a node, in any letter case, to the node."""
+
+    @model_validator(mode="after")
+    def _are_unambiguous(self) -> NodesMapping:
+        meant: dict[str, str] = {}
+        for alias, node in self.aliases.items():
+            if not node_key(alias) or not node_key(node):
+                raise ValueError("an alias or its node is empty")
+            if meant.setdefault(node_key(alias), node) != node:
+                raise ValueError(f"{alias!r} is an alias of both {meant[node_key(alias)]!r} and {node!r}")
+        chained = [alias for alias, node in self.aliases.items() if node_key(node) in meant]
+        if chained:
+            raise ValueError(f"{chained[0]!r} is an alias of {self.aliases[chained[0]]!r}, which is an alias itself")
+        return self
+
+
 class ImportMapping(Section):
     """The whole mapping file."""
 
@@ -160,6 +181,9 @@ class ImportMapping(Section):
 
     kernel_log: KernelLogMapping = KernelLogMapping()
     """Kernel logs among the event sources."""
+
+    nodes: NodesMapping = NodesMapping()
+    """Names of nodes, in every table."""
 
     timezone: ZoneInfo | None = None
     """Zone of every table that names none of its own."""

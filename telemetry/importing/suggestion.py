@@ -20,6 +20,7 @@ from telemetry.dataset.channels import Channel, with_rollups
 from telemetry.dataset.schema import EVENT_RUNS, EVENT_TYPES, INVENTORY, JOB_OPTIONS, JOBS
 from telemetry.importing.columns import (
     KEY_ALIASES,
+    SAMPLE_KEYS,
     as_text,
     left_out_of_samples,
     nothing_left_out,
@@ -137,7 +138,7 @@ def known_columns(
 ) -> tuple[list[str], Mapping[str, str], Callable[[str], bool]]:
     """Return the dataset's columns of a role, further names of them, and what tells columns that are left out."""
     if role == "samples":
-        names = ["timestamp", "node", "gpu", "mig_instance", *with_rollups(channels), "sample_count"]
+        names = [*SAMPLE_KEYS, *with_rollups(channels), "sample_count"]
         return names, {**source_names(channels), **KEY_ALIASES}, left_out_of_samples
     known = {
         "inventory": [*INVENTORY.names, "parent", "mig_instance", "seen_at"],

@@ -14,9 +14,9 @@ import pandas as pd
 
 from telemetry.dataset.schema import EVENT_TYPES
 from telemetry.identity.devices import GpuNames, is_placeholder
-from telemetry.identity.nodes import NodeNames
 from telemetry.identity.pci import normalise_pci_bus_id
 from telemetry.importing.inventory import Installations
+from telemetry.importing.placing.slots import is_index, slot_key
 from telemetry.importing.reading import Batch
 from telemetry.phrases.classifier import OTHER, UNSURE, WORK, PhraseReview, classify
 
@@ -26,12 +26,12 @@ GPU_COLUMNS: Final = ("slot", "pci_bus_id", "serial")
 TICKET_COLUMNS: Final = (RESOLVED, RESOLUTION, *GPU_COLUMNS)
 """Columns that a table of events may have besides those of the dataset."""
 
+UNKNOWN_GPU: Final = "events_of_the_node_as_their_gpu_is_unknown"
+"""Count of events whose slot, address or index names no GPU at their time."""
+
 Texts = npt.NDArray[np.object_]
 _XID: Final = re.compile(r"\bxids?[\s:#=_-]*(\d{1,3})\b", re.IGNORECASE)
 _PLAIN_NUMBER: Final = re.compile(r"\s*-?\d+(?:\.\d*)?\s*\Z")
-_INDEX: Final = re.compile(
-    r"\s*(?:(?:gpu|slot|index|device|card|sxm|accelerator|nvidia)[\s#:_.-]*)*(\d{1,2})\s*\Z", re.I
-)
 _RELEASE: Final = "resume"
 
 
@@ -124,8 +124,8 @@ def name_gpus(
     """Replace what a row says of its GPU by the GPU's identity; ``rows`` is changed in place.
 
     A GPU is named by its identity, or by serial number, PCI address or slot, each in ``gpu`` or in a column of its own.
-    Slots and addresses are those of the GPU that was in the node at that time. A GPU that is named by a slot or an
-    address that the inventory does not know is left out: the event is of the node, and counted.
+    Slots and addresses are those of the GPU that was in the node at that time. Where it is not known which GPU that
+    was, the event is of the node, and counted.
     """
     gpu, node = rows["gpu"], rows["node"]
     given = {name: batch.texts(name) for name in GPU_COLUMNS if name in batch and name not in rows}
@@ -142,14 +142,14 @@ def name_gpus(
         slot = given["slot"][row] if "slot" in given else None
         found = None if places is None else places.find(names, slot, node[row], int(ms[row]))
         if found is None and (name is None or _is_place(name)) and isinstance(node[row], str):
-            counts["gpus_of_tickets_not_in_the_inventory"] += 1
+            counts[UNKNOWN_GPU] += 1
             _keep_address(rows, row, names)
             name = None
         gpu[row] = found or name
 
 
 def _is_place(name: str) -> bool:
-    return _INDEX.match(name) is not None or normalise_pci_bus_id(name) is not None
+    return is_index(name) or normalise_pci_bus_id(name) is not None
 
 
 def _keep_address(rows: Mapping[str, Texts], row: int, names: list[str]) -> None:
@@ -164,7 +164,7 @@ class _Places:
     """GPUs by serial number, and by node and PCI address or slot, with the time that each was there."""
 
     def __init__(self, stays: Installations) -> None:
-        self._stays, self._nodes = stays, NodeNames(stays.node_since)
+        self._stays = stays
         frame = stays.frame.reindex(columns=["node", "gpu", *GPU_COLUMNS]).astype(object)
         serials: dict[str, str] = {}
         self._at: dict[tuple[str, str], set[str]] = {}
@@ -172,7 +172,7 @@ class _Places:
             if isinstance(serial, str) and not is_placeholder(serial):
                 serials[serial] = gpu
             bus = normalise_pci_bus_id(address) if isinstance(address, str) else None
-            for key in filter(None, (bus, None if pd.isna(slot) else _slot_key(str(slot)))):
+            for key in filter(None, (bus, None if pd.isna(slot) else f"slot {slot_key(str(slot))}")):
                 self._at.setdefault((node, key), set()).add(gpu)
         self._gpus = GpuNames(map(str, stays.units), serials)
 
@@ -187,20 +187,26 @@ class _Places:
                 return found
         if not isinstance(node, str):
             return None
-        place = self._nodes.written(node)
-        keys = [normalise_pci_bus_id(name) for name in names]
-        keys += [_slot_key(name) for name in names if name == slot or _INDEX.match(name)]
-        for key in filter(None, keys):
-            there = [gpu for gpu in self._at.get((place, key), ()) if self._is_there(gpu, place, ms)]
+        place = self._stays.names.written(node)
+        for key in filter(None, map(normalise_pci_bus_id, names)):
+            there = self._there(place, key, ms)
             if len(there) == 1:
                 return there[0]
-        return None
+        keys = [slot_key(name) for name in names if name == slot or is_index(name)]
+        return next(filter(None, (self._in_slot(place, key, ms) for key in keys)), None)
+
+    def _in_slot(self, node: str, slot: str, ms: int) -> str | None:
+        """Return the GPU of a slot at a time; None where samples and inventory number the slots in two ways."""
+        there = self._there(node, f"slot {slot}", ms)
+        slots = self._stays.slots
+        observed = slots.find(node, slot, ms)
+        if observed is not None:
+            return observed if observed in (there or [observed]) and self._is_there(observed, node, ms) else None
+        return there[0] if len(there) == 1 and node not in slots.renumbered else None
+
+    def _there(self, node: str, key: str, ms: int) -> list[str]:
+        return [gpu for gpu in self._at.get((node, key), ()) if self._is_there(gpu, node, ms)]
 
     def _is_there(self, gpu: str, node: str, ms: int) -> bool:
         stay = int(self._stays.find(self._stays.codes([gpu]), np.array([ms], np.int64))[0])
         return stay >= 0 and self._stays.nodes[stay] == node
-
-
-def _slot_key(text: str) -> str:
-    index = _INDEX.match(text)
-    return f"slot {int(index[1])}" if index else f"slot {text.strip().casefold()}"

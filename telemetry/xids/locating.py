@@ -16,17 +16,21 @@ _FOREVER: Final = 1 << 62
 
 
 def locate(
-    events: pd.DataFrame, inventory: pd.DataFrame, *, delay: timedelta = timedelta(0)
+    events: pd.DataFrame,
+    inventory: pd.DataFrame,
+    *,
+    delay: timedelta = timedelta(0),
+    names: NodeNames | None = None,
 ) -> tuple[pd.DataFrame, int]:
     """Find the GPU of each event by its node and PCI address at its time.
 
     ``events``: with the columns :data:`telemetry.kernel_log.importing.COLUMNS`.
     ``inventory``: installations in the layout of :data:`telemetry.dataset.schema.INVENTORY`.
-    ``delay``: ``known_at`` is the event's time plus this.
+    ``delay``: ``known_at`` is the event's time plus this. ``names``: of nodes; default: those of the inventory.
     Returns ``events``: in the layout of :data:`EVENTS`, the node as the inventory writes it. An event
     whose address is not in the inventory at that time, or that of several GPUs, has a null ``gpu``: it is the node's.
     """
-    names = NodeNames(inventory["node"])
+    names = names or NodeNames(inventory["node"])
     nodes = events["node"].map({node: names.written(node) for node in events["node"].unique()}).astype(object)
     places = inventory[["gpu", "node"]].astype(object)
     places["bus"] = inventory["pci_bus_id"].map(lambda bus: normalise_pci_bus_id(bus) or bus, na_action="ignore")

@@ -116,6 +116,18 @@ def run_import(
     )
 
 
+def without_inventory(folder: Path, samples: pd.DataFrame, **more: Any) -> ImportResult:
+    return import_dataset(
+        folder / "dataset",
+        samples=[write_csv(folder / "samples.csv", samples)],
+        step=STEP,
+        channels=resolve_channels({}),
+        dedupe=timedelta(minutes=1),
+        delay=timedelta(minutes=10),
+        **more,
+    )
+
+
 def all_samples(result: ImportResult) -> pd.DataFrame:
     """Every sample of a dataset, sorted by gpu (or node) and time."""
     dataset = result.dataset

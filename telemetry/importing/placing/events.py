@@ -16,6 +16,9 @@ from telemetry.xids.locating import locate
 AFTERWARDS: Final = frozenset({"repair", "replacement", "diagnostic", "driver", "other"})
 """Types that may follow a removal: the work on a part that is out of its node."""
 
+SHARED: Final = "identity of GPUs on several nodes"
+"""Reason for events that name such an identity, and not the node of one of the GPUs."""
+
 NOT_SEEN_YET: Final = ("unknown gpu", "unknown node", "name of several nodes", "before installation")
 """Reasons that a later observation may remove."""
 
@@ -35,8 +38,8 @@ def place_events(
     gpu, node, kind = text["gpu"], text["node"], text["type"]
     _locate(text, ms, stays)
     of_gpu, named = ~pd.isna(gpu), ~pd.isna(node)
-    gpu[of_gpu] = [stays.gpu(name) for name in gpu[of_gpu]]
     node[named] = stays.names.written_all(node[named])
+    gpu[of_gpu] = [stays.gpu(name, there) for name, there in zip(gpu[of_gpu], node[of_gpu], strict=True)]
     codes = stays.codes([None if pd.isna(name) else name for name in gpu])
     stay = stays.find(codes, ms) if stays.unit == "gpu" else np.full(len(gpu), -1)
     there = np.array([*stays.nodes, None], dtype=object)[np.where(stay >= 0, stay, -1)]
@@ -57,12 +60,14 @@ def place_events(
         # The installations hold against an event: a ticket may quote the serial number of another GPU of the node.
         # What samples show has corrected the installations before.
         reasons[of_gpu & (stay == -1)] = "unknown gpu"
+        is_shared = np.array([stays.is_shared(name) if isinstance(name, str) else False for name in gpu], bool)
         reasons[of_gpu & (stay == -2)] = "before installation"
         reasons[of_gpu & (stay == -3) & ~afterwards] = "after removal"
         placed = of_gpu & (stay >= 0)
         unnamed = placed & pd.isna(node)
         node[unnamed] = there[unnamed]
         reasons[placed & (node != there)] = "on another node than the inventory says"
+        reasons[is_shared & (reasons != "")] = SHARED
         left = afterwards & pd.isna(node)
         node[left] = stays.nodes[stays.last_row(codes[left], ms[left])]
     return reasons
@@ -79,6 +84,7 @@ def _locate(text: dict[str, npt.NDArray[np.object_]], ms: npt.NDArray[np.int64],
     events = pd.DataFrame({name: text[name][rows] for name in ("node", "gpu", "type")}, dtype=object)
     events["pci_bus_id"] = [normalise_pci_bus_id(address) or address for address in addresses[rows]]
     events["timestamp"] = times_of(ms[rows])
-    located, _ = locate(events.reindex(columns=[*events.columns, "code", "detail", "source"]), stays.frame)
+    events = events.reindex(columns=[*events.columns, "code", "detail", "source"])
+    located, _ = locate(events, stays.frame, names=stays.names)
     text["node"][rows] = located["node"].to_numpy(dtype=object)
     text["gpu"][rows] = located["gpu"].astype(object).where(located["gpu"].notna(), None).to_numpy()

@@ -6,7 +6,7 @@ where they say, the inventory of the dataset is corrected, and the contradiction
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -26,32 +26,57 @@ _PLACE_ATTRIBUTES: Final = ("slot", "pci_bus_id", "cluster", "group", "rack", "n
 MOST_MOVES: Final = 12
 """A unit that changes its node more often than this is one identity that several nodes claim."""
 
+_TOGETHER_MS: Final = 3_600_000
+# No GPU moves to another node and back within an hour: samples of one node this close together are one stay.
+
 
 @dataclass(frozen=True, slots=True)
 class Corrected:
     """Stays after the evidence.
 
     ``contradictions``: a line for each GPU that was elsewhere than the inventory says.
-    ``shared``: a line for each identity that several nodes claim at one time; its samples stay apart by node.
     """
 
     stays: pd.DataFrame
     contradictions: list[str]
-    shared: list[str]
 
 
-def runs_of(spill: Spill, stays: Installations, units: Collection[int]) -> pd.DataFrame:
-    """Return where units were: a row for each time on one node, by (gpu, first_ms).
-
-    ``units``: codes.
-    Returns: ``gpu`` (of a fleet of nodes, the node), ``node``, ``first_ms``, ``last_ms``.
-    """
+def rows_of(spill: Spill, units: Collection[int]) -> pd.DataFrame:
+    """Return ``unit``, ``node`` and ``ms`` of the samples of units, by (unit, ms, node); codes."""
     wanted = np.array(sorted(units), np.int64)
     parts: list[pd.DataFrame] = []
     for bucket in spill.buckets():
         rows = spill.read(bucket, ["unit", "node", "ms"]).to_pandas()
         parts.append(rows[np.isin(rows["unit"], wanted)])
-    rows = pd.concat(parts, ignore_index=True).sort_values(["unit", "ms", "node"], kind="stable")
+    return pd.concat(parts, ignore_index=True).sort_values(["unit", "ms", "node"], kind="stable")
+
+
+def shared_units(rows: pd.DataFrame, step_ms: int) -> list[int]:
+    """Return the units that samples show on two nodes at one time: an identity that several GPUs have.
+
+    ``rows``: see :func:`rows_of`. One that is on the first node and then on the second has moved.
+    """
+    together_ms = max(_TOGETHER_MS, 3 * step_ms)
+    ordered = rows.sort_values(["unit", "node", "ms"], kind="stable")
+    before = ordered.shift()
+    begins = (ordered["unit"] != before["unit"]) | (ordered["node"] != before["node"])
+    begins |= ordered["ms"] - before["ms"] > together_ms
+    spans = ordered.groupby(begins.cumsum().to_numpy(), sort=False).agg(
+        unit=("unit", "first"), first=("ms", "min"), last=("ms", "max")
+    )
+    spans = spans.sort_values(["unit", "first"], kind="stable")
+    latest = spans.groupby("unit")["last"].cummax().groupby(spans["unit"]).shift()
+    changes = (rows["unit"] == rows["unit"].shift()) & (rows["node"] != rows["node"].shift())
+    moves = changes.groupby(rows["unit"]).sum()
+    return sorted({*spans["unit"][spans["first"] < latest], *moves.index[moves > MOST_MOVES]})
+
+
+def runs_of(rows: pd.DataFrame, stays: Installations) -> pd.DataFrame:
+    """Return where units were: a row for each time on one node, by (gpu, first_ms).
+
+    ``rows``: see :func:`rows_of`.
+    Returns: ``gpu`` (of a fleet of nodes, the node), ``node``, ``first_ms``, ``last_ms``.
+    """
     begins = (rows["unit"] != rows["unit"].shift()) | (rows["node"] != rows["node"].shift())
     runs = rows.groupby(begins.cumsum().to_numpy(), sort=False).agg(
         unit=("unit", "first"), node=("node", "first"), first_ms=("ms", "min"), last_ms=("ms", "max")
@@ -67,12 +92,10 @@ def correct_stays(given: pd.DataFrame, runs: pd.DataFrame, *, unit: Unit, always
     ``runs``: all observations of the GPUs that are corrected, see :func:`runs_of`.
     ``always_from_ms``: a GPU that the inventory does not name and that was seen until then was always there.
     """
-    moves = runs.groupby("gpu").size()
-    shared = sorted(moves.index[moves > MOST_MOVES])
     made: list[dict[str, object]] = []
     lines: list[str] = []
     of_unit = dict(iter(given.groupby(unit, sort=False)))
-    for gpu, observed in runs[~runs["gpu"].isin(shared)].groupby("gpu", sort=False):
+    for gpu, observed in runs.groupby("gpu", sort=False):
         stays = of_unit.get(gpu, given.iloc[:0])
         new = _stays_of(gpu, stays, observed, always_from_ms)
         made += new if unit == "gpu" else [stay | {"gpu": None} for stay in new]
@@ -87,12 +110,44 @@ def correct_stays(given: pd.DataFrame, runs: pd.DataFrame, *, unit: Unit, always
     whole = pd.concat(frames, ignore_index=True) if frames else given
     for name in ("installed_at", "removed_at"):
         whole[name] = whole[name].astype("datetime64[ms, UTC]")
-    nodes_of = runs[runs["gpu"].isin(shared)].groupby("gpu")["node"].unique()
-    claims = [
-        f"{gpu} is one identity on {len(nodes)} nodes in turn: {', '.join(sorted(nodes))}"
-        for gpu, nodes in nodes_of.items()
-    ]
-    return Corrected(whole.reindex(columns=names), lines, claims)
+    return Corrected(whole.reindex(columns=names), lines)
+
+
+def split_stays(
+    given: pd.DataFrame, names: Mapping[tuple[str, str], str], first_ms: int, stored: Collection[str]
+) -> pd.DataFrame:
+    """Give the stays of an identity that several GPUs have to the GPU of each node.
+
+    ``names``: identity and node to the GPU there.
+    ``first_ms``: the stays of an identity of which the dataset has samples (``stored``) end then, at the latest.
+    """
+    shared = {gpu for gpu, _ in names}
+    keys = list(zip(given["gpu"], given["node"], strict=True))
+    split = given.assign(gpu=[names.get(key, key[0]) for key in keys])
+    left = given[given["gpu"].isin(shared & set(stored))]
+    if left.empty:
+        return split
+    start = left["installed_at"]
+    end = pd.Series(times_of(np.full(len(left), first_ms)), left.index)
+    end = end.where(start.isna() | (end > start), start + pd.Timedelta(milliseconds=1))
+    end = end.where(left["removed_at"].isna() | (left["removed_at"] > end), left["removed_at"])
+    kept = left.assign(removed_at=end.astype("datetime64[ms, UTC]"))
+    return pd.concat([split, kept], ignore_index=True)
+
+
+def with_places(given: pd.DataFrame, places: pd.DataFrame) -> pd.DataFrame:
+    """Fill in the PCI address and slot of stays from samples, where these show one only.
+
+    ``places``: ``gpu``, ``node``, ``pci_bus_id``, ``slot``, a row for each time in one place.
+    """
+    of_stay = places.groupby(["gpu", "node"])
+    index = pd.MultiIndex.from_frame(given[["gpu", "node"]])
+    filled = given.copy()
+    for name in ("pci_bus_id", "slot"):
+        one = of_stay[name].first().where(of_stay[name].nunique() == 1).reindex(index)
+        filled[name] = given[name].astype(object).where(given[name].notna(), one.to_numpy(dtype=object))
+        filled[name] = filled[name].where(filled[name].notna(), None)
+    return filled
 
 
 def _stays_of(gpu: str, stays: pd.DataFrame, observed: pd.DataFrame, always_from_ms: int) -> list[dict[str, object]]:

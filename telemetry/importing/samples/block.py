@@ -134,12 +134,15 @@ class Spill:
     Its columns are the codes of unit and node, milliseconds, order, MIG part, channels, and ``sample_count`` if known.
 
     ``folder``: made by the first row; whoever gave it removes it.
+
+    ``renamed``: codes of unit and node to another code of the unit, for what is read from now on.
     """
 
     def __init__(self, folder: Path, buckets: int) -> None:
         self._folder = folder
         self._writers: dict[int, pa.RecordBatchFileWriter] = {}
         self.bucket_number = buckets
+        self.renamed: dict[tuple[int, int], int] = {}
 
     def add(self, bucket_of_row: npt.NDArray[np.int64], table: pa.Table) -> None:
         """Append rows to their buckets, in the order they are given."""
@@ -167,7 +170,15 @@ class Spill:
             fields = reader.schema.names
         options = pa.ipc.IpcReadOptions(included_fields=[fields.index(name) for name in columns or fields])
         with pa.ipc.open_file(str(self._path(bucket)), options=options) as reader:
-            return reader.read_all()
+            table = reader.read_all()
+        if not self.renamed or "unit" not in table.column_names:
+            return table
+        unit = table.column("unit").to_numpy().copy()
+        node = (table if "node" in table.column_names else self.read(bucket, ["node"])).column("node").to_numpy()
+        for (old, of_node), new in self.renamed.items():
+            unit[(unit == old) & (node == of_node)] = new
+        place = table.column_names.index("unit")
+        return table.set_column(place, table.schema.field(place), pa.array(unit, pa.int32()))
 
     def _path(self, bucket: int) -> Path:
         return self._folder / f"bucket-{bucket:04d}.arrow"

@@ -21,6 +21,7 @@ from telemetry.identity.devices import device_key, is_placeholder, place_identit
 from telemetry.identity.pci import normalise_pci_bus_id
 from telemetry.importing.columns import (
     KEY_ALIASES,
+    SAMPLE_KEYS,
     as_counts,
     as_text,
     left_out_of_samples,
@@ -30,6 +31,7 @@ from telemetry.importing.columns import (
 from telemetry.importing.instants import WRONG_CLOCK
 from telemetry.importing.inventory import Installations
 from telemetry.importing.mapping import TableMapping
+from telemetry.importing.placing.slots import PlaceRuns
 from telemetry.importing.quarantine import Quarantine, advice
 from telemetry.importing.reading import Batch, column_names, read_batches
 from telemetry.importing.samples.block import DTYPES, ORDER_SHIFT, Spill
@@ -76,6 +78,7 @@ class SampleIntake:
     channels: dict[str, Channel] = field(init=False)
     sample_count: bool = False
     losses: GpuLosses = field(default_factory=GpuLosses)
+    places: PlaceRuns = field(default_factory=PlaceRuns)
     unsettled: Callable[[npt.NDArray[np.int64]], npt.NDArray[np.bool_]] | None = None
     moved: set[int] = field(default_factory=set)
     seen: npt.NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, dtype=bool))
@@ -88,11 +91,11 @@ class SampleIntake:
 
     def __post_init__(self) -> None:
         every = with_rollups(self.every_channel)
-        known = ["timestamp", "node", "gpu", "mig_instance", *every, "sample_count"]
+        known = [*SAMPLE_KEYS, *every, "sample_count"]
         if self.mapping.long is not None:  # its other columns are labels of any metric
             self.mapping = self.mapping.model_copy(update={"ignore_others": True})
         self._names = source_names(self.every_channel)
-        aliases = {**self._names, **KEY_ALIASES}
+        aliases = {**self._names, **KEY_ALIASES, "index": "slot"}
         present: set[str] = set()
         for file in self.files:
             names = column_names(file, long=self.mapping.long, wanted=self._is_channel)
@@ -212,10 +215,25 @@ class SampleIntake:
         is_lost = np.zeros(int(good.sum()), np.bool_)
         for channel in self.channels.values():
             made[channel.name] = self._channel(channel, batch, is_lost)
+        self._observe_places(batch, codes, node_codes, ms)
         self.losses.add(made["unit"].to_numpy(), made["node"].to_numpy(), made["ms"].to_numpy(), is_lost)
         if self.sample_count:
             made["sample_count"] = pa.array(as_counts(batch.column("sample_count"), length)[good].astype(np.int32))
         return pa.table(made)
+
+    def _observe_places(
+        self, batch: Batch, codes: npt.NDArray[np.int64], node_codes: npt.NDArray[np.int64], ms: npt.NDArray[np.int64]
+    ) -> None:
+        """Note in which slot and at which address the good rows show their GPUs."""
+        if self.stays.unit == "node" or ("slot" not in batch and "pci_bus_id" not in batch):
+            return
+        good, length = batch.good, len(batch.rows)
+        address_index, addresses = _encoded(batch.column("pci_bus_id"), length)
+        slot_index, slots = _encoded(batch.column("slot"), length)
+        addresses = [normalise_pci_bus_id(address) or address for address in addresses]
+        self.places.add(
+            codes[good], node_codes[good], ms[good], (address_index[good], addresses), (slot_index[good], slots)
+        )
 
     def _named_by_place(
         self,
@@ -233,7 +251,7 @@ class SampleIntake:
         if not no_identity.any():
             return unit_index, unit_names
         texts = {
-            name: as_text(batch.table.column(name), len(unit_index)) if name in batch.table.column_names else None
+            name: as_text(batch.column(name), len(unit_index)) if name in batch else None
             for name in ("pci_bus_id", "slot")
         }
         names = pd.Series([*unit_names, None], dtype=object).to_numpy()[unit_index]
@@ -266,6 +284,7 @@ class SampleIntake:
             for code in used_nodes
             if unknown_nodes[code] and not self.stays.names.is_ambiguous(node_names[code])
         ]
+        nodes = [self.stays.names.written(name) for name in nodes]
         if units or nodes:
             # One spelling of each: the next row finds the others under it.
             self.stays.learn(

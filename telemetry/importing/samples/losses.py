@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Final
@@ -46,9 +47,10 @@ class GpuLosses:
         last = np.append(unit[1:] != unit[:-1], True) if len(unit) else np.empty(0, np.bool_)
         self._lost |= dict(zip(unit[last].tolist(), is_lost[last].tolist(), strict=True))
 
-    def events(self, stays: Installations, delay: timedelta) -> pd.DataFrame:
-        """Return a failure at each onset; ``delay`` is until it is known."""
-        units, nodes, times = zip(*self._onsets, strict=True) if self._onsets else ((), (), ())
+    def events(self, stays: Installations, delay: timedelta, renamed: Mapping[tuple[int, int], int]) -> pd.DataFrame:
+        """Return a failure at each onset; ``delay`` is until it is known, ``renamed`` that of the spill."""
+        onsets = [(renamed.get((unit, node), unit), node, ms) for unit, node, ms in self._onsets]
+        units, nodes, times = zip(*onsets, strict=True) if onsets else ((), (), ())
         when = times_of(np.array(times, np.int64))
         events = pd.DataFrame(
             {

@@ -9,6 +9,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
+from telemetry.importing.tickets import UNKNOWN_GPU
 from telemetry.phrases.classifier import classify
 from tests.telemetry.helpers import run_import
 
@@ -135,7 +136,7 @@ def test_ways_to_name_a_gpu(tmp_path: Path, column: str, target: str, value: str
     events, result = imported(tmp_path, tickets, f"When: timestamp, Host: node, {column}: {target}, What: type")
     assert events == [("01T10", "repair", "n1", gpu)]
     assert result.counts.get("repairs_without_a_gpu", 0) == int(gpu is None)
-    assert result.counts.get("gpus_of_tickets_not_in_the_inventory", 0) == int(gpu is None)
+    assert result.counts.get(UNKNOWN_GPU, 0) == int(gpu is None)
 
 
 def test_the_notes_of_a_resolution_tell_a_replacement_from_a_repair(tmp_path: Path) -> None:

@@ -1,0 +1,75 @@
+"""One UUID that two nodes report: cloned machines, virtual GPUs, and a GPU that really moves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+
+from tests.telemetry.helpers import DAY, all_samples, gpu, inventory_frame, run_import, samples_frame, write_csv
+
+ADDRESS = {"node-0": "00000000:10:00", "node-9": "00000000:3b:00"}
+
+
+def twin(times: int = 20) -> pd.DataFrame:
+    """GPU 0 on node-0 and on node-9 in every step, each at its own address."""
+    frame = samples_frame(2, times=times).assign(pci_bus_id="0000:10:00.0")
+    other = frame[frame["gpu"] == gpu(0)].assign(node="node-9", pci_bus_id="0000:3b:00.0")
+    other["gpu_temp_c"] += 30
+    return pd.concat([frame, other], ignore_index=True)
+
+
+def test_each_gpu_is_named_by_its_node_and_address_and_takes_its_events(tmp_path: Path) -> None:
+    rows = [("node-0", gpu(0)), ("node-9", gpu(0)), (None, gpu(0)), ("node-9", gpu(0).upper())]
+    events = pd.DataFrame(rows, columns=["node", "gpu"]).assign(type="failure")
+    events["timestamp"] = [(DAY + pd.Timedelta(minutes=20 * turn)).isoformat() for turn in range(len(rows))]
+    result = run_import(tmp_path, samples=twin(), events=events, inventory=inventory_frame(2), max_loss=0.5)
+    names = {node: f"{node}@{address}" for node, address in ADDRESS.items()}
+    samples = all_samples(result)
+    for node, name in names.items():
+        assert set(samples["node"][samples["gpu"] == name]) == {node}
+    assert gpu(0) not in set(samples["gpu"])
+    placed = result.dataset.events()
+    assert placed[["node", "gpu"]].values.tolist() == [[node, names[node]] for node in ("node-0", "node-9", "node-9")]
+    assert result.quarantined == {"identity of GPUs on several nodes": 1}
+
+
+def test_a_second_import_of_the_same_twins_adds_to_the_same_gpus(tmp_path: Path) -> None:
+    whole = twin(40)
+    first = whole["timestamp"] < (DAY + pd.Timedelta(minutes=200)).isoformat()
+    run_import(tmp_path, samples=whole[first], inventory=inventory_frame(2))
+    part = write_csv(tmp_path / "second.csv", whole[~first])
+    both = run_import(tmp_path, samples=[part], inventory=tmp_path / "inventory.csv")
+    assert all_samples(both).groupby("gpu").size().to_dict() == dict.fromkeys(
+        [gpu(1), *(f"{node}@{address}" for node, address in ADDRESS.items())], 40
+    )
+
+
+def test_twins_of_an_identity_that_the_dataset_holds_already_leave_its_samples_readable(tmp_path: Path) -> None:
+    whole = twin(40)
+    first = (whole["timestamp"] < (DAY + pd.Timedelta(minutes=200)).isoformat()) & (whole["node"] != "node-9")
+    run_import(tmp_path, samples=whole[first], inventory=inventory_frame(2))
+    for number, chosen in enumerate((~first, [False] * len(whole)), start=2):
+        more = whole[chosen] if number == 2 else samples_frame(2, times=60)[lambda rows: rows["gpu"] == gpu(1)]
+        part = write_csv(tmp_path / f"part-{number}.csv", more)
+        result = run_import(tmp_path, samples=[part], inventory=tmp_path / "inventory.csv")
+    sizes = all_samples(result).groupby("gpu").size()
+    assert sizes[gpu(0)] == 20
+    assert sizes[f"node-9@{ADDRESS['node-9']}"] == 40
+    assert sizes[f"node-0@{ADDRESS['node-0']}"] == 20
+
+
+def test_a_gpu_that_moves_there_and_back_is_one_gpu(tmp_path: Path) -> None:
+    frame = samples_frame(1, times=60).assign(pci_bus_id="0000:10:00.0")
+    frame.loc[20:39, "node"] = "node-9"
+    result = run_import(tmp_path, samples=frame, inventory=inventory_frame(1))
+    assert set(all_samples(result)["gpu"]) == {gpu(0)}
+    assert result.dataset.inventory().sort_values("installed_at")["node"].tolist() == ["node-0", "node-9", "node-0"]
+    assert "identities_on_several_nodes" not in result.counts
+
+
+def test_two_nodes_that_overlap_at_the_instant_of_a_move_only_are_a_move(tmp_path: Path) -> None:
+    frame = samples_frame(1, times=20)
+    both = pd.concat([frame[:10], frame[9:].assign(node="node-9")], ignore_index=True)
+    result = run_import(tmp_path, samples=both, inventory=inventory_frame(1))
+    assert set(all_samples(result)["gpu"]) == {gpu(0)}

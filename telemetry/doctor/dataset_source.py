@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from datetime import datetime, timedelta
+from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -14,9 +15,11 @@ import pyarrow.compute as pc
 
 from foundation.durations import format_duration
 from foundation.place import Place
+from telemetry.accounting import Accounting
 from telemetry.dataset.channels import Channel
 from telemetry.dataset.store import Dataset
 from telemetry.doctor.observation import ChannelSeen, Finding, Observation, findings_of
+from telemetry.landing.folder import Landing, landing_of
 
 LOOKED_AT: Final = timedelta(days=7)
 """The newest part of a dataset, which is looked at."""
@@ -77,7 +80,20 @@ def observe_dataset(place: Place, *, channels: Mapping[str, Channel], now: datet
         xid_events=bool((events["type"] == "xid").any()),
         facts=_facts(dataset, events, buckets),
         findings=tuple(_findings(dataset, events, looked_at[~is_sending], now)),
+        accounting=_account(dataset, place),
     )
+
+
+def _account(dataset: Dataset, place: Place) -> Accounting:
+    """Return what the dataset is made of: its rows, what was set aside, and what waits in its landing folder."""
+    accounting, meta = Accounting(), dataset.meta
+    for table in ("samples", "events", "inventory", "jobs"):
+        accounting.take(table, int(meta.counts.get(table, 0)), {})
+    accounting.take("rows and values set aside", sum(meta.quarantine.values()), meta.quarantine)
+    waiting = [] if not isinstance(place, Path) else Landing(landing_of(place), writer="doctor").waiting()
+    accounting.read("staged files", len(waiting))
+    accounting.waiting("staged files", "`predrain collect compact`", len(waiting), waiting[0].name if waiting else None)
+    return accounting
 
 
 def _facts(dataset: Dataset, events: pd.DataFrame, buckets: list[int]) -> dict[str, str]:

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Literal
 
+from telemetry.accounting import Accounting
+
 SourceKind = Literal["exporter page", "Prometheus", "dataset"]
 
 
@@ -50,6 +52,7 @@ class Observation:
     ``models``: GPUs seen of each board model; empty if unknown.
     ``xid_events``: whether it reports single XIDs, not only the latched gauge.
     ``unknown``: names in the source that are neither a channel nor known to be of no use.
+    ``accounting``: what was read and what became of it.
     """
 
     kind: SourceKind
@@ -63,3 +66,4 @@ class Observation:
     facts: Mapping[str, str] = field(default_factory=dict)
     findings: tuple[Finding, ...] = ()
     unknown: tuple[str, ...] = ()
+    accounting: Accounting = field(default_factory=Accounting, compare=False)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from itertools import groupby
 from typing import Any
 
+from telemetry.accounting import as_text as account_text
 from telemetry.doctor.diagnosis import ChannelState, Diagnosis, group_importance
 from telemetry.doctor.observation import ChannelSeen
 
@@ -35,7 +36,8 @@ def as_text(diagnosis: Diagnosis) -> str:
         findings = sorted(look.findings, key=lambda finding: not finding.problem)
         lines += [f"  {'!' if finding.problem else '-'} {finding.what}" for finding in findings]
     lines += ["", diagnosis.importance_source, *_to_do(diagnosis), "", _verdict(diagnosis)]
-    return "\n".join(lines) + "\n"
+    account = account_text(look.accounting)
+    return "\n".join(lines) + "\n" + (f"\n{account}" if account else "")
 
 
 def _count(number: int, what: str) -> str:
@@ -96,13 +98,13 @@ def _verdict(diagnosis: Diagnosis) -> str:
 
 def as_dict(diagnosis: Diagnosis) -> dict[str, Any]:
     """Return a diagnosis as plain JSON types."""
-    look, importance = asdict(diagnosis.observation), diagnosis.importance
-    del look["channels"]
-    findings = look.pop("findings")
+    source, importance = diagnosis.observation, diagnosis.importance
+    left_apart = ("channels", "findings", "accounting")
+    look = {field.name: getattr(source, field.name) for field in fields(source) if field.name not in left_apart}
     return {
         "healthy": diagnosis.healthy,
         "lacking": list(diagnosis.lacking),
-        "source": look | {"at": diagnosis.observation.at.isoformat()},
+        "source": look | {"at": source.at.isoformat()},
         "importance": None if importance is None else asdict(importance) | {"used": sorted(importance.used)},
         "importance_source": diagnosis.importance_source,
         "channels": {
@@ -116,6 +118,7 @@ def as_dict(diagnosis: Diagnosis) -> dict[str, Any]:
             }
             for state in diagnosis.states
         },
-        "findings": findings,
+        "findings": [asdict(finding) for finding in source.findings],
+        "accounting": source.accounting.as_dict(),
         "todo": [asdict(todo) for todo in diagnosis.todos],
     }

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import email.utils
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
@@ -16,10 +16,13 @@ import pandas as pd
 
 from foundation.errors import InputError
 from foundation.http import Answer, Connection, HttpError, fetch, shown_url
+from telemetry.accounting import Accounting
+from telemetry.collect.exporters import clock_skew_s
 from telemetry.collect.prometheus.client import quoted, selector
-from telemetry.collect.series.exposition import Sample, is_openmetrics, parse_line
+from telemetry.collect.series.exposition import LineReader, Sample, is_openmetrics
 from telemetry.collect.series.identity import XID_COUNT_METRIC, Series, SeriesCatalogue
 from telemetry.collect.series.mapping import SourceMapping
+from telemetry.collect.series.rows import NO_NUMBER, SENTINEL
 from telemetry.dataset.channels import Channel, is_unused
 from telemetry.doctor.observation import ChannelSeen, Finding, Observation, SourceKind, findings_of
 from telemetry.values.sentinels import is_sentinel
@@ -71,19 +74,16 @@ def observe_body(
     body: bytes, catalogue: SeriesCatalogue, where: str, now: datetime, answer: Answer | None = None
 ) -> Observation:
     """Look at the text of a page, and at the ``answer`` that brought it; faulty lines do not hide the others."""
-    text = body.decode("utf-8", "replace")
+    text = body.decode("utf-8", "replace").replace("\r\n", "\n")
     openmetrics = is_openmetrics(text)
-    samples: list[Sample] = []
-    faults: list[str] = []
-    for number, line in enumerate(text.replace("\r\n", "\n").split("\n"), start=1):
-        try:
-            sample = parse_line(line, openmetrics=openmetrics)
-        except ValueError as error:
-            faults.append(f"line {number}: {error}")
-            continue
-        if sample is not None:
-            samples.append(sample)
-    series, nameless = _identified(samples, catalogue)
+    lines: LineReader[tuple[str, dict[str, str]]] = LineReader(lambda name, labels: (name, labels))
+    problems: Counter[str] = Counter()
+    examples: dict[str, str] = {}
+    values = lines.read(text.split("\n"), openmetrics=openmetrics, problems=problems, examples=examples)
+    samples = [Sample(*series, value, ms) for series, value, ms in values]
+    accounting = Accounting()
+    accounting.take("sample values", problems.total(), problems, examples)
+    series, nameless = _identified(samples, catalogue, accounting)
     if series.empty:
         hint = f"{nameless} lines have a channel's name but no label that names GPU and node. " if nameless else ""
         raise InputError(
@@ -93,7 +93,7 @@ def observe_body(
         )
     stamps = [sample.timestamp_ms for sample in samples if sample.timestamp_ms is not None]
     age_s = now.timestamp() - max(stamps) / 1000.0 if stamps else None
-    skew_s = None if answer is None else _skew(answer, now)
+    skew_s = None if answer is None else clock_skew_s(answer, now)
     duration_s = 0.0 if answer is None else answer.duration_s
     facts = {"time stamps on lines": "none" if age_s is None else f"yes, newest {age_s:,.0f} s old"}
     if answer is not None:
@@ -102,8 +102,8 @@ def observe_body(
         facts["clock"] = f"{skew_s:+.1f} s against this host"
     findings = findings_of(
         (
-            faults,
-            f"{len(faults)} lines are not of the format: {''.join(faults[:1])}",
+            problems,
+            f"{problems.total()} lines are not of the format: {next(iter(examples.values()), '')}",
             "Update the exporter, or report it.",
         ),
         (
@@ -132,19 +132,8 @@ def observe_body(
     unknown = {sample.name for sample in samples if not is_unused(sample.name)} - {*known, XID_COUNT_METRIC}
     has_xids = XID_COUNT_METRIC in text
     facts, findings = {"node": _node(catalogue)} | facts, [*findings, *_identity_findings(catalogue)]
-    return _observation("exporter page", where, now, series, nameless, has_xids, facts, findings, unknown)
-
-
-def _skew(answer: Answer, at: datetime) -> float | None:
-    """Return the exporter's clock minus this host's, by the answer's Date; None where there is none."""
-    try:
-        date = email.utils.parsedate_to_datetime(answer.headers["date"])
-    except (KeyError, ValueError):
-        return None
-    if date.tzinfo is None:
-        date = date.replace(tzinfo=UTC)
-    # The header is cut to whole seconds, on average half a second ago, and was written while this host waited.
-    return (date - at).total_seconds() + 0.5 - answer.duration_s / 2
+    seen = _observation("exporter page", where, now, series, nameless, has_xids, facts, findings, unknown)
+    return replace(seen, accounting=accounting)
 
 
 def observe_prometheus(
@@ -201,7 +190,8 @@ def observe_prometheus(
         pattern = quoted("|".join(map(re.escape, read[start : start + _NAMES_AT_ONCE])))
         chosen = ",".join(filter(None, (f"__name__=~{pattern}", matchers)))
         samples += ask(f"max by ({by}) ({{{chosen}}})")
-    series, nameless = _identified(samples, catalogue)
+    accounting = Accounting()
+    series, nameless = _identified(samples, catalogue, accounting)
     stopped = ", ".join(sorted({known[name] for name in read} - {known.get(sample.name) for sample in samples}))
     jobs = {sample.labels["job"] for sample in ask(f"count by (job) ({selector(read[0], [matchers])})")}
     pattern = quoted("|".join(map(re.escape, sorted(jobs))))
@@ -220,7 +210,7 @@ def observe_prometheus(
     facts = {"node": _node(catalogue)}
     seen = _observation("Prometheus", where, now, series, nameless, has_xids, facts, findings, unknown)
     without = {known[name]: ChannelSeen(known[name], 0, name) for name in read}
-    return replace(seen, channels=without | dict(seen.channels))
+    return replace(seen, channels=without | dict(seen.channels), accounting=accounting)
 
 
 def _ask(connection: Connection, path: str, form: Mapping[str, str] | None, timeout_s: float) -> Any:
@@ -250,22 +240,29 @@ def _foreign(where: str) -> InputError:
     )
 
 
-def _identified(samples: Iterable[Sample], catalogue: SeriesCatalogue) -> tuple[pd.DataFrame, int]:
+def _identified(
+    samples: Sequence[Sample], catalogue: SeriesCatalogue, accounting: Accounting
+) -> tuple[pd.DataFrame, int]:
     """Return a row of :data:`_COLUMNS` for each sample of a channel, and how many name no GPU or no node."""
     known = catalogue.metric_names()
-    samples = list(samples)
     catalogue.observe(sample.labels for sample in samples if sample.name in known)
     rows: list[tuple[Any, ...]] = []
-    nameless = 0
+    left_out: Counter[str] = Counter()
     for sample in samples:
         series = catalogue.identify(sample.name, sample.labels)
         if isinstance(series, Series):
             device = dict(series.inventory)
             identity = (series.channel, sample.name, series.gpu, series.node, series.mig_instance)
             rows.append((*identity, device.get("model"), device.get("driver"), sample.value))
-        else:
-            nameless += sample.name in known
-    return pd.DataFrame(rows, columns=list(_COLUMNS)).astype({"value": float}), nameless
+        elif series is None:
+            left_out[catalogue.left_out_reason(sample.name)] += 1
+    nameless = sum(left_out[catalogue.left_out_reason(name)] for name in known)
+    frame = pd.DataFrame(rows, columns=list(_COLUMNS)).astype({"value": float})
+    blank = is_sentinel(frame["value"].to_numpy())
+    left_out[SENTINEL] = int(blank.sum())
+    left_out[NO_NUMBER] = int((frame["value"].isna() & ~blank).sum())
+    accounting.take("sample values", len(samples), left_out)
+    return frame, nameless
 
 
 def _node(catalogue: SeriesCatalogue) -> str:

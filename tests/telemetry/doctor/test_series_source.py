@@ -14,6 +14,7 @@ from foundation.errors import InputError
 from foundation.http import Answer, Connection
 from telemetry.collect.series.exposition import Sample, parse_line
 from telemetry.collect.series.identity import SeriesCatalogue
+from telemetry.collect.series.rows import NO_NUMBER
 from telemetry.dataset.channels import CATALOGUE
 from telemetry.doctor import series_source
 from telemetry.doctor.observation import Observation
@@ -49,6 +50,10 @@ def test_nan_and_unknown_metrics() -> None:
     more = f"DCGM_FI_DEV_GPU_TEMP{{{labels(0)}}} NaN\nDCGM_FI_DEV_SHINY{{{labels(0)}}} 1\ngo_goroutines 7\n"
     seen = look(page({"power_w": 100.0}, more=more))
     assert seen.channels["gpu_temp_c"].gpus == 0
+    account = seen.accounting.tables["sample values"]
+    assert (account.read, account.used) == (5, 2)
+    shiny, go = "DCGM_FI_DEV_SHINY: no channel", "go_goroutines: known, and not used"
+    assert account.left_out == {NO_NUMBER: 1, shiny: 1, go: 1}
     assert seen.unknown == ("DCGM_FI_DEV_SHINY",)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
@@ -19,6 +20,7 @@ from policy.fleet import JobView, NodeView, UnitView
 from policy.plan import Action
 from scheduler.ports.codec import object_of, plain_of
 from scheduler.ports.errors import SchedulerError
+from scheduler.ports.lease import ObservedLease
 from scheduler.ports.node_object import Keys, NodeObject, Taint, after, view_of, writes_between
 from scheduler.ports.protocols import Clock
 from scheduler.ports.readings import Answer, FleetReading, NodeReading, Precondition, StoredState, Switches, Write
@@ -28,6 +30,7 @@ FORMAT = 1
 
 _SHAPE = 'Write JSON with a "format" and "nodes", as docs/operating.md shows.'
 _LOCK_WAIT_S = 30.0
+_LOOK_EVERY_S = 1.0
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -44,10 +47,11 @@ class MemoryNode:
 
 @dataclass(frozen=True, slots=True)
 class LeaseEntry:
-    """Who is the active replica, and until when."""
+    """Who is the active replica, until when by its own clock, and for how long it took the lease."""
 
     holder: str
     until: datetime
+    lasts_s: float = 30.0
 
 
 def _nothing() -> None:
@@ -58,6 +62,7 @@ class MemoryScheduler:
     """A scheduler whose cluster is a dictionary.
 
     ``changed``: called after each change, to keep it.
+    ``lease_over``: whether the lease of another process is over; default: by the clock, which all processes share.
     ``nodes``: may be changed by hand, through :meth:`edit`, as other people and tools do.
     """
 
@@ -74,6 +79,7 @@ class MemoryScheduler:
         self.state: str | None = None
         self.state_version = 0
         self.lease: LeaseEntry | None = None
+        self.lease_over: Callable[[LeaseEntry], bool] = lambda lease: clock.now() >= lease.until
         self._clock = clock
         self._changed = changed
 
@@ -148,9 +154,9 @@ class MemoryScheduler:
     def hold_lease(self, holder: str, lasts: timedelta) -> datetime | None:
         """Take or prolong the lease."""
         now = self._clock.now()
-        if self.lease is not None and self.lease.holder != holder and now < self.lease.until:
+        if self.lease is not None and self.lease.holder != holder and not self.lease_over(self.lease):
             return None
-        self.lease = LeaseEntry(holder, now + lasts)
+        self.lease = LeaseEntry(holder, now + lasts, lasts.total_seconds())
         self._changed()
         return self.lease.until
 
@@ -207,26 +213,63 @@ class FileScheduler:
     """A scheduler whose cluster is a JSON file.
 
     ``path``: read at each call, and replaced atomically at each write, under a lock next to it (``.NAME.lock``).
+    ``waits``: whether the first call watches another process's lease until it is renewed or over: for a process that
+    does one round and ends, which would never see a lease twice.
+    ``elapsed``: seconds that never go back.
     Raises ``InputError`` if there is no such file, or it is not of this format.
     """
 
-    def __init__(self, path: Path, clock: Clock) -> None:
+    def __init__(
+        self,
+        path: Path,
+        clock: Clock,
+        *,
+        waits: bool = False,
+        elapsed: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], object] = time.sleep,
+    ) -> None:
         self.path, self._clock = path, clock
+        self._waits, self._elapsed, self._sleep = waits, elapsed, sleep
+        self._observed = ObservedLease()
+        self._lease_ends_s = float("-inf")  # of our own lease
         if not path.is_file():
             raise InputError("there is no file of a cluster here", str(path), _SHAPE)
         self.read_fleet = self._reading(MemoryScheduler.read_fleet)
         self.revalidate = self._reading(MemoryScheduler.revalidate)
         self.preview = self._reading(MemoryScheduler.preview)
-        self.apply = self._writing(MemoryScheduler.apply)
+        self._apply = self._writing(MemoryScheduler.apply)
         self.load_state = self._reading(MemoryScheduler.load_state)
         self.save_state = self._writing(MemoryScheduler.save_state)
         self.read_switches = self._reading(MemoryScheduler.read_switches)
         self.set_switches = self._writing(MemoryScheduler.set_switches)
-        self.hold_lease = self._reading(MemoryScheduler.hold_lease)
+        self._hold_lease = self._reading(MemoryScheduler.hold_lease)
         try:
             self._load()
-        except ValueError as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise InputError(f"the file of the cluster cannot be used: {error}", str(path), _SHAPE) from None
+
+    def apply(self, action: Action, precondition: Precondition) -> Answer:
+        """Carry out an action."""
+        if self._elapsed() >= self._lease_ends_s:
+            return Answer("refused", f"the lease of {precondition.holder} has ended")
+        return self._apply(action, precondition)
+
+    def hold_lease(self, holder: str, lasts: timedelta) -> datetime | None:
+        """Take or prolong the lease."""
+        self._lease_ends_s = float("-inf")
+        while True:
+            asked_s = self._elapsed()
+            until = self._hold_lease(holder, lasts)
+            if until is not None:
+                self._observed.forget()
+                self._lease_ends_s = asked_s + lasts.total_seconds()
+            if until is not None or not self._waits or self._observed.renewed:
+                self._waits = False
+                return until
+            self._sleep(_LOOK_EVERY_S)
+
+    def _is_over(self, lease: LeaseEntry) -> bool:
+        return self._observed.left_s((lease.holder, lease.until), lease.lasts_s, self._elapsed()) <= 0
 
     def drop_lease(self, holder: str) -> None:
         """Release the lease."""
@@ -240,7 +283,9 @@ class FileScheduler:
             try:
                 with self._locked():
                     return call(self._load(), *args, **kwargs)
-            except (OSError, ValueError, InputError) as error:
+            except SchedulerError:
+                raise
+            except Exception as error:  # a file that people edit may break the reading of it in any way
                 raise SchedulerError(f"{self.path}: {error}") from error
 
         return read
@@ -272,7 +317,7 @@ class FileScheduler:
         if len(set(names)) != len(names):
             raise ValueError(f"node {next(n for n in names if names.count(n) > 1)} is listed twice")
         memory = MemoryScheduler(map(_node, listed.nodes), self._clock, changed=lambda: self._save(memory))
-        memory.switches, memory.lease = listed.switches, listed.lease
+        memory.switches, memory.lease, memory.lease_over = listed.switches, listed.lease, self._is_over
         memory.state, memory.state_version = listed.state, listed.state_version
         return memory
 

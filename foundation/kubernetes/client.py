@@ -67,6 +67,7 @@ MAX_RESPONSE_BYTES: Final = 64 * 2**20
 
 _MAX_LINE_BYTES: Final = 16 * 2**20
 _LISTINGS: Final = 3
+_MAX_PAGES: Final = 10_000  # five million objects of 500 a page
 _MIN_PAUSE_S: Final = 0.1
 _MAX_RETRY_AFTER_S: Final = 86_400.0
 _TRANSIENT: Final = frozenset({408, 429, 500, 502, 503, 504})
@@ -173,24 +174,25 @@ class KubernetesClient:
         """List objects page by page (0: all in one), and keep of each what ``view`` makes of it (None: nothing).
 
         Returns the views and the listing's resourceVersion. A listing that the server forgets between two pages (410)
-        is begun again, three times. Raises as :meth:`get`.
+        is begun again, three times. Raises as :meth:`get`, also for an answer that is not a whole listing: such a one
+        must never pass for an empty cluster.
         """
         for _ in range(_LISTINGS):
             kept: list[T] = []
             query = {**params, **({"limit": str(page_size)} if page_size else {})}
+            tokens: set[str] = set()
             try:
-                while True:
+                while len(tokens) < _MAX_PAGES:
                     page = self.get(path, query)
-                    items, metadata = page.get("items"), page.get("metadata")
-                    # also an empty listing has a version: an answer without one comes from somewhere else
-                    version = metadata.get("resourceVersion") if isinstance(metadata, dict) else None
-                    if not version or not (items is None or isinstance(items, list)):
-                        raise Unreachable(f"{path}: the answer is no listing")
-                    kept += [made for item in items or () if (made := view(item)) is not None]
-                    token = page["metadata"].get("continue")
+                    items, version, token = _page(path, page)
+                    kept += [made for item in items if (made := view(item)) is not None]
                     if not token:
-                        return kept, str(version)
-                    query["continue"] = str(token)
+                        return kept, version
+                    if token in tokens:
+                        raise Unreachable(f"{path}: the listing does not end: a page names one before it as the next")
+                    tokens.add(token)
+                    query["continue"] = token
+                raise Unreachable(f"{path}: the listing does not end after {_MAX_PAGES} pages")
             except Refused as refused:
                 if refused.status != GONE:
                     raise
@@ -347,6 +349,20 @@ def input_error(error: Refused | Unreachable, api: KubernetesClient, path: str) 
     }
     do = actions.get(error.status, "Check the server's address and version.")
     return InputError(f"the Kubernetes API server refuses: {error.message}", f"{api.name}{path}", do)
+
+
+def _page(path: str, page: Object) -> tuple[list[Object], str, str]:
+    """Return the items of one page, the listing's version, and the token of the next page (empty: it is the last)."""
+    items, metadata = page.get("items"), page.get("metadata")
+    if not isinstance(metadata, dict) or not isinstance(items, list):
+        raise Unreachable(f"{path}: the answer is no listing")
+    if not all(isinstance(item, dict) for item in items):
+        raise Unreachable(f"{path}: an item of the listing is no object")
+    # also an empty listing has a version: an answer without one comes from somewhere else
+    version, token = metadata.get("resourceVersion"), metadata.get("continue") or ""
+    if not isinstance(version, str) or not version or not isinstance(token, str):
+        raise Unreachable(f"{path}: the answer is no listing")
+    return items, version, token
 
 
 def _url(path: str, params: Mapping[str, str] | None) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -40,19 +39,21 @@ class ChosenScheduler:
 
     ``workloads``: what runs on its nodes; None: it cannot tell, and nothing is evicted.
     ``where``: what it is called in errors.
+    ``cluster``: what the ledger knows it by.
     ``verification``: its own way to run a diagnostic on an emptied node; None: it has none.
     """
 
     adapter: SchedulerAdapter
     workloads: Workloads | None
     where: str
+    cluster: str
     verification: Verification | None = None
 
 
 def choose_scheduler(
     kind: SchedulerKind,
     cluster: Path | None,
-    settings: Callable[[], ActSettings],
+    settings: ActSettings,
     *,
     waits: bool,
     follows: bool = False,
@@ -61,7 +62,6 @@ def choose_scheduler(
     """Reach a scheduler.
 
     ``cluster``: file that describes the cluster, for ``file``.
-    ``settings``: reads the settings; the file of a cluster needs none, and is stopped also where they are broken.
     ``waits``: whether this process does one round and ends, so that it has to watch another one's lease rather than
     come again.
     ``follows``: whether this process goes round after round.
@@ -70,32 +70,31 @@ def choose_scheduler(
     """
     from scheduler.ports.clock import SystemClock
 
-    if cluster is not None and kind is not SchedulerKind.FILE:
-        raise typer.BadParameter("goes with --scheduler file only", param_hint="--cluster")
     if kind is SchedulerKind.SLURM:
-        return _slurm(settings())
+        return _slurm(settings)
     if kind is SchedulerKind.KUBERNETES:
         from foundation.kubernetes.client import connect
         from scheduler.kubernetes.diagnostic_job import KubernetesVerification, read_manifest
         from scheduler.kubernetes.scheduler import KubernetesScheduler
         from scheduler.kubernetes.workloads import KubernetesWorkloads
 
-        given = settings()
-        chosen = given.kubernetes
+        chosen = settings.kubernetes
         kubeconfig = None if chosen.kubeconfig is None else Path(chosen.kubeconfig).expanduser()
         connection = connect(kubeconfig, chosen.context, limits=chosen.limits, agent=AGENT)
         adapter = KubernetesScheduler(
-            connection, SystemClock(), chosen, waits=waits, follows=follows, horizon=given.policy.horizon
+            connection, SystemClock(), chosen, waits=waits, follows=follows, horizon=settings.policy.horizon
         )
         verification = None
         if chosen.diagnostic_job is not None and not by_hand:
             verification = KubernetesVerification(adapter, read_manifest(Path(chosen.diagnostic_job)))
-        return ChosenScheduler(adapter, KubernetesWorkloads(adapter), connection.name, verification)
+        cluster_name = f"{chosen.cluster} at {connection.name}"
+        return ChosenScheduler(adapter, KubernetesWorkloads(adapter), connection.name, cluster_name, verification)
     from scheduler.file import FileScheduler
 
     if cluster is None:
         raise typer.BadParameter("needed", param_hint="--cluster")
-    return ChosenScheduler(FileScheduler(cluster, SystemClock()), None, str(cluster))
+    adapter_of_file = FileScheduler(cluster, SystemClock(), waits=waits)
+    return ChosenScheduler(adapter_of_file, None, str(cluster), str(cluster.resolve()))
 
 
 def _slurm(settings: ActSettings) -> ChosenScheduler:
@@ -111,7 +110,8 @@ def _slurm(settings: ActSettings) -> ChosenScheduler:
     clock = SystemClock()
     adapter = open_slurm(settings.slurm, clock)
     workloads = SlurmWorkloads(adapter.port, adapter.folder, clock)
-    return ChosenScheduler(adapter, workloads, settings.slurm.rest_url or f"Slurm {settings.slurm.cluster}")
+    cluster = f"Slurm {settings.slurm.cluster}"
+    return ChosenScheduler(adapter, workloads, settings.slurm.rest_url or cluster, cluster)
 
 
 def evacuation_of(chosen: ChosenScheduler, given: ActSettings, clock: Clock, *, undo: bool) -> Evacuation | None:

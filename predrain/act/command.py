@@ -6,7 +6,7 @@ import os
 import secrets
 import socket
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from scheduler.controller.controller import Controller
     from scheduler.controller.settings import ActSettings
     from scheduler.ledger.sqlite_ledger import SqliteLedger
+    from scheduler.ports.protocols import FactSource, RiskSource
     from scheduler.ports.report import RoundReport
 
 DEFAULT_SETTINGS = Path("act.yaml")
@@ -92,19 +93,20 @@ def act(
         {"--kill": kill, "--resume": resume, "--release-all": release_all, "--reset-breaker": reset_breaker},
         loop=loop, dry_run=dry_run, listen=listen, wait=wait,
     )  # fmt: skip
+    if cluster is not None and scheduler is not SchedulerKind.FILE:
+        raise typer.BadParameter("goes with --scheduler file only", param_hint="--cluster")
     settings = settings or (DEFAULT_SETTINGS if DEFAULT_SETTINGS.is_file() else None)
     if not by_hand:
         _all_there(scheduler, cluster, scores, settings)
-        check_scores(scores)
     from contextlib import closing
 
     from predrain.act.assembly import choose_scheduler
-    from scheduler.controller.settings import ActSettings, read_settings
 
-    def read() -> ActSettings:
-        return ActSettings() if settings is None else read_settings(settings)
-
-    chosen = choose_scheduler(scheduler, cluster, read, waits=not loop and not dry_run, follows=loop, by_hand=by_hand)
+    given, unusable = _given(scheduler, settings)
+    chosen = choose_scheduler(
+        scheduler, cluster, given, waits=not loop and not dry_run and wait is None, follows=loop,
+        by_hand=by_hand or unusable is not None,
+    )  # fmt: skip
     switches: dict[str, Any] = {}
     if by_hand and not dry_run:
         switches = _switch(chosen, kill=kill, resume=resume, release_all=release_all, reset_breaker=reset_breaker)
@@ -112,23 +114,25 @@ def act(
             if as_json:
                 print_json(switches)
             return
-    given = _given(read, undo=release_all)
-    with closing(_ledger(ledger, dry_run=dry_run, undo=release_all)) as record:
-        controller = _controller(chosen, (scores, events), given, record, undo=release_all)
+    with closing(_ledger(ledger, chosen.cluster, dry_run=dry_run, undo=release_all)) as record:
+        controller = _controller(chosen, (scores, events), given, record, undo=release_all, unusable=unusable)
         if dry_run:
+            if controller.unusable is not None:
+                sys.stderr.write(f"predrain act: {controller.unusable}\n")
+                raise typer.Exit(FAILED)
             from scheduler.ports.readings import Switches
 
             report = controller.rehearse(Switches(release_all=True) if release_all else None)
             _show(report, as_json)
-        elif loop:
+        elif loop and controller.unusable is None:
             report = _follow(controller, given, listen, as_json)
-        else:
+        else:  # settings that are broken are read again by the next process
             report = controller.round()
             _show(report, as_json, switches)
             if wait is not None:
                 report = _until_released(controller, chosen, duration_option(wait, "--wait"))
             controller.stop()
-    if report.failed:
+    if report.failed and not (release_all and not dry_run and report.active and not _marked(chosen)):
         raise typer.Exit(FAILED)
 
 
@@ -156,12 +160,11 @@ def _until_released(controller: Controller, chosen: ChosenScheduler, wait: timed
 
     until = time.monotonic() + wait.total_seconds()
     while True:
+        left, trouble = [], None
         try:
-            fleet = chosen.adapter.read_fleet()
-            left = sorted(node.view.name for node in fleet.nodes if node.view.marks.level)
-            trouble = fleet.trouble
+            left = _marked(chosen)
         except SchedulerError as error:
-            left, trouble = [], str(error)
+            trouble = str(error)
         if not left and trouble is None:
             return controller.round()
         if time.monotonic() > until:
@@ -172,18 +175,24 @@ def _until_released(controller: Controller, chosen: ChosenScheduler, wait: timed
         controller.round()
 
 
-def _given(read: Callable[[], ActSettings], *, undo: bool) -> ActSettings:
-    """Read the settings; to undo everything none are needed once the scheduler is reached."""
-    from foundation.errors import InputError
-    from scheduler.controller.settings import ActSettings
+def _marked(chosen: ChosenScheduler) -> list[str]:
+    """Return the nodes that carry marks; raises ``SchedulerError`` if that cannot be read."""
+    return sorted(node.view.name for node in chosen.adapter.read_fleet().nodes if node.view.marks.level)
 
+
+def _given(scheduler: SchedulerKind, file: Path | None) -> tuple[ActSettings, str | None]:
+    """Read the settings, and why they cannot be used: then they only tell how to reach the scheduler."""
+    from foundation.errors import InputError
+    from scheduler.controller.settings import ActSettings, read_scheduler_settings, read_settings
+
+    if file is None:
+        return ActSettings(), None
     try:
-        return read()
+        return read_settings(file), None
     except InputError as error:
-        if not undo:
-            raise
-        sys.stderr.write(f"predrain act: {error} Everything is released all the same.\n")
-        return ActSettings()
+        if scheduler is SchedulerKind.FILE:
+            return ActSettings(), str(error)
+        return read_scheduler_settings(file), str(error)
 
 
 def _all_there(scheduler: SchedulerKind, cluster: Path | None, scores: Path | None, settings: Path | None) -> None:
@@ -241,42 +250,55 @@ def _controller(
     record: SqliteLedger,
     *,
     undo: bool,
+    unusable: str | None,
 ) -> Controller:
+    """Make the controller.
+
+    ``undo``: release everything: neither scores nor events are used, and broken settings are only reported.
+    ``unusable``: what is wrong with the settings. What cannot be used otherwise, is reported by the controller, too: it
+    then releases what has expired, and nothing else.
+    """
+    from foundation.errors import InputError
     from predrain.act.assembly import evacuation_of, facts_of
     from scheduler.controller.controller import Controller
     from scheduler.controller.scores_reader import ScoresReader
     from scheduler.ports.clock import SystemClock
-    from scheduler.ports.risks import MemoryRisks
+    from scheduler.ports.risks import MemoryFacts, MemoryRisks
 
-    scores, events = sources
+    scores, events = (None, None) if undo else sources
+    if undo and unusable is not None:
+        sys.stderr.write(f"predrain act: {unusable} Everything is released all the same.\n")
+        unusable = None
     clock = SystemClock()
-    risks = MemoryRisks() if scores is None else ScoresReader(scores, clock, given.controller.max_score_lifetime)
-    evacuation = evacuation_of(chosen, given, clock, undo=undo)
+    risks: RiskSource = MemoryRisks()
+    facts: FactSource = MemoryFacts()
+    evacuation = None
+    try:
+        if unusable is None:
+            check_scores(scores)
+            evacuation = evacuation_of(chosen, given, clock, undo=undo)
+            facts = facts_of(events, evacuation, record, scores)
+            risks = risks if scores is None else ScoresReader(scores, clock, given.controller.max_score_lifetime)
+    except InputError as error:
+        unusable = str(error)
     return Controller(
-        chosen.adapter,
-        risks,
-        facts_of(events, evacuation, record, scores),
-        record,
-        clock,
-        given.policy,
-        given.controller,
-        holder=f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}",
-        code=VERSION,
-        evacuation=evacuation,
-    )
+        chosen.adapter, risks, facts, record, clock, given.policy, given.controller,
+        holder=f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}", code=VERSION,
+        evacuation=evacuation, unusable=unusable,
+    )  # fmt: skip
 
 
-def _ledger(file: Path, *, dry_run: bool, undo: bool) -> SqliteLedger:
+def _ledger(file: Path, cluster: str, *, dry_run: bool, undo: bool) -> SqliteLedger:
     from foundation.errors import InputError
     from scheduler.ledger.sqlite_ledger import SqliteLedger
 
     if dry_run:
         return SqliteLedger(None)  # no alert of the past is judged in a rehearsal, and nothing is recorded
+    if not undo:
+        return SqliteLedger(file, cluster, required=False)
     try:
-        return SqliteLedger(file)
+        return SqliteLedger(file, cluster)
     except InputError as error:
-        if not undo:
-            raise
         sys.stderr.write(f"predrain act: {error} Everything is released all the same, without a record.\n")
         return SqliteLedger(None)
 
@@ -302,10 +324,7 @@ def _follow(controller: Controller, given: ActSettings, listen: str | None, as_j
             sys.stderr.write(f"predrain act: metrics on port {port}\n")
         for _ in until_stopped(every):
             began = time.monotonic()
-            try:
-                report = controller.round()
-            except Exception as error:  # whatever it is, marks expire and must be taken off: go on
-                report = RoundReport(datetime.now(UTC), active=False, errors=[f"{type(error).__name__}: {error}"])
+            report = controller.round()
             metrics.note(report, time.monotonic() - began)
             shown = [str(report.active), *report.errors, *report.notes, *(step.line for step in report.work)]
             if report.steps or shown != before:  # what stays as it was need not be shown every minute

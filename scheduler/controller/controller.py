@@ -164,7 +164,7 @@ class Controller:
             ready = self._load_evacuation(log)  # what diagnostics came to is among the facts
             decision = self._decide(fleet, log)
         else:
-            log.error(self.unusable)
+            log.error(f"nothing is decided, and only expired marks are released: {self.unusable}")
         held = frozenset[str]() if decision is None else self._held(decision)
         views = tuple(reading.view for reading in fleet.nodes) if decision is None else decision.views
         boots = {reading.view.name: reading.boot_id for reading in fleet.nodes}

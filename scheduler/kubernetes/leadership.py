@@ -10,12 +10,12 @@ from typing import Any, Final
 from foundation.kubernetes.api import Object, Unreachable
 from scheduler.kubernetes.api import ApiServer
 from scheduler.ports.errors import SchedulerError
+from scheduler.ports.lease import ObservedLease
 from scheduler.ports.protocols import Clock
 from scheduler.ports.readings import Answer
 
 _API: Final = "/apis/coordination.k8s.io/v1/namespaces"
 _LOOK_EVERY_S: Final = 1.0
-_LONGEST_FOREIGN_S: Final = 3600.0  # a lease that claims to last longer is waited for no longer than this
 
 
 class Leadership:
@@ -40,7 +40,7 @@ class Leadership:
         self._clock = clock
         self._waits = waits
         self._sleep = sleep
-        self._seen: tuple[tuple[str, ...], float] | None = None
+        self._observed = ObservedLease()
         self._held: tuple[str, datetime, float] | None = None  # holder, end, and the end by the monotonic clock
 
     def may_write(self, holder: str) -> str | None:
@@ -105,16 +105,13 @@ class Leadership:
         spec = _spec(current)
         other = spec.get("holderIdentity")
         if not other or other == holder:
-            self._seen = None
+            self._observed.forget()
             return None
-        now, given = self._api.elapsed(), spec.get("leaseDurationSeconds")
-        lasts_s = min(float(given), _LONGEST_FOREIGN_S) if isinstance(given, int) and given > 0 else _LONGEST_FOREIGN_S
+        given = spec.get("leaseDurationSeconds")
         mark = tuple(str(spec.get(key)) for key in ("holderIdentity", "renewTime", "leaseTransitions", "acquireTime"))
-        before = self._seen
-        if before is None or before[0] != mark:
-            self._seen = (mark, now)
-            return lasts_s if before is None else 0.0
-        left = before[1] + lasts_s - now
+        left = self._observed.left_s(mark, given if isinstance(given, int) else None, self._api.elapsed())
+        if self._observed.renewed:
+            return 0.0
         return left if left > 0 else None
 
     def _written(
@@ -148,7 +145,7 @@ class Leadership:
             raise SchedulerError(f"{self._api.name}{self._path}: {response.problem}")
         if response.ok and _spec(response.content).get("holderIdentity") != holder:
             raise SchedulerError(f"{self._api.name}{self._path}: the answer is not this lease")
-        self._seen = None
+        self._observed.forget()
         until = asked + lasts
         self._held = holder, until, asked_s + lasts.total_seconds()
         return until

@@ -288,7 +288,8 @@ class KubernetesScheduler:
         marked, selected = (
             self._listed({"labelSelector": label}) for label in (self.keys.tier, self.settings.selector)
         )
-        return list({snapshot.node_object.name: snapshot for snapshot in (*marked, *selected)}.values())
+        names = {snapshot.node_object.name for snapshot in marked}
+        return [*marked, *(snapshot for snapshot in selected if snapshot.node_object.name not in names)]
 
     def _listed(self, params: Mapping[str, str]) -> list[NodeSnapshot]:
         def view(raw: Mapping[str, Any]) -> NodeSnapshot | None:

@@ -20,6 +20,7 @@ from foundation.errors import InputError
 from foundation.files import fsync_path, write_bytes
 from scheduler.ports.codec import object_of, plain_of, read_json
 from scheduler.ports.errors import SchedulerError
+from scheduler.ports.lease import ObservedLease, bounded_s
 from scheduler.ports.protocols import Clock
 from scheduler.ports.readings import Answer, StoredState, Switches
 
@@ -72,7 +73,7 @@ class SharedFolder:
         self.path = path
         self._clock, self._monotonic = clock, monotonic
         self._own: tuple[_Held, float] | None = None  # the own lease, and its end by the monotonic clock
-        self._seen: tuple[str, float] | None = None
+        self._observed = ObservedLease()
 
     def load(self, name: str) -> StoredState:
         """Read a text with its version; raises ``SchedulerError`` if it cannot be read."""
@@ -127,7 +128,7 @@ class SharedFolder:
                 self._write("lease", plain_of(own))
         except _BusyError:  # whoever holds the lock writes under the lease at this moment
             return None
-        self._seen = None
+        self._observed.forget()
         self._own = own, began + lasts.total_seconds()
         return before + lasts
 
@@ -175,9 +176,7 @@ class SharedFolder:
         return {key: entry for key, entry in entries.items() if isinstance(entry, dict)}
 
     def _ended(self, held: _Held, now: float) -> bool:
-        if self._seen is None or self._seen[0] != held.beat:
-            self._seen = (held.beat, now)
-        if now - self._seen[1] >= held.lasts_s:
+        if self._observed.left_s(held.beat, held.lasts_s, now) <= 0:
             return True
         probe = self.path / f".probe-{secrets.token_hex(4)}"
         try:
@@ -185,7 +184,7 @@ class SharedFolder:
             age = probe.stat().st_mtime - (self.path / "lease.json").stat().st_mtime
         finally:
             probe.unlink(missing_ok=True)
-        return age >= _MANY_LEASES * held.lasts_s
+        return age >= _MANY_LEASES * bounded_s(held.lasts_s)
 
     def _lease(self) -> _Held | None:
         return self._object("lease", _Held, "; remove it when no controller runs")

@@ -70,7 +70,8 @@ class SlurmPort(ABC):
 
     def _nodes(self, name: str | None = None) -> tuple[SlurmNode, ...]:
         try:
-            return tuple(node_of(row, self._settings.gres) for row in self._node_rows(name))
+            # a node may be listed once for each of its partitions, each time the same
+            return tuple(dict.fromkeys(node_of(row, self._settings.gres) for row in self._node_rows(name)))
         except (ValueError, TypeError, OverflowError) as error:
             raise SchedulerError(f"a row of nodes cannot be read: {error}") from None
 

@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+import threading
 import urllib.request
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -14,6 +15,8 @@ import pytest
 from typer.testing import CliRunner
 
 from predrain.command import app
+from scheduler.file import FileScheduler
+from scheduler.ports.clock import SystemClock
 from tests.scheduler.score_files import record, write
 
 SETTINGS = """
@@ -105,7 +108,8 @@ def test_act_then_ask_then_replay_then_undo(place):
 def test_to_wait_for_the_release_fails_while_another_replica_leaves_marks(place):
     run(*GO)
     content = json.loads((place / "cluster.json").read_text())
-    content["lease"] = {"holder": "another", "until": (datetime.now(UTC) + timedelta(seconds=8)).isoformat()}
+    ahead = datetime.now(UTC) + timedelta(days=3650)  # of a process that crashed while its clock was ahead
+    content["lease"] = {"holder": "another", "until": ahead.isoformat(), "lasts_s": 3.0}
     (place / "cluster.json").write_text(json.dumps(content))
     left = run(*ACT, "--release-all", "--wait", "1s", code=1)
     assert "standby" in left.stdout
@@ -142,14 +146,25 @@ def test_wrong_usage_exits_with_2_and_bad_files_with_1_and_one_line(place):
     (place / "cluster.json").write_text('{"format": 1, "nodes": [{"name": "a", "cluster": "c", "grup": "g"}]}')
     failed = run(*GO, code=1)
     assert "cluster.nodes[0] holds 'grup': did you mean 'group'?" in failed.stderr
-    assert "there is no ledger here" in run("ledger", "why", "n3", code=1).stderr
+    assert "there is no ledger here" in run("ledger", "why", "n3", "--ledger", "absent.db", code=1).stderr
 
 
 def test_a_standby_says_so_and_is_no_failure(place):
-    content = json.loads((place / "cluster.json").read_text())
-    until = (datetime.now(UTC) + timedelta(hours=1)).isoformat()
-    (place / "cluster.json").write_text(json.dumps({**content, "lease": {"holder": "other", "until": until}}))
-    assert "standby: another replica holds the lease" in run(*GO).stdout
+    other = FileScheduler(place / "cluster.json", SystemClock())
+    stop = threading.Event()
+
+    def renew():
+        while not stop.wait(0.05):
+            other.hold_lease("other", timedelta(seconds=30))
+
+    other.hold_lease("other", timedelta(seconds=30))
+    replica = threading.Thread(target=renew)
+    replica.start()
+    try:
+        assert "standby: another replica holds the lease" in run(*GO).stdout
+    finally:
+        stop.set()
+        replica.join()
     assert len(node(place)["taints"]) == 1
 
 

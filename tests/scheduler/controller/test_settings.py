@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 import pytest
-import yaml
 
 from foundation.errors import InputError
 from policy.config import PolicyConfig
 from policy.maintenance import MaintenanceWindow
 from policy.tiers import TierThresholds
-from scheduler.controller.settings import RENAMED, ActSettings, ControllerSettings, read_settings
+from scheduler.controller.settings import ActSettings, ControllerSettings, read_scheduler_settings, read_settings
 from scheduler.evacuation.settings import EvacuationSettings
 from tests.policy.decide_world import HOUR, T0
 
@@ -76,41 +75,15 @@ def test_a_misspelt_setting_is_refused_with_the_nearest_name(tmp_path):
         read_settings(tmp_path / "absent.yaml")
 
 
-def test_a_removed_setting_is_refused_with_what_to_do(tmp_path):
+def test_the_way_to_the_scheduler_is_read_whatever_is_wrong_with_the_rest(tmp_path):
     file = tmp_path / "act.yaml"
-    for setting, message in (
-        ("kubernetes: {nvsentinel_socket: /run/x.sock}", "nvsentinel-values"),
-        ("kubernetes: {checkpoint_exec: [x]}", "webhook"),
-        ("evacuation: {wait_for_end: false}", "may_wait"),
-    ):
-        file.write_text(setting)
-        with pytest.raises(InputError, match=rf"\w+\.\w+ was removed.*{message}"):
-            read_settings(file)
-
-
-@pytest.mark.parametrize("section", RENAMED)
-def test_renamed_settings_are_refused_all_at_once_with_their_new_names(tmp_path: Path, section: str) -> None:
-    file = tmp_path / "act.yaml"
-    content: Any = dict.fromkeys(RENAMED[section])
-    for name in reversed(section.split(".")):
-        content = {name: [content] if name in ("disruption_budgets", "rate_limits") else content}
-    file.write_text(yaml.safe_dump(content))
-    with pytest.raises(InputError) as caught:
+    file.write_text("policy: [no, {policy}]\nkubernetes: {namespace: predrain-x}\nevacuation: {enabeld: 3}\n")
+    with pytest.raises(InputError):
         read_settings(file)
-    for old, new in RENAMED[section].items():
-        assert f"the setting {section}.{old} is now {section}.{new}. Write {section}.{new}." in str(caught.value)
-    assert {f"{section}.{new}" for new in RENAMED[section].values()} <= set(known_settings(ActSettings))
-
-
-def test_one_renamed_setting_is_refused_in_one_sentence_and_what_is_below_it_is_named_too(tmp_path: Path) -> None:
-    file = tmp_path / "act.yaml"
-    file.write_text("controller: {every: 30s}")
-    with pytest.raises(InputError, match=r"^the setting controller\.every is now controller\.interval \(.*Write "):
-        read_settings(file)
-    file.write_text("policy: {budget: {floors: [{most: 3}, {most: 4}], rates: 3}, hysteresis: {rise_dwell: 1h}}")
-    with pytest.raises(InputError, match=r"^4 settings were removed or renamed") as caught:
-        read_settings(file)
-    assert "policy.budget.floors.most is now policy.budget.disruption_budgets.max_unavailable" in str(caught.value)
+    assert read_scheduler_settings(file).kubernetes.namespace == "predrain-x"
+    file.write_text("kubernetes: {namespce: predrain-x}\n")
+    with pytest.raises(InputError, match="did you mean 'namespace'"):
+        read_scheduler_settings(file)
 
 
 def known_settings(kind: Any, above: str = "") -> Iterator[str]:

@@ -248,6 +248,8 @@ class ReplayedCluster:
 class _Reported:
     """What events say of units."""
 
+    unreadable_events = 0
+
     def __init__(self, events: Sequence[Mapping[str, object]]) -> None:
         self._events = [
             row

@@ -84,6 +84,8 @@ class Evidence:
         """Say which records of the scores were refused, and which nodes are known to only one side."""
         refused = self.risks.refused
         notes = [f"{len(refused)} scores are refused: {_named(refused, '; ')}"] if refused else []
+        if self.fact_source.unreadable_events:
+            notes.append(f"{self.fact_source.unreadable_events} events are left out: their times are no times")
         if not self.risks.nodes:
             return tuple(notes)
         listed = {view.name: bool(view.units) for view in views}

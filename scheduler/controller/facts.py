@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -52,10 +54,14 @@ def facts_at(rows: Sequence[Mapping[str, Any]], now: datetime) -> dict[str, Fact
 
 
 class EventFacts:
-    """Reads ``events.parquet``, which an import replaces as a whole."""
+    """Reads ``events.parquet``, which an import replaces as a whole.
+
+    ``unreadable_events``: rows left out for an instant that is no time between 1970 and 9999.
+    """
 
     def __init__(self, file: Path) -> None:
         self.file = file
+        self.unreadable_events = 0
         self._stamp: tuple[int, ...] | None = None
         self._rows: list[dict[str, Any]] = []
 
@@ -86,6 +92,8 @@ class EventFacts:
                 table = pq.read_table(source, columns=columns)
             # a time without a zone, or none at all, would end each round
             table = table.cast(pa.schema([EVENT_RUNS.field(name) for name in columns]), safe=False)
+            readable = table.filter(_in_range(columns))
+            self.unreadable_events, table = len(table) - len(readable), readable
             code = pc.utf8_lower(pc.utf8_trim_whitespace(pc.field("code")))
             of_units = pc.field("type").isin(KINDS) & pc.field("gpu").is_valid() | pc.field("type").isin(REPAIRS)
             boots = (pc.field("type") == BOOT[0]) & (pc.field("code") == BOOT[1])
@@ -96,12 +104,25 @@ class EventFacts:
                 (of_units & (pc.field("type") != "xid")) | boots | maintenance | (xids & (code == "154"))
             )
             self._rows = [*_ends_of_minutes(floods).to_pylist(), *rest.to_pylist()]
-        except (OSError, ArrowException, KeyError, ValueError) as error:
+        except (OSError, ArrowException, KeyError, ValueError, OverflowError) as error:
             why = str(error).partition("\n")[0]
             raise SourceError(
                 f"the events in {self.file} cannot be read: {why}: expected a dataset's events.parquet"
             ) from error
         self._stamp = stamp
+
+
+def _in_range(columns: Sequence[str]) -> Any:
+    """Return the filter of rows whose instants Python can hold; one row beyond them would hide all others."""
+    import pyarrow as pa  # noqa: PLC0415
+    import pyarrow.compute as pc  # noqa: PLC0415
+
+    first, last = (pa.scalar(datetime(year, 1, 1, tzinfo=UTC), pa.timestamp("ms", "UTC")) for year in (1970, 9999))
+    times = [pc.field(name) for name in ("timestamp", "known_at", "last_at") if name in columns]
+    inside = [(time >= first) & (time < last) for time in times]
+    for place, time in enumerate(times[2:], 2):  # ``last_at``: only a run of events has one
+        inside[place] |= time.is_null()
+    return functools.reduce(operator.and_, inside)
 
 
 def _ends_of_minutes(events: pa.Table) -> pa.Table:
@@ -167,6 +188,11 @@ class VerifiedFacts:
                     since = result.at if known.valid_from is None else max(known.valid_from, result.at)
                     facts[unit] = replace(known, valid_from=since)
         return facts
+
+    @property
+    def unreadable_events(self) -> int:
+        """Events that were left out."""
+        return self.inner.unreadable_events
 
     def outcomes(self, alerts: Sequence[Alert], now: datetime) -> Sequence[Outcome]:
         """Judge alerts.

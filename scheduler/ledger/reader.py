@@ -238,14 +238,19 @@ class LedgerReader:
     def _rows(self, command: str, *values: Any) -> list[Any]:
         try:
             return self._link.execute(command, values).fetchall()
-        except sqlite3.Error as error:
+        except (sqlite3.Error, UnicodeDecodeError) as error:
             raise InputError(
                 f"the ledger cannot be read: {error}", self._where, "Run again, or check the disk."
             ) from None
 
 
 def _json(text: str | None) -> Any:
-    return None if text is None else json.loads(text)
+    try:
+        return None if text is None else json.loads(text)
+    except (ValueError, TypeError, RecursionError) as error:
+        raise InputError(
+            f"a row is damaged: {error}", "the ledger", "Keep the file, and begin with a new one."
+        ) from None
 
 
 def _differences(then: Any, again: Any, place: str) -> Iterator[str]:

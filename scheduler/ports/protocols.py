@@ -34,6 +34,10 @@ class RiskSource(Protocol):
 class FactReader(Protocol):
     """What GPUs reported themselves."""
 
+    @property
+    def unreadable_events(self) -> int:
+        """Events that the last reading left out."""
+
     def read(self, now: datetime) -> Mapping[str, Facts]:
         """Return the facts known at ``now``, by unit; raises ``SourceError`` if they cannot be read."""
 

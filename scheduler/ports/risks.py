@@ -68,6 +68,8 @@ class MemoryRisks:
 class MemoryFacts:
     """Facts that are set by hand, none at first. No alert is judged."""
 
+    unreadable_events = 0
+
     def __init__(self) -> None:
         self.facts: dict[str, Facts] = {}
 

@@ -47,6 +47,35 @@ def test_events_that_rules_name_are_facts_and_a_repair_voids_what_was_before(tmp
     assert EventFacts(file).read(T0) == {}, "nothing is known before it was"
 
 
+@pytest.mark.parametrize("column", ["timestamp", "known_at", "last_at"])
+@pytest.mark.parametrize("value", [2**62, -(2**62), 253_402_300_800_000])
+def test_an_instant_that_is_none_costs_its_own_event_and_is_counted(tmp_path, column, value):
+    file = tmp_path / "events.parquet"
+    row = {
+        "timestamp": T0, "node": "n", "gpu": "a", "type": "xid", "code": "79", "detail": None, "source": "s",
+        "known_at": T0, "last_at": None, "count": None,
+    }  # fmt: skip
+    table = pa.Table.from_pylist([{**row, "gpu": "b"}, row], schema=EVENT_RUNS)
+    place = table.schema.get_field_index(column)
+    kind = table.schema.field(column).type
+    good = [None if row[column] is None else int(row[column].timestamp() * 1000)]
+    values = pa.array([*good, value], pa.int64()).cast(kind)
+    pq.write_table(table.set_column(place, column, values), file)
+    facts = EventFacts(file)
+    assert facts.read(T0 + HOUR) == {"b": Facts((Fact("xid 79", T0),))}
+    assert facts.unreadable_events == 1
+
+
+@pytest.mark.parametrize("kind", [pa.int64(), pa.int32(), pa.float64(), pa.dictionary(pa.int32(), pa.string())])
+def test_a_code_of_another_type_is_read(tmp_path, kind):
+    file = tmp_path / "events.parquet"
+    write(file, (T0, "a", "xid", "79"))
+    table = pq.read_table(file)
+    values = pa.array(["79"]).dictionary_encode() if pa.types.is_dictionary(kind) else pa.array([79], kind)
+    pq.write_table(table.set_column(table.schema.get_field_index("code"), "code", values), file)
+    assert EventFacts(file).read(T0 + HOUR) == {"a": Facts((Fact("xid 79", T0),))}
+
+
 RESET = parse_xid_message(
     "NVRM: Xid (PCI:0008:01:00): 154, GPU recovery action changed from 0x1 (GPU Reset Required) to 0x0 (None)"
 ).detail

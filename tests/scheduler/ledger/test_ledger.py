@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import random
 import sqlite3
+import threading
 import zlib
 from dataclasses import fields, replace
-from datetime import timedelta, timezone
+from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
 
@@ -16,11 +18,13 @@ from policy.fleet import Fact, JobView, Level, Marks, NodeView, Published, Score
 from policy.plan import PolicyState
 from scheduler.ledger.reader import LedgerReader
 from scheduler.ledger.sqlite_ledger import SqliteLedger, fleet_of, inputs_of
+from scheduler.ports.errors import LedgerError
 from scheduler.ports.readings import Switches
 from scheduler.ports.records import RoundRecord
 from scheduler.ports.risks import Facts
 from tests.policy.decide_world import STEP, T0
 from tests.scheduler.cluster import Cluster, without_our_taints
+from tests.scheduler.faults import Crash
 
 
 @pytest.fixture
@@ -288,3 +292,88 @@ def test_a_full_disk_stops_what_is_new_and_no_release(file):
     cluster.scheduler.switches = Switches(release_all=True)
     cluster.round()
     assert cluster.levels() == {}
+
+
+def test_whatever_byte_is_changed_an_expired_mark_is_released_and_nothing_new_follows_an_unreadable_row(tmp_path):
+    original = tmp_path / "original.db"
+    cluster = history(original)
+    cluster.scored(n1=0.9)
+    cluster.scheduler.faults.plan("crash_after", "apply")
+    with pytest.raises(Crash):
+        cluster.round()  # leaves a call open
+    cluster.ledger.close()
+    content, chosen = original.read_bytes(), random.Random(7)
+    nodes, state = dict(cluster.scheduler.nodes), cluster.scheduler.state
+    cluster.clock.move(3 * STEP)
+    for number in range(60):
+        place = chosen.randrange(len(content))
+        damaged = bytearray(content)
+        damaged[place] ^= 1 << chosen.randrange(8)
+        file = tmp_path / f"{number}.db"
+        file.write_bytes(damaged)
+        cluster.ledger = SqliteLedger(file, required=False)
+        cluster.scheduler.nodes, cluster.scheduler.state = dict(nodes), state
+        cluster.restart(holder="p")
+        report = cluster.round()
+        cluster.ledger.close()
+        assert report.active
+        assert cluster.levels() == {}, (place, report.errors)
+
+
+@pytest.mark.parametrize("change", ["not JSON", '{"round": 1}', "[1]", '{"of_a_newer": "version"}', "null"])
+@pytest.mark.parametrize(("table", "call"), [("intents", "unsettled"), ("alerts", "alerts"), ("calls", "open_calls")])
+def test_a_row_that_cannot_be_read_is_an_error_of_the_ledger(file, table, call, change):
+    ledger = SqliteLedger(file)
+    link = sqlite3.connect(file)
+    columns = {"intents": "round, at, node, verb", "alerts": "round, unit, at", "calls": "at, node, kind"}[table]
+    given = ", ".join("1" for _ in columns.split(","))
+    link.execute(f"INSERT INTO {table} ({columns}, content) VALUES ({given}, ?)", (change,))
+    link.commit()
+    link.close()
+    with pytest.raises(LedgerError):
+        getattr(ledger, call)(*([datetime.fromtimestamp(0, UTC)] if call == "alerts" else []))
+
+
+def test_a_damaged_schema_text_is_an_error_of_the_ledger(file):
+    SqliteLedger(file).close()
+    content = file.read_bytes()
+    file.write_bytes(content.replace(b"CREATE TABLE blobs", b"CREATE TABLE \xff\xfeobs", 1))
+    with pytest.raises(InputError, match="the ledger is damaged"):
+        SqliteLedger(file)
+    deferred = SqliteLedger(file, required=False)
+    with pytest.raises(LedgerError, match="the ledger is damaged"):
+        deferred.unsettled()
+    file.write_bytes(content)
+    assert deferred.unsettled() == (), "it is opened again once it can be"
+
+
+def test_of_several_first_starts_each_gets_the_same_ledger(file):
+    barrier, failed = threading.Barrier(6), []
+
+    def start():
+        barrier.wait()
+        try:
+            SqliteLedger(file, "c").unsettled()
+        except Exception as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=start) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failed == []
+
+
+def test_a_ledger_is_of_one_cluster_and_one_of_an_earlier_version_becomes_its_users(file):
+    history(file).ledger.close()  # names no cluster, as earlier versions did not
+    SqliteLedger(file, "east").close()
+    SqliteLedger(file, "east").close()
+    with pytest.raises(InputError, match="this is the ledger of east, not of west"):
+        SqliteLedger(file, "west")
+    foreign = SqliteLedger(file, "west", required=False)
+    cluster = Cluster(ledger=foreign)
+    cluster.scored(n1=0.9)
+    report = cluster.round()
+    assert cluster.levels() == {}, "nothing new without a record"
+    assert any("this is the ledger of east" in error for error in report.errors)

@@ -105,6 +105,19 @@ def test_one_holder_at_a_time_by_ones_own_watch(shared, time):
         assert barred is None
 
 
+@pytest.mark.parametrize("claimed", [1e18, 1e308, -1.0, 0.0, -1e18])
+def test_a_lease_of_a_length_that_none_has_is_waited_for_an_hour_and_no_longer(shared, time, claimed):
+    shared.hold_lease("a", LEASE)
+    file = shared.path / "lease.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "lasts_s": claimed}))
+    other = another(shared, time)
+    assert other.hold_lease("b", LEASE) is None
+    time.at += 3599
+    assert other.hold_lease("b", LEASE) is None, "its holder may live"
+    time.at += 1
+    assert other.hold_lease("b", LEASE) is not None
+
+
 def test_a_lease_that_is_given_back_is_free_at_once(shared, time):
     shared.hold_lease("a", LEASE)
     another(shared, time).drop_lease("b")

@@ -1,0 +1,158 @@
+"""An answer that is no whole list of nodes is an error, and never an empty fleet: both schedulers."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+import foundation.kubernetes.client as client_module
+from foundation.kubernetes.api import Unreachable
+from foundation.kubernetes.client import KubernetesClient
+from scheduler.ports.errors import SchedulerError
+from scheduler.slurm.commands import SlurmCommands
+from scheduler.slurm.settings import SlurmSettings
+from tests.scheduler.kubernetes.api_world import World, served
+from tests.scheduler.kubernetes.objects import add, node
+from tests.scheduler.kubernetes.test_controller_on_kubernetes import NAMES, Fleet
+from tests.scheduler.slurm.fake_slurm import node_row, number_of
+
+VERSION = {"resourceVersion": "7"}
+GOOD = node("n0")
+KUBERNETES = {
+    "no items": {"kind": "NodeList", "metadata": VERSION},
+    "null items": {"metadata": VERSION, "items": None},
+    "items that are an object": {"metadata": VERSION, "items": {"n0": GOOD}},
+    "items that are a text": {"metadata": VERSION, "items": "n0"},
+    "an item that is a text": {"metadata": VERSION, "items": [GOOD, "n1"]},
+    "an item that is null": {"metadata": VERSION, "items": [GOOD, None]},
+    "an item that is a list": {"metadata": VERSION, "items": [[GOOD]]},
+    "no metadata": {"items": []},
+    "metadata that are null": {"metadata": None, "items": []},
+    "metadata that are a list": {"metadata": ["7"], "items": []},
+    "no version": {"metadata": {}, "items": []},
+    "a version that is a number": {"metadata": {"resourceVersion": 7}, "items": []},
+    "a token that is an object": {"metadata": {**VERSION, "continue": {"a": 1}}, "items": []},
+    "a token that never changes": {"metadata": {**VERSION, "continue": "x"}, "items": []},
+    "another object": GOOD,
+    "a status": {"kind": "Status", "status": "Success", "metadata": {}},
+    "nothing": {},
+}
+
+
+@pytest.fixture(scope="module")
+def marked() -> Iterator[tuple[World, Fleet]]:
+    world = World()
+    add(world, *(node(name) for name in NAMES))
+    with served(world) as cluster:
+        fleet = Fleet(cluster, world)
+        fleet.scored(n1=0.4)
+        fleet.round()
+        assert fleet.ours("n1")
+        yield world, fleet
+
+
+@pytest.mark.parametrize("answer", KUBERNETES)
+def test_what_is_no_list_of_nodes_of_kubernetes_is_an_error_and_changes_nothing(
+    marked: tuple[World, Fleet], answer: str
+) -> None:
+    world, fleet = marked
+    world.fail("GET", "nodes$", 200, content=KUBERNETES[answer], times=99)
+    try:
+        report = fleet.round()
+    finally:
+        world.faults.clear()
+    assert any("scheduler" in error for error in report.errors), report
+    assert report.plan is None
+    assert fleet.ours("n1") == ["PreferNoSchedule"]
+    assert not fleet.round().errors
+
+
+def test_pages_that_always_name_another_one_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokens = itertools.count()
+
+    class Endless(KubernetesClient):
+        def __init__(self) -> None:
+            self.pages = 0
+
+        def get(self, *_: Any, **__: Any) -> Any:
+            self.pages += 1
+            return {"metadata": {**VERSION, "continue": f"t{next(tokens)}"}, "items": [GOOD]}
+
+    endless = Endless()
+    monkeypatch.setattr(client_module, "_MAX_PAGES", 5)
+    with pytest.raises(Unreachable, match="does not end after 5 pages"):
+        endless.list_all("/api/v1/nodes", {}, lambda item: item)
+    assert endless.pages == 5
+
+
+def test_a_node_that_kubernetes_lists_twice_is_an_error_and_nothing_new_is_done(marked: tuple[World, Fleet]) -> None:
+    world, fleet = marked
+    nodes = [node(name) for name in (*NAMES, "n3")]
+    world.fail("GET", "nodes$", 200, content={"metadata": VERSION, "items": nodes}, times=99)
+    try:
+        fleet.scored(n1=0.4, n4=0.9)
+        report = fleet.round()
+    finally:
+        world.faults.clear()
+    assert "the scheduler lists nodes more than once: n3" in report.errors
+    assert fleet.ours("n4") == []
+
+
+NODE = node_row(0, number_of(0), number_of(1770000000))
+META = {"plugin": {"data_parser": "data_parser/v0.0.42"}}
+SLURM = {
+    "nothing": "",
+    "no JSON": "slurm_load_node error: Unable to contact slurm controller",
+    "half a report": json.dumps({"meta": META, "nodes": [NODE]})[:-40],
+    "null": "null",
+    "a list": json.dumps([NODE]),
+    "no nodes in it": json.dumps({"meta": META}),
+    "nodes that are null": json.dumps({"meta": META, "nodes": None}),
+    "nodes that are an object": json.dumps({"meta": META, "nodes": {"n0": NODE}}),
+    "no node": json.dumps({"meta": META, "nodes": []}),
+    "a row that is a text": json.dumps({"meta": META, "nodes": [NODE, "n1"]}),
+    "a row that is null": json.dumps({"meta": META, "nodes": [NODE, None]}),
+    "a row without a name": json.dumps({"meta": META, "nodes": [NODE, {**NODE, "name": None}]}),
+    "errors beside rows": json.dumps({"meta": META, "nodes": [NODE], "errors": [{"error": "partial"}]}),
+    "deep nesting": "[" * 100_000,
+}
+
+
+class Answering(SlurmCommands):
+    """Slurm's commands, each of which ends with the given output."""
+
+    def __init__(self, output: str) -> None:
+        super().__init__(SlurmSettings("/nowhere"))
+        self.output = output.encode()
+
+    def _run(self, *_: str) -> tuple[int, str, bytes]:
+        return 0, "", self.output
+
+
+@pytest.mark.parametrize("answer", SLURM)
+def test_what_is_no_list_of_nodes_of_slurm_is_an_error(answer: str) -> None:
+    with pytest.raises(SchedulerError):
+        Answering(SLURM[answer]).nodes()
+
+
+def test_a_node_that_slurm_lists_for_each_partition_is_one_and_two_of_a_name_stay_two() -> None:
+    same = json.dumps({"meta": META, "nodes": [NODE, NODE]})
+    assert len(Answering(same).nodes()) == 1
+    other = {**NODE, "reason": "RMA"}
+    assert len(Answering(json.dumps({"meta": META, "nodes": [NODE, other]})).nodes()) == 2
+
+
+def test_a_mark_is_released_after_answers_that_were_none(marked: tuple[World, Fleet]) -> None:
+    world, fleet = marked
+    fleet.later(timedelta(days=2))
+    world.fail("GET", "nodes$", 200, content=KUBERNETES["null items"], times=99)
+    fleet.round()
+    assert fleet.ours("n1")
+    world.faults.clear()
+    fleet.round()
+    assert fleet.ours("n1") == []

@@ -153,11 +153,7 @@ class SqliteLedger:
         self._settle("calls_settled", number, settled)
 
     def open_calls(self) -> tuple[tuple[int, Call], ...]:
-        """Return the calls of evacuations of unknown outcome, oldest first.
-
-        How a workload offered to write a checkpoint is left out: nothing reads it any more, and earlier versions
-        wrote more of it (``url``, and ``exec`` as ``means``).
-        """
+        """Return the calls of evacuations of unknown outcome, oldest first; of a workload, what identifies it."""
         return self._unsettled("calls", "call FROM calls_settled", Call)
 
     def find(self, at: datetime, node: str, kind: FindingKind, message: str, content: Mapping[str, Any]) -> None:
@@ -190,11 +186,13 @@ class SqliteLedger:
 
     def _unsettled(self, table: str, settled: str, kind: Any) -> tuple[tuple[int, Any], ...]:
         rows = self._read(
-            f"SELECT id, json_remove(content, '$.workload.checkpoint') FROM {table} "  # noqa: S608 - names of ours
+            f"SELECT id, content FROM {table} "  # noqa: S608 - names of ours
             f"WHERE id NOT IN (SELECT {settled}) ORDER BY id LIMIT 1000"
         )
         try:
-            return tuple((number, object_of(kind, json.loads(text), f"call {number}")) for number, text in rows)
+            return tuple(
+                (number, object_of(kind, _identified(json.loads(text)), f"call {number}")) for number, text in rows
+            )
         except (ValueError, TypeError, RecursionError) as error:
             raise LedgerError(f"an open call in the ledger cannot be read: {error}") from error
 
@@ -237,6 +235,16 @@ class SqliteLedger:
                 raise
         except sqlite3.Error as error:
             raise LedgerError(f"the ledger cannot be written: {error}") from error
+
+
+def _identified(content: Any) -> Any:
+    """Reduce the workload in a recorded call to its identity: what else is known of workloads changes by version."""
+    workload = content.get("workload") if isinstance(content, dict) else None
+    if not isinstance(workload, dict):
+        return content
+    return content | {
+        "workload": {name: workload[name] for name in ("name", "uid", "kind", "node") if name in workload}
+    }
 
 
 def _identity(path: Path) -> tuple[int, int] | None:

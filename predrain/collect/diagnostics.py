@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from predrain.collect.options import DatasetOption
+from predrain.collect.options import DatasetOption, every_file
 from predrain.console import show
 from predrain.options import JsonOption, ParamsOption, instant_option, read_params
 
@@ -51,15 +51,18 @@ def diagnostics(
     names = read_gpu_names(gpus) if gpus is not None else _known_gpus(dataset, landing.waiting("inventory"), node)
     delay = read_params(params).features.delay
     verdicts: Counter[str] = Counter()
-    repeated, accounting = 0, Accounting()
-    for file in files:
+    repeated, accounting = list[bool](), Accounting()
+
+    def read(path: Path) -> None:
         counts = collect_diagnostics(
-            file, landing, node=node, names=names, delay=delay, at=when, may_skip=may_skip or (), accounting=accounting
+            path, landing, node=node, names=names, delay=delay, at=when, may_skip=may_skip or (), accounting=accounting
         )
-        repeated += counts is None
+        repeated.append(counts is None)
         verdicts.update(counts or {})
-    result = {"dataset": str(dataset), "verdicts": dict(verdicts), "already_written": repeated}
-    show(result, as_json=as_json, accounting=accounting)
+
+    with every_file(files, read, accounting):
+        result = {"dataset": str(dataset), "verdicts": dict(verdicts), "already_written": sum(repeated)}
+        show(result, as_json=as_json, accounting=accounting)
 
 
 def _known_gpus(dataset: Path, observed: list[Path], node: str) -> GpuNames:

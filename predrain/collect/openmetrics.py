@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from predrain.collect.options import DatasetOption, SourceMappingOption
+from predrain.collect.options import DatasetOption, SourceMappingOption, every_file
 from predrain.console import progress, show
 from predrain.options import JsonOption, ParamsOption, read_params
 
@@ -41,10 +41,13 @@ def openmetrics(
     catalogue = SeriesCatalogue(channels, load_source_mapping(mapping))
     landing = Landing(landing_of(dataset), writer="openmetrics", channels=channels)
     catalogue.remember(landing.state(NODE_LABEL_STATE))
-    for path in files:
+
+    def read(path: Path) -> None:
         with progress(path.name) as advance:
             result = land_dump(
                 path, landing, catalogue, accounting=accounting, delay=loaded.features.delay, progress=advance
             )
         results.append({"file": str(path), "landed before": result["files landed"] == 0, **result})
-    show({"files": results}, as_json=as_json, accounting=accounting)
+
+    with every_file(files, read, accounting):
+        show({"files": results}, as_json=as_json, accounting=accounting)

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from predrain.collect.options import DatasetOption
+from predrain.collect.options import DatasetOption, every_file
 from predrain.console import show
 from predrain.options import JsonOption, ParamsOption, read_params
 
@@ -21,6 +21,10 @@ def tickets(
     mapping: Annotated[
         Path | None, typer.Option(help="YAML file with an `events` section, as for `predrain import --mapping`.")
     ] = None,
+    max_loss: Annotated[
+        float,
+        typer.Option(min=0, max=1, help="Share of a table's rows that may be unusable before it is refused."),
+    ] = 0.05,
     params: ParamsOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -44,10 +48,18 @@ def tickets(
     landing, accounting = Landing(landing_of(dataset), writer="tickets"), Accounting()
     shown: dict[str, Any] = {}
     files = expand_sources((file,), "tickets")
-    for path in files:
-        result, read = collect_tickets(
-            path, landing, mapping=rules.events, delay=read_params(params).features.delay, stays=stays
+
+    def read(path: Path) -> None:
+        result, account = collect_tickets(
+            path,
+            landing,
+            mapping=rules.events,
+            delay=read_params(params).features.delay,
+            stays=stays,
+            max_loss=max_loss,
         )
-        accounting.add(read)
-        shown |= {str(path): result} if len(files) > 1 else result
-    show({"dataset": str(dataset), **shown}, as_json=as_json, accounting=accounting)
+        accounting.add(account)
+        shown.update({str(path): result} if len(files) > 1 else result)
+
+    with every_file(files, read, accounting):
+        show({"dataset": str(dataset), **shown}, as_json=as_json, accounting=accounting)

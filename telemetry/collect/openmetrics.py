@@ -75,7 +75,6 @@ def land_dump(
     digest = _digest(path, catalogue)
     staged = {"rows landed": 0, "files landed": 0, "XID events landed": 0}
     with Outbox(landing, f"dump-{digest}") as outbox, _empty_folder(landing.state(f"dump-{digest}")) as folder:
-        accounting.take("dumps", 1, {"read before": 1} if outbox.position else {}, path)
         if outbox.position:
             return outbox.position | staged
         reader, samples, size = DumpReader(path, catalogue), 0, path.stat().st_size

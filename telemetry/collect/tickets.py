@@ -38,16 +38,23 @@ ENTRY_ALIASES: Final[Mapping[str, str]] = {
 
 
 def collect_tickets(
-    path: Path, landing: Landing, *, mapping: TableMapping, delay: timedelta, stays: Installations | None = None
+    path: Path,
+    landing: Landing,
+    *,
+    mapping: TableMapping,
+    delay: timedelta,
+    stays: Installations | None = None,
+    max_loss: float | None = None,
 ) -> tuple[dict[str, Any], Accounting]:
     """Write the events of one table to the landing folder, once, read as an import reads them.
 
     Returns: what a verb shows, and the accounts.
     ``delay``: ``known_at`` of a ticket without an entry time is its time plus this.
     ``stays``: the dataset's inventory, for tickets that name a GPU only, or name it by slot, address or serial number.
-    Raises ``InputError`` if the table has a wrong column, or no row can be used.
+    ``max_loss``: share of the rows that may be lost; None: any.
+    Raises ``InputError`` if the table has a wrong column, no row can be used, or more are lost than may be.
     """
-    quarantine, review = Quarantine(), PhraseReview()
+    quarantine, review = Quarantine(max_loss), PhraseReview()
     tables = [LANDED_EVENTS.empty_table()]
     counts: Counter[str] = Counter()
     for given in read_batches(path, "events", quarantine):
@@ -71,6 +78,7 @@ def collect_tickets(
     if counts["events_read"] and not table.num_rows and quarantine.counts:
         reason = quarantine.counts.most_common(1)[0][0]
         raise InputError(f"no row can be used: {reason}", quarantine.examples[reason], "Correct it, or map it.")
+    quarantine.check_loss("events")
     rules = mapping.model_dump_json()
     digest = hashlib.sha256(path.read_bytes() + rules.encode()).hexdigest()[:24]
     again = landing.has_landed("events", f"tickets-{digest}")

@@ -188,7 +188,7 @@ class Quarantine:
             raise InputError(
                 f"too much of the {table} would be lost: {lost}",
                 table,
-                f"{do} To accept a loss of more than {self._max_loss:.0%}: `predrain import --max-loss`.",
+                f"{do} To accept a loss of more than {self._max_loss:.0%}: `--max-loss`.",
             )
 
     def add(

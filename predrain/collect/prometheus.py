@@ -70,6 +70,7 @@ def collect_prometheus(
     from foundation.errors import InputError
     from foundation.http import connect_to
     from pipeline.sources.history import refuse_removed
+    from telemetry.accounting import Accounting
     from telemetry.collect.prometheus.backfill import BackfillPlan, backfill
     from telemetry.collect.series.mapping import load_source_mapping
     from telemetry.dataset.channels import resolve_channels
@@ -105,15 +106,21 @@ def collect_prometheus(
     )
     root = landing_of(dataset)
     refuse_removed(dataset)
+    accounting = Accounting()
     with progress("fetching") as advance:
         report = {"dataset": str(dataset)} | backfill(
-            connection, plan, root, channels=channels, mapping=load_source_mapping(mapping), progress=advance
+            connection,
+            plan,
+            root,
+            channels=channels,
+            mapping=load_source_mapping(mapping),
+            accounting=accounting,
+            progress=advance,
         )
-    accounting = None
     if not no_compact:
         result = compact_once(dataset, loaded, inventory)
         report["compacted files"] = dict(result.compacted)
         report["quarantined"] = dict(result.quarantined)
         report["waits for"] = result.waits_for or None
-        accounting = result.accounting
+        accounting.add(result.accounting)
     show(report, as_json=as_json, accounting=accounting)

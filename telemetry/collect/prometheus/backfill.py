@@ -23,6 +23,7 @@ import numpy.typing as npt
 
 from foundation.errors import InputError
 from foundation.http import Connection
+from telemetry.accounting import Accounting
 from telemetry.collect.outbox import Outbox
 from telemetry.collect.prometheus.client import Bounds, Matrix, PrometheusClient, TooMuch, check_match, selector
 from telemetry.collect.prometheus.progress import Progress, Span, chunks, merged, without
@@ -40,6 +41,9 @@ SETTLED_AFTER: Final = timedelta(minutes=2)
 
 MAX_SAMPLES: Final = 2_500_000
 """Samples held at once: 20 bytes each until they are rows, and 150 at the peak while they become rows (measured)."""
+
+NAMELESS: Final = "labels that name no GPU or no node"
+"""Reason of samples that are left out."""
 
 MIN_SPAN_MS: Final = 60_000
 """A span of at most this length is not halved."""
@@ -96,12 +100,14 @@ def backfill(
     channels: Mapping[str, Channel],
     mapping: SourceMapping | None = None,
     bounds: Bounds | None = None,
+    accounting: Accounting | None = None,
     clock: Callable[[], datetime] = lambda: datetime.now(UTC),
     progress: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> dict[str, Any]:
     """Fetch a server's history into a landing folder, and report; started again, it goes on where it stopped.
 
-    ``root``: the landing folder, see :func:`telemetry.landing.folder.landing_of`.
+    ``root``: the landing folder, see :func:`telemetry.landing.folder.landing_of`. ``accounting`` counts the
+    samples (``sample values``).
     Raises ``InputError`` if an argument is impossible, the server refuses, has nothing known, or does not answer for
     too long, or the disk is full. What had been staged stays.
     """
@@ -115,7 +121,8 @@ def backfill(
         connection, bounds=bounds or Bounds(), concurrency=plan.concurrency, allow_partial=plan.allow_partial
     )
     with Outbox(landing, f"prometheus-{job}") as outbox:
-        run = _Run(plan, landing, catalogue, matchers, job, outbox, Progress(**outbox.position), client)
+        account = Accounting() if accounting is None else accounting
+        run = _Run(plan, landing, catalogue, matchers, job, outbox, Progress(**outbox.position), client, account)
         return asyncio.run(run.fetch_all(span, progress))
 
 
@@ -124,7 +131,6 @@ class _Run:
     """One run of a backfill.
 
     ``unknown``: metrics with series that name no GPU or no node, and the label names of one.
-    ``problems``: values that are null for a reason.
     """
 
     plan: BackfillPlan
@@ -135,10 +141,10 @@ class _Run:
     outbox: Outbox
     state: Progress
     client: PrometheusClient
+    accounting: Accounting
     labels_seen: bool = False
     counts: Counter[str] = field(default_factory=Counter)
     unknown: dict[str, str] = field(default_factory=dict)
-    problems: Counter[str] = field(default_factory=Counter)
     identities: Identities = field(default_factory=dict)
 
     async def fetch_all(self, whole: Span, progress: Callable[[int, int], None]) -> dict[str, Any]:
@@ -187,8 +193,6 @@ class _Run:
             "samples a second": round(self.counts["samples"] / seconds) if seconds else 0,
             "requests": client.requests,
             "asked again": client.retries,
-            "values left out": dict(self.problems),
-            "series without a GPU": self.unknown,
             "node": str(self.catalogue.report_nodes()),
             "GPUs by place": self.catalogue.placed(),
             **(newest if until < self.plan.end else {}),
@@ -233,13 +237,17 @@ class _Run:
     def _stage(self, samples: SpanSamples, span: Span) -> None:
         name = f"{self.job}-{span.after_ms}-{span.until_ms}"
         xids = XidCounts(self.plan.delay, self.state.xid)
-        tables = samples.tables(xids, self.problems)
+        left_out = Counter({NAMELESS: samples.nameless})
+        name_of_one, labels = next(iter(self.unknown.items()), ("", ""))
+        read = samples.count + samples.nameless
+        tables = samples.tables(xids, left_out)
         self.landing.stage("samples", tables.samples, name=name)
         self.landing.stage("events", tables.events, name=name)
         self.landing.stage("inventory", tables.inventory, name=name)
         self.state.xid = xids.as_state()
         self.state.done = merged([*self.state.done, span])
         self._save()
+        self.accounting.take("sample values", read, +left_out, {NAMELESS: f"{name_of_one} with the labels {labels}"})
         self.counts.update(samples=samples.count, rows=tables.samples.num_rows, events=tables.events.num_rows)
 
     def _save(self) -> None:
@@ -255,8 +263,8 @@ class SpanSamples:
 
     The series are identified when all are there: which label names the node is decided on the whole span.
 
-    ``numbers``: the series that were identified, numbered. ``identities``: what label sets were found to be, also
-    before.
+    ``numbers``: the series that were identified, numbered. ``nameless``: samples of the others.
+    ``identities``: what label sets were found to be, also before.
     ``unknown`` takes metrics of which a series names no GPU or no node, and the label names of one such series.
     """
 
@@ -267,7 +275,7 @@ class SpanSamples:
         self._identities, self._revision = identities, catalogue.nodes.revision
         self._max_samples = max_samples
         self.unknown = unknown
-        self.count = 0
+        self.count = self.nameless = 0
         self.numbers: dict[Series | XidCount, int] = {}
         self._raw: dict[tuple[tuple[str, str], ...], int] = {}
         self._parts: list[tuple[npt.NDArray[np.int32], npt.NDArray[np.int64], npt.NDArray[np.float64]]] = []
@@ -307,7 +315,8 @@ class SpanSamples:
                 places[number] = self.numbers.setdefault(known, len(self.numbers))
         parts = [(places[raw], ms, values) for raw, ms, values in self._parts]
         self._parts = [(index[index >= 0], ms[index >= 0], values[index >= 0]) for index, ms, values in parts]
-        self.count = sum(len(index) for index, _, _ in self._parts)
+        found = sum(len(index) for index, _, _ in self._parts)
+        self.count, self.nameless = found, self.count - found
         self._raw = {}
 
     def tables(self, xids: XidCounts, problems: Counter[str]) -> Tables:

@@ -47,6 +47,7 @@ def fetch(fake: FakePrometheus, tmp_path: Path) -> Fetch:
         connection = changes.pop("connection", None) or connect_to(fake.url)
         bounds = changes.pop("bounds", PATIENT)
         mapping = changes.pop("mapping", None)
+        accounting = changes.pop("accounting", None)
         now = changes.pop("now", START + timedelta(days=300))
         plan = replace(BackfillPlan(START, START + timedelta(hours=6), chunk=timedelta(hours=1)), **changes)
         return backfill(
@@ -57,6 +58,7 @@ def fetch(fake: FakePrometheus, tmp_path: Path) -> Fetch:
             mapping=mapping,
             clock=lambda: now,
             bounds=bounds,
+            accounting=accounting,
         )
 
     return run

@@ -12,8 +12,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from foundation.errors import InputError
+from telemetry.accounting import Accounting
+from telemetry.collect.prometheus.backfill import NAMELESS
 from telemetry.collect.prometheus.client import Bounds
 from telemetry.collect.series.mapping import SourceMapping
+from telemetry.collect.series.rows import SENTINEL
 from tests.telemetry.collect.prometheus.fake_prometheus import (
     HOUR_MS,
     START,
@@ -124,6 +127,17 @@ def test_spans_are_cut_so_that_memory_is_bounded(
     frames = [pq.read_table(path) for path in (tmp_path / "fleet.live" / "samples").glob("*.parquet")]
     assert values_of(landed(tmp_path), "gpu_temp_c") == expected
     assert max(frame.num_rows for frame in frames) <= 20
+
+
+def test_every_sample_is_accounted_for(fake: FakePrometheus, fetch: Fetch) -> None:
+    expected = fill(fake, gpus=2)
+    fake.add(TEMPERATURE, {"job": "bare"}, [(START_MS + 5, 1.0), (START_MS + 6, 2.0)])
+    fake.add(TEMPERATURE, gpu_labels(9), [(START_MS + 7, 9223372036854775794.0)])
+    accounting = Accounting()
+    fetch(accounting=accounting)
+    account = accounting.tables["sample values"]
+    assert account.left_out == {NAMELESS: 2, SENTINEL: 1}
+    assert (account.used, account.unaccounted) == (2 * len(expected), 0)
 
 
 def test_recording_rules_come_through_the_mapping(fake: FakePrometheus, fetch: Fetch, tmp_path: Path) -> None:

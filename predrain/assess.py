@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from foundation.http import Connection
     from foundation.place import Place
     from pipeline.params import Params
-    from pipeline.sources.check import Tables
     from pipeline.sources.estimates import Work
+    from telemetry.importing.asking.questions import Tables
     from telemetry.importing.ingest import ImportResult
 
 
@@ -223,13 +223,14 @@ def _from_files(tables: Tables, mapping: Path | None, out: Path, params: Params,
 
 def _ask_first(tables: Tables, mapping: Path | None, params: Params, out: Path, known: pd.DataFrame | None) -> None:
     """Ask everything that an import of the files would ask, and exit if there is anything."""
-    from pipeline.sources.check import check_sources, write_questions
+    from pipeline.sources.history import check_sources
+    from telemetry.importing.asking.trial import write_inquiry
 
     if not any(tables.values()):
         return
-    check = check_sources(tables, mapping, params, known=known)
-    if not check.is_clear:
-        sys.stderr.write(check.report(write_questions(check, out)))
+    inquiry = check_sources(tables, mapping, params, known=known)
+    if not inquiry.is_clear:
+        sys.stderr.write(inquiry.report(write_inquiry(inquiry, out)))
         raise typer.Exit(FAILED)
 
 

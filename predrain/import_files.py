@@ -5,15 +5,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from predrain.console import progress, show
 from predrain.options import JsonOption, ParamsOption, read_params
-
-if TYPE_CHECKING:
-    from telemetry.importing.suggestion import Guess
 
 
 def import_files(
@@ -120,27 +117,22 @@ def tables_of(
 
 def write_suggestion(
     given: Mapping[str, Sequence[Path]], mapping: Path | None, to: Path, params: list[Path] | None
-) -> list[Guess]:
+) -> None:
     """Write a mapping of unknown columns for review, never over another file, and say what to look at."""
     from foundation.errors import InputError
     from foundation.files import write_bytes
     from telemetry.dataset.channels import resolve_channels
+    from telemetry.importing.asking.questions import Inquiry, look
     from telemetry.importing.mapping import load_mapping
-    from telemetry.importing.questions import find_questions, question_lines
-    from telemetry.importing.suggestion import mapping_text, named, suggest
 
-    rules, channels = load_mapping(mapping), resolve_channels(read_params(params).channels)
-    guesses = suggest(given, rules, channels)
-    questions = find_questions(given, rules, channels, guesses)
+    inquiry = Inquiry(
+        given, mapping, *look(given, load_mapping(mapping), resolve_channels(read_params(params).channels))
+    )
     if to.exists():
         raise InputError("the file is there already", str(to), "Give another name, or remove it.")
-    if not guesses and not questions:
+    if not inquiry.guesses and not inquiry.questions:
         sys.stderr.write("predrain: every column is known, no mapping is needed\n")
-        return guesses
+        return
     to.parent.mkdir(parents=True, exist_ok=True)
-    write_bytes(to, mapping_text(guesses, given, mapping, question_lines(questions)).encode())
-    unsure = [guess for guess in guesses if not guess.sure]
-    look = f" To decide: {named(unsure)}." if unsure else ""
-    sys.stderr.write(f"predrain: {len(guesses)} columns are not known: guesses are in {to}.{look}\n")
-    sys.stderr.write(f"predrain: check them, then give --mapping {to}\n")
-    return guesses
+    write_bytes(to, inquiry.mapping_text().encode())
+    sys.stderr.write(inquiry.report(to))

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -17,16 +18,17 @@ from foundation.errors import InputError
 from foundation.files import recover_folder, write_bytes
 from foundation.http import Connection
 from pipeline.params import Params
-from pipeline.sources.check import Tables
 from telemetry.collect.prometheus.backfill import BackfillPlan, backfill
 from telemetry.collect.prometheus.outlook import Outlook
 from telemetry.collect.series.mapping import SourceMapping
 from telemetry.dataset.channels import resolve_channels
 from telemetry.dataset.store import Dataset
+from telemetry.importing.asking.questions import Inquiry, Tables
+from telemetry.importing.asking.trial import inquire
 from telemetry.importing.importer import DEFAULT_MAX_LOSS, import_dataset
 from telemetry.importing.ingest import ImportResult
 from telemetry.importing.mapping import load_mapping
-from telemetry.importing.sampling import step_of
+from telemetry.importing.sampling import STEPS, step_of
 from telemetry.landing.compaction import CompactResult, CompactSettings, compact
 from telemetry.landing.folder import Landing, landing_of
 
@@ -122,6 +124,19 @@ def refuse_removed(dataset: Path) -> None:
             str(dataset),
             f"If it was removed, remove {root} as well to fetch everything again.",
         )
+
+
+def check_sources(tables: Tables, mapping: Path | None, params: Params, *, known: pd.DataFrame | None) -> Inquiry:
+    """Find out what an import of files would ask, see :func:`telemetry.importing.asking.trial.inquire`."""
+    channels = resolve_channels(params.channels)
+    importing = partial(
+        import_dataset,
+        step=params.telemetry.step or STEPS[0],
+        channels=channels,
+        dedupe=params.events.dedupe,
+        delay=params.features.delay,
+    )
+    return inquire(tables, mapping, channels, importing, known=known)
 
 
 def import_tables(

@@ -31,6 +31,7 @@ from telemetry.dataset.meta import META_NAME
 from telemetry.dataset.schema import INVENTORY, Unit, ms_of
 from telemetry.dataset.store import Dataset
 from telemetry.identity.nodes import NodeNames
+from telemetry.importing.asking.questions import refuse_open
 from telemetry.importing.columns import KEY_ALIASES, resolve_columns, source_names
 from telemetry.importing.events import read_events
 from telemetry.importing.ingest import ImportResult, Ingest, Progress, unchanged
@@ -39,7 +40,6 @@ from telemetry.importing.inventory import Installations, end_overlaps, merge_sta
 from telemetry.importing.jobs import read_jobs
 from telemetry.importing.mapping import ImportMapping, TableMapping, load_mapping, without_later_keys
 from telemetry.importing.quarantine import Quarantine
-from telemetry.importing.questions import check_tables
 from telemetry.importing.reading import SourceFile, column_names, expand_sources, new_sources, read_batches
 
 AHEAD: Final = timedelta(days=1)
@@ -94,7 +94,7 @@ def import_dataset(
         "jobs": [jobs] if jobs else [],
     }
     sources = _sources(given, rules, step, channels, dedupe, delay)
-    check_tables(given, rules, channels)
+    refuse_open(given, rules, channels)
     if existing is not None:
         check_step(existing, step)
     fresh = new_sources(sources, existing)

@@ -9,9 +9,8 @@ import pytest
 
 from foundation.errors import InputError
 from telemetry.dataset.channels import CATALOGUE
+from telemetry.importing.asking.questions import Inquiry, look, refuse_open
 from telemetry.importing.mapping import load_mapping
-from telemetry.importing.questions import check_tables, find_questions, question_lines
-from telemetry.importing.suggestion import mapping_text, suggest
 from tests.telemetry.helpers import gpu, inventory_frame, run_import
 
 GWDG = Path(__file__).parents[3].parent / "shared/data/gwdg"
@@ -19,10 +18,7 @@ GWDG = Path(__file__).parents[3].parent / "shared/data/gwdg"
 
 def suggested(folder: Path, given: dict[str, list[Path]]) -> str:
     """Return the mapping file that is suggested, unchanged."""
-    mapping = load_mapping(None)
-    guesses = suggest(given, mapping, CATALOGUE)
-    lines = question_lines(find_questions(given, mapping, CATALOGUE, guesses))
-    text = mapping_text(guesses, given, None, lines)
+    text = Inquiry(given, None, *look(given, load_mapping(None), CATALOGUE)).mapping_text()
     (folder / "suggested.yaml").write_text(text)
     return text
 
@@ -32,7 +28,7 @@ def test_zones_orders_and_columns_of_all_tables_are_asked_at_once(tmp_path: Path
     (tmp_path / "tickets.csv").write_text("Opened,Host,Work\n03/04/2026 10:00,node-0,repair\n")
     given = {"samples": [tmp_path / "smi.csv"], "events": [tmp_path / "tickets.csv"]}
     with pytest.raises(InputError) as caught:
-        check_tables(given, load_mapping(None), CATALOGUE)
+        refuse_open(given, load_mapping(None), CATALOGUE)
     for text in ("'odd'", "smi.csv", "2026/03/01 00:00:00", "03/04/2026 10:00", "timezone:", "order: dmy"):
         assert text in str(caught.value)
 
@@ -75,7 +71,7 @@ def test_published_telemetry_and_tickets_import_by_what_is_suggested(tmp_path: P
         }
     )
     text = suggested(tmp_path, {"samples": [tmp_path / "dcgm.parquet"], "events": [tickets]})
-    assert text.count("timezone: UTC") == 1
+    assert text.splitlines().count("timezone: UTC") == 1
     result = run_import(
         tmp_path, samples=[tmp_path / "dcgm.parquet"], events=[tickets], inventory=inventory, mapping=text
     )

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from telemetry.dataset.channels import resolve_channels
+from telemetry.importing.asking.guesses import suggest
 from telemetry.importing.mapping import ImportMapping
-from telemetry.importing.suggestion import suggest
 
 EXPORTS = {
     "helpdesk": (

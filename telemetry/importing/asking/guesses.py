@@ -1,23 +1,22 @@
-"""Guesses what columns that predrain does not know may be, by name, unit and values, and writes them for review."""
+"""Guesses what columns that predrain does not know may be, by name, unit and values."""
 
 from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import yaml
 
 from foundation.errors import InputError
 from foundation.yaml import read_yaml
 from telemetry.dataset.channels import Channel, with_rollups
-from telemetry.dataset.schema import EVENT_RUNS, EVENT_TYPES, INVENTORY, JOB_OPTIONS, JOBS
+from telemetry.dataset.schema import EVENT_RUNS, INVENTORY, JOB_OPTIONS, JOBS
 from telemetry.importing.columns import (
     KEY_ALIASES,
     SAMPLE_KEYS,
@@ -32,9 +31,7 @@ from telemetry.importing.instants import NAIVE, OK, inferred_unit, parse_instant
 from telemetry.importing.mapping import ImportMapping, TableMapping, TimeFormat
 from telemetry.importing.quarantine import Quarantine
 from telemetry.importing.reading import column_names, expand_sources, is_kernel_log, read_batches
-from telemetry.importing.source_names import KEYS, SAYS_NOTHING, WORDS
 from telemetry.importing.tickets import TICKET_COLUMNS
-from telemetry.phrases.classifier import classify
 from telemetry.values.numbers import ANY_UNIT, read_numbers
 from telemetry.values.units import words_for
 
@@ -58,8 +55,8 @@ _UNIT_NAME: Final = re.compile(r"[KMG]i?B|[kMG]Hz|k?Wh|[mk]J|[mk]W")
 _FEW: Final = 8
 """Most distinct values of what may be an enum or flags."""
 
-_METRIC_COLUMNS: Final = ("metric", "metric_name", "__name__", "_field", "metric_id", "series")
-_VALUE_COLUMNS: Final = ("value", "_value", "metric_value", "val")
+_NAMES: Final = read_yaml(Path(__file__).with_name("column_names.yaml").read_text(encoding="utf-8"))
+_WORDS: Final = {word: meant for meant, words in _NAMES["words"].items() for word in words}
 
 _FIELD: Final = re.compile(r"(?:dcgm|field|fi|id)+[ _.-]*(\d+)", re.IGNORECASE)
 
@@ -92,16 +89,6 @@ class Guess:
     def sure(self) -> bool:
         """Whether it need not be confirmed."""
         return self.score >= _SURE
-
-    @property
-    def line(self) -> str:
-        """Its line in a mapping file."""
-        if self.sure:
-            return f"    {_quoted(self.column)}: {_quoted(self.target)}    # {self.why}"
-        factors = ", ".join(f"`{key}: {new}`" for key in ("scale", "offset") if (new := _factors(key, [self])))
-        needs = f", with {factors}".replace("'", "") if factors else ""
-        guess = f"CHECK: {self.target}? {self.why}{needs}" if self.target else self.why
-        return f"    {_quoted(self.column)}: null    # {guess}"
 
 
 def named(guesses: Sequence[Guess]) -> str:
@@ -252,7 +239,7 @@ def _key_of(name: str, role: str) -> tuple[str | None, float]:
         target: max(
             1.0 if words == known else difflib.SequenceMatcher(None, words, known).ratio() * 0.85 for known in names
         )
-        for target, names in KEYS[role].items()
+        for target, names in _NAMES["keys"][role].items()
     }
     target = max(scores, key=lambda key: scores[key])
     return (target, scores[target]) if scores[target] >= 0.7 else (None, 0.0)
@@ -295,9 +282,9 @@ def _likeness(name: str, channel: Channel) -> float:
 
 
 def _meaning(name: str, channel: Channel) -> frozenset[str]:
-    words = [WORDS.get(word, word) for word in _split(name)]
+    words = [_WORDS.get(word, word) for word in _split(name)]
     units = words_for(channel.unit)
-    told = {word for word in words if not SAYS_NOTHING.fullmatch(word) and not (word in units and len(words) > 1)}
+    told = {word for word in words if word not in _NAMES["says_nothing"] and not (word in units and len(words) > 1)}
     return frozenset(told or words)
 
 
@@ -336,79 +323,3 @@ def _are_dates(texts: Sequence[str]) -> bool:
     except InputError:  # of two orders of day and month: dates they are
         return True
     return bool(2 * ((parsed.status == OK) | (parsed.status == NAIVE)).sum() > len(texts))
-
-
-def _type_of(word: str) -> str | None:
-    """Guess the type of an event from a ticket's own word."""
-    work = classify(word, "ticket")
-    return work.type if work.sure else None
-
-
-def mapping_text(
-    guesses: Sequence[Guess], roles: Iterable[str], mapping: Path | None, asked: Sequence[str] = ()
-) -> str:
-    """Write a mapping file: what a given one has, and the guesses, each with its reason.
-
-    ``asked``: lines of what only the tables' owner can tell.
-    """
-    base: dict[str, Any] = {} if mapping is None else read_yaml(mapping.read_text(encoding="utf-8")) or {}
-    lines = [
-        "# Columns that predrain does not know, with a guess each. Check every line.",
-        "# `null` leaves a column out, which a guess that is not sure does as well: correct the lines with CHECK.",
-        "# A column that is no channel of docs/reference/channels.md: declare it in params `channels:`, too.",
-        *asked,
-    ]
-    for role in roles:
-        mine = [guess for guess in guesses if guess.role == role]
-        section: dict[str, Any] = dict(base.pop(role, None) or {})
-        long = _long_format(guesses) if role == "samples" and "long" not in section else None
-        if long is not None:
-            section["long"] = long
-            mine = [guess for guess in mine if guess.column not in long.values()]
-        if mine:
-            columns = section.pop("columns", None) or {}
-            lines += [f"{role}:", "  columns:"]
-            lines += [f"    {_quoted(name)}: {_quoted(target)}" for name, target in columns.items()]
-            lines += [guess.line for guess in mine]
-            units = {guess.unit for guess in mine if guess.sure and guess.unit}
-            if len(units) == 1:
-                section["time"] = {"unit": units.pop()} | (section.get("time") or {})
-            kinds = {word: _type_of(word) for guess in mine if guess.sure for word in guess.words}
-            if kinds:
-                values = section.get("values") or {}
-                told = {word: kind for word, kind in kinds.items() if kind and word.lower() not in EVENT_TYPES}
-                section["values"] = values | {"type": told | (values.get("type") or {})}
-            for key in ("scale", "offset"):
-                section |= {key: (section.get(key) or {}) | _factors(key, [guess for guess in mine if guess.sure])}
-        elif section:
-            lines.append(f"{role}:")
-        lines += _dumped({key: value for key, value in section.items() if value}, "  ")
-        if mine:
-            unknown = [word for word, kind in kinds.items() if kind is None]
-            if unknown:
-                shown = ", ".join(_quoted(word) for word in unknown)
-                lines += [f"  # CHECK: values without a guess are `other`: {shown}; null drops the row"]
-            lines += ["  # ignore_others: true        # leave out every column that is neither known nor mapped"]
-    return "\n".join([*lines, *_dumped(base, "")]) + "\n"
-
-
-def _long_format(guesses: Sequence[Guess]) -> dict[str, str] | None:
-    """Guess the columns of metric and value of a table with a row for each value."""
-    columns = {guess.column.lower(): guess.column for guess in guesses if guess.role == "samples"}
-    metric = next((columns[name] for name in _METRIC_COLUMNS if name in columns), None)
-    value = next((columns[name] for name in _VALUE_COLUMNS if name in columns), None)
-    return None if metric is None or value is None else {"metric": metric, "value": value}
-
-
-def _factors(key: str, guesses: Sequence[Guess]) -> dict[str, float]:
-    plain = 1.0 if key == "scale" else 0.0
-    return {str(g.target): float(f"{getattr(g, key):.10g}") for g in guesses if getattr(g, key) != plain}
-
-
-def _dumped(content: Mapping[str, Any], indent: str) -> list[str]:
-    text = yaml.safe_dump(dict(content), sort_keys=False) if content else ""
-    return [indent + line for line in text.splitlines()]
-
-
-def _quoted(name: Any) -> str:
-    return yaml.safe_dump(name, default_flow_style=True, width=10_000).removesuffix("...\n").strip()

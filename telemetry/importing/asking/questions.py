@@ -1,0 +1,198 @@
+"""What the first rows of some tables leave open: unknown columns, zones, orders of day and month, missing columns."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import reduce
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+
+from foundation.errors import InputError
+from telemetry.dataset.channels import Channel
+from telemetry.importing.asking.guesses import INSTANTS, Guess, known_columns, named, suggest
+from telemetry.importing.asking.mapping_file import as_yaml, mapping_text, merged
+from telemetry.importing.columns import refuse_absent, targets_of
+from telemetry.importing.instants import MISSING, NAIVE, UndecidedOrderError, order_shown, parse_instants
+from telemetry.importing.mapping import ImportMapping, TableMapping
+from telemetry.importing.quarantine import Quarantine
+from telemetry.importing.reading import column_names, expand_sources, is_kernel_log, read_batches, time_of_column
+
+Tables = Mapping[str, Sequence[Path]]
+"""Files and folders by section of the mapping: ``samples``, ``events``, ``inventory``, ``jobs``."""
+
+_REQUIRED: Final[Mapping[str, tuple[tuple[str, ...], ...]]] = {
+    "samples": (("timestamp",), ("gpu", "node")),
+    "events": (("timestamp",), ("type",), ("node", "gpu", "serial")),
+    "inventory": (("node",),),
+    "jobs": (("job",), ("node",), ("started_at",)),
+}
+_FIRST_ROWS: Final = 20_000
+_FILES_ALIKE: Final = 3
+_SHOWN: Final = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """Something that only the owner of the tables can answer.
+
+    ``section``: of the mapping. ``what``, ``where``, ``do``: as in an ``InputError``.
+    ``answer``: content of a mapping that would answer it, as a proposal; empty if only the owner knows one.
+    ``missing``: required column that the file ``where`` does not have.
+    """
+
+    section: str
+    what: str
+    where: str
+    do: str
+    answer: Mapping[str, Any] = field(default_factory=dict)
+    missing: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.section}: {self.what} ({self.where}). {self.do}"
+
+
+@dataclass(frozen=True, slots=True)
+class Inquiry:
+    """What is open about some tables; ``mapping``: the one given."""
+
+    tables: Tables
+    mapping: Path | None
+    guesses: Sequence[Guess]
+    questions: Sequence[Question]
+
+    @property
+    def is_clear(self) -> bool:
+        """Whether an import has nothing to ask; of an inventory unknown columns are facts of its own."""
+        return not self.questions and all(guess.role == "inventory" for guess in self.guesses)
+
+    @property
+    def answers(self) -> dict[str, Any]:
+        """Proposed answers to all questions."""
+        return reduce(merged, (question.answer for question in self.questions), dict[str, Any]())
+
+    def mapping_text(self) -> str:
+        """Return a mapping to check: the one given, a guess for each unknown column, and the proposed answers."""
+        return mapping_text(self.guesses, self.tables, self.mapping, self.answers, [str(q) for q in self.questions])
+
+    def report(self, written: Path) -> str:
+        """Return the questions as text; ``written``: where the mapping to check is."""
+        lines = []
+        for role in self.tables:
+            mine = [guess for guess in self.guesses if guess.role == role]
+            unsure = [guess for guess in mine if not guess.sure]
+            decide = f" To decide: {named(unsure)}." if unsure else ""
+            lines += [f"{role}: {len(mine)} columns are not known: guesses are in {written}.{decide}"] * bool(mine)
+        text = "".join(f"predrain: {line}\n" for line in [*lines, *map(str, self.questions)])
+        if self.answers:
+            proposed = "".join(f"  {line}\n" for line in as_yaml(self.answers))
+            text += f"predrain: proposed in {written}, to be corrected:\n{proposed}"
+        return text + f"predrain: check {written}, then run the same command with --mapping {written}\n"
+
+
+def look(tables: Tables, mapping: ImportMapping, channels: Mapping[str, Channel]) -> tuple[list[Guess], list[Question]]:
+    """Guess unknown columns, and return what else the tables leave open if the guesses are right."""
+    guesses = suggest(tables, mapping, channels)
+    naive: list[str] = []
+    undecided: dict[str, list[str]] = {}
+    missing: list[Question] = []
+    for role, paths in tables.items():
+        section: TableMapping = getattr(mapping, role)
+        guessed = {guess.column: guess.target for guess in guesses if guess.role == role and guess.target}
+        known, aliases, _ = known_columns(role, channels)
+        alike: Counter[tuple[str, ...]] = Counter()
+        for file in _tables_among(paths, role):
+            names = column_names(file, role)
+            sources = targets_of(names, section, known, aliases)
+            sources |= {target: name for name in names if (target := guessed.get(name)) is not None}
+            if section.long is None and not getattr(section, "parts", None):
+                missing += _missing(role, file, {*sources, *section.constants})
+            if alike[tuple(names)] < _FILES_ALIKE:  # files of one kind answer alike, and there may be thousands
+                for column, what, example in _open_instants(role, file, section, sources):
+                    shown = f"{example!r} ({file.name}, column {column!r})"
+                    (naive if what == "timezone" else undecided.setdefault(role, [])).append(shown)
+            alike[tuple(names)] += 1
+    questions = [
+        Question(
+            role,
+            f"dates can be read in two ways, such as {', '.join(shown[:_SHOWN])}",
+            role,
+            f"Give `{role}: {{time: {{order: dmy}}}}` (day first) or `mdy` (month first).",
+            {role: {"time": {"order": "dmy"}}},
+        )
+        for role, shown in undecided.items()
+    ]
+    if naive:
+        what = f"timestamps are naive (without a time zone), such as {', '.join(naive[:_SHOWN])}"
+        do = "Give `timezone: UTC`, with the zone that they were written in."
+        questions.insert(0, Question("timezone", what, "all tables", do, {"timezone": "UTC"}))
+    return guesses, questions + missing
+
+
+def _tables_among(paths: Sequence[Path], role: str) -> list[Path]:
+    """Return the files that are no kernel logs."""
+    return [file for file in expand_sources(tuple(paths), role) if role != "events" or not is_kernel_log(file)]
+
+
+def _missing(role: str, file: Path, present: set[str]) -> Iterator[Question]:
+    for choice in _REQUIRED[role]:
+        if present.isdisjoint(choice):
+            name = " or ".join(choice)
+            do = f"Map one, or give a constant: `{role}: {{constants: {{{choice[0]}: …}}}}`."
+            yield Question(role, f"no column for {name!r}", str(file), do, missing=name)
+
+
+def _open_instants(
+    role: str, file: Path, section: TableMapping, sources: Mapping[str, str]
+) -> Iterator[tuple[str, str, str]]:
+    """Yield columns whose zone or order of day and month is open: the column, which of the two, and an example."""
+    wanted = {sources[target] for target in INSTANTS if target in sources and target not in section.constants}
+    batch = next(iter(read_batches(file, role, Quarantine())), None) if wanted else None
+    if batch is None or not batch.table.num_rows:
+        return
+    for column in sorted(wanted):
+        values: pa.ChunkedArray = batch.table.column(column).slice(0, _FIRST_ROWS)
+        time = time_of_column(section.time, column)
+        try:
+            parsed = parse_instants(values, time, column)
+        except UndecidedOrderError as error:
+            order = order_shown(batch.table.column(other) for other in wanted)
+            if order is None:
+                yield column, "order", error.what.split("'")[1]
+                continue
+            parsed = parse_instants(values, time, column, order=order)
+        except InputError:  # which the reader reports
+            continue
+        reported = parsed.status[parsed.status != MISSING]
+        if len(reported) and bool((reported == NAIVE).all()):
+            yield column, "timezone", str(values[int(np.flatnonzero(parsed.status == NAIVE)[0])].as_py())
+
+
+def refuse_open(tables: Tables, mapping: ImportMapping, channels: Mapping[str, Channel]) -> None:
+    """Raise ``InputError`` with everything that the tables leave open, or a mapped column that none of a role's has."""
+    for role, paths in tables.items():
+        section: TableMapping = getattr(mapping, role)
+        files = _tables_among(paths, role)
+        if files and section.long is None:
+            names = {name for path in files for name in column_names(path, role)}
+            names |= {name for pattern in getattr(section, "parts", {}).values() for name in pattern.groupindex}
+            refuse_absent(section, sorted(names), ", ".join(map(str, files)))
+    guesses, questions = look(tables, mapping, channels)
+    unknown = [guess for guess in guesses if guess.role != "inventory"]
+    if not unknown and all(question.missing for question in questions):
+        return  # a missing column is named by the reader, which knows its other columns
+    problems = [f"{question.what} in {question.where}" if question.missing else question.what for question in questions]
+    advice = [question.do for question in questions if question.answer]
+    if unknown:
+        problems.insert(0, f"{len(unknown)} unknown column{'s' if len(unknown) > 1 else ''}: {named(unknown)}")
+        advice.append(
+            "Write a mapping to check with `--suggest-mapping mapping.yaml` instead of `--out`, then give `--mapping "
+            "mapping.yaml`. `null` in it leaves a column out, `ignore_others: true` all that are not mapped. Channels "
+            "of your own are declared in params `channels:`."
+        )
+    where = [str(guess.file) for guess in unknown] + [question.where for question in questions]
+    raise InputError("; ".join(problems), ", ".join(dict.fromkeys(where)), " ".join(advice))

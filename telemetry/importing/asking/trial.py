@@ -1,0 +1,210 @@
+"""What an import of some tables would ask, found by importing the first rows of each into a scratch folder.
+
+Where an error proposes lines of a mapping, it becomes a question, the lines are taken for the moment, and the table is
+imported again: one question does not hide the next.
+"""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Generator, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, Final
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import yaml
+from pydantic import ValidationError
+
+from foundation.errors import InputError
+from foundation.files import write_bytes
+from foundation.yaml import read_yaml
+from telemetry.dataset.channels import Channel
+from telemetry.importing.asking.mapping_file import mapping_content, merged
+from telemetry.importing.asking.questions import Inquiry, Question, Tables, look
+from telemetry.importing.importer import DEFAULT_MAX_LOSS
+from telemetry.importing.ingest import ImportResult
+from telemetry.importing.mapping import ImportMapping, load_mapping
+from telemetry.importing.quarantine import Quarantine, advice
+from telemetry.importing.reading import expand_sources, is_kernel_log, read_batches
+
+_HEAD_ROWS: Final = 20_000
+_HEAD_FILES: Final = 5
+_MOST_QUESTIONS: Final = 8
+"""Questions about one file; after them the file itself is wrong."""
+
+_UPPER: Final = frozenset({"UTC", "GMT"})
+_BACKTICKS: Final = re.compile(r"`([^`]+)`")
+_ELSEWHERE: Final = frozenset({"unknown node", "unknown gpu", "before installation", "after removal"})
+"""Reasons that the whole telemetry decides: GPUs and stays are known only when it is there."""
+
+_ALL_ELSEWHERE: Final = 0.9
+_FEWEST: Final = 10
+
+
+def inquire(
+    tables: Tables,
+    mapping: Path | None,
+    channels: Mapping[str, Channel],
+    importing: Callable[..., ImportResult],
+    *,
+    known: pd.DataFrame | None = None,
+    now: datetime | None = None,
+) -> Inquiry:
+    """Find out everything that an import of some tables would ask.
+
+    ``importing``: :func:`telemetry.importing.importer.import_dataset` with all settings.
+    ``known``: inventory of the GPUs whose telemetry comes from elsewhere; None where the files hold samples.
+    """
+    guesses, questions = look(tables, load_mapping(mapping), channels)
+    asked = Inquiry(tables, mapping, guesses, questions)
+    provisional = merged(asked.answers, mapping_content(guesses, tables, mapping, every_guess=True))
+    if not _is_valid(provisional):
+        provisional = mapping_content([], tables, mapping, every_guess=False)
+    incomplete = frozenset(question.where for question in questions if question.missing)
+    with tempfile.TemporaryDirectory(prefix="predrain-check-") as name:
+        trial = _Trial(Path(name), importing, provisional, now or datetime.now(UTC), known, incomplete)
+        questions += trial.questions(tables)
+    return Inquiry(tables, mapping, guesses, questions)
+
+
+@dataclass(slots=True)
+class _Trial:
+    """Imports of single tables; ``content``: the mapping, with each answer that was proposed so far."""
+
+    folder: Path
+    importing: Callable[..., ImportResult]
+    content: dict[str, Any]
+    now: datetime
+    known: pd.DataFrame | None
+    incomplete: frozenset[str]
+    inventory: Path | None = None
+    heads: list[Path] = field(default_factory=list)
+    number: int = 0
+
+    def questions(self, tables: Tables) -> Iterator[Question]:
+        """Try the samples first: without them nothing else can be placed."""
+        if self.known is not None:
+            self.inventory = self.folder / "known.parquet"
+            self.known.to_parquet(self.inventory, index=False)
+        else:
+            self.inventory = next(iter(tables.get("inventory", ())), None)
+            samples = tables.get("samples", ())
+            self.heads = [*self._heads(expand_sources(tuple(samples), "samples") if samples else [])]
+            is_clear = yield from self._ask("samples", next(iter(samples), Path()))
+            if not is_clear:
+                return
+        for role in ("events", "jobs"):
+            for file in expand_sources(tuple(tables.get(role, ())), role):
+                if str(file) in self.incomplete:
+                    continue
+                section = "kernel_log" if role == "events" and is_kernel_log(file) else role
+                given: dict[str, Any] = {"events": [file]} if role == "events" else {"jobs": file}
+                yield from self._ask(section, file, **given)
+
+    def _heads(self, files: list[Path]) -> Iterator[Path]:
+        for number, file in enumerate(files[:_HEAD_FILES]):
+            batch = next(iter(read_batches(file, "samples", Quarantine())), None)
+            if batch is not None:
+                head = self.folder / f"head-{number}-{file.name}.parquet"
+                pq.write_table(_storable(batch.table.slice(0, _HEAD_ROWS)), head)
+                yield head
+
+    def _import(self, **given: Any) -> ImportResult:
+        self.number += 1
+        mapping = self.folder / "mapping.yaml"
+        span = [datetime(1990, 1, 1, tzinfo=UTC), self.now]  # so that a table without usable rows is no error
+        mapping.write_text(yaml.safe_dump({"span": span} | self.content, sort_keys=False), encoding="utf-8")
+        out, files = self.folder / f"trial-{self.number}", {"inventory": self.inventory, "samples": self.heads}
+        return self.importing(out, **files, mapping=mapping, max_loss=1.0, now=self.now, **given)
+
+    def _ask(self, section: str, file: Path, **given: Any) -> Generator[Question, None, bool]:
+        """Ask what a table leaves open; return whether it can be imported once that is answered."""
+        for _ in range(_MOST_QUESTIONS):
+            try:
+                result = self._import(**given)
+            except InputError as error:
+                answer = _answer_in(error.do, section, file, self.now)
+                content = merged(self.content, answer)
+                is_answer = content != self.content and _is_valid(content)
+                where = error.where.replace(f"{self.folder}/", "")
+                yield Question(section, error.what, where, error.do, answer if is_answer else {})
+                if not is_answer:
+                    return False
+                self.content = content
+            else:
+                yield from _losses(section, file, result)
+                return True
+        return False
+
+
+def _losses(section: str, file: Path, result: ImportResult) -> Iterator[Question]:
+    """Ask about rows of a table that many would be lost of; what is left out on purpose is no loss."""
+    account = result.accounting.tables["events" if section == "kernel_log" else section]
+    losses = {reason: number for reason, number in account.left_out.items() if advice(reason) != advice("")}
+    for share, is_placing in ((DEFAULT_MAX_LOSS, False), (_ALL_ELSEWHERE, True)):
+        lost = Counter({reason: number for reason, number in losses.items() if (reason in _ELSEWHERE) is is_placing})
+        if lost.total() >= _FEWEST and lost.total() > share * account.read:
+            reason, most = lost.most_common(1)[0]
+            what = f"{lost.total():,} of {account.read:,} rows cannot be used, {most:,} of them for {reason!r}"
+            yield Question(section, f"{what}, such as {account.examples.get(reason)}", str(file), advice(reason))
+
+
+def _answer_in(do: str, section: str, file: Path, now: datetime) -> dict[str, Any]:
+    """Return the lines of a mapping that the advice of an error proposes in backticks."""
+    for text in _BACKTICKS.findall(do):
+        try:
+            content = read_yaml(text)
+        except (yaml.YAMLError, ValueError, InputError):
+            continue
+        if isinstance(content, dict) and not _has_placeholder(content):
+            fragment = content if content.keys() <= ImportMapping.model_fields.keys() else {section: content}
+            return {key: _filled(value, file, now) for key, value in fragment.items()}
+    return {}
+
+
+def _has_placeholder(content: Any) -> bool:
+    """Whether a proposal says NAME, SOURCE or the like, which nothing but the user can fill in."""
+    if isinstance(content, dict):
+        return any(_has_placeholder(part) for pair in content.items() for part in pair)
+    return isinstance(content, str) and content.isupper() and content not in _UPPER
+
+
+def _filled(value: Any, file: Path, now: datetime) -> Any:
+    """Fill the gaps of a proposal: the moment after the last line of a log is at most that of its last change."""
+    if isinstance(value, dict):
+        return {key: _filled(inner, file, now) for key, inner in value.items()}
+    if value not in ("…", "..."):
+        return value
+    changed = datetime.fromtimestamp(file.stat().st_mtime, UTC) if file.is_file() else now
+    return min(changed + timedelta(minutes=1), now).replace(microsecond=0)
+
+
+def _is_valid(content: Mapping[str, Any]) -> bool:
+    try:
+        ImportMapping.model_validate(content)
+    except ValidationError:
+        return False
+    return True
+
+
+def _storable(table: pa.Table) -> pa.Table:
+    """Return a table that Parquet can hold: columns of nothing are columns of empty text."""
+    for place, kind in enumerate(table.schema.types):
+        if pa.types.is_null(kind):
+            table = table.set_column(place, table.column_names[place], table.column(place).cast(pa.string()))
+    return table
+
+
+def write_inquiry(inquiry: Inquiry, out: Path) -> Path:
+    """Write the mapping to check into a folder, never over another file; return its path."""
+    names = ["mapping.yaml", *(f"mapping-{number}.yaml" for number in range(2, 1000))]
+    path = next(out / name for name in names if not (out / name).exists())
+    out.mkdir(parents=True, exist_ok=True)
+    write_bytes(path, inquiry.mapping_text().encode())
+    return path

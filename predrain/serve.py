@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,6 +13,13 @@ from predrain.options import ModelNameOption, RegistryOption, check_scores, dura
 if TYPE_CHECKING:
     from serving.champion.sources import FolderBundle
     from serving.server import Tls
+
+
+class ExtenderFilter(StrEnum):
+    """What ``--extender-filter`` takes."""
+
+    LEDGER = "ledger"
+    SCORES = "scores"
 
 
 def serve(
@@ -38,12 +46,24 @@ def serve(
         typer.Option(metavar="HOST:PORT", help="Address of the Kubernetes scheduler extender, of this machine only."),
     ] = "127.0.0.1:8081",
     extender: Annotated[bool, typer.Option(help="Whether to serve the scheduler extender.")] = True,
+    extender_filter: Annotated[
+        ExtenderFilter,
+        typer.Option(
+            help="Nodes that the extender removes: those that the newest decision in --ledger keeps new work off (none "
+            "without it), or all of tier high by the scores."
+        ),
+    ] = ExtenderFilter.LEDGER,
+    extender_max_share: Annotated[
+        float,
+        typer.Option(min=0.0, max=1.0, help="Largest share of nodes that the extender removes; at least one."),
+    ] = 0.1,
     tokens: Annotated[
         Path | None,
         typer.Option(help="File of bearer tokens' hashes and scopes; needed unless the address is a loopback one."),
     ] = None,
     ledger: Annotated[
-        Path | None, typer.Option(help="Ledger of `predrain act`, for the fleet page; need not exist yet.")
+        Path | None,
+        typer.Option(help="Ledger of `predrain act`, for the fleet page and the extender; need not exist yet."),
     ] = None,
     tls_cert: Annotated[
         Path | None,
@@ -90,7 +110,7 @@ def serve(
     refuse_open_port(address, has_tokens=tokens is not None, allows="ask")
     extender_address, extender_number = parse_listen(extender_listen, "--extender-listen")
     refuse_open_port(extender_address, has_tokens=False, allows="ask", option="--extender-listen")
-    settings = ServiceSettings()
+    settings = ServiceSettings(extender_filter=extender_filter.value, extender_max_share=extender_max_share)
     if stale_after is not None:
         settings = replace(settings, stale_after_s=duration_option(stale_after, "--stale-after").total_seconds())
     reader = None

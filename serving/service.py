@@ -14,6 +14,7 @@ from starlette.responses import PlainTextResponse, Response
 
 from serving.champion.model import ModelHolder
 from serving.champion.sources import FolderBundle
+from serving.http.acting import ControllerDecisions
 from serving.http.application import describe, guarded, make_application, problem_response, problems
 from serving.http.bodies import PROBLEM, as_json, write_json
 from serving.http.extender import add_extender
@@ -88,13 +89,16 @@ class Service:
         add_invocations(self.api, queries, self.settings.rows)
         self._pages.add_to(self.api)
         self._guard(self.api, access, hosts if self._tokens is None else None)
+        self.decisions = ControllerDecisions(ledger if self.settings.extender_filter == "ledger" else None)
         self.extender = self._make_extender(hosts)
 
     def _make_extender(self, hosts: Sequence[str]) -> FastAPI:
         """Make the application of the extender's port, which only this machine reaches and which asks for no token."""
         access = Access(None, lambda _: True, lambda _: False, problem_response)
         extender = make_application(access)
-        add_extender(extender, self.score_cache, self.metrics, self._clock, self._placing, self.settings)
+        add_extender(
+            extender, self.score_cache, self.metrics, self._clock, self._placing, self.settings, self.decisions
+        )
         extender.add_api_route("/healthz", self._healthz)
         self._guard(extender, access, hosts)
         return extender
@@ -134,11 +138,13 @@ class Service:
     def start(self) -> None:
         """Begin to read the scores and to load the model, in threads."""
         self.score_cache.start()
+        self.decisions.start()
         self.holder.start()
 
     def close(self) -> None:
         """End the threads, and write what is left of the log."""
         self.score_cache.stop()
+        self.decisions.stop()
         self.holder.stop()
         for work in (self._reading, self._placing, self._scoring, self._rendering):
             work.close()

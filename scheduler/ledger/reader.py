@@ -138,6 +138,14 @@ class LedgerReader:
         )
         return {node: (done, at) for node, done, at in sorted(newest, key=lambda row: row[2])}
 
+    def out_of_service(self) -> dict[str, datetime]:
+        """Return the nodes that the newest decision keeps new work off, with the end of the prediction behind each."""
+        rows = self._rows(
+            "SELECT node, json_extract(content, '$.expires_at') FROM decisions "
+            "WHERE round = (SELECT MAX(id) FROM rounds) AND json_extract(content, '$.target') IN ('tainted', 'drained')"
+        )
+        return {node: datetime.fromisoformat(end) for node, end in rows if end is not None}
+
     def actions(
         self, node: str = "*", verb: str = "", since: str = "", until: str = "", *, before: int = 0, most: int = 50
     ) -> list[dict[str, Any]]:

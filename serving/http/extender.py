@@ -8,7 +8,8 @@ Nodes are named, as kube-scheduler does with ``nodeCacheCapable: true``.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final
 
@@ -16,12 +17,14 @@ from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import Response
 
+from serving.http.acting import ControllerDecisions
 from serving.http.bodies import as_json, read_json
 from serving.http.limits import ServiceSettings, ThreadWork
 from serving.http.metrics import RequestMetrics
 from serving.http.score_cache import ScoreCache
 from serving.scores.fleet import Fleet, NodeState
 from telemetry.collect.remote_write.problems import Refused
+from telemetry.identity.nodes import NodeNames
 
 _LOG = logging.getLogger(__name__)
 _AT_ONCE: Final = 2**18  # bytes of a body that is read within a few milliseconds
@@ -51,24 +54,40 @@ def candidates(args: Any) -> list[str]:
     return names
 
 
-def kept_nodes(names: Sequence[str], fleet: Fleet | None, now: datetime) -> tuple[list[str], dict[str, str]]:
+def kept_nodes(
+    names: Sequence[str],
+    fleet: Fleet | None,
+    now: datetime,
+    out: Mapping[str, datetime] | None = None,
+    max_share: float = 1.0,
+) -> tuple[list[str], dict[str, str]]:
     """Decide which nodes a pod may go to.
 
     ``names``: Nodes, in the scheduler's order.
     ``fleet``: None: nothing is known.
+    ``out``: nodes that the controller keeps new work off, and until when; None: there is no controller to follow.
+    ``max_share``: the largest share of the fleet, and of ``names``, that is left out; one node in any case.
     Returns ``kept``: in the same order; never empty if ``names`` is not. A node is left out only if its tier is
-    ``high`` by scores that have not expired; where that would leave none, the least risky one stays.
+    ``high`` by scores that have not expired; the riskiest come first.
     """
-    states = {name: _state(name, fleet, now) for name in names}
-    high = {name: state for name, state in states.items() if state is not None and state.tier == "high"}
-    kept = [name for name in names if name not in high]
-    if not kept and high:
-        least = min(high, key=lambda name: (high[name].risk or 0.0, name))
-        del high[least]
-        kept = [least]
-    return kept, {
-        name: f"predrain: a GPU is at high risk of failing (node risk {state.risk:.2g})" for name, state in high.items()
+    high = {name: state for name in names if (state := _state(name, fleet, now)) is not None and state.tier == "high"}
+    if not high or fleet is None:
+        return list(names), {}
+    riskiest = [state for state in fleet.states(now) if state.tier == "high"]
+    if out is not None:
+        known = NodeNames(out)
+        ends = {state.node: out.get(known.find(state.node) or "") for state in riskiest}
+        riskiest = [state for state in riskiest if (end := ends[state.node]) is not None and now < end]
+    places = {state.node: place for place, state in enumerate(riskiest[: _most(max_share, len(fleet.scores.nodes))])}
+    removed = sorted((name for name in high if high[name].node in places), key=lambda name: places[high[name].node])
+    removed = removed[: min(_most(max_share, len(names)), len(names) - 1)]
+    return [name for name in names if name not in removed], {
+        name: f"predrain: a GPU is at high risk of failing (node risk {high[name].risk:.2g})" for name in removed
     }
+
+
+def _most(share: float, nodes: int) -> int:
+    return max(1, math.floor(share * nodes))
 
 
 def priority(state: NodeState | None) -> int:
@@ -100,6 +119,7 @@ def add_extender(
     clock: Callable[[], datetime],
     reading: ThreadWork,
     settings: ServiceSettings,
+    decisions: ControllerDecisions,
 ) -> None:
     """Add the extender's two verbs; none asks for a token, because kube-scheduler sends none."""
 
@@ -126,7 +146,8 @@ def add_extender(
         return handle
 
     def filtered(asked: list[str], now: datetime) -> dict[str, Any]:
-        kept, removed = kept_nodes(asked, fleet_at(now), now)
+        out = decisions.out if settings.extender_filter == "ledger" else None
+        kept, removed = kept_nodes(asked, fleet_at(now), now, out, settings.extender_max_share)
         metrics.removed.inc(len(removed))
         return filter_result(kept, removed)
 

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Literal, TypeVar
 
 from telemetry.collect.remote_write.problems import Refused
 
@@ -28,6 +28,10 @@ class ServiceSettings:
     ``work_timeout_s``: longest time that an answer may take once the body is there; 503 after it.
     ``stale_after_s``: ``/readyz`` fails when the decision is older than this, and the extender takes nothing from it;
     None: only when all scores have expired.
+    ``extender_filter``: which nodes the extender removes: ``ledger``: those that the controller's newest decision keeps
+    new work off; ``scores``: those of tier high.
+    ``extender_max_share``: the largest share of the nodes that it removes, of the fleet and of each request; of few
+    nodes, one.
     ``grace_s``: how long requests under way may take to end after SIGTERM.
     """
 
@@ -45,6 +49,8 @@ class ServiceSettings:
     retry_after_s: int = 2
     poll_s: float = 1.0
     stale_after_s: float | None = None
+    extender_filter: Literal["ledger", "scores"] = "scores"
+    extender_max_share: float = 0.1
     grace_s: int = 20
 
 

@@ -35,7 +35,8 @@ class Predrain:
         self._stack = contextlib.ExitStack()
 
     def start(self) -> None:
-        service = serving(self.folder, "--extender-listen", f"127.0.0.1:{self.extender_port}", port=self.port)
+        options = ("--extender-listen", f"127.0.0.1:{self.extender_port}", "--extender-filter", "scores")
+        service = serving(self.folder, *options, port=self.port)
         self.process, _ = self._stack.enter_context(service)
         wait(lambda: answers(self.port, "/readyz"))
 

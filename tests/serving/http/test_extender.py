@@ -2,6 +2,7 @@
 
 import http.client
 import json
+from dataclasses import replace
 from datetime import timedelta
 from fractions import Fraction
 from pathlib import Path
@@ -12,10 +13,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policy.risk_record import RiskRecord
+from policy.stages import StagesConfig
+from scheduler.ledger.reader import LedgerReader
+from scheduler.ledger.sqlite_ledger import SqliteLedger
+from scheduler.ports.readings import Switches
+from serving.http.acting import ControllerDecisions
 from serving.http.extender import MOST_PRIORITY, filter_result, kept_nodes, priorities, priority
 from serving.http.limits import ServiceSettings
 from serving.scores.fleet import Fleet, state_of
 from serving.scores.reading import Scores
+from tests.policy.decide_world import config
+from tests.scheduler.cluster import Cluster
 from tests.serving.http.world import DECIDED, NOW, Running, record, running, small_fleet, write_scores
 from tests.waiting import wait
 
@@ -226,3 +234,57 @@ def test_the_extender_asks_for_no_token_and_outlives_damaged_scores(tmp_path: Pa
         assert client.post("/scheduler/filter", {"NodeNames": ["n1", "n2"]})["NodeNames"] == ["n2"]
     with pytest.raises((OSError, http.client.HTTPException, json.JSONDecodeError)):
         client.post("/scheduler/filter", {"NodeNames": ["n1"]})
+
+
+@settings(max_examples=60)
+@given(
+    fleets(), asked, later, st.sampled_from([0.0, 0.1, 0.25, 0.5, 1.0]), st.sets(st.sampled_from(["n0", "n1", "n2"]))
+)
+def test_no_more_than_a_share_is_removed_and_only_what_the_controller_keeps_work_off(
+    fleet: Fleet, names: list[str], now: Any, share: float, out: set[str]
+) -> None:
+    _, removed = kept_nodes(names, fleet, now, dict.fromkeys(out, now + timedelta(minutes=1)), share)
+    assert set(removed) <= out
+    assert len(removed) <= max(1, int(share * len(names)))
+    every, _ = kept_nodes([f"n{number}" for number in range(8)], fleet, now, None, share)
+    assert 8 - len(every) <= max(1, int(share * len(fleet.scores.nodes)))
+    assert kept_nodes(names, fleet, now, {}, 1.0) == (names, {})
+    assert kept_nodes(names, fleet, now, dict.fromkeys(out, now), 1.0) == (names, {}), "the prediction has expired"
+
+
+@pytest.mark.parametrize(
+    ("stages", "kill", "removed"),
+    [({"pinned": {"c/g": "hard"}}, False, {"n1"}), ({"pinned": {"c/g": "soft"}}, False, set()),
+     ({}, False, set()), ({"pinned": {"c/g": "hard"}}, True, set())],
+)  # fmt: skip
+def test_the_extender_follows_stage_breaker_and_switches_of_the_controller(
+    tmp_path: Path, stages: dict[str, Any], kill: bool, removed: set[str]
+) -> None:
+    ledger = tmp_path / "ledger.db"
+    cluster = Cluster(4, ledger=SqliteLedger(ledger), policy=replace(config("g"), stages=StagesConfig(**stages)))
+    cluster.scheduler.set_switches(Switches(kill=kill))
+    cluster.scored(n1=0.9)
+    cluster.round()
+    cluster.ledger.close()
+    decisions = ControllerDecisions(lambda: LedgerReader(ledger))
+    decisions.look()
+    assert set(decisions.out) == removed
+    now = cluster.clock.now()
+    fleet = fleet_of([record(f"{name}-0", name, 0.9, "high", expires=timedelta(days=3650)) for name in cluster.names])
+    assert set(kept_nodes(cluster.names, fleet, now, decisions.out, 1.0)[1]) == removed
+
+
+def test_a_ledger_that_cannot_be_read_removes_no_node(tmp_path: Path) -> None:
+    ledger = tmp_path / "ledger.db"
+    decisions = ControllerDecisions(lambda: LedgerReader(ledger))
+    decisions.look()
+    assert decisions.out == {}
+    cluster = Cluster(4, ledger=SqliteLedger(ledger))
+    cluster.scored(n1=0.9)
+    cluster.round()
+    decisions.look()
+    assert set(decisions.out) == {"n1"}, "it is read as soon as it is there"
+    cluster.ledger.close()
+    decisions._reader.close()
+    decisions.look()
+    assert decisions.out == {}

@@ -6,6 +6,7 @@ prints, ``as_dict`` the key ``accounting`` of its ``--json``, :func:`metrics` wh
 
 from __future__ import annotations
 
+import threading
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -47,10 +48,7 @@ class Accounting:
 
     def __init__(self) -> None:
         self.tables: defaultdict[str, Account] = defaultdict(Account)
-
-    def __bool__(self) -> bool:
-        """Whether anything was read."""
-        return any(account.read for account in self.tables.values())
+        self._lock = threading.Lock()
 
     def read(self, table: str, number: int = 1) -> None:
         """Count rows that were read."""
@@ -76,10 +74,11 @@ class Accounting:
 
     def take(self, table: str, number: int, left_out: Mapping[str, int], example: object = None) -> None:
         """Count rows of which all are used but those left out, by reason; ``example`` may be a mapping by reason."""
-        self.read(table, number)
-        self.used(table, number - sum(left_out.values()))
-        for reason, count in left_out.items():
-            self.left_out(table, reason, count, example.get(reason) if isinstance(example, Mapping) else example)
+        with self._lock:  # collectors read in several threads
+            self.read(table, number)
+            self.used(table, number - sum(left_out.values()))
+            for reason, count in left_out.items():
+                self.left_out(table, reason, count, example.get(reason) if isinstance(example, Mapping) else example)
 
     def _count(self, counts: Counter[str], table: str, reason: str, number: int, example: object) -> None:
         if number:

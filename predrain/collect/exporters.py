@@ -63,8 +63,6 @@ def exporters(
 
     Example: predrain collect exporters --targets gpu-nodes.txt --interval 30s --dataset fleet
     """
-    import asyncio
-
     from foundation.files import take_lock
     from foundation.http import connect_to
     from telemetry.accounting import Accounting
@@ -72,7 +70,7 @@ def exporters(
     from telemetry.collect.exporters import PageSink, PageWatch, fleet_catalogue
     from telemetry.collect.scraping.collector import Collector
     from telemetry.collect.scraping.scraper import Scraper
-    from telemetry.collect.scraping.service import run_collector, summary
+    from telemetry.collect.scraping.service import run_collector
     from telemetry.collect.scraping.targets import read_targets
     from telemetry.collect.series.mapping import load_source_mapping
     from telemetry.dataset.channels import resolve_channels
@@ -97,8 +95,8 @@ def exporters(
             settings=settings,
             accounting=accounting,
         )
-        asyncio.run(run_collector(collector, listen=listen, once=once))
-    show({"dataset": str(dataset), **summary(collector)}, as_json=as_json, accounting=accounting)
+        result = run_collector(collector, listen=listen, once=once)
+    show({"dataset": str(dataset), **result}, as_json=as_json, accounting=accounting)
 
 
 def gpud(
@@ -126,8 +124,6 @@ def gpud(
 
     Example: predrain collect gpud --targets gpu-nodes.txt --insecure-skip-verify --dataset fleet
     """
-    import asyncio
-
     from foundation.http import connect_to
     from telemetry.accounting import Accounting
     from telemetry.collect.gpud import CONCURRENCY, EVENTS, EventSink, EventsWatch
@@ -135,7 +131,7 @@ def gpud(
     from telemetry.collect.outbox import Outbox
     from telemetry.collect.scraping.collector import Collector
     from telemetry.collect.scraping.scraper import Scraper
-    from telemetry.collect.scraping.service import run_collector, summary
+    from telemetry.collect.scraping.service import run_collector
     from telemetry.collect.scraping.targets import read_targets
     from telemetry.landing.folder import Landing, landing_of
 
@@ -153,8 +149,8 @@ def gpud(
             settings=settings,
             accounting=accounting,
         )
-        asyncio.run(run_collector(collector, listen=listen, once=once))
-    show({"dataset": str(dataset), **summary(collector)}, as_json=as_json, accounting=accounting)
+        result = run_collector(collector, listen=listen, once=once)
+    show({"dataset": str(dataset), **result}, as_json=as_json, accounting=accounting)
 
 
 def _settings(interval: str, timeout: str | None, concurrency: int) -> ScrapeSettings:

@@ -56,10 +56,10 @@ def log_to_stderr() -> None:
 def collecting(accounting: Callable[[], Accounting], listen: str | None) -> Iterator[threading.Event]:
     """Yield an event that a signal sets, and serve the account of a collector meanwhile."""
     from foundation.running import stop_on_signals
-    from telemetry.collect.exposure import exposing_in_thread
+    from telemetry.collect.exposure import exposing
 
     log_to_stderr()
-    with stop_on_signals() as stop, exposing_in_thread(listen, accounting):
+    with stop_on_signals() as stop, exposing(listen, accounting):
         yield stop
 
 

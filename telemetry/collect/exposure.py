@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from foundation.http import parse_listen
@@ -13,19 +13,18 @@ from telemetry.accounting import Accounting, metrics
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
+    from starlette.applications import Starlette
 
-More = Callable[[], "Iterable[Metric]"]
 
-
-@contextlib.asynccontextmanager
-async def exposing(
+@contextlib.contextmanager
+def exposing(
     address: str | None,
     accounting: Callable[[], Accounting],
     *,
     problem: Callable[[], str | None] = lambda: None,
-    more: More = tuple,
-) -> AsyncIterator[None]:
-    """Serve the account of a collector at ``host:port`` while the context lasts; None: nothing is served.
+    more: Callable[[], Iterable[Metric]] = tuple,
+) -> Iterator[None]:
+    """Serve the account of a collector at ``host:port`` from a thread while the context lasts; None: serve nothing.
 
     ``problem``: why the collector is unhealthy. ``more``: further metrics.
     Raises ``InputError`` if the address cannot be used.
@@ -33,13 +32,42 @@ async def exposing(
     if address is None:
         yield
         return
+    from telemetry.collect.remote_write.connections import serving  # noqa: PLC0415
+
+    host, port = parse_listen(address if not address.startswith(":") else f"127.0.0.1{address}")
+    app = _application(accounting, problem, more)
+    loop, stop, ready, errors = asyncio.new_event_loop(), asyncio.Event(), threading.Event(), list[Exception]()
+
+    async def serve() -> None:
+        try:
+            async with serving(app, host, port):
+                ready.set()
+                await stop.wait()
+        except Exception as error:  # raised in the thread of the collector
+            errors.append(error)
+        ready.set()
+
+    thread = threading.Thread(target=loop.run_until_complete, args=(serve(),), name="metrics", daemon=True)
+    thread.start()
+    ready.wait()
+    try:
+        if errors:
+            raise errors[0]
+        yield
+    finally:
+        loop.call_soon_threadsafe(stop.set)
+        thread.join()
+        loop.close()
+
+
+def _application(
+    accounting: Callable[[], Accounting], problem: Callable[[], str | None], more: Callable[[], Iterable[Metric]]
+) -> Starlette:
     from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest  # noqa: PLC0415
     from starlette.applications import Starlette  # noqa: PLC0415
     from starlette.requests import Request  # noqa: PLC0415
     from starlette.responses import PlainTextResponse, Response  # noqa: PLC0415
     from starlette.routing import Route  # noqa: PLC0415
-
-    from telemetry.collect.remote_write.connections import serving  # noqa: PLC0415
 
     class Account:
         def collect(self) -> Iterator[Metric]:
@@ -57,40 +85,4 @@ async def exposing(
             return PlainTextResponse(f"nothing can be written: {reason}\n", 503)
         return PlainTextResponse("ok\n")
 
-    app = Starlette(routes=[Route("/metrics", page), Route("/healthz", healthz)])
-    host, port = parse_listen(address if not address.startswith(":") else f"127.0.0.1{address}")
-    async with serving(app, host, port):
-        yield
-
-
-@contextlib.contextmanager
-def exposing_in_thread(
-    address: str | None, accounting: Callable[[], Accounting], *, problem: Callable[[], str | None] = lambda: None
-) -> Iterator[None]:
-    """Serve as :func:`exposing` does beside a collector that has no event loop."""
-    if address is None:
-        yield
-        return
-    loop, ready, errors = asyncio.new_event_loop(), threading.Event(), list[Exception]()
-    stop = asyncio.Event()
-
-    async def serve() -> None:
-        try:
-            async with exposing(address, accounting, problem=problem):
-                ready.set()
-                await stop.wait()
-        except Exception as error:  # raised in the thread of the collector
-            errors.append(error)
-            ready.set()
-
-    thread = threading.Thread(target=loop.run_until_complete, args=(serve(),), name="metrics", daemon=True)
-    thread.start()
-    ready.wait()
-    if errors:
-        raise errors[0]
-    try:
-        yield
-    finally:
-        loop.call_soon_threadsafe(stop.set)
-        thread.join()
-        loop.close()
+    return Starlette(routes=[Route("/metrics", page), Route("/healthz", healthz)])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import re
 import threading
-from collections import Counter
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -81,8 +80,7 @@ class KubernetesCollector:
         self.nodes = NodeTracker(self._known("nodes"), cluster=cluster, all_nodes=node_selector is not None)
         self._jobs = JobTracker(api, rules, self._known("pods"))
         self._namespaces = NamespaceTracker(self._known("namespaces")) if namespace_selector else None
-        self._rules, self._notices = rules, NoticeReader(rules)
-        self._pods: Counter[bool] = Counter()
+        self._rules, self._notices = rules, NoticeReader(rules, self.outbox.accounting)
         self._events: list[Event] = []
         self._job_rows: list[dict[str, Any]] = []
         self._places: list[dict[str, Any]] = []
@@ -140,11 +138,6 @@ class KubernetesCollector:
         accounts = Accounting()
         accounts.add(self.outbox.accounting)
         self.nodes.account(accounts)
-        self._notices.account(accounts)
-        if self._pods:
-            accounts.read("pods", self._pods.total())
-            accounts.used("pods", self._pods[True])
-            accounts.left_out("pods", "asks for no GPU, or has not started", self._pods[False])
         for resource in self._resources:
             for why, number in resource.unreadable.items():
                 accounts.read(resource.name, number)
@@ -164,7 +157,8 @@ class KubernetesCollector:
 
     def _pod(self, pod: Object) -> PodRun | None:
         run = pod_run(pod, self._rules)
-        self._pods[run is not None] += 1
+        left_out = {} if run is not None else {"asks for no GPU, or has not started": 1}
+        self.outbox.accounting.take("pods", 1, left_out)
         return run
 
     def _known(self, name: str) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -19,7 +18,8 @@ from telemetry.collect.kubernetes.rules import KubernetesRules
 from telemetry.identity.pci import normalise_pci_bus_id
 
 _DETAIL_LENGTH: Final = 400
-_MAX_REASONS: Final = 1_000
+TABLE: Final = "Kubernetes events"
+"""Table of the accounting."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,16 +40,14 @@ class Notice:
 
 
 class NoticeReader:
-    """Reads ``v1`` Events; those that no rule names are counted by reason."""
+    """Reads ``v1`` Events; those that no rule names are left out by reason."""
 
-    def __init__(self, rules: KubernetesRules) -> None:
+    def __init__(self, rules: KubernetesRules, accounting: Accounting | None = None) -> None:
         self._rules = rules
-        self.read = 0
-        self.left_out: Counter[str] = Counter()
+        self._accounting = Accounting() if accounting is None else accounting
 
     def __call__(self, event: Object) -> Notice | None:
         """Return what matters of an event, or None where it is left out."""
-        self.read += 1
         about, metadata = event.get("involvedObject") or {}, event.get("metadata") or {}
         reason, message = str(event.get("reason") or ""), str(event.get("message") or "")
         match = self._rules.for_event(str(about.get("kind") or ""), reason, message)
@@ -74,7 +72,7 @@ class NoticeReader:
         series = event.get("series") or {}
         stamps = [series.get("lastObservedTime"), event.get("lastTimestamp"), event.get("eventTime")]
         stamps += [event.get("firstTimestamp"), metadata.get("creationTimestamp")]
-        return Notice(
+        notice = Notice(
             uid=str(uid),
             node=str(node),
             count=int(series.get("count") or event.get("count") or 1),
@@ -84,17 +82,11 @@ class NoticeReader:
             detail=(f"{reason}: {message}" if message else reason)[:_DETAIL_LENGTH],
             faults=tuple(faults if rule.code is None else [replace(faults[0], code="")]),
         )
+        self._accounting.take(TABLE, 1, {})
+        return notice
 
     def _leave_out(self, why: str) -> None:
-        known = why in self.left_out or len(self.left_out) < _MAX_REASONS
-        self.left_out[why[:200] if known else "event without a rule: (further reasons)"] += 1
-
-    def account(self, accounting: Accounting) -> None:
-        """Count what was read and left out so far."""
-        accounting.read("Kubernetes events", self.read)
-        accounting.used("Kubernetes events", self.read - self.left_out.total())
-        for why, number in self.left_out.items():
-            accounting.left_out("Kubernetes events", why, number)
+        self._accounting.take(TABLE, 1, {why[:200]: 1})
 
 
 class NoticeTracker(Tracker[Notice, int]):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -14,20 +15,20 @@ if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
 
-async def run_collector(collector: Collector[Any], *, listen: str | None = None, once: bool = False) -> None:
-    """Collect until SIGTERM or SIGINT, or one round.
+def run_collector(collector: Collector[Any], *, listen: str | None = None, once: bool = False) -> dict[str, Any]:
+    """Collect until SIGTERM or SIGINT, or one round; return what was done, in JSON types.
 
     Raises InputError as :meth:`Collector.run` and :meth:`Collector.once` do, or if ``listen`` cannot be used.
     """
-    stop = stop_loop_on_signals()
-    async with exposing(
-        listen, lambda: collector.accounting, problem=lambda: collector.problem, more=lambda: _metrics(collector)
-    ):
+
+    async def run() -> None:
+        stop = stop_loop_on_signals()
         await (collector.once() if once else collector.run(stop))
 
-
-def summary(collector: Collector[Any]) -> dict[str, Any]:
-    """Return what a collector did, in JSON types; the rest is in its accounting."""
+    with exposing(
+        listen, lambda: collector.accounting, problem=lambda: collector.problem, more=lambda: _metrics(collector)
+    ):
+        asyncio.run(run())
     scrapes, samples, events = (collector.accounting.tables[name] for name in (SCRAPES, "samples", "events"))
     return {
         "targets": len(collector.watches),

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Final
 
@@ -13,7 +13,7 @@ from foundation.kubernetes.api import Object
 from policy.fleet import JobView, Level, NodeView, UnitView
 from scheduler.kubernetes.condition import CONDITION
 from scheduler.kubernetes.settings import KubernetesSettings
-from scheduler.ports.node_object import FOREIGN_OWNER_TAINTS, Keys, NodeObject, Taint, view_of
+from scheduler.ports.node_object import WRITER, Keys, NodeObject, Taint, own_marks, view_of
 from scheduler.ports.readings import NodeReading
 from telemetry.collect.kubernetes.nodes import NodeView as Collected
 from telemetry.collect.kubernetes.nodes import view_of as collected_view
@@ -45,7 +45,13 @@ class NodeSnapshot:
     @property
     def concerns_us(self) -> bool:
         """Whether it has GPUs, or carries anything managed by predrain."""
-        return self.gpus or self.reading.view.marks.level > Level.NONE or self.condition is not None
+        view = self.reading.view
+        return self.gpus or view.marks.level > Level.NONE or view.notice is not None or self.condition is not None
+
+    def outside(self) -> NodeSnapshot:
+        """Return the snapshot of a node that is selected no more: whatever of predrain's stands there is removed."""
+        view = replace(self.reading.view, opt_out=self.reading.view.opt_out or "it is not in kubernetes.selector")
+        return replace(self, reading=replace(self.reading, view=view))
 
     def with_jobs(self, jobs: tuple[JobView, ...] | None) -> NodeReading:
         """Return the reading with the jobs that run there; None: they could not be read."""
@@ -78,17 +84,20 @@ def _parsed(
     labels, annotations = dict(metadata.get("labels") or {}), dict(metadata.get("annotations") or {})
     taints = tuple(spec.get("taints") or ())
     collected = collected_view(raw, rules)
-    parsed_taints = tuple(Taint(taint["key"], taint.get("value") or "", taint["effect"]) for taint in taints)
+    parsed_taints = tuple(
+        Taint(taint["key"], taint.get("value") or "", taint["effect"], taint.get("timeAdded")) for taint in taints
+    )
     node_object = NodeObject(
-        metadata["name"], labels, annotations, parsed_taints, bool(spec.get("unschedulable")), collected.cordoned_by,
-        bool(metadata.get("managedFields")),
+        metadata["name"], labels, annotations, parsed_taints, bool(spec.get("unschedulable")),
+        _cordoner(metadata.get("managedFields") or (), collected.cordoned_by), bool(metadata.get("managedFields")),
     )  # fmt: skip
     place = dict(collected.place)
     base = NodeView(
         node_object.name, place.get("cluster", settings.cluster), place.get("group", settings.group),
         place.get("rack"), place.get("nvlink_domain"), tuple(map(UnitView, _units(annotations, settings))),
-        cordoned_by=_cordoned_by(collected, node_object, rules, keys),
-        down=bool(metadata.get("deletionTimestamp")) or not collected.ready,  # or it never reported
+        cordoned_by=_cordoned_by(collected, node_object, keys),
+        down=not collected.ready,  # or it never reported
+        resting="its removal" if metadata.get("deletionTimestamp") else None,
         software=_software(labels),
         since=None if collected.created_ms is None else from_ms(collected.created_ms),
     )  # fmt: skip
@@ -101,16 +110,20 @@ def _parsed(
     return NodeSnapshot(reading, node_object, taints, own, collected.has_gpus)
 
 
-def _cordoned_by(collected: Collected, node_object: NodeObject, rules: KubernetesRules, keys: Keys) -> str | None:
-    if collected.cordoned and not keys.cordoned(node_object):
-        return f"{collected.cordoned_by or 'a person or tool'} (it is unschedulable)"
-    for taint in node_object.taints:
-        if keys.owns(taint) or taint.effect == "PreferNoSchedule" or taint.key in FOREIGN_OWNER_TAINTS:
-            continue
-        rule = rules.for_taint(taint.key)
-        if rule is not None and rule.type == "drain":
-            return f"the taint {taint.key}:{taint.effect}"
-    return None
+def _cordoner(managed: Sequence[Object], first: str | None) -> str | None:
+    """Return who cordoned a node; of several clients that wrote it, one that is not predrain: the cordon is shared."""
+    writers = [
+        str(entry.get("manager"))
+        for entry in managed
+        if "f:unschedulable" in ((entry.get("fieldsV1") or {}).get("f:spec") or {})
+    ]
+    return next((writer for writer in writers if writer != WRITER), first)
+
+
+def _cordoned_by(collected: Collected, node_object: NodeObject, keys: Keys) -> str | None:
+    if not collected.cordoned or own_marks(node_object, keys).cordon:
+        return None
+    return f"{node_object.cordoner or 'a person or tool'} (it is unschedulable)"
 
 
 def _software(labels: Mapping[str, str]) -> str | None:
@@ -147,9 +160,13 @@ def patch_of(snapshot: NodeSnapshot, then: NodeObject, condition: Object | None 
         spec["unschedulable"] = then.unschedulable or None
     if then.taints != before.taints:
         standing = dict(zip(before.taints, snapshot.taints, strict=True))
-        spec["taints"] = [standing.get(taint) or asdict(taint) for taint in then.taints] or None
+        spec["taints"] = [standing.get(taint) or _new(taint) for taint in then.taints] or None
     patch = {"metadata": metadata, **({"spec": spec} if spec else {})}
     return patch if condition is None else patch | status_patch(condition)
+
+
+def _new(taint: Taint) -> dict[str, str]:
+    return {"key": taint.key, "value": taint.value, "effect": taint.effect}
 
 
 def status_patch(condition: Object) -> dict[str, Any]:

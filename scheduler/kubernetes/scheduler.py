@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any, Final
 from urllib.parse import quote
@@ -31,7 +31,7 @@ from scheduler.kubernetes.pods import ClaimCounts, PodKeys, PodPart, jobs_of, po
 from scheduler.kubernetes.running_pods import RunningPods
 from scheduler.kubernetes.settings import KubernetesSettings
 from scheduler.ports.errors import SchedulerError
-from scheduler.ports.node_object import WRITER, Keys, NodeObject, after, writes_between
+from scheduler.ports.node_object import WRITER, Keys, NodeObject, after, missing_from, refused, writes_between
 from scheduler.ports.protocols import Clock, NodeSignal
 from scheduler.ports.readings import Answer, AnswerKind, FleetReading, NodeReading, Precondition, Switches, Write
 
@@ -84,7 +84,7 @@ class KubernetesScheduler:
     ) -> None:
         self.settings = settings
         self.clock = clock
-        self.keys = Keys(settings.prefix, avoid=settings.avoid_label, horizon=horizon)
+        self.keys = Keys(settings.prefix, avoid=settings.avoid_label, horizon=horizon, foreign=settings.foreign_marks)
         self.api = ApiServer(client, elapsed)
         self.leadership = Leadership(self.api, settings.namespace, settings.lease, clock, waits=waits, sleep=sleep)
         self._state = ConfigMapText(self.api, settings.namespace, settings.state)
@@ -190,6 +190,14 @@ class KubernetesScheduler:
             return conflict
         then = self._after(action, snapshot.node_object)
         writes = writes_between(snapshot.node_object, then)
+        first, record = then, snapshot.node_object.annotations.get(self.keys.applied)
+        if (
+            record is not None
+            and self.keys.applied not in then.annotations
+            and then.taints != snapshot.node_object.taints
+        ):
+            # the record last: without it a taint that the server keeps would be nobody's
+            first = replace(then, annotations={**then.annotations, self.keys.applied: record})
         if not writes:
             return Answer("already", "nothing to change", (), snapshot.reading.version)
         # Of a node's status one may write its metadata, but no taint or cordon: a publisher needs no more right.
@@ -199,19 +207,36 @@ class KubernetesScheduler:
         due = list(self._companions(action, snapshot, snapshot.node_object, then, self.clock.now()))
         joined = due.pop(0) if status_only and due and due[0].of_node else None
         note = ""
-        response = self._patch(path, patch_of(snapshot, then, None if joined is None else joined.body))
+        response = self._patch(path, patch_of(snapshot, first, None if joined is None else joined.body))
         if joined is not None and not response.ok and response.status not in _REFUSALS:
             # it may be the condition alone that is not wanted, and nothing rests on it
             note, joined = f"{joined.name} was not written: {response.problem}", None
-            response = self._patch(path, patch_of(snapshot, then))
-        if not response.ok:
-            return Answer(_REFUSALS.get(response.status, "refused"), response.problem)
-        if not is_named(response.content, action.node):
-            return Answer("timeout", "the answer is not the node")
+            response = self._patch(path, patch_of(snapshot, first))
+        left = self._answered(action.node, response, first)
+        if isinstance(left, NodeSnapshot) and first is not then:
+            then = self._after(action, left.node_object)
+            left = self._answered(action.node, self._patch(path, patch_of(left, then)), then)
+        if isinstance(left, Answer):
+            return left
         self._due += due
-        left = self._remember(response.content) or snapshot
         self._recent[action.node] = left, self.api.elapsed()
         return Answer("done", note, writes if joined is None else (*writes, joined.write), left.reading.version)
+
+    def _answered(self, node: str, response: Response, then: NodeObject) -> NodeSnapshot | Answer:
+        """Return the node as the server answered with it, or why that is no success."""
+        if not response.ok:
+            return Answer(_REFUSALS.get(response.status, "refused"), response.problem)
+        left = self._remember(response.content) if is_named(response.content, node) else None
+        if left is None:
+            return Answer("timeout", "the answer is not the node")
+        wrong = missing_from(left.node_object, then, self.keys)
+        if not wrong:
+            return left
+        noted = refused(left.node_object, then, self.keys)
+        if noted is not None:
+            self._patch(_path(node), patch_of(left, noted))
+        by = "an admission webhook or another controller changes predrain's writes"
+        return Answer("refused", f"the server accepted the patch, but {'; '.join(wrong)}: {by}")
 
     def announce(
         self, signals: Sequence[NodeSignal], holder: str, hold: Callable[[], datetime], *, new: bool
@@ -284,12 +309,13 @@ class KubernetesScheduler:
     def _nodes(self) -> list[NodeSnapshot]:
         if not self.settings.selector:
             return self._listed({})
-        # a node with predrain's marks is never passed over, also where it is selected no more
+        # marks on a node that is selected no more are to be removed
         marked, selected = (
             self._listed({"labelSelector": label}) for label in (self.keys.tier, self.settings.selector)
         )
-        names = {snapshot.node_object.name for snapshot in marked}
-        return [*marked, *(snapshot for snapshot in selected if snapshot.node_object.name not in names)]
+        chosen = {snapshot.node_object.name for snapshot in selected}
+        left = [snapshot.outside() for snapshot in marked if snapshot.node_object.name not in chosen]
+        return [*left, *selected]
 
     def _listed(self, params: Mapping[str, str]) -> list[NodeSnapshot]:
         def view(raw: Mapping[str, Any]) -> NodeSnapshot | None:

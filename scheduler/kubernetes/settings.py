@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 
 from foundation.kubernetes.api import ClientLimits
 from policy.ranges import PositiveInt, PositiveTime, Range, check_ranges
+from scheduler.ports.foreign_marks import ForeignMark
 from telemetry.collect.kubernetes.rules import KubernetesRules, default_rules
 
 _PageSize = Annotated[int, Range("1 to 500", lambda value: 1 <= value <= 500)]
@@ -42,6 +43,7 @@ class KubernetesSettings:
     read_pods: bool = True
     condition: bool = True
     events: bool = True
+    foreign_marks: tuple[ForeignMark, ...] = ()
     avoid_label: _Label | None = None
     device_taints: bool = False
     cordon: bool = False

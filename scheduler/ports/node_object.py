@@ -1,16 +1,22 @@
-"""A node as labels, annotations and taints: how predrain's marks are read, and what each action changes."""
+"""A node as labels, annotations and taints: how predrain's marks are read, and what each action changes.
+
+Whose marks they are, :mod:`scheduler.ports.ownership` decides by the record in the annotation ``applied-taints``.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Final, Literal
 
 from policy.fleet import Level, Marks, NodeView, Published
 from policy.plan import Action
-from scheduler.ports.codec import instant, json_object, plain_of
+from scheduler.ports.codec import plain_of
+from scheduler.ports.foreign_marks import RESTING, ForeignMark, catalogue
+from scheduler.ports.opt_out import is_set, is_unmanaged, unclear
+from scheduler.ports.ownership import DamagedRecordError, Record, digest_of, foreign_marks, sealed, unsealed
 from scheduler.ports.readings import Write
 
 Effect = Literal["PreferNoSchedule", "NoSchedule", "NoExecute"]
@@ -19,36 +25,30 @@ WRITER: Final = "predrain"
 """The field manager of predrain's patches."""
 
 _LONGEST_REASONS = 3
-_NEVER = datetime(1970, 1, 1, tzinfo=UTC)
-
-FOREIGN_OPT_OUTS: Mapping[str, str] = {
-    "nvsentinel.dgxc.nvidia.com/managed": "false",
-    "k8saas.nvidia.com/ManagedByNVSentinel": "false",
-    "remediation.medik8s.io/exclude-from-remediation": "true",
-}
-"""Labels and annotations of other tools that keep every remediator off a node."""
-
-FOREIGN_OWNERS: Mapping[str, str] = {"dgxc.nvidia.com/nvsentinel-state": "NVSentinel"}
-"""Labels and annotations by which another tool has taken a node over."""
-
-FOREIGN_OWNER_TAINTS: Mapping[str, str] = {"karpenter.sh/disrupted": "Karpenter", "medik8s.io/drain": "medik8s"}
-"""Taints by which another tool has taken a node over."""
+_MAX_TRIES: Final = 2
+# A server that takes a new mark away at once does so again; more tries change nothing.
 
 
 @dataclass(frozen=True, slots=True)
 class Taint:
-    """A taint, known by key and effect."""
+    """A taint; ``time_added``: as the server gives it, which sets it for ``NoExecute`` only."""
 
     key: str
     value: str
     effect: Effect
+    time_added: str | None = None
+
+    @property
+    def content(self) -> str:
+        """All of it as a text."""
+        return f"{self.key}={self.value}:{self.effect}" + (f" since {self.time_added}" if self.time_added else "")
 
 
 @dataclass(frozen=True, slots=True)
 class NodeObject:
     """What of a node can be written.
 
-    ``cordoner``: who cordoned it; None: it is not cordoned, or not known.
+    ``cordoner``: who cordoned it, of several clients one that is not predrain; None: it is not cordoned, or not known.
     ``tells_cordoner``: whether the scheduler reports who did. Where it does not, a cordon that a person set after
     predrain's was undone would look like predrain's.
     """
@@ -63,83 +63,180 @@ class NodeObject:
 
 
 class Keys:
-    """The names under which predrain writes.
+    """The names under which predrain writes, and the marks of other tools that it knows.
 
     ``avoid``: a label (``KEY=VALUE``) that jobs avoid, put on nodes of tier ``elevated`` and ``high`` too.
     ``horizon``: what a published risk looks ahead.
+    ``foreign``: marks of other tools besides those of the catalogue.
     """
 
     def __init__(
-        self, prefix: str = "predrain.io", *, avoid: str | None = None, horizon: timedelta | None = None
-    ) -> None:
-        self.avoid, self.horizon = avoid, horizon
+        self, prefix: str = "predrain.io", *, avoid: str | None = None, horizon: timedelta | None = None,
+        foreign: tuple[ForeignMark, ...] = (),
+    ) -> None:  # fmt: skip
+        self.avoid, self.horizon, self.foreign = avoid, horizon, (*foreign, *catalogue())
         self.taint = f"{prefix}/at-risk"  # of both taints, which differ by their effect
         self.tier = f"{prefix}/risk-tier"  # label
         self.prediction = f"{prefix}/prediction"  # annotation: tier, risk, horizon, end and reasons
-        # annotation: what was put on the node, since when and until when: by it a removal by a person is recognised
-        self.applied = f"{prefix}/applied-taints"
+        self.applied = f"{prefix}/applied-taints"  # annotation: the record
         self.drain = f"{prefix}/drain"  # annotation: when a drain began
         # annotation: that predrain cordoned the node, since when, and how it was before
         self.cordon = f"{prefix}/cordoned-by-us"
-        self.managed = f"{prefix}/managed"  # label or annotation by which a person keeps predrain off (``false``)
-        self.maintenance = (
-            f"{prefix}/maintenance"  # label or annotation: in maintenance while it stands (not ``false``)
-        )
-
-    def owns(self, taint: Taint) -> bool:
-        """Whether a taint is predrain's."""
-        return taint.key == self.taint and taint.effect in ("PreferNoSchedule", "NoSchedule")
-
-    def cordoned(self, node: NodeObject) -> bool:
-        """Whether predrain cordoned a node, and no other client cordoned it since."""
-        return node.unschedulable and self.cordon in node.annotations and node.cordoner == WRITER
+        self.managed = f"{prefix}/managed"  # label or annotation by which a person keeps predrain off
+        self.maintenance = f"{prefix}/maintenance"  # label or annotation: in maintenance while it stands
 
 
 @dataclass(frozen=True, slots=True)
-class _Applied:
-    level: Level
-    until: datetime
-    since: datetime | None = None
+class OwnMarks:
+    """Predrain's marks on a node, and what carries its names without being predrain's.
+
+    ``damaged``: why the record is not intact: nothing on the node is known to be predrain's then.
+    ``foreign``: marks under predrain's names that are not its own, with the reason why.
+    ``taints``: effects of its own taints.
+    ``cordon``: it cordoned the node, and nobody else did since.
+    ``uncordoned``: it did, and somebody undid that or made it theirs.
+    ``user``: another tool that has the node, and relies on a cordon that it finds there.
+    """
+
+    record: Record | None
+    damaged: str | None
+    foreign: Mapping[str, str]
+    taints: frozenset[str]
+    cordon: bool
+    uncordoned: bool
+    user: ForeignMark | None
+
+    def stands(self, name: str, present: Mapping[str, str]) -> bool:
+        """Whether a mark stands, and is predrain's."""
+        return name in present and name not in self.foreign
+
+
+def own_marks(node: NodeObject, keys: Keys) -> OwnMarks:
+    """Tell predrain's marks on a node from those of others."""
+    record, damaged = None, None
+    try:
+        if (text := node.annotations.get(keys.applied)) is not None:
+            record = unsealed(_json(text), node.name)
+    except DamagedRecordError as error:
+        damaged = str(error)
+    present = _present(node, keys)
+    foreign = foreign_marks(record, present)
+    taints = frozenset(
+        taint.effect for taint in node.taints if taint.key == keys.taint and _taint_name(taint) not in foreign
+    )
+    noted = _annotation(keys.cordon) in present and _annotation(keys.cordon) not in foreign
+    cordon = noted and node.unschedulable and node.cordoner == WRITER
+    user = _mark_of(node, keys, RESTING.keys() | {"repair"})
+    return OwnMarks(record, damaged, foreign, taints, cordon, noted and not cordon, user)
+
+
+def _json(text: str) -> object:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _present(node: NodeObject, keys: Keys) -> dict[str, str]:
+    """Return the content of each mark under predrain's names but the record, by the mark's name."""
+    present = {_taint_name(taint): taint.content for taint in node.taints if taint.key == keys.taint}
+    if keys.tier in node.labels:
+        present[_label(keys.tier)] = node.labels[keys.tier]
+    for key in (keys.prediction, keys.drain, keys.cordon):
+        if key in node.annotations:
+            present[_annotation(key)] = node.annotations[key]
+    return present
+
+
+def _taint_name(taint: Taint) -> str:
+    return f"taint {taint.key}:{taint.effect}"
+
+
+def _label(key: str) -> str:
+    return f"label {key}"
+
+
+def _annotation(key: str) -> str:
+    return f"annotation {key}"
+
+
+def _mark_of(node: NodeObject, keys: Keys, meanings: frozenset[str] | set[str]) -> ForeignMark | None:
+    if not (node.labels or node.annotations or node.taints):
+        return None
+    taints = {taint.key: taint.value for taint in node.taints if taint.effect != "PreferNoSchedule"}
+    for mark in keys.foreign:
+        if mark.meaning in meanings and mark.is_on(node.labels, node.annotations, taints) is not None:
+            return mark
+    return None
 
 
 def view_of(node: NodeObject, base: NodeView, keys: Keys, now: datetime) -> NodeView:
     """Return a node as the policy sees it.
 
     ``base``: what is known of it otherwise: cluster, group, units, jobs, whether it is down.
-    Returns: ``undone`` where a mark is gone before its time: only a person, or a tool on a person's behalf, removes
-    one. ``uncordoned`` where that is the cordon.
+    Returns: ``undone`` where somebody else removed a mark before its time; ``uncordoned`` where that is the cordon.
     """
-    marks = marks_of(node, keys, now)
-    applied = _applied(node, keys)
-    own_cordon = keys.cordoned(node)
-    uncordoned = keys.cordon in node.annotations and not own_cordon
-    foreign_cordon = "a person or tool (it is unschedulable)" if node.unschedulable and not own_cordon else None
-    undone = applied is not None and applied.level >= Level.SOFT and now < applied.until
-    undone = undone and applied is not None and (marks.level < applied.level or uncordoned)
+    own = own_marks(node, keys)
+    record, marks = own.record, _marks(node, own, keys, now)
+    opt_out, notices = _opt_out(node, keys)
+    wrong = "; ".join([f"{name}: {why}" for name, why in own.foreign.items()]) if own.damaged is None else own.damaged
+    if wrong:
+        opt_out = opt_out or f"not all marks under predrain's names are predrain's ({wrong})"
+        notices.append(f"{wrong}: left as it is until somebody removes it")
+    if own.cordon and own.user is not None:
+        notices.append(f"predrain's cordon stays while {own.user.tool} has the node")
+    undone = (
+        record is not None
+        and now < record.until
+        and (
+            record.refused >= _MAX_TRIES
+            or (record.level >= Level.SOFT and (marks.level < record.level or own.uncordoned))
+        )
+    )
+    if record is not None and record.refused:
+        notices.append(
+            f"the server answered {record.refused} times without the mark that was set: an admission webhook or "
+            "another controller removes it"
+        )
+    foreign_taint = next((taint for taint in node.taints if taint.key == keys.taint and taint.effect not in own.taints
+                          and taint.effect != "PreferNoSchedule"), None)  # fmt: skip
+    cordoned_by = "a person or tool (it is unschedulable)" if node.unschedulable and not own.cordon else None
+    if foreign_taint is not None:
+        cordoned_by = cordoned_by or f"a person or tool (taint {foreign_taint.content})"
+    owner = own.user
     return replace(
-        base, name=node.name, marks=marks, opt_out=base.opt_out or _opt_out(node, keys),
+        base, name=node.name, marks=marks, opt_out=base.opt_out or opt_out,
         maintenance=base.maintenance or _maintenance(node, keys),
-        owner=base.owner or _owner(node), cordoned_by=base.cordoned_by or foreign_cordon,
-        undone=base.undone or undone, uncordoned=base.uncordoned or uncordoned,
+        owner=base.owner or (None if owner is None else owner.tool), cordoned_by=base.cordoned_by or cordoned_by,
+        undone=base.undone or undone,
+        marked_at=None if record is None else record.set_at, uncordoned=base.uncordoned or own.uncordoned,
+        resting=f"{owner.tool}: {RESTING[owner.meaning]}" if owner and owner.meaning in RESTING else base.resting,
+        # of a node that rests one expects no answer
+        down=base.down and not (owner and owner.meaning in RESTING),
+        notice="; ".join(filter(None, (base.notice, *notices))) or None,
     )  # fmt: skip
 
 
 def marks_of(node: NodeObject, keys: Keys, now: datetime) -> Marks:
-    """Read predrain's marks on a node.
+    """Read predrain's marks on a node; nothing that is not known to be predrain's counts.
 
-    A prediction that cannot be read counts as expired, and so do marks without one. A drain is called off with its
-    taint. A hard mark whose beginning cannot be read began now: a rate limit counts it once more rather than never.
+    A drain is called off with its taint. A cordon that stays for another tool is no mark while it must stay.
     """
-    effects = {taint.effect for taint in node.taints if keys.owns(taint)}
-    tainted = "NoSchedule" in effects
-    applied = _applied(node, keys)
-    since = applied.since if applied is not None else None
+    return _marks(node, own_marks(node, keys), keys, now)
+
+
+def _marks(node: NodeObject, own: OwnMarks, keys: Keys, now: datetime) -> Marks:
+    record = own.record
+    if record is None:
+        return Marks()
+    left = record.level is Level.NONE and own.cordon and own.user is not None
+    tainted = "NoSchedule" in own.taints
     return Marks(
-        published=_published(node, keys),
-        soft="PreferNoSchedule" in effects,
+        published=None if left else Published(record.tier, record.until),
+        soft="PreferNoSchedule" in own.taints,
         tainted=tainted,
-        drained=tainted and keys.drain in node.annotations,
-        hard_since=(since or now) if tainted else None,
+        drained=tainted and own.stands(_annotation(keys.drain), _present(node, keys)),
+        hard_since=(record.since or now) if tainted else None,
     )
 
 
@@ -149,14 +246,19 @@ def after(action: Action, node: NodeObject, keys: Keys, now: datetime, *, cordon
     ``cordon``: whether a hard mark cordons the node too, where the scheduler reports who cordons; not one that is
     cordoned already.
     """
-    if action.verb == "release":
-        return _released(action, node, keys)
-    end = action.expires_at or now
-    node = _predicted(action, node, keys, end)  # no mark stands without its end
-    if action.verb == "publish":
+    own = own_marks(node, keys)
+    if own.damaged is not None:
         return node
-    annotations, taints = dict(node.annotations), list(node.taints)
-    standing, unschedulable, cordoner = marks_of(node, keys, now), node.unschedulable, node.cordoner
+    if action.verb == "release":
+        return _released(action, node, own, keys)
+    if own.foreign:  # nothing is written over
+        return node
+    end, old, standing = action.expires_at or now, own.record, _marks(node, own, keys, now)
+    record = old or Record(action.tier, action.risk, end, Level.PUBLISHED)
+    record = replace(record, tier=action.tier, risk=None, until=end, level=max(record.level, Level.PUBLISHED))
+    then, record = _published(action, node, record, keys, end)
+    annotations, taints = dict(then.annotations), list(then.taints)
+    unschedulable, cordoner = node.unschedulable, node.cordoner
     if action.verb == "soft_taint" and not standing.soft:
         taints.append(Taint(keys.taint, "elevated", "PreferNoSchedule"))
     if action.verb in ("taint", "drain") and not standing.tainted:
@@ -167,48 +269,110 @@ def after(action: Action, node: NodeObject, keys: Keys, now: datetime, *, cordon
             annotations[keys.cordon] = json.dumps({"earlier": "schedulable", "since": plain_of(now)})
     if action.verb == "drain" and not standing.drained:
         annotations[keys.drain] = plain_of(now)
-    if (tuple(taints), annotations) == (node.taints, dict(node.annotations)):
-        return node
-    level = max(standing.level, action.to)
-    since = (standing.hard_since or now) if level.hard else None
-    annotations[keys.applied] = _applied_text(_Applied(level, end, since))
-    return replace(node, annotations=annotations, taints=tuple(taints), unschedulable=unschedulable, cordoner=cordoner)
+    if (tuple(taints), annotations) != (then.taints, dict(then.annotations)):
+        level = max(standing.level, action.to)
+        set_at = now if level > standing.level else record.set_at
+        record = replace(record, level=level, set_at=set_at, since=(standing.hard_since or now) if level.hard else None)
+    then = replace(then, annotations=annotations, taints=tuple(taints), unschedulable=unschedulable, cordoner=cordoner)
+    return _recorded(then, record, own, keys)
 
 
-def _predicted(action: Action, node: NodeObject, keys: Keys, end: datetime) -> NodeObject:
-    annotations, labels, applied = dict(node.annotations), dict(node.labels), _applied(node, keys)
-    labels[keys.tier] = action.tier
-    avoid = _avoid(node, keys, labels, keys.avoid if action.tier in ("elevated", "high") else None)
-    annotations[keys.prediction] = _prediction(action, end, keys, avoid)
-    if applied is not None:
-        annotations[keys.applied] = _applied_text(replace(applied, until=end))
-    return replace(node, labels=labels, annotations=annotations)
-
-
-def _released(action: Action, node: NodeObject, keys: Keys) -> NodeObject:
+def _published(
+    action: Action, node: NodeObject, record: Record, keys: Keys, end: datetime
+) -> tuple[NodeObject, Record]:
     annotations, labels = dict(node.annotations), dict(node.labels)
+    labels[keys.tier] = action.tier
+    avoid, record = _avoid(labels, record, keys, keys.avoid if action.tier in ("elevated", "high") else None)
+    annotations[keys.prediction] = _prediction(action, end, keys, avoid)
+    return replace(node, labels=labels, annotations=annotations), record
+
+
+def _recorded(node: NodeObject, record: Record | None, own: OwnMarks, keys: Keys) -> NodeObject:
+    """Write the record of all marks that stand and are predrain's, or remove it (None)."""
+    annotations = {key: text for key, text in node.annotations.items() if key != keys.applied}
+    if record is not None:
+        others = {name: digest for name, digest in record.marks.items() if _is_avoided(name, keys)}
+        marks = {name: digest_of(content) for name, content in _present(node, keys).items() if name not in own.foreign}
+        annotations[keys.applied] = json.dumps(
+            sealed(replace(record, marks={**others, **marks}), node.name), sort_keys=True
+        )
+    return replace(node, annotations=annotations)
+
+
+def _is_avoided(name: str, keys: Keys) -> bool:
+    return name.startswith(_label("")) and name != _label(keys.tier)
+
+
+def _released(action: Action, node: NodeObject, own: OwnMarks, keys: Keys) -> NodeObject:
+    old = own.record
+    if old is None:
+        return node
+    annotations, labels, record = dict(node.annotations), dict(node.labels), old
     kept = {"NoSchedule": action.to >= Level.TAINTED, "PreferNoSchedule": action.to >= Level.SOFT}
-    taints = tuple(taint for taint in node.taints if not keys.owns(taint) or kept[taint.effect])
+    taints = tuple(
+        taint for taint in node.taints
+        if taint.key != keys.taint or taint.effect not in own.taints or kept.get(taint.effect, False)
+    )  # fmt: skip
+    present = _present(node, keys)
+
+    def drop(texts: dict[str, str], key: str, name: str) -> None:
+        if own.stands(name, present):
+            texts.pop(key, None)
+
+    stays = own.cordon and own.user is not None  # another tool found the node cordoned, and wrote nothing
     if action.to < Level.DRAINED:
-        annotations.pop(keys.drain, None)
+        drop(annotations, keys.drain, _annotation(keys.drain))
     if action.to < Level.PUBLISHED:
-        _avoid(node, keys, labels, None)
-        annotations.pop(keys.prediction, None)
-        labels.pop(keys.tier, None)
+        _, record = _avoid(labels, record, keys, None)
+        drop(annotations, keys.prediction, _annotation(keys.prediction))
+        if not stays:  # by the label a node is found that is selected no more
+            drop(labels, keys.tier, _label(keys.tier))
     then = replace(node, labels=labels, annotations=annotations, taints=taints)
-    applied = _applied(node, keys)
-    if action.to < Level.TAINTED and annotations.pop(keys.cordon, None) is not None:
-        if keys.cordoned(node):
+    remembered = False
+    if action.to < Level.TAINTED and not stays and _annotation(keys.cordon) in present:
+        drop(annotations, keys.cordon, _annotation(keys.cordon))
+        if own.cordon:
             then = replace(then, unschedulable=False, cordoner=None)
-        elif applied is not None and action.to is Level.PUBLISHED:
-            return then  # a person undid it: the mark is remembered until it would have ended
-    left = action.to if applied is None or applied.level <= action.to else marks_of(then, keys, applied.until).level
-    if left < Level.SOFT:
-        annotations.pop(keys.applied, None)
-    elif applied is not None and applied.level > action.to:
-        since = applied.since if left.hard else None
-        annotations[keys.applied] = _applied_text(_Applied(left, applied.until, since))
-    return then
+        else:  # somebody undid it, which is remembered until the mark would have ended
+            remembered = action.to is Level.PUBLISHED
+    if action.to < Level.PUBLISHED:
+        return _recorded(then, replace(record, level=Level.NONE, since=None) if stays else None, own, keys)
+    if not remembered and record.level > action.to:
+        soft, tainted = (effect in own.taints and kept[effect] for effect in ("PreferNoSchedule", "NoSchedule"))
+        drained = keys.drain in annotations
+        level = Marks(Published(record.tier, record.until), soft, tainted, tainted and drained).level
+        record = replace(record, level=level, since=record.since if level.hard else None)
+    return _recorded(then, record, own, keys)
+
+
+def refused(node: NodeObject, then: NodeObject, keys: Keys) -> NodeObject | None:
+    """Return what is recorded where a server answered with ``node`` to a patch that asked for ``then``.
+
+    None: nothing is missing of the marks in the answer. The record then holds what really stands, so that nobody is
+    taken to have removed it later, and how often that happened.
+    """
+    wanted, own = own_marks(then, keys), own_marks(node, keys)
+    if own.record is None or own.damaged is not None or wanted.record is None:
+        return None
+    lacking = wanted.taints - own.taints or (wanted.cordon and not node.unschedulable)
+    if not lacking:
+        return None
+    soft, tainted = (effect in own.taints for effect in ("PreferNoSchedule", "NoSchedule"))
+    level = Marks(Published(own.record.tier, own.record.until), soft, tainted).level
+    record = replace(
+        own.record, level=level, refused=own.record.refused + 1, since=None if not tainted else own.record.since
+    )
+    return _recorded(node, record, own, keys)
+
+
+def missing_from(node: NodeObject, then: NodeObject, keys: Keys) -> list[str]:
+    """Return what an answer lacks, or still has, of predrain's marks: a patch that a server changes is no success."""
+    expected, found = _present(then, keys), _present(node, keys)
+    wrong = [f"{name} is not on it" for name in expected if found.get(name) != expected[name]]
+    wrong += [f"{name} still stands" for name in found if name not in expected]
+    if node.unschedulable != then.unschedulable:
+        wrong.append("its cordon is not as requested")
+    return wrong
 
 
 def writes_between(before: NodeObject, then: NodeObject) -> tuple[Write, ...]:
@@ -231,45 +395,39 @@ def _taint_text(node: NodeObject) -> str | None:
     return ", ".join(f"{taint.key}={taint.value}:{taint.effect}" for taint in node.taints) or None
 
 
-def _opt_out(node: NodeObject, keys: Keys) -> str | None:
-    for key, value in {keys.managed: "false", **FOREIGN_OPT_OUTS}.items():
-        if value in (node.labels.get(key), node.annotations.get(key)):
-            return f"{key}={value}"
-    return None
+def _opt_out(node: NodeObject, keys: Keys) -> tuple[str | None, list[str]]:
+    """Return why nothing may be done on the node, and what of that is to be corrected."""
+    values = [texts[keys.managed] for texts in (node.labels, node.annotations) if keys.managed in texts]
+    notices = [notice for value in values if (notice := unclear(keys.managed, value)) is not None]
+    if any(map(is_unmanaged, values)):
+        return f"{keys.managed}={next(filter(is_unmanaged, values))}", notices
+    mark = _mark_of(node, keys, {"opt_out"})
+    return (None if mark is None else f"{mark.tool}: {mark.label or mark.annotation or mark.taint}"), notices
 
 
 def _maintenance(node: NodeObject, keys: Keys) -> str | None:
-    stands = {node.labels.get(keys.maintenance), node.annotations.get(keys.maintenance)} - {None, "false"}
-    return f"maintenance ({keys.maintenance})" if stands else None
+    values = [texts[keys.maintenance] for texts in (node.labels, node.annotations) if keys.maintenance in texts]
+    return f"maintenance ({keys.maintenance})" if any(map(is_set, values)) else None
 
 
-def _owner(node: NodeObject) -> str | None:
-    for key, name in FOREIGN_OWNERS.items():
-        if key in node.labels or key in node.annotations:
-            return name
-    owners = (FOREIGN_OWNER_TAINTS.get(taint.key) for taint in node.taints)
-    return next((owner for owner in owners if owner is not None), None)
+def _avoid(labels: dict[str, str], record: Record, keys: Keys, wanted: str | None) -> tuple[str | None, Record]:
+    """Set or remove the label that jobs avoid; return the one that stands and is predrain's, and the record of it.
 
-
-def _avoid(node: NodeObject, keys: Keys, labels: dict[str, str], wanted: str | None) -> str | None:
-    """Set or remove the label that jobs avoid; return the one that the prediction then records as predrain's.
-
-    Without that record the label is another's. One that a person removed, or a tool overwrote, is left like that.
+    One that predrain has no record of is another's. One that a person removed, or a tool overwrote, is left like that.
     """
-    before = json_object(node.annotations.get(keys.prediction)).get("avoid_label")
-    if before == wanted:
-        return wanted
-    if isinstance(before, str):
-        name, _, value = before.partition("=")
-        if labels.get(name) == value:
-            del labels[name]
-    if wanted is None:
-        return None
-    name, _, value = wanted.partition("=")
-    if name in labels:
-        return None
-    labels[name] = value
-    return wanted
+    recorded = [name for name in record.marks if _is_avoided(name, keys)]
+    for name in recorded:
+        key = name.removeprefix(_label(""))
+        if wanted is not None and key == wanted.partition("=")[0]:
+            return wanted, record
+        if key in labels and record.matches(name, labels[key]):
+            del labels[key]
+    record = record.without(*recorded)
+    key, _, value = (wanted or "").partition("=")
+    if wanted is None or key in labels:
+        return None, record
+    labels[key] = value
+    return wanted, record.with_mark(_label(key), value)
 
 
 def _prediction(action: Action, end: datetime, keys: Keys, avoid: str | None) -> str:
@@ -280,29 +438,3 @@ def _prediction(action: Action, end: datetime, keys: Keys, avoid: str | None) ->
     if avoid is not None:
         content["avoid_label"] = avoid
     return json.dumps(content, ensure_ascii=False, sort_keys=True)
-
-
-def _published(node: NodeObject, keys: Keys) -> Published | None:
-    text = node.annotations.get(keys.prediction)
-    if text is None:
-        left = keys.tier in node.labels or keys.applied in node.annotations or keys.drain in node.annotations
-        return Published("unreadable", _NEVER) if left else None
-    content = json_object(text)
-    end, tier = instant(content.get("expires_at")), content.get("tier")
-    if end is None or not isinstance(tier, str) or node.labels.get(keys.tier) != tier:
-        return Published("unreadable", _NEVER)
-    return Published(tier, end)
-
-
-def _applied_text(applied: _Applied) -> str:
-    content = plain_of(applied)
-    return json.dumps({name: value for name, value in content.items() if value is not None}, sort_keys=True)
-
-
-def _applied(node: NodeObject, keys: Keys) -> _Applied | None:
-    content = json_object(node.annotations.get(keys.applied))
-    until, name = instant(content.get("until")), content.get("level")
-    names = {level.name.lower(): level for level in Level}
-    if until is None or name not in names:
-        return None
-    return _Applied(names[name], until, instant(content.get("since")))

@@ -36,6 +36,7 @@ class Record:
     ``marks``: digest of each mark as written, by its name.
     ``set_at``: when the highest mark was set.
     ``since``: when the node was taken out of service.
+    ``refused``: how often the scheduler took the mark away while it was being set.
     ``weight``, ``soft``: Slurm: the weight before the soft mark, and with it.
     """
 
@@ -47,6 +48,7 @@ class Record:
     set_at: datetime | None = None
     since: datetime | None = None
     drain_at: datetime | None = None
+    refused: int = 0
     weight: int | None = None
     soft: int | None = None
 
@@ -71,7 +73,7 @@ def digest_of(content: str) -> str:
 def sealed(record: Record, node: str) -> dict[str, Any]:
     """Return a record as the JSON object that is written to a node."""
     plain = plain_of(replace(record, risk=None if record.risk is None else round(record.risk, 6)))
-    content = {name: value for name, value in plain.items() if value is not None}
+    content = {name: value for name, value in plain.items() if value is not None and (name, value) != ("refused", 0)}
     return {**content, _SEAL: _seal(content, node)}
 
 

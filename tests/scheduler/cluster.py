@@ -144,7 +144,7 @@ class Cluster:
             name: (
                 {k: v for k, v in node.object.labels.items() if k not in ours},
                 {k: v for k, v in node.object.annotations.items() if k not in ours},
-                tuple(taint for taint in node.object.taints if not self.scheduler.keys.owns(taint)),
+                tuple(taint for taint in node.object.taints if taint.key != keys.taint),
                 node.object.unschedulable,
             )
             for name, node in self.scheduler.nodes.items()
@@ -153,5 +153,5 @@ class Cluster:
 
 def without_our_taints(node: NodeObject, cluster: Cluster) -> NodeObject:
     """A person takes our taints off."""
-    kept = tuple(taint for taint in node.taints if not cluster.scheduler.keys.owns(taint))
+    kept = tuple(taint for taint in node.taints if taint.key != cluster.scheduler.keys.taint)
     return replace(node, taints=kept)

@@ -214,11 +214,12 @@ def test_a_preview_reports_exactly_what_is_written(hand: Hand) -> None:
     assert reading is not None
     (previewed,) = hand.scheduler.preview((hand.action("publish", "n2"),), reading)
     assert [(write.path, write.before) for write in previewed] == [
-        ("metadata.labels[predrain.io/risk-tier]", None), ("metadata.annotations[predrain.io/prediction]", None),
+        ("metadata.labels[predrain.io/risk-tier]", None), ("metadata.annotations[predrain.io/applied-taints]", None),
+        ("metadata.annotations[predrain.io/prediction]", None),
         ("status.conditions[GPUFailurePredicted]", None), ("event GPUFailurePredicted", None),
     ]  # fmt: skip
-    assert previewed[2].after == "True (RiskHigh): " + hand_message(hand)
-    assert hand.do("publish", "n2").writes == previewed[:3], "a condition goes with what is a matter of status alone"
+    assert previewed[3].after == "True (RiskHigh): " + hand_message(hand)
+    assert hand.do("publish", "n2").writes == previewed[:4], "a condition goes with what is a matter of status alone"
     assert hand.raw("n2")["status"]["conditions"][1]["message"] == hand_message(hand)
 
 

@@ -25,14 +25,21 @@ def test_nodes_with_gpus_are_the_fleet_and_so_is_what_carries_our_marks(world: W
     add(world, cpu, broken, left)
     result = views(hand)
     assert set(result) == {"n1", "n2", "broken", "left"}
-    assert result["left"].marks.level is Level.PUBLISHED
+    assert result["left"].marks.level is Level.NONE
+    assert "no record" in (result["left"].notice or "")
 
 
-def test_a_selector_narrows_the_fleet_and_never_loses_a_mark(world: World, cluster: KubernetesClient) -> None:
+def test_a_selector_narrows_the_fleet_and_marks_outside_of_it_are_to_be_removed(
+    world: World, cluster: KubernetesClient
+) -> None:
     add(world, node("n3"))
     world.edit("/api/v1/nodes/n1", lambda raw: raw["metadata"]["labels"].update(pool="train"))
-    world.edit("/api/v1/nodes/n2", lambda raw: raw["metadata"]["labels"].update({"predrain.io/risk-tier": "high"}))
-    assert set(views(Hand(world, cluster, replace(SETTINGS, selector="pool=train")))) == {"n1", "n2"}
+    hand = Hand(world, cluster, replace(SETTINGS, selector="pool=train"))
+    hand.do("taint", "n2")
+    result = views(hand)
+    assert set(result) == {"n1", "n2"}
+    assert (result["n1"].opt_out, result["n2"].opt_out) == (None, "it is not in kubernetes.selector")
+    assert result["n2"].marks.tainted
 
 
 def test_a_job_has_the_gpus_of_all_its_pods_and_stands_on_each_of_its_nodes(world: World, hand: Hand) -> None:
@@ -70,12 +77,13 @@ def test_a_job_that_came_since_is_seen_when_the_node_is_read_again(world: World,
     [
         ({"unschedulable": True}, "cordoned by a person or tool (it is unschedulable)"),
         ({"taints": [{"key": "ToBeDeletedByClusterAutoscaler", "effect": "NoSchedule"}]},
-         "cordoned by the taint ToBeDeletedByClusterAutoscaler:NoSchedule"),
+         None),
         ({"taints": [{"key": "AggregatedNodeHealth", "effect": "NoSchedule"}]},
-         "cordoned by the taint AggregatedNodeHealth:NoSchedule"),
-        ({"taints": [{"key": "karpenter.sh/disrupted", "effect": "NoSchedule"}]}, "in the hands of Karpenter"),
+         "in the hands of NVSentinel"),
+        ({"taints": [{"key": "karpenter.sh/disrupted", "effect": "NoSchedule"}]}, None),
         ({"taints": [{"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"}]}, None),
-        ({"taints": [{"key": "predrain.io/at-risk", "value": "high", "effect": "NoSchedule"}]}, "drained by us"),
+        ({"taints": [{"key": "predrain.io/at-risk", "value": "high", "effect": "NoSchedule"}]},
+         "cordoned by a person or tool (taint predrain.io/at-risk=high:NoSchedule)"),
     ],
 )  # fmt: skip
 def test_who_took_a_node_out_of_service_is_distinguished(world: World, hand: Hand, change: dict, message: str) -> None:
@@ -91,10 +99,10 @@ def test_an_annotation_says_that_a_node_is_in_maintenance(world: World, hand: Ha
     assert views(hand)["n2"].foreign is None
 
 
-def test_a_node_that_is_not_ready_or_on_its_way_out_is_down(world: World, hand: Hand) -> None:
+def test_a_node_that_is_not_ready_is_down_and_one_that_is_being_deleted_rests(world: World, hand: Hand) -> None:
     world.edit("/api/v1/nodes/n1", lambda raw: raw["status"]["conditions"][0].update(status="Unknown"))
     world.edit("/api/v1/nodes/n2", lambda raw: raw["metadata"].update(deletionTimestamp="2026-11-21T00:00:00Z"))
-    assert [view.down for view in views(hand).values()] == [True, True]
+    assert [(view.down, view.counted) for view in views(hand).values()] == [(True, True), (False, False)]
 
 
 def test_a_node_that_cannot_be_understood_is_never_written_to(world: World, hand: Hand) -> None:

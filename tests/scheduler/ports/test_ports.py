@@ -80,11 +80,3 @@ def test_a_mark_that_is_gone_before_its_time_was_taken_off_by_somebody_and_after
     assert view_of(gone, base, KEYS, T0 + HOUR).undone
     assert not view_of(gone, base, KEYS, T0 + 12 * HOUR).undone
     assert not view_of(after(RELEASES[0], gone, KEYS, T0), base, KEYS, T0).undone
-
-
-def test_a_prediction_that_somebody_edited_counts_as_expired():
-    target = after(FORWARD[0], NodeObject("n"), KEYS, T0)
-    for text in ("", "{}", "[1]", '{"tier": "high", "expires_at": "2027-01-01T00:00:00"}'):
-        edited = replace(target, annotations={**target.annotations, KEYS.prediction: text})
-        published = marks_of(edited, KEYS, T0).published
-        assert (published.tier, published.expires_at < T0) == ("unreadable", True)

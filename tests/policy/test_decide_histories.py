@@ -26,7 +26,7 @@ BLOCK = 1000
 REACHED = (
     "nodes are out of service", "nodes were taken out in", "the breaker is open", "expired at", "was repaired",
     "took it out of service", "owns it", "it opted out", "nothing else being remembered", "its drain waits",
-    "not set again in this episode", "the kill switch is on", "XID 79", "held high",
+    "not set again in this episode", "the kill switch is on", "XID 79", "held high", "releases included", "edited",
 )  # fmt: skip
 """Words of what every block must come to, so that it does not pass for want of anything to refuse."""
 

@@ -75,7 +75,10 @@ class World:
             self.nodes = [replace(node, units=tuple(fresh[2 * k : 2 * k + 2])) for k, node in enumerate(self.nodes)]
         elif kind == "all_well":
             self.flags.clear()
-            well = {"down": False, "readable": True, "cordoned_by": None, "maintenance": None}
+            well = {
+                "down": False, "readable": True, "cordoned_by": None, "maintenance": None, "resting": None,
+                "unwritable": None,
+            }  # fmt: skip
             self.nodes = [changed(node, **well) for node in self.nodes]
         else:
             self.nodes[i] = self.happen(kind, one, amount)
@@ -99,6 +102,14 @@ class World:
             "down": {"down": not one.down},
             "unreadable": {"readable": not one.readable},
             "maintenance": {"maintenance": None if one.maintenance else "maintenance"},
+            "rest": {"resting": None if one.resting else "power saving", "down": not one.resting},
+            "reboot": {"unwritable": None if one.unwritable else "a reboot"},
+            # somebody edits a mark, copies one, or takes it over: it is theirs, and the adapter reports it
+            "edit": {
+                "marks": Marks(one.marks.published), "opt_out": "edited", "notice": "edited",
+                "cordoned_by": "ann",
+            },
+            "clean": {"opt_out": None, "notice": None, "cordoned_by": None},
             "driver": {"software": "560" if one.software == "550" else "550"},
         }  # fmt: skip
         return replace(one, **fields[kind])
@@ -132,12 +143,16 @@ class World:
         )  # fmt: skip
 
 
+def is_out(node: NodeView) -> bool:
+    """Whether a node is out of service, by whoever's hand; one that rests is so only by ours."""
+    if node.marks.tainted or node.marks.drained or not node.readable:
+        return True
+    return not node.resting and bool(node.down or node.cordoned_by or node.owner)
+
+
 def lost(nodes: list[NodeView]) -> Counter[tuple[str, str]]:
     """How many nodes of each scope are out of service, by whoever's hand."""
-    out = [
-        node for node in nodes
-        if node.down or not node.readable or node.cordoned_by or node.owner or node.marks.tainted or node.marks.drained
-    ]  # fmt: skip
+    out = [node for node in nodes if is_out(node)]
     return Counter(scope for node in out for scope in node.scopes)
 
 
@@ -182,7 +197,7 @@ def check(world: World, also: Callable[[], bool] = lambda: True) -> Plan:
     noted = carried_out(plan.state, plan.actions)
     decide_again(world, plan, after, noted, also)
 
-    total = Counter(scope for node in before for scope in node.scopes)
+    total = Counter(scope for node in after if not node.resting or is_out(node) for scope in node.scopes)
     held, now_lost = lost(before), lost(after)
     newly = [b for a, b in zip(before, after, strict=True) if b.marks.level.hard and not a.marks.level.hard]
     for floor in DISRUPTION_BUDGETS:
@@ -194,19 +209,20 @@ def check(world: World, also: Callable[[], bool] = lambda: True) -> Plan:
     world.starts += [(world.now.timestamp(), node.name) for node in newly if node.name not in counted]
     recent = Counter(int(name[1:]) % 2 for at, name in world.starts if at > began)
     assert all(recent[int(node.name[1:]) % 2] <= RATE_LIMITS[0].allowed(len(before)) for node in newly)
+    assert all(f"{node.name}: {node.notice}" in plan.reasons for node in before if node.notice)
 
     for old, new in zip(before, after, strict=True):
         mine = [action for action in plan.actions if action.node == old.name]
         forward = {action.verb for action in mine} - {"release", "publish"}
-        if old.opt_out or old.owner or old.cordoned_by or old.maintenance or not old.readable:
-            assert not forward
-        if old.opt_out and old.readable:
-            assert new.marks.level is Level.NONE
-        if not old.readable:
+        if old.unwritable or not old.readable:
             assert not mine
-        if old.readable:
-            assert new.marks.level <= ALLOWED_LEVELS[world.stage]
-        if old.readable and new.marks.level:
+            continue
+        if old.opt_out or old.owner or old.cordoned_by or old.maintenance:
+            assert not forward
+        if old.opt_out:
+            assert new.marks.level is Level.NONE
+        assert new.marks.level <= ALLOWED_LEVELS[world.stage]
+        if new.marks.level:
             assert world.evidence(old), "a mark stands on nothing"
             assert plan.nodes[old.name].rules or rests_on_something(world, new, plan.state)
         if world.flags.get("kill"):
@@ -223,7 +239,7 @@ def check(world: World, also: Callable[[], bool] = lambda: True) -> Plan:
 EVENTS = (
     ["score"] * 14 + ["time"] * 4 + ["fleet"] + ["all_well"] * 3
     + ["fact", "repair", "human", "undo", "opt_out", "owner", "down", "unreadable", "driver", "lose_state"]
-    + ["kill", "drift", "maintenance"]
+    + ["kill", "drift", "maintenance", "rest", "reboot", "edit", "clean"]
 )  # fmt: skip
 STEPS = st.lists(
     st.tuples(st.sampled_from(EVENTS), st.integers(0, NODES - 1), st.floats(0, 1, width=16)), min_size=8, max_size=60
@@ -254,7 +270,7 @@ def test_a_release_that_is_due_is_never_blocked(steps, blocks):
     for step in steps:
         world.step(step)
         check(world)
-    world.nodes = [replace(node, readable=True) for node in world.nodes]
+    world.nodes = [replace(node, readable=True, unwritable=None) for node in world.nodes]
     world.now += 10 * timedelta(days=1)
     settings_ = world.config
     if "budget" in blocks:

@@ -44,6 +44,7 @@ SelectTypeParameters=CR_Core
 SchedulerParameters=sched_interval=1,bf_interval=1
 GresTypes=gpu
 ReturnToService=2
+RebootProgram=/bin/true
 SlurmdTimeout=10
 KillWait=2
 PropagateResourceLimits=NONE
@@ -172,9 +173,9 @@ class SlurmCluster:
         saved = self.root / "state" / "node_state"
         self.wait(lambda: saved.exists() and saved.stat().st_mtime > now)
 
-    def start_node(self, name: str) -> None:
-        """Start a node's slurmd."""
-        self._start(name, "slurmd", "-D", "-N", name, "-f", str(self.root / "slurm.conf"))
+    def start_node(self, name: str, *options: str) -> None:
+        """Start a node's slurmd; ``-b`` reports a boot."""
+        self._start(name, "slurmd", "-D", *options, "-N", name, "-f", str(self.root / "slurm.conf"))
 
     def kill(self, name: str) -> None:
         """Kill ``slurmctld`` or a node's slurmd, without a warning."""

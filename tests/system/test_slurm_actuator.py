@@ -20,7 +20,7 @@ from scheduler.ports.clock import SystemClock
 from scheduler.ports.errors import SchedulerError
 from scheduler.ports.readings import Answer, Precondition
 from scheduler.ports.workloads import Fence, Workload
-from scheduler.slurm.marks import standing_on
+from scheduler.slurm.marks import AUTHOR, standing_on
 from scheduler.slurm.node import SlurmNode
 from scheduler.slurm.scheduler import SlurmScheduler, open_slurm
 from scheduler.slurm.settings import SlurmSettings
@@ -220,6 +220,41 @@ def test_a_restart_of_slurmctld_keeps_the_drain_and_the_weight_is_set_again_and_
         assert again.apply(an("release", name)).kind == "done"
         node = again.node(name)
         assert (node.out, node.reason, node.extra, node.weight) == (frozenset(), None, "", 1)
+
+
+def test_a_drain_that_somebody_edited_or_wrote_in_our_form_stays_and_a_node_that_reboots_is_left_alone(
+    cluster, actuator
+):
+    for name in ("n1", "n3"):
+        assert actuator.apply(an("drain", name)).kind == "done"
+    ours = actuator.node("n1")
+    assert AUTHOR in standing_on(ours, actuator.clock.now()).record.marks, "Slurm told who drained it, and when"
+    appended = f"{ours.reason} - RMA 4711 opened, keep out"
+    cluster.update("n1", reason=f'"{appended}"')
+    cluster.update("n2", state="drain", reason=f'"{ours.reason}"')
+    for _ in range(3):
+        for name in ("n1", "n2"):
+            actuator.apply(an("release", name))
+        assert [actuator.node(name).reason for name in ("n1", "n2")] == [appended, ours.reason]
+        assert [actuator.node(name).out for name in ("n1", "n2")] == [{"DRAIN"}, {"DRAIN"}]
+    assert actuator.node("n1").extra == ""
+    fleet = {node.view.name: node.view for node in actuator.scheduler.read_fleet().nodes}
+    assert all("looks like predrain's" in (fleet[name].notice or "") for name in ("n1", "n2"))
+
+    cluster.run("scontrol", "reboot", "nextstate=resume", "n3")
+    cluster.wait(lambda: "REBOOT_ISSUED" in actuator.node("n3").states)
+    rebooting = actuator.node("n3")
+    assert (rebooting.reason or "").endswith(": reboot issued")
+    assert actuator.apply(an("release", "n3")).kind == "already"
+    assert actuator.node("n3").extra == rebooting.extra
+    assert {"DRAIN", "REBOOT_ISSUED"} <= actuator.node("n3").states
+    view = actuator.scheduler.revalidate("n3").view
+    assert (view.down, view.counted, view.unwritable is not None) == (False, False, True)
+    cluster.kill("n3")
+    cluster.start_node("n3", "-b")
+    cluster.wait(lambda: not actuator.node("n3").rebooting and actuator.node("n3").readable)
+    assert actuator.apply(an("release", "n3")).kind == "done"
+    assert (actuator.node("n3").extra, actuator.node("n3").out) == ("", frozenset())
 
 
 def test_fail_stands_and_is_given_back_under_a_running_job(cluster, actuator, tmp_path):

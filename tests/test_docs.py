@@ -87,7 +87,7 @@ def test_a_broken_anchor_fails_the_site(tmp_path: Path) -> None:
     assert "anchor does not exist" in run.stdout + run.stderr
 
 
-MADE_FROM_CATALOGUES = {"channels.md", "kernel-messages.md", "node-conditions.md", "phrases.md"}
+MADE_FROM_CATALOGUES = {"channels.md", "foreign-marks.md", "kernel-messages.md", "node-conditions.md", "phrases.md"}
 
 
 def test_readme_and_docs_stay_short() -> None:

@@ -84,9 +84,7 @@ def _parsed(
     labels, annotations = dict(metadata.get("labels") or {}), dict(metadata.get("annotations") or {})
     taints = tuple(spec.get("taints") or ())
     collected = collected_view(raw, rules)
-    parsed_taints = tuple(
-        Taint(taint["key"], taint.get("value") or "", taint["effect"], taint.get("timeAdded")) for taint in taints
-    )
+    parsed_taints = tuple(_taint(taint, keys) for taint in taints)
     node_object = NodeObject(
         metadata["name"], labels, annotations, parsed_taints, bool(spec.get("unschedulable")),
         _cordoner(metadata.get("managedFields") or (), collected.cordoned_by), bool(metadata.get("managedFields")),
@@ -108,6 +106,12 @@ def _parsed(
         raise ValueError("a patch without a version would be taken whatever the node is by then")
     reading = NodeReading(view, metadata["resourceVersion"], collected.boot_id)
     return NodeSnapshot(reading, node_object, taints, own, collected.has_gpus)
+
+
+def _taint(raw: Object, keys: Keys) -> Taint:
+    """Read a taint; a time is part of the content of one under predrain's key, for predrain writes none."""
+    value, added = str(raw.get("value") or ""), raw.get("timeAdded")
+    return Taint(raw["key"], f"{value} since {added}" if added and raw["key"] == keys.taint else value, raw["effect"])
 
 
 def _cordoner(managed: Sequence[Object], first: str | None) -> str | None:

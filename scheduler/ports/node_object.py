@@ -31,17 +31,15 @@ _MAX_TRIES: Final = 2
 
 @dataclass(frozen=True, slots=True)
 class Taint:
-    """A taint; ``time_added``: as the server gives it, which sets it for ``NoExecute`` only."""
+    """A taint, known by key and effect."""
 
     key: str
     value: str
     effect: Effect
-    time_added: str | None = None
 
-    @property
-    def content(self) -> str:
-        """All of it as a text."""
-        return f"{self.key}={self.value}:{self.effect}" + (f" since {self.time_added}" if self.time_added else "")
+    def __str__(self) -> str:
+        """Write it as ``kubectl`` does."""
+        return f"{self.key}={self.value}:{self.effect}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +137,7 @@ def _json(text: str) -> object:
 
 def _present(node: NodeObject, keys: Keys) -> dict[str, str]:
     """Return the content of each mark under predrain's names but the record, by the mark's name."""
-    present = {_taint_name(taint): taint.content for taint in node.taints if taint.key == keys.taint}
+    present = {_taint_name(taint): str(taint) for taint in node.taints if taint.key == keys.taint}
     if keys.tier in node.labels:
         present[_label(keys.tier)] = node.labels[keys.tier]
     for key in (keys.prediction, keys.drain, keys.cordon):
@@ -202,7 +200,7 @@ def view_of(node: NodeObject, base: NodeView, keys: Keys, now: datetime) -> Node
                           and taint.effect != "PreferNoSchedule"), None)  # fmt: skip
     cordoned_by = "a person or tool (it is unschedulable)" if node.unschedulable and not own.cordon else None
     if foreign_taint is not None:
-        cordoned_by = cordoned_by or f"a person or tool (taint {foreign_taint.content})"
+        cordoned_by = cordoned_by or f"a person or tool (taint {foreign_taint})"
     owner = own.user
     return replace(
         base, name=node.name, marks=marks, opt_out=base.opt_out or opt_out,
@@ -392,7 +390,7 @@ def writes_between(before: NodeObject, then: NodeObject) -> tuple[Write, ...]:
 
 
 def _taint_text(node: NodeObject) -> str | None:
-    return ", ".join(f"{taint.key}={taint.value}:{taint.effect}" for taint in node.taints) or None
+    return ", ".join(map(str, node.taints)) or None
 
 
 def _opt_out(node: NodeObject, keys: Keys) -> tuple[str | None, list[str]]:

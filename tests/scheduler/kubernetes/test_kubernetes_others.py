@@ -121,6 +121,14 @@ def test_an_answer_without_what_is_published_is_no_success(world: World, hand: H
     assert hand.do("publish").kind == "refused"
 
 
+def test_a_taint_that_got_a_time_is_not_ours_any_more(world: World, hand: Hand) -> None:
+    hand.do("taint")
+    world.edit(NODE, lambda raw: raw["spec"]["taints"][0].update(timeAdded="2026-11-21T12:00:00Z"))
+    hand.do("release")
+    left = {"key": "predrain.io/at-risk", "value": "high", "effect": "NoSchedule", "timeAdded": "2026-11-21T12:00:00Z"}
+    assert hand.raw()["spec"]["taints"] == [left]
+
+
 USERS: list[tuple[Callable[[Raw], object], Callable[[Raw], object]]] = [
     (
         lambda raw: raw["metadata"].setdefault("annotations", {}).update({"weave.works/kured-reboot-in-progress": "x"}),

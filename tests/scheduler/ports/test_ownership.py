@@ -61,7 +61,6 @@ EDITED: dict[str, Change] = {
     "another value of the taint": tainted(value="rma-4711"),
     "another case of the value": tainted(value="High"),
     "another effect of the taint": tainted(effect="NoExecute"),
-    "a time on the taint": tainted(time_added="2026-03-01T00:00:00Z"),
     "another label": lambda node: replace(node, labels={**node.labels, KEYS.tier: "clear"}),
     "a later end": annotated(KEYS.prediction, lambda text: text.replace("2026-03-01", "2027-03-01")),
     "a note in the prediction": annotated(KEYS.prediction, lambda text: text.replace("why", "why - RMA 4711")),

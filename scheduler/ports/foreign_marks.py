@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from functools import cache, lru_cache
+from functools import cache
 from importlib import resources
 from typing import Final, Literal
 
@@ -14,10 +14,12 @@ import yaml
 from scheduler.ports.codec import object_of
 from scheduler.ports.opt_out import is_set, is_unmanaged
 
+Kind = Literal["taint", "label", "annotation"]
 Meaning = Literal["opt_out", "planned", "leaving", "repair"]
 RESTING: Final[Mapping[str, str]] = {"planned": "planned maintenance", "leaving": "its removal"}
 """Meanings of which a node is at rest, as reported."""
 
+_MAX_KEYS: Final = 100_000
 _SWITCHES: Final[Mapping[str, Callable[[str], bool]]] = {"on": is_set, "off": is_unmanaged}
 
 
@@ -36,27 +38,46 @@ class ForeignMark:
         if [self.taint, self.label, self.annotation].count(None) != 2:
             raise ValueError(f"a foreign mark of {self.tool}: give one of taint, label and annotation")
 
-    def is_on(self, labels: Mapping[str, str], annotations: Mapping[str, str], taints: Mapping[str, str]) -> str | None:
-        """Return the key by which it stands on a node; None: it does not."""
-        for pattern, present in ((self.taint, taints), (self.label, labels), (self.annotation, annotations)):
-            if pattern is None:
-                continue
-            plain = not any(sign in pattern for sign in "*?[")
-            keys: Iterable[str] = (pattern,) if plain else (key for key in present if _fits(key, pattern))
-            for key in keys:
-                if key in present and self._counts(present[key]):
-                    return key
-        return None
+    @property
+    def pattern(self) -> tuple[Kind, str]:
+        """Of what kind it is, and the pattern of its key."""
+        if self.taint is not None:
+            return "taint", self.taint
+        return ("label", self.label) if self.label is not None else ("annotation", self.annotation or "")
 
-    def _counts(self, value: str) -> bool:
+    def counts(self, value: str) -> bool:
+        """Whether a value of it counts."""
         switch = _SWITCHES.get(self.value)
         return switch(value) if switch else any(fnmatchcase(value, pattern) for pattern in self.value.split("|"))
 
 
-@lru_cache(maxsize=65_536)
-def _fits(key: str, pattern: str) -> bool:
-    """Whether a key is of a pattern: nodes of a fleet have the same keys, and there are as many questions as nodes."""
-    return fnmatchcase(key, pattern)
+class ForeignMarks:
+    """Marks of other tools, the first of which that stands on a node counts."""
+
+    def __init__(self, marks: tuple[ForeignMark, ...]) -> None:
+        self._marks = marks
+        self._known: dict[tuple[Kind, str], tuple[int, ...]] = {}  # the nodes of a fleet have the same keys
+
+    def on(self, present: Mapping[Kind, Mapping[str, str]]) -> list[ForeignMark]:
+        """Return those that stand on a node, in the order of the catalogue."""
+        standing = {
+            index
+            for kind, values in present.items()
+            for key, value in values.items()
+            for index in self._of((kind, key))
+            if self._marks[index].counts(value)
+        }
+        return [self._marks[index] for index in sorted(standing)]
+
+    def _of(self, key: tuple[Kind, str]) -> tuple[int, ...]:
+        if key not in self._known:
+            if len(self._known) >= _MAX_KEYS:
+                self._known.clear()
+            kinds = [(index, *mark.pattern) for index, mark in enumerate(self._marks)]
+            self._known[key] = tuple(
+                index for index, kind, pattern in kinds if kind == key[0] and fnmatchcase(key[1], pattern)
+            )
+        return self._known[key]
 
 
 @cache
@@ -84,7 +105,7 @@ def reference_page() -> str:
         "| tool | mark | value | meaning |", "|---|---|---|---|",
     ]  # fmt: skip
     for mark in catalogue():
-        kind = "taint" if mark.taint else "label" if mark.label else "annotation"
-        key, value = mark.taint or mark.label or mark.annotation, mark.value.replace("|", ", ")
+        kind, key = mark.pattern
+        value = mark.value.replace("|", ", ")
         lines.append(f"| {mark.tool} | {kind} `{key}` | `{value}` | {mark.meaning} |")
     return "\n".join(lines) + "\n"

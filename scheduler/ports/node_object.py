@@ -9,12 +9,13 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
+from functools import lru_cache
 from typing import Final, Literal
 
 from policy.fleet import Level, Marks, NodeView, Published
 from policy.plan import Action
 from scheduler.ports.codec import plain_of
-from scheduler.ports.foreign_marks import RESTING, ForeignMark, catalogue
+from scheduler.ports.foreign_marks import RESTING, ForeignMark, ForeignMarks, catalogue
 from scheduler.ports.opt_out import is_set, is_unmanaged, unclear
 from scheduler.ports.ownership import DamagedRecordError, Record, digest_of, foreign_marks, sealed, unsealed
 from scheduler.ports.readings import Write
@@ -72,7 +73,7 @@ class Keys:
         self, prefix: str = "predrain.io", *, avoid: str | None = None, horizon: timedelta | None = None,
         foreign: tuple[ForeignMark, ...] = (),
     ) -> None:  # fmt: skip
-        self.avoid, self.horizon, self.foreign = avoid, horizon, (*foreign, *catalogue())
+        self.avoid, self.horizon, self.foreign = avoid, horizon, ForeignMarks((*foreign, *catalogue()))
         self.taint = f"{prefix}/at-risk"  # of both taints, which differ by their effect
         self.tier = f"{prefix}/risk-tier"  # label
         self.prediction = f"{prefix}/prediction"  # annotation: tier, risk, horizon, end and reasons
@@ -94,6 +95,7 @@ class OwnMarks:
     ``cordon``: it cordoned the node, and nobody else did since.
     ``uncordoned``: it did, and somebody undid that or made it theirs.
     ``user``: another tool that has the node, and relies on a cordon that it finds there.
+    ``opt_out``: one that keeps every remediator off.
     """
 
     record: Record | None
@@ -103,6 +105,7 @@ class OwnMarks:
     cordon: bool
     uncordoned: bool
     user: ForeignMark | None
+    opt_out: ForeignMark | None
 
     def stands(self, name: str, present: Mapping[str, str]) -> bool:
         """Whether a mark stands, and is predrain's."""
@@ -111,12 +114,8 @@ class OwnMarks:
 
 def own_marks(node: NodeObject, keys: Keys) -> OwnMarks:
     """Tell predrain's marks on a node from those of others."""
-    record, damaged = None, None
-    try:
-        if (text := node.annotations.get(keys.applied)) is not None:
-            record = unsealed(_json(text), node.name)
-    except DamagedRecordError as error:
-        damaged = str(error)
+    text = node.annotations.get(keys.applied)
+    record, damaged = (None, None) if text is None else _record_of(text, node.name)
     present = _present(node, keys)
     foreign = foreign_marks(record, present)
     taints = frozenset(
@@ -124,15 +123,22 @@ def own_marks(node: NodeObject, keys: Keys) -> OwnMarks:
     )
     noted = _annotation(keys.cordon) in present and _annotation(keys.cordon) not in foreign
     cordon = noted and node.unschedulable and node.cordoner == WRITER
-    user = _mark_of(node, keys, RESTING.keys() | {"repair"})
-    return OwnMarks(record, damaged, foreign, taints, cordon, noted and not cordon, user)
+    others = keys.foreign.on({
+        "label": node.labels, "annotation": node.annotations,
+        "taint": {taint.key: taint.value for taint in node.taints if taint.effect != "PreferNoSchedule"},
+    })  # fmt: skip
+    user = next((mark for mark in others if mark.meaning != "opt_out"), None)
+    opt_out = next((mark for mark in others if mark.meaning == "opt_out"), None)
+    return OwnMarks(record, damaged, foreign, taints, cordon, noted and not cordon, user, opt_out)
 
 
-def _json(text: str) -> object:
+@lru_cache(maxsize=20_000)
+def _record_of(text: str, node: str) -> tuple[Record | None, str | None]:
+    """Read a record, the same text in each round; return it, or why it is not intact."""
     try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return None
+        return unsealed(json.loads(text), node), None
+    except (ValueError, RecursionError) as error:
+        return None, str(error) if isinstance(error, DamagedRecordError) else "the record of predrain is no JSON"
 
 
 def _present(node: NodeObject, keys: Keys) -> dict[str, str]:
@@ -158,16 +164,6 @@ def _annotation(key: str) -> str:
     return f"annotation {key}"
 
 
-def _mark_of(node: NodeObject, keys: Keys, meanings: frozenset[str] | set[str]) -> ForeignMark | None:
-    if not (node.labels or node.annotations or node.taints):
-        return None
-    taints = {taint.key: taint.value for taint in node.taints if taint.effect != "PreferNoSchedule"}
-    for mark in keys.foreign:
-        if mark.meaning in meanings and mark.is_on(node.labels, node.annotations, taints) is not None:
-            return mark
-    return None
-
-
 def view_of(node: NodeObject, base: NodeView, keys: Keys, now: datetime) -> NodeView:
     """Return a node as the policy sees it.
 
@@ -176,7 +172,7 @@ def view_of(node: NodeObject, base: NodeView, keys: Keys, now: datetime) -> Node
     """
     own = own_marks(node, keys)
     record, marks = own.record, _marks(node, own, keys, now)
-    opt_out, notices = _opt_out(node, keys)
+    opt_out, notices = _opt_out(node, own, keys)
     wrong = "; ".join([f"{name}: {why}" for name, why in own.foreign.items()]) if own.damaged is None else own.damaged
     if wrong:
         opt_out = opt_out or f"not all marks under predrain's names are predrain's ({wrong})"
@@ -393,14 +389,14 @@ def _taint_text(node: NodeObject) -> str | None:
     return ", ".join(map(str, node.taints)) or None
 
 
-def _opt_out(node: NodeObject, keys: Keys) -> tuple[str | None, list[str]]:
+def _opt_out(node: NodeObject, own: OwnMarks, keys: Keys) -> tuple[str | None, list[str]]:
     """Return why nothing may be done on the node, and what of that is to be corrected."""
     values = [texts[keys.managed] for texts in (node.labels, node.annotations) if keys.managed in texts]
     notices = [notice for value in values if (notice := unclear(keys.managed, value)) is not None]
     if any(map(is_unmanaged, values)):
         return f"{keys.managed}={next(filter(is_unmanaged, values))}", notices
-    mark = _mark_of(node, keys, {"opt_out"})
-    return (None if mark is None else f"{mark.tool}: {mark.label or mark.annotation or mark.taint}"), notices
+    mark = own.opt_out
+    return (None if mark is None else f"{mark.tool}: {' '.join(mark.pattern)}"), notices
 
 
 def _maintenance(node: NodeObject, keys: Keys) -> str | None:

@@ -5,16 +5,13 @@ from __future__ import annotations
 import typer
 
 from predrain.collect.compact import compact
-from predrain.collect.diagnostics import diagnostics
 from predrain.collect.exporters import exporters, gpud
+from predrain.collect.files import diagnostics, openmetrics, tickets
 from predrain.collect.kernel_log import kernel_log
-from predrain.collect.kubernetes import collect_kubernetes
 from predrain.collect.nvml import nvml
-from predrain.collect.openmetrics import openmetrics
 from predrain.collect.prometheus import collect_prometheus
 from predrain.collect.receive import receive
-from predrain.collect.slurm import slurm
-from predrain.collect.tickets import tickets
+from predrain.collect.schedulers import collect_kubernetes, slurm
 
 SOURCES = typer.Typer(
     name="collect",

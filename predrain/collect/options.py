@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -61,25 +61,3 @@ def collecting(accounting: Callable[[], Accounting], listen: str | None) -> Iter
     log_to_stderr()
     with stop_on_signals() as stop, exposing(listen, accounting):
         yield stop
-
-
-@contextmanager
-def every_file(files: Sequence[Path], read: Callable[[Path], object], accounting: Accounting) -> Iterator[None]:
-    """Read every file, whatever is wrong with another one, before a block that shows the results.
-
-    Raises the first file's ``InputError`` after the block.
-    """
-    from foundation.errors import InputError
-
-    errors: list[InputError] = []
-    for path in files:
-        try:
-            read(path)
-        except InputError as error:
-            errors.append(error)
-            accounting.take("files", 1, {"cannot be used": 1}, error)
-        else:
-            accounting.take("files", 1, {})
-    yield
-    if errors:
-        raise errors[0]

@@ -22,7 +22,7 @@ from pydantic import ByteSize, TypeAdapter, ValidationError
 
 from foundation.errors import InputError
 from foundation.http import BodyTooLarge, HttpError, ask, connect_to, retry_after_s
-from foundation.running import backoff_s
+from foundation.running import Failing, backoff_s
 from telemetry.landing.folder import Landing
 
 _LOG = logging.getLogger(__name__)
@@ -186,7 +186,7 @@ class Pusher:
 
     def __init__(self, spool: Spool, target: HttpTarget) -> None:
         self._spool, self._target = spool, target
-        self._failures = 0
+        self._failing = Failing(_LOG)
         self._server_errors: Counter[str] = Counter()
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="push", daemon=True)
@@ -212,13 +212,11 @@ class Pusher:
                 break
             path.unlink(missing_ok=True)
             self.sent += 1
+        if not skipped or self.sent > sent:
+            self._failing.recovered(f"pushing to {self._target}")
         if not skipped:
-            if self._failures:
-                _LOG.info("pushing to %s goes on", self._target)
-            self._failures = 0
             return None
         if self.sent > sent:
-            self._failures = 0
             for path, later in skipped:
                 self._server_errors[path.name] += later.server_error
                 if self._server_errors[path.name] >= MAX_SERVER_ERRORS:
@@ -226,10 +224,8 @@ class Pusher:
         return self._wait(str(skipped[-1][1]), skipped[-1][1].after_s)
 
     def _wait(self, reason: str, after_s: float | None = None) -> Later:
-        self._failures += 1
-        if self._failures == 1:
-            _LOG.warning("pushing waits (logged once): %s", reason)
-        return Later(reason, max(backoff_s(self._failures, max_s=MAX_PAUSE_S), after_s or 0.0))
+        failures = self._failing.failed(f"pushing to {self._target}", reason)
+        return Later(reason, max(backoff_s(failures, max_s=MAX_PAUSE_S), after_s or 0.0))
 
     def start(self) -> None:
         """Push in a thread of its own until stopped."""

@@ -23,6 +23,7 @@ import pyarrow.compute as pc
 
 from foundation.errors import InputError
 from foundation.files import write_bytes
+from foundation.running import Failing
 from telemetry.collect.remote_write.decoding import Samples
 from telemetry.collect.remote_write.problems import Refused
 from telemetry.collect.series.batch import InventoryNews, read_batch
@@ -156,6 +157,7 @@ class GroupCommit:
         """Samples in memory: gathered, and being written."""
         self.failing = False
         """Whether the last group could not be written."""
+        self._failing = Failing(_LOG)
 
     async def add(self, batch: Samples) -> None:
         """Wait until a batch is on the disk; raises ``Refused`` (503) if memory is used up or the disk refuses it."""
@@ -203,8 +205,7 @@ class GroupCommit:
             async with self._writing:
                 rows, problems = await asyncio.to_thread(self._write_batches, batches)
         except (InputError, OSError) as error:
-            if not self.failing:
-                _LOG.error("samples cannot be written: %s", error)
+            self._failing.failed("writing samples", error, level=logging.ERROR)
             failure = Refused.busy(f"samples cannot be stored now: {error}", "disk")
         except Exception:  # the requests of the group must be answered whatever happened
             if len(batches) > 1:
@@ -213,8 +214,7 @@ class GroupCommit:
             _LOG.exception("samples cannot be written")
             failure = Refused.busy("samples cannot be stored now: see the receiver's log", "internal")
         else:
-            if self.failing:
-                _LOG.info("samples are written again")
+            self._failing.recovered("writing samples")
             self._written(size, rows, problems)
         self.failing = failure is not None
         self.held -= size

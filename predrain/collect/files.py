@@ -1,0 +1,210 @@
+"""``predrain collect openmetrics``, ``tickets`` and ``diagnostics``: sources that are files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from predrain.collect.options import DatasetOption, SourceMappingOption
+from predrain.console import progress, show
+from predrain.options import JsonOption, ParamsOption, instant_option, read_params
+
+if TYPE_CHECKING:
+    from foundation.errors import InputError
+    from telemetry.accounting import Accounting
+    from telemetry.collect.diagnostics import GpuNames
+
+
+def openmetrics(
+    files: Annotated[
+        list[Path],
+        typer.Argument(help="Dumps of lines `name{labels} value timestamp`, plain, .gz or .zst.", metavar="FILE"),
+    ],
+    dataset: DatasetOption,
+    mapping: SourceMappingOption = None,
+    params: ParamsOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Read what `promtool tsdb dump`, `dump-openmetrics` or a backfill tool wrote. A file counts once.
+
+    Run the same command again after an interruption: nothing counts twice. The file is sorted on disk, which takes some
+    20 bytes a sample next to the dataset while it runs.
+
+    Example: predrain collect openmetrics march.om.gz --dataset fleet
+    """
+    from telemetry.accounting import Accounting
+    from telemetry.collect.openmetrics import land_dump
+    from telemetry.collect.series.identity import NODE_LABEL_STATE, SeriesCatalogue
+    from telemetry.collect.series.mapping import load_source_mapping
+    from telemetry.dataset.channels import resolve_channels
+    from telemetry.landing.folder import Landing, landing_of
+
+    loaded, accounting, results = read_params(params), Accounting(), []
+    channels = resolve_channels(loaded.channels)
+    catalogue = SeriesCatalogue(channels, load_source_mapping(mapping))
+    landing = Landing(landing_of(dataset), writer="openmetrics", channels=channels)
+    catalogue.remember(landing.state(NODE_LABEL_STATE))
+
+    def read(path: Path) -> None:
+        with progress(path.name) as advance:
+            result = land_dump(
+                path, landing, catalogue, accounting=accounting, delay=loaded.features.delay, progress=advance
+            )
+        results.append({"file": str(path), "landed before": result["files landed"] == 0, **result})
+
+    with every_file(files, read, accounting):
+        show({"files": results}, as_json=as_json, accounting=accounting)
+
+
+def tickets(
+    file: Annotated[
+        Path,
+        typer.Argument(help="CSV, Parquet or JSON with timestamp, type, and node or gpu; or a folder of such files."),
+    ],
+    dataset: DatasetOption,
+    mapping: Annotated[
+        Path | None, typer.Option(help="YAML file with an `events` section, as for `predrain import --mapping`.")
+    ] = None,
+    max_loss: Annotated[
+        float,
+        typer.Option(min=0, max=1, help="Share of a table's rows that may be unusable before it is refused."),
+    ] = 0.05,
+    params: ParamsOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Write the events of a table of tickets; the same table again changes nothing.
+
+    Example: predrain collect tickets rma.csv --dataset fleet --mapping rma.yaml
+    """
+    from telemetry.accounting import Accounting
+    from telemetry.collect.tickets import collect_tickets
+    from telemetry.dataset.meta import META_NAME
+    from telemetry.dataset.store import Dataset
+    from telemetry.importing.inventory import Installations
+    from telemetry.importing.mapping import load_mapping
+    from telemetry.importing.reading import expand_sources
+    from telemetry.landing.folder import Landing, landing_of
+
+    stays, rules = None, load_mapping(mapping)
+    if (dataset / META_NAME).exists():
+        known = Dataset.open(dataset)
+        stays = Installations(known.inventory(), known.meta.unit, aliases=rules.nodes.aliases)
+    landing, accounting = Landing(landing_of(dataset), writer="tickets"), Accounting()
+    shown: dict[str, Any] = {}
+    files = expand_sources((file,), "tickets")
+
+    def read(path: Path) -> None:
+        result, account = collect_tickets(
+            path,
+            landing,
+            mapping=rules.events,
+            delay=read_params(params).features.delay,
+            stays=stays,
+            max_loss=max_loss,
+        )
+        accounting.add(account)
+        shown.update({str(path): result} if len(files) > 1 else result)
+
+    with every_file(files, read, accounting):
+        show({"dataset": str(dataset), **shown}, as_json=as_json, accounting=accounting)
+
+
+def diagnostics(
+    files: Annotated[list[Path], typer.Argument(help="Output of `dcgmi diag -r LEVEL -j`, DCGM 3 or 4.")],
+    dataset: DatasetOption,
+    node: Annotated[str, typer.Option(help="The node that was tested.")],
+    gpus: Annotated[
+        Path | None,
+        typer.Option(
+            help="CSV of `nvidia-smi --query-gpu=index,uuid,serial --format=csv`.  Default: what the dataset and its "
+            "landing folder know of the node."
+        ),
+    ] = None,
+    at: Annotated[
+        str | None, typer.Option(help="When the run ended (ISO 8601).  Default: when the file was written.")
+    ] = None,
+    may_skip: Annotated[
+        list[str] | None,
+        typer.Option(help="A test that does not count when skipped, such as eud; may be repeated."),
+    ] = None,
+    params: ParamsOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Write pass, fail or inconclusive for each GPU; what was skipped, warned or cut short is never a pass.
+
+    Example: predrain collect diagnostics diag.json --dataset fleet --node node07 --gpus gpus.csv
+    """
+    from collections import Counter
+
+    from telemetry.accounting import Accounting
+    from telemetry.collect.diagnostics import collect_diagnostics, read_gpu_names
+    from telemetry.landing.folder import Landing, landing_of
+
+    when = None if at is None else instant_option(at, "--at")
+    landing = Landing(landing_of(dataset), writer="diagnostics")
+    names = read_gpu_names(gpus) if gpus is not None else _known_gpus(dataset, landing.waiting("inventory"), node)
+    delay = read_params(params).features.delay
+    verdicts: Counter[str] = Counter()
+    repeated, accounting = list[bool](), Accounting()
+
+    def read(path: Path) -> None:
+        counts = collect_diagnostics(
+            path, landing, node=node, names=names, delay=delay, at=when, may_skip=may_skip or (), accounting=accounting
+        )
+        repeated.append(counts is None)
+        verdicts.update(counts or {})
+
+    with every_file(files, read, accounting):
+        result = {"dataset": str(dataset), "verdicts": dict(verdicts), "already_written": sum(repeated)}
+        show(result, as_json=as_json, accounting=accounting)
+
+
+def _known_gpus(dataset: Path, observed: list[Path], node: str) -> GpuNames:
+    """Return the GPUs of a node that the dataset holds now, and those seen there since."""
+    from functools import partial
+
+    import pyarrow.parquet as pq
+
+    from telemetry.collect.diagnostics import gpu_names
+    from telemetry.dataset.meta import META_NAME
+    from telemetry.dataset.store import Dataset
+    from telemetry.identity.nodes import are_one_node
+
+    rows: list[dict[str, object]] = []
+    if (dataset / META_NAME).exists():
+        stays = Dataset.open(dataset).inventory()
+        stays = stays[stays["node"].map(partial(are_one_node, node)) & stays["removed_at"].isna()]
+        rows += stays[["gpu", "serial", "slot"]].to_dict("records")
+    for path in observed:
+        try:
+            seen = pq.read_table(path, columns=["gpu", "node", "serial", "slot"])
+        except FileNotFoundError:  # folded just now
+            continue
+        rows += [row for row in seen.to_pylist() if are_one_node(row["node"], node)]
+    return gpu_names(rows)
+
+
+@contextmanager
+def every_file(files: Sequence[Path], read: Callable[[Path], object], accounting: Accounting) -> Iterator[None]:
+    """Read every file, whatever is wrong with another one, before a block that shows the results.
+
+    Raises the first file's ``InputError`` after the block.
+    """
+    from foundation.errors import InputError
+
+    errors: list[InputError] = []
+    for path in files:
+        try:
+            read(path)
+        except InputError as error:
+            errors.append(error)
+            accounting.take("files", 1, {"cannot be used": 1}, error)
+        else:
+            accounting.take("files", 1, {})
+    yield
+    if errors:
+        raise errors[0]

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from foundation.place import Place
     from pipeline.params import Params
     from pipeline.sources.estimates import Work
+    from telemetry.accounting import Accounting
     from telemetry.importing.asking.questions import Tables
     from telemetry.importing.ingest import ImportResult
 
@@ -111,7 +112,7 @@ def assess(
     of_files, of_metrics = _mappings(mapping or (), metrics=prometheus is not None)
     tables = tables_of(samples, logs, inventory, jobs)
     stages = Stages()
-    imported: ImportResult | None = None
+    account: Accounting | None = None
     with stages:
         if prometheus is not None:
             connection = connect_to(
@@ -125,9 +126,9 @@ def assess(
                 insecure_skip_verify=insecure_skip_verify,
                 headers=header or (),
             )
-            imported = _from_prometheus(connection, since, match, tables, of_files, of_metrics, out, loaded, stages)
+            account = _from_prometheus(connection, since, match, tables, of_files, of_metrics, out, loaded, stages)
         elif dataset is None:
-            imported = _from_files(tables, of_files, out, loaded, stages)
+            account = _from_files(tables, of_files, out, loaded, stages).accounting
         place = read_place(dataset or str(made), out if dataset else out / "matrix")
         _announce_dataset(place, loaded)
         beside = place.resolve().with_name(f"{place.name}-truth") if isinstance(place, Path) else None
@@ -141,11 +142,7 @@ def assess(
             gpus_per_job=gpus_per_job,
             checkpoint_on_request=checkpoint_on_request,
         )
-    _show(content, out, dataset or str(made), params_files(params), as_json=as_json)
-    if imported is not None:
-        from telemetry.accounting import as_text
-
-        sys.stderr.write(as_text(imported.accounting))
+    _show(content, account, out, dataset or str(made), params_files(params), as_json=as_json)
 
 
 class Stages:
@@ -176,8 +173,8 @@ def _from_prometheus(
     out: Path,
     params: Params,
     stages: Stages,
-) -> ImportResult | None:
-    """Check the files, then fetch the history and import the files into the same dataset."""
+) -> Accounting:
+    """Check the files, then fetch the history and import the files into the same dataset; return what was read."""
     from pipeline.sources.estimates import Work
     from pipeline.sources.history import fetch_history, import_tables, inventory_of, keep_period, known_gpus, period_of
     from telemetry.collect.prometheus.outlook import look_ahead
@@ -193,7 +190,7 @@ def _from_prometheus(
     work = Work.of_history(outlook, plan, params)
     sys.stderr.write(f"predrain: {work}\n")
     made, inventory = out / "dataset", next(iter(tables.get("inventory", ())), None)
-    fetch_history(
+    account = fetch_history(
         connection,
         plan,
         made,
@@ -202,11 +199,12 @@ def _from_prometheus(
         begin=stages.begin,
         measured=lambda rate: _report_time(work.measured(rate)),
         inventory=inventory,
-    )
-    if not any(given.values()):
-        return None
-    given["inventory"] = [inventory_of(made, out / "inventory.parquet")]
-    return import_tables(given, made, params, mapping=mapping, progress=stages.begin("importing"))
+    ).accounting
+    if any(given.values()):
+        given["inventory"] = [inventory_of(made, out / "inventory.parquet")]
+        imported = import_tables(given, made, params, mapping=mapping, progress=stages.begin("importing"))
+        account.add(imported.accounting)
+    return account
 
 
 def _report_time(work: Work) -> None:
@@ -234,16 +232,21 @@ def _ask_first(tables: Tables, mapping: Path | None, params: Params, out: Path, 
         raise typer.Exit(FAILED)
 
 
-def _show(content: dict[str, Any], out: Path, dataset: str, params: list[Path], *, as_json: bool) -> None:
-    """Write the page, and print the verdict."""
+def _show(
+    content: dict[str, Any], account: Accounting | None, out: Path, dataset: str, params: list[Path], *, as_json: bool
+) -> None:
+    """Write the page, and print the verdict; what was read is a table on stderr, or ``accounting`` of the JSON."""
     from pipeline.assessment_page import write_page
     from pipeline.assessment_text import verdict_text
+    from telemetry.accounting import as_text
 
     write_page(content, out, dataset, params)
     if as_json:
-        print_json(content)
-    else:
-        sys.stdout.write(verdict_text(content, out, dataset, params))
+        print_json(content if account is None else content | {"accounting": account.as_dict()})
+        return
+    sys.stdout.write(verdict_text(content, out, dataset, params))
+    if account is not None:
+        sys.stderr.write(as_text(account))
 
 
 def _more_than_0(every: timedelta) -> timedelta:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib.resources import files
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import typer
 
@@ -26,6 +26,8 @@ def init(
 ) -> None:
     """Make a folder in which `dvc repro` learns from your fleet, and `dvc exp` compares experiments.
 
+    The parameters have the step of the dataset, if there is one.
+
     Example: predrain init fleet-model --dataset /srv/predrain/fleet
     """
     from foundation.errors import InputError
@@ -36,7 +38,23 @@ def init(
         raise InputError(f"{', '.join(there)} already there", str(folder), "Choose another folder, or remove them.")
     with disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
+        step, held = _contents_of(folder / dataset)
         for source, name in _FILES.items():
             text = files("predrain").joinpath("scaffold", source).read_text(encoding="utf-8")
-            write_bytes(folder / name, text.replace("dataset: ../fleet  ", f"dataset: {dataset}  ").encode())
-    show({"folder": str(folder), "files": ", ".join(_FILES.values()), "next": "README.md"}, as_json=as_json)
+            text = text.replace("dataset: ../fleet  ", f"dataset: {dataset}  ")
+            text = text.replace("decision:\n", f"telemetry:\n  step: {step}\ndecision:\n") if step else text
+            write_bytes(folder / name, text.encode())
+    show({"folder": str(folder), "files": ", ".join(_FILES.values()), **held, "next": "README.md"}, as_json=as_json)
+
+
+def _contents_of(dataset: Path) -> tuple[str, dict[str, Any]]:
+    """Return the step of a dataset and what it holds; an empty text where there is none yet."""
+    from foundation.durations import format_duration
+    from telemetry.dataset.meta import META_NAME
+    from telemetry.dataset.store import Dataset
+
+    if not (dataset / META_NAME).is_file():
+        return "", {}
+    meta = Dataset.open(dataset).meta
+    step = format_duration(meta.step)
+    return step, {"dataset": str(dataset), "step": step, **meta.counts, "quarantined": dict(meta.quarantine)}

@@ -1,5 +1,7 @@
 """`predrain act --scheduler kubernetes`, as an operator uses it."""
 
+import shutil
+import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ from typer.testing import CliRunner
 
 from foundation.kubernetes.client import KubernetesClient
 from predrain.command import app
+from tests.policy.decide_world import STEP
 from tests.scheduler.kubernetes.api_world import World
 from tests.scheduler.score_files import record, write
 
@@ -79,3 +82,38 @@ def test_what_is_wrong_is_reported_and_never_stops_the_stopping(place: Path, wor
     assert "the switches cannot be read: 127.0.0.1" in act("--kill", code=1).stderr
     settings(place, context="other")
     assert "no way to the Kubernetes API server" in act("--kill", code=1).stderr
+
+
+def break_everything(place: Path) -> None:
+    """Damage all that is not the scheduler."""
+    for file in place.glob("ledger.db*"):
+        file.unlink()
+    (place / "ledger.db").write_bytes(b"no ledger" * 1000)
+    (place / "events.parquet").write_bytes(b"PAR1 no events")
+    (place / "scores" / "latest.json").write_text("{")
+
+
+def test_with_everything_broken_but_the_server_an_expired_mark_is_released(place: Path, world: World) -> None:
+    end = datetime.now(UTC).replace(microsecond=0) + timedelta(seconds=5)
+    at = end - 2 * STEP
+    records = [record("gpu1", "n1", 0.9, at), record("gpu2", "n2", 0.01, at)]
+    shutil.rmtree(place / "scores")
+    write(place / "scores", *records, at=at, model={"fitted_at": (at - timedelta(days=1)).isoformat()})
+    assert "done     taint n1 (high)" in act("--scores=scores").stdout
+    break_everything(place)
+    time.sleep(max(0.0, (end - datetime.now(UTC)).total_seconds()))
+    released = act("--scores=scores", "--events=events.parquet", code=1)
+    assert "done     release n1" in released.stdout
+    assert all(f"error: the {what}" in released.stderr for what in ("ledger is damaged", "scores", "events"))
+    assert "taints" not in world.objects["/api/v1/nodes/n1"]["spec"]
+    assert "predrain.io" not in str(world.objects["/api/v1/nodes/n1"]["metadata"].get("annotations"))
+
+
+def test_everything_is_released_with_everything_broken_but_the_server(place: Path, world: World) -> None:
+    act("--scores=scores")
+    break_everything(place)
+    (place / "act.yaml").write_text("policy: [3]\nevacuation: off\nkubernetes: {kubeconfig: kubeconfig}\n")
+    assert "done     release n1" in act("--release-all").stdout
+    assert "taints" not in world.objects["/api/v1/nodes/n1"]["spec"]
+    act("--resume")
+    assert "kill switch on" in act("--kill").stderr

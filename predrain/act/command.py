@@ -132,7 +132,7 @@ def act(
             if wait is not None:
                 report = _until_released(controller, chosen, duration_option(wait, "--wait"))
             controller.stop()
-    if report.failed and not (release_all and not dry_run and report.active and not _marked(chosen)):
+    if report.failed and not (release_all and not dry_run and report.active and _all_released(chosen)):
         raise typer.Exit(FAILED)
 
 
@@ -178,6 +178,15 @@ def _until_released(controller: Controller, chosen: ChosenScheduler, wait: timed
 def _marked(chosen: ChosenScheduler) -> list[str]:
     """Return the nodes that carry marks; raises ``SchedulerError`` if that cannot be read."""
     return sorted(node.view.name for node in chosen.adapter.read_fleet().nodes if node.view.marks.level)
+
+
+def _all_released(chosen: ChosenScheduler) -> bool:
+    from scheduler.ports.errors import SchedulerError
+
+    try:
+        return not _marked(chosen)
+    except SchedulerError:
+        return False
 
 
 def _given(scheduler: SchedulerKind, file: Path | None) -> tuple[ActSettings, str | None]:
@@ -258,11 +267,11 @@ def _controller(
     ``unusable``: what is wrong with the settings. What cannot be used otherwise, is reported by the controller, too: it
     then releases what has expired, and nothing else.
     """
-    from foundation.errors import InputError
     from predrain.act.assembly import evacuation_of, facts_of
     from scheduler.controller.controller import Controller
     from scheduler.controller.scores_reader import ScoresReader
     from scheduler.ports.clock import SystemClock
+    from scheduler.ports.errors import described
     from scheduler.ports.risks import MemoryFacts, MemoryRisks
 
     scores, events = (None, None) if undo else sources
@@ -279,8 +288,8 @@ def _controller(
             evacuation = evacuation_of(chosen, given, clock, undo=undo)
             facts = facts_of(events, evacuation, record, scores)
             risks = risks if scores is None else ScoresReader(scores, clock, given.controller.max_score_lifetime)
-    except InputError as error:
-        unusable = str(error)
+    except Exception as error:  # a release needs none of it
+        unusable = None if undo else described(error)
     return Controller(
         chosen.adapter, risks, facts, record, clock, given.policy, given.controller,
         holder=f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}", code=VERSION,

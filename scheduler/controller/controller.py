@@ -20,8 +20,9 @@ from scheduler.controller.executor import Executor, Expected, level_after, settl
 from scheduler.controller.scores_reader import CLOCK_SKEW
 from scheduler.controller.settings import ControllerSettings
 from scheduler.evacuation.engine import Evacuation
-from scheduler.ledger.round_log import RoundLog, described
+from scheduler.ledger.round_log import RoundLog
 from scheduler.ledger.sqlite_ledger import SqliteLedger
+from scheduler.ports.errors import described
 from scheduler.ports.protocols import (
     Announcing,
     Clock,
@@ -192,11 +193,11 @@ class Controller:
 
     def _follow_up(self, decision: _Decision, executor: Executor, log: RoundLog, *, ready: bool) -> None:
         """Do what follows the marks: restore, announce and evacuate."""
-        with log.boundary("lost marks that are restored", blocks=False):
+        with log.boundary("the upkeep of marks", blocks=False):
             if isinstance(self.scheduler, Upkeep):
                 put_back = self.scheduler.upkeep(self.holder, self._lease.hold())
                 log.report.notes += [f"put back, for the scheduler had lost it: {write.message}" for write in put_back]
-        with log.boundary("further signals of the marks", blocks=False):
+        with log.boundary("the announcement of marks", blocks=False):
             if isinstance(self.scheduler, Announcing):
                 levels = {name: expected.level for name, expected in executor.expected.items()}
                 stands = signals_of(decision.plan, decision.views, levels, decision.policy)

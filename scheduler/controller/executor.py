@@ -11,7 +11,8 @@ from typing import Final
 from policy.fleet import Level, NodeView, UnitView
 from policy.plan import Action, Plan
 from scheduler.controller.settings import ControllerSettings
-from scheduler.ledger.round_log import RoundLog, described
+from scheduler.ledger.round_log import RoundLog
+from scheduler.ports.errors import described
 from scheduler.ports.protocols import Fenced, LeaseLostError, SchedulerAdapter
 from scheduler.ports.readings import Answer, NodeReading, Precondition, Switches, Write, stands
 from scheduler.ports.records import Intent, Settled, key_of

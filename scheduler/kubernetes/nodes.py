@@ -70,7 +70,7 @@ def snapshot_of(
         return None
     try:
         return _parsed(raw, settings, rules, keys, now)
-    except (KeyError, TypeError, AttributeError, ValueError):
+    except Exception:  # whatever one node holds must not keep the others from being released
         assert isinstance(metadata, dict)
         view = NodeView(name, settings.cluster, settings.group, readable=False)
         reading = NodeReading(view, str(metadata.get("resourceVersion") or ""))

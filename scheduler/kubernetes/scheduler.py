@@ -30,7 +30,7 @@ from scheduler.kubernetes.nodes import NodeSnapshot, patch_of, snapshot_of, stat
 from scheduler.kubernetes.pods import ClaimCounts, PodKeys, PodPart, jobs_of, pod_part
 from scheduler.kubernetes.running_pods import RunningPods
 from scheduler.kubernetes.settings import KubernetesSettings
-from scheduler.ports.errors import SchedulerError
+from scheduler.ports.errors import described
 from scheduler.ports.node_object import WRITER, Keys, NodeObject, after, missing_from, refused, writes_between
 from scheduler.ports.protocols import Clock, NodeSignal
 from scheduler.ports.readings import Answer, AnswerKind, FleetReading, NodeReading, Precondition, Switches, Write
@@ -115,10 +115,11 @@ class KubernetesScheduler:
             switches, unclear = self._switches.read()
             troubles += [unclear] if unclear else []
             jobs = self._all_jobs()
-        except SchedulerError as error:
-            troubles.append(str(error))
+        except Exception as error:  # no release needs them
+            troubles.append(described(error))
         if self.leadership.left() > timedelta(0):
-            self._repair_conditions(nodes)
+            with contextlib.suppress(Exception):  # nothing rests on a condition
+                self._repair_conditions(nodes)
         if not self.settings.read_pods:
             troubles.append("jobs are not read (read_pods is false), so that no floor per job would hold")
         readings = tuple(
@@ -337,11 +338,11 @@ class KubernetesScheduler:
         if not self.settings.read_pods:
             return ()
         try:
-            parts = self._pods.on(node)
-        except SchedulerError:
+            jobs = jobs_of(self._claims.counted(self._pods.on(node))).get(node, {})
+            # of a job that runs elsewhere too, the pods of this node are only a part
+            return tuple(self.whole_job(job) for job in jobs.values())
+        except Exception:
             return None
-        # of a job that runs elsewhere too, the pods of this node are only a part
-        return tuple(self.whole_job(job) for job in jobs_of(self._claims.counted(parts)).get(node, {}).values())
 
     def _part(self, raw: Mapping[str, Any]) -> PodPart | None:
         return pod_part(raw, self.rules, self.pod_keys)

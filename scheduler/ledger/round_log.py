@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from foundation.errors import InputError
 from scheduler.ledger.sqlite_ledger import SqliteLedger
-from scheduler.ports.errors import LedgerError, SchedulerError, SourceError
+from scheduler.ports.errors import described
 from scheduler.ports.protocols import Clock, Lease, LeaseLostError
 from scheduler.ports.readings import Answer, Write
 from scheduler.ports.records import Call, FindingKind, Settled
@@ -97,11 +96,3 @@ class RoundLog:
         """Report an error once."""
         if message not in self.report.errors:
             self.report.errors.append(message)
-
-
-_OURS = (SchedulerError, SourceError, LedgerError, InputError)
-
-
-def described(error: Exception) -> str:
-    """Return an error's message, with its class where the message was not written for people."""
-    return str(error) if isinstance(error, _OURS) else f"{type(error).__name__}: {error}"

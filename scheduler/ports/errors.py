@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from foundation.errors import InputError
+
 
 class SchedulerError(Exception):
     """The scheduler could not be read: nothing is known of the cluster."""
@@ -13,3 +15,11 @@ class SourceError(Exception):
 
 class LedgerError(Exception):
     """The ledger could not be written: nothing new may be done, for no record could explain it."""
+
+
+_WRITTEN_FOR_PEOPLE = (SchedulerError, SourceError, LedgerError, InputError)
+
+
+def described(error: Exception) -> str:
+    """Return an error's message, with its class where the message was not written for people."""
+    return str(error) if isinstance(error, _WRITTEN_FOR_PEOPLE) else f"{type(error).__name__}: {error}"

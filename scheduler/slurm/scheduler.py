@@ -14,7 +14,7 @@ from typing import Final
 
 from policy.fleet import JobView
 from policy.plan import Action
-from scheduler.ports.errors import SchedulerError
+from scheduler.ports.errors import SchedulerError, described
 from scheduler.ports.protocols import Clock
 from scheduler.ports.readings import Answer, FleetReading, NodeReading, Precondition, Switches, Write, stands
 from scheduler.slurm.folder import SharedFolder
@@ -63,8 +63,8 @@ class SlurmScheduler:
         try:
             switches = self.folder.read_switches()
             jobs = views_by_node(self.port.jobs())
-        except SchedulerError as error:
-            trouble = str(error)
+        except Exception as error:  # no release needs them
+            trouble = described(error)
         self._read = {node.name: node for node in nodes}
         readings = tuple(self._reading(node, None if jobs is None else jobs.get(node.name, ())) for node in nodes)
         return FleetReading(readings, read_at, switches, trouble or self.port.read_only(), partial=jobs is None)
@@ -77,7 +77,7 @@ class SlurmScheduler:
             return None
         self._read[node] = current
         jobs: Sequence[JobView] | None = None
-        with contextlib.suppress(SchedulerError):
+        with contextlib.suppress(Exception):
             jobs = views_by_node(self.port.jobs(node)).get(node, ())
         return self._reading(current, jobs)
 

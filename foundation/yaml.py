@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import yaml
@@ -22,6 +23,13 @@ class _OnceLoader(yaml.SafeLoader):
                 )
             first[key.value] = key.start_mark
         return super().construct_mapping(node, deep)
+
+
+def overlaid(under: Any, over: Any) -> Any:
+    """Return the content of one document laid over another's: mappings are joined, everything else is replaced."""
+    if not (isinstance(under, Mapping) and isinstance(over, Mapping)):
+        return over
+    return {**under, **{key: overlaid(under.get(key), value) for key, value in over.items()}}
 
 
 def read_yaml(text: str) -> Any:

@@ -17,7 +17,7 @@ from foundation.durations import Duration, format_duration
 from foundation.errors import InputError
 from foundation.settings import Section
 from foundation.text import nearest_hint
-from foundation.yaml import read_yaml
+from foundation.yaml import overlaid, read_yaml
 from models.config import BacktestSection, ModelsSection, PromotionSection, ServingSection, TrainingSection
 from policy.config import PolicyConfig
 from telemetry.config import ChannelDeclaration, EventsSection, TelemetrySection
@@ -126,7 +126,7 @@ def load_params(paths: Iterable[Path]) -> Params:
     origin = [(file, _read_yaml(file)) for file in files]
     merged: dict[str, Any] = {}
     for _, content in origin:
-        merged = _merged(merged, content)
+        merged = overlaid(merged, content)
     gone = list(removed_in(merged))
     if len(gone) == 1:
         where, what, hint = gone[0]
@@ -158,12 +158,6 @@ def _read_yaml(path: Path) -> dict[str, Any]:
             "Write sections with keys, as params.yaml does.",
         )
     return content
-
-
-def _merged(under: Any, over: Any) -> Any:
-    if not (isinstance(under, dict) and isinstance(over, dict)):
-        return over
-    return under | {key: _merged(under.get(key), value) for key, value in over.items()}
 
 
 def _explain(error: ValidationError, origin: Origin) -> InputError:

@@ -84,9 +84,9 @@ def tickets(
     from telemetry.collect.tickets import collect_tickets
     from telemetry.dataset.meta import META_NAME
     from telemetry.dataset.store import Dataset
+    from telemetry.importing.files.sources import expand_sources
     from telemetry.importing.inventory import Installations
     from telemetry.importing.mapping import load_mapping
-    from telemetry.importing.reading import expand_sources
     from telemetry.landing.folder import Landing, landing_of
 
     stays, rules = None, load_mapping(mapping)

@@ -18,10 +18,10 @@ from telemetry.accounting import Accounting
 from telemetry.identity.pci import normalise_pci_bus_id
 from telemetry.importing.columns import KEY_ALIASES, refuse_absent
 from telemetry.importing.events import parse_events
+from telemetry.importing.files.tables import read_batches
 from telemetry.importing.inventory import Installations
 from telemetry.importing.mapping import TableMapping
 from telemetry.importing.quarantine import Quarantine
-from telemetry.importing.reading import read_batches
 from telemetry.importing.tickets import resolutions
 from telemetry.landing.folder import Landing
 from telemetry.landing.tables import LANDED_EVENTS

@@ -1,7 +1,7 @@
 """Files (Parquet, CSV, JSON, kernel logs) into a dataset: mapped, checked against the inventory, quarantined, merged.
 
-Start with ``importer``, which goes through an import from its sources to the swap. ``mapping`` turns a source's columns
-and values into the dataset's, ``reading`` sets rows aside, ``quarantine`` keeps them and bounds how many they may be,
-``event_runs`` drops repeated reports of one event, ``inventory`` merges stays, ends one where the next begins, and
-looks up where a unit was. ``samples`` reads and merges telemetry.
+Start with ``importer``, which brings files in, and ``ingest``, the one way into a dataset. ``asking`` finds out what
+only the owner of the files can tell. ``files`` reads them, ``mapping`` says how their columns become the dataset's,
+``batch`` judges rows, ``quarantine`` keeps those that cannot be used. ``inventory`` and ``placing`` know which GPU was
+where; ``samples`` reads and merges telemetry, ``events`` and ``tickets`` what happened.
 """

@@ -18,14 +18,16 @@ import pyarrow.compute as pc
 
 from foundation.errors import InputError
 from telemetry.dataset.schema import EVENT_RUNS, EVENTS, MAINTENANCE_BEGIN, MAINTENANCE_END, ms_of
+from telemetry.importing.batch import Batch
 from telemetry.importing.columns import KEY_ALIASES, as_counts, missing_column
 from telemetry.importing.event_runs import RUN_MS, stack_events, with_runs
+from telemetry.importing.files.sources import is_kernel_log, read_errors, stem_of
+from telemetry.importing.files.tables import read_batches
 from telemetry.importing.instants import parse_instants, times_of
 from telemetry.importing.inventory import Installations
 from telemetry.importing.mapping import ImportMapping, KernelLogMapping, TableMapping
 from telemetry.importing.placing.events import place_events
 from telemetry.importing.quarantine import NUMBER_AS_TYPE, Quarantine
-from telemetry.importing.reading import Batch, is_kernel_log, read_batches, read_errors, stem_of
 from telemetry.importing.tickets import (
     TICKET_COLUMNS,
     name_gpus,

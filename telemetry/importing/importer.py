@@ -34,13 +34,14 @@ from telemetry.identity.nodes import NodeNames
 from telemetry.importing.asking.questions import refuse_open
 from telemetry.importing.columns import KEY_ALIASES, resolve_columns, source_names
 from telemetry.importing.events import read_events
+from telemetry.importing.files.sources import SourceFile, expand_sources, new_sources
+from telemetry.importing.files.tables import column_names, read_batches
 from telemetry.importing.ingest import ImportResult, Ingest, Progress, unchanged
 from telemetry.importing.instants import WRONG_CLOCK
 from telemetry.importing.inventory import Installations, end_overlaps, merge_stays, read_inventory, unit_of
 from telemetry.importing.jobs import read_jobs
 from telemetry.importing.mapping import ImportMapping, TableMapping, load_mapping, without_later_keys
 from telemetry.importing.quarantine import Quarantine
-from telemetry.importing.reading import SourceFile, column_names, expand_sources, new_sources, read_batches
 
 AHEAD: Final = timedelta(days=1)
 """How far a source's clock, or a time zone that was mistaken, may be ahead."""

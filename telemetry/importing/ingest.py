@@ -43,6 +43,7 @@ from telemetry.importing.event_runs import (
     total_count,
 )
 from telemetry.importing.events import empty_events
+from telemetry.importing.files.sources import is_packed, kind_of
 from telemetry.importing.inventory import Installations
 from telemetry.importing.jobs import merge_jobs
 from telemetry.importing.mapping import TableMapping
@@ -57,7 +58,6 @@ from telemetry.importing.placing.evidence import (
 )
 from telemetry.importing.placing.slots import ObservedSlots
 from telemetry.importing.quarantine import BY_MAPPING, Quarantine
-from telemetry.importing.reading import is_packed, kind_of
 from telemetry.importing.samples.block import Spill
 from telemetry.importing.samples.instruments import read_instruments, write_instruments
 from telemetry.importing.samples.intake import SampleIntake, no_usable_rows

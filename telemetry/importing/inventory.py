@@ -21,11 +21,13 @@ from telemetry.dataset.schema import INVENTORY, Unit, ms_of
 from telemetry.identity.devices import GpuNames, device_key, is_placeholder, parent_of_mig, place_identity
 from telemetry.identity.nodes import NodeNames, are_one_node, node_key
 from telemetry.identity.pci import normalise_pci_bus_id
+from telemetry.importing.batch import Batch
 from telemetry.importing.columns import as_text
+from telemetry.importing.files.sources import expand_sources
+from telemetry.importing.files.tables import read_batches
 from telemetry.importing.mapping import InventoryMapping
 from telemetry.importing.placing.slots import ObservedSlots
 from telemetry.importing.quarantine import Quarantine, row_text
-from telemetry.importing.reading import Batch, expand_sources, read_batches
 
 # A key is code * 2**43 + milliseconds: 2**43 ms reach the year 2248, and codes up to a million stay below 2**63.
 _KEY_SHIFT = 43

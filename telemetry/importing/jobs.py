@@ -11,9 +11,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from telemetry.dataset.schema import JOB_OPTIONS, JOBS
+from telemetry.importing.batch import Batch
 from telemetry.importing.inventory import Installations
 from telemetry.importing.mapping import TableMapping
-from telemetry.importing.reading import Batch
 from telemetry.values.numbers import ANY_UNIT, read_numbers
 
 _TRES = r"(?:^|[,/ ])gpu(?:[:/][^:=,(]+)?[:=](?P<number>\d+)"

@@ -20,9 +20,10 @@ from telemetry.dataset.meta import META_NAME
 from telemetry.dataset.schema import ms_of
 from telemetry.dataset.store import Dataset
 from telemetry.importing.columns import KEY_ALIASES, as_text, resolve_columns
+from telemetry.importing.files.sources import expand_sources
+from telemetry.importing.files.tables import read_batches
 from telemetry.importing.mapping import TableMapping
 from telemetry.importing.quarantine import Quarantine
-from telemetry.importing.reading import expand_sources, read_batches
 
 STEPS: Final = tuple(timedelta(minutes=minutes) for minutes in (10, 15, 20, 30, 60, 120, 180, 240, 360, 720, 1440))
 """Steps of new datasets, ascending; each divides a day. Finer samples are rolled up to the first."""

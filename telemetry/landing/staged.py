@@ -15,6 +15,7 @@ import pandas as pd
 import pyarrow as pa
 
 from telemetry.dataset.schema import EVENTS, conform, ms_of
+from telemetry.importing.batch import Batch
 from telemetry.importing.ingest import Ingest
 from telemetry.importing.inventory import Installations, end_overlaps, unit_of
 from telemetry.importing.jobs import read_jobs
@@ -22,7 +23,6 @@ from telemetry.importing.mapping import TableMapping
 from telemetry.importing.placing.events import NOT_SEEN_YET, place_events
 from telemetry.importing.placing.evidence import correct_stays, is_covered
 from telemetry.importing.quarantine import Quarantine, row_text
-from telemetry.importing.reading import Batch
 from telemetry.landing.tables import LANDED_EVENTS
 from telemetry.landing.waiting import AHEAD
 

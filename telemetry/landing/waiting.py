@@ -22,11 +22,11 @@ from foundation.instants import to_ms
 from telemetry.accounting import Accounting
 from telemetry.dataset.channels import Channel, with_rollups
 from telemetry.dataset.schema import INSTANT
+from telemetry.importing.batch import Batch, unstorable_rows
 from telemetry.importing.events import parse_events
 from telemetry.importing.instants import WRONG_CLOCK, times_of
 from telemetry.importing.mapping import TableMapping
 from telemetry.importing.quarantine import Quarantine
-from telemetry.importing.reading import Batch, unstorable_rows
 from telemetry.landing.folder import Landing
 from telemetry.landing.observations import collapse, from_landed, from_samples, no_runs
 from telemetry.landing.tables import KINDS, LANDED_EVENTS, SAMPLE_KEYS, Kind, lay_out

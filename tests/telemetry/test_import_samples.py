@@ -10,7 +10,7 @@ import pytest
 from foundation.errors import InputError
 from telemetry.config import ChannelDeclaration
 from telemetry.dataset.store import Dataset
-from telemetry.importing.reading import expand_sources
+from telemetry.importing.files.sources import expand_sources
 from tests.telemetry.helpers import (
     DAY,
     all_samples,

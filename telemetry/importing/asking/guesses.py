@@ -27,10 +27,11 @@ from telemetry.importing.columns import (
     targets_of,
     unknown_columns,
 )
+from telemetry.importing.files.sources import expand_sources, is_kernel_log
+from telemetry.importing.files.tables import column_names, read_batches
 from telemetry.importing.instants import NAIVE, OK, inferred_unit, parse_instants
 from telemetry.importing.mapping import ImportMapping, TableMapping, TimeFormat
 from telemetry.importing.quarantine import Quarantine
-from telemetry.importing.reading import column_names, expand_sources, is_kernel_log, read_batches
 from telemetry.importing.tickets import TICKET_COLUMNS
 from telemetry.values.numbers import ANY_UNIT, read_numbers
 from telemetry.values.units import words_for

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from copy import deepcopy
 from pathlib import Path
 from typing import Any, Final
 
 import yaml
 
-from foundation.yaml import read_yaml
+from foundation.yaml import overlaid, read_yaml
 from telemetry.dataset.schema import EVENT_TYPES
 from telemetry.importing.asking.guesses import Guess
 from telemetry.phrases.classifier import classify
@@ -22,13 +21,6 @@ _HEADER: Final = """\
 _IGNORE_OTHERS: Final = "  # ignore_others: true        # leave out every column that is neither known nor mapped"
 _METRIC_COLUMNS: Final = ("metric", "metric_name", "__name__", "_field", "metric_id", "series")
 _VALUE_COLUMNS: Final = ("value", "_value", "metric_value", "val")
-
-
-def merged(under: Any, over: Any) -> Any:
-    """Lay one content of a mapping over another."""
-    if not (isinstance(under, Mapping) and isinstance(over, Mapping)):
-        return deepcopy(over)
-    return {**under, **{key: merged(under.get(key), value) for key, value in over.items()}}
 
 
 def mapping_content(
@@ -47,7 +39,7 @@ def mapping_content(
             chosen = [guess for guess in mine if guess.target and (guess.sure or every_guess)]
             targets = {guess.column: guess.target if guess in chosen else None for guess in mine}
             section["columns"] = {**(section.get("columns") or {}), **targets}
-            section = merged(_settings_of(chosen), section)
+            section = overlaid(_settings_of(chosen), section)
         content |= {role: section} if section else {}
     return content
 
@@ -73,7 +65,7 @@ def mapping_text(
 ) -> str:
     """Return a mapping file; ``asked``: the questions that the ``answers`` belong to."""
     roles = list(roles)
-    content = merged(dict(answers or {}), mapping_content(guesses, roles, mapping, every_guess=False))
+    content = overlaid(dict(answers or {}), mapping_content(guesses, roles, mapping, every_guess=False))
     lines = [_HEADER.rstrip(), *(f"# CHECK {' '.join(question.split())}" for question in asked)]
     for role in [name for name in roles if content.get(name)]:
         section = dict(content.pop(role))

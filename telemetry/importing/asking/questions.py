@@ -13,14 +13,17 @@ import numpy as np
 import pyarrow as pa
 
 from foundation.errors import InputError
+from foundation.yaml import overlaid
 from telemetry.dataset.channels import Channel
 from telemetry.importing.asking.guesses import INSTANTS, Guess, known_columns, named, suggest
-from telemetry.importing.asking.mapping_file import as_yaml, mapping_text, merged
+from telemetry.importing.asking.mapping_file import as_yaml, mapping_text
+from telemetry.importing.batch import time_of_column
 from telemetry.importing.columns import refuse_absent, targets_of
+from telemetry.importing.files.sources import expand_sources, is_kernel_log
+from telemetry.importing.files.tables import column_names, read_batches
 from telemetry.importing.instants import MISSING, NAIVE, UndecidedOrderError, order_shown, parse_instants
 from telemetry.importing.mapping import ImportMapping, TableMapping
 from telemetry.importing.quarantine import Quarantine
-from telemetry.importing.reading import column_names, expand_sources, is_kernel_log, read_batches, time_of_column
 
 Tables = Mapping[str, Sequence[Path]]
 """Files and folders by section of the mapping: ``samples``, ``events``, ``inventory``, ``jobs``."""
@@ -73,7 +76,7 @@ class Inquiry:
     @property
     def answers(self) -> dict[str, Any]:
         """Proposed answers to all questions."""
-        return reduce(merged, (question.answer for question in self.questions), dict[str, Any]())
+        return reduce(overlaid, (question.answer for question in self.questions), dict[str, Any]())
 
     def mapping_text(self) -> str:
         """Return a mapping to check: the one given, a guess for each unknown column, and the proposed answers."""

@@ -23,15 +23,16 @@ from pydantic import ValidationError
 
 from foundation.errors import InputError
 from foundation.files import write_bytes
-from foundation.yaml import read_yaml
+from foundation.yaml import overlaid, read_yaml
 from telemetry.dataset.channels import Channel
-from telemetry.importing.asking.mapping_file import mapping_content, merged
+from telemetry.importing.asking.mapping_file import mapping_content
 from telemetry.importing.asking.questions import Inquiry, Question, Tables, look
+from telemetry.importing.files.sources import expand_sources, is_kernel_log
+from telemetry.importing.files.tables import read_batches
 from telemetry.importing.importer import DEFAULT_MAX_LOSS
 from telemetry.importing.ingest import ImportResult
 from telemetry.importing.mapping import ImportMapping, load_mapping
 from telemetry.importing.quarantine import Quarantine, advice
-from telemetry.importing.reading import expand_sources, is_kernel_log, read_batches
 
 _HEAD_ROWS: Final = 20_000
 _HEAD_FILES: Final = 5
@@ -63,7 +64,7 @@ def inquire(
     """
     guesses, questions = look(tables, load_mapping(mapping), channels)
     asked = Inquiry(tables, mapping, guesses, questions)
-    provisional = merged(asked.answers, mapping_content(guesses, tables, mapping, every_guess=True))
+    provisional = overlaid(asked.answers, mapping_content(guesses, tables, mapping, every_guess=True))
     if not _is_valid(provisional):
         provisional = mapping_content([], tables, mapping, every_guess=False)
     incomplete = frozenset(question.where for question in questions if question.missing)
@@ -130,7 +131,7 @@ class _Trial:
                 result = self._import(**given)
             except InputError as error:
                 answer = _answer_in(error.do, section, file, self.now)
-                content = merged(self.content, answer)
+                content = overlaid(self.content, answer)
                 is_answer = content != self.content and _is_valid(content)
                 where = error.where.replace(f"{self.folder}/", "")
                 yield Question(section, error.what, where, error.do, answer if is_answer else {})

@@ -1,1 +1,1 @@
-"""Where rows belong: ``events`` places events on nodes and GPUs, ``evidence`` corrects installations by samples."""
+"""Where rows belong: events on nodes and GPUs, installations by the evidence of samples, and slots by their time."""

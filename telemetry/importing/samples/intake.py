@@ -19,6 +19,7 @@ from telemetry.dataset.layout import node_hash
 from telemetry.dataset.schema import CHANNEL_TYPES
 from telemetry.identity.devices import device_key, is_placeholder, place_identity
 from telemetry.identity.pci import normalise_pci_bus_id
+from telemetry.importing.batch import Batch
 from telemetry.importing.columns import (
     KEY_ALIASES,
     SAMPLE_KEYS,
@@ -28,12 +29,12 @@ from telemetry.importing.columns import (
     resolve_columns,
     source_names,
 )
+from telemetry.importing.files.tables import column_names, read_batches
 from telemetry.importing.instants import WRONG_CLOCK
 from telemetry.importing.inventory import Installations
 from telemetry.importing.mapping import TableMapping
 from telemetry.importing.placing.slots import PlaceRuns
 from telemetry.importing.quarantine import Quarantine, advice
-from telemetry.importing.reading import Batch, column_names, read_batches
 from telemetry.importing.samples.block import DTYPES, ORDER_SHIFT, Spill
 from telemetry.importing.samples.losses import GpuLosses
 from telemetry.values.names import EXACT_NAMES, spellings

@@ -19,10 +19,11 @@ import yaml
 from foundation.errors import InputError
 from foundation.yaml import read_yaml
 from telemetry.importing.date_forms import read_dates
+from telemetry.importing.files.sources import expand_sources
+from telemetry.importing.files.tables import column_names, read_batches
 from telemetry.importing.instants import parse_instants
 from telemetry.importing.mapping import TimeFormat, load_mapping
 from telemetry.importing.quarantine import Quarantine
-from telemetry.importing.reading import column_names, expand_sources, read_batches
 from telemetry.values.numbers import read_numbers
 
 FUZZED = 10_000

@@ -1,14 +1,12 @@
-"""Source files: what they are by content, and their rows in batches (Parquet, CSV and JSON)."""
+"""Rows of a source file while they are judged: columns by the mapping, rows that are left out, refused or waiting."""
 
 from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from glob import glob
 from pathlib import Path
 from typing import Any, Final
 from zoneinfo import ZoneInfo
@@ -18,18 +16,11 @@ import numpy.typing as npt
 import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from foundation.errors import InputError
-from foundation.files import check_regular
-from telemetry.dataset.meta import META_NAME
-from telemetry.dataset.store import Dataset
 from telemetry.importing.columns import as_text, resolve_columns
 from telemetry.importing.date_forms import DateOrder
-from telemetry.importing.files.csv_rows import read_csv, read_header
-from telemetry.importing.files.json_rows import json_columns, read_json
-from telemetry.importing.files.long_format import OTHER_METRIC, long_columns, widen
-from telemetry.importing.files.rows import BATCH_ROWS, Rows
+from telemetry.importing.files.sources import read_errors
 from telemetry.importing.instants import (
     MISSING,
     NAIVE,
@@ -41,19 +32,12 @@ from telemetry.importing.instants import (
     parse_instants,
     times_of,
 )
-from telemetry.importing.mapping import LongFormat, TableMapping, TimeFormat
+from telemetry.importing.mapping import TableMapping, TimeFormat
 from telemetry.importing.quarantine import BY_MAPPING, Quarantine, row_text
-from telemetry.kernel_log.entries import is_log
 from telemetry.values.numbers import Decimal
 
 _SAYS_UTC: Final = re.compile(r"(?:^|[^A-Za-z])(?:utc|gmt|UTC|GMT)(?:[^A-Za-z]|$)|(?<=[a-z])(?:UTC|Utc)$")
 _SET_ASIDE_ROWS: Final = 50_000
-_SUFFIXES: Final = {
-    **dict.fromkeys([".parquet", ".pq"], "parquet"),
-    **dict.fromkeys([".csv", ".tsv"], "csv"),
-    **dict.fromkeys([".json", ".jsonl", ".ndjson"], "json"),
-}
-_PACKED: Final = (".gz", ".bz2", ".zst", ".lz4", ".xz")
 
 
 @dataclass(slots=True)
@@ -297,189 +281,3 @@ def _plain(column: pa.ChunkedArray, where: str) -> pa.ChunkedArray:
         problem = f"values of the type {kind} are not read"
         raise InputError(problem, where, "Write them as text or numbers, or map the column to null.")
     return column.cast(pa.float64()) if pa.types.is_decimal(kind) else column
-
-
-def stem_of(path: Path) -> str:
-    """Return a file's name without its suffix, and without ``.gz`` and the like."""
-    return Path(path.stem).stem if is_packed(path) else path.stem
-
-
-def is_packed(path: Path) -> bool:
-    """Whether a file is compressed, by its name."""
-    return path.suffix.lower() in _PACKED
-
-
-def kind_of(path: Path) -> str:
-    """Return ``parquet``, ``csv``, ``json`` or ``other`` by a file's name, seen through ``.gz`` and the like."""
-    suffixes = [suffix.lower() for suffix in path.suffixes if suffix.lower() not in _PACKED]
-    return _SUFFIXES.get(suffixes[-1] if suffixes else "", "other")
-
-
-def is_kernel_log(path: Path) -> bool:
-    """Whether an event source is a kernel log: ``.log`` and other text, or JSON of a journal or another log store."""
-    kind = kind_of(path)
-    if kind != "json":
-        return kind == "other"
-    with read_errors(path), pa.input_stream(path) as stream:
-        return is_log(stream.read(1 << 20))
-
-
-def expand_sources(paths: tuple[Path, ...], what: str) -> list[Path]:
-    """Return the files behind ``paths``: a folder stands for the files in it, a glob for what it matches, sorted.
-
-    Raises ``InputError`` if a path does not exist, a glob matches nothing, or a folder is empty.
-    """
-    files: list[Path] = []
-    for path in [match for written in paths for match in _matches(written)]:
-        if not path.exists():
-            raise InputError(f"the {what} file does not exist", str(path), "Check the path.")
-        check_regular(path)
-        if (path / META_NAME).is_file():
-            part = path / ("telemetry" if what == "samples" else "events.parquet")
-            raise InputError(f"a dataset where {what} are expected", str(path), f"Give {part}, or your own files.")
-        inside = sorted(path.rglob("*")) if path.is_dir() else []
-        inside = [file for file in inside if file.is_file() and not file.name.startswith((".", "_"))]
-        if path.is_dir() and not inside:
-            raise InputError(f"the folder of {what} is empty", str(path), "Give files, or a folder with files.")
-        files += inside or [path]
-    return files
-
-
-def _matches(written: Path) -> list[Path]:
-    """Return what a glob that no shell has expanded matches; a path that exists is no glob."""
-    found = [] if written.exists() else sorted(Path(name) for name in glob(str(written.expanduser()), recursive=True))
-    return found or [written]
-
-
-def read_batches(
-    path: Path,
-    table: str,
-    quarantine: Quarantine,
-    long: LongFormat | None = None,
-    wanted: Callable[[str], bool] = lambda _name: True,
-) -> Iterator[Batch]:
-    """Read a source file in batches that fit into memory.
-
-    ``path``: ``.parquet``, ``.csv``, ``.tsv``, ``.json`` (a list of objects) or ``.jsonl``; text may be compressed
-    (``.csv.gz``). Objects inside an object become columns named ``outer.inner``.
-    ``long``: set for a file with a row for each value; ``wanted`` tells the metrics that become columns.
-    Raises ``InputError`` if the file is of another kind, damaged, or not UTF-8.
-    """
-    kind = _table_kind(path, table)
-    known_orders: dict[str, DateOrder] = {}
-
-    def leave_out(metric: str, number: int) -> None:
-        quarantine.read(table, path, number)
-        quarantine.leave_out(table, path, OTHER_METRIC, number, metric)
-
-    with read_errors(path):
-        decimal: Decimal = "."
-        if kind == "csv":
-            header = read_header(path)
-            decimal = "," if header.separator == ";" else "."
-            batches = read_csv(path, header, table, quarantine)
-        else:
-            batches = _read_parquet(path) if kind == "parquet" else read_json(path, table, quarantine)
-        if long is not None:
-            batches = widen(batches, long, wanted, leave_out)
-        for rows, content, disagreeing in batches:
-            quarantine.read(table, path, len(rows))
-            batch = Batch(
-                path, table, rows, content, quarantine, decimal=decimal, disagreeing=disagreeing, orders=known_orders
-            )
-            if kind == "parquet":  # text formats are checked while they are parsed
-                batch.refuse_unstorable()
-            yield batch
-
-
-def column_names(
-    path: Path,
-    table: str = "samples",
-    long: LongFormat | None = None,
-    wanted: Callable[[str], bool] = lambda _name: True,
-) -> list[str]:
-    """Return the columns of a file; JSON, and tables with a row for each value, are read once for it."""
-    kind = _table_kind(path, table)
-    with read_errors(path):
-        if long is not None:
-            for name in (long.metric, long.value):
-                if name not in (names := column_names(path, table)):
-                    problem = f"the mapping names a column {name!r} that is not there"
-                    raise InputError(problem, f"{path}, mapping, long", f"It has {names}.")
-            quarantine = Quarantine()
-            if kind == "csv":
-                return long_columns(read_csv(path, read_header(path), table, quarantine), long, wanted)
-            batches = _read_parquet(path) if kind == "parquet" else read_json(path, table, quarantine)
-            return long_columns(batches, long, wanted)
-        if kind == "parquet":
-            return list(pq.read_schema(path).names)
-        return read_header(path).names if kind == "csv" else json_columns(path)
-
-
-def _table_kind(path: Path, table: str) -> str:
-    kind = kind_of(path)
-    if path.exists():
-        check_regular(path)
-    if kind == "other":
-        problem = f"files of the kind {path.suffix or path.name!r} are not read as {table}"
-        raise InputError(problem, str(path), "Give Parquet, CSV, TSV or JSON.")
-    return kind
-
-
-@contextmanager
-def read_errors(path: Path) -> Iterator[None]:
-    """Turn what the reader of a file raises, such as for a download cut short, into an error that names it."""
-    try:
-        yield
-    except (pa.ArrowInvalid, UnicodeDecodeError, OSError, RecursionError) as error:
-        is_text = not isinstance(error, UnicodeDecodeError) and "utf8" not in str(error).lower().replace("-", "")
-        problem = "cannot be read" if is_text else "is not UTF-8 text"
-        raise InputError(f"the file {problem}: {error}", str(path), "Check that it is whole, or convert it.") from error
-
-
-def _read_parquet(path: Path) -> Iterator[Rows]:
-    first = 1
-    with pq.ParquetFile(path) as file:
-        for batch in file.iter_batches(batch_size=BATCH_ROWS):
-            table = pa.Table.from_batches([batch])
-            for place, name in enumerate(table.column_names):
-                if pa.types.is_string_view(table.schema.types[place]):  # which Arrow can hardly filter
-                    table = table.set_column(place, name, table.column(place).cast(pa.string()))
-            yield Rows(np.arange(first, first + batch.num_rows), table, {})
-            first += batch.num_rows
-        if file.metadata.num_rows == 0:
-            yield Rows(np.empty(0, np.int64), file.schema_arrow.empty_table(), {})
-
-
-@dataclass(frozen=True, slots=True)
-class SourceFile:
-    """One source file; ``entry`` is what dataset.json keeps of it: no path, and no time of reading."""
-
-    role: str
-    path: Path
-    entry: dict[str, Any]
-
-
-def new_sources(sources: Sequence[SourceFile], existing: Dataset | None) -> list[SourceFile]:
-    """Return the sources that the dataset does not hold yet; a file given twice counts once.
-
-    Raises ``InputError`` if the dataset holds a source that was read with other settings: its rows cannot be taken
-    back.
-    """
-    entries = [] if existing is None else existing.meta.sources
-    settings = {(entry["role"], entry["sha256"]): entry["settings"] for entry in entries if "sha256" in entry}
-    fresh: list[SourceFile] = []
-    for source in sources:
-        key, given = (source.role, source.entry["sha256"]), source.entry["settings"]
-        if key not in settings:
-            settings[key] = given
-            fresh.append(source)
-        # Older versions kept settings that are none any more.
-        changed = sorted(name for name, value in given.items() if settings[key].get(name) != value)
-        if changed:
-            raise InputError(
-                f"this source was imported before with other settings: {', '.join(changed)}",
-                str(source.path),
-                "Import all sources again into an empty folder, or go back to the settings of the first import.",
-            )
-    return fresh

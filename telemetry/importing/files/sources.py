@@ -1,0 +1,122 @@
+"""Source files: which there are, what they are by name and content, and which a dataset holds already."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from glob import glob
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+
+from foundation.errors import InputError
+from foundation.files import check_regular
+from telemetry.dataset.meta import META_NAME
+from telemetry.dataset.store import Dataset
+from telemetry.kernel_log.entries import is_log
+
+_SUFFIXES: Final = {
+    **dict.fromkeys([".parquet", ".pq"], "parquet"),
+    **dict.fromkeys([".csv", ".tsv"], "csv"),
+    **dict.fromkeys([".json", ".jsonl", ".ndjson"], "json"),
+}
+_PACKED: Final = (".gz", ".bz2", ".zst", ".lz4", ".xz")
+
+
+def stem_of(path: Path) -> str:
+    """Return a file's name without its suffix, and without ``.gz`` and the like."""
+    return Path(path.stem).stem if is_packed(path) else path.stem
+
+
+def is_packed(path: Path) -> bool:
+    """Whether a file is compressed, by its name."""
+    return path.suffix.lower() in _PACKED
+
+
+def kind_of(path: Path) -> str:
+    """Return ``parquet``, ``csv``, ``json`` or ``other`` by a file's name, seen through ``.gz`` and the like."""
+    suffixes = [suffix.lower() for suffix in path.suffixes if suffix.lower() not in _PACKED]
+    return _SUFFIXES.get(suffixes[-1] if suffixes else "", "other")
+
+
+def is_kernel_log(path: Path) -> bool:
+    """Whether an event source is a kernel log: ``.log`` and other text, or JSON of a journal or another log store."""
+    kind = kind_of(path)
+    if kind != "json":
+        return kind == "other"
+    with read_errors(path), pa.input_stream(path) as stream:
+        return is_log(stream.read(1 << 20))
+
+
+def expand_sources(paths: tuple[Path, ...], what: str) -> list[Path]:
+    """Return the files behind ``paths``: a folder stands for the files in it, a glob for what it matches, sorted.
+
+    Raises ``InputError`` if a path does not exist, a glob matches nothing, or a folder is empty.
+    """
+    files: list[Path] = []
+    for path in [match for written in paths for match in _matches(written)]:
+        if not path.exists():
+            raise InputError(f"the {what} file does not exist", str(path), "Check the path.")
+        check_regular(path)
+        if (path / META_NAME).is_file():
+            part = path / ("telemetry" if what == "samples" else "events.parquet")
+            raise InputError(f"a dataset where {what} are expected", str(path), f"Give {part}, or your own files.")
+        inside = sorted(path.rglob("*")) if path.is_dir() else []
+        inside = [file for file in inside if file.is_file() and not file.name.startswith((".", "_"))]
+        if path.is_dir() and not inside:
+            raise InputError(f"the folder of {what} is empty", str(path), "Give files, or a folder with files.")
+        files += inside or [path]
+    return files
+
+
+def _matches(written: Path) -> list[Path]:
+    """Return what a glob that no shell has expanded matches; a path that exists is no glob."""
+    found = [] if written.exists() else sorted(Path(name) for name in glob(str(written.expanduser()), recursive=True))
+    return found or [written]
+
+
+@contextmanager
+def read_errors(path: Path) -> Iterator[None]:
+    """Turn what the reader of a file raises, such as for a download cut short, into an error that names it."""
+    try:
+        yield
+    except (pa.ArrowInvalid, UnicodeDecodeError, OSError, RecursionError) as error:
+        is_text = not isinstance(error, UnicodeDecodeError) and "utf8" not in str(error).lower().replace("-", "")
+        problem = "cannot be read" if is_text else "is not UTF-8 text"
+        raise InputError(f"the file {problem}: {error}", str(path), "Check that it is whole, or convert it.") from error
+
+
+@dataclass(frozen=True, slots=True)
+class SourceFile:
+    """One source file; ``entry`` is what dataset.json keeps of it: no path, and no time of reading."""
+
+    role: str
+    path: Path
+    entry: dict[str, Any]
+
+
+def new_sources(sources: Sequence[SourceFile], existing: Dataset | None) -> list[SourceFile]:
+    """Return the sources that the dataset does not hold yet; a file given twice counts once.
+
+    Raises ``InputError`` if the dataset holds a source that was read with other settings: its rows cannot be taken
+    back.
+    """
+    entries = [] if existing is None else existing.meta.sources
+    settings = {(entry["role"], entry["sha256"]): entry["settings"] for entry in entries if "sha256" in entry}
+    fresh: list[SourceFile] = []
+    for source in sources:
+        key, given = (source.role, source.entry["sha256"]), source.entry["settings"]
+        if key not in settings:
+            settings[key] = given
+            fresh.append(source)
+        # Older versions kept settings that are none any more.
+        changed = sorted(name for name, value in given.items() if settings[key].get(name) != value)
+        if changed:
+            raise InputError(
+                f"this source was imported before with other settings: {', '.join(changed)}",
+                str(source.path),
+                "Import all sources again into an empty folder, or go back to the settings of the first import.",
+            )
+    return fresh

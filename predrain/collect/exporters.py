@@ -95,7 +95,7 @@ def exporters(
             settings=settings,
             accounting=accounting,
         )
-        result = run_collector(collector, listen=listen, once=once)
+        result = run_collector(collector, "exporters", listen=listen, once=once)
     show({"dataset": str(dataset), **result}, as_json=as_json, accounting=accounting)
 
 
@@ -149,7 +149,7 @@ def gpud(
             settings=settings,
             accounting=accounting,
         )
-        result = run_collector(collector, listen=listen, once=once)
+        result = run_collector(collector, "gpud", listen=listen, once=once)
     show({"dataset": str(dataset), **result}, as_json=as_json, accounting=accounting)
 
 

@@ -31,6 +31,7 @@ from foundation.http import (
     retry_after_s,
     retry_policy,
 )
+from foundation.running import Failing
 
 _log = logging.getLogger(__name__)
 
@@ -205,7 +206,7 @@ class PrometheusClient:
         self._concurrency = concurrency
         self._allow_partial = allow_partial
         self._has_answered = False
-        self._in_trouble = False
+        self._failing = Failing(_log)
         self.requests = 0
         self.retries = 0
 
@@ -244,9 +245,7 @@ class PrometheusClient:
                 pause = slow < _SLOW_TRIES
             if pause is not False:
                 self.retries += 1
-                if not self._in_trouble:
-                    self._in_trouble = True
-                    _log.warning("%s: %s; asking again for up to %.0f s", url, error, retry_for_s)
+                self._failing.failed(url, error)
             return pause
 
         try:
@@ -261,9 +260,7 @@ class PrometheusClient:
                 raise TooMuch(f"no whole answer within {self._bounds.request_s:g} s") from error
             raise self._given_up(error, time.monotonic() - began_s, first=first) from error
         self._has_answered = True
-        if self._in_trouble:
-            self._in_trouble = False
-            _log.info("%s answers again", url)
+        self._failing.recovered(url)
         return data
 
     def _read(self, body: bytes, read: Callable[[Any, Sequence[bytes]], _Data]) -> _Data:

@@ -15,9 +15,12 @@ if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
 
-def run_collector(collector: Collector[Any], *, listen: str | None = None, once: bool = False) -> dict[str, Any]:
+def run_collector(
+    collector: Collector[Any], name: str, *, listen: str | None = None, once: bool = False
+) -> dict[str, Any]:
     """Collect until SIGTERM or SIGINT, or one round; return what was done, in JSON types.
 
+    ``name``: of the source, in the names of metrics.
     Raises InputError as :meth:`Collector.run` and :meth:`Collector.once` do, or if ``listen`` cannot be used.
     """
 
@@ -26,7 +29,7 @@ def run_collector(collector: Collector[Any], *, listen: str | None = None, once:
         await (collector.once() if once else collector.run(stop))
 
     with exposing(
-        listen, lambda: collector.accounting, problem=lambda: collector.problem, more=lambda: _metrics(collector)
+        listen, lambda: collector.accounting, problem=lambda: collector.problem, more=lambda: _metrics(collector, name)
     ):
         asyncio.run(run())
     scrapes, samples, events = (collector.accounting.tables[name] for name in (SCRAPES, "samples", "events"))
@@ -41,13 +44,13 @@ def run_collector(collector: Collector[Any], *, listen: str | None = None, once:
     }
 
 
-def _metrics(collector: Collector[Any]) -> Iterator[Metric]:
+def _metrics(collector: Collector[Any], name: str) -> Iterator[Metric]:
     from prometheus_client.core import GaugeMetricFamily  # noqa: PLC0415
 
     watches = list(collector.watches.values())
-    yield GaugeMetricFamily("predrain_exporters_targets_owned", "Targets that this process scrapes.", len(watches))
-    states = GaugeMetricFamily("predrain_exporters_targets", "Targets by state.", labels=["state"])
+    yield GaugeMetricFamily(f"predrain_{name}_targets_owned", "Targets that this process scrapes.", len(watches))
+    states = GaugeMetricFamily(f"predrain_{name}_targets", "Targets by state.", labels=["state"])
     counts = Counter("failing" if watch.is_failing else "good" for watch in watches)
-    for name in ("failing", "good"):
-        states.add_metric([name], counts[name])
+    for state in ("failing", "good"):
+        states.add_metric([state], counts[state])
     yield states

@@ -1,0 +1,278 @@
+"""What is waited for while a node is emptied: it ends in a report, holds no shared place, and stops a job once."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+
+from policy.fleet import JobView
+from scheduler.ports.errors import SchedulerError
+from scheduler.ports.readings import Answer, Switches
+from scheduler.ports.workloads import HookReply, Placement
+from tests.policy.decide_world import T0
+from tests.scheduler.evacuation.emptying_cluster import (
+    FAST,
+    MINUTE,
+    SCHEDULER,
+    EmptyingCluster,
+    Recording,
+    findings,
+    work,
+    workload,
+)
+from tests.scheduler.faults import Crash
+
+
+def found(cluster: EmptyingCluster, kind: str) -> list[str]:
+    """What the ledger holds of one kind of finding."""
+    return [message for _, found_kind, message in findings(cluster) if found_kind == kind]
+
+
+def unasked(**fields: object) -> EmptyingCluster:
+    """Node n1 is drained; its workload names no checkpoint, as most do not."""
+    cluster = EmptyingCluster()
+    cluster.runs("w1-uid", checkpoint=None, **fields)
+    cluster.scored(n1=0.9)
+    cluster.round()
+    return cluster
+
+
+def rounds(cluster: EmptyingCluster, minutes: int, step: int = 1) -> list:
+    """Rounds over a while; the scores are renewed as a scoring job does."""
+    reports = []
+    for minute in range(0, minutes, step):
+        if minute % 60 == 0:
+            cluster.scored()
+        reports.append(cluster.later(step))
+    return reports
+
+
+STUCK = {
+    "a budget that allows none": lambda c: c.workloads.blocked.__setitem__("w1-uid", "budget of zero"),
+    "an opt-out": lambda c: c.runs("w1-uid", opt_out="predrain.io/managed=no"),
+    "suspended": lambda c: c.runs("w1-uid", state="suspended"),
+    "held": lambda c: c.runs("w1-uid", state="held"),
+    "pinned": lambda c: c.runs("w1-uid", placement=Placement(False, "it requires n1")),
+    "undecided": lambda c: c.runs("w1-uid", placement=Placement(None, "no right to list nodes")),
+    "ends only in days": lambda c: c.runs(
+        "w1-uid", opt_out="keep", job=JobView("w1", 2, T0, ends_at=T0 + timedelta(days=9))
+    ),
+    "its list cannot be read": lambda c: setattr(c.workloads, "on_node", _unreadable),
+}
+
+
+def _unreadable(node: str):
+    raise SchedulerError(f"{node}: HTTP 500")
+
+
+@pytest.mark.parametrize("names_a_checkpoint", [False, True])
+@pytest.mark.parametrize("name", sorted(STUCK))
+def test_every_wait_is_reported_as_stuck_once_after_the_stated_time(name, names_a_checkpoint):
+    cluster = EmptyingCluster()
+    cluster.runs("w1-uid", checkpoint=SCHEDULER if names_a_checkpoint else None)
+    STUCK[name](cluster)
+    cluster.scored(n1=0.9)
+    cluster.round()
+    reports = rounds(cluster, 58, 2)
+    assert found(cluster, "stuck") == []
+    reports = rounds(cluster, 180, 10)
+    (message,) = found(cluster, "stuck")
+    assert "2026-03-01 00:00 UTC" in message
+    assert ("w1 (" in message) is (name != "its list cannot be read")
+    assert sum(("tell", "done", None) in work(report) for report in reports) == 1
+    assert cluster.evicted() == []
+
+
+def test_a_drain_that_a_switch_stops_for_long_is_reported_with_its_cause():
+    cluster = unasked(opt_out="keep")
+    cluster.scheduler.set_switches(Switches(kill=True))
+    rounds(cluster, 62, 2)
+    (message,) = found(cluster, "stuck")
+    assert "the kill switch is set" in message
+
+
+def test_a_diagnostic_that_never_starts_is_reported():
+    cluster = unasked()
+    cluster.leave("w1-uid")
+    cluster.verification.start = lambda *_: Answer("refused", "no quota")
+    rounds(cluster, 62, 2)
+    (message,) = found(cluster, "stuck")
+    assert "its diagnostic did not start (no quota)" in message
+
+
+@pytest.mark.parametrize("replicas", [1, 3])
+def test_work_that_comes_back_after_two_evictions_is_reported_and_left(replicas):
+    cluster = EmptyingCluster()
+    cluster.leave("w1-uid")
+
+    def comes(generation: int) -> None:
+        for replica in range(replicas):
+            uid = f"mon-{generation}-{replica}"
+            cluster.workloads.running[uid] = workload(uid, "n1", uid=uid, checkpoint=None, origin="ReplicaSet mon")
+
+    comes(0)
+    cluster.scored(n1=0.9)
+    cluster.round()
+    for generation in range(1, 30):
+        for uid in [uid for uid, item in cluster.workloads.running.items() if item.ending]:
+            cluster.leave(uid)
+        if not any(item.node == "n1" for item in cluster.workloads.running.values()):
+            comes(generation)
+        cluster.later()
+    assert len(cluster.evicted()) == 2 * replicas
+    (message,) = found(cluster, "returns")
+    assert "ReplicaSet mon came back after 2 evictions" in message
+    assert len(found(cluster, "stuck")) == 0, "the clock of stuck has not run out yet"
+
+
+def test_a_process_that_takes_over_knows_what_came_back_before():
+    cluster = unasked(origin="job 7")
+    for generation in range(1, 6):
+        for uid in [uid for uid, item in cluster.workloads.running.items() if item.ending]:
+            cluster.leave(uid)
+            new = f"run-{generation}"
+            cluster.workloads.running[new] = workload("w1", "n1", uid=new, checkpoint=None, origin="job 7")
+        cluster.clock.move(MINUTE)
+        cluster.restart()
+        cluster.round()
+    assert len(cluster.evicted()) == 2
+
+
+def test_an_eviction_that_is_accepted_without_effect_is_repeated_once_and_then_reported():
+    cluster = unasked(grace=timedelta(days=20))
+    calls = []
+
+    def accepted(target, fence):
+        calls.append(target.uid)
+        return Answer("done")
+
+    cluster.runs("w1-uid", state="running")
+    cluster.workloads.evicted.clear()
+    cluster.workloads.evict = accepted
+    rounds(cluster, 60 * 6, 5)
+    assert len(calls) <= 2
+    (message,) = found(cluster, "hangs")
+    assert "outlived 2 accepted evictions" in message
+
+
+@pytest.mark.parametrize("grace", [None, timedelta(days=30)])
+def test_what_hangs_on_its_way_out_gives_its_place_to_others_and_is_reported(grace):
+    cluster = EmptyingCluster(settings=replace(FAST, max_concurrent=1, stuck_after=10 * MINUTE))
+    for uid in ("w1-uid", "w2-uid"):
+        cluster.runs(uid, checkpoint=None, grace=grace, finalizers=("example.com/hold",))
+    cluster.scored(n1=0.95, n2=0.9)
+    cluster.round()
+    assert cluster.evicted() == ["w1-uid"]
+    cluster.later(3)
+    assert cluster.evicted() == ["w1-uid"], "the place is taken"
+    rounds(cluster, 15)
+    assert cluster.evicted() == ["w1-uid", "w2-uid"]
+    first = found(cluster, "hangs")[0]
+    assert "w1: it does not end" in first
+    assert "finalizers example.com/hold" in first
+    rounds(cluster, 30)
+    assert Counter(message.partition(":")[0] for message in found(cluster, "hangs")) == {"w1": 1, "w2": 1}
+
+
+def gang(cluster: EmptyingCluster, *, uid: str | None = None, **fields: object) -> None:
+    """One job runs on n1 and n2: as two pods, or as one run of a Slurm job on both."""
+    for name in ("w1-uid", "w2-uid"):
+        cluster.leave(name)
+    for node in ("n1", "n2"):
+        mine = uid or f"{node}-part"
+        key = mine if uid is None else f"{uid}@{node}"
+        cluster.workloads.running[key] = workload(
+            f"part on {node}", node, uid=mine, gang="train", origin="train", **fields
+        )
+
+
+def test_the_pods_of_one_job_on_two_risky_nodes_wait_for_each_other_and_leave_together():
+    cluster = EmptyingCluster()
+    gang(cluster)
+    cluster.scored(n1=0.95)
+    cluster.round()
+    cluster.later(2)
+    cluster.scored(n2=0.9)
+    cluster.later()
+    cluster.acknowledge("n1-part")
+    report = cluster.later()
+    assert cluster.evicted() == []
+    waits = {step.workload: step.message for step in report.work if step.verb == "wait"}
+    assert "the checkpoint of part on n2, of the same job, is waited for" in waits["part on n1"]
+    cluster.acknowledge("n2-part")
+    cluster.later()
+    assert sorted(cluster.evicted()) == ["n1-part", "n2-part"]
+    assert len({at for at, _, _ in cluster.workloads.evicted}) == 1, "one stop of the job"
+
+
+def test_the_parts_of_one_job_wait_for_each_other_no_longer_than_one_request_may_take():
+    cluster = EmptyingCluster(
+        settings=replace(FAST, checkpoint=replace(FAST.checkpoint, timeout=30 * MINUTE, max_timeout=30 * MINUTE))
+    )
+    gang(cluster)
+    cluster.scored(n1=0.95)
+    cluster.round()
+    cluster.acknowledge("n1-part")
+    cluster.clock.move(MINUTE)
+    cluster.scored(n1=0.95, n2=0.9)  # it joins, and would be waited for until 31 minutes
+    cluster.round()
+    assert cluster.evicted() == []
+    cluster.later(29.5)
+    assert cluster.evicted() == ["n1-part"]
+
+
+def test_a_part_that_may_not_be_moved_keeps_the_other_parts_of_its_job():
+    cluster = EmptyingCluster()
+    gang(cluster, checkpoint=None)
+    cluster.runs("n2-part", opt_out="do-not-disrupt=true")
+    cluster.scored(n1=0.95, n2=0.9)
+    rounds(cluster, 5)
+    assert cluster.evicted() == []
+    cluster.runs("n2-part", opt_out=None)
+    cluster.later()
+    assert sorted(cluster.evicted()) == ["n1-part", "n2-part"]
+
+
+def test_one_run_of_a_job_on_two_risky_nodes_is_asked_once_and_requeued_once():
+    hook = Recording(HookReply("waiting"), HookReply("done"))
+    cluster = EmptyingCluster(hooks={"webhook": hook})
+    gang(cluster, uid="7.0.1", checkpoint=replace(SCHEDULER, means="webhook"))
+    calls = []
+
+    def requeued(target, fence):
+        calls.append(target.uid)
+        cluster.workloads.running.clear()  # it leaves both nodes
+        return Answer("done")
+
+    cluster.workloads.evict = requeued
+    cluster.scored(n1=0.95, n2=0.9)
+    cluster.round()
+    assert len(hook.told) == 1
+    cluster.later()
+    assert len(hook.told) == 2
+    assert len({key for _, key in hook.told}) == 1
+    assert calls == ["7.0.1"]
+    cluster.later()
+    assert {entry.phase for entry in cluster.progress().nodes.values()} == {"verifying"}
+
+
+def test_a_leader_whose_clock_is_behind_that_of_the_mark_goes_on_with_the_same_drain():
+    cluster = EmptyingCluster()
+    cluster.scored(n1=0.9)
+    cluster.clock.move(MINUTE)
+    cluster.workloads.faults.plan("crash_before", "save_progress")
+    with pytest.raises(Crash):
+        cluster.round()  # the mark stands, and nothing says yet that it is followed
+    cluster.clock.move(timedelta(seconds=-20))
+    cluster.scheduler.lease = None
+    cluster.restart()
+    cluster.round()
+    first, began = cluster.workloads.asked["w1-uid"], found(cluster, "began")
+    for _ in range(10):
+        cluster.clock.move(timedelta(seconds=5))
+        cluster.round()
+    assert found(cluster, "began") == began
+    assert cluster.workloads.asked["w1-uid"] == first

@@ -61,6 +61,7 @@ OPT_OUTS: Final[Mapping[str, bool]] = {
 
 _SYSTEM_PATHS: Final = ("/dev", "/sys", "/proc", "/run", "/var/run", "/etc", "/usr", "/lib", "/lib64", "/boot")
 _NO_DATA: Final = ("Socket", "CharDevice", "BlockDevice")
+_REPLICAS: Final = ("ReplicaSet", "ReplicationController")
 _STATIC: Final = ("file", "http")
 _MEANS: Final[Mapping[str, CheckpointMeans]] = {"annotation": "scheduler", "webhook": "webhook", "command": "command"}
 
@@ -114,7 +115,7 @@ class KubernetesWorkloads:
             f"{namespace}/{metadata['name']}", metadata["uid"], "pod", spec["nodeName"],
             owner=None if owner is None else f"{owner['kind']} {namespace}/{owner['name']}",
             origin=_origin(metadata, namespace, owner), job=job,
-            gang=None if job is None or job.can_shrink else job.name, stays=stays,
+            gang=_gang(job, owner), stays=stays,
             state="ending" if ending else "running",
             placement=self._placements.of(pod) if matters else ANYWHERE, opt_out=opt_out, loss=self._loss(pod, owner),
             grace=timedelta(seconds=min(grace, _MAX_GRACE_S)) if isinstance(grace, int) else None,
@@ -334,6 +335,14 @@ def _origin(metadata: Object, namespace: str, owner: Object | None) -> str:
     if owner is not None:
         return f"{owner['kind']} {namespace}/{owner['name']}"
     return f"{namespace}/{metadata.get('generateName') or metadata['name']}"
+
+
+def _gang(job: JobView | None, owner: Object | None) -> str | None:
+    """Name the job that stops with any of its pods; replicas of a service do not stop with each other."""
+    if job is None or job.can_shrink:
+        return None
+    replica = owner is not None and owner["kind"] in _REPLICAS and job.name.endswith(f"/{owner['name']}/{owner['uid']}")
+    return None if replica else job.name
 
 
 def _bound_by_name(spec: Object) -> bool:

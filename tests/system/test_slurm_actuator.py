@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -19,7 +20,7 @@ from policy.plan import Action
 from scheduler.ports.clock import SystemClock
 from scheduler.ports.errors import SchedulerError
 from scheduler.ports.readings import Answer, Precondition
-from scheduler.ports.workloads import Fence, Workload
+from scheduler.ports.workloads import CheckpointAsk, Fence, Workload
 from scheduler.slurm.marks import AUTHOR, standing_on
 from scheduler.slurm.node import SlurmNode
 from scheduler.slurm.scheduler import SlurmScheduler, open_slurm
@@ -270,24 +271,91 @@ def test_fail_stands_and_is_given_back_under_a_running_job(cluster, actuator, tm
 
 
 def test_jobs_that_may_not_be_requeued_are_waited_for_and_heterogeneous_ones_go_as_a_whole(cluster, actuator):
-    kept = cluster.submit("-w", "n1", "--no-requeue", "-c1", script="sleep 300")
-    array = cluster.submit("-w", "n1", "--array=1-2", "--gres=gpu:1", "-c1", script="sleep 300")
+    kept = cluster.submit("-x", "n3", "--no-requeue", "-c1", script="sleep 300")
     het = cluster.run(
-        "sbatch", "--parsable", "-o", str(cluster.root / "out-%j"), "-w", "n1", "-c1", "--gres=gpu:1", ":", "-w", "n2",
-        "-c1", "--gres=gpu:1", "--wrap", "sleep 300",
+        "sbatch", "--parsable", "-o", str(cluster.root / "out-%j"), "-c1", "--gres=gpu:1", ":", "-c1", "--gres=gpu:1",
+        "--wrap", "sleep 300",
     ).strip()  # fmt: skip
-    cluster.wait(lambda: len(actuator.workloads.on_node("n1")) == 4)
-    works = {workload.name: workload for workload in actuator.workloads.on_node("n1")}
-    assert set(works) == {kept, f"{array}_1", f"{array}_2", f"{het}+0"}
+
+    def listed() -> dict[str, Workload]:
+        return {item.name: item for node in cluster.nodes for item in actuator.workloads.on_node(node)}
+
+    cluster.wait(lambda: len(listed()) == 3, 60)
+    works = listed()
+    assert set(works) == {kept, f"{het}+0", f"{het}+1"}
     assert works[kept].immovable == "it may not be requeued"
     assert works[f"{het}+0"].job is not None
     fence = actuator.fence()
     assert actuator.workloads.evict(works[kept], fence).kind == "refused"
-    assert actuator.workloads.evict(works[f"{array}_1"], fence).kind == "done"
-    (part,) = (workload for workload in actuator.workloads.on_node("n2") if workload.name == f"{het}+1")
-    assert actuator.workloads.evict(part, fence).kind == "done"  # its leader runs on n1
-    cluster.wait(lambda: {workload.name for workload in actuator.workloads.on_node("n1")} == {kept, f"{array}_2"})
-    cluster.wait(lambda: actuator.workloads.on_node("n2") == ())
+    assert actuator.workloads.evict(works[f"{het}+1"], fence).kind == "done"  # its leader runs elsewhere
+    cluster.wait(lambda: set(listed()) == {kept}, 60)
+
+
+def test_only_the_task_that_is_meant_is_signalled_and_requeued_also_that_with_the_id_of_its_array(
+    cluster, actuator, tmp_path
+):
+    log = tmp_path / "log"
+    script = f"trap 'echo signal $SLURM_ARRAY_TASK_ID >> {log}' USR1; while true; do sleep 0.1; done"
+    array = cluster.submit(
+        "--array=1-3", "--gres=gpu:8", "-c8", "-N1", "--requeue", "--comment=predrain.checkpoint=B:USR1", script=script
+    )
+
+    def tasks() -> dict[str, tuple[str, Workload]]:
+        return {item.name: (node, item) for node in cluster.nodes for item in actuator.workloads.on_node(node)}
+
+    cluster.wait(lambda: len(tasks()) == 3)
+    running = tasks()
+    job_ids = {job.name: job.number for job in actuator.scheduler.port.jobs()}
+    (last,) = (name for name, number in job_ids.items() if str(number) == array)
+    _, work = running[last]
+    assert work.immovable is None
+    ask = CheckpointAsk("a" * 32, datetime.now(UTC) + HOUR, "high")
+    time.sleep(1)  # the trap is set
+    assert actuator.workloads.ask_checkpoint(work, ask, actuator.fence()).kind == "done"
+    cluster.wait(log.exists)
+    assert actuator.workloads.evict(work, actuator.fence()).kind == "done"
+    cluster.wait(lambda: last not in tasks())
+    time.sleep(1)
+    assert log.read_text() == f"signal {last.partition('_')[2]}\n"
+    assert {name: item.uid for name, (_, item) in tasks().items()} == {
+        name: item.uid for name, (_, item) in running.items() if name != last
+    }
+
+
+def test_pinned_suspended_held_and_reserved_jobs_are_waited_for(cluster, actuator):
+    cluster.run(
+        "scontrol", "create", "reservation", "reservationname=only", "nodes=n2", "users=root", "starttime=now",
+        "duration=60",
+    )  # fmt: skip
+    try:
+        options = {
+            "pinned": ("-w", "n1"), "excluded": ("-x", "n2,n3"), "suspended": ("-x", "n2"), "held": ("-x", "n2"),
+            "free": ("-x", "n2"), "reserved": ("--reservation=only",),
+        }  # fmt: skip
+        cluster.update("n3", weight="50")
+        jobs = {
+            cluster.submit("--gres=gpu:1", "-c1", "--requeue", *given, script="sleep 300"): name
+            for name, given in options.items()
+        }
+        numbers = {name: number for number, name in jobs.items()}
+        cluster.wait(lambda: all(cluster.job(number)["job_state"] == "RUNNING" for number in jobs))
+        cluster.run("scontrol", "suspend", numbers["suspended"])
+        cluster.run("scontrol", "hold", numbers["held"])
+        works = {jobs[item.name]: item for node in ("n1", "n2") for item in actuator.workloads.on_node(node)}
+        why = {name: item.immovable or "" for name, item in works.items()}
+        assert why["free"] == ""
+        assert "it requires n1 (--nodelist)" in why["pinned"]
+        assert "this node only" in why["excluded"]
+        assert "reservation only" in why["reserved"]
+        assert "it is suspended" in why["suspended"]
+        assert "it is held" in why["held"]
+        fence = actuator.fence()
+        answers = {name: actuator.workloads.evict(item, fence).kind for name, item in works.items()}
+        assert answers == {name: "done" if name == "free" else "refused" for name in options}
+    finally:
+        cluster.run("scancel", "--full", "--user=root", check=False)
+        cluster.wait(lambda: not actuator.scheduler.port.jobs())
+        cluster.run("scontrol", "delete", "reservationname=only", check=False)
 
 
 def test_a_submit_script_keeps_a_job_off_risky_nodes_and_goes_on_without_scores(cluster, actuator, tmp_path):

@@ -16,6 +16,14 @@ from tests.scheduler.kubernetes.objects import SETTINGS, T0, Hand, add, pod
 
 FENCE = Fence("me", T0 + timedelta(seconds=30))
 ASK = CheckpointAsk("a" * 32, T0 + timedelta(minutes=5), "n1 is drained")
+AUTOSCALER = "cluster-autoscaler.kubernetes.io"
+BY_NAME = {
+    "nodeAffinity": {
+        "requiredDuringSchedulingIgnoredDuringExecution": {
+            "nodeSelectorTerms": [{"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["n1"]}]}]
+        }
+    }
+}
 PATH = "/api/v1/namespaces/team/pods/a"
 
 
@@ -50,6 +58,9 @@ def test_a_pod_of_a_job_goes_with_its_own_grace_and_the_whole_job_is_known(world
         (pod("a", "n1", owner="DaemonSet"), "daemon set train runs it on every node"),
         (pod("a", "n1", owner=None, annotations={"kubernetes.io/config.mirror": "x"}), "a mirror pod"),
         (pod("a", "n1", owner="Node"), "a mirror pod"),
+        (pod("a", "n1", owner=None, annotations={"kubernetes.io/config.source": "file"}), "a mirror pod"),
+        (pod("a", "n1", gpus=0, owner="ExtendedDaemonSetReplicaSet"), "places it on this very node"),
+        (pod("a", "n1", gpus=0, owner="NodeAgent", affinity=BY_NAME), "places it on this very node"),
     ],
 )
 def test_what_its_node_runs_by_itself_stays(world: World, pods: KubernetesWorkloads, target: Raw, message: str) -> None:
@@ -77,6 +88,95 @@ def test_what_may_not_be_moved_is_held(
     add(world, target)
     held = the(pods).immovable
     assert held is None if message is None else message in (held or "")
+
+
+@pytest.mark.parametrize("owner", ["NodeAgent", "ExtendedDaemonSetReplicaSet"])
+def test_a_pod_with_gpus_that_is_bound_to_its_node_is_no_part_of_it_and_is_waited_for(
+    world: World, pods: KubernetesWorkloads, owner: str
+) -> None:
+    add(world, pod("a", "n1", owner=owner, affinity=BY_NAME))
+    assert the(pods).stays is None
+    assert "on this node only" in (the(pods).immovable or "")
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "held"),
+    [
+        *(("predrain.io/managed", value, True) for value in ("false", "False", "no", "off", "0", "", "maybe", "24h")),
+        *(("predrain.io/managed", value, False) for value in ("true", "True", "yes", "1")),
+        *(("karpenter.sh/do-not-disrupt", value, True) for value in ("true", "TRUE", "1", "yes", "", "soon", "24h")),
+        *(("karpenter.sh/do-not-disrupt", value, True) for value in ("6h1m", "1d", "361m")),
+        *(("karpenter.sh/do-not-disrupt", value, False) for value in ("false", "off", "6h", "5h59m59s", "300m")),
+        *((f"{AUTOSCALER}/safe-to-evict", value, True) for value in ("false", "False", "no", "0", "never", "1h")),
+        *((f"{AUTOSCALER}/safe-to-evict", value, False) for value in ("true", "yes")),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("where", ["annotations", "labels"])
+def test_only_a_clear_word_or_a_duration_that_is_over_lets_a_pod_go(
+    world: World, pods: KubernetesWorkloads, where: str, key: str, value: str, held: bool
+) -> None:
+    target = pod("a", "n1")  # it runs for six hours
+    target["metadata"][where] = {key: value}
+    add(world, target)
+    why = the(pods).immovable
+    assert (why is not None) is held
+    assert why is None or why.startswith(f"{key}={value}") or f"{key}={value!r}" in why
+
+
+@pytest.mark.parametrize(
+    ("volume", "held"),
+    [
+        ({"hostPath": {"path": "/scratch/db"}}, True),
+        ({"hostPath": {"path": "/scratch/db", "type": "Directory"}}, True),
+        ({"hostPath": {"path": "/"}}, True),
+        ({"hostPath": {"path": "/devices/data"}}, True),
+        ({"hostPath": {"path": "/dev/../data"}}, True),
+        ({"hostPath": {"path": "/dev/infiniband"}}, False),
+        ({"hostPath": {"path": "/mnt/agent.sock", "type": "Socket"}}, False),
+        ({"hostPath": {"path": "/etc/localtime"}}, False),
+        ({"ephemeral": {"volumeClaimTemplate": {}}}, True),
+        ({"configMap": {"name": "c"}}, False),
+    ],
+)
+def test_data_that_stays_on_the_node_holds_a_pod_unless_it_allows_the_loss(
+    world: World, pods: KubernetesWorkloads, volume: Raw, held: bool
+) -> None:
+    add(world, pod("a", "n1", volumes=[{"name": "v", **volume}]))
+    why = the(pods).immovable
+    assert (why is not None) is held
+    assert not held or "data in its volume v" in (why or "")
+    world.edit(PATH, lambda raw: raw["metadata"].update(annotations={"predrain.io/evict": "True"}))
+    assert the(pods).immovable is None
+
+
+def test_a_pod_is_known_by_what_starts_its_successor(world: World, pods: KubernetesWorkloads) -> None:
+    bare, made = pod("a", "n1", owner=None), pod("b-x7", "n1", owner=None)
+    made["metadata"]["generateName"] = "b-"
+    add(world, bare, made, pod("c", "n1"))
+    assert [the(pods, name).origin for name in ("a", "b-x7", "c")] == ["team/a", "team/b-", "ReplicaSet team/train"]
+
+
+def test_a_pod_on_its_way_out_shows_what_keeps_it(world: World, pods: KubernetesWorkloads) -> None:
+    target = pod("a", "n1")
+    target["metadata"].update(deletionTimestamp="2026-11-21T12:00:00Z", finalizers=["batch.kubernetes.io/job-tracking"])
+    add(world, target)
+    assert (the(pods).state, the(pods).finalizers) == ("ending", ("batch.kubernetes.io/job-tracking",))
+
+
+def test_the_pods_of_a_job_are_one_gang_unless_it_goes_on_without_some(world: World, hand: Hand) -> None:
+    replica = pod("replica", "n1")
+    replica["metadata"]["ownerReferences"][0].update(name="serving", uid="u-serving")
+    add(world, pod("a", "n1", owner="Job"), pod("b", "n2", owner="Job"), pod("web", "n1", gpus=0, owner="Job"), replica)
+    hand.scheduler.read_fleet()
+    pods = KubernetesWorkloads(hand.scheduler)
+    assert the(pods).gang is not None
+    assert the(pods).gang == the(pods, "b", "n2").gang
+    assert (the(pods, "web").gang, the(pods, "replica").gang) == (None, None)
+    for name in ("a", "b"):
+        path = f"/api/v1/namespaces/team/pods/{name}"
+        world.edit(path, lambda raw: raw["metadata"].update(annotations={"predrain.io/elastic": "true"}))
+    hand.scheduler.read_fleet()
+    assert the(pods).gang is None
 
 
 def test_a_grace_time_beyond_the_calendar_is_cut(world: World, pods: KubernetesWorkloads) -> None:

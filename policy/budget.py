@@ -96,7 +96,7 @@ DISRUPTION_BUDGETS = (
     DisruptionBudget("job", max_unavailable=1),
 )
 """Half of Karpenter's 20 % for a cluster and its 20 % for a group (node pool), against NVSentinel's 50 % in five
-minutes; a third of a rack or NVLink domain; and never two nodes of one job at once, for each stops it once more."""
+minutes; a third of a rack or NVLink domain; and one node at a time of a job that goes on without it."""
 
 RATE_LIMITS = (
     FLEET_RATE_LIMIT,
@@ -210,6 +210,9 @@ def grant(
     lost: Counter[ScopeName] = Counter(
         chain.from_iterable([scopes[node.name] for node in nodes if node.lost or node.name in released])
     )
+    # A job that does not go on without a node stops with the first that it loses. One node after another would stop it
+    # each time: its further nodes may leave with the first.
+    stops_once = {("job", f"{node.cluster}/{job.name}") for node in nodes for job in node.jobs if not job.can_shrink}
     limited: dict[str, list[DisruptionBudget]] = {}
     for budget in config.disruption_budgets:
         limited.setdefault(budget.scope, []).append(budget)
@@ -230,7 +233,7 @@ def grant(
         """Say which limit keeps a node in service; None: none does."""
         for scope in scopes[node]:
             of = total[scope] + (node in resting)  # a node that is taken out at rest is counted from then on
-            for budget in limited.get(scope[0], ()):
+            for budget in () if scope in stops_once else limited.get(scope[0], ()):
                 allowed = budget.allowed(of)
                 if lost[scope] + 1 > allowed:
                     return f"{_name(scope)}: {lost[scope]} of {of} nodes are out of service, {allowed} may be"
@@ -262,7 +265,7 @@ def grant(
     uses = tuple(
         Use(scope, total[scope], lost[scope], min(budget.allowed(total[scope]) for budget in limited[scope[0]]))
         for scope in sorted(touched)
-        if scope[0] in limited
+        if scope[0] in limited and scope not in stops_once
     )
     kept.sort(key=lambda start: (start.at, start.node))
     return Grant(frozenset(granted), refused, tuple(kept), uses)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from policy.budget import Ask, BudgetConfig, RateLimit, Start, grant
 from policy.budget import DisruptionBudget as Budget
-from policy.fleet import NodeView
+from policy.fleet import JobView, NodeView
 from tests.policy.decide_world import HOUR, T0
 
 
@@ -58,6 +58,16 @@ def test_what_is_worth_most_comes_first_and_the_others_are_listed_with_why():
     assert given_.refused == {"n00": "cluster c: 2 of 20 nodes are out of service, 2 may be"}
     use = given_.uses[0]
     assert (use.scope, use.nodes, use.lost, use.allowed) == (("cluster", "c"), 20, 2, 2)
+
+
+def test_a_limit_for_each_job_would_stop_a_gang_once_for_each_of_its_nodes_and_lets_them_go_together():
+    one_of_a_job = floors(Budget("job", max_unavailable=1))
+    for shrinks, granted in ((False, {"n00", "n01"}), (True, {"n00"})):
+        job = JobView("train", 32, can_shrink=shrinks)
+        nodes = [*fleet(2, jobs=(job,)), *fleet(4)[2:]]
+        given_ = grant(nodes, asks("n00", "n01", "n02"), (), one_of_a_job, T0)
+        assert given_.nodes == granted | {"n02"}
+        assert [use.scope for use in given_.uses] == ([("job", "c/train")] if shrinks else [])
 
 
 def test_a_storm_would_take_everything_at_once_and_the_rate_lets_a_few_through_at_a_time():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from datetime import timedelta
 
@@ -12,12 +13,18 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from policy.fleet import JobView, Level
 from scheduler.ledger.sqlite_ledger import SqliteLedger
 from scheduler.ports.readings import Switches
-from scheduler.ports.workloads import DiagnosticResult
+from scheduler.ports.workloads import ANYWHERE, DiagnosticResult, Placement
 from tests.policy.decide_world import HOUR
 from tests.scheduler.cluster import without_our_taints
 from tests.scheduler.evacuation.emptying_cluster import FAST, MINUTE, SCHEDULER, EmptyingCluster, workload
 from tests.scheduler.faults import Crash
 
+PINNED = Placement(False, "it requires this node")
+PLACEMENTS = st.sampled_from([ANYWHERE, ANYWHERE, ANYWHERE, PINNED, Placement(None, "no right to list nodes")])
+STATES = st.sampled_from(["running", "running", "running", "suspended", "held"])
+WORK_CHANGES = (
+    "goes", "writes", "cannot", "blocked", "freed", "ends", "suspended", "resumed", "pinned", "unpinned",
+)  # fmt: skip
 NODES = st.sampled_from(["n0", "n1", "n2"])
 WORK_CALLS = ("ask_checkpoint", "evict", "save_progress", "on_node", "checkpoint_state", "load_progress")
 VERIFY_CALLS = ("start", "result")
@@ -32,7 +39,8 @@ class Evacuations(RuleBasedStateMachine):
         super().__init__()
         self.cluster = EmptyingCluster(settings=replace(FAST, max_concurrent=3), lease=timedelta(seconds=30))
         self.theirs = self.cluster.foreign()
-        self.made = 0
+        self.made = self.crashes = 0
+        self.moved: Counter[tuple[str, object, str]] = Counter()  # evictions by node, drain and origin
         self.asked_at: dict[str, tuple[object, object]] = {}  # uid: when it was first shown a request, and its deadline
         self._watch()
 
@@ -43,9 +51,14 @@ class Evacuations(RuleBasedStateMachine):
 
         def watched_evict(workload, fence):
             target = workloads.running.get(workload.uid)
-            if target is not None and not target.ending:
-                self._may_go(target)
-            return evict(workload, fence)
+            if target is None or target.ending:
+                return evict(workload, fence)
+            self._may_go(target)
+            drain = cluster.progress().nodes[target.node].began_at
+            answer = evict(workload, fence)
+            left = workloads.running[target.uid]
+            self.moved[target.node, drain, target.origin or target.name] += left.ending
+            return answer
 
         def watched_ask(workload, request, fence):
             node = cluster.scheduler.nodes[workload.node]
@@ -79,7 +92,8 @@ class Evacuations(RuleBasedStateMachine):
         assert target.stays is None
         published = cluster.scheduler.revalidate(target.node).view.marks.published
         assert published.expires_at > now, "its prediction has expired"
-        evicted = set(cluster.evicted())
+        # what hangs has lost its place
+        evicted = {uid for at, _, uid in cluster.workloads.evicted if now < at + FAST.retry_max_delay}
         # what its owner ends, or ends on a node that is no more drained, is not the controller's to count
         going = [
             w
@@ -122,20 +136,22 @@ class Evacuations(RuleBasedStateMachine):
         self.cluster.clock.move(minutes * MINUTE)
 
     @rule(
-        node=NODES, offer=st.sampled_from([None, SCHEDULER]), held=st.sampled_from([None, None, "local data"]),
+        node=NODES, offer=st.sampled_from([None, SCHEDULER]), loss=st.sampled_from([None, None, "local data"]),
         stays=st.sampled_from([None, None, None, "daemon set"]), ends=st.sampled_from([None, None, 0.2, 5]),
+        gang=st.sampled_from([None, None, "g"]), placement=PLACEMENTS, state=STATES,
     )  # fmt: skip
-    def a_workload_comes(self, node, offer, held, stays, ends):
+    def a_workload_comes(self, node, offer, loss, stays, ends, gang, placement, state):
         self.made += 1
         now = self.cluster.clock.now()
         job = JobView(f"m{self.made}", 16, now - 3 * HOUR, ends_at=None if ends is None else now + ends * HOUR)
         uid = f"m{self.made}-uid"
         # the same name comes back with another uid
         self.cluster.workloads.running[uid] = workload(
-            f"m{self.made % 3}", node, uid=uid, checkpoint=offer, loss=held, stays=stays, job=job
-        )
+            f"m{self.made % 3}", node, uid=uid, checkpoint=offer if state == "running" else None, loss=loss,
+            stays=stays, job=job, gang=gang, placement=placement, state=state, origin=f"origin {self.made}",
+        )  # fmt: skip
 
-    @rule(data=st.data(), what=st.sampled_from(["goes", "writes", "cannot", "blocked", "freed", "ends"]))
+    @rule(data=st.data(), what=st.sampled_from([*WORK_CHANGES]))
     def something_happens_to_a_workload(self, data, what):
         workloads = self.cluster.workloads
         if not workloads.running:
@@ -153,11 +169,32 @@ class Evacuations(RuleBasedStateMachine):
             workloads.blocked.pop(uid, None)
         elif what == "ends":
             self.cluster.runs(uid, state="ending")
+        elif what in ("suspended", "resumed") and not workloads.running[uid].ending:
+            self.cluster.runs(uid, state="suspended" if what == "suspended" else "running")
+        elif what in ("pinned", "unpinned"):
+            self.cluster.runs(uid, placement=PINNED if what == "pinned" else ANYWHERE)
 
     @rule()
     def what_was_evicted_goes(self):
         for uid in [u for u, w in self.cluster.workloads.running.items() if w.ending]:
             self.cluster.leave(uid)
+
+    @rule(rounds=st.integers(1, 4))
+    def what_was_evicted_comes_back_to_its_node(self, rounds):
+        for _ in range(rounds):
+            for uid, old in [(u, w) for u, w in self.cluster.workloads.running.items() if w.ending]:
+                self.made += 1
+                self.cluster.leave(uid)
+                new = f"m{self.made}-uid"
+                self.cluster.workloads.running[new] = replace(old, uid=new, state="running")
+            self.a_round()
+
+    @rule(seconds=st.sampled_from([-20, 20]))
+    def another_leader_has_another_clock(self, seconds):
+        self.cluster.scheduler.lease = None
+        self.cluster.clock.move(timedelta(seconds=seconds))
+        self.cluster.restart()
+        self.a_round()
 
     @rule(node=NODES, kind=st.sampled_from(["passed", "failed", "inconclusive", None]))
     def a_diagnostic_ends(self, node, kind):
@@ -226,6 +263,7 @@ class Evacuations(RuleBasedStateMachine):
             report = cluster.round()
         except Crash:
             report = None
+            self.crashes += 1
             self._another_process()
         for faults in (cluster.scheduler.faults, cluster.workloads.faults, cluster.verification.faults):
             faults.clear()
@@ -235,6 +273,8 @@ class Evacuations(RuleBasedStateMachine):
         released = {step.action.node for step in report.steps if step.action.verb == "release"}
         for name in blocked_before - released:
             assert cluster.level(name) is Level.DRAINED
+        if not report.failed and report.active:
+            self._every_wait_is_reported(report)
         unasked = any(step.outcome in ("failed", "unknown") for step in report.work)  # it is asked again
         if report.failed or unasked or not report.active:
             return
@@ -243,6 +283,24 @@ class Evacuations(RuleBasedStateMachine):
             again = cluster.round()
             new = [s for s in again.work if s.outcome in ("done", "blocked") and s.verb in ("checkpoint", "evict")]
             assert new == [], "a second run does something again"
+
+    def _every_wait_is_reported(self, report):
+        cluster, now = self.cluster, self.cluster.clock.now()
+        held = {step.node for step in report.work if step.verb == "hold"}
+        named = {(step.node, step.workload) for step in report.work}
+        for name, entry in cluster.progress().nodes.items():
+            if entry.phase != "emptying" or cluster.level(name) is not Level.DRAINED:
+                continue
+            if now >= (entry.waits_since or entry.began_at) + FAST.stuck_after:
+                assert "stuck" in entry.told, f"{name} waits in silence"
+            for item in cluster.workloads.running.values():
+                if item.node == name and item.stays is None and name not in held:
+                    assert (name, item.name) in named, f"nothing is said about {item.name}"
+
+    @invariant()
+    def what_comes_back_is_not_evicted_for_ever(self):
+        # of each process that died, the last eviction may not have been noted
+        assert all(count <= 2 + self.crashes for count in self.moved.values())
 
     @invariant()
     def nothing_foreign_is_changed(self):

@@ -63,6 +63,8 @@ def test_what_is_no_list_of_nodes_of_kubernetes_is_an_error_and_changes_nothing(
     world, fleet = marked
     world.fail("GET", "nodes$", 200, content=KUBERNETES[answer], times=99)
     try:
+        with pytest.raises(Unreachable):
+            fleet.cluster.list_all("/api/v1/nodes", {}, lambda item: item)
         report = fleet.round()
     finally:
         world.faults.clear()

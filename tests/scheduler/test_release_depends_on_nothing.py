@@ -169,6 +169,20 @@ def test_nothing_new_is_done_and_no_current_mark_is_lost_while_a_source_is_broke
             assert any(type(error).__name__ in message for message in report.errors)
 
 
+def test_a_mark_whose_reasons_cannot_be_read_stands_until_it_expires() -> None:
+    world = World()
+    world.cluster.scored()
+    for part, call in (("scores", "read"), ("state", "load_state")):
+        world.breaks(part, call, MemoryError(part))
+    world.restart()
+    world.cluster.clock.move(STEP)
+    assert len(world.round().errors) == 2
+    assert world.cluster.levels() == {"n1": Level.DRAINED}
+    world.cluster.clock.move(STEP)
+    world.round()
+    assert world.cluster.levels() == {}
+
+
 @pytest.mark.parametrize("function", ["decide", "odd_thresholds", "settled_by_reading", "signals_of", "carried_out"])
 def test_a_fault_in_a_rule_of_the_round_releases_all_the_same(function: str, monkeypatch: pytest.MonkeyPatch) -> None:
     world = World()

@@ -6,6 +6,7 @@ import json
 import random
 import sqlite3
 import threading
+import time
 import zlib
 from dataclasses import fields, replace
 from datetime import UTC, datetime, timedelta, timezone
@@ -16,6 +17,7 @@ from foundation.errors import InputError
 from policy.config import PolicyConfig
 from policy.fleet import Fact, JobView, Level, Marks, NodeView, Published, Score, Signals, UnitView
 from policy.plan import PolicyState
+from scheduler.ledger import schema
 from scheduler.ledger.reader import LedgerReader
 from scheduler.ledger.sqlite_ledger import SqliteLedger, fleet_of, inputs_of
 from scheduler.ports.errors import LedgerError
@@ -347,22 +349,18 @@ def test_a_damaged_schema_text_is_an_error_of_the_ledger(file):
     assert deferred.unsettled() == (), "it is opened again once it can be"
 
 
-def test_of_several_first_starts_each_gets_the_same_ledger(file):
-    barrier, failed = threading.Barrier(6), []
-
-    def start():
-        barrier.wait()
-        try:
-            SqliteLedger(file, "c").unsettled()
-        except Exception as error:
-            failed.append(error)
-
-    threads = [threading.Thread(target=start) for _ in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert failed == []
+def test_a_first_start_that_another_one_overtakes_takes_the_tables_that_are_there(file):
+    other = sqlite3.connect(file, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    made = []
+    thread = threading.Thread(target=lambda: made.append(SqliteLedger(file, "c").unsettled()))
+    thread.start()  # sees an empty file, and waits for the lock
+    time.sleep(0.3)
+    schema._make(other)
+    other.execute("COMMIT")
+    thread.join()
+    other.close()
+    assert made == [()]
 
 
 def test_a_ledger_is_of_one_cluster_and_one_of_an_earlier_version_becomes_its_users(file):

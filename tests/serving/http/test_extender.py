@@ -252,6 +252,14 @@ def test_no_more_than_a_share_is_removed_and_only_what_the_controller_keeps_work
     assert kept_nodes(names, fleet, now, dict.fromkeys(out, now), 1.0) == (names, {}), "the prediction has expired"
 
 
+def test_the_share_bounds_each_request_and_the_fleet_and_the_riskiest_go_first() -> None:
+    fleet = fleet_of([record(f"g{i}", f"n{i}", (i + 1) / 10, "high", expires=timedelta(days=1)) for i in range(8)])
+    assert sorted(kept_nodes([f"n{i}" for i in range(8)], fleet, NOW, None, 0.5)[1]) == ["n4", "n5", "n6", "n7"]
+    assert sorted(kept_nodes(["n4", "n5", "n6", "n7"], fleet, NOW, None, 0.5)[1]) == ["n6", "n7"]
+    assert kept_nodes(["n0", "n1", "n2", "n3"], fleet, NOW, None, 0.5)[1] == {}, "others use the fleet's share up"
+    assert sorted(kept_nodes([f"n{i}" for i in range(8)], fleet, NOW, None, 0.0)[1]) == ["n7"]
+
+
 @pytest.mark.parametrize(
     ("stages", "kill", "removed"),
     [({"pinned": {"c/g": "hard"}}, False, {"n1"}), ({"pinned": {"c/g": "soft"}}, False, set()),

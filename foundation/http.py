@@ -1,7 +1,7 @@
 """The HTTP client of every room: credentials and TLS, timeouts, bounded bodies, one retry policy, clear errors.
 
-Start with :func:`connect_to`; :func:`ask` makes one bounded request, :func:`fetch` repeats it where that may help, and
-:func:`exchange` is for callers with an event loop and a client of their own. Redirects are never followed, so that no
+Start with :func:`connect_to`; :func:`ask` makes one bounded request, and :func:`exchange` is for callers with an event
+loop and a client of their own; :func:`retry_policy` repeats either. Redirects are never followed, so that no
 credentials leave for another host.
 """
 
@@ -36,7 +36,6 @@ _HEADER_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+\Z")
 _API: Final = re.compile(r"/api/v1(/.*)?\Z")
 _LOOPBACK: Final = ("localhost", "127.0.0.1", "::1")
 _SHOWN: Final = 300
-_MAX_PAUSE_S: Final = 10.0
 
 
 class HttpError(Exception):
@@ -328,37 +327,6 @@ def retried(error: Exception) -> bool | float:
     if not isinstance(error, HttpError) or not (error.status is None or error.status in RETRIED_STATUS):
         return False
     return True if error.retry_after_s is None else error.retry_after_s
-
-
-def fetch(
-    connection: Connection,
-    path: str = "",
-    *,
-    form: Mapping[str, str] | None = None,
-    timeout_s: float = 10.0,
-    max_bytes: int = 8 << 20,
-    attempts: int = 3,
-) -> Answer:
-    """Get a page (or POST a form), and again where that may help.
-
-    Raises HttpError for a status of 400 or more, and InputError where no whole and bounded answer came, or a redirect.
-    """
-    where, method = shown_url(connection.url), "GET" if form is None else "POST"
-    try:
-        # A person waits for the answer: a server that wants a long pause gets a short one.
-        for attempt in retry_policy(attempts=attempts, on=lambda error: min(retried(error), _MAX_PAUSE_S)):
-            with attempt:
-                answer = ask(connection, method, path, data=form, timeout_s=timeout_s, max_bytes=max_bytes)
-                check_status(answer, connection.url)
-        return answer
-    except BodyTooLarge as error:
-        raise InputError(str(error), where, "Check that it is the right page.") from error
-    except HttpError as error:
-        if error.status is not None:
-            raise
-        raise InputError(
-            f"no answer: {error}", where, "Check the address, that the server runs, and that this host may reach it."
-        ) from error
 
 
 def shown_url(url: str) -> str:

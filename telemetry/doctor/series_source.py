@@ -15,7 +15,17 @@ from urllib.parse import quote
 import pandas as pd
 
 from foundation.errors import InputError
-from foundation.http import Answer, Connection, HttpError, fetch, shown_url
+from foundation.http import (
+    Answer,
+    BodyTooLarge,
+    Connection,
+    HttpError,
+    ask,
+    check_status,
+    retried,
+    retry_policy,
+    shown_url,
+)
 from telemetry.accounting import Accounting
 from telemetry.collect.exporters import clock_skew_s
 from telemetry.collect.prometheus.client import quoted, selector
@@ -33,6 +43,7 @@ MAX_BYTES: Final = 64 << 20
 LOOK_BACK_S: Final = 86_400
 """A metric that had a sample within this time and has none now has stopped."""
 
+_MAX_PAUSE_S: Final = 10.0
 _NAMES_AT_ONCE: Final = 4
 _SKEW_S: Final = 5.0  # a Date header is whole seconds, and NTP keeps clocks far closer
 _SLOW_S: Final = 5.0  # half of the usual scrape timeout of 10 s
@@ -224,12 +235,20 @@ def _ask(connection: Connection, path: str, form: Mapping[str, str] | None, time
     raise _foreign(shown_url(connection.url))
 
 
-def _fetch(connection: Connection, path: str = "", **request: Any) -> Answer:
+def _fetch(
+    connection: Connection, path: str = "", *, form: Mapping[str, str] | None = None, timeout_s: float
+) -> Answer:
+    """Get a page (or POST a form), and again where that may help; a person waits, so that pauses are short."""
+    method = "GET" if form is None else "POST"
     try:
-        return fetch(connection, path, max_bytes=MAX_BYTES, **request)
-    except HttpError as refused:
-        where = shown_url(connection.url)
-        raise InputError(str(refused), where, "Check the address and the credentials.") from None
+        for attempt in retry_policy(on=lambda error: min(retried(error), _MAX_PAUSE_S)):
+            with attempt:
+                answer = ask(connection, method, path, data=form, timeout_s=timeout_s, max_bytes=MAX_BYTES)
+                check_status(answer, connection.url)
+        return answer
+    except (HttpError, BodyTooLarge) as error:
+        do = "Check the address, the credentials, that the server runs, and that this host may reach it."
+        raise InputError(f"no answer: {error}", shown_url(connection.url), do) from error
 
 
 def _foreign(where: str) -> InputError:

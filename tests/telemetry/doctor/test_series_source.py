@@ -152,7 +152,7 @@ def ask_prometheus(monkeypatch: pytest.MonkeyPatch, text: str, *names: str, down
             data = {"result": [{"metric": metric, "value": [0, str(value)]} for metric, value in vector]}
         return Answer(json.dumps({"status": "success", "data": data}).encode(), {}, 0.01)
 
-    monkeypatch.setattr(series_source, "fetch", fetch)
+    monkeypatch.setattr(series_source, "_fetch", fetch)
     return observe_prometheus(Connection("http://prometheus:9090"), channels=CATALOGUE, now=NOW)
 
 
@@ -176,6 +176,6 @@ def test_metrics_that_stopped_and_targets_that_are_down_are_findings(monkeypatch
 
 @pytest.mark.parametrize("body", [b"<html>log in</html>", b'{"status": "error"}', b"[]", b'{"status": "success"}'])
 def test_answers_that_are_not_of_prometheus(monkeypatch: pytest.MonkeyPatch, body: bytes) -> None:
-    monkeypatch.setattr(series_source, "fetch", lambda *_given, **_more: Answer(body, {}, 0.01))
+    monkeypatch.setattr(series_source, "_fetch", lambda *_given, **_more: Answer(body, {}, 0.01))
     with pytest.raises(InputError, match="the answer is not of Prometheus' API"):
         observe_prometheus(Connection("http://prometheus:9090"), channels=CATALOGUE, now=NOW)

@@ -24,12 +24,40 @@ training: {candidate_windows: [14d, 21d], refit_every: 14d, augmentation: 2}
 backtest: {bootstrap: 20}
 """
 
+LIGHT = """
+models:
+  learners: [lightgbm, logistic]
+  parallel: {members: [lightgbm, logistic]}
+  cascade: {stages: [lightgbm, logistic]}
+  settings: {lightgbm: {n_estimators: 10}}
+features: {groups: [history, static], history_windows: [7d]}
+training: {candidate_windows: [14d], refit_every: 14d, augmentation: 1}
+backtest: {bootstrap: 5}
+"""
+
+LONGEST = ("test_whole_loop_slurm.py", "test_whole_loop_kubernetes.py", "test_loop_killed.py", "test_images.py")
+"""Files that start first, so that no worker ends with one of them while the other has nothing left to do."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the longest files first, the longest of all at the front."""
+    rank = {name: number for number, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: rank.get(item.path.name, len(LONGEST)))
+
 
 @pytest.fixture(scope="session")
 def small_params_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Parameters that keep a backtest of the small fleet to some seconds."""
     path = tmp_path_factory.mktemp("params") / "small.yaml"
     path.write_text(SMALL)
+    return path
+
+
+@pytest.fixture(scope="session")
+def light_params_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Parameters for tests of how a model is made, not of the model: few kernels to compile, small learners."""
+    path = tmp_path_factory.mktemp("params") / "light.yaml"
+    path.write_text(LIGHT)
     return path
 
 

@@ -149,15 +149,18 @@ def test_the_image_of_the_controller_acts_and_is_built_twice_alike(builder: Buil
     builder.remove("act")
 
 
-def test_the_image_of_the_service_learns_scores_and_answers(builder: Builder, tmp_path: Path) -> None:
+def test_the_image_of_the_service_learns_scores_and_answers(
+    builder: Builder, tmp_path: Path, light_params_file: Path
+) -> None:
     container = builder.build("serve")
+    shutil.copy(light_params_file, tmp_path / "light.yaml")
     for line in (
         "collect --help",
         "retrain --help",
         "simulate --gpus 32 --days 40 --acceleration 100 --seed 131 --scenario base --out fleet",
-        "features --dataset fleet --out matrix",
-        "train --matrix matrix --out bundle",
-        "score --dataset fleet --model bundle --out scores",
+        "features --dataset fleet --out matrix --params light.yaml",
+        "train --matrix matrix --out bundle --params light.yaml",
+        "score --dataset fleet --model bundle --out scores --params light.yaml",
     ):
         builder.command(container, tmp_path, *line.split(), NUMBA_CACHE_DIR="/data/numba")
     port = free_port()

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tests.processes import predrain
 
@@ -17,9 +18,14 @@ pytestmark = pytest.mark.system
 WHO = {f"GIT_{role}_{key}": f"{key}@x" for role in ("AUTHOR", "COMMITTER") for key in ("NAME", "EMAIL")}
 
 
-def test_the_readme_of_a_new_folder_runs_as_it_is_written(tmp_path: Path) -> None:
-    predrain("simulate", "--gpus", 64, "--days", 45, "--acceleration", 60, "--seed", 5, "--out", tmp_path / "fleet")
+def test_the_readme_of_a_new_folder_runs_as_it_is_written(tmp_path: Path, light_params_file: Path) -> None:
+    predrain("simulate", "--gpus", 32, "--days", 40, "--acceleration", 100, "--seed", 131, "--out", tmp_path / "fleet")
     predrain("init", tmp_path / "mine")
+    decided = tmp_path / "mine" / "predrain.yaml"
+    params = yaml.safe_load(decided.read_text())
+    for section, values in yaml.safe_load(light_params_file.read_text()).items():
+        params[section] = params.get(section, {}) | values
+    decided.write_text(yaml.safe_dump(params))
     environment = os.environ | WHO | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     environment |= {"DVC_NO_ANALYTICS": "1", "MLFLOW_DISABLE_TELEMETRY": "true"}
     (block,) = re.findall(r"^```\n(.*?)^```", (tmp_path / "mine" / "README.md").read_text(), re.DOTALL | re.MULTILINE)

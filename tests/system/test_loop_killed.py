@@ -7,8 +7,6 @@ import json
 import os
 import random
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -20,11 +18,12 @@ import pytest
 
 from simulator.simulate import simulate
 from telemetry.dataset.store import Dataset
+from tests.system.nursery import Nursery
 from tests.system.simulated_exposition import exposition, same_values, samples_of
 
 pytestmark = pytest.mark.system
 OURS = "predrain.io/at-risk"
-KILLS = int(os.environ.get("KILLS", "60"))
+KILLS = int(os.environ.get("KILLS", "30"))
 SEED = os.environ.get("SEED", "7")
 FIRST = datetime(2030, 6, 3, tzinfo=UTC)
 HISTORY, PERIOD, LATE = timedelta(days=12), timedelta(hours=6), timedelta(minutes=40)
@@ -51,34 +50,6 @@ policy:
   cost_benefit: {always: true, may_wait: false}
 controller: {lease: 2s}
 """
-# Runs each command in a fork of its own, at a time of its own, so that the imports are paid for once.
-NURSERY = """
-import json, os, signal, sys
-import time_machine
-import lightgbm, pandas, sklearn.ensemble, pipeline.matrix_stage, predrain.act.assembly, scheduler.controller.controller
-import scheduler.file, serving.scores.writing, telemetry.collect.openmetrics, telemetry.collect.tickets
-import telemetry.landing.compaction
-from predrain.command import main
-for line in sys.stdin:
-    asked = json.loads(line)
-    child = os.fork()
-    if not child:
-        said = os.open(asked["log"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-        os.dup2(said, 1), os.dup2(said, 2)
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.setitimer(signal.ITIMER_REAL, asked["dies"])
-        time_machine.travel(asked["now"]).start()
-        sys.argv = ["predrain", *asked["words"]]
-        code = 1
-        try:
-            main()
-        except SystemExit as end:
-            code = end.code or 0
-        finally:
-            sys.stdout.flush(), sys.stderr.flush()
-            os._exit(code)
-    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
-"""
 
 
 class Loop:
@@ -104,14 +75,11 @@ class Loop:
             for name in told.nodes
         ]
         (root / "cluster.json").write_text(json.dumps({"format": 1, "nodes": nodes}))
-        self.nursery = subprocess.Popen(
-            [sys.executable, "-c", NURSERY], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=root
-        )
+        self.nursery = Nursery(root)
 
     def close(self) -> None:
         """End the process that forks."""
-        with contextlib.suppress(BrokenPipeError):
-            self.nursery.communicate(timeout=60)
+        self.nursery.close()
 
     def nodes(self) -> dict[str, dict[str, Any]]:
         """The cluster as it stands."""
@@ -119,12 +87,8 @@ class Loop:
 
     def fork(self, *words: object, dies: float = 0.0) -> int:
         """Run a command, which dies after so many seconds; 0: when it is done. Give how it ended."""
-        assert self.nursery.stdin is not None
-        assert self.nursery.stdout is not None
-        asked = {"words": [*map(str, words)], "now": self.now.timestamp(), "dies": dies, "log": str(self.root / "log")}
-        self.nursery.stdin.write(json.dumps(asked) + "\n")
-        self.nursery.stdin.flush()
-        return int(self.nursery.stdout.readline())
+        log = self.root / "log"
+        return self.nursery.run(*words, now=self.now.timestamp(), environment=os.environ, output=(log, log), dies=dies)
 
     def command(self, *words: object) -> None:
         """Run a command to success, after as many kills as are its share."""

@@ -14,16 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
 pytestmark = pytest.mark.system
 
-SMALL = {
-    "simulate": {"gpus": 64, "days": 45, "seed": 5, "scenario": "base", "acceleration": 60.0},
-    "models": {
-        "learners": ["lightgbm", "logistic"],
-        "parallel": {"members": ["lightgbm", "logistic"]},
-        "cascade": {"stages": ["lightgbm", "logistic"]},
-    },
-    "training": {"candidate_windows": ["14d"], "refit_every": "14d"},
-    "backtest": {"bootstrap": 20},
-}
+FLEET = {"gpus": 32, "days": 40, "seed": 131, "scenario": "base", "acceleration": 100.0}
 
 
 def repro(project: Path) -> str:
@@ -46,11 +37,11 @@ def status(project: Path) -> str:
 
 
 @pytest.fixture(scope="module")
-def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def project(tmp_path_factory: pytest.TempPathFactory, light_params_file: Path) -> Path:
     folder = tmp_path_factory.mktemp("clone") / "predrain"
     subprocess.run(["git", "clone", "-q", str(ROOT), str(folder)], timeout=120, check=True)
     params = yaml.safe_load((folder / "params.yaml").read_text())
-    for section, values in SMALL.items():
+    for section, values in {**yaml.safe_load(light_params_file.read_text()), "simulate": FLEET}.items():
         params[section] |= values
     (folder / "params.yaml").write_text(yaml.safe_dump(params))
     return folder

@@ -39,17 +39,17 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return base / "env" / "bin"
 
 
-def test_the_wheel_runs_where_foreign_rooms_lie(installed: Path, tmp_path: Path, small_params_file: Path) -> None:
+def test_the_wheel_runs_where_foreign_rooms_lie(installed: Path, tmp_path: Path, light_params_file: Path) -> None:
     for room in ("models", "features", "data", "telemetry"):
         (tmp_path / room).mkdir()
         (tmp_path / room / "__init__.py").write_text("raise RuntimeError('a foreign package was imported')\n")
     where = run(installed / "python", "-I", "-c", "import telemetry; print(telemetry.__file__)", cwd=tmp_path)
     assert str(installed.parent) in where.stdout, where.stderr
     assert "simulate" in run(installed / "predrain", "--help", cwd=tmp_path).stdout
-    options = ["--gpus", "64", "--days", "45", "--seed", "3", "--acceleration", "60", "--out", "fleet"]
+    options = ["--gpus", "32", "--days", "40", "--seed", "131", "--acceleration", "100", "--out", "fleet"]
     simulated = run(installed / "predrain", "simulate", *options, cwd=tmp_path)
     assert simulated.returncode == 0, simulated.stderr
-    options = f"--dataset fleet --out replay --params {small_params_file}".split()
+    options = f"--dataset fleet --out replay --params {light_params_file}".split()
     replayed = run(installed / "predrain", "backtest", *options, cwd=tmp_path)
     assert replayed.returncode == 0, replayed.stderr
     assert (tmp_path / "replay" / "report" / "index.html").is_file()

@@ -5,6 +5,7 @@ The server keeps the real time, which is years before that of predrain's process
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -151,8 +152,11 @@ def test_a_week_on_kubernetes_from_the_chart_to_a_model_that_learned_from_the_fa
     tmp_path: Path,
 ) -> None:
     fleet = simulated(tmp_path)
-    with prometheus(tmp_path / "data") as url, kubernetes_cluster_in(tmp_path, fleet.nodes) as cluster:
-        loop = KubernetesLoop(tmp_path, fleet, url, cluster)
+    with (
+        prometheus(tmp_path / "data") as url,
+        kubernetes_cluster_in(tmp_path, fleet.nodes) as cluster,
+        contextlib.closing(KubernetesLoop(tmp_path, fleet, url, cluster)) as loop,
+    ):
         loop.week()
         assert loop.marks[:2] == [["PreferNoSchedule"], ["PreferNoSchedule", "NoSchedule"]]
         assert loop.marks[-1] == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import shlex
 import shutil
@@ -146,8 +147,11 @@ def root() -> Iterator[Path]:
 
 def test_a_week_on_slurm_from_installation_to_a_model_that_learned_from_the_failure_it_foresaw(root: Path) -> None:
     fleet = simulated(root)
-    with prometheus(root / "data") as url, SlurmCluster(root / "s", nodes=fleet.nodes) as cluster:
-        loop = SlurmLoop(root, fleet, url, cluster)
+    with (
+        prometheus(root / "data") as url,
+        SlurmCluster(root / "s", nodes=fleet.nodes) as cluster,
+        contextlib.closing(SlurmLoop(root, fleet, url, cluster)) as loop,
+    ):
         loop.week()
         began = (root / "job.log").read_text().split()
         assert began[0] == SICK not in began[1:]

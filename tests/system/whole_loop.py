@@ -7,19 +7,16 @@ alone.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import json
-import os
 import random
 import signal
-import subprocess
-import sys
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +26,7 @@ import pyarrow.parquet as pq
 from features.matrix.matrix import FeatureMatrix
 from simulator.simulate import simulate
 from telemetry.dataset.store import Dataset
+from tests.system.nursery import Nursery
 from tests.system.prometheus_server import load_blocks, need_prometheus
 from tests.system.simulated_exposition import same_values, samples_of, write_openmetrics
 from tests.waiting import wait
@@ -53,6 +51,7 @@ models:
 features: {groups: [telemetry, history, onset], windows: [1h], history_windows: [7d]}
 training: {candidate_windows: [14d, 28d], augmentation: 2}
 """
+# The fleet fails sixty times as often as a real one, so the breaker has to bear more nodes at risk.
 POLICY = """
 thresholds: {watch: 0.03, elevated: 0.07, high: 0.4}
 hysteresis: {rise_after: 1, fall_after: 2}
@@ -60,13 +59,6 @@ stages: {pinned: {slurm/gpu: hard, kubernetes/none: hard}}
 budget: {disruption_budgets: [{scope: fleet, max_unavailable_share: 0.5}], rate_limits: []}
 breaker: {max_risky: 1.0, jump: 100.0}
 cost_benefit: {always: true, may_wait: false}
-"""
-# The fleet fails sixty times as often as a real one, so the breaker has to bear more nodes at risk.
-SHIFTED = """\
-import time_machine
-time_machine.travel({now}).start()
-from predrain.command import main
-main()
 """
 
 
@@ -119,6 +111,7 @@ class Loop(ABC):
         self.broken = root / "broken"
         self.broken.write_text("")
         self._took = dict[str, float]()
+        self._output = (root / "stdout", root / "stderr")
 
     @abstractmethod
     def installed(self, name: str) -> tuple[list[str], dict[str, str]]:
@@ -149,32 +142,31 @@ class Loop(ABC):
         """Run a predrain command to success, after a kill where its verb is doomed; return what it prints."""
         verb = " ".join(map(str, words[: 2 if words[0] == "collect" else 1]))
         if verb in self.doomed:
-            with self._started(words, variables) as process, contextlib.suppress(subprocess.TimeoutExpired):
-                process.communicate(timeout=self.random.uniform(0.2, 0.9) * min(self._took[verb], 10.0))
-            if process.returncode == -signal.SIGKILL:  # else it was faster than before, and its turn comes again
+            moment = self.random.uniform(0.2, 0.9) * min(self._took[verb], 10.0)
+            if self._fork(words, variables, dies=moment) == -signal.SIGALRM:  # else its turn comes again
                 self.doomed.discard(verb)
                 self.kills += 1
         began = time.monotonic()
-        with self._started(words, variables) as process:
-            out, errors = process.communicate(timeout=600)
+        code = self._fork(words, variables)
         self._took[verb] = time.monotonic() - began
-        assert process.returncode == 0, (words, self.now, out, errors)
+        out, errors = (path.read_text() for path in self._output)
+        assert code == 0, (words, self.now, out, errors)
         return out
 
-    @contextlib.contextmanager
-    def _started(self, words: tuple[object, ...], variables: dict[str, str]) -> Iterator[subprocess.Popen[str]]:
+    @cached_property
+    def _nursery(self) -> Nursery:
+        return Nursery(self.state)
+
+    def _fork(self, words: tuple[object, ...], variables: dict[str, str], dies: float = 0.0) -> int:
         (self.root / "shift").write_text(str(int((self.now - datetime.now(UTC)).total_seconds())))
-        process = subprocess.Popen(
-            [sys.executable, "-c", SHIFTED.format(now=self.now.timestamp()), *map(str, words)],
-            env={**self._environment, **variables}, cwd=self.state, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-            text=True, start_new_session=True,
+        return self._nursery.run(
+            *words, now=self.now.timestamp(), environment={**self._environment, **variables}, output=self._output,
+            dies=dies,
         )  # fmt: skip
-        try:
-            yield process
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.communicate(timeout=60)
+
+    def close(self) -> None:
+        """End the process that forks."""
+        self._nursery.close()
 
     def collect(self, now: datetime) -> None:
         """Let a time come, with the telemetry, tickets and nodes' states of it."""

@@ -104,6 +104,8 @@ def promote(
     standing_of(registry, model)  # refuses an absent store before a lock file is made next to it
     with alone(registry), tempfile.TemporaryDirectory(prefix="predrain-promote-") as folder:
         standing = standing_of(registry, model)
+        if to is None or force_reason is None:
+            standing.refuse_unseated(model)
         number = to if to is not None else standing.aliases.get(CHALLENGER)
         if number is None:
             raise InputError(
@@ -152,6 +154,7 @@ def roll_back(*, registry: str, model: str, dry_run: bool = False, reason: str =
     standing_of(registry, model)
     with alone(registry), tempfile.TemporaryDirectory(prefix="predrain-promote-") as folder:
         standing = standing_of(registry, model)
+        standing.refuse_unseated(model)
         now, before = standing.champion, standing.previous
         if now is None or before is None:
             raise nothing_before(model, now)
@@ -178,7 +181,7 @@ def load_version(registry: str, model: str, number: int, folder: Path) -> tuple[
     """Fetch a registered bundle into a folder, and check that it is the one that was registered."""
     version = version_at(registry, model, number)
     target = folder / f"version-{number}"
-    target.mkdir()
+    target.mkdir(parents=True)
     bundle = load_bundle(fetch_bundle(registry, model, version, target))
     if version.digest != bundle.digest:
         raise InputError(

@@ -1,9 +1,10 @@
-"""Where a result comes from: the code revision and the versions of the libraries that made it."""
+"""Where a result comes from: the code revision, the versions of the libraries that made it, and the fleet."""
 
 from __future__ import annotations
 
+import hashlib
 import subprocess
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -20,6 +21,7 @@ _LIBRARIES = (
     "predrain",
 )
 _TIMEOUT_S = 10
+_SKETCH_SIZE = 64
 
 
 def code_revision() -> str:
@@ -48,6 +50,20 @@ def library_versions(names: Iterable[str] = _LIBRARIES) -> dict[str, str]:
         except PackageNotFoundError:
             versions[name] = "absent"
     return versions
+
+
+def fleet_sketch(units: Iterable[str]) -> list[str]:
+    """Return a sample of a fleet's units as digests: those 64 with the smallest ones, or all of a smaller fleet.
+
+    The sample of a fleet is found again in any later dataset of the same fleet, and hardly at all in another's.
+    """
+    return sorted(hashlib.sha256(unit.encode()).hexdigest()[:16] for unit in set(units))[:_SKETCH_SIZE]
+
+
+def share_of_fleet(sketch: Collection[str], units: Iterable[str]) -> float:
+    """Return the share of a sketched fleet's units that are among these."""
+    known = {hashlib.sha256(unit.encode()).hexdigest()[:16] for unit in units}
+    return sum(digest in known for digest in sketch) / max(len(sketch), 1)
 
 
 def _git(folder: Path, *args: str) -> str:

@@ -13,17 +13,20 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
+import numpy.typing as npt
 from scipy.stats import binom
 
 from evaluation.backtest.promotion_gate import Verdict
 from features.matrix.matrix import FeatureMatrix
-from foundation.errors import TooEarlyError
+from foundation.errors import InputError, TooEarlyError
 from models.bundle.store import Bundle, load_bundle
 from models.registry.champion import alone, standing_of
 from models.registry.store import CHALLENGER
 from pipeline.held_out import SUGGESTED, mean_risks
 from pipeline.params import Params
 from pipeline.promotion import Decision, carry_out, compared, load_version
+from pipeline.provenance import share_of_fleet
 from pipeline.stages import train_bundle
 from pipeline.tracking import check_store
 
@@ -36,6 +39,7 @@ QUIET: Final = "incidents of the newest 28 d against those before"
 
 _NEWEST: Final = timedelta(days=7)
 _LATELY: Final = timedelta(days=28)
+_SAME_FLEET: Final = 0.5
 _CHANCE: Final = 0.001
 """Below this probability of so few incidents, chance does not explain them; with a tenth of the usual number nothing is
 wrong in any case, for incidents come in clusters."""
@@ -56,19 +60,22 @@ def retrain(
     not hold it back. Another recipe has to pass the gate. Without a champion the first fit goes live.
 
     Returns: what was done; ``kept`` where the newest fit is the champion already.
-    Raises ``InputError`` if nothing can be fitted, or another promotion or retraining is at work.
+    Raises ``InputError`` if nothing can be fitted, the data does not continue the champion's, the champion's alias was
+    removed, or another promotion or retraining is at work.
     """
     check_store(registry)
     with tempfile.TemporaryDirectory(prefix="predrain-retrain-") as name, alone(registry):
         folder = Path(name)
+        _refuse_silence(matrix)
+        _refuse_step_back(matrix, registry, model, folder)
         train_bundle(matrix, params, folder / "newest", registry=registry, progress=progress)
         standing = standing_of(registry, model)
         number = standing.aliases[CHALLENGER]
         now = standing.champion
         if number == now:  # the same bytes as before are no new version
             return Decision("kept", model, number, now, now, dry_run=False)
-        bundle, version = load_version(registry, model, number, folder)
-        champion = None if now is None else load_version(registry, model, now, folder)[0]
+        bundle, version = load_version(registry, model, number, folder / "challenger")
+        champion = None if now is None else load_version(registry, model, now, folder / "champion")[0]
         verdict, passed, why, known = _judged(matrix, params, champion, folder)
         if champion is not None and known is not None and passed:
             wrong = _gone_quiet(matrix) or _far_off(matrix, params, bundle, known)
@@ -79,6 +86,67 @@ def retrain(
             verdict=verdict, reason=why, notes=(why,) if passed else (),
         )  # fmt: skip
         return carry_out(registry, decision, standing, version, bundle, params, folder)
+
+
+def _refuse_step_back(matrix: FeatureMatrix, registry: str, model: str, folder: Path) -> None:
+    """Refuse, before the fit, data that does not continue the champion's: older data, or another fleet's.
+
+    Neither can be compared with the champion, and its own recipe would go live without a comparison.
+
+    Raises ``InputError`` as above, or if the champion's alias was removed.
+    """
+    try:
+        standing = standing_of(registry, model)
+    except TooEarlyError:
+        return
+    standing.refuse_unseated(model)
+    if standing.champion is None:
+        return
+    champion = load_version(registry, model, standing.champion, folder / "before")[0]
+    where = f"dataset of {matrix.path}, registry {registry}"
+    refit_at, end = champion.fitted.refit_at, matrix.span[1]
+    if end < refit_at:
+        raise InputError(
+            f"the data ends at {end:%Y-%m-%d %H:%M}, before version {standing.champion}, the champion, was fitted "
+            f"({refit_at:%Y-%m-%d %H:%M} UTC)",
+            where,
+            "Give the dataset that continues the champion's.  If the champion was fitted to wrong dates, go back with "
+            "`predrain promote --rollback`.",
+        )
+    sketch = (champion.manifest.get("data") or {}).get("fleet") or []
+    share = share_of_fleet(sketch, matrix.rows["unit"].cat.categories) if sketch else 1.0
+    if share < _SAME_FLEET:
+        raise InputError(
+            f"the data is of another fleet: it has {share:.0%} of the {matrix.unit}s that version {standing.champion}, "
+            "the champion, was fitted to",
+            where,
+            "Give each fleet a registry of its own, or promote a version by hand with `predrain promote --force`.",
+        )
+
+
+def _refuse_silence(matrix: FeatureMatrix) -> None:
+    """Refuse data whose newest week has no telemetry where there was some: its end was moved, or a collector is down.
+
+    Raises ``InputError`` if so.
+    """
+    telemetry = [column.name for column in matrix.columns if column.group == "telemetry"]
+    times = matrix.rows["decision_time"]
+    recent = np.flatnonzero((times > matrix.span[1] - _NEWEST).to_numpy())
+    if not telemetry or _has_values(matrix, recent, telemetry):
+        return
+    heard = [time for time in np.sort(times.unique())[::-1] if time <= times.max() - _NEWEST]
+    last = next((time for time in heard if _has_values(matrix, np.flatnonzero(times == time), telemetry)), None)
+    if last is None:
+        return  # a fleet without telemetry, whose events alone are learned from
+    raise InputError(
+        f"there is no telemetry after {last:%Y-%m-%d}, and the data ends on {matrix.span[1]:%Y-%m-%d}",
+        f"dataset of {matrix.path}",
+        "See `predrain doctor`: either telemetry stopped, or an event or sample has a wrong date that moved the end.",
+    )
+
+
+def _has_values(matrix: FeatureMatrix, rows: npt.NDArray[np.int64], columns: list[str]) -> bool:
+    return bool(rows.size) and not bool(np.isnan(matrix.values(rows, columns)).all())
 
 
 def page_of(begun: datetime, decision: Decision | None) -> str:

@@ -26,7 +26,7 @@ from pipeline.artefacts import figures, load_evaluation, save_evaluation, write_
 from pipeline.decisions import bundle_decisions, decision_extras, with_horizons
 from pipeline.matrix_stage import check_made_with
 from pipeline.params import Params, flatten
-from pipeline.provenance import code_revision, library_versions
+from pipeline.provenance import code_revision, fleet_sketch, library_versions
 from pipeline.report import AlertEntry, ReportContext, Simulated, select_alerts, write_report
 from pipeline.tracking import check_store, measurements_of, record_backtest
 
@@ -319,4 +319,5 @@ def _data_facts(matrix: FeatureMatrix, as_of: datetime) -> dict[str, Any]:
         "incidents": len(matrix.incidents(as_of)),
         "first": matrix.span[0].isoformat(),
         "last": matrix.span[1].isoformat(),
+        "fleet": fleet_sketch(matrix.rows["unit"].cat.categories),
     }

@@ -129,7 +129,7 @@ def _round(
 
 def _run(scores: ScoresFolder, work: Callable[[], ScoringResult], pause: timedelta | None, as_json: bool) -> bool:
     """Score once, or until a signal; then a failed round is logged and tried again. True: the last one failed."""
-    from foundation.errors import TooEarlyError
+    from foundation.errors import InputError, TooEarlyError
     from serving.scores.writing import record_attempt
 
     failed = False
@@ -139,8 +139,16 @@ def _run(scores: ScoresFolder, work: Callable[[], ScoringResult], pause: timedel
         try:
             result = work()
             record_attempt(scores, began, result)
-        except TooEarlyError as early:  # no champion yet: nothing has failed
-            failed = False
+        except TooEarlyError as early:
+            if scores.newest() is not None:  # the registry lost its champion, or is another one
+                text = f"nothing can be scored any more, though decisions were scored here before: {early}"
+                record_attempt(scores, began, None, text)
+                if pause is None:
+                    raise InputError(text, str(scores.path), "Check --registry, --name and --dataset.") from None
+                failed, noted = True, None
+                _say(as_json, {"at": began.isoformat(), "error": text}, f"round failed: {text}", sys.stderr)
+                continue
+            failed = False  # no champion yet: nothing has failed
             if noted != (str(early),):
                 _say(as_json, {"at": began.isoformat(), "waits": str(early)}, f"waits: {early}", sys.stdout)
             noted = (str(early),)

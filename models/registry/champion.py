@@ -3,7 +3,9 @@
 The alias ``champion`` says who serves; the tag :data:`HISTORY_TAG` of the registered model lists all champions in
 order, the present one last. MLflow has no transaction over both, so each change is two writes in an order that leaves
 a state with one reading (:func:`_history`) wherever a kill comes: a promotion adds to the list and then moves the
-alias, a rollback moves the alias and then shortens the list. A list that goes on past the alias is cut there.
+alias, a rollback moves the alias and then shortens the list. A list that goes on past the alias is cut there. The first
+champion gets the alias first: a list without an alias is then always the work of other hands, and an error rather than
+"no champion yet".
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from foundation.errors import InputError, TooEarlyError
-from models.registry.store import CHAMPION, DIGEST_TAG, database_of, opened_store, refuse_absent
+from models.registry.store import CHAMPION, DIGEST_TAG, database_of, opened_store, refuse_absent, refuse_moved
 
 HISTORY_TAG = "predrain.champions"
 """Tag of a registered model: its champions' versions in order, as a JSON list."""
@@ -49,10 +51,14 @@ class Standing:
     """A model's aliases and its champions so far.
 
     ``history``: champions in order, the present one last; empty where there is none.
+    ``versions``: versions that exist; others were deleted.
+    ``unseated``: recorded champions, newest last, of a model whose alias was removed by hand; else empty.
     """
 
     aliases: Mapping[str, int]
     history: tuple[int, ...]
+    versions: frozenset[int] = frozenset()
+    unseated: tuple[int, ...] = ()
 
     @property
     def champion(self) -> int | None:
@@ -61,8 +67,24 @@ class Standing:
 
     @property
     def previous(self) -> int | None:
-        """The champion before it; None where there was none."""
-        return self.history[-2] if len(self.history) > 1 else None
+        """The newest champion before it that was not deleted; None where there is none."""
+        earlier = (version for version in reversed(self.history[:-1]) if version in self.versions)
+        return next((version for version in earlier if version != self.champion), None)
+
+    def refuse_unseated(self, model: str) -> None:
+        """Refuse a model that had a champion and has none any more.
+
+        Raises ``InputError`` if the alias was removed, or its version deleted, by other hands than predrain's.
+        """
+        if not self.unseated:
+            return
+        left = [version for version in dict.fromkeys(reversed(self.unseated)) if version in self.versions]
+        names = ", ".join(f"version {version}" for version in left) or "all of them were deleted"
+        raise InputError(
+            f"the alias '{CHAMPION}' is gone, but the model had champions (newest first: {names})",
+            f"model {model}",
+            f"Restore one: `predrain promote --to {left[0] if left else 'VERSION'} --force --reason WHY`.",
+        )
 
 
 def standing_of(tracking_uri: str, model: str) -> Standing:
@@ -101,15 +123,20 @@ def fetch_bundle(tracking_uri: str, model: str, version: Version, folder: Path) 
     """
     where = f"{model} version {version.number}"
     do = "Register the bundle again with `predrain train --registry`."
+    bundles: list[Path] = []
+    missing: OSError | None = None
     with opened_store(tracking_uri) as mlflow:
+        uri = f"models:/{model}/{version.number}"
         try:
-            downloaded = mlflow.artifacts.download_artifacts(
-                artifact_uri=f"models:/{model}/{version.number}", dst_path=str(folder)
-            )
+            downloaded = Path(mlflow.artifacts.download_artifacts(artifact_uri=uri, dst_path=str(folder)))
+            # MLflow keeps the name that the folder had when it was registered
+            bundles = [manifest.parent for manifest in (downloaded / "artifacts").glob(f"*/{MANIFEST}")]
         except OSError as error:
-            raise InputError(f"its files cannot be read: {error.strerror or error}", where, do) from None
-    # MLflow keeps the name that the folder had when it was registered
-    bundles = [manifest.parent for manifest in (Path(downloaded) / "artifacts").glob(f"*/{MANIFEST}")]
+            missing = error
+        if not bundles:  # a store that was moved finds none of its files
+            refuse_moved(mlflow.MlflowClient(), tracking_uri)
+    if missing is not None:
+        raise InputError(f"its files cannot be read: {missing.strerror or missing}", where, do)
     if len(bundles) != 1:
         raise InputError(f"it holds {len(bundles) or 'no'} bundles", where, do)
     return bundles[0]
@@ -126,6 +153,10 @@ def crown(tracking_uri: str, model: str, version: int, *, expected: int | None, 
         for key, value in {**tags, PREVIOUS_TAG: str(expected or "none")}.items():
             client.set_model_version_tag(model, str(version), key, value)
         now = _expect(client, model, expected)
+        if not now.history:
+            client.set_registered_model_alias(model, CHAMPION, str(version))
+            _write_history(client, model, _restored(now.unseated, version))
+            return
         _write_history(client, model, (*now.history, version))
         _expect(client, model, expected)
         client.set_registered_model_alias(model, CHAMPION, str(version))
@@ -142,11 +173,10 @@ def step_back(tracking_uri: str, model: str, *, expected: int, tags: Mapping[str
         now = _expect(client, model, expected)
         if now.previous is None:
             raise nothing_before(model, expected)
-        client.get_model_version(model, str(now.previous))  # a version that was deleted cannot serve
         for key, value in tags.items():
             client.set_model_version_tag(model, str(expected), key, value)
         client.set_registered_model_alias(model, CHAMPION, str(now.previous))
-        _write_history(client, model, now.history[:-1])
+        _write_history(client, model, _restored(now.history[:-1], now.previous))
         return now.previous
 
 
@@ -199,22 +229,35 @@ def alone(tracking_uri: str) -> Iterator[None]:
 def _standing(client: Any, model: str) -> Standing:
     registered_model = client.get_registered_model(model)
     aliases = {name: int(version) for name, version in registered_model.aliases.items()}
-    return Standing(aliases, _history(registered_model.tags.get(HISTORY_TAG), aliases.get(CHAMPION)))
-
-
-def _history(written: str | None, champion: int | None) -> tuple[int, ...]:
-    """Read the list of champions so that it ends with the alias, whatever was killed or moved by hand."""
+    versions = frozenset(int(version.version) for version in client.search_model_versions(f"name = '{model}'"))
+    listed = _listed(registered_model.tags.get(HISTORY_TAG))
+    champion = aliases.get(CHAMPION)
     if champion is None:
-        return ()
+        return Standing(aliases, (), versions, unseated=listed)
+    return Standing(aliases, _history(listed, champion), versions)
+
+
+def _listed(written: str | None) -> tuple[int, ...]:
     try:
-        listed = tuple(int(version) for version in json.loads(written or "[]"))
-    except (ValueError, TypeError):
-        listed = ()
+        return tuple(int(version) for version in json.loads(written or "[]"))
+    except (ValueError, TypeError):  # edited by hand
+        return ()
+
+
+def _history(listed: tuple[int, ...], champion: int) -> tuple[int, ...]:
+    """Return the list of champions so that it ends with the alias, whatever was killed or moved by hand."""
     if listed and listed[-1] == champion:
         return listed
     if len(listed) > 1 and listed[-2] == champion:  # killed between the two writes of a change
         return listed[:-1]
     return (*listed, champion)  # moved by other hands
+
+
+def _restored(history: tuple[int, ...], version: int) -> tuple[int, ...]:
+    """Return a list of champions that ends with a version: cut after it, or with it added."""
+    if version not in history:
+        return (*history, version)
+    return history[: len(history) - history[::-1].index(version)]
 
 
 def _write_history(client: Any, model: str, history: tuple[int, ...]) -> None:

@@ -14,8 +14,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
+
+from filelock import FileLock, Timeout
 
 from foundation.errors import InputError, TooEarlyError
+from foundation.files import disk_errors
 
 CHALLENGER = "challenger"
 """Alias of the version registered last."""
@@ -26,7 +31,18 @@ CHAMPION = "champion"
 DIGEST_TAG = "bundle_digest"
 """Tag of a version: the digest of its bundle."""
 
+ARTIFACTS = "mlartifacts"
+"""Folder beside the database that holds the files of its runs and models."""
+
+_CREATION_TIMEOUT_S = 120
+
 _SQLITE = "sqlite:///"
+_SQLITE_ADVICE = {
+    "is full": "Free some space, then run again: what was stored before is unchanged.",
+    "disk I/O error": "See whether the disk is full or failing, then run again: what was stored before is unchanged.",
+    "is locked": "Another process writes to it: run again.",
+    "readonly": "Run as a user who may write to it.",
+}
 _LOGGERS = (
     "mlflow",
     "alembic",
@@ -42,7 +58,7 @@ def register_bundle(tracking_uri: str, model: str, bundle: Path, *, run_id: str)
 
     The version is a pyfunc logged from code (``models/registry/pyfunc.py``) whose only artifact is the bundle's folder:
     nothing is pickled, and ``mlflow models serve`` answers with risks. A bundle that is a version already is not
-    registered again: the alias moves to that version.
+    registered again unless that version's files are gone: the alias moves to that version.
 
     ``model``: name of the registered model; made where it does not exist.
     Raises ``InputError`` if the bundle is not whole, or the store cannot be used.
@@ -52,12 +68,13 @@ def register_bundle(tracking_uri: str, model: str, bundle: Path, *, run_id: str)
     loaded = load_bundle(bundle)
     with opened_store(tracking_uri) as mlflow:
         client = mlflow.MlflowClient()
-        if not any(registered.name == model for registered in client.search_registered_models(f"name = '{model}'")):
+        refuse_moved(client, tracking_uri)
+        with already_made(mlflow):
             client.create_registered_model(model)
         same = [
             int(model_version.version)
             for model_version in client.search_model_versions(f"name = '{model}'")
-            if model_version.tags.get(DIGEST_TAG) == loaded.digest
+            if model_version.tags.get(DIGEST_TAG) == loaded.digest and _has_files(mlflow, model_version)
         ]
         if same:
             version = max(same)
@@ -73,15 +90,56 @@ def register_bundle(tracking_uri: str, model: str, bundle: Path, *, run_id: str)
 
 def experiment_id(client: Any, tracking_uri: str, name: str) -> str:
     """Find or make an experiment, its artifacts next to the database."""
-    experiment = client.get_experiment_by_name(name)
-    if experiment is not None:
-        return str(experiment.experiment_id)
+    import mlflow  # noqa: PLC0415 - open already: the client is its
+
+    refuse_moved(client, tracking_uri)
     location = None
     database = database_of(tracking_uri)
     if database is not None:
         # by default artifacts would go to the folder that the command happens to run in
-        location = (database.parent / "mlartifacts" / name).resolve().as_uri()
-    return str(client.create_experiment(name, artifact_location=location))
+        location = (database.parent / ARTIFACTS / name).resolve().as_uri()
+    if client.get_experiment_by_name(name) is None:
+        with already_made(mlflow):
+            client.create_experiment(name, artifact_location=location)
+    return str(client.get_experiment_by_name(name).experiment_id)
+
+
+def refuse_moved(client: Any, tracking_uri: str) -> None:
+    """Refuse a store of one folder that was moved or copied: MLflow records where its files are as absolute paths.
+
+    A moved store would find none of its files and write new ones where it was; a copy would write among the original's.
+
+    Raises ``InputError`` if the folder of artifacts beside the database is not the one that the store has recorded.
+    """
+    database = database_of(tracking_uri)
+    if database is None:
+        return
+    for experiment in client.search_experiments():
+        recorded = local_file_uri_to_path(experiment.artifact_location)
+        beside = database.resolve().parent / ARTIFACTS / experiment.name
+        if recorded is not None and beside.is_dir() and recorded.resolve() != beside.resolve():
+            old, new = recorded.parent.parent, database.resolve().parent
+            raise InputError(
+                f"the store was moved or copied: its files are recorded at {old}",
+                tracking_uri,
+                f"Move it back, or, if nothing is there any more, let the old path name the new one: ln -s {new} {old}",
+            )
+
+
+def local_file_uri_to_path(uri: str) -> Path | None:
+    """Return the path that a ``file:`` URI or a plain path names; None for any other URI."""
+    parts = urlsplit(uri)
+    return Path(url2pathname(parts.path)) if parts.scheme in ("", "file") else None
+
+
+@contextmanager
+def already_made(mlflow: Any) -> Iterator[None]:
+    """Let somebody else have made it first: two first trainings may begin together."""
+    try:
+        yield
+    except mlflow.exceptions.MlflowException as error:
+        if error.error_code != "RESOURCE_ALREADY_EXISTS":
+            raise
 
 
 def database_of(tracking_uri: str) -> Path | None:
@@ -139,21 +197,72 @@ def opened_store(tracking_uri: str) -> Iterator[Any]:
         for name in _LOGGERS:
             logging.getLogger(name).setLevel(logging.ERROR)
         before = mlflow.get_tracking_uri(), mlflow.get_registry_uri()
-        mlflow.set_tracking_uri(tracking_uri)
-        mlflow.set_registry_uri(tracking_uri)
         try:
-            yield mlflow
+            if database is not None and not database.exists():
+                _make_database(mlflow, database)
+            mlflow.set_tracking_uri(tracking_uri)
+            mlflow.set_registry_uri(tracking_uri)
+            with disk_errors(database or Path(tracking_uri)):
+                yield mlflow
         except (mlflow.exceptions.MlflowException, SQLAlchemyError) as error:  # the latter from a damaged database
-            raise InputError(
-                f"MLflow refused: {str(error).splitlines()[0]}",
-                tracking_uri,
-                "Check that the store is there and whole, its path, and the names.",
-            ) from None
+            raise InputError(f"MLflow refused: {_cause(error)}", tracking_uri, _advice(error)) from None
         finally:
             mlflow.set_tracking_uri(before[0])
             mlflow.set_registry_uri(before[1])
             for name, level in levels.items():
                 logging.getLogger(name).setLevel(level)
+
+
+def _make_database(mlflow: Any, database: Path) -> None:
+    """Make the tables in a file of another name first, so that no kill, full disk or second process leaves half a store.
+
+    Raises ``InputError`` if another process makes the store and does not end.
+    """
+    lock = FileLock(database.with_name(f".{database.name}.creation-lock"), mode=0o666, fallback_to_soft=False)
+    scratch = database.with_name(f".{database.name}.{os.getpid()}.new")
+    with disk_errors(database):
+        try:
+            lock.acquire(timeout=_CREATION_TIMEOUT_S)
+        except Timeout:
+            do = "Wait until it has ended, then run again."
+            raise InputError("another process is making this store", str(database), do) from None
+        try:
+            if database.exists():
+                return
+            uri = f"{_SQLITE}{scratch}"
+            mlflow.MlflowClient(uri, uri).search_experiments(max_results=1)
+            scratch.replace(database)
+        finally:
+            for left in (scratch, scratch.with_name(f"{scratch.name}-journal")):
+                left.unlink(missing_ok=True)
+            lock.release()
+
+
+def _cause(error: BaseException) -> str:
+    """Return what the database itself reports, else the first line of what MLflow makes of it."""
+    chain: BaseException | None = error
+    while chain is not None:
+        original = getattr(chain, "orig", None)
+        if original is not None:
+            return str(original)
+        chain = chain.__cause__ or chain.__context__
+    return str(error).splitlines()[0]
+
+
+def _advice(error: BaseException) -> str:
+    cause = _cause(error)
+    for part, advice in _SQLITE_ADVICE.items():
+        if part in cause:
+            return advice
+    return "Check that the store is there and whole, its path, and the names."
+
+
+def _has_files(mlflow: Any, model_version: Any) -> bool:
+    uri = f"models:/{model_version.name}/{model_version.version}"
+    try:
+        return bool(mlflow.artifacts.list_artifacts(artifact_uri=uri))
+    except (OSError, mlflow.exceptions.MlflowException):
+        return False
 
 
 def _log_model(mlflow: Any, loaded: Any, bundle: Path, run_id: str) -> Any:

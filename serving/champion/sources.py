@@ -176,7 +176,9 @@ def copy_champion(copy: ChampionCopy, registry: str, name: str, *, again: bool =
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
     from models.registry.champion import fetch_bundle, standing_of, version_at  # noqa: PLC0415 - MLflow
 
-    number = standing_of(registry, name).champion
+    standing = standing_of(registry, name)
+    standing.refuse_unseated(name)
+    number = standing.champion
     if number is None:
         raise TooEarlyError(
             "there is no champion yet",

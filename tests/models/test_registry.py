@@ -187,13 +187,13 @@ def test_champions_follow_each_other_and_are_unwound_step_by_step(store):
         ("[1,2]", 2, (1, 2)),
         ("[1,2,3]", 2, (1, 2)),  # killed between the two writes of a promotion, or of a rollback
         ("[1,2]", 7, (1, 2, 7)),  # moved by other hands
-        ("[1]", None, ()),  # killed before the first champion had the alias
+        (None, 1, (1,)),  # killed after the first champion got the alias
         ("nonsense", 2, (2,)),
-        (None, None, ()),
+        ("7", 2, (2,)),
     ],
 )
 def test_the_history_ends_with_the_alias_wherever_a_kill_came(written, alias, history):
-    assert champion._history(written, alias) == history
+    assert champion._history(champion._listed(written), alias) == history
 
 
 def test_two_promotions_at_once_do_not_interleave(store):

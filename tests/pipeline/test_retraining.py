@@ -18,15 +18,17 @@ from typer.testing import CliRunner
 from features.matrix.matrix import FeatureMatrix
 from foundation.errors import InputError
 from models.registry.champion import alone, standing_of
-from models.registry.store import opened_store
+from models.registry.store import CHAMPION, opened_store
 from pipeline import retraining
 from pipeline.matrix_stage import make_matrix
 from pipeline.params import Params
-from pipeline.promotion import promote
+from pipeline.promotion import promote, roll_back
 from pipeline.retraining import MEAN_RISK, QUIET, page_of, retrain
 from pipeline.stages import train_bundle
 from predrain.command import app
 from predrain.learn.promote import summary_text
+from serving.scores.writing import TEXTFILE
+from simulator.simulate import simulate
 
 Standing = Callable[[datetime], Path]
 OLD, NEWER = datetime(2026, 1, 20, tzinfo=UTC), datetime(2026, 2, 1, tzinfo=UTC)
@@ -239,3 +241,86 @@ def test_scoring_waits_for_the_first_champion(small_fleet: Path, store: str, tmp
     result = CliRunner().invoke(app, [str(word) for word in words])
     assert result.exit_code == 0, result.output
     assert "no model predrain is registered yet" in result.stdout
+
+
+@pytest.fixture(scope="module")
+def tiny_matrix(small_params: Params, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., FeatureMatrix]:
+    """Make the matrix of a fleet of 16 GPUs over 20 days, which ends before :data:`NEWER`."""
+
+    def made(seed: int, days: int, last_event: datetime | None = None) -> FeatureMatrix:
+        folder = tmp_path_factory.mktemp("tiny")
+        dataset = folder / "fleet"
+        simulate(dataset, gpus=16, days=days, seed=seed, scenario="base", acceleration=60.0)
+        if last_event is not None:
+            events = pq.read_table(dataset / "events.parquet")
+            late = events.slice(0, 1).to_pylist()[0] | {"timestamp": last_event, "known_at": last_event}
+            both = pa.concat_tables([events, pa.Table.from_pylist([late], schema=events.schema)])
+            pq.write_table(both.sort_by("timestamp"), dataset / "events.parquet")
+        return make_matrix(dataset, small_params, folder / "matrix")
+
+    return made
+
+
+def test_data_that_ends_before_the_champion_was_fitted_is_refused_before_the_fit(
+    tiny_matrix: Callable[..., FeatureMatrix], params: Params, store: str, tmp_path: Path, standing: Standing
+) -> None:
+    shutil.copy(standing(NEWER), tmp_path)
+    restored = tiny_matrix(seed=5, days=20)
+    assert restored.span[1] < NEWER
+    with pytest.raises(InputError, match=r"data ends at 2026-01-2\d .*before version 1, the champion, was fitted"):
+        retrain(restored, params, registry=store, model="predrain")
+    assert standing_of(store, "predrain").versions == {1}
+
+
+def test_data_of_another_fleet_is_refused_before_the_fit(
+    tiny_matrix: Callable[..., FeatureMatrix], params: Params, store: str, tmp_path: Path, standing: Standing
+) -> None:
+    shutil.copy(standing(OLD), tmp_path)
+    staging = tiny_matrix(seed=6, days=30)
+    assert staging.span[1] > OLD
+    with pytest.raises(InputError, match=r"another fleet: it has 0% of the gpus"):
+        retrain(staging, params, registry=store, model="predrain")
+    assert standing_of(store, "predrain").versions == {1}
+
+
+def test_data_whose_end_one_event_moved_months_ahead_is_refused_before_the_fit(
+    tiny_matrix: Callable[..., FeatureMatrix], params: Params, store: str
+) -> None:
+    with pytest.raises(InputError, match=r"no telemetry after 2026-01-2\d, and the data ends on 2026-03-01"):
+        retrain(tiny_matrix(5, 20, datetime(2026, 3, 1, tzinfo=UTC)), params, registry=store, model="predrain")
+
+
+def without_alias(store: str) -> None:
+    with opened_store(store) as mlflow:
+        mlflow.MlflowClient().delete_registered_model_alias("predrain", CHAMPION)
+
+
+def test_a_fit_does_not_go_live_as_the_first_where_the_alias_was_removed(
+    matrix: FeatureMatrix, params: Params, store: str, tmp_path: Path, standing: Standing
+) -> None:
+    shutil.copy(standing(NEWER), tmp_path)
+    without_alias(store)
+    for deed in (
+        lambda: retrain(matrix, params, registry=store, model="predrain"),
+        lambda: promote(None, params, registry=store, model="predrain", force_reason="to whom?"),
+        lambda: roll_back(registry=store, model="predrain"),
+    ):
+        with pytest.raises(InputError, match=r"promote --to 1 --force"):
+            deed()
+    assert standing_of(store, "predrain").versions == {1}
+    restored = promote(None, params, registry=store, model="predrain", to=1, force_reason="it was removed")
+    assert (restored.action, standing_of(store, "predrain").history) == ("forced", (1,))
+
+
+def test_scoring_fails_where_the_champions_alias_was_removed(
+    small_fleet: Path, store: str, tmp_path: Path, standing: Standing
+) -> None:
+    shutil.copy(standing(NEWER), tmp_path)
+    without_alias(store)
+    scores = tmp_path / "scores"
+    words = ["score", "--dataset", small_fleet, "--model", "champion", "--registry", store, "--out", scores]
+    result = CliRunner().invoke(app, [str(word) for word in words])
+    assert result.exit_code == 1
+    assert isinstance(result.exception, InputError)
+    assert "promote --to 1 --force" in str(result.exception)
+    assert "predrain_score_success 0" in (scores / TEXTFILE).read_text()

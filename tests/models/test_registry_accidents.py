@@ -1,0 +1,187 @@
+"""What people and disks do to a store: aliases removed, versions deleted, folders moved, disks full, two at once."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from foundation.errors import InputError
+from models.bundle.store import Bundle, save_bundle
+from models.registry.champion import crown, fetch_bundle, standing_of, step_back, version_at
+from models.registry.runs import log_run
+from models.registry.store import CHAMPION, DIGEST_TAG, opened_store, register_bundle
+from tests.models.small_models import fitted_models
+
+NAME = "predrain"
+
+
+def run_of(uri: str) -> str:
+    return log_run(uri, "predrain", name="train", params={}, metrics={}, tags={})
+
+
+@pytest.fixture(scope="module")
+def bundles(tmp_path_factory: pytest.TempPathFactory) -> list[Bundle]:
+    folder = tmp_path_factory.mktemp("bundles")
+    fitted = fitted_models()
+    return [save_bundle(folder / f"{number}", fitted, {"profile": "mean_rank", "n": number}) for number in range(3)]
+
+
+@pytest.fixture(scope="module")
+def made(bundles: list[Bundle], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store with three versions, each of which was champion."""
+    folder = tmp_path_factory.mktemp("made") / "store"
+    uri = f"sqlite:///{folder / 'mlflow.db'}"
+    assert register_bundle(uri, NAME, bundles[0].path, run_id=run_of(uri)) == 1
+    with opened_store(uri) as mlflow:
+        client = mlflow.MlflowClient()
+        source = client.get_model_version(NAME, "1").source
+        for bundle in bundles[1:]:
+            client.create_model_version(NAME, source, tags={DIGEST_TAG: bundle.digest})
+    for number in (1, 2, 3):
+        crown(uri, NAME, number, expected=number - 1 or None, tags={})
+    return folder
+
+
+@pytest.fixture
+def store(made: Path) -> Any:
+    """The address of the store, which is as it was again after the test."""
+    kept = Path(shutil.copytree(made, made.with_name("kept")))
+    yield f"sqlite:///{made / 'mlflow.db'}"
+    # in place: MLflow keeps a connection to the file for as long as the process lives
+    shutil.copytree(kept, made, dirs_exist_ok=True)
+    shutil.rmtree(kept)
+
+
+def change(uri: str, deed: Callable[[Any], None]) -> None:
+    with opened_store(uri) as mlflow:
+        deed(mlflow.MlflowClient())
+
+
+def test_a_model_whose_alias_was_removed_names_its_champions_and_how_to_restore_one(store: str) -> None:
+    change(store, lambda client: client.delete_registered_model_alias(NAME, CHAMPION))
+    standing = standing_of(store, NAME)
+    assert (standing.champion, standing.unseated) == (None, (1, 2, 3))
+    with pytest.raises(InputError, match=r"version 3, version 2, version 1.*promote --to 3 --force"):
+        standing.refuse_unseated(NAME)
+
+
+def test_a_deleted_champion_is_not_offered_for_restoring(store: str) -> None:
+    change(store, lambda client: client.delete_model_version(NAME, "3"))
+    with pytest.raises(InputError, match=r"version 2, version 1.*promote --to 2 --force"):
+        standing_of(store, NAME).refuse_unseated(NAME)
+
+
+def test_a_restored_champion_has_its_history_again(store: str) -> None:
+    change(store, lambda client: client.delete_registered_model_alias(NAME, CHAMPION))
+    crown(store, NAME, 2, expected=None, tags={})
+    assert standing_of(store, NAME).history == (1, 2)
+    assert step_back(store, NAME, expected=2, tags={}) == 1
+
+
+def test_a_rollback_passes_over_a_deleted_version(store: str) -> None:
+    change(store, lambda client: client.delete_model_version(NAME, "2"))
+    assert standing_of(store, NAME).previous == 1
+    assert step_back(store, NAME, expected=3, tags={}) == 1
+    assert standing_of(store, NAME).history == (1,)
+
+
+def test_a_model_without_any_champion_so_far_is_no_error(bundles: list[Bundle], tmp_path: Path) -> None:
+    uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
+    register_bundle(uri, NAME, bundles[0].path, run_id=run_of(uri))
+    standing = standing_of(uri, NAME)
+    standing.refuse_unseated(NAME)
+    assert (standing.champion, standing.unseated) == (None, ())
+
+
+def test_a_moved_store_says_where_its_files_are_recorded_and_writes_nothing_there(
+    store: str, made: Path, bundles: list[Bundle], tmp_path: Path
+) -> None:
+    moved = Path(shutil.copytree(made, tmp_path / "moved"))
+    elsewhere = made.rename(made.with_name("elsewhere"))
+    uri = f"sqlite:///{moved / 'mlflow.db'}"
+    try:
+        for deed in (
+            lambda: fetch_bundle(uri, NAME, version_at(uri, NAME, 1), tmp_path),
+            lambda: register_bundle(uri, NAME, bundles[0].path, run_id="any"),
+            lambda: run_of(uri),
+        ):
+            with pytest.raises(InputError, match=f"moved or copied.*ln -s {moved} {made}"):
+                deed()
+            assert not made.exists()
+        made.symlink_to(moved)  # as advised
+        assert fetch_bundle(uri, NAME, version_at(uri, NAME, 1), tmp_path).is_dir()
+        made.unlink()
+    finally:
+        elsewhere.rename(made)
+
+
+def test_a_copy_of_a_store_does_not_write_among_the_originals_files(
+    made: Path, bundles: list[Bundle], tmp_path: Path
+) -> None:
+    copy = Path(shutil.copytree(made, tmp_path / "copy"))
+    before = sorted(made.rglob("*"))
+    with pytest.raises(InputError, match="moved or copied"):
+        register_bundle(f"sqlite:///{copy / 'mlflow.db'}", NAME, bundles[0].path, run_id="any")
+    assert sorted(made.rglob("*")) == before
+
+
+def test_a_bundle_whose_files_were_deleted_is_registered_again(
+    store: str, made: Path, bundles: list[Bundle], tmp_path: Path
+) -> None:
+    shutil.rmtree(made / "mlartifacts" / "predrain" / "models")
+    number = register_bundle(store, NAME, bundles[0].path, run_id=run_of(store))
+    assert number == 4
+    version = version_at(store, NAME, number)
+    assert version.digest == bundles[0].digest
+    assert (fetch_bundle(store, NAME, version, tmp_path) / "manifest.json").is_file()
+
+
+def started(code: str, *arguments: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", textwrap.dedent(code), *arguments]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def test_a_store_that_a_full_disk_kept_from_being_made_is_made_by_the_next_run(tmp_path: Path) -> None:
+    code = """
+        import resource, signal, sys
+        from foundation.errors import InputError
+        from models.registry.store import opened_store
+        import mlflow
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, resource.RLIM_INFINITY))
+        try:
+            with opened_store(sys.argv[1]) as mlflow:
+                mlflow.MlflowClient().search_experiments(max_results=1)
+        except InputError as error:
+            print(error.what, "|", error.do)
+    """
+    uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
+    out, err = started(code, uri).communicate(timeout=120)
+    assert "disk" in out, err
+    assert "space" in out or "full" in out
+    assert [path.name for path in tmp_path.iterdir() if path.suffix in (".db", ".new")] == []
+    assert run_of(uri)
+
+
+def test_two_first_recordings_on_a_new_store_both_succeed(tmp_path: Path) -> None:
+    code = """
+        import sys
+        from models.registry.runs import log_run
+        print(log_run(sys.argv[1], "predrain", name=sys.argv[2], params={}, metrics={}, tags={}))
+    """
+    uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
+    both = [started(code, uri, name) for name in ("first", "second")]
+    ended = [process.communicate(timeout=240) for process in both]
+    assert [process.returncode for process in both] == [0, 0], ended
+    with opened_store(uri) as mlflow:
+        client = mlflow.MlflowClient()
+        (experiment,) = client.search_experiments(filter_string="name = 'predrain'")
+        names = {run.info.run_name for run in client.search_runs([experiment.experiment_id])}
+    assert names == {"first", "second"}

@@ -74,8 +74,8 @@ def retrain(
         now = standing.champion
         if number == now:  # the same bytes as before are no new version
             return Decision("kept", model, number, now, now, dry_run=False)
-        bundle, version = load_version(registry, model, number, folder / "challenger")
-        champion = None if now is None else load_version(registry, model, now, folder / "champion")[0]
+        bundle, version = load_version(registry, model, number, folder / "registered")
+        champion = None if now is None else load_version(registry, model, now, folder / "serving")[0]
         verdict, passed, why, known = _judged(matrix, params, champion, folder)
         if champion is not None and known is not None and passed:
             wrong = _gone_quiet(matrix) or _far_off(matrix, params, bundle, known)
@@ -102,7 +102,7 @@ def _refuse_step_back(matrix: FeatureMatrix, registry: str, model: str, folder: 
     standing.refuse_unseated(model)
     if standing.champion is None:
         return
-    champion = load_version(registry, model, standing.champion, folder / "before")[0]
+    champion = load_version(registry, model, standing.champion, folder / "known")[0]
     where = f"dataset of {matrix.path}, registry {registry}"
     refit_at, end = champion.fitted.refit_at, matrix.span[1]
     if end < refit_at:

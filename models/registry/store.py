@@ -214,7 +214,7 @@ def opened_store(tracking_uri: str) -> Iterator[Any]:
 
 
 def _make_database(mlflow: Any, database: Path) -> None:
-    """Make the tables in a file of another name first, so that no kill, full disk or second process leaves half a store.
+    """Make the tables in a file of another name first, so that no kill, full disk or second writer leaves half a store.
 
     Raises ``InputError`` if another process makes the store and does not end.
     """

@@ -256,6 +256,9 @@ def tiny_matrix(small_params: Params, tmp_path_factory: pytest.TempPathFactory) 
             late = events.slice(0, 1).to_pylist()[0] | {"timestamp": last_event, "known_at": last_event}
             both = pa.concat_tables([events, pa.Table.from_pylist([late], schema=events.schema)])
             pq.write_table(both.sort_by("timestamp"), dataset / "events.parquet")
+            facts = json.loads((dataset / "dataset.json").read_text())
+            facts["span"][1] = last_event.isoformat()
+            (dataset / "dataset.json").write_text(json.dumps(facts))
         return make_matrix(dataset, small_params, folder / "matrix")
 
     return made
@@ -321,6 +324,20 @@ def test_scoring_fails_where_the_champions_alias_was_removed(
     words = ["score", "--dataset", small_fleet, "--model", "champion", "--registry", store, "--out", scores]
     result = CliRunner().invoke(app, [str(word) for word in words])
     assert result.exit_code == 1
-    assert isinstance(result.exception, InputError)
-    assert "promote --to 1 --force" in str(result.exception)
+    assert "promote --to 1 --force" in result.output
+    assert "predrain_score_success 0" in (scores / TEXTFILE).read_text()
+
+
+def test_scoring_fails_where_the_registry_lost_a_model_that_scored_before(
+    small_fleet: Path, store: str, empty_store: Path, tmp_path: Path, standing: Standing
+) -> None:
+    shutil.copy(standing(NEWER), tmp_path)
+    scores = tmp_path / "scores"
+
+    def score(registry: str) -> int:
+        words = ["score", "--dataset", small_fleet, "--model", "champion", "--registry", registry, "--out", scores]
+        return CliRunner().invoke(app, [str(word) for word in [*words, "--at", "2026-02-10T00:00Z"]]).exit_code
+
+    assert score(store) == 0
+    assert score(f"sqlite:///{empty_store}") == 1
     assert "predrain_score_success 0" in (scores / TEXTFILE).read_text()

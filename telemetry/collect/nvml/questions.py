@@ -8,10 +8,12 @@ is not read here: NVML reports XIDs as events only.
 from __future__ import annotations
 
 from collections.abc import Callable
+from csv import DictReader
 from ctypes import byref
 from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
+from pathlib import Path
 from typing import Any, Final
 
 _MIB: Final = 1.0 / 1048576.0
@@ -71,31 +73,19 @@ _REMAPPED: Final = tuple(
     f"row_remap_{what}" for what in ("correctable_total", "uncorrectable_total", "pending", "failure")
 )
 
-FIELDS: Final = (
-    ("mem_temp_c", 82, 1.0),
-    ("energy_mj", 83, 1.0),
-    ("power_instant_w", 186, 1e-3),
-    ("ecc_sbe_volatile_total", 3, 1.0),
-    ("ecc_dbe_volatile_total", 4, 1.0),
-    ("ecc_sbe_aggregate_total", 5, 1.0),
-    ("ecc_dbe_aggregate_total", 6, 1.0),
-    ("ecc_sbe_dram_volatile_total", 11, 1.0),
-    ("ecc_dbe_dram_volatile_total", 12, 1.0),
-    ("retired_pages_sbe_total", 29, 1.0),
-    ("retired_pages_dbe_total", 30, 1.0),
-    ("retired_pages_pending", 31, 1.0),
-    ("row_remap_correctable_total", 142, 1.0),
-    ("row_remap_uncorrectable_total", 143, 1.0),
-    ("row_remap_pending", 144, 1.0),
-    ("row_remap_failure", 145, 1.0),
-    ("pcie_replay_total", 94, 1.0),
-    ("nvlink_crc_flit_total", 38, 1.0),
-    ("nvlink_crc_data_total", 45, 1.0),
-    ("nvlink_replay_total", 52, 1.0),
-    ("nvlink_recovery_total", 59, 1.0),
-    ("recovery_action", 230, 1.0),
-)
+with Path(__file__).with_name("fields.csv").open(encoding="utf-8") as _table:
+    _ROWS: Final = [
+        (row["kind"], row["channel"], int(row["number"]), float(row["scale"])) for row in DictReader(_table)
+    ]
+
+FIELDS: Final = tuple((channel, number, scale) for kind, channel, number, scale in _ROWS if kind == "field")
 """Channel, ``NVML_FI_*`` and scale. 38, 45, 52 and 59 are sums over all links, and what DCGM exports as well."""
+
+PROFILE: Final = tuple((channel, number, scale) for kind, channel, number, scale in _ROWS if kind == "profile")
+"""Channel, ``NVML_GPM_METRIC_*`` and scale: means over the time between two readings; Hopper and later have them."""
+
+LINK_COUNTERS: Final = tuple((channel, number) for kind, channel, number, _ in _ROWS if kind == "link")
+"""Channel and ``nvmlNvLinkErrorCounter_t``: summed link by link where the device has no sums."""
 
 CALLS: Final = (
     Call("temperature", ("gpu_temp_c",), lambda n, h: n.nvmlDeviceGetTemperatureV(h, n.NVML_TEMPERATURE_GPU)),
@@ -140,22 +130,3 @@ CALLS: Final = (
     Call("pcie_replay", ("pcie_replay_total",), lambda n, h: n.nvmlDeviceGetPcieReplayCounter(h)),
 )
 """Asked one by one, in this order."""
-
-LINK_COUNTERS: Final = (
-    ("nvlink_replay_total", 0),
-    ("nvlink_recovery_total", 1),
-    ("nvlink_crc_flit_total", 2),
-    ("nvlink_crc_data_total", 3),
-)
-"""Channel and ``nvmlNvLinkErrorCounter_t``: summed link by link where the device has no sums."""
-
-PROFILE: Final = (
-    ("gr_engine_active_ratio", 1, 0.01),
-    ("sm_active_ratio", 2, 0.01),
-    ("sm_occupancy_ratio", 3, 0.01),
-    ("tensor_active_ratio", 5, 0.01),
-    ("dram_active_ratio", 10, 0.01),
-    ("pcie_tx_bytes_s", 20, 1048576.0),
-    ("pcie_rx_bytes_s", 21, 1048576.0),
-)
-"""Channel, ``NVML_GPM_METRIC_*`` and scale: means over the time between two readings; Hopper and later have them."""

@@ -83,7 +83,7 @@ class Drainer:
     def _offer_of(self, workload: Workload) -> CheckpointOffer | None:
         """Return the way to ask a workload; None: it names none, or one that is not set up."""
         offer, default = workload.checkpoint, self.settings.checkpoint.default
-        if offer is None and workload.job is not None and default != "none":
+        if offer is None and workload.job is not None and default != "none" and workload.state != "suspended":
             offer = CheckpointOffer(default)
         return None if offer is None or offer.means not in {"scheduler", *self.hooks} else offer
 

@@ -1,5 +1,6 @@
 """Slurm as a scheduler: nodes and jobs come in by its commands or slurmrestd, marks go out as reason, extra and weight.
 
 Start with ``scheduler``, the adapter. ``marks`` decides what an action writes and what we remember on a node;
-``commands`` and ``rest`` are the two ways to Slurm behind ``port``; ``folder`` keeps what Slurm has no place for.
+``commands`` and ``rest`` are the two ways to Slurm behind ``port``;
+``placement`` decides whether a job could run on other nodes; ``folder`` keeps what Slurm has no place for.
 """

@@ -9,6 +9,7 @@ from datetime import timedelta
 import pytest
 
 from policy.fleet import JobView
+from scheduler.evacuation.settings import WebhookSettings
 from scheduler.ports.errors import SchedulerError
 from scheduler.ports.readings import Answer, Switches
 from scheduler.ports.workloads import HookReply, Placement
@@ -84,6 +85,17 @@ def test_every_wait_is_reported_as_stuck_once_after_the_stated_time(name, names_
     assert ("w1 (" in message) is (name != "its list cannot be read")
     assert sum(("tell", "done", None) in work(report) for report in reports) == 1
     assert cluster.evicted() == []
+
+
+def test_suspended_work_is_asked_nothing_also_by_the_hook_for_all_jobs():
+    hook = Recording(HookReply("done"))
+    asking = replace(FAST.checkpoint, default="webhook", webhook=WebhookSettings("http://localhost"))
+    cluster = EmptyingCluster(settings=replace(FAST, checkpoint=asking), hooks={"webhook": hook})
+    cluster.runs("w1-uid", checkpoint=None, state="suspended")
+    cluster.runs("w2-uid", checkpoint=None)
+    cluster.scored(n1=0.9, n2=0.9)
+    cluster.round()
+    assert [payload["workload"]["name"] for payload, _ in hook.told] == ["w2"]
 
 
 def test_a_drain_that_a_switch_stops_for_long_is_reported_with_its_cause():

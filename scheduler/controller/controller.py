@@ -178,7 +178,8 @@ class Controller:
                 self._lease.hold()
                 kept = self._store.known and self._keep(decision.plan.state, log)
                 log.forward = log.forward and kept
-                executor.carry_out(decision.plan)
+                with log.boundary("the actions"):
+                    executor.carry_out(decision.plan)
             self._release_expired(due, executor, log)
         except LeaseLostError as error:
             lost = error

@@ -12,6 +12,7 @@ from foundation.kubernetes.api import Object, Unreachable
 from scheduler.kubernetes.api import ApiServer
 from scheduler.ports.codec import json_object
 from scheduler.ports.errors import SchedulerError
+from scheduler.ports.ownership import digest_of
 from scheduler.ports.protocols import NodeSignal
 from scheduler.ports.readings import Write
 
@@ -45,8 +46,9 @@ class Device:
 class DeviceTaints:
     """The device taints of one cluster.
 
-    Only rules with predrain's name and label are touched. There is one for each device of a GPU that a hard mark is
-    due to, with effect ``NoSchedule``, for as long as the mark stands on its node: who holds the device keeps it.
+    Only rules with predrain's name and label are touched, and of these none that somebody edited. There is one for each
+    device of a GPU that a hard mark is due to, with effect ``NoSchedule``, for as long as the mark stands on its node:
+    who holds the device keeps it.
     """
 
     def __init__(self, api: ApiServer, prefix: str, drivers: Sequence[str]) -> None:
@@ -70,8 +72,8 @@ class DeviceTaints:
             if versions is None:
                 return ("the server offers no device taints (resource.k8s.io, DeviceTaintRule): none is set",)
             notes, obsolete, missing = self._compared(signals, *versions)
-            for name, metadata in obsolete.items():
-                notes.append(self._delete(versions[0], name, metadata, blocked()))
+            for name, rule in obsolete.items():
+                notes.append(self._delete(versions[0], name, rule["metadata"], blocked()))
             if missing and may_begin():
                 notes += [self._create(versions[0], rule, blocked()) for rule in missing]
             return tuple(notes)
@@ -86,8 +88,8 @@ class DeviceTaints:
             return ()
         _, obsolete, missing = self._compared(signals, *versions)
         writes = [
-            Write(f"devicetaintrule {name}", "spec", self._about_of(metadata).get("unit") or "predrain's", None)
-            for name, metadata in obsolete.items()
+            Write(f"devicetaintrule {name}", "spec", self._about_of(rule).get("unit") or "predrain's", None)
+            for name, rule in obsolete.items()
         ]
         for rule in missing if new else ():
             text = json.dumps(rule["spec"], ensure_ascii=False, sort_keys=True)
@@ -117,13 +119,15 @@ class DeviceTaints:
             wanted |= {
                 name_of(device): self._rule(rules, device, signal) for device in devices if device.uuid in signal.units
             }
-        over = sorted(existing.keys() - wanted.keys())
+        edited = sorted(name for name, rule in existing.items() if self._about_of(rule).get("seal") != _seal(rule))
+        notes += [f"device taint {name} was edited since predrain set it: it is left as it is" for name in edited]
+        over = sorted(existing.keys() - wanted.keys() - set(edited))
         obsolete = {name: existing[name] for name in over if self._about_of(existing[name]).get("node") not in unclear}
         missing = [wanted[name] for name in sorted(wanted) if name not in existing]
         return notes, obsolete, missing[:_MAX_NEW]
 
-    def _about_of(self, metadata: Object) -> Mapping[str, Any]:
-        return json_object((metadata.get("annotations") or {}).get(self._about))
+    def _about_of(self, rule: Object) -> Mapping[str, Any]:
+        return json_object((rule["metadata"].get("annotations") or {}).get(self._about))
 
     def _versions(self) -> tuple[str, str] | None:
         """Return the newest versions of rules and slices that the server offers; None: it has no device taints."""
@@ -139,9 +143,12 @@ class DeviceTaints:
 
     def _existing(self, version: str) -> dict[str, Object]:
         params = {"labelSelector": f"{self._label}=true"}
-        rules = self._api.listing(f"{GROUP}/{version}/{RULES}", params, _PAGE, lambda raw: raw.get("metadata") or {})
-        named = {str(metadata.get("name")): metadata for metadata in rules}
-        return {name: metadata for name, metadata in named.items() if name.startswith(_NAME)}
+        rules = self._api.listing(
+            f"{GROUP}/{version}/{RULES}", params, _PAGE,
+            lambda raw: {"metadata": raw.get("metadata") or {}, "spec": raw.get("spec") or {}},
+        )  # fmt: skip
+        named = {str(rule["metadata"].get("name")): rule for rule in rules}
+        return {name: rule for name, rule in named.items() if name.startswith(_NAME)}
 
     def _devices(self, version: str, node: str) -> list[Device]:
         params = {"fieldSelector": f"spec.nodeName={node}"}
@@ -150,22 +157,19 @@ class DeviceTaints:
 
     def _rule(self, version: str, device: Device, signal: NodeSignal) -> Object:
         about = {"node": signal.node, "unit": device.uuid, "tier": signal.tier, "reasons": list(signal.reasons[:3])}
-        return {
-            "apiVersion": f"resource.k8s.io/{version}",
-            "kind": "DeviceTaintRule",
-            "metadata": {
-                "name": name_of(device),
-                "labels": {self._label: "true"},
-                "annotations": {self._about: json.dumps(about, ensure_ascii=False, sort_keys=True)},
-            },
-            "spec": {
-                "deviceSelector": {"driver": device.driver, "pool": device.pool, "device": device.name},
-                "taint": {"key": self._key, "value": "high", "effect": "NoSchedule"},
-            },
+        spec = {
+            "deviceSelector": {"driver": device.driver, "pool": device.pool, "device": device.name},
+            "taint": {"key": self._key, "value": "high", "effect": "NoSchedule"},
         }
+        metadata: dict[str, Any] = {"name": name_of(device), "labels": {self._label: "true"}}
+        about["seal"] = _seal({"metadata": metadata, "spec": spec})
+        metadata["annotations"] = {self._about: json.dumps(about, ensure_ascii=False, sort_keys=True)}
+        return {
+            "apiVersion": f"resource.k8s.io/{version}", "kind": "DeviceTaintRule", "metadata": metadata, "spec": spec,
+        }  # fmt: skip
 
     def _create(self, version: str, rule: Object, why: str | None) -> str:
-        about = self._about_of(rule["metadata"])
+        about = self._about_of(rule)
         subject = f"device taint for {about['unit']} on {about['node']}"
         if why is None:
             response = self._api.request("POST", f"{GROUP}/{version}/{RULES}", body=rule)
@@ -184,6 +188,14 @@ class DeviceTaints:
                 return f"taken off: device taint {name}"
             why = response.problem
         return f"device taint {name} stays: {why}"
+
+
+def _seal(rule: Object) -> str:
+    """Return the digest of a rule's name, device and taint; a server adds a time to the taint."""
+    spec = rule["spec"]
+    taint = {key: value for key, value in (spec.get("taint") or {}).items() if key != "timeAdded"}
+    content = {"name": rule["metadata"].get("name"), "device": spec.get("deviceSelector"), "taint": taint}
+    return digest_of(json.dumps(content, sort_keys=True))
 
 
 def name_of(device: Device) -> str:

@@ -170,6 +170,25 @@ def test_only_what_is_ours_is_taken_off_and_another_gpu_behind_the_name_is_anoth
     assert f"{folder}/somebodys" in world.objects
 
 
+@pytest.mark.parametrize("part", ["value", "key", "effect", "device"])
+def test_a_device_taint_that_somebody_edited_stays_and_is_reported_and_a_time_of_the_server_is_no_edit(
+    world: World, drains: Drains, part: str
+) -> None:
+    drains.round(a=0.9, c=0.9)
+    names = {rule["spec"]["deviceSelector"]["pool"]: name for name, rule in rules_of(world).items()}
+    folder = "/apis/resource.k8s.io/v1/devicetaintrules"
+
+    def edit(raw: Raw) -> None:
+        raw["spec"]["deviceSelector" if part == "device" else "taint"][part] = "rma-4711"
+
+    world.edit(f"{folder}/{names['n1']}", edit)
+    world.edit(f"{folder}/{names['n2']}", lambda raw: raw["spec"]["taint"].update(timeAdded="2026-11-21T12:00:00Z"))
+    drains.scheduler.set_switches(Switches(release_all=True))
+    report = drains.round(a=0.9, c=0.9)
+    assert set(rules_of(world)) == {names["n1"]}
+    assert any(names["n1"] in note and "edited" in note for note in report.notes)
+
+
 def test_a_server_without_device_taints_is_reported_and_asked_again(world: World, cluster: KubernetesClient) -> None:
     drains = Drains(world, cluster)
     notes = [note for note in drains.round(a=0.9).notes if "device" in note]

@@ -384,8 +384,10 @@ def removals_of(undone: Iterable[tuple[NodeView, Assessment]]) -> dict[str, str]
         removals[name] = "an operator or another tool removed predrain's mark"
         if age is not None and age <= _QUICK:
             within = f"predrain's mark was removed within {age.total_seconds():.0f} s"
-            tool = "another controller or an admission webhook"
-            removals[name] = f"{within}, on {quick} nodes: {tool}" if quick > 1 else f"{within}: an operator, or {tool}"
+            by = (
+                f", on {quick} nodes: another controller or an admission webhook" if quick > 1 else " by another client"
+            )
+            removals[name] = f"{within}{by}"
     return removals
 
 

@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from policy.fleet import Fact, Level
 from scheduler.ledger.sqlite_ledger import SqliteLedger
+from scheduler.ports.node_object import Taint
 from scheduler.ports.readings import Switches
 from scheduler.ports.risks import Facts
 from tests.policy.decide_world import HOUR
@@ -33,6 +34,7 @@ class Histories(RuleBasedStateMachine):
         self.cluster = Cluster(lease=timedelta(seconds=30))
         self.theirs = self.cluster.foreign()
         self.begun: list[tuple[float, str]] = []
+        self.claimed: dict[str, set[object]] = {}  # what somebody made of our marks on a node, and is theirs since
 
     @rule(node=NODES, risk=st.sampled_from([0.01, 0.15, 0.4, 0.7, 0.9, None]))
     def one_is_scored(self, node, risk):
@@ -68,6 +70,54 @@ class Histories(RuleBasedStateMachine):
     @rule(node=NODES)
     def a_person_takes_our_taints_off(self, node):
         self.cluster.write(node, lambda node: without_our_taints(node, self.cluster))
+        self.claimed[node] = {item for item in self.claimed.get(node, ()) if not isinstance(item, Taint)}
+
+    @rule(node=NODES, value=st.sampled_from(["rma-4711", "High"]))
+    def a_person_edits_our_taints(self, node, value):
+        def change(target):
+            taints = [
+                replace(taint, value=value) if taint.key == self._keys.taint else taint for taint in target.taints
+            ]
+            return replace(target, taints=tuple(taints))
+
+        self._claim(node, change)
+
+    @rule(node=NODES, key=st.sampled_from(["prediction", "applied", "drain"]))
+    def a_person_edits_an_annotation(self, node, key):
+        name = getattr(self._keys, key)
+
+        def change(target):
+            text = target.annotations.get(name)
+            notes = {} if text is None else {name: f"{text} - RMA 4711"}
+            return replace(target, annotations={**target.annotations, **notes})
+
+        self._claim(node, change)
+
+    @rule(node=NODES, other=NODES, record=st.booleans())
+    def a_tool_copies_our_marks_to_another_node(self, node, other, record):
+        source = self.cluster.scheduler.nodes[node].object
+        taints = tuple(taint for taint in source.taints if taint.key == self._keys.taint)
+        if node == other or not taints or self._of_ours(other):
+            return
+        notes = {key: text for key, text in source.annotations.items() if record and key.startswith("predrain.io/")}
+
+        def change(target):
+            return replace(target, taints=(*target.taints, *taints), annotations={**target.annotations, **notes})
+
+        self._claim(other, change)
+
+    @rule(node=NODES)
+    def a_person_cleans_a_node(self, node):
+        def change(target):
+            labels, notes = (
+                {key: text for key, text in texts.items() if key.partition("=")[0] not in self._names}
+                for texts in (target.labels, target.annotations)
+            )
+            taints = tuple(taint for taint in target.taints if taint.key != self._keys.taint)
+            return replace(target, labels=labels, annotations=notes, taints=taints)
+
+        self.cluster.write(node, change)
+        self.claimed.pop(node, None)
 
     @rule(node=NODES, what=st.sampled_from(["down", "readable"]))
     def a_node_changes(self, node, what):
@@ -160,6 +210,8 @@ class Histories(RuleBasedStateMachine):
     @invariant()
     def nothing_foreign_is_changed(self):
         assert self.cluster.foreign() == self.theirs
+        for name, claimed in self.claimed.items():
+            assert claimed <= self._of_ours(name), "what somebody edited or copied stands"
 
     def teardown(self):
         cluster = self.cluster
@@ -172,12 +224,43 @@ class Histories(RuleBasedStateMachine):
         report = cluster.round()
         assert not report.failed
         assert cluster.levels() == {}, "everything of ours goes when nothing new is said"
+        for name in cluster.names:
+            assert self.claimed.get(name) or not self._of_ours(name)
         assert cluster.foreign() == self.theirs
 
     def _with_news(self, node, risk):
         # so that there is something to do in which to fail
         self.cluster.clock.move(MINUTE)
         self.cluster.scored(**{node: risk})
+
+    @property
+    def _keys(self):
+        return self.cluster.scheduler.keys
+
+    @property
+    def _names(self):
+        return {self._keys.tier, self._keys.prediction, self._keys.applied, self._keys.drain}
+
+    def _of_ours(self, node):
+        """All that stands under our names."""
+        target = self.cluster.scheduler.nodes[node].object
+        texts = {*target.labels.items(), *target.annotations.items()}
+        return {item for item in texts if item[0] in self._names} | {
+            t for t in target.taints if t.key == self._keys.taint
+        }
+
+    def _claim(self, node, change):
+        """Somebody changes what stands under our names; without an intact record all of it is theirs."""
+        before = self._of_ours(node)
+        self.cluster.write(node, change)
+        now = self._of_ours(node)
+        if now == before:
+            return
+        keys = self._keys
+        recorded = {item for item in now if isinstance(item, tuple) and item[0] == keys.applied}
+        proved = recorded and recorded <= before and not self.claimed.get(node, set()) & recorded
+        mine = before if proved else set()
+        self.claimed[node] = self.claimed.get(node, set()) - (before - now) | (now - mine)
 
     def _theirs(self, node, change):
         self.cluster.write(node, change)

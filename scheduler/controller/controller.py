@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import gc
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from datetime import datetime, timedelta
 
+from foundation.garbage import gc_paused
 from policy.config import PolicyConfig
 from policy.decide import carried_out, decide
 from policy.episodes import Outcome
@@ -387,22 +386,6 @@ def _same(state: PolicyState, before: PolicyState) -> bool:
     if then is None or now is None or not timedelta(0) <= now - then < _KEEP_AT_LEAST:
         return state == before
     return replace(state, breaker=replace(state.breaker, decided_at=then)) == before
-
-
-@contextmanager
-def gc_paused() -> Iterator[None]:
-    """Search for no cyclic garbage within; what has no cycles is freed at once, as ever.
-
-    A round makes and drops some hundred thousand objects of a fleet, none of them in a cycle; the search through all of
-    them doubles a round's processor time (0.26 and 0.49 s for 300 nodes).
-    """
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 _HOUR = timedelta(hours=1)

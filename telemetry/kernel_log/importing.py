@@ -14,6 +14,7 @@ import pandas as pd
 
 from foundation.errors import InputError
 from foundation.files import check_regular
+from foundation.garbage import gc_paused
 from telemetry.accounting import Accounting
 from telemetry.kernel_log.catalogue import Catalogue, MessageRule, shipped
 from telemetry.kernel_log.dating import Clock
@@ -71,15 +72,16 @@ def parse_kernel_log(
     catalogue = Catalogue(messages) if messages else shipped()
     splitter = EntryReader(catalogue.mentions)
     reader = KernelLogReader(catalogue, node=node, asks=True)
-    found = log_lines(splitter.read_all(lines), catalogue, Clock(timezone, reference_time, boot_time))
-    events = list(reader.read(found))
-    reader.count(splitter.number + splitter.extra, len(found))
-    codes = Counter(event.code for event in events if event.type == "xid")
-    rows = [
-        (event.when, event.node, event.gpu, event.pci_bus_id, event.type, event.code, event.detail, source)
-        for event in events
-    ]
-    frame = pd.DataFrame(rows, columns=list(COLUMNS))
+    with gc_paused():
+        found = log_lines(splitter.read_all(lines), catalogue, Clock(timezone, reference_time, boot_time))
+        events = list(reader.read(found))
+        reader.count(splitter.number + splitter.extra, len(found))
+        codes = Counter(event.code for event in events if event.type == "xid")
+        rows = [
+            (event.when, event.node, event.gpu, event.pci_bus_id, event.type, event.code, event.detail, source)
+            for event in events
+        ]
+        frame = pd.DataFrame(rows, columns=list(COLUMNS))
     frame["timestamp"] = pd.to_datetime(frame["timestamp"], utc=True).astype("datetime64[ms, UTC]")
     unknown = {code: number for code, number in sorted(codes.items()) if int(code) not in DESCRIBED_XIDS}
     return KernelLog(frame, unknown, reader.unused, splitter.number, reader.accounting)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import csv
 import re
 import unicodedata
-from contextlib import suppress
 from datetime import UTC, datetime, timedelta, timezone, tzinfo
 from functools import lru_cache
 from pathlib import Path
@@ -117,18 +116,26 @@ def parse_header(prefix: str) -> Header:
     start = prefix.rfind("[") if prefix.endswith("] ") else -1
     match = _SINCE_BOOT.fullmatch(prefix, start, len(prefix) - 1) if start >= 0 else None
     if match is None:
-        return _parse(prefix)
-    header, stamp = _parse(prefix[:start]), _since_boot(match)
+        return _rsyslog(prefix) or _parse(prefix)
+    outer, stamp = prefix[:start], _since_boot(match)
+    header = _rsyslog(outer) or _parse(outer)
     return header if stamp is None else Header((*header.stamps, stamp), header.host)
+
+
+def _rsyslog(prefix: str) -> Header | None:
+    """Read the commonest form, which a cache never holds: its stamps, to the microsecond, differ from line to line."""
+    match = _RSYSLOG.fullmatch(prefix)
+    if match is None:
+        return None
+    try:
+        when = datetime.fromisoformat(match[1]).astimezone(UTC)
+    except (ValueError, OverflowError):
+        return None
+    return Header((Stamp(when),), match[2])
 
 
 @lru_cache(maxsize=4096)
 def _parse(prefix: str) -> Header:
-    # Of the commonest form, whose stamp differs from line to line, the same is found in a third of the time.
-    common = _RSYSLOG.fullmatch(prefix)
-    if common is not None:
-        with suppress(ValueError, OverflowError):
-            return Header((Stamp(datetime.fromisoformat(common[1]).astimezone(UTC)),), common[2])
     prefix = prefix[-_MAX_PREFIX:]
     if not prefix.isascii():
         prefix = unicodedata.normalize("NFC", prefix)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import gc
 from dataclasses import replace
 from datetime import timedelta
 
 import pytest
 
 from policy.fleet import Fact, Level, UnitView
-from scheduler.controller.controller import gc_paused
 from scheduler.file import LeaseEntry
 from scheduler.ports import stored_state
 from scheduler.ports.errors import LedgerError, SourceError
@@ -442,19 +440,3 @@ def test_a_crash_after_a_write_leaves_a_call_open_and_the_next_process_looks():
     assert "taint n1 was interrupted" in report.notes[0]
     assert only(report, "n1") == [("drain", "done")]
     assert cluster.ledger.unsettled() == ()
-
-
-@pytest.mark.parametrize("enabled", [True, False])
-def test_the_search_for_garbage_is_off_within_and_afterwards_as_it_was(enabled):
-    def paused():
-        with gc_paused():
-            assert not gc.isenabled()
-            raise ValueError("no")
-
-    (gc.enable if enabled else gc.disable)()
-    try:
-        with pytest.raises(ValueError, match="no"):
-            paused()
-        assert gc.isenabled() is enabled
-    finally:
-        gc.enable()

@@ -70,9 +70,10 @@ def kept_nodes(
     Returns ``kept``: in the same order; never empty if ``names`` is not. A node is left out only if its tier is
     ``high`` by scores that have not expired; the riskiest come first.
     """
+    names = list(dict.fromkeys(names))  # one that is named twice is one node: the last must stay
     high = {name: state for name in names if (state := _state(name, fleet, now)) is not None and state.tier == "high"}
     if not high or fleet is None:
-        return list(names), {}
+        return names, {}
     riskiest = [state for state in fleet.states(now) if state.tier == "high"]
     if out is not None:
         known = NodeNames(out)

@@ -98,3 +98,10 @@ def test_what_an_operator_should_look_at_is_reported_of_calm_nodes_too():
     assert [reason for reason in once(many, config()).reasons if "more nodes" in reason] == [
         "and 10 more nodes with such a notice"
     ]
+
+
+def test_each_node_that_is_taken_out_at_rest_makes_the_scope_one_larger():
+    nodes = [*healthy(18), replace(node("a", 0.9), resting=ASLEEP), replace(node("b", 0.9), resting=ASLEEP)]
+    plan = once(nodes, config("g", breaker=BreakerConfig(max_risky=1.0), **ONE_IN_TEN))
+    assert [verbs(plan, name)[0] for name in ("a", "b")] == ["taint", "taint"]
+    assert [(use.nodes, use.lost, use.allowed) for use in plan.uses] == [(20, 2, 2)]

@@ -101,8 +101,8 @@ class Answer:
     shows that); ``already``: no change was needed; ``blocked``: not now, perhaps later (a disruption budget:
     Kubernetes' 429 to an eviction); ``conflict``: another client wrote in between, or the name has another uid;
     ``timeout``: no answer, so that it is not known whether it was done; ``refused``: by the scheduler (rights, a
-    quota, a fault of its own); ``gone``: there is no such node or workload. Only ``done`` and ``timeout`` may have
-    changed anything.
+    quota, a fault of its own), or accepted and answered with something else than was written (an admission webhook);
+    ``gone``: there is no such node or workload. Other kinds than these and ``done`` and ``timeout`` changed nothing.
     ``version``: of what was written to, afterwards.
     ``again_at``: not before this, where the scheduler said so (``Retry-After``); aware.
     """

@@ -47,6 +47,7 @@ from telemetry.dataset.store import Dataset
 from telemetry.doctor.dataset_source import observe_dataset
 from telemetry.doctor.diagnosis import diagnose
 from telemetry.doctor.groups import Group
+from telemetry.phrases.classifier import WORK
 
 LOADS: Final = 5
 """Generated loads that are averaged where the dataset has no jobs; fewer on a fleet that averages by itself."""
@@ -123,6 +124,7 @@ def _data(
         "failures": failures,
         "jobs": int(dataset.meta.counts["jobs"]),
         "set_aside": dict(dataset.meta.quarantine),
+        "repairs": repairs(dataset.events(), dataset.meta.unit),
         "missing_channels": [name for todo in found.todos if todo.used for name in todo.channels],
         "to_do": [
             {
@@ -134,6 +136,12 @@ def _data(
             if todo.used
         ],
     }
+
+
+def repairs(events: pd.DataFrame, unit: str) -> dict[str, int]:
+    """Count repairs and replacements, and those of a fleet of GPUs that name none."""
+    work = events[events["type"].isin(WORK)]
+    return {"all": len(work), "without_gpu": int(work["gpu"].isna().sum()) if unit == "gpu" else 0}
 
 
 def _unseen(group: Group | None, failures: Mapping[str, int]) -> str:

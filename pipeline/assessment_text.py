@@ -62,6 +62,12 @@ def data(data: dict[str, Any]) -> tuple[list[str], list[str]]:
     if data["set_aside"]:
         reasons = ", ".join(f"{reason} {count(rows)}" for reason, rows in data["set_aside"].items())
         lines.append(f"set aside, in the dataset's `quarantine/`: {reasons}")
+    repairs = data["repairs"]
+    if repairs["without_gpu"]:
+        lines.append(
+            f"{count(repairs['without_gpu'])} of {count(repairs['all'])} repairs name no GPU: each ends the open "
+            "incidents of all GPUs of its node, which changes the figures below; name the GPU or slot in the tickets"
+        )
     if data["missing_channels"]:
         lines.append(
             f"{len(data['missing_channels'])} channels missing; `predrain doctor` shows how to switch them on:"

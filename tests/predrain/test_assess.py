@@ -10,15 +10,16 @@ import time
 from datetime import UTC, datetime
 from pathlib import Path
 
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
 from evaluation.value.verdict import Predictability
-from pipeline.assessment import recommended
+from pipeline.assessment import recommended, repairs
 from pipeline.assessment_page import write_page
-from pipeline.assessment_text import commands
+from pipeline.assessment_text import commands, data
 from predrain.command import app
 from scheduler.controller.settings import read_settings
 from simulator.simulate import simulate
@@ -316,3 +317,20 @@ def test_commands_quote_their_paths() -> None:
     for line in commands({"policies": [{}]}, Path("my out"), "my fleet", [Path("a b.yaml")]):
         assert not {"my", "out", "fleet", "b.yaml"} & set(shlex.split(line)), line
         assert {"my out/scores", "my out/bundle"} & set(shlex.split(line)), line
+
+
+def test_repairs_that_name_no_gpu_are_said_beside_the_figures() -> None:
+    events = pd.DataFrame({"type": ["repair", "replacement", "failure"], "gpu": ["GPU-1", None, None]})
+    content = {
+        "unit": "gpu",
+        "units": 2,
+        "nodes": 1,
+        "days": 1,
+        "samples": 9,
+        "jobs": 0,
+        "failures": {},
+        "set_aside": {},
+    }
+    content |= {"missing_channels": [], "to_do": [], "repairs": repairs(events, "gpu")}
+    assert any("1 of 2 repairs name no GPU" in line for line in data(content)[0])
+    assert not any("repairs" in line for line in data(content | {"repairs": repairs(events, "node")})[0])

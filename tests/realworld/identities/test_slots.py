@@ -58,8 +58,9 @@ def test_between_two_numberings_and_long_after_the_last_sample_an_index_is_of_th
 
 def test_where_inventory_and_samples_number_otherwise_an_index_is_of_the_node(tmp_path: Path):
     inventory = inventory_frame(4, per_node=4)
-    gpus, _ = placed(tmp_path, (LOST - 2, "2"), (LOST + 2, "2"), (LOST + 2.1, "0"), inventory=inventory)
-    assert gpus == [gpu(2), None, gpu(0)]
+    rows = [(LOST - 2, "2"), (LOST - 0.5, "1"), (LOST + 2, "2"), (LOST + 2.1, "0")]
+    gpus, _ = placed(tmp_path, *rows, inventory=inventory)
+    assert gpus == [gpu(2), None, None, gpu(0)]
 
 
 @pytest.mark.parametrize("is_renumbered", [True, False])

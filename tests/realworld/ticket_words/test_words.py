@@ -162,3 +162,11 @@ def test_the_notes_of_a_resolution_tell_a_replacement_from_a_repair(tmp_path: Pa
     ]
     details = result.dataset.events()["detail"].tolist()
     assert details[:2] == ["GPU fell off the bus", "GPU replaced under RMA 4711"]
+
+
+def test_a_ticket_resolved_before_it_was_opened_has_no_second_event(tmp_path: Path) -> None:
+    rows = [("2026-03-01T00:20:00Z", "2026-03-01T00:50:00Z"), ("2026-03-01T01:20:00Z", "2026-02-27T00:00:00Z")]
+    tickets = pd.DataFrame(rows, columns=["timestamp", "resolved_at"]).assign(node="node-0", type="failure")
+    result = run_import(tmp_path, events=tickets)
+    assert sorted(result.dataset.events()["type"]) == ["failure", "failure", "repair"]
+    assert result.counts["tickets_resolved_before_they_were_opened"] == 1

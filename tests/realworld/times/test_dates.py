@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foundation.errors import InputError
+from telemetry.importing.date_forms import read_dates
 from telemetry.importing.instants import OK, PROBLEMS, parse_instants
 from telemetry.importing.mapping import ImportMapping, TimeFormat
 
@@ -138,3 +139,8 @@ def test_one_zone_holds_for_every_table_that_names_none() -> None:
         "Europe/Berlin", "UTC", "Europe/Berlin", "Europe/Berlin", "Europe/Berlin"
     ]  # fmt: skip
     assert mapping.jobs.ignore_others
+
+
+def test_dates_with_dots_are_day_first_whatever_the_others_show() -> None:
+    dates = read_dates(["03.04.2026", "03/04/2026"], "mdy")
+    assert pd.to_datetime(dates.ms, unit="ms").strftime("%Y-%m-%d").tolist() == ["2026-04-03", "2026-03-04"]

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from telemetry.importing.samples.block import Block, Series
-from telemetry.importing.samples.instruments import RULES, Findings, Instruments
+from telemetry.importing.samples.instruments import RULES, Findings, Instruments, without_dead_values
 
 MINUTE = 60_000
 Row = dict[str, Any]
@@ -73,6 +73,16 @@ def test_an_idle_gpu_on_a_page_that_stands_is_frozen_and_on_one_that_moves_is_no
     idle = {"power_w": 60.1, "gpu_temp_c": 30.0, "gpu_util_pct": 0.0}
     assert check([{"minute": m, **idle, "page_age_s": 60.0 * m} for m in range(0, 60, 10)]) == ([3, 4, 5], [3])
     assert check([{"minute": m, **idle, "page_age_s": 30.0} for m in range(0, 600, 10)]) == ([], [])
+
+
+def test_what_the_freeze_does_not_concern_stays_in_its_rows() -> None:
+    rows = [working(0, **FIELDS), *({"minute": m, **LAST, "xid_last": 79.0} for m in range(10, 80, 10))]
+    whole = block(rows)
+    findings = Instruments(["g0"]).check(whole)
+    cleared = without_dead_values(whole, findings)
+    assert findings.frozen.any()
+    assert cleared.series["xid_last"].valid.tolist() == whole.series["xid_last"].valid.tolist()
+    assert not cleared.series["power_w"].valid[findings.frozen].any()
 
 
 def test_an_energy_counter_that_stands_while_power_is_drawn_is_frozen() -> None:

@@ -200,8 +200,10 @@ def check(world: World, also: Callable[[], bool] = lambda: True) -> Plan:
     total = Counter(scope for node in after if not node.resting or is_out(node) for scope in node.scopes)
     held, now_lost = lost(before), lost(after)
     newly = [b for a, b in zip(before, after, strict=True) if b.marks.level.hard and not a.marks.level.hard]
+    # a job that does not go on without a node stops once, whether it loses one of its nodes or all
+    gangs = {("job", f"{node.cluster}/{job.name}") for node in before for job in node.jobs if not job.can_shrink}
     for floor in DISRUPTION_BUDGETS:
-        for scope in {scope for node in newly for scope in node.scopes if scope[0] == floor.scope}:
+        for scope in {scope for node in newly for scope in node.scopes if scope[0] == floor.scope} - gangs:
             assert now_lost[scope] <= max(floor.allowed(total[scope]), held[scope]), (scope, plan.uses)
     # A node that is taken out, taken back and taken out again within the window counts once.
     began = (world.now - RATE_LIMITS[0].window).timestamp()

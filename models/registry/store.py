@@ -218,7 +218,7 @@ def _make_database(mlflow: Any, database: Path) -> None:
 
     Raises ``InputError`` if another process makes the store and does not end.
     """
-    lock = FileLock(database.with_name(f".{database.name}.creation-lock"), mode=0o666, fallback_to_soft=False)
+    lock = FileLock(database.with_name(f"{database.name}.creation-lock"), mode=0o666, fallback_to_soft=False)
     scratch = database.with_name(f".{database.name}.{os.getpid()}.new")
     with disk_errors(database):
         try:

@@ -57,7 +57,7 @@ def test_a_removed_option_is_refused_with_what_to_do(arguments: tuple[str, ...],
         ("import --inventory file --samples fleet --out matrix", "fleet/telemetry"),
         ("serve --scores file", "(--scores file). Give the folder that `predrain score --out` writes."),
         ("serve --scores fleet", "(--scores fleet). Give the folder that `predrain score --out` writes."),
-        ("act --scores file --cluster file --settings file", "Give the folder that `predrain score --out` writes."),
+        ("act --scores file --cluster file --settings file", '(file). Write JSON with a "format" and "nodes"'),
         ("act --scores absent --cluster file --settings file", '(file). Write JSON with a "format" and "nodes"'),
     ],
 )

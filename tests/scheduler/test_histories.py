@@ -285,8 +285,12 @@ class Histories(RuleBasedStateMachine):
 
     def _floors(self, newly, before):
         total, after = self._scopes(self.cluster.names), self._lost()
+        views = [node.base for node in self.cluster.scheduler.nodes.values()]
+        # a job that does not go on without a node stops once, whether it loses one of its nodes or all
+        gangs = {("job", f"{view.cluster}/{job.name}") for view in views for job in view.jobs if not job.can_shrink}
+        touched = {scope for name in newly for scope in self.cluster.scheduler.nodes[name].base.scopes} - gangs
         for floor in DISRUPTION_BUDGETS:
-            for scope in {s for n in newly for s in self.cluster.scheduler.nodes[n].base.scopes if s[0] == floor.scope}:
+            for scope in {scope for scope in touched if scope[0] == floor.scope}:
                 assert after[scope] <= max(floor.allowed(total[scope]), before[scope]), scope
         now = self.cluster.clock.now().timestamp()
         self.begun += [(now, name) for name in newly]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+import uuid
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -219,7 +220,8 @@ def _make_database(mlflow: Any, database: Path) -> None:
     Raises ``InputError`` if another process makes the store and does not end.
     """
     lock = FileLock(database.with_name(f"{database.name}.creation-lock"), mode=0o666, fallback_to_soft=False)
-    scratch = database.with_name(f".{database.name}.{os.getpid()}.new")
+    # a new name for each try: MLflow keeps its connections to a file for as long as the process lives
+    scratch = database.with_name(f".{database.name}.{uuid.uuid4().hex}.new")
     with disk_errors(database):
         try:
             lock.acquire(timeout=_CREATION_TIMEOUT_S)
@@ -233,7 +235,7 @@ def _make_database(mlflow: Any, database: Path) -> None:
             mlflow.MlflowClient(uri, uri).search_experiments(max_results=1)
             scratch.replace(database)
         finally:
-            for left in (scratch, scratch.with_name(f"{scratch.name}-journal")):
+            for left in database.parent.glob(f".{database.name}.*.new*"):  # also those of a process that was killed
                 left.unlink(missing_ok=True)
             lock.release()
 

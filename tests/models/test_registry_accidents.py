@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
-import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -143,45 +142,61 @@ def test_a_bundle_whose_files_were_deleted_is_registered_again(
     assert (fetch_bundle(store, NAME, version, tmp_path) / "manifest.json").is_file()
 
 
-def started(code: str, *arguments: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", textwrap.dedent(code), *arguments]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+ACCIDENTS = """
+import os, resource, signal, sys
+from foundation.errors import InputError
+from models.registry.runs import log_run
+from models.registry.store import opened_store
+import mlflow  # before the limit: its first import writes caches
+
+full, raced = sys.argv[1:]
+
+def record(uri, name):
+    return log_run(uri, "predrain", name=name, params={}, metrics={}, tags={})
+
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, resource.RLIM_INFINITY))
+try:
+    record(full, "on a full disk")
+except InputError as error:
+    print(error.what, "|", error.do)
+resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+print(record(full, "once there is space"))
+child = os.fork()
+record(raced, "parent" if child else "child")
+if child:
+    print(os.waitpid(child, 0)[1])
+"""
 
 
-def test_a_store_that_a_full_disk_kept_from_being_made_is_made_by_the_next_run(tmp_path: Path) -> None:
-    code = """
-        import resource, signal, sys
-        from foundation.errors import InputError
-        from models.registry.store import opened_store
-        import mlflow
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, resource.RLIM_INFINITY))
-        try:
-            with opened_store(sys.argv[1]) as mlflow:
-                mlflow.MlflowClient().search_experiments(max_results=1)
-        except InputError as error:
-            print(error.what, "|", error.do)
-    """
-    uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
-    out, err = started(code, uri).communicate(timeout=120)
-    assert "disk" in out, err
-    assert "space" in out or "full" in out
-    assert [path.name for path in tmp_path.iterdir() if path.suffix in (".db", ".new")] == []
-    assert run_of(uri)
+@pytest.fixture(scope="module")
+def accidents(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
+    """The folder of two new stores, ``full.db`` and ``raced.db``, and what became of them; one process, for MLflow's
+    import takes seconds."""
+    folder = tmp_path_factory.mktemp("accidents")
+    stores = [f"sqlite:///{folder / name}" for name in ("full.db", "raced.db")]
+    command = [sys.executable, "-c", ACCIDENTS, *stores]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr
+    return folder, done.stdout.splitlines()
 
 
-def test_two_first_recordings_on_a_new_store_both_succeed(tmp_path: Path) -> None:
-    code = """
-        import sys
-        from models.registry.runs import log_run
-        print(log_run(sys.argv[1], "predrain", name=sys.argv[2], params={}, metrics={}, tags={}))
-    """
-    uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
-    both = [started(code, uri, name) for name in ("first", "second")]
-    ended = [process.communicate(timeout=240) for process in both]
-    assert [process.returncode for process in both] == [0, 0], ended
-    with opened_store(uri) as mlflow:
+def test_a_store_that_a_full_disk_kept_from_being_made_is_made_by_the_next_run(
+    accidents: tuple[Path, list[str]],
+) -> None:
+    folder, (refused, run_id, _) = accidents
+    assert "disk" in refused
+    assert "space" in refused or "full" in refused
+    with opened_store(f"sqlite:///{folder / 'full.db'}") as mlflow:
+        assert mlflow.MlflowClient().get_run(run_id).info.run_name == "once there is space"
+    assert not list(folder.glob(".*.new*"))
+
+
+def test_two_first_recordings_on_a_new_store_both_succeed(accidents: tuple[Path, list[str]]) -> None:
+    folder, (_, _, child_exit) = accidents
+    assert child_exit == "0"
+    with opened_store(f"sqlite:///{folder / 'raced.db'}") as mlflow:
         client = mlflow.MlflowClient()
         (experiment,) = client.search_experiments(filter_string="name = 'predrain'")
         names = {run.info.run_name for run in client.search_runs([experiment.experiment_id])}
-    assert names == {"first", "second"}
+    assert names == {"parent", "child"}

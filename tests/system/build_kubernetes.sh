@@ -147,10 +147,14 @@ generate() { # the types that ask for it by their tag
     -h hack/boilerplate/boilerplate.generatego.txt -r "$WORK/violations"
 }
 compile() { # without the clients of public clouds, which no test needs
-  local variables=k8s.io/kubernetes/vendor/k8s.io/component-base/version major minor
+  local major minor package flags="-s -w"
   IFS=. read -r major minor _ <<<"$version"
-  go build -tags=providerless -o "$WORK/bin/" -ldflags "-s -w -X $variables.gitVersion=v$version \
-    -X $variables.gitMajor=$major -X $variables.gitMinor=$minor" "${COMPONENTS[@]/#/./cmd/}"
+  # both: --version reports the one, and what the server answers to /version (which Helm reads) is the other
+  for package in component-base/version client-go/pkg/version; do
+    package="k8s.io/kubernetes/vendor/k8s.io/$package"
+    flags+=" -X $package.gitVersion=v$version -X $package.gitMajor=$major -X $package.gitMinor=$minor"
+  done
+  go build -tags=providerless -o "$WORK/bin/" -ldflags "$flags" "${COMPONENTS[@]/#/./cmd/}"
 }
 say "building ${COMPONENTS[*]} $version; some minutes on two cores (log: $WORK/build.log)"
 SECONDS=0

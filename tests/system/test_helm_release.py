@@ -34,6 +34,7 @@ EARLIER = {
 RISKS = {"n1": 0.9, "n2": 0.3, "n3": 0.1, "n4": 0.001, "n5": None}
 """By node; ``None``: nothing is known."""
 PODS = "/api/v1/namespaces/default/pods"
+SIZE = {"cpu": "64", "memory": "512Gi", "pods": "110", "nvidia.com/gpu": "8"}
 POLICY = {
     "thresholds": {"watch": 0.05, "elevated": 0.2, "high": 0.6},
     "hysteresis": {"rise_after": 1},
@@ -156,11 +157,14 @@ def test_two_releases_are_installed_act_and_go_again(server: KubernetesServer, c
     for name in RISKS:
         server.request("POST", "/api/v1/nodes", {"metadata": {"name": name}})
         kubelets.ready(name)
+        server.request("PATCH", f"/api/v1/nodes/{name}/status", {"status": {"capacity": SIZE, "allocatable": SIZE}})
         server.request("PATCH", f"/api/v1/nodes/{name}", {"spec": {"taints": None}})
     owner = {"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "train", "uid": "1", "controller": True}
     limits = {"resources": {"limits": {"nvidia.com/gpu": "8"}}}
-    job = {"nodeName": "n1", "terminationGracePeriodSeconds": 0, "containers": [{"name": "c", "image": "x", **limits}]}
+    job = {"terminationGracePeriodSeconds": 0, "containers": [{"name": "c", "image": "x", **limits}]}
     server.request("POST", PODS, {"metadata": {"name": "train", "ownerReferences": [owner]}, "spec": job})
+    bound = {"metadata": {"name": "train"}, "target": {"kind": "Node", "name": "n1"}}
+    server.request("POST", f"{PODS}/train/binding", bound)  # as a scheduler does: who names a node pins the pod to it
     now = datetime.now(UTC).replace(microsecond=0)
     one = Release(server, tmp_path, "predrain", "predrain", "predrain.io")
     two = Release(server, tmp_path, "blue", "blue-predrain", "blue.example")

@@ -61,7 +61,7 @@ def fleet_sketch(units: Iterable[str]) -> list[str]:
 
 
 def share_of_fleet(sketch: Collection[str], units: Iterable[str]) -> float:
-    """Return the share of a sketched fleet's units that are among these."""
+    """Return the fraction of the sketched units that are in ``units``."""
     known = {hashlib.sha256(unit.encode()).hexdigest()[:16] for unit in units}
     return sum(digest in known for digest in sketch) / max(len(sketch), 1)
 

@@ -67,7 +67,7 @@ def retrain(
     with tempfile.TemporaryDirectory(prefix="predrain-retrain-") as name, alone(registry):
         folder = Path(name)
         _refuse_silence(matrix)
-        _refuse_step_back(matrix, registry, model, folder)
+        before, champion = _continued(matrix, registry, model, folder)
         train_bundle(matrix, params, folder / "newest", registry=registry, progress=progress)
         standing = standing_of(registry, model)
         number = standing.aliases[CHALLENGER]
@@ -75,7 +75,12 @@ def retrain(
         if number == now:  # the same bytes as before are no new version
             return Decision("kept", model, number, now, now, dry_run=False)
         bundle, version = load_version(registry, model, number, folder / "registered")
-        champion = None if now is None else load_version(registry, model, now, folder / "serving")[0]
+        if now != before:  # a promotion by another client of a tracking server, which has no lock
+            raise InputError(
+                f"the champion changed from {before or 'none'} to {now or 'none'} during the fit",
+                f"model {model}, {registry}",
+                "Run the retraining again: it compares with the new champion.",
+            )
         verdict, passed, why, known = _judged(matrix, params, champion, folder)
         if champion is not None and known is not None and passed:
             wrong = _gone_quiet(matrix) or _far_off(matrix, params, bundle, known)
@@ -88,21 +93,22 @@ def retrain(
         return carry_out(registry, decision, standing, version, bundle, params, folder)
 
 
-def _refuse_step_back(matrix: FeatureMatrix, registry: str, model: str, folder: Path) -> None:
-    """Refuse, before the fit, data that does not continue the champion's: older data, or another fleet's.
+def _continued(matrix: FeatureMatrix, registry: str, model: str, folder: Path) -> tuple[int | None, Bundle | None]:
+    """Load the champion whose data this matrix continues, with its version; (None, None) if there is none yet.
 
-    Neither can be compared with the champion, and its own recipe would go live without a comparison.
+    Older data and another fleet's cannot be compared with the champion, so its own recipe would go live without a
+    comparison.
 
-    Raises ``InputError`` as above, or if the champion's alias was removed.
+    Raises ``InputError`` for such data, or if the champion's alias was removed.
     """
     try:
         standing = standing_of(registry, model)
     except TooEarlyError:
-        return
+        return None, None
     standing.refuse_unseated(model)
     if standing.champion is None:
-        return
-    champion = load_version(registry, model, standing.champion, folder / "known")[0]
+        return None, None
+    champion = load_version(registry, model, standing.champion, folder / "serving")[0]
     where = f"dataset of {matrix.path}, registry {registry}"
     refit_at, end = champion.fitted.refit_at, matrix.span[1]
     if end < refit_at:
@@ -122,6 +128,7 @@ def _refuse_step_back(matrix: FeatureMatrix, registry: str, model: str, folder: 
             where,
             "Give each fleet a registry of its own, or promote a version by hand with `predrain promote --force`.",
         )
+    return standing.champion, champion
 
 
 def _refuse_silence(matrix: FeatureMatrix) -> None:

@@ -226,7 +226,7 @@ class NodeView:
 
     @property
     def lost(self) -> str | None:
-        """Why the node is out of service, whatever is decided now; None: it is in service, or rests as planned."""
+        """Reason why the node is out of service; None if it is in service or at planned rest."""
         if not self.readable:
             return "unreadable"
         if self.marks.level.hard or self.resting is not None:

@@ -105,6 +105,7 @@ def _round(
         standing = nothing_due(scores, _now()) if at is None else None
         if standing is not None:
             return standing
+        from foundation.errors import InputError, TooEarlyError
         from policy.tiers import TierThresholds
         from serving.champion.sources import ModelSource
         from serving.scores.alert_outcomes import write_facts
@@ -113,7 +114,14 @@ def _round(
 
         if source is None:
             source = ModelSource(model, registry=registry, name=name)
-        served = source.current()
+        try:
+            served = source.current()
+        except TooEarlyError as early:
+            if scores.newest() is None:
+                raise
+            # a champion scored before: the registry lost it, or is another one
+            what = f"the registry has no champion any more ({early.what})"
+            raise InputError(what, early.where, "Check --registry and --name.") from None
         data = Dataset.open(place)
         tiers = TierThresholds(**params.policy.thresholds.model_dump())
         result = score_decision(data, served, scores, params.serving, tiers=tiers, clock=_now, at=at)
@@ -129,7 +137,7 @@ def _round(
 
 def _run(scores: ScoresFolder, work: Callable[[], ScoringResult], pause: timedelta | None, as_json: bool) -> bool:
     """Score once, or until a signal; then a failed round is logged and tried again. True: the last one failed."""
-    from foundation.errors import InputError, TooEarlyError
+    from foundation.errors import TooEarlyError
     from serving.scores.writing import record_attempt
 
     failed = False
@@ -139,16 +147,8 @@ def _run(scores: ScoresFolder, work: Callable[[], ScoringResult], pause: timedel
         try:
             result = work()
             record_attempt(scores, began, result)
-        except TooEarlyError as early:
-            if scores.newest() is not None:  # the registry lost its champion, or is another one
-                text = f"nothing can be scored any more, though decisions were scored here before: {early}"
-                record_attempt(scores, began, None, text)
-                if pause is None:
-                    raise InputError(text, str(scores.path), "Check --registry, --name and --dataset.") from None
-                failed, noted = True, None
-                _say(as_json, {"at": began.isoformat(), "error": text}, f"round failed: {text}", sys.stderr)
-                continue
-            failed = False  # no champion yet: nothing has failed
+        except TooEarlyError as early:  # no champion yet: nothing has failed
+            failed = False
             if noted != (str(early),):
                 _say(as_json, {"at": began.isoformat(), "waits": str(early)}, f"waits: {early}", sys.stdout)
             noted = (str(early),)

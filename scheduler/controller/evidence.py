@@ -46,7 +46,7 @@ class Evidence:
         self._listed = NodeNames(names)
 
     def refresh(self, now: datetime, log: RoundLog) -> None:
-        """Read both again; what cannot be read stays as it was, until it expires by itself."""
+        """Reload scores and facts; a source that fails keeps its previous content until that expires."""
         with log.boundary("the scores"):
             self._read_risks()
         with log.boundary("the events"):

@@ -289,7 +289,7 @@ def _forbidden(action: Action, view: NodeView, switches: Switches) -> str | None
         return None
     if view.foreign is not None:
         return view.foreign
-    return "somebody else removed a mark of predrain" if view.undone else None
+    return "another client removed a predrain mark" if view.undone else None
 
 
 def _other_node(expected: Expected, reading: NodeReading) -> str | None:

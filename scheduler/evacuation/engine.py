@@ -218,7 +218,7 @@ class Evacuation:
         if not view.marks.drained:
             return "its drain mark is gone"
         if view.undone:
-            return "somebody else removed a mark of predrain"
+            return "another client removed a predrain mark"
         if published is None or published.expires_at <= now:
             return "what its drain rests on has expired"
         if decision is None or decision.target is not Level.DRAINED:

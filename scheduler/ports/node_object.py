@@ -176,7 +176,7 @@ def view_of(node: NodeObject, base: NodeView, keys: Keys, now: datetime) -> Node
     wrong = "; ".join([f"{name}: {why}" for name, why in own.foreign.items()]) if own.damaged is None else own.damaged
     if wrong:
         opt_out = opt_out or f"not all marks under predrain's names are predrain's ({wrong})"
-        notices.append(f"{wrong}: left as it is until somebody removes it")
+        notices.append(f"{wrong}: predrain leaves it in place; remove it by hand")
     if own.cordon and own.user is not None:
         notices.append(f"predrain's cordon stays while {own.user.tool} has the node")
     undone = (

@@ -44,7 +44,7 @@ class CheckpointSignal:
 
 @dataclass(frozen=True, slots=True)
 class Requirements:
-    """What a job requires of its nodes.
+    """Node requirements of a job.
 
     ``nodes``, ``excluded``: of ``--nodelist`` and ``--exclude``. ``features``: of ``--constraint``, as written.
     ``cpus``, ``memory_mb``: per node. ``gpu_type``: empty: any.

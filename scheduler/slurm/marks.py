@@ -182,7 +182,7 @@ def _notice(node: SlurmNode, standing: Standing) -> str | None:
     why = "no record of predrain is on the node"
     if standing.record is not None:
         why = "it was edited, or set by another user, after predrain wrote it"
-    return f"{standing.foreign} looks like predrain's, but {why}: the drain stays until somebody resumes the node"
+    return f"{standing.foreign} looks like predrain's, but {why}: the drain stays until an operator resumes the node"
 
 
 def _named(node: SlurmNode, prefix: str | None) -> str | None:

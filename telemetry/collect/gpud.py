@@ -168,7 +168,7 @@ class EventSink:
         self._lock = threading.Lock()
 
     def add(self, batch: NodeEvents) -> None:
-        """Hold events; beyond :data:`MAX_EVENTS` the oldest are dropped."""
+        """Buffer events; drop the oldest beyond :data:`MAX_EVENTS`."""
         with self._lock:
             self.positions[batch.url] = batch.position
             self._events += batch.events

@@ -187,7 +187,7 @@ class Collector(Generic[_Batch]):
             watch.share_memory(len(self.watches))
 
     async def _follow(self, watch: Watch[_Batch]) -> None:
-        """Scrape one target on its own grid of times; a scrape that takes long skips the times that it missed."""
+        """Scrape one target at each interval; intervals that pass during a slow scrape are skipped."""
         interval_s = self.settings.interval_s
         phase_s = zlib.crc32(watch.target.url.encode()) / 2**32 * interval_s
         while True:

@@ -1,1 +1,1 @@
-"""Kubernetes API client: objects as plain JSON (``api``), requests (``client``) and watches (``watching``)."""
+"""Kubernetes API: objects (``api``), requests (``client``), watches (``watching``), quantities (``quantity``)."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
@@ -10,6 +9,7 @@ from typing import Any, Final
 from urllib.parse import quote
 
 from foundation.kubernetes.api import Object, Refused, Unreachable
+from foundation.kubernetes.quantity import parse_quantity
 from scheduler.kubernetes.api import ApiServer
 from scheduler.kubernetes.pods import LIVING
 from scheduler.ports.workloads import ANYWHERE, Placement
@@ -21,12 +21,6 @@ _MAX_PAGES: Final = 100
 _KNOWN_FOR_S: Final = 30.0
 _HOSTNAME: Final = "kubernetes.io/hostname"
 _HARD: Final = ("NoSchedule", "NoExecute")
-_QUANTITY: Final = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(?:[eE]([+-]?\d{1,2})|([numkMGTPE]|[KMGTPE]i)?)\Z")
-_DECIMAL: Final = {"n": -9, "u": -6, "m": -3, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
-_SUFFIXES: Final = {
-    **{suffix: Decimal(10) ** power for suffix, power in _DECIMAL.items()},
-    **{f"{letter}i": Decimal(1024) ** power for power, letter in enumerate("KMGTPE", 1)},
-}
 
 
 class _UndecidedError(Exception):
@@ -228,7 +222,9 @@ def _node(raw: Object) -> _Node | None:
         return None
     if spec.get("unschedulable") or not ready:  # kept, so that the reason can count it
         hard = (*hard, {"key": "node.kubernetes.io/unschedulable", "effect": "out of service"})
-    size = {name: amount for name, text in (status.get("allocatable") or {}).items() if (amount := _amount(text))}
+    size = {
+        name: amount for name, text in (status.get("allocatable") or {}).items() if (amount := parse_quantity(text))
+    }
     return _Node(metadata["name"], metadata.get("labels") or {}, hard, size)
 
 
@@ -330,14 +326,6 @@ def _asked(container: Object) -> Iterator[tuple[str, Decimal]]:
     resources: Any = container.get("resources") or {}
     # what names only a limit requests as much
     for name, text in {**(resources.get("limits") or {}), **(resources.get("requests") or {})}.items():
-        amount = _amount(text)
+        amount = parse_quantity(text)
         if amount:
             yield name, amount
-
-
-def _amount(text: object) -> Decimal | None:
-    """Read a quantity such as ``2``, ``500m``, ``8Gi`` or ``1e3``; None: it is none."""
-    match = _QUANTITY.match(str(text).strip())
-    if match is None:
-        return None
-    return Decimal(match[1]) * Decimal(10) ** int(match[2] or 0) * _SUFFIXES.get(match[3] or "", Decimal(1))

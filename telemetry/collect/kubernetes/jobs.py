@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import logging
 import math
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
+from decimal import Decimal
 from typing import Any, Final
 
 from foundation.instants import to_ms
 from foundation.kubernetes.api import CLAIM_VERSIONS, Object, Refused, required, text_of, timestamp_ms
 from foundation.kubernetes.client import KubernetesClient
+from foundation.kubernetes.quantity import parse_quantity
 from foundation.kubernetes.watching import Tracker
 from telemetry.collect.event import Event
 from telemetry.collect.kubernetes.rules import KubernetesRules
@@ -38,7 +39,6 @@ _GROUP_LABELS: Final = (
 MAX_GPUS: Final = 4096
 """More GPUs than any pod can hold: a larger number is damaged."""
 
-_QUANTITY: Final = re.compile(r"(\d{1,15}(?:\.\d{1,15})?)([munkKMGTPE]i?)?")
 _UNTELLING: Final = (None, "", "Completed", "Error")
 
 log = logging.getLogger(__name__)
@@ -204,7 +204,7 @@ def _requested(spec: Object, annotations: Mapping[str, Any], rules: KubernetesRu
         resources = container.get("resources") or {}
         # Extended resources are never overcommitted: limits equal requests wherever both are given.
         asked = {**(resources.get("requests") or {}), **(resources.get("limits") or {})}
-        amounts = {name: _quantity(text) for name, text in asked.items()}
+        amounts = {name: parse_quantity(text) or Decimal(0) for name, text in asked.items()}
         whole = {name: amount for name, amount in amounts.items() if rules.is_gpu(name)}
         sliced = any(amount > 0 and rules.is_slice(name) for name, amount in amounts.items())
         # HAMi asks for GPUs by number and, next to it, for the memory or cores of each: the number counts.
@@ -215,12 +215,6 @@ def _requested(spec: Object, annotations: Mapping[str, Any], rules: KubernetesRu
     whole = max([sum(count for count, _ in running), *(count for count, _ in before)])
     shared = any(annotations.get(name) for name in rules.slice_annotations) and not whole
     return min(whole, MAX_GPUS) + (shared or any(sliced for _, sliced in running + before))
-
-
-def _quantity(written: object) -> float:
-    """Return a Kubernetes quantity such as ``2``, ``0.5``, ``500m`` or ``8Gi``; 0 for what is none."""
-    match = _QUANTITY.fullmatch(str(written).strip())
-    return 0.0 if match is None else float(match[1]) * (0.001 if match[2] == "m" else 1.0)
 
 
 def _claims(spec: Object, status: Object) -> tuple[str, ...]:

@@ -35,7 +35,7 @@ class _Node:
     size: Mapping[str, Decimal]
 
 
-class Placements:
+class PlacementCheck:
     """Decides about pods, by the nodes of the cluster as listed up to 30 s ago.
 
     Whether another node has room right now does not matter: an evicted pod waits in its queue. What it requests is

@@ -15,7 +15,7 @@ from foundation.kubernetes.api import Object, Response, Unreachable
 from foundation.kubernetes.client import MERGE_PATCH
 from policy.fleet import JobView
 from scheduler.kubernetes.config_map import ConfigMapText
-from scheduler.kubernetes.placement import Placements
+from scheduler.kubernetes.placement import PlacementCheck
 from scheduler.kubernetes.pods import LIVING, PODS, annotations_of, duration, jobs_of, pod_part
 from scheduler.kubernetes.scheduler import FIELD_MANAGER, KubernetesScheduler
 from scheduler.ports.codec import instant, json_object
@@ -78,7 +78,7 @@ class KubernetesWorkloads:
         self.load_progress, self.save_progress = progress.load, progress.save
         self._version: str | None = None
         self._may_patch: dict[str, tuple[bool, float]] = {}
-        self._placements = Placements(self._api)
+        self._placements = PlacementCheck(self._api)
 
     def on_node(self, node: str) -> tuple[Workload, ...]:
         """List the pods that are bound to a node and have not ended, or raise ``SchedulerError``.

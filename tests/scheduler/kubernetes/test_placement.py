@@ -9,7 +9,7 @@ import pytest
 
 from foundation.kubernetes.client import KubernetesClient
 from scheduler.kubernetes.api import ApiServer
-from scheduler.kubernetes.placement import Placements
+from scheduler.kubernetes.placement import PlacementCheck
 from tests.scheduler.kubernetes.api_world import Raw, World
 from tests.scheduler.kubernetes.objects import Elapsed, add, node, pod
 
@@ -43,7 +43,7 @@ class Place:
         add(world, node("n3"))
         for name in ("n1", "n2", "n3"):
             self.change(name, lambda raw, name=name: raw["metadata"]["labels"].update({HOST: name, "slot": name[1:]}))
-        self.placements = Placements(ApiServer(client, self.elapsed))
+        self.placements = PlacementCheck(ApiServer(client, self.elapsed))
 
     def change(self, name: str, how: Any) -> None:
         self.world.edit(f"/api/v1/nodes/{name}", how)

@@ -135,7 +135,7 @@ def local_file_uri_to_path(uri: str) -> Path | None:
 
 @contextmanager
 def already_made(mlflow: Any) -> Iterator[None]:
-    """Let somebody else have made it first: two first trainings may begin together."""
+    """Ignore that it exists already: another first training may have created it meanwhile."""
     try:
         yield
     except mlflow.exceptions.MlflowException as error:

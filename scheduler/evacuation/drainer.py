@@ -342,8 +342,8 @@ class Drainer:
         if hangs:
             keeping = f" (finalizers {', '.join(workload.finalizers)})" if workload.finalizers else ""
             message = (
-                f"it does not end: it should have been gone by {leaving.gone_by:{_TIME}} UTC{keeping}; its place among "
-                "the evictions at once is given to others"
+                f"it has not terminated by {leaving.gone_by:{_TIME}} UTC{keeping} and no longer "
+                "counts toward max_concurrent"
             )
         if hangs or step == "left":
             kind: FindingKind = "hangs" if hangs or leaving.accepted else "returns"

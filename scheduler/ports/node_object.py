@@ -362,8 +362,8 @@ def refused(node: NodeObject, then: NodeObject, keys: Keys) -> NodeObject | None
 def missing_from(node: NodeObject, then: NodeObject, keys: Keys) -> list[str]:
     """Return what an answer lacks, or still has, of predrain's marks: a patch that a server changes is no success."""
     expected, found = _present(then, keys), _present(node, keys)
-    wrong = [f"{name} is not on it" for name in expected if found.get(name) != expected[name]]
-    wrong += [f"{name} still stands" for name in found if name not in expected]
+    wrong = [f"{name} is missing from the server's answer" for name in expected if found.get(name) != expected[name]]
+    wrong += [f"{name} was not removed" for name in found if name not in expected]
     if node.unschedulable != then.unschedulable:
         wrong.append("its cordon is not as requested")
     return wrong

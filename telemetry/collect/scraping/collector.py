@@ -90,7 +90,7 @@ class Sink(Protocol[_Batch_contra]):
         """Hold a batch, within bounds."""
 
     def write(self) -> None:
-        """Write what is held; raises ``InputError`` or ``OSError``, and then goes on holding it."""
+        """Write the buffered batches; keeps them and raises ``InputError`` or ``OSError`` if that fails."""
 
 
 class Collector(Generic[_Batch]):

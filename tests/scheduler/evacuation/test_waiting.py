@@ -183,7 +183,7 @@ def test_what_hangs_on_its_way_out_gives_its_place_to_others_and_is_reported(gra
     rounds(cluster, 15)
     assert cluster.evicted() == ["w1-uid", "w2-uid"]
     first = found(cluster, "hangs")[0]
-    assert "w1: it does not end" in first
+    assert "w1: it has not terminated" in first
     assert "finalizers example.com/hold" in first
     rounds(cluster, 30)
     assert Counter(message.partition(":")[0] for message in found(cluster, "hangs")) == {"w1": 1, "w2": 1}

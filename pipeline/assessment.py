@@ -110,7 +110,8 @@ def _data(
     place: Place, dataset: Dataset, matrix: FeatureMatrix, incidents: pd.DataFrame, params: Params
 ) -> dict[str, Any]:
     channels = resolve_channels(params.channels)
-    found = diagnose(observe_dataset(place, channels=channels, now=datetime.now(UTC)), None, "", channels)
+    observed = observe_dataset(place, channels=channels, now=datetime.now(UTC), whole=True)
+    found = diagnose(observed, None, "", channels)
     groups = {state.group.name: state.group for state in found.states}
     failures = {str(name): int(size) for name, size in incidents["failure_class"].value_counts().items()}
     first, last = dataset.meta.span

@@ -1,4 +1,4 @@
-"""Looking at a dataset: which channels its newest days have, for which GPUs."""
+"""Observe a dataset: which channels have values, for which GPUs."""
 
 from __future__ import annotations
 
@@ -20,9 +20,13 @@ from telemetry.dataset.channels import Channel
 from telemetry.dataset.store import Dataset
 from telemetry.doctor.observation import ChannelSeen, Finding, Observation, findings_of
 from telemetry.landing.folder import Landing, landing_of
+from telemetry.xids.xid_gauge import CHANNEL as XID_GAUGE
 
 LOOKED_AT: Final = timedelta(days=7)
-"""The newest part of a dataset, which is looked at."""
+"""The newest part of a dataset, which shows what arrives now."""
+
+MAX_FILES: Final = 128
+"""Files of samples that are read for a whole history, spread evenly over buckets and time."""
 
 MAX_BUCKETS: Final = 16
 """Buckets that are read, spread evenly: each is a random share of the nodes."""
@@ -36,8 +40,13 @@ _SILENCE: Final = 2
 # From so many events on, and so many times the longest silence before, a source is said to be silent.
 
 
-def observe_dataset(place: Place, *, channels: Mapping[str, Channel], now: datetime) -> Observation:
-    """Look at the newest :data:`LOOKED_AT` of a dataset.
+def observe_dataset(
+    place: Place, *, channels: Mapping[str, Channel], now: datetime, whole: bool = False
+) -> Observation:
+    """Observe the newest :data:`LOOKED_AT` of a dataset, or its whole history.
+
+    A GPU that failed may stop reporting some fields: the newest days tell what arrives now, not what a model can learn
+    from.
 
     Raises ``InputError`` if there is no dataset, or it is damaged.
     """
@@ -47,19 +56,30 @@ def observe_dataset(place: Place, *, channels: Mapping[str, Channel], now: datet
     if len(buckets) > MAX_BUCKETS:
         buckets = [buckets[index] for index in np.linspace(0, len(buckets) - 1, MAX_BUCKETS).astype(int)]
     columns = [name for name in meta.channels if name in channels]
-    since = meta.span[1] - LOOKED_AT
+    windows: list[tuple[int, datetime, datetime | None]] = [
+        (bucket, meta.span[1] - LOOKED_AT, None) for bucket in buckets
+    ]
+    if whole:
+        files = dataset.sample_files()
+        chosen = np.linspace(0, len(files) - 1, min(len(files), MAX_FILES)).astype(int)
+        windows = [(file.bucket, *file.span) for file in (files[index] for index in chosen)]
+        buckets = sorted({bucket for bucket, _, _ in windows})
     rows = 0
     values: Counter[str] = Counter()
     units: dict[str, set[str]] = {name: set() for name in columns}
     sending: set[str] = set()
-    for bucket in buckets:
-        keys = dataset.read_bucket(bucket, [meta.unit], since=since)[meta.unit].cast(pa.string())
-        rows += len(keys)
+    for bucket, since, until in windows:
+        keys = dataset.read_bucket(bucket, [meta.unit], since=since, until=until)[meta.unit].cast(pa.string())
         sending |= set(pc.unique(keys).to_pylist())
+        measured = np.zeros(len(keys), dtype=bool)
         for name in columns:  # a channel at a time, so that a wide dataset fits
-            valid = pc.is_valid(dataset.read_bucket(bucket, [name], since=since)[name])
+            valid = pc.is_valid(dataset.read_bucket(bucket, [name], since=since, until=until)[name])
+            if name != XID_GAUGE:
+                measured |= valid.to_numpy()
             values[name] += int(pc.sum(valid).as_py() or 0)
             units[name] |= set(pc.unique(keys.filter(valid)).to_pylist())
+        # A frozen instrument's rows keep nothing but the XID: they say nothing of what the exporter exports.
+        rows += int(measured.sum())
     seen = {name: ChannelSeen(name, len(units[name]), None, 1.0 - values[name] / rows) for name in columns if rows}
     events, inventory = dataset.events(), dataset.inventory()
     in_service = inventory[inventory["removed_at"].isna()]

@@ -74,3 +74,24 @@ def test_a_silent_gpu_is_reported_and_is_no_missing_channel(tmp_path: Path) -> N
     assert (seen.units, seen.models) == (3, {"H100": 3})
     first = f"1 GPUs of the inventory sent nothing in the newest 7d, such as {gpu(3)} on node-1"
     assert seen.findings[0].what == first
+
+
+def test_a_channel_that_a_failed_gpu_stopped_reporting_is_in_the_whole_history(tmp_path: Path) -> None:
+    samples = samples_frame(times=80, every="6h")
+    times = pd.to_datetime(samples["timestamp"])
+    late = times > times.max() - pd.Timedelta(days=10)
+    samples.loc[late, "power_w"] = np.nan
+    path = run_import(tmp_path, samples=samples).dataset.path
+    assert observe_dataset(path, channels=CATALOGUE, now=NOW).channels["power_w"].gpus == 0
+    whole = observe_dataset(path, channels=CATALOGUE, now=NOW, whole=True).channels["power_w"]
+    assert (whole.gpus, whole.null_share) == (4, pytest.approx(0.5, abs=0.01))
+
+
+def test_rows_of_a_frozen_instrument_lack_no_channel(tmp_path: Path) -> None:
+    samples = samples_frame(times=24)
+    samples["xid_last"] = 0
+    frozen = samples.index % 4 == 0
+    samples.loc[frozen, [name for name in samples if name not in ("timestamp", "node", "gpu", "xid_last")]] = np.nan
+    path = run_import(tmp_path, samples=samples).dataset.path
+    seen = observe_dataset(path, channels=CATALOGUE, now=NOW)
+    assert seen.channels["gpu_temp_c"].null_share == pytest.approx(0)

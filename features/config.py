@@ -99,6 +99,13 @@ class LabelSection(Section):
     cooldown: Duration = timedelta(hours=24)
     """An incident without a repair, replacement or reset ends this long after its last event."""
 
+    node_window: PositiveDuration = timedelta(minutes=30)
+    """Incidents of GPUs of one node that each begin at most this long after the one before are one node incident."""
+
+    ticket_lag: PositiveDuration = timedelta(days=7)
+    """A ``failure`` without a code, or dated by day, that follows a failure of that node within this and no repair
+    between belongs to that failure."""
+
     confirm_within: PositiveDuration = timedelta(days=7)
     """An interconnect XID that is doubtful alone is an incident when a repair, replacement, drain or failed diagnostic
     of that GPU or node follows within this; after more than 1 h only if not planned and not due to a later failure."""

@@ -171,7 +171,8 @@ def _as_scored(
 ) -> list[Scored]:
     rows, labels = matrix.rows.iloc[positions], matrix.labels(None).iloc[positions]
     shared = {name: rows[name].array for name in ("decision_time", "unit")}
-    shared |= {name: labels[name].array for name in ("label", "failure_class", "incident", "incident_start")}
+    of_incident = ("incident", "node_incident", "common_cause", "incident_start")
+    shared |= {name: labels[name].array for name in ("label", "failure_class", *of_incident)}
     frames = [
         pd.DataFrame(shared).assign(
             model=name,

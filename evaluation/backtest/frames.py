@@ -30,9 +30,9 @@ class BacktestResult:
     ``predictions``: one row for each variant, model and grid row tested, in this order. Columns: ``decision_time``,
     ``node``, ``gpu``, ``unit``, ``model``, ``variant`` (categories), ``score``, ``risk`` (float32), ``rank`` (int32),
     ``alert`` (bool), ``label`` (Int8; null: censored or not yet known), ``failure_class``, ``incident``,
-    ``incident_start``, ``drain_label`` (``label`` within the drain horizon, by which episodes are judged), ``fold``
-    (int32). Baselines stand under ``sliding`` only: they learn nothing that training once
-    could lack.
+    ``node_incident``, ``common_cause`` (Int64; null where the label is not 1), ``incident_start``, ``drain_label``
+    (``label`` within the drain horizon, by which episodes are judged), ``fold`` (int32). Baselines stand under
+    ``sliding`` only: they learn nothing that training once could lack.
     ``folds``: one row for each variant and fold: ``fold``, ``variant``, ``refit_at`` (when the models used were
     fitted), ``test_start``, ``test_end`` (first and last decision time scored), ``span``, ``train_start``,
     ``train_end``, ``n_positive``, ``n_negative``, ``n_augmented``, ``n_incidents``, ``calibrated``, ``fitted`` (False:
@@ -185,8 +185,8 @@ def predictions_of(
     out |= {name: column(name) for name in ("score", "risk", "rank", "alert")}
     out["label"] = labels["label"].array[row]
     out["failure_class"] = pd.Categorical(labels["failure_class"])[row]
-    out["incident"] = labels["incident"].array[row]
-    out["incident_start"] = labels["incident_start"].array[row]
+    for name in ("incident", "node_incident", "common_cause", "incident_start"):
+        out[name] = labels[name].array[row]
     out["drain_label"] = drain_label.array[row]
     decided = milliseconds(out["decision_time"], "decision_time")
     out["fold"] = (np.searchsorted(schedule.refits_ms, decided, side="right") - 1).astype(np.int32)

@@ -22,6 +22,7 @@ from features.installations import Installations
 from features.labels.evidence import Record, Sign, UnitEvidence, gather
 from features.labels.facts import Facts
 from features.labels.maintenance import Maintenance
+from features.labels.node_incidents import number_node_incidents
 from features.times import NEVER, duration_ms, instant_ms, instants
 
 LATE_REPAIR = timedelta(days=30)
@@ -31,7 +32,7 @@ after more than 20 hours; a unit that waits for its repair is no negative exampl
 known."""
 
 INCIDENT_COLUMNS = ("incident", "unit", "gpu", "node", "start", "end", "failure_class", "code", "known_at",
-                    "in_maintenance")  # fmt: skip
+                    "in_maintenance", "node_incident", "common_cause")  # fmt: skip
 """Columns of the frame that :func:`find_incidents` returns."""
 
 _OTHER = FAILURE_CLASSES.index("other")
@@ -60,8 +61,9 @@ def find_incidents(
     Returns: columns ``incident`` (0, 1, ... by start, then unit), ``unit``, ``gpu`` (null for a node), ``node``,
     ``start``, ``end`` (NaT: open), ``failure_class`` (of its first event that is not ``other``), ``code`` (of that
     event), ``known_at`` (when it was first established), ``in_maintenance`` (whether it began in a planned one: what
-    followed is not counted, see :func:`counted`). Times are ``datetime64[ms, UTC]``. No two incidents of a unit
-    overlap.
+    followed is not counted, see :func:`counted`), ``node_incident`` and ``common_cause`` (numbers, see
+    :func:`features.labels.node_incidents.number_node_incidents`). Times are ``datetime64[ms, UTC]``. No two incidents
+    of a unit overlap.
     """
     as_of_ms = instant_ms(as_of)
     stays = Installations.of(inventory, as_of_ms=as_of_ms)
@@ -84,7 +86,11 @@ def find_incidents(
     for name, at in (("start", 0), ("end", 2), ("known_at", 3)):
         frame[name] = instants(np.asarray([row[at] for row in incidents], dtype=np.int64))
     begun, whose = (np.asarray([row[at] for row in incidents], dtype=np.int64) for at in (0, 1))
-    frame["in_maintenance"] = Maintenance.of(facts, stays).within(whose, begun)
+    maintenance = Maintenance.of(facts, stays)
+    frame["in_maintenance"] = maintenance.within(whose, begun)
+    frame["node_incident"], frame["common_cause"] = number_node_incidents(
+        stays, maintenance, whose, begun, labels.node_window
+    )
     return frame[list(INCIDENT_COLUMNS)]
 
 

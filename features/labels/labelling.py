@@ -46,8 +46,9 @@ def label_rows(
     ``incidents``: from :func:`features.labels.incidents.find_incidents`, called with the same ``as_of``.
     ``events``: as a dataset holds them, for predrain's own drains and maintenance; without them there are none.
     ``units``: what :func:`unit_positions` gives for these rows, for callers that label them repeatedly.
-    Returns: aligned with ``rows``: ``label`` (Int8), ``incident`` (Int64), ``incident_start`` and ``failure_class`` of
-    the incident that makes a label 1 (else null), ``complete_at`` (t + gap + horizon).
+    Returns: aligned with ``rows``: ``label`` (Int8), ``incident``, ``node_incident``, ``common_cause`` (Int64),
+    ``incident_start`` and ``failure_class`` of the incident that makes a label 1 (else null), ``complete_at`` (t + gap
+    + horizon).
     """
     as_of_ms = instant_ms(as_of)
     stays = Installations.of(inventory, as_of_ms=as_of_ms)
@@ -79,12 +80,14 @@ def label_rows(
 
     null = inside | incomplete | (unknown & ~positive)
     caught = np.where(positive & ~null, following, -1)
-    numbers = np.append(onset.number, 0)
     classes = pd.array(onset.failure_class, dtype="str")
     return pd.DataFrame(
         {
             "label": pd.arrays.IntegerArray(positive.astype(np.int8), null),
-            "incident": pd.arrays.IntegerArray(numbers[caught], caught < 0),
+            **{
+                name: pd.arrays.IntegerArray(np.append(number, 0)[caught], caught < 0)
+                for name, number in onset.numbers.items()
+            },
             "incident_start": instants(np.where(caught < 0, NEVER, starts[caught])),
             "failure_class": classes.take(caught, allow_fill=True),
             "complete_at": instants(complete),
@@ -102,7 +105,7 @@ def unit_positions(rows: pd.DataFrame) -> tuple[Int64Array, NDArray[np.object_]]
 class _Onsets:
     """Incidents by (unit, start)."""
 
-    __slots__ = ("end", "failure_class", "number", "start", "timeline", "unit")
+    __slots__ = ("end", "failure_class", "numbers", "start", "timeline", "unit")
 
     def __init__(self, incidents: pd.DataFrame, stays: Installations) -> None:
         unit = stays.codes(text(incidents["unit"]))
@@ -111,7 +114,8 @@ class _Onsets:
         order = np.lexsort((end, start, unit))
         order = order[unit[order] >= 0]
         self.unit, self.start, self.end = unit[order], start[order], end[order]
-        self.number = incidents["incident"].to_numpy(np.int64)[order]
+        names = ("incident", "node_incident", "common_cause")
+        self.numbers = {name: incidents[name].to_numpy(np.int64)[order] for name in names}
         self.failure_class = incidents["failure_class"].iloc[order]
         self.timeline = Timeline(self.unit, self.start, len(stays.units))
 

@@ -98,6 +98,14 @@ class Maintenance:
         """Whether entities were in a maintenance at times, by all that is known."""
         return self.shown(entity, time, np.full(len(time), NEVER - 1, dtype=np.int64)) < NEVER
 
+    def begin(self, entity: Int64Array, time: Int64Array) -> Int64Array:
+        """Give the start of the first maintenance that each entity was in at each time, which it was in one."""
+        inside = [
+            (self.entity == e) & (self.start <= t) & (t < self.end) & (self.until == NEVER)
+            for e, t in zip(entity, time, strict=True)
+        ]
+        return np.array([self.start[chosen].min() for chosen in inside], dtype=np.int64)
+
     def out(self) -> Int64Array:
         """Tell from when until when units were known to be in a maintenance: unit, from, until; shape (3, n)."""
         since, until = np.maximum(self.start, self.known), np.minimum(self.end, self.until)

@@ -106,10 +106,11 @@ class DriftingFleet:
             label[hit], starts[hit], number[hit], kinds[hit] = 1, start, at, kind
         known = time + reach <= as_of_ms
         begun = pd.to_datetime(pd.Series(starts).where(label > 0), unit="ms", utc=True).dt.as_unit("ms")
+        incident = pd.Series(number).where(number >= 0).astype("Int64")
         frame = pd.DataFrame(
             {
                 "label": pd.array(label, dtype="Int8").astype("Int8"),
-                "incident": pd.Series(number).where(number >= 0).astype("Int64"),
+                **dict.fromkeys(("incident", "node_incident", "common_cause"), incident),
                 "incident_start": begun,
                 "failure_class": kinds,
                 "complete_at": pd.to_datetime(time + reach, unit="ms", utc=True).as_unit("ms"),

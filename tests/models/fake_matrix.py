@@ -61,6 +61,8 @@ class FakeMatrix:
             }
         )
         self.events["known_at"] = self.events["start"] + DELAY
+        self.events["node"] = "n" + self.events["unit"].str[-3:].str[:2] if unit == "gpu" else self.events["unit"]
+        self.events["node_incident"] = self.events["common_cause"] = self.events["incident"]
         rows = [pd.MultiIndex.from_product([grid, names], names=["decision_time", "unit"]).to_frame(index=False)]
         rows[0]["augmented"], rows[0]["established_at"] = False, pd.NaT
         for _, incident in self.events.iterrows():
@@ -121,6 +123,8 @@ class FakeMatrix:
             {
                 "label": pd.array(np.zeros(len(rows)), dtype="Int8"),
                 "incident": pd.array([pd.NA] * len(rows), dtype="Int64"),
+                "node_incident": pd.array([pd.NA] * len(rows), dtype="Int64"),
+                "common_cause": pd.array([pd.NA] * len(rows), dtype="Int64"),
                 "incident_start": pd.DatetimeIndex([pd.NaT] * len(rows), tz="UTC").as_unit("ms"),
                 "failure_class": pd.Series([None] * len(rows), dtype=object),
                 "complete_at": complete.dt.as_unit("ms"),
@@ -130,7 +134,8 @@ class FakeMatrix:
         for _, event in incidents.iloc[::-1].iterrows():
             hit = (rows["unit"] == event["unit"]) & (time + GAP < event["start"]) & (event["start"] <= complete)
             out.loc[hit, "label"] = 1
-            out.loc[hit, "incident"] = event["incident"]
+            for name in ("incident", "node_incident", "common_cause"):
+                out.loc[hit, name] = event[name]
             out.loc[hit, "incident_start"] = event["start"]
             out.loc[hit, "failure_class"] = event["failure_class"]
         end = self.span[1] if as_of is None else min(self.span[1], pd.Timestamp(as_of))

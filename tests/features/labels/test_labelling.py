@@ -52,7 +52,8 @@ def test_a_positive_row_names_its_incident():
     assert out["incident_start"].tolist() == [at(5), at(20), pd.NaT, pd.NaT]
     assert out["failure_class"].fillna("-").tolist() == ["bus", "memory", "-", "-"]
     assert out["complete_at"].iloc[0] == at(24, minutes=10)
-    assert out.dtypes.astype(str).tolist()[:3] == ["Int8", "Int64", "datetime64[ms, UTC]"]
+    assert out["node_incident"].tolist() == out["common_cause"].tolist() == [0, 1, pd.NA, pd.NA]
+    assert out.dtypes.astype(str).tolist()[:5] == ["Int8", "Int64", "Int64", "Int64", "datetime64[ms, UTC]"]
 
 
 def test_a_row_inside_an_incident_has_no_label_even_if_that_was_not_known_then():

@@ -40,14 +40,16 @@ def parse_duration(value: object) -> timedelta:
 def format_duration(value: timedelta) -> str:
     """Write a duration the way :func:`parse_duration` reads it, in the largest unit that divides it.
 
-    >>> format_duration(timedelta(hours=48)), format_duration(timedelta(minutes=90))
-    ('2d', '90m')
+    >>> format_duration(timedelta(hours=48)), format_duration(timedelta(minutes=90)), format_duration(timedelta(0))
+    ('2d', '90m', '0s')
+    >>> format_duration(timedelta(seconds=1_234_567, milliseconds=500))  # exactly, for it is read back
+    '1234567.5s'
     """
     seconds = value.total_seconds()
     for unit in ("d", "h", "m"):
         if seconds and seconds % _UNIT_SECONDS[unit] == 0:
             return f"{int(seconds // _UNIT_SECONDS[unit])}{unit}"
-    return f"{seconds:g}s"
+    return f"{f'{seconds:f}'.rstrip('0').rstrip('.')}s"
 
 
 Duration = Annotated[timedelta, BeforeValidator(parse_duration), PlainSerializer(format_duration, return_type=str)]

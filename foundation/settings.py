@@ -1,14 +1,17 @@
-"""The base of every settings model, and files of settings."""
+"""The base of every settings model, ranges of its fields, and files of settings."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
+from datetime import timedelta
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Annotated, Any, TypeVar, get_args, get_type_hints
 
 import yaml
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from foundation.durations import Duration
 from foundation.errors import InputError
 from foundation.text import nearest_hint
 from foundation.yaml import read_yaml
@@ -20,7 +23,13 @@ class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
+Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+PositiveTime = Annotated[Duration, Field(gt=timedelta(0))]
+NonNegativeTime = Annotated[Duration, Field(ge=timedelta(0))]
+
+
 _SectionT = TypeVar("_SectionT", bound=Section)
+_UNKNOWN_KEY = ("extra_forbidden", "unexpected_keyword_argument")  # of models, of dataclasses
 
 
 def settings_content(path: Path, what: str = "mapping") -> Any:
@@ -43,22 +52,36 @@ def read_settings(path: Path, model: type[_SectionT], what: str = "mapping") -> 
     try:
         return model.model_validate({} if content is None else content)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        place = ".".join(str(part) for part in first["loc"]) or "top level"
-        do = "Correct the value."
-        if first["type"] == "extra_forbidden":
-            do = nearest_hint(str(first["loc"][-1]), _fields(model, first["loc"][:-1])) or "Remove the key."
-        raise InputError(f"{what}: {first['msg']} (value {first['input']!r})", f"{path}, {place}", do) from error
+        place, problem, do = first_problem(error, model)
+        raise InputError(f"{what}: {problem}", f"{path}, {place or 'top level'}", do or "Correct the value.") from error
 
 
-def _fields(model: type[Section], place: Sequence[int | str]) -> list[str]:
-    """Return the keys at a place of a file; those of a list are its elements'."""
+def first_problem(error: ValidationError, kind: Any) -> tuple[str, str, str]:
+    """Return where the first problem of a value of ``kind`` is, what it is, and what to do where that is known."""
+    # a misspelt key comes before the key that is missing for it
+    first = min(error.errors(include_url=False), key=lambda problem: problem["type"] not in _UNKNOWN_KEY)
+    *above, name = first["loc"] or ("",)
+    if first["type"] in _UNKNOWN_KEY:
+        hint = nearest_hint(str(name), _fields(kind, above)) or "Remove the key."
+        return ".".join(map(str, above)), f"unknown key {name!r}", hint
+    place = ".".join(map(str, first["loc"]))
+    if first["type"] == "value_error":  # of a check of ours, which names the value
+        return place, str(first["ctx"]["error"]), ""
+    return place, f"{first['msg']} (value {first['input']!r:.200})", ""
+
+
+def _fields(kind: Any, place: Sequence[int | str]) -> list[str]:
+    """Return the keys at a place of a file; those of a list or mapping are its elements'."""
     for part in place:
-        if isinstance(part, int):  # in a list, whose element the name before it stood for
-            continue
-        annotation = model.model_fields[part].annotation
-        annotation = next(iter(get_args(annotation)), annotation)
-        if not (isinstance(annotation, type) and issubclass(annotation, Section)):
-            return []
-        model = annotation
-    return list(model.model_fields)
+        hints = _hints(kind)
+        if part in hints:  # else an element, for which the name before it stood
+            inner = [hints[str(part)], *get_args(hints[str(part)])]
+            kind = next((option for option in inner if _hints(option)), None)
+    return list(_hints(kind))
+
+
+def _hints(kind: Any) -> dict[str, Any]:
+    if dataclasses.is_dataclass(kind) and isinstance(kind, type):
+        return get_type_hints(kind)
+    model = isinstance(kind, type) and issubclass(kind, BaseModel)
+    return {name: field.annotation for name, field in kind.model_fields.items()} if model else {}

@@ -8,12 +8,15 @@ from datetime import datetime, timedelta
 from statistics import median
 from typing import Annotated
 
+from pydantic import Field, PositiveInt
+from pydantic.dataclasses import dataclass as checked
+
+from foundation.settings import NonNegativeTime, PositiveTime, Share
 from policy.common_cause import CommonCauseConfig, Report, bursts
 from policy.fleet import NodeView, Signals
-from policy.ranges import NonNegativeTime, PositiveInt, PositiveTime, Range, Share, check_ranges
 
 
-@dataclass(frozen=True, slots=True)
+@checked(frozen=True, slots=True)
 class BreakerConfig:
     """When it opens.
 
@@ -36,7 +39,7 @@ class BreakerConfig:
     """
 
     max_risky: Share = 0.20
-    jump: Annotated[float, Range("a number of at least 1", lambda value: value >= 1)] = 4.0
+    jump: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 4.0
     min_jump: Share = 0.02
     min_risky: PositiveInt = 3
     history: PositiveInt = 28
@@ -54,7 +57,6 @@ class BreakerConfig:
     common_cause: CommonCauseConfig = field(default_factory=CommonCauseConfig)
 
     def __post_init__(self) -> None:
-        check_ranges(self)
         if self.min_history > self.history:
             raise ValueError(f"min_history is {self.min_history}: give at most history ({self.history})")
 

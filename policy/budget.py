@@ -10,8 +10,11 @@ from datetime import datetime, timedelta
 from itertools import chain
 from typing import Literal
 
+from pydantic import NonNegativeInt
+from pydantic.dataclasses import dataclass as checked
+
+from foundation.settings import PositiveTime, Share
 from policy.fleet import NodeView
-from policy.ranges import NonNegativeInt, PositiveTime, Share, check_ranges
 
 Scope = Literal["fleet", "cluster", "group", "rack", "domain", "job"]
 ScopeName = tuple[str, str]
@@ -22,7 +25,7 @@ def _share_of(share: float, total: int) -> int:
     return max(math.floor(share * total + 1e-9), 1) if share > 0 else 0
 
 
-@dataclass(frozen=True, slots=True)
+@checked(frozen=True, slots=True)
 class DisruptionBudget:
     """What of each scope may be out of service at a time, whoever took it out.
 
@@ -40,7 +43,6 @@ class DisruptionBudget:
     min_scope_size: NonNegativeInt = 1
 
     def __post_init__(self) -> None:
-        check_ranges(self)
         if (self.max_unavailable, self.max_unavailable_share, self.min_available) == (None, None, None):
             raise ValueError(
                 f"the disruption budget of scope {self.scope} limits nothing: give max_unavailable, "
@@ -59,7 +61,7 @@ class DisruptionBudget:
         return max(most, 0)
 
 
-@dataclass(frozen=True, slots=True)
+@checked(frozen=True, slots=True)
 class RateLimit:
     """How many nodes of each scope may newly be taken out of service within a time.
 
@@ -73,7 +75,6 @@ class RateLimit:
     max_share: Share | None = None
 
     def __post_init__(self) -> None:
-        check_ranges(self)
         if self.max_nodes is None and self.max_share is None:
             raise ValueError(f"the rate limit of scope {self.scope} limits nothing: give max_nodes or max_share")
 
@@ -106,7 +107,7 @@ RATE_LIMITS = (
 """Somewhat under draino's one drain in ten minutes, for a prediction is less than a fault."""
 
 
-@dataclass(frozen=True, slots=True)
+@checked(frozen=True, slots=True)
 class BudgetConfig:
     """All disruption budgets and rate limits; each holds by itself."""
 

@@ -7,8 +7,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+from pydantic import PositiveInt
+from pydantic.dataclasses import dataclass as checked
+
+from foundation.settings import NonNegativeTime
 from policy.fleet import NodeView
-from policy.ranges import NonNegativeTime, PositiveInt, RangeChecked
 
 RISK = "a high risk"
 """What a node reports whose risk reached ``high``; seen when its episode began."""
@@ -19,8 +22,8 @@ TEST = "diagnostic_failed"
 _NAMED = 3
 
 
-@dataclass(frozen=True, slots=True)
-class CommonCauseConfig(RangeChecked):
+@checked(frozen=True, slots=True)
+class CommonCauseConfig:
     """When evidence of several nodes is a burst.
 
     ``min_nodes``: fewer are chance.

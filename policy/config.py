@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from datetime import datetime, timedelta
 from typing import Literal
 
+from pydantic.dataclasses import dataclass as checked
+
+from foundation.settings import PositiveTime
 from policy.breaker import BreakerConfig
 from policy.budget import BudgetConfig
 from policy.cost_benefit import CostBenefitConfig, worth_of
@@ -13,13 +16,12 @@ from policy.fleet import NodeView
 from policy.hysteresis import HysteresisConfig, NodeRiskConfig
 from policy.maintenance import MaintenanceWindow
 from policy.node_assessment import HardRulesConfig
-from policy.ranges import PositiveTime, RangeChecked
 from policy.stages import StagesConfig
 from policy.tiers import ChosenThresholds, TierThresholds
 
 
-@dataclass(frozen=True, slots=True)
-class PolicyConfig(RangeChecked):
+@checked(frozen=True, slots=True)
+class PolicyConfig:
     """All that can be set.
 
     ``thresholds``: lowest node risk of each tier; none of them: no score has a tier.

@@ -10,16 +10,17 @@ from statistics import NormalDist
 from typing import Literal
 
 import numpy as np
+from pydantic.dataclasses import dataclass as checked
 
+from foundation.settings import NonNegativeTime, PositiveTime
 from policy.fleet import JobView
-from policy.ranges import NonNegativeTime, PositiveTime, RangeChecked
 from policy.thresholds import Decision, Evidence, precision_bound
 
 _HOUR = timedelta(hours=1)
 
 
-@dataclass(frozen=True, slots=True)
-class CostBenefitConfig(RangeChecked):
+@checked(frozen=True, slots=True)
+class CostBenefitConfig:
     """What things take.
 
     ``checkpoint``: writing a checkpoint on demand.

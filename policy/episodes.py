@@ -15,6 +15,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from foundation.durations import Duration
 from policy.tiers import Tier
 
 Ints = npt.NDArray[np.int64]
@@ -106,7 +107,7 @@ class Alert:
     group: str
     tier: Tier
     at: datetime
-    horizon: timedelta
+    horizon: Duration
     by_rule: bool = False
     held_out: bool = False
 

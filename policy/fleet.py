@@ -11,6 +11,8 @@ from datetime import datetime
 from enum import IntEnum
 from functools import lru_cache
 
+from pydantic_core import core_schema
+
 from policy.episodes import Outcome
 
 
@@ -22,6 +24,21 @@ class Level(IntEnum):
     SOFT = 2
     TAINTED = 3
     DRAINED = 4
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, *_: object) -> core_schema.CoreSchema:
+        """Read and write it by its name."""
+        by_name = core_schema.plain_serializer_function_ser_schema(lambda level: level.name.lower())
+        return core_schema.no_info_plain_validator_function(cls._named, serialization=by_name)
+
+    @classmethod
+    def _named(cls, value: object) -> Level:
+        if isinstance(value, Level):
+            return value
+        for level in cls:
+            if level.name.lower() == value:
+                return level
+        raise ValueError(f"give one of {', '.join(level.name.lower() for level in cls)}")
 
     @property
     def hard(self) -> bool:
@@ -277,7 +294,7 @@ class Signals:
     scheduler_error: str | None = None
     model_fitted_at: datetime | None = None
     drift: tuple[str, ...] = ()
-    outcomes: Sequence[Outcome] = ()
+    outcomes: tuple[Outcome, ...] = ()
     kill: bool = False
     release_all: bool = False
     reset_breaker_at: datetime | None = None

@@ -7,8 +7,10 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Annotated, Any, TypeVar
 
+from pydantic import Field, PositiveInt
+from pydantic.dataclasses import dataclass as checked
+
 from policy.fleet import NodeView, UnitView
-from policy.ranges import PositiveInt, Range, RangeChecked
 from policy.tiers import TIERS, Basis, Tier, TierThresholds, node_risk
 
 _SLOW: tuple[Tier, Tier] = ("elevated", "high")
@@ -25,8 +27,8 @@ def changed(state: _State, **fields: Any) -> _State:
     return state
 
 
-@dataclass(frozen=True, slots=True)
-class HysteresisConfig(RangeChecked):
+@checked(frozen=True, slots=True)
+class HysteresisConfig:
     """How slowly a tier follows the risk.
 
     ``rise_after``: consecutive decisions at or above a threshold before ``elevated`` or ``high``; ``watch`` comes at
@@ -37,7 +39,7 @@ class HysteresisConfig(RangeChecked):
 
     rise_after: PositiveInt = 2
     fall_after: PositiveInt = 3
-    fall_share: Annotated[float, Range("a number above 0 and at most 1", lambda value: 0 < value <= 1)] = 0.5
+    fall_share: Annotated[float, Field(gt=0, le=1)] = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,7 +258,7 @@ class Known:
     expires_at: datetime
 
 
-@dataclass(frozen=True, slots=True)
+@checked(frozen=True, slots=True)
 class NodeRiskConfig:
     """How the risks of units become that of a node.
 

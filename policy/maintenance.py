@@ -9,6 +9,9 @@ from datetime import datetime, timedelta
 from fnmatch import fnmatchcase
 from typing import Any
 
+from pydantic import AwareDatetime
+from pydantic.dataclasses import dataclass as checked
+
 from policy.fleet import NodeView
 
 _SETTLE = timedelta(minutes=10)
@@ -22,15 +25,15 @@ LONGEST = timedelta(days=31)
 """A maintenance whose end is never reported lasts no longer, as where labels are made."""
 
 
-@dataclass(frozen=True, slots=True)
+@checked(frozen=True, slots=True)
 class MaintenanceWindow:
     """A planned maintenance.
 
     ``nodes``: names, with shell wildcards. ``domains``: racks and NVLink domains. Neither: every node.
     """
 
-    start: datetime
-    end: datetime
+    start: AwareDatetime
+    end: AwareDatetime
     nodes: tuple[str, ...] = ()
     domains: tuple[str, ...] = ()
 

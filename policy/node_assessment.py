@@ -9,6 +9,9 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any, Literal
 
+from pydantic.dataclasses import dataclass as checked
+
+from foundation.settings import PositiveTime
 from policy.fleet import Fact, Level, NodeView
 from policy.hysteresis import (
     NodeRiskConfig,
@@ -22,7 +25,6 @@ from policy.hysteresis import (
     rested,
 )
 from policy.plan import NodeState
-from policy.ranges import PositiveTime, RangeChecked
 from policy.tiers import TIERS, Tier
 
 _UNKNOWN_SHOWN = 3
@@ -31,8 +33,8 @@ _DAY = timedelta(days=1)
 _QUICK = timedelta(minutes=10)
 
 
-@dataclass(frozen=True, slots=True)
-class HardRule(RangeChecked):
+@checked(frozen=True, slots=True)
+class HardRule:
     """What follows from a fact.
 
     ``tier``: which tier the node has at once, whatever its risk; not ``clear``.
@@ -174,7 +176,7 @@ def _cured(known: Iterable[_Known]) -> dict[str | tuple[str], datetime]:
     return ends
 
 
-@dataclass(frozen=True, slots=True)
+@checked(frozen=True, slots=True)
 class HardRulesConfig:
     """Which rules apply.
 

@@ -11,10 +11,12 @@ from itertools import compress
 from typing import Annotated, Literal
 
 import numpy as np
+from pydantic import Field, PositiveInt
+from pydantic.dataclasses import dataclass as checked
 
+from foundation.settings import NonNegativeTime, PositiveTime, Share
 from policy.episodes import Outcome, opens_episode
 from policy.fleet import Level
-from policy.ranges import NonNegativeTime, PositiveInt, PositiveTime, Range, RangeChecked, Share, check_ranges
 from policy.thresholds import PrecisionBound, bound_of_sizes
 from policy.tiers import TIERS
 
@@ -25,7 +27,7 @@ ALLOWED_LEVELS: Mapping[Stage, Level] = {"shadow": Level.NONE, "soft": Level.SOF
 """The highest level that may stand on a node of a group in a stage."""
 
 
-@dataclass(frozen=True, slots=True)
+@checked(frozen=True, slots=True)
 class Bar:
     """What precision a stage asks for.
 
@@ -33,19 +35,18 @@ class Bar:
     ``demote_below``: it falls out again when the upper bound is below this; lower than ``promote_at``.
     """
 
-    promote_at: Annotated[float, Range("a number between 0 and 1", lambda value: 0 < value < 1)]
+    promote_at: Annotated[float, Field(gt=0, lt=1)]
     demote_below: Share
 
     def __post_init__(self) -> None:
-        check_ranges(self)
         if self.demote_below >= self.promote_at:
             raise ValueError(
                 f"demote_below is {self.demote_below}: give a number from 0 up to promote_at ({self.promote_at})"
             )
 
 
-@dataclass(frozen=True, slots=True)
-class StagesConfig(RangeChecked):
+@checked(frozen=True, slots=True)
+class StagesConfig:
     """How groups move between stages.
 
     ``soft``, ``hard``: of ``soft`` by the alerts of tier ``elevated`` and above, of ``hard`` by those of ``high``.
@@ -61,7 +62,7 @@ class StagesConfig(RangeChecked):
 
     soft: Bar = field(default_factory=lambda: Bar(0.3, 0.15))
     hard: Bar = field(default_factory=lambda: Bar(0.7, 0.5))
-    confidence: Annotated[float, Range("a number from 0.5 up to 1", lambda value: 0.5 <= value < 1)] = 0.9
+    confidence: Annotated[float, Field(ge=0.5, lt=1)] = 0.9
     min_outcomes: PositiveInt = 20
     max_inconclusive: Share = 0.5
     window: PositiveTime = timedelta(days=60)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import KW_ONLY, dataclass, replace
 from datetime import datetime, timedelta
 
@@ -289,9 +289,9 @@ class Controller:
             report.notes.append("nothing new is put on any node until `predrain act --resume`")
         return _Decision(plan, views, state, signals, policy)
 
-    def _outcomes(self, now: datetime, log: RoundLog) -> Sequence[Outcome]:
+    def _outcomes(self, now: datetime, log: RoundLog) -> tuple[Outcome, ...]:
         since = now - self.policy.stages.window - 2 * self.policy.horizon - timedelta(days=1)
-        outcomes: Sequence[Outcome] = ()
+        outcomes: tuple[Outcome, ...] = ()
         with log.boundary("alert outcomes"):  # without them no stage moves
             outcomes = tuple(self._evidence.fact_source.outcomes(self.ledger.alerts(since), now))
         return outcomes

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from datetime import date, timedelta
 from pathlib import Path
 from typing import Any
 
 import yaml
+from pydantic import NonNegativeInt
+from pydantic.dataclasses import dataclass as checked
 
 from foundation.errors import InputError
+from foundation.settings import PositiveTime
 from foundation.yaml import read_yaml
 from policy.config import PolicyConfig
-from policy.ranges import NonNegativeInt, PositiveTime, RangeChecked
 from policy.tiers import TierThresholds
 from scheduler.evacuation.settings import EvacuationSettings
 from scheduler.kubernetes.settings import KubernetesSettings
@@ -21,8 +23,8 @@ from scheduler.ports.codec import object_of
 from scheduler.slurm.settings import SlurmSettings
 
 
-@dataclass(frozen=True, slots=True)
-class ControllerSettings(RangeChecked):
+@checked(frozen=True, slots=True)
+class ControllerSettings:
     """How the controller works.
 
     ``interval``: from the beginning of one round to that of the next.
@@ -42,7 +44,7 @@ class ControllerSettings(RangeChecked):
     max_score_lifetime: PositiveTime = timedelta(days=7)
 
 
-@dataclass(frozen=True, slots=True)
+@checked(frozen=True, slots=True)
 class ActSettings:
     """All settings of ``predrain act``.
 

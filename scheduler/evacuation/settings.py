@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from datetime import timedelta
 from typing import Literal
 from urllib.parse import urlsplit
 
-from policy.ranges import NonNegativeTime, PositiveInt, PositiveTime, RangeChecked, check_ranges
+from pydantic import PositiveInt
+from pydantic.dataclasses import dataclass as checked
+
+from foundation.settings import NonNegativeTime, PositiveTime
 
 
 def _given(value: object, name: str) -> None:
@@ -16,7 +19,7 @@ def _given(value: object, name: str) -> None:
         raise ValueError(f"{name} is {hook!r}: give the {hook}")
 
 
-@dataclass(frozen=True, slots=True)
+@checked(frozen=True, slots=True)
 class WebhookSettings:
     """A server that is called by POST.
 
@@ -29,7 +32,6 @@ class WebhookSettings:
     timeout: PositiveTime = timedelta(seconds=5)
 
     def __post_init__(self) -> None:
-        check_ranges(self)
         if not _usable(self.url):
             raise ValueError(f"url is {self.url!r}: give an http or https address with a host, without a password")
 
@@ -44,7 +46,7 @@ def _usable(url: str) -> bool:
         return False
 
 
-@dataclass(frozen=True, slots=True)
+@checked(frozen=True, slots=True)
 class CommandSettings:
     """A command on the controller's machine. It runs without a shell, and at least once.
 
@@ -56,12 +58,11 @@ class CommandSettings:
     timeout: PositiveTime = timedelta(seconds=10)
 
     def __post_init__(self) -> None:
-        check_ranges(self)
         if not self.argv or not self.argv[0].startswith("/"):
             raise ValueError(f"argv is {list(self.argv)}: give the program by its absolute path")
 
 
-@dataclass(frozen=True, slots=True)
+@checked(frozen=True, slots=True)
 class CheckpointSettings:
     """What is asked of workloads before they are evicted."""
 
@@ -72,11 +73,10 @@ class CheckpointSettings:
     command: CommandSettings | None = None
 
     def __post_init__(self) -> None:
-        check_ranges(self)
         _given(self, "default")
 
 
-@dataclass(frozen=True, slots=True)
+@checked(frozen=True, slots=True)
 class VerificationSettings:
     """The diagnostic that follows on an emptied node."""
 
@@ -90,12 +90,11 @@ class VerificationSettings:
     retention: PositiveTime = timedelta(days=14)
 
     def __post_init__(self) -> None:
-        check_ranges(self)
         _given(self, "method")
 
 
-@dataclass(frozen=True, slots=True)
-class EvacuationSettings(RangeChecked):
+@checked(frozen=True, slots=True)
+class EvacuationSettings:
     """How nodes with a drain mark are emptied.
 
     docs/reference/evacuation.md has the table of all settings.

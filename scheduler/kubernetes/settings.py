@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Annotated, Literal
 
+from pydantic import Field, PositiveInt
+from pydantic.dataclasses import dataclass as checked
+
 from foundation.kubernetes.api import ClientLimits
-from policy.ranges import PositiveInt, PositiveTime, Range, check_ranges
+from foundation.settings import PositiveTime
 from scheduler.ports.foreign_marks import ForeignMark
 from telemetry.collect.kubernetes.rules import KubernetesRules, default_rules
 
-_PageSize = Annotated[int, Range("1 to 500", lambda value: 1 <= value <= 500)]
+_PageSize = Annotated[int, Field(ge=1, le=500)]
 _DNS_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 _LABEL_PART = "[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
-_LABEL = re.compile(f"({_DNS_NAME.pattern}/)?{_LABEL_PART}={_LABEL_PART}")
-_Label = Annotated[str, Range("a label as KEY=VALUE", lambda value: _LABEL.fullmatch(value) is not None)]
+_Label = Annotated[str, Field(pattern=f"^({_DNS_NAME.pattern}/)?{_LABEL_PART}={_LABEL_PART}$")]
 
 
-@dataclass(frozen=True, slots=True)
+@checked(frozen=True, slots=True)
 class KubernetesSettings:
     """How the Kubernetes adapter works; docs/reference/kubernetes-actuator.md has the table of all settings."""
 
@@ -47,7 +48,7 @@ class KubernetesSettings:
     avoid_label: _Label | None = None
     device_taints: bool = False
     cordon: bool = False
-    requests_per_second: Annotated[float, Range("a positive number", lambda value: value > 0)] = 200.0
+    requests_per_second: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 200.0
     burst: PositiveInt = 200
     connect_timeout: PositiveTime = timedelta(seconds=3)
     request_timeout: PositiveTime = timedelta(seconds=5)
@@ -60,7 +61,6 @@ class KubernetesSettings:
     evict_local_data: bool = False
 
     def __post_init__(self) -> None:
-        check_ranges(self)
         for name in ("prefix", "namespace", "lease", "state", "progress"):
             if not _DNS_NAME.fullmatch(getattr(self, name)):
                 raise ValueError(f"{name} is {getattr(self, name)!r}: give a DNS name (small letters, digits, - and .)")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime, timedelta
+from datetime import datetime
 
+from foundation.durations import Duration
 from policy.episodes import Alert, Outcome
 from policy.fleet import Fact, UnitView
 from policy.risk_record import ModelName
@@ -31,7 +32,7 @@ class Risks:
     model_fitted_at: datetime | None = None
     drift: tuple[str, ...] = ()
     tiers: ChosenThresholds | None = None
-    horizon: timedelta | None = None
+    horizon: Duration | None = None
     refused: tuple[str, ...] = ()
 
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any, Final, Literal, Protocol
 
+from foundation.durations import Duration
 from policy.fleet import JobView
 from scheduler.ports.readings import Answer, StoredState, Write
 
@@ -136,7 +137,7 @@ class CheckpointOffer:
     """
 
     means: CheckpointMeans
-    takes: timedelta | None = None
+    takes: Duration | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +191,7 @@ class Workload:
     placement: Placement = ANYWHERE
     opt_out: str | None = None
     loss: str | None = None
-    grace: timedelta | None = None
+    grace: Duration | None = None
     finalizers: tuple[str, ...] = ()
     checkpoint: CheckpointOffer | None = None
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final, Literal
 
-from policy.ranges import PositiveInt, PositiveTime, check_ranges
+from pydantic import PositiveInt
+from pydantic.dataclasses import dataclass as checked
+
+from foundation.settings import PositiveTime
 
 HIGHEST_WEIGHT: Final = 0xFFFFFFF0
 """scontrol refuses a higher one; Slurm keeps the numbers above it for "no value", "infinite" and the like."""
@@ -15,7 +17,7 @@ HIGHEST_WEIGHT: Final = 0xFFFFFFF0
 _WORD = re.compile(r"[A-Za-z0-9_.:=-]+\Z")
 
 
-@dataclass(frozen=True, slots=True)
+@checked(frozen=True, slots=True)
 class SlurmSettings:
     """How the adapter works.
 
@@ -45,7 +47,6 @@ class SlurmSettings:
             raise ValueError("folder is empty: give a folder on a disk that all controllers share")
         if not 0 < self.soft_weight <= HIGHEST_WEIGHT:
             raise ValueError(f"soft_weight is {self.soft_weight}: give a number from 1 to {HIGHEST_WEIGHT}")
-        check_ranges(self)
         for name in ("cluster", "gres", "opt_out_feature"):
             if not _WORD.match(getattr(self, name)):
                 raise ValueError(f"{name} is {getattr(self, name)!r}: give a name of letters, digits, _ . : = -")

@@ -183,12 +183,12 @@ def test_the_state_survives_json_and_anything_damaged_is_refused_with_its_place(
     assert state_from_json(content) == plan.state
     for change, message in [
         (lambda it: it.update(format=9), r"the safety state has format 9, this code reads 1"),
-        (lambda it: it["nodes"]["a"].update(seen="up"), r"state.nodes.a.seen is 'up': expected one of none, published"),
-        (lambda it: it["nodes"]["a"]["tier"].update(tier="awful"), r"state.nodes.a.tier.tier is 'awful': expected"),
-        (lambda it: it["nodes"]["a"].update(episode="noon"), r"state.nodes.a.episode is 'noon': expected a time"),
-        (lambda it: it["nodes"]["a"].update(epoch=1), r"state.nodes.a holds 'epoch': did you mean 'episode'\?"),
-        (lambda it: it.update(starts=[{}]), r"state.starts\[0\] lacks node"),
-        (lambda it: it.update(starts={}), r"state.starts is {}: expected a list"),
+        (lambda it: it["nodes"]["a"].update(seen="up"), r"state.nodes.a.seen: "),
+        (lambda it: it["nodes"]["a"]["tier"].update(tier="awful"), r"state.nodes.a.tier.tier: "),
+        (lambda it: it["nodes"]["a"].update(episode="noon"), r"state.nodes.a.episode: "),
+        (lambda it: it["nodes"]["a"].update(epoch=1), r"state.nodes.a: unknown key 'epoch'. Did you mean 'episode'\?"),
+        (lambda it: it.update(starts=[{}]), r"state.starts.0.node: "),
+        (lambda it: it.update(starts={}), r"state.starts: "),
     ]:
         broken = json.loads(json.dumps(content))
         change(broken)

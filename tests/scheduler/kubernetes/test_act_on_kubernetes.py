@@ -74,7 +74,10 @@ def test_it_rehearses_acts_stops_and_undoes(world: World) -> None:
 def test_what_is_wrong_is_reported_and_never_stops_the_stopping(place: Path, world: World) -> None:
     assert "goes with --scheduler file only" in act("--scores=scores", "--cluster=x.json", code=2).output
     settings(place, namespce="x")
-    assert "settings.kubernetes holds 'namespce': did you mean 'namespace'?" in act("--scores=scores", code=1).stderr
+    assert (
+        "settings.kubernetes: unknown key 'namespce'. Did you mean 'namespace'?"
+        in act("--scores=scores", code=1).stderr
+    )
     settings(place, diagnostic_job="none.yaml")
     assert "the diagnostic's manifest cannot be read" in act("--scores=scores", code=1).stderr
     assert "kill switch on" in act("--kill").stderr

@@ -46,7 +46,7 @@ def test_the_state_comes_back_and_a_damaged_one_is_refused():
     state = once([node("n", 0.9), node("m", 0.4)], config()).state
     text = packed("predrain-state 1", state, "the state", "forget")
     assert unpacked("predrain-state 1", PolicyState, text, "the state") == state
-    for damaged in (text[:-8], text[:40] + text[41:], "", "predrain-state 2 x y", text + "="):
+    for damaged in (text[:-8], text[:40] + text[41:], "", "predrain-state 2 x y", text + "!"):
         with pytest.raises(ValueError, match="the state"):
             unpacked("predrain-state 1", PolicyState, damaged, "the state")
 

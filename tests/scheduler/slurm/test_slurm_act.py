@@ -113,7 +113,7 @@ def test_what_is_missing_is_named(fake, tmp_path):
     settings(tmp_path, POLICY + SLURM.replace("shared", "gone"))
     assert "there is no folder for the controllers' state here" in run(*GO, code=1).stderr
     settings(tmp_path, POLICY + "slurm: {folder: /x, hard_stat: fail}\n")
-    assert "did you mean 'hard_state'?" in run(*GO, code=1).stderr
+    assert "Did you mean 'hard_state'?" in run(*GO, code=1).stderr
     assert "goes with --scheduler file only" in run(*GO, "--cluster", "x", code=2).stderr
 
 

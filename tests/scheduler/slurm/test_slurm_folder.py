@@ -81,7 +81,7 @@ def test_switches_that_cannot_be_read_are_no_switches_that_are_off(shared):
     assert shared.set_switches(wanted).confirmed
     assert shared.read_switches() == wanted
     (shared.path / "switches.json").write_text('{"format": 1, "kil": true}')
-    with pytest.raises(SchedulerError, match="did you mean 'kill'"):
+    with pytest.raises(SchedulerError, match="Did you mean 'kill'"):
         shared.read_switches()
     assert shared.set_switches(wanted).kind == "done"
 

@@ -53,7 +53,7 @@ from evaluation.value.controller_replay import (  # noqa: E402
 from evaluation.value.gpu_hours import Outcome, count_outcome  # noqa: E402
 from evaluation.value.load import Placements, jobs_of_table  # noqa: E402
 from evaluation.value.readings import Readings  # noqa: E402
-from features.times import duration_ms, milliseconds  # noqa: E402
+from features.times import NEVER, duration_ms, milliseconds  # noqa: E402
 from pipeline.matrix_stage import make_matrix  # noqa: E402
 from pipeline.params import load_params  # noqa: E402
 from policy.config import PolicyConfig  # noqa: E402
@@ -125,7 +125,7 @@ def scored_fleet(
     jobs = replace(jobs, size=jobs.size * job_nodes)
     folds = result.folds[result.folds["variant"] == "sliding"]
     scores, silent = (Readings(scored, folds, delay=DELAY, lasts=LASTS) for scored in (frame, frame.assign(risk=0.0)))
-    return Scored(fleet, scores, silent, rule_events(dataset.events()), jobs, _every_alert(frame, fleet))
+    return Scored(fleet, scores, silent, rule_events(dataset.events(), fleet.boots()), jobs, _every_alert(frame, fleet))
 
 
 def _every_alert(frame: pd.DataFrame, fleet: Fleet, lasts: timedelta = timedelta(hours=24)) -> Marks:
@@ -137,7 +137,7 @@ def _every_alert(frame: pd.DataFrame, fleet: Fleet, lasts: timedelta = timedelta
         if spans and spans[-1][0] == place and begin <= spans[-1][2]:
             spans[-1][2] = begin + duration_ms(lasts)
         else:
-            spans.append([place, begin, begin + duration_ms(lasts), begin, 0])
+            spans.append([place, begin, begin + duration_ms(lasts), begin, NEVER])
     return Marks.of([node, at, min(until, fleet.end), drained, found] for node, at, until, drained, found in spans)
 
 

@@ -207,7 +207,9 @@ def _value(
         return Readings(frame, folds, delay=labels.gap, lasts=lasts)
 
     reach = timedelta(hours=evaluation.drain_hours)
-    acting = _Acting(fleet, rule_events(dataset.events()), costs, horizon, reach, params.seed, on_request)
+    acting = _Acting(
+        fleet, rule_events(dataset.events(), fleet.boots()), costs, horizon, reach, params.seed, on_request
+    )
     if own and table is not None:
         loads = [replace(jobs_of_table(table, fleet.names, fleet.gpus, end, every), on_request=on_request)]
     else:

@@ -26,6 +26,7 @@ class CostBenefitConfig:
     ``checkpoint``: writing a checkpoint on demand.
     ``restart``: from a job's end until it computes again elsewhere: queue, start, load.
     ``resize``: from a node's loss until an elastic job computes again on its others; assumption.
+    ``reset``, ``reboot``: resetting the GPUs of an empty node, and rebooting it, until it takes work again.
     ``verify``: draining and testing a node that turns out healthy, until it is back.
     ``planned_repair``, ``unplanned_repair``: out of service for a fault that was foreseen, and for one that was not.
     ``checkpoint_every``: how often a job writes a checkpoint: from one that it reports to the next, and at any time
@@ -37,6 +38,8 @@ class CostBenefitConfig:
     checkpoint: NonNegativeTime = timedelta(minutes=5)
     restart: NonNegativeTime = timedelta(minutes=15)
     resize: NonNegativeTime = timedelta(minutes=2)
+    reset: NonNegativeTime = timedelta(minutes=10)
+    reboot: NonNegativeTime = timedelta(minutes=30)
     verify: PositiveTime = timedelta(hours=2)
     planned_repair: NonNegativeTime = timedelta(hours=12)
     unplanned_repair: NonNegativeTime = timedelta(hours=24)

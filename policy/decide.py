@@ -417,4 +417,5 @@ def _decision(case: Case) -> NodeDecision:
         worth=case.worth,
         held_out=case.held_out,
         expires_at=assessment.expires_at,
+        remedy=assessment.remedy,
     )

@@ -24,6 +24,7 @@ from policy.hysteresis import (
     explain_tier,
     rested,
 )
+from policy.ladder.remedies import INSTRUCTIONS, Remedy, hardest
 from policy.plan import NodeState
 from policy.tiers import TIERS, Tier
 
@@ -41,7 +42,8 @@ class HardRule:
     ``holds``: for how long after the fact was last seen.
     ``words``: the reason, in plain words.
     ``event``: whether the fact is something that happened, and not a state that is read again and again.
-    ``cured``: whether it ends with a boot of its node, or when the driver asks for no action any more.
+    ``remedy``: what ends it. A fact that a reset or a reboot ends also ends with any boot of its node, and when the
+    driver takes its request back.
     """
 
     fact: str
@@ -49,29 +51,35 @@ class HardRule:
     holds: PositiveTime
     words: str
     event: bool = False
-    cured: bool = False
+    remedy: Remedy = "replace"
+
+    @property
+    def ends_with_boot(self) -> bool:
+        """Whether a boot of its node ends the fact."""
+        return self.remedy in ("reset", "reboot")
 
 
 RULES: tuple[HardRule, ...] = (
     HardRule("row_remap_failure", "high", _DAY, "a memory row could not be remapped: the spare rows are used up"),
-    HardRule("row_remap_pending", "elevated", _DAY, "a memory row waits for a reset to be remapped", cured=True),
-    HardRule("xid 64", "high", 7 * _DAY, "XID 64: a row remap or page retirement failed", event=True),
-    HardRule("xid 79", "high", 2 * _DAY, "XID 79: the GPU has fallen off the bus", event=True, cured=True),
-    HardRule("xid 95", "high", _DAY, "XID 95: an uncontained memory error", event=True, cured=True),
-    HardRule("recovery_action reset", "high", _DAY, "the driver asks for a GPU reset", cured=True),
-    HardRule("recovery_action reboot", "high", _DAY, "the driver asks for a reboot of the node", cured=True),
+    HardRule("row_remap_pending", "elevated", _DAY, "a memory row waits for a reset to be remapped", remedy="reset"),
+    HardRule("xid 64", "high", 7 * _DAY, "XID 64: a row remap or page retirement failed", event=True, remedy="reset"),
+    HardRule("xid 79", "high", 2 * _DAY, "XID 79: the GPU has fallen off the bus", event=True, remedy="reboot"),
+    HardRule("xid 95", "high", _DAY, "XID 95: an uncontained memory error", event=True, remedy="reset"),
+    HardRule("recovery_action reset", "high", _DAY, "the driver asks for a GPU reset", remedy="reset"),
+    HardRule("recovery_action reboot", "high", _DAY, "the driver asks for a reboot of the node", remedy="reboot"),
     HardRule(
-        "recovery_action drain_p2p", "high", _DAY, "the driver asks to end all peer traffic of the GPU", cured=True
+        "recovery_action drain_p2p", "high", _DAY, "the driver asks to end all peer traffic of the GPU", remedy="reset"
     ),
     HardRule(
-        "recovery_action drain_and_reset", "high", _DAY, "the driver asks for a drain and a GPU reset", cured=True
+        "recovery_action drain_and_reset", "high", _DAY, "the driver asks for a drain and a GPU reset", remedy="reset"
     ),
     HardRule("diagnostic_failed", "high", 7 * _DAY, "a diagnostic failed", event=True),
 )
 """NVIDIA's XID catalogue (64: reset and support; 79: restart of the machine; 95: reset) and its driver's recovery
 action (NVML field 230, also announced by XID 154). A pending remap harms no running work and takes effect at the next
-reset, so it only keeps new work away. The lengths are ours: a state (remap, recovery action) is read again and again
-and needs no more than a day; an event speaks once, and a part that failed for good is not better after a day."""
+reset, so it only keeps new work away. After a reset that did not help, ``row_remap_failure`` is still read, and asks
+for a replacement. The lengths are ours, for nodes whose remedy nobody reports: a state (remap, recovery action) is read
+again and again and needs no more than a day; an event speaks once."""
 
 REPORTED = ("timestamp", "node", "gpu", "type", "code", "detail", "known_at")
 """What :func:`reported` reads of an event."""
@@ -92,7 +100,7 @@ LONGEST = max(rule.holds for rule in RULES)
 """How far back what is said of a unit may matter: no rule holds for longer."""
 
 _NAMES = frozenset(rule.fact for rule in RULES)
-_CURED = frozenset(rule.fact for rule in RULES if rule.cured)
+_CURED = frozenset(rule.fact for rule in RULES if rule.ends_with_boot)
 _RECOVERY = re.compile(r"recovery action\b[^(]*\((0x[0-9a-f]+)\)", re.IGNORECASE)
 _ACTIONS = {1: "reset", 2: "reboot", 3: "drain_p2p", 4: "drain_and_reset"}
 """What the driver may ask for, by NVML's numbers (nvmlDeviceGpuRecoveryAction_t); 0 takes it back."""
@@ -203,9 +211,10 @@ class RuleHit:
 
     @property
     def reason(self) -> str:
-        """The rule's reason with the unit and both times."""
+        """The rule's reason with the unit, the remedy and both times."""
         seen, end = (f"{when:%Y-%m-%d %H:%M} UTC" for when in (self.seen_at, self.expires_at))
-        return f"{self.unit}: {self.rule.words} (seen {seen}, holds until {end})"
+        remedy = INSTRUCTIONS[self.rule.remedy]
+        return f"{self.unit}: {self.rule.words} (seen {seen}, holds until {end}; remedy: {remedy})"
 
 
 def hits_of(node: NodeView, config: HardRulesConfig, now: datetime) -> Iterator[RuleHit]:
@@ -275,6 +284,11 @@ class Assessment:
         """Tell whether driver or exporter changed so lately."""
         changed_at = self.state.changed_at
         return changed_at is not None and now - changed_at < settle
+
+    @property
+    def remedy(self) -> Remedy | None:
+        """The remedy of the faults that keep the node out of service; None without any."""
+        return hardest(hit.rule.remedy for hit in self.rules if hit.rule.tier == "high")
 
     @property
     def blamed(self) -> tuple[str, bool]:

@@ -13,6 +13,7 @@ from policy.cost_benefit import Worth
 from policy.episodes import Alert
 from policy.fleet import Level, Marks, Published
 from policy.hysteresis import TierState
+from policy.ladder.remedies import Remedy
 from policy.maintenance import Period
 from policy.stages import StageState
 from policy.tiers import Tier
@@ -108,7 +109,7 @@ class Action:
 class NodeDecision:
     """What was decided about one node, and why.
 
-    ``rules``: hard rules that hold, in words.
+    ``rules``: hard rules that hold, in words; ``remedy``: what ends the fault, where one of them asks for ``high``.
     ``wanted``: what its tier asks for.
     ``reasons``: all of them: of the tier, and of each thing that lowered the target.
     ``expires_at``: until when the tier holds.
@@ -125,6 +126,7 @@ class NodeDecision:
     worth: Worth | None
     held_out: bool
     expires_at: datetime | None
+    remedy: Remedy | None = None
 
 
 @dataclass(frozen=True, slots=True)

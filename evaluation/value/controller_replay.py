@@ -21,17 +21,19 @@ from evaluation.value.load import Placements
 from evaluation.value.readings import Reading, Readings, instant
 from features.times import NEVER, duration_ms, instant_ms, milliseconds
 from policy.config import PolicyConfig
+from policy.cost_benefit import CostBenefitConfig
 from policy.decide import carried_out, decide
 from policy.episodes import Bools, Ints
 from policy.fleet import NO_MARKS, Fact, JobView, Level, NodeView, Signals, UnitView
+from policy.ladder.remedies import Remedy, duration_of
 from policy.maintenance import planned
 from policy.node_assessment import BOOT, KINDS, LONGEST, REPAIRS, RULES, reported
 from policy.plan import Plan, PolicyState
 from policy.stages import Stage, StagesConfig
 
 Diagnostic = Literal["none", "blind", "perfect"]
-"""What follows on an emptied node. ``blind``: it finds nothing, and the node comes back. ``perfect``: it finds whatever
-is broken or will fail within reach."""
+"""What follows on a node that was emptied on a prediction. ``blind``: it finds nothing, and the node comes back.
+``perfect``: it finds whatever is broken or will fail within reach."""
 
 LEAVE: Final = timedelta(minutes=1)
 """From an eviction until the job is gone; assumption."""
@@ -95,6 +97,15 @@ class Fleet:
         """The nodes' names."""
         return pd.Index([node.name for node in self.nodes])
 
+    def boots(self) -> list[dict[str, Any]]:
+        """Return an event for each end of a failure: a node that is back in service has booted since it failed."""
+        ends = sorted({*zip(self.until.tolist(), self.failed.tolist(), strict=True)})
+        return [
+            dict.fromkeys(("timestamp", "known_at"), instant(until))
+            | {"node": self.nodes[node].name, "gpu": None, "type": BOOT[0], "code": BOOT[1], "detail": None}
+            for until, node in ends
+        ]
+
     def down(self, at: int) -> set[int]:
         """Give the nodes in repair at a time, on which no job runs."""
         return set(self.failed[(self.at <= at) & (at < self.until)].tolist())
@@ -107,15 +118,16 @@ class Fleet:
 _PLACE: Final = ("cluster", "group", "rack", "nvlink_domain")
 
 
-def rule_events(events: pd.DataFrame) -> list[dict[Any, Any]]:
-    """Give the events that hard rules go by, and maintenance, in the order in which they were known."""
+def rule_events(events: pd.DataFrame, more: Iterable[dict[Any, Any]] = ()) -> list[dict[Any, Any]]:
+    """Give the events that hard rules go by, and maintenance, with ``more`` of them, in the order of ``known_at``."""
     code = events["code"].astype("str").str.strip()
     named = (events["type"] != "xid") | ("xid " + code).isin([rule.fact for rule in RULES]) | (code == "154")
     boots = (events["type"] == BOOT[0]) & (code == BOOT[1])
     of_units = named & events["type"].isin(KINDS) & events["gpu"].notna()
     used = of_units | boots | events["type"].isin(("maintenance", *REPAIRS))
-    used = events[used.to_numpy()].sort_values("known_at")
-    return used.astype(object).where(used.notna(), None).to_dict("records")
+    used = events[used.to_numpy()]
+    rows = used.astype(object).where(used.notna(), None).to_dict("records")
+    return sorted([*rows, *more], key=lambda row: row["known_at"])
 
 
 def _relieves(event: Mapping[str, Any]) -> bool:
@@ -129,7 +141,7 @@ class Marks:
     """Times in which nodes are kept from new jobs; all of shape (marks,).
 
     ``drained``: when the running jobs were asked to go; :data:`features.times.NEVER`: they stay.
-    ``found``: a diagnostic found what would fail.
+    ``found``: when what would fail was found and its repair began; NEVER: it was not.
     ``refused``: nodes that budgets kept in service, each once an episode.
     """
 
@@ -137,14 +149,14 @@ class Marks:
     at: Ints
     until: Ints
     drained: Ints
-    found: Bools
+    found: Ints
     refused: int = 0
 
     @classmethod
     def of(cls, rows: Iterable[list[int]], refused: int = 0) -> Marks:
         """Take rows of these."""
         node, at, until, drained, found = np.array(sorted(rows), dtype=np.int64).reshape(-1, 5).T
-        return cls(node, at, until, drained, found.astype(np.bool_), refused)
+        return cls(node, at, until, drained, found, refused)
 
 
 NOBODY: Final = Marks.of(())
@@ -179,7 +191,7 @@ class Controlled:
         self._starts, self._count = self.jobs.start[self._by_start], 0  # how many of them have started
         self._active = self._by_start[:0]
         self._due: dict[int, int] = {}  # when a drained node's jobs are asked to go
-        self._tests: dict[int, int] = {}  # when a diagnostic ends
+        self._tests: dict[int, tuple[int, Remedy | None]] = {}  # when remedy and diagnostic end
         self._passed: dict[int, int] = {}
         self._void: dict[str, datetime] = {}
         self._sick: dict[str, Fact] = {}
@@ -237,7 +249,7 @@ class Controlled:
         begun = begun[(self.jobs.start[begun] > self._now) & np.isin(self.jobs.node[begun], list(self._open))]
         self._left[begun] = self.jobs.start[begun]  # it runs elsewhere
         self._now, now = at, instant(at)
-        for node in [node for node, ends in self._tests.items() if ends < at]:
+        for node in [node for node, (ends, _) in self._tests.items() if ends < at]:
             self._tested(node)
         newest = self.scores.newest(at)
         signals = Signals(read_at=now, model_fitted_at=newest.fitted_at)
@@ -274,7 +286,7 @@ class Controlled:
                 self._wake(self._now + _MINUTE_MS)  # there is room for another now
             return
         if place not in self._open:
-            self._open[place] = [place, self._now, NEVER, NEVER, 0]
+            self._open[place] = [place, self._now, NEVER, NEVER, NEVER]
             self._rows.append(self._open[place])
         decision = plan.nodes[self.fleet.nodes[place].name]
         if level is Level.DRAINED and self._open[place][3] == NEVER and decision.target is Level.DRAINED:
@@ -282,36 +294,40 @@ class Controlled:
             self._due.setdefault(place, max(self._now, waits))
             self._wake(self._due[place])
         if self._due.get(place, NEVER) <= self._now:
-            self._empty(place)
+            self._empty(place, decision.remedy)
+        elif self._open[place][3] < NEVER and decision.remedy is not None and place not in self._tests:
+            self._test(place, self._now, decision.remedy)  # the fault was reported on a node that was empty already
         if level is Level.TAINTED and decision.worth is not None and decision.worth.choice == "wait":
             runs = self._running()
             turns = self.jobs.turns(runs[self.jobs.node[runs] == place], self._now)
             self._wake(int(turns.min()) + _MINUTE_MS)
 
-    def _empty(self, place: int) -> None:
+    def _empty(self, place: int, remedy: Remedy | None) -> None:
         at = self._due.pop(place)
         costs, self._open[place][3] = self.policy.cost_benefit, at
         gone, moved = evicted(self.fleet, self.jobs, place, at, self._left, costs.checkpoint)
         self._left[moved] = gone
-        if self.diagnostic != "none":
-            self._test(place, int(gone.max(initial=at)) + duration_ms(costs.verify))
+        self._test(place, int(gone.max(initial=at)), remedy)
 
-    def _test(self, place: int, ends: int) -> None:
-        self._tests[place] = ends
-        self._wake(ends + _MINUTE_MS)
+    def _test(self, place: int, begins: int, remedy: Remedy | None) -> None:
+        takes = procedure(remedy, self.diagnostic, self.policy.cost_benefit)
+        if takes is not None:
+            self._tests[place] = begins + duration_ms(takes), remedy
+            self._wake(begins + duration_ms(takes) + _MINUTE_MS)
 
     def _tested(self, place: int) -> None:
-        fleet, ends = self.fleet, self._tests.pop(place)
+        fleet, (ends, remedy), row = self.fleet, self._tests.pop(place), self._open[place]
         units = [unit for unit, since, until in fleet.stays[place] if since <= ends < until]
         ahead = (fleet.failed == place) & (fleet.at <= ends + duration_ms(self.reach)) & (ends < fleet.until)
-        if self.diagnostic == "blind" or not ahead.any():
+        if not (finds(remedy, self.diagnostic) and ahead.any()):
             self._passed[place] = ends
             self._void |= dict.fromkeys(units, instant(ends))
             return
-        self._open[place][4] |= int((fleet.at[ahead] > self._open[place][1]).any())
+        if (fleet.at[ahead] > row[1]).any():
+            row[4] = min(row[4], row[3] if remedy == "replace" else ends)
         named = {fleet.unit[failure] for failure in np.flatnonzero(ahead)}
         self._sick |= dict.fromkeys(units if "" in named else named, Fact("diagnostic_failed", instant(ends)))
-        self._test(place, ends + _RETRY_MS + duration_ms(self.policy.cost_benefit.verify))
+        self._test(place, ends + _RETRY_MS, "diagnose")
 
     def _fleet_at(self, at: int, now: datetime, newest: Reading) -> list[NodeView]:
         heard = min(now - LONGEST, newest.decided_at)  # what was said before neither holds nor voids anything now
@@ -383,6 +399,19 @@ class Controlled:
         facts, repaired = said or ((), None)
         since = max((time for time in (void, repaired) if time is not None), default=None)
         return UnitView(scored.name, scored.score, (*facts, *(() if sick is None else (sick,))), since)
+
+
+def procedure(remedy: Remedy | None, diagnostic: Diagnostic, costs: CostBenefitConfig) -> timedelta | None:
+    """Return how long remedy and diagnostic take on an empty node; None: nothing is run on it."""
+    if remedy is None:
+        return None if diagnostic == "none" else costs.verify
+    tested = diagnostic != "none" and remedy in ("reset", "reboot")
+    return duration_of(remedy, costs) + (costs.verify if tested else timedelta())
+
+
+def finds(remedy: Remedy | None, diagnostic: Diagnostic) -> bool:
+    """Return whether remedy and diagnostic find a fault that is there or shows within reach."""
+    return remedy in ("diagnose", "replace") or diagnostic == "perfect"
 
 
 def job_views(jobs: Placements, entries: Ints, at: int) -> list[JobView]:

@@ -64,7 +64,7 @@ def count_outcome(
     right = sound & (same & (fleet.at > began) & (fleet.at <= began + within)).any(axis=1)
     early = marks.at + np.where(marks.drained < NEVER, np.minimum(marks.drained, marks.until) - marks.at + ready, 0)
     caught = (same & (fleet.at >= early[:, None]) & (fleet.at < marks.until[:, None])).any(axis=0)
-    planned = np.bincount(marks.node[marks.found], minlength=len(fleet.nodes))
+    planned = np.bincount(marks.node[marks.found < NEVER], minlength=len(fleet.nodes))
     shorter = (costs.unplanned_repair - costs.planned_repair) / timedelta(hours=1)
     counted = [_counted(fleet, jobs, marks, costs, soft=soft) for jobs in loads]
     known = right | (sound & (marks.at + within <= fleet.end))
@@ -85,9 +85,7 @@ def _counted(
     left: list[Ints] = []  # of each mark: when the jobs of its node are off it
     off = np.full(len(size), NEVER)
     free = _free(fleet, jobs, marks) if soft else None
-    tested = np.minimum(marks.drained, NEVER // 2) + duration_ms(costs.checkpoint + LEAVE + costs.verify)
-    # what is found to be broken goes straight into its repair
-    over = np.minimum(marks.until, np.where(marks.found, tested, NEVER))
+    over = np.minimum(marks.until, marks.found)  # what is found to be broken goes straight into its repair
     for mark, (node, at, until, drained) in enumerate(
         zip(marks.node, marks.at, marks.until, marks.drained, strict=True)
     ):

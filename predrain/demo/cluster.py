@@ -15,13 +15,15 @@ from typing import Final
 import numpy as np
 import pandas as pd
 
-from evaluation.value.controller_replay import LEAVE, Diagnostic, Fleet, Marks, job_views
+from evaluation.value.controller_replay import LEAVE, Diagnostic, Fleet, Marks, finds, job_views, procedure
 from evaluation.value.load import Placements
 from evaluation.value.readings import Readings
 from features.times import NEVER, duration_ms, instant_ms
 from foundation.instants import from_ms
 from policy.config import PolicyConfig
+from policy.cost_benefit import CostBenefitConfig
 from policy.fleet import Level, UnitView
+from policy.ladder.remedies import Remedy
 from policy.risk_record import ModelName
 from scheduler.controller.controller import Controller
 from scheduler.controller.facts import VerifiedFacts, facts_at
@@ -50,34 +52,50 @@ _MODEL: Final = ModelName("0" * 64, "lightgbm", None)
 
 
 class InMemoryDiagnostic:
-    """A diagnostic that takes its time, and finds nothing, or each fault that is there or will show in time."""
+    """Remedy and diagnostic of a node: they take their time, and find nothing, or each fault that shows in time."""
 
-    def __init__(self, clock: ManualClock, takes: timedelta, fleet: Fleet, within: timedelta, *, sees: bool) -> None:
-        self.begun: dict[str, datetime] = {}
-        self.failed: set[str] = set()
-        self.takes = takes
-        self._clock, self._fleet, self._within, self._sees = clock, fleet, within, sees
+    def __init__(
+        self, clock: ManualClock, costs: CostBenefitConfig, fleet: Fleet, within: timedelta, diagnostic: Diagnostic
+    ) -> None:
+        self.begun: dict[str, tuple[datetime, Remedy | None]] = {}
+        self.failed: dict[str, datetime] = {}
+        self._clock, self._costs, self._fleet, self._within, self._kind = clock, costs, fleet, within, diagnostic
 
-    def start(self, node: str, units: Sequence[str], key: str, fence: Fence) -> Answer:  # noqa: ARG002
+    def start(
+        self,
+        node: str,
+        units: Sequence[str],  # noqa: ARG002
+        key: str,
+        fence: Fence,  # noqa: ARG002
+        remedy: Remedy | None = None,
+    ) -> Answer:
         """Start one."""
         if key in self.begun:
             return Answer("already")
-        self.begun[key] = self._clock.now()
+        self.begun[key] = self._clock.now(), "diagnose" if node in self.failed else remedy
         return Answer("done")
+
+    def ends(self, key: str) -> datetime | None:
+        """Return when one ends; None: nothing is run."""
+        began, remedy = self.begun[key]
+        takes = procedure(remedy, self._kind, self._costs)
+        return None if takes is None else began + takes
 
     def result(self, node: str, key: str) -> DiagnosticResult:
         """Say that it runs, or what it found."""
         if key not in self.begun:
             return DiagnosticResult("missing")
-        ends = self.begun[key] + self.takes
+        (began, remedy), ends = self.begun[key], self.ends(key)
+        if ends is None:
+            return DiagnosticResult("inconclusive", "no diagnostic is run")
         if self._clock.now() < ends:
             return DiagnosticResult("running")
         at, place = instant_ms(ends), self._fleet.names.get_loc(node)
         ahead = (self._fleet.failed == place) & (self._fleet.at <= at + duration_ms(self._within))
         sick = tuple(self._fleet.unit[failure] for failure in np.flatnonzero(ahead & (at < self._fleet.until)))
-        if not (self._sees and sick):
+        if not (finds(remedy, self._kind) and sick):
             return DiagnosticResult("passed", at=ends)
-        self.failed.add(node)
+        self.failed.setdefault(node, began if remedy == "replace" else ends)
         return DiagnosticResult("failed", "a fault", () if "" in sick else sick, ends)
 
     def drop(self, node: str, key: str) -> None:  # noqa: ARG002
@@ -112,12 +130,11 @@ class ReplayedCluster:
         nodes = [MemoryNode(NodeObject(node.name), node, "boot") for node in fleet.nodes]
         self.scheduler = MemoryScheduler(nodes, self.clock)
         self.workloads = MemoryWorkloads([], self.clock)
-        verify = policy.cost_benefit.verify
-        self.diagnostic = InMemoryDiagnostic(self.clock, verify, fleet, reach, sees=diagnostic == "perfect")
-        method = VerificationSettings(method="none" if diagnostic == "none" else "scheduler")
+        self.diagnostic = InMemoryDiagnostic(self.clock, policy.cost_benefit, fleet, reach, diagnostic)
+        method = VerificationSettings(method="scheduler", timeout=timedelta(days=9))
         evacuation = Evacuation(
             self.scheduler, self.workloads, self.clock, EvacuationSettings(enabled=True, verification=method), {},
-            None if diagnostic == "none" else self.diagnostic,
+            self.diagnostic,
         )  # fmt: skip
         self.controller = Controller(
             self.scheduler, risks or self, VerifiedFacts(_Reported(events), evacuation.results),
@@ -163,9 +180,9 @@ class ReplayedCluster:
             if len(self._open) < stood:  # there is room for another now
                 heapq.heappush(todo, instant_ms(at + MINUTE))
             self.follow(at)
-            for begun in self.diagnostic.begun.values():  # its result is read, and then decided on
+            for ends in map(self.diagnostic.ends, self.diagnostic.begun):  # its result is read, and then decided on
                 for more in (MINUTE, 2 * MINUTE, _VALID_FOR + MINUTE, _VALID_FOR + 2 * MINUTE):
-                    again = instant_ms(begun + self.diagnostic.takes + more)
+                    again = 0 if ends is None else instant_ms(ends + more)
                     if again > instant_ms(self.clock.now()) and again not in todo:
                         heapq.heappush(todo, again)
         return self.marks_by(self.fleet.end)
@@ -198,14 +215,15 @@ class ReplayedCluster:
                 self.left[int(uid)] = min(self.left[int(uid)], instant_ms(at + LEAVE))
         for place, level in enumerate(self._levels().values()):
             if level.hard and place not in self._open:
-                self._open[place] = [place, instant_ms(at), NEVER, NEVER, 0]
+                self._open[place] = [place, instant_ms(at), NEVER, NEVER, NEVER]
                 self._rows.append(self._open[place])
             if level is Level.DRAINED and self._open[place][3] == NEVER:
                 self._open[place][3] = instant_ms(at)
-            if level is Level.DRAINED and self.fleet.nodes[place].name in self.diagnostic.failed:
-                self._open[place][4] = 1
+            found = self.diagnostic.failed.get(self.fleet.nodes[place].name)
+            if level is Level.DRAINED and found is not None:
+                self._open[place][4] = min(self._open[place][4], instant_ms(found))
             if not level.hard and place in self._open:
-                self.diagnostic.failed.discard(self.fleet.nodes[place].name)
+                self.diagnostic.failed.pop(self.fleet.nodes[place].name, None)
                 self._open.pop(place)[2] = instant_ms(at)
                 self.left[self.jobs.node == place] = NEVER  # jobs are there again
         decisions = {} if report.plan is None else report.plan.nodes

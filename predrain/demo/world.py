@@ -165,8 +165,9 @@ class World:
         clock_of: list[ManualClock] = []
         every = policy.cost_benefit.checkpoint_every
         jobs = generated_load(fleet.gpus, first - duration_ms(PAST), last, seed, every, gpus_per_job=_GANG)
+        events = rule_events(dataset.events(), fleet.boots())
         cluster = ReplayedCluster(
-            fleet, None, rule_events(dataset.events()), jobs, fleet.stage(policy, "hard"), diagnostic="perfect",
+            fleet, None, events, jobs, fleet.stage(policy, "hard"), diagnostic="perfect",
             reach=_REACH, ledger=SqliteLedger(folder / "ledger.sqlite"),
             risks=_Scores(folder / "scores", clock_of, settings.max_score_lifetime),
         )  # fmt: skip

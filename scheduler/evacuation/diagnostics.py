@@ -1,4 +1,4 @@
-"""The diagnostic that follows on an emptied node, and what its result leads to."""
+"""The remedy and the diagnostic of an emptied node, and what the result leads to."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
+from policy.ladder.remedies import INSTRUCTIONS, Remedy
 from scheduler.evacuation.case import OUTCOMES, Case, Still
 from scheduler.evacuation.progress import Result
 from scheduler.evacuation.settings import VerificationSettings
@@ -50,6 +51,14 @@ class Diagnostics:
             return self._start(self.verification, case, log)
         return self._read(self.verification, case, log)
 
+    @staticmethod
+    def _by_hand(case: Case, log: RoundLog) -> None:
+        """Report the remedy that a person has to carry out."""
+        remedy = _remedy(case)
+        if remedy is not None and case.entry.phase == "done":
+            message = f"empty; {INSTRUCTIONS[remedy]} by hand: evacuation.verification.method is none"
+            case.notify(log, "remedy", "escalated", message, {"remedy": remedy, "units": list(case.units)})
+
     def drop(self, node: str, key: str) -> None:
         """Stop the diagnostic of a node that is released meanwhile."""
         if self.verification is not None:
@@ -57,7 +66,10 @@ class Diagnostics:
 
     def settled(self, case: Case, log: RoundLog) -> None:
         """Tell people what a diagnostic came to, where that is theirs to settle, and run it again after a while."""
-        entry, now = case.entry, log.clock.now()
+        entry, now, remedy = case.entry, log.clock.now(), _remedy(case)
+        if self.verification is None:
+            self._by_hand(case, log)
+            return
         if entry.phase not in ("failed", "inconclusive"):
             return
         message = f"the diagnostic {case.entry.phase}: {case.entry.words}"
@@ -66,7 +78,8 @@ class Diagnostics:
         since = entry.ended_at or entry.began_at
         boots = {case.reading.boot_id, entry.boot_id} - {None}  # what is not known is no other one
         other = len(boots) > 1 or bool(case.units and entry.units and case.units != entry.units)
-        if case.held is None and (other or now - since >= self.settings.retry_after):
+        asked = remedy not in (None, entry.remedy) and entry.phase == "inconclusive"
+        if case.held is None and (other or asked or now - since >= self.settings.retry_after):
             again = entry.attempt + 1
             told = tuple(what for what in entry.told if what != "stuck")
             case.change(
@@ -86,13 +99,15 @@ class Diagnostics:
             return None
         fence = log.fence()
         key = entry.verify_key(case.node)
-        number = log.intend(Call(now, case.node, "verify", key, self.settings.method, None, case.why))
+        remedy = _remedy(case)
+        why = case.why if remedy is None else f"remedy: {remedy}; {case.why}"
+        number = log.intend(Call(now, case.node, "verify", key, self.settings.method, None, why))
         if number is None:
             return None
-        answer = verification.start(case.node, case.units, key, fence)
+        answer = verification.start(case.node, case.units, key, fence, remedy)
         log.settle(number, answer)
         started = answer.kind in ("done", "already")
-        case.change(started_at=now if started else None, words=answer.message)
+        case.change(started_at=now if started else None, remedy=remedy, words=answer.message)
         outcome = "waiting" if answer.confirmed else OUTCOMES[answer.kind]
         log.step(case.node, "verify", outcome, None, answer.message)
         return None
@@ -158,6 +173,10 @@ class Diagnostics:
         return result
 
 
+def _remedy(case: Case) -> Remedy | None:
+    return None if case.decision is None else case.decision.remedy
+
+
 _ANSWERS: Mapping[HookKind, AnswerKind] = {
     "done": "done", "waiting": "done", "failed": "refused", "refused": "refused", "timeout": "timeout",
 }  # fmt: skip
@@ -169,7 +188,8 @@ _KINDS: Mapping[str, DiagnosticKind] = {kind: kind for kind in get_args(Diagnost
 class HookVerification:
     """Asks a hook to run diagnostics.
 
-    It is sent ``{"kind": "verify", "step": "start" | "result" | "drop", "node": …, "units": […], "key": …}``. To
+    It is sent ``{"kind": "verify", "step": "start" | "result" | "drop", "node": …, "units": […], "key": …}``, and with
+    ``start`` the ``remedy`` (:data:`policy.ladder.remedies.Remedy`; null: diagnose only). To
     ``result`` it answers with ``state`` (``passed``, ``failed``, ``inconclusive``, ``running``, ``missing``), ``node``
     and ``key`` as it was asked, and may add ``failed_units``, ``message`` and ``at``. What does not say of which node
     and request it is, or says none of these, is inconclusive: a diagnostic that was aborted, and one of another node,
@@ -178,9 +198,16 @@ class HookVerification:
 
     hook: Hook
 
-    def start(self, node: str, units: Sequence[str], key: str, fence: Fence) -> Answer:  # noqa: ARG002 - the key
+    def start(
+        self,
+        node: str,
+        units: Sequence[str],
+        key: str,
+        fence: Fence,  # noqa: ARG002 - the key fences it
+        remedy: Remedy | None = None,
+    ) -> Answer:
         """Start it."""
-        reply = self.hook.tell(_payload("start", node, key, units), key)
+        reply = self.hook.tell({**_payload("start", node, key, units), "remedy": remedy}, key)
         return Answer(_ANSWERS[reply.kind], reply.message)
 
     def result(self, node: str, key: str) -> DiagnosticResult:

@@ -63,6 +63,7 @@ class Evacuating:
     ``first``: the first attempt of this series: an inconclusive one is followed by others at once, up to a number.
     ``started_at``: when this attempt was begun; None: not yet.
     ``ended_at``: when the last diagnostic came to something.
+    ``remedy``: what the last attempt was asked to carry out.
     ``told``: what was reported to people about it, each once.
     """
 
@@ -79,6 +80,7 @@ class Evacuating:
     ended_at: datetime | None = None
     boot_id: str | None = None
     units: tuple[str, ...] = ()
+    remedy: str | None = None
     told: tuple[str, ...] = ()
     words: str = ""
 

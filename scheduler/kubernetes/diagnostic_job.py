@@ -14,6 +14,7 @@ import yaml
 from foundation.errors import InputError
 from foundation.kubernetes.api import Object, Unreachable
 from foundation.yaml import read_yaml
+from policy.ladder.remedies import Remedy
 from scheduler.kubernetes.scheduler import KubernetesScheduler
 from scheduler.ports.codec import instant, json_object
 from scheduler.ports.readings import Answer
@@ -46,9 +47,9 @@ class KubernetesVerification:
     """Runs diagnostics as Jobs in predrain's namespace, from a manifest of the operator.
 
     The Job is bound to its node by name and tolerates the predrain taints. Its containers get ``PREDRAIN_NODE``,
-    ``PREDRAIN_KEY`` and ``PREDRAIN_GPUS``. One of them reports in its termination message: ``{"result": "passed" |
-    "failed", "node": …, "key": …}``. A Job that ended without that, on another node, or that reports ``passed`` and
-    failed, is inconclusive.
+    ``PREDRAIN_KEY``, ``PREDRAIN_GPUS`` and ``PREDRAIN_REMEDY`` (empty: diagnose only). One of them reports in its
+    termination message: ``{"result": "passed" | "failed", "node": …, "key": …}``. A Job that ended without that, on
+    another node, or that reports ``passed`` and failed, is inconclusive.
     """
 
     def __init__(self, scheduler: KubernetesScheduler, manifest: Mapping[str, Any]) -> None:
@@ -58,13 +59,13 @@ class KubernetesVerification:
         self._namespace = scheduler.settings.namespace
         self._folder = f"/apis/batch/v1/namespaces/{self._namespace}/jobs"
 
-    def start(self, node: str, units: Sequence[str], key: str, fence: Fence) -> Answer:
+    def start(self, node: str, units: Sequence[str], key: str, fence: Fence, remedy: Remedy | None = None) -> Answer:
         """Create the Job; one that is there under this key was started before."""
         leadership = self._scheduler.leadership
 
         def create() -> Answer:
             response = self._api.request(
-                "POST", self._folder, body=self._job(node, units, key), timeout=leadership.left()
+                "POST", self._folder, body=self._job(node, units, key, remedy), timeout=leadership.left()
             )
             if response.ok:
                 return Answer("done", f"Job {self._namespace}/{name_of(key)}")
@@ -120,7 +121,7 @@ class KubernetesVerification:
     def _label(self) -> str:
         return self._scheduler.pod_keys.diagnostic
 
-    def _job(self, node: str, units: Sequence[str], key: str) -> dict[str, Any]:
+    def _job(self, node: str, units: Sequence[str], key: str, remedy: Remedy | None) -> dict[str, Any]:
         job = copy.deepcopy(dict(self._manifest))
         metadata = job.setdefault("metadata", {})
         metadata |= {"name": name_of(key), "namespace": self._namespace}
@@ -142,6 +143,7 @@ class KubernetesVerification:
         own_taint = {"key": self._scheduler.keys.taint, "operator": "Exists"}
         pod["tolerations"] = [*(pod.get("tolerations") or ()), own_taint, _OWN_CORDON]
         variables = {"PREDRAIN_NODE": node, "PREDRAIN_KEY": key, "PREDRAIN_GPUS": ",".join(units)}
+        variables["PREDRAIN_REMEDY"] = remedy or ""
         for container in pod["containers"]:
             kept = [entry for entry in container.get("env") or () if entry.get("name") not in variables]
             container["env"] = [*kept, *({"name": name, "value": value} for name, value in variables.items())]

@@ -13,6 +13,7 @@ from typing import Any, Final, Literal, Protocol
 
 from foundation.durations import Duration
 from policy.fleet import JobView
+from policy.ladder.remedies import Remedy
 from scheduler.ports.readings import Answer, StoredState, Write
 
 CheckpointKind = Literal["acknowledged", "waiting", "failed", "gone"]
@@ -112,9 +113,9 @@ class DiagnosticResult:
 
 
 class Verification(Protocol):
-    """A diagnostic on an emptied node, such as ``dcgmi diag``."""
+    """The operator's procedure on an emptied node: the remedy of a fault, if there is one, and a diagnostic."""
 
-    def start(self, node: str, units: Sequence[str], key: str, fence: Fence) -> Answer:
+    def start(self, node: str, units: Sequence[str], key: str, fence: Fence, remedy: Remedy | None = None) -> Answer:
         """Start it, past predrain's taint; ``already`` where one of this key was started before, with any outcome."""
 
     def result(self, node: str, key: str) -> DiagnosticResult:

@@ -245,6 +245,30 @@ def test_a_gang_that_is_not_asked_for_a_checkpoint_is_drained_a_minute_after_its
 def test_a_diagnostic_gives_a_sound_node_back_and_a_perfect_one_turns_the_failure_into_a_planned_repair():
     blind, perfect = marked(foretold(), diagnostic="blind"), marked(foretold(), diagnostic="perfect")
     assert (blind[0].until - blind[0].at)[0] / H == pytest.approx(2 + 7 / 60)
-    assert perfect[0].found.tolist() == [True]
+    tested = perfect[0].drained + (2 * 60 + 6) * H // 60
+    assert perfect[0].found.tolist() == tested.tolist()
     assert perfect[1].repaired.sum() == 2 * 12
     assert perfect[1].hits == 0
+
+
+def test_a_drain_by_a_rule_lasts_as_long_as_its_remedy_and_a_node_that_was_repaired_is_not_drained():
+    world = World(10, 8, [])
+    seen = T0 + 20 * HOUR
+    reported = (seen, world.names[3], f"{world.names[3]}-0", "xid", "79", "", "", seen)
+    times = dict.fromkeys(("timestamp", "known_at"), "datetime64[ms, UTC]")
+    events = rule_events(pd.DataFrame([reported], columns=EVENTS.names).astype(times))
+    fleet = world.fleet()
+    given = (world.scores(), events, BUSY, fleet.stage(POLICY, "hard"), REACH)
+    marks = Controlled(fleet, *given).marks()
+    assert (marks.until - marks.at).tolist() == [31 * H // 60], "a reboot, and the next round"
+    repaired = Fleet.of(
+        pd.DataFrame({"node": world.names, "gpu": world.names, "group": "g"}).assign(
+            installed_at=pd.Timestamp(T0 - HOUR), removed_at=pd.Series(pd.NaT, dtype="datetime64[ms, UTC]")
+        ),
+        pd.DataFrame({"gpu": [None], "node": [world.names[3]], "start": [seen], "end": [seen + HOUR]}),
+        BEGIN, fleet.end,
+    )  # fmt: skip
+    late = [row | {"known_at": seen + 2 * HOUR} for row in events]
+    returned = sorted([*late, *repaired.boots()], key=lambda row: row["known_at"])
+    assert len(Controlled(fleet, given[0], late, *given[2:]).marks().node) == 1
+    assert len(Controlled(fleet, given[0], returned, *given[2:]).marks().node) == 0

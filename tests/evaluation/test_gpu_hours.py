@@ -144,7 +144,8 @@ FAILS = fleet((0, 40.5))
 
 def mark(node: int, at: float, until: float, *, drained: bool = True, found: bool = False) -> Marks:
     begin = round(at * H)
-    return Marks.of([[node, begin, round(until * H), begin if drained else NEVER, found]])
+    seen = begin + round(2.1 * H) if found else NEVER  # a checkpoint, the eviction, and two hours of diagnostic
+    return Marks.of([[node, begin, round(until * H), begin if drained else NEVER, seen]])
 
 
 DRAINED = mark(0, 20, 92)

@@ -50,9 +50,10 @@ def test_a_fault_that_a_restart_cured_would_drain_for_two_days_and_ends_with_it(
     assert ruled(lost, {**cure, "node": "other", "gpu": None if cure is BOOTED else "h"}) == {"g": ["xid 79"]}
 
 
-def test_no_boot_mends_spare_rows_that_are_used_up_or_a_failed_test():
+def test_no_boot_ends_a_fault_whose_remedy_is_a_replacement():
     broken = event("xid", "64", T0), event("diagnostic", "fail", T0)
-    assert ruled(*broken, BOOTED) == {"g": ["xid 64", "diagnostic_failed"]}
+    assert ruled(*broken) == {"g": ["xid 64", "diagnostic_failed"]}
+    assert ruled(*broken, BOOTED) == {"g": ["diagnostic_failed"]}, "XID 64 asks for a reset"
 
 
 WINDOW = MaintenanceWindow(T0 - HOUR, T0 + HOUR, ("sick*",))

@@ -107,20 +107,22 @@ class MemoryWorkloads(memory.MemoryWorkloads):
 class MemoryVerification:
     """Diagnostics that are settled by hand.
 
-    ``started``: node and units, by key.
+    ``started``: node and units, ``remedies``: what is to be carried out, by key.
     ``results``: by node; none: it runs.
     """
 
     def __init__(self) -> None:
         self.started: dict[str, tuple[str, tuple[str, ...]]] = {}
         self.results: dict[str, DiagnosticResult] = {}
+        self.remedies: dict[str, str | None] = {}
         self.dropped: list[str] = []
         self.faults = Faults()
         self.start = partial(self.faults.write, "start", self._start)
         self.result = partial(self.faults.read, "result", self._result)
 
-    def _start(self, node: str, units: Sequence[str], key: str, _: Fence) -> Answer:
+    def _start(self, node: str, units: Sequence[str], key: str, _: Fence, remedy: str | None = None) -> Answer:
         before = key in self.started
+        self.remedies.setdefault(key, remedy)
         self.started.setdefault(key, (node, tuple(units)))
         return Answer("already" if before else "done")
 

@@ -46,7 +46,7 @@ def ended(world: World, condition: str, *messages: object, node: str = "n1") -> 
 
 
 def test_a_job_is_started_once_on_its_node_past_our_taint(world: World, verification: KubernetesVerification) -> None:
-    assert verification.start("n1", ["GPU-a", "GPU-b"], KEY, FENCE).kind == "done"
+    assert verification.start("n1", ["GPU-a", "GPU-b"], KEY, FENCE, "reset").kind == "done"
     assert verification.start("n1", ["GPU-a", "GPU-b"], KEY, FENCE).kind == "already"
     job = world.objects[JOB]
     template = job["spec"]["template"]["spec"]
@@ -60,7 +60,9 @@ def test_a_job_is_started_once_on_its_node_past_our_taint(world: World, verifica
     } in template["tolerations"], "our own cordon would keep it off"  # fmt: skip
     assert (job["spec"]["backoffLimit"], template["restartPolicy"]) == (0, "Never")
     variables = {item["name"]: item["value"] for item in template["containers"][0]["env"]}
-    assert variables == {"PREDRAIN_NODE": "n1", "PREDRAIN_KEY": KEY, "PREDRAIN_GPUS": "GPU-a,GPU-b"}
+    assert variables == {
+        "PREDRAIN_NODE": "n1", "PREDRAIN_KEY": KEY, "PREDRAIN_GPUS": "GPU-a,GPU-b", "PREDRAIN_REMEDY": "reset",
+    }  # fmt: skip
 
 
 def test_without_the_lease_none_is_started(world: World, verification: KubernetesVerification) -> None:

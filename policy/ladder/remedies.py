@@ -1,0 +1,36 @@
+"""Remedies: what ends a fault that a hard rule names, and how long it keeps an emptied node out of service.
+
+The names are NVIDIA's recovery actions, in ascending order of effort. ``reset`` and ``reboot`` need no part, so that
+the node may return as soon as they are done. ``replace`` is a planned repair.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import timedelta
+from typing import Literal
+
+from policy.cost_benefit import CostBenefitConfig
+
+Remedy = Literal["reset", "reboot", "diagnose", "replace"]
+REMEDIES: tuple[Remedy, ...] = ("reset", "reboot", "diagnose", "replace")
+
+INSTRUCTIONS: dict[Remedy, str] = {
+    "reset": "reset the GPU",
+    "reboot": "reboot the node",
+    "diagnose": "run a diagnostic on the node",
+    "replace": "repair or replace the GPU",
+}
+
+
+def hardest(remedies: Iterable[Remedy]) -> Remedy | None:
+    """Return the remedy that includes the effect of the others; None without any."""
+    return max(remedies, key=REMEDIES.index, default=None)
+
+
+def duration_of(remedy: Remedy, costs: CostBenefitConfig) -> timedelta:
+    """Return how long a remedy takes on an empty node."""
+    durations: dict[Remedy, timedelta] = {
+        "reset": costs.reset, "reboot": costs.reboot, "diagnose": costs.verify, "replace": costs.planned_repair,
+    }  # fmt: skip
+    return durations[remedy]

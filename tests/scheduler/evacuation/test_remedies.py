@@ -48,7 +48,7 @@ def test_a_remedy_that_failed_releases_nothing():
 
 def test_without_a_hook_people_are_told_once_what_to_do():
     by_hand = replace(FAST, verification=VerificationSettings(method="none"))
-    cluster = faulty("xid 79", evacuation_settings=by_hand)
+    cluster = faulty("xid 79", settings=by_hand)
     for _ in range(3):
         cluster.later()
     escalated = [words for _, kind, words in findings(cluster) if kind == "escalated"]

@@ -60,11 +60,10 @@ def first_problem(error: ValidationError, kind: Any) -> tuple[str, str, str]:
     """Return where the first problem of a value of ``kind`` is, what it is, and what to do where that is known."""
     # a misspelt key comes before the key that is missing for it
     first = min(error.errors(include_url=False), key=lambda problem: problem["type"] not in _UNKNOWN_KEY)
-    *above, name = first["loc"] or ("",)
-    if first["type"] in _UNKNOWN_KEY:
-        hint = nearest_hint(str(name), _fields(kind, above)) or "Remove the key."
-        return ".".join(map(str, above)), f"unknown key {name!r}", hint
     place = ".".join(map(str, first["loc"]))
+    if first["type"] in _UNKNOWN_KEY:
+        *above, name = first["loc"]
+        return place, "unknown key", nearest_hint(str(name), _fields(kind, above)) or "Remove the key."
     if first["type"] == "value_error":  # of a check of ours, which names the value
         return place, str(first["ctx"]["error"]), ""
     return place, f"{first['msg']} (value {first['input']!r:.200})", ""

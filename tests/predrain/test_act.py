@@ -142,10 +142,10 @@ def test_wrong_usage_exits_with_2_and_bad_files_with_1_and_one_line(place):
     run(*GO, "--kill", "--resume", code=2)
     run(*GO, "--loop", "--dry-run", code=2)
     (place / "act.yaml").write_text("polcy: {}")
-    assert "settings: unknown key 'polcy'. Did you mean 'policy'? (act.yaml)" in run(*GO, code=1).stderr
+    assert "settings.polcy: unknown key. Did you mean 'policy'? (act.yaml)" in run(*GO, code=1).stderr
     (place / "cluster.json").write_text('{"format": 1, "nodes": [{"name": "a", "cluster": "c", "grup": "g"}]}')
     failed = run(*GO, code=1)
-    assert "cluster.nodes.0: unknown key 'grup'. Did you mean 'group'?" in failed.stderr
+    assert "cluster.nodes.0.grup: unknown key. Did you mean 'group'?" in failed.stderr
     assert "there is no ledger here" in run("ledger", "why", "n3", "--ledger", "absent.db", code=1).stderr
 
 

@@ -60,7 +60,7 @@ def test_a_budget_that_names_no_fleet_keeps_the_limits_of_the_fleet(tmp_path: Pa
 def test_a_misspelt_setting_is_refused_with_the_nearest_name(tmp_path):
     file = tmp_path / "act.yaml"
     file.write_text("policy: {thresholds: {watch: 0.1}, budgget: {}}\n")
-    with pytest.raises(InputError, match=r"settings\.policy: unknown key 'budgget'\. Did you mean 'budget'\?"):
+    with pytest.raises(InputError, match=r"settings\.policy\.budgget: unknown key\. Did you mean 'budget'\?"):
         read_settings(file)
     file.write_text("policy: {thresholds: {watch: 0.1}, horizon: 24}\n")
     with pytest.raises(InputError, match=r"settings\.policy\.horizon: 24 is not a duration: .* such as '6h'"):

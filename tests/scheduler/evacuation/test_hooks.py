@@ -271,7 +271,7 @@ def test_a_result_that_cannot_be_asked_for_is_no_result():
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ({"chekpoint": {}}, "evacuation: unknown key 'chekpoint'. Did you mean 'checkpoint'?"),
+        ({"chekpoint": {}}, "evacuation.chekpoint: unknown key. Did you mean 'checkpoint'?"),
         ({"checkpoint": {"default": "webhook"}}, "default is 'webhook': give the webhook"),
         ({"checkpoint": {"command": {"argv": ["tell"]}}}, r"argv is \['tell'\]: give the program by its absolute path"),
         ({"checkpoint": {"webhook": {"url": "ftp://x"}}}, "url is 'ftp://x': give an http or https address"),

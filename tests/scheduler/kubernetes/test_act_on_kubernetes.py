@@ -75,8 +75,7 @@ def test_what_is_wrong_is_reported_and_never_stops_the_stopping(place: Path, wor
     assert "goes with --scheduler file only" in act("--scores=scores", "--cluster=x.json", code=2).output
     settings(place, namespce="x")
     assert (
-        "settings.kubernetes: unknown key 'namespce'. Did you mean 'namespace'?"
-        in act("--scores=scores", code=1).stderr
+        "settings.kubernetes.namespce: unknown key. Did you mean 'namespace'?" in act("--scores=scores", code=1).stderr
     )
     settings(place, diagnostic_job="none.yaml")
     assert "the diagnostic's manifest cannot be read" in act("--scores=scores", code=1).stderr

@@ -98,7 +98,7 @@ class History:
     """Events sorted once, to be asked for the history of any rows, a whole matrix or the live ones.
 
     What was seen in a planned maintenance does not count from when that is known; repairs, replacements and changes of
-    the driver do.
+    the driver do. Nor does the ticket of a failure that counts already.
 
     ``columns``: what :meth:`values` gives.
     ``_scopes``: the events of each scope by entity: units, slots (numbered by ``_slot_of_stay``), ``_nodes``.
@@ -130,7 +130,10 @@ class History:
         planned = record.maintenance.shown(np.r_[record.maintenance.concerned(facts), onset_unit], time, known)
         done = np.isin(facts.type, ("repair", "replacement", "driver"))  # true, however planned
         planned[: len(done)][done] = NEVER
-        kinds[planned <= known] = 0
+        # the ticket of a failure that counts already, and an onset that only such a ticket made
+        repeated = np.r_[record.repeats, milliseconds(onsets["until"], "until")]
+        ceases = np.minimum(planned, repeated)
+        kinds[ceases <= known] = 0
         count = np.r_[facts.count, np.ones(len(onsets), dtype=np.int64)]
         distinct = np.unique(facts.xid[facts.xid >= 0])
         xid = np.r_[facts.xid, np.full(len(onsets), -1, dtype=np.int64)]
@@ -156,14 +159,14 @@ class History:
                 known=known[kept],
                 kinds=kinds[kept],
                 size=count[kept],
-                until=planned[kept],
+                until=ceases[kept],
                 code=code[kept],
                 codes=len(distinct),
             )
         windows = np.asarray([duration_ms(w) for w in (*features.history_windows, DISTINCT_WINDOW)], dtype=np.int64)
 
         def domain(scope: DomainScope) -> Domain:
-            of = {"stay": stay, "time": time, "known": known, "until": planned, "kinds": kinds, "count": count}
+            of = {"stay": stay, "time": time, "known": known, "until": ceases, "kinds": kinds, "count": count}
             return Domain.of(scope, stays, inventory, **of)
 
         domains = [domain(scope) for scope in features.domains]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Container, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import timedelta
 
 import numpy as np
@@ -15,6 +15,8 @@ from features.config import DRIVER_CLASSES, FAILURE_CLASSES, LabelSection
 from features.installations import Installations
 from features.labels.facts import RESET_CODES, Facts, normalized
 from features.labels.maintenance import Maintenance
+from features.labels.signs import Sign, UnitEvidence
+from features.labels.tickets import settle_tickets, tickets
 from features.times import NEVER, BoolArray, Int64Array, duration_ms
 
 SUBCODE_XIDS = frozenset(range(144, 151))
@@ -45,34 +47,6 @@ def is_fatal(detail: str) -> bool:
     return _FATAL.search(detail) is not None
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Sign:
-    """One label-worthy event of a unit: when it happened, and from when it is established that it counts.
-
-    ``ticket``: code of a ``failure`` event, as it is compared with that of a repair; else empty.
-    """
-
-    time: int
-    established: int
-    class_index: int
-    code: str
-    node: str
-    ticket: str
-
-
-@dataclass(slots=True)
-class UnitEvidence:
-    """The facts of one unit that make and end its incidents, each list in ascending order.
-
-    ``ends``: Repairs, replacements, resets and removals, without repairs of one failure that leave another open.
-    ``own_ends``: those of ``ends`` that take the unit out of the node or mend it, or mend its node (no resets).
-    """
-
-    signs: list[Sign] = field(default_factory=list)
-    ends: list[tuple[int, int]] = field(default_factory=list)
-    own_ends: list[int] = field(default_factory=list)
-
-
 def xid_classes(labels: LabelSection) -> dict[int, int]:
     """Failure class, as an index into ``labels.all_classes``, by label-worthy XID."""
     table: dict[int, int] = {}
@@ -84,8 +58,11 @@ def xid_classes(labels: LabelSection) -> dict[int, int]:
 
 def gather(
     facts: Facts, stays: Installations, labels: LabelSection, *, as_of_ms: int = NEVER
-) -> dict[int, UnitEvidence]:
-    """Collect the evidence of every unit that has any label-worthy event established by a time, by unit code."""
+) -> tuple[dict[int, UnitEvidence], Int64Array]:
+    """Collect the evidence of every unit that has any label-worthy event established by a time, by unit code.
+
+    Returns: the evidence, and from when each fact is known to repeat another failure; see :func:`settle_tickets`.
+    """
     table = xid_classes(labels)
     names = labels.all_classes
     classes = {normalized(code): names.index(name) for code, name in {**DRIVER_CLASSES, **labels.classes}.items()}
@@ -104,10 +81,13 @@ def gather(
         code = normalized(facts.code[i])
         return classes.get(code, interconnect if code.startswith("sxid") else other)
 
+    may_follow = tickets(facts)
+
     def sign(i: int, established: int) -> Sign:
         code = facts.code[i]
         ticket = normalized(code) if failure[i] else ""
-        return Sign(int(facts.time[i]), established, class_of(i), code, facts.node[i] or "", ticket)
+        fact = i if may_follow[i] else -1
+        return Sign(int(facts.time[i]), established, class_of(i), code, facts.node[i] or "", ticket, fact)
 
     out: dict[int, UnitEvidence] = {}
     candidates: dict[int, list[int]] = {}
@@ -134,21 +114,30 @@ def gather(
             sign(i, at) for i, at in zip(positions, established, strict=True) if at < NEVER and at <= as_of_ms
         ]
     for evidence in out.values():
-        # Only now: failures of other classes have repairs of their own, which must not end or confirm those wanted.
-        evidence.signs = sorted(sign for sign in evidence.signs if sign.class_index in wanted)
-        evidence.ends.sort()
         evidence.own_ends.sort()
-    return {unit: out[unit] for unit in sorted(out) if out[unit].signs}
+    repeats = settle_tickets(facts, may_follow, stays, out, labels)
+    for evidence in out.values():
+        # Only now: failures of other classes have repairs of their own, which must not end or confirm those wanted.
+        evidence.signs, evidence.tickets = (
+            sorted(sign for sign in signs if sign.class_index in wanted) for signs in (evidence.signs, evidence.tickets)
+        )
+        evidence.ends.sort()
+    return {unit: out[unit] for unit in sorted(out) if out[unit].signs}, repeats
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What events say of the units of an inventory, read once for all who ask; ``evidence`` by unit code."""
+    """What events say of the units of an inventory, read once for all who ask.
+
+    ``evidence``: by unit code.
+    ``repeats``: from when each fact is known to be the ticket of a failure that counts already (ms).
+    """
 
     labels: LabelSection
     stays: Installations
     facts: Facts
     evidence: Mapping[int, UnitEvidence]
+    repeats: Int64Array
     maintenance: Maintenance
 
     @classmethod
@@ -156,7 +145,7 @@ class Record:
         """Read events and inventory as a dataset holds them."""
         stays = Installations.of(inventory)
         facts = Facts.of(events, stays)
-        return cls(labels, stays, facts, gather(facts, stays, labels), Maintenance.of(facts, stays))
+        return cls(labels, stays, facts, *gather(facts, stays, labels), Maintenance.of(facts, stays))
 
     def counts_at_once(self, unit: Int64Array, signs: Sequence[Sign]) -> BoolArray:
         """Tell which signs of units, when they were established, were not known to be of a planned maintenance."""
@@ -201,7 +190,7 @@ def _collect_ends(
             )  # fmt: skip
             if not another_is_open:
                 out[unit].ends.append((time, known))
-                out[unit].own_ends += [time] if is_own else []
+                out[unit].own_ends += [(time, known)] if is_own else []
 
 
 def _moments(

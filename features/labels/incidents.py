@@ -19,10 +19,11 @@ import pandas as pd
 
 from features.config import FAILURE_CLASSES, LabelSection
 from features.installations import Installations
-from features.labels.evidence import Record, Sign, UnitEvidence, gather
+from features.labels.evidence import Record, gather
 from features.labels.facts import Facts
 from features.labels.maintenance import Maintenance
 from features.labels.node_incidents import number_node_incidents
+from features.labels.signs import Sign, UnitEvidence
 from features.times import NEVER, duration_ms, instant_ms, instants
 
 LATE_REPAIR = timedelta(days=30)
@@ -52,7 +53,8 @@ def find_incidents(
     if the earlier one's incident has not ended yet. An incident ends at the first repair, replacement, reset or removal
     at or after its last event, or ``labels.cooldown`` after that event. A repair of the unit or of its node, or the
     unit's removal, that comes later still ends it if nothing label-worthy lies between and at most :data:`LATE_REPAIR`
-    has passed. A repair that names one of several failures (by its code) ends nothing while another one is open.
+    has passed. A repair that names one of several failures (by its code) ends nothing while another one is open. A
+    ticket that follows a failure belongs to it, see :mod:`features.labels.tickets`.
 
     ``events``, ``inventory``: as a dataset holds them.
     ``as_of``: use only what was known then: events with ``known_at <= as_of``, stays begun and removals made by then.
@@ -73,8 +75,8 @@ def find_incidents(
         removals = stays.removed[stays.removed < NEVER]
         seen_until = max([-NEVER, *(int(a.max()) for a in (facts.known, stays.installed, removals) if len(a))])
     incidents: list[tuple[int, int, int, int, Sign]] = []
-    for unit, evidence in gather(facts, stays, labels, as_of_ms=as_of_ms).items():
-        signs = evidence.signs
+    for unit, evidence in gather(facts, stays, labels, as_of_ms=as_of_ms)[0].items():
+        signs = [sign for sign in evidence.signs if sign.until == NEVER]
         for first, last in _bursts(signs, evidence.ends, labels):
             end = _end(signs, first, last, evidence, labels, seen_until)
             members = signs[first : last + 1]
@@ -104,10 +106,12 @@ def known_onsets(record: Record) -> pd.DataFrame:
 
     Facts are taken in the order in which they were known. A label-worthy event opens an onset unless, by what is known
     then, it belongs to the same incident as another known one, or was in a planned maintenance. An onset once given
-    never changes, so that those known at or before any time depend only on facts known at or before it.
+    never changes, so that those known at or before any time depend only on facts known at or before it. One that a
+    ticket opened ceases to count when the failure that it belongs to becomes known.
 
     Returns: columns ``unit``, ``gpu``, ``node``, ``timestamp`` (of the event that opened it), ``known_at``,
-    ``failure_class``, ``code``; sorted by (known_at, timestamp, unit).
+    ``failure_class``, ``code``, ``until`` (from when it does not count; NaT: it always will); sorted by (known_at,
+    timestamp, unit).
     """
     opened = [(unit, sign) for unit, evidence in record.evidence.items() for sign in _openings(evidence, record.labels)]
     counts = record.counts_at_once(np.array([unit for unit, _ in opened], dtype=np.int64), [sign for _, sign in opened])
@@ -117,7 +121,8 @@ def known_onsets(record: Record) -> pd.DataFrame:
     frame = _sign_columns(record.stays, [row[2] for row in onsets], signs, record.labels)
     frame["timestamp"] = instants(np.asarray([sign.time for sign in signs], dtype=np.int64))
     frame["known_at"] = instants(np.asarray([sign.established for sign in signs], dtype=np.int64))
-    return frame[["unit", "gpu", "node", "timestamp", "known_at", "failure_class", "code"]]
+    frame["until"] = instants(np.asarray([sign.until for sign in signs], dtype=np.int64))
+    return frame[["unit", "gpu", "node", "timestamp", "known_at", "failure_class", "code", "until"]]
 
 
 def _bursts(signs: list[Sign], ends: list[tuple[int, int]], labels: LabelSection) -> list[tuple[int, int]]:
@@ -145,17 +150,20 @@ def _end(
     signs: list[Sign], first: int, last: int, evidence: UnitEvidence, labels: LabelSection, seen_until: int
 ) -> int:
     assert first <= last
-    latest = signs[last].time
+    following = signs[last + 1].time if last + 1 < len(signs) else NEVER
+    latest = max(
+        [signs[last].time]
+        + [s.time for s in evidence.tickets if s.until == NEVER and signs[last].time <= s.time < following]
+    )
     ends_at = latest + duration_ms(labels.cooldown)
     at = bisect_left(evidence.ends, (latest, -NEVER))
     if at < len(evidence.ends) and evidence.ends[at][0] <= ends_at:
-        return evidence.ends[at][0]
-    limit = latest + duration_ms(LATE_REPAIR)
-    if last + 1 < len(signs):
-        limit = min(limit, signs[last + 1].time - 1)
-    at = bisect_left(evidence.own_ends, latest)
-    if at < len(evidence.own_ends) and evidence.own_ends[at] <= limit:
-        return evidence.own_ends[at]
+        return min(evidence.ends[at][0], following)
+    limit = min(latest + duration_ms(LATE_REPAIR), following - 1)
+    at = bisect_left(evidence.own_ends, (latest, -NEVER))
+    if at < len(evidence.own_ends) and evidence.own_ends[at][0] <= limit:
+        return evidence.own_ends[at][0]
+    ends_at = min(ends_at, following)
     return ends_at if ends_at <= seen_until else NEVER
 
 
@@ -171,8 +179,13 @@ def _openings(evidence: UnitEvidence, labels: LabelSection) -> list[Sign]:
         since = later - earlier
         return since <= merge_window or (since < cooldown and not _ended(ends, earlier, later))
 
-    for sign in sorted(evidence.signs, key=lambda s: (s.established, s)):
-        while taken < len(ends_by_known) and ends_by_known[taken][0] <= sign.established:
+    moments = [(sign.established, True, sign) for sign in evidence.signs]
+    moments += [(sign.until, False, sign) for sign in evidence.signs if sign.until < NEVER]
+    for moment, counts, sign in sorted(moments):
+        if not counts:
+            times.remove(sign.time)
+            continue
+        while taken < len(ends_by_known) and ends_by_known[taken][0] <= moment:
             known, time = ends_by_known[taken]
             insort(ends, (time, known))
             taken += 1

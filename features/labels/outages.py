@@ -5,12 +5,15 @@ A drained unit runs nothing. Scoring it would spend the alert budget on what the
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from datetime import timedelta
+from itertools import pairwise
 
 import numpy as np
 import pandas as pd
 
 from features.labels.evidence import Record
+from features.labels.signs import Sign
 from features.times import NEVER, Int64Array, duration_ms, instants
 
 LONGEST_DRAIN = timedelta(days=31)
@@ -40,20 +43,38 @@ def out_of_use(record: Record) -> pd.DataFrame:
 def down_intervals(record: Record) -> pd.DataFrame:
     """When each unit was known to be down, as :func:`out_of_use` gives it.
 
-    A unit is known to be down at t if, of the facts known at t, its last label-worthy event is followed by no repair,
-    replacement, reset or removal and is less than ``labels.cooldown`` ago. Events that were known to be of a planned
-    maintenance as soon as they were known do not count.
+    A unit is known to be down at t if, of the facts known at t, its last label-worthy event, or the ticket that follows
+    it, is followed by no repair, replacement, reset or removal and is less than ``labels.cooldown`` ago. Events that
+    were known to be of a planned maintenance as soon as they were known do not count.
     """
     return _frame(record, _down(record))
 
 
 def _down(record: Record) -> Int64Array:
-    every = [(unit, sign) for unit, evidence in record.evidence.items() for sign in evidence.signs]
+    every = [(unit, s) for unit, evidence in record.evidence.items() for s in (*evidence.signs, *evidence.tickets)]
     counts = record.counts_at_once(np.array([unit for unit, _ in every], dtype=np.int64), [sign for _, sign in every])
-    signs = [(unit, s.established, s.time) for (unit, s), kept in zip(every, counts, strict=True) if kept]
+    cooldown = duration_ms(record.labels.cooldown)
+    signs: dict[int, list[Sign]] = {}
+    for (unit, sign), kept in zip(every, counts, strict=True):
+        if kept:
+            signs.setdefault(unit, []).append(sign)
+    revised = {unit for unit, of_unit in signs.items() if any(sign.until < NEVER for sign in of_unit)}
+    begun = [(unit, s.established, s.time) for unit, of_unit in signs.items() if unit not in revised for s in of_unit]
     ends = [(unit, known, time) for unit, evidence in record.evidence.items() for time, known in evidence.ends]
-    begun, ended = (np.array(rows, dtype=np.int64).reshape(-1, 3).T for rows in (signs, ends))
-    return _intervals(begun, ended, duration_ms(record.labels.cooldown))
+    by_then = [(u, *span) for u in sorted(revised) for span in _revised(signs[u], record.evidence[u].ends, cooldown)]
+    begins, ended = (np.array(rows, dtype=np.int64).reshape(-1, 3).T for rows in (begun, ends))
+    steady = _intervals(begins, ended, cooldown)
+    return np.concatenate([steady, np.array(by_then, dtype=np.int64).reshape(-1, 3).T], axis=1)
+
+
+def _revised(signs: list[Sign], ends: list[tuple[int, int]], cooldown: int) -> Iterator[tuple[int, int]]:
+    """Tell from when until when a unit was known to be down, some of whose signs ceased to count."""
+    moments = {moment for sign in signs for moment in (sign.established, sign.until)} | {known for _, known in ends}
+    for moment, following in pairwise(sorted({*moments, NEVER})):
+        begun = max((sign.time for sign in signs if sign.established <= moment < sign.until), default=-NEVER)
+        ended = max((time for time, known in ends if known <= moment), default=-NEVER)
+        if ended < begun and moment < begun + cooldown:
+            yield moment, min(following, begun + cooldown)
 
 
 def _intervals(begins: Int64Array, ends: Int64Array, longest: int) -> Int64Array:

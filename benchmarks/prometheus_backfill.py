@@ -1,8 +1,8 @@
 """CPU seconds of ``predrain collect prometheus`` for a history of 600 GPUs with 20 metrics: 31 million samples.
 
-    python benchmarks/prometheus_backfill.py [--quick] [--every SECONDS] [--beside TREE]
+    python benchmarks/prometheus_backfill.py [--quick] [--every SECONDS] [--peer CHECKOUT]
 
-The server is a process of its own, and its time is not counted. ``--beside`` runs another checkout of the repository
+The server is a process of its own, and its time is not counted. ``--peer`` runs another checkout of the repository
 on the same history, and compares the datasets cell by cell.
 """
 
@@ -15,6 +15,8 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -64,7 +66,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--every", type=int, default=600)
-    parser.add_argument("--beside", type=Path)
+    parser.add_argument("--peer", type=Path)
     parser.add_argument("--serve", type=int)
     given = parser.parse_args()
     if given.serve:
@@ -72,24 +74,16 @@ def main() -> None:
         return
     samples = SAMPLES // 15 if given.quick else SAMPLES
     span = timedelta(seconds=samples // (GPUS * len(METRICS)) * given.every)
-    port = free_port()
-    server = subprocess.Popen([sys.executable, __file__, "--serve", str(port), "--every", str(given.every)])  # noqa: S603 - ourselves
-    try:
-        with tempfile.TemporaryDirectory(prefix="backfill-") as made:
-            while asked_once(port, "/")[0] == 0:
-                pass
-            own_s, own = backfill(Path(__file__).resolve().parents[1], port, span, Path(made) / "own" / "fleet")
-            peer_s = None
-            if given.beside:
-                peer_s, peer = backfill(given.beside, port, span, Path(made) / "peer" / "fleet")
-                if not own.equals(peer):
-                    sys.exit("the datasets differ")
-    finally:
-        server.terminate()
-        server.wait(10)
+    with tempfile.TemporaryDirectory(prefix="backfill-") as made, serving(given.every) as port:
+        own_s, own = backfill(Path(__file__).resolve().parents[1], port, span, Path(made) / "own" / "fleet")
+        peer_s = None
+        if given.peer:
+            peer_s, peer = backfill(given.peer, port, span, Path(made) / "peer" / "fleet")
+            if not own.equals(peer):
+                sys.exit("the datasets differ")
     rate = samples / own_s
     aim_s = AIM_S * samples / SAMPLES
-    print(f"{samples:,} samples: {own_s:.1f} s of CPU, {rate:,.0f} samples a CPU second; beside it {peer_s}")
+    print(f"{samples:,} samples: {own_s:.1f} s of CPU, {rate:,.0f} samples a CPU second; peer {peer_s}")
     result: dict[str, Any] = {
         "name": "prometheus_backfill",
         "value": round(own_s, 1),
@@ -104,6 +98,20 @@ def main() -> None:
     print(json.dumps(result))
 
 
+@contextmanager
+def serving(every_s: int) -> Iterator[int]:
+    """Run a Prometheus that answers with a sample every so many seconds, and give its port."""
+    port = free_port()
+    server = subprocess.Popen([sys.executable, __file__, "--serve", str(port), "--every", str(every_s)])  # noqa: S603 - ourselves
+    try:
+        while asked_once(port, "/")[0] == 0:
+            pass
+        yield port
+    finally:
+        server.terminate()
+        server.wait(10)
+
+
 def backfill(tree: Path, port: int, span: timedelta, dataset: Path) -> tuple[float, Any]:
     """Return the CPU seconds of a backfill by a checkout, and the samples of the dataset, sorted."""
     dataset.parent.mkdir(parents=True)
@@ -111,7 +119,8 @@ def backfill(tree: Path, port: int, span: timedelta, dataset: Path) -> tuple[flo
     command += ["--prometheus", f"http://127.0.0.1:{port}", "--dataset", str(dataset)]
     command += ["--since", START.isoformat(), "--until", (START + span).isoformat()]
     before = os.times()
-    subprocess.run(command, cwd=tree, check=True, env={**os.environ, "PYTHONPATH": str(tree)})  # noqa: S603 - our own command
+    env = {**os.environ, "PYTHONPATH": str(tree)}
+    subprocess.run(command, cwd=tree, check=True, stdout=subprocess.DEVNULL, env=env)  # noqa: S603 - our own command
     after = os.times()
     table = ds.dataset(dataset / "telemetry", partitioning="hive").to_table()
     table = table.drop_columns([name for name in ("bucket", "run") if name in table.column_names])

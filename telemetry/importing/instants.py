@@ -101,7 +101,12 @@ def parse_instants(
     elif pa.types.is_integer(column.type) or pa.types.is_floating(column.type) or pa.types.is_decimal(column.type):
         parsed = _from_numbers(column, time, where, day_end)
     else:
-        parsed = _from_text(column, time, where, day_end, time.order or order)
+        # The GPUs of a fleet are sampled at the same instants: each text is read once.
+        coded = column.combine_chunks().dictionary_encode()
+        texts = pa.chunked_array([pa.concat_arrays([coded.dictionary, pa.nulls(1, coded.dictionary.type)])])
+        parsed = _from_text(texts, time, where, day_end, time.order or order)
+        places = coded.indices.fill_null(len(texts) - 1).to_numpy()
+        parsed = parsed._replace(ms=parsed.ms[places], status=parsed.status[places])
     status = np.where(_as_bools(column.is_null()), MISSING, parsed.status).astype(np.int8)
     status[(status == OK) & ((parsed.ms < _EARLIEST_MS) | (parsed.ms >= _LATEST_MS))] = _OUTSIDE
     return parsed._replace(ms=np.where(status == OK, parsed.ms, 0), status=status)

@@ -17,7 +17,6 @@ import pyarrow.parquet as pq
 from foundation.errors import InputError
 from telemetry.dataset.channels import Channel, by_source_name
 from telemetry.dataset.meta import META_NAME
-from telemetry.dataset.schema import ms_of
 from telemetry.dataset.store import Dataset
 from telemetry.importing.columns import KEY_ALIASES, as_text, resolve_columns
 from telemetry.importing.files.sources import expand_sources
@@ -50,10 +49,12 @@ def sampling_interval(units: Sequence[str] | npt.NDArray[Any], ms: npt.NDArray[n
 
     ``units``: of each sample; ``ms``: its instant in milliseconds.
     """
-    frame = pd.DataFrame({"unit": units, "ms": ms}).drop_duplicates().sort_values(["unit", "ms"], kind="stable")
-    gaps = frame.groupby("unit", observed=True)["ms"].diff()
-    median = gaps.groupby(frame["unit"], observed=True).median().median()
-    return None if pd.isna(median) else timedelta(milliseconds=float(median))
+    codes, _ = pd.factorize(np.asarray(units))
+    order = np.lexsort((ms, codes))
+    gaps, codes = np.diff(ms[order]), codes[order]
+    is_gap = (codes[1:] == codes[:-1]) & (gaps > 0)
+    medians = pd.Series(gaps[is_gap]).groupby(codes[1:][is_gap]).median()
+    return timedelta(milliseconds=float(medians.median())) if len(medians) else None
 
 
 def interval_of_files(
@@ -75,9 +76,18 @@ def interval_of_staged(files: Sequence[Path]) -> timedelta | None:
             break
     if not tables:
         return None
-    frame = pa.concat_tables(tables, promote_options="permissive").to_pandas()
-    units = frame["node"].astype(str) + "/" + frame["gpu"].astype(str)
-    return sampling_interval(units.to_numpy(), ms_of(frame["timestamp"]))
+    staged = pa.concat_tables(tables, promote_options="permissive")
+    ms = staged.column("timestamp").cast(pa.int64()).to_numpy()
+    return sampling_interval(_units([staged.column("node"), staged.column("gpu")], len(ms)), ms)
+
+
+def _units(columns: Iterable[pa.ChunkedArray | None], length: int) -> npt.NDArray[np.int64]:
+    """Return a number for each row that is the same for the same names."""
+    units = np.zeros(length, np.int64)
+    for column in columns:
+        codes, names = pd.factorize(as_text(column, length))
+        units = units * (len(names) + 1) + codes
+    return units
 
 
 def _spread(files: Sequence[Path]) -> list[Path]:
@@ -104,11 +114,9 @@ def _interval_of_file(file: Path, mapping: TableMapping, channels: Mapping[str, 
     except InputError:
         return None  # the import says what is wrong with it
     assert instants is not None
-    length = len(batch.rows)
-    names = [as_text(batch.column(key), length) for key in ("node", "gpu") if key in batch]
-    units = ["/".join(map(str, parts)) for parts in zip(*names, strict=True)] if names else [""] * length
+    units = _units([batch.column("node"), batch.column("gpu")], len(batch.rows))
     good = instants.ok
-    return sampling_interval(np.asarray(units, dtype=object)[good], instants.ms[good])
+    return sampling_interval(units[good], instants.ms[good])
 
 
 def step_of(out: Path, samples: Sequence[Path], mapping: TableMapping, channels: Mapping[str, Channel]) -> timedelta:

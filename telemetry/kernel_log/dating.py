@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta, tzinfo
 from pathlib import Path
 from typing import Final
@@ -63,6 +63,8 @@ def date_lines(lines: Sequence[Sequence[Stamp]], clock: Clock) -> list[datetime 
     """
     instants: list[datetime | str | None] = []
     limit = (clock.reference or datetime.now(UTC)).astimezone(UTC)
+    if clock.boot_time is not None:
+        clock = replace(clock, boot_time=clock.boot_time.astimezone(UTC))
     for stamps in reversed(lines):
         when = _date(stamps, clock, limit)
         if isinstance(when, datetime) and when < limit:
@@ -93,7 +95,7 @@ def _date(stamps: Sequence[Stamp], clock: Clock, limit: datetime) -> datetime | 
     since_boot = stamps[-1].since_boot
     if since_boot is None or clock.boot_time is None:
         return NO_BOOT
-    return clock.boot_time.astimezone(UTC) + timedelta(seconds=since_boot)
+    return clock.boot_time + timedelta(seconds=since_boot)
 
 
 def _latest(stamp: Stamp, clock: Clock, limit: datetime) -> datetime | None:

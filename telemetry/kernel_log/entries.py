@@ -81,13 +81,15 @@ class EntryReader:
     def read_all(self, lines: Iterable[str]) -> Iterator[Entry]:
         """Yield the entries of a whole log."""
         for line in lines:
-            yield from self.read(line)
+            self.number += 1
+            yield from self._read(line.rstrip("\r\n"))
         yield from self.close()
 
     def _read(self, line: str) -> Iterable[Entry]:
         if self._kind:
             return self._read_on(line)
-        if line[:1] in _BEGINNINGS or "[s=" in line:
+        is_stamped = line[:1] == "[" and line[1:2] != "{" and line[-1] not in " \t[{"  # and no opening of JSON
+        if (line[:1] in _BEGINNINGS and not is_stamped) or "[s=" in line:
             return self._begin(line)
         return (plain_entry(self.number, line),) if self._is_wanted(line) else ()
 

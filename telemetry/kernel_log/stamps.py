@@ -118,7 +118,7 @@ def parse_header(prefix: str) -> Header:
     if match is None:
         return _rsyslog(prefix) or _parse(prefix)
     outer, stamp = prefix[:start], _since_boot(match)
-    header = _rsyslog(outer) or _parse(outer)
+    header = (_rsyslog(outer) or _parse(outer)) if outer else Header()
     return header if stamp is None else Header((*header.stamps, stamp), header.host)
 
 

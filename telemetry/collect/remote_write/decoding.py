@@ -155,12 +155,13 @@ class RemoteWriteDecoder:
             digests = [
                 hashlib.blake2b(b"".join(series.labels), digest_size=16).digest() for series in request.timeseries
             ]
-            self._observe(request, digests)
-            for series, digest in zip(request.timeseries, digests, strict=True):
+            new = self._observe(request, digests)
+            for place, (series, digest) in enumerate(zip(request.timeseries, digests, strict=True)):
                 samples = series.samples
                 known = self._digests.get(digest)
                 if known is None:
-                    known, may_keep = self._learn(series.labels)
+                    # A new node label empties the cache: then series are unknown that are not new.
+                    known, may_keep = self._learn(*(new.get(place) or _labels(series.labels)))
                     if may_keep:
                         self._digests[digest] = known
                 if isinstance(known, str):
@@ -189,27 +190,31 @@ class RemoteWriteDecoder:
         keep = ~(stale | wrong)
         return Samples(book, np.array(index, np.int32)[keep], times[keep], numbers[keep], +dropped)
 
-    def _observe(self, request: Any, digests: list[bytes]) -> None:
-        """Let the new series of a request decide together which label names the node."""
-        new = [
-            series for series, digest in zip(request.timeseries, digests, strict=True) if digest not in self._digests
-        ]
+    def _observe(self, request: Any, digests: list[bytes]) -> dict[int, tuple[dict[str, str], bool]]:
+        """Let the new series of a request decide together which label names the node.
+
+        Returns: their labels by their place in the request: two divisions of the same bytes have one digest.
+        """
+        new = {
+            place: _labels(request.timeseries[place].labels)
+            for place, digest in enumerate(digests)
+            if digest not in self._digests
+        }
         if not new:
-            return
+            return new
         revision = self._catalogue.nodes.revision
-        labels = [_labels(series.labels)[0] for series in new]
-        self._catalogue.observe(entry for entry in labels if entry.get("__name__") in self._metrics)
+        self._catalogue.observe(labels for labels, _ in new.values() if labels.get("__name__") in self._metrics)
         if self._catalogue.nodes.revision != revision:
             self._forget()
         self._catalogue.report_nodes()
+        return new
 
-    def _learn(self, encoded: Any) -> tuple[_Known | str, bool]:
+    def _learn(self, labels: dict[str, str], is_canonical: bool) -> tuple[_Known | str, bool]:
         """Return what a series is, or why it is left out, and whether that may be kept.
 
         It may where each label is in canonical form: its name first, then its value. Otherwise another division of the
         bytes of a good series would take its place in the cache. Another series may yet show the node of a GPU.
         """
-        labels, is_canonical = _labels(encoded)
         name = labels.get("__name__", "")
         if not name:
             raise Refused.unreadable("a series has no __name__")

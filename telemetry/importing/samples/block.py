@@ -70,6 +70,10 @@ class Block:
         keys: dict[str, Any] = {key: getattr(self, key)[index] for key in _KEYS}
         return Block(**keys, series={name: series.take(index) for name, series in self.series.items()})
 
+    def filter(self, chosen: npt.NDArray[np.bool_]) -> Block:
+        """Return the chosen rows; the block itself if these are all."""
+        return self if chosen.all() else self.take(np.flatnonzero(chosen))
+
 
 def read_block(table: pa.Table, channels: Mapping[str, Channel]) -> Block:
     """Make a block of a table with the columns of a :class:`Spill`; absent channels are null."""
@@ -147,7 +151,7 @@ class Spill:
     def add(self, bucket_of_row: npt.NDArray[np.int64], table: pa.Table) -> None:
         """Append rows to their buckets, in the order they are given."""
         with disk_errors(self._folder):
-            for bucket in np.unique(bucket_of_row).tolist():
+            for bucket in np.flatnonzero(np.bincount(bucket_of_row)).tolist():
                 if bucket not in self._writers:
                     self._folder.mkdir(parents=True, exist_ok=True)
                     options = pa.ipc.IpcWriteOptions(compression="lz4")

@@ -11,7 +11,7 @@ For this reason the first samples of a frozen stretch stay in the dataset.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
@@ -221,17 +221,19 @@ class Instruments:
         samples = join.position - start + known_samples[start]
         most = _most_so_far(fields, np.cumsum(is_start))
         before = np.where(join.is_head[start], before[start], most[start - 1])
-        certain = {
-            "vanished": (before >= RULES.device_fields.fewest) & (fields == 0),
-            "energy": _is_still(values[RULES.energy], start) & (values[RULES.energy] > 0),
-            "load": _is_still(values[RULES.load], start) & (values[RULES.load] > 0),
-            "page": page_age_s >= RULES.frozen.page.minutes * 60,
+        certain: dict[str, Callable[[], _Bools]] = {
+            "vanished": lambda: (before >= RULES.device_fields.fewest) & (fields == 0),
+            "energy": lambda: _is_still(values[RULES.energy], start) & (values[RULES.energy] > 0),
+            "load": lambda: _is_still(values[RULES.load], start) & (values[RULES.load] > 0),
+            "page": lambda: page_age_s >= RULES.frozen.page.minutes * 60,
         }
         is_certain = join.is_head & join(state["is_frozen"], False)
         for evidence, holds in certain.items():
             least: Least = getattr(RULES.frozen, evidence)
-            is_long = (samples >= least.samples) & (ms - ms[start] >= least.minutes * _MINUTE_MS)
-            is_certain |= holds & is_long & ~join.is_head
+            is_long = samples >= least.samples
+            if is_long.any():  # hardly ever
+                is_long &= ms - ms[start] >= least.minutes * _MINUTE_MS
+                is_certain |= holds() & is_long & ~join.is_head
         newest_certain = np.maximum.accumulate(np.where(is_certain, join.position, _NEVER))
         is_frozen = newest_certain >= start
         onset = np.flatnonzero(is_frozen & ~join.is_head & ~np.append(False, is_frozen[:-1]))
@@ -242,8 +244,11 @@ class Instruments:
         state["since_ms"][units], state["samples"][units] = ms[first], samples[last]
         state["fields_before"][units], state["fields"][units] = before[last], most[last]
         state["is_frozen"][units] = is_frozen[last]
+        of_newest = np.flatnonzero(start >= np.repeat(first, np.diff(join.heads, append=len(join.position))))
+        begins = np.searchsorted(of_newest, first)
         for name in _SERIES:
-            is_still = _is_still(values[name], start)[last]
+            has_moved = values[name][of_newest] != values[name][start[of_newest]]
+            is_still = ~np.logical_or.reduceat(has_moved, begins)
             state[name][units] = np.where(is_still, values[name][first], np.nan)
         return rows[np.searchsorted(join.rows, onset)]
 

@@ -198,7 +198,7 @@ class SampleIntake:
         self.moved.update(np.unique(codes[moved]).tolist())
         node_codes = np.where(places_itself, node_codes, node_of_stay)
         self.seen = np.append(self.seen, np.zeros(len(self.stays.node_names) - len(self.seen), dtype=bool))
-        self.seen[np.unique(node_codes[batch.good])] = True
+        self.seen[node_codes[batch.good]] = True
         part = np.zeros(length, dtype=bool)
         if not by_node:
             part = np.array([name in self.stays.parents for name in unit_names] + [False])[unit_index]
@@ -275,11 +275,13 @@ class SampleIntake:
         """Take in the units and nodes that usable rows name and the inventory does not."""
         if not node_names or (self.stays.unit == "node" and len(self.stays.given)):
             return  # whether an unknown node belongs to a fleet of nodes, only its inventory knows
+        unknown = self.stays.codes(unit_names) < 0
+        unknown_nodes = self.stays.codes_of_nodes(node_names) < 0
+        if not unknown.any() and not unknown_nodes.any():
+            return
         both = good & (unit_index >= 0) & (node_index >= 0)
         used_units, used_nodes = (np.unique(index[both]).tolist() for index in (unit_index, node_index))
-        unknown = self.stays.codes(unit_names) < 0
         units = [unit_names[code] for code in used_units if unknown[code] and _may_be_gpu(unit_names[code])]
-        unknown_nodes = self.stays.codes_of_nodes(node_names) < 0
         nodes = [
             node_names[code]
             for code in used_nodes

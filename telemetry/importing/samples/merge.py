@@ -98,7 +98,7 @@ class SampleMerger:
             self.counts["samples_past_retention"] += int(past.sum())
             new_rows = int((past & (block.order >= 0)).sum())
             self.quarantine.accounting.left_out("samples", "older than the retention of the dataset", new_rows)
-            block = block.take(np.flatnonzero(times >= plan.keep_ms))
+            block = block.filter(~past)
         block = block.take(np.lexsort((block.order, block.ms, block.unit)))
         block = self._without_closed(block)
         before_merge = block
@@ -118,8 +118,8 @@ class SampleMerger:
             before = len(block)
             block = roll_up(block, plan.channels, self._to_roll(block), plan.step_ms)
             self.counts["samples_rolled_up"] += before - len(block)
-        block = block.take(np.flatnonzero(np.isin(plan.runs.of(block.ms), runs)))  # not those only looked at
-        block = block.take(np.flatnonzero(has_values(block)))
+        block = block.filter(np.isin(plan.runs.of(block.ms), runs))  # not those only looked at
+        block = block.filter(has_values(block))
         return block_table(block, plan.channels, plan.stays, plan.nodes, sample_count=plan.rolled)
 
     def _to_roll(self, block: Block) -> npt.NDArray[np.bool_]:

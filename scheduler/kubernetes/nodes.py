@@ -85,9 +85,11 @@ def _parsed(
     taints = tuple(spec.get("taints") or ())
     collected = collected_view(raw, rules)
     parsed_taints = tuple(_taint(taint, keys) for taint in taints)
+    conditions = (raw.get("status") or {}).get("conditions") or ()
     node_object = NodeObject(
         metadata["name"], labels, annotations, parsed_taints, bool(spec.get("unschedulable")),
         _cordoner(metadata.get("managedFields") or (), collected.cordoned_by), bool(metadata.get("managedFields")),
+        {condition["type"]: str(condition.get("status")) for condition in conditions},
     )  # fmt: skip
     place = dict(collected.place)
     base = NodeView(
@@ -100,7 +102,6 @@ def _parsed(
         since=None if collected.created_ms is None else from_ms(collected.created_ms),
     )  # fmt: skip
     view = view_of(node_object, base, keys, now)
-    conditions = (raw.get("status") or {}).get("conditions") or ()
     own = next((condition for condition in conditions if condition.get("type") == CONDITION), None)
     if not metadata["resourceVersion"]:
         raise ValueError("a patch without a version would be taken whatever the node is by then")

@@ -10,8 +10,8 @@ from pydantic import Field, PositiveInt
 from pydantic.dataclasses import dataclass as checked
 
 from foundation.kubernetes.api import ClientLimits
+from foundation.kubernetes.foreign_marks import ForeignMark
 from foundation.settings import PositiveTime
-from scheduler.ports.foreign_marks import ForeignMark
 from telemetry.collect.kubernetes.rules import KubernetesRules, default_rules
 
 _PageSize = Annotated[int, Field(ge=1, le=500)]

@@ -13,6 +13,7 @@ from urllib.parse import quote
 
 from foundation.kubernetes.api import Object, Response, Unreachable
 from foundation.kubernetes.client import MERGE_PATCH
+from foundation.kubernetes.opt_out import read_switch, unclear
 from policy.fleet import JobView
 from scheduler.kubernetes.config_map import ConfigMapText
 from scheduler.kubernetes.placement import PlacementCheck
@@ -20,7 +21,6 @@ from scheduler.kubernetes.pods import LIVING, PODS, annotations_of, duration, jo
 from scheduler.kubernetes.scheduler import FIELD_MANAGER, KubernetesScheduler
 from scheduler.ports.codec import instant, json_object
 from scheduler.ports.errors import SchedulerError
-from scheduler.ports.opt_out import read_switch, unclear
 from scheduler.ports.readings import Answer, Write
 from scheduler.ports.workloads import (
     ANYWHERE,

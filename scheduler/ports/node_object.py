@@ -12,11 +12,11 @@ from datetime import datetime, timedelta
 from functools import lru_cache
 from typing import Final, Literal
 
+from foundation.kubernetes.foreign_marks import RESTING, ForeignMark, ForeignMarks, catalogue
+from foundation.kubernetes.opt_out import is_set, is_unmanaged, unclear
 from policy.fleet import Level, Marks, NodeView, Published
 from policy.plan import Action
 from scheduler.ports.codec import plain_of
-from scheduler.ports.foreign_marks import RESTING, ForeignMark, ForeignMarks, catalogue
-from scheduler.ports.opt_out import is_set, is_unmanaged, unclear
 from scheduler.ports.ownership import DamagedRecordError, Record, digest_of, foreign_marks, sealed, unsealed
 from scheduler.ports.readings import Write
 
@@ -48,6 +48,7 @@ class NodeObject:
     """What of a node can be written.
 
     ``cordoner``: who cordoned it, of several clients one that is not predrain; None: it is not cordoned, or not known.
+    ``conditions``: the status of each, by type; read only.
     ``tells_cordoner``: whether the scheduler reports who did. Where it does not, a cordon that a person set after
     predrain's was undone would look like predrain's.
     """
@@ -59,6 +60,7 @@ class NodeObject:
     unschedulable: bool = False
     cordoner: str | None = None
     tells_cordoner: bool = False
+    conditions: Mapping[str, str] = field(default_factory=dict)
 
 
 class Keys:
@@ -124,7 +126,7 @@ def own_marks(node: NodeObject, keys: Keys) -> OwnMarks:
     noted = _annotation(keys.cordon) in present and _annotation(keys.cordon) not in foreign
     cordon = noted and node.unschedulable and node.cordoner == WRITER
     others = keys.foreign.on({
-        "label": node.labels, "annotation": node.annotations,
+        "label": node.labels, "annotation": node.annotations, "condition": node.conditions,
         "taint": {taint.key: taint.value for taint in node.taints if taint.effect != "PreferNoSchedule"},
     })  # fmt: skip
     user = next((mark for mark in others if mark.meaning != "opt_out"), None)

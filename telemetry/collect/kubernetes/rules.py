@@ -11,6 +11,7 @@ from typing import Annotated, Final, Literal
 
 from pydantic import Field, model_validator
 
+from foundation.kubernetes.foreign_marks import catalogue
 from foundation.settings import Section, read_settings
 from telemetry.phrases.classifier import EventType, names_hardware
 
@@ -112,8 +113,14 @@ _HARDWARE_EVENT: Final = Rule(reason=re.compile(".*"), type="other")
 
 @cache
 def default_rules() -> KubernetesRules:
-    """Return the rules of rules.yaml."""
-    return read_settings(DEFAULTS, KubernetesRules, "rules")
+    """Return the rules of rules.yaml, and that a taint by which another tool takes a node is a drain."""
+    base = read_settings(DEFAULTS, KubernetesRules, "rules")
+    drains = tuple(
+        Rule(taint=mark.taint, type="drain", code=mark.code, tool=mark.tool)
+        for mark in catalogue()
+        if mark.taint is not None and mark.meaning != "starting"
+    )
+    return base.model_copy(update={"rules": drains + base.rules})
 
 
 def load_rules(path: Path | None) -> KubernetesRules:

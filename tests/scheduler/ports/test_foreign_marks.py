@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from foundation.kubernetes.foreign_marks import ForeignMark, catalogue, reference_page
 from policy.fleet import NodeView
 from scheduler.ports.codec import object_of
-from scheduler.ports.foreign_marks import ForeignMark, catalogue, reference_page
 from scheduler.ports.node_object import Keys, NodeObject, Taint, view_of
 from tests.policy.decide_world import T0
 
@@ -42,6 +42,13 @@ AT_REST = [
     NodeObject("n", annotations={"machineconfiguration.openshift.io/state": "Working"}),
     NodeObject("n", {"nvidia.com/gpu-driver-upgrade-state": "drain-required"}),
     NodeObject("n", {"cloud.google.com/active-node-maintenance": "ONGOING"}),
+    NodeObject("n", {"sagemaker.amazonaws.com/deep-health-check-status": "InProgress"}),
+    NodeObject("n", {"autopilot.ibm.com/gpuhealth": "TESTING"}),
+    NodeObject("n", conditions={"VMEventScheduled": "True"}),
+    NodeObject("n", conditions={"NebiusMaintenanceScheduled": "True", "SlurmNodeDrain": "True"}),
+    NodeObject("n", conditions={"DrainScheduled": "True"}),
+    tainted("karpenter.sh/unregistered", "NoExecute"),
+    tainted("node.cloudprovider.kubernetes.io/uninitialized"),
 ]
 IN_REPAIR = [
     tainted("AggregatedNodeHealth"),
@@ -50,6 +57,10 @@ IN_REPAIR = [
     tainted("nvidia.com/gpu-error"),
     NodeObject("n", {"dgxc.nvidia.com/nvsentinel-state": "quarantined"}),
     NodeObject("n", {"nvidia.com/gpu-driver-upgrade-state": "upgrade-failed"}),
+    NodeObject("n", {"sagemaker.amazonaws.com/node-health-status": "UnschedulablePendingReplacement"}),
+    NodeObject("n", {"autopilot.ibm.com/gpuhealth": "EVICT"}),
+    NodeObject("n", conditions={"HardwareIssuesSuspected": "True"}),
+    tainted("node.coreweave.cloud/evict"),
 ]
 NOBODYS = [
     tainted("nvidia.com/gpu"),
@@ -60,6 +71,9 @@ NOBODYS = [
     NodeObject("n", {"nvidia.com/gpu-driver-upgrade-state": "upgrade-required"}),
     NodeObject("n", {"nvidia.com/mig.config.state": "success"}),
     NodeObject("n", {"cloud.google.com/perform-maintenance": "false"}),
+    NodeObject("n", {"sagemaker.amazonaws.com/node-health-status": "Schedulable"}),
+    NodeObject("n", {"autopilot.ibm.com/gpuhealth": "PASS"}),
+    NodeObject("n", conditions={"VMEventScheduled": "False", "SlurmNodeReboot": "Unknown", "Ready": "True"}),
 ]
 
 
@@ -85,6 +99,7 @@ OPT_OUTS = [
     *[("predrain.io/managed", value) for value in ("false", "False", "FALSE", "no", "off", "0", "disabled", " false ")],
     *[("predrain.io/managed", value) for value in ("", "until friday", "tru")],
     *[("nvsentinel.dgxc.nvidia.com/managed", value) for value in ("false", "False", "no")],
+    ("karpenter.sh/do-not-disrupt", "true"),
     *[("remediation.medik8s.io/exclude-from-remediation", value) for value in ("true", "True", "1", "")],
 ]
 
@@ -113,7 +128,7 @@ def test_settings_add_marks_of_other_tools():
     keys = Keys(foreign=object_of(tuple[ForeignMark, ...], content, "kubernetes.foreign_marks"))
     assert view(NodeObject("n", {"example.com/janitor-1": "drain now"}), keys).owner == "our janitor"
     assert view(NodeObject("n", {"example.com/janitor-1": "idle"}), keys).owner is None
-    with pytest.raises(ValueError, match="one of taint, label and annotation"):
+    with pytest.raises(ValueError, match="give one of taint"):
         ForeignMark("x", "planned", label="a", taint="b")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from scheduler.ports.opt_out import is_set, is_unmanaged, read_switch, unclear
+from foundation.kubernetes.opt_out import is_set, is_unmanaged, read_switch, unclear
 
 ON = ["true", "True", "TRUE", " true ", '"true"', "'yes'", "on", "1", "Enabled", "y"]
 OFF = ["false", "False", "FALSE", " false\n", '"false"', "no", "No", "off", "OFF", "0", "disabled", "n"]

@@ -229,8 +229,8 @@ def _of_signals(state: BreakerState, signals: Signals, config: BreakerConfig, no
         days = (now - signals.model_fitted_at) / timedelta(days=1)
         most = config.max_model_age / timedelta(days=1)
         causes["model"] = None, f"the model's data end {days:.0f} days ago, {most:.0f} may be"
-    for alarm in signals.drift:
-        causes[f"drift {alarm}"] = None, f"drift: {alarm}"
+    for channel in signals.missing_channels:
+        causes[f"channel {channel}"] = None, f"the model's channel {channel} no longer arrives"
     if state.decided_at is not None and state.decided_at - now > config.clock_slack:
         causes["clock"] = None, f"the clock went back from {state.decided_at:%Y-%m-%d %H:%M} UTC"
     return causes

@@ -283,7 +283,7 @@ class Signals:
     ``read_at``: when the scheduler was read; None: it could not be.
     ``scheduler_error``: why it could not be read, or not wholly.
     ``model_fitted_at``: until when the model's training data reach; None: not known.
-    ``drift``: alarms of the drift watch, in words.
+    ``missing_channels``: channels that the model was trained on and that no longer arrive.
     ``outcomes``: what became of the alerts so far, as the ledger has judged them.
     ``kill``: the kill switch: nothing new on any node.
     ``release_all``: all predrain marks are removed.
@@ -293,7 +293,7 @@ class Signals:
     read_at: datetime | None
     scheduler_error: str | None = None
     model_fitted_at: datetime | None = None
-    drift: tuple[str, ...] = ()
+    missing_channels: tuple[str, ...] = ()
     outcomes: tuple[Outcome, ...] = ()
     kill: bool = False
     release_all: bool = False

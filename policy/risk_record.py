@@ -25,6 +25,9 @@ from policy.tiers import TIERS, UNKNOWN, Tier
 FORMAT = 2
 """Version of the record; a reader refuses any other."""
 
+MISSING_CHANNELS = "missing_channels"
+"""Key of ``summary.json``: channels that the model was trained on and that no longer arrive. They open the breaker."""
+
 LONGEST_HORIZON = timedelta(days=366)
 
 

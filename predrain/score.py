@@ -200,7 +200,7 @@ def summarize(result: ScoringResult) -> dict[str, Any]:
         notes.append(f"{unknown:,} of {summary['units']:,} {units} are unknown ({why})")
     if missing := summary["missing_channels"]:
         named = ", ".join(missing[:_NOTED]) + (", …" if len(missing) > _NOTED else "")
-        notes.append(f"channels of the model that the dataset lacks: {len(missing)} ({named}); see `predrain doctor`")
+        notes.append(f"channels of the model that no longer arrive: {len(missing)} ({named}); see `predrain doctor`")
     if datetime.fromisoformat(summary["expires_at"]) < _now():
         notes.append("these scores have expired already, for the dataset ends long ago: bring newer telemetry into it")
     if all(value is None for value in summary["thresholds"].values()):

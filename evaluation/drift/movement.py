@@ -157,20 +157,25 @@ def moved_channels(moves: Sequence[Movement]) -> dict[str, list[Movement]]:
     return out
 
 
+def shortest_windows(columns: Sequence[FeatureColumn]) -> dict[str, tuple[int, FeatureColumn]]:
+    """Return the feature of each channel's shortest window, with its position: it is missing once the channel is."""
+    shortest: dict[str, tuple[int, FeatureColumn]] = {}
+    for index, column in enumerate(columns):
+        if column.group != "telemetry" or not column.channel or column.window is None:
+            continue
+        # A feature that compares two windows is missing where either of them is.
+        if column.statistic in ("delta", "rise_delta", "slope", "std"):
+            continue
+        chosen = shortest.get(column.channel)
+        if chosen is None or chosen[1].window is None or column.window < chosen[1].window:
+            shortest[column.channel] = index, column
+    return shortest
+
+
 def vanished_channels(moves: Sequence[Movement]) -> dict[str, Movement]:
     """Give the channels whose missing share moved, each with its feature of the shortest window."""
-    out: dict[str, Movement] = {}
-    for move in moves:
-        channel = move.column.channel
-        if move.column.group != "telemetry" or not channel or move.column.window is None:
-            continue
-        # What compares with the window before is missing wherever either half is.
-        if move.column.statistic in ("delta", "rise_delta", "slope", "std"):
-            continue
-        shortest = out.get(channel)
-        if shortest is None or shortest.column.window is None or move.column.window < shortest.column.window:
-            out[channel] = move
-    return {channel: move for channel, move in out.items() if move.missing_moved}
+    shortest = shortest_windows([move.column for move in moves])
+    return {channel: moves[index] for channel, (index, _) in shortest.items() if moves[index].missing_moved}
 
 
 def channel_facts(channels: dict[str, list[Movement]], most: int = 4) -> list[str]:

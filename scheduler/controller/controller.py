@@ -274,7 +274,7 @@ class Controller:
             read_at=fleet.read_at,
             scheduler_error=None if fleet.partial else fleet.trouble,  # one failed request must not open the breaker
             model_fitted_at=fitted_at,
-            drift=risks.drift,
+            missing_channels=risks.missing_channels,
             outcomes=self._outcomes(now, log),
             kill=fleet.switches.kill,
             release_all=fleet.switches.release_all,

@@ -12,7 +12,7 @@ from typing import Any, Final
 from foundation.errors import InputError
 from foundation.permissions import refuse_other_writers
 from policy.fleet import Score, UnitView
-from policy.risk_record import FORMAT, RiskRecord
+from policy.risk_record import FORMAT, MISSING_CHANNELS, RiskRecord
 from policy.tiers import ChosenThresholds
 from scheduler.ports.codec import instant, read_json
 from scheduler.ports.errors import SourceError
@@ -202,7 +202,7 @@ class _Decision:
             None if first is None else first.decision_time,
             None if first is None else first.model,
             _fitted(summary),
-            _drift(summary),
+            _missing_channels(summary),
             ChosenThresholds.of_summary(summary),
             None if first is None else first.horizon,
             tuple(self.refused.values()),
@@ -215,6 +215,7 @@ def _fitted(summary: dict[str, Any]) -> datetime | None:
     return instant(model.get("fitted_at")) if isinstance(model, dict) else None
 
 
-def _drift(summary: dict[str, Any]) -> tuple[str, ...]:
-    alarms = summary.get("drift", [])
-    return tuple(alarm for alarm in alarms if isinstance(alarm, str)) if isinstance(alarms, list) else ()
+def _missing_channels(summary: dict[str, Any]) -> tuple[str, ...]:
+    names = summary.get(MISSING_CHANNELS, [])
+    # an unreadable list opens the breaker, as a missing channel does
+    return tuple(str(name) for name in names) if isinstance(names, list) else (str(names),)

@@ -20,7 +20,7 @@ class Risks:
     ``nodes``: by node, with scores and without facts, expired ones too: the policy names them in its reasons.
     ``decided_at``: the decision time, aware; None: nothing was scored yet.
     ``model_fitted_at``: until when the model's training data reach.
-    ``drift``: alarms of the drift watch.
+    ``missing_channels``: channels that the model was trained on and that no longer arrive.
     ``tiers``: the thresholds behind the scores' tiers; None: not stated.
     ``horizon``: what a score looks ahead.
     ``refused``: records that were not used, with why. The units that they name are among the nodes, without a score.
@@ -30,7 +30,7 @@ class Risks:
     decided_at: datetime | None = None
     model: ModelName | None = None
     model_fitted_at: datetime | None = None
-    drift: tuple[str, ...] = ()
+    missing_channels: tuple[str, ...] = ()
     tiers: ChosenThresholds | None = None
     horizon: Duration | None = None
     refused: tuple[str, ...] = ()

@@ -23,7 +23,7 @@ from models.explanation.members import explained_by
 from models.explanation.reasons import ReasonPlan, largest_reasons
 from models.rows.ranking import name_hashes
 from models.training.fitted import FittedModels
-from policy.risk_record import FORMAT, ModelName, RiskReason, RiskRecord, format_utc
+from policy.risk_record import FORMAT, MISSING_CHANNELS, ModelName, RiskReason, RiskRecord, format_utc
 from policy.tiers import RAISED, TIERS, UNKNOWN, TierThresholds, choose_thresholds
 from serving.scores.feature_settings import drain_horizon, live_config, missing_channels, window_plan
 from serving.scores.fleet_rows import FleetRows, fleet_rows, stale_after
@@ -147,6 +147,7 @@ def _score(
     records += [record(unit, node, None, sample_age_seconds=None, completeness=0.0) for unit, node in idle]
     records.sort(key=lambda entry: (entry.rank is None, entry.rank or 0, entry.unit))
     fitted = model.bundle.fitted
+    usable = rows.values[[why is None for why in rows.why]]
     newest = None if rows.newest_ms is None else from_ms(rows.newest_ms)
     counted = Counter(record.tier for record in records)
     why = Counter(record.unknown_reason for record in records if record.unknown_reason is not None)
@@ -173,7 +174,7 @@ def _score(
         "newest_sample_age_seconds": None if newest is None else (t - newest).total_seconds(),
         "stale_after_seconds": stale_after(config, settings.stale_after).total_seconds(),
         "min_completeness": settings.min_completeness,
-        "missing_channels": list(missing_channels(config, dataset.meta)),
+        MISSING_CHANNELS: list(missing_channels(config, dataset.meta, fitted.reference, usable)),
         "unexplained": unexplained,
         "in_training_period": t < fitted.refit_at,
         "model": {

@@ -6,8 +6,11 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import ValidationError
 
+from evaluation.drift.movement import shortest_windows
 from features.config import DecisionSection, FeatureSection, LabelSection
 from features.matrix.live_rows import live_plan
 from features.matrix.meta import MatrixConfig
@@ -17,9 +20,15 @@ from foundation.errors import InputError
 from models.bundle.store import Bundle
 from models.config import PrecisionTargetsSection
 from models.sequence.layout import window_of
+from models.training.reference import Reference
 from telemetry.config import ChannelDeclaration
 from telemetry.dataset.channels import Channel, resolve_channels, with_rollups
 from telemetry.dataset.meta import DatasetMeta
+
+Values = NDArray[np.floating]
+
+SILENT_FROM = 0.5
+"""Share of the scored units, beyond that of training, without a value of a channel from which it no longer arrives."""
 
 _TRAIN = "Train it with `predrain train`."
 
@@ -98,9 +107,24 @@ def window_plan(bundle: Bundle, config: MatrixConfig) -> SequencePlan | None:
     return plan
 
 
-def missing_channels(config: MatrixConfig, meta: DatasetMeta) -> tuple[str, ...]:
-    """List the channels that a bundle was trained on and the dataset does not have, sorted."""
-    return tuple(sorted(set(config.channels) - set(meta.channels)))
+def missing_channels(
+    config: MatrixConfig, meta: DatasetMeta, reference: Reference | None, values: Values
+) -> tuple[str, ...]:
+    """List the channels that a bundle was trained on and that no longer arrive, sorted.
+
+    The dataset does not have them, or it has, and :data:`SILENT_FROM` more of the fleet than in training lacks a value:
+    an exporter was upgraded, or a field was taken out of its list.
+
+    ``reference``: of the bundle; None: only the dataset is looked at.
+    ``values``: features of the units that are scored; shape (n_rows, n_features).
+    """
+    lost = set(config.channels) - set(meta.channels)
+    if reference is not None and len(values):
+        for index, column in shortest_windows(reference.columns).values():
+            missing_now = float(np.isnan(values[:, index]).mean())
+            if missing_now - reference.features[index].missing_share >= SILENT_FROM:
+                lost.add(str(column.channel))
+    return tuple(sorted(lost))
 
 
 def _trained_on(bundle: Bundle, params: Mapping[str, Any], where: str) -> tuple[timedelta, str | None]:

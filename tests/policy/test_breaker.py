@@ -87,7 +87,7 @@ def test_a_group_of_its_own_is_frozen_alone():
         ({"scheduler_error": "503"}, "the scheduler could not be read: 503"),
         ({"model_fitted_at": None}, "the age of the model is not known"),
         ({"model_fitted_at": T0 - 30 * DAY}, "the model's data end 30 days ago, 21 may be"),
-        ({"drift": ("gpu_temp_c of group a",)}, "drift: gpu_temp_c of group a"),
+        ({"missing_channels": ("power_w",)}, "the model's channel power_w no longer arrives"),
     ],
 )
 def test_signals_of_the_whole_fleet_open_it(others, cause):
@@ -137,43 +137,43 @@ def test_a_clock_that_goes_back_opens_it_and_no_cause_outlives_its_quiet_time_fo
 
 
 def test_it_closes_after_a_quiet_time_and_not_before():
-    state, _ = run(fleet(50), drift=("a",))
+    state, _ = run(fleet(50), missing_channels=("a",))
     state, _ = run(fleet(50), state, T0 + HOUR - timedelta(seconds=1))
     assert state.frozen("c/g")
     state, reasons = run(fleet(50), state, T0 + HOUR)
     assert state.frozen("c/g") == ()
-    assert reasons == ("closed after a quiet time: drift: a",)
+    assert reasons == ("closed after a quiet time: the model's channel a no longer arrives",)
 
 
 def test_a_hand_closes_it_for_what_is_there_and_a_new_cause_or_the_same_anew_opens_it_again():
-    state, _ = run(fleet(50), drift=("a",))
+    state, _ = run(fleet(50), missing_channels=("a",))
     later = T0 + timedelta(minutes=1)
     reset = {"reset_breaker_at": later}
-    state, reasons = run(fleet(50), state, later, drift=("a",), **reset)
-    assert reasons == ("closed by hand: drift: a",)
+    state, reasons = run(fleet(50), state, later, missing_channels=("a",), **reset)
+    assert reasons == ("closed by hand: the model's channel a no longer arrives",)
     assert state.frozen("c/g") == ()
-    state, _ = run(fleet(50), state, later + HOUR, drift=("a",), **reset)
+    state, _ = run(fleet(50), state, later + HOUR, missing_channels=("a",), **reset)
     assert state.frozen("c/g") == ()
-    state, _ = run(fleet(50), state, later + HOUR, drift=("a", "b"), **reset)
-    assert state.frozen("c/g") == ("drift: b",)
+    state, _ = run(fleet(50), state, later + HOUR, missing_channels=("a", "b"), **reset)
+    assert state.frozen("c/g") == ("the model's channel b no longer arrives",)
     state, _ = run(fleet(50), state, later + 3 * HOUR, **reset)
-    state, _ = run(fleet(50), state, later + 4 * HOUR, drift=("a",), **reset)
-    assert state.frozen("c/g") == ("drift: a",)
+    state, _ = run(fleet(50), state, later + 4 * HOUR, missing_channels=("a",), **reset)
+    assert state.frozen("c/g") == ("the model's channel a no longer arrives",)
 
 
 def test_a_hand_that_closed_an_earlier_breaker_does_not_close_one_whose_state_was_lost():
     long_ago = {"reset_breaker_at": T0 - 21 * DAY}
-    state, reasons = run(fleet(50), drift=("a",), **long_ago)
-    assert state.frozen("c/g") == ("drift: a",)
+    state, reasons = run(fleet(50), missing_channels=("a",), **long_ago)
+    assert state.frozen("c/g") == ("the model's channel a no longer arrives",)
     assert "not closed by hand: that was asked for at 2026-" in reasons[0]
-    again, reasons = run(fleet(50), state, T0 + HOUR, drift=("a",), **long_ago)
-    assert again.frozen("c/g") == ("drift: a",)
+    again, reasons = run(fleet(50), state, T0 + HOUR, missing_channels=("a",), **long_ago)
+    assert again.frozen("c/g") == ("the model's channel a no longer arrives",)
     assert reasons == (), "said once"
-    state, _ = run(fleet(50), again, T0 + HOUR, drift=("a",), reset_breaker_at=T0 + HOUR / 2)
+    state, _ = run(fleet(50), again, T0 + HOUR, missing_channels=("a",), reset_breaker_at=T0 + HOUR / 2)
     assert state.frozen("c/g") == ()
 
 
 def test_a_hand_is_followed_however_late_where_the_breaker_was_watched_all_along():
-    state, _ = run(fleet(50), drift=("a",))
-    state, _ = run(fleet(50), state, T0 + 9 * HOUR, drift=("a",), reset_breaker_at=T0 + HOUR)
+    state, _ = run(fleet(50), missing_channels=("a",))
+    state, _ = run(fleet(50), state, T0 + 9 * HOUR, missing_channels=("a",), reset_breaker_at=T0 + HOUR)
     assert state.frozen("c/g") == ()

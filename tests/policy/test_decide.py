@@ -178,7 +178,7 @@ def test_nodes_without_units_are_neither_counted_nor_touched():
 
 
 def test_the_state_survives_json_and_anything_damaged_is_refused_with_its_place():
-    plan = once([node("a", 0.9), node("b", 0.2), *healthy(5)], config(), drift=("x",))
+    plan = once([node("a", 0.9), node("b", 0.2), *healthy(5)], config(), missing_channels=("x",))
     content = json.loads(json.dumps(state_json(plan.state)))
     assert state_from_json(content) == plan.state
     for change, message in [

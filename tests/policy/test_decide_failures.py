@@ -67,10 +67,10 @@ def test_drain_storm_by_a_rule_gone_wild_is_stopped_as_well():
 
 def test_a_reset_breaker_would_replay_the_backlog_and_goes_on_at_its_rate():
     fleet = [node(f"n{i:02}", 0.9) for i in range(10)] + healthy(90)
-    plan = once(fleet, config(), drift=("x",))
+    plan = once(fleet, config(), missing_channels=("x",))
     assert hard(plan) == set()
     assert len(naive(fleet, T0)) == 10
-    after = once(fleet, config(), T0, plan.state, drift=("x",), reset_breaker_at=T0)
+    after = once(fleet, config(), T0, plan.state, missing_channels=("x",), reset_breaker_at=T0)
     assert len(hard(after)) == 4
 
 
@@ -79,10 +79,10 @@ def test_a_tripped_breaker_also_blocks_releases_elsewhere_and_not_here():
     fleet, state = marked()
     now = T0 + 2 * STEP
     fleet = [replace(node("n", 0.01, at=now), marks=fleet[0].marks), *healthy(40, now)]
-    first = once(fleet, config(), now, state, drift=("x",), scheduler_error="503")
+    first = once(fleet, config(), now, state, missing_channels=("x",), scheduler_error="503")
     now += STEP
     fleet = [replace(node("n", 0.01, at=now), marks=fleet[0].marks), *healthy(40, now)]
-    plan = once(fleet, config(), now, first.state, drift=("x",), scheduler_error="503")
+    plan = once(fleet, config(), now, first.state, missing_channels=("x",), scheduler_error="503")
     assert plan.open_causes
     assert verbs(plan, "n") == ["release"]
 

@@ -117,7 +117,7 @@ class World:
     def signals(self) -> Signals:
         return Signals(
             read_at=self.now, model_fitted_at=T0, kill=self.flags.get("kill", False),
-            drift=("fleet",) if self.flags.get("drift") else (),
+            missing_channels=("fleet",) if self.flags.get("drift") else (),
         )  # fmt: skip
 
     def evidence(self, node: NodeView) -> bool:
@@ -281,7 +281,7 @@ def test_a_release_that_is_due_is_never_blocked(steps, blocks):
         )
     if "stage" in blocks:
         settings_ = replace(settings_, stages=replace(settings_.stages, pinned={"c/g0": "shadow", "c/g1": "soft"}))
-    heard = replace(world.signals(), kill="kill" in blocks, drift=("fleet",) if "drift" in blocks else ())
+    heard = replace(world.signals(), kill="kill" in blocks, missing_channels=("fleet",) if "drift" in blocks else ())
     if "unread" in blocks:
         heard = replace(heard, read_at=None, scheduler_error="timeout")
     plan = decide(world.nodes, world.state, heard, settings_, world.now)

@@ -124,7 +124,7 @@ def test_of_thousands_of_lines_of_one_xid_a_few_a_minute_are_kept(tmp_path):
 
 def test_a_boot_of_its_node_ends_what_a_restart_cures(tmp_path):
     file = tmp_path / "events.parquet"
-    write(file, (T0, "a", "xid", "79"), (T0, "b", "xid", "64"), (T0 + HOUR, None, "other", "boot"))
+    write(file, (T0, "a", "xid", "79"), (T0, "b", "diagnostic", "fail"), (T0 + HOUR, None, "other", "boot"))
     assert set(EventFacts(file).read(T0 + HOUR)) == {"a", "b"}
     assert set(EventFacts(file).read(T0 + 2 * HOUR)) == {"b"}
 

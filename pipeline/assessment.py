@@ -7,7 +7,7 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -22,7 +22,8 @@ from joblib import Parallel, delayed
 from evaluation.metrics.comparison import SLIDING
 from evaluation.metrics.oracle import oracle_predictions, read_truth
 from evaluation.value.controller_replay import NOBODY, Controlled, Diagnostic, Fleet, rule_events
-from evaluation.value.gpu_hours import Outcome, break_even, count_outcome, net_interval
+from evaluation.value.gpu_hours import Outcome, count_outcome, net_interval, net_of
+from evaluation.value.ladder import LadderReplay
 from evaluation.value.load import Placements, generated_load, jobs_of_table
 from evaluation.value.readings import Readings
 from evaluation.value.verdict import COUNTING, ENOUGH, Predictability, predictability, unanswered
@@ -39,8 +40,9 @@ from pipeline.provenance import code_revision
 from pipeline.stages import replay
 from policy.config import PolicyConfig
 from policy.cost_benefit import CostBenefitConfig
-from policy.fleet import Level
-from policy.stages import Stage, StagesConfig
+from policy.ladder.probes import ProbeConfig
+from policy.ladder.rungs import Rung
+from policy.stages import Stage
 from policy.tiers import TierThresholds
 from telemetry.dataset.channels import resolve_channels
 from telemetry.dataset.store import Dataset
@@ -97,10 +99,11 @@ def assess_fleet(
         predictable = judged.answer in ("yes", "weakly")
         content |= _value(
             dataset, matrix, params, out / _REPLAY, costs, truth, gpus_per_job, on_request=checkpoint_on_request,
-            sizes=predictable, begin=begin,
+            sizes=predictable, allowed=_ALLOWED.get(judged.answer, ()), begin=begin,
         )  # fmt: skip
-    content["recommended"] = recommended(judged, content.get("policies", []), content.get("break_even"))
-    _write_settings(out / "recommended.yaml", content["recommended"], params, costs)
+    content = _UNPLAYED | content
+    content["settings"] = settings_of(content["recommended"], content["replayed"]["thresholds"])
+    _write_settings(out / "recommended.yaml", content["settings"], params, costs)
     plain: dict[str, Any] = orjson.loads(orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY))  # NaN is null
     write_json(plain, out / "assessment.json")
     return plain
@@ -187,7 +190,7 @@ def _predictions(folder: Path, *models: str) -> pd.DataFrame:
 
 def _value(
     dataset: Dataset, matrix: FeatureMatrix, params: Params, out: Path, costs: CostBenefitConfig, truth: Path | None,
-    gpus_per_job: int | None, *, on_request: bool, sizes: bool, begin: Begin,
+    gpus_per_job: int | None, *, on_request: bool, sizes: bool, allowed: Collection[Rung], begin: Begin,
 ) -> dict[str, Any]:  # fmt: skip
     """Replay policies on the fleet's failures and jobs; ``sizes``: also with jobs of each of :data:`SIZES`."""
     predictions = _predictions(out, params.models.profile)
@@ -216,21 +219,22 @@ def _value(
         loads = acting.loads(gpus_per_job)
     scores = scores_of(predictions)
     ways: dict[str, _Way] = {
-        "nobody acts": (None, "none", "hard"),
-        "hard rules alone": (scores_of(predictions.assign(risk=0.0)), "none", "hard"),
-        "soft taints": (scores, "none", "soft"),
-        "drains": (scores, "none", "hard"),
-        "drains, a diagnostic that finds nothing": (scores, "blind", "hard"),
-        "drains, a diagnostic that finds all": (scores, "perfect", "hard"),
+        "nobody acts": (None, "none"),
+        "hard rules alone": (scores_of(predictions.assign(risk=0.0)), "none"),
+        "drains": (scores, "none"),
+        "drains, a diagnostic that finds nothing": (scores, "blind"),
+        "drains, a diagnostic that finds all": (scores, "perfect"),
     }
     if truth is not None and any(truth.iterdir()):
         best = oracle_predictions(predictions, read_truth(truth), evaluation.k)
-        ways["oracle, a diagnostic that finds all"] = (scores_of(best), "perfect", "hard")
+        ways["oracle, a diagnostic that finds all"] = (scores_of(best), "perfect")
     rounds = [size for size in SIZES if sizes and size <= total]
     count = begin("policies")
     count(0, 1 + len(rounds))
-    tested = {name: way for name, way in ways.items() if way[0] is None or name.startswith("drains")}
-    tasks = [delayed(acting.played)(loads, ways), *(delayed(acting.with_size)(size, tested) for size in rounds)]
+    tasks = [
+        delayed(acting.played)(loads, ways, scores, allowed),
+        *(delayed(acting.with_size)(size, scores) for size in rounds),
+    ]
     done: list[dict[str, Any]] = []
     at_once = min(os.cpu_count() or 1, len(tasks)) if total >= _LARGE else 1
     for result in Parallel(n_jobs=at_once, return_as="generator")(tasks):
@@ -243,8 +247,11 @@ def _value(
         "by_job_size": by_size,
         "costs": {
             name: format_duration(getattr(costs, name))
-            for name in ("checkpoint", "restart", "verify", "planned_repair", "unplanned_repair")
-        },
+            for name in ("checkpoint", "restart", "reset", "reboot", "verify", "planned_repair", "unplanned_repair")
+        }
+        | {"probe": format_duration(_PROBES.duration)},
+        "found": dict(_PROBES.found),
+        "idle_cost": _PROBES.idle_cost,
         "jobs": {
             "from": "the dataset" if own else "a generated load",
             "mean_gpus_by_gpu_hours": float(np.average(gangs, weights=hours)) if len(gangs) else 0.0,
@@ -255,10 +262,15 @@ def _value(
     }
 
 
-_OF_SIZE: Final = ("break_even", "break_even_blind", "policies")
+_Way = tuple[Readings | None, Diagnostic]
+"""Scores (None: nobody acts), and what follows on a drain."""
 
-_Way = tuple[Readings | None, Diagnostic, Stage]
-"""Scores (None: nobody acts), what follows on a drain, and the stage of every group."""
+_PROBES: Final = ProbeConfig()
+
+_ALLOWED: Final[Mapping[str, tuple[Rung, ...]]] = {
+    "yes": ("avoid", "probe", "checkpoint", "swap", "drain"), "weakly": ("avoid", "probe", "checkpoint"),
+}  # fmt: skip
+"""Rungs that may be recommended, by the answer; on predictions that are not better than chance none but ``publish``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,53 +296,51 @@ class _Acting:
             for k in range(min(LOADS, max(2, _AVERAGED // int(fleet.gpus.sum()))))
         ]
 
-    def with_size(self, size: int, ways: Mapping[str, _Way]) -> dict[str, Any]:
-        """Replay ways to act under generated jobs of one size."""
-        played = self.played(self.loads(size), ways)
-        return {"gpus_per_job": size} | {key: played[key] for key in _OF_SIZE}
+    def with_size(self, size: int, scores: Readings) -> dict[str, Any]:
+        """Replay the rungs one by one under generated jobs of one size."""
+        return {"gpus_per_job": size, "ladder": self.ladder(self.loads(size), scores).rows(())["ladder"]}
 
-    def played(self, loads: Sequence[Placements], ways: Mapping[str, _Way]) -> dict[str, Any]:
-        """Replay ways to act under jobs; the first of them is compared with."""
-        even = break_even(self.fleet, loads, self.costs)
-        thresholds = _thresholds(None if even is None else even.break_even)
+    def ladder(self, loads: Sequence[Placements], scores: Readings) -> LadderReplay:
+        """Make the replay of the ladder under jobs."""
+        return LadderReplay(
+            self.fleet, loads, scores, self.events, self.costs, self.horizon, self.reach, self.seed, REPLICATES
+        )
+
+    def played(
+        self, loads: Sequence[Placements], ways: Mapping[str, _Way], scores: Readings, allowed: Collection[Rung]
+    ) -> dict[str, Any]:
+        """Replay ways to act under jobs, the first of which is compared with, and the ladder."""
+        ladder = self.ladder(loads, scores)
+        thresholds = ladder.thresholds("drain")
         settings = PolicyConfig(TierThresholds(**thresholds), horizon=self.horizon, cost_benefit=self.costs)
         outcomes: dict[str, Outcome] = {}
         held = 0
-        for name, (scores, diagnostic, stage) in ways.items():
-            acts, least = NOBODY, Level.SOFT if stage == "soft" else Level.TAINTED
-            if scores is not None:
-                policy = self.fleet.stage(settings, stage)
-                acting = Controlled(self.fleet, scores, self.events, loads[0], policy, self.reach, diagnostic, least)
+        for name, (read, diagnostic) in ways.items():
+            acts = NOBODY
+            if read is not None:
+                policy = self.fleet.stage(settings, "hard")
+                acting = Controlled(self.fleet, read, self.events, loads[0], policy, self.reach, diagnostic)
                 acts = acting.marks()
             held = acts.refused if name == "drains" else held
-            soft = stage == "soft"
-            outcomes[name] = count_outcome(self.fleet, loads, acts, self.costs, reach=self.reach, soft=soft)
-        nobody, unfound = next(iter(outcomes.values())), replace(self.costs, planned_repair=self.costs.unplanned_repair)
-        blind = break_even(self.fleet, loads, unfound)
-        return {
+            outcomes[name] = count_outcome(self.fleet, loads, acts, self.costs, reach=self.reach)
+        nobody = next(iter(outcomes.values()))
+        rows = ladder.rows(allowed)
+        top: Rung = "swap" if "swap" in rows["recommended"] else "drain"
+        return rows | {
+            "probing": ladder.probing(),
             "policies": [_policy_row(name, outcome, nobody, self.seed) for name, outcome in outcomes.items()],
-            "break_even": None if even is None else even.break_even,
-            "break_even_blind": None if blind is None else blind.break_even,
             "replayed": {
                 "nodes": len(self.fleet.nodes),
                 "failures": len(self.fleet.at),
-                "thresholds": thresholds,
+                "thresholds": ladder.thresholds(top),
                 "held_back": held,
             },
         }
 
 
-def _thresholds(even: float | None) -> dict[str, float | None]:
-    """Give the thresholds that policies are replayed at, from costs and the stages' own bars, never from outcomes."""
-    stages = StagesConfig()
-    high = None if even is None else max(even, stages.hard.demote_below)
-    elevated = stages.soft.demote_below if high is None else min(stages.soft.demote_below, high)
-    return {"watch": elevated / 2, "elevated": elevated, "high": high}
-
-
 def _policy_row(name: str, outcome: Outcome, nobody: Outcome, seed: int) -> dict[str, Any]:
-    net, bounds = net_interval(nobody, outcome, replicates=REPLICATES, seed=seed)
-    lost = float(outcome.hit.sum(axis=1).mean())
+    net, bounds = net_interval(net_of(nobody, outcome).sum(axis=1), replicates=REPLICATES, seed=seed)
+    lost = float(outcome.hit.sum(axis=(1, 2)).mean())
     return {
         "policy": name,
         "drains": outcome.drains,
@@ -338,42 +348,38 @@ def _policy_row(name: str, outcome: Outcome, nobody: Outcome, seed: int) -> dict
         "right": outcome.right,
         "caught": outcome.caught,
         "lost": lost,
-        "saved": float(nobody.hit.sum(axis=1).mean()) - lost,
-        "repairs": float(outcome.repaired.sum()),
-        "spent": float((outcome.spent + outcome.idle).sum(axis=1).mean()),
+        "saved": float(nobody.hit.sum(axis=(1, 2)).mean()) - lost,
+        "repairs": float(outcome.repaired.sum(axis=(1, 2)).mean()),
+        "spent": float((outcome.spent + outcome.idle).sum(axis=(1, 2)).mean()),
         "net": net,
         "net_low": bounds.low,
         "net_high": bounds.high,
     }
 
 
-def recommended(judged: Predictability, policies: list[dict[str, Any]], even: float | None) -> dict[str, Any]:
-    """Choose the stage: what is not sure to save GPU-hours is only observed."""
-    rows = {row["policy"]: row for row in policies}
-    drains = [row for name, row in rows.items() if name.startswith("drains")]
-    stage, needs, on_repairs = "shadow", None, False
-    if judged.answer == "yes" and any(row["net_low"] > 0 for row in drains):
-        stage = "hard"
-        on_repairs = all(row["saved"] <= row["spent"] for row in drains)
-        if not rows["drains"]["net_low"] > 0:
-            blind, perfect = drains[1]["net_low"], drains[2]["net_low"]
-            needs = min(max(0.0, -blind / (perfect - blind)), 1.0)
-    elif judged.answer in ("yes", "weakly") and rows and rows["soft taints"]["net_low"] > 0:
-        stage = "soft"
-    return {
-        "stage": stage,
-        "diagnostic_finds_at_least": needs,
-        "rests_on_planned_repairs": on_repairs,
-        "thresholds": _thresholds(even),
-    }
+_UNPLAYED: Final[dict[str, Any]] = {
+    "ladder": [],
+    "recommended": ["publish"],
+    "recommended_net": {"value": 0.0, "low": 0.0, "high": 0.0},
+    "replayed": {"thresholds": {"watch": 0.05, "elevated": 0.1, "high": None}},
+}
+"""What is reported where nothing could be replayed."""
 
 
-def _write_settings(path: Path, recommended: dict[str, Any], params: Params, costs: CostBenefitConfig) -> None:
-    tiers = {name: float(f"{value:.4g}") for name, value in recommended["thresholds"].items() if value is not None}
+def settings_of(recommended: Sequence[Rung], thresholds: Mapping[str, float | None]) -> dict[str, Any]:
+    """Return the settings of the controller for the recommended rungs; ``stage``: the highest that these need."""
+    hard = {"swap", "drain"} & {*recommended}
+    stage: Stage = "hard" if hard else "soft" if "avoid" in recommended else "shadow"
+    return {"stage": stage, "rungs": [*recommended], "thresholds": dict(thresholds)}
+
+
+def _write_settings(path: Path, settings: dict[str, Any], params: Params, costs: CostBenefitConfig) -> None:
+    tiers = {name: float(f"{value:.4g}") for name, value in settings["thresholds"].items() if value is not None}
     policy = {
         "thresholds": tiers,
         "horizon": format_duration(params.labels.horizon),  # as scores tell theirs, which the controller compares
-        "stages": {"ceiling": recommended["stage"]},
+        "rungs": settings["rungs"],
+        "stages": {"ceiling": settings["stage"]},
         "cost_benefit": {"checkpoint_every": format_duration(costs.checkpoint_every)},
     }
     write_bytes(path, (_SETTINGS + yaml.safe_dump({"policy": policy}, sort_keys=False)).encode())

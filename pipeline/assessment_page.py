@@ -17,7 +17,7 @@ from pipeline.report.report import render
 def write_page(content: dict[str, Any], out: Path, dataset: str, params: Sequence[Path]) -> Path:
     """Write ``OUT/index.html``; arguments as :func:`pipeline.assessment_text.verdict_text` takes them."""
     held, _ = text.data(content["data"])
-    policies = text.policies(content)
+    ladder = text.ladder(content)
     page = render(
         "assessment.html.j2",
         words=_words,
@@ -25,15 +25,15 @@ def write_page(content: dict[str, Any], out: Path, dataset: str, params: Sequenc
         simulated=content["data"]["simulated"],
         answer=text.answer(content),
         recommendation=text.recommendation(content),
-        policies=policies,
+        ladder=ladder,
         settings=str(out / "recommended.yaml"),
-        thresholds=text.thresholds(content["recommended"]),
+        thresholds=text.thresholds(content["settings"]),
         commands=text.commands(content, out, dataset, params),
         figures=text.figures(content["predictable"]),
-        sizes=text.job_sizes(content),
+        details=text.detail_tables(content),
         held=held,
         to_do=content["data"]["to_do"],
-        assumptions=[*text.policy_notes(content), *text.assumptions(content)] if policies else [],
+        assumptions=[*text.policy_notes(content), *text.assumptions(content)] if ladder else [],
     )
     target = out / "index.html"
     with disk_errors(target):

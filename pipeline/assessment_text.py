@@ -20,15 +20,13 @@ ANSWERS: Final = {
     "too few failures": "TOO FEW FAILURES TO TELL. About {more} more are needed in the replayed period.",
     "no failures": "NO FAILURES in the data, so nothing can be said. About {more} are needed.",
 }
-STAGES: Final = {
-    "hard": "drain nodes (stage hard)",
-    "soft": "keep new jobs off nodes at risk, and do not drain (stage soft)",
-    "shadow": "do not drain; act on nothing, and record what would have been done (stage shadow)",
-}
-_FINDS: Final = {
-    "drains": "without a diagnostic",
-    "drains, a diagnostic that finds nothing": "with one that finds nothing",
-    "drains, a diagnostic that finds all": "with one that finds all",
+RUNGS: Final = {
+    "publish": "publish the risk",
+    "avoid": "keep new jobs off nodes at risk while others are free",
+    "probe": "run a diagnostic on idle nodes, riskiest first",
+    "checkpoint": "ask jobs on nodes at risk for a checkpoint",
+    "swap": "take nodes at risk out when their jobs end",
+    "drain": "drain nodes at risk",
 }
 
 
@@ -42,9 +40,9 @@ def verdict_text(content: dict[str, Any], out: Path, dataset: str, params: Seque
     lines += [f"  {line}" for line in held] + [f"    {todo}" for todo in todos]
     lines += ["", f"Are failures predictable here?  {answer(content)}"]
     lines += [f"  {line}" for line in figures(content["predictable"])]
-    for table, notes in ((policies(content), policy_notes), (job_sizes(content), lambda _: ())):
+    for table, notes in ((ladder(content), policy_notes), *((table, None) for table in detail_tables(content))):
         if table is not None:
-            lines += ["", table.caption, *_text_of(table), *(f"  {note}" for note in notes(content))]
+            lines += ["", table.caption, *_text_of(table), *(f"  {note}" for note in (notes(content) if notes else ()))]
     first, *reasons = recommendation(content)
     lines += ["", f"{first} Settings: {out / 'recommended.yaml'}", *(f"  {reason}" for reason in reasons), ""]
     lines += ["What to do next", *(f"  {line}" for line in commands(content, out, dataset, params))]
@@ -98,37 +96,68 @@ def figures(judged: dict[str, Any]) -> list[str]:
     return lines
 
 
-def policies(content: dict[str, Any]) -> Table | None:
-    """Tabulate the policies that were replayed; None where none was."""
-    rows, jobs = content.get("policies"), content.get("jobs", {})
+def ladder(content: dict[str, Any]) -> Table | None:
+    """Tabulate the rungs of the ladder; None where nothing was replayed."""
+    rows, jobs = content["ladder"], content.get("jobs", {})
     if not rows:
         return None
     caption = (
-        f"What would have been saved, in GPU-hours (jobs: {jobs['from']}, mean gang "
+        f"What each action would have saved, in GPU-hours (jobs: {jobs['from']}, mean gang "
         f"{number(jobs['mean_gpus_by_gpu_hours'], 0)} GPUs, a checkpoint every {jobs['checkpoint_every']})"
     )
-    header = ("policy", "drains", "right", "caught", "saved", "repairs", "spent", "net", "95 % interval")
+    header = ("rung", "actions", "right", "pays from", "precision at least", "saved", "spent", "net", "95 % interval")
     cells = [
+        (
+            row["rung"], f"{row['actions']}", f"{row['right']} of {row['known']}", _percent(row["break_even"], "never"),
+            _percent(row["precision_low"], NONE), f"{row['gpu_hours_saved']:,.0f}", f"{row['gpu_hours_spent']:,.0f}",
+            f"{row['net']:,.0f}", _interval(row),
+        )
+        for row in rows
+    ]  # fmt: skip
+    return replace(_table(caption, header, cells), strong=_sure(rows))
+
+
+def detail_tables(content: dict[str, Any]) -> list[Table]:
+    """Tabulate probes, sizes of jobs, and ways to drain."""
+    if not content["ladder"]:
+        return []
+    probes = [
+        (
+            "by risk" if row["guided"] else "in turn",
+            NONE if row["min_lift"] is None else f"{row['min_lift']:g} times the mean",
+            "by family" if row["share_found"] is None else percent(row["share_found"]),
+            f"{row['probes']:,}", f"{row['found']}", f"{row['net']:,.0f}", _interval(row),
+        )
+        for row in content["probing"]
+    ]  # fmt: skip
+    header = ("order", "only from a risk of", "finds", "probes", "failures found", "net", "95 % interval")
+    tables = [_table("Probes of idle nodes, by what a diagnostic finds of the failures of the next days", header, probes)]
+    sizes = content.get("by_job_size")
+    if sizes:
+        rungs = [row["rung"] for row in sizes[0]["ladder"][1:]]
+        rows = [
+            (f"{size['gpus_per_job']:,} GPUs", *(f"{row['net']:,.0f} ({_interval(row)})" for row in size["ladder"][1:]))
+            for size in sizes
+        ]
+        caption = "Net GPU-hours of each action with jobs all of one size, with 95 % intervals"
+        tables.append(_table(caption, ("jobs of", *rungs), rows))
+    drains = [
         (
             row["policy"], f"{row['drains']}", f"{row['right']} of {row['known']}", f"{row['caught']}",
             *(f"{row[name]:,.0f}" for name in ("saved", "repairs", "spent", "net")), _interval(row),
         )
-        for row in rows
+        for row in content["policies"]
     ]  # fmt: skip
-    sure = frozenset(
-        at for at, row in enumerate(rows) if (row["net_low"] or 0) > 0 and not row["policy"].startswith("oracle")
-    )
-    return replace(_table(caption, header, cells), strong=sure)
+    header = ("drains, by diagnostic", "drains", "right", "caught", "saved", "repairs", "spent", "net", "95 % interval")
+    return [*tables, replace(_table("Drains in comparison", header, drains), strong=_sure(content["policies"]))]
 
 
 def policy_notes(content: dict[str, Any]) -> list[str]:
-    """Say what the table of policies rests on."""
+    """Say what the table of actions rests on."""
     jobs, replayed = content["jobs"], content["replayed"]
     lines = [
-        f"With these jobs a drain that a diagnostic follows is worth it {_worth(content['break_even'])} where what it "
-        f"finds is repaired as planned, and {_worth(content['break_even_blind'])} where it finds nothing.",
-        f"`repairs`: a planned repair is taken to be {jobs['planned_repair_saves_hours']:g} hours of the node shorter "
-        "than an unplanned one.",
+        "`pays from`: the precision at which an action breaks even with these jobs. `saved` includes planned repairs, "
+        f"taken to be {jobs['planned_repair_saves_hours']:g} hours of the node shorter than unplanned ones.",
     ]
     if replayed["held_back"]:
         lines.append(
@@ -149,72 +178,49 @@ def assumptions(content: dict[str, Any]) -> list[str]:
         f"diagnostic takes {costs['verify']}.",
         "Failures come when they came. Jobs stay where they were; one that is moved runs on a spare node that does not "
         "fail, until its own node is back.",
-        "Each group of nodes is in its stage as if it had earned it. Thresholds come from costs and from what stages "
-        "ask for, never from outcomes.",
+        "Each group of nodes is in its stage as if it had earned it. Thresholds come from costs and from the usual risk, "
+        "never from outcomes.",
+        "A diagnostic finds a share of the failures of the next days: "
+        + ", ".join(f"{name.replace('_', ' and ')} {percent(share)}" for name, share in content["found"].items())
+        + ". These shares are assumptions.",
+        f"A probe takes {costs['probe']} of an idle node, at {percent(content['idle_cost'])} of a GPU-hour, and delays a "
+        "job that preempts it by a minute.",
         "Intervals are bootstraps by node of 95 %; rows whose interval lies above 0 stand out.",
     ]
 
 
-def job_sizes(content: dict[str, Any]) -> Table | None:
-    """Tabulate what drains save by the size of jobs; None where that was not replayed."""
-    sizes = content.get("by_job_size")
-    if not sizes:
-        return None
-    rows = []
-    for size in sizes:
-        by_name = {row["policy"]: row for row in size["policies"]}
-        nets = [f"{by_name[name]['net']:,.0f} ({_interval(by_name[name])})" for name in _FINDS]
-        even = " to ".join(_percent(size[key], NONE) for key in ("break_even", "break_even_blind"))
-        rows.append((f"{size['gpus_per_job']:,} GPUs", even, *nets))
-    caption = (
-        "Drains with jobs all of one size: the risk from which one is worth it (a diagnostic finds all, nothing), and "
-        "the net GPU-hours with their 95 % interval"
-    )
-    return _table(caption, ("jobs of", "worth it from", "no diagnostic", "finds nothing", "finds all"), rows)
-
-
 def recommendation(content: dict[str, Any]) -> list[str]:
     """Say what is recommended, and why."""
-    chosen, rows = content["recommended"], {row["policy"]: row for row in content.get("policies", ())}
-    lines = [f"Recommended: {STAGES[chosen['stage']]}."]
-    share = chosen["diagnostic_finds_at_least"]
-    if share is not None:
+    chosen, net = content["recommended"], content["recommended_net"]
+    lines = [f"Recommended: {', '.join(chosen)} ({join([RUNGS[rung] for rung in chosen])})."]
+    if len(chosen) > 1:
         lines.append(
-            f"It is sure to pay if a diagnostic finds at least {percent(share)} of the faults that it is shown."
+            f"Net {net['value']:,.0f} GPU-hours ({net['low']:,.0f} to {net['high']:,.0f}): each half of the time is "
+            "evaluated with the actions that paid in the other half."
         )
-    if chosen["rests_on_planned_repairs"]:
+    elif content["ladder"]:
+        lines.append("No other action is sure to pay here.")
+    if content["ladder"] and content["predictable"]["answer"] not in ("yes", "weakly"):
+        unguided = next(row for row in content["probing"] if not row["guided"] and row["share_found"] is None)
         lines.append(
-            "It pays by `repairs` alone: what jobs of this size are spared does not make up for what is spent."
-        )
-    if content["predictable"]["answer"] == "yes" and chosen["stage"] != "hard":
-        drains = [row for name, row in rows.items() if name.startswith("drains")]
-        best = max(drains, key=lambda row: row["net"])
-        lines.append(
-            f"Drains are not sure to pay with these jobs: the best, `{best['policy']}`, nets {best['net']:,.0f} "
-            f"GPU-hours ({_interval(best)})."
-            if any(row["drains"] for row in drains)
-            else "No drain was begun, so that none could pay."
-        )
-    if sizes := content.get("by_job_size"):
-        tried = join([f"{size['gpus_per_job']:,}" for size in sizes])
-        pays = [f"{words} at {join(sure)}" for policy, words in _FINDS.items() if (sure := _sure(sizes, policy))]
-        lines.append(
-            f"With jobs of one size drains are sure to pay {join(pays) or 'at none of them'} (tried: {tried} GPUs)."
+            "Without predictions, unguided probing of idle nodes is all that could pay: "
+            f"{unguided['probes']:,} probes find {unguided['found']} failures, net {unguided['net']:,.0f} GPU-hours "
+            f"({_interval(unguided)})."
         )
     return lines
 
 
-def thresholds(chosen: dict[str, Any]) -> str:
+def thresholds(settings: dict[str, Any]) -> str:
     """Say what the recommended settings hold."""
     tiers = [
-        f"{name} from a risk of {percent(risk)}" for name, risk in chosen["thresholds"].items() if risk is not None
+        f"{name} from a risk of {percent(risk)}" for name, risk in settings["thresholds"].items() if risk is not None
     ]
-    return f"stage {chosen['stage']} at most; {', '.join(tiers)}"
+    return f"stage {settings['stage']} at most; {', '.join(tiers)}"
 
 
 def commands(content: dict[str, Any], out: Path, dataset: str, params: Sequence[Path]) -> list[str]:
     """Give the three commands that come next, or what is missing for them."""
-    if not content.get("policies"):
+    if not content["ladder"]:
         return ["record failures (tickets, kernel logs, a longer history), then run this again"]
     folder, source, settings = (shlex.quote(str(path)) for path in (out, dataset, out / "recommended.yaml"))
     given = "".join(f" --params {shlex.quote(str(path))}" for path in params)
@@ -239,21 +245,16 @@ def _text_of(table: Table) -> list[str]:
     ]
 
 
-def _sure(sizes: Sequence[dict[str, Any]], policy: str) -> list[str]:
-    """Name the sizes of jobs at which a policy is sure to save."""
-    return [
-        f"{size['gpus_per_job']:,}"
-        for size in sizes
-        if any(row["policy"] == policy and row["net_low"] > 0 for row in size["policies"])
-    ]
+def _sure(rows: Sequence[dict[str, Any]]) -> frozenset[int]:
+    """Return the positions of rows that are sure to save, but for the oracle's."""
+    named = [str(row.get("rung", row.get("policy"))) for row in rows]
+    return frozenset(
+        at for at, row in enumerate(rows) if (row["net_low"] or 0) > 0 and not named[at].startswith("oracle")
+    )
 
 
 def _interval(row: dict[str, Any]) -> str:
     return "" if row["net_low"] is None else f"{row['net_low']:,.0f} to {row['net_high']:,.0f}"
-
-
-def _worth(even: float | None) -> str:
-    return "never" if even is None else f"from a risk of {percent(even)}"
 
 
 def _bounded(value: Any) -> str:

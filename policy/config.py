@@ -14,6 +14,7 @@ from policy.budget import BudgetConfig
 from policy.cost_benefit import CostBenefitConfig, worth_of
 from policy.fleet import NodeView
 from policy.hysteresis import HysteresisConfig, NodeRiskConfig
+from policy.ladder.rungs import RUNGS, Rung
 from policy.maintenance import MaintenanceWindow
 from policy.node_assessment import HardRulesConfig
 from policy.stages import StagesConfig
@@ -28,6 +29,8 @@ class PolicyConfig:
     ``thresholds_from``: ``settings``: those above. ``scores``: those that the scores themselves were given their tiers
     by (:func:`policy.tiers.choose_thresholds`: given, promised by the model, or neither), applied as there: see
     :meth:`by_scores`. ``costs``: ``high`` is what it costs to be wrong, node by node: see :meth:`thresholds_of`.
+    ``rungs``: of the ladder, what may be done on a prediction; without ``drain``, jobs end by themselves. Hard rules
+    drain all the same.
     ``horizon``: what a risk looks ahead, gap included.
     ``renew``: what is published is written again when its end moves by so much, or is so near.
     ``maintenance``: planned ones: nothing new is put on their nodes, and what is seen in them is no evidence.
@@ -37,6 +40,7 @@ class PolicyConfig:
 
     thresholds: TierThresholds = field(default_factory=TierThresholds)
     thresholds_from: Literal["settings", "scores", "costs"] = "settings"
+    rungs: tuple[Rung, ...] = RUNGS
     horizon: PositiveTime = timedelta(hours=24)
     renew: PositiveTime = timedelta(hours=1)
     forget: PositiveTime = timedelta(days=7)

@@ -86,8 +86,8 @@ def worth_of(
     is better when that times what a failure costs more than a drain of the empty node, and what stopping the jobs costs
     then, are together below what stopping them now costs.
     """
-    stop = _stop(jobs, config, now, now)
-    fail = sum(job.gpus * _hours(_rework_at_failure(job, config, now) + _again(job, config)) for job in jobs)
+    hours = hours_of(jobs, config, now)
+    stop, fail = hours.stop, hours.fail
     verify, planned, unplanned = (
         gpus * _hours(duration) for duration in (config.verify, config.planned_repair, config.unplanned_repair)
     )
@@ -111,6 +111,31 @@ def worth_of(
         side = "better" if wait > 0 else "worse"
         summary += f"; waiting for {what} at {wait_until:%Y-%m-%d %H:%M} UTC is {abs(wait):.1f} {side}"
     return Worth(risk, saved, lost, break_even, wait, wait_until, choice, summary)
+
+
+@dataclass(frozen=True, slots=True)
+class JobHours:
+    """GPU-hours of the jobs on a node.
+
+    ``stop``: what stopping them now costs; ``fail``: what they lose if the node fails.
+    ``checkpoint``: what asking those that can for a checkpoint costs; ``unsaved``: what these would have to redo.
+    """
+
+    stop: float = 0.0
+    fail: float = 0.0
+    checkpoint: float = 0.0
+    unsaved: float = 0.0
+
+
+def hours_of(jobs: Sequence[JobView], config: CostBenefitConfig, now: datetime) -> JobHours:
+    """Return what the jobs of a node cost in each case, as is expected now."""
+    able = [job for job in jobs if job.can_checkpoint and job.checkpointed_at is not None]
+    return JobHours(
+        _stop(jobs, config, now, now),
+        sum(job.gpus * _hours(_rework_at_failure(job, config, now) + _again(job, config)) for job in jobs),
+        sum(job.gpus * _hours(config.checkpoint) for job in able),
+        sum(job.gpus * _hours(max(now - (job.checkpointed_at or now), timedelta(0))) for job in able),
+    )
 
 
 def _turns(jobs: Sequence[JobView], config: CostBenefitConfig) -> list[tuple[datetime, str]]:

@@ -110,6 +110,7 @@ def limit(
         case.lower(Level.NONE, f"it opted out ({node.opt_out})")
     stage = stages[node.group_key].stage
     case.lower(ALLOWED_LEVELS[stage], f"group {node.group_key} is in stage {stage}")
+    _cap(case, config)
     if assessment.state.episode is not None and not assessment.ruled and case.target.hard and not level.hard:
         case.held_out = held_out(node.name, assessment.state.episode, config.stages.holdout)
         if case.held_out:
@@ -133,6 +134,19 @@ def limit(
         if assessment.instant != "high":
             case.lower(soft, "its risk is below the threshold of high now: nothing hard that is new")
     case.asks = case.target.hard and not level.hard
+
+
+def _cap(case: Case, config: PolicyConfig) -> None:
+    """Lower a prediction's target to the rungs of the settings."""
+    rungs = config.rungs
+    if case.assessment.ruled:
+        return
+    if "drain" not in rungs and case.node.jobs:
+        case.lower(Level.TAINTED, "its jobs end by themselves: drain is not among the rungs")
+    if "drain" not in rungs and "swap" not in rungs:
+        case.lower(Level.SOFT, "neither swap nor drain is among the rungs")
+    if "avoid" not in rungs and not case.target.hard:
+        case.lower(Level.PUBLISHED, "avoid is not among the rungs")
 
 
 def _freeze(case: Case, signals: Signals, config: PolicyConfig, now: datetime) -> None:

@@ -31,9 +31,9 @@ from policy.node_assessment import BOOT, KINDS, LONGEST, REPAIRS, RULES, reporte
 from policy.plan import Plan, PolicyState
 from policy.stages import Stage, StagesConfig
 
-Diagnostic = Literal["none", "blind", "perfect"]
+Diagnostic = Literal["none", "blind", "perfect", "stated"]
 """What follows on a node that was emptied on a prediction. ``blind``: it finds nothing, and the node comes back.
-``perfect``: it finds whatever is broken or will fail within reach."""
+``perfect``: it finds whatever is broken or will fail within reach. ``stated``: of that, the failures that are given."""
 
 LEAVE: Final = timedelta(minutes=1)
 """From an eviction until the job is gone; assumption."""
@@ -55,6 +55,7 @@ class Fleet:
     ``failed``, ``unit``, ``at``, ``until``: node, unit (empty: the whole node), begin and end of each failure, ordered
     by time; a node is down in between; shape (failures,).
     ``begin``, ``end``: in milliseconds, as all times.
+    ``family``: class of each failure.
     """
 
     nodes: tuple[NodeView, ...]
@@ -66,6 +67,7 @@ class Fleet:
     until: Ints
     begin: int
     end: int
+    family: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, inventory: pd.DataFrame, failures: pd.DataFrame, begin: int, end: int) -> Fleet:
@@ -90,7 +92,13 @@ class Fleet:
             np.array(most, dtype=np.int64), place[chosen].astype(np.int64),
             tuple(failures["gpu"].astype(object).where(failures["gpu"].notna(), "").iloc[chosen]),
             at[chosen], np.minimum(milliseconds(failures["end"]), end)[chosen], begin, end,
+            tuple(failures["failure_class"].iloc[chosen]) if "failure_class" in failures else ("other",) * len(chosen),
         )  # fmt: skip
+
+    @property
+    def middle(self) -> int:
+        """The time that parts it into a half in which an action is chosen, and one in which it is evaluated."""
+        return (self.begin + self.end) // 2
 
     @property
     def names(self) -> pd.Index:
@@ -158,6 +166,13 @@ class Marks:
         node, at, until, drained, found = np.array(sorted(rows), dtype=np.int64).reshape(-1, 5).T
         return cls(node, at, until, drained, found, refused)
 
+    def joined(self, rows: Iterable[list[int]]) -> Marks:
+        """Return these and others, without those that begin while another one has the node in repair."""
+        mine = np.column_stack([self.node, self.at, self.until, self.drained, self.found]).tolist()
+        new = list(rows)
+        kept = [row for row in mine if not any(row[0] == other[0] and other[1] <= row[1] < other[2] for other in new)]
+        return Marks.of([*kept, *new], self.refused)
+
 
 NOBODY: Final = Marks.of(())
 
@@ -169,6 +184,7 @@ class Controlled:
     ``events``: as :func:`rule_events` gives them; ``jobs``: what runs, which a drain's worth depends on.
     ``reach``: within which a perfect diagnostic sees a failure coming.
     ``least``: the lowest level that counts as a mark.
+    ``findable``: which failures a ``stated`` diagnostic finds; shape (failures,).
     """
 
     fleet: Fleet
@@ -179,6 +195,7 @@ class Controlled:
     reach: timedelta
     diagnostic: Diagnostic = "none"
     least: Level = Level.TAINTED
+    findable: Bools | None = None
 
     def __post_init__(self) -> None:
         self._place = {node.name: place for place, node in enumerate(self.fleet.nodes)}
@@ -297,10 +314,13 @@ class Controlled:
             self._empty(place, decision.remedy)
         elif self._open[place][3] < NEVER and decision.remedy is not None and place not in self._tests:
             self._test(place, self._now, decision.remedy)  # the fault was reported on a node that was empty already
-        if level is Level.TAINTED and decision.worth is not None and decision.worth.choice == "wait":
+        if level is Level.TAINTED:
             runs = self._running()
-            turns = self.jobs.turns(runs[self.jobs.node[runs] == place], self._now)
-            self._wake(int(turns.min()) + _MINUTE_MS)
+            runs = runs[self.jobs.node[runs] == place]
+            if decision.worth is not None and decision.worth.choice == "wait":
+                self._wake(int(self.jobs.turns(runs, self._now).min()) + _MINUTE_MS)
+            elif len(runs) and "drain" not in self.policy.rungs:
+                self._wake(int(self.jobs.end[runs].max()) + _MINUTE_MS)
 
     def _empty(self, place: int, remedy: Remedy | None) -> None:
         at = self._due.pop(place)
@@ -319,6 +339,8 @@ class Controlled:
         fleet, (ends, remedy), row = self.fleet, self._tests.pop(place), self._open[place]
         units = [unit for unit, since, until in fleet.stays[place] if since <= ends < until]
         ahead = (fleet.failed == place) & (fleet.at <= ends + duration_ms(self.reach)) & (ends < fleet.until)
+        if self.diagnostic == "stated" and remedy is None and self.findable is not None:
+            ahead &= self.findable
         if not (finds(remedy, self.diagnostic) and ahead.any()):
             self._passed[place] = ends
             self._void |= dict.fromkeys(units, instant(ends))
@@ -411,7 +433,7 @@ def procedure(remedy: Remedy | None, diagnostic: Diagnostic, costs: CostBenefitC
 
 def finds(remedy: Remedy | None, diagnostic: Diagnostic) -> bool:
     """Return whether remedy and diagnostic find a fault that is there or shows within reach."""
-    return remedy in ("diagnose", "replace") or diagnostic == "perfect"
+    return remedy in ("diagnose", "replace") or diagnostic in ("perfect", "stated")
 
 
 def job_views(jobs: Placements, entries: Ints, at: int) -> list[JobView]:

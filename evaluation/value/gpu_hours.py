@@ -8,17 +8,25 @@ failure hits each job of its node with the probability that the job had that GPU
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
+from typing import Final
 
 import numpy as np
 
 from evaluation.metrics.bootstrap import Interval, interval, resample_units
 from evaluation.value.controller_replay import LEAVE, Fleet, Marks, evicted
 from evaluation.value.load import HOUR_MS, Placements
+from evaluation.value.probing import NO_CHECKPOINTS, NO_PROBES, Checkpoints, Probes
 from features.times import NEVER, duration_ms
-from policy.cost_benefit import CostBenefitConfig, Costs
+from policy.cost_benefit import CostBenefitConfig, JobHours
 from policy.episodes import Floats, Ints
+from policy.ladder.probes import ProbeConfig
+from policy.ladder.rungs import Price, Rung, prices
+from policy.thresholds import bound_of_sizes
+
+_CONFIDENCE: Final = 0.9
+"""Of a rung's precision; that of rollout stages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,18 +35,20 @@ class Outcome:
 
     ``drains``, ``known``, ``right``: marks, those of nodes that had not failed and of known outcome, and those of them
     that a failure followed in time.
+    ``precision_low``: lower bound of the share that is right; marks of one node share their fate.
     ``caught``: failures that a mark came before, early enough.
-    ``hit``: GPU-hours lost in jobs that failures hit, restarts included; shape (loads, nodes).
+    ``hit``: GPU-hours lost in jobs that failures hit, restarts included; shape (loads, 2, nodes), for the halves of
+    the time (:attr:`Fleet.middle`).
     ``hits``, ``moved``: jobs that failures hit, by their share of the node, and jobs that were moved; means over loads.
-    ``spent``: GPU-hours of checkpoints (or lost work) and restarts of moved jobs, shape (loads, nodes); ``idle``: of
-    sound nodes kept out, likewise.
-    ``repaired``: GPU-hours that planned repairs are shorter than unplanned ones; shape (nodes,).
+    ``spent``: GPU-hours of checkpoints (or lost work), restarts of moved jobs, and probes; ``idle``: of sound nodes
+    kept out; ``repaired``: that planned repairs are shorter than unplanned ones; all likewise.
     """
 
     drains: int
     known: int
     right: int
     caught: int
+    precision_low: float
     hits: float
     moved: float
     hit: Floats
@@ -47,15 +57,25 @@ class Outcome:
     repaired: Floats
 
 
+@dataclass(frozen=True, slots=True)
+class Extras:
+    """The cheap rungs under one load, in addition to marks."""
+
+    probes: Probes = NO_PROBES
+    checkpoints: Checkpoints = NO_CHECKPOINTS
+    config: ProbeConfig = field(default_factory=ProbeConfig)
+
+
 def count_outcome(
     fleet: Fleet, loads: Sequence[Placements], marks: Marks, costs: CostBenefitConfig, *, reach: timedelta,
-    soft: bool = False,
+    soft: bool = False, extras: Sequence[Extras] | None = None,
 ) -> Outcome:  # fmt: skip
     """Count what comes of marking nodes.
 
     ``loads``: the fleet's own jobs, or several generated loads, which are averaged.
     ``reach``: a mark is right if its node fails within it.
     ``soft``: new jobs only prefer other nodes: they go there while GPUs are free, so that none stand idle for it.
+    ``extras``: probes and checkpoints of each load. Without marks, these are what is counted as actions.
     """
     within, ready = duration_ms(reach), duration_ms(costs.checkpoint + LEAVE)
     same = fleet.failed == marks.node[:, None]
@@ -64,24 +84,42 @@ def count_outcome(
     right = sound & (same & (fleet.at > began) & (fleet.at <= began + within)).any(axis=1)
     early = marks.at + np.where(marks.drained < NEVER, np.minimum(marks.drained, marks.until) - marks.at + ready, 0)
     caught = (same & (fleet.at >= early[:, None]) & (fleet.at < marks.until[:, None])).any(axis=0)
-    planned = np.bincount(marks.node[marks.found < NEVER], minlength=len(fleet.nodes))
-    shorter = (costs.unplanned_repair - costs.planned_repair) / timedelta(hours=1)
-    counted = [_counted(fleet, jobs, marks, costs, soft=soft) for jobs in loads]
+    cheap = [Extras()] * len(loads) if extras is None else extras
+    counted = [_counted(fleet, jobs, marks, costs, more, soft=soft) for jobs, more in zip(loads, cheap, strict=True)]
     known = right | (sound & (marks.at + within <= fleet.end))
-    hits, moved, hit, spent, idle = (np.stack(values) for values in zip(*counted, strict=True))
+    hits, moved, hit, spent, idle, repaired = (np.stack(values) for values in zip(*counted, strict=True))
+    done, good, of = len(marks.at), int(right.sum()), int(known.sum())
+    probes = [more.probes for more in cheap]
+    if extras is not None and not done:
+        finished = [len(probe.node) - int(probe.preempted.sum()) for probe in probes]
+        found = [int((probe.failure >= 0).sum()) for probe in probes]
+        asked = [len(more.checkpoints.job) for more in cheap]
+        done = round(float(np.mean([len(probe.node) for probe in probes]) + np.mean(asked)))
+        good, of = round(float(np.mean(found))), round(float(np.mean(finished)))
+    spared = [int((caught | np.isin(np.arange(len(caught)), probe.failure)).sum()) for probe in probes]
+    nodes, alerts = np.unique(marks.node[known], return_counts=True)
+    hit_by = np.array([int(right[known & (marks.node == node)].sum()) for node in nodes], dtype=np.int64)
+    low = bound_of_sizes(alerts, hit_by, _CONFIDENCE).lower if len(nodes) else 0.0
     return Outcome(
-        len(marks.at), int(known.sum()), int(right.sum()), int(caught.sum()),
-        float(hits.mean()), float(moved.mean()), hit, spent, idle, (fleet.gpus * planned).astype(np.float64) * shorter,
+        done, of, good, round(float(np.mean(spared))), low, float(hits.mean()), float(moved.mean()), hit, spent, idle,
+        repaired,
     )  # fmt: skip
 
 
 def _counted(
-    fleet: Fleet, jobs: Placements, marks: Marks, costs: CostBenefitConfig, *, soft: bool
-) -> tuple[float, float, Floats, Floats, Floats]:
-    """Count jobs hit and moved, and by node GPU-hours lost, spent and idle, under one load."""
+    fleet: Fleet, jobs: Placements, hard: Marks, costs: CostBenefitConfig, extras: Extras, *, soft: bool
+) -> tuple[float, float, Floats, Floats, Floats, Floats]:
+    """Count jobs hit and moved, and by half and node the GPU-hours lost, spent, idle and saved in repairs."""
+    marks = hard if not len(extras.probes.node) else hard.joined(extras.probes.repairs(fleet))
     again = jobs.again(costs)
     bounds, size = np.searchsorted(jobs.node, np.arange(len(fleet.nodes) + 1)), jobs.size
-    hits, moved, (hit, spent, idle) = 0.0, 0.0, np.zeros((3, len(fleet.nodes)))
+    hits, moved, (hit, spent, idle, repaired) = 0.0, 0.0, np.zeros((4, 2, len(fleet.nodes)))
+    shorter = (costs.unplanned_repair - costs.planned_repair) / timedelta(hours=1)
+    when, hours = extras.probes.spent(fleet, jobs, extras.config)
+    np.add.at(spent, ((when >= fleet.middle).astype(np.int64), extras.probes.node), hours)
+    for job, at, cost in zip(*(getattr(extras.checkpoints, name) for name in ("job", "at", "hours")), strict=True):
+        where = jobs.node[int(np.argmax(jobs.job == job))]  # of a gang, its first node
+        spent[int(at >= fleet.middle), where] += cost
     left: list[Ints] = []  # of each mark: when the jobs of its node are off it
     off = np.full(len(size), NEVER)
     free = _free(fleet, jobs, marks) if soft else None
@@ -90,21 +128,25 @@ def _counted(
         zip(marks.node, marks.at, marks.until, marks.drained, strict=True)
     ):
         mine = np.arange(bounds[node], bounds[node + 1])
+        half, out = int(at >= fleet.middle), marks.found[mark] < NEVER
+        repaired[half, node] += fleet.gpus[node] * shorter * out
         begun = mine[(jobs.start[mine] > at) & (jobs.start[mine] <= until)]
-        if free is not None:
+        if free is not None and not out:
             begun = begun[jobs.gpus[begun] <= free(jobs.start[begun])]
         off[begun] = jobs.start[begun]  # it runs elsewhere
         if drained < until:
-            gone, out = evicted(fleet, jobs, int(node), int(drained), off, costs.checkpoint)
-            rework = gone - duration_ms(LEAVE) - drained if jobs.on_request else jobs.unsaved(out, int(drained))
-            off[out], moved = gone, moved + len(out)
-            spent[node] += float((size[out] * (again[out] + rework)).sum()) / HOUR_MS
+            gone, left_by = evicted(fleet, jobs, int(node), int(drained), off, costs.checkpoint)
+            rework = gone - duration_ms(LEAVE) - drained if jobs.on_request else jobs.unsaved(left_by, int(drained))
+            off[left_by], moved = gone, moved + len(left_by)
+            spent[half, node] += float((size[left_by] * (again[left_by] + rework)).sum()) / HOUR_MS
         left.append(off[mine].copy())
         off[mine] = NEVER
         stays = np.minimum(jobs.end[mine], left[mark])
         for since, ends in [] if soft else _sound(fleet, int(node), int(at), int(over[mark])):
             busy = np.clip(stays, since, ends) - np.clip(jobs.start[mine], since, ends)
-            idle[node] += max(float(fleet.gpus[node] * (ends - since)) - float(jobs.gpus[mine] @ busy), 0) / HOUR_MS
+            idle[half, node] += (
+                max(float(fleet.gpus[node] * (ends - since)) - float(jobs.gpus[mine] @ busy), 0) / HOUR_MS
+            )
     back = np.full(len(fleet.nodes), fleet.begin)
     for node, at, unit, until in zip(fleet.failed, fleet.at, fleet.unit, fleet.until, strict=True):
         was_down = at < back[node]  # then nothing ran there
@@ -117,8 +159,12 @@ def _counted(
         met = entry[runs & (left[int(stood[0])] > at) if len(stood) else runs]
         share = jobs.gpus[met] / fleet.gpus[node] if unit else np.ones(len(met))
         hits += float(share.sum())
-        hit[node] += float((share * size[met] * (jobs.unsaved(met, at) + again[met])).sum()) / HOUR_MS
-    return hits, moved, hit, spent, idle
+        unsaved = jobs.unsaved(met, at)
+        if len(extras.checkpoints.job):
+            asked = [extras.checkpoints.unsaved(int(job), int(at)) for job in jobs.job[met]]
+            unsaved = np.minimum(unsaved, np.array(asked, dtype=np.int64))
+        hit[int(at >= fleet.middle), node] += float((share * size[met] * (unsaved + again[met])).sum()) / HOUR_MS
+    return hits, moved, hit, spent, idle, repaired
 
 
 def _free(fleet: Fleet, jobs: Placements, marks: Marks) -> Callable[[Ints], Ints]:
@@ -145,35 +191,32 @@ def _sound(fleet: Fleet, node: int, begin: int, end: int) -> list[tuple[int, int
     return parts
 
 
-def net_interval(nobody: Outcome, acted: Outcome, *, replicates: int, seed: int) -> tuple[float, Interval]:
-    """Give the GPU-hours that a policy saves, net of what it spends, with a bootstrap interval by node and load."""
-    net = nobody.hit - acted.hit - acted.spent - acted.idle + acted.repaired
+def net_of(nobody: Outcome, acted: Outcome) -> Floats:
+    """Return the GPU-hours that a policy saves, net of what it spends; shape (loads, 2, nodes)."""
+    return np.asarray(nobody.hit - acted.hit - acted.spent - acted.idle + acted.repaired)
+
+
+def net_interval(net: Floats, *, replicates: int, seed: int) -> tuple[float, Interval]:
+    """Return the sum of net GPU-hours of shape (loads, nodes), with a bootstrap interval by node and load."""
     weights = resample_units(net.shape[1], replicates, seed)
     load = np.arange(replicates) % len(net)
     return float(net.sum(axis=1).mean()), interval(np.einsum("rn,rn->r", weights, net[load]))
 
 
-def break_even(fleet: Fleet, loads: Sequence[Placements], costs: CostBenefitConfig) -> Costs | None:
-    """Give what a drain of the mean node costs and saves, as the controller weighs it.
-
-    See :func:`policy.cost_benefit.worth_of`. None: with such jobs no drain is ever worth it.
-    """
+def mean_prices(
+    fleet: Fleet, loads: Sequence[Placements], costs: CostBenefitConfig, probes: ProbeConfig
+) -> dict[Rung, Price]:
+    """Return the price of each rung on the mean node, by what the controller goes by."""
     hours = np.mean([_mean_load(fleet, jobs, costs) for jobs in loads], axis=0)
-    stop, fail = (float(value) for value in hours)
-    verify, planned, unplanned = (
-        float(fleet.gpus.mean()) * (time / timedelta(hours=1))
-        for time in (costs.verify, costs.planned_repair, costs.unplanned_repair)
-    )
-    if unplanned + fail <= stop + planned:
-        return None
-    return Costs(stop + verify, unplanned, lost_job=fail, needed_drain=stop + planned)
+    return prices(float(fleet.gpus.mean()), JobHours(*hours.tolist()), costs, probes)
 
 
 def _mean_load(fleet: Fleet, jobs: Placements, costs: CostBenefitConfig) -> Floats:
-    """Give the GPU-hours that stopping a node's jobs costs, and that a failure of one of its GPUs does."""
+    """Return the GPU-hours of :class:`policy.cost_benefit.JobHours` on the mean node."""
     lasted = np.maximum(np.minimum(jobs.end, fleet.end) - np.maximum(jobs.start, fleet.begin), 0)
     busy = jobs.size * lasted / (len(fleet.nodes) * (fleet.end - fleet.begin))
     again = jobs.again(costs) / HOUR_MS
-    stop = costs.checkpoint / timedelta(hours=1) + again
-    fail = jobs.every / 2 / HOUR_MS + again
-    return np.array([float((busy * stop).sum()), float((busy * fail * jobs.gpus / fleet.gpus[jobs.node]).sum())])
+    ask, unsaved = costs.checkpoint / timedelta(hours=1), jobs.every / 2 / HOUR_MS
+    hit = busy * (unsaved + again) * jobs.gpus / fleet.gpus[jobs.node]
+    able = busy * jobs.on_request * (jobs.every > 0)
+    return np.array([(busy * (ask + again)).sum(), hit.sum(), (able * ask).sum(), (able * unsaved).sum()])

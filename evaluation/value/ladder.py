@@ -1,0 +1,228 @@
+"""The ladder of actions in a fleet's past: what each rung would have saved, and which rungs together pay.
+
+Rungs are chosen in one half of the time and evaluated in the other, each way round, so that the net that is reported
+for a choice comes from failures that the choice did not see.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from itertools import compress, product
+from typing import Any, Final
+
+import numpy as np
+
+from evaluation.value.controller_replay import NOBODY, Controlled, Fleet, Marks
+from evaluation.value.gpu_hours import Extras, Outcome, count_outcome, mean_prices, net_interval, net_of
+from evaluation.value.load import Placements
+from evaluation.value.probing import (
+    NO_CHECKPOINTS,
+    NO_PROBES,
+    Probes,
+    findable,
+    node_risks,
+    replay_checkpoints,
+    replay_probes,
+)
+from evaluation.value.readings import Readings
+from policy.config import PolicyConfig
+from policy.cost_benefit import CostBenefitConfig
+from policy.episodes import Bools, Floats
+from policy.fleet import Level
+from policy.ladder.probes import ProbeConfig
+from policy.ladder.rungs import RUNGS, Price, Rung
+from policy.tiers import TierThresholds
+
+SHARES: Final = (0.25, 0.5, 1.0)
+"""Shares of the failures found, whatever their family, for which probes are shown."""
+
+LIFTS: Final = (1.0, 2.0, 5.0)
+"""Least risks of a probed node, as multiples of the fleet's mean, for which probes without a base rate are shown."""
+
+_NEVER: Final = timedelta(days=36_500)
+
+USUAL: Final = 3.0
+"""Multiple of the mean risk of a node from which new jobs avoid it, where a drain does not pay earlier."""
+
+_OUT: Final[tuple[Rung, ...]] = ("avoid", "swap", "drain")
+
+Ladder = tuple[Rung, ...]
+
+
+def thresholds_of(price: Price, usual: float) -> dict[str, float | None]:
+    """Return the thresholds for a rung, from its price and the usual risk of a node, never from outcomes."""
+    even = price.break_even
+    high = None if even is None else min(max(even, 1e-6), 1.0)
+    elevated = min(max(USUAL * usual, 1e-6), high or 1.0)
+    return {"watch": elevated / 2, "elevated": elevated, "high": high}
+
+
+@dataclass
+class LadderReplay:
+    """Replays rungs under given jobs; arguments as those of :class:`Controlled`.
+
+    ``horizon``: what a risk looks ahead.
+    ``risks``: of each node at each decision; ``usual``: their mean.
+    ``prices``: of each rung, on the mean node.
+    ``findable``: which failures a diagnostic finds.
+    ``nobody``: what happened without any action.
+    """
+
+    fleet: Fleet
+    loads: Sequence[Placements]
+    scores: Readings
+    events: Sequence[Mapping[str, Any]]
+    costs: CostBenefitConfig
+    horizon: timedelta
+    reach: timedelta
+    seed: int
+    replicates: int
+    probes: ProbeConfig = field(default_factory=ProbeConfig)
+
+    risks: Floats = field(init=False)
+    prices: Mapping[Rung, Price] = field(init=False)
+    usual: float = field(init=False)
+    findable: Bools = field(init=False)
+    nobody: Outcome = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.risks = node_risks(self.fleet, self.scores)
+        known = self.risks[~np.isnan(self.risks)]
+        self.usual = float(known.mean()) if len(known) else 0.0
+        self.prices = mean_prices(self.fleet, self.loads, self.costs, self.probes)
+        self.findable = findable(self.fleet, self.probes.found, self.seed)
+        self.nobody = count_outcome(self.fleet, self.loads, NOBODY, self.costs, reach=self.reach)
+
+    def thresholds(self, rung: Rung) -> dict[str, float | None]:
+        """Return the thresholds that a rung is replayed at; of ``avoid``, the drain's ``high`` plays no part."""
+        return thresholds_of(self.prices["drain" if rung == "avoid" else rung], self.usual)
+
+    def marks(self, rung: Rung) -> Marks:
+        """Return when nodes are kept from new jobs with ``avoid``, ``swap`` or ``drain`` as the highest rung."""
+        rungs: Ladder = RUNGS[: RUNGS.index(rung) + 1]
+        settings = PolicyConfig(
+            TierThresholds(**self.thresholds(rung)), horizon=self.horizon, cost_benefit=self.costs, rungs=rungs
+        )
+        policy = self.fleet.stage(settings, "soft" if rung == "avoid" else "hard")
+        least = Level.SOFT if rung == "avoid" else Level.TAINTED
+        return Controlled(
+            self.fleet, self.scores, self.events, self.loads[0], policy, self.reach, "stated", least, self.findable
+        ).marks()
+
+    def extras(self, ladder: Collection[Rung], out: Marks, *, soft: bool) -> list[Extras]:
+        """Return probes and checkpoints of each load, where they are among the rungs."""
+        closed = NOBODY if soft else out
+        return [
+            Extras(
+                self.probed(jobs, closed, self.probes, self.findable) if "probe" in ladder else NO_PROBES,
+                replay_checkpoints(jobs, self.scores.at, self.risks, self.horizon, self.costs)
+                if "checkpoint" in ladder
+                else NO_CHECKPOINTS,
+                self.probes,
+            )
+            for jobs in self.loads
+        ]
+
+    def probed(
+        self, jobs: Placements, closed: Marks, config: ProbeConfig, found: Bools, *, guided: bool = True
+    ) -> Probes:
+        """Return the probes under one load."""
+        at = self.scores.at
+        return replay_probes(self.fleet, jobs, at, self.risks, closed, found, self.reach, config, guided=guided)
+
+    def outcome(self, ladder: Collection[Rung], marks: Mapping[Rung, Marks]) -> Outcome:
+        """Count what comes of some rungs together."""
+        top = next((rung for rung in reversed(_OUT) if rung in ladder), None)
+        out, soft = (NOBODY, False) if top is None else (marks[top], top == "avoid")
+        extras = self.extras(ladder, out, soft=soft) if {"probe", "checkpoint"} & set(ladder) else None
+        return count_outcome(self.fleet, self.loads, out, self.costs, reach=self.reach, soft=soft, extras=extras)
+
+    def rows(self, allowed: Collection[Rung]) -> dict[str, Any]:
+        """Replay each rung, and combinations of those that are allowed.
+
+        Returns: ``ladder``, a row a rung; ``recommended``, the rungs that pay together, none but ``publish`` where none
+        does; ``recommended_net``, evaluated where it was not chosen.
+        """
+        marks = {rung: self.marks(rung) for rung in _OUT}
+        singles: dict[Rung, Outcome] = {rung: self.outcome((rung,), marks) for rung in RUNGS[1:]}
+        rows = [self._row("publish", self.nobody, singles["avoid"])]
+        rows += [self._row(rung, outcome, outcome) for rung, outcome in singles.items()]
+        nets: dict[Ladder, Floats] = {}
+        for ladder in _ladders([rung for rung in allowed if rung in singles and singles[rung].drains]):
+            outcome = singles[ladder[0]] if len(ladder) == 1 else self.outcome(ladder, marks)
+            nets[ladder] = net_of(self.nobody, outcome)
+        chosen, value = self.choose(nets)
+        return {"ladder": rows, "recommended": ["publish", *chosen], "recommended_net": value}
+
+    def choose(self, nets: Mapping[Ladder, Floats]) -> tuple[Ladder, dict[str, float]]:
+        """Choose a ladder; its net is that of choices in one half of the time, evaluated in the other half."""
+        whole = self._best({ladder: net.sum(axis=1) for ladder, net in nets.items()})
+        crossed = np.zeros((len(self.loads), len(self.fleet.nodes)))
+        for half in (0, 1):
+            other = self._best({ladder: net[:, 1 - half] for ladder, net in nets.items()})
+            crossed += nets[other][:, half] if other else 0.0
+        value, bounds = net_interval(crossed, replicates=self.replicates, seed=self.seed)
+        if not (whole and bounds.low > 0):
+            return (), dict.fromkeys(("value", "low", "high"), 0.0)
+        return whole, {"value": value, "low": bounds.low, "high": bounds.high}
+
+    def _best(self, nets: Mapping[Ladder, Floats]) -> Ladder:
+        """Return the ladder with the highest net among those whose interval lies above 0."""
+        counted = {
+            ladder: net_interval(net, replicates=self.replicates, seed=self.seed) for ladder, net in nets.items()
+        }
+        paying = [ladder for ladder, (_, bounds) in counted.items() if bounds.low > 0]
+        return max(paying, key=lambda ladder: counted[ladder][0], default=())
+
+    def _row(self, rung: Rung, outcome: Outcome, acted: Outcome) -> dict[str, Any]:
+        """Return the row of a rung; ``acted``: whose actions are counted."""
+        net, bounds = net_interval(net_of(self.nobody, outcome).sum(axis=1), replicates=self.replicates, seed=self.seed)
+        spent = float((outcome.spent + outcome.idle).sum(axis=(1, 2)).mean())
+        return {
+            "rung": rung,
+            "actions": acted.drains,
+            "known": acted.known,
+            "right": acted.right,
+            "precision_low": acted.precision_low if rung in ("publish", *_OUT) else None,
+            "break_even": self.prices[rung].break_even,
+            "gpu_hours_saved": net + spent,
+            "gpu_hours_spent": spent,
+            "net": net,
+            "net_low": bounds.low,
+            "net_high": bounds.high,
+        }
+
+    def probing(self) -> list[dict[str, Any]]:
+        """Replay probes alone: guided by risk from several lifts on, unguided, and for several shares found."""
+        ways: list[tuple[bool, float | None, float | None]] = [(True, lift, None) for lift in LIFTS]
+        ways += [(False, None, None), *((guided, None, share) for guided in (True, False) for share in SHARES)]
+        return [self._probing_row(*way) for way in ways]
+
+    def _probing_row(self, guided: bool, lift: float | None, share: float | None) -> dict[str, Any]:
+        shares = self.probes.found if share is None else dict.fromkeys(self.probes.found, share)
+        config = replace(self.probes, found=shares)
+        if lift is not None:
+            config = replace(config, min_lift=lift, base_every=_NEVER)
+        found = self.findable if share is None else findable(self.fleet, config.found, self.seed)
+        extras = [
+            Extras(self.probed(jobs, NOBODY, config, found, guided=guided), NO_CHECKPOINTS, config)
+            for jobs in self.loads
+        ]
+        outcome = count_outcome(self.fleet, self.loads, NOBODY, self.costs, reach=self.reach, extras=extras)
+        net, bounds = net_interval(net_of(self.nobody, outcome).sum(axis=1), replicates=self.replicates, seed=self.seed)
+        return {
+            "guided": guided, "min_lift": lift, "share_found": share, "probes": outcome.drains,
+            "found": outcome.right, "net": net, "net_low": bounds.low, "net_high": bounds.high,
+        }  # fmt: skip
+
+
+def _ladders(rungs: Collection[Rung]) -> Iterator[Ladder]:
+    """Give the combinations of rungs with at most one way to keep jobs off a node."""
+    out: list[Ladder] = [(), *((rung,) for rung in _OUT if rung in rungs)]
+    cheap: list[Rung] = [rung for rung in rungs if rung not in _OUT]
+    for top, chosen in product(out, product([False, True], repeat=len(cheap))):
+        ladder = {*top, *compress(cheap, chosen)}
+        if ladder:
+            yield tuple(rung for rung in RUNGS if rung in ladder)

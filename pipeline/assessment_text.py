@@ -131,7 +131,9 @@ def detail_tables(content: dict[str, Any]) -> list[Table]:
         for row in content["probing"]
     ]  # fmt: skip
     header = ("order", "only from a risk of", "finds", "probes", "failures found", "net", "95 % interval")
-    tables = [_table("Probes of idle nodes, by what a diagnostic finds of the failures of the next days", header, probes)]
+    tables = [
+        _table("Probes of idle nodes, by what a diagnostic finds of the failures of the next days", header, probes)
+    ]
     sizes = content.get("by_job_size")
     if sizes:
         rungs = [row["rung"] for row in sizes[0]["ladder"][1:]]
@@ -139,8 +141,8 @@ def detail_tables(content: dict[str, Any]) -> list[Table]:
             (f"{size['gpus_per_job']:,} GPUs", *(f"{row['net']:,.0f} ({_interval(row)})" for row in size["ladder"][1:]))
             for size in sizes
         ]
-        caption = "Net GPU-hours of each action with jobs all of one size, with 95 % intervals"
-        tables.append(_table(caption, ("jobs of", *rungs), rows))
+        by_size = "Net GPU-hours of each action with jobs all of one size, with 95 % intervals"
+        tables.append(_table(by_size, ("jobs of", *rungs), rows))
     drains = [
         (
             row["policy"], f"{row['drains']}", f"{row['right']} of {row['known']}", f"{row['caught']}",
@@ -148,8 +150,18 @@ def detail_tables(content: dict[str, Any]) -> list[Table]:
         )
         for row in content["policies"]
     ]  # fmt: skip
-    header = ("drains, by diagnostic", "drains", "right", "caught", "saved", "repairs", "spent", "net", "95 % interval")
-    return [*tables, replace(_table("Drains in comparison", header, drains), strong=_sure(content["policies"]))]
+    columns = (
+        "drains, by diagnostic",
+        "drains",
+        "right",
+        "caught",
+        "saved",
+        "repairs",
+        "spent",
+        "net",
+        "95 % interval",
+    )
+    return [*tables, replace(_table("Drains in comparison", columns, drains), strong=_sure(content["policies"]))]
 
 
 def policy_notes(content: dict[str, Any]) -> list[str]:
@@ -178,13 +190,13 @@ def assumptions(content: dict[str, Any]) -> list[str]:
         f"diagnostic takes {costs['verify']}.",
         "Failures come when they came. Jobs stay where they were; one that is moved runs on a spare node that does not "
         "fail, until its own node is back.",
-        "Each group of nodes is in its stage as if it had earned it. Thresholds come from costs and from the usual risk, "
-        "never from outcomes.",
+        "Each group of nodes is in its stage as if it had earned it. Thresholds come from costs and from the usual "
+        "risk, never from outcomes.",
         "A diagnostic finds a share of the failures of the next days: "
         + ", ".join(f"{name.replace('_', ' and ')} {percent(share)}" for name, share in content["found"].items())
         + ". These shares are assumptions.",
-        f"A probe takes {costs['probe']} of an idle node, at {percent(content['idle_cost'])} of a GPU-hour, and delays a "
-        "job that preempts it by a minute.",
+        f"A probe takes {costs['probe']} of an idle node, at {percent(content['idle_cost'])} of a GPU-hour, and "
+        "delays a job that preempts it by a minute.",
         "Intervals are bootstraps by node of 95 %; rows whose interval lies above 0 stand out.",
     ]
 

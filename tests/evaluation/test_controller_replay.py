@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.jobs_saved import differing
 from evaluation.value.controller_replay import NOBODY, Controlled, Fleet, rule_events
-from evaluation.value.gpu_hours import count_outcome, net_interval
+from evaluation.value.gpu_hours import count_outcome, net_interval, net_of
 from evaluation.value.load import HOUR_MS, Placements
 from evaluation.value.readings import Readings
 from features.times import NEVER, instant_ms
@@ -171,7 +171,7 @@ def test_drains_that_cost_more_than_they_save_with_small_jobs_pay_with_gangs(siz
     policy = fleet.stage(replace(POLICY, cost_benefit=costs), "hard")
     marks = Controlled(fleet, world.scores(), world.events(), load, policy, REACH, "perfect").marks()
     nobody, acted = (count_outcome(fleet, [load], act, costs, reach=REACH) for act in (NOBODY, marks))
-    net, bounds = net_interval(nobody, acted, replicates=400, seed=1)
+    net, bounds = net_interval(net_of(nobody, acted).sum(axis=1), replicates=400, seed=1)
     assert acted.right >= 10
     assert (bounds.low > 0, net > 0) == (pays, pays)
 

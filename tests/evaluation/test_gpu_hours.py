@@ -13,16 +13,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evaluation.value.controller_replay import NOBODY, Fleet, Marks
-from evaluation.value.gpu_hours import _free, break_even, count_outcome, net_interval
+from evaluation.value.gpu_hours import _free, count_outcome, mean_prices, net_interval, net_of
 from evaluation.value.load import _AT, _SHAPE, HOUR_MS, Placements, first_fit, generated_load, jobs_of_table
 from features.times import NEVER
 from policy.cost_benefit import CostBenefitConfig
 from policy.fleet import NodeView
+from policy.ladder.probes import ProbeConfig
 
 PHILLY = Path(__file__).resolve().parents[3] / "shared" / "data" / "philly-jobs" / "philly.csv"
 H = HOUR_MS
 HOUR = timedelta(hours=1)
 COSTS = CostBenefitConfig(checkpoint_every=HOUR)
+PERFECT = ProbeConfig(found={"other": 1.0})
 GANGS = st.lists(st.tuples(st.integers(1, 20), st.integers(0, 40), st.integers(1, 30)), min_size=1, max_size=30)
 
 
@@ -182,7 +184,7 @@ def test_free_gpus_are_those_that_no_job_mark_or_repair_holds(entries):
     entries = entries or [(0, 0, 1, 1)]
     node, start, lasts, gpus = (ints(*column) for column in zip(*entries, strict=True))
     jobs = Placements.ordered(np.arange(len(node)), node, gpus, start * H, (start + lasts) * H, H)
-    marks, down = Marks.of([[1, 5 * H, 12 * H, NEVER, 0], [2, 7 * H, 9 * H, NEVER, 0]]), fleet((3, 6))
+    marks, down = Marks.of([[1, 5 * H, 12 * H, NEVER, NEVER], [2, 7 * H, 9 * H, NEVER, NEVER]]), fleet((3, 6))
     for hour in range(30):
         held = gpus[(start < hour) & (hour <= start + lasts)].sum() + 8 * ((5 < hour <= 12) + (7 < hour <= 9))
         assert _free(down, jobs, marks)(ints(hour * H)).tolist() == [32 - held - 8 * (6 < hour <= 16)]
@@ -193,10 +195,10 @@ def test_an_elastic_gang_waits_for_no_restart_where_enough_of_it_is_left(fewest,
     gang = Placements.ordered(ints(0, 0), ints(0, 1), ints(8, 8), ints(0, 0), ints(200 * H, 200 * H), H, fewest=fewest)
     assert counted(NOBODY, load=gang).hit.sum() == pytest.approx(16 * (0.5 + again / 60))
     assert counted(DRAINED, load=gang).spent.sum() == pytest.approx(16 * (5 + again) / 60)
-    even, as_before = (break_even(FAILS, [load], COSTS) for load in (gang, GANG))
-    assert even is not None
-    assert as_before is not None
-    assert (even.break_even < as_before.break_even) == (again == 2)
+    elastic, rigid = (mean_prices(FAILS, [load], COSTS, PERFECT)["drain"].break_even for load in (gang, GANG))
+    assert elastic is not None
+    assert rigid is not None
+    assert (elastic < rigid) == (again == 2)
 
 
 def test_a_node_that_is_back_before_it_fails_has_its_job_again():
@@ -252,10 +254,9 @@ def test_a_mark_on_a_node_that_has_failed_already_foretells_nothing():
 
 
 def test_break_even_is_the_risk_at_which_a_drain_of_the_mean_node_pays():
-    even = break_even(FAILS, [GANG], COSTS)
-    assert even is not None
+    even = mean_prices(FAILS, [GANG], COSTS, PERFECT)["drain"].break_even
     stop, fail = 16 / 2 / 3, 16 / 2 * 0.75  # two of four nodes are busy
-    assert even.break_even == pytest.approx((stop + 16) / (stop + 16 + 8 * 12 + fail - stop))
+    assert even == pytest.approx((stop + 16) / (stop + 16 + 8 * 12 + fail - stop))
 
 
 def test_the_same_fleet_under_another_job_seed_saves_what_the_interval_allows():
@@ -263,14 +264,17 @@ def test_the_same_fleet_under_another_job_seed_saves_what_the_interval_allows():
     failures = sorted((int(rng.integers(32)), float(hours)) for hours in rng.uniform(100, 1000, 60))
     large = fleet(*sorted(failures, key=lambda failure: failure[1]), nodes=32)
     large = changed(large, end=1100 * H)
-    spans = [[node, at - 10 * H, at + 10 * H, at - 10 * H, 1] for node, at in zip(large.failed, large.at, strict=True)]
+    spans = [
+        [node, at - 10 * H, at + 10 * H, at - 10 * H, at - 8 * H]
+        for node, at in zip(large.failed, large.at, strict=True)
+    ]
     marks = Marks.of(spans[::2])
     intervals = []
     for seed in (1, 2):
         loads = [generated_load(large.gpus, 0, 1100 * H, 10 * seed + number, HOUR) for number in range(5)]
         costs = changed(COSTS, planned_repair=COSTS.unplanned_repair)  # of jobs alone
         nobody, outcome = (count_outcome(large, loads, act, costs, reach=72 * HOUR) for act in (NOBODY, marks))
-        intervals.append(net_interval(nobody, outcome, replicates=400, seed=1))
+        intervals.append(net_interval(net_of(nobody, outcome).sum(axis=1), replicates=400, seed=1))
     (one, first), (two, second) = intervals
     assert first.low <= two <= first.high
     assert second.low <= one <= second.high

@@ -16,10 +16,10 @@ import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
-from evaluation.value.verdict import Predictability
-from pipeline.assessment import recommended, repairs
+from pipeline.assessment import repairs, settings_of
 from pipeline.assessment_page import write_page
 from pipeline.assessment_text import commands, data
+from policy.ladder.rungs import RUNGS
 from predrain.command import app
 from scheduler.controller.settings import read_settings
 from simulator.simulate import simulate
@@ -75,34 +75,50 @@ def read(out: Path) -> dict:
     return json.loads((out / "assessment.json").read_text())
 
 
-def test_failures_that_announce_themselves_are_predictable_and_drains_that_do_not_pay_are_not_recommended(fleets):
+def test_failures_that_announce_themselves_are_predictable_and_the_ladder_says_what_pays(fleets):
     out = fleets.assess("announced", 40, gpus=128)
     content, text = read(out), (out / "verdict.txt").read_text()
     assert content["predictable"]["answer"] == "yes"
     assert "YES" in text
-    assert "drains, a diagnostic that finds all" in text
-    assert not any(row["net_low"] > 0 for row in content["policies"] if row["policy"].startswith("drains"))
-    assert content["recommended"]["stage"] == "shadow"
-    assert "do not drain" in text
+    assert f"Recommended: {', '.join(content['recommended'])} (" in text
     held = content["replayed"]["held_back"]
     assert held, "nodes in repair use the budget of so small a fleet"
     assert f"Disruption budgets held back {held} drains" in text
+    alone = next(row for row in content["policies"] if row["policy"] == "hard rules alone")
+    assert alone["net_high"] >= 0, "today's practice is neutral at worst"
 
 
-def test_gangs_of_the_operators_size_are_replayed_on_the_same_scores_and_drains_recommended_only_if_sure_to_pay(fleets):
+ROW = {
+    "rung": str, "actions": int, "known": int, "right": int, "gpu_hours_saved": float, "gpu_hours_spent": float,
+    "net": float, "net_low": float, "net_high": float,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("scenario", "rate", "gpus"), [("announced", 40, 128), ("noprecursor", 90, 64)])
+def test_the_ladder_has_a_row_a_rung_and_a_recommended_one_never_loses(fleets, scenario, rate, gpus):
+    content = read(fleets.assess(scenario, rate, gpus=gpus))
+    assert [row["rung"] for row in content["ladder"]] == list(RUNGS)
+    for row in content["ladder"]:
+        assert {name: type(row[name]) for name in ROW} == ROW
+        assert row["net_low"] <= row["net"] <= row["net_high"]
+        assert row["net"] == pytest.approx(row["gpu_hours_saved"] - row["gpu_hours_spent"])
+        assert 0 <= row["right"] <= row["known"]
+    chosen, net = content["recommended"], content["recommended_net"]
+    assert chosen[0] == "publish"
+    assert set(chosen) <= set(RUNGS)
+    assert set(net) == {"value", "low", "high"}
+    assert (net["low"] > 0) == (len(chosen) > 1)
+
+
+def test_gangs_of_the_operators_size_are_replayed_on_the_same_scores(fleets):
     single = fleets.assess("announced", 40, gpus=128)
     out = shutil.copytree(single, fleets.folder / "gangs-out")
-    text = fleets.run(fleets.folder / "announced-40", out, "--gpus-per-job", "64", "--no-checkpoint-on-request")
+    fleets.run(fleets.folder / "announced-40", out, "--gpus-per-job", "64", "--no-checkpoint-on-request")
     content, before = read(out), read(single)
     assert content["predictable"] == before["predictable"]
     assert (content["jobs"]["from"], content["jobs"]["mean_gpus_by_gpu_hours"]) == ("a generated load", 64)
-    drains = [row for row in content["policies"] if row["policy"].startswith("drains")]
-    assert (content["recommended"]["stage"] == "hard") == any(row["net_low"] > 0 for row in drains)
     sizes = [size["gpus_per_job"] for size in content["by_job_size"]]
     assert sizes == [8, 64], "no larger one fits"
-    by_size = [size["break_even_blind"] for size in content["by_job_size"]]
-    assert by_size[1] < by_size[0], "a lower risk is enough for a larger gang"
-    assert "(tried: 8 and 64 GPUs)" in text
 
 
 def test_more_gpus_than_there_are_is_refused(fleets):
@@ -116,7 +132,9 @@ def test_more_gpus_than_there_are_is_refused(fleets):
 def test_the_page_needs_nothing_else_has_the_verdict_first_and_escapes_what_it_is_given(fleets, tmp_path):
     page = (fleets.assess("announced", 40, gpus=128) / "index.html").read_text()
     assert "<h1>YES. Failures are predictable here.</h1>" in page
-    order = [page.index(part) for part in ("<h1>", "Recommended:", "drains, a diagnostic", "predrain act", "channels")]
+    order = [
+        page.index(part) for part in ("<h1>", "Recommended:", "<caption>What each action", "predrain act", "channels")
+    ]
     assert order == sorted(order)
     assert not re.search(r"(src|href)=|url\(|@import", page)
     content = read(fleets.assess("base", 15))
@@ -128,30 +146,22 @@ def test_the_page_needs_nothing_else_has_the_verdict_first_and_escapes_what_it_i
     assert "TOO FEW FAILURES TO TELL" in written
 
 
-def judged(answer: str, **nets: float) -> dict:
-    """What is recommended for an answer, where policies have these lower bounds of what they save."""
-    names = {"soft": "soft taints", "bare": "drains", "blind": "drains, blind", "perfect": "drains, perfect"}
-    rows = [
-        {"policy": name, "net": nets.get(key, -9.0), "net_low": nets.get(key, -9.0), "saved": 5.0, "spent": 1.0}
-        for key, name in names.items()
-    ]
-    return recommended(Predictability(answer, 30), rows, 0.15)
-
-
-def test_only_what_is_sure_to_save_is_recommended():
-    assert judged("yes", bare=3)["stage"] == "hard"
-    assert judged("yes", perfect=3)["diagnostic_finds_at_least"] == pytest.approx(9 / 12)
-    assert judged("yes")["stage"] == "shadow"
-    assert judged("weakly", bare=3, soft=3)["stage"] == "soft"
-    assert judged("no", bare=3, soft=3)["stage"] == "shadow"
-    assert judged("too few failures", bare=3, soft=3)["stage"] == "shadow"
+@pytest.mark.parametrize(
+    ("rungs", "stage"),
+    [(["publish"], "shadow"), (["publish", "probe"], "shadow"), (["publish", "avoid"], "soft"),
+     (["publish", "swap"], "hard"), (["publish", "probe", "drain"], "hard")],
+)  # fmt: skip
+def test_the_recommended_settings_allow_no_more_than_the_rungs_need(rungs, stage):
+    assert settings_of(rungs, {"high": 0.3})["stage"] == stage
 
 
 def test_failures_without_precursors_are_said_not_to_be_predictable(fleets):
     out = fleets.assess("noprecursor", 90)
     assert read(out)["predictable"]["answer"] == "no"
-    assert read(out)["recommended"]["stage"] == "shadow"
-    assert "NO. Failures are not predictable" in (out / "verdict.txt").read_text()
+    assert read(out)["recommended"] == ["publish"]
+    text = (out / "verdict.txt").read_text()
+    assert "NO. Failures are not predictable" in text
+    assert "unguided probing of idle nodes is all that could pay" in text
 
 
 def test_a_handful_of_failures_is_too_few_to_tell_and_how_many_more_is_said(fleets):
@@ -207,7 +217,7 @@ def test_the_three_commands_that_it_names_run_as_they_stand_and_take_the_recomme
     for command in (train, score):
         done = CliRunner().invoke(app, command)
         assert done.exit_code == 0, done.output
-    chosen = read(out)["recommended"]
+    chosen = read(out)["settings"]
     (summary,) = (out / "scores" / "decisions").rglob("summary.json")
     assert json.loads(summary.read_text())["thresholds"] == pytest.approx(chosen["thresholds"], rel=1e-3)
     nodes = sorted(Dataset.open(fleets.folder / "announced-40").inventory()["node"].unique())
@@ -314,7 +324,7 @@ def test_tickets_that_name_no_gpu_of_the_inventory_are_said_beside_no_failures(t
 
 
 def test_commands_quote_their_paths() -> None:
-    for line in commands({"policies": [{}]}, Path("my out"), "my fleet", [Path("a b.yaml")]):
+    for line in commands({"ladder": [{}]}, Path("my out"), "my fleet", [Path("a b.yaml")]):
         assert not {"my", "out", "fleet", "b.yaml"} & set(shlex.split(line)), line
         assert {"my out/scores", "my out/bundle"} & set(shlex.split(line)), line
 

@@ -72,9 +72,7 @@ def test_a_prometheus_is_assessed_in_one_command_and_the_next_ones_take_its_sett
     predrain(*train, cwd=folder)
     predrain(*score, cwd=folder)
     (summary,) = (folder / "out" / "scores" / "decisions").rglob("summary.json")
-    assert json.loads(summary.read_text())["thresholds"] == pytest.approx(
-        content["recommended"]["thresholds"], rel=1e-3
-    )
+    assert json.loads(summary.read_text())["thresholds"] == pytest.approx(content["settings"]["thresholds"], rel=1e-3)
     nodes = sorted(Dataset.open(folder / "out" / "dataset").inventory()["node"].unique())
     cluster = {"format": 1, "nodes": [{"name": name, "cluster": "c", "group": "g"} for name in nodes]}
     (folder / "cluster.json").write_text(json.dumps(cluster))

@@ -1,0 +1,118 @@
+"""Probes of idle nodes in a fleet's past, against a plain count."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+
+import numpy as np
+import pytest
+
+from evaluation.value.controller_replay import NOBODY, Fleet, Marks
+from evaluation.value.gpu_hours import Extras, count_outcome, net_of
+from evaluation.value.load import HOUR_MS, Placements
+from evaluation.value.probing import Checkpoints, findable, idle_times, replay_checkpoints, replay_probes
+from features.times import NEVER
+from policy.cost_benefit import CostBenefitConfig
+from policy.fleet import NodeView
+from policy.ladder.probes import ProbeConfig
+
+H, HOUR = HOUR_MS, timedelta(hours=1)
+COSTS = CostBenefitConfig()
+NODES = tuple(NodeView(name, "c", "g") for name in "abc")
+STAYS = tuple(((f"{node.name}-0", 0, NEVER),) for node in NODES)
+
+
+def fleet(*failures: tuple[int, float, float], family: str = "memory") -> Fleet:
+    """Three nodes of 8 GPUs over 100 hours."""
+    node, at, until = (np.array(column) for column in zip(*failures, strict=True)) if failures else ([], [], [])
+    return Fleet(
+        NODES, STAYS, np.full(3, 8), np.array(node, dtype=np.int64), tuple(f"{'abc'[n]}-0" for n in node),
+        (np.array(at) * H).astype(np.int64), (np.array(until) * H).astype(np.int64), 0, 100 * H,
+        (family,) * len(node),
+    )  # fmt: skip
+
+
+def jobs(*rows: tuple[int, float, float]) -> Placements:
+    """Jobs on whole nodes, with a checkpoint each two hours."""
+    node, start, end = (np.array(column) for column in zip(*rows, strict=True))
+    times = ((hours * H).astype(np.int64) for hours in (start, end))
+    return Placements.ordered(np.arange(len(rows)), node, np.full(len(rows), 8), *times, 2 * H)
+
+
+AT = [k * 6 * H for k in range(17)]
+BUSY = jobs((0, 0, 20), (0, 20.1, 60), (1, 0, 100), (2, 0, 50))
+ALL = ProbeConfig(max_idle_share=1.0)
+
+
+def probed(where: Fleet, risk: tuple[float, float, float] = (0.2, 0.1, 0.1), closed: Marks = NOBODY, **how):
+    risks = np.tile(np.array(risk), (len(AT), 1))
+    found = np.ones(len(where.at), dtype=bool)
+    return replay_probes(where, BUSY, AT, risks, closed, found, 72 * HOUR, how.pop("config", ALL), **how)
+
+
+def test_a_node_is_idle_while_it_has_no_job_is_not_down_and_not_out_of_service():
+    marks = Marks.of([[2, 80 * H, 90 * H, NEVER, NEVER]])
+    node, since, until = idle_times(fleet((0, 70.0, 75.0)), BUSY, marks)
+    gaps = sorted(zip(node.tolist(), (since / H).tolist(), (until / H).tolist(), strict=True))
+    assert gaps == [(0, 20, 20.1), (0, 60, 70), (0, 75, 100), (2, 50, 80), (2, 90, 100)]
+
+
+def test_a_job_preempts_a_probe_that_then_finds_nothing():
+    probes = probed(fleet((0, 60.0, 75.0)))
+    assert (probes.begin[0], probes.end[0]) == (20 * H, int(20.1 * H))
+    assert probes.preempted.tolist()[0]
+    assert (probes.failure == -1).all()
+
+
+def test_a_probe_finds_a_failure_that_begins_within_reach_and_the_node_goes_to_a_planned_repair():
+    where = fleet((2, 70.0, 94.0))
+    probes = probed(where, risk=(0.1, 0.1, 0.3))
+    assert probes.failure.max() == 0
+    first = int(np.argmax(probes.failure == 0))
+    assert (probes.node[first], probes.begin[first] / H) == (2, 50)
+    assert not ((probes.node[first + 1 :] == 2) & (probes.begin[first + 1 :] < 94 * H)).any(), "it is in repair"
+    nobody = count_outcome(where, [BUSY], NOBODY, COSTS, reach=72 * HOUR)
+    acted = count_outcome(where, [BUSY], NOBODY, COSTS, reach=72 * HOUR, extras=[Extras(probes, config=ALL)])
+    assert acted.repaired.sum() == 8 * 12
+    assert (acted.drains, acted.right) == (len(probes.node), 1)
+    energy = ((probes.end - probes.begin) * 8).sum() / H * ALL.idle_cost
+    delayed = 8 * (probes.end == int(20.1 * H)).sum() / 60
+    assert net_of(nobody, acted).sum() == pytest.approx(96 - energy - delayed)
+
+
+def test_a_failure_that_is_not_findable_or_beyond_reach_is_not_found():
+    assert (probed(fleet((2, 70.0, 94.0)), risk=(0.1, 0.1, 0.3)).failure == 0).any()
+    late = ProbeConfig(max_idle_share=1.0, every=timedelta(days=9))
+    assert (probed(fleet((2, 99.0, 100.0)), config=replace(late, duration=timedelta(minutes=15))).failure == 0).any()
+    nothing = np.zeros(1, dtype=bool)
+    risks = np.tile(np.array([0.1, 0.1, 0.3]), (len(AT), 1))
+    none = replay_probes(fleet((2, 70.0, 94.0)), BUSY, AT, risks, NOBODY, nothing, 72 * HOUR, ALL)
+    assert (none.failure == -1).all()
+
+
+def test_nodes_out_of_service_are_not_probed():
+    closed = Marks.of([[2, 0, 100 * H, NEVER, NEVER]])
+    assert not (probed(fleet(), closed=closed).node == 2).any()
+
+
+def test_a_larger_share_finds_what_a_smaller_one_does_and_more():
+    where = fleet(*((0, float(at), at + 0.5) for at in range(90)))
+    quarter, half, whole = (findable(where, {"memory": share}, 1) for share in (0.25, 0.5, 1.0))
+    assert not (quarter & ~half).any()
+    assert whole.all()
+    assert 10 < quarter.sum() < half.sum() < 65
+
+
+def test_a_checkpoint_is_asked_for_where_work_times_risk_exceeds_its_cost_and_spares_that_work():
+    long = replace(jobs((0, 0, 100)), every=np.array([48 * H]))
+    where, risks = fleet((0, 13.0, 20.0)), np.tile(np.array([0.9, 0, 0]), (len(AT), 1))
+    asked = replay_checkpoints(long, AT, risks, 24 * HOUR, COSTS)
+    assert 12 * H in asked.at
+    nobody, acted = (
+        count_outcome(where, [long], NOBODY, COSTS, reach=72 * HOUR, extras=[Extras(checkpoints=checkpoints)])
+        for checkpoints in (Checkpoints(asked.job[:0], asked.at[:0], asked.hours[:0]), asked)
+    )
+    assert nobody.hit.sum() - acted.hit.sum() == pytest.approx(8 * 12), "one hour is lost, not 13"
+    assert acted.spent.sum() == pytest.approx(asked.hours.sum())
+    assert not len(replay_checkpoints(replace(long, on_request=False), AT, risks, 24 * HOUR, COSTS).at)

@@ -30,8 +30,8 @@ class Webhook:
     """Calls a server, once: one that gave no answer is called again in the next round, with the same key.
 
     200 and 204 mean done, 202 on its way (it is asked again with the same key), unless a JSON body with a ``state``
-    says more. 429 and 5xx are no answer; any other status, redirects among them, is a refusal: a token must not follow
-    to another host. Certificates are checked.
+    says more. 429, 5xx and a web page are no answer; any other status, redirects among them, is a refusal: a token must
+    not follow to another host. Certificates are checked.
     """
 
     def __init__(self, settings: WebhookSettings, agent: str) -> None:
@@ -67,6 +67,8 @@ class Webhook:
             return HookReply("timeout", f"{urlsplit(settings.url).netloc}: {error}")
         status = answer.status
         if status in (HTTPStatus.OK, HTTPStatus.NO_CONTENT, HTTPStatus.ACCEPTED):
+            if answer.body.lstrip()[:1] == b"<":
+                return HookReply("timeout", f"status {status} with a page of HTML or XML: a proxy's or a login's?")
             kind: HookKind = "waiting" if status == HTTPStatus.ACCEPTED else "done"
             return _reply(kind, f"status {status}", json_object(answer.body))
         later = status == HTTPStatus.TOO_MANY_REQUESTS or status >= HTTPStatus.INTERNAL_SERVER_ERROR

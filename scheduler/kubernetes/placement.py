@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
@@ -20,6 +21,8 @@ _PAGE: Final = 250
 _MAX_PAGES: Final = 100
 _KNOWN_FOR_S: Final = 30.0
 _HOSTNAME: Final = "kubernetes.io/hostname"
+_RETRIES: Final = 6  # of a Job that states no backoffLimit
+_INDEX_FAILURES: Final = "batch.kubernetes.io/job-index-failure-count"
 _HARD: Final = ("NoSchedule", "NoExecute")
 
 
@@ -49,6 +52,33 @@ class PlacementCheck:
         self._rest: str | None = None  # token of the next page of nodes; None: all pages were read
         self._read: dict[str, tuple[Object | None, float]] = {}
 
+    def fails_owner(self, pod: Object, owner: Object) -> str | None:
+        """Return why an eviction would end the work of a pod for good: to its Job it is a failure like any other."""
+        if owner.get("kind") != "Job" or not str(owner.get("apiVersion")).startswith("batch/"):
+            return None
+        namespace, name = pod["metadata"].get("namespace") or "default", owner["name"]
+        try:
+            job = self._object(
+                f"/apis/batch/v1/namespaces/{quote(namespace, safe='')}/jobs/{quote(name, safe='')}", "jobs"
+            )
+            spec, status = job["spec"], job.get("status") or {}
+            above = [ref for ref in job["metadata"].get("ownerReferences") or () if ref.get("controller")]
+            if any(ref.get("kind") != "CronJob" for ref in above):  # such as a JobSet, which starts its Jobs again
+                return None
+            rules = (spec.get("podFailurePolicy") or {}).get("rules") or ()
+            if any(_ignores_evictions(rule) for rule in rules):
+                return None
+            limit, failures = spec.get("backoffLimit", _RETRIES), status.get("failed") or 0
+            if spec.get("backoffLimitPerIndex") is not None:
+                limit = spec["backoffLimitPerIndex"]
+                failures = (pod["metadata"].get("annotations") or {}).get(_INDEX_FAILURES) or 0
+            left = int(limit) - int(failures)
+        except _UndecidedError as undecided:
+            return f"it is not known whether Job {name} would start it again: {undecided}"
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            return f"it is not known whether Job {name} would start it again: {error!r}"
+        return None if left > 0 else f"Job {name} would fail for good: an eviction counts, and no retry is left"
+
     def of(self, pod: Object) -> Placement:
         """Decide about a pod; what cannot be read leaves it undecided."""
         try:
@@ -65,9 +95,10 @@ class PlacementCheck:
         selectors = [*_own_selectors(spec), *self._volume_selectors(pod)]
         requests, tolerations = _requests(spec), spec.get("tolerations") or ()
         near, apart = _pod_terms(spec, "podAffinity"), _pod_terms(spec, "podAntiAffinity")
+        spread = [rule for rule in spec.get("topologySpreadConstraints") or () if _is_hard(rule)]
         matching = tolerated = 0
         narrow = False
-        taken: Callable[[_Node], bool] | None = None
+        admits: Callable[[_Node], bool] | None = None
         for node in self._others(here):
             if not all(_selects(terms, node) for _, terms in selectors):
                 continue
@@ -77,14 +108,16 @@ class PlacementCheck:
             tolerated += 1
             if not _holds(node, requests):
                 continue
-            if apart and taken is None:
-                taken = self._taken_by_others(pod, apart)
-            if (taken is not None and taken(node)) or not self._same_domains(here, node, near):
+            if admits is None and (apart or spread):
+                admits = self._beside_others(pod, apart, spread, [terms for _, terms in selectors])
+            if (admits is not None and not admits(node)) or not self._same_domains(here, node, near):
                 narrow = True
                 continue
             return ANYWHERE
         if narrow:
-            return Placement(None, "its required affinity to other pods excludes the other nodes as they are")
+            return Placement(
+                None, "its required affinity to other pods, or its spread, excludes the other nodes as they are"
+            )
         if tolerated:
             wanted = ", ".join(f"{name} {amount}" for name, amount in sorted(requests.items()))
             return Placement(False, f"no other node that it may use is large enough ({wanted})")
@@ -177,37 +210,55 @@ class PlacementCheck:
                 return False
         return True
 
-    def _taken_by_others(self, pod: Object, apart: list[Object]) -> Callable[[_Node], bool]:
-        """Return whether a node lies in a domain with a pod from which this one must be apart."""
+    def _beside_others(
+        self, pod: Object, apart: list[Object], spread: list[Object], selectors: list[list[Object]]
+    ) -> Callable[[_Node], bool]:
+        """Return whether a node admits the pod beside the other pods of its namespace, as they are now."""
         own = pod["metadata"]
         namespace = own.get("namespace") or "default"
-        taken: list[tuple[str, set[str]]] = []
         params = {"fieldSelector": LIVING, "limit": str(_PAGE * 4)}
         page = self._get(f"{_CORE}/namespaces/{quote(namespace, safe='')}/pods", params, "list pods")
         if (page.get("metadata") or {}).get("continue"):
-            raise _UndecidedError(f"namespace {namespace} has too many pods for its required anti-affinity")
+            raise _UndecidedError(f"namespace {namespace} has too many pods for its anti-affinity or spread")
+        others = [
+            (node, other["metadata"].get("labels") or {})
+            for other in page.get("items") or ()
+            if other["metadata"].get("namespace") == namespace
+            and other["metadata"].get("uid") != own.get("uid")
+            and (node := other["spec"].get("nodeName"))
+        ]
+        list(self._others(""))  # every page: a pod may be on any node
+        known = {node.name: node for node in self._nodes}
+
+        def domains_of(term: Object) -> Counter[str]:
+            key = term.get("topologyKey") or _HOSTNAME
+            selector = term.get("labelSelector") or {}
+            nodes = [known.get(name) or _Node(name, {}, (), {}) for name, labels in others if _chosen(selector, labels)]
+            return Counter(domain for node in nodes if (domain := _label(node, key)) is not None)
+
+        limits: list[tuple[str, Counter[str], int, bool]] = []  # most others in a domain, whether a node must be in one
         for term in apart:
             if term.get("namespaces") or term.get("namespaceSelector") is not None:
                 raise _UndecidedError("its required anti-affinity names other namespaces")
-            selector = term.get("labelSelector") or {}
-            nodes = {
-                other["spec"].get("nodeName")
-                for other in page.get("items") or ()
-                if other["metadata"].get("namespace") == namespace
-                and other["metadata"].get("uid") != own.get("uid")
-                and _labels_match(selector, other["metadata"].get("labels") or {})
-            } - {None}
-            taken.append((term.get("topologyKey") or _HOSTNAME, nodes))
-        known = {node.name: node for node in self._nodes}
+            limits.append((term.get("topologyKey") or _HOSTNAME, domains_of(term), 0, False))
+        for rule in spread:
+            labels = own.get("labels") or {}
+            chosen = {key: labels[key] for key in rule.get("matchLabelKeys") or () if key in labels}
+            selector = dict(rule.get("labelSelector") or {})
+            selector["matchLabels"] = {**(selector.get("matchLabels") or {}), **chosen}
+            count, key = domains_of({**rule, "labelSelector": selector}), rule["topologyKey"]
+            # a drained node still counts: the taints of nodes are ignored where a rule does not honour them
+            eligible = [node for node in self._nodes if all(_selects(terms, node) for terms in selectors)]
+            domains = {domain for node in eligible if (domain := _label(node, key)) is not None}
+            least = 0 if len(domains) < (rule.get("minDomains") or 1) else min(count[domain] for domain in domains)
+            most = least + int(rule["maxSkew"]) - _chosen(selector, labels)
+            limits.append((key, count, most, True))
 
-        def is_taken(node: _Node) -> bool:
-            return any(
-                name == node.name or (name in known and _label(known[name], key) == _label(node, key) is not None)
-                for key, names in taken
-                for name in names
-            )
+        def admits(node: _Node) -> bool:
+            domains = [(_label(node, key), count, most, needed) for key, count, most, needed in limits]
+            return all(not needed if name is None else count[name] <= most for name, count, most, needed in domains)
 
-        return is_taken
+        return admits
 
 
 def _node(raw: Object) -> _Node | None:
@@ -231,6 +282,13 @@ def _node(raw: Object) -> _Node | None:
 def _holds(node: _Node, requests: Mapping[str, Decimal]) -> bool:
     """Whether an empty node is large enough; of devices it has none that it does not report."""
     return all(amount <= node.size[name] if name in node.size else "/" not in name for name, amount in requests.items())
+
+
+def _ignores_evictions(rule: Object) -> bool:
+    conditions = rule.get("onPodConditions") or ()
+    return rule.get("action") == "Ignore" and any(
+        wanted.get("type") == "DisruptionTarget" and wanted.get("status", "True") == "True" for wanted in conditions
+    )
 
 
 def _label(node: _Node, key: str) -> str | None:
@@ -285,7 +343,11 @@ def _matches(rule: Object, value: str | None) -> bool:
     raise _UndecidedError(f"its node affinity has the unknown operator {operator}")
 
 
-def _labels_match(selector: Object, labels: Mapping[str, str]) -> bool:
+def _is_hard(rule: Object) -> bool:
+    return (rule.get("whenUnsatisfiable") or "DoNotSchedule") == "DoNotSchedule"
+
+
+def _chosen(selector: Object, labels: Mapping[str, str]) -> bool:
     exact = all(labels.get(key) == value for key, value in (selector.get("matchLabels") or {}).items())
     return exact and all(_matches(rule, labels.get(rule["key"])) for rule in selector.get("matchExpressions") or ())
 

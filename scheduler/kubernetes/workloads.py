@@ -55,6 +55,7 @@ OPT_OUTS: Final[Mapping[str, bool]] = {
     "karpenter.sh/do-not-disrupt": False,
     "karpenter.sh/do-not-evict": False,
     "cluster-autoscaler.kubernetes.io/safe-to-evict": True,
+    "descheduler.alpha.kubernetes.io/prefer-no-eviction": False,
     "nodeset.slinky.slurm.net/pod-protect": False,
 }
 """Annotations and labels of other tools by which a pod asks not to be moved, and the value that lets it go."""
@@ -117,7 +118,8 @@ class KubernetesWorkloads:
             origin=_origin(metadata, namespace, owner), job=job,
             gang=_gang(job, owner), stays=stays,
             state="ending" if ending else "running",
-            placement=self._placements.of(pod) if matters else ANYWHERE, opt_out=opt_out, loss=self._loss(pod, owner),
+            placement=self._placements.of(pod) if matters else ANYWHERE, opt_out=opt_out,
+            loss=self._loss(pod, owner) if matters else None,
             grace=timedelta(seconds=min(grace, _MAX_GRACE_S)) if isinstance(grace, int) else None,
             finalizers=tuple(map(str, metadata.get("finalizers") or ())) if ending else (),
             checkpoint=None if means is None else CheckpointOffer(means, takes),
@@ -174,6 +176,9 @@ class KubernetesWorkloads:
             return None
         if owner is None and not self._settings.evict_unmanaged:
             return f"nothing would start it elsewhere ({evict}=true lets it go)"
+        failure = None if owner is None else self._placements.fails_owner(pod, owner)
+        if failure is not None:
+            return f"{failure} ({evict}=true lets it go)"
         local = _local_data(pod["spec"])
         if local is not None and not self._settings.evict_local_data:
             return f"the data in its volume {local} would be lost ({evict}=true lets it go)"

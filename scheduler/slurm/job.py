@@ -21,6 +21,7 @@ HELD: Final = frozenset({
 
 _ENDING: Final = frozenset({"COMPLETING", "STAGE_OUT"})
 _SUSPENDED: Final = frozenset({"SUSPENDED", "STOPPED"})
+_MINUTE: Final = timedelta(minutes=1)
 _LIMITLESS: Final = timedelta(days=300)
 # Slurm gives a job without a time limit an end a year ahead.
 CHECKPOINTED: Final = "checkpointed"
@@ -74,6 +75,7 @@ class SlurmJob:
     ``started_at``, ``ends_at``: Aware; ``ends_at`` is the end of its time limit, None without one.
     ``requeue``, ``batch``: whether it may be requeued; whether it is a batch job.
     ``comment``: its comment and its ``extra``.
+    ``start_by``: Aware; started again later, it could not end by its ``--deadline``, and Slurm removes it.
     ``held``: its priority is 0, by ``scontrol hold``: requeued, it would stay pending.
     """
 
@@ -92,6 +94,7 @@ class SlurmJob:
     comment: str = ""
     held: bool = False
     needs: Requirements = Requirements()
+    start_by: datetime | None = None
 
     @property
     def state(self) -> WorkState:
@@ -173,6 +176,7 @@ def job_of(row: Mapping[str, Any], gres: str) -> SlurmJob | None:
         job_id, job_name(row), het or job_id, uid, nodes, states, user, _gpus(row, len(nodes), gres),
         started, _end(row, started), row.get("requeue") is True, row.get("batch_flag") is True, comment,
         number(row.get("priority")) == 0 or row.get("hold") is True, _requirements(row, gres),
+        _start_by(row),
     )  # fmt: skip
 
 
@@ -227,6 +231,11 @@ def _end(row: Mapping[str, Any], started: datetime | None) -> datetime | None:
     if end is None or started is None or number(row.get("time_limit")) is None or end - started > _LIMITLESS:
         return None
     return end
+
+
+def _start_by(row: Mapping[str, Any]) -> datetime | None:
+    deadline, limit = instant(row.get("deadline")), number(row.get("time_limit"))
+    return None if deadline is None else deadline - timedelta(minutes=min(limit or 0, _LIMITLESS // _MINUTE))
 
 
 def _epoch(text: str | None) -> datetime | None:

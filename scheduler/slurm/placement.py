@@ -22,7 +22,8 @@ def placement_of(
 
     ``nodes``: all nodes of the cluster. ``reserved``: nodes of the job's reservation; None: not known.
 
-    Whether the other nodes are free now does not matter: a requeued job waits in its queue. Memory, CPUs, GPUs and
+    Whether the other nodes are free now does not matter: a requeued job waits in its queue, as for licences, which are
+    the cluster's, and for ``--switches``, which Slurm gives up after a while. Memory, CPUs, GPUs and
     their type are compared with what a whole node has.
     """
     need = job.needs

@@ -73,7 +73,7 @@ class SlurmWorkloads:
         return Workload(
             job.name, job.uid, "job", node, f"user {job.user}", state=job.state, placement=self._placement(job, node),
             opt_out="its comment says predrain.keep" if job.stays_by_wish else None,
-            loss=self._port.cannot_requeue or _loss(job),
+            loss=self._port.cannot_requeue or _loss(job, self._clock.now()),
             checkpoint=_offer(job),
         )  # fmt: skip
 
@@ -184,10 +184,13 @@ def _offer(job: SlurmJob) -> CheckpointOffer | None:
     return None if signal is None else CheckpointOffer("scheduler", takes=signal.takes)
 
 
-def _loss(job: SlurmJob) -> str | None:
+def _loss(job: SlurmJob, now: datetime) -> str | None:
     if not job.batch:
         return "it is no batch job, and cannot be requeued"
-    return None if job.requeue else "it may not be requeued"
+    if not job.requeue:
+        return "it may not be requeued"
+    late = job.start_by is not None and now >= job.start_by
+    return "started again, it could not end by its --deadline, and Slurm would remove it" if late else None
 
 
 def _gang(job: SlurmJob) -> str | None:

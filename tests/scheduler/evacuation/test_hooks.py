@@ -58,6 +58,10 @@ def says(status, content=None, **headers):
     return answer
 
 
+def page(handler):
+    handler.reply(200, b"\n<!DOCTYPE html><title>Sign in</title>", {"Content-Type": "text/html"})
+
+
 def cut(handler):
     handler.close_connection = True
 
@@ -107,6 +111,7 @@ def test_it_posts_the_payload_with_the_key_and_the_token(tmp_path):
         (says(200, {"state": "failed", "message": "no disk"}), "failed"),
         (says(200, {"state": "failed", "message": "cut \ud83d"}), "failed"),
         (says(200, [1, 2]), "done"),
+        (page, "timeout"),
         (says(400), "refused"),
         (says(302, None, Location="http://127.0.0.1:1/other"), "refused"),
         (says(500), "timeout"),

@@ -209,3 +209,34 @@ def test_an_opt_out_in_any_spelling_keeps_every_mark_off(fleet: Fleet, part: str
     report = fleet.round()
     assert fleet.ours("n1") == []
     assert ("neither true nor false" in text_of(report)) == (value == "maybe")
+
+
+def test_marks_that_a_backup_brings_back_end_as_they_would_have(fleet: Fleet) -> None:
+    fleet.scored(n1=0.9)
+    fleet.round()
+    saved = copy.deepcopy(fleet.world.objects[NODE])
+    fleet.scored(n1=0.01)
+    for _ in range(4):
+        fleet.round()
+        fleet.scored()
+    assert fleet.ours("n1") == []
+    fleet.world.edit(NODE, lambda raw: raw.update(metadata=saved["metadata"], spec=saved["spec"]))
+    assert fleet.ours("n1") == ["NoSchedule"]
+    fleet.later(timedelta(days=2))
+    fleet.round()
+    assert fleet.ours("n1") == [], "its record is intact, and its end is over"
+
+
+@pytest.mark.parametrize("condition", ["VMEventScheduled", "DrainScheduled", "SlurmNodeReboot"])
+def test_a_node_that_a_condition_gives_to_another_tool_gets_no_mark(fleet: Fleet, condition: str) -> None:
+    conditions = fleet.world.objects[NODE]["status"]["conditions"]
+    fleet.world.edit(
+        NODE, lambda raw: raw["status"].update(conditions=[*conditions, {"type": condition, "status": "True"}])
+    )
+    fleet.scored(n1=0.9, n2=0.9)
+    report = fleet.round()
+    assert (fleet.ours("n1"), fleet.ours("n2")) == ([], ["NoSchedule"])
+    assert "owns it" in text_of(report)
+    fleet.world.edit(NODE, lambda raw: raw["status"].update(conditions=conditions))
+    fleet.round()
+    assert fleet.ours("n1") == ["NoSchedule"]

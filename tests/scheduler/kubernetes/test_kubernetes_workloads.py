@@ -326,3 +326,21 @@ def test_a_listing_that_is_not_whole_is_none(world: World, pods: KubernetesWorkl
     world.fail("GET", "/pods$", 500, times=99)
     with pytest.raises(SchedulerError, match="HTTP 500"):
         pods.on_node("n1")
+
+
+def test_a_pod_whose_job_has_no_retry_left_is_waited_for_unless_it_allows_its_end(world: World, hand: Hand) -> None:
+    for name, annotations in (("a", {}), ("b", {"predrain.io/evict": "true"})):
+        raw = pod(name, "n1", annotations=annotations)
+        raw["metadata"]["ownerReferences"][0].update(apiVersion="batch/v1", kind="Job")
+        add(world, raw)
+    job = {"metadata": {"name": "train"}, "spec": {"backoffLimit": 0}, "status": {}}
+    world.put("/apis/batch/v1/namespaces/team/jobs/train", job)
+    pods = KubernetesWorkloads(hand.scheduler)
+    assert "Job train would fail for good" in (the(pods).immovable or "")
+    assert the(pods, "b").immovable is None
+
+
+@pytest.mark.parametrize(("value", "held"), [("", True), ("true", True), ("false", False)])
+def test_a_pod_that_prefers_no_eviction_is_waited_for(world: World, hand: Hand, value: str, held: bool) -> None:
+    add(world, pod("a", "n1", annotations={"descheduler.alpha.kubernetes.io/prefer-no-eviction": value}))
+    assert (the(KubernetesWorkloads(hand.scheduler)).immovable is not None) is held

@@ -233,3 +233,77 @@ def test_a_list_of_nodes_without_an_end_is_given_up(place, monkeypatch):
     monkeypatch.setattr("scheduler.kubernetes.placement._MAX_PAGES", 0)
     monkeypatch.setattr("scheduler.kubernetes.placement._PAGE", 1)
     assert place.placements.of(pod("a", "n3", nodeSelector={HOST: "n9"})).reason == "the list of nodes does not end"
+
+
+def spread(key: str = HOST, skew: Any = 1, **more: Any) -> list[Raw]:
+    selector = {"matchLabels": {"app": "db"}}
+    return [{"topologyKey": key, "maxSkew": skew, "labelSelector": selector, **more}]
+
+
+@pytest.mark.parametrize(
+    ("constraints", "others", "elsewhere"),
+    [
+        (spread(), ["n2"], True),  # 0, 1, 0 without the pod: n3 makes 0, 1, 1
+        (spread(), ["n2", "n3"], None),  # the drained node still counts, as one without
+        (spread(skew=2), ["n2", "n3"], True),
+        (spread(whenUnsatisfiable="ScheduleAnyway"), ["n2", "n3"], True),
+        (spread("zone"), ["n2", "n3"], True),  # all nodes are in one zone
+        (spread("rack"), [], None),  # no node has this label
+        (spread(minDomains=4), ["n2"], True),
+        (spread(minDomains=4), ["n2", "n3"], None),
+        (spread(matchLabelKeys=["version"]), ["n2", "n3"], True),  # they are of an earlier version
+        (spread(skew="many"), [], None),
+    ],
+)
+def test_a_pod_goes_where_its_spread_allows_it(place, constraints, others, elsewhere):
+    for number, on in enumerate(others):
+        raw = copy.deepcopy(pod(f"db-{number}", on))
+        raw["metadata"].update(labels={"app": "db", "version": "1"}, namespace="team")
+        add(place.world, raw)
+    place.elapsed.now += 60
+    mine = pod("a", "n1", topologySpreadConstraints=constraints)
+    labels = {"app": "db", "version": "2"}
+    mine = {**mine, "metadata": {"name": "a", "namespace": "team", "uid": "u", "labels": labels}}
+    assert place.placements.of(mine).elsewhere is elsewhere
+
+
+IGNORED = {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget"}]}
+
+
+@pytest.mark.parametrize(
+    ("job", "lost"),
+    [
+        ({"backoffLimit": 0}, True),
+        ({"backoffLimit": 0, "podFailurePolicy": {"rules": [IGNORED]}}, False),
+        ({"backoffLimit": 0, "podFailurePolicy": {"rules": [{**IGNORED, "action": "FailJob"}]}}, True),
+        ({"backoffLimit": 2}, False),
+        ({"backoffLimit": 2, "failed": 2}, True),
+        ({}, False),
+        ({"failed": 6}, True),
+        ({"backoffLimitPerIndex": 1}, False),
+        ({"backoffLimitPerIndex": 1, "failures": "1"}, True),
+        ({"backoffLimit": 0, "owner": "JobSet"}, False),
+        ({"backoffLimit": 0, "owner": "CronJob"}, True),
+        ({"backoffLimit": "many"}, True),
+    ],
+)
+def test_a_job_that_would_fail_for_good_by_an_eviction_keeps_its_pod(place, job, lost):
+    job = dict(job)
+    status = {"failed": job.pop("failed")} if "failed" in job else {}
+    above = [{"kind": job.pop("owner"), "name": "x", "controller": True}] if "owner" in job else []
+    failures = job.pop("failures", None)
+    raw = {"metadata": {"name": "train", "ownerReferences": above}, "spec": job, "status": status}
+    place.world.put("/apis/batch/v1/namespaces/team/jobs/train", raw)
+    notes = {} if failures is None else {"batch.kubernetes.io/job-index-failure-count": failures}
+    mine = {"metadata": {"name": "a", "namespace": "team", "annotations": notes}}
+    owner = {"kind": "Job", "apiVersion": "batch/v1", "name": "train"}
+    assert (place.placements.fails_owner(mine, owner) is not None) is lost
+    assert place.placements.fails_owner(mine, {**owner, "apiVersion": "batch.volcano.sh/v1alpha1"}) is None
+
+
+def test_a_job_that_cannot_be_read_keeps_its_pod_and_the_missing_right_is_named(place):
+    mine = {"metadata": {"name": "a", "namespace": "team"}}
+    owner = {"kind": "Job", "apiVersion": "batch/v1", "name": "train"}
+    assert "not found" in place.placements.fails_owner(mine, owner)
+    place.world.fail("GET", "/jobs/train", 403, content={"message": "forbidden"})
+    assert "lacks the right to get jobs" in place.placements.fails_owner(mine, owner)

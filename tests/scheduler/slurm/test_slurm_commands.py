@@ -13,6 +13,7 @@ from scheduler.slurm.commands import SlurmCommands
 from scheduler.slurm.job import CheckpointSignal, Requirements, job_of, views_by_node
 from scheduler.slurm.node import NodeChange
 from scheduler.slurm.settings import SlurmSettings
+from tests.policy.decide_world import HOUR, T0
 from tests.scheduler.slurm.fake_slurm import FakeSlurm, job_row, number_of
 
 SECOND = timedelta(seconds=1)
@@ -240,3 +241,17 @@ def test_a_program_that_leaves_children_behind_is_ended_in_time():
     command = ["sh", "-c", "sleep 20 & echo started"]
     with pytest.raises(CommandError, match=r"no answer within 0\.3 s"):
         run_program(command, timeout_s=0.3, max_bytes=100, environment=os.environ)
+
+
+def test_a_deadline_tells_until_when_a_job_may_start_again():
+    def start_by(**fields: object) -> object:
+        job = job_of(job_row(5, "n0", **fields), "gpu")
+        assert job is not None
+        return job.start_by
+
+    end = int((T0 + 3 * HOUR).timestamp())
+    assert start_by() is None
+    assert start_by(deadline=0) is None
+    assert start_by(deadline=end, time_limit=60) == T0 + 2 * HOUR
+    assert start_by(deadline={"set": True, "number": end}, time_limit={"set": True, "number": 60}) == T0 + 2 * HOUR
+    assert start_by(deadline=end, time_limit={"set": False, "infinite": True}) == T0 + 3 * HOUR

@@ -159,6 +159,7 @@ def test_an_answer_is_a_changed_comment_whatever_the_clock_of_the_job_says(world
     [
         ({"states": frozenset({"SUSPENDED"})}, "it is suspended"),
         ({"held": True}, "it is held"),
+        ({"start_by": T0}, "by its --deadline"),
         ({"needs": Requirements(nodes=frozenset({"n0"}))}, "on this node only: it requires n0"),
         ({"needs": Requirements(partitions=frozenset({"small"}))}, "this node only: it needs 2 nodes (partition"),
         ({"needs": Requirements(reservation="gone")}, "not known whether it can run elsewhere: the"),

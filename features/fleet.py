@@ -9,9 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from features.installations import Timeline, units_of
-from features.times import NEVER, milliseconds, text
 from features.windows.blocks import IntArray, Pair
+from telemetry.dataset.installations import Installations, Timeline
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,14 +36,12 @@ class Fleet:
     @classmethod
     def of(cls, inventory: pd.DataFrame) -> Fleet:
         """Read an inventory; its order does not matter."""
-        keys = list(zip(text(inventory["node"]).tolist(), units_of(inventory).tolist(), strict=True))
+        stays = Installations.of(inventory)
+        keys = list(zip(stays.node.tolist(), stays.units[stays.unit].tolist(), strict=True))
         pairs = tuple(sorted(set(keys)))
         index = {pair: number for number, pair in enumerate(pairs)}
-        installed = milliseconds(inventory["installed_at"], "installed_at")
-        installed = np.where(installed == NEVER, -NEVER, installed)  # a stay without a beginning has always been
-        removed = milliseconds(inventory["removed_at"], "removed_at")
         stay_pair = np.array([index[key] for key in keys], dtype=np.int64)
-        order = np.lexsort((removed, installed, stay_pair))
+        order = np.lexsort((stays.removed, stays.installed, stay_pair))
         node = pd.factorize(np.array([node for node, _ in pairs], dtype=object))[0].astype(np.int64)
         return cls(
             pairs=pairs,
@@ -52,9 +49,9 @@ class Fleet:
             first_of_node=np.searchsorted(node, node, side="left"),
             last_of_node=np.searchsorted(node, node, side="right"),
             stay_pair=stay_pair[order],
-            installed=installed[order],
-            removed=removed[order],
-            stay_row=order.astype(np.int64),
+            installed=stays.installed[order],
+            removed=stays.removed[order],
+            stay_row=stays.row[order],
         )
 
     def numbers(self, nodes: Sequence[str], units: Sequence[str]) -> IntArray:

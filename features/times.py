@@ -3,43 +3,31 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from foundation.errors import InputError
+from foundation.times import NEVER, BoolArray, Int64Array, absent, milliseconds, text
 
-NEVER = 2**62
-"""Milliseconds since the epoch of something that has not happened (a null time)."""
+__all__ = [
+    "NEVER",
+    "BoolArray",
+    "Int64Array",
+    "UnitKind",
+    "absent",
+    "coded",
+    "duration_ms",
+    "instant_ms",
+    "instants",
+    "milliseconds",
+    "text",
+]
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
-Int64Array = NDArray[np.int64]
-BoolArray = NDArray[np.bool_]
 UnitKind = Literal["gpu", "node"]
-
-
-def milliseconds(values: Any, column: str = "timestamp") -> Int64Array:
-    """Read times as int64 milliseconds since the epoch, null as :data:`NEVER`.
-
-    ``column``: name of the column, for the error.
-    Raises ``InputError`` if the values are not times with a time zone.
-    """
-    series = pd.Series(values)
-    if not isinstance(series.dtype, pd.DatetimeTZDtype):
-        if len(series) == 0 or series.isna().all():
-            return np.full(len(series), NEVER, dtype=np.int64)
-        raise InputError(
-            f"{series.dtype} where times with a time zone are needed",
-            f"column {column}",
-            "Give the column as datetime64[ms, UTC].",
-        )
-    missing = series.isna().to_numpy()
-    out = series.dt.as_unit("ms").astype("int64").to_numpy().copy()
-    out[missing] = NEVER
-    return out.astype(np.int64, copy=False)
 
 
 def instants(ms: Int64Array) -> pd.DatetimeIndex:
@@ -63,14 +51,6 @@ def duration_ms(value: timedelta) -> int:
     return value // timedelta(milliseconds=1)
 
 
-def text(values: Any) -> NDArray[np.object_]:
-    """Read a string column as objects, null as None."""
-    series = pd.Series(values).astype(object)
-    if not series.hasnans:
-        return np.asarray(series.to_numpy(), dtype=object)
-    return np.asarray(series.where(series.notna(), None).to_numpy(), dtype=object)
-
-
 def coded(names: pd.Series) -> tuple[Int64Array, pd.Index]:
     """Give each row's position among the sorted distinct names, -1 for null; categories are not written out for it."""
     if not isinstance(names.dtype, pd.CategoricalDtype):
@@ -83,8 +63,3 @@ def coded(names: pd.Series) -> tuple[Int64Array, pd.Index]:
     place = np.full(len(names.cat.categories) + 1, -1, dtype=np.int64)
     place[used] = position
     return place[codes], distinct
-
-
-def absent(values: NDArray[np.object_]) -> BoolArray:
-    """Where a column read by :func:`text` is null."""
-    return np.asarray(pd.isna(values), dtype=bool)

@@ -20,10 +20,10 @@ from numpy.typing import NDArray
 
 from features.config import DomainScope, FeatureSection
 from features.groups.history_kernel import EventVersions, sweep_history
-from features.installations import Installations, Timeline
 from features.times import NEVER, Int64Array, duration_ms, text
 from features.vocabulary import FeatureColumn
 from foundation.errors import InputError
+from telemetry.dataset.installations import Installations, Timeline
 
 HALF_LIFE = timedelta(days=30)
 """Half-life of the recency-weighted rate of a domain."""

@@ -18,12 +18,12 @@ from features.config import FAILURE_CLASSES, DomainScope, FeatureSection, LabelS
 from features.groups.domains import WHATS as DOMAIN_WHATS
 from features.groups.domains import Domain, domain_columns, domain_values
 from features.groups.history_kernel import EventVersions, sweep_history
-from features.installations import Installations
 from features.labels.evidence import Record, xid_classes
 from features.labels.facts import Facts
 from features.labels.incidents import known_onsets
 from features.times import NEVER, Int64Array, UnitKind, duration_ms, milliseconds, text
 from features.vocabulary import FeatureColumn
+from telemetry.dataset.installations import Installations
 
 PRECURSOR_XIDS = frozenset({63, 92, 94, 156})
 """Errors that the hardware masked: a remapped row, many corrected errors, a contained one, a retired resource."""

@@ -9,8 +9,8 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from features.installations import Timeline
 from features.times import NEVER
+from telemetry.dataset.installations import Timeline
 
 IntArray = NDArray[np.int64]
 Float64Array = NDArray[np.float64]

@@ -12,12 +12,12 @@ import numpy as np
 import pandas as pd
 
 from features.config import DRIVER_CLASSES, FAILURE_CLASSES, LabelSection
-from features.installations import Installations
 from features.labels.facts import RESET_CODES, Facts, normalized
 from features.labels.maintenance import Maintenance
 from features.labels.signs import Sign, UnitEvidence
 from features.labels.tickets import settle_tickets, tickets
 from features.times import NEVER, BoolArray, Int64Array, duration_ms
+from telemetry.dataset.installations import Installations
 
 SUBCODE_XIDS = frozenset(range(144, 151))
 """NVLink 5 errors whose sub-code, spelled out in the log line, says whether they are fatal (NVIDIA's XID catalogue)."""

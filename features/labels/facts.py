@@ -12,9 +12,9 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from features.installations import Installations
 from features.times import NEVER, BoolArray, Int64Array, absent, milliseconds, text
 from foundation.errors import InputError
+from telemetry.dataset.installations import Installations
 
 RESET_CODES = frozenset({"boot", "reset", "gpu_reset", "node_reset", "reboot", "node_reboot", "power_cycle"})
 """Codes (without case) of ``other`` events that end an incident as a repair does."""
@@ -52,7 +52,7 @@ class Facts:
     """Events as arrays, one entry an event, in a fixed order that depends on their content only.
 
     ``time``, ``known``: when it happened and from when it is known (ms); nothing is known before it happened.
-    ``unit``: unit code (see :mod:`features.installations`); -1 for a whole node of GPUs and for unknown devices.
+    ``unit``: unit code of the installations; -1 for a whole node of GPUs and for unknown devices.
     ``node_wide``: the event names a node and no GPU.
     ``node``, ``type``, ``code``, ``detail``, ``source``: as the event has them; null as ''.
     ``xid``: XID number of ``xid`` events, -1 for every other event.

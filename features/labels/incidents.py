@@ -18,13 +18,13 @@ import numpy as np
 import pandas as pd
 
 from features.config import FAILURE_CLASSES, LabelSection
-from features.installations import Installations
 from features.labels.evidence import Record, gather
 from features.labels.facts import Facts
 from features.labels.maintenance import Maintenance
 from features.labels.node_incidents import number_node_incidents
 from features.labels.signs import Sign, UnitEvidence
 from features.times import NEVER, duration_ms, instant_ms, instants
+from telemetry.dataset.installations import Installations
 
 LATE_REPAIR = timedelta(days=30)
 """A repair of the unit or its node, or the unit's removal, this long after the last event is still the incident's,

@@ -9,10 +9,10 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from features.config import LabelSection
-from features.installations import Installations, Timeline
 from features.labels.facts import Facts
 from features.labels.maintenance import Maintenance
 from features.times import NEVER, BoolArray, Int64Array, duration_ms, instant_ms, instants, milliseconds, text
+from telemetry.dataset.installations import Installations, Timeline
 
 
 def label_rows(

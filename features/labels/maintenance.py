@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from features.installations import Installations, Timeline
 from features.labels.facts import Facts, normalized
 from features.times import NEVER, BoolArray, Int64Array, duration_ms, instant_ms
+from telemetry.dataset.installations import Installations, Timeline
 from telemetry.dataset.schema import MAINTENANCE_BEGIN, MAINTENANCE_END
 
 LONGEST = timedelta(days=31)

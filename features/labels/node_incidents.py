@@ -12,9 +12,9 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from features.installations import Installations
 from features.labels.maintenance import Maintenance
 from features.times import BoolArray, Int64Array, absent, duration_ms
+from telemetry.dataset.installations import Installations
 
 SAME_INSTANT = timedelta(seconds=30)
 """Node incidents that begin no further apart than this begin at one instant. Clocks under NTP agree to milliseconds and

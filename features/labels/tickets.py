@@ -17,11 +17,11 @@ from operator import attrgetter
 import numpy as np
 
 from features.config import LabelSection
-from features.installations import Installations
 from features.labels.facts import Facts
 from features.labels.node_incidents import is_dated_by_day
 from features.labels.signs import Sign, UnitEvidence
 from features.times import NEVER, BoolArray, Int64Array, duration_ms
+from telemetry.dataset.installations import Installations
 
 _DAY = duration_ms(timedelta(days=1))
 

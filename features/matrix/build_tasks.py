@@ -27,7 +27,6 @@ from features.engine import source_digest
 from features.fleet import Fleet
 from features.groups.domains import check_scopes
 from features.groups.static import StaticPlan
-from features.installations import units_of
 from features.labels.evidence import Record
 from features.labels.facts import reported
 from features.labels.incidents import known_onsets
@@ -42,6 +41,7 @@ from features.matrix.plan import FeaturePlan
 from features.times import instants, milliseconds
 from foundation.errors import InputError
 from foundation.place import Place
+from telemetry.dataset.installations import units_of
 from telemetry.dataset.schema import EVENTS, INVENTORY, conform
 from telemetry.dataset.store import Dataset
 

@@ -10,10 +10,10 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from features.config import DecisionSection
-from features.installations import Installations, Timeline
 from features.matrix.meta import MatrixConfig
 from features.times import NEVER, Int64Array, duration_ms, instant_ms, instants, milliseconds, text
 from foundation.hashing import mix64
+from telemetry.dataset.installations import Installations, Timeline
 
 MIN_COMPANIONS = 4
 """At least this many units without the onset join an augmented row, so that its time never betrays its label."""

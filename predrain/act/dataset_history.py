@@ -67,9 +67,9 @@ class DatasetHistory:
     def _load(self, labels: LabelSection) -> None:
         import pyarrow.parquet as pq
 
-        from features.installations import Installations
         from features.labels.incidents import find_incidents
         from serving.scores.alert_outcomes import happenings_of
+        from telemetry.dataset.installations import Installations
         from telemetry.dataset.meta import read_meta
 
         events, inventory = (pq.read_table(file).to_pandas() for file in self._files[:2])

@@ -17,7 +17,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from features.config import LabelSection
-from features.installations import Installations, units_of
 from features.labels.facts import Facts
 from features.labels.incidents import counted, find_incidents
 from features.times import BoolArray, milliseconds
@@ -27,6 +26,7 @@ from policy.tiers import Tier
 from serving.scores.reading import FACTS, Place, decision_folders
 from serving.scores.writing import PARQUET, SUMMARY, ScoresFolder, write_json
 from telemetry.dataset.channels import resolve_channels
+from telemetry.dataset.installations import Installations, units_of
 from telemetry.dataset.store import Dataset
 
 WINDOW: Final = timedelta(days=30)

@@ -10,8 +10,7 @@ from __future__ import annotations
 import logging
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -21,7 +20,6 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from foundation.errors import InputError
 from telemetry.accounting import Accounting
@@ -43,11 +41,12 @@ from telemetry.importing.event_runs import (
     total_count,
 )
 from telemetry.importing.events import empty_events
-from telemetry.importing.files.sources import is_packed, kind_of
+from telemetry.importing.files.sources import expected_rows
 from telemetry.importing.inventory import Installations
 from telemetry.importing.jobs import merge_jobs
 from telemetry.importing.mapping import TableMapping
 from telemetry.importing.placing.evidence import (
+    STRAY,
     correct_stays,
     rows_of,
     runs_of,
@@ -75,21 +74,8 @@ STATE_FOLDER: Final = "compaction"
 _LOG = logging.getLogger(__name__)
 _NAMED: Final = 50
 _FEW: Final = 2
-_CSV_BYTES_PER_ROW, _PACKED_BYTES_PER_ROW = 100, 10
 _JOINED_AT_ONCE: Final = timedelta(hours=1)
 # A GPU first seen this soon after the first sample of all was always there.
-
-
-def expected_rows(files: Iterable[Path]) -> int:
-    """Estimate how many rows files of samples have: from the metadata of Parquet, from the size of text."""
-    rows = 0
-    for path in files:
-        if kind_of(path) == "parquet":
-            with suppress(pa.ArrowInvalid):  # reading the file reports what is wrong with it
-                rows += int(pq.read_metadata(path).num_rows)
-        else:
-            rows += path.stat().st_size // (_PACKED_BYTES_PER_ROW if is_packed(path) else _CSV_BYTES_PER_ROW)
-    return rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,7 +261,11 @@ class Ingest:
 
     def _corrected(self, intake: SampleIntake, spill: Spill) -> Installations:
         rows = rows_of(spill, intake.moved)
-        shared = shared_units(rows, self.step // timedelta(milliseconds=1)) if intake.stays.unit == "gpu" else []
+        shared: list[int] = []
+        if intake.stays.unit == "gpu":
+            shared, strays = shared_units(rows, self.step // timedelta(milliseconds=1))
+            self._leave_out(strays, intake, spill)
+            rows = rows.drop(strays.index)
         if shared:
             rows = self._told_apart(intake, spill, rows, shared)
         stays = intake.stays
@@ -300,6 +290,13 @@ class Ingest:
             _LOG.warning("samples contradict the inventory: %s", line)
         self.contradictions += corrected.contradictions
         return stays.changed(corrected.stays)
+
+    def _leave_out(self, strays: pd.DataFrame, intake: SampleIntake, spill: Spill) -> None:
+        spill.strays = pd.MultiIndex.from_frame(strays[["unit", "node", "ms"]])
+        names, nodes = np.array(intake.stays.units, object), np.array(intake.stays.node_names, object)
+        times = [datetime.fromtimestamp(ms / 1000, UTC).isoformat() for ms in strays["ms"].tolist()]
+        shown = {"timestamp": times, "node": nodes[strays["node"]], "gpu": names[strays["unit"]]}
+        self.quarantine.add_frame(STRAY, "samples", Path("samples"), pd.DataFrame(shown), lost=False)
 
     def _told_apart(
         self, intake: SampleIntake, spill: Spill, rows: pd.DataFrame, shared: Sequence[int]

@@ -16,6 +16,8 @@ import pyarrow as pa
 
 from foundation.errors import InputError
 from foundation.text import nearest_hint
+from foundation.times import NEVER
+from telemetry.dataset.installations import Timeline
 from telemetry.dataset.meta import instant_text
 from telemetry.dataset.schema import INVENTORY, Unit, ms_of
 from telemetry.identity.devices import GpuNames, device_key, is_placeholder, parent_of_mig, place_identity
@@ -28,9 +30,6 @@ from telemetry.importing.files.tables import read_batches
 from telemetry.importing.mapping import InventoryMapping
 from telemetry.importing.placing.slots import ObservedSlots
 from telemetry.importing.quarantine import Quarantine, row_text
-
-# A key is code * 2**43 + milliseconds: 2**43 ms reach the year 2248, and codes up to a million stay below 2**63.
-_KEY_SHIFT = 43
 
 
 class Installations:
@@ -70,11 +69,10 @@ class Installations:
         self._code = {name: code for code, name in enumerate(self.units)}
         start, code = ms_of(frame["installed_at"]), frame[unit].map(self._code).to_numpy(np.int64)
         order = np.lexsort((start, code))
-        self.frame = frame.iloc[order].reset_index(drop=True)
-        self._unit_of_row, start = code[order], start[order]
+        self.frame, start = frame.iloc[order].reset_index(drop=True), start[order]
         self.frame_codes = np.unique(code)
-        self._end = ms_of(self.frame["removed_at"], unknown=(1 << _KEY_SHIFT) - 1)
-        self._key = (self._unit_of_row << _KEY_SHIFT) + start
+        self._end = ms_of(self.frame["removed_at"], unknown=NEVER)
+        self._timeline, self._timed = Timeline(code[order], start, len(self.units)), len(self.units)
         self.nodes = self.frame["node"].to_numpy(dtype=object)
         self.node_names = list(dict.fromkeys([*nodes, *sorted(set(self.nodes))]))
         self.node_codes = pd.Index(self.node_names, dtype=object).get_indexer(pd.Index(self.nodes, dtype=object))
@@ -149,16 +147,13 @@ class Installations:
         instant of the removal belongs to the stay; shape (n,).
         """
         row = self.last_row(codes, ms)
-        return np.where((row >= 0) & (ms > self._end[np.clip(row, 0, None)]), -3, row) if len(self._key) else row
+        return np.where((row >= 0) & (ms > np.append(self._end, 0)[row]), -3, row)
 
     def last_row(self, codes: npt.NDArray[np.int64], ms: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Find each unit's last stay that had begun at a time, as :meth:`find` does, whether or not it had ended."""
-        if len(self._key) == 0:
-            return np.full(len(codes), -1, np.int64)
-        # A sample at the very instant of a swap within one slot belongs to the later stay: searchsorted takes it.
-        place = np.searchsorted(self._key, (codes << _KEY_SHIFT) + ms, side="right") - 1
-        owned = (place >= 0) & (self._unit_of_row[np.clip(place, 0, None)] == codes)
-        return np.where(codes < 0, -1, np.where(owned, place, -2))
+        # A sample at the very instant of a swap within one slot belongs to the later stay.
+        row = self._timeline.last(np.where(codes < self._timed, codes, -1), ms)
+        return np.where((codes >= 0) & (row < 0) & bool(len(self.frame)), -2, row)
 
 
 SEEN_AT: Final = "seen_at"

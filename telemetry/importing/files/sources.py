@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from glob import glob
 from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from foundation.errors import InputError
 from foundation.files import check_regular
@@ -23,6 +24,7 @@ _SUFFIXES: Final = {
     **dict.fromkeys([".json", ".jsonl", ".ndjson"], "json"),
 }
 _PACKED: Final = (".gz", ".bz2", ".zst", ".lz4", ".xz")
+_CSV_BYTES_PER_ROW, _PACKED_BYTES_PER_ROW = 100, 10
 
 
 def stem_of(path: Path) -> str:
@@ -120,3 +122,15 @@ def new_sources(sources: Sequence[SourceFile], existing: Dataset | None) -> list
                 "Import all sources again into an empty folder, or go back to the settings of the first import.",
             )
     return fresh
+
+
+def expected_rows(files: Iterable[Path]) -> int:
+    """Estimate how many rows files of samples have: from the metadata of Parquet, from the size of text."""
+    rows = 0
+    for path in files:
+        if kind_of(path) == "parquet":
+            with suppress(pa.ArrowInvalid):  # reading the file reports what is wrong with it
+                rows += int(pq.read_metadata(path).num_rows)
+        else:
+            rows += path.stat().st_size // (_PACKED_BYTES_PER_ROW if is_packed(path) else _CSV_BYTES_PER_ROW)
+    return rows

@@ -28,6 +28,12 @@ MOST_MOVES: Final = 12
 
 _TOGETHER_MS: Final = 3_600_000
 # No GPU moves to another node and back within an hour: samples of one node this close together are one stay.
+_SEVERAL: Final = 3
+_MANY: Final = 4
+# Fewer samples of a GPU on a second node, among this many times as many of the first, are no second GPU.
+
+STRAY: Final = "on a second node for a moment"
+"""Reason of such samples: a scrape that was relabelled, or answered late."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,24 +57,36 @@ def rows_of(spill: Spill, units: Collection[int]) -> pd.DataFrame:
     return pd.concat(parts, ignore_index=True).sort_values(["unit", "ms", "node"], kind="stable")
 
 
-def shared_units(rows: pd.DataFrame, step_ms: int) -> list[int]:
+def shared_units(rows: pd.DataFrame, step_ms: int) -> tuple[list[int], pd.DataFrame]:
     """Return the units that samples show on two nodes at one time: an identity that several GPUs have.
 
     ``rows``: see :func:`rows_of`. One that is on the first node and then on the second has moved.
+    Returns the rows, too, that are too few to show another GPU among many of one node.
     """
     together_ms = max(_TOGETHER_MS, 3 * step_ms)
     ordered = rows.sort_values(["unit", "node", "ms"], kind="stable")
     before = ordered.shift()
     begins = (ordered["unit"] != before["unit"]) | (ordered["node"] != before["node"])
     begins |= ordered["ms"] - before["ms"] > together_ms
-    spans = ordered.groupby(begins.cumsum().to_numpy(), sort=False).agg(
-        unit=("unit", "first"), first=("ms", "min"), last=("ms", "max")
+    span_of_row = begins.cumsum()
+    spans = ordered.groupby(span_of_row.to_numpy(), sort=False).agg(
+        unit=("unit", "first"), node=("node", "first"), first=("ms", "min"), last=("ms", "max"), samples=("ms", "size")
     )
     spans = spans.sort_values(["unit", "first"], kind="stable")
-    latest = spans.groupby("unit")["last"].cummax().groupby(spans["unit"]).shift()
+    of_node = spans.groupby(["unit", "node"])["samples"].transform("sum")
+    elsewhere = spans.groupby("unit")["samples"].transform("sum") - of_node
+    is_stray = _overlaps(spans) & (of_node < _SEVERAL) & (elsewhere >= _MANY * of_node)
+    strays = ordered[span_of_row.isin(spans.index[is_stray])]
+    spans, rows = spans[~is_stray], rows.drop(strays.index)
     changes = (rows["unit"] == rows["unit"].shift()) & (rows["node"] != rows["node"].shift())
     moves = changes.groupby(rows["unit"]).sum()
-    return sorted({*spans["unit"][spans["first"] < latest], *moves.index[moves > MOST_MOVES]})
+    return sorted({*spans["unit"][_overlaps(spans)], *moves.index[moves > MOST_MOVES]}), strays
+
+
+def _overlaps(spans: pd.DataFrame) -> pd.Series:
+    """Return which spans begin before an earlier one of their unit has ended."""
+    latest = spans.groupby("unit")["last"].cummax().groupby(spans["unit"]).shift()
+    return spans["first"] < latest
 
 
 def runs_of(rows: pd.DataFrame, stays: Installations) -> pd.DataFrame:

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
+import pandas as pd
 import pyarrow as pa
 
 from foundation.files import disk_errors
@@ -140,6 +141,7 @@ class Spill:
     ``folder``: made by the first row; whoever gave it removes it.
 
     ``renamed``: codes of unit and node to another code of the unit, for what is read from now on.
+    ``strays``: unit, node and milliseconds of rows that are not read any more.
     """
 
     def __init__(self, folder: Path, buckets: int) -> None:
@@ -147,6 +149,7 @@ class Spill:
         self._writers: dict[int, pa.RecordBatchFileWriter] = {}
         self.bucket_number = buckets
         self.renamed: dict[tuple[int, int], int] = {}
+        self.strays = pd.MultiIndex.from_arrays([[], [], []])
 
     def add(self, bucket_of_row: npt.NDArray[np.int64], table: pa.Table) -> None:
         """Append rows to their buckets, in the order they are given."""
@@ -172,9 +175,15 @@ class Spill:
         """Read the rows of a bucket that got some."""
         with pa.ipc.open_file(str(self._path(bucket))) as reader:
             fields = reader.schema.names
-        options = pa.ipc.IpcReadOptions(included_fields=[fields.index(name) for name in columns or fields])
+        wanted = list(columns or fields)
+        if len(self.strays):
+            wanted += [name for name in ("unit", "node", "ms") if name not in wanted]
+        options = pa.ipc.IpcReadOptions(included_fields=[fields.index(name) for name in wanted])
         with pa.ipc.open_file(str(self._path(bucket)), options=options) as reader:
             table = reader.read_all()
+        if len(self.strays):
+            keys = pd.MultiIndex.from_arrays([table.column(name).to_numpy() for name in ("unit", "node", "ms")])
+            table = table.filter(pa.array(~keys.isin(self.strays))).select(list(columns or fields))
         if not self.renamed or "unit" not in table.column_names:
             return table
         unit = table.column("unit").to_numpy().copy()

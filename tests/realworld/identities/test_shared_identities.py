@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pandas as pd
+import pytest
 
+from telemetry.importing.placing.evidence import STRAY
 from tests.telemetry.helpers import DAY, all_samples, gpu, inventory_frame, run_import, samples_frame, write_csv
 
 ADDRESS = {"node-0": "00000000:10:00", "node-9": "00000000:3b:00"}
@@ -73,3 +75,36 @@ def test_two_nodes_that_overlap_at_the_instant_of_a_move_only_are_a_move(tmp_pat
     both = pd.concat([frame[:10], frame[9:].assign(node="node-9")], ignore_index=True)
     result = run_import(tmp_path, samples=both, inventory=inventory_frame(1))
     assert set(all_samples(result)["gpu"]) == {gpu(0)}
+
+
+def with_strays(frame: pd.DataFrame, steps: list[int]) -> pd.DataFrame:
+    """Return samples of GPU 0 with a copy on node-9 of those of some steps."""
+    own = frame[frame["gpu"] == gpu(0)].iloc[steps]
+    return pd.concat([frame, own.assign(node="node-9", gpu_temp_c=own["gpu_temp_c"] + 30)], ignore_index=True)
+
+
+@pytest.mark.parametrize("steps", [[10], [10, 11], [5, 30]])
+def test_a_stray_sample_on_a_second_node_leaves_the_identity(tmp_path: Path, steps: list[int]) -> None:
+    frame = samples_frame(2, times=40)
+    result = run_import(tmp_path, samples=with_strays(frame, steps), inventory=inventory_frame(2))
+    (tmp_path / "clean").mkdir()
+    clean = run_import(tmp_path / "clean", samples=frame, inventory=inventory_frame(2))
+    assert all_samples(result).equals(all_samples(clean))
+    assert result.dataset.inventory().equals(clean.dataset.inventory())
+    account = result.accounting.tables["samples"]
+    assert account.left_out == {STRAY: len(steps)}
+    assert account.unaccounted == 0
+
+
+@pytest.mark.parametrize("steps", [[10, 11, 12], [5, 20, 30]])
+def test_several_samples_at_overlapping_times_are_a_second_gpu(tmp_path: Path, steps: list[int]) -> None:
+    result = run_import(tmp_path, samples=with_strays(samples_frame(2, times=40), steps), inventory=inventory_frame(2))
+    assert gpu(0) not in set(all_samples(result)["gpu"])
+    assert result.counts["identities_on_several_nodes"] == 1
+
+
+def test_a_gpu_whose_last_sample_is_on_a_second_node_has_moved(tmp_path: Path) -> None:
+    frame = samples_frame(2, times=40)
+    frame.loc[frame.index[frame["gpu"] == gpu(0)][-1], "node"] = "node-9"
+    result = run_import(tmp_path, samples=frame, inventory=inventory_frame(2))
+    assert result.dataset.inventory().query("gpu == @gpu(0)")["node"].tolist() == ["node-0", "node-9"]

@@ -9,8 +9,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from features.times import NEVER, Int64Array, absent, milliseconds, text
 from foundation.errors import InputError
+from foundation.times import NEVER, Int64Array, absent, milliseconds, text
 
 
 def units_of(frame: pd.DataFrame) -> NDArray[np.object_]:

@@ -70,7 +70,7 @@ class Cause:
     """
 
     group: str | None
-    words: str
+    message: str
     first_at: datetime
     last_at: datetime
     nodes: tuple[str, ...] = ()
@@ -105,7 +105,7 @@ class BreakerState:
     def frozen(self, group: str, node: str = "") -> tuple[str, ...]:
         """Give what freezes a group, or a node of it, in words; nothing if nothing does."""
         return tuple(
-            cause.words
+            cause.message
             for _, cause in sorted(self.causes.items())
             if (node in cause.nodes if cause.nodes else cause.group in (None, group))
         )
@@ -163,7 +163,7 @@ def watch(
     groups: dict[str, list[ObservedNode]] = {"": list(nodes)}
     for observed in nodes:
         groups.setdefault(observed.node.group_key, []).append(observed)
-    present |= {burst.key: (None, burst.words) for burst in together}
+    present |= {burst.key: (None, burst.message) for burst in together}
     shares = {name: tuple(share for share in seen if share.decided_at <= now) for name, seen in state.shares.items()}
     for name, members in groups.items():
         seen = shares.get(name, ())
@@ -195,7 +195,7 @@ def _settle(
             when = f"{asked:%Y-%m-%d %H:%M} UTC"
             reasons.append(f"not closed by hand: that was asked for at {when}, and no state is left")
         else:
-            reasons += [f"closed by hand: {cause.words}" for _, cause in sorted(causes.items())]
+            reasons += [f"closed by hand: {cause.message}" for _, cause in sorted(causes.items())]
             causes, acknowledged = {}, set(present)
         state = replace(state, reset_at=asked)
     for key, (group, reason) in present.items():
@@ -210,7 +210,7 @@ def _settle(
             causes[key] = replace(cause, last_at=now)
         elif key not in present and now - cause.last_at >= config.quiet:
             del causes[key]
-            reasons.append(f"closed after a quiet time: {cause.words}")
+            reasons.append(f"closed after a quiet time: {cause.message}")
     causes = dict(sorted(causes.items()))
     return replace(state, causes=causes, acknowledged=tuple(sorted(acknowledged - _MOMENTARY))), tuple(reasons)
 

@@ -49,7 +49,7 @@ class Burst:
     """Evidence with one cause; ``nodes``: those that have no other evidence, by name."""
 
     key: str
-    words: str
+    message: str
     nodes: tuple[str, ...]
 
 
@@ -125,8 +125,8 @@ def _burst(scope: tuple[str, str], chain: Sequence[_Seen], held: tuple[str, ...]
     facts = ", ".join(sorted(kinds)[:_NAMED])
     where = "of the fleet" if scope[0] == "fleet" else f"of {scope[0]} {scope[1]}"
     first, count = chain[0][0], len({name for _, name, _ in chain})
-    words = (
+    message = (
         f"{count} nodes {where} report {facts} together, from {first:%Y-%m-%d %H:%M} UTC: one cause, and no evidence "
         "against each of them"
     )
-    return Burst(f"together {scope[0]} {scope[1]} {first:%Y-%m-%dT%H}", words, held)
+    return Burst(f"together {scope[0]} {scope[1]} {first:%Y-%m-%dT%H}", message, held)

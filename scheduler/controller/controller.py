@@ -220,7 +220,7 @@ class Controller:
             reading = self.scheduler.revalidate(intent.node)
             settled = settled_by_reading(intent.action, reading, self.clock.now(), "the call was interrupted")
             self.ledger.settle(number, settled)
-            report.notes.append(f"{intent.verb} {intent.node} was interrupted: {settled.words}")
+            report.notes.append(f"{intent.verb} {intent.node} was interrupted: {settled.message}")
 
     def _read_fleet(self, log: RoundLog) -> FleetReading:
         """Read the fleet; of a node that is listed more than once the first entry counts, and nothing new is done."""

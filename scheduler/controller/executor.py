@@ -221,10 +221,10 @@ class Executor:
         settled = settled_by_reading(action, reading, self.log.clock.now(), answer.message)
         self._settle(intent, settled)
         if settled.confirmed:
-            self._confirmed(action, Answer("done", settled.words))
+            self._confirmed(action, Answer("done", settled.message))
         else:
             self._stuck.add(action.node)
-            self._note(action, "failed", settled.words)
+            self._note(action, "failed", settled.message)
 
     def _confirmed(self, action: Action, answer: Answer) -> None:
         self.done.append(action)

@@ -52,7 +52,7 @@ class Case:
 
     @property
     def why(self) -> str:
-        """Why it is drained, in words."""
+        """Why it is drained."""
         return "; ".join(self.decision.reasons[:3]) if self.decision is not None else ""
 
     def change(self, **fields: object) -> None:
@@ -66,16 +66,16 @@ class Case:
 
     def first_time(self, what: str) -> bool:
         """Note that something was reported to people; false where it was before."""
-        if what in self.entry.told:
+        if what in self.entry.reported:
             return False
-        self.change(told=(*self.entry.told, what))
+        self.change(reported=(*self.entry.reported, what))
         return True
 
     def notify(self, log: RoundLog, what: str, kind: FindingKind, message: str, content: Mapping[str, Any]) -> None:
         """Report to people once, in the ledger and the report, what a program must not settle by itself."""
         if self.first_time(what):
             log.find(self.node, kind, message, content)
-            log.step(self.node, "tell", "done", None, message)
+            log.step(self.node, "report", "done", None, message)
 
 
 Still = Callable[[Case], str | None]

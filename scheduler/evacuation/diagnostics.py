@@ -45,7 +45,7 @@ class Diagnostics:
     def advance(self, case: Case, log: RoundLog) -> Result | None:
         """Start the diagnostic, or read where it stands; gives its result where it ended now."""
         if self.verification is None:
-            case.change(phase="done", words="empty")
+            case.change(phase="done", message="empty")
             return None
         if case.entry.started_at is None:
             return self._start(self.verification, case, log)
@@ -72,7 +72,7 @@ class Diagnostics:
             return
         if entry.phase not in ("failed", "inconclusive"):
             return
-        message = f"the diagnostic {case.entry.phase}: {case.entry.words}"
+        message = f"the diagnostic {case.entry.phase}: {case.entry.message}"
         content = {"units": list(case.units), "result": case.entry.phase}
         case.notify(log, entry.phase, "escalated", message, content)
         since = entry.ended_at or entry.began_at
@@ -81,9 +81,15 @@ class Diagnostics:
         asked = remedy not in (None, entry.remedy) and entry.phase == "inconclusive"
         if case.held is None and (other or asked or now - since >= self.settings.retry_after):
             again = entry.attempt + 1
-            told = tuple(what for what in entry.told if what != "stuck")
+            reported = tuple(what for what in entry.reported if what != "stuck")
             case.change(
-                phase="emptying", attempt=again, first=again, started_at=None, empty_at=None, waits_since=now, told=told
+                phase="evacuating",
+                attempt=again,
+                first_attempt=again,
+                started_at=None,
+                empty_at=None,
+                waiting_since=now,
+                reported=reported,
             )
 
     def _start(self, verification: Verification, case: Case, log: RoundLog) -> Result | None:
@@ -94,7 +100,7 @@ class Diagnostics:
         if entry.empty_at is None:
             case.change(empty_at=now)
         elif now - entry.empty_at > self.settings.timeout:
-            return self._ended(case, DiagnosticResult("inconclusive", f"it could not be started: {entry.words}"), log)
+            return self._ended(case, DiagnosticResult("inconclusive", f"it could not be started: {entry.message}"), log)
         if not self._may_start(case, log):
             return None
         fence = log.fence()
@@ -107,7 +113,7 @@ class Diagnostics:
         answer = verification.start(case.node, case.units, key, fence, remedy)
         log.settle(number, answer)
         started = answer.kind in ("done", "already")
-        case.change(started_at=now if started else None, remedy=remedy, words=answer.message)
+        case.change(started_at=now if started else None, remedy=remedy, message=answer.message)
         outcome = "waiting" if answer.confirmed else OUTCOMES[answer.kind]
         log.step(case.node, "verify", outcome, None, answer.message)
         return None
@@ -126,7 +132,7 @@ class Diagnostics:
             return False
         if back:
             message = f"not empty any more: {', '.join(back[:5])}"
-            case.change(phase="emptying", empty_at=None, words=message)
+            case.change(phase="evacuating", empty_at=None, message=message)
             log.step(case.node, "hold", "held", None, message)
         return not back
 
@@ -163,13 +169,13 @@ class Diagnostics:
         if not log.forward:
             return None  # a label that is not recorded is lost: read it again when it can be
         log.step(case.node, "verify", outcome.kind, None, outcome.message)
-        if outcome.kind == "inconclusive" and entry.attempt - entry.first + 1 < self.settings.attempts:
+        if outcome.kind == "inconclusive" and entry.attempt - entry.first_attempt + 1 < self.settings.attempts:
             # also an attempt that was never started has its own timeout
-            case.change(attempt=entry.attempt + 1, started_at=None, empty_at=now, words=outcome.message)
+            case.change(attempt=entry.attempt + 1, started_at=None, empty_at=now, message=outcome.message)
         else:
             boot, units = case.reading.boot_id, case.units
             phase = outcome.kind if outcome.kind in ("passed", "failed") else "inconclusive"
-            case.change(phase=phase, words=outcome.message, ended_at=now, boot_id=boot, units=units)
+            case.change(phase=phase, message=outcome.message, ended_at=now, boot_id=boot, units=units)
         return result
 
 

@@ -113,7 +113,7 @@ class Drainer:
             }
         )
         if not case.going:
-            case.change(phase="verifying", empty_at=now, words="")
+            case.change(phase="verifying", empty_at=now, message="")
             log.find(case.node, "empty", "nothing that has to go is left on it")
             log.step(case.node, "empty", "done")
 
@@ -151,7 +151,7 @@ class Drainer:
             returned = case.entry.evicted.get(origin, 0)
             standing = requests.get(workload.uid)
             if standing is not None:
-                leaving = replace(standing, returned=returned, again_at=None, tries=0, words="")
+                leaving = replace(standing, returned=returned, again_at=None, tries=0, message="")
             else:
                 asks = not workload.ending and returned < MAX_EVICTIONS
                 offer = self._offer_of(workload) if asks else None
@@ -310,7 +310,7 @@ class Drainer:
             log.step(case.node, "checkpoint", "done", workload.name, message)
         elif state.kind == "failed":
             message = f"it cannot write a checkpoint: {state.message}"
-            log.find(case.node, "no_answer", message, about)
+            log.find(case.node, "unanswered", message, about)
             log.step(case.node, "checkpoint", "inconclusive", workload.name, message)
         elif request.first:
             message = answer.message
@@ -329,7 +329,7 @@ class Drainer:
             return
         asked = "was asked and did not acknowledge" if leaving.asked == "asked" else "could not be asked"
         message = f"{workload.name} {asked} a checkpoint by {leaving.deadline:{_TIME}} UTC"
-        log.find(case.node, "no_answer", message, {"workload": workload.name, "uid": workload.uid})
+        log.find(case.node, "unanswered", message, {"workload": workload.name, "uid": workload.uid})
 
     def _report_wait(
         self, case: Case, workload: Workload, leaving: Leaving, step: Next, message: str, log: RoundLog
@@ -346,10 +346,10 @@ class Drainer:
                 "counts toward max_concurrent"
             )
         if hangs or step == "left":
-            kind: FindingKind = "hangs" if hangs or leaving.accepted else "returns"
+            kind: FindingKind = "hanging" if hangs or leaving.accepted else "returned"
             case.notify(log, f"{kind} {leaving.origin}", kind, f"{workload.name}: {message}", about)
         elif step == "held" and case.first_time(f"held {workload.uid}"):
-            log.find(case.node, "waits", message, about)
+            log.find(case.node, "waiting", message, about)
         log.step(case.node, "wait", "waiting", workload.name, message)
 
     def _evict_one(self, case: Case, workload: Workload, log: RoundLog) -> bool:
@@ -382,13 +382,13 @@ class Drainer:
             message = f"it was asked to go at {now:{_TIME}} UTC and is still there"
             case.move(
                 workload.uid, gone_by=leaving.gone_by or due, accepted=leaving.accepted + 1, again_at=due, tries=0,
-                words=message,
+                message=message,
             )  # fmt: skip
         elif answer.kind in ("blocked", "refused", "timeout"):
             pause = now + min(settings.retry_max_delay, settings.retry_initial_delay * 2 ** min(leaving.tries, 20))
             again = max(pause, min(answer.again_at, now + settings.retry_max_delay) if answer.again_at else pause)
             message = f"{answer.kind}: {answer.message}; tried again from {again:%H:%M:%S} UTC"
-            case.move(workload.uid, tries=leaving.tries + 1, again_at=again, words=message)
+            case.move(workload.uid, tries=leaving.tries + 1, again_at=again, message=message)
 
 
 def _next_step(workload: Workload, leaving: Leaving, now: datetime) -> tuple[Next, str]:  # noqa: PLR0911
@@ -403,7 +403,7 @@ def _next_step(workload: Workload, leaving: Leaving, now: datetime) -> tuple[Nex
         at_most = "" if end is None else f", until {end:%Y-%m-%d %H:%M} UTC at the latest"
         return "held", f"it may not be moved ({workload.immovable}): its end is waited for{at_most}"
     if leaving.again_at is not None and now < leaving.again_at:
-        return "later", leaving.words
+        return "later", leaving.message
     if leaving.accepted >= MAX_EVICTIONS:
         return "left", f"it outlived {leaving.accepted} accepted evictions: it is left where it is"
     if leaving.returned >= MAX_EVICTIONS:
@@ -414,4 +414,4 @@ def _next_step(workload: Workload, leaving: Leaving, now: datetime) -> tuple[Nex
 def why_there(workload: Workload, leaving: Leaving | None, now: datetime) -> str:
     """Return why a workload is still on its node, for people."""
     _, message = ("", "") if leaving is None else _next_step(workload, leaving, now)
-    return message or (leaving.words if leaving is not None else "") or "it was not asked to leave yet"
+    return message or (leaving.message if leaving is not None else "") or "it was not asked to leave yet"

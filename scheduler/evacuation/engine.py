@@ -84,18 +84,18 @@ class Evacuation:
         for case in cases:
             case.frozen = _frozen(plan, case.reading.view, unheard)
         now = self.clock.now()
-        emptying = [case for case in cases if case.entry.phase == "emptying"]
-        requests = {uid: leaving for entry in self._emptying() for uid, leaving in entry.leaving.items()}
-        for case in emptying:
+        evacuating = [case for case in cases if case.entry.phase == "evacuating"]
+        requests = {uid: leaving for entry in self._evacuating() for uid, leaving in entry.leaving.items()}
+        for case in evacuating:
             self._drainer.look(case, log, now)
             self._drainer.plan(case, now, requests)
         if not self._keep(cases, (), log):
             log.forward = False
         # what is not empty, and stays so for this round
-        emptying = [case for case in emptying if case.going]
+        evacuating = [case for case in evacuating if case.going]
         results: list[Result] = []
         try:
-            self._act(cases, emptying, results, log)
+            self._act(cases, evacuating, results, log)
         except LeaseLostError:
             # what was done is known all the same, and the version says whether it may still be kept
             self._keep(cases, results, log)
@@ -123,32 +123,32 @@ class Evacuation:
                 writes = self.workloads.preview(workload) if verb == "evict" else ()
                 report.work.append(WorkStep(name, verb, "would", workload.name, message, writes))
 
-    def _act(self, cases: list[Case], emptying: list[Case], results: list[Result], log: RoundLog) -> None:
-        self._drainer.ask(emptying, log)
-        self._drainer.evict(emptying, log, self._under_way(emptying))
+    def _act(self, cases: list[Case], evacuating: list[Case], results: list[Result], log: RoundLog) -> None:
+        self._drainer.ask(evacuating, log)
+        self._drainer.evict(evacuating, log, self._under_way(evacuating))
         for case in cases:
             if case.entry.phase == "verifying":
                 result = self._diagnostics.advance(case, log)
                 results += [] if result is None else [result]
             self._stuck(case, log)
             self._diagnostics.settled(case, log)
-            why = case.stopped if case.entry.phase == "emptying" else case.held
+            why = case.stopped if case.entry.phase == "evacuating" else case.held
             if why is not None and case.entry.phase not in SETTLED:
                 log.step(case.node, "hold", "held", None, why)
 
-    def _emptying(self) -> list[Evacuating]:
-        return [entry for entry in self._progress.nodes.values() if entry.phase == "emptying"]
+    def _evacuating(self) -> list[Evacuating]:
+        return [entry for entry in self._progress.nodes.values() if entry.phase == "evacuating"]
 
-    def _under_way(self, emptying: Iterable[Case]) -> set[str]:
+    def _under_way(self, evacuating: Iterable[Case]) -> set[str]:
         """Return the uids of what is on its way out, and not yet longer than it should be."""
         now = self.clock.now()
         flying = {
             leaving.uid
-            for entry in self._emptying()
+            for entry in self._evacuating()
             for leaving in entry.leaving.values()
             if leaving.gone_by is not None and now < leaving.gone_by
         }
-        for case in emptying:
+        for case in evacuating:
             ending = {workload.uid for workload in case.going or () if workload.ending}
             if case.reading.view.down:  # its kubelet ends no pod that others deleted
                 flying -= {uid for uid in ending if uid in case.entry.leaving and not case.entry.leaving[uid].accepted}
@@ -187,7 +187,7 @@ class Evacuation:
             if entry is None or name in drained or (since is not None and known is not None and since != known):
                 self._end(name, entry, "another drain began", log)
                 entry = Evacuating(self.clock.now())
-                log.find(name, "began", "its drain mark is followed")
+                log.find(name, "started", "its drain mark is followed")
             nodes[name] = entry = replace(entry, mark_since=since or entry.mark_since)
             units = tuple(unit.name for unit in views[name].units) if name in views else ()
             case = Case(reading, plan.nodes.get(name), units, entry)
@@ -199,7 +199,7 @@ class Evacuation:
     def _end(self, name: str, entry: Evacuating | None, why: str, log: RoundLog) -> None:
         if entry is None:
             return
-        log.find(name, "ended" if entry.phase in SETTLED else "called_off", why, {"phase": entry.phase})
+        log.find(name, "ended" if entry.phase in SETTLED else "cancelled", why, {"phase": entry.phase})
         if entry.phase == "verifying" and entry.started_at is not None:
             self._diagnostics.drop(name, entry.verify_key(name))
         if entry.phase not in SETTLED:
@@ -261,13 +261,13 @@ class Evacuation:
     def _stuck(self, case: Case, log: RoundLog) -> None:
         """Report once what is waited for too long: one clock for each evacuation, whatever its workloads name."""
         entry = case.entry
-        since = entry.waits_since or entry.began_at
+        since = entry.waiting_since or entry.began_at
         if entry.phase in SETTLED or log.clock.now() < since + self.settings.stuck_after:
             return
         if entry.phase == "verifying":
             if entry.started_at is not None:  # bounded by the timeout of the diagnostic
                 return
-            left, message = [], f"its diagnostic did not start ({case.held or entry.words or 'not yet possible'})"
+            left, message = [], f"its diagnostic did not start ({case.held or entry.message or 'not yet possible'})"
         else:
             left = [workload.name for workload in case.going or ()]
             waiting = [case.unlisted or case.stopped or ""] + [

@@ -12,7 +12,7 @@ from scheduler.ports.stored_state import StoredValue
 from scheduler.ports.workloads import DiagnosticKind, Workloads
 
 Asked = Literal["planned", "asked", "acknowledged", "failed", "none"]
-Phase = Literal["emptying", "verifying", "passed", "failed", "inconclusive", "done"]
+Phase = Literal["evacuating", "verifying", "passed", "failed", "inconclusive", "done"]
 SETTLED: tuple[Phase, ...] = ("passed", "failed", "inconclusive", "done")
 """Phases in which nothing more is done about a node."""
 
@@ -31,7 +31,7 @@ class Leaving:
     ``accepted``: evictions that were accepted.
     ``again_at``: nothing more is tried before.
     ``tries``: consecutive evictions that were not accepted.
-    ``words``: why it is still there.
+    ``message``: why it is still there.
     """
 
     name: str
@@ -45,7 +45,7 @@ class Leaving:
     accepted: int = 0
     again_at: datetime | None = None
     tries: int = 0
-    words: str = ""
+    message: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,36 +53,36 @@ class Evacuating:
     """One node on its way.
 
     ``began_at``: when its drain mark was first seen here; part of all keys, so that another drain has others.
-    ``phase``: ``emptying``; ``verifying``: empty, a diagnostic runs or is to; then what it came to, or ``done`` where
+    ``phase``: ``evacuating``; ``verifying``: empty, a diagnostic runs or is to; then what it came to, or ``done`` where
     none follows.
     ``mark_since``: what the drain mark says about its own begin: another value means another drain. It may come from
     the clock of another machine, and is only compared with itself.
-    ``waits_since``: when the wait began that is reported as stuck after a while, whatever a workload names.
+    ``waiting_since``: when the wait began that is reported as stuck after a while, whatever a workload names.
     ``evicted``: how often work of one origin was evicted, by origin.
     ``attempt``: of the diagnostic, counted through.
-    ``first``: the first attempt of this series: an inconclusive one is followed by others at once, up to a number.
+    ``first_attempt``: the first of this series: an inconclusive one is followed by others at once, up to a number.
     ``started_at``: when this attempt was begun; None: not yet.
     ``ended_at``: when the last diagnostic came to something.
     ``remedy``: what the last attempt was asked to carry out.
-    ``told``: what was reported to people about it, each once.
+    ``reported``: what was reported to people about it, each once.
     """
 
     began_at: datetime
-    phase: Phase = "emptying"
+    phase: Phase = "evacuating"
     leaving: Mapping[str, Leaving] = field(default_factory=dict)
     mark_since: datetime | None = None
-    waits_since: datetime | None = None
+    waiting_since: datetime | None = None
     evicted: Mapping[str, int] = field(default_factory=dict)
     empty_at: datetime | None = None
     attempt: int = 1
-    first: int = 1
+    first_attempt: int = 1
     started_at: datetime | None = None
     ended_at: datetime | None = None
     boot_id: str | None = None
     units: tuple[str, ...] = ()
     remedy: str | None = None
-    told: tuple[str, ...] = ()
-    words: str = ""
+    reported: tuple[str, ...] = ()
+    message: str = ""
 
     def verify_key(self, node: str) -> str:
         """Name this attempt of the diagnostic."""
@@ -104,7 +104,7 @@ class Result:
     kind: DiagnosticKind
     at: datetime
     failed_units: tuple[str, ...] = ()
-    words: str = ""
+    message: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,7 +66,7 @@ def diagnostic_events(results: Sequence[Mapping[str, Any]]) -> list[dict[str, An
             events.append(
                 {
                     "timestamp": at, "node": result["node"], "gpu": unit, "type": "diagnostic", "code": code,
-                    "detail": result["words"], "source": VERIFIED, "known_at": at,
+                    "detail": result["message"], "source": VERIFIED, "known_at": at,
                 }
             )  # fmt: skip
     return events

@@ -120,12 +120,12 @@ class LedgerReader:
                 {
                     "at": at, "kind": kind, "workload": workload.get("name"), "uid": workload.get("uid"),
                     "means": call["means"], "key": call["key"], "answer": answer or "not known",
-                    "message": outcome.get("words", ""), "meant": call["writes"], "wrote": outcome.get("writes", []),
+                    "message": outcome.get("message", ""), "meant": call["writes"], "wrote": outcome.get("writes", []),
                 }
             )  # fmt: skip
         for at, kind, content in findings:
             finding = _json(content)
-            work.append({"message": finding.pop("words"), **finding, "at": at, "kind": kind, "answer": None})
+            work.append({"message": finding.pop("message"), **finding, "at": at, "kind": kind, "answer": None})
         return sorted(work, key=lambda entry: entry["at"])[-most:]
 
     def standing(self) -> dict[str, tuple[str, str]]:
@@ -224,7 +224,7 @@ class LedgerReader:
                 {
                     "call": number, "decision": decision, "at": at, "node": node, "verb": verb, "to": intent["to"],
                     "key": intent["key"], "answer": kind or "not known", "confirmed": bool(confirmed),
-                    "message": outcome.get("words", ""), "read": intent["read"],
+                    "message": outcome.get("message", ""), "read": intent["read"],
                     "meant": intent["writes"], "wrote": outcome.get("writes", []),
                 }
             )  # fmt: skip

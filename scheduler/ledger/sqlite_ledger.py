@@ -161,7 +161,7 @@ class SqliteLedger:
         with self._adding():
             self._add(
                 "INSERT INTO findings (at, node, kind, content) VALUES (?, ?, ?, ?)",
-                _words(at), node, kind, _text({"words": message, **plain_of(content)}),
+                _words(at), node, kind, _text({"message": message, **plain_of(content)}),
             )  # fmt: skip
 
     def service(self, since: datetime) -> tuple[tuple[datetime, str, bool], ...]:
@@ -284,7 +284,7 @@ def _summary(plan: Plan, nodes: int, notes: Iterable[str]) -> dict[str, Any]:
         "actions": [f"{action.verb} {action.node}" for action in plan.actions],
         "over_budget": dict(plan.over_budget),
         "uses": plain_of(plan.uses),
-        "breaker": {key: cause.words for key, cause in plan.open_causes.items()},
+        "breaker": {key: cause.message for key, cause in plan.open_causes.items()},
         "stages": {group: state.stage for group, state in plan.stages.items()},
         "reasons": list(plan.reasons),
         "notes": list(notes),

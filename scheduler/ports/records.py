@@ -70,7 +70,7 @@ class Settled:
     at: datetime
     kind: SettledKind
     confirmed: bool
-    words: str = ""
+    message: str = ""
     writes: tuple[Write, ...] = ()
 
 
@@ -111,13 +111,13 @@ def key_of(number: int, action: Action) -> str:
 
 CallKind = Literal["checkpoint", "evict", "verify", "escalate"]
 FindingKind = Literal[
-    "began", "acknowledged", "no_answer", "waits", "returns", "hangs", "stuck", "empty", "verified", "escalated",
-    "ended", "called_off",
+    "started", "acknowledged", "unanswered", "waiting", "returned", "hanging", "stuck", "empty", "verified",
+    "escalated", "ended", "cancelled",
 ]  # fmt: skip
-"""What is found out about a node while it drains. ``began``: a drain mark stands and is followed; ``acknowledged``,
-``no_answer``: of a checkpoint; ``waits``: for a workload's own end; ``returns``: evicted work came back again and
-again; ``hangs``: a workload does not end; ``verified``: a diagnostic ended; ``escalated``:
-people were notified; ``ended``: the mark is gone; ``called_off``: the mark stands and nothing more is done."""
+"""What is found out about a node while it drains. ``started``: a drain mark stands and is followed; ``acknowledged``,
+``unanswered``: of a checkpoint; ``waiting``: for a workload's own end; ``returned``: evicted work came back again and
+again; ``hanging``: a workload does not end; ``verified``: a diagnostic ended; ``escalated``:
+people were notified; ``ended``: the mark is gone; ``cancelled``: the mark stands and nothing more is done."""
 
 
 @dataclass(frozen=True, slots=True)

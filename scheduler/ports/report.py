@@ -113,7 +113,7 @@ class RoundReport:
                 _picked(decision, "node", "tier", "risk", "wanted", "target", "reasons") for decision in self.standing()
             ],
             "over_budget": dict(plan.over_budget) if plan else {},
-            "breaker": {key: cause.words for key, cause in plan.open_causes.items()} if plan else {},
+            "breaker": {key: cause.message for key, cause in plan.open_causes.items()} if plan else {},
             "stages": {group: state.stage for group, state in plan.stages.items()} if plan else {},
             "fleet": list(plan.reasons) if plan else [],
             "notes": self.notes,

@@ -42,7 +42,7 @@ def test_a_share_of_the_nodes_awake_that_is_down_opens_the_breaker_however_many_
     nodes = fleet(10, 90)
     nodes[1:5] = [replace(each, down=True) for each in nodes[1:5]]
     plan = once(nodes, config("g", **ONE_IN_TEN))
-    assert "4 of 10 nodes are down" in plan.open_causes["down"].words
+    assert "4 of 10 nodes are down" in plan.open_causes["down"].message
 
 
 def test_a_node_that_rests_and_is_taken_out_counts_from_then_on():

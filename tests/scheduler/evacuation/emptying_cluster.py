@@ -119,5 +119,5 @@ def draining(**others) -> EmptyingCluster:
 
 def findings(cluster) -> list[tuple[str, str, str]]:
     """What the ledger holds of what was found: node, kind, words."""
-    rows = cluster.ledger._read("SELECT node, kind, json_extract(content, '$.words') FROM findings ORDER BY id")
+    rows = cluster.ledger._read("SELECT node, kind, json_extract(content, '$.message') FROM findings ORDER BY id")
     return [tuple(row) for row in rows]

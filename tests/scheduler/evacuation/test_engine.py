@@ -51,7 +51,7 @@ def test_the_whole_way_from_a_risk_to_an_empty_node_and_back_into_service():
     cluster.acknowledge("w1-uid")
     assert work(cluster.later()) == [("checkpoint", "done", "w1"), ("evict", "done", "w1")]
     assert cluster.evicted() == ["w1-uid"]
-    assert cluster.progress().nodes["n1"].phase == "emptying", "accepted is not gone"
+    assert cluster.progress().nodes["n1"].phase == "evacuating", "accepted is not gone"
 
     cluster.leave("w1-uid")
     assert work(cluster.later()) == [("empty", "done", None), ("verify", "waiting", None)]
@@ -362,7 +362,7 @@ def test_what_cannot_be_listed_is_not_empty():
     cluster.workloads.faults.plan("unreadable", "on_node")
     report = cluster.later()
     assert report.failed
-    assert cluster.progress().nodes["n1"].phase == "emptying"
+    assert cluster.progress().nodes["n1"].phase == "evacuating"
 
 
 def test_progress_that_is_damaged_is_begun_anew_and_everybody_is_asked_again():

@@ -289,10 +289,10 @@ class Evacuations(RuleBasedStateMachine):
         held = {step.node for step in report.work if step.verb == "hold"}
         named = {(step.node, step.workload) for step in report.work}
         for name, entry in cluster.progress().nodes.items():
-            if entry.phase != "emptying" or cluster.level(name) is not Level.DRAINED:
+            if entry.phase != "evacuating" or cluster.level(name) is not Level.DRAINED:
                 continue
-            if now >= (entry.waits_since or entry.began_at) + FAST.stuck_after:
-                assert "stuck" in entry.told, f"{name} waits in silence"
+            if now >= (entry.waiting_since or entry.began_at) + FAST.stuck_after:
+                assert "stuck" in entry.reported, f"{name} waits in silence"
             for item in cluster.workloads.running.values():
                 if item.node == name and item.stays is None and name not in held:
                     assert (name, item.name) in named, f"nothing is said about {item.name}"

@@ -83,7 +83,7 @@ def test_every_wait_is_reported_as_stuck_once_after_the_stated_time(name, names_
     (message,) = found(cluster, "stuck")
     assert "2026-03-01 00:00 UTC" in message
     assert ("w1 (" in message) is (name != "its list cannot be read")
-    assert sum(("tell", "done", None) in work(report) for report in reports) == 1
+    assert sum(("report", "done", None) in work(report) for report in reports) == 1
     assert cluster.evicted() == []
 
 
@@ -135,7 +135,7 @@ def test_work_that_comes_back_after_two_evictions_is_reported_and_left(replicas)
             comes(generation)
         cluster.later()
     assert len(cluster.evicted()) == 2 * replicas
-    (message,) = found(cluster, "returns")
+    (message,) = found(cluster, "returned")
     assert "ReplicaSet mon came back after 2 evictions" in message
     assert len(found(cluster, "stuck")) == 0, "the clock of stuck has not run out yet"
 
@@ -166,7 +166,7 @@ def test_an_eviction_that_is_accepted_without_effect_is_repeated_once_and_then_r
     cluster.workloads.evict = accepted
     rounds(cluster, 60 * 6, 5)
     assert len(calls) <= 2
-    (message,) = found(cluster, "hangs")
+    (message,) = found(cluster, "hanging")
     assert "outlived 2 accepted evictions" in message
 
 
@@ -182,11 +182,11 @@ def test_what_hangs_on_its_way_out_gives_its_place_to_others_and_is_reported(gra
     assert cluster.evicted() == ["w1-uid"], "the place is taken"
     rounds(cluster, 15)
     assert cluster.evicted() == ["w1-uid", "w2-uid"]
-    first = found(cluster, "hangs")[0]
+    first = found(cluster, "hanging")[0]
     assert "w1: it has not terminated" in first
     assert "finalizers example.com/hold" in first
     rounds(cluster, 30)
-    assert Counter(message.partition(":")[0] for message in found(cluster, "hangs")) == {"w1": 1, "w2": 1}
+    assert Counter(message.partition(":")[0] for message in found(cluster, "hanging")) == {"w1": 1, "w2": 1}
 
 
 def gang(cluster: EmptyingCluster, *, uid: str | None = None, **fields: object) -> None:
@@ -282,9 +282,9 @@ def test_a_leader_whose_clock_is_behind_that_of_the_mark_goes_on_with_the_same_d
     cluster.scheduler.lease = None
     cluster.restart()
     cluster.round()
-    first, began = cluster.workloads.asked["w1-uid"], found(cluster, "began")
+    first, began = cluster.workloads.asked["w1-uid"], found(cluster, "started")
     for _ in range(10):
         cluster.clock.move(timedelta(seconds=5))
         cluster.round()
-    assert found(cluster, "began") == began
+    assert found(cluster, "started") == began
     assert cluster.workloads.asked["w1-uid"] == first

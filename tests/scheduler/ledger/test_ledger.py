@@ -162,7 +162,7 @@ def test_an_upgrade_goes_on_with_calls_and_decisions_of_an_earlier_version(file)
         ("checkpoint", "n1"), ("evict", "n1"), ("escalate", "n1"),
     ]  # fmt: skip
     reader = LedgerReader(file)
-    message = rf"decision {number} cannot be replayed by this version: .*'worth'.*Replay it with predrain 1\.0"
+    message = rf"decision {number} cannot be replayed by this version: config.worth.*Replay it with predrain 1\.0"
     with pytest.raises(InputError, match=message):
         reader.replay(number)
     assert reader.replay(number - 1).differences == ()

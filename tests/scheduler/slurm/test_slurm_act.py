@@ -141,7 +141,7 @@ def test_from_the_risk_to_the_release_with_commands_as_hooks(fake, place):
     for message in ("checkpoint 5 through command: done", "evict 5 through scheduler: done", "verified: pass"):
         assert message in why
     kinds = [step["kind"] for step in json.loads(run("ledger", "why", "n3", "--json").stdout)["work"]]
-    assert kinds == ["began", "checkpoint", "acknowledged", "evict", "empty", "verify", "verified", "ended"]
+    assert kinds == ["started", "checkpoint", "acknowledged", "evict", "empty", "verify", "verified", "ended"]
     run("ledger", "export", "--out", "own.parquet")
     exported = pq.read_table("own.parquet")
     assert exported.schema.equals(EVENTS)

@@ -1,5 +1,5 @@
 """What every room stands on: errors, durations, instants, settings, atomic files, HTTP, and clients.
 
-``kubernetes`` and ``slurm`` read what these schedulers answer; ``programs`` runs their commands. It imports no other
-room.
+``kubernetes`` and ``slurm`` read what these schedulers answer; ``programs`` runs their commands; ``server`` is what
+HTTP services share. It imports no other room.
 """

@@ -96,12 +96,12 @@ def serve(
     from functools import partial
 
     from foundation.http import parse_listen
+    from foundation.server.connections import refuse_open_port
     from serving.http.limits import ServiceSettings
     from serving.logs import log_to_stderr
     from serving.server import be_responsive
     from serving.server import serve as run
     from serving.service import Service
-    from telemetry.collect.remote_write.connections import refuse_open_port
 
     check_scores(scores)
     log_to_stderr()

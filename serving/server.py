@@ -17,8 +17,8 @@ from typing import Any, Final, NoReturn
 
 from foundation.errors import InputError
 from foundation.files import stamp_of
+from foundation.server.connections import serving
 from serving.service import Service
-from telemetry.collect.remote_write.connections import serving
 
 _LOG = logging.getLogger(__name__)
 _HANDSHAKE_S: Final = 10.0

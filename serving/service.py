@@ -12,6 +12,7 @@ from prometheus_client import generate_latest
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
+from foundation.server.problems import Refused
 from serving.champion.model import ModelHolder
 from serving.champion.sources import FolderBundle
 from serving.http.acting import ControllerDecisions
@@ -29,7 +30,6 @@ from serving.http.tokens import Grant, ScopedTokens
 from serving.logs import AccessLog
 from serving.pages.routes import FleetPages, is_open_page, is_page
 from serving.scores.reading import last_run_metrics
-from telemetry.collect.remote_write.problems import Refused
 
 _READING = 2
 _READING_QUEUE = 64

@@ -35,10 +35,10 @@ def receive(
     Example: predrain collect receive --listen 0.0.0.0:9201 --tokens tokens.txt --dataset fleet
     """
     from foundation.http import parse_listen
-    from telemetry.collect.remote_write.connections import refuse_open_port
+    from foundation.server.connections import refuse_open_port
+    from foundation.server.token_file import own_token_file
     from telemetry.collect.remote_write.group_commit import ReceiverSettings
     from telemetry.collect.remote_write.receiver import Receiver, serve
-    from telemetry.collect.remote_write.token_file import own_token_file
     from telemetry.collect.series.identity import NODE_LABEL_STATE, SeriesCatalogue
     from telemetry.collect.series.mapping import load_source_mapping
     from telemetry.dataset.channels import resolve_channels

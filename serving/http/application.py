@@ -10,11 +10,11 @@ from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.routing import request_response
 
+from foundation.server.problems import Refused
 from serving.http.bodies import PROBLEM, shown, unknown_name
 from serving.http.metrics import predrain_version
 from serving.http.middleware import Access
 from serving.http.schemas import Problem
-from telemetry.collect.remote_write.problems import Refused
 
 MEANINGS: Final = {
     400: "The request cannot be read.",

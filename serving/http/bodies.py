@@ -10,8 +10,8 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
+from foundation.server.problems import Refused
 from foundation.text import closest
-from telemetry.collect.remote_write.problems import Refused
 
 JSON: Final = "application/json"
 ARROW: Final = "application/vnd.apache.arrow.stream"

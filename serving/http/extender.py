@@ -17,13 +17,13 @@ from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import Response
 
+from foundation.server.problems import Refused
 from serving.http.acting import ControllerDecisions
 from serving.http.bodies import as_json, read_json
 from serving.http.limits import ServiceSettings, ThreadWork
 from serving.http.metrics import RequestMetrics
 from serving.http.score_cache import ScoreCache
 from serving.scores.fleet import Fleet, NodeState
-from telemetry.collect.remote_write.problems import Refused
 from telemetry.identity.nodes import NodeNames
 
 _LOG = logging.getLogger(__name__)

@@ -13,12 +13,12 @@ from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
+from foundation.server.problems import Refused
 from serving.champion.model import LoadedModel
 from serving.http.application import guarded, problems
 from serving.http.bodies import JSON, media_of, one_of, read_json, unknown_name
 from serving.http.query_routes import QueryRoutes
 from serving.http.schemas import INVOCATIONS, Predictions, request_body
-from telemetry.collect.remote_write.problems import Refused
 
 if TYPE_CHECKING:
     from serving.champion.model import FeatureRows

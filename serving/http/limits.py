@@ -10,7 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeVar
 
-from telemetry.collect.remote_write.problems import Refused
+from foundation.server.problems import Refused
 
 MIB = 2**20
 

@@ -15,12 +15,12 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from foundation.server.problems import Refused
 from serving.http.bodies import shown
 from serving.http.limits import ServiceSettings, is_own_host
 from serving.http.metrics import RequestMetrics
 from serving.http.tokens import Grant
 from serving.logs import AccessLog
-from telemetry.collect.remote_write.problems import Refused
 
 _LOG = logging.getLogger(__name__)
 

@@ -13,6 +13,7 @@ from fastapi import FastAPI, Path, Query
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
+from foundation.server.problems import Refused
 from policy.risk_record import RiskRecord, format_utc
 from policy.tiers import UNKNOWN
 from serving.champion.model import LoadedModel, ModelHolder
@@ -29,7 +30,6 @@ from serving.http.schemas import (
 )
 from serving.http.score_cache import ScoreCache
 from serving.scores.fleet import Fleet, NodeState
-from telemetry.collect.remote_write.problems import Refused
 
 if TYPE_CHECKING:
     from serving.champion.model import FeatureRows

@@ -12,10 +12,10 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from foundation.server.problems import Refused
 from policy.risk_record import parse_utc
 from serving.champion.model import FeatureRows
 from serving.http.bodies import shown, unknown_name
-from telemetry.collect.remote_write.problems import Refused
 
 UNIT: Final = "unit"
 DECISION_TIME: Final = "decision_time"

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final, Literal, get_args
 
 from foundation.errors import InputError
-from telemetry.collect.remote_write.token_file import TokenFile
+from foundation.server.token_file import TokenFile
 
 Scope = Literal["read", "write", "admin"]
 SCOPES: Final[tuple[str, ...]] = get_args(Scope)

@@ -18,6 +18,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
 from foundation.errors import InputError
+from foundation.server.problems import Refused
 from policy.risk_record import format_utc
 from policy.tiers import TIERS, UNKNOWN, node_risk
 from serving.http.application import guarded_page, problems
@@ -31,7 +32,6 @@ from serving.pages.fleet_table import PAGE_SIZES, FleetQuery, Text, select, tabl
 from serving.pages.rendering import ASSETS, asset, page
 from serving.scores.fleet import Fleet, tier_of
 from serving.scores.reading import NOWHERE, PastScore, natural, past_scores
-from telemetry.collect.remote_write.problems import Refused
 
 LEDGER_MOST: Final = 50
 """Decisions shown of a node, and decisions listed."""

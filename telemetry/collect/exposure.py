@@ -32,7 +32,7 @@ def exposing(
     if address is None:
         yield
         return
-    from telemetry.collect.remote_write.connections import serving  # noqa: PLC0415
+    from foundation.server.connections import serving  # noqa: PLC0415
 
     host, port = parse_listen(address if not address.startswith(":") else f"127.0.0.1{address}")
     app = _application(accounting, problem, more)

@@ -12,7 +12,7 @@ import struct
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from telemetry.collect.remote_write.problems import Refused
+from foundation.server.problems import Refused
 
 _RECORD_BATCH, _DICTIONARY = "record batch", "dictionary"
 _HEADER_FIELD = 2

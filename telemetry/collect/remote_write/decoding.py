@@ -22,8 +22,8 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import DecodeError
 
 from foundation.instants import to_ms
+from foundation.server.problems import Refused
 from telemetry.bounds import BAD_TIME, EARLIEST_MS, LATEST_MS
-from telemetry.collect.remote_write.problems import Refused
 from telemetry.collect.series.identity import XID_COUNT_METRIC, Series, SeriesCatalogue, XidCount
 from telemetry.collect.series.rows import OTHER_SERIES
 

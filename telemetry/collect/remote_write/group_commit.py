@@ -24,8 +24,8 @@ import pyarrow.compute as pc
 from foundation.errors import InputError
 from foundation.files import write_bytes
 from foundation.running import Failing
+from foundation.server.problems import Refused
 from telemetry.collect.remote_write.decoding import Samples
-from telemetry.collect.remote_write.problems import Refused
 from telemetry.collect.series.batch import InventoryNews, read_batch
 from telemetry.collect.series.xid_counts import XidCounts
 from telemetry.dataset.schema import INSTANT

@@ -20,14 +20,14 @@ from starlette.routing import Route
 
 from foundation.errors import InputError
 from foundation.running import stop_loop_on_signals
+from foundation.server.connections import max_connections, serving
+from foundation.server.problems import Refused
+from foundation.server.token_file import TokenFile, digest_of
 from telemetry.accounting import Accounting, metrics
 from telemetry.bounds import plausible_rows
 from telemetry.collect.remote_write.arrow_body import read_stream
-from telemetry.collect.remote_write.connections import max_connections, serving
 from telemetry.collect.remote_write.decoding import RemoteWriteDecoder, Samples, decompress
 from telemetry.collect.remote_write.group_commit import GroupCommit, ReceiverSettings, SampleWriter
-from telemetry.collect.remote_write.problems import Refused
-from telemetry.collect.remote_write.token_file import TokenFile, digest_of
 from telemetry.collect.series.identity import SeriesCatalogue
 from telemetry.dataset.channels import CATALOGUE
 from telemetry.landing.folder import Landing

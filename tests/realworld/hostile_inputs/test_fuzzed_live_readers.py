@@ -14,13 +14,13 @@ import orjson
 import pyarrow as pa
 import pytest
 
+from foundation.server.problems import Refused
 from telemetry.bounds import EARLIEST_MS, LATEST_MS, plausible_rows
 from telemetry.collect.diagnostics import read_diagnostics
 from telemetry.collect.gpud import read_events
 from telemetry.collect.prometheus.client import read_matrix, split_samples
 from telemetry.collect.remote_write.arrow_body import read_stream
 from telemetry.collect.remote_write.decoding import RemoteWriteDecoder, decompress
-from telemetry.collect.remote_write.problems import Refused
 from telemetry.collect.scraping.scraper import ScrapeError
 from telemetry.collect.series.exposition import LineReader
 from telemetry.collect.series.identity import SeriesCatalogue

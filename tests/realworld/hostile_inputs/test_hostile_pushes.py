@@ -14,10 +14,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from foundation.server.problems import Refused
 from telemetry.bounds import BAD_TIME
 from telemetry.collect.remote_write.decoding import MAX_MESSAGES, RemoteWriteDecoder
 from telemetry.collect.remote_write.group_commit import ReceiverSettings
-from telemetry.collect.remote_write.problems import Refused
 from telemetry.collect.remote_write.receiver import ARROW, Receiver, application
 from telemetry.collect.series.identity import SeriesCatalogue
 from telemetry.collect.series.rows import OTHER_SERIES

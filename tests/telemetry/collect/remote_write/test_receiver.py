@@ -17,11 +17,11 @@ import pytest
 from starlette.applications import Starlette
 
 from foundation.errors import InputError
+from foundation.server.token_file import TokenFile, digest_of
 from telemetry.collect.remote_write.decoding import LINK
 from telemetry.collect.remote_write.decoding import STALE as STALE_MARKER
 from telemetry.collect.remote_write.group_commit import ReceiverSettings
 from telemetry.collect.remote_write.receiver import ARROW, Receiver
-from telemetry.collect.remote_write.token_file import TokenFile, digest_of
 from telemetry.collect.series.rows import assemble
 from telemetry.landing.folder import Landing
 from tests.telemetry.collect.remote_write.encoding import (

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from foundation.server.problems import Refused
 from telemetry.bounds import BAD_TIME
 from telemetry.collect.remote_write.decoding import STALE as STALE_REASON
 from telemetry.collect.remote_write.decoding import RemoteWriteDecoder, decompress
-from telemetry.collect.remote_write.problems import Refused
 from telemetry.collect.series.identity import SeriesCatalogue
 from telemetry.dataset.channels import CATALOGUE
 from tests.telemetry.collect.remote_write.encoding import STALE, block, field, labels, varint, write_request

@@ -20,12 +20,12 @@ from typer.testing import CliRunner
 
 from foundation.errors import InputError
 from foundation.http import parse_listen
+from foundation.server.connections import refuse_open_port, serving
+from foundation.server.token_file import own_token_file
 from predrain.command import app
 from telemetry.collect.pushing import HttpTarget, Later, Refused
-from telemetry.collect.remote_write.connections import refuse_open_port, serving
 from telemetry.collect.remote_write.group_commit import ReceiverSettings
 from telemetry.collect.remote_write.receiver import Receiver, application, serve
-from telemetry.collect.remote_write.token_file import own_token_file
 from telemetry.landing.folder import Landing
 from tests.processes import PREDRAIN, running
 from tests.telemetry.collect.builders import landed

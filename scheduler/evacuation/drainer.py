@@ -45,7 +45,7 @@ class Request:
     """A request for a checkpoint.
 
     ``first``: whether it is to be asked; else only whether it was written.
-    ``others``: further nodes of the same run of a job: it is asked once for all of them.
+    ``others``: case and uid of further parts: a run of a job on several nodes is asked once, and a gang by its hook.
     """
 
     case: Case
@@ -53,7 +53,7 @@ class Request:
     offer: CheckpointOffer
     ask: CheckpointAsk
     first: bool
-    others: tuple[Case, ...] = ()
+    others: tuple[tuple[Case, str], ...] = ()
 
     def payload(self) -> dict[str, Any]:
         """Return what a hook is sent."""
@@ -137,7 +137,7 @@ class Drainer:
     def plan(self, case: Case, now: datetime, requests: dict[str, Leaving]) -> None:
         """Decide for each workload that is new here how it is asked, and until when its answer is waited for.
 
-        ``requests``: those that stand, by uid: a job on several nodes is asked once for all of them.
+        ``requests``: those that stand, by what is asked once (:meth:`asked_as`).
         """
         if case.stopped is not None:
             # a wait of which no workload was asked must not run out; the request keeps its key
@@ -149,18 +149,29 @@ class Drainer:
                 continue
             origin = workload.origin or workload.name
             returned = case.entry.evicted.get(origin, 0)
-            standing = requests.get(workload.uid)
-            if standing is not None:
+            identity = self.asked_as(workload)
+            standing = requests.get(identity)
+            if standing is not None and standing.uid == workload.uid:
                 leaving = replace(standing, returned=returned, again_at=None, tries=0, message="")
+            elif standing is not None and standing.deadline is not None and now < standing.deadline:
+                leaving = Leaving(
+                    workload.name, workload.uid, standing.key, standing.asked, standing.deadline, origin, returned
+                )
             else:
                 asks = not workload.ending and returned < MAX_EVICTIONS
                 offer = self._offer_of(workload) if asks else None
-                key = key_of(case.node, case.entry.began_at, f"checkpoint {workload.uid}")
+                key = key_of(case.node, case.entry.began_at, f"checkpoint {identity}")
                 deadline = None if offer is None else now + self._wait_of(offer)
                 asked: Literal["none", "planned"] = "none" if offer is None else "planned"
                 leaving = Leaving(workload.name, workload.uid, key, asked, deadline, origin, returned)
-            leaving = requests[workload.uid] = self._seen(workload, leaving, now)
+            leaving = requests[identity] = self._seen(workload, leaving, now)
             case.change(leaving={**case.entry.leaving, workload.uid: leaving})
+
+    def asked_as(self, workload: Workload) -> str:
+        """Return what is asked for one checkpoint: the gang where a hook is asked, else this run of the workload."""
+        offer = self._offer_of(workload)
+        by_hook = offer is not None and offer.means != "scheduler"
+        return workload.gang if by_hook and workload.gang is not None else workload.uid
 
     def _wait_of(self, offer: CheckpointOffer) -> timedelta:
         settings = self.settings.checkpoint
@@ -177,7 +188,8 @@ class Drainer:
                 known, first = requests.get(leaving.key), step == "ask"
                 if known is not None:
                     first = first or known.first
-                    requests[leaving.key] = replace(known, first=first, others=(*known.others, case))
+                    others = (*known.others, (case, workload.uid))
+                    requests[leaving.key] = replace(known, first=first, others=others)
                 else:
                     ask = CheckpointAsk(leaving.key, leaving.deadline, case.why)
                     requests[leaving.key] = Request(case, workload, offer, ask, first)
@@ -301,8 +313,8 @@ class Drainer:
             return  # the next listing says what is there
         states: dict[CheckpointKind, Asked] = {"acknowledged": "acknowledged", "failed": "failed"}
         now_asked = states.get(state.kind) or ("asked" if request.first and answer.confirmed else None)
-        for each in (case, *request.others) if now_asked is not None else ():
-            each.move(workload.uid, asked=now_asked)
+        for part, uid in ((case, workload.uid), *request.others) if now_asked is not None else ():
+            part.move(uid, asked=now_asked)
         about = {"workload": workload.name, "uid": workload.uid, "key": request.ask.key}
         if state.kind == "acknowledged":
             message = state.message or "the checkpoint is written"

@@ -88,6 +88,12 @@ class Evacuation:
         requests = {uid: leaving for entry in self._evacuating() for uid, leaving in entry.leaving.items()}
         for case in evacuating:
             self._drainer.look(case, log, now)
+            requests |= {
+                self._drainer.asked_as(workload): case.entry.leaving[workload.uid]
+                for workload in case.going or ()
+                if workload.uid in case.entry.leaving
+            }
+        for case in evacuating:
             self._drainer.plan(case, now, requests)
         if not self._keep(cases, (), log):
             log.forward = False

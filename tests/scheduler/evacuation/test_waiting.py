@@ -271,6 +271,41 @@ def test_one_run_of_a_job_on_two_risky_nodes_is_asked_once_and_requeued_once():
     assert {entry.phase for entry in cluster.progress().nodes.values()} == {"verifying"}
 
 
+def test_a_hook_is_asked_once_for_a_gang_and_its_answer_is_that_of_all_parts():
+    hook = Recording(HookReply("waiting"), HookReply("done"))
+    cluster = EmptyingCluster(hooks={"webhook": hook})
+    cluster.workloads.running.clear()
+    for name, node in (("a", "n1"), ("b", "n1"), ("c", "n2")):
+        part = workload(name, node, gang="g", checkpoint=replace(SCHEDULER, means="webhook"))
+        cluster.workloads.running[part.uid] = part
+    cluster.scored(n1=0.95, n2=0.9)
+    cluster.round()
+    assert len(hook.told) == 1
+    assert cluster.evicted() == []
+    cluster.later()
+    assert {key for _, key in hook.told} == {hook.told[0][1]}
+    assert len(hook.told) == 2
+    assert sorted(cluster.evicted()) == ["a-uid", "b-uid", "c-uid"]
+
+
+def test_a_part_that_joins_after_the_answer_of_its_gang_is_due_has_it_asked_again():
+    hook = Recording(HookReply("done"))
+    cluster = EmptyingCluster(hooks={"webhook": hook})
+    cluster.workloads.running.clear()
+    for name, node in (("a", "n1"), ("b", "n2"), ("c", "n1")):
+        part = workload(name, node, gang="g", checkpoint=replace(SCHEDULER, means="webhook"))
+        cluster.workloads.running[part.uid] = part
+    cluster.runs("c-uid", opt_out="do-not-disrupt=true")  # it keeps the gang
+    cluster.scored(n1=0.95)
+    cluster.round()
+    assert len(hook.told) == 1
+    cluster.later(60)
+    cluster.scored(n1=0.95, n2=0.95)
+    cluster.round()
+    assert len(hook.told) == 2, "the checkpoint is an hour old"
+    assert len({key for _, key in hook.told}) == 2
+
+
 def test_a_leader_whose_clock_is_behind_that_of_the_mark_goes_on_with_the_same_drain():
     cluster = EmptyingCluster()
     cluster.scored(n1=0.9)

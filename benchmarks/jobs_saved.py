@@ -42,16 +42,10 @@ import numpy as np  # noqa: E402
 import pandas as pd  # noqa: E402
 
 from evaluation.backtest.run import run_backtest  # noqa: E402
-from evaluation.value.controller_replay import (  # noqa: E402
-    NOBODY,
-    Controlled,
-    Diagnostic,
-    Fleet,
-    Marks,
-    rule_events,
-)
+from evaluation.value.controller_replay import Controlled, Diagnostic, Fleet, rule_events  # noqa: E402
 from evaluation.value.gpu_hours import Outcome, count_outcome  # noqa: E402
 from evaluation.value.load import Placements, jobs_of_table  # noqa: E402
+from evaluation.value.marks import NOBODY, Marks  # noqa: E402
 from evaluation.value.readings import Readings  # noqa: E402
 from features.times import NEVER, duration_ms, milliseconds  # noqa: E402
 from pipeline.matrix_stage import make_matrix  # noqa: E402

@@ -13,14 +13,16 @@ from policy.breaker import BreakerState, ObservedNode, watch
 from policy.budget import Ask, Start, grant
 from policy.common_cause import RISK, Report
 from policy.config import PolicyConfig
-from policy.cost_benefit import Worth, worth_of
+from policy.cost_benefit import Worth, hours_of, worth_of
 from policy.episodes import Alert, Outcome
 from policy.fleet import Level, NodeView, Signals, notices_of
 from policy.hysteresis import Reading, Thresholds, changed, read_node
+from policy.ladder.probes import ProbeConfig
+from policy.ladder.rungs import Rung, pooled_break_even
 from policy.maintenance import maintained, observed
 from policy.node_assessment import Assessment, assess, hits_of, removals_of
 from policy.plan import VERBS, Action, NodeDecision, NodeState, Plan, PolicyState, Verb
-from policy.stages import ALLOWED_LEVELS, StageState, advance_stage, held_out
+from policy.stages import ALLOWED_LEVELS, FIXED, Stage, StageState, advance_stage, held_out
 from policy.tiers import TIERS, Tier
 
 
@@ -183,6 +185,7 @@ def weigh(case: Case) -> None:
 
 
 _NOTHING = NodeState()
+_PROBES = ProbeConfig()
 _WANTED: Mapping[str, Level] = {
     "clear": Level.NONE, "watch": Level.PUBLISHED, "elevated": Level.SOFT, "high": Level.DRAINED,
 }  # fmt: skip
@@ -219,7 +222,7 @@ def decide(
     # Nothing new follows a release of everything, and whoever asks for it may well do so without scores: to look at the
     # fleet then would open the breaker, and keep it open when they go on.
     breaker, opened = (state.breaker, ()) if signals.release_all else _breaker(cases, state, signals, config, now)
-    stages, moved = _stages(nodes, state, signals.outcomes, config, now)
+    stages, moved = _stages(cases, state, signals.outcomes, config, now)
     reasons = ["release all: everything of ours is taken off"] if signals.release_all else []
     reasons += ["the kill switch is on: nothing new anywhere"] if signals.kill else []
     reasons += notices_of(fleet)
@@ -316,18 +319,34 @@ def _reports(case: Case, config: PolicyConfig, now: datetime) -> Iterator[Report
 
 
 def _stages(
-    nodes: list[NodeView], state: PolicyState, outcomes: Sequence[Outcome], config: PolicyConfig, now: datetime
+    cases: list[Case], state: PolicyState, outcomes: Sequence[Outcome], config: PolicyConfig, now: datetime
 ) -> tuple[dict[str, StageState], tuple[str, ...]]:
-    of_group: dict[str, list[Outcome]] = {node.group_key: [] for node in nodes}
+    members: dict[str, list[Case]] = {}
+    for case in cases:
+        members.setdefault(case.node.group_key, []).append(case)
+    of_group: dict[str, list[Outcome]] = {group: [] for group in members}
     for outcome in outcomes:
         if outcome.alert.group in of_group:
             of_group[outcome.alert.group].append(outcome)
     stages = dict(state.stages)
     reasons: list[str] = []
     for group, listed in sorted(of_group.items()):
-        stages[group], why = advance_stage(group, stages.get(group), listed, config.stages, now)
+        needed = FIXED if group in config.stages.pinned else _needed(members[group], config, now)
+        stages[group], why = advance_stage(group, stages.get(group), listed, config.stages, now, needed)
         reasons += why
     return dict(sorted(stages.items())), tuple(reasons)
+
+
+def _needed(cases: list[Case], config: PolicyConfig, now: datetime) -> Mapping[Stage, float]:
+    """Return the precision that each stage requires in a group: what is not known is not taken to be low."""
+    risks = [case.assessment.risk for case in cases if case.assessment.risk is not None]
+    soft = max(FIXED["soft"] if not risks else math.fsum(risks) / len(risks), 1e-6)
+    if not any(case.node.jobs for case in cases):
+        return {"soft": soft, "hard": FIXED["hard"]}
+    costs = config.cost_benefit
+    nodes = [(len(case.node.units), hours_of(case.node.jobs, costs, now)) for case in cases]
+    rung: Rung = "drain" if "drain" in config.rungs else "swap"
+    return {"soft": soft, "hard": pooled_break_even(rung, nodes, costs, _PROBES)}
 
 
 def _starts(nodes: list[NodeView], state: PolicyState, now: datetime) -> list[Start]:

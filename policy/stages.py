@@ -27,22 +27,19 @@ ALLOWED_LEVELS: Mapping[Stage, Level] = {"shadow": Level.NONE, "soft": Level.SOF
 """The highest level that may stand on a node of a group in a stage."""
 
 
+FIXED: Mapping[Stage, float] = {"soft": 0.3, "hard": 0.7}
+"""Precision that a stage requires where the jobs of a group, or its risks, are not known."""
+
+
 @checked(frozen=True, slots=True)
 class Bar:
-    """What precision a stage asks for.
+    """The precision that a stage requires.
 
-    ``promote_at``: a group comes into the stage when the lower bound of its precision reaches this.
-    ``demote_below``: it falls out again when the upper bound is below this; lower than ``promote_at``.
+    ``min_precision``: a fixed share; None: of ``hard`` the break-even of a drain with the group's own jobs, of
+    ``soft``, which costs nothing, the share that would be right by chance.
     """
 
-    promote_at: Annotated[float, Field(gt=0, lt=1)]
-    demote_below: Share
-
-    def __post_init__(self) -> None:
-        if self.demote_below >= self.promote_at:
-            raise ValueError(
-                f"demote_below is {self.demote_below}: give a number from 0 up to promote_at ({self.promote_at})"
-            )
+    min_precision: Annotated[float, Field(gt=0, lt=1)] | None = None
 
 
 @checked(frozen=True, slots=True)
@@ -60,8 +57,8 @@ class StagesConfig:
     without bias.
     """
 
-    soft: Bar = field(default_factory=lambda: Bar(0.3, 0.15))
-    hard: Bar = field(default_factory=lambda: Bar(0.7, 0.5))
+    soft: Bar = field(default_factory=Bar)
+    hard: Bar = field(default_factory=Bar)
     confidence: Annotated[float, Field(ge=0.5, lt=1)] = 0.9
     min_outcomes: PositiveInt = 20
     max_inconclusive: Share = 0.5
@@ -143,14 +140,23 @@ def record_of(outcomes: Iterable[Outcome], least: str, confidence: float, now: d
 
 
 def advance_stage(
-    group: str, state: StageState | None, outcomes: Iterable[Outcome], config: StagesConfig, now: datetime
+    group: str,
+    state: StageState | None,
+    outcomes: Iterable[Outcome],
+    config: StagesConfig,
+    now: datetime,
+    needed: Mapping[Stage, float] = FIXED,
 ) -> tuple[StageState, tuple[str, ...]]:
     """Move a group one stage up or down, down to the ceiling, or leave it.
+
+    A group comes into a stage when the lower bound of its precision exceeds what the stage requires, and falls out of
+    it when the upper bound is below that.
 
     ``group``: as ``cluster/group``.
     ``state``: None: a new group, which begins in ``shadow``.
     ``outcomes``: of the group's alerts; only those after it came into its stage count, so that a record is not used
     twice.
+    ``needed``: precision that each stage requires, where the settings fix none.
     Returns ``reasons``: why it moved; why it did not where only one thing was missing.
     """
     pinned = config.pinned.get(group)
@@ -169,22 +175,25 @@ def advance_stage(
     counted = [outcome for outcome in outcomes if outcome.alert.at >= since]
     at = STAGES.index(state.stage)
     if at > 0:
-        record, bar = _record_for(state.stage, counted, config, now)
-        if record.bound.alerts >= config.min_outcomes and record.upper < bar.demote_below:
+        record, least = _record_for(state.stage, counted, config, now, needed)
+        if record.bound.alerts >= config.min_outcomes and record.upper < least:
             down = STAGES[at - 1]
-            why = (
-                f"group {group} goes from {state.stage} back to {down}: {record.summary}, below {bar.demote_below:.0%}"
-            )
+            why = f"group {group} goes from {state.stage} back to {down}: {record.summary}, below {least:.1%}"
             return StageState(down, now), (why,)
-    return (state, ()) if state.stage == config.ceiling else _promoted(group, state, counted, config, now)
+    return (state, ()) if state.stage == config.ceiling else _promoted(group, state, counted, config, now, needed)
 
 
 def _promoted(
-    group: str, state: StageState, counted: list[Outcome], config: StagesConfig, now: datetime
+    group: str,
+    state: StageState,
+    counted: list[Outcome],
+    config: StagesConfig,
+    now: datetime,
+    needed: Mapping[Stage, float],
 ) -> tuple[StageState, tuple[str, ...]]:
     up = STAGES[STAGES.index(state.stage) + 1]
-    record, bar = _record_for(up, counted, config, now)
-    if record.bound.alerts < config.min_outcomes or record.bound.lower < bar.promote_at:
+    record, least = _record_for(up, counted, config, now, needed)
+    if record.bound.alerts < config.min_outcomes or not record.bound.lower > least:
         return state, ()
     if now - state.since < config.min_time:
         return state, (f"group {group} has earned {up}, but came into {state.stage} only at {state.since:%Y-%m-%d}",)
@@ -192,13 +201,16 @@ def _promoted(
     if share > limit:
         why = f"group {group} has earned {up}, but {share:.0%} of its alerts are inconclusive, {limit:.0%} may be"
         return state, (why,)
-    why = f"group {group} goes from {state.stage} to {up}: {record.summary}, at least {bar.promote_at:.0%}"
+    why = f"group {group} goes from {state.stage} to {up}: {record.summary}, above {least:.1%}"
     return StageState(up, now), (why,)
 
 
-def _record_for(stage: Stage, outcomes: list[Outcome], config: StagesConfig, now: datetime) -> tuple[Record, Bar]:
+def _record_for(
+    stage: Stage, outcomes: list[Outcome], config: StagesConfig, now: datetime, needed: Mapping[Stage, float]
+) -> tuple[Record, float]:
     tier, bar = ("high", config.hard) if stage == "hard" else ("elevated", config.soft)
-    return record_of(outcomes, tier, config.confidence, now), bar
+    least = needed[stage] if bar.min_precision is None else bar.min_precision
+    return record_of(outcomes, tier, config.confidence, now), least
 
 
 def held_out(node: str, episode: datetime, share: float) -> bool:

@@ -15,8 +15,9 @@ from typing import Final
 import numpy as np
 
 from evaluation.metrics.bootstrap import Interval, interval, resample_units
-from evaluation.value.controller_replay import LEAVE, Fleet, Marks, evicted
+from evaluation.value.controller_replay import LEAVE, Fleet, evicted
 from evaluation.value.load import HOUR_MS, Placements
+from evaluation.value.marks import Marks
 from evaluation.value.probing import NO_CHECKPOINTS, NO_PROBES, Checkpoints, Probes
 from features.times import NEVER, duration_ms
 from policy.cost_benefit import CostBenefitConfig, JobHours

@@ -6,17 +6,19 @@ for a choice comes from failures that the choice did not see.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from itertools import compress, product
+from operator import itemgetter
 from typing import Any, Final
 
 import numpy as np
 
-from evaluation.value.controller_replay import NOBODY, Controlled, Fleet, Marks
+from evaluation.value.controller_replay import Controlled, Fleet
 from evaluation.value.gpu_hours import Extras, Outcome, count_outcome, mean_prices, net_interval, net_of
 from evaluation.value.load import Placements
+from evaluation.value.marks import NOBODY, Marks
 from evaluation.value.probing import (
     NO_CHECKPOINTS,
     NO_PROBES,
@@ -153,28 +155,8 @@ class LadderReplay:
         for ladder in _ladders([rung for rung in allowed if rung in singles and singles[rung].drains]):
             outcome = singles[ladder[0]] if len(ladder) == 1 else self.outcome(ladder, marks)
             nets[ladder] = net_of(self.nobody, outcome)
-        chosen, value = self.choose(nets)
+        chosen, value = choose_ladder(nets, replicates=self.replicates, seed=self.seed)
         return {"ladder": rows, "recommended": ["publish", *chosen], "recommended_net": value}
-
-    def choose(self, nets: Mapping[Ladder, Floats]) -> tuple[Ladder, dict[str, float]]:
-        """Choose a ladder; its net is that of choices in one half of the time, evaluated in the other half."""
-        whole = self._best({ladder: net.sum(axis=1) for ladder, net in nets.items()})
-        crossed = np.zeros((len(self.loads), len(self.fleet.nodes)))
-        for half in (0, 1):
-            other = self._best({ladder: net[:, 1 - half] for ladder, net in nets.items()})
-            crossed += nets[other][:, half] if other else 0.0
-        value, bounds = net_interval(crossed, replicates=self.replicates, seed=self.seed)
-        if not (whole and bounds.low > 0):
-            return (), dict.fromkeys(("value", "low", "high"), 0.0)
-        return whole, {"value": value, "low": bounds.low, "high": bounds.high}
-
-    def _best(self, nets: Mapping[Ladder, Floats]) -> Ladder:
-        """Return the ladder with the highest net among those whose interval lies above 0."""
-        counted = {
-            ladder: net_interval(net, replicates=self.replicates, seed=self.seed) for ladder, net in nets.items()
-        }
-        paying = [ladder for ladder, (_, bounds) in counted.items() if bounds.low > 0]
-        return max(paying, key=lambda ladder: counted[ladder][0], default=())
 
     def _row(self, rung: Rung, outcome: Outcome, acted: Outcome) -> dict[str, Any]:
         """Return the row of a rung; ``acted``: whose actions are counted."""
@@ -216,6 +198,31 @@ class LadderReplay:
             "guided": guided, "min_lift": lift, "share_found": share, "probes": outcome.drains,
             "found": outcome.right, "net": net, "net_low": bounds.low, "net_high": bounds.high,
         }  # fmt: skip
+
+
+def choose_ladder(nets: Mapping[Ladder, Floats], *, replicates: int, seed: int) -> tuple[Ladder, dict[str, float]]:
+    """Choose the rungs that pay together; none where that is not sure.
+
+    ``nets``: net GPU-hours by half and node, shape (loads, 2, nodes).
+    Returns: the choice from both halves, and its net: that of the choice in one half of the time, evaluated in the
+    other half, each way round.
+    """
+
+    def best(part: Callable[[Floats], Floats]) -> Ladder:
+        counted = {ladder: net_interval(part(net), replicates=replicates, seed=seed) for ladder, net in nets.items()}
+        paying = [ladder for ladder, (_, bounds) in counted.items() if bounds.low > 0]
+        return max(paying, key=lambda ladder: counted[ladder][0], default=())
+
+    nothing: tuple[Ladder, dict[str, float]] = (), dict.fromkeys(("value", "low", "high"), 0.0)
+    whole = best(lambda net: net.sum(axis=1))
+    if not whole:
+        return nothing
+    crossed = np.zeros_like(nets[whole][:, 0])
+    for half in (0, 1):
+        other = best(itemgetter((slice(None), 1 - half)))
+        crossed += nets[other][:, half] if other else 0.0
+    value, bounds = net_interval(crossed, replicates=replicates, seed=seed)
+    return (whole, {"value": value, "low": bounds.low, "high": bounds.high}) if bounds.low > 0 else nothing
 
 
 def _ladders(rungs: Collection[Rung]) -> Iterator[Ladder]:

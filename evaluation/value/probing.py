@@ -13,8 +13,9 @@ from typing import Final
 
 import numpy as np
 
-from evaluation.value.controller_replay import Fleet, Marks
+from evaluation.value.controller_replay import Fleet
 from evaluation.value.load import HOUR_MS, Placements
+from evaluation.value.marks import Marks
 from evaluation.value.readings import Readings
 from features.times import NEVER, duration_ms
 from policy.cost_benefit import CostBenefitConfig

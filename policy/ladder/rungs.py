@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final, Literal
@@ -57,3 +59,12 @@ def prices(gpus: float, jobs: JobHours, costs: CostBenefitConfig, probes: ProbeC
         "swap": Price(verify, found * (failure - planned) - (1 - found) * verify),
         "drain": Price(jobs.stop + verify, found * (failure - planned) - (1 - found) * verify - jobs.stop),
     }
+
+
+def pooled_break_even(
+    rung: Rung, nodes: Iterable[tuple[int, JobHours]], costs: CostBenefitConfig, probes: ProbeConfig
+) -> float:
+    """Return the break-even of a rung on nodes together, each with its GPUs and jobs; 1: it never pays."""
+    priced = [prices(gpus, jobs, costs, probes)[rung] for gpus, jobs in nodes]
+    pooled = Price(math.fsum(price.unneeded for price in priced), math.fsum(price.saved for price in priced))
+    return 1.0 if pooled.break_even is None else pooled.break_even

@@ -15,8 +15,9 @@ from typing import Final
 import numpy as np
 import pandas as pd
 
-from evaluation.value.controller_replay import LEAVE, Diagnostic, Fleet, Marks, finds, job_views, procedure
+from evaluation.value.controller_replay import LEAVE, Diagnostic, Fleet, finds, job_views, procedure
 from evaluation.value.load import Placements
+from evaluation.value.marks import Marks
 from evaluation.value.readings import Readings
 from features.times import NEVER, duration_ms, instant_ms
 from foundation.instants import from_ms

@@ -14,9 +14,10 @@ from typing import Any, Final, Self
 import numpy as np
 import pandas as pd
 
-from evaluation.value.controller_replay import NOBODY, Fleet, rule_events
+from evaluation.value.controller_replay import Fleet, rule_events
 from evaluation.value.gpu_hours import count_outcome
 from evaluation.value.load import generated_load
+from evaluation.value.marks import NOBODY
 from features.matrix.matrix import FeatureMatrix
 from features.times import duration_ms, instant_ms
 from foundation.instants import from_ms

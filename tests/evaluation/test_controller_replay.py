@@ -10,9 +10,10 @@ import pandas as pd
 import pytest
 
 from benchmarks.jobs_saved import differing
-from evaluation.value.controller_replay import NOBODY, Controlled, Fleet, rule_events
+from evaluation.value.controller_replay import Controlled, Fleet, rule_events
 from evaluation.value.gpu_hours import count_outcome, net_interval, net_of
 from evaluation.value.load import HOUR_MS, Placements
+from evaluation.value.marks import NOBODY
 from evaluation.value.readings import Readings
 from features.times import NEVER, instant_ms
 from policy.config import PolicyConfig

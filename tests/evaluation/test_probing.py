@@ -8,9 +8,10 @@ from datetime import timedelta
 import numpy as np
 import pytest
 
-from evaluation.value.controller_replay import NOBODY, Fleet, Marks
+from evaluation.value.controller_replay import Fleet
 from evaluation.value.gpu_hours import Extras, count_outcome, net_of
 from evaluation.value.load import HOUR_MS, Placements
+from evaluation.value.marks import NOBODY, Marks
 from evaluation.value.probing import Checkpoints, findable, idle_times, replay_checkpoints, replay_probes
 from features.times import NEVER
 from policy.cost_benefit import CostBenefitConfig

@@ -35,7 +35,7 @@ ZERO = timedelta(0)
         (HysteresisConfig, {"rise_after": 0}, "rise_after"),
         (HysteresisConfig, {"fall_share": 0}, "fall_share"),
         (StagesConfig, {"confidence": 0.2}, "confidence"),
-        (Bar, {"promote_at": 0.7, "demote_below": 0.8}, r"demote_below is 0.8: give .* up to promote_at \(0.7\)"),
+        (Bar, {"min_precision": 1.5}, "min_precision"),
         (HardRule, {"fact": "x", "tier": "high", "holds": ZERO, "words": ""}, "holds"),
         (HardRulesConfig, {"rules": (*RULES, RULES[0])}, "rules holds more than one rule on row_remap_failure: .*"),
         (Score, {"risk": 1.5, "decided_at": T0, "expires_at": T0}, "risk is 1.5: give a number from 0 to 1, or None"),

@@ -6,12 +6,15 @@ from datetime import timedelta
 import numpy as np
 import pytest
 
+from policy.decide import decide
 from policy.episodes import Alert, Happening, Outcome, judge
-from policy.stages import StagesConfig, StageState, advance_stage, held_out, record_of
-from tests.policy.decide_world import HOUR, T0
+from policy.fleet import JobView
+from policy.plan import PolicyState
+from policy.stages import Bar, StagesConfig, StageState, advance_stage, held_out, record_of
+from tests.policy.decide_world import HOUR, T0, config, healthy, node, signals
 
 DAY = timedelta(days=1)
-CONFIG = StagesConfig(min_outcomes=20, ceiling="hard")
+CONFIG = StagesConfig(Bar(0.3), Bar(0.7), min_outcomes=20, ceiling="hard")
 NOW = T0 + 30 * DAY
 
 
@@ -74,7 +77,7 @@ def test_a_group_begins_in_shadow_and_earns_soft_and_hard_by_the_lower_bound():
     assert state == StageState("soft", NOW)
     assert reasons == (
         "group c/g goes from shadow to soft: 18 of 30 alerts right, precision 60% (46% to 72%), 0 inconclusive, 0 open,"
-        " at least 30%",
+        " above 30.0%",
     )
     later = NOW + 30 * DAY
     state, _ = advance_stage("c/g", state, outcomes(30, 2, at=NOW + DAY), CONFIG, later)
@@ -83,7 +86,7 @@ def test_a_group_begins_in_shadow_and_earns_soft_and_hard_by_the_lower_bound():
 
 def test_a_plain_precision_would_promote_on_luck_and_the_bound_does_not():
     few = outcomes(16, 4)
-    assert CONFIG.hard.promote_at <= 16 / 20
+    assert 0.7 <= 16 / 20
     state = StageState("soft", T0)
     assert advance_stage("c/g", state, few, CONFIG, NOW) == (state, ())
     # Twenty alerts of one GPU are one success, not twenty.
@@ -113,11 +116,11 @@ def test_an_episode_counts_once_however_often_its_unit_was_alerted():
 
 def test_a_group_falls_back_when_even_the_upper_bound_is_too_low_and_must_earn_it_anew():
     hard = StageState("hard", T0)
-    assert advance_stage("c/g", hard, outcomes(10, 15), CONFIG, NOW)[0].stage == "hard", "40 % may yet be 50 %"
+    assert advance_stage("c/g", hard, outcomes(16, 9), CONFIG, NOW)[0].stage == "hard", "64 % may yet be 70 %"
     state, reasons = advance_stage("c/g", hard, outcomes(8, 22), CONFIG, NOW)
     assert state == StageState("soft", NOW)
     assert reasons[0].startswith("group c/g goes from hard back to soft: 8 of 30 alerts right, precision 27%")
-    assert reasons[0].endswith("below 50%")
+    assert reasons[0].endswith("below 70.0%")
     # The old record does not count again, neither for nor against.
     assert advance_stage("c/g", state, outcomes(30, 0), CONFIG, NOW + 10 * DAY)[0] == state
     soft = StageState("soft", T0)
@@ -166,3 +169,32 @@ def test_the_hold_out_is_a_random_share_of_nodes_and_always_the_same():
     assert chosen == [held_out(f"n{i}", T0, 0.2) for i in range(2000)]
     assert not any(held_out(f"n{i}", T0, 0.0) for i in range(100))
     assert all(held_out(f"n{i}", T0, 1.0) for i in range(100))
+
+
+def test_without_a_fixed_share_a_stage_is_earned_above_what_it_requires_of_the_group():
+    earns = replace(CONFIG, soft=Bar(), hard=Bar())
+    soft, weak = StageState("soft", T0), outcomes(10, 20)
+    for even, stage in ((0.15, "hard"), (0.4, "soft")):
+        needed = {"soft": 0.004, "hard": even}
+        assert advance_stage("c/g", soft, weak, earns, NOW, needed)[0].stage == stage
+    lifted = outcomes(4, 36, tier="elevated")
+    shadow = StageState("shadow", T0)
+    assert advance_stage("c/g", shadow, lifted, earns, NOW, {"soft": 0.004, "hard": 0.2})[0].stage == "soft"
+    assert advance_stage("c/g", shadow, lifted, earns, NOW, {"soft": 0.1, "hard": 0.2})[0].stage == "shadow"
+
+
+def test_what_is_not_known_of_a_group_keeps_the_fixed_shares():
+    earns = replace(CONFIG, soft=Bar(), hard=Bar())
+    soft = StageState("soft", T0)
+    assert advance_stage("c/g", soft, outcomes(15, 15), earns, NOW)[0].stage == "soft"
+    assert advance_stage("c/g", soft, outcomes(30, 0), earns, NOW)[0].stage == "hard"
+
+
+@pytest.mark.parametrize(("gpus", "stage"), [(0, "soft"), (8, "hard"), (10**6, "soft")])
+def test_a_group_earns_drains_by_the_break_even_of_its_own_jobs(gpus, stage):
+    jobs = (JobView("j", gpus, NOW, NOW, can_checkpoint=True),) if gpus else ()
+    policy = config(stages=replace(CONFIG, soft=Bar(), hard=Bar()))
+    fleet = [node("n", 0.01, at=NOW, jobs=jobs), *healthy(12, at=NOW)]
+    given = replace(signals(NOW), outcomes=outcomes(18, 16))
+    plan = decide(fleet, PolicyState(stages={"c/g": StageState("soft", T0)}), given, policy, NOW)
+    assert plan.stages["c/g"].stage == stage

@@ -14,6 +14,7 @@ import pytest
 from foundation.errors import InputError
 from policy.config import PolicyConfig
 from policy.maintenance import MaintenanceWindow
+from policy.stages import FIXED
 from policy.tiers import TierThresholds
 from scheduler.controller.settings import ActSettings, ControllerSettings, read_scheduler_settings, read_settings
 from scheduler.evacuation.settings import EvacuationSettings
@@ -38,7 +39,7 @@ def test_the_operators_page_names_files_that_are_there_and_the_stages_as_they_ar
     for link in re.findall(r"\]\(([^)#:]+)\)", page):
         assert (ROOT / "docs" / link).exists(), link
     stages = PolicyConfig(read_settings(ROOT / "deploy" / "act" / "act.yaml").policy.thresholds).stages
-    for share in (stages.soft.promote_at, stages.hard.promote_at, stages.soft.demote_below, stages.hard.demote_below):
+    for share in FIXED.values():
         assert f"{share:.0%}".replace("%", " %") in page
     assert f"rises only with {stages.min_outcomes} outcomes" in page.replace("\n", " ")
 

@@ -77,7 +77,7 @@ def test_what_cannot_be_read_judges_nothing():
 
 def test_a_stage_moves_by_what_became_of_the_alerts_that_the_ledger_holds():
     stages = StagesConfig(
-        soft=Bar(0.3, 0.1), min_outcomes=3, min_time=timedelta(0), window=60 * DAY, confidence=0.6, ceiling="soft"
+        soft=Bar(0.3), min_outcomes=3, min_time=timedelta(0), window=60 * DAY, confidence=0.6, ceiling="soft"
     )
     cluster = Cluster(policy=config("g", free=True, stages=stages))
     units: dict[str, list[Happening]] = {}

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from functools import cached_property
 from itertools import compress, product
 from operator import itemgetter
 from typing import Any, Final
@@ -22,6 +23,7 @@ from evaluation.value.marks import NOBODY, Marks
 from evaluation.value.probing import (
     NO_CHECKPOINTS,
     NO_PROBES,
+    Checkpoints,
     Probes,
     findable,
     node_risks,
@@ -90,6 +92,7 @@ class LadderReplay:
     nobody: Outcome = field(init=False)
 
     def __post_init__(self) -> None:
+        self._probed: dict[Rung | None, list[Probes]] = {}
         self.risks = node_risks(self.fleet, self.scores)
         known = self.risks[~np.isnan(self.risks)]
         self.usual = float(known.mean()) if len(known) else 0.0
@@ -113,19 +116,19 @@ class LadderReplay:
             self.fleet, self.scores, self.events, self.loads[0], policy, self.reach, "stated", least, self.findable
         ).marks()
 
-    def extras(self, ladder: Collection[Rung], out: Marks, *, soft: bool) -> list[Extras]:
-        """Return probes and checkpoints of each load, where they are among the rungs."""
-        closed = NOBODY if soft else out
-        return [
-            Extras(
-                self.probed(jobs, closed, self.probes, self.findable) if "probe" in ladder else NO_PROBES,
-                replay_checkpoints(jobs, self.scores.at, self.risks, self.horizon, self.costs)
-                if "checkpoint" in ladder
-                else NO_CHECKPOINTS,
-                self.probes,
-            )
-            for jobs in self.loads
-        ]
+    @cached_property
+    def checkpoints(self) -> list[Checkpoints]:
+        """Return what jobs on nodes at risk are asked for, under each load."""
+        at, risks = self.scores.at, self.risks
+        return [replay_checkpoints(jobs, at, risks, self.horizon, self.costs) for jobs in self.loads]
+
+    def extras(self, ladder: Collection[Rung], closed: Marks, key: Rung | None) -> list[Extras]:
+        """Return probes and checkpoints of each load, where they are among the rungs; ``key``: names ``closed``."""
+        if "probe" in ladder and key not in self._probed:
+            self._probed[key] = [self.probed(jobs, closed, self.probes, self.findable) for jobs in self.loads]
+        probes = self._probed[key] if "probe" in ladder else [NO_PROBES] * len(self.loads)
+        checkpoints = self.checkpoints if "checkpoint" in ladder else [NO_CHECKPOINTS] * len(self.loads)
+        return [Extras(*cheap, self.probes) for cheap in zip(probes, checkpoints, strict=True)]
 
     def probed(
         self, jobs: Placements, closed: Marks, config: ProbeConfig, found: Bools, *, guided: bool = True
@@ -138,7 +141,8 @@ class LadderReplay:
         """Count what comes of some rungs together."""
         top = next((rung for rung in reversed(_OUT) if rung in ladder), None)
         out, soft = (NOBODY, False) if top is None else (marks[top], top == "avoid")
-        extras = self.extras(ladder, out, soft=soft) if {"probe", "checkpoint"} & set(ladder) else None
+        closed: tuple[Marks, Rung | None] = (NOBODY, None) if soft else (out, top)
+        extras = self.extras(ladder, *closed) if {"probe", "checkpoint"} & set(ladder) else None
         return count_outcome(self.fleet, self.loads, out, self.costs, reach=self.reach, soft=soft, extras=extras)
 
     def rows(self, allowed: Collection[Rung]) -> dict[str, Any]:

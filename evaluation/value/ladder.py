@@ -208,19 +208,23 @@ def choose_ladder(nets: Mapping[Ladder, Floats], *, replicates: int, seed: int) 
     """Choose the rungs that pay together; none where that is not sure.
 
     ``nets``: net GPU-hours by half and node, shape (loads, 2, nodes).
-    Returns: the choice from both halves, and its net: that of the choice in one half of the time, evaluated in the
-    other half, each way round.
+    Returns: the ladder of highest net among those whose interval lies above 0; and the net that the highest one in one
+    half of the time has in the other half, each way round.
     """
 
     def best(part: Callable[[Floats], Floats]) -> Ladder:
-        counted = {ladder: net_interval(part(net), replicates=replicates, seed=seed) for ladder, net in nets.items()}
-        paying = [ladder for ladder, (_, bounds) in counted.items() if bounds.low > 0]
-        return max(paying, key=lambda ladder: counted[ladder][0], default=())
+        total = {ladder: float(part(net).sum(axis=1).mean()) for ladder, net in nets.items()}
+        return max((ladder for ladder in nets if total[ladder] > 0), key=lambda ladder: total[ladder], default=())
 
     nothing: tuple[Ladder, dict[str, float]] = (), dict.fromkeys(("value", "low", "high"), 0.0)
-    whole = best(lambda net: net.sum(axis=1))
-    if not whole:
+    sure = {
+        ladder: bounds[0]
+        for ladder, net in nets.items()
+        if (bounds := net_interval(net.sum(axis=1), replicates=replicates, seed=seed))[1].low > 0
+    }
+    if not sure:
         return nothing
+    whole = max(sure, key=lambda ladder: sure[ladder])
     crossed = np.zeros_like(nets[whole][:, 0])
     for half in (0, 1):
         other = best(itemgetter((slice(None), 1 - half)))

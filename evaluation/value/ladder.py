@@ -217,11 +217,8 @@ def choose_ladder(nets: Mapping[Ladder, Floats], *, replicates: int, seed: int) 
         return max((ladder for ladder in nets if total[ladder] > 0), key=lambda ladder: total[ladder], default=())
 
     nothing: tuple[Ladder, dict[str, float]] = (), dict.fromkeys(("value", "low", "high"), 0.0)
-    sure = {
-        ladder: bounds[0]
-        for ladder, net in nets.items()
-        if (bounds := net_interval(net.sum(axis=1), replicates=replicates, seed=seed))[1].low > 0
-    }
+    counted = {ladder: net_interval(net.sum(axis=1), replicates=replicates, seed=seed) for ladder, net in nets.items()}
+    sure = {ladder: total for ladder, (total, bounds) in counted.items() if bounds.low > 0}
     if not sure:
         return nothing
     whole = max(sure, key=lambda ladder: sure[ladder])

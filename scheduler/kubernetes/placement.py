@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, Final
 from urllib.parse import quote
 
-from foundation.kubernetes.api import Object, Refused, Unreachable
+from foundation.kubernetes.api import CLAIM_VERSIONS, Object, Refused, Unreachable
 from foundation.kubernetes.quantity import parse_quantity
 from scheduler.kubernetes.api import ApiServer
 from scheduler.kubernetes.pods import LIVING
+from scheduler.ports.errors import SchedulerError
 from scheduler.ports.workloads import ANYWHERE, Placement
 
 _CORE: Final = "/api/v1"
+_CLAIMS: Final = "/apis/resource.k8s.io"
 _FORBIDDEN: Final = 403
 _PAGE: Final = 250
 _MAX_PAGES: Final = 100
@@ -51,6 +53,8 @@ class PlacementCheck:
         self._listed_s = float("-inf")
         self._rest: str | None = None  # token of the next page of nodes; None: all pages were read
         self._read: dict[str, tuple[Object | None, float]] = {}
+        self._drivers: Mapping[str, set[str]] = {}
+        self._drivers_s = float("-inf")
 
     def fails_owner(self, pod: Object, owner: Object) -> str | None:
         """Return why an eviction would end the work of a pod for good: to its Job it is a failure like any other."""
@@ -96,6 +100,7 @@ class PlacementCheck:
         requests, tolerations = _requests(spec), spec.get("tolerations") or ()
         near, apart = _pod_terms(spec, "podAffinity"), _pod_terms(spec, "podAntiAffinity")
         spread = [rule for rule in spec.get("topologySpreadConstraints") or () if _is_hard(rule)]
+        drivers = self._device_drivers() if spec.get("resourceClaims") else {}
         matching = tolerated = 0
         narrow = False
         admits: Callable[[_Node], bool] | None = None
@@ -106,7 +111,7 @@ class PlacementCheck:
             if not all(_tolerated(taint, tolerations) for taint in node.taints):
                 continue
             tolerated += 1
-            if not _holds(node, requests):
+            if not _holds(node, requests) or not drivers.get(here, set()) <= drivers.get(node.name, set()):
                 continue
             if admits is None and (apart or spread):
                 admits = self._beside_others(pod, apart, spread, [terms for _, terms in selectors])
@@ -120,7 +125,8 @@ class PlacementCheck:
             )
         if tolerated:
             wanted = ", ".join(f"{name} {amount}" for name, amount in sorted(requests.items()))
-            return Placement(False, f"no other node that it may use is large enough ({wanted})")
+            claimed = f"; devices of {', '.join(sorted(drivers[here]))}" if drivers.get(here) else ""
+            return Placement(False, f"no other node that it may use is large enough ({wanted}{claimed})")
         if matching:
             return Placement(False, f"the {matching} other nodes that it may use are tainted, cordoned or not ready")
         wanted = "; ".join(dict.fromkeys(name for name, _ in selectors))
@@ -195,6 +201,24 @@ class PlacementCheck:
         if following and (following == token or len(self._nodes) > _PAGE * _MAX_PAGES):
             raise _UndecidedError("the list of nodes does not end")
         self._rest = following or None
+
+    def _device_drivers(self) -> Mapping[str, set[str]]:
+        """Return the drivers that offer devices for claims, by node; how many of them a pod claims is not compared."""
+        if not self._fresh(self._drivers_s):
+            drivers: defaultdict[str, set[str]] = defaultdict(set)
+
+            def note(raw: Object) -> None:
+                drivers[raw["spec"].get("nodeName") or ""].add(raw["spec"]["driver"])
+
+            try:
+                version = next((v for v in CLAIM_VERSIONS if self._api.read(f"{_CLAIMS}/{v}") is not None), None)
+                self._api.listing(f"{_CLAIMS}/{version}/resourceslices", {}, _PAGE, note)
+            except SchedulerError as error:
+                raise _UndecidedError(
+                    f"it has resource claims, and the devices of nodes cannot be read: {error}"
+                ) from None
+            self._drivers, self._drivers_s = drivers, self._api.elapsed()
+        return self._drivers
 
     def _label_here(self, here: str, key: str) -> str | None:
         raw = self._object(f"{_CORE}/nodes/{quote(here, safe='')}", "nodes")

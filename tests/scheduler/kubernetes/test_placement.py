@@ -307,3 +307,24 @@ def test_a_job_that_cannot_be_read_keeps_its_pod_and_the_missing_right_is_named(
     assert "not found" in place.placements.fails_owner(mine, owner)
     place.world.fail("GET", "/jobs/train", 403, content={"message": "forbidden"})
     assert "lacks the right to get jobs" in place.placements.fails_owner(mine, owner)
+
+
+def test_a_pod_with_claims_needs_a_node_with_devices_of_the_same_drivers(place):
+    claims = [{"name": "gpus", "resourceClaimTemplateName": "gpus"}]
+    assert "cannot be read" in place.decide(resourceClaims=claims).reason
+    place.world.discovery["/apis/resource.k8s.io/v1"] = {"resources": []}
+    place.world.kinds = ("/resourceslices", "/nodes")
+
+    def offer(on: str, driver: str) -> None:
+        item = {"metadata": {"name": f"{on}-{driver}"}, "spec": {"nodeName": on, "driver": driver}}
+        place.world.put(f"/apis/resource.k8s.io/v1/resourceslices/{on}-{driver}", item)
+
+    offer("n1", "gpu.example")
+    offer("n2", "nic.example")
+    decided = place.decide(resourceClaims=claims)
+    assert (decided.elsewhere, "devices of gpu.example" in decided.reason) == (False, True)
+    assert place.decide().elsewhere is True, "without claims it does not matter"
+    offer("n3", "gpu.example")
+    assert place.decide(resourceClaims=claims).elsewhere is True
+    place.world.fail("GET", "/resourceslices", 403, content={"message": "forbidden"})
+    assert place.decide(resourceClaims=claims).elsewhere is None

@@ -31,7 +31,7 @@ if str(ROOT) not in sys.path:  # run as a file, this folder's parent is not on t
     sys.path.insert(0, str(ROOT))
 
 from benchmarks.gpu_cluster_faults import predrain  # noqa: E402
-from evaluation.metrics.bootstrap import interval, resample_units  # noqa: E402
+from evaluation.metrics.bootstrap import interval, resample  # noqa: E402
 from evaluation.metrics.metrics import Bools, Floats, ratio  # noqa: E402
 from foundation.files import write_bytes  # noqa: E402
 from telemetry.dataset.store import Dataset  # noqa: E402
@@ -246,7 +246,7 @@ def _why(predictable: dict[str, Any]) -> str:
 def of_incidents(data: Path, work: Path, tickets: pd.DataFrame, replicates: int) -> tuple[list[str], float]:
     """Judge what past incidents alone predict; returns the lines of the page, and the profile's AUC of seven days."""
     nodes = fleet_of_nodes(data)
-    weights = np.vstack([np.ones(len(nodes)), resample_units(len(nodes), replicates, seed=0)])
+    weights = np.vstack([np.ones(len(nodes)), resample(len(nodes), replicates, seed=0)])
     lines = [
         "## Incidents alone",
         "",

@@ -23,7 +23,7 @@ if str(ROOT) not in sys.path:  # run as a file, this folder's parent is not on t
     sys.path.insert(0, str(ROOT))
 
 from benchmarks.gpu_cluster_faults import predrain  # noqa: E402
-from evaluation.metrics.bootstrap import interval, resample_units  # noqa: E402
+from evaluation.metrics.bootstrap import interval, resample  # noqa: E402
 from evaluation.metrics.metrics import Bools, Floats  # noqa: E402
 from foundation.files import write_bytes  # noqa: E402
 from telemetry.dataset.store import Dataset  # noqa: E402
@@ -155,7 +155,7 @@ def written(dataset: Dataset, replay: Path, period: tuple[str, str], replicates:
         raise SystemExit("the models were not asked about the same GPUs in the same order")
     positive = ends_in_failure(first["decision_time"], first["gpu"], dataset)
     names, unit = np.unique(first["gpu"].astype(str).to_numpy(), return_inverse=True)
-    weights = np.vstack([np.ones(len(names)), resample_units(len(names), replicates, seed=0)])
+    weights = np.vstack([np.ones(len(names)), resample(len(names), replicates, seed=0)])
     judged = {key: judge(part["risk"].to_numpy(np.float64), positive, unit, weights) for key, part in models.items()}
     own, static = judged[profile, "sliding"], judged.get((profile, "train_once"))
     members = {

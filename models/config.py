@@ -232,14 +232,14 @@ class BacktestSection(Section):
     """Last decision time that is scored; ``auto``: the end of the dataset."""
 
     k: int | Literal["auto"] = "auto"
-    """Alert budget a decision time; ``auto``: the expected positives a decision time, at least 1."""
+    """Alert budget: nodes a decision time; ``auto``: the expected nodes with a positive, at least 1."""
 
     cooldown: PositiveDuration | None = None
-    """With one ``k`` counts GPUs newly alerted a day; a GPU is alerted again only so long after its alert, or after the
-    drain horizon on new evidence: twice the risk of that alert. Null: whenever it is among the riskiest."""
+    """With one ``k`` counts nodes newly alerted a day; a node is alerted again only so long after its alert, or after
+    the drain horizon on new evidence: twice the risk of that alert. Null: whenever it is among the riskiest."""
 
     bootstrap: int = Field(default=200, ge=0)
-    """Bootstrap replicates (resampling GPUs) for the intervals of the report; 0: none."""
+    """Bootstrap replicates (resampling nodes) for the intervals of the report; 0: none."""
 
     @field_validator("first_test", "last_test")
     @classmethod

@@ -48,7 +48,7 @@ _PLOTS = {
 _CONTEXT = TypeAdapter(ReportContext)
 
 _FRAMES = tuple(field.name for field in dataclasses.fields(Evaluation) if field.type in ("pd.DataFrame", pd.DataFrame))
-_SCALARS = ("k", "replicates", "units", "times", "oracle_coverage", "drain_hours")
+_SCALARS = ("k", "replicates", "nodes", "units", "times", "oracle_coverage", "drain_hours")
 
 
 def write_frame(frame: pd.DataFrame, path: Path) -> None:
@@ -58,13 +58,17 @@ def write_frame(frame: pd.DataFrame, path: Path) -> None:
 
 
 def figures(evaluation: Evaluation, profile: str) -> dict[str, Any]:
-    """Give a profile's main figures, flat: counts, precision, recall, base rate, lead time; none if it has no rows."""
+    """Give a profile's main figures, flat, with the test period and the fleet that they hold for; none without rows.
+
+    Figures of different periods or numbers of incidents do not compare, and ``dvc metrics diff`` shows where these do.
+    """
     row = evaluation.row(profile, SLIDING)
     if row is None:
         return {}
     shares = {name: float(row[name]) for name in _FIGURES}
     rounded = {name: None if math.isnan(value) else round(value, 6) for name, value in shares.items()}
-    return rounded | {name: int(row[name]) for name in _COUNTS}
+    period = {"first_time": evaluation.first_time.isoformat(), "last_time": evaluation.last_time.isoformat()}
+    return rounded | period | {"nodes": evaluation.nodes} | {name: int(row[name]) for name in _COUNTS}
 
 
 def write_plots(out: Path, evaluation: Evaluation, profile: str) -> None:
@@ -132,8 +136,8 @@ def load_evaluation(out: Path) -> tuple[Evaluation, ReportContext]:
             "Give the folder that `predrain backtest --out` wrote, or run it again.",
         ) from None
     measured: dict[str, Any] = content["evaluation"]
-    if "drain_hours" not in measured:
-        raise InputError("a backtest of an older version, without episodes", str(out), "Run `predrain backtest` again.")
+    if "nodes" not in measured:
+        raise InputError("a backtest of an older version, counted by GPU", str(out), "Run `predrain backtest` again.")
     if measured["oracle_coverage"] is None:
         measured["oracle_coverage"] = math.nan
     for name in ("first_time", "last_time"):

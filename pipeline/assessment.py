@@ -94,7 +94,7 @@ def assess_fleet(
     matrix = make_matrix(place, params, out / "matrix", progress=begin("features"))
     incidents = matrix.incidents()
     content: dict[str, Any] = {"data": _data(place, dataset, matrix, incidents, params)}
-    judged = _replayed(matrix, params, out, truth, len(incidents), begin)
+    judged = _replayed(matrix, params, out, truth, incidents["common_cause"].nunique(), begin)
     content["predictable"] = dataclasses.asdict(judged)
     if math.isfinite(judged.chance):
         predictable = judged.answer in ("yes", "weakly")
@@ -117,7 +117,8 @@ def _data(
     observed = observe_dataset(place, channels=channels, now=datetime.now(UTC), whole=True)
     found = diagnose(observed, None, "", channels)
     groups = {state.group.name: state.group for state in found.states}
-    failures = {str(name): int(size) for name, size in incidents["failure_class"].value_counts().items()}
+    failures = _by_class(incidents)
+    node_failures = incidents["common_cause"].nunique()
     first, last = dataset.meta.span
     return {
         "simulated": any(source.get("kind") == "simulated" for source in matrix.config.sources),
@@ -127,6 +128,8 @@ def _data(
         "days": round((last - first) / timedelta(days=1), 1),
         "samples": int(dataset.meta.counts["samples"]),
         "failures": failures,
+        "node_failures": node_failures,
+        "unit_failures": len(incidents),
         "jobs": int(dataset.meta.counts["jobs"]),
         "set_aside": dict(dataset.meta.quarantine),
         "repairs": repairs(dataset.events(), dataset.meta.unit),
@@ -134,7 +137,7 @@ def _data(
         "to_do": [
             {
                 "what": todo.title,
-                "shows": _unseen(groups.get(todo.title.split(":")[0]), failures),
+                "shows": _unseen(groups.get(todo.title.split(":")[0]), failures, node_failures),
                 "steps": list(todo.steps),
             }
             for todo in found.todos
@@ -149,13 +152,19 @@ def repairs(events: pd.DataFrame, unit: str) -> dict[str, int]:
     return {"all": len(work), "without_gpu": int(work["gpu"].isna().sum()) if unit == "gpu" else 0}
 
 
-def _unseen(group: Group | None, failures: Mapping[str, int]) -> str:
+def _by_class(incidents: pd.DataFrame) -> dict[str, int]:
+    """Count failures of nodes by class: those of one cause once, one of several classes in each."""
+    distinct = incidents.drop_duplicates(["common_cause", "failure_class"])["failure_class"]
+    return {str(name): int(size) for name, size in distinct.value_counts().items()}
+
+
+def _unseen(group: Group | None, failures: Mapping[str, int], total: int) -> str:
     """Say what is not seen without a group of channels, and how many failures here are of its classes."""
     if group is None or not group.classes:
         return "" if group is None else group.why
     here = sum(failures.get(name, 0) for name in group.classes)
     names = ", ".join(name.replace("_", " and ") for name in group.classes)
-    return f"{group.why}; precursors of {names} failures ({here} of {sum(failures.values())} here)"
+    return f"{group.why}; precursors of {names} failures ({here} of {total} here)"
 
 
 def _replayed(

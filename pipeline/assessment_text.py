@@ -55,7 +55,8 @@ def data(data: dict[str, Any]) -> tuple[list[str], list[str]]:
     lines = [
         f"{count(data['units'])} {data['unit']}s on {count(data['nodes'])} nodes, {data['days']:g} days, "
         f"{count(data['samples'])} samples, {count(data['jobs'])} jobs",
-        f"failures: {sum(data['failures'].values())} ({failures})",
+        f"failures of nodes: {data['node_failures']} ({failures})"
+        + f"; of {data['unit']}s: {data['unit_failures']}" * (data["unit_failures"] > data["node_failures"]),
     ]
     if data["set_aside"]:
         reasons = ", ".join(f"{reason} {count(rows)}" for reason, rows in data["set_aside"].items())
@@ -84,8 +85,9 @@ def figures(judged: dict[str, Any]) -> list[str]:
     lines = []
     if judged["precision"][0] is not None:
         lines += [
-            f"precision of drains {_bounded(judged['precision'])}, drawing at random {_percent(judged['chance'])}",
-            f"caught {_bounded(judged['recall'])} of the {judged['failures']} failures that were replayed",
+            f"precision of alerts, if each drained its node: {_bounded(judged['precision'])}, drawing nodes at random "
+            f"{_percent(judged['chance'])}",
+            f"caught {_bounded(judged['recall'])} of the {judged['failures']} failures of nodes that were replayed",
             f"more than counting past failures at as many alerts: {_bounded(judged['more_than_counting'])}",
         ]
     if judged["lead_hours"][1] is not None:

@@ -5,13 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
-from evaluation.metrics.bootstrap import resample_units
+from evaluation.metrics.bootstrap import resample
 from evaluation.metrics.comparison import PAIRED, SLIDING, pair
 from evaluation.metrics.estimates import estimate_model
 from evaluation.metrics.scored import split_predictions
+from features.times import milliseconds
 from foundation.errors import InputError
+from models.rows.ranking import top_nodes
+from models.rows.training_set import node_codes
 from pipeline.artefacts import load_evaluation
 
 _STATISTICS = ("episode_precision", *(name for name in PAIRED if name != "precision"))
@@ -21,9 +25,9 @@ _KEY = ["decision_time", "unit"]
 def compare_backtests(one: Path, two: Path, *, seed: int = 42) -> dict[str, Any]:
     """Compare the profiles of two backtests of the same fleet and question.
 
-    Both alert as many units at each decision: the smaller K of the two. Differences are the second minus the first.
+    Both alert as many nodes at each decision: the smaller K of the two. Differences are the second minus the first.
 
-    ``seed``: of the resamples of units.
+    ``seed``: of the resamples of nodes.
     Returns: JSON-able: ``profiles``, ``k``, ``decisions``, ``statistics`` (both values, the difference and its interval
     of each), and ``params``, those that differ.
     Raises ``InputError`` if a folder is no backtest, or if they have no decisions of the same units and labels.
@@ -47,11 +51,15 @@ def compare_backtests(one: Path, two: Path, *, seed: int = 42) -> dict[str, Any]
     together = pd.concat(parts, ignore_index=True)
     order = together.groupby(["model", "decision_time"], observed=True)["rank"]
     together["rank"] = order.rank(method="first").astype("int32")
-    together["alert"] = together["rank"] <= k
+    together["alert"] = False
+    for rows in together.groupby("model").indices.values():
+        time, node = milliseconds(together["decision_time"].iloc[rows]), node_codes(together.iloc[rows])
+        alert = top_nodes(time, together["rank"].to_numpy(dtype=np.int64)[rows], node, k)
+        together.loc[rows[alert], "alert"] = True
     evaluation = loaded[0][0]
     reach = pd.Timedelta(hours=evaluation.drain_hours).to_pytimedelta()
     scored = split_predictions(together, k, reach)
-    weights = resample_units(scored[0].n_units, evaluation.replicates, seed)
+    weights = resample(scored[0].shared.n_clusters, evaluation.replicates, seed)
     first, second = (estimate_model(part, weights) for part in scored)
     rows = {name: pair("", second, first, name) for name in _STATISTICS}
     params = [context.params for _, context in loaded]

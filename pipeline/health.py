@@ -19,6 +19,7 @@ from features.times import duration_ms, instant_ms
 from features.vocabulary import FeatureColumn
 from foundation.errors import InputError
 from models.bundle.store import load_bundle
+from models.rows.incident_groups import IncidentGroups
 from models.rows.training_set import Rows
 from models.sequence.windows import with_windows
 from models.training.reference import LabelledRows
@@ -101,7 +102,7 @@ class Health:
         decided = self.alerts.right + self.alerts.wrong
         low, high = exact_interval(self.alerts.right, decided)
         alerted = (
-            f"{self.alerts.right} of {decided} alerted units failed ({low:.0%} to {high:.0%}), {self.alerts.open} open"
+            f"{self.alerts.right} of {decided} alerted nodes failed ({low:.0%} to {high:.0%}), {self.alerts.open} open"
             if decided
             else f"no alert has an outcome yet, {self.alerts.open} open"
         )
@@ -149,17 +150,18 @@ def check_health(bundle: Path, matrix: Path, *, until: datetime | None = None) -
     frame = opened.labels(instant_of(end_ms))
     labelled = LabelledRows.join(rows, frame)
     served = in_codes_of(fitted.columns, windowed.columns, windowed.values)
-    scores = fitted.score_rows(served, scored, rows.time[scored], rows.tie[scored])
+    scores = fitted.score_rows(served, scored, rows)
     profile = scores[loaded.profile]
     seen = _with_new_categories(reference.columns, opened.columns)
     risk = fitted.risk(loaded.profile, profile.score)
     label = labelled.label[scored]
     known = (label >= 0) & (labelled.complete[scored] <= end_ms)
     positive = scored[known & (label == 1)]
+    groups = IncidentGroups.of(opened.incidents(instant_of(end_ms)))
     reach = timedelta(milliseconds=int((labelled.complete[scored] - rows.time[scored]).max()))
     risks = RiskCounts(
         positives=len(positive),
-        incidents=len(np.unique(labelled.incident[positive])),
+        incidents=len(np.unique(groups.common_cause[labelled.incident[positive]])),
         expected=float(risk[known].sum(dtype=np.float64)),
         rows_each=reach / timedelta(days=1) * reference.times_per_day,
     )
@@ -179,7 +181,7 @@ def check_health(bundle: Path, matrix: Path, *, until: datetime | None = None) -
         fitted_at=fitted.refit_at,
         checked_at=instant_of(end_ms - 1),
         findings=findings,
-        alerts=count_alerts(rows.tie[scored][profile.alert], np.where(known, label, -1)[profile.alert]),
+        alerts=count_alerts(rows.node[scored][profile.alert], np.where(known, label, -1)[profile.alert]),
         risks=risks,
     )
 

@@ -17,8 +17,9 @@ from foundation.durations import Duration
 from foundation.errors import InputError, TooEarlyError
 from models.bundle.store import Bundle
 from models.learners.baselines import Baseline, make_baseline
-from models.rows.ranking import Floats, Hashes, mix, name_hashes, rank_within
+from models.rows.ranking import Floats, Hashes, mix, rank_within, top_nodes
 from models.rows.row_reader import RowReader, batches
+from models.rows.training_set import Rows
 from models.sequence.windows import with_windows
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
@@ -62,25 +63,26 @@ def contend(
     k: int,
     seed: int,
 ) -> list[Scored]:
-    """Score the same decisions with bundles and baselines; each alerts its K riskiest of a decision time.
+    """Score the same decisions with bundles and baselines; each alerts its K riskiest nodes of a decision time.
 
     ``bundles``: names in words, and bundles; each is scored by its own profile.
     Returns: in the order given, baselines last.
     Raises ``InputError`` if a bundle needs a feature that the matrix does not have.
     """
     readers = [_reader(matrix, bundle, name) for name, bundle in bundles]
-    times = milliseconds(matrix.rows["decision_time"])[rows]
-    ties = name_hashes(matrix.rows["unit"])[rows]
+    known = Rows.of(matrix.rows)
+    times, ties = known.time[rows], known.tie[rows]
     first = bundles[0][1].fitted
     made = {name: make_baseline(name, columns=first.columns, seed=seed) for name in baselines}
     names = [name for name, _ in bundles] + list(baselines)
     rank: dict[str, Ints] = {}
     risk = {name: np.full(len(rows), np.nan) for name in names}
     for (name, bundle), reader in zip(bundles, readers, strict=True):
-        rank[name], risk[name] = _answers(bundle, reader, rows, times, ties)
+        rank[name], risk[name] = _answers(bundle, reader, rows, known)
     for name, points in _points(made, readers[0], rows, mix(ties, times)).items():
         rank[name] = rank_within(times, points.astype(np.float32), ties)
-    return _as_scored(matrix, rows, names, rank, risk, k)
+    alert = {name: top_nodes(times, rank[name], known.node[rows], k) for name in names}
+    return _as_scored(matrix, rows, rank, risk, alert, k)
 
 
 def mean_risks(matrix: FeatureMatrix, bundles: Sequence[tuple[str, Bundle]], period: timedelta) -> list[float]:
@@ -89,19 +91,17 @@ def mean_risks(matrix: FeatureMatrix, bundles: Sequence[tuple[str, Bundle]], per
     ``period``: how much of the newest decisions.
     Raises ``InputError`` if a bundle needs a feature that the matrix does not have.
     """
-    at = milliseconds(matrix.rows["decision_time"])
-    grid = ~matrix.rows["augmented"].to_numpy(dtype=bool)
-    rows = np.flatnonzero(grid & (at > at[grid].max() - int(period / timedelta(milliseconds=1))))
-    ties = name_hashes(matrix.rows["unit"])[rows]
+    known = Rows.of(matrix.rows)
+    newest = known.grid_times[-1] - int(period / timedelta(milliseconds=1))
+    rows = np.flatnonzero(~known.augmented & (known.time > newest))
     return [
-        float(np.nanmean(_answers(bundle, _reader(matrix, bundle, name), rows, at[rows], ties)[1]))
-        for name, bundle in bundles
+        float(np.nanmean(_answers(bundle, _reader(matrix, bundle, name), rows, known)[1])) for name, bundle in bundles
     ]
 
 
-def _answers(bundle: Bundle, reader: RowReader, rows: Ints, times: Ints, ties: Hashes) -> tuple[Ints, Floats]:
+def _answers(bundle: Bundle, reader: RowReader, rows: Ints, matrix_rows: Rows) -> tuple[Ints, Floats]:
     """Rank rows and give their risks, by a bundle's profile."""
-    scored = bundle.fitted.score_rows(reader, rows, times, ties)[bundle.profile]
+    scored = bundle.fitted.score_rows(reader, rows, matrix_rows)[bundle.profile]
     return scored.rank, bundle.fitted.risk(bundle.profile, scored.score)
 
 
@@ -167,10 +167,10 @@ def _points(made: Mapping[str, Baseline], reader: RowReader, rows: Ints, identit
 
 
 def _as_scored(
-    matrix: FeatureMatrix, positions: Ints, names: Sequence[str], rank: dict[str, Ints], risk: dict[str, Any], k: int
+    matrix: FeatureMatrix, positions: Ints, rank: dict[str, Ints], risk: dict[str, Any], alert: dict[str, Any], k: int
 ) -> list[Scored]:
     rows, labels = matrix.rows.iloc[positions], matrix.labels(None).iloc[positions]
-    shared = {name: rows[name].array for name in ("decision_time", "unit")}
+    shared = {name: rows[name].array for name in ("decision_time", "node", "unit")}
     of_incident = ("incident", "node_incident", "common_cause", "incident_start")
     shared |= {name: labels[name].array for name in ("label", "failure_class", *of_incident)}
     frames = [
@@ -180,13 +180,13 @@ def _as_scored(
             score=-rank[name].astype(np.float64),
             risk=risk[name],
             rank=rank[name],
-            alert=rank[name] <= k,
+            alert=alert[name],
             fold=0,
         )
-        for name in names
+        for name in rank
     ]
     scored = {side.model: side for side in split_predictions(pd.concat(frames, ignore_index=True), k)}
-    return [scored[name] for name in names]
+    return [scored[name] for name in rank]
 
 
 def _same_question(matrix: FeatureMatrix, name: str, bundle: Bundle) -> None:

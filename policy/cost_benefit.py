@@ -222,7 +222,7 @@ def for_costs(evidence: Evidence, costs: Costs, confidence: float) -> Decision:
     bound of the saving is above zero. ``saving`` is a decision time's, against draining nothing.
 
     What is counted are drains (:meth:`policy.thresholds.Evidence.opened`): a failure is saved once, and a false drain
-    counts each time it begins. The bound is normal over units, which may depend on nothing but themselves.
+    counts each time it begins. The bound is normal over clusters (:meth:`policy.thresholds.Evidence.cluster`).
     """
     if not len(evidence.risk):
         return no_threshold(costs, confidence, "there are no earlier decisions")
@@ -231,11 +231,12 @@ def for_costs(evidence: Evidence, costs: Costs, confidence: float) -> Decision:
     false = drains[~evidence.hit[drains]]
     hits = drains[evidence.hit[drains] & (evidence.incident[drains] >= 0)]
     saved = hits[np.unique(evidence.incident[hits], return_index=True)[1]]
-    units, unit = np.unique(evidence.unit, return_inverse=True)
-    gain = costs.saved * np.bincount(unit[saved], minlength=len(units))
-    gain -= costs.unneeded_drain * np.bincount(unit[false], minlength=len(units))
+    cluster = np.unique(evidence.cluster(np.arange(len(evidence.risk))), return_inverse=True)[1]
+    n = int(cluster.max()) + 1
+    gain = costs.saved * np.bincount(cluster[saved], minlength=n)
+    gain -= costs.unneeded_drain * np.bincount(cluster[false], minlength=n)
     total = float(gain.sum())
-    spread = float(gain.std(ddof=1)) * math.sqrt(len(units)) if len(units) > 1 else math.inf
+    spread = float(gain.std(ddof=1)) * math.sqrt(n) if n > 1 else math.inf
     lower = (total - NormalDist().inv_cdf(confidence) * spread) / times if math.isfinite(spread) else -math.inf
     if len(drains):
         why = (
@@ -250,7 +251,7 @@ def for_costs(evidence: Evidence, costs: Costs, confidence: float) -> Decision:
         confidence=confidence,
         promised=bool(len(drains) and lower > 0),
         threshold=threshold,
-        bound=precision_bound(evidence.hit[drains], evidence.unit[drains], confidence),
+        bound=precision_bound(evidence.hit[drains], cluster[drains], confidence),
         drains_per_decision=len(drains) / times,
         recall=evidence.recall(drains),
         saving=total / times,

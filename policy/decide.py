@@ -424,8 +424,8 @@ def _remember(
             kept = replace(kept, alerted=assessment.tier)
             unit, by_rule = assessment.blamed
             at = now if by_rule else kept.tier.counted or now
-            group = case.node.group_key
-            alerts.append(Alert(unit, group, assessment.tier, at, config.horizon, by_rule, case.held_out))
+            group, node = case.node.group_key, case.node.name
+            alerts.append(Alert(unit, group, assessment.tier, at, config.horizon, by_rule, case.held_out, node))
         if kept != _NOTHING:
             remembered[case.node.name] = kept
     here = {case.node.name for case in cases}

@@ -1,6 +1,6 @@
-"""Alerts as episodes: which alerts open one, when a unit may open another, and what became of each.
+"""Alerts as episodes: which alerts open one, when a node may open another, and what became of each.
 
-A unit's alert opens an episode. It lasts for the drain horizon, gap included: the unit is drained then, so its alerts
+A node's alert opens an episode. It lasts for the drain horizon, gap included: the node is drained then, so its alerts
 in that time belong to the episode, and the next one opens another. An episode is right if an incident follows its
 opening within the drain horizon, and unknown while that cannot be known yet.
 """
@@ -28,26 +28,26 @@ NEW_EVIDENCE = 2.0
 _DAY_MS = 86_400_000
 
 
-def openings(unit: Ints, time: Ints, reach_ms: int | Ints) -> Bools:
+def openings(node: Ints, time: Ints, reach_ms: int | Ints) -> Bools:
     """Tell which alerts open an episode.
 
-    ``unit``, ``time``: unit and time (milliseconds) of each alert; rows in any order; shape (n,).
+    ``node``, ``time``: node and time (milliseconds) of each alert; rows in any order; shape (n,).
     ``reach_ms``: how long an episode lasts (milliseconds), of all alerts or of each; 0: every alert opens one.
-    Returns: true for the first alert of a unit, and for each later one more than ``reach_ms`` after the opening of the
+    Returns: true for the first alert of a node, and for each later one more than ``reach_ms`` after the opening of the
     episode before it; shape (n,).
     """
-    opened = np.zeros(len(unit), dtype=np.bool_)
+    opened = np.zeros(len(node), dtype=np.bool_)
     reach = np.broadcast_to(np.asarray(reach_ms, dtype=np.int64), opened.shape)
     if not reach.any():
         return ~opened
-    place = np.unique(unit, return_inverse=True)[1]
+    place = np.unique(node, return_inverse=True)[1]
     start = int(time.min())
     width = int(time.max()) - start + int(reach.max()) + 1
-    key = place * width + (time - start)  # no episode reaches into the next unit
+    key = place * width + (time - start)  # no episode reaches into the next node
     order = np.arange(len(key)) if (np.diff(key) >= 0).all() else np.argsort(key, kind="stable")
     key, place, reach = key[order], place[order], reach[order]
     at = np.flatnonzero(np.diff(place, prepend=-1) != 0)
-    while len(at):  # one round for the first episode of every unit, one for the second, and so on
+    while len(at):  # one round for the first episode of every node, one for the second, and so on
         opened[order[at]] = True
         later = np.searchsorted(key, key[at] + reach[at], side="right")
         inside = later < len(key)
@@ -56,34 +56,34 @@ def openings(unit: Ints, time: Ints, reach_ms: int | Ints) -> Bools:
 
 
 def newly_alerted(
-    unit: Ints, time: Ints, rank: Ints, risk: Floats, budget: int, *, reach_ms: int, cooldown_ms: int
+    node: Ints, time: Ints, rank: Ints, risk: Floats, budget: int, *, reach_ms: int, cooldown_ms: int
 ) -> Bools:
-    """Alert so many new units a day, those of lowest rank, none again within the cool-down unless its evidence is new.
+    """Alert so many new nodes a day, those of lowest rank, none again within the cool-down unless its evidence is new.
 
-    ``unit``: positions from 0; ``time`` in milliseconds; ``rank``: lowest first; ``risk``: NaN is never new evidence;
+    ``node``: positions from 0; ``time`` in milliseconds; ``rank``: lowest first; ``risk``: NaN is never new evidence;
     rows in any order; shape (n,).
-    ``budget``: units alerted within any 24 hours, at most.
-    ``reach_ms``: how long an episode lasts: its unit is not alerted again before that is over.
-    ``cooldown_ms``: from an alert on; until then the unit is alerted again only on a risk of :data:`NEW_EVIDENCE` times
+    ``budget``: nodes alerted within any 24 hours, at most.
+    ``reach_ms``: how long an episode lasts: its node is not alerted again before that is over.
+    ``cooldown_ms``: from an alert on; until then the node is alerted again only on a risk of :data:`NEW_EVIDENCE` times
     that of the alert. Shorter than ``reach_ms``: as long as that.
     Returns: the alerts, each of which opens an episode; what is chosen at a time depends on nothing later; shape (n,).
     """
-    chosen = np.zeros(len(unit), dtype=np.bool_)
-    if not len(unit):
+    chosen = np.zeros(len(node), dtype=np.bool_)
+    if not len(node):
         return chosen
     order = np.lexsort((rank, time))
     never = int(time.min()) - max(reach_ms, cooldown_ms, _DAY_MS) - 1
-    alerted_at = np.full(int(unit.max()) + 1, never, dtype=np.int64)
+    alerted_at = np.full(int(node.max()) + 1, never, dtype=np.int64)
     alerted_risk = np.zeros(len(alerted_at))
     for rows in np.split(order, np.flatnonzero(np.diff(time[order])) + 1):
-        who = unit[rows]
+        who = node[rows]
         now = time[rows[0]]
         since = now - alerted_at[who]
         risen = (since > reach_ms) & (risk[rows] >= NEW_EVIDENCE * alerted_risk[who])
         left = max(budget - np.count_nonzero(alerted_at > now - _DAY_MS), 0)
         taken = rows[(since > max(reach_ms, cooldown_ms)) | risen][:left]
         chosen[taken] = True
-        alerted_at[unit[taken]], alerted_risk[unit[taken]] = now, risk[taken]
+        alerted_at[node[taken]], alerted_risk[node[taken]] = now, risk[taken]
     return chosen
 
 
@@ -95,12 +95,13 @@ OUTCOME_TIMEOUT = timedelta(days=7)
 
 @dataclass(frozen=True, slots=True)
 class Alert:
-    """The beginning of an alert on a unit.
+    """The beginning of an alert on a node.
 
-    ``unit``, ``group``: the group as ``cluster/group``.
+    ``unit``: the unit that it is due to; ``group``: as ``cluster/group``.
     ``tier``: ``elevated`` or ``high``: what the alert asked for.
     ``horizon``: what the model looks ahead, gap included.
     ``by_rule``: a hard rule raised it: it says nothing of the model.
+    ``node``: empty where an older ledger did not name it: then the unit stands for its node.
     """
 
     unit: str
@@ -110,14 +111,20 @@ class Alert:
     horizon: Duration
     by_rule: bool = False
     held_out: bool = False
+    node: str = ""
+
+    @property
+    def place(self) -> str:
+        """What the alert is counted by: the node."""
+        return self.node or self.unit
 
 
 def opens_episode(alerts: Sequence[Alert]) -> Bools:
     """Tell which alerts open an episode (:func:`openings`); each would last for its horizon."""
-    unit = np.unique(np.array([alert.unit for alert in alerts], dtype=str), return_inverse=True)[1]
+    node = np.unique(np.array([alert.place for alert in alerts], dtype=str), return_inverse=True)[1]
     time = np.array([alert.at.timestamp() * 1000 for alert in alerts]).astype(np.int64)
     reach = np.array([alert.horizon.total_seconds() * 1000 for alert in alerts]).astype(np.int64)
-    return openings(unit, time, reach)
+    return openings(node, time, reach)
 
 
 HappeningKind = Literal[
@@ -155,8 +162,8 @@ def judge(  # noqa: PLR0911 - one line an outcome
 ) -> Outcome:
     """Say what became of an alert.
 
-    ``happenings``: of its unit, in any order; those before the alert count only for whether the unit was in service at
-    it.
+    ``happenings``: of all units of its node, in any order; those before the alert count only for whether the node was
+    in service at it.
     ``now``: Aware; what lies after it is not looked at.
     ``timeout``: how long after the horizon an outcome may still come before a drained unit is given up as
     inconclusive.

@@ -81,7 +81,7 @@ class StageState:
 class Record:
     """How a group's alerts have done in its stage.
 
-    ``bound``: of the conclusive ones; alerts of one unit share their fate.
+    ``bound``: of the conclusive ones; alerts of one node share their fate.
     ``upper``: One-sided upper bound; 1 without alerts.
     """
 
@@ -111,7 +111,7 @@ def record_of(outcomes: Iterable[Outcome], least: str, confidence: float, now: d
     """Count outcomes and bound their precision.
 
     ``outcomes``: those of hard rules are passed over: they say nothing of the model. Alerts of one episode, such as
-    those of a unit that came and went within the horizon, count as the one that opened it.
+    those of a node that came and went within the horizon, count as the one that opened it.
     Returns: an alert counts only when two horizons have passed since: right ones are known sooner than wrong ones (a
     drained unit that passes a diagnostic is watched for a further horizon), so that a young record would look too good.
     """
@@ -130,10 +130,10 @@ def record_of(outcomes: Iterable[Outcome], least: str, confidence: float, now: d
         elif outcome.verdict == "inconclusive":
             inconclusive += 1
         else:
-            size[alert.unit] += 1
-            right[alert.unit] += outcome.verdict == "right"
+            size[alert.place] += 1
+            right[alert.place] += outcome.verdict == "right"
     alerts = np.array(list(size.values()), dtype=np.int64)
-    hits = np.array([right[unit] for unit in size], dtype=np.int64)
+    hits = np.array([right[node] for node in size], dtype=np.int64)
     bound = bound_of_sizes(alerts, hits, confidence)
     wrong = bound_of_sizes(alerts, alerts - hits, confidence)
     return Record(bound, 1 - wrong.lower, inconclusive, still_open)

@@ -12,6 +12,7 @@ import numpy.typing as npt
 import orjson
 
 from policy.episodes import Bools, Floats, Ints, openings
+from policy.incidents import caught_causes, clusters, shared_causes
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +20,7 @@ class PrecisionBound:
     """A precision and how far below it the truth may lie.
 
     ``alerts``, ``hits``: alerts with a known outcome, and how many of them were right.
-    ``clusters``: groups (GPUs) that the alerts come from.
+    ``clusters``: nodes, and causes that several nodes share, that the alerts come from.
     ``effective``: how many independent alerts they are worth; at most ``clusters``.
     ``precision``: ``hits / alerts``; NaN without alerts.
     ``lower``: One-sided lower confidence bound; 0 without alerts.
@@ -36,7 +37,7 @@ class PrecisionBound:
 NO_ALERTS = PrecisionBound(0, 0, 0, 0.0, math.nan, 0.0)
 
 START, START_AT_LEAST = 3, 30
-"""Thresholds are tested from that on which alerts this many times the units that would do if all were right, and at
+"""Thresholds are tested from that on which alerts this many times the nodes that would do if all were right, and at
 least so many: fewer leave no room for an error, more need longer to gather."""
 
 DEEPEST = 0.1
@@ -98,7 +99,7 @@ def for_precisions(evidence: Evidence, targets: Sequence[float], confidence: flo
     Returns: ``promised`` False where no threshold passes; ``best`` then says what could be promised.
 
     Choosing the best of many thresholds would promise too much. So thresholds are tested in an order fixed beforehand,
-    from strict to loose by the number of units alerted (which the outcomes do not tell), and the first failure ends
+    from strict to loose by the number of nodes alerted (which the outcomes do not tell), and the first failure ends
     it: fixed-sequence testing, which needs no correction for the search (Angelopoulos, Bates, Candes, Jordan and Lei,
     Learn then Test, 2021, section 4). What is counted are drains (:attr:`policy.thresholds.Evidence.reach_ms`).
     """
@@ -110,20 +111,20 @@ def for_precisions(evidence: Evidence, targets: Sequence[float], confidence: flo
 def _precision(ordered: _Ordered, target: float, confidence: float, best: float | None) -> Decision:
     passed: tuple[int, PrecisionBound] | None = None
     tried: PrecisionBound | None = None
-    units = _first_tested(target, confidence)
-    while (end := ordered.end_of(units)) is not None:
+    nodes = _first_tested(target, confidence)
+    while (end := ordered.end_of(nodes)) is not None:
         tried = ordered.bound(end, confidence)
         if tried.lower < target:
             break
         passed = end, tried
-        units = max(units + 1, math.ceil(units * _STEP))
+        nodes = max(nodes + 1, math.ceil(nodes * _STEP))
     if passed is None:
-        units = int(ordered.units_before[-1]) if len(ordered.order) else 0
-        why = _refusal(ordered.evidence, units, target, confidence, tried, best)
+        nodes = int(ordered.nodes_before[-1]) if len(ordered.order) else 0
+        why = _refusal(ordered.evidence, nodes, target, confidence, tried, best)
         refused = no_promise(target, confidence, why, ordered.evidence)
         return replace(refused, bound=tried or NO_ALERTS, best=best)
     end, bound = passed
-    why = f"{bound.hits} of {bound.alerts} earlier drains of {bound.clusters} units would have been right"
+    why = f"{bound.hits} of {bound.alerts} earlier drains of {bound.clusters} nodes would have been right"
     decision = ordered.promise("precision", target, confidence, end, bound, why)
     return replace(decision, best=max(best or 0.0, target))
 
@@ -134,7 +135,7 @@ def no_promise(target: float, confidence: float, why: str, evidence: Evidence) -
 
 
 def for_budget(evidence: Evidence, k: float, confidence: float) -> Decision:
-    """Choose the threshold that alerts ``k`` rows a decision time on earlier data, and bound its precision.
+    """Choose the threshold that alerts ``k`` nodes a decision time on earlier data, and bound its precision.
 
     ``confidence``: One-sided, between 0 and 1 exclusive.
     Returns: the one threshold is set by the risks alone, so its bound needs no correction for a search. Rows of equal
@@ -159,11 +160,12 @@ class _Ordered:
 
     evidence: Evidence
     order: Ints
-    unit: Ints
-    units_before: Ints
+    node: Ints
+    nodes_before: Ints
     ends: Ints
-    by_unit: Ints
-    """Places in ``order``, sorted by unit and time."""
+    by_node: Ints
+    """Places in ``order``, sorted by node and time."""
+    cluster: Ints
 
     @classmethod
     def of(cls, evidence: Evidence, deepest: float = DEEPEST) -> _Ordered:
@@ -172,21 +174,22 @@ class _Ordered:
         if rows < len(kept):
             # Ties at the edge stay together, so a prefix means the same as it would among all rows.
             kept = np.flatnonzero(evidence.risk >= np.partition(evidence.risk, len(kept) - rows)[len(kept) - rows])
-        within = np.lexsort((evidence.unit[kept], evidence.time[kept], -evidence.risk[kept]))
+        within = np.lexsort((evidence.node[kept], evidence.time[kept], -evidence.risk[kept]))
         order = kept[within].astype(np.int64)
         risk = evidence.risk[order]
-        _, first, unit = np.unique(evidence.unit[order], return_index=True, return_inverse=True)
+        _, first, node = np.unique(evidence.node[order], return_index=True, return_inverse=True)
         fresh = np.zeros(len(order), dtype=np.int64)
         fresh[first] = 1
         ends = np.flatnonzero(np.append(np.diff(risk) != 0, True)) + 1 if len(order) else np.zeros(0, np.int64)
-        by_unit = np.lexsort((evidence.time[order], unit))
-        return cls(evidence, order, unit.astype(np.int64), np.cumsum(fresh), ends.astype(np.int64), by_unit)
+        by_node = np.lexsort((evidence.time[order], node))
+        cluster = evidence.cluster(order)
+        return cls(evidence, order, node.astype(np.int64), np.cumsum(fresh), ends.astype(np.int64), by_node, cluster)
 
-    def end_of(self, units: int) -> int | None:
-        """Give the shortest prefix that alerts this many units; None if there are not so many."""
-        if not len(self.order) or units > self.units_before[-1]:
+    def end_of(self, nodes: int) -> int | None:
+        """Give the shortest prefix that alerts this many nodes; None if there are not so many."""
+        if not len(self.order) or nodes > self.nodes_before[-1]:
             return None
-        row = int(np.searchsorted(self.units_before, units)) + 1
+        row = int(np.searchsorted(self.nodes_before, nodes)) + 1
         return int(self.ends[np.searchsorted(self.ends, row)])
 
     def at_most(self, rows: int) -> int:
@@ -196,12 +199,12 @@ class _Ordered:
 
     def begun(self, end: int) -> Ints:
         """Give the places in ``order`` of the alerts of a prefix that begin a drain."""
-        places = self.by_unit[self.by_unit < end]
-        return places[openings(self.unit[places], self.evidence.time[self.order[places]], self.evidence.reach_ms)]
+        places = self.by_node[self.by_node < end]
+        return places[openings(self.node[places], self.evidence.time[self.order[places]], self.evidence.reach_ms)]
 
     def bound(self, end: int, confidence: float) -> PrecisionBound:
-        places = self.begun(end)
-        return precision_bound(self.evidence.hit[self.order[places]], self.unit[places], confidence)
+        drains = self.begun(end)
+        return precision_bound(self.evidence.hit[self.order[drains]], self.cluster[drains], confidence)
 
     def threshold(self, end: int) -> float:
         return float(self.evidence.risk[self.order[end - 1]])
@@ -222,14 +225,14 @@ def _best(ordered: _Ordered, confidence: float) -> float | None:
 
     Their order is fixed beforehand, too, so that looking needs no correction either.
     """
-    best, units = 0.0, START_AT_LEAST
-    while (end := ordered.end_of(units)) is not None:
-        highest = (1 - confidence) ** (START / units)  # of the targets that are tested from so many units on
+    best, nodes = 0.0, START_AT_LEAST
+    while (end := ordered.end_of(nodes)) is not None:
+        highest = (1 - confidence) ** (START / nodes)  # of the targets that are tested from so many nodes on
         lower = ordered.bound(end, confidence).lower
         best = max(best, min(lower, highest))
         if lower < highest:
             break
-        units += START
+        nodes += START
     return best or None
 
 
@@ -243,7 +246,7 @@ def clusters_needed(target: float, confidence: float) -> int:
 
 
 def _refusal(
-    evidence: Evidence, units: int, target: float, confidence: float, tried: PrecisionBound | None, best: float | None
+    evidence: Evidence, nodes: int, target: float, confidence: float, tried: PrecisionBound | None, best: float | None
 ) -> str:
     could = "nothing can be promised" if not best else f"the highest precision that can be promised is {_low(best)}"
     if not evidence.hit.any():
@@ -251,11 +254,11 @@ def _refusal(
     if tried is None:
         needed = _first_tested(target, confidence)
         return (
-            f"a promise of {target:.0%} begins with {needed} units, the riskiest tenth of earlier decisions has "
-            f"{units}: {needed - units} more are needed; {could}"
+            f"a promise of {target:.0%} begins with {needed} nodes, the riskiest tenth of earlier decisions has "
+            f"{nodes}: {needed - nodes} more are needed; {could}"
         )
     return (
-        f"{tried.hits} of {tried.alerts} earlier drains of {tried.clusters} units would have been right: with "
+        f"{tried.hits} of {tried.alerts} earlier drains of {tried.clusters} nodes would have been right: with "
         f"{confidence:.0%} confidence at least {_low(tried.lower)}, {target:.0%} was asked; {could}"
     )
 
@@ -267,23 +270,25 @@ def _low(value: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """Scored decisions with known labels, each array of shape (n,).
+    """Scored decisions about nodes with known labels, each array of shape (n,).
 
     They must have been scored by models that had not seen their labels; else no bound holds.
 
     ``risk``: what thresholds are set on: the riskiest highest. Any monotone score does, except for costs.
     ``hit``: whether an incident followed within the horizon.
-    ``unit``: whose decision it is; decisions of one unit may depend on each other.
+    ``node``: whose decision it is; decisions about one node may depend on each other.
     ``time``: decision times in milliseconds since the epoch.
-    ``incident``: the incident behind a hit; -1: none, or unknown.
+    ``incident``: the node incident behind a hit; -1: none, or unknown.
+    ``cause``: its common cause, which other node incidents may share; -1: none, or unknown.
     ``reach_ms``: how long a drain lasts, as :func:`policy.episodes.openings` takes it; 0: every alert counts by itself.
     """
 
     risk: Floats
     hit: Bools
-    unit: Ints
+    node: Ints
     time: Ints
     incident: Ints
+    cause: Ints
     reach_ms: int = 0
 
     def __post_init__(self) -> None:
@@ -297,23 +302,35 @@ class Evidence:
 
     @property
     def incidents(self) -> int:
-        """Number of distinct incidents that a decision could have caught."""
-        return len(np.unique(self.incident[self.hit & (self.incident >= 0)]))
+        """Number of distinct failures that a decision could have caught, a common cause counted once."""
+        return len(np.unique(self.cause[self.hit & (self.incident >= 0)]))
+
+    def cluster(self, rows: Ints) -> Ints:
+        """Give the cluster of each of some rows (:func:`policy.incidents.clusters`)."""
+        node, cause = self.node[rows], np.where(self.hit[rows], self.cause[rows], -1)
+        failing = np.flatnonzero(self.hit & (self.incident >= 0))
+        shared = shared_causes(self.node[failing], self.cause[failing])
+        return clusters(node, cause, shared, int(self.node.max(initial=-1)) + 1)
 
     def opened(self, alert: Bools) -> Ints:
         """Give the rows of the alerts that open an episode, which is a drain."""
         rows = np.flatnonzero(alert)
-        return rows[openings(self.unit[rows], self.time[rows], self.reach_ms)]
+        return rows[openings(self.node[rows], self.time[rows], self.reach_ms)]
 
     def recall(self, alert: Bools | Ints) -> float:
-        """Give the share of incidents that at least one alert caught; NaN without incidents.
+        """Give the share of failures that at least one alert caught; NaN without any.
+
+        A common cause counts once (:func:`policy.incidents.caught_causes`).
 
         ``alert``: a mask of rows, or their positions.
         """
-        incident = self.incident[alert]
-        caught = np.unique(incident[self.hit[alert] & (incident >= 0)])
-        total = self.incidents
-        return len(caught) / total if total else float("nan")
+        failing = np.flatnonzero(self.hit & (self.incident >= 0))
+        incident, first = np.unique(self.incident[failing], return_index=True)
+        if not len(incident):
+            return math.nan
+        alerted = self.incident[alert][self.hit[alert]]
+        _, caught = caught_causes(self.cause[failing][first], np.isin(incident, alerted))
+        return float(caught.mean())
 
 
 def binomial_lower(hits: float, trials: float, confidence: float) -> float:
@@ -335,7 +352,7 @@ def binomial_lower(hits: float, trials: float, confidence: float) -> float:
 
 
 def precision_bound(hit: Bools, cluster: Ints, confidence: float) -> PrecisionBound:
-    """Bound the precision of alerts, each with whether it was right and whose it is; both of shape (alerts,)."""
+    """Bound the precision of alerts, each with whether it was right and its cluster; both of shape (alerts,)."""
     _, group = np.unique(cluster, return_inverse=True)
     return bound_of_sizes(np.bincount(group), np.bincount(group, weights=hit), confidence)
 

@@ -14,7 +14,7 @@ from benchmarks.scoreboard import fleets
 from benchmarks.scoreboard.fleets import FACTS, Fleet, plan, run_fleet
 from benchmarks.scoreboard.measure import added, counts, measure, share
 from benchmarks.scoreboard.page import Claim, make_page
-from evaluation.metrics.bootstrap import Interval, interval, resample_units
+from evaluation.metrics.bootstrap import Interval, interval, resample
 from evaluation.metrics.evaluation import evaluate
 from evaluation.metrics.scored import split_predictions
 from tests.models.fleet_predictions import MODELS, fleet, truth_of
@@ -59,8 +59,8 @@ def test_counts_give_what_the_evaluation_measures_intervals_among_it():
     frame = predictions(3)
     theirs = evaluate(frame, k=2, bootstrap=40, seed=5, drain_reach=REACH)
     for scored in split_predictions(frame, 2, REACH):
-        row, units = theirs.row(scored.model, "sliding"), scored.n_units
-        weights = np.vstack([np.ones(units), resample_units(units, 40, 5)])
+        row, units = theirs.row(scored.model, "sliding"), scored.shared.n_clusters
+        weights = np.vstack([np.ones(units), resample(units, 40, 5)])
         sums = counts(scored, weights, {}, ranked=True)
         for name, mine in {
             "precision_at_k": share(sums, "hits", "alerts"),
@@ -82,7 +82,7 @@ def test_counts_give_what_the_evaluation_measures_intervals_among_it():
 def test_drains_under_a_promise_are_those_of_a_plain_reading():
     frame = predictions(4)
     scored = next(one for one in split_predictions(frame, 2, REACH) if one.model == "mean_rank")
-    sums = counts(scored, np.ones((1, scored.n_units)), FACTS_KEPT["promises"], ranked=False)
+    sums = counts(scored, np.ones((1, scored.shared.n_clusters)), FACTS_KEPT["promises"], ranked=False)
     asked, right, drains = {1: 0.2, 3: 0.25}, 0, 0
     rows = frame[frame["model"] == "mean_rank"].sort_values("decision_time")
     for _, own in rows.groupby("unit"):

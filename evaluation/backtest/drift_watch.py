@@ -94,7 +94,7 @@ class DriftWatch:
             columns = {name: fold.table[name].to_numpy() for name in ("row", "alert", "model", "variant")}
             mine = (columns["model"] == model) & (columns["variant"] == VARIANTS.index("sliding")) & columns["alert"]
             alerted.append(columns["row"][mine])
-        return count_in_windows([(self._trainer.rows.tie[rows], labelled.label[rows]) for rows in alerted], length)
+        return count_in_windows([(self._trainer.rows.node[rows], labelled.label[rows]) for rows in alerted], length)
 
 
 _EARLIER_MS = duration_ms(EARLIER_ALERTS)

@@ -14,8 +14,8 @@ from evaluation.drift.verdict import Findings
 from features.times import duration_ms, instants, milliseconds
 from models.calibration.horizons import HorizonMap
 from models.explanation.alert_reasons import AlertReasons
-from models.rows.ranking import Ints
-from models.rows.training_set import Matrix, Rows
+from models.rows.ranking import Ints, group_starts, top_nodes
+from models.rows.training_set import Matrix, Rows, node_codes
 from models.training.schedule import Schedule, format_days, format_instant
 from policy.episodes import newly_alerted
 
@@ -28,8 +28,8 @@ class BacktestResult:
     """What a backtest found.
 
     ``predictions``: one row for each variant, model and grid row tested, in this order. Columns: ``decision_time``,
-    ``node``, ``gpu``, ``unit``, ``model``, ``variant`` (categories), ``score``, ``risk`` (float32), ``rank`` (int32),
-    ``alert`` (bool), ``label`` (Int8; null: censored or not yet known), ``failure_class``, ``incident``,
+    ``node``, ``gpu``, ``unit``, ``model``, ``variant`` (categories), ``score``, ``risk`` (float32), ``rank`` (int32,
+    the unit's), ``alert`` (bool), ``label`` (Int8; null: censored or not yet known), ``failure_class``, ``incident``,
     ``node_incident``, ``common_cause`` (Int64; null where the label is not 1), ``incident_start``, ``drain_label``
     (``label`` within the drain horizon, by which episodes are judged), ``fold`` (int32). Baselines stand under
     ``sliding`` only: they learn nothing that training once could lack.
@@ -37,7 +37,7 @@ class BacktestResult:
     fitted), ``test_start``, ``test_end`` (first and last decision time scored), ``span``, ``train_start``,
     ``train_end``, ``n_positive``, ``n_negative``, ``n_augmented``, ``n_incidents``, ``calibrated``, ``fitted`` (False:
     stand-ins), ``refit_fold`` (the fold whose refit made the models).
-    ``k``: alert budget a decision time.
+    ``k``: alert budget: nodes a decision time.
     ``drain_reach``: how long an episode lasts: gap and drain horizon.
     ``skipped``: what was left out or replaced, and why.
     ``models``: Models, in the order of reports.
@@ -135,20 +135,23 @@ def drain_labels(matrix: Matrix, horizon: timedelta | None) -> pd.DataFrame:
 def cooled_down(predictions: pd.DataFrame, k: int, reach: timedelta, cooldown: timedelta) -> np.ndarray:
     """Choose the alerts of every model and variant with a cool-down (:func:`policy.episodes.newly_alerted`).
 
-    What a unit that cools down leaves of the budget goes to the next in rank; a model that alerts fewer, because its
-    members must agree or its stages pass few, keeps to the alerts that it gave.
+    A node is alerted by its riskiest unit. What a node that cools down leaves of the budget goes to the next in rank; a
+    model that alerts fewer, because its members must agree or its stages pass few, keeps to the alerts that it gave.
 
-    ``k``: units newly alerted within any 24 hours, at most.
+    ``k``: nodes newly alerted within any 24 hours, at most.
     ``reach``: how long an episode lasts.
     Returns: whether each row is alerted; shape (rows,).
     """
     given, out = predictions["alert"].to_numpy(), np.zeros(len(predictions), dtype=np.bool_)
-    unit, time = pd.factorize(predictions["unit"])[0], milliseconds(predictions["decision_time"], "decision_time")
-    rank, risk = predictions["rank"].to_numpy(), predictions["risk"].to_numpy()
+    node, time = node_codes(predictions), milliseconds(predictions["decision_time"], "decision_time")
+    rank, risk = predictions["rank"].to_numpy(dtype=np.int64), predictions["risk"].to_numpy()
     for rows in predictions.groupby(["variant", "model"], observed=True).indices.values():
-        among = rows if np.array_equal(given[rows], rank[rows] <= k) else rows[given[rows]]
+        whole = np.array_equal(given[rows], top_nodes(time[rows], rank[rows], node[rows], k))
+        among = rows if whole else rows[given[rows]]
+        among = among[np.lexsort((rank[among], node[among], time[among]))]
+        among = among[group_starts(time[among], node[among])]
         out[among] = newly_alerted(
-            unit[among], time[among], rank[among], risk[among], k,
+            node[among], time[among], rank[among], risk[among], k,
             reach_ms=duration_ms(reach), cooldown_ms=duration_ms(cooldown),
         )  # fmt: skip
     return out

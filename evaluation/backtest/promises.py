@@ -1,7 +1,7 @@
 """Promises walked forward: at each refit a precision is promised from earlier outcomes, then kept or broken.
 
-What is promised is the precision of drains, which are episodes as :mod:`policy.episodes` has them. The
-bound under it is in :mod:`policy.thresholds`.
+What is promised is the precision of drains, which are a node's episodes as :mod:`policy.episodes` has them. Decisions
+are about nodes, as :mod:`evaluation.metrics.scored` has them, and the bound is in :mod:`policy.thresholds`.
 """
 
 from __future__ import annotations
@@ -15,21 +15,26 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from features.times import coded, milliseconds
+from evaluation.metrics.scored import Grouping
+from features.times import milliseconds
 from models.config import PrecisionTargetsSection
 from models.rows.as_of_rows import LabelsAt, labels_of_rows, row_positions
+from models.rows.incident_groups import IncidentGroups
 from models.rows.ranking import Bools, Floats, Ints
-from models.rows.training_set import Labels, Matrix
+from models.rows.training_set import Labels, Matrix, node_codes
 from models.training.fitted import ORDERS_ONLY
 from policy.cost_benefit import Costs, for_costs, no_threshold
 from policy.episodes import openings
+from policy.incidents import caught_causes
 from policy.thresholds import Decision, Evidence, for_budget, for_precisions, no_promise
 
 FOLD_COLUMNS: tuple[str, ...] = (
     "model", "target", "fold", "refit_at", "promised", "threshold", "lower", "best", "earlier_drains", "earlier_hits",
-    "earlier_units", "drains", "known_drains", "hits", "incidents", "caught", "why",
+    "earlier_nodes", "drains", "known_drains", "hits", "incidents", "caught", "why",
 )  # fmt: skip
 """Columns of :attr:`Promises.folds`."""
+
+_NONE = np.iinfo(np.int64).min
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +43,9 @@ class Promises:
 
     ``folds``: one row for each model, target and fold (:data:`FOLD_COLUMNS`): whether a promise was made at
     ``refit_at``, at which ``threshold`` of risk, its ``lower`` bound and the ``earlier_drains`` (with ``earlier_hits``,
-    on ``earlier_units`` units) behind it, the highest precision that could be promised (``best``; NaN: none), and in
+    on ``earlier_nodes`` nodes) behind it, the highest precision that could be promised (``best``; NaN: none), and in
     the fold itself: ``drains``, those of known outcome, ``hits``, ``incidents`` and those ``caught``, which a right
-    drain came before.
+    drain came before; a cause of several nodes counts once.
     ``pooled``: one row for each model and target: ``folds``, ``promised`` (folds with a promise), ``drains``,
     ``known_drains``, ``hits``, ``precision``, ``kept`` (the precision reached the target; null where no promise brought
     a drain), ``recall`` of incidents over the whole test period, and ``recall_promised`` over the folds with a promise;
@@ -62,14 +67,36 @@ class _Replayed:
 
     risks: dict[str, Floats]
     time: Ints
-    unit: Ints
+    node: Ints
     fold: Ints
 
-    def evidence(self, labels: Labels, chosen: Bools, reach_ms: int) -> Iterator[tuple[str, Evidence]]:
-        hit, unit, time = labels.label[chosen] == 1, self.unit[chosen], self.time[chosen]
-        incident = np.where(hit, labels.incident[chosen], -1)
+    def evidence(
+        self, labels: Labels, groups: IncidentGroups, chosen: Bools, reach_ms: int
+    ) -> Iterator[tuple[str, Evidence]]:
+        """Give what some rows of units say of nodes."""
+        if not chosen.any():
+            none = np.zeros(0, dtype=np.int64)
+            for name in self.risks:
+                yield name, Evidence(np.zeros(0), none == 1, none, none, none, none, reach_ms)
+            return
+        rows = np.flatnonzero(chosen)
+        nodes = self.nodes(rows, labels)
+        node, time = self.node[rows][nodes.first], self.time[rows][nodes.first]
+        hit = nodes.highest(labels.label[rows]) == 1
+        incident, cause = self.followed(nodes, rows, labels, groups)
         for name, risk in self.risks.items():
-            yield name, Evidence(risk[chosen].astype(np.float64), hit, unit, time, incident, reach_ms)
+            highest = nodes.highest(risk[rows]).astype(np.float64)
+            yield name, Evidence(highest, hit, node, time, incident, cause, reach_ms)
+
+    def nodes(self, rows: Ints, labels: Labels) -> Grouping:
+        """Group some rows of units by node and time."""
+        return Grouping.of(self.time[rows], self.node[rows], labels.label[rows])
+
+    def followed(self, nodes: Grouping, rows: Ints, labels: Labels, groups: IncidentGroups) -> tuple[Ints, Ints]:
+        """Give the first node incident that follows each decision about a node, and its cause; -1: none."""
+        first = nodes.highest(np.where(labels.label[rows] == 1, -1 - labels.incident[rows], _NONE))
+        incident = np.where(first > _NONE, -1 - first, -1)
+        return groups.node_incident[incident], groups.common_cause[incident]
 
 
 def walk_promises(
@@ -91,21 +118,22 @@ def walk_promises(
     one = predictions[next(iter(rows.values()))]
     time, fold = milliseconds(one["decision_time"]), one["fold"].to_numpy(dtype=np.int64)
     risk = predictions["risk"].to_numpy()
-    models = _Replayed({str(name): risk[mine] for name, mine in rows.items()}, time, coded(one["unit"])[0], fold)
+    models = _Replayed({str(name): risk[mine] for name, mine in rows.items()}, time, node_codes(one), fold)
     read, final = _of_drains(matrix, row_positions(matrix, one), section)
     reach_ms = int((final.complete - time).max())
     order = folds[folds["variant"] == "sliding"].sort_values("fold")
     tested = [(int(row.fold), _refit_of(row, time, fold)) for row in order.itertuples()]
     decided: dict[tuple[str, float], list[Decision]] = {}
     for number, refit_at in tested:
-        labels = read(refit_at)
+        labels, groups = read(refit_at), IncidentGroups.of(matrix.incidents(refit_at))
         earlier = (fold < number) & _known(labels, refit_at)
-        for name, evidence in models.evidence(labels, earlier, reach_ms):
+        for name, evidence in models.evidence(labels, groups, earlier, reach_ms):
             for decision in _promised(name, evidence, section):
                 decided.setdefault((name, decision.asked), []).append(decision)
     numbers = [number for number, _ in tested]
+    judged = _Judged.of(models, final, IncidentGroups.of(matrix.incidents(None)), reach_ms)
     became = {
-        (name, target): _outcomes(dict(zip(numbers, made, strict=True)), models, name, final, reach_ms)
+        (name, target): judged.outcomes(dict(zip(numbers, made, strict=True)), models.risks[name])
         for (name, target), made in decided.items()
     }
     records = [
@@ -121,7 +149,7 @@ def walk_promises(
     labels = read(until)
     known = _known(labels, until)
     current: dict[str, list[Decision]] = {}
-    for name, everything in models.evidence(labels, known, reach_ms):
+    for name, everything in models.evidence(labels, IncidentGroups.of(matrix.incidents(until)), known, reach_ms):
         current[name] = [
             *_promised(name, everything, section),
             for_budget(everything, k, section.confidence),
@@ -196,41 +224,74 @@ def _summary(decision: Decision) -> dict[str, Any]:
         "best": math.nan if decision.best is None else decision.best,
         "earlier_drains": decision.bound.alerts,
         "earlier_hits": decision.bound.hits,
-        "earlier_units": decision.bound.clusters,
+        "earlier_nodes": decision.bound.clusters,
         "why": decision.why,
     }
 
 
-def _outcomes(
-    decisions: dict[int, Decision], models: _Replayed, name: str, final: Labels, reach_ms: int
-) -> list[dict[str, Any]]:
-    """Tell what became of the promises of one target, fold by fold; a drain belongs to the fold that it begins in."""
-    asked = np.full(max(decisions) + 1, np.inf)
-    for fold, decision in decisions.items():
-        asked[fold] = np.inf if decision.threshold is None else decision.threshold
-    alerts = np.flatnonzero(models.risks[name] >= asked[models.fold])
-    # over all folds at once: a unit that stays alerted over a refit is drained already
-    begun = alerts[openings(models.unit[alerts], models.time[alerts], reach_ms)]
-    positive = np.flatnonzero(final.label == 1)
-    out = []
-    for fold in decisions:
-        drains = begun[models.fold[begun] == fold]
-        hits = drains[final.label[drains] == 1]
-        there = np.unique(final.incident[positive[models.fold[positive] == fold]])
-        caught = np.unique(final.incident[hits])
-        out.append(
-            {
-                "drains": len(drains),
-                "known_drains": int((final.label[drains] >= 0).sum()),
-                "hits": len(hits),
-                "incidents": len(there),
-                "caught": len(caught),
-                # An incident may begin in one fold's horizon and be alerted in two.
-                "there": set(there.tolist()),
-                "those": set(caught.tolist()),
-            }
-        )
-    return out
+@dataclass(frozen=True, slots=True)
+class _Judged:
+    """Decisions about nodes by everything known.
+
+    ``nodes``: groups the units' rows, of which ``time``, ``node``, ``fold``, ``label``, ``incident`` and ``cause`` hold
+    one entry each.
+    """
+
+    nodes: Grouping
+    time: Ints
+    node: Ints
+    fold: Ints
+    label: np.ndarray
+    incident: Ints
+    cause: Ints
+    reach_ms: int
+
+    @classmethod
+    def of(cls, models: _Replayed, final: Labels, groups: IncidentGroups, reach_ms: int) -> _Judged:
+        rows = np.arange(len(models.time))
+        nodes = models.nodes(rows, final)
+        first = nodes.first
+        incident, cause = models.followed(nodes, rows, final, groups)
+        label = nodes.highest(final.label)
+        return cls(nodes, models.time[first], models.node[first], models.fold[first], label, incident, cause, reach_ms)
+
+    def outcomes(self, decisions: dict[int, Decision], unit_risk: Floats) -> list[dict[str, Any]]:
+        """Tell what became of the promises of one target, fold by fold; a drain belongs to the fold it begins in."""
+        asked = np.full(max(decisions) + 1, np.inf)
+        for fold, decision in decisions.items():
+            asked[fold] = np.inf if decision.threshold is None else decision.threshold
+        alerts = np.flatnonzero(self.nodes.highest(unit_risk) >= asked[self.fold])
+        # over all folds at once: a node that stays alerted over a refit is drained already
+        begun = alerts[openings(self.node[alerts], self.time[alerts], self.reach_ms)]
+        positive = np.flatnonzero(self.incident >= 0)
+        out = []
+        for fold in decisions:
+            drains = begun[self.fold[begun] == fold]
+            hits = drains[self.label[drains] == 1]
+            there = positive[self.fold[positive] == fold]
+            out.append(
+                {
+                    "drains": len(drains),
+                    "known_drains": int((self.label[drains] >= 0).sum()),
+                    "hits": len(hits),
+                    # An incident may begin in one fold's horizon and be alerted in two.
+                    "there": dict(zip(self.incident[there].tolist(), self.cause[there].tolist(), strict=True)),
+                    "those": set(self.incident[hits].tolist()),
+                }
+            )
+            out[-1]["incidents"], out[-1]["caught"] = _caught(out[-1:])
+        return out
+
+
+def _caught(folds: list[dict[str, Any]]) -> tuple[int, int]:
+    """Count the failures of some folds, and those caught in them; a cause of several nodes counts once."""
+    causes: dict[int, int] = {}
+    for fold in folds:
+        causes |= fold["there"]
+    caught = set[int]().union(*(fold["those"] for fold in folds))
+    incident, cause = (np.array(list(values), dtype=np.int64) for values in (causes.keys(), causes.values()))
+    _, right = caught_causes(cause, np.isin(incident, list(caught)))
+    return len(right), int(right.sum())
 
 
 def _pool(folds: pd.DataFrame) -> pd.DataFrame:
@@ -239,9 +300,7 @@ def _pool(folds: pd.DataFrame) -> pd.DataFrame:
         made = part[part["promised"].to_numpy(dtype=bool)]
         known, hits = int(made["known_drains"].sum()), int(made["hits"].sum())
         precision = hits / known if known else math.nan
-        there, within, caught = (
-            set[int]().union(*incidents) for incidents in (part["there"], made["there"], made["those"])
-        )
+        (there, _), (within, caught) = (_caught(some.to_dict("records")) for some in (part, made))
         records.append(
             {
                 "model": model,
@@ -253,10 +312,10 @@ def _pool(folds: pd.DataFrame) -> pd.DataFrame:
                 "hits": hits,
                 "precision": precision,
                 "kept": precision >= target if known else None,
-                "incidents": len(there),
-                "caught": len(caught),
-                "recall": _share(len(caught), len(there)),
-                "recall_promised": _share(len(caught), len(within)),
+                "incidents": there,
+                "caught": caught,
+                "recall": _share(caught, there),
+                "recall_promised": _share(caught, within),
                 "best": float(part["best"].iloc[-1]),
             }
         )

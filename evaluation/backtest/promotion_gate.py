@@ -16,7 +16,8 @@ import numpy as np
 import pandas as pd
 from scipy.stats import binom
 
-from evaluation.metrics.bootstrap import interval, resample_units
+from evaluation.metrics.bootstrap import interval, resample
+from evaluation.metrics.estimates import precision_of
 from evaluation.metrics.lead_time import incident_table
 from evaluation.metrics.metrics import Floats, ratio
 from evaluation.metrics.scored import Scored
@@ -57,8 +58,8 @@ class Verdict:
     ``challenger``, ``champion``: names of the sides; the champion's is that of the baselines where there is no
     champion.
     ``criteria``: one row each.
-    ``rows``, ``positives``, ``units``, ``times``, ``incidents``, ``k``: labelled rows and positives compared on, their
-    units and decision times, incidents, and the alert budget.
+    ``rows``, ``positives``, ``nodes``, ``times``, ``incidents``, ``k``: labelled decisions about nodes and positive
+    ones, their nodes and decision times, incidents, and the alert budget.
     ``first_time``, ``last_time``: first and last decision time (UTC).
     """
 
@@ -67,7 +68,7 @@ class Verdict:
     criteria: tuple[Criterion, ...]
     rows: int
     positives: int
-    units: int
+    nodes: int
     times: int
     incidents: int
     k: int
@@ -105,7 +106,7 @@ def judge(
     """Compare a challenger with the champion, or with baselines where there is none yet.
 
     ``others``: the champion alone, or the baselines, the best of which its recall is compared with.
-    ``seed``: seed of the resampling of units, which all sides share.
+    ``seed``: seed of the resampling of nodes, which all sides share.
     ``champion``: whether ``others`` is the champion.
     Returns: one row a criterion.
     Raises ``ValueError`` if the sides do not hold the same rows, or there is no other side.
@@ -113,25 +114,24 @@ def judge(
     if not others:
         raise ValueError("no side to compare with")
     for other in others:
-        if not (np.array_equal(challenger.time, other.time) and np.array_equal(challenger.unit, other.unit)):
+        if challenger.rows is not other.rows:
             raise ValueError(f"{challenger.model} and {other.model} were not scored on the same rows")
-    weights = np.concatenate(
-        [np.ones((1, challenger.n_units)), resample_units(challenger.n_units, section.bootstrap, seed)]
-    )
+    clusters = challenger.shared.n_clusters
+    weights = np.concatenate([np.ones((1, clusters)), resample(clusters, section.bootstrap, seed)])
     incidents = incident_table(challenger)
     criteria = [_precision(challenger, other, section, weights, len(incidents)) for other in others]
     reference = others[0] if champion else _best(others, weights)
     criteria.append(_risk_ratio(challenger, others[0] if champion else None, section, weights))
     criteria.append(_brier(challenger, others[0] if champion else None, section, weights))
     criteria += _recalls(reference, incidents, section)
-    times = challenger.shared.times_ms[np.unique(challenger.time[challenger.known])]
+    times = challenger.shared.times_ms[np.unique(challenger.rows.time[challenger.known])]
     return Verdict(
         challenger=challenger.model,
         champion=", ".join(other.model for other in others),
         criteria=tuple(criteria),
         rows=int(challenger.known.sum()),
         positives=int(challenger.positive.sum()),
-        units=len(np.unique(challenger.unit[challenger.known])),
+        nodes=len(np.unique(challenger.rows.node[challenger.known])),
         times=len(times),
         incidents=len(incidents),
         k=challenger.shared.k,
@@ -143,7 +143,7 @@ def judge(
 def _precision(
     challenger: Scored, other: Scored, section: PromotionSection, weights: Floats, incidents: int
 ) -> Criterion:
-    mine, theirs = (_precisions(contender, weights) for contender in (challenger, other))
+    mine, theirs = (precision_of(side, side.alert, weights) for side in (challenger, other))
     difference = mine - theirs
     bounds = interval(difference[1:], LEVEL)
     margin = min(section.precision_margin, section.margin_share * float(np.nan_to_num(theirs[0])))
@@ -213,10 +213,8 @@ def _recalls(other: Scored, incidents: pd.DataFrame, section: PromotionSection) 
     caught = incident_table(other).set_index("incident")["caught"]
     mine = mine.assign(other=caught.reindex(mine.index).to_numpy(dtype=bool))
     rows = [_recall("recall of incidents", other, mine, section)]
-    rows += [
-        _recall(f"recall of {name}", other, part, section)
-        for name, part in mine.groupby("failure_class", sort=True, observed=True)
-    ]
+    by_family = mine.assign(family=mine["failure_class"].str.split(", ")).explode("family")
+    rows += [_recall(f"recall of {name}", other, part, section) for name, part in by_family.groupby("family")]
     return rows
 
 
@@ -242,26 +240,18 @@ def _recall(name: str, other: Scored, incidents: pd.DataFrame, section: Promotio
 
 
 def _best(others: Sequence[Scored], weights: Floats) -> Scored:
-    reached = [np.nan_to_num(_precisions(other, weights[:1])[0], nan=-1.0) for other in others]
+    reached = [np.nan_to_num(precision_of(other, other.alert, weights[:1])[0], nan=-1.0) for other in others]
     return others[int(np.argmax(reached))]
 
 
-def _precisions(scored: Scored, weights: Floats) -> Floats:
-    hits = weights @ scored.per_unit(scored.alert & scored.positive)
-    return ratio(hits, weights @ scored.per_unit(scored.alert & scored.known))
-
-
 def _ratios(scored: Scored, weights: Floats) -> Floats:
-    known = scored.known
-    risk = np.bincount(scored.unit[known], scored.risk[known], minlength=scored.n_units)
-    return ratio(weights @ risk, weights @ scored.per_unit(scored.positive))
+    return ratio(weights @ scored.units.risk, weights @ scored.units.positive)
 
 
 def _skills(scored: Scored, weights: Floats) -> Floats:
-    known = scored.known
-    squared = (scored.risk[known] - scored.positive[known]) ** 2
-    error = weights @ np.bincount(scored.unit[known], squared, minlength=scored.n_units)
-    rows, positives = weights @ scored.per_unit(known), weights @ scored.per_unit(scored.positive)
+    error, rows, positives = (
+        weights @ sums for sums in (scored.units.error, scored.units.known, scored.units.positive)
+    )
     rate = ratio(positives, rows)
     return 1 - ratio(ratio(error, rows), rate * (1 - rate))
 

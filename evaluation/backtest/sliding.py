@@ -70,7 +70,7 @@ class Backtest:
 
     ``matrix``: with raw windows where a learner reads them.
     ``names``: models in the order of reports.
-    ``k``: alert budget a decision time.
+    ``k``: alert budget: nodes a decision time.
     """
 
     def __init__(self, matrix: Matrix, setup: BacktestSetup) -> None:
@@ -165,7 +165,7 @@ class Backtest:
     def _scores(self, fold: int, models: FittedModels) -> dict[str, Any]:
         """Score a fold's rows, by model."""
         tested = self.schedule.fold_rows(self.rows, fold)
-        return models.score_rows(self._trainer.values, tested, self.rows.time[tested], self.rows.tie[tested])
+        return models.score_rows(self._trainer.values, tested, self.rows)
 
     def _parts(self, fold: int, models: FittedModels, scores: dict[str, Any], variant: str) -> list[dict[str, Any]]:
         """Give the columns of a fold's predictions, model by model."""

@@ -132,7 +132,7 @@ def _fell(alerts: tuple[AlertCounts, AlertCounts] | None) -> tuple[float, str] |
         return None
     before, now = alerts
     counts = (
-        f"{now.right} of {now.right + now.wrong} alerted units failed, {percent(now.precision)}; before "
+        f"{now.right} of {now.right + now.wrong} alerted nodes failed, {percent(now.precision)}; before "
         f"{before.right} of {before.right + before.wrong}, {percent(before.precision)}"
     )
     return precision_fell(before, now), counts

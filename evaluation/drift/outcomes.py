@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 from scipy.stats import beta, binomtest, chi2, fisher_exact
 
+from models.rows.training_set import node_codes
 from models.training.reference import Outcomes
 
 ALPHA = 0.005
@@ -135,9 +136,9 @@ class RiskCounts:
 
 @dataclass(frozen=True, slots=True)
 class AlertCounts:
-    """What became of alerted units, each counted once in each window.
+    """What became of alerted nodes, each counted once in each window.
 
-    ``right``, ``wrong``, ``open``: units with an alert that came true; with alerts that did not; with alerts whose
+    ``right``, ``wrong``, ``open``: nodes with an alert that came true; with alerts that did not; with alerts whose
     outcome is not known.
     """
 
@@ -151,27 +152,27 @@ class AlertCounts:
         return self.right / (self.right + self.wrong) if self.right + self.wrong else float("nan")
 
 
-def count_alerts(unit: np.ndarray, label: np.ndarray) -> AlertCounts:
-    """Count alerted units by what came of them: right if any of its alerts was, open if none was and any is undecided.
+def count_alerts(node: np.ndarray, label: np.ndarray) -> AlertCounts:
+    """Count alerted nodes by what came of them: right if any of its alerts was, open if none was and any is undecided.
 
-    ``unit``, ``label``: unit of each alert; 1, 0, or -1 where the outcome is not known; shape (n_alerts,).
+    ``node``, ``label``: node of each alert; 1, 0, or -1 where the outcome is not known; shape (n_alerts,).
     """
-    if not len(unit):
+    if not len(node):
         return AlertCounts(0, 0, 0)
-    _, number = np.unique(unit, return_inverse=True)
-    units = int(number.max()) + 1
-    right = np.bincount(number, weights=label == 1, minlength=units) > 0
-    undecided = (np.bincount(number, weights=label < 0, minlength=units) > 0) & ~right
+    _, number = np.unique(node, return_inverse=True)
+    nodes = int(number.max()) + 1
+    right = np.bincount(number, weights=label == 1, minlength=nodes) > 0
+    undecided = (np.bincount(number, weights=label < 0, minlength=nodes) > 0) & ~right
     return AlertCounts(int(right.sum()), int((~right & ~undecided).sum()), int(undecided.sum()))
 
 
 def count_in_windows(folds: Sequence[tuple[np.ndarray, np.ndarray]], length: int) -> AlertCounts:
-    """Count alerted units in each window of so many folds by itself, and sum the counts up.
+    """Count alerted nodes in each window of so many folds by itself, and sum the counts up.
 
-    A unit with false alerts all the time is wrong once in a window, however long that is, while each failure adds a
+    A node with false alerts all the time is wrong once in a window, however long that is, while each failure adds a
     right one: so only windows of the same length compare.
 
-    ``folds``: unit and label of each alert, as :func:`count_alerts` takes them, fold by fold.
+    ``folds``: node and label of each alert, as :func:`count_alerts` takes them, fold by fold.
     ``length``: folds of a window. Windows are cut from the newest fold back; folds left over, too few for one, do not
     count.
     """
@@ -207,7 +208,7 @@ def outcomes_over_time(
 
     ``predictions``: as :class:`evaluation.backtest.frames.BacktestResult` has them.
     ``every``: spacing of the windows, which are :data:`ROLLING` long (shorter at the beginning).
-    Returns: :data:`OUTCOME_COLUMNS`, one row a window. ``alerts`` to ``open`` count units; ``precision`` is right over
+    Returns: :data:`OUTCOME_COLUMNS`, one row a window. ``alerts`` to ``open`` count nodes; ``precision`` is right over
     right and wrong, with the exact interval; ``expected`` is the sum of risks of rows with a label, ``calibration`` the
     positives over that, with the exact Poisson interval of the number of incidents behind them.
     """
@@ -216,11 +217,11 @@ def outcomes_over_time(
         return pd.DataFrame(columns=list(OUTCOME_COLUMNS))
     time = mine["decision_time"]
     first, last = time.min(), time.max()
-    unit = pd.factorize(mine["unit"])[0]
+    node = node_codes(mine)
     label = mine["label"].fillna(-1).to_numpy(dtype=np.int8)
     alert = mine["alert"].to_numpy(dtype=bool)
     risk = mine["risk"].to_numpy(dtype=np.float64)
-    incident = mine["incident"].fillna(-1).to_numpy(dtype=np.int64)
+    cause = mine["common_cause"].fillna(-1).to_numpy(dtype=np.int64)
     records = []
     until = first + every
     while True:
@@ -228,7 +229,7 @@ def outcomes_over_time(
         inside = ((time >= begin) & (time < until)).to_numpy()
         records.append(
             {"from": begin, "until": until}
-            | _window(unit[inside], label[inside], alert[inside], risk[inside], incident[inside])
+            | _window(node[inside], label[inside], alert[inside], risk[inside], cause[inside])
         )
         if until > last:
             break
@@ -237,13 +238,13 @@ def outcomes_over_time(
 
 
 def _window(
-    unit: np.ndarray, label: np.ndarray, alert: np.ndarray, risk: np.ndarray, incident: np.ndarray
+    node: np.ndarray, label: np.ndarray, alert: np.ndarray, risk: np.ndarray, cause: np.ndarray
 ) -> dict[str, float]:
-    counts = count_alerts(unit[alert], label[alert])
+    counts = count_alerts(node[alert], label[alert])
     low, high = exact_interval(counts.right, counts.right + counts.wrong)
     decided = label >= 0
     positives = int((label == 1).sum())
-    incidents = len(np.unique(incident[(label == 1) & (incident >= 0)])) or positives
+    incidents = len(np.unique(cause[label == 1]))
     risks = RiskCounts(positives, incidents, float(risk[decided].sum()))
     calibration_low, calibration_high = risks.interval()
     return {

@@ -1,4 +1,8 @@
-"""Bootstrap by unit: whole GPUs are drawn with replacement, because the rows of one GPU are not independent."""
+"""Bootstrap by cluster: whole nodes are drawn with replacement, because rows and GPUs of one node are not independent.
+
+A cause that several nodes share is a cluster too (:func:`policy.incidents.clusters`): drawn as one, with the decisions
+that it made true on all of its nodes.
+"""
 
 from __future__ import annotations
 
@@ -26,18 +30,18 @@ class Interval:
     high: float
 
 
-def resample_units(units: int, replicates: int, seed: int) -> Floats:
-    """Draw bootstrap samples of units.
+def resample(clusters: int, replicates: int, seed: int) -> Floats:
+    """Draw bootstrap samples of clusters.
 
     ``replicates``: number of samples; 0 gives an empty array.
-    Returns: how often each unit was drawn; every row sums to ``units``; shape (replicates, units).
+    Returns: how often each cluster was drawn; every row sums to ``clusters``; shape (replicates, clusters).
     """
-    if units == 0 or replicates == 0:
-        return np.zeros((replicates, units))
-    rng = np.random.default_rng([seed, units])
-    out = np.empty((replicates, units))
+    if clusters == 0 or replicates == 0:
+        return np.zeros((replicates, clusters))
+    rng = np.random.default_rng([seed, clusters])
+    out = np.empty((replicates, clusters))
     for replicate in range(replicates):
-        out[replicate] = np.bincount(rng.integers(0, units, units), minlength=units)
+        out[replicate] = np.bincount(rng.integers(0, clusters, clusters), minlength=clusters)
     return out
 
 
@@ -45,13 +49,13 @@ def honest_interval(values: Floats, *, point: float, counts: Floats, level: floa
     """Interval of a share; exact where the share is 0 or 1.
 
     Resampling what holds no hit gives no hit: the percentile interval of such a share is [0, 0], which claims more than
-    is known. There the bounds are Clopper and Pearson's (1934) for 0 or n of n, which with n units is 3.7 / n, the rule
-    of three two-sided. The rows of one unit are not independent, so n counts units, and as they differ in rows, it is
-    their effective number ``(sum of rows)^2 / sum of squared rows`` (Kish 1965).
+    is known. There the bounds are Clopper and Pearson's (1934) for 0 or n of n, which with n clusters is 3.7 / n, the
+    rule of three two-sided. The rows of a cluster are not independent, so n counts clusters, and as they differ in
+    rows, it is their effective number ``(sum of rows)^2 / sum of squared rows`` (Kish 1965).
 
     ``values``: the share in each replicate; empty: no interval was asked for; shape (replicates,).
     ``point``: the share itself.
-    ``counts``: rows of each unit in the denominator of the share; shape (units,).
+    ``counts``: rows of each cluster in the denominator of the share; shape (clusters,).
     Returns: as :func:`interval` where the share is neither 0 nor 1, or where nothing was resampled.
     """
     squares = float(np.square(counts).sum())

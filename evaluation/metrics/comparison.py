@@ -86,7 +86,7 @@ def equal_alerts(estimates: Sequence[Estimate], weights: Floats) -> pd.DataFrame
     An intersection looks precise only because it alerts less: here a learner gives, at each decision time, as many
     alerts as the ensemble does, taken from the top of its ranking.
 
-    ``weights``: bootstrap samples; shape (replicates, units).
+    ``weights``: bootstrap samples; shape (replicates, clusters).
     Returns: one row for each (model, other model) of a variant: alerts, both precisions, ``difference`` (positive:
     ``model`` is better at equal alerts), its interval, the share of resamples in which it is better, and ``best`` (no
     learner is more precise at as many alerts than ``other_model``; chosen after the fact, which favours it).
@@ -117,7 +117,7 @@ def equal_alerts(estimates: Sequence[Estimate], weights: Floats) -> pd.DataFrame
 def difference_interval(one: Floats, two: Floats) -> Interval:
     """Interval of the difference of two shares; none where neither has a hit, since then there is nothing to resample.
 
-    ``one``, ``two``: the shares on the units as they are, and then on each resample; shape (1 + replicates,).
+    ``one``, ``two``: the shares on the fleet as it is, and then on each resample; shape (1 + replicates,).
     Returns: of ``one - two``.
     """
     if one[0] == two[0] == 0:
@@ -135,9 +135,9 @@ def most_precise(precision: Mapping[str, float]) -> str | None:
 
 
 def budgets(estimates: Sequence[Estimate], weights: Floats) -> pd.DataFrame:
-    """Precision of the riskiest units of each decision time at several budgets.
+    """Precision of the riskiest nodes of each decision time at several budgets.
 
-    ``weights``: bootstrap samples; shape (replicates, units).
+    ``weights``: bootstrap samples; shape (replicates, clusters).
     Returns: ``model``, ``variant``, ``k`` (by :data:`FACTORS`, at least 1), ``alerts`` and ``hits`` (with a label),
     ``precision`` with ``low`` and ``high``, ``row_recall`` (alerts among the positive rows).
     """
@@ -147,8 +147,8 @@ def budgets(estimates: Sequence[Estimate], weights: Floats) -> pd.DataFrame:
         scored = estimate.scored
         for k in sorted({max(1, int(scored.shared.k * factor)) for factor in FACTORS}):
             top = scored.top(np.full_like(scored.shared.times_ms, k))
-            counts = scored.per_unit(top & scored.known)
-            hits = scored.per_unit(top & scored.positive)
+            counts = scored.per_cluster(top & scored.known)
+            hits = scored.per_cluster(top & scored.positive)
             precision = ratio(every @ hits, every @ counts)
             bounds = honest_interval(precision[1:], point=float(precision[0]), counts=counts)
             caught = float(ratio(hits.sum(), scored.positive.sum()))

@@ -1,4 +1,4 @@
-"""Estimates of one model and variant: every statistic, and the same on bootstrap resamples of units."""
+"""Estimates of one model and variant: every statistic, and the same on bootstrap resamples of nodes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pandas as pd
 
 from evaluation.metrics.bootstrap import Interval, honest_interval, interval
 from evaluation.metrics.lead_time import incident_table
-from evaluation.metrics.metrics import Bools, Calibration, Floats, Ints, Ranking, calibration, ratio
+from evaluation.metrics.metrics import Bools, Floats, Ints, Ranking, ratio
 from evaluation.metrics.oracle import ORACLE
 from evaluation.metrics.scored import Scored
 from models.config import ALL_LEARNERS, BASELINES
@@ -30,22 +30,21 @@ LEAD_QUANTILES: dict[str, float] = {
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """What was measured of one model and variant.
+    """What was measured of one model and variant, by nodes; what ends in ``_risk`` too, by a node's highest risk.
 
     Rows without a label count nowhere. ``episode_precision``: right ones among the episodes of known outcome that the
     model's alerts open; ``precision_at_k``: positives among the K riskiest rows of each decision time, pooled (micro);
-    ``precision``: positives among the model's own alerts, which are fewer for an intersection; ``recall``: incidents
-    with at least one alert that covers them; ``row_recall``: alerts among positive rows; ``capture``: incidents whose
-    unit was in the top 5 % at the last decision that covers them; ``average_precision`` and ``roc_auc`` pool rows by
+    ``precision``: positives among the model's own alerts, which are fewer for an intersection; ``recall``: failures
+    caught (``incident_table``); ``row_recall``: alerts among positive rows; ``capture``: failures whose
+    node was in the top 5 % at the last decision that covers them; ``average_precision`` and ``roc_auc`` pool rows by
     their rank within the decision time, because scores of different refits do not share a scale; those with ``_risk``
     pool by calibrated risk.
 
-    ``point``: every statistic of :data:`STATISTICS` on the units as they are.
+    ``point``: every statistic of :data:`STATISTICS` on the fleet as it is.
     ``replicates``: the same on each bootstrap sample; the samples are shared by all models; shape (replicates,).
-    ``counts``: for statistics that are shares: how many rows (or incidents) of each unit stand in the denominator;
-    shape (units,).
+    ``counts``: for statistics that are shares: how many rows (or incidents) of each cluster stand in the denominator;
+    shape (clusters,).
     ``incidents``: as :func:`evaluation.metrics.lead_time.incident_table` returns it.
-    ``calibration``: bins and errors of the risk.
     """
 
     scored: Scored
@@ -53,7 +52,6 @@ class Estimate:
     replicates: dict[str, Floats]
     counts: dict[str, Floats]
     incidents: pd.DataFrame
-    calibration: Calibration
 
     def bounds(self, name: str) -> Interval:
         """Interval of a statistic, exact where it is a share of 0 or 1 (``honest_interval``)."""
@@ -77,10 +75,10 @@ def kind_of(model: str) -> str:
 def estimate_model(scored: Scored, weights: Floats) -> Estimate:
     """Measure one model and variant.
 
-    ``weights``: bootstrap samples, as ``resample_units`` draws them; shape (replicates, units).
+    ``weights``: bootstrap samples, as ``resample`` draws them; shape (replicates, clusters).
     """
     incidents = incident_table(scored)
-    every = np.concatenate([np.ones((1, scored.n_units)), weights])
+    every = np.concatenate([np.ones((1, scored.shared.n_clusters)), weights])
     values, counts = _ratios(scored, incidents, every)
     known = scored.known
     values["average_precision"], values["roc_auc"] = _ranked(scored, -scored.rank, known, every)
@@ -92,7 +90,6 @@ def estimate_model(scored: Scored, weights: Floats) -> Estimate:
         replicates={name: values[name][1:] for name in STATISTICS},
         counts=counts,
         incidents=incidents,
-        calibration=calibration(scored.risk[known], scored.positive[known]),
     )
 
 
@@ -100,22 +97,23 @@ def precision_of(scored: Scored, alerted: Bools, weights: Floats) -> Floats:
     """Precision of any set of alerts, on each resample.
 
     ``alerted``: which of them are alerted; shape (rows,).
-    ``weights``: how often each unit counts; shape (replicates, units).
+    ``weights``: how often each cluster counts; shape (replicates, clusters).
     Returns: hits over alerts with a label; NaN where there are none; shape (replicates,).
     """
-    hits = weights @ scored.per_unit(alerted & scored.positive)
-    return ratio(hits, weights @ scored.per_unit(alerted & scored.known))
+    hits = weights @ scored.per_cluster(alerted & scored.positive)
+    return ratio(hits, weights @ scored.per_cluster(alerted & scored.known))
 
 
 def summarise(estimate: Estimate) -> dict[str, object]:
     """One row of the evaluation's table.
 
-    Returns: Counts, every statistic with ``_low`` and ``_high``, lead times in hours, false alerts, calibration.
+    Returns: Counts, every statistic with ``_low`` and ``_high``, lead times in hours, false alerts; by unit (``unit_``)
+    precision and recall, and the calibration of risks.
     """
-    scored = estimate.scored
+    scored, rows = estimate.scored, estimate.scored.rows
     known, alert = scored.known, scored.alert
     opened, outcome = scored.episodes()
-    unit_days = len(np.unique((scored.day * scored.n_units + scored.unit)[known]))
+    node_days = len(np.unique((scored.day * len(scored.shared.nodes) + rows.node)[known]))
     row: dict[str, object] = {
         "model": scored.model,
         "variant": scored.variant,
@@ -124,16 +122,16 @@ def summarise(estimate: Estimate) -> dict[str, object]:
         "labelled": int(known.sum()),
         "positives": int(scored.positive.sum()),
         "base_rate": float(ratio(scored.positive.sum(), known.sum())),
-        "episode_base_rate": float(ratio((scored.drain_label == 1).sum(), (scored.drain_label >= 0).sum())),
+        "episode_base_rate": float(ratio((rows.drain_label == 1).sum(), (rows.drain_label >= 0).sum())),
         "alerts": int(alert.sum()),
         "alerts_labelled": int((alert & known).sum()),
         "hits": int((alert & scored.positive).sum()),
-        "alerts_of_one_unit": int(scored.per_unit(alert).max(initial=0)),
+        "alerts_of_one_node": int(np.bincount(rows.node[alert]).max(initial=0)),
         "episodes": len(opened),
         "episodes_known": int((outcome >= 0).sum()),
         "episodes_right": int((outcome == 1).sum()),
         "episodes_per_day": len(opened) / len(np.unique(scored.day)),
-        "false_episodes_per_1000_unit_days": float(ratio(1000 * (outcome == 0).sum(), unit_days)),
+        "false_episodes_per_1000_node_days": float(ratio(1000 * (outcome == 0).sum(), node_days)),
         "incidents": len(estimate.incidents),
         "caught": int(estimate.incidents["caught"].sum()),
     }
@@ -142,12 +140,16 @@ def summarise(estimate: Estimate) -> dict[str, object]:
         row |= {name: estimate.point[name], f"{name}_low": bounds.low, f"{name}_high": bounds.high}
     lead = estimate.incidents["lead_time_hours"].dropna().to_numpy()
     row |= {name: float(np.quantile(lead, share)) if lead.size else np.nan for name, share in LEAD_QUANTILES.items()}
-    measured = estimate.calibration
-    return row | {
-        "calibration_error": measured.error,
-        "brier_skill": measured.brier_skill,
-        "risk_ratio": measured.risk_ratio,
-    }
+    measured = scored.units.calibration
+    return (
+        row
+        | scored.units.columns()
+        | {
+            "calibration_error": measured.error,
+            "brier_skill": measured.brier_skill,
+            "risk_ratio": measured.risk_ratio,
+        }
+    )
 
 
 def group_table(estimate: Estimate, group: np.ndarray, name: str, names: np.ndarray | None = None) -> pd.DataFrame:
@@ -171,7 +173,7 @@ def group_table(estimate: Estimate, group: np.ndarray, name: str, names: np.ndar
 
     known, positive, alert = scored.known, scored.positive, scored.alert & scored.known
     top = scored.top(scored.shared.budget) & known
-    incidents, caught = (_distinct_incidents(scored.incident, code, n, chosen) for chosen in (positive, alert))
+    incidents, caught = scored.rows.incidents.caught_in(scored.alert, code, n)
     rankings = []
     for at in range(n):
         rows = known & (code == at)
@@ -199,37 +201,31 @@ def group_table(estimate: Estimate, group: np.ndarray, name: str, names: np.ndar
 
 
 def _ratios(scored: Scored, incidents: pd.DataFrame, weights: Floats) -> tuple[dict[str, Floats], dict[str, Floats]]:
-    """Shares on each resample, and what stands in their denominators, by unit."""
+    """Shares on each resample, and what stands in their denominators, by cluster."""
     top = scored.top(scored.shared.budget)
-    unit = np.searchsorted(scored.shared.units.astype(str), incidents["unit"].to_numpy(dtype=str))
-    n = scored.n_units
+    cluster, n = scored.rows.incidents.cluster, scored.shared.n_clusters
     alert, positive = scored.alert, scored.positive
-    mine = np.bincount(unit, minlength=n).astype(np.float64)
-    hits = scored.per_unit(alert & positive)
+    mine = np.bincount(cluster, minlength=n).astype(np.float64)
+    hits = scored.per_cluster(alert & positive)
     opened, outcome = scored.episodes()
     shares = {
-        "episode_precision": (scored.per_unit(opened[outcome == 1]), scored.per_unit(opened[outcome >= 0])),
-        "precision_at_k": (scored.per_unit(top & positive), scored.per_unit(top & scored.known)),
-        "precision": (hits, scored.per_unit(alert & scored.known)),
-        "recall": (np.bincount(unit, incidents["caught"], n), mine),
-        "row_recall": (hits, scored.per_unit(positive)),
-        "capture": (np.bincount(unit, incidents["in_top"], n), mine),
+        "episode_precision": (scored.per_cluster(opened[outcome == 1]), scored.per_cluster(opened[outcome >= 0])),
+        "precision_at_k": (scored.per_cluster(top & positive), scored.per_cluster(top & scored.known)),
+        "precision": (hits, scored.per_cluster(alert & scored.known)),
+        "recall": (np.bincount(cluster, incidents["caught"], n), mine),
+        "row_recall": (hits, scored.per_cluster(positive)),
+        "capture": (np.bincount(cluster, incidents["in_top"], n), mine),
     }
     values = {name: ratio(weights @ part, weights @ whole) for name, (part, whole) in shares.items()}
     return values, {name: whole for name, (_, whole) in shares.items()}
 
 
 def _ranked(scored: Scored, score: Floats | Ints, rows: Bools, weights: Floats) -> tuple[Floats, Floats]:
-    return Ranking.build(score[rows], scored.positive[rows], scored.unit[rows], scored.n_units).both(weights)
+    cluster = scored.rows.cluster[rows]
+    return Ranking.build(score[rows], scored.positive[rows], cluster, scored.shared.n_clusters).both(weights)
 
 
 def _present(positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Give the positions that occur, ascending, and each row's place among them; rows are not sorted for it."""
     occurs = np.bincount(positions) > 0
     return np.flatnonzero(occurs), (np.cumsum(occurs) - 1)[positions]
-
-
-def _distinct_incidents(incident: np.ndarray, code: np.ndarray, n: int, chosen: Bools) -> np.ndarray:
-    rows = chosen & (incident >= 0)
-    pairs = np.unique(np.stack([code[rows], incident[rows]]), axis=1)
-    return np.bincount(pairs[0], minlength=n).astype(np.int64)

@@ -1,4 +1,4 @@
-"""What a backtest's predictions were worth: every model and variant, pooled and by fold, with intervals by unit."""
+"""What a backtest's predictions were worth: every model and variant, pooled and by fold, with intervals by node."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from evaluation.metrics.bootstrap import resample_units
+from evaluation.metrics.bootstrap import resample
 from evaluation.metrics.comparison import budgets, equal_alerts, oracle_shares, paired_differences
 from evaluation.metrics.estimates import Estimate, estimate_model, group_table, summarise
 from evaluation.metrics.lead_time import recall_by_class
@@ -21,29 +21,31 @@ from evaluation.metrics.scored import split_predictions
 ORACLE_STATISTICS: tuple[str, ...] = ("precision_at_k", "average_precision", "capture", "recall")
 """Statistics whose share of the oracle's is reported."""
 
+_BY_UNIT = "unit_"
+
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """All that was measured.
+    """All that was measured, by nodes and node incidents unless it says otherwise.
 
     Every frame carries ``model`` and ``variant``; ``oracle`` is one of them if truth was given.
 
-    ``k``: alert budget a decision time.
+    ``k``: alert budget: nodes a decision time.
     ``replicates``: bootstrap samples behind each interval; 0: there are no intervals. A share of 0 or 1 has exact
     bounds instead (:func:`evaluation.metrics.bootstrap.honest_interval`).
-    ``units``, ``times``: units and decision times that were scored.
+    ``nodes``, ``units``, ``times``: nodes, units and decision times that were scored.
     ``first_time``, ``last_time``: first and last decision time (UTC).
     ``oracle_coverage``: share of the decisions with a known true risk; NaN without truth.
     ``drain_hours``: how long an episode lasts, by which ``episode_precision`` is judged; 0: each alert by itself.
     ``table``: one row a model and variant: counts, statistics (see ``Estimate``) with ``_low``
-    and ``_high``, lead time quartiles in hours, false episodes per 1000 unit-days, calibration, shares of the
-    oracle.
+    and ``_high``, lead time quartiles in hours, false episodes per 1000 node-days, figures by unit (``unit_``),
+    calibration of the units' risks, shares of the oracle.
     ``folds``, ``monthly``: the main statistics by ``fold`` and by calendar ``month`` (``YYYY-MM``, UTC) of the decision
     time.
-    ``by_class``: recall of incidents by ``failure_class``.
-    ``lead_times``: one row an incident: its unit, class, start, whether and when it was caught, lead time in hours
+    ``by_class``: recall and lead time of incidents by ``failure_class``.
+    ``lead_times``: one row an incident: its node, classes, start, whether and when it was caught, lead time in hours
     (NaN: not caught).
-    ``calibration``: bins of risk: ``bin``, ``mean_risk``, ``observed_rate``, ``rows``, ``positives``.
+    ``calibration``: bins of the units' risk: ``bin``, ``mean_risk``, ``observed_rate``, ``rows``, ``positives``.
     ``pr_curves``: ``k``, ``precision``, ``recall`` as the alert budget grows (rows pooled by rank within their decision
     time).
     ``paired``: as :func:`evaluation.metrics.comparison.paired_differences` returns it.
@@ -53,6 +55,7 @@ class Evaluation:
 
     k: int
     replicates: int
+    nodes: int
     units: int
     times: int
     first_time: datetime
@@ -85,14 +88,19 @@ class Evaluation:
     def to_metrics(self) -> dict[str, Any]:
         """Everything that fits a metrics file: nested, JSON-able, deterministic.
 
-        Returns: ``k``, ``bootstrap``, ``units``, ``decision_times``, ``first_time``, ``last_time``,
-        ``oracle_coverage``, ``drain_hours``, ``models`` (model -> variant -> statistics, ``by_class``, ``monthly``,
-        ``folds``), ``paired``, ``equal_alerts`` and ``budgets`` (lists). NaN is None.
+        Returns: ``k``, ``bootstrap``, ``nodes``, ``units``, ``decision_times``, ``first_time``, ``last_time``,
+        ``oracle_coverage``, ``drain_hours``, ``models`` (model -> variant -> statistics, ``by_unit`` (detail:
+        precision and recall of units), ``by_class``, ``monthly``, ``folds``), ``paired``, ``equal_alerts`` and
+        ``budgets`` (lists). NaN is None.
         """
         models: dict[str, dict[str, Any]] = {}
         for record in self.table.to_dict("records"):
             name = (str(record.pop("model")), str(record.pop("variant")))
-            entry = {str(key): _plain(value) for key, value in record.items()}
+            plain = {str(key): _plain(value) for key, value in record.items()}
+            entry: dict[str, Any] = {key: value for key, value in plain.items() if not key.startswith(_BY_UNIT)}
+            entry["by_unit"] = {
+                key.removeprefix(_BY_UNIT): value for key, value in plain.items() if key.startswith(_BY_UNIT)
+            }
             for key, frame, index in (
                 ("by_class", self.by_class, "failure_class"),
                 ("monthly", self.monthly, "month"),
@@ -104,6 +112,7 @@ class Evaluation:
         return {
             "k": self.k,
             "bootstrap": self.replicates,
+            "nodes": self.nodes,
             "units": self.units,
             "decision_times": self.times,
             "first_time": self.first_time.isoformat(),
@@ -130,8 +139,8 @@ def evaluate(
 
     ``predictions``: as ``run_backtest`` returns it (``COLUMNS``), rows in any
     order.
-    ``k``: alert budget a decision time, at least 1.
-    ``bootstrap``: bootstrap samples of units; 0: no intervals.
+    ``k``: alert budget: nodes a decision time, at least 1.
+    ``bootstrap``: bootstrap samples of nodes (:func:`evaluation.metrics.bootstrap.resample`); 0: no intervals.
     ``drain_reach``: how long an episode lasts, as ``run_backtest`` gives it.
     ``oracle``: predictions of the oracle on the same rows (``oracle_predictions``); adds it and the share of it that is
     reached.
@@ -140,7 +149,7 @@ def evaluate(
     parts = split_predictions(predictions, k, drain_reach, oracle)
     coverage = np.nan if oracle is None else float(np.isfinite(oracle["risk"].to_numpy(dtype=np.float64)).mean())
     shared = parts[0].shared
-    weights = resample_units(len(shared.units), bootstrap, seed)
+    weights = resample(shared.n_clusters, bootstrap, seed)
     estimates = [estimate_model(part, weights) for part in parts]
     table = pd.DataFrame([summarise(estimate) for estimate in estimates])
     best = next((estimate for estimate in estimates if estimate.scored.model == ORACLE), None)
@@ -152,15 +161,16 @@ def evaluate(
     return Evaluation(
         k=k,
         replicates=bootstrap,
-        units=len(shared.units),
+        nodes=len(shared.nodes),
+        units=shared.units,
         times=len(shared.times_ms),
         first_time=_instant(shared.times_ms[0]),
         last_time=_instant(shared.times_ms[-1]),
         oracle_coverage=coverage,
         drain_hours=drain_reach / timedelta(hours=1),
         table=table,
-        folds=_stack([group_table(estimate, estimate.scored.fold, "fold") for estimate in estimates]),
-        monthly=_stack([group_table(estimate, month[estimate.scored.time], "month", months) for estimate in estimates]),
+        folds=_stack([group_table(estimate, estimate.scored.rows.fold, "fold") for estimate in estimates]),
+        monthly=_stack([group_table(one, month[one.scored.rows.time], "month", months) for one in estimates]),
         by_class=_stack([_named(recall_by_class(estimate.incidents), estimate) for estimate in estimates]),
         lead_times=_stack([_named(estimate.incidents, estimate) for estimate in estimates]),
         calibration=_stack([_bins(estimate) for estimate in estimates]),
@@ -172,7 +182,7 @@ def evaluate(
 
 
 def _bins(estimate: Estimate) -> pd.DataFrame:
-    measured = estimate.calibration
+    measured = estimate.scored.units.calibration
     bins = pd.DataFrame(
         {
             "bin": np.arange(len(measured.rows)),

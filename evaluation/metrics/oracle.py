@@ -10,7 +10,8 @@ import pandas as pd
 
 from features.times import coded, duration_ms, milliseconds
 from foundation.errors import InputError
-from models.rows.ranking import position_in_group
+from models.rows.ranking import position_in_group, top_nodes
+from models.rows.training_set import node_codes
 
 ORACLE = "oracle"
 """Name of the pseudo-model, and of its variant."""
@@ -38,7 +39,7 @@ def read_truth(path: Path) -> pd.DataFrame:
 
 
 def oracle_predictions(predictions: pd.DataFrame, truth: pd.DataFrame, k: int) -> pd.DataFrame:
-    """Predictions of the oracle on the same rows.
+    """Predictions of the oracle on the same rows; it alerts as many nodes as the models.
 
     ``predictions``: predictions of all models; the oracle scores each (decision_time, unit) among them once.
     ``truth``: ``timestamp`` (or ``decision_day``; aware UTC), ``gpu``, ``risk``. A decision takes the unit's latest
@@ -71,9 +72,8 @@ def oracle_predictions(predictions: pd.DataFrame, truth: pd.DataFrame, k: int) -
     order = np.lexsort((-np.nan_to_num(risk, nan=-1.0), time))
     rank = np.empty(len(rows), np.int64)
     rank[order] = position_in_group(time[order]) + 1
-    return rows.assign(
-        model=ORACLE, variant=ORACLE, score=risk, risk=risk, rank=rank, alert=(rank <= k) & np.isfinite(risk)
-    )
+    alert = top_nodes(time, rank, node_codes(rows), k) & np.isfinite(risk)
+    return rows.assign(model=ORACLE, variant=ORACLE, score=risk, risk=risk, rank=rank, alert=alert)
 
 
 def _standing_ms(stated: np.ndarray) -> int:

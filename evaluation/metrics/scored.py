@@ -1,44 +1,55 @@
-"""The predictions of one model and variant as plain arrays, over units and decision times that all models share."""
+"""Predictions as decisions about nodes, which is what is acted on: one row for each decision time and node.
+
+A drain empties a node. So a node ranks by its riskiest unit, is alerted if any unit is, and its label is 1 if any
+unit's is. A unit whose label is not known does not speak for its node, unless no unit's is known: a GPU that is
+inside an incident, or left, makes an alert of its healthy neighbour neither right nor wrong. In a dataset whose units
+are nodes a row is as it was predicted.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 
 import numpy as np
 import pandas as pd
 
+from evaluation.metrics.incidents import Incidents
 from evaluation.metrics.metrics import Bools, Floats, Ints
+from evaluation.metrics.units import UnitFigures
 from features.times import coded
 from foundation.errors import InputError
+from models.rows.ranking import group_starts, position_in_group
 from policy.episodes import openings
+from policy.incidents import clusters, shared_causes
 
 COLUMNS: tuple[str, ...] = (
-    "decision_time", "unit", "model", "variant", "score", "risk", "rank", "alert",
-    "label", "failure_class", "incident", "incident_start", "fold",
+    "decision_time", "node", "unit", "model", "variant", "score", "risk", "rank", "alert",
+    "label", "failure_class", "incident", "node_incident", "common_cause", "incident_start", "fold",
 )  # fmt: skip
 """Columns that an evaluation needs of a prediction frame."""
 
 _MS_PER_DAY = 86_400_000
-_COMMON = frozenset(
-    {"time", "unit", "known", "positive", "incident", "incident_start_ms", "failure_class", "fold", "drain_label"}
-)
-# What models scored on the same rows have alike: of a large fleet most of the memory.
 
 
 @dataclass(frozen=True, slots=True)
 class Shared:
     """What the models of one evaluation have in common.
 
-    ``units``: names of the units, sorted; rows carry positions in it; shape (units,).
+    ``nodes``: names of the nodes, sorted; rows carry positions in it; shape (nodes,).
+    ``units``: number of units.
     ``times_ms``: decision times in milliseconds since the epoch (UTC), ascending; rows carry positions in it; shape
     (times,).
-    ``k``: alert budget a decision time.
+    ``causes``: common causes that several nodes share, ascending.
+    ``k``: alert budget: nodes a decision time.
     ``reach_ms``: how long an episode lasts, in milliseconds; 0: every alert is one by itself.
     """
 
-    units: np.ndarray
+    nodes: np.ndarray
+    units: int
     times_ms: Ints
+    causes: Ints
     k: int
     reach_ms: int = 0
 
@@ -47,40 +58,50 @@ class Shared:
         """Alert budget of each decision time, shape (times,)."""
         return np.full(len(self.times_ms), self.k)
 
+    @property
+    def n_clusters(self) -> int:
+        """Number of clusters that are resampled: nodes, and causes that several nodes share."""
+        return len(self.nodes) + len(self.causes)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRows:
+    """Decisions about nodes, by decision time and then node; the same for all models that scored the same units.
+
+    ``time``, ``node``: positions of the row's decision time and node; shape (rows,).
+    ``label``, ``drain_label``: 1, 0, or -1 where it is not known, within the horizon and the drain horizon.
+    ``fold``: the fold that scored the row.
+    ``cluster``: what is resampled together (:func:`policy.incidents.clusters`).
+    ``incidents``: those that the rows could have caught.
+    """
+
+    time: Ints
+    node: Ints
+    label: np.ndarray
+    drain_label: np.ndarray
+    fold: Ints
+    cluster: Ints
+    incidents: Incidents
+
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """Rows of one model and variant, ordered by decision time and then unit. All arrays have shape (rows,).
+    """One model and variant. All arrays have shape (rows,), as those of ``rows``.
 
-    ``shared``: units and decision times that ``unit`` and ``time`` index.
-    ``time``, ``unit``: positions of the row's decision time and unit.
-    ``rank``: rank within the decision time, 1 the riskiest.
-    ``risk``: calibrated probability of the label; NaN where the model gives none.
-    ``alert``: whether the model alerts the row.
-    ``known``: whether the row has a label; rows without one count nowhere.
-    ``positive``: whether the label is 1.
-    ``incident``: the incident that makes the label positive; -1: none.
-    ``incident_start_ms``: its start; 0 where there is none.
-    ``failure_class``: its class; empty where there is none.
-    ``fold``: the fold that scored the row.
-    ``drain_label``: label within the drain horizon: 1, 0, or -1 where it is not known.
+    ``rank``: rank within the decision time, 1 the riskiest node.
+    ``risk``: highest of the units' calibrated probabilities; NaN where the model gives none.
+    ``alert``: whether the model alerts a unit of the node.
+    ``units``: figures by unit, for detail and for the calibration of risks, which are a unit's.
     """
 
     model: str
     variant: str
     shared: Shared
-    time: Ints
-    unit: Ints
+    rows: NodeRows
     rank: Ints
     risk: Floats
     alert: Bools
-    known: Bools
-    positive: Bools
-    incident: Ints
-    incident_start_ms: Ints
-    failure_class: np.ndarray
-    fold: Ints
-    drain_label: Ints
+    units: UnitFigures
 
     @property
     def name(self) -> tuple[str, str]:
@@ -88,14 +109,19 @@ class Scored:
         return self.model, self.variant
 
     @property
-    def n_units(self) -> int:
-        """Number of units of the evaluation."""
-        return len(self.shared.units)
+    def known(self) -> Bools:
+        """Whether a row has a label; rows without one count nowhere."""
+        return self.rows.label >= 0
+
+    @property
+    def positive(self) -> Bools:
+        """Whether an incident of the node follows within the horizon."""
+        return self.rows.label == 1
 
     @property
     def day(self) -> Ints:
         """UTC day of each row's decision time, counted from the epoch."""
-        return (self.shared.times_ms // _MS_PER_DAY)[self.time]
+        return (self.shared.times_ms // _MS_PER_DAY)[self.rows.time]
 
     def episodes(self) -> tuple[Ints, Ints]:
         """Find the alerts that open an episode (:func:`policy.episodes.openings`).
@@ -104,25 +130,25 @@ class Scored:
         known; shape (episodes,).
         """
         alerts = np.flatnonzero(self.alert)
-        times = self.shared.times_ms[self.time[alerts]]
-        rows = alerts[openings(self.unit[alerts], times, self.shared.reach_ms)]
-        return rows, self.drain_label[rows]
+        times = self.shared.times_ms[self.rows.time[alerts]]
+        rows = alerts[openings(self.rows.node[alerts], times, self.shared.reach_ms)]
+        return rows, self.rows.drain_label[rows]
 
-    def per_unit(self, chosen: Bools | Ints) -> Floats:
-        """Count rows by unit.
+    def per_cluster(self, chosen: Bools | Ints) -> Floats:
+        """Count rows by cluster.
 
         ``chosen``: rows to count: a mask of shape (rows,), or their positions.
-        Returns shape (units,).
+        Returns shape (clusters,).
         """
-        return np.bincount(self.unit[chosen], minlength=self.n_units).astype(np.float64)
+        return np.bincount(self.rows.cluster[chosen], minlength=self.shared.n_clusters).astype(np.float64)
 
     def top(self, budget: Ints) -> Bools:
         """Rows among the riskiest of their decision time.
 
-        ``budget``: how many rows to take at each decision time; shape (times,).
+        ``budget``: how many nodes to take at each decision time; shape (times,).
         Returns: whether the row is taken; shape (rows,).
         """
-        return self.rank <= budget[self.time]
+        return self.rank <= budget[self.rows.time]
 
     def per_time(self, chosen: Bools) -> Ints:
         """Count rows by decision time.
@@ -130,21 +156,65 @@ class Scored:
         ``chosen``: rows to count; shape (rows,).
         Returns shape (times,).
         """
-        return np.bincount(self.time[chosen], minlength=len(self.shared.times_ms)).astype(np.int64)
+        return np.bincount(self.rows.time[chosen], minlength=len(self.shared.times_ms)).astype(np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class Grouping:
+    """How rows of units become rows of nodes.
+
+    ``order``: the units' rows by group; ``starts``: where each group begins in it; shape (groups,).
+    ``speaks``: whether a unit speaks for its node: its label is known, or none of the node's is; shape (rows,).
+    """
+
+    order: Ints
+    starts: Ints
+    speaks: Bools
+
+    @classmethod
+    def of(cls, time: Ints, node: Ints, label: np.ndarray) -> Grouping:
+        """Group rows by time and node."""
+        order = np.lexsort((node, time))
+        starts = np.flatnonzero(group_starts(time[order], node[order]))
+        grouping = cls(order, starts, label >= 0)
+        none = ~grouping.any(grouping.speaks)
+        speaks = label >= 0
+        speaks[order] |= np.repeat(none, np.diff(np.append(starts, len(order))))
+        return cls(order, starts, speaks)
+
+    @property
+    def first(self) -> Ints:
+        """A row of each group."""
+        return self.order[self.starts]
+
+    def any(self, values: Bools) -> Bools:
+        """Tell for each group whether it holds for any of its rows."""
+        return np.logical_or.reduceat(values[self.order], self.starts) if len(self.starts) else values[:0]
+
+    def highest(self, values: np.ndarray) -> np.ndarray:
+        """Give the highest value of each group, of the units that speak; NaN where none has one."""
+        if not len(self.starts):
+            return values[:0]
+        least = np.nan if values.dtype.kind == "f" else np.iinfo(values.dtype).min
+        return np.fmax.reduceat(np.where(self.speaks, values, least)[self.order], self.starts)
+
+    def group_of(self, rows: Ints) -> Ints:
+        """Give the group of some rows."""
+        place = np.empty(len(self.order), dtype=np.int64)
+        place[self.order] = np.arange(len(self.order))
+        return np.searchsorted(self.starts, place[rows], side="right") - 1
 
 
 def split_predictions(
     predictions: pd.DataFrame, k: int, reach: timedelta = timedelta(0), more: pd.DataFrame | None = None
 ) -> list[Scored]:
-    """Split a prediction frame by model and variant.
-
-    What models have in common (rows, labels) is held once: parts may share arrays, so they must not be written to.
+    """Split a prediction frame by model and variant, and bring each to nodes.
 
     ``predictions``: has :data:`COLUMNS`, and may have ``drain_label`` (else ``label`` is taken); ``decision_time`` and
     ``incident_start`` are aware UTC. Rows in any order.
     ``reach``: how long an episode lasts, see :attr:`evaluation.backtest.frames.BacktestResult.drain_reach`.
     ``more``: predictions of other models for all of these units and times, such as the oracle's.
-    Returns: one for each model and variant, sorted by these names.
+    Returns: one for each model and variant, sorted by these names. Models that scored the same units share ``rows``.
     Raises ``InputError`` if the frame is empty, lacks a column, or scores a unit twice at one decision time.
     """
     missing = [name for name in COLUMNS if name not in predictions.columns]
@@ -160,35 +230,145 @@ def split_predictions(
             "backtest",
             "Choose backtest.first_test and backtest.last_test inside the dataset.",
         )
-    units = coded(predictions["unit"])[1]
-    times_ms = np.sort(milliseconds(predictions["decision_time"].drop_duplicates()))
-    reach_ms = reach // timedelta(milliseconds=1)
-    shared = Shared(units=np.asarray(units, dtype=object), times_ms=times_ms, k=k, reach_ms=reach_ms)
+    nodes, node = _node_names(predictions)
+    failing = np.flatnonzero((predictions["label"] == 1).fillna(False).to_numpy(dtype=bool))
+    cause = predictions["common_cause"].iloc[failing].to_numpy(dtype=np.int64)
+    shared = Shared(
+        nodes=nodes,
+        units=coded(predictions["unit"])[1].size,
+        times_ms=np.sort(milliseconds(predictions["decision_time"].drop_duplicates())),
+        causes=shared_causes(node[failing], cause),
+        k=k,
+        reach_ms=reach // timedelta(milliseconds=1),
+    )
     parts: list[Scored] = []
     for frame in (predictions,) if more is None else (predictions, more):
-        parts += _split(frame, shared, parts)
+        parts += _split(frame, shared)
     return sorted(parts, key=lambda part: part.name)
 
 
-def _split(predictions: pd.DataFrame, shared: Shared, before: list[Scored]) -> list[Scored]:
+def _node_names(predictions: pd.DataFrame) -> tuple[np.ndarray, Ints]:
+    """Give the nodes' names, sorted, and each row's node; a unit without a node is one by itself."""
+    code, names = coded(predictions["node"])
+    if (code >= 0).all():
+        return np.asarray(names, dtype=object), code
+    own = predictions["node"].astype(object)
+    code, names = coded(own.where(own.notna(), predictions["unit"].astype(object)))
+    return np.asarray(names, dtype=object), code
+
+
+def _split(predictions: pd.DataFrame, shared: Shared) -> Iterator[Scored]:
     model, models = coded(predictions["model"])
     variant, variants = coded(predictions["variant"])
     key = model * len(variants) + variant
-    parts: list[Scored] = []
+    labels: dict[str, np.ndarray] = {}
+    grouping: Grouping | None = None
+    rows: NodeRows | None = None
     for number in np.flatnonzero(np.bincount(key)):
-        part = predictions.iloc[_as_slice(np.flatnonzero(key == number))]
-        time = np.searchsorted(shared.times_ms, milliseconds(part["decision_time"]))
-        mine, names = coded(part["unit"])
-        mine = np.searchsorted(shared.units.astype("str"), names.to_numpy(dtype="str"))[mine]
-        order = np.lexsort((mine, time))
-        columns = {"time": time, "unit": mine} | _arrays(part)
-        if (np.diff(order) != 1).any():
-            columns = {name: values[order] for name, values in columns.items()}
         name = str(models[number // len(variants)]), str(variants[number % len(variants)])
-        scored = Scored(model=name[0], variant=name[1], shared=shared, **_held_once(columns, [*before, *parts]))
-        _refuse_duplicates(scored)
-        parts.append(scored)
-    return parts
+        part = _ordered(predictions.iloc[_as_slice(np.flatnonzero(key == number))], shared, name)
+        now = _labels_of(part, shared)
+        if grouping is None or rows is None or not all(np.array_equal(labels[key], now[key]) for key in now):
+            labels = now
+            grouping = Grouping.of(labels["time"], labels["node"], labels["label"])
+            rows = _node_rows(part, labels, grouping, shared)
+        yield _scored(part, name, labels, grouping, rows, shared)
+
+
+def _ordered(part: pd.DataFrame, shared: Shared, name: tuple[str, str]) -> pd.DataFrame:
+    """Bring rows into the order of decision time and unit, in which those of all models stand alike."""
+    time = np.searchsorted(shared.times_ms, milliseconds(part["decision_time"]))
+    key = time * shared.units + coded(part["unit"])[0]
+    steps = np.diff(key)
+    if not (steps > 0).all():
+        order = np.argsort(key, kind="stable")
+        steps, part = np.diff(key[order]), part.iloc[order]
+    if not (steps > 0).all():
+        row = part.iloc[int(np.flatnonzero(steps == 0)[0])]
+        raise InputError(
+            f"unit {row['unit']} is scored twice at {row['decision_time'].isoformat()}",
+            f"predictions of {name[0]} ({name[1]})",
+            "Give one row for each unit and decision time.",
+        )
+    return part
+
+
+def _labels_of(part: pd.DataFrame, shared: Shared) -> dict[str, np.ndarray]:
+    """Give what models that scored the same units have in common."""
+    names, node = _node_names(part)
+    label = part["label"].to_numpy(dtype=np.int8, na_value=-1)
+    return {
+        "time": np.searchsorted(shared.times_ms, milliseconds(part["decision_time"])),
+        "node": np.searchsorted(shared.nodes.astype("str"), names.astype("str"))[node],
+        "unit": coded(part["unit"])[0],
+        "label": label,
+        "drain_label": part.get("drain_label", part["label"]).to_numpy(dtype=np.int8, na_value=-1),
+        "incident": _numbers(part["node_incident"], label == 1),
+        "cause": _numbers(part["common_cause"], label == 1),
+        "fold": part["fold"].to_numpy(dtype=np.int64),
+    }
+
+
+def _node_rows(part: pd.DataFrame, labels: dict[str, np.ndarray], grouping: Grouping, shared: Shared) -> NodeRows:
+    time, node = labels["time"][grouping.first], labels["node"][grouping.first]
+    failing = np.flatnonzero(labels["incident"] >= 0)
+    start_ms = milliseconds(part["incident_start"].iloc[failing])
+    row = grouping.group_of(failing)
+    incidents = Incidents.of(
+        row=row,
+        number=labels["incident"][failing],
+        cause=labels["cause"][failing],
+        node=labels["node"][failing],
+        start_ms=start_ms,
+        failure_class=part["failure_class"].iloc[failing],
+        shared=shared.causes,
+        nodes=len(shared.nodes),
+    )
+    cause = np.full(len(time), -1, dtype=np.int64)
+    latest_first = np.argsort(-start_ms, kind="stable")
+    cause[row[latest_first]] = labels["cause"][failing][latest_first]  # the earliest is written last
+    return NodeRows(
+        time=time,
+        node=node,
+        label=grouping.highest(labels["label"]),
+        drain_label=grouping.highest(labels["drain_label"]),
+        fold=labels["fold"][grouping.first],
+        cluster=clusters(node, cause, shared.causes, len(shared.nodes)),
+        incidents=incidents,
+    )
+
+
+def _scored(
+    part: pd.DataFrame, name: tuple[str, str], labels: dict[str, np.ndarray], grouping: Grouping, rows: NodeRows,
+    shared: Shared,
+) -> Scored:  # fmt: skip
+    rank = part["rank"].to_numpy(dtype=np.int64)
+    risk = part["risk"].to_numpy(dtype=np.float64, na_value=np.nan)
+    alert = part["alert"].to_numpy(dtype=np.bool_)
+    best = -grouping.highest(-rank)
+    order = np.lexsort((best, rows.time))
+    node_rank = np.empty(len(best), dtype=np.int64)
+    node_rank[order] = position_in_group(rows.time[order]) + 1
+    cluster = np.empty(len(rank), dtype=np.int64)
+    cluster[grouping.order] = np.repeat(rows.cluster, np.diff(np.append(grouping.starts, len(rank))))
+    incident = _numbers(part["incident"], labels["label"] == 1)
+    return Scored(
+        model=name[0],
+        variant=name[1],
+        shared=shared,
+        rows=rows,
+        rank=node_rank,
+        risk=grouping.highest(risk),
+        alert=grouping.any(alert & grouping.speaks),
+        units=UnitFigures.of(labels["label"], risk, alert, incident, cluster, shared.n_clusters),
+    )
+
+
+def _numbers(values: pd.Series, chosen: Bools) -> Ints:
+    """Give the numbers of some rows; -1 of the others."""
+    out = np.full(len(values), -1, dtype=np.int64)
+    out[chosen] = values[chosen].to_numpy(dtype=np.int64)
+    return out
 
 
 def milliseconds(values: pd.Series) -> Ints:
@@ -203,47 +383,3 @@ def _as_slice(rows: Ints) -> Ints | slice:
     """Rows that stand together need not be copied."""
     together = rows[-1] - rows[0] + 1 == len(rows)
     return slice(int(rows[0]), int(rows[-1]) + 1) if together else rows
-
-
-def _held_once(columns: dict[str, np.ndarray], parts: list[Scored]) -> dict[str, np.ndarray]:
-    """Give the arrays, each that an earlier part holds alike by that part's: labels repeat for every model."""
-    if not parts:
-        return columns
-    held = {name: getattr(parts[-1], name) for name in columns}
-    return {
-        name: held[name] if name in _COMMON and np.array_equal(held[name], values) else values
-        for name, values in columns.items()
-    }
-
-
-def _arrays(predictions: pd.DataFrame) -> dict[str, np.ndarray]:
-    label = predictions["label"].to_numpy(dtype=np.float64, na_value=np.nan)
-    positive = label == 1
-    incident = predictions["incident"].to_numpy(dtype=np.float64, na_value=-1.0)
-    # an incident belongs to a row only as the reason of its positive label
-    incident = np.where(positive & np.isfinite(incident), incident, -1).astype(np.int64)
-    failure_class, classes = pd.factorize(predictions["failure_class"])
-    return {
-        "rank": predictions["rank"].to_numpy(dtype=np.int64),
-        "risk": predictions["risk"].to_numpy(dtype=np.float64, na_value=np.nan),
-        "alert": predictions["alert"].to_numpy(dtype=np.bool_),
-        "known": ~np.isnan(label),
-        "positive": positive,
-        "incident": incident,
-        "incident_start_ms": milliseconds(predictions["incident_start"]),
-        "failure_class": np.append(np.asarray(classes, dtype=object), "")[failure_class],
-        "fold": predictions["fold"].to_numpy(dtype=np.int64),
-        "drain_label": predictions.get("drain_label", predictions["label"]).to_numpy(dtype=np.int8, na_value=-1),
-    }
-
-
-def _refuse_duplicates(scored: Scored) -> None:
-    same = (np.diff(scored.time) == 0) & (np.diff(scored.unit) == 0)
-    if same.any():
-        at = int(np.flatnonzero(same)[0])
-        when = pd.Timestamp(int(scored.shared.times_ms[scored.time[at]]), unit="ms", tz="UTC").isoformat()
-        raise InputError(
-            f"unit {scored.shared.units[scored.unit[at]]} is scored twice at {when}",
-            f"predictions of {scored.model} ({scored.variant})",
-            "Give one row for each unit and decision time.",
-        )

@@ -14,7 +14,7 @@ from typing import Final
 
 import numpy as np
 
-from evaluation.metrics.bootstrap import Interval, interval, resample_units
+from evaluation.metrics.bootstrap import Interval, interval, resample
 from evaluation.value.controller_replay import LEAVE, Fleet, evicted
 from evaluation.value.load import HOUR_MS, Placements
 from evaluation.value.marks import Marks
@@ -199,7 +199,7 @@ def net_of(nobody: Outcome, acted: Outcome) -> Floats:
 
 def net_interval(net: Floats, *, replicates: int, seed: int) -> tuple[float, Interval]:
     """Return the sum of net GPU-hours of shape (loads, nodes), with a bootstrap interval by node and load."""
-    weights = resample_units(net.shape[1], replicates, seed)
+    weights = resample(net.shape[1], replicates, seed)
     load = np.arange(replicates) % len(net)
     return float(net.sum(axis=1).mean()), interval(np.einsum("rn,rn->r", weights, net[load]))
 

@@ -8,7 +8,7 @@ from typing import Final, Literal
 
 import pandas as pd
 
-from evaluation.metrics.bootstrap import interval, resample_units
+from evaluation.metrics.bootstrap import interval, resample
 from evaluation.metrics.comparison import SLIDING
 from evaluation.metrics.estimates import estimate_model
 from evaluation.metrics.evaluation import Evaluation
@@ -17,7 +17,7 @@ from evaluation.metrics.scored import split_predictions
 Answer = Literal["yes", "weakly", "no", "too few failures", "no failures"]
 
 ENOUGH: Final = 20
-"""Replayed failures that an answer takes; as many as a rollout stage asks for (``policy.stages``)."""
+"""Failures of nodes in the replay that an answer takes; as many as a rollout stage asks for (``policy.stages``)."""
 
 FEWEST: Final = 10
 """With fewer, no interval is believed; as many as ``promotion.min_incidents``."""
@@ -36,7 +36,8 @@ COUNTING: Final = "history_count"
 class Predictability:
     """The answer, and what it rests on; NaN where a figure is not defined.
 
-    ``failures``: those that the replay could have caught; ``more``: about how many are needed beyond them.
+    ``failures``: those of nodes that the replay could have caught, a cause of several counted once; ``more``: about
+    how many are needed beyond them.
     ``precision``: of drain episodes, with its 95 % interval; ``chance``: of drawing at random.
     ``recall``: share of failures caught; ``more_than_counting``: less that which ``history_count`` catches with as many
     alerts; ``lead_hours``: quartiles of the lead time.
@@ -71,7 +72,7 @@ def predictability(
     caught, and more of them than by counting past failures (the interval of the difference at equal alerts lies above
     0). Weakly: above chance only. No: not above chance, and the interval of the share caught lies below
     :data:`CAUGHT`. Too few failures: neither of these; fewer than :data:`ENOUGH`, and not yes; fewer than
-    :data:`FEWEST` always. Failures caught are compared, not precision: a GPU that fails again and again counts
+    :data:`FEWEST` always. Failures caught are compared, not precision: a node that fails again and again counts
     there once a failure, and does not carry a baseline by itself.
     """
     row = evaluation.row(profile, SLIDING)
@@ -108,8 +109,8 @@ def _bounded(row: pd.Series, name: str) -> Bounded:
 def _more_than_counting(evaluation: Evaluation, predictions: pd.DataFrame, profile: str, seed: int) -> Bounded:
     """Compare the failures caught on the same resamples."""
     chosen = (predictions["variant"] == SLIDING) & predictions["model"].isin([profile, COUNTING])
-    weights = resample_units(evaluation.units, evaluation.replicates, seed)
     parts = split_predictions(predictions[chosen.to_numpy()], evaluation.k)
+    weights = resample(parts[0].shared.n_clusters, evaluation.replicates, seed)
     recall = {part.model: estimate_model(part, weights) for part in parts}
     one, two = recall[profile], recall[COUNTING]
     bounds = interval(one.replicates["recall"] - two.replicates["recall"])

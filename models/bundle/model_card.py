@@ -44,9 +44,9 @@ def model_card(manifest: Mapping[str, Any]) -> str:
         "",
         "## For what",
         "",
-        f"Ranks the units of one fleet by the risk of a hardware failure and alerts at most {fitted['k']} of them at a "
-        "decision time. Risks are meant for the fleet that the models were trained on. They are no statement about the "
-        "cause of a failure, and none about fleets of other hardware, drivers or monitoring.",
+        f"Ranks the units of one fleet by the risk of a hardware failure and alerts at most {fitted['k']} nodes at "
+        "a decision time. Risks are meant for the fleet that the models were trained on. They are no statement about "
+        "the cause of a failure, and none about fleets of other hardware, drivers or monitoring.",
         "",
         "## Trained on",
         "",
@@ -90,7 +90,7 @@ def promotion_section(decision: Mapping[str, Any]) -> str:
         return "\n".join([*lines, "Nothing was compared."]) + "\n"
     lines += [
         "",
-        f"{verdict['rows']} decisions on {verdict['units']} units at {verdict['times']} times from "
+        f"{verdict['rows']} decisions on {verdict['nodes']} nodes at {verdict['times']} times from "
         f"{verdict['first_time']} to {verdict['last_time']}, {verdict['incidents']} incidents, {verdict['k']} alerts a "
         "decision time on both sides. Neither side was trained on any of them.",
         "",

@@ -9,7 +9,7 @@ from scipy.special import expit
 
 from models.config import Combiner
 from models.rows.odds import logit
-from models.rows.ranking import Bools, Floats, Hashes, Ints, group_sizes, rank_within
+from models.rows.ranking import Bools, Floats, Hashes, Ints, group_sizes, rank_within, top_nodes
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +70,7 @@ def combine(
     scores: Floats,
     times: Ints,
     tie: Hashes,
+    node: Ints | Hashes,
     *,
     k: int,
     combiner: Combiner,
@@ -82,15 +83,16 @@ def combine(
     ``mean_log_odds`` and ``stacked``; shape (n_rows, n_members).
     ``times``: decision time of each row; shape (n_rows,).
     ``tie``: hash of the unit, which orders rows of equal score; shape (n_rows,).
-    ``combiner``: ``intersection``: alerts are the rows in every member's top K, possibly none (the paper's PARALLEL);
-    ``min_votes``: in the top K of at least ``min_votes`` members; ``mean_rank``: the K lowest mean ranks;
-    ``mean_log_odds``: the K highest means (soft voting, a logarithmic opinion pool); ``stacked``: the K highest scores
-    of ``stacker``. Voted rows are ordered by votes, then by mean rank.
+    ``node``: node of each row; shape (n_rows,).
+    ``combiner``: ``intersection``: alerts are the units that every member alerts (:func:`top_nodes`), possibly none
+    (the paper's PARALLEL); ``min_votes``: that at least ``min_votes`` members alert; ``mean_rank``: the lowest mean
+    ranks; ``mean_log_odds``: the highest means (soft voting, a logarithmic opinion pool); ``stacked``: the highest
+    scores of ``stacker``. Voted rows are ordered by votes, then by mean rank.
     ``min_votes``: for ``min_votes``, from 1 to the number of members, as ``model_names`` checks; None: all members.
     ``stacker``: for ``stacked``; None weighs all members alike.
     Returns: the score, which orders rows inside a decision time: for ``mean_log_odds`` and ``stacked`` a log-odds,
     otherwise the logit of a share between 0 and 1, comparable between decision times as ranks are; and the alerts where
-    members vote (None: the K highest scores).
+    members vote (None: those of the highest scores).
     """
     members = scores.shape[1]
     if combiner in ("mean_log_odds", "stacked"):
@@ -101,5 +103,5 @@ def combine(
     if combiner == "mean_rank":
         return logit(share), None
     needed = members if combiner == "intersection" or min_votes is None else min_votes
-    votes = (ranks <= k).sum(axis=1)
+    votes = np.sum([top_nodes(times, ranks[:, member], node, k) for member in range(members)], axis=0)
     return logit((votes + share) / (members + 1)), votes >= needed

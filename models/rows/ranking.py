@@ -77,13 +77,47 @@ def rank_within(times: Ints, score: NDArray[np.floating], tie: Hashes) -> Ints:
     return ranks
 
 
+def top_nodes(times: Ints, rank: Ints, node: Ints | Hashes, k: int) -> Bools:
+    """Alert the units from the riskiest down for as long as they stand on at most ``k`` nodes.
+
+    A drain empties a node, so a budget counts nodes. Units of a node that is among the ``k`` alert too where they come
+    before the first unit of the next node.
+
+    ``times``: decision time of each row; shape (n,).
+    ``rank``: 1 for the riskiest row of its time, a permutation of 1..n within each; shape (n,).
+    ``node``: node of each row; shape (n,).
+    Returns: whether each row is alerted; shape (n,).
+    """
+    alert = np.zeros(len(rank), dtype=np.bool_)
+    deepest = 4 * k
+    while True:  # few rows decide: all that rank lower are looked at only where nodes have many units
+        rows = np.flatnonzero(rank <= deepest)
+        rows = rows[np.lexsort((rank[rows], times[rows]))]
+        by_node = np.lexsort((np.arange(len(rows)), node[rows], times[rows]))
+        first = np.zeros(len(rows), dtype=np.int64)
+        first[by_node[group_starts(times[rows][by_node], node[rows][by_node])]] = 1
+        nodes = np.cumsum(first)
+        before = np.arange(len(rows)) - position_in_group(times[rows])
+        nodes -= nodes[before] - first[before]
+        within = nodes <= k
+        if not (within & (rank[rows] == deepest)).any():
+            alert[rows[within]] = True
+            return alert
+        deepest *= 2
+
+
 def position_in_group(sorted_groups: NDArray[Any]) -> Ints:
     """Give 0, 1, ... within each run of equal values of a sorted array."""
-    n = len(sorted_groups)
-    if n == 0:
-        return np.zeros(0, dtype=np.int64)
-    starts = np.flatnonzero(np.r_[True, sorted_groups[1:] != sorted_groups[:-1]])
-    return np.arange(n) - np.repeat(starts, np.diff(np.r_[starts, n]))
+    starts = np.flatnonzero(group_starts(sorted_groups))
+    return np.arange(len(sorted_groups)) - np.repeat(starts, np.diff(np.r_[starts, len(sorted_groups)]))
+
+
+def group_starts(*sorted_keys: NDArray[Any]) -> Bools:
+    """Tell which rows begin a run of equal keys; rows are sorted by them."""
+    begins = np.ones(len(sorted_keys[0]), dtype=np.bool_)
+    if len(begins):
+        begins[1:] = np.logical_or.reduce([key[1:] != key[:-1] for key in sorted_keys])
+    return begins
 
 
 def group_sizes(times: Ints) -> Ints:

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 import pandas as pd
 
-from features.times import NEVER, milliseconds
+from features.times import NEVER, coded, milliseconds
 from features.vocabulary import FeatureColumn
 from models.rows.ranking import Bools, Floats, Hashes, Ints, mix, name_hashes, position_in_group, seed_of
 
@@ -60,12 +60,14 @@ class Rows:
     ``established``: when it became known that an augmented row exists (its incident's known-at time), in milliseconds;
     the lowest integer for grid rows and where the matrix does not say.
     ``tie``: hash of the unit.
+    ``node``: code of the node (:func:`node_codes`).
     """
 
     time: Ints
     augmented: Bools
     established: Ints
     tie: Hashes
+    node: Ints
 
     @classmethod
     def of(cls, frame: pd.DataFrame) -> Rows:
@@ -79,12 +81,19 @@ class Rows:
             augmented=frame["augmented"].to_numpy(dtype=bool),
             established=established,
             tie=name_hashes(frame["unit"]),
+            node=node_codes(frame),
         )
 
     @property
     def grid_times(self) -> Ints:
         """Distinct decision times of the grid, ascending."""
         return np.unique(self.time[~self.augmented])
+
+
+def node_codes(frame: pd.DataFrame) -> Ints:
+    """Give codes of the nodes of rows with ``node`` and ``unit``; a unit without a node is one by itself."""
+    node, names = coded(frame["node"])
+    return node if (node >= 0).all() else np.where(node < 0, len(names) + coded(frame["unit"])[0], node)
 
 
 @dataclass(frozen=True, slots=True)

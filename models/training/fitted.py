@@ -20,8 +20,9 @@ from models.ensembles.cascade import Cascade
 from models.ensembles.combining import Stacker, combine
 from models.learners.baselines import Baseline
 from models.rows.odds import log_odds
-from models.rows.ranking import Bools, Floats, Hashes, Ints, mix, name_hashes, rank_within
+from models.rows.ranking import Bools, Floats, Hashes, Ints, mix, name_hashes, rank_within, top_nodes
 from models.rows.row_reader import RowReader, batches
+from models.rows.training_set import Rows
 from models.training.reference import Reference
 
 ORDERS_ONLY: frozenset[str] = frozenset({"intersection", "min_votes", "mean_rank"})
@@ -106,7 +107,7 @@ class FittedModels:
     span (aware UTC).
     ``columns``: the features, in order.
     ``models``: models that scores are given of, in the order of reports.
-    ``k``: alert budget a decision time.
+    ``k``: alert budget: nodes a decision time.
     ``prior_shift``: added to learners' log-odds to undo the sampling of negatives.
     ``learners``: fitted on the whole training set; members among them, and the cascade's first stage.
     ``members``: members of the parallel ensembles.
@@ -157,13 +158,14 @@ class FittedModels:
         """Names of all learners that rows are asked of, those of the cascade's stages among them."""
         return frozenset({*self.learners, *(name for name, _ in (self.cascade.stages if self.cascade else ()))})
 
-    def score(self, values: np.ndarray, times: Any, units: Any) -> pd.DataFrame:
+    def score(self, values: np.ndarray, times: Any, units: Any, nodes: Any = None) -> pd.DataFrame:
         """Score rows with every model.
 
         ``values``: features in the order of ``columns``; NaN: unknown; shape (n_rows, n_features).
         ``times``: decision time of each row, with a time zone. Ranks and alerts are taken inside a decision time, so
         all units to compare must be given in one call; shape (n_rows,).
         ``units``: unit of each row; shape (n_rows,).
+        ``nodes``: node of each row, by which alerts are counted; None: each unit is one by itself; shape (n_rows,).
         Returns: ``decision_time``, ``unit``, ``model``, ``score`` and ``risk`` (float32), ``rank`` (int32), ``alert``;
         one row for each model and row, models in order.
         Raises ``InputError`` if the number of features is not that of ``columns``.
@@ -177,7 +179,8 @@ class FittedModels:
                 "Compute the features with the bundle's own list of columns.",
             )
         time = milliseconds(pd.Series(times))
-        scores = self.score_arrays(values, time, name_hashes(units))
+        tie = name_hashes(units)
+        scores = self.score_arrays(values, time, tie, tie if nodes is None else name_hashes(nodes))
         unit = pd.Series(units, dtype=object).to_numpy()
         frames = [
             pd.DataFrame(
@@ -195,19 +198,25 @@ class FittedModels:
         ]
         return pd.concat(frames, ignore_index=True)
 
-    def score_arrays(self, values: np.ndarray, time: Ints, tie: Hashes) -> dict[str, ModelScore]:
+    def score_arrays(self, values: np.ndarray, time: Ints, tie: Hashes, node: Ints | Hashes) -> dict[str, ModelScore]:
         """Score rows with every model, as arrays.
 
         ``values``: Features; shape (n_rows, n_features).
         ``time``: decision times in milliseconds since the epoch; shape (n_rows,).
         ``tie``: :func:`models.rows.ranking.name_hashes` of the units; shape (n_rows,).
+        ``node``: what tells the nodes of the rows apart, since alerts are counted by nodes; shape (n_rows,).
         Returns: one for each of ``models``.
         """
-        return self.compare(self._answer(values, mix(tie, time)), time, tie)
+        return self.compare(self._answer(values, mix(tie, time)), time, tie, node)
 
-    def score_rows(self, read: RowReader, rows: Ints, time: Ints, tie: Hashes) -> dict[str, ModelScore]:
-        """Score rows of a matrix, of which a batch at a time is in memory; see :meth:`score_arrays`."""
-        return self.compare(self.answer_rows(read, rows, mix(tie, time)), time, tie)
+    def score_rows(self, read: RowReader, rows: Ints, matrix_rows: Rows) -> dict[str, ModelScore]:
+        """Score rows of a matrix, of which a batch at a time is in memory; see :meth:`score_arrays`.
+
+        ``rows``: their positions; shape (n_rows,).
+        ``matrix_rows``: all rows of the matrix.
+        """
+        time, tie = matrix_rows.time[rows], matrix_rows.tie[rows]
+        return self.compare(self.answer_rows(read, rows, mix(tie, time)), time, tie, matrix_rows.node[rows])
 
     def answer_rows(self, read: RowReader, rows: Ints, identity: Hashes) -> Answers:
         """Ask everyone about rows of a matrix, of which a batch at a time is in memory.
@@ -228,10 +237,10 @@ class FittedModels:
             answers[CASCADE], answers[_SURVIVED] = self.cascade.score(values, first)
         return answers
 
-    def compare(self, answers: Answers, time: Ints, tie: Hashes) -> dict[str, ModelScore]:
+    def compare(self, answers: Answers, time: Ints, tie: Hashes, node: Ints | Hashes) -> dict[str, ModelScore]:
         """Give every model's scores of rows from what was answered for them; parameters as of :meth:`score_arrays`."""
         pooled = self.pooled(answers)
-        return {name: self._compared(name, pooled, time, tie) for name in self.models}
+        return {name: self._compared(name, pooled, time, tie, node) for name in self.models}
 
     def pooled(self, answers: Answers) -> Answers:
         """Give the answers with the prior's share in every learner's log-odds."""
@@ -242,25 +251,25 @@ class FittedModels:
             name: (1 - share) * answers[name] + share * answers[PRIOR] for name in self.learners if name != PRIOR
         }
 
-    def _compared(self, name: str, answers: Answers, time: Ints, tie: Hashes) -> ModelScore:
+    def _compared(self, name: str, answers: Answers, time: Ints, tie: Hashes, node: Ints | Hashes) -> ModelScore:
         if name in BASELINES or self.stand_in is not None:
-            return self._ranked(answers[name if name in answers else str(self.stand_in)], time, tie)
+            return self._ranked(answers[name if name in answers else str(self.stand_in)], time, tie, node)
         if name not in COMBINERS:
-            ranked = self._ranked(answers[name] + self.prior_shift, time, tie)
+            ranked = self._ranked(answers[name] + self.prior_shift, time, tie, node)
             return replace(ranked, alert=ranked.alert & answers[_SURVIVED]) if name == CASCADE else ranked
         combiner = next(combiner for combiner in COMBINERS if combiner == name)
         scores = np.column_stack([answers[member] + self.prior_shift for member in self.members])
         score, alert = combine(
-            scores, time, tie, k=self.k, combiner=combiner, min_votes=self.min_votes, stacker=self.stacker
+            scores, time, tie, node, k=self.k, combiner=combiner, min_votes=self.min_votes, stacker=self.stacker
         )
-        ranked = self._ranked(score, time, tie)
+        ranked = self._ranked(score, time, tie, node)
         return ranked if alert is None else replace(ranked, alert=alert)
 
-    def _ranked(self, score: Floats, time: Ints, tie: Hashes) -> ModelScore:
+    def _ranked(self, score: Floats, time: Ints, tie: Hashes, node: Ints | Hashes) -> ModelScore:
         # Ranks are taken of the rounded score, so that a reader of the file finds them again.
         rounded = score.astype(np.float32)
         rank = rank_within(time, rounded, tie)
-        return ModelScore(rounded, rank, rank <= self.k)
+        return ModelScore(rounded, rank, top_nodes(time, rank, node, self.k))
 
     def risk(self, name: str, score: np.ndarray) -> np.ndarray:
         """Give the risks of a model's scores, float32, shape kept."""

@@ -91,21 +91,23 @@ def plan_schedule(
 
 
 def alert_budget(rows: Rows, labels: Labels, backtest: BacktestSection, *, as_of_ms: int) -> int:
-    """Give K: as configured, or the mean number of positives a decision time with labels known by a time, at least 1.
+    """Give K, in nodes: as configured, or the mean number of nodes with a positive a decision time, at least 1.
 
-    ``rows``, ``labels``: the matrix's rows and the labels as of ``as_of_ms``.
+    ``rows``, ``labels``: the matrix's rows, and the labels as known at ``as_of_ms``, from which ``auto`` counts.
     ``backtest``: ``k``.
-    Raises ``InputError`` if a configured K is below 1, or more than there are units.
+    Raises ``InputError`` if a configured K is below 1, or more than there are nodes.
     """
     if backtest.k != "auto":
-        units = len(np.unique(rows.tie))
-        if not 1 <= backtest.k <= units:
-            advice = f"Give a number from 1 to {units}, the units of the matrix, or 'auto'."
+        nodes = len(np.unique(rows.node))
+        if not 1 <= backtest.k <= nodes:
+            advice = f"Give a number from 1 to {nodes}, the nodes of the matrix, or 'auto'."
             raise InputError(f"k is {backtest.k}", "parameter backtest.k", advice)
         return backtest.k
     known = ~rows.augmented & (labels.label >= 0) & (labels.complete <= as_of_ms)
     times = len(np.unique(rows.time[known]))
-    return max(1, round(int((labels.label[known] == 1).sum()) / max(times, 1)))
+    positive = known & (labels.label == 1)
+    nodes = np.unique(np.stack([rows.time[positive], rows.node[positive]]), axis=1).shape[1]
+    return max(1, round(nodes / max(times, 1)))
 
 
 def format_candidates(training: TrainingSection) -> str:

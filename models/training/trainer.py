@@ -341,7 +341,7 @@ class Trainer:
             pooled = fitted.pooled(answers)
             members = np.column_stack([pooled[name] for name in fitted.members]) + fitted.prior_shift
             fitted = replace(fitted, stacker=Stacker.fit(members, split.slice_label.astype(np.int64)))
-        scored = fitted.compare(answers, time, tie)
+        scored = fitted.compare(answers, time, tie, self.rows.node[split.slice_rows])
         scores = {name: model_score.score.astype(np.float64) for name, model_score in scored.items()}
         calibrators = {
             name: fit_calibrator(

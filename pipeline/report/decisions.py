@@ -25,9 +25,9 @@ def decisions(context: ReportContext) -> Section | None:
         tables.append(_horizons(horizons))
     after = [
         "A promise is made at a refit and judged on the decisions until the next. It looks back on decisions of "
-        "earlier refits whose outcome was known by then, and never on its own. Its bound takes alerts of one "
-        f"{context.unit_word} as dependent and pays for the search for the threshold. It holds as far as the future "
-        "is like the past.",
+        "earlier refits whose outcome was known by then, and never on its own. Its bound takes alerts of one node, "
+        "and of nodes with a common cause, as dependent and pays for the search for the threshold. It holds as far as "
+        "the future is like the past.",
     ]
     if unforeseen is not None and not unforeseen.empty:
         tables.append(_classes(unforeseen))
@@ -88,7 +88,7 @@ def _now(mine: pd.DataFrame, context: ReportContext) -> Table | None:
     def asked(row: Any) -> str:
         return {
             "precision": f"a precision of {percent(row.asked)}",
-            "budget": f"{number(row.asked, 1)} alerts a decision time",
+            "budget": f"{number(row.asked, 1)} nodes a decision time",
             "cost": "the least cost",
         }[str(row.kind)]
 
@@ -170,7 +170,7 @@ def _classes(frame: pd.DataFrame) -> Table | None:
     if silent.notna().any():
         columns.append(("true risk never above the fleet's", _silent))
     return table_of(
-        f"Failures without a precursor: no model ranked the unit in its top {percent(TOP_SHARE)} at any decision "
+        f"Failures without a precursor: no model ranked the node in its top {percent(TOP_SHARE)} at any decision "
         "within the horizon.",
         counted.groupby("failure_class", sort=True).agg(**measures),
         *columns,

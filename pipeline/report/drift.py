@@ -106,8 +106,8 @@ def _outcomes(outcomes: pd.DataFrame, context: ReportContext) -> Table | None:
         return Cell(percent(row.precision), bounds if row.right + row.wrong else "")
 
     return table_of(
-        f"Outcomes of {context.profile} as they came in, in windows of at most 28 days: alerted {context.unit_word}s "
-        f"that failed, that did not, and that nothing is known of yet (each {context.unit_word} once a window), with "
+        f"Outcomes of {context.profile} as they came in, in windows of at most 28 days: alerted nodes "
+        "that failed, that did not, and that nothing is known of yet (each node once a window), with "
         "the exact 95 % interval of the share; and positives over the sum of risks, with the exact interval of the "
         "number of incidents behind them (1: calibrated).",
         outcomes.rename(columns={"from": "since"}),  # a keyword is no name of a tuple's field

@@ -57,6 +57,7 @@ def render_report(evaluation: Evaluation, context: ReportContext) -> str:
         summary=summary.sentences(evaluation, context),
         plots={name: plot and (Markup(plot.svg), plot.caption) for name, plot in drawn.items()},  # noqa: S704 - escaped there
         models=tables.models(evaluation, context),
+        by_unit=tables.by_unit(evaluation, context),
         sliding=tables.paired(evaluation, "sliding", against_once),
         ensembles=tables.paired(evaluation, "ensemble", against_best),
         baselines=tables.paired(evaluation, "baseline", against_base),

@@ -27,7 +27,7 @@ def sentences(evaluation: Evaluation, context: ReportContext) -> list[str]:
         return [*texts, f"The profile's model, {context.profile}, made no predictions."]
     texts.append(_alerts(evaluation, context, row))
     if row["incidents"]:
-        texts.append(_early(context, row))
+        texts.append(_early(row))
         texts.append(_weakest(evaluation, context))
     texts.append(_beside(evaluation, context, row))
     helped = _helped(evaluation, context)
@@ -44,22 +44,28 @@ def _replayed(evaluation: Evaluation, context: ReportContext) -> str:
         faster += " so that there is something to count" if rate > 1 else ""
         fleet = f"simulated fleet (scenario {context.simulated.scenario}, seed {context.simulated.seed}, {faster})"
     return (
-        f"{count(evaluation.units)} {context.unit_word}s of a {fleet} were replayed at {count(evaluation.times)} "
+        f"{_size(evaluation, context)} of a {fleet} were replayed at {count(evaluation.times)} "
         f"decision times, every {duration(context.every)} from {day(evaluation.first_time)} to "
         f"{day(evaluation.last_time)}. At each, every model saw only what was known by then and ranked the "
-        f"{context.unit_word}s by the risk that an incident starts between {duration(context.gap)} and "
+        f"nodes by the risk that an incident starts between {duration(context.gap)} and "
         f"{duration(context.gap)} plus {duration(context.horizon)} later."
     )
 
 
+def _size(evaluation: Evaluation, context: ReportContext) -> str:
+    nodes = f"{count(evaluation.nodes)} nodes"
+    return nodes if context.unit == "node" else f"{count(evaluation.units)} GPUs on {nodes}"
+
+
 def _alerts(evaluation: Evaluation, context: ReportContext, row: pd.Series) -> str:
-    text = f"{context.profile} gave {count(row['alerts'])} alerts, at most {evaluation.k} per {context.budget_period}. "
+    text = f"{context.profile} gave {count(row['alerts'])} alerts of nodes, at most {evaluation.k} per "
+    text += f"{context.budget_period}. "
     if row["alerts"]:
-        unit, lasts = context.unit_word, duration(evaluation.drain_horizon(context.gap))
+        lasts = duration(evaluation.drain_horizon(context.gap))
         text += (
             f"They make {count(row['episodes'])} drain episodes, {number(row['episodes_per_day'], 1)} a day: an "
-            f"episode lasts {lasts}, and later alerts of its {unit} until then belong to it. The most alerted {unit} "
-            f"took {percent(row['alerts_of_one_unit'] / row['alerts'])} of all alerts. "
+            f"episode lasts {lasts}, and later alerts of its node until then belong to it. The most alerted node "
+            f"took {percent(row['alerts_of_one_node'] / row['alerts'])} of all alerts. "
         )
     if not row["episodes_known"]:
         return text + "None has a known outcome, so nothing can be said about its precision."
@@ -73,7 +79,7 @@ def _alerts(evaluation: Evaluation, context: ReportContext, row: pd.Series) -> s
     )
 
 
-def _early(context: ReportContext, row: pd.Series) -> str:
+def _early(row: pd.Series) -> str:
     text = (
         f"It caught {count(row['caught'])} of the {count(row['incidents'])} incidents that could have been caught "
         f"(recall {percent(row['recall'])}{_spaced(_interval(row, 'recall'))})"
@@ -84,7 +90,7 @@ def _early(context: ReportContext, row: pd.Series) -> str:
             f"(quartiles {hours(row['lead_time_q25_hours'])} and {hours(row['lead_time_q75_hours'])})"
         )
     return text + (
-        f". {percent(row['capture'])} of the incidents hit a {context.unit_word} that stood among the riskiest "
+        f". {percent(row['capture'])} of the incidents hit a node that stood among the riskiest "
         f"{percent(TOP_SHARE).replace('.0', '')} at the last decision before."
     )
 

@@ -117,15 +117,15 @@ def models(evaluation: Evaluation, context: ReportContext) -> Table:
         ("ROC-AUC", _measured("roc_auc", _three)),
         ("in top 5 %", _measured("capture", percent)),
         ("median lead", lambda row: hours(row.lead_time_median_hours)),
-        ("false episodes", lambda row: number(row.false_episodes_per_1000_unit_days, 1)),
+        ("false episodes", lambda row: number(row.false_episodes_per_1000_node_days, 1)),
         ("calibr. error", lambda row: percent(row.calibration_error)),
     ]
     caption = (
-        f"Every model, pooled over all folds. In brackets: 95 % intervals from {evaluation.replicates} resamples of "
-        f"whole {context.unit_word}s; a share of 0 or 100 %, which resampling cannot vary, has exact bounds instead "
-        f"(Clopper and Pearson's, each {context.unit_word} counted once)."
+        "Every model, pooled over all folds, counted by nodes. In brackets: 95 % intervals from "
+        f"{evaluation.replicates} resamples of whole nodes; a share of 0 or 100 %, which resampling cannot vary, has "
+        "exact bounds instead (Clopper and Pearson's, each node counted once)."
         if evaluation.replicates
-        else "Every model, pooled over all folds. No intervals: backtest.bootstrap is 0."
+        else "Every model, pooled over all folds, counted by nodes. No intervals: backtest.bootstrap is 0."
     )
     if with_oracle:
         columns.append(("of the oracle", _measured("oracle_share_precision_at_k", percent)))
@@ -139,6 +139,24 @@ def models(evaluation: Evaluation, context: ReportContext) -> Table:
     )
     assert made is not None  # there is a model
     return made
+
+
+def by_unit(evaluation: Evaluation, context: ReportContext) -> Table | None:
+    """Detail by GPU beside the figures by node; None where nodes are what is scored."""
+    if context.unit != "gpu":
+        return None
+    return table_of(
+        "Detail by GPU: a failure that takes four GPUs of a node counts four times here.",
+        _ordered(evaluation.table),
+        ("model", lambda row: Cell(row.model, row.kind)),
+        ("training", lambda row: _VARIANTS.get(row.variant, row.variant)),
+        ("alerts of GPUs, outcome known", lambda row: count(row.unit_alerts_labelled)),
+        ("precision by GPU", lambda row: percent(row.unit_precision)),
+        ("incidents of GPUs", lambda row: count(row.unit_incidents)),
+        ("caught by GPU", lambda row: percent(row.unit_recall)),
+        strong=lambda row: (row.model, row.variant) == (context.profile, SLIDING),
+        text_columns=frozenset({0, 1}),
+    )
 
 
 def paired(evaluation: Evaluation, comparison: str, caption: str) -> Table | None:
@@ -206,7 +224,8 @@ def by_class(evaluation: Evaluation, profile: str) -> Table | None:
     table = evaluation.by_class
     best = table[table["model"] == ORACLE].set_index("failure_class")["recall"]
     return table_of(
-        f"Incidents by failure class, {profile} at K = {evaluation.k}.",
+        f"Incidents of nodes by failure class, {profile} at K = {evaluation.k}. An incident of several classes "
+        "counts in each. Alerts name no class, so no class has a precision.",
         table[(table["model"] == profile) & (table["variant"] == SLIDING)],
         ("failure class", lambda row: row.failure_class),
         ("incidents", lambda row: count(row.incidents)),

@@ -98,7 +98,7 @@ def summary_text(decision: Decision) -> str:
     verdict = decision.verdict
     if verdict is not None:
         lines.append(
-            f"{verdict.challenger} against {verdict.champion}: {verdict.rows:,} decisions on {verdict.units:,} units, "
+            f"{verdict.challenger} against {verdict.champion}: {verdict.rows:,} decisions on {verdict.nodes:,} nodes, "
             f"{verdict.first_time:%Y-%m-%d %H:%M} to {verdict.last_time:%Y-%m-%d %H:%M} UTC, {verdict.incidents} "
             f"incidents, {verdict.k} alerts a decision time"
         )

@@ -222,11 +222,17 @@ class VerifiedFacts:
                 elif result.kind == "failed" and unit in (result.failed_units or result.units):
                     units[unit].append(Happening("diagnostic_failed", result.at))
 
-        names = NodeNames(nodes)
+        names = NodeNames({*nodes, *homes.values()})
+        there: defaultdict[str, set[str]] = defaultdict(set)
+        for unit, home in homes.items():
+            there[names.written(home)].add(unit)
 
         def outcome(alert: Alert) -> Outcome:
-            happenings = [*units[alert.unit], *nodes[names.written(homes.get(alert.unit, ""))]]
-            return judge(alert, happenings, until)
+            node = names.written(alert.node or homes.get(alert.unit, ""))
+            # a drain empties the node, so whichever of its units fails makes the alert right
+            members = {alert.unit, *(there[node] if alert.node else ())}
+            happenings = [happening for unit in sorted(members) for happening in units[unit]]
+            return judge(alert, [*happenings, *nodes[node]], until)
 
         return tuple(outcome(alert) for alert in alerts if alert.at <= until)
 

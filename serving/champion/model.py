@@ -62,7 +62,8 @@ class LoadedModel:
         from models.rows.ranking import text_hashes  # noqa: PLC0415 - loaded with the model
 
         fitted, profile = self.bundle.fitted, self.bundle.profile
-        scored = fitted.score_arrays(rows.values, rows.times, text_hashes(rows.units))[profile]
+        unit = text_hashes(rows.units)  # which node it is on is not said, so each stands for itself
+        scored = fitted.score_arrays(rows.values, rows.times, unit, unit)[profile]
         columns = (rows.units, fitted.risk(profile, scored.score), scored.score, scored.rank, scored.alert)
         return [
             {"unit": unit, "risk": float(risk), "score": float(score), "rank": int(rank), "alert": bool(alert)}

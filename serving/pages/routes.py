@@ -280,7 +280,7 @@ class FleetPages:
             raise Refused(404, f"there is no score of node {shown(node)}", "node")
         records = fleet.scores.nodes[state.node]
         past = past_scores(self.scores, [record.unit for record in records])
-        alerts = self._recent_alerts({record.unit for record in records})
+        alerts = self._recent_alerts(state.node)
         return page(
             request,
             "node",
@@ -322,7 +322,7 @@ class FleetPages:
             since_s=(now - record.decision_time).total_seconds(),
             past=past,
             chart=risk_chart(past, bounds, f"Risk of {record.unit} over {len(past)} decisions") if past else None,
-            recent_alerts=self._recent_alerts({record.unit}),
+            recent_alerts=self._recent_alerts(record.node),
             **self._telemetry([record.unit]),
         )
 
@@ -336,10 +336,10 @@ class FleetPages:
                     drawn.append((unit, channel, course(values), min(known), max(known), known[-1]))
         return {"telemetry": drawn, "data_end": facts.data_end}
 
-    def _recent_alerts(self, units: set[str]) -> list[Mapping[str, Any]] | None:
-        """Return the alerts on some units in the last 30 days; None: they are not judged yet."""
+    def _recent_alerts(self, node: str) -> list[Mapping[str, Any]] | None:
+        """Return the alerts on a node in the last 30 days; None: they are not judged yet."""
         outcomes = self.newest.served.facts.outcomes
-        return None if outcomes is None else [alert for alert in outcomes["alerts"] if alert["unit"] in units]
+        return None if outcomes is None else [alert for alert in outcomes["alerts"] if alert["node"] == node]
 
     def _outcomes(self, request: Request) -> Response:
         served = self.newest.served

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -19,10 +20,11 @@ import pyarrow.parquet as pq
 from features.config import LabelSection
 from features.labels.facts import Facts
 from features.labels.incidents import counted, find_incidents
-from features.times import BoolArray, milliseconds
+from features.times import BoolArray, instant_ms, milliseconds
 from foundation.instants import from_ms
 from policy.episodes import Alert, Happening, HappeningKind, judge, openings
-from policy.tiers import Tier
+from policy.incidents import caught_causes
+from policy.tiers import TIERS, Tier
 from serving.scores.reading import FACTS, Place, decision_folders
 from serving.scores.writing import PARQUET, SUMMARY, ScoresFolder, write_json
 from telemetry.dataset.channels import resolve_channels
@@ -108,41 +110,42 @@ def outcomes_of(
     labels: LabelSection,
     drain_horizon: timedelta = timedelta(0),
 ) -> dict[str, Any]:
-    """Judge the alerts of the last 30 days.
+    """Judge the alerts of the last 30 days, by nodes, which is what is drained.
 
-    A unit is alerted at each decision at which its tier is elevated or high, or the model selects it. What is listed
-    and counted is an episode, as :mod:`policy.episodes` has it.
+    A node is alerted at each decision at which the tier of one of its units is elevated or high, or the model selects
+    one. What is listed and counted is an episode, as :mod:`policy.episodes` has it, with the riskiest unit.
 
     ``data_end``: what lies after it is not known yet.
     ``drain_horizon``: how long after the gap an incident makes an episode right; the decision's horizon where that is
     longer.
     Returns: ``since``, ``until``, ``decisions``; ``verdicts`` (how many of each), ``precision`` (right over right and
     wrong; null without any), the same by tier under ``by_tier``, and by the UTC week of the alert under ``weeks``,
-    where ``precision`` is that of all alerts up to then; ``incidents`` in the time that decisions cover and
-    ``caught`` (an alert stood within the horizon before); ``lead_hours`` (median, least and greatest from the alert to
-    the incident, null without any); ``alerts``, the newest first, at most 2,000.
+    where ``precision`` is that of all alerts up to then; ``incidents`` of nodes in the time that decisions cover and
+    ``caught`` (an alert stood within the horizon before), a cause of several nodes counted once, and the same by
+    failure class under ``by_class``, with the median lead time (alerts name no class, so none has a precision);
+    ``lead_hours`` (median, least and greatest from the alert to the incident, null without any); ``alerts``, the
+    newest first, at most 2,000.
     """
     decisions = _decisions(scores, data_end - WINDOW, data_end)
     stays = Installations.of(inventory)
     incidents = find_incidents(events, inventory, labels, data_end=data_end)
     sure = counted(incidents)
     onsets: dict[str, list[tuple[datetime, str]]] = {}
-    for unit, start, kind in zip(sure["unit"], sure["start"], sure["failure_class"], strict=True):
-        onsets.setdefault(str(unit), []).append((start.to_pydatetime(), str(kind)))
+    for node, start, kind in zip(sure["node"], sure["start"], sure["failure_class"], strict=True):
+        onsets.setdefault(str(node), []).append((start.to_pydatetime(), str(kind)))
     happenings: dict[str, list[Happening]] = {}
-    for _, unit, happening in happenings_of(events, stays, incidents):
-        happenings.setdefault(unit, []).append(happening)
-    alerts = list(_alerts(decisions, labels.gap, drain_horizon))
+    for node, happening in _at_nodes(happenings_of(events, stays, incidents), stays):
+        happenings.setdefault(node, []).append(happening)
     judged: list[dict[str, Any]] = []
-    for alert, node, tier, risk in alerts:
-        outcome = judge(alert, happenings.get(alert.unit, ()), data_end)
+    for alert, tier, risk in _alerts(decisions, labels.gap, drain_horizon):
+        outcome = judge(alert, happenings.get(alert.node, ()), data_end)
         first = next(
-            (onset for onset in onsets.get(alert.unit, ()) if alert.at < onset[0] <= alert.at + alert.horizon), None
+            (onset for onset in onsets.get(alert.node, ()) if alert.at < onset[0] <= alert.at + alert.horizon), None
         )
         judged.append(
             {
                 "unit": alert.unit,
-                "node": node,
+                "node": alert.node,
                 "tier": tier,
                 "at": alert.at.isoformat(),
                 "risk": risk,
@@ -165,11 +168,22 @@ def outcomes_of(
             for tier in sorted({alert["tier"] for alert in judged})
         },
         "weeks": _by_week(judged),
-        **_recall(decisions, onsets, labels.gap, drain_horizon, data_end),
+        **_recall(decisions, sure[sure["start"] <= data_end], labels.gap, drain_horizon),
         "lead_hours": None if not leads else {"median": median(leads), "least": leads[0], "greatest": leads[-1]},
         "alerts": listed,
         "not_listed": len(judged) - len(listed),
     }
+
+
+def _at_nodes(
+    happenings: Iterable[tuple[datetime, str, Happening]], stays: Installations
+) -> Iterator[tuple[str, Happening]]:
+    """Give what happened to units by the node that each was in then."""
+    listed = [(unit, happening) for _, unit, happening in happenings]
+    units = stays.codes([unit for unit, _ in listed])
+    times = np.array([instant_ms(happening.at) for _, happening in listed], dtype=np.int64)
+    for stay, (unit, happening) in zip(stays.timeline().last(units, times), listed, strict=True):
+        yield str(stays.node[stay]) if stay >= 0 else unit, happening
 
 
 def judged_by(scores: Path) -> tuple[LabelSection, timedelta]:
@@ -211,27 +225,38 @@ def _by_week(alerts: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 def _recall(
     decisions: Sequence[tuple[datetime, float, pd.DataFrame]],
-    onsets: Mapping[str, Sequence[tuple[datetime, str]]],
+    sure: pd.DataFrame,
     gap: timedelta,
     drain_horizon: timedelta,
-    data_end: datetime,
-) -> dict[str, int]:
+) -> dict[str, Any]:
     """Count incidents that some decision looked ahead to, and those that any alert, opening or not, stood before."""
     if not decisions:
-        return {"incidents": 0, "caught": 0}
+        return {"incidents": 0, "caught": 0, "by_class": {}}
     first = np.array([when.timestamp() for when, _, _ in decisions]) + gap.total_seconds()
     horizons = np.array([horizon for _, horizon, _ in decisions])
     last, reached = first + horizons, first + np.maximum(horizons, drain_horizon.total_seconds())
-    raised = [set(frame["unit"]) for _, _, frame in decisions]
-    incidents = caught = 0
-    for unit, unit_onsets in onsets.items():
-        alerted = np.array([unit in units for units in raised])
-        for start, _ in unit_onsets:
-            after = first < start.timestamp()
-            if start <= data_end and (after & (start.timestamp() <= last)).any():
-                incidents += 1
-                caught += bool((after & alerted & (start.timestamp() <= reached)).any())
-    return {"incidents": incidents, "caught": caught}
+    raised = [set(frame["node"]) for _, _, frame in decisions]
+    found = []
+    for _, incident in sure.groupby("node_incident", sort=True):
+        node, start = str(incident["node"].iloc[0]), incident["start"].min().timestamp()
+        after = first < start
+        if (after & (start <= last)).any():
+            alerted = after & (start <= reached) & np.array([node in nodes for nodes in raised])
+            lead_s = start - first[alerted].min() + gap.total_seconds() if alerted.any() else math.nan
+            classes = set(map(str, incident["failure_class"]))
+            found.append((int(incident["common_cause"].iloc[0]), bool(alerted.any()), lead_s / 3600, classes))
+    by_class = {}
+    for name in sorted(set[str]().union(*(classes for *_, classes in found))):
+        mine = [row for row in found if name in row[3]]
+        leads = [row[2] for row in mine if row[1]]
+        by_class[name] = _of_causes(mine) | {"lead_hours": round(median(leads), 2) if leads else None}
+    return _of_causes(found) | {"by_class": by_class}
+
+
+def _of_causes(found: Sequence[tuple[int, bool, float, set[str]]]) -> dict[str, Any]:
+    cause = np.array([row[0] for row in found], dtype=np.int64)
+    _, right = caught_causes(cause, np.array([row[1] for row in found], dtype=np.bool_))
+    return {"incidents": len(right), "caught": int(right.sum())}
 
 
 def _decisions(scores: Path, since: datetime, until: datetime) -> list[tuple[datetime, float, pd.DataFrame]]:
@@ -253,8 +278,8 @@ def _decisions(scores: Path, since: datetime, until: datetime) -> list[tuple[dat
 
 def _alerts(
     decisions: Sequence[tuple[datetime, float, pd.DataFrame]], gap: timedelta, drain_horizon: timedelta
-) -> Iterator[tuple[Alert, str, str, float | None]]:
-    """Give the alerts that open an episode, each with its node, its tier and its risk then."""
+) -> Iterator[tuple[Alert, str, float | None]]:
+    """Give the alerts that open an episode, each with its tier and its risk then."""
     frames = [
         raised.assign(at=when, reach=max(timedelta(seconds=horizon), drain_horizon) + gap)
         for when, horizon, raised in decisions
@@ -262,14 +287,17 @@ def _alerts(
     if not frames:
         return
     raised = pd.concat(frames, ignore_index=True)
+    raised["place"] = raised["tier"].map({tier: place for place, tier in enumerate(TIERS)}).fillna(-1)
+    raised = raised.sort_values(["at", "place", "risk", "unit"], ascending=[True, False, False, True], kind="stable")
+    raised = raised.drop_duplicates(["at", "node"], ignore_index=True)  # the worst unit of each node speaks for it
     reach_ms = (raised["reach"] / timedelta(milliseconds=1)).to_numpy(dtype=np.int64)
-    opened = openings(pd.factorize(raised["unit"])[0], milliseconds(raised["at"], "decision_time"), reach_ms)
+    opened = openings(pd.factorize(raised["node"])[0], milliseconds(raised["at"], "decision_time"), reach_ms)
     for row in raised[opened].itertuples():
         # A unit that the model alone selects may be of any tier; judging takes no notice of it.
         asked: Tier = "high" if row.tier == "high" else "elevated"
         known = None if pd.isna(row.risk) else float(row.risk)
-        alert = Alert(str(row.unit), "", asked, row.at.to_pydatetime(), row.reach.to_pytimedelta())
-        yield alert, str(row.node), str(row.tier), known
+        alert = Alert(str(row.unit), "", asked, row.at.to_pydatetime(), row.reach.to_pytimedelta(), node=str(row.node))
+        yield alert, str(row.tier), known
 
 
 def happenings_of(

@@ -22,6 +22,7 @@ from models.config import ServingSection
 from models.explanation.members import explained_by
 from models.explanation.reasons import ReasonPlan, largest_reasons
 from models.rows.ranking import name_hashes
+from models.rows.training_set import node_codes
 from models.training.fitted import FittedModels
 from policy.risk_record import FORMAT, MISSING_CHANNELS, ModelName, RiskReason, RiskRecord, format_utc
 from policy.tiers import RAISED, TIERS, UNKNOWN, TierThresholds, choose_thresholds
@@ -286,7 +287,7 @@ def score_units(
     values = rows.values[known]
     times = np.full(len(values), instant_ms(t), dtype=np.int64)
     tie = name_hashes(rows.keys["unit"].to_numpy(dtype=object)[known])
-    scored = fitted.score_arrays(values, times, tie)[profile]
+    scored = fitted.score_arrays(values, times, tie, node_codes(rows.keys)[known])[profile]
     risk = fitted.risk(profile, scored.score)
     risks = fitted.risks(profile, scored.score)
     raised = np.array([thresholds.tier(plain(value)) in RAISED for value in risk], dtype=np.bool_)

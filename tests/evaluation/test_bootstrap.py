@@ -6,15 +6,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import binomtest
 
-from evaluation.metrics.bootstrap import honest_interval, interval, resample_units
+from evaluation.metrics.bootstrap import honest_interval, interval, resample
 
 
 @given(st.integers(1, 40), st.integers(1, 20), st.integers(0, 5))
 def test_every_sample_draws_as_many_units_as_there_are(units, replicates, seed):
-    weights = resample_units(units, replicates, seed)
+    weights = resample(units, replicates, seed)
     assert weights.shape == (replicates, units)
     np.testing.assert_array_equal(weights.sum(axis=1), units)
-    np.testing.assert_array_equal(weights, resample_units(units, replicates, seed))
+    np.testing.assert_array_equal(weights, resample(units, replicates, seed))
 
 
 def test_interval_covers_the_truth_about_as_often_as_it_says():
@@ -22,7 +22,7 @@ def test_interval_covers_the_truth_about_as_often_as_it_says():
     covered = 0
     for seed in range(150):
         heads = rng.random(60) < 0.3
-        bounds = interval(resample_units(60, 200, seed) @ heads / 60)
+        bounds = interval(resample(60, 200, seed) @ heads / 60)
         covered += bounds.low <= 0.3 <= bounds.high
     assert covered / 150 == pytest.approx(0.94, abs=0.05)
 
@@ -53,7 +53,7 @@ def test_the_exact_bound_covers_rare_hits_where_the_percentiles_cannot():
     for seed in range(120):
         hits = (rng.random(60) < rate) * 3.0  # all three rows of a unit share its fate
         counts = np.full(60, 3.0)
-        values = resample_units(60, 100, seed) @ hits / 180
+        values = resample(60, 100, seed) @ hits / 180
         honest += honest_interval(values, point=float(hits.sum() / 180), counts=counts).high >= rate
         naive += interval(values).high >= rate
     assert naive < 0.85 * 120 < 0.93 * 120 < honest

@@ -196,7 +196,7 @@ def test_more_failures_and_other_failures_are_a_change_of_the_failures():
 
 
 def test_alerts_that_fail_while_nothing_moves_are_laid_to_the_failures():
-    fell = (0.0001, "2 of 40 alerted units failed, 5.0 %; before 20 of 40, 50.0 %")
+    fell = (0.0001, "2 of 40 alerted nodes failed, 5.0 %; before 20 of 40, 50.0 %")
     [verdict] = failure_verdicts([], fell, anything_moved=False)
     assert verdict.text == "Alerts are right less often than before, though no feature moved."
     assert failure_verdicts([], fell, anything_moved=True) == []

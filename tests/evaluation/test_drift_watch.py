@@ -42,7 +42,7 @@ def weekly(fleet, alerted):
 
 def checked(other):
     """What a check after nine weeks finds: a unit fails each day, and ``other`` is alerted beside the chronic ones."""
-    fleet = DriftingFleet(seed=3, nodes=30, days=FIRST + 7 * WEEKS + 2)
+    fleet = DriftingFleet(seed=3, nodes=120, per_node=1, days=FIRST + 7 * WEEKS + 2)
     fleet.columns = COLUMNS
     fleet.incidents = [(CHRONIC + day, fleet.at(day) + DAY_MS // 4, "memory") for day in range(fleet.days)]
     refits = [fleet.at(FIRST + 7 * week) for week in range(WEEKS + 1)]
@@ -57,7 +57,7 @@ def checked(other):
 
 
 def alert_facts(findings):
-    return [fact for verdict in findings.verdicts for fact in verdict.facts if "alerted units failed" in fact]
+    return [fact for verdict in findings.verdicts for fact in verdict.facts if "alerted nodes failed" in fact]
 
 
 def test_units_that_are_alerted_in_vain_all_the_time_do_not_pass_for_alerts_that_are_right_less_often():
@@ -67,4 +67,4 @@ def test_units_that_are_alerted_in_vain_all_the_time_do_not_pass_for_alerts_that
 def test_alerts_that_are_right_less_often_than_in_weeks_before_are_reported():
     since = FIRST + 7 * (WEEKS - 1)
     findings = checked(lambda day: CHRONIC + day - (30 if day >= since else 0))
-    assert alert_facts(findings) == ["0 of 14 alerted units failed, 0%; before 56 of 120, 47%"]
+    assert alert_facts(findings) == ["0 of 14 alerted nodes failed, 0%; before 56 of 120, 47%"]

@@ -8,16 +8,19 @@ import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sklearn.metrics import average_precision_score, roc_auc_score
 
-from evaluation.metrics.estimates import STATISTICS
+from evaluation.metrics.bootstrap import resample
+from evaluation.metrics.estimates import STATISTICS, estimate_model
 from evaluation.metrics.evaluation import evaluate
 from evaluation.metrics.oracle import oracle_predictions, read_truth
+from evaluation.metrics.scored import split_predictions
 from foundation.errors import InputError
 from tests.models.fleet_predictions import T0, fleet, truth_of
 
 
 def slow_statistics(frame, k, reach):
-    """The documented definitions, one row at a time."""
+    """The documented definitions, one row at a time, of a fleet whose units are nodes."""
     opened = {}
     for row in sorted((row for row in frame.itertuples() if row.alert), key=lambda row: row.decision_time):
         mine = opened.setdefault(row.unit, [])
@@ -53,7 +56,7 @@ def slow_statistics(frame, k, reach):
         "episodes_right": sum(judged),
         "episode_precision": share(sum(judged), len(judged)),
         "episode_base_rate": frame["drain_label"].mean(),
-        "alerts_of_one_unit": max([sum(row.alert for row in rows.itertuples()) for _, rows in frame.groupby("unit")]),
+        "alerts_of_one_node": max([sum(row.alert for row in rows.itertuples()) for _, rows in frame.groupby("unit")]),
         "precision": share(hits, len(alerts)),
         "precision_at_k": share(sum(row.label for row in top), len(top)),
         "recall": share(len(caught), len(by_incident)),
@@ -61,7 +64,7 @@ def slow_statistics(frame, k, reach):
         "capture": share(len(in_top), len(by_incident)),
         "base_rate": share(len(positives), len(known)),
         "lead_time_median_hours": np.median(leads) if leads else np.nan,
-        "false_episodes_per_1000_unit_days": 1000 * share(judged.count(0), len(days)),
+        "false_episodes_per_1000_node_days": 1000 * share(judged.count(0), len(days)),
     }
 
 
@@ -117,26 +120,29 @@ def test_folds_and_months_add_up_to_the_pool():
     assert list(measured.folds["fold"]) == [0, 1, 2]
 
 
-def test_a_bootstrap_replicate_equals_evaluating_the_resampled_fleet():
-    frame = fleet(7, [("xgboost", "sliding", 1.0)])
-    from evaluation.metrics.bootstrap import resample_units
-    from evaluation.metrics.estimates import estimate_model
-    from evaluation.metrics.scored import split_predictions
-
-    [scored] = split_predictions(frame, 2)
-    weights = resample_units(12, 5, 9)
-    replicates = estimate_model(scored, weights).replicates
-    for at, weight in enumerate(weights):
-        copies = []
-        for unit, times in zip(scored.shared.units, weight, strict=True):
-            mine = frame[frame["unit"] == unit]
-            copies += [
-                mine.assign(unit=f"{unit}/{copy}", incident=mine["incident"] * 100 + copy) for copy in range(int(times))
-            ]
-        [again] = split_predictions(pd.concat(copies), 2)
-        point = estimate_model(again, np.empty((0, 12))).point
-        for name in set(STATISTICS) - {"capture"}:  # the top 5 % of a resample would be another set of rows
-            assert replicates[name][at] == pytest.approx(point[name], nan_ok=True), name
+@pytest.mark.parametrize("per_node", [1, 3])
+def test_a_bootstrap_replicate_counts_each_row_as_often_as_its_cluster_is_drawn(per_node):
+    [scored] = split_predictions(fleet(7, [("xgboost", "sliding", 1.0)], per_node=per_node), 2)
+    weights = resample(scored.shared.n_clusters, 5, 9)
+    measured = estimate_model(scored, weights)
+    opened, outcome = scored.episodes()
+    for at, weight in enumerate(weights.astype(int)):
+        rows = np.repeat(np.arange(len(scored.rank)), weight[scored.rows.cluster])
+        known, top, hit = (values[rows] for values in (scored.known, scored.rank <= 2, scored.positive))
+        alert, order = scored.alert[rows], -scored.rank[rows]
+        drains = np.repeat(outcome, weight[scored.rows.cluster[opened]])
+        caught = np.repeat(measured.incidents["caught"], weight[scored.rows.incidents.cluster])
+        expected = {
+            "precision_at_k": hit[top & known].mean(),
+            "precision": hit[alert & known].mean(),
+            "row_recall": alert[hit].mean(),
+            "episode_precision": (drains == 1).sum() / (drains >= 0).sum(),
+            "recall": caught.mean(),
+            "average_precision": average_precision_score(hit[known], order[known]),
+            "roc_auc": roc_auc_score(hit[known], order[known]),
+        }
+        for name, value in expected.items():
+            assert measured.replicates[name][at] == pytest.approx(value), name
 
 
 def test_paired_differences_say_which_comparison_and_share_resamples():

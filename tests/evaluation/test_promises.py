@@ -28,7 +28,7 @@ class FleetMatrix:
         names = [f"g{at:03d}" for at in range(UNITS)]
         grid = pd.MultiIndex.from_product([times, names], names=["decision_time", "unit"]).to_frame(index=False)
         grid["decision_time"] = grid["decision_time"].dt.as_unit("ms")
-        self.rows = grid.assign(augmented=False, node="n", gpu=grid["unit"])
+        self.rows = grid.assign(augmented=False, node="n" + grid["unit"], gpu=grid["unit"])
         self.starts = np.sort(rng.uniform(0, TIMES * 6.0, incidents))
         self.of = rng.integers(0, UNITS, incidents)
         self.final = self._label(None)
@@ -44,6 +44,11 @@ class FleetMatrix:
                 label[hit, self.of[number]] = 1
                 incident[hit, self.of[number]] = number
         return label.ravel(), incident.ravel()
+
+    def incidents(self, as_of=None):
+        number = np.arange(len(self.starts))
+        node = [f"ng{unit:03d}" for unit in self.of]
+        return pd.DataFrame({"incident": number, "node_incident": number, "common_cause": number, "node": node})
 
     def labels(self, as_of=None, *, horizon=None, rows=None):
         horizon = HORIZON if horizon is None else horizon
@@ -74,6 +79,8 @@ def predictions(matrix, sharp=6.0, seed=1):
         frame["risk"] = expit(score).astype(np.float32)
         frame["rank"] = frame.groupby("decision_time")["risk"].rank(ascending=False, method="first").astype(int)
         frame["label"], frame["incident"] = labels["label"], labels["incident"]
+        frame["node_incident"] = frame["common_cause"] = labels["incident"]
+        frame["incident_start"], frame["score"], frame["alert"] = pd.NaT, frame["risk"], False
         frame["failure_class"] = np.where(label == 1, "memory", None)
         frame["fold"] = ((frame["decision_time"] - START) // FOLD).astype(np.int32)
         frames.append(frame)
@@ -102,7 +109,7 @@ def test_nothing_is_promised_at_the_first_refit_and_something_later(walked):
     assert good["why"][0].startswith("no incident among 0 earlier decisions")
     assert good["promised"][3]
     assert good["lower"][3] >= 0.5
-    assert good["earlier_drains"][3] > good["earlier_units"][3] / 2
+    assert good["earlier_drains"][3] > good["earlier_nodes"][3] / 2
 
 
 def first_alerts(alerts):
@@ -254,6 +261,6 @@ def test_the_truth_says_which_failures_announced_themselves(walked):
     _, frame, _ = walked
     one = frame[frame["model"] == "good"]
     odd = (one["incident"].fillna(1) % 2 == 0).to_numpy(dtype=bool)
-    out = unforeseen_incidents(frame, one.assign(risk=np.where(odd, 0.5, 0.01)))
+    out = unforeseen_incidents(frame, one.assign(model="oracle", variant="oracle", risk=np.where(odd, 0.5, 0.01)))
     assert (out["announced"] == (out["incident"] % 2 == 0)).all()
     assert (out["true_base"] < 0.1).all()

@@ -38,6 +38,7 @@ def contenders(*, times=40, units=60, skill=(0.9, 0.9), incidents=24, risk=(1.0,
             pd.DataFrame(
                 {
                     "decision_time": (T0 + pd.to_timedelta(at * 6, unit="h")).as_unit("ms"),
+                    "node": [f"g{number:02d}" for number in unit],
                     "unit": [f"g{number:02d}" for number in unit],
                     "model": name,
                     "variant": "held out",
@@ -47,7 +48,9 @@ def contenders(*, times=40, units=60, skill=(0.9, 0.9), incidents=24, risk=(1.0,
                     "alert": rank.ravel() <= k,
                     "label": pd.array(label.ravel(), dtype="Int8"),
                     "failure_class": np.where(incident.ravel() % 3 == 0, "memory", "bus"),
-                    "incident": pd.array(incident.ravel(), dtype="Int64"),
+                    **dict.fromkeys(
+                        ("incident", "node_incident", "common_cause"), pd.array(incident.ravel(), dtype="Int64")
+                    ),
                     "incident_start": (T0 + pd.to_timedelta(at * 6 + 5, unit="h")).as_unit("ms"),
                     "fold": 0,
                 }
@@ -79,7 +82,7 @@ def test_an_equal_challenger_passes_and_every_value_is_that_of_plain_counting():
     rate = scored.positive.mean()
     error = ((scored.risk - scored.positive) ** 2).mean()
     assert criterion(verdict, "Brier skill").challenger == pytest.approx(1 - error / (rate * (1 - rate)))
-    assert (verdict.rows, verdict.units, verdict.times, verdict.incidents, verdict.k) == (2400, 60, 40, 24, 2)
+    assert (verdict.rows, verdict.nodes, verdict.times, verdict.incidents, verdict.k) == (2400, 60, 40, 24, 2)
     assert verdict.first_time == T0.to_pydatetime()
 
 

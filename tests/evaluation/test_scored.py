@@ -17,10 +17,6 @@ from tests.models.fake_matrix import FakeMatrix
 from tests.models.fleet_predictions import fleet
 
 MODELS = [("xgboost", "sliding", 1.0), ("lightgbm", "sliding", 0.5), ("xgboost", "train_once", 2.0)]
-ARRAYS = (
-    "time", "unit", "rank", "risk", "alert", "known", "positive", "incident", "incident_start_ms", "failure_class",
-    "fold",
-)  # fmt: skip
 
 
 def as_categories(frame):
@@ -32,63 +28,77 @@ def as_categories(frame):
     return out
 
 
-def slow_split(frame, k):
-    """One row at a time: rows of each model and variant, in order of time and then unit."""
-    units = sorted(set(frame["unit"]))
-    times = sorted(set(frame["decision_time"]))
+def slow_split(frame):
+    """The decisions about nodes of each model and variant, in order of time and then node, one at a time."""
     out = {}
-    for row in sorted(frame.itertuples(), key=lambda row: (row.model, row.variant, row.decision_time, row.unit)):
-        hit = row.label is not pd.NA and row.label == 1
-        out.setdefault((row.model, row.variant), []).append(
-            {
-                "time": times.index(row.decision_time),
-                "unit": units.index(row.unit),
-                "rank": row.rank,
-                "risk": row.risk,
-                "alert": row.alert,
-                "known": row.label is not pd.NA,
-                "positive": hit,
-                "incident": row.incident if hit else -1,
-                "incident_start_ms": 0 if row.incident_start is pd.NaT else row.incident_start.value // 1_000_000,
-                "failure_class": "" if pd.isna(row.failure_class) else row.failure_class,
-                "fold": row.fold,
-            }
-        )
+    for name, mine in frame.groupby(["model", "variant"], observed=True):
+        rows = out.setdefault(name, [])
+        for (time, node), units in mine.groupby(["decision_time", "node"], observed=True):
+            spoken = units[units["label"].notna()] if units["label"].notna().any() else units
+            hits = spoken[(spoken["label"] == 1).fillna(False)]
+            rows.append(
+                {
+                    "time": time,
+                    "node": node,
+                    "label": -1 if spoken["label"].isna().all() else int(spoken["label"].max()),
+                    "risk": spoken["risk"].max(),
+                    "alert": bool(spoken["alert"].any()),
+                    "best": spoken["rank"].min(),
+                    "covers": set(hits["node_incident"]),
+                    "fold": units["fold"].iloc[0],
+                }
+            )
+        for row in rows:
+            row["rank"] = 1 + sum(other["time"] == row["time"] and other["best"] < row["best"] for other in rows)
     return out
 
 
+def some_unknown(frame, seed):
+    """Labels of some units taken away, of whole nodes among them; the same for every model."""
+    rng = np.random.default_rng(seed)
+    lost = {key: rng.random() < 0.2 for key in sorted(set(zip(frame["decision_time"], frame["unit"], strict=True)))}
+    mask = [lost[key] for key in zip(frame["decision_time"], frame["unit"], strict=True)]
+    return frame.assign(label=frame["label"].mask(pd.Series(mask, index=frame.index)))
+
+
 @settings(max_examples=10, deadline=None)
-@given(st.integers(0, 10_000), st.booleans(), st.booleans())
-def test_each_part_holds_its_models_rows_by_time_and_unit(seed, shuffled, categories):
-    frame = fleet(seed, MODELS, times=8, units=6)
+@given(st.integers(0, 10_000), st.booleans(), st.booleans(), st.integers(1, 4))
+def test_each_part_holds_its_models_decisions_by_time_and_node(seed, shuffled, categories, per_node):
+    frame = some_unknown(fleet(seed, MODELS, times=8, units=6, per_node=per_node), seed)
     given_frame = frame.sample(frac=1, random_state=seed) if shuffled else frame
     parts = split_predictions(as_categories(given_frame) if categories else given_frame, 2)
-    expected = slow_split(frame, 2)
+    expected = slow_split(frame)
     assert [part.name for part in parts] == list(expected)
     for part in parts:
-        assert list(part.shared.units) == sorted(set(frame["unit"]))
-        for name in ARRAYS:
-            assert getattr(part, name).tolist() == [row[name] for row in expected[part.name]], name
+        rows, wanted = part.rows, expected[part.name]
+        assert pd.to_datetime(part.shared.times_ms[rows.time], unit="ms", utc=True).tolist() == [
+            row["time"] for row in wanted
+        ]
+        assert part.shared.nodes[rows.node].tolist() == [row["node"] for row in wanted]
+        for name, values in (("label", rows.label), ("fold", rows.fold), ("risk", part.risk), ("alert", part.alert),
+                             ("rank", part.rank)):  # fmt: skip
+            assert values.tolist() == [row[name] for row in wanted], name
+        covers = [set() for _ in wanted]
+        for row, place in zip(rows.incidents.row, rows.incidents.place, strict=True):
+            covers[row].add(int(rows.incidents.number[place]))
+        assert covers == [row["covers"] for row in wanted]
 
 
-def test_what_models_have_in_common_is_held_once_and_nothing_else():
+def test_models_that_scored_the_same_units_share_their_rows():
     frame = fleet(5, MODELS[:2])
     one, two = split_predictions(frame, 2)
-    for name in ("time", "unit", "incident", "incident_start_ms", "failure_class", "known", "positive", "fold"):
-        assert getattr(one, name) is getattr(two, name), name
-    for name in ("rank", "risk", "alert"):
-        assert getattr(one, name) is not getattr(two, name), name
+    assert one.rows is two.rows
     other = frame.copy()
     other.loc[other["model"] == "xgboost", "fold"] += 1
     one, two = split_predictions(other, 2)
-    assert (two.fold == one.fold + 1).all()
+    assert (two.rows.fold == one.rows.fold + 1).all()
 
 
 def test_groups_may_be_given_as_positions_of_their_names():
     [part] = split_predictions(fleet(6, MODELS[:1]), 2)
-    measured = estimate_model(part, np.ones((0, part.n_units)))
+    measured = estimate_model(part, np.ones((0, part.shared.n_clusters)))
     names = np.array(["2026-01", "2026-02", "2026-03"])
-    position = np.where(part.time < 8, 0, 2)
+    position = np.where(part.rows.time < 8, 0, 2)
     by_name = group_table(measured, names[position], "month")
     pd.testing.assert_frame_equal(group_table(measured, position, "month", names), by_name)
     assert list(by_name["month"]) == ["2026-01", "2026-03"]

@@ -21,7 +21,7 @@ MODELS = (
 """Models, variants and their noise: an ensemble and learners, slid and trained once, better and worse."""
 
 
-def fleet(seed, models=(("xgboost", "sliding", 0.5),), units=12, times=20, incidents=6, k=2, per_fold=8):
+def fleet(seed, models=(("xgboost", "sliding", 0.5),), units=12, times=20, incidents=6, k=2, per_fold=8, per_node=1):
     """Predictions whose score knows the label, more or less: (model, variant, noise)."""
     rng = np.random.default_rng(seed)
     starts = {}
@@ -44,7 +44,7 @@ def fleet(seed, models=(("xgboost", "sliding", 0.5),), units=12, times=20, incid
                 value, label, failure = score[unit]
                 alert = rank <= k and not (model == "parallel" and (at + unit) % 2)
                 rows.append(
-                    (t, f"n{unit // 4}", f"g{unit:02d}", f"g{unit:02d}", model, variant, value,
+                    (t, f"n{unit // per_node:02d}", f"g{unit:02d}", f"g{unit:02d}", model, variant, value,
                      1 / (1 + np.exp(2 - value)), rank, alert, label, failure[2] if failure else None,
                      failure[0] if failure else pd.NA, failure[1] if failure else pd.NaT, at // per_fold)
                 )  # fmt: skip
@@ -53,9 +53,10 @@ def fleet(seed, models=(("xgboost", "sliding", 0.5),), units=12, times=20, incid
         columns=["decision_time", "node", "gpu", "unit", "model", "variant", "score", "risk", "rank", "alert", "label",
                  "failure_class", "incident", "incident_start", "fold"],
     )  # fmt: skip
+    frame["node_incident"], frame["common_cause"] = frame["incident"], frame["incident"]
     return frame.astype(
         {"decision_time": "datetime64[ms, UTC]", "incident_start": "datetime64[ms, UTC]", "label": "Int8",
-         "incident": "Int64", "failure_class": "str"}
+         "incident": "Int64", "node_incident": "Int64", "common_cause": "Int64", "failure_class": "str"}
     )  # fmt: skip
 
 

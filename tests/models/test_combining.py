@@ -18,7 +18,7 @@ def some_scores(seed=0, times=5, units=12, members=3):
 def test_voted_alerts_equal_plain_sets(seed, k, combiner, votes):
     scores, times, tie = some_scores(seed)
     needed = 3 if combiner == "intersection" else votes
-    score, alert = combine(scores, times, tie, k=k, combiner=combiner, min_votes=votes)
+    score, alert = combine(scores, times, tie, tie, k=k, combiner=combiner, min_votes=votes)
     rank = rank_within(times, score, tie)
     ranks = np.column_stack([rank_within(times, scores[:, m], tie) for m in range(3)])
     for t in range(5):
@@ -33,24 +33,34 @@ def test_voted_alerts_equal_plain_sets(seed, k, combiner, votes):
         assert keys == sorted(keys)
 
 
+def test_members_vote_with_the_units_of_their_top_nodes():
+    scores = np.array([[4.0, 3.0], [3.0, 4.0], [2.0, 1.0], [1.0, 2.0]])
+    tie, node = name_hashes(list("abcd")), np.array([0, 0, 1, 1])
+    _, alert = combine(scores, np.zeros(4, int), tie, node, k=1, combiner="intersection")
+    assert alert.tolist() == [True, True, False, False]
+
+
 def test_intersection_may_be_empty():
-    scores = np.array([[3.0, 1.0], [2.0, 2.0], [1.0, 3.0]])
-    _, alert = combine(scores, np.zeros(3, int), name_hashes(list("abc")), k=1, combiner="intersection")
+    scores, tie = np.array([[3.0, 1.0], [2.0, 2.0], [1.0, 3.0]]), name_hashes(list("abc"))
+    _, alert = combine(scores, np.zeros(3, int), tie, tie, k=1, combiner="intersection")
     assert not alert.any()
-    _, none = combine(np.zeros((0, 2)), np.zeros(0, int), name_hashes([]), k=1, combiner="intersection")
+    _, none = combine(
+        np.zeros((0, 2)), np.zeros(0, int), name_hashes([]), name_hashes([]), k=1, combiner="intersection"
+    )
     assert len(none) == 0
 
 
 def test_mean_rank_of_a_member_that_shouts_is_not_swayed():
     scores = np.array([[0.0, 0.1, 0.2], [1e6, 0.0, 0.0], [1.0, 0.2, 0.3]])
-    score, _ = combine(scores, np.zeros(3, int), name_hashes(list("abc")), k=1, combiner="mean_rank")
+    tie = name_hashes(list("abc"))
+    score, _ = combine(scores, np.zeros(3, int), tie, tie, k=1, combiner="mean_rank")
     assert score[2] > score[:2].max()
 
 
 def test_a_member_that_is_sure_sways_the_mean_of_log_odds_and_no_stacker_does():
     scores = np.array([[6.0, -1.0], [0.0, 1.0], [-3.0, -4.0]])
     times, tie = np.zeros(3, dtype=np.int64), np.arange(3, dtype=np.uint64)
-    score, alert = combine(scores, times, tie, k=1, combiner="mean_log_odds", stacker=Stacker((0.0, 1.0)))
+    score, alert = combine(scores, times, tie, tie, k=1, combiner="mean_log_odds", stacker=Stacker((0.0, 1.0)))
     assert score.tolist() == [2.5, 0.5, -3.5]
     assert alert is None
 

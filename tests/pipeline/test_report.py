@@ -189,7 +189,10 @@ def test_plots_have_a_title_and_a_description_and_take_the_pages_colours(html, p
 
 def test_a_simulated_fleet_is_called_simulated_with_its_acceleration(evaluation, context, page):
     assert "Simulated fleet. Scenario drift, seed 7; failure rates multiplied by 12.5" in page.prose
-    assert "40 GPUs of a simulated fleet (scenario drift, seed 7, its failure rates multiplied by 12.5" in page.prose
+    assert (
+        "40 GPUs on 40 nodes of a simulated fleet (scenario drift, seed 7, its failure rates multiplied by 12.5"
+        in page.prose
+    )
     slow = Page(render_report(evaluation, replace(context, simulated=Simulated("base", 1, 1.0)))).prose
     assert "multiplied" not in slow
     assert "failure rates as calibrated" in slow
@@ -206,7 +209,7 @@ def test_the_summarys_numbers_are_the_evaluations(evaluation, page):
         f"{100 * row[name]:.1f} % [{100 * row[f'{name}_low']:.1f}, {100 * row[f'{name}_high']:.1f} %]"
         for name in ("episode_precision", "precision")
     )
-    assert f"mean_rank gave {row['alerts']} alerts, at most 3 per decision time" in page.prose
+    assert f"mean_rank gave {row['alerts']} alerts of nodes, at most 3 per decision time" in page.prose
     assert f"They make {row['episodes']} drain episodes" in page.prose
     assert f"{wrong} were wrong and {right} right: a precision of {whole}" in page.prose
     assert f"Alert by alert and within 24 h it is {alone}" in page.prose
@@ -310,6 +313,16 @@ def test_selected_alerts_are_the_riskiest_each_incident_once(predictions):
     )["risk"].max()  # fmt: skip
     categories = predictions.astype(dict.fromkeys(("model", "variant", "unit", "node", "gpu"), "category"))
     pd.testing.assert_index_equal(select_alerts(categories, "mean_rank", "sliding", 8).index, chosen.index)
+
+
+def test_figures_by_gpu_stand_beside_those_by_node(predictions, context):
+    pairs = predictions.assign(node=predictions["unit"].str[:-1])
+    measured = evaluate(pairs, k=3, bootstrap=0, seed=1)
+    rows = Page(render_report(measured, context)).table("Detail by GPU")
+    row = measured.row("mean_rank", "sliding")
+    assert row["unit_alerts_labelled"] > row["alerts_labelled"]
+    assert rows[1][:4] == ["mean_rank ensemble", "sliding", str(row["unit_alerts_labelled"]),
+                           wording.percent(row["unit_precision"])]  # fmt: skip
 
 
 def test_a_fleet_of_nodes_is_called_nodes(evaluation, context):

@@ -106,6 +106,19 @@ def test_right_alerts_are_known_sooner_so_that_a_young_record_would_look_too_goo
     assert advance_stage("c/g", StageState("soft", T0), listed, CONFIG, NOW)[0].stage == "soft"
 
 
+def test_gpus_of_one_node_are_one_piece_of_evidence():
+    apart, together = (
+        [Outcome(alert(f"u{k}", T0 + DAY + k * 2 * DAY, node="n" * one), "right", "") for k in range(10)]
+        for one in (False, True)
+    )
+    apart, together = (record_of(listed, "high", 0.9, NOW) for listed in (apart, together))
+    assert apart.bound.alerts == together.bound.alerts == 10
+    assert (apart.bound.clusters, together.bound.clusters) == (10, 1)
+    assert together.bound.lower < 0.2 < apart.bound.lower
+    at_once = [Outcome(alert(f"u{k}", node="n"), "right", "") for k in range(4)]
+    assert record_of(at_once, "high", 0.9, NOW).bound.alerts == 1
+
+
 def test_an_episode_counts_once_however_often_its_unit_was_alerted():
     again = [outcomes(10, 20, at=T0 + DAY + hours * HOUR, tier="elevated") for hours in (0, 6, 24, 25, 60)]
     record = record_of([outcome for listed in reversed(again) for outcome in listed], "elevated", 0.9, NOW)

@@ -12,7 +12,8 @@ from scipy.special import expit
 
 from policy.thresholds import Evidence, for_budget, for_precisions
 
-NOTHING = Evidence(np.zeros(0), np.zeros(0, bool), np.zeros(0, int), np.zeros(0, int), np.zeros(0, int))
+NONE = np.zeros(0, int)
+NOTHING = Evidence(np.zeros(0), np.zeros(0, bool), NONE, NONE, NONE, NONE)
 
 
 def for_precision(data, target, confidence):
@@ -30,7 +31,8 @@ def evidence(rng, units=400, times=8, slope=2.0, shift=-4.0, risk_step=None):
     if risk_step:
         risk = np.round(risk / risk_step) * risk_step
     unit = np.repeat(np.arange(units), times)
-    return Evidence(risk, hit, unit, np.tile(np.arange(times), units) * 3_600_000, np.where(hit, unit, -1))
+    incident = np.where(hit, unit, -1)
+    return Evidence(risk, hit, unit, np.tile(np.arange(times), units) * 3_600_000, incident, incident)
 
 
 @cache
@@ -65,7 +67,7 @@ def test_a_promised_precision_is_broken_no_more_often_than_stated(target):
 def test_a_refused_precision_names_the_highest_that_is_promised_when_asked(right):
     data = evidence(np.random.default_rng(0))
     if right:  # only the riskiest units fail
-        data = replace(data, hit=np.argsort(np.argsort(-data.risk.reshape(400, 8).max(1)))[data.unit] < right)
+        data = replace(data, hit=np.argsort(np.argsort(-data.risk.reshape(400, 8).max(1)))[data.node] < right)
     decision = for_precision(data, 0.95, 0.9)
     assert not decision.promised
     assert decision.threshold is None
@@ -80,7 +82,8 @@ def test_a_refused_precision_names_the_highest_that_is_promised_when_asked(right
 def test_without_incidents_nothing_is_promised_and_the_reason_given():
     rng = np.random.default_rng(0)
     data = evidence(rng)
-    data = Evidence(data.risk, np.zeros(len(data.hit), bool), data.unit, data.time, np.full(len(data.hit), -1))
+    none = np.full(len(data.hit), -1)
+    data = Evidence(data.risk, np.zeros(len(data.hit), bool), data.node, data.time, none, none)
     decision = for_precision(data, 0.3, 0.9)
     assert not decision.promised
     assert decision.best is None
@@ -96,12 +99,12 @@ def test_without_evidence_there_is_no_threshold_of_any_kind():
     assert decision.why == "there are no earlier decisions"
 
 
-def test_too_few_units_name_how_many_are_needed():
+def test_too_few_nodes_name_how_many_are_needed():
     data = evidence(np.random.default_rng(0), units=3)
-    data = Evidence(data.risk, np.ones(len(data.hit), bool), data.unit, data.time, data.unit)
+    data = Evidence(data.risk, np.ones(len(data.hit), bool), data.node, data.time, data.node, data.node)
     why = for_precision(data, 0.85, 0.9).why
     assert why == (
-        "a promise of 85% begins with 45 units, the riskiest tenth of earlier decisions has 1: 44 more are needed; "
+        "a promise of 85% begins with 45 nodes, the riskiest tenth of earlier decisions has 1: 44 more are needed; "
         "nothing can be promised"
     )
 
@@ -136,4 +139,4 @@ def test_the_threshold_alerts_exactly_what_was_bounded(seed, step):
 
 def test_evidence_refuses_risks_that_are_no_numbers():
     with pytest.raises(ValueError, match="not a number"):
-        Evidence(np.array([np.nan]), np.zeros(1, bool), np.zeros(1, int), np.zeros(1, int), np.zeros(1, int))
+        Evidence(np.array([np.nan]), np.zeros(1, bool), *[np.zeros(1, int)] * 4)

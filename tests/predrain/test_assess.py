@@ -177,7 +177,7 @@ def test_missing_channels_are_named_with_what_is_not_seen_without_them(fleets):
     out = fleets.assess("base", 15)
     data = read(out)["data"]
     to_do, failures = {todo["what"].split(":")[0]: todo for todo in data["to_do"]}, data["failures"]
-    here = f"{failures.get('memory', 0)} of {sum(failures.values())} here"
+    here = f"{failures.get('memory', 0)} of {data['node_failures']} here"
     why = "memory errors, corrected ones long before uncorrected ones"
     assert to_do["ECC"]["shows"] == f"{why}; precursors of memory failures ({here})"
     assert to_do["ECC"]["steps"], "how they are switched on"
@@ -281,7 +281,7 @@ def test_what_matches_of_a_prometheus_is_fetched_into_the_folder_and_judged(flee
     assert all(asked.headers["Authorization"] == "Bearer s3cret" for asked in server.asked)
     assert server.queries()[0].endswith("[1800001ms]"), "half an hour tells how much there is"
     assert "4 gpus on 1 nodes" in printed
-    assert "failures: 1 (1 other)" in printed
+    assert "failures of nodes: 1 (1 other)" in printed
     assert "TOO FEW FAILURES" in printed
 
 
@@ -339,6 +339,8 @@ def test_repairs_that_name_no_gpu_are_said_beside_the_figures() -> None:
         "samples": 9,
         "jobs": 0,
         "failures": {},
+        "node_failures": 0,
+        "unit_failures": 0,
         "set_aside": {},
     }
     content |= {"missing_channels": [], "to_do": [], "repairs": repairs(events, "gpu")}

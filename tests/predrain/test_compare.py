@@ -46,7 +46,9 @@ def test_precision_is_that_of_as_many_alerts_on_both_sides(small_backtest: Path,
     for side, folder in (("one", small_backtest), ("two", other)):
         frame = pd.read_parquet(folder / "predictions_all.parquet")
         mine = frame[(frame["model"] == result["profiles"][0]) & (frame["variant"] == "sliding")]
-        top = mine[mine["rank"] <= result["k"]].dropna(subset=["label"])
+        nodes = mine.dropna(subset=["label"]).groupby(["decision_time", "node"], observed=True)
+        nodes = nodes.agg(rank=("rank", "min"), label=("label", "max")).reset_index()
+        top = nodes[nodes.groupby("decision_time")["rank"].rank() <= result["k"]]
         assert np.isclose(result["statistics"]["precision_at_k"][side], (top["label"] == 1).mean())
     row = result["statistics"]["roc_auc"]
     assert np.isclose(row["difference"], row["two"] - row["one"])

@@ -43,6 +43,12 @@ def test_an_incident_within_the_horizon_makes_it_right_and_serving_on_makes_it_w
     assert verdicts(history, T0 + HOUR / 2, alert("g0"), alert("g1")) == ["open", "open"]
 
 
+def test_an_alert_on_a_node_is_right_whichever_of_its_gpus_fails():
+    history = History({"g1": [Happening("incident", T0 + HOUR)]}, homes={"g0": "n0", "g1": "n0", "g2": "n1"})
+    of_node = [Alert(gpu, "c/g", "high", T0, DAY, node=node) for gpu, node in (("g0", "n0"), ("g2", "n1"))]
+    assert verdicts(history, T0 + 2 * DAY, *of_node) == ["right", "wrong"]
+
+
 def test_nothing_is_judged_by_the_silence_of_a_source_that_ends_before():
     history = History({}, until=T0 + HOUR)
     assert verdicts(history, T0 + 9 * DAY, alert("g0"), alert("g0", T0 + 2 * HOUR)) == ["open"]

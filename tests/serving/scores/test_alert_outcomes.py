@@ -107,6 +107,31 @@ def test_a_unit_that_the_model_selects_alerts_whatever_its_tier(tmp_path: Path) 
     assert [(alert["unit"], alert["tier"]) for alert in outcomes["alerts"]] == [("a", "high")]
 
 
+def test_gpus_of_a_node_that_alert_and_fail_together_count_once(tmp_path: Path) -> None:
+    gpus = ["a", "b", "c"]
+    for number in range(3):
+        when = START + number * EVERY
+        store(
+            tmp_path, [record(gpu, "n", 0.2 + at / 10, "elevated", decided=when) for at, gpu in enumerate(gpus)], when
+        )
+    stays = inventory(*gpus).assign(node="n")
+    happened = events(*[(gpu, START + timedelta(hours=10, minutes=at), "xid", ("79", "48", "48")[at])
+                        for at, gpu in enumerate(gpus)]).assign(node="n")  # fmt: skip
+    outcomes = judged(tmp_path, happened, stays)
+    assert [(alert["unit"], alert["node"], alert["verdict"]) for alert in outcomes["alerts"]] == [("c", "n", "right")]
+    assert (outcomes["incidents"], outcomes["caught"]) == (1, 1)
+    whole = {"incidents": 1, "caught": 1, "lead_hours": 10.0}
+    assert outcomes["by_class"] == dict.fromkeys(("bus", "memory"), whole)
+
+
+def test_an_alert_is_right_whichever_gpu_of_its_node_fails(tmp_path: Path) -> None:
+    store(tmp_path, [record("a", "n", 0.3, "elevated", decided=START)], START)
+    happened = events(("b", START + timedelta(hours=10), "failure", "GPU_LOST")).assign(node="n")
+    outcomes = judged(tmp_path, happened, inventory("a", "b").assign(node="n"))
+    assert outcomes["verdicts"]["right"] == 1
+    assert outcomes["incidents"] == outcomes["caught"] == 1
+
+
 def test_nothing_judged_is_no_precision(tmp_path: Path) -> None:
     decide(tmp_path, 23)
     outcomes = judged(tmp_path, events(), inventory("calm"))

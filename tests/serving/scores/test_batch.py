@@ -101,7 +101,9 @@ def test_a_risk_is_that_of_the_training_matrix_at_the_same_decision_time(
     )
     assert len(mine) == len(known) >= 7
     fitted = world.bundle.fitted
-    frame = fitted.score(world.matrix.values(mine), rows["decision_time"].iloc[mine], rows["unit"].iloc[mine])
+    frame = fitted.score(
+        world.matrix.values(mine), rows["decision_time"].iloc[mine], rows["unit"].iloc[mine], rows["node"].iloc[mine]
+    )
     frame = frame[frame["model"] == "mean_log_odds"].set_index("unit")
     for unit, record in known.items():
         row = frame.loc[unit]

@@ -140,8 +140,8 @@ def limit(
 
 def _cap(case: Case, config: PolicyConfig) -> None:
     """Lower a prediction's target to the rungs of the settings."""
-    rungs = config.rungs
-    if case.assessment.ruled:
+    rungs, rules = config.rungs, case.assessment.rules
+    if rules and rules[0].rule.tier == case.assessment.tier:  # a fault that was reported, not a prediction
         return
     if "drain" not in rungs and case.node.jobs:
         case.lower(Level.TAINTED, "its jobs end by themselves: drain is not among the rungs")
@@ -242,6 +242,7 @@ def decide(
     for case in cases:
         if case.asks and case.node.name in granted.refused:
             case.lower(Level.SOFT, f"over budget, so only softly tainted: {granted.refused[case.node.name]}")
+        _cap(case, config)  # breaker and budget fall back to a soft taint, which may not be among the rungs
         weigh(case)
     actions = [(case, action) for case in cases if case.target or case.level for action in _actions(case, config, now)]
     actions.sort(key=lambda planned: (VERBS.index(planned[1].verb), -planned[0].urgency, planned[1].node))

@@ -19,6 +19,7 @@ from features.times import NEVER, instant_ms
 from policy.config import PolicyConfig
 from policy.cost_benefit import CostBenefitConfig
 from policy.fleet import Level
+from policy.ladder.rungs import RUNGS
 from policy.tiers import TierThresholds
 from predrain.demo.cluster import ReplayedCluster
 from telemetry.dataset.schema import EVENTS
@@ -273,3 +274,17 @@ def test_a_drain_by_a_rule_lasts_as_long_as_its_remedy_and_a_node_that_was_repai
     returned = sorted([*late, *repaired.boots()], key=lambda row: row["known_at"])
     assert len(Controlled(fleet, given[0], late, *given[2:]).marks().node) == 1
     assert len(Controlled(fleet, given[0], returned, *given[2:]).marks().node) == 0
+
+
+def test_with_swap_as_the_highest_rung_a_node_leaves_when_its_jobs_end_and_none_is_moved():
+    world = foretold()
+    world.risk[:, 3] = 0.9
+    fleet = world.fleet()
+    policy = replace(POLICY, rungs=RUNGS[:-1], cost_benefit=CostBenefitConfig(always=True))
+    load = jobs((3, -1, 15, 3), (5, -1, 47, 0))
+    given = (fleet, world.scores(), world.events(), load, fleet.stage(policy, "hard"))
+    marks = Controlled(*given, reach=REACH, diagnostic="perfect").marks()
+    begun, emptied = (marks.at - BEGIN)[0] / H, (marks.drained - BEGIN)[0] / H
+    assert (begun, emptied) == (pytest.approx(6 + 1 / 6), pytest.approx(15 + 1 / 60))
+    count = count_outcome(fleet, [load], marks, policy.cost_benefit, reach=REACH)
+    assert (count.moved, count.hits) == (0, 0)

@@ -82,14 +82,13 @@ def test_a_probe_finds_a_failure_that_begins_within_reach_and_the_node_goes_to_a
     assert net_of(nobody, acted).sum() == pytest.approx(96 - energy - delayed)
 
 
-def test_a_failure_that_is_not_findable_or_beyond_reach_is_not_found():
-    assert (probed(fleet((2, 70.0, 94.0)), risk=(0.1, 0.1, 0.3)).failure == 0).any()
-    late = ProbeConfig(max_idle_share=1.0, every=timedelta(days=9))
-    assert (probed(fleet((2, 99.0, 100.0)), config=replace(late, duration=timedelta(minutes=15))).failure == 0).any()
-    nothing = np.zeros(1, dtype=bool)
+@pytest.mark.parametrize(("reach", "findable_one", "found"), [(72, True, True), (24, True, False), (72, False, False)])
+def test_a_failure_is_found_if_a_diagnostic_can_and_it_begins_within_reach(reach, findable_one, found):
+    once = ProbeConfig(max_idle_share=1.0, every=timedelta(days=9), base_every=timedelta(days=9))
     risks = np.tile(np.array([0.1, 0.1, 0.3]), (len(AT), 1))
-    none = replay_probes(fleet((2, 70.0, 94.0)), BUSY, AT, risks, NOBODY, nothing, 72 * HOUR, ALL)
-    assert (none.failure == -1).all()
+    where = fleet((2, 80.0, 94.0))  # 30 hours after the only probe
+    probes = replay_probes(where, BUSY, AT, risks, NOBODY, np.array([findable_one]), reach * HOUR, once)
+    assert (probes.failure == 0).any() == found
 
 
 def test_nodes_out_of_service_are_not_probed():

@@ -6,9 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from policy.budget import BudgetConfig, DisruptionBudget
 from policy.cost_benefit import CostBenefitConfig, JobHours
+from policy.fleet import JobView
 from policy.ladder.probes import ProbeConfig
 from policy.ladder.rungs import RUNGS, prices
+from tests.policy.decide_world import T0, config, healthy, node, once, verbs
 
 COSTS = CostBenefitConfig()
 HOURS = st.floats(0, 500)
@@ -44,3 +47,34 @@ def test_a_diagnostic_that_finds_less_makes_a_drain_pay_later():
     ]
     assert evens[0] < evens[1]
     assert evens[2] is None
+
+
+JOB = (JobView("j", 8, T0, T0, can_checkpoint=True),)
+
+
+@pytest.mark.parametrize(
+    ("rungs", "jobs", "last"),
+    [(RUNGS, JOB, "drain"), (RUNGS[:-1], JOB, "taint"), (RUNGS[:-1], (), "drain"), (RUNGS[:2], (), "soft_taint"),
+     (("publish",), JOB, "publish"), (("publish", "drain"), JOB, "drain")],
+)  # fmt: skip
+def test_a_prediction_leads_to_no_rung_that_the_settings_leave_out(rungs, jobs, last):
+    policy = config(rungs=rungs, cost_benefit=CostBenefitConfig(always=True, may_wait=False))
+    plan = once([node("sick", 0.9, jobs=jobs), *healthy(12)], policy)
+    done = [action.verb for action in plan.actions if action.node == "sick" and action.verb != "publish"]
+    assert (done or ["publish"])[-1] == last
+
+
+@pytest.mark.parametrize(("fact", "verb"), [("xid 79", "drain"), ("row_remap_pending", "soft_taint")])
+def test_a_reported_fault_is_acted_on_whatever_the_rungs(fact, verb):
+    plan = once([node("sick", 0.01, facts=[fact], jobs=JOB), *healthy(12)], config(rungs=("publish",)))
+    assert verb in verbs(plan, "sick")
+
+
+def test_a_drain_beyond_the_budget_sets_no_soft_taint_where_avoid_is_not_among_the_rungs():
+    policy = config(
+        rungs=("publish", "drain"), budget=BudgetConfig((DisruptionBudget("fleet", max_unavailable=1),), ())
+    )
+    fleet = [node("a", 0.9), node("b", 0.95), *healthy(12)]
+    plan = once(fleet, policy)
+    assert len(plan.over_budget) == 1
+    assert not [action for action in plan.actions if action.verb == "soft_taint"]

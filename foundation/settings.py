@@ -38,8 +38,10 @@ def settings_content(path: Path, what: str = "mapping") -> Any:
         raise InputError(f"the {what} file does not exist", str(path), "Give the path of a YAML file.")
     try:
         return read_yaml(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         raise InputError(f"the {what} file is not valid YAML: {error}", str(path), "Correct the file.") from error
+    except OSError as error:
+        raise InputError(f"the {what} file cannot be read: {error}", str(path), "Make it readable.") from error
 
 
 def read_settings(path: Path, model: type[_SectionT], what: str = "mapping") -> _SectionT:

@@ -8,13 +8,11 @@ from datetime import date, timedelta
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import NonNegativeInt
 from pydantic.dataclasses import dataclass as checked
 
 from foundation.errors import InputError
-from foundation.settings import PositiveTime
-from foundation.yaml import read_yaml
+from foundation.settings import PositiveTime, settings_content
 from policy.config import PolicyConfig
 from policy.tiers import TierThresholds
 from scheduler.evacuation.settings import EvacuationSettings
@@ -82,7 +80,7 @@ def read_settings(file: Path) -> ActSettings:
     Raises ``InputError`` if the file is missing, is no YAML, or has an unknown key or a value out of range; names the
     place.
     """
-    settings = _parsed(_content(file), file)
+    settings = _parsed(settings_content(file, "settings"), file)
     return replace(settings, policy=replace(settings.policy, budget=settings.policy.budget.with_fleet_limits()))
 
 
@@ -91,18 +89,9 @@ def read_scheduler_settings(file: Path) -> ActSettings:
 
     Raises ``InputError`` if the file is missing, is no YAML, or these sections are wrong.
     """
-    content = _content(file)
+    content = settings_content(file, "settings")
     known = content if isinstance(content, dict) else {}
     return _parsed({name: known[name] for name in ("kubernetes", "slurm") if name in known}, file)
-
-
-def _content(file: Path) -> Any:
-    try:
-        return read_yaml(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise InputError("the file of settings does not exist", str(file), "Give the path of a YAML file.") from None
-    except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
-        raise InputError(f"the settings cannot be read: {error}", str(file), "Give a file of YAML.") from None
 
 
 def _parsed(content: Any, file: Path) -> ActSettings:

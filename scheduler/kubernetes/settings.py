@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from datetime import timedelta
 from typing import Annotated, Literal
 
@@ -15,9 +14,10 @@ from foundation.settings import PositiveTime
 from telemetry.collect.kubernetes.rules import KubernetesRules, default_rules
 
 _PageSize = Annotated[int, Field(ge=1, le=500)]
-_DNS_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
+_DNS_NAME = "[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?"
+_DnsName = Annotated[str, Field(pattern=f"^{_DNS_NAME}$")]
 _LABEL_PART = "[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
-_Label = Annotated[str, Field(pattern=f"^({_DNS_NAME.pattern}/)?{_LABEL_PART}={_LABEL_PART}$")]
+_Label = Annotated[str, Field(pattern=f"^({_DNS_NAME}/)?{_LABEL_PART}={_LABEL_PART}$")]
 
 
 @checked(frozen=True, slots=True)
@@ -26,11 +26,11 @@ class KubernetesSettings:
 
     kubeconfig: str | None = None
     context: str | None = None
-    prefix: str = "predrain.io"
-    namespace: str = "predrain"
-    lease: str = "predrain-controller"
-    state: str = "predrain-state"
-    progress: str = "predrain-evacuations"
+    prefix: _DnsName = "predrain.io"
+    namespace: _DnsName = "predrain"
+    lease: _DnsName = "predrain-controller"
+    state: _DnsName = "predrain-state"
+    progress: _DnsName = "predrain-evacuations"
     cluster: str = "kubernetes"
     group: str = "none"
     selector: str = ""
@@ -61,9 +61,6 @@ class KubernetesSettings:
     evict_local_data: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("prefix", "namespace", "lease", "state", "progress"):
-            if not _DNS_NAME.fullmatch(getattr(self, name)):
-                raise ValueError(f"{name} is {getattr(self, name)!r}: give a DNS name (small letters, digits, - and .)")
         if self.avoid_label is not None and self.avoid_label.startswith(f"{self.prefix}/"):
             raise ValueError(f"avoid_label is {self.avoid_label!r}: give a key that does not begin with {self.prefix}/")
         if self.state == self.progress:

@@ -182,7 +182,7 @@ def test_without_jobs_no_pod_is_read_and_the_breaker_stays_open(world: World, cl
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"prefix": "Predrain"}, "prefix is 'Predrain': give a DNS name"),
+        ({"prefix": "Predrain"}, "prefix"),
         ({"requests_per_second": 0.0}, "requests_per_second"),
         ({"pod_page_size": 0}, "pod_page_size"),
         ({"state": "x", "progress": "x"}, "state and progress are both 'x': give two names"),

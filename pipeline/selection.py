@@ -1,0 +1,229 @@
+"""Whether telemetry was collected because of failures, which would make any verdict on it circular.
+
+A dataset of windows cut around incidents, or of nodes that were watched once they had failed, holds far more failures a
+day than the fleet. There, that telemetry begins is itself a sign of a failure, and precision means nothing.
+
+Three rules, each at the level :data:`LEVEL`; all days are days of UTC, and a node counts, not its GPUs.
+
+* Coverage. Of the failures that a source reports without telemetry too, more lie on days with telemetry than can by
+  chance. A failure is expected to do so with the higher of two shares: of the node's own days with telemetry, and of
+  the other nodes that have telemetry on that day. So neither nodes that are watched more nor a collector that came for
+  all nodes at once raise an alarm, however failure rates differ between nodes or change with time.
+* Windows. Nodes have telemetry on less than half of their days, most of the others have none on those days, and more windows of it (gaps up to :data:`OUTAGE` days do not end one) hold a failure than if each node failed every
+  :data:`MTBF_DAYS` days.
+* Beginnings. More nodes begin to send within :data:`SOON` days after a failure than can by chance.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import date
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+import pyarrow.compute as pc
+
+from features.config import LabelSection
+from features.labels.evidence import CONDITIONAL_XIDS, xid_classes
+from telemetry.dataset.store import Dataset
+
+LEVEL: Final = 0.001
+"""Probability at most of each rule to call a dataset selected that is not."""
+
+OUTAGE: Final = 31
+"""Days: a gap up to this long belongs to the window around it, and a node's failures within it count once. Of the
+repairs in StepFun's InfiniteHBD trace 95 % end sooner."""
+
+MTBF_DAYS: Final = 60.0
+"""Days between failures of one node that no fleet in service undercuts: Llama 3's nodes of eight H100 had about 260."""
+
+SOON: Final = 3
+"""Days between a failure and the beginning of telemetry that is tied to it."""
+
+_SPARSE: Final = 0.5
+_MAX_ROWS: Final = 40_000_000
+_MIN_FAILURES: Final = 3
+
+_EPOCH: Final = date(1970, 1, 1).toordinal()
+
+Bools = npt.NDArray[np.bool_]
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """What speaks for a selection, one sentence each; empty: nothing does.
+
+    ``covered_days``: share of the node-days in service that have telemetry.
+    ``failures``, ``covered_failures``: failures of nodes, and how many of them lie on days with telemetry.
+    """
+
+    covered_days: float
+    failures: int
+    covered_failures: int
+    reasons: tuple[str, ...]
+
+
+def examine_selection(dataset: Dataset, labels: LabelSection) -> Selection | None:
+    """Look for a selection; None where the dataset has no telemetry, or no failure.
+
+    Of a large dataset as many buckets are read as hold :data:`_MAX_ROWS` samples: each is a random share of the nodes.
+    """
+    first, last = (instant.date().toordinal() for instant in dataset.meta.span)
+    inventory, sizes = dataset.inventory(), dataset.meta.counts["samples_by_bucket"]
+    buckets: list[int] = []
+    rows = 0
+    for bucket in dataset.buckets():
+        if not buckets or rows + int(sizes[str(bucket)]) <= _MAX_ROWS:
+            buckets.append(bucket)
+            rows += int(sizes[str(bucket)])
+    nodes = pd.Index(sorted(n for n in inventory["node"].dropna().unique() if dataset.bucket_of(n) in set(buckets)))
+    days = last - first + 1
+    present = np.zeros((len(nodes), days), dtype=bool)
+    for bucket in buckets:
+        for table in dataset.read_runs(bucket, ["node", "timestamp"]):
+            day = pc.floor_temporal(table["timestamp"], unit="day")
+            seen = table.select(["node"]).append_column("day", day).group_by(["node", "day"]).aggregate([]).to_pandas()
+            node, day = nodes.get_indexer(seen["node"].astype("str")), _days(seen["day"]) - first
+            inside = (node >= 0) & (day >= 0) & (day < days)
+            present[node[inside], day[inside]] = True
+    failures = _failures(dataset.events(), labels, nodes, first, days)
+    if not present.any() or failures.empty:
+        return None
+    return find_selection(present, _in_service(inventory, nodes, first, days) | present, failures)
+
+
+def find_selection(present: Bools, service: Bools, failures: pd.DataFrame) -> Selection:
+    """Apply the rules.
+
+    ``present``, ``service``: whether a node had telemetry, and was in service, on a day; shape (nodes, days).
+    ``failures``: ``node`` and ``day`` (positions), ``source`` and ``timestamp``.
+    """
+    failures = failures.sort_values(["node", "day"], ignore_index=True)
+    near = present.copy()  # on a day, or on the one before
+    near[:, 1:] |= present[:, :-1]
+    single = _apart(failures, ["node"])
+    covered = near[single["node"], single["day"]]
+    share = float(present.sum() / service.sum())
+    reasons = [
+        *_by_coverage(near, service, _apart(failures, ["node", "source"])),
+        *_by_windows(present, service, failures),
+        *_by_beginnings(present, service, failures),
+    ]
+    if reasons:
+        counted = f"telemetry covers {share:.0%} of node-days and {covered.mean():.0%} of {len(single)} node failures"
+        reasons.insert(0, counted)
+    return Selection(share, len(single), int(covered.sum()), tuple(reasons))
+
+
+def _by_coverage(near: Bools, service: Bools, failures: pd.DataFrame) -> list[str]:
+    """Compare how many failures have telemetry with the most that chance explains, where a source sees others too."""
+    inside = near[failures["node"], failures["day"]]
+    missed = pd.Series(~inside).groupby(failures["source"].to_numpy()).transform("sum").to_numpy()
+    beyond = failures[missed >= _MIN_FAILURES].drop_duplicates("timestamp")  # one cause may take many nodes
+    node, day = beyond["node"].to_numpy(), beyond["day"].to_numpy()
+    observed = near & service
+    others = (observed.sum(axis=0)[day] - observed[node, day]) / np.maximum(service.sum(axis=0)[day] - 1, 1)
+    chance = np.maximum(observed.sum(axis=1)[node] / service.sum(axis=1)[node], others)
+    hits = int(near[node, day].sum())
+    if hits < _MIN_FAILURES or hits < 2 * chance.sum() or _tail(chance, hits) >= LEVEL:
+        return []
+    return [
+        f"of {len(beyond)} failures that are known without telemetry too, {hits} have it ({chance.sum():.1f} by chance)"
+    ]
+
+
+def _by_windows(present: Bools, service: Bools, failures: pd.DataFrame) -> list[str]:
+    """Count windows of telemetry that hold a failure, where windows are few and each node has its own."""
+    node, day = np.nonzero(present)
+    begins = np.r_[True, (np.diff(node) != 0) | (np.diff(day) > OUTAGE)]
+    of, first, last = node[begins], day[begins], day[np.append(begins[1:], True)]
+    others = (present.sum(axis=0)[day] - 1).mean() / max(present.shape[0] - 1, 1)
+    length = last - first + 1
+    if len(day) >= _SPARSE * service[np.unique(node)].sum() or others >= _SPARSE:
+        return []
+    width = present.shape[1] + 1
+    window = np.searchsorted(of * width + first, failures["node"] * width + failures["day"], side="right") - 1
+    window = np.maximum(window, 0)
+    holds = (
+        (of[window] == failures["node"]) & (first[window] <= failures["day"]) & (failures["day"] <= last[window] + 1)
+    )
+    hits = len(np.unique(window[holds]))
+    if _tail(1 - np.exp(-length / MTBF_DAYS), hits) >= LEVEL:
+        return []
+    return [
+        f"{hits} of {len(of)} windows of telemetry hold a failure of their node; they last {np.median(length):.0f} "
+        "days (median), with a month or more between them"
+    ]
+
+
+def _by_beginnings(present: Bools, service: Bools, failures: pd.DataFrame) -> list[str]:
+    """Count nodes that begin to send just after a failure, among those that were in service long before."""
+    begin, since = present.argmax(axis=1), service.argmax(axis=1)
+    late = present.any(axis=1) & (begin - since > OUTAGE)
+    together = np.bincount(begin[late], minlength=present.shape[1])[begin] > _MIN_FAILURES
+    nodes = np.flatnonzero(late & ~together)  # a collector that comes for many nodes at once answers no failure
+    tied = np.zeros_like(present)  # to a failure at most so many days before
+    for later in range(SOON + 1):
+        day = failures["day"] + later
+        tied[failures["node"][day < tied.shape[1]], day[day < tied.shape[1]]] = True
+    hits = int(tied[nodes, begin[nodes]].sum())
+    chance = np.array([tied[node, since[node] : begin[node] + 1].mean() for node in nodes])
+    if hits < _MIN_FAILURES or _tail(chance, hits) >= LEVEL:
+        return []
+    return [
+        f"{hits} of {len(nodes)} nodes that began to send late did so within {SOON} days after a failure "
+        f"({chance.sum():.1f} by chance)"
+    ]
+
+
+def _tail(chance: Floats, hits: int) -> float:
+    """Give the probability of at least so many hits among independent ones of these probabilities."""
+    exactly = np.zeros(len(chance) + 1)
+    exactly[0] = 1.0
+    for count, p in enumerate(chance):
+        exactly[1 : count + 2] = exactly[1 : count + 2] * (1 - p) + exactly[: count + 1] * p
+        exactly[0] *= 1 - p
+    return float(exactly[hits:].sum())
+
+
+def _apart(failures: pd.DataFrame, by: list[str]) -> pd.DataFrame:
+    """Leave out failures that follow one of the same node, and source, within :data:`OUTAGE` days."""
+    kept: list[int] = []
+    for _, days in failures.groupby(by, sort=False)["day"]:
+        newest = -OUTAGE - 1
+        for position, day in days.items():
+            if day - newest > OUTAGE:
+                kept.append(int(str(position)))
+                newest = day
+    return failures.loc[sorted(kept)]
+
+
+def _failures(events: pd.DataFrame, labels: LabelSection, nodes: pd.Index, first: int, days: int) -> pd.DataFrame:
+    """List tickets and errors that are failures by themselves, by node and day."""
+    hard = {str(xid) for xid in set(xid_classes(labels)) - CONDITIONAL_XIDS}
+    chosen = events[(events["type"] == "failure") | ((events["type"] == "xid") & events["code"].isin(hard))]
+    node, day = nodes.get_indexer(chosen["node"]), _days(chosen["timestamp"]) - first
+    table = pd.DataFrame(
+        {"node": node, "day": day, "source": chosen["source"].fillna(""), "timestamp": chosen["timestamp"]}
+    )
+    return table[(node >= 0) & (day >= 0) & (day < days)]
+
+
+def _in_service(inventory: pd.DataFrame, nodes: pd.Index, first: int, days: int) -> Bools:
+    out = np.zeros((len(nodes), days), dtype=bool)
+    begin = _days(inventory["installed_at"]) - first
+    end = _days(inventory["removed_at"]) - first
+    for node, since, until in zip(nodes.get_indexer(inventory["node"]), begin, end, strict=True):
+        if node >= 0:
+            out[node, max(since, 0) : days if until < -first + 1 else max(until + 1, 0)] = True
+    return out
+
+
+def _days(times: Any) -> Ints:
+    """Give the ordinal of each day; null: 0."""
+    ordinal = pd.DatetimeIndex(times).tz_convert("UTC").as_unit("s").asi8 // 86_400 + _EPOCH
+    return np.where(pd.isna(times), 0, ordinal)

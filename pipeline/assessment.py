@@ -38,6 +38,7 @@ from pipeline.artefacts import load_evaluation, write_json
 from pipeline.matrix_stage import make_matrix
 from pipeline.params import Params, with_step
 from pipeline.provenance import code_revision
+from pipeline.selection import examine_selection
 from pipeline.stages import replay
 from policy.config import PolicyConfig
 from policy.cost_benefit import CostBenefitConfig
@@ -94,7 +95,11 @@ def assess_fleet(
     matrix = make_matrix(place, params, out / "matrix", progress=begin("features"))
     incidents = matrix.incidents()
     content: dict[str, Any] = {"data": _data(place, dataset, matrix, incidents, params)}
-    judged = _replayed(matrix, params, out, truth, incidents["common_cause"].nunique(), begin)
+    selection = examine_selection(dataset, params.labels)
+    if selection is not None and selection.reasons:
+        judged = Predictability("cannot tell", 0, reason="; ".join(selection.reasons))
+    else:
+        judged = _replayed(matrix, params, out, truth, incidents["common_cause"].nunique(), begin)
     content["predictable"] = dataclasses.asdict(judged)
     if math.isfinite(judged.chance):
         predictable = judged.answer in ("yes", "weakly")

@@ -18,6 +18,8 @@ ANSWERS: Final = {
     "no": "NO. Failures are not predictable from this telemetry: alerts are not better than chance, and fewer than a "
     "fifth of the failures can be caught.",
     "too few failures": "TOO FEW FAILURES TO TELL. About {more} more are needed in the replayed period.",
+    "cannot tell": "CANNOT TELL. Telemetry was collected because of failures, so no precision measured on it holds for "
+    "the fleet.",
     "no failures": "NO FAILURES in the data, so nothing can be said. About {more} are needed.",
 }
 RUNGS: Final = {
@@ -82,7 +84,7 @@ def answer(content: dict[str, Any]) -> str:
 
 def figures(judged: dict[str, Any]) -> list[str]:
     """Say what the answer rests on."""
-    lines = []
+    lines = [judged["reason"]] if judged["reason"] else []
     if judged["precision"][0] is not None:
         lines += [
             f"precision of alerts, if each drained its node: {_bounded(judged['precision'])}, drawing nodes at random "
@@ -234,6 +236,8 @@ def thresholds(settings: dict[str, Any]) -> str:
 
 def commands(content: dict[str, Any], out: Path, dataset: str, params: Sequence[Path]) -> list[str]:
     """Give the three commands that come next, or what is missing for them."""
+    if content["predictable"]["answer"] == "cannot tell":
+        return ["import the telemetry of all nodes over one period, whether they failed or not, then run this again"]
     if not content["ladder"]:
         return ["record failures (tickets, kernel logs, a longer history), then run this again"]
     folder, source, settings = (shlex.quote(str(path)) for path in (out, dataset, out / "recommended.yaml"))

@@ -9,7 +9,8 @@ Three rules, each at the level :data:`LEVEL`; all days are days of UTC, and a no
   chance. A failure is expected to do so with the higher of two shares: of the node's own days with telemetry, and of
   the other nodes that have telemetry on that day. So neither nodes that are watched more nor a collector that came for
   all nodes at once raise an alarm, however failure rates differ between nodes or change with time.
-* Windows. Nodes have telemetry on less than half of their days, most of the others have none on those days, and more windows of it (gaps up to :data:`OUTAGE` days do not end one) hold a failure than if each node failed every
+* Windows. Nodes have telemetry on less than half of their days, most other nodes have none on those days, and more
+  windows of it (gaps up to :data:`OUTAGE` days do not end one) hold a failure than if each node failed every
   :data:`MTBF_DAYS` days.
 * Beginnings. More nodes begin to send within :data:`SOON` days after a failure than can by chance.
 """
@@ -55,7 +56,7 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """What speaks for a selection, one sentence each; empty: nothing does.
+    """What speaks for a selection: nothing where ``reasons`` is empty.
 
     ``covered_days``: share of the node-days in service that have telemetry.
     ``failures``, ``covered_failures``: failures of nodes, and how many of them lie on days with telemetry.
@@ -166,8 +167,8 @@ def _by_beginnings(present: Bools, service: Bools, failures: pd.DataFrame) -> li
     late = present.any(axis=1) & (begin - since > OUTAGE)
     together = np.bincount(begin[late], minlength=present.shape[1])[begin] > _MIN_FAILURES
     nodes = np.flatnonzero(late & ~together)  # a collector that comes for many nodes at once answers no failure
-    tied = np.zeros_like(present)  # to a failure at most so many days before
-    for later in range(SOON + 1):
+    tied = np.zeros_like(present)  # to a failure before that day, which telemetry did not show
+    for later in range(1, SOON + 1):
         day = failures["day"] + later
         tied[failures["node"][day < tied.shape[1]], day[day < tied.shape[1]]] = True
     hits = int(tied[nodes, begin[nodes]].sum())

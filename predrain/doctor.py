@@ -27,6 +27,8 @@ from predrain.options import (
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from features.config import LabelSection
+    from foundation.place import Place
     from telemetry.dataset.channels import Channel
     from telemetry.doctor.observation import Observation
 
@@ -103,7 +105,8 @@ def doctor(
         return
     from telemetry.dataset.channels import resolve_channels
 
-    known = resolve_channels(read_params(params).channels)
+    settings = read_params(params)
+    known = resolve_channels(settings.channels)
     if channels:
         from telemetry.doctor.groups import channels_page
 
@@ -134,7 +137,7 @@ def doctor(
         )
     else:
         assert source is not None
-        seen = _source(source, mapping, known, access, timeout_s or 10.0)
+        seen = _source(source, mapping, known, settings.labels, access, timeout_s or 10.0)
     healthy = _report(seen, backtest, model, known, as_json=as_json)
     if not healthy:
         raise typer.Exit(FAILED)
@@ -151,8 +154,9 @@ def _drift(model: Path, matrix: Path, until: str | None, *, as_json: bool) -> bo
 
 
 def _source(
-    source: str, mapping: Path | None, known: Mapping[str, Channel], access: Mapping[str, Any], timeout_s: float
-) -> Observation:
+    source: str, mapping: Path | None, known: Mapping[str, Channel], labels: LabelSection, access: Mapping[str, Any],
+    timeout_s: float,
+) -> Observation:  # fmt: skip
     from foundation.errors import InputError
     from foundation.place import place_of
     from telemetry.landing.folder import landing_of
@@ -168,7 +172,8 @@ def _source(
     if source.startswith("s3://") or path.is_dir():
         from telemetry.doctor.dataset_source import observe_dataset
 
-        return observe_dataset(place_of(source, "SOURCE"), channels=known, now=now)
+        place = place_of(source, "SOURCE")
+        return _with_selection(observe_dataset(place, channels=known, now=now), place, labels)
 
     from telemetry.collect.series.mapping import load_source_mapping
     from telemetry.doctor.series_source import observe_file, observe_page
@@ -190,6 +195,21 @@ def _source(
             raise
         what = f"there is no file or folder {source!r}, and as an exporter's host it gives {error.what}"
         raise InputError(what, error.where, "Check the path or the address.") from error
+
+
+def _with_selection(seen: Observation, place: Place, labels: LabelSection) -> Observation:
+    from dataclasses import replace
+
+    from pipeline.selection import examine_selection
+    from telemetry.dataset.store import Dataset
+    from telemetry.doctor.observation import Finding
+
+    selection = examine_selection(Dataset.open(place), labels)
+    if selection is None or not selection.reasons:
+        return seen
+    what = f"telemetry was collected because of failures: {'; '.join(selection.reasons)}"
+    do = "Import all nodes over one period, whether they failed or not: until then `assess` cannot tell."
+    return replace(seen, findings=(Finding(what, do), *seen.findings))
 
 
 def _report(

@@ -23,7 +23,7 @@ from models.explanation.importance import attribute
 from models.rows.training_set import Matrix
 from models.sequence.windows import with_windows
 from models.training.fitted import FittedModels, learners_of, model_names
-from models.training.schedule import alert_budget, plan_schedule
+from models.training.schedule import alert_budget, format_instant, plan_schedule
 from models.training.trainer import Trainer
 
 
@@ -49,8 +49,8 @@ class BacktestSetup:
 class Refit:
     """What to fit and score for one fold.
 
-    ``source``: fold at whose beginning the models are fitted: this one or, where its window holds one class only, the
-    last before it that could be; None: there was none, and a baseline is used.
+    ``source``: fold at whose beginning the models are fitted: this one or, where its window holds one class only or
+    nothing new, the last before it that could be; None: there was none, and a baseline is used.
     ``span``: training window of that fit.
     ``chosen``: training window chosen for this fold.
     ``unfit``: why this fold cannot be fitted; None: it can.
@@ -105,10 +105,13 @@ class Backtest:
             if fold in done:
                 window, unfit = timedelta(milliseconds=done[fold].facts["span_ms"]), done[fold].facts["unfit"]
             else:
-                labels = self._trainer.labels_at(refit_ms)
-                window = self._trainer.choose_span(refit_ms, labels, window)
-                assert window is not None  # the schedule begins where a window fits
-                unfit = self._trainer.unfit(refit_ms, labels, window)
+                unfit = None if source is None else self._nothing_new(source[0], refit_ms)
+                if unfit is None:
+                    labels = self._trainer.labels_at(refit_ms)
+                    window = self._trainer.choose_span(refit_ms, labels, window)
+                    assert window is not None  # the schedule begins where a window fits
+                    unfit = self._trainer.unfit(refit_ms, labels, window)
+            assert window is not None
             first = source is None and unfit is None
             source = (fold, window) if unfit is None else source
             if fold in done:
@@ -118,6 +121,13 @@ class Backtest:
             else:
                 later = range(fold, len(self.schedule.refits_ms)) if first and self._full else ()
                 yield Refit(fold, *source, window, unfit, once_for=tuple(later))
+
+    def _nothing_new(self, source: int, refit_ms: int) -> str | None:
+        """Say why a refit would repeat an earlier one; None: it would not."""
+        before = self.schedule.refits_ms[source]
+        if not self._trainer.nothing_new(before, refit_ms):
+            return None
+        return f"refit at {format_instant(refit_ms)}: no telemetry and no incident since {format_instant(before)}"
 
     def refit(self, refit: Refit) -> Fold:
         """Fit and score a fold; several threads may do so at the same time."""

@@ -1,4 +1,4 @@
-"""Whether a fleet's failures are predictable: yes, weakly, no, or too few failures to tell."""
+"""Whether a fleet's failures are predictable: yes, weakly, no, or that the data cannot tell."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from evaluation.metrics.estimates import estimate_model
 from evaluation.metrics.evaluation import Evaluation
 from evaluation.metrics.scored import split_predictions
 
-Answer = Literal["yes", "weakly", "no", "too few failures", "no failures"]
+Answer = Literal["yes", "weakly", "no", "too few failures", "no failures", "cannot tell"]
 
 ENOUGH: Final = 20
 """Failures of nodes in the replay that an answer takes; as many as a rollout stage asks for (``policy.stages``)."""
@@ -42,6 +42,7 @@ class Predictability:
     ``recall``: share of failures caught; ``more_than_counting``: less that which ``history_count`` catches with as many
     alerts; ``lead_hours``: quartiles of the lead time.
     ``without_precursor``: share of failures that stood out to no model, corrected for chance.
+    ``reason``: why no answer is given although there are failures; else empty.
     """
 
     answer: Answer
@@ -53,6 +54,7 @@ class Predictability:
     more_than_counting: Bounded = _UNKNOWN
     lead_hours: Bounded = _UNKNOWN
     without_precursor: float = math.nan
+    reason: str = ""
 
 
 def unanswered(failures: int) -> Predictability:

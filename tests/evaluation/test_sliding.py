@@ -16,6 +16,7 @@ from evaluation.backtest.checkpoint import FoldStore
 from evaluation.backtest.drift_watch import DriftWatch
 from evaluation.backtest.frames import Fold
 from evaluation.backtest.run import run_backtest
+from evaluation.backtest.sliding import Backtest, BacktestSetup
 from foundation.errors import InputError
 from models.config import (
     BacktestSection,
@@ -28,6 +29,7 @@ from models.config import (
 from models.rows.ranking import name_hashes
 from models.training.final import fit_final
 from models.training.fitted import model_names
+from models.training.schedule import instant_of
 from tests.models.fake_matrix import GAP, HORIZON, START, FakeMatrix
 
 QUICK = ModelsSection(
@@ -266,6 +268,29 @@ def test_one_class_in_every_span_is_an_error_that_says_where(matrix):
     only = r"one class only in the training window: refit at 2026-01-31 .*no incident gives it a positive row"
     with pytest.raises(InputError, match=only):
         fit_final(quiet, training=TrainingSection(window="10d"), models=QUICK, backtest=AUTO, seed=1)
+
+
+def test_a_refit_without_telemetry_or_incident_since_the_last_is_not_fitted_again():
+    begin, end = START + timedelta(days=45), START + timedelta(days=80)
+
+    def plan(empty, quiet):
+        matrix = FakeMatrix(units=8, days=100, incidents=60, augmentation=1, companions=2, seed=1)
+        time, start = matrix.rows["decision_time"], matrix.events["start"]
+        matrix.events = matrix.events[(start < begin) | (start > end) | (not quiet)].reset_index(drop=True)
+        matrix.features[((time > begin) & (time < end)).to_numpy() & empty] = np.nan
+        replay = Backtest(matrix, BacktestSetup(SPAN_15, QUICK, AUTO, 7))
+        return list(replay.plan({})), [instant_of(at) for at in replay.schedule.refits_ms]
+
+    refits, at = plan(empty=True, quiet=True)
+    again = [refit for refit in refits if refit.source != refit.fold]
+    assert len(again) == 4
+    assert {refit.source for refit in again} == {again[0].fold - 1}
+    for refit in refits:
+        inside = begin + GAP + HORIZON < at[max(refit.fold - 1, 0)] and at[refit.fold] < end + GAP + HORIZON
+        assert (refit in again) == inside
+    assert "no telemetry and no incident since" in str(again[0].unfit)
+    for empty, quiet in ((True, False), (False, True)):
+        assert not [refit for refit in plan(empty, quiet)[0] if "no telemetry" in str(refit.unfit)]
 
 
 def test_a_fold_without_positives_falls_back_and_is_listed():

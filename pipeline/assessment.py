@@ -29,6 +29,7 @@ from evaluation.value.marks import NOBODY
 from evaluation.value.readings import Readings
 from evaluation.value.verdict import COUNTING, ENOUGH, Predictability, predictability, unanswered
 from features.matrix.matrix import FeatureMatrix
+from features.selection import examine_selection
 from features.times import instant_ms, milliseconds
 from foundation.durations import format_duration
 from foundation.errors import InputError
@@ -38,7 +39,6 @@ from pipeline.artefacts import load_evaluation, write_json
 from pipeline.matrix_stage import make_matrix
 from pipeline.params import Params, with_step
 from pipeline.provenance import code_revision
-from pipeline.selection import examine_selection
 from pipeline.stages import replay
 from policy.config import PolicyConfig
 from policy.cost_benefit import CostBenefitConfig

@@ -200,7 +200,7 @@ def _source(
 def _with_selection(seen: Observation, place: Place, labels: LabelSection) -> Observation:
     from dataclasses import replace
 
-    from pipeline.selection import examine_selection
+    from features.selection import examine_selection
     from telemetry.dataset.store import Dataset
     from telemetry.doctor.observation import Finding
 

@@ -1,12 +1,17 @@
 """Whether telemetry was collected because of failures: fleets that were and fleets that were not."""
 
+import json
+from datetime import timedelta
 from functools import partial
 
 import numpy as np
 import pandas as pd
 import pytest
+from typer.testing import CliRunner
 
-from pipeline.selection import find_selection
+from features.selection import find_selection
+from predrain.command import app
+from tests.telemetry.helpers import run_import
 
 DAYS, NODES = 240, 40
 
@@ -132,3 +137,47 @@ def test_the_evidence_is_counted_in_node_days_and_node_failures():
     assert (found.failures, found.covered_failures) == (20, 20)
     assert found.covered_days == pytest.approx(present.mean())
     assert found.reasons[0] == "telemetry covers 5% of node-days and 100% of 20 node failures"
+
+
+@pytest.fixture(scope="module")
+def windows_around_failures(tmp_path_factory):
+    """Give a dataset of five nodes, each with two windows of ten days in half a year that end with a lost GPU."""
+    folder, first = tmp_path_factory.mktemp("windows"), pd.Timestamp("2026-01-01", tz="UTC")
+    samples, events = [], []
+    for node in range(5):
+        names = {"node": f"node-{node}", "gpu": f"GPU-{node}"}
+        for begin in (3 + 7 * node, 100 + 7 * node):
+            times = first + pd.to_timedelta(24 * begin + np.arange(240), unit="h")
+            samples.append(pd.DataFrame({"timestamp": times, **names, "gpu_temp_c": 40.0 + np.arange(240) % 7}))
+            events.append({"timestamp": times[230], **names, "type": "xid", "code": "79"})
+    stays = pd.DataFrame({"node": [f"node-{n}" for n in range(5)], "gpu": [f"GPU-{n}" for n in range(5)]})
+    return run_import(
+        folder,
+        samples=pd.concat(samples),
+        events=pd.DataFrame(events),
+        inventory=stays.assign(installed_at=first),
+        step=timedelta(hours=1),
+    ).dataset.path
+
+
+def test_doctor_reports_the_selection_and_fails(windows_around_failures):
+    done = CliRunner().invoke(app, ["doctor", str(windows_around_failures), "--json"])
+    assert done.exit_code == 1
+    assert any(
+        "because of failures: telemetry covers" in finding["what"] for finding in json.loads(done.stdout)["findings"]
+    )
+
+
+def test_assess_gives_no_verdict_on_a_selection_and_recommends_nothing(windows_around_failures, tmp_path):
+    params = tmp_path / "light.yaml"
+    params.write_text("decision: {every: 1d}\nfeatures: {groups: [history], history_windows: [7d]}\n")
+    command = ["assess", "--dataset", windows_around_failures, "--out", tmp_path / "out", "--params", params]
+    done = CliRunner().invoke(app, [str(word) for word in command])
+    assert done.exit_code == 0, done.stderr
+    content = json.loads((tmp_path / "out" / "assessment.json").read_text())
+    assert content["predictable"]["answer"] == "cannot tell"
+    assert content["predictable"]["reason"].startswith("telemetry covers ")
+    assert content["predictable"]["precision"] == [None, None, None]
+    assert content["recommended"] == ["publish"]
+    assert "CANNOT TELL" in done.stdout
+    assert content["predictable"]["reason"] in done.stdout

@@ -238,8 +238,8 @@ class World:
         now, so_far = self.now, self.balance
         return (
             f"Simulated demo, {now:%Y-%m-%d %H:%M} UTC. Failures so far: {so_far.failures}, of them on nodes that were "
-            f"emptied or kept free before: {so_far.caught}. Nodes taken out: {so_far.drains}. GPU-hours saved: "
-            f"{so_far.saved:,.0f}, spent: {so_far.spent:,.0f}."
+            f"emptied or kept free before: {so_far.caught}. Nodes taken out: {so_far.drains}. GPU-hours against "
+            f"nobody acting: {so_far.saved:,.0f} saved, {so_far.spent:,.0f} spent."
         )
 
 

@@ -264,9 +264,10 @@ class FleetPages:
         return {
             "scores": scores,
             "expired": fleet.expired(now),
-            "age_s": since,
+            "age_s": max(since, 0.0),
+            "ahead_s": max(-since, 0.0),
             "left_s": (scores.expires - now).total_seconds(),
-            "newest_sample_s": min(ages) + since if ages else None,
+            "newest_sample_s": max(min(ages) + since, 0.0) if ages else None,
             "fitted": fitted_at(scores.summary),
             "health": health,
             "scoring": status,
@@ -296,7 +297,7 @@ class FleetPages:
             sample_age_seconds=max(
                 (record.sample_age_seconds for record in records if record.sample_age_seconds is not None), default=None
             ),
-            since_s=(now - fleet.scores.decided).total_seconds(),
+            since_s=max((now - fleet.scores.decided).total_seconds(), 0.0),
             decisions=max((len(scores) for scores in past.values()), default=0),
             recent_alerts=alerts,
             timeline=self._timeline(state.node, past, alerts or ()),
@@ -319,7 +320,7 @@ class FleetPages:
             record=record,
             holds=record.status == "ok" and not record.expired(now),
             place=self.newest.served.facts.places.get(record.unit, NOWHERE),
-            since_s=(now - record.decision_time).total_seconds(),
+            since_s=max((now - record.decision_time).total_seconds(), 0.0),
             past=past,
             chart=risk_chart(past, bounds, f"Risk of {record.unit} over {len(past)} decisions") if past else None,
             recent_alerts=self._recent_alerts(record.node),

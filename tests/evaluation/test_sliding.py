@@ -90,10 +90,12 @@ def test_ranks_alerts_and_risks_agree_with_the_scores(result):
             assert at["rank"].to_numpy()[order].tolist() == list(range(1, len(at) + 1)), (model, variant)
             by_score = at.sort_values("score")["risk"].to_numpy()
             assert (np.diff(by_score) >= -1e-9).all()
+            ranked = at.sort_values("rank")
+            within = (~ranked["node"].duplicated()).cumsum() <= result.k
             if model in ("intersection", "cascade"):
-                assert at["alert"].sum() <= result.k
+                assert at.loc[at["alert"], "node"].nunique() <= result.k
             elif model != "min_votes":
-                assert (at["alert"] == (at["rank"] <= result.k)).all()
+                assert (ranked["alert"] == within).all()
     assert result.predictions["risk"].between(0, 1, inclusive="neither").all()
 
 
@@ -178,14 +180,15 @@ def test_a_fit_after_calibration_uses_the_newest_rows_and_keeps_the_calibration(
     assert not np.array_equal(one, other)
 
 
-def test_k_is_the_mean_number_of_positives_before_the_test(matrix, result):
+def test_k_is_the_mean_number_of_nodes_with_a_positive_before_the_test(matrix, result):
     refit = result.folds["refit_at"].iloc[0]
     labels = matrix.labels(refit)
     known = ~matrix.rows["augmented"] & labels["label"].notna() & (labels["complete_at"] <= refit)
     times = matrix.rows.loc[known, "decision_time"].nunique()
-    assert result.k == max(1, round(labels.loc[known, "label"].sum() / times))
-    assert backtest(matrix, section=BacktestSection(k=5)).k == 5
-    for k in (0, 1 + matrix.rows["unit"].nunique()):
+    positive = matrix.rows[known & (labels["label"] == 1).fillna(False)]
+    assert result.k == max(1, round(len(positive.drop_duplicates(["decision_time", "node"])) / times))
+    assert backtest(matrix, section=BacktestSection(k=3)).k == 3
+    for k in (0, 1 + matrix.rows["node"].nunique()):
         with pytest.raises(InputError, match=rf"k is {k} \(parameter backtest\.k\)"):
             backtest(matrix, section=BacktestSection(k=k))
 

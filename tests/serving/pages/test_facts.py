@@ -51,7 +51,7 @@ def test_racks_groups_and_outcomes_come_to_the_page(service: Running, small_flee
     narrowed = look(service, f"/?rack={rack}")
     assert set(narrowed.column(head.index("Rack"))) == {rack}
     assert "judged alerts were right" in look(service, "/outcomes").text
-    assert "alerts were right" in page.text
+    assert "alerts of nodes were right" in page.text
 
 
 def test_outcomes_begin_with_the_backtest_and_give_the_precision_so_far(tmp_path: Path) -> None:

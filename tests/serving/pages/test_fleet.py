@@ -101,6 +101,14 @@ def test_expired_scores_are_unknown_and_the_page_says_so(tmp_path: Path) -> None
     assert "90 %" not in page.text
 
 
+def test_scores_ahead_of_the_servers_clock_are_not_of_a_negative_age(tmp_path: Path) -> None:
+    write_scores(tmp_path, small_fleet())
+    with running(tmp_path, clock=lambda: DECIDED - timedelta(seconds=48)) as early:
+        page = look(early, "/")
+    assert "dated 48 s ahead of this server's clock" in page.text
+    assert "-48" not in page.text
+
+
 def test_without_scores_the_page_says_why(tmp_path: Path) -> None:
     with running(tmp_path, wait_for_scores=False) as started:
         for path in ("/", "/nodes/n1", "/gpus/GPU-n1-0"):

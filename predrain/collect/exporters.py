@@ -68,9 +68,8 @@ def exporters(
     from telemetry.accounting import Accounting
     from telemetry.collect.buffer import RowBuffer
     from telemetry.collect.exporters import PageSink, PageWatch, fleet_catalogue
-    from telemetry.collect.scraping.collector import Collector
+    from telemetry.collect.scraping.collector import Collector, run_collector
     from telemetry.collect.scraping.scraper import Scraper
-    from telemetry.collect.scraping.service import run_collector
     from telemetry.collect.scraping.targets import read_targets
     from telemetry.collect.series.mapping import load_source_mapping
     from telemetry.dataset.channels import resolve_channels
@@ -129,9 +128,8 @@ def gpud(
     from telemetry.collect.gpud import CONCURRENCY, EVENTS, EventSink, EventsWatch
     from telemetry.collect.kubernetes.rules import load_rules
     from telemetry.collect.outbox import Outbox
-    from telemetry.collect.scraping.collector import Collector
+    from telemetry.collect.scraping.collector import Collector, run_collector
     from telemetry.collect.scraping.scraper import Scraper
-    from telemetry.collect.scraping.service import run_collector
     from telemetry.collect.scraping.targets import read_targets
     from telemetry.landing.folder import Landing, landing_of
 

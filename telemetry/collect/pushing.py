@@ -37,7 +37,7 @@ MAX_SKIPPED: Final = 3
 """Server errors in one round after which the server is taken to be down."""
 
 REFUSED_FILES: Final = 1000
-"""Refused files are kept for a look up to this number; beyond it the oldest go."""
+"""Rejected files are kept for a look up to this number; beyond it the oldest go."""
 
 PATH: Final = "/v1/telemetry"
 CONTENT_TYPE: Final = "application/vnd.apache.arrow.stream"
@@ -64,7 +64,7 @@ class Later(Exception):
         self.server_error = server_error
 
 
-class Refused(Exception):
+class Rejected(Exception):
     """The receiver will never take this file."""
 
 
@@ -138,12 +138,12 @@ class HttpTarget:
         return self._connection.url + self._path
 
     def send(self, path: Path) -> None:
-        """Post the file as an Arrow stream under its name; raises Later or Refused, FileNotFoundError if it is gone."""
+        """Post the file as an Arrow stream under its name; raises Later, Rejected, FileNotFoundError if it is gone."""
         try:
             with pq.ParquetFile(path) as stored:
                 table = stored.read()
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-            raise Refused(f"the file cannot be read: {error}") from error
+            raise Rejected(f"the file cannot be read: {error}") from error
         body = io.BytesIO()
         with pa.ipc.new_stream(body, table.schema) as stream:
             stream.write_table(table)
@@ -167,7 +167,7 @@ class HttpTarget:
             return
         reason = f"{self} answered {status}{_detail(answer.body)}"
         if 400 <= status < 500 and status not in _NOT_THE_FILE:
-            raise Refused(reason)
+            raise Rejected(reason)
         if status in (401, 403):
             reason += "; check the token in --bearer-token-file, nothing is lost meanwhile"
         after_s = retry_after_s(answer.headers.get("retry-after"), longest_s=_MAX_RETRY_AFTER_S)
@@ -202,7 +202,7 @@ class Pusher:
                 self._target.send(path)
             except FileNotFoundError:  # dropped for the spool's limit, or taken by another process
                 continue
-            except Refused as error:
+            except Rejected as error:
                 self._spool.refuse(path, str(error))
                 continue
             except Later as error:

@@ -17,11 +17,9 @@ import pyarrow as pa
 from telemetry.dataset.schema import ms_of
 from telemetry.identity.nodes import node_key, one_spelling
 from telemetry.identity.pci import normalise_pci_bus_id
+from telemetry.importing.placing.evidence import MOST_MOVES
 
 _LOG = logging.getLogger(__name__)
-
-MOST_MOVES: Final = 12
-"""A GPU that changes its node more often than this is one that two names claim, not one that moves."""
 
 ATTRIBUTES: Final = ("slot", "pci_bus_id", "serial", "model", "driver", "cluster", "group", "rack", "nvlink_domain")
 """What is known of a GPU in its place."""

@@ -7,7 +7,7 @@ import re
 import shlex
 import shutil
 import time
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pandas as pd
@@ -230,6 +230,20 @@ def test_the_three_commands_that_it_names_run_as_they_stand_and_take_the_recomme
     settings = read_settings(out / "recommended.yaml").policy
     assert settings.stages.ceiling == chosen["stage"]
     assert settings.thresholds.high == pytest.approx(chosen["thresholds"]["high"], rel=1e-3)
+
+
+def test_samples_every_half_hour_are_scored_by_the_commands_that_it_names(fleets, monkeypatch):
+    dataset, out = fleets.folder / "half-hours", fleets.folder / "half-hours-out"
+    simulate(dataset, gpus=32, days=45, seed=101, scenario="announced", acceleration=90, step=timedelta(minutes=30))
+    lines = fleets.run(dataset, out).split("What to do next\n")[1].splitlines()
+    monkeypatch.chdir(fleets.folder)
+    for line in lines[:2]:
+        done = CliRunner().invoke(app, shlex.split(line)[1:])
+        assert done.exit_code == 0, done.output
+    (decided,) = (out / "scores" / "decisions").rglob("*.parquet")
+    risks = pq.read_table(decided).to_pandas()["risk"]
+    assert len(risks) == 32
+    assert risks.notna().mean() > 0.9, "a GPU that failed may be unknown"
 
 
 def test_again_it_makes_nothing_anew_and_writes_nothing_outside(fleets):

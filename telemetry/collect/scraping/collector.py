@@ -9,17 +9,21 @@ import math
 import zlib
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Final, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
 
 from foundation.errors import InputError
 from foundation.http import Answer
-from foundation.running import Failing
+from foundation.running import Failing, stop_loop_on_signals
 from telemetry.accounting import Accounting
+from telemetry.collect.exposure import exposing
 from telemetry.collect.scraping.scraper import FailureKind, ScrapeError
 from telemetry.collect.scraping.targets import Target
+
+if TYPE_CHECKING:
+    from prometheus_client.core import Metric
 
 _log = logging.getLogger(__name__)
 _Batch = TypeVar("_Batch")
@@ -236,3 +240,44 @@ class Collector(Generic[_Batch]):
                 "the landing folder",
                 "Free space and start the collector again.",
             )
+
+
+def run_collector(
+    collector: Collector[Any], name: str, *, listen: str | None = None, once: bool = False
+) -> dict[str, Any]:
+    """Collect until SIGTERM or SIGINT, or one round; return what was done, in JSON types.
+
+    ``name``: of the source, in the names of metrics.
+    Raises InputError as :meth:`Collector.run` and :meth:`Collector.once` do, or if ``listen`` cannot be used.
+    """
+
+    async def run() -> None:
+        stop = stop_loop_on_signals()
+        await (collector.once() if once else collector.run(stop))
+
+    with exposing(
+        listen, lambda: collector.accounting, problem=lambda: collector.problem, more=lambda: _metrics(collector, name)
+    ):
+        asyncio.run(run())
+    scrapes, samples, events = (collector.accounting.tables[name] for name in (SCRAPES, "samples", "events"))
+    return {
+        "targets": len(collector.watches),
+        "scrapes": scrapes.read,
+        "scrapes_succeeded": scrapes.used,
+        "scrapes_failed": scrapes.left_out.total(),
+        "scrapes_late": collector.late,
+        "rows_written": samples.used,
+        "events_written": events.used,
+    }
+
+
+def _metrics(collector: Collector[Any], name: str) -> Iterator[Metric]:
+    from prometheus_client.core import GaugeMetricFamily  # noqa: PLC0415
+
+    watches = list(collector.watches.values())
+    yield GaugeMetricFamily(f"predrain_{name}_targets_owned", "Targets that this process scrapes.", len(watches))
+    states = GaugeMetricFamily(f"predrain_{name}_targets", "Targets by state.", labels=["state"])
+    counts = Counter("failing" if watch.is_failing else "good" for watch in watches)
+    for state in ("failing", "good"):
+        states.add_metric([state], counts[state])
+    yield states

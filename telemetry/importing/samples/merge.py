@@ -31,8 +31,14 @@ from telemetry.importing.samples.instruments import (
     without_dead_values,
 )
 from telemetry.importing.samples.reach import MergePlan, read_reach
-from telemetry.importing.samples.rollup import add_rollup_columns, cell_end, merge_duplicates, roll_up
-from telemetry.values.counters import IMPOSSIBLE_RISE, impossible_rises
+from telemetry.importing.samples.rollup import (
+    IMPOSSIBLE_RISE,
+    add_rollup_columns,
+    cell_end,
+    impossible_rises,
+    merge_duplicates,
+    roll_up,
+)
 from telemetry.xids.xid_gauge import CHANNEL, SOURCE, new_edges
 
 

@@ -7,6 +7,7 @@ A cell of the step ends at a multiple of it and is named by its end: the cell 00
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +18,12 @@ from telemetry.importing.samples.block import Block, Series
 
 FINER_THAN = 0.9
 """A unit is rolled up when the median interval of its samples is below this share of the step: scrapes jitter."""
+
+IMPOSSIBLE_RISE: Final = "a rise of a counter that no device makes"
+"""Reason for which a value is no value."""
+
+_SHORTEST_MS: Final = 60_000
+"""Exporters cache values: within this time a counter may show the rise of a minute at once."""
 
 
 def cell_end(ms: npt.NDArray[np.int64], step_ms: int) -> npt.NDArray[np.int64]:
@@ -29,6 +36,43 @@ def finer_units(unit: npt.NDArray[np.int32], ms: npt.NDArray[np.int64], step_ms:
     samples = pd.DataFrame({"unit": unit, "ms": ms}).drop_duplicates().sort_values(["unit", "ms"])
     medians = samples["ms"].groupby(samples["unit"]).diff().groupby(samples["unit"]).median()
     return medians.index[medians < FINER_THAN * step_ms].to_numpy(np.int32)
+
+
+def impossible_rises(
+    values: npt.NDArray[np.float64],
+    valid: npt.NDArray[np.bool_],
+    unit: npt.NDArray[np.int32],
+    ms: npt.NDArray[np.int64],
+    max_rise_per_s: float,
+) -> npt.NDArray[np.bool_]:
+    """Mark the values of a counter, sorted by (unit, time), that rise faster than possible since the last usable one.
+
+    The allowed rise grows with the time since that value, so that a counter which really changed is not refused for
+    ever. Shapes (n,).
+    """
+    refused = np.zeros(len(values), np.bool_)
+    reported = np.flatnonzero(valid)
+    if len(reported) < 2:
+        return refused
+    numbers, units, times = values[reported].astype(np.float64), unit[reported], ms[reported]
+    same = units[1:] == units[:-1]
+    per_ms = max_rise_per_s / 1000
+    fast = same & (np.diff(numbers) > per_ms * np.maximum(np.diff(times), _SHORTEST_MS))
+    for place in np.flatnonzero(fast) + 1:
+        if refused[reported[place]]:
+            continue
+        # From the first impossible value on, compare with the last usable one until the counter is back.
+        before = place - 1
+        while refused[reported[before]]:
+            before -= 1
+        current = int(place)
+        while current < len(numbers) and units[current] == units[before]:
+            allowed = per_ms * max(int(times[current] - times[before]), _SHORTEST_MS)
+            if numbers[current] - numbers[before] <= allowed:
+                break
+            refused[reported[current]] = True
+            current += 1
+    return refused
 
 
 def reset_aware_rise(

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from telemetry.importing.ingest import ImportResult
-from telemetry.values.counters import IMPOSSIBLE_RISE, impossible_rises
+from telemetry.importing.samples.rollup import IMPOSSIBLE_RISE, impossible_rises
 from tests.telemetry.helpers import gpu, inventory_frame, run_import, samples_frame
 
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from foundation.errors import InputError
 from foundation.http import Answer, BodyTooLarge, Connection, HttpError
 from telemetry.collect import pushing
-from telemetry.collect.pushing import HttpTarget, Later, Pusher, Refused, Spool, parse_bytes
+from telemetry.collect.pushing import HttpTarget, Later, Pusher, Rejected, Spool, parse_bytes
 from telemetry.landing.folder import Landing
 from telemetry.landing.tables import Kind
 
@@ -109,7 +109,7 @@ class MemoryTarget(HttpTarget):
         if mood == "down":
             raise Later("it is down")
         if mood == "refuses":
-            raise Refused("not this one")
+            raise Rejected("not this one")
         if name not in self.taken:
             self.taken.append(name)
         if mood == "takes and breaks off":
@@ -195,7 +195,7 @@ PROBLEM = json.dumps({"title": "Unprocessable", "detail": "unknown column 'x'"})
 @pytest.mark.parametrize(
     ("answer", "raised", "reason", "after_s"),
     [
-        (Answer(PROBLEM, {}, 0.1, 422), Refused, "answered 422: unknown column 'x'", None),
+        (Answer(PROBLEM, {}, 0.1, 422), Rejected, "answered 422: unknown column 'x'", None),
         (Answer(b"no", {"retry-after": "17"}, 0.1, 429), Later, "answered 429", 17.0),
         (Answer(b"no", {"retry-after": "999999999"}, 0.1, 503), Later, "answered 503", 3600.0),
         (Answer(b"no", {}, 0.1, 500), Later, "answered 500", None),
@@ -209,7 +209,7 @@ PROBLEM = json.dumps({"title": "Unprocessable", "detail": "unknown column 'x'"})
 def test_each_answer_has_a_meaning(
     path: Path,
     answer: Answer | Exception,
-    raised: type[Refused | Later],
+    raised: type[Rejected | Later],
     reason: str,
     after_s: float | None,
     monkeypatch: pytest.MonkeyPatch,

@@ -23,7 +23,7 @@ from foundation.http import parse_listen
 from foundation.server.connections import refuse_open_port, serving
 from foundation.server.token_file import own_token_file
 from predrain.command import app
-from telemetry.collect.pushing import HttpTarget, Later, Refused
+from telemetry.collect.pushing import HttpTarget, Later, Rejected
 from telemetry.collect.remote_write.group_commit import ReceiverSettings
 from telemetry.collect.remote_write.receiver import Receiver, application, serve
 from telemetry.landing.folder import Landing
@@ -136,7 +136,7 @@ def test_our_own_client_pushes_what_a_node_has_landed(tmp_path: Path, port: int)
     for url in (f"http://127.0.0.1:{port}/", f"http://127.0.0.1:{port}/v1/telemetry"):
         target = HttpTarget(url, token_file=tmp_path / "tokens")
         target.send(good)  # again: the first answer was lost
-    with pytest.raises(Refused, match="413: the body holds more than 5 rows"):
+    with pytest.raises(Rejected, match="413: the body holds more than 5 rows"):
         target.send(large)
     (tmp_path / "wrong").write_text("x" * 20)
     with pytest.raises(Later, match="401"):

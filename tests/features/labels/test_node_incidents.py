@@ -1,8 +1,10 @@
 """Node incidents and common causes: which incidents of units are one failure, and of what."""
 
 from datetime import timedelta
+from itertools import combinations
 
-from hypothesis import settings
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from features.config import LabelSection
 from features.labels.incidents import find_incidents
@@ -11,7 +13,7 @@ from tests.features.builders import at, event, events, inventory, stay
 
 LABELS = LabelSection()
 FLEET = [stay(f"g{i}", f"n{i // 2}", str(i % 2)) for i in range(6)]
-SLOW = settings(deadline=None, max_examples=60)
+SLOW = settings(deadline=None, max_examples=30)
 
 
 def failure(gpu, time, code="79", **more):
@@ -66,3 +68,80 @@ def test_node_incidents_in_one_maintenance_have_a_common_cause_and_none_mixes_wi
     assert (node_incident, common_cause) == ([0, 0, 1, 2], [0, 0, 0, 1])
     edge = failure(0, at(8.9)), failure(1, at(9.1))
     assert groups(*edge, windows[0])[1] == [0, 1]
+
+
+# --- properties -------------------------------------------------------------------------------------------------------
+
+TIMES = st.integers(0, 60).map(lambda step: at(minutes=20 * (step // 3), seconds=20 * (step % 3)))
+STORIES = st.lists(st.tuples(st.integers(0, 5), TIMES, st.sampled_from(["xid", "repair"])), max_size=12)
+
+
+def told(story, *, copies=1):
+    """Events of a story in which each GPU stands for so many that fail together, and the fleet of them."""
+    units = [(gpu, copy) for gpu in range(6) for copy in range(copies)]
+    held = [stay(f"g{gpu}c{copy}", f"n{gpu // 2}", f"{gpu}-{copy}") for gpu, copy in units]
+    rows = [
+        event(time, kind, "79" if kind == "xid" else "", gpu=f"g{gpu}c{copy}", node=f"n{gpu // 2}")
+        for gpu, time, kind in story
+        for copy in range(copies)
+    ]
+    return rows, held
+
+
+def table(rows, held, **more):
+    found = find_incidents(events(*rows), inventory(*held), LABELS, data_end=at(days=90), **more)
+    return oracle.records(found)
+
+
+def plain_groups(members, linked):
+    """Sets of positions that are linked, directly or through others."""
+    groups = [{i} for i in range(len(members))]
+    for i, j in combinations(range(len(members)), 2):
+        if linked(members[i], members[j]):
+            one, two = (next(group for group in groups if k in group) for k in (i, j))
+            if one is not two:
+                groups.remove(two)
+                one |= two
+    return {frozenset(group) for group in groups}
+
+
+def groups_by(numbers):
+    return {frozenset(i for i, n in enumerate(numbers) if n == number) for number in numbers}
+
+
+@SLOW
+@given(STORIES)
+def test_groups_are_those_of_the_plain_reading(story):
+    found = table(*told(story))
+    nodes = [row["node_incident"] for row in found]
+    near = timedelta(minutes=30)
+    assert groups_by(nodes) == plain_groups(
+        found, lambda a, b: a["node"] == b["node"] and abs(a["start"] - b["start"]) <= near
+    )
+    starts = [min(row["start"] for row in found if row["node_incident"] == n) for n in sorted(set(nodes))]
+    causes = [next(row["common_cause"] for row in found if row["node_incident"] == n) for n in sorted(set(nodes))]
+    assert groups_by(causes) == plain_groups(starts, lambda a, b: abs(a - b) <= timedelta(seconds=30))
+    assert starts == sorted(starts)
+    assert all(len({row["common_cause"] for row in found if row["node_incident"] == n}) == 1 for n in nodes)
+
+
+@SLOW
+@given(STORIES, st.randoms(use_true_random=False))
+def test_four_gpus_that_fail_together_are_counted_as_one_and_the_order_of_events_does_not_matter(story, random):
+    one, four = table(*told(story)), table(*told(story, copies=4))
+    assert len(four) == 4 * len(one)
+    for name in ("node_incident", "common_cause"):
+        assert len({row[name] for row in four}) == len({row[name] for row in one})
+    rows, held = told(story)
+    assert table(random.sample(rows, len(rows)), held) == one
+
+
+@SLOW
+@given(STORIES, TIMES)
+def test_what_is_known_to_be_one_node_incident_stays_one(story, r):
+    failures = [(gpu, time, kind) for gpu, time, kind in story if kind == "xid"]
+    rows, held = told(failures)
+    later = {(row["unit"], row["start"]): row["node_incident"] for row in table(rows, held)}
+    for number in {row["node_incident"] for row in table(rows, held, as_of=r)}:
+        members = [row for row in table(rows, held, as_of=r) if row["node_incident"] == number]
+        assert len({later[row["unit"], row["start"]] for row in members}) == 1

@@ -236,6 +236,8 @@ def _value(
     ways: dict[str, _Way] = {
         "nobody acts": (None, "none"),
         "hard rules alone": (scores_of(predictions.assign(risk=0.0)), "none"),
+        # the controller's own thresholds aside: what the precision of alerts above is of
+        "every alert drained": (scores_of(predictions.assign(risk=predictions["alert"].astype(np.float64))), "none"),
         "drains": (scores, "none"),
         "drains, a diagnostic that finds nothing": (scores, "blind"),
         "drains, a diagnostic that finds all": (scores, "perfect"),

@@ -338,7 +338,9 @@ def test_tickets_that_name_no_gpu_of_the_inventory_are_said_beside_no_failures(t
 
 
 def test_commands_quote_their_paths() -> None:
-    for line in commands({"ladder": [{}]}, Path("my out"), "my fleet", [Path("a b.yaml")]):
+    for line in commands(
+        {"predictable": {"answer": "yes"}, "ladder": [{}]}, Path("my out"), "my fleet", [Path("a b.yaml")]
+    ):
         assert not {"my", "out", "fleet", "b.yaml"} & set(shlex.split(line)), line
         assert {"my out/scores", "my out/bundle"} & set(shlex.split(line)), line
 

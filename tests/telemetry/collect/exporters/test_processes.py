@@ -75,7 +75,7 @@ def test_one_round_of_targets_that_all_fail_is_an_error(tmp_path: Path) -> None:
     process = start_collector(tmp_path / "fleet", "127.0.0.1:1", "--once")
     _, err = process.communicate(timeout=90)
     assert process.returncode == 1
-    assert err.splitlines()[-1] == (
+    # A loaded machine may report a timeout in place of the refused connection.
+    assert err.splitlines()[-1].startswith(
         "predrain: error: none of 1 targets could be scraped, such as 127.0.0.1:1: unreachable: "
-        "ConnectError: connection refused (--targets). Check the addresses, and that the exporters run."
     )

@@ -99,6 +99,9 @@ class LabelSection(Section):
     cooldown: Duration = timedelta(hours=24)
     """An incident without a repair, replacement or reset ends this long after its last event."""
 
+    acts_on: Literal["node", "unit"] = "node"
+    """What an alert takes out of service: the ``node`` with all of its GPUs, or the ``unit`` alone, such as a disk."""
+
     node_window: PositiveDuration = timedelta(minutes=30)
     """Incidents of GPUs of one node that each begin at most this long after the one before are one node incident."""
 

@@ -11,6 +11,7 @@ import pandas as pd
 
 from evaluation.metrics.scored import Scored, split_predictions
 from features.matrix.matrix import FeatureMatrix
+from features.matrix.meta import ACTED_ON
 from features.times import instant_ms, instants, milliseconds
 from features.vocabulary import FeatureColumn
 from foundation.durations import Duration
@@ -170,7 +171,7 @@ def _as_scored(
     matrix: FeatureMatrix, positions: Ints, rank: dict[str, Ints], risk: dict[str, Any], alert: dict[str, Any], k: int
 ) -> list[Scored]:
     rows, labels = matrix.rows.iloc[positions], matrix.labels(None).iloc[positions]
-    shared = {name: rows[name].array for name in ("decision_time", "node", "unit")}
+    shared = {name: rows[name].array for name in ("decision_time", "node", "unit", ACTED_ON) if name in rows}
     of_incident = ("incident", "node_incident", "common_cause", "incident_start")
     shared |= {name: labels[name].array for name in ("label", "failure_class", *of_incident)}
     frames = [

@@ -11,6 +11,7 @@ import pandas as pd
 import pyarrow as pa
 
 from evaluation.drift.verdict import Findings
+from features.matrix.meta import ACTED_ON
 from features.times import duration_ms, instants, milliseconds
 from models.calibration.horizons import HorizonMap
 from models.explanation.alert_reasons import AlertReasons
@@ -180,7 +181,7 @@ def predictions_of(
     row: Ints = column("row")
     labels = matrix.labels(None)
     out: dict[str, Any] = {"decision_time": matrix.rows["decision_time"].array[row]}
-    for name in ("node", "gpu", "unit"):
+    for name in [name for name in ("node", "gpu", "unit", ACTED_ON) if name in matrix.rows]:
         out[name] = pd.Categorical(matrix.rows[name])[row]
     fitted = pd.Categorical.from_codes(column("model"), categories=list(names))
     out["model"] = fitted.set_categories(list(categories or names))

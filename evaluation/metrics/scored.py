@@ -21,6 +21,7 @@ from evaluation.metrics.units import UnitFigures
 from features.times import coded
 from foundation.errors import InputError
 from models.rows.ranking import group_starts, position_in_group
+from models.rows.training_set import acted_on
 from policy.episodes import openings
 from policy.incidents import clusters, shared_causes
 
@@ -248,11 +249,12 @@ def split_predictions(
 
 
 def _node_names(predictions: pd.DataFrame) -> tuple[np.ndarray, Ints]:
-    """Give the nodes' names, sorted, and each row's node; a unit without a node is one by itself."""
-    code, names = coded(predictions["node"])
+    """Give the names of what is acted on, sorted, and each row's; a unit without a node is one by itself."""
+    place = acted_on(predictions)
+    code, names = coded(place)
     if (code >= 0).all():
         return np.asarray(names, dtype=object), code
-    own = predictions["node"].astype(object)
+    own = place.astype(object)
     code, names = coded(own.where(own.notna(), predictions["unit"].astype(object)))
     return np.asarray(names, dtype=object), code
 

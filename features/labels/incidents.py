@@ -91,7 +91,7 @@ def find_incidents(
     maintenance = Maintenance.of(facts, stays)
     frame["in_maintenance"] = maintenance.within(whose, begun)
     frame["node_incident"], frame["common_cause"] = number_node_incidents(
-        stays, maintenance, whose, begun, labels.node_window
+        stays, maintenance, whose, begun, labels.node_window, by_unit=labels.acts_on == "unit"
     )
     return frame[list(INCIDENT_COLUMNS)]
 

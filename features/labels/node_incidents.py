@@ -30,7 +30,13 @@ def is_dated_by_day(time: Int64Array) -> BoolArray:
 
 
 def number_node_incidents(
-    stays: Installations, maintenance: Maintenance, unit: Int64Array, start: Int64Array, window: timedelta
+    stays: Installations,
+    maintenance: Maintenance,
+    unit: Int64Array,
+    start: Int64Array,
+    window: timedelta,
+    *,
+    by_unit: bool = False,
 ) -> tuple[Int64Array, Int64Array]:
     """Find the node incident and the common cause of each incident of a unit.
 
@@ -42,11 +48,12 @@ def number_node_incidents(
     in maintenances that do. One that is dated by day begins at no known instant.
 
     ``unit``, ``start``: unit code and start (ms) of each incident, sorted by start.
+    ``by_unit``: each unit stands for itself (``labels.acts_on``).
     Returns: both numbered 0, 1, ... in the order of their first incidents.
     """
     place = stays.node[stays.timeline().last(unit, start)] if len(unit) else np.zeros(0, dtype=object)
     node = pd.factorize(place)[0].astype(np.int64)
-    alone = absent(place) | (place == "")
+    alone = absent(place) | (place == "") | by_unit
     node[alone] = len(place) + unit[alone]
     planned = maintenance.within(unit, start)
     node_incident = _numbered(_chained(2 * node + planned, start, duration_ms(window)))

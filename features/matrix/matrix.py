@@ -25,7 +25,7 @@ import pyarrow as pa
 
 from features.labels.incidents import counted, find_incidents
 from features.labels.labelling import label_rows, unit_positions
-from features.matrix.meta import EVENTS_NAME, INVENTORY_NAME, ROW_COLUMNS, MatrixConfig, MatrixMeta, read_meta
+from features.matrix.meta import ACTED_ON, EVENTS_NAME, INVENTORY_NAME, ROW_COLUMNS, MatrixConfig, MatrixMeta, read_meta
 from features.matrix.part_files import read_file
 from features.matrix.sequences import Sequences, open_sequences
 from features.times import UnitKind, milliseconds
@@ -88,7 +88,8 @@ class FeatureMatrix:
         Columns ``decision_time``, ``node``, ``gpu`` (null where the unit is the node), ``unit`` (names as categories in
         their order), ``augmented`` (True
         for training rows off the decision grid) and ``established_at`` (when the row was first known to exist: the
-        decision time on the grid; a training set as of R takes only rows established by R).
+        decision time on the grid; a training set as of R takes only rows established by R). Where ``labels.acts_on`` is
+        ``unit``, also ``acted_on``, the unit.
         """
         parts = [read_file(self.path / part.file, columns=list(ROW_COLUMNS)) for part in self.meta.parts]
         # each part has codes of its own; as text the names of a large fleet would take a gigabyte
@@ -97,6 +98,8 @@ class FeatureMatrix:
         for name in ("node", "gpu", "unit"):
             named = frame[name].astype("category").cat
             frame[name] = named.reorder_categories(named.categories.sort_values())
+        if self.config.labels.acts_on == "unit":
+            frame[ACTED_ON] = frame["unit"]
         pa.default_memory_pool().release_unused()  # freed pages are many here, and stay with the C library
         return frame
 

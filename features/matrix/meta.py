@@ -29,6 +29,9 @@ EVENTS_NAME, INVENTORY_NAME = "events.parquet", "inventory.parquet"
 ROW_COLUMNS = ("decision_time", "node", "gpu", "unit", "augmented", "established_at")
 """Key columns of the rows."""
 
+ACTED_ON = "acted_on"
+"""Column of rows and predictions with what an action on a row takes out, where that is not its node."""
+
 
 @dataclass(frozen=True, slots=True)
 class MatrixConfig:

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 import pandas as pd
 
+from features.matrix.meta import ACTED_ON
 from features.times import NEVER, coded, milliseconds
 from features.vocabulary import FeatureColumn
 from models.rows.ranking import Bools, Floats, Hashes, Ints, mix, name_hashes, position_in_group, seed_of
@@ -90,9 +91,14 @@ class Rows:
         return np.unique(self.time[~self.augmented])
 
 
+def acted_on(frame: pd.DataFrame) -> pd.Series:
+    """Give what an action on each row takes out: its node, or what :data:`ACTED_ON` names."""
+    return frame[ACTED_ON if ACTED_ON in frame.columns else "node"]
+
+
 def node_codes(frame: pd.DataFrame) -> Ints:
-    """Give codes of the nodes of rows with ``node`` and ``unit``; a unit without a node is one by itself."""
-    node, names = coded(frame["node"])
+    """Give codes of what rows with ``node`` and ``unit`` are acted on; a unit without a node is one by itself."""
+    node, names = coded(acted_on(frame))
     return node if (node >= 0).all() else np.where(node < 0, len(names) + coded(frame["unit"])[0], node)
 
 

@@ -110,7 +110,7 @@ def outcomes_of(
     labels: LabelSection,
     drain_horizon: timedelta = timedelta(0),
 ) -> dict[str, Any]:
-    """Judge the alerts of the last 30 days, by nodes, which is what is drained.
+    """Judge the alerts of the last 30 days, by nodes, which is what is drained, or by units (``labels.acts_on``).
 
     A node is alerted at each decision at which the tier of one of its units is elevated or high, or the model selects
     one. What is listed and counted is an episode, as :mod:`policy.episodes` has it, with the riskiest unit.
@@ -130,11 +130,16 @@ def outcomes_of(
     stays = Installations.of(inventory)
     incidents = find_incidents(events, inventory, labels, data_end=data_end)
     sure = counted(incidents)
+    placed = _at_nodes(happenings_of(events, stays, incidents), stays)
+    if labels.acts_on == "unit":
+        decisions = [(when, horizon, raised.assign(node=raised["unit"])) for when, horizon, raised in decisions]
+        sure = sure.assign(node=sure["unit"])
+        placed = ((unit, happening) for _, unit, happening in happenings_of(events, stays, incidents))
     onsets: dict[str, list[tuple[datetime, str]]] = {}
     for node, start, kind in zip(sure["node"], sure["start"], sure["failure_class"], strict=True):
         onsets.setdefault(str(node), []).append((start.to_pydatetime(), str(kind)))
     happenings: dict[str, list[Happening]] = {}
-    for node, happening in _at_nodes(happenings_of(events, stays, incidents), stays):
+    for node, happening in placed:
         happenings.setdefault(node, []).append(happening)
     judged: list[dict[str, Any]] = []
     for alert, tier, risk in _alerts(decisions, labels.gap, drain_horizon):

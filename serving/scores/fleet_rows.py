@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from features.matrix.grid import decision_rows
 from features.matrix.live_rows import live_plan, live_rows
-from features.matrix.meta import ROW_COLUMNS, MatrixConfig
+from features.matrix.meta import ACTED_ON, ROW_COLUMNS, MatrixConfig
 from features.matrix.sequences import SequencePlan, layout_of, live_windows
 from features.times import duration_ms, instant_ms, instants, milliseconds, text
 from features.windows.blocks import epoch_ms, key_columns, pair_codes
@@ -91,6 +91,8 @@ def fleet_rows(
     frame = live_rows(tables, events, inventory, t, config)
     deque(tables, maxlen=0)  # what features do not read is still to be counted
     keys = frame[list(ROW_COLUMNS)]
+    if config.labels.acts_on == "unit":
+        keys = keys.assign(**{ACTED_ON: keys["unit"]})
     values: Any = frame.drop(columns=list(ROW_COLUMNS)).to_numpy(np.float32)
     if raw is not None:
         values = np.concatenate([values, raw.of(keys["unit"].tolist())], axis=1)

@@ -170,3 +170,13 @@ def test_an_incident_of_two_families_counts_in_each():
     assert measured.row("xgboost", "sliding")["incidents"] == 1
     assert measured.lead_times[["node", "failure_class"]].values.tolist() == [[node, "bus, memory"]]
     assert measured.by_class[["failure_class", "incidents"]].values.tolist() == [["bus", 1], ["memory", 1]]
+
+
+def test_units_that_are_acted_on_alone_count_as_nodes_of_their_own():
+    hosts = fleet(4, MODELS, times=16, units=18, incidents=8, per_node=3)
+    alone = hosts.assign(node=hosts["unit"], node_incident=hosts["incident"])
+    disks = alone.assign(node=hosts["node"], acted_on=hosts["unit"])
+    assert np.array_equal(with_alerts(disks)["alert"], with_alerts(alone)["alert"])
+    one, other = (measures(with_alerts(frame)) for frame in (disks, alone))
+    assert rounded(one[1]) == rounded(other[1])
+    assert rounded(one[1]) != rounded(measures(with_alerts(hosts))[1])

@@ -66,8 +66,8 @@ def test_a_fleet_of_disks_is_learned_with_the_shipped_parameters_alone(tmp_path:
         inventory=tmp_path / "raw" / "inventory.parquet",
     )
     measured = metrics["models"][metrics["profile"]]["sliding"]
-    assert measured["average_precision"] > 1.5 * measured["base_rate"], "of hosts, each with many disks"
-    assert measured["capture"] > 0.05
+    assert measured["average_precision"] > 3 * measured["base_rate"]
+    assert measured["capture"] > 0.15
     channels = {column.channel for column in matrix.columns if column.group == "telemetry"}
     assert {"smart_5_raw", "smart_197_raw"} <= channels
     assert predictions["gpu"].str.startswith("Z").all()

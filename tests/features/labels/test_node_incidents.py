@@ -145,3 +145,9 @@ def test_what_is_known_to_be_one_node_incident_stays_one(story, r):
     for number in {row["node_incident"] for row in table(rows, held, as_of=r)}:
         members = [row for row in table(rows, held, as_of=r) if row["node_incident"] == number]
         assert len({later[row["unit"], row["start"]] for row in members}) == 1
+
+
+def test_units_that_are_acted_on_alone_fail_alone():
+    rows = failure(0, at(0)), failure(1, at(minutes=20)), failure(2, at(days=1))
+    assert groups(*rows)[1] == [0, 0, 1]
+    assert groups(*rows, labels=LabelSection(acts_on="unit"))[1] == [0, 1, 2]

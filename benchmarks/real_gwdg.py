@@ -238,9 +238,8 @@ def _wrapped(text: str) -> str:
 
 
 def _why(predictable: dict[str, Any]) -> str:
-    """Explain the verdict, with the failures that it rests on."""
-    reason = predictable.get("reason") or ""
-    return f" ({predictable['failures']} node failures could be replayed{'; ' + reason if reason else ''})"
+    """Explain the verdict by its reason, or by the failures that it rests on."""
+    return f" ({predictable.get('reason') or str(predictable['failures']) + ' node failures were replayed'})"
 
 
 def of_incidents(data: Path, work: Path, tickets: pd.DataFrame, replicates: int) -> tuple[list[str], float]:

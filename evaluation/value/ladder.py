@@ -6,12 +6,14 @@ for a choice comes from failures that the choice did not see.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import cached_property
 from itertools import compress, product
 from operator import itemgetter
+from statistics import NormalDist
 from typing import Any, Final
 
 import numpy as np
@@ -44,6 +46,9 @@ SHARES: Final = (0.25, 0.5, 1.0)
 
 LIFTS: Final = (1.0, 2.0, 5.0)
 """Least risks of a probed node, as multiples of the fleet's mean, for which probes without a base rate are shown."""
+
+CONFIDENCE: Final = 0.9
+"""One-sided confidence of the bound by which rungs are chosen, that of the rollout stages."""
 
 _NEVER: Final = timedelta(days=36_500)
 
@@ -207,27 +212,37 @@ class LadderReplay:
 def choose_ladder(nets: Mapping[Ladder, Floats], *, replicates: int, seed: int) -> tuple[Ladder, dict[str, float]]:
     """Choose the rungs that pay together; none where that is not sure.
 
+    A choice goes by the lower bound of the net over nodes, so that a rung which adds chance alone is left out.
+
     ``nets``: net GPU-hours by half and node, shape (loads, 2, nodes).
-    Returns: the ladder of highest net among those whose interval lies above 0; and the net that the highest one in one
-    half of the time has in the other half, each way round.
+    Returns: the best ladder among those whose interval lies above 0; and the net that the best one in one half of the
+    time has in the other half, each way round.
     """
 
-    def best(part: Callable[[Floats], Floats]) -> Ladder:
-        total = {ladder: float(part(net).sum(axis=1).mean()) for ladder, net in nets.items()}
-        return max((ladder for ladder in nets if total[ladder] > 0), key=lambda ladder: total[ladder], default=())
+    def surest(ladders: Iterable[Ladder], part: Callable[[Floats], Floats]) -> Ladder:
+        lower = {ladder: _lower_bound(part(nets[ladder])) for ladder in ladders}
+        return max((ladder for ladder in lower if lower[ladder] > 0), key=lambda ladder: lower[ladder], default=())
 
     nothing: tuple[Ladder, dict[str, float]] = (), dict.fromkeys(("value", "low", "high"), 0.0)
-    counted = {ladder: net_interval(net.sum(axis=1), replicates=replicates, seed=seed) for ladder, net in nets.items()}
-    sure = {ladder: total for ladder, (total, bounds) in counted.items() if bounds.low > 0}
-    if not sure:
+    bounds_of = {
+        ladder: net_interval(net.sum(axis=1), replicates=replicates, seed=seed)[1] for ladder, net in nets.items()
+    }
+    whole = surest([ladder for ladder, bounds in bounds_of.items() if bounds.low > 0], lambda net: net.sum(axis=1))
+    if not whole:
         return nothing
-    whole = max(sure, key=lambda ladder: sure[ladder])
     crossed = np.zeros_like(nets[whole][:, 0])
     for half in (0, 1):
-        other = best(itemgetter((slice(None), 1 - half)))
+        other = surest(nets, itemgetter((slice(None), 1 - half)))
         crossed += nets[other][:, half] if other else 0.0
     value, bounds = net_interval(crossed, replicates=replicates, seed=seed)
     return (whole, {"value": value, "low": bounds.low, "high": bounds.high}) if bounds.low > 0 else nothing
+
+
+def _lower_bound(net: Floats) -> float:
+    """Return a lower bound of the sum over nodes, normal; ``net``: shape (loads, nodes)."""
+    by_node = net.mean(axis=0)
+    error = by_node.std(ddof=min(1, len(by_node) - 1)) * math.sqrt(len(by_node))
+    return float(by_node.sum() - NormalDist().inv_cdf(CONFIDENCE) * error)
 
 
 def _ladders(rungs: Collection[Rung]) -> Iterator[Ladder]:

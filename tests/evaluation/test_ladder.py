@@ -34,6 +34,14 @@ def test_what_paid_in_one_half_only_is_not_credited_with_that_half():
     assert net["value"] == 40 * (4 - 3)
 
 
+def test_a_rung_that_adds_chance_alone_is_left_out():
+    luck = np.zeros((1, 2, 40))
+    luck[0, 0, 7], luck[0, 1, 7] = 90, -400  # one node's luck in the first half
+    chosen, net = choose_ladder({("probe",): steady(4, 4), ("probe", "swap"): steady(4, 4) + luck}, **RUNS)
+    assert chosen == ("probe",)
+    assert net["value"] == 40 * (4 + 4)
+
+
 def test_without_a_ladder_nothing_is_recommended():
     assert choose_ladder({}, **RUNS)[0] == ()
 

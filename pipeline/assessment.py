@@ -356,8 +356,8 @@ class _Acting:
 
 
 def _policy_row(name: str, outcome: Outcome, nobody: Outcome, seed: int) -> dict[str, Any]:
-    net, bounds = net_interval(net_of(nobody, outcome).sum(axis=1), replicates=REPLICATES, seed=seed)
-    lost = float(outcome.hit.sum(axis=(1, 2)).mean())
+    net, bounds = net_interval(net_of(nobody, outcome), replicates=REPLICATES, seed=seed)
+    lost = float(outcome.hit.sum(axis=1).mean())
     return {
         "policy": name,
         "drains": outcome.drains,
@@ -365,9 +365,9 @@ def _policy_row(name: str, outcome: Outcome, nobody: Outcome, seed: int) -> dict
         "right": outcome.right,
         "caught": outcome.caught,
         "lost": lost,
-        "saved": float(nobody.hit.sum(axis=(1, 2)).mean()) - lost,
-        "repairs": float(outcome.repaired.sum(axis=(1, 2)).mean()),
-        "spent": float((outcome.spent + outcome.idle).sum(axis=(1, 2)).mean()),
+        "saved": float(nobody.hit.sum(axis=1).mean()) - lost,
+        "repairs": float(outcome.repaired.sum(axis=1).mean()),
+        "spent": float((outcome.spent + outcome.idle).sum(axis=1).mean()),
         "net": net,
         "net_low": bounds.low,
         "net_high": bounds.high,

@@ -211,8 +211,8 @@ def recommendation(content: dict[str, Any]) -> list[str]:
     lines = [f"Recommended: {', '.join(chosen)} ({join([RUNGS[rung] for rung in chosen])})."]
     if len(chosen) > 1:
         lines.append(
-            f"Net {net['value']:,.0f} GPU-hours ({net['low']:,.0f} to {net['high']:,.0f}): each half of the time is "
-            "evaluated with the actions that paid in the other half."
+            f"Net {net['value']:,.0f} GPU-hours ({net['low']:,.0f} to {net['high']:,.0f}): each fifth of the nodes is "
+            "evaluated with the actions that paid on the others."
         )
     elif content["ladder"]:
         lines.append("No other action is sure to pay here.")

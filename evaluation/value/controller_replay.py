@@ -97,11 +97,6 @@ class Fleet:
         )  # fmt: skip
 
     @property
-    def middle(self) -> int:
-        """The time that parts it into a half in which an action is chosen, and one in which it is evaluated."""
-        return (self.begin + self.end) // 2
-
-    @property
     def names(self) -> pd.Index:
         """The nodes' names."""
         return pd.Index([node.name for node in self.nodes])

@@ -38,8 +38,7 @@ class Outcome:
     that a failure followed in time.
     ``precision_low``: lower bound of the share that is right; marks of one node share their fate.
     ``caught``: failures that a mark came before, early enough.
-    ``hit``: GPU-hours lost in jobs that failures hit, restarts included; shape (loads, 2, nodes), for the halves of
-    the time (:attr:`Fleet.middle`).
+    ``hit``: GPU-hours lost in jobs that failures hit, restarts included; shape (loads, nodes).
     ``hits``, ``moved``: jobs that failures hit, by their share of the node, and jobs that were moved; means over loads.
     ``spent``: GPU-hours of checkpoints (or lost work), restarts of moved jobs, and probes; ``idle``: of sound nodes
     kept out; ``repaired``: that planned repairs are shorter than unplanned ones; all likewise.
@@ -110,17 +109,16 @@ def count_outcome(
 def _counted(
     fleet: Fleet, jobs: Placements, hard: Marks, costs: CostBenefitConfig, extras: Extras, *, soft: bool
 ) -> tuple[float, float, Floats, Floats, Floats, Floats]:
-    """Count jobs hit and moved, and by half and node the GPU-hours lost, spent, idle and saved in repairs."""
+    """Count jobs hit and moved, and by node the GPU-hours lost, spent, idle and saved in repairs."""
     marks = hard if not len(extras.probes.node) else hard.joined(extras.probes.repairs(fleet))
     again = jobs.again(costs)
     bounds, size = np.searchsorted(jobs.node, np.arange(len(fleet.nodes) + 1)), jobs.size
-    hits, moved, (hit, spent, idle, repaired) = 0.0, 0.0, np.zeros((4, 2, len(fleet.nodes)))
+    hits, moved, (hit, spent, idle, repaired) = 0.0, 0.0, np.zeros((4, len(fleet.nodes)))
     shorter = (costs.unplanned_repair - costs.planned_repair) / timedelta(hours=1)
-    when, hours = extras.probes.spent(fleet, jobs, extras.config)
-    np.add.at(spent, ((when >= fleet.middle).astype(np.int64), extras.probes.node), hours)
-    for job, at, cost in zip(*(getattr(extras.checkpoints, name) for name in ("job", "at", "hours")), strict=True):
+    np.add.at(spent, extras.probes.node, extras.probes.spent(fleet, jobs, extras.config))
+    for job, cost in zip(extras.checkpoints.job, extras.checkpoints.hours, strict=True):
         where = jobs.node[int(np.argmax(jobs.job == job))]  # of a gang, its first node
-        spent[int(at >= fleet.middle), where] += cost
+        spent[where] += cost
     left: list[Ints] = []  # of each mark: when the jobs of its node are off it
     off = np.full(len(size), NEVER)
     free = _free(fleet, jobs, marks) if soft else None
@@ -129,8 +127,8 @@ def _counted(
         zip(marks.node, marks.at, marks.until, marks.drained, strict=True)
     ):
         mine = np.arange(bounds[node], bounds[node + 1])
-        half, out = int(at >= fleet.middle), marks.found[mark] < NEVER
-        repaired[half, node] += fleet.gpus[node] * shorter * out
+        out = marks.found[mark] < NEVER
+        repaired[node] += fleet.gpus[node] * shorter * out
         begun = mine[(jobs.start[mine] > at) & (jobs.start[mine] <= until)]
         if free is not None and not out:
             begun = begun[jobs.gpus[begun] <= free(jobs.start[begun])]
@@ -139,15 +137,13 @@ def _counted(
             gone, left_by = evicted(fleet, jobs, int(node), int(drained), off, costs.checkpoint)
             rework = gone - duration_ms(LEAVE) - drained if jobs.on_request else jobs.unsaved(left_by, int(drained))
             off[left_by], moved = gone, moved + len(left_by)
-            spent[half, node] += float((size[left_by] * (again[left_by] + rework)).sum()) / HOUR_MS
+            spent[node] += float((size[left_by] * (again[left_by] + rework)).sum()) / HOUR_MS
         left.append(off[mine].copy())
         off[mine] = NEVER
         stays = np.minimum(jobs.end[mine], left[mark])
         for since, ends in [] if soft else _sound(fleet, int(node), int(at), int(over[mark])):
             busy = np.clip(stays, since, ends) - np.clip(jobs.start[mine], since, ends)
-            idle[half, node] += (
-                max(float(fleet.gpus[node] * (ends - since)) - float(jobs.gpus[mine] @ busy), 0) / HOUR_MS
-            )
+            idle[node] += max(float(fleet.gpus[node] * (ends - since)) - float(jobs.gpus[mine] @ busy), 0) / HOUR_MS
     back = np.full(len(fleet.nodes), fleet.begin)
     for node, at, unit, until in zip(fleet.failed, fleet.at, fleet.unit, fleet.until, strict=True):
         was_down = at < back[node]  # then nothing ran there
@@ -164,7 +160,7 @@ def _counted(
         if len(extras.checkpoints.job):
             asked = [extras.checkpoints.unsaved(int(job), int(at)) for job in jobs.job[met]]
             unsaved = np.minimum(unsaved, np.array(asked, dtype=np.int64))
-        hit[int(at >= fleet.middle), node] += float((share * size[met] * (unsaved + again[met])).sum()) / HOUR_MS
+        hit[node] += float((share * size[met] * (unsaved + again[met])).sum()) / HOUR_MS
     return hits, moved, hit, spent, idle, repaired
 
 
@@ -193,7 +189,7 @@ def _sound(fleet: Fleet, node: int, begin: int, end: int) -> list[tuple[int, int
 
 
 def net_of(nobody: Outcome, acted: Outcome) -> Floats:
-    """Return the GPU-hours that a policy saves, net of what it spends; shape (loads, 2, nodes)."""
+    """Return the GPU-hours that a policy saves, net of what it spends; shape (loads, nodes)."""
     return np.asarray(nobody.hit - acted.hit - acted.spent - acted.idle + acted.repaired)
 
 

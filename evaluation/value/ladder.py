@@ -1,23 +1,24 @@
 """The ladder of actions in a fleet's past: what each rung would have saved, and which rungs together pay.
 
-Rungs are chosen in one half of the time and evaluated in the other, each way round, so that the net that is reported
-for a choice comes from failures that the choice did not see.
+Rungs are chosen on some nodes and evaluated on the others (cross-fitting), so that the net that is reported for a
+choice comes from failures that the choice did not see. Nodes are parted and not times: a fleet's failures rise and fall
+with time, and nodes are what is independent.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import cached_property
 from itertools import compress, product
-from operator import itemgetter
 from statistics import NormalDist
 from typing import Any, Final
 
 import numpy as np
 
+from evaluation.metrics.bootstrap import Interval
 from evaluation.value.controller_replay import Controlled, Fleet
 from evaluation.value.gpu_hours import Extras, Outcome, count_outcome, mean_prices, net_interval, net_of
 from evaluation.value.load import Placements
@@ -49,6 +50,9 @@ LIFTS: Final = (1.0, 2.0, 5.0)
 
 CONFIDENCE: Final = 0.9
 """One-sided confidence of the bound by which rungs are chosen, that of the rollout stages."""
+
+PARTS: Final = 5
+"""Parts of the nodes, on each of which the choice of the others is evaluated."""
 
 _NEVER: Final = timedelta(days=36_500)
 
@@ -169,8 +173,8 @@ class LadderReplay:
 
     def _row(self, rung: Rung, outcome: Outcome, acted: Outcome) -> dict[str, Any]:
         """Return the row of a rung; ``acted``: whose actions are counted."""
-        net, bounds = net_interval(net_of(self.nobody, outcome).sum(axis=1), replicates=self.replicates, seed=self.seed)
-        spent = float((outcome.spent + outcome.idle).sum(axis=(1, 2)).mean())
+        net, bounds = net_interval(net_of(self.nobody, outcome), replicates=self.replicates, seed=self.seed)
+        spent = float((outcome.spent + outcome.idle).sum(axis=1).mean())
         return {
             "rung": rung,
             "actions": acted.drains,
@@ -202,7 +206,7 @@ class LadderReplay:
             for jobs in self.loads
         ]
         outcome = count_outcome(self.fleet, self.loads, NOBODY, self.costs, reach=self.reach, extras=extras)
-        net, bounds = net_interval(net_of(self.nobody, outcome).sum(axis=1), replicates=self.replicates, seed=self.seed)
+        net, bounds = net_interval(net_of(self.nobody, outcome), replicates=self.replicates, seed=self.seed)
         return {
             "guided": guided, "min_lift": lift, "share_found": share, "probes": outcome.drains,
             "found": outcome.right, "net": net, "net_low": bounds.low, "net_high": bounds.high,
@@ -214,27 +218,30 @@ def choose_ladder(nets: Mapping[Ladder, Floats], *, replicates: int, seed: int) 
 
     A choice goes by the lower bound of the net over nodes, so that a rung which adds chance alone is left out.
 
-    ``nets``: net GPU-hours by half and node, shape (loads, 2, nodes).
-    Returns: the best ladder among those whose interval lies above 0; and the net that the best one in one half of the
-    time has in the other half, each way round.
+    ``nets``: net GPU-hours by node, shape (loads, nodes).
+    Returns: the best ladder among those whose interval lies above 0; and the net on each of :data:`PARTS` parts of the
+    nodes of the ladder that is best on the other parts.
     """
 
-    def surest(ladders: Iterable[Ladder], part: Callable[[Floats], Floats]) -> Ladder:
-        lower = {ladder: _lower_bound(part(nets[ladder])) for ladder in ladders}
+    def surest(ladders: Iterable[Ladder], nodes: Bools) -> Ladder:
+        lower = {ladder: _lower_bound(nets[ladder][:, nodes]) for ladder in ladders}
         return max((ladder for ladder in lower if lower[ladder] > 0), key=lambda ladder: lower[ladder], default=())
 
+    def bounds_of(net: Floats) -> tuple[float, Interval]:
+        return net_interval(net, replicates=replicates, seed=seed)
+
     nothing: tuple[Ladder, dict[str, float]] = (), dict.fromkeys(("value", "low", "high"), 0.0)
-    bounds_of = {
-        ladder: net_interval(net.sum(axis=1), replicates=replicates, seed=seed)[1] for ladder, net in nets.items()
-    }
-    whole = surest([ladder for ladder, bounds in bounds_of.items() if bounds.low > 0], lambda net: net.sum(axis=1))
-    if not whole:
+    sure = [ladder for ladder, net in nets.items() if bounds_of(net)[1].low > 0]
+    if not sure:
         return nothing
-    crossed = np.zeros_like(nets[whole][:, 0])
-    for half in (0, 1):
-        other = surest(nets, itemgetter((slice(None), 1 - half)))
-        crossed += nets[other][:, half] if other else 0.0
-    value, bounds = net_interval(crossed, replicates=replicates, seed=seed)
+    crossed = np.zeros_like(nets[sure[0]])
+    part = np.random.default_rng(seed).permutation(crossed.shape[1]) % PARTS
+    whole = surest(sure, part >= 0)
+    for number in range(PARTS):
+        chosen = surest(nets, part != number)
+        if chosen:
+            crossed[:, part == number] = nets[chosen][:, part == number]
+    value, bounds = bounds_of(crossed)
     return (whole, {"value": value, "low": bounds.low, "high": bounds.high}) if bounds.low > 0 else nothing
 
 

@@ -44,15 +44,15 @@ class Probes:
         ends = self.end[hit]
         return np.column_stack([self.node[hit], ends, over, ends, ends]).tolist()
 
-    def spent(self, fleet: Fleet, jobs: Placements, config: ProbeConfig) -> tuple[Ints, Floats]:
-        """Return when each cost something, and how many GPU-hours: energy and wear, and the jobs that it delayed."""
+    def spent(self, fleet: Fleet, jobs: Placements, config: ProbeConfig) -> Floats:
+        """Return the GPU-hours that each costs: energy and wear, and the jobs that it delayed."""
         hours = fleet.gpus[self.node] * (self.end - self.begin) / HOUR_MS * config.idle_cost
         delay = config.preemption / timedelta(hours=1)
         for probe in np.flatnonzero(self.preempted):
             mine = slice(*np.searchsorted(jobs.node, (self.node[probe], self.node[probe] + 1)))
             starts = jobs.start[mine] == self.end[probe]
             hours[probe] += float(jobs.size[mine][starts].sum()) * delay
-        return self.begin, hours
+        return hours
 
 
 _NONE: Final = np.array([], dtype=np.int64)

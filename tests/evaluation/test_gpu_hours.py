@@ -275,7 +275,7 @@ def test_the_same_fleet_under_another_job_seed_saves_what_the_interval_allows():
         loads = [generated_load(large.gpus, 0, 1100 * H, 10 * seed + number, HOUR) for number in range(5)]
         costs = changed(COSTS, planned_repair=COSTS.unplanned_repair)  # of jobs alone
         nobody, outcome = (count_outcome(large, loads, act, costs, reach=72 * HOUR) for act in (NOBODY, marks))
-        intervals.append(net_interval(net_of(nobody, outcome).sum(axis=1), replicates=400, seed=1))
+        intervals.append(net_interval(net_of(nobody, outcome), replicates=400, seed=1))
     (one, first), (two, second) = intervals
     assert first.low <= two <= first.high
     assert second.low <= one <= second.high

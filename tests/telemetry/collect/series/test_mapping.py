@@ -26,9 +26,7 @@ def test_given_labels_replace_and_others_keep_their_defaults(tmp_path: Path) -> 
 
 
 def test_refusals_say_what_where_and_what_to_do(tmp_path: Path) -> None:
-    assert refusal(tmp_path, "metric: {}") == (
-        "mapping: Extra inputs are not permitted (value {}) (/m.yaml, metric). Did you mean 'metrics'?"
-    )
+    assert refusal(tmp_path, "metric: {}").endswith("(/m.yaml, metric). Did you mean 'metrics'?")
     assert refusal(tmp_path, "node: {drop_ports: true}").endswith(
         "(/m.yaml, node.drop_ports). Did you mean 'drop_port'?"
     )

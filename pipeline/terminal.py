@@ -38,7 +38,7 @@ def print_summary(backtest: Path) -> None:
     fleet = "simulated fleet" if context.simulated is not None else "fleet"
     shown = Table(
         title=f"Replay of the {fleet}, at most {evaluation.k} alert{'s' if evaluation.k > 1 else ''} per "
-        f"{context.budget_period} (95 % intervals by {context.unit_word})",
+        f"{context.budget_period} (95 % intervals by node)",
         title_justify="left",
     )
     for at in _SHOWN:

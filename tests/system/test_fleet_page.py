@@ -178,12 +178,14 @@ def test_a_person_finds_the_riskiest_gpu_reads_why_and_follows_to_the_ledger(wat
     assert names(tab) == [site.risky.node]
     assert tab.locator("[data-map] a").count() == 1
     tab.get_by_role("link", name="Show all").click()
+    tab.wait_for_url(lambda url: "q=" not in url)
 
     # filter: a choice is taken at once
     tab.get_by_role("checkbox", name="elevated").check(force=True)
     tab.wait_for_url("**tier=elevated*")
     assert len(names(tab)) == 1
     tab.get_by_role("link", name="Show all").click()
+    tab.wait_for_url(lambda url: "tier=" not in url)
     rack = tab.locator("select[name=rack] option").nth(1).inner_text()
     tab.get_by_label("Rack").select_option(rack)
     tab.wait_for_url(f"**rack={rack}*")

@@ -187,7 +187,7 @@ def passed(pod: dict[str, Any]) -> str | None:
     """What our own diagnostic says when it passed."""
     if "predrain.io/diagnostic" not in pod["metadata"].get("labels", {}):
         return None
-    variables = {variable["name"]: variable["value"] for variable in pod["spec"]["containers"][0]["env"]}
+    variables = {variable["name"]: variable.get("value", "") for variable in pod["spec"]["containers"][0]["env"]}
     return json.dumps({"result": "passed", "node": variables["PREDRAIN_NODE"], "key": variables["PREDRAIN_KEY"]})
 
 

@@ -137,7 +137,11 @@ def load_evaluation(out: Path) -> tuple[Evaluation, ReportContext]:
         ) from None
     measured: dict[str, Any] = content["evaluation"]
     if "nodes" not in measured:
-        raise InputError("a backtest of an older version, counted by GPU", str(out), "Run `predrain backtest` again.")
+        raise InputError(
+            "the backtest was written by an older version, which counted GPUs",
+            str(out),
+            "Run `predrain backtest` again.",
+        )
     if measured["oracle_coverage"] is None:
         measured["oracle_coverage"] = math.nan
     for name in ("first_time", "last_time"):

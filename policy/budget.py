@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from itertools import chain
@@ -183,6 +183,19 @@ class Grant:
     refused: Mapping[str, str]
     starts: tuple[Start, ...]
     uses: tuple[Use, ...]
+
+
+def known_starts(nodes: Iterable[NodeView], starts: Sequence[Start], now: datetime) -> list[Start]:
+    """Return the starts on record, and those that only the taints on the nodes show, because the state was lost."""
+    known = {start.node for start in starts}
+    return [
+        *starts,
+        *(
+            Start(node.name, since, since, node.scopes)
+            for node in nodes
+            if (since := node.marks.hard_since) is not None and since <= now and node.name not in known
+        ),
+    ]
 
 
 def grant(

@@ -10,7 +10,7 @@ from itertools import pairwise
 from operator import attrgetter
 
 from policy.breaker import BreakerState, ObservedNode, watch
-from policy.budget import Ask, Start, grant
+from policy.budget import Ask, grant, known_starts
 from policy.common_cause import RISK, Report
 from policy.config import PolicyConfig
 from policy.cost_benefit import Worth, hours_of, worth_of
@@ -234,7 +234,7 @@ def decide(
     granted = grant(
         nodes,
         [Ask(case.node.name, case.precedence, case.assessment.state.episode or now) for case in cases if case.asks],
-        _starts(nodes, state, now),
+        known_starts(nodes, state.starts, now),
         config.budget,
         now,
         {name for name, known in state.nodes.items() if known.released_at == now},
@@ -348,17 +348,6 @@ def _needed(cases: list[Case], config: PolicyConfig, now: datetime) -> Mapping[S
     nodes = [(len(case.node.units), hours_of(case.node.jobs, costs, now)) for case in cases]
     rung: Rung = "drain" if "drain" in config.rungs else "swap"
     return {"soft": soft, "hard": pooled_break_even(rung, nodes, costs, _PROBES)}
-
-
-def _starts(nodes: list[NodeView], state: PolicyState, now: datetime) -> list[Start]:
-    # What stands on the nodes speaks where the state was lost.
-    known = {start.node for start in state.starts}
-    starts = list(state.starts)
-    for node in nodes:
-        since = node.marks.hard_since
-        if since is not None and since <= now and node.name not in known:
-            starts.append(Start(node.name, since, since, node.scopes))
-    return starts
 
 
 def _actions(case: Case, config: PolicyConfig, now: datetime) -> list[Action]:

@@ -35,7 +35,7 @@ def clusters(node: Ints, cause: Ints, shared: Ints, nodes: int) -> Ints:
 
 
 def caught_causes(cause: Ints, caught: Bools) -> tuple[Ints, Bools]:
-    """Count node incidents by their cause: it is caught if at least half of its incidents are.
+    """Group node incidents by common cause. A cause is caught if at least half of its incidents are.
 
     A cause that hits many nodes would else be caught by nearly any alert.
 

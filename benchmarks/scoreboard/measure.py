@@ -21,7 +21,7 @@ from evaluation.metrics.oracle import ORACLE, oracle_predictions
 from evaluation.metrics.scored import Scored, split_predictions
 
 Sums = Mapping[str, Floats]
-"""Counts by name, each on the nodes as they are and then on each resample; shape (1 + replicates,).
+"""Counts by name: first on the fleet as it is, then on each resample; shape (1 + replicates,).
 
 ``hits``, ``alerts``: positive and labelled rows among the K riskiest of each decision time. ``right``, ``drains``:
 episodes that the model's alerts open, of known outcome. ``risk``, ``positives``, ``known``: sums over labelled GPUs.

@@ -201,7 +201,7 @@ def group_table(estimate: Estimate, group: np.ndarray, name: str, names: np.ndar
 
 
 def _ratios(scored: Scored, incidents: pd.DataFrame, weights: Floats) -> tuple[dict[str, Floats], dict[str, Floats]]:
-    """Shares on each resample, and what stands in their denominators, by cluster."""
+    """Return each ratio on every resample, and its denominator by cluster."""
     top = scored.top(scored.shared.budget)
     cluster, n = scored.rows.incidents.cluster, scored.shared.n_clusters
     alert, positive = scored.alert, scored.positive

@@ -1,4 +1,4 @@
-"""Incidents as a model met them: caught or not, how early, and whether the node stood near the top before."""
+"""Per-incident outcome of a model: caught or missed, lead time, and whether the node ranked in the top 5 %."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Figures by unit: detail beside those of nodes, and the calibration of risks, which speak of units."""
+"""Detail by unit: precision, recall and the calibration of risks, which are predicted for units."""
 
 from __future__ import annotations
 

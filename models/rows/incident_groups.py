@@ -12,27 +12,22 @@ from models.rows.ranking import Ints
 
 @dataclass(frozen=True, slots=True)
 class IncidentGroups:
-    """Node incident, common cause and node by incident, for incidents numbered as of one time; shape (n_incidents,).
+    """Node incident and common cause by incident, for incidents numbered as of one time; shape (n_incidents,).
 
-    ``node``: number of the incident's node among the sorted names of nodes; -1: the incident names none.
     An entry that is no incident is -1 everywhere.
     """
 
     node_incident: Ints
     common_cause: Ints
-    node: Ints
 
     @classmethod
     def of(cls, incidents: pd.DataFrame) -> IncidentGroups:
         """Read what :meth:`Matrix.incidents` gives for the same time as the labels."""
         number = incidents["incident"].to_numpy(dtype=np.int64)
-        node = pd.factorize(incidents["node"], sort=True)[0]
 
         def table(values: np.ndarray) -> Ints:
             out = np.full(int(number.max(initial=-1)) + 2, -1, dtype=np.int64)  # incident -1 reads the last entry
             out[number] = values
             return out
 
-        return cls(
-            table(incidents["node_incident"].to_numpy()), table(incidents["common_cause"].to_numpy()), table(node)
-        )
+        return cls(table(incidents["node_incident"].to_numpy()), table(incidents["common_cause"].to_numpy()))

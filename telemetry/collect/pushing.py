@@ -37,7 +37,7 @@ MAX_SKIPPED: Final = 3
 """Server errors in one round after which the server is taken to be down."""
 
 REFUSED_FILES: Final = 1000
-"""Rejected files are kept for a look up to this number; beyond it the oldest go."""
+"""Maximum number of rejected files that are retained; the oldest are deleted first."""
 
 PATH: Final = "/v1/telemetry"
 CONTENT_TYPE: Final = "application/vnd.apache.arrow.stream"

@@ -191,7 +191,7 @@ class RemoteWriteDecoder:
         return Samples(book, np.array(index, np.int32)[keep], times[keep], numbers[keep], +dropped)
 
     def _observe(self, request: Any, digests: list[bytes]) -> dict[int, tuple[dict[str, str], bool]]:
-        """Let the new series of a request decide together which label names the node.
+        """Choose the label that names the node from all new series of a request.
 
         Returns: their labels by their place in the request: two divisions of the same bytes have one digest.
         """

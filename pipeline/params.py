@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Final, Literal, Self, get_args
+from typing import Any, Literal, Self, get_args
 
 import yaml
 from pydantic import BaseModel, Field, ValidationError, model_validator
@@ -127,13 +127,6 @@ def load_params(paths: Iterable[Path]) -> Params:
     merged: dict[str, Any] = {}
     for _, content in origin:
         merged = overlaid(merged, content)
-    gone = list(removed_in(merged))
-    if len(gone) == 1:
-        where, what, hint = gone[0]
-        raise InputError(what, f"{_origin_of(where, origin)}, parameter {'.'.join(where)}", hint)
-    if gone:
-        listed = "".join(f"\n  {_origin_of(where, origin)}: {what}. {hint}" for where, what, hint in gone)
-        raise InputError(f"{len(gone)} parameters were removed or renamed", "--params", f"Change them:{listed}")
     try:
         params = Params.model_validate(merged)
     except ValidationError as error:
@@ -183,7 +176,7 @@ def _origin_of(loc: tuple[str, ...], origin: Origin) -> str:
     """Name the last file that gives a parameter, or what it lies in."""
     for end in range(len(loc), 0, -1):
         for path, content in reversed(origin):
-            if holds(content, loc[:end]):
+            if _holds(content, loc[:end]):
                 return str(path)
     return "parameters"
 
@@ -279,85 +272,9 @@ def name_some(differences: Sequence[str]) -> str:
     return "; ".join(differences[:_NAMED]) + (f"; and {more} more" if more > 0 else "")
 
 
-_CALENDAR: Final = "Leave it out: models are refitted every training.refit_every, and the report says what drifted."
-_SETTINGS: Final = "Leave it out, and give a learner's settings in models.settings."
-_COST: Final = "Leave it out: bundles are compared by what they predict."
-_CHOICE: Final = "Leave it out: training.candidate_windows are compared by one small LightGBM model on one tail."
-
-REMOVED: Final[dict[str, str]] = {
-    "training.refit_on": _CALENDAR,
-    "training.refit_at_most": _CALENDAR,
-    "training.hard_negatives": "Leave it out: negatives are drawn at the times of the positives.",
-    "training.margin": "Leave it out, and widen labels.horizon if failures are dated late.",
-    "training.search": _SETTINGS,
-    "training.judge": _CHOICE,
-    "telemetry.late": "Leave it out: samples are taken however late they come.",
-    "promotion.size_factor": _COST,
-    "promotion.size_limit_mb": _COST,
-    "promotion.latency_factor": _COST,
-    "promotion.latency_limit_seconds": _COST,
-    "training.bins": "Leave it out: every fit finds its own bin edges.",
-}
-"""What to do instead, by the dotted name of a parameter."""
-
-RENAMED: Final[dict[str, str]] = {
-    "labels.coalesce": "labels.merge_window",
-    "labels.quiet": "labels.cooldown",
-    "training.span": "training.window",
-    "training.spans": "training.candidate_windows",
-    "models.promises": "models.precision_targets",
-    "models.promises.targets": "models.precision_targets.values",
-    "models.precision_targets.targets": "models.precision_targets.values",
-    "policy.tiers": "policy.thresholds",
-    "serving.least_completeness": "serving.min_completeness",
-    "serving.explained": "serving.max_explained",
-    "serving.reasons": "serving.max_reasons",
-}
-"""New names of parameters, by the old ones."""
-
-_OBJECTIVE: Final = "Name lightgbm or xgboost: no other objective was measured to be better."
-
-REMOVED_LEARNERS: Final[dict[str, str]] = dict.fromkeys(
-    ("lightgbm_focal", "lightgbm_rank", "xgboost_rank", "lightgbm_hazard", "xgboost_hazard"), _OBJECTIVE
-)
-"""What to do instead, by the name of a learner; in any value or key under ``models``."""
-
-
-def removed_in(params: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], str, str]]:
-    """Find what was removed or renamed.
-
-    ``params``: merged parameters, not validated.
-    """
-    for name, hint in REMOVED.items():
-        path = tuple(name.split("."))
-        if holds(params, path):
-            yield path, f"the parameter {name} was removed", hint
-    for name, new in RENAMED.items():
-        path = tuple(name.split("."))
-        if holds(params, path):
-            yield path, f"the parameter {name} is now {new}", f"Write {new}."
-    for path, value in _leaves(params.get("models"), ("models",)):
-        if value in REMOVED_LEARNERS:
-            yield path, f"the learner {value} was removed", REMOVED_LEARNERS[value]
-
-
-def holds(params: Any, path: tuple[str, ...]) -> bool:
-    """Tell whether parameters have a value at a path of keys."""
+def _holds(params: Any, path: tuple[str, ...]) -> bool:
     for key in path:
         if not isinstance(params, Mapping) or key not in params:
             return False
         params = params[key]
     return True
-
-
-def _leaves(value: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Give every string under a value, keys included, with the path of the mapping entry that holds it."""
-    if isinstance(value, str):
-        yield path, value
-    elif isinstance(value, Mapping):
-        for key, inner in value.items():
-            yield (*path, str(key)), str(key)
-            yield from _leaves(inner, (*path, str(key)))
-    elif isinstance(value, list | tuple):
-        for inner in value:
-            yield from _leaves(inner, path)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,20 +14,14 @@ from predrain.console import FAILED, print_json, progress
 from predrain.import_files import tables_of
 from predrain.options import (
     DATASET_HELP,
-    BasicAuthOption,
-    BearerTokenOption,
-    CaFileOption,
-    ClientCertOption,
-    ClientKeyOption,
-    HeaderOption,
+    ConnectionOptions,
     JsonOption,
     ParamsOption,
-    SkipVerifyOption,
     duration_option,
+    grouped,
     instant_option,
     params_files,
     prometheus_address,
-    prometheus_token,
     read_params,
     read_place,
 )
@@ -45,6 +38,7 @@ if TYPE_CHECKING:
     from telemetry.importing.ingest import ImportResult
 
 
+@grouped
 def assess(
     dataset: Annotated[str | None, typer.Option(help=DATASET_HELP)] = None,
     samples: Annotated[
@@ -80,13 +74,8 @@ def assess(
     gpus_per_job: Annotated[
         int | None, typer.Option(min=1, help="GPUs of a typical training job. Instead of the dataset's jobs, if any.")
     ] = None,
-    bearer_token_file: BearerTokenOption = None,
-    basic_auth_file: BasicAuthOption = None,
-    ca_file: CaFileOption = None,
-    client_cert: ClientCertOption = None,
-    client_key: ClientKeyOption = None,
-    insecure_skip_verify: SkipVerifyOption = False,
-    header: HeaderOption = None,
+    *,
+    access: ConnectionOptions,
     out: Annotated[Path, typer.Option(help="Folder of all that is written.")] = Path("assessment"),
     params: ParamsOption = None,
     as_json: JsonOption = False,
@@ -102,11 +91,10 @@ def assess(
     logs = [*(events or ()), *(kernel_log or ())]
     if dataset is not None and (logs or jobs or inventory or mapping):
         raise typer.BadParameter("files go with --samples or --prometheus; a dataset has its own")
-    from foundation.http import connect_to
     from pipeline.assessment import assess_fleet
     from policy.cost_benefit import CostBenefitConfig
 
-    every = _more_than_0(duration_option(checkpoint_every, "--checkpoint-every"))
+    every = duration_option(checkpoint_every, "--checkpoint-every", least="1s")
     loaded = read_params(params)
     made = out / "dataset"
     of_files, of_metrics = _mappings(mapping or (), metrics=prometheus is not None)
@@ -115,17 +103,7 @@ def assess(
     account: Accounting | None = None
     with stages:
         if prometheus is not None:
-            connection = connect_to(
-                prometheus,
-                option="--prometheus",
-                bearer_token_file=prometheus_token(bearer_token_file, basic_auth_file),
-                basic_auth_file=basic_auth_file,
-                ca_file=ca_file,
-                client_cert=client_cert,
-                client_key=client_key,
-                insecure_skip_verify=insecure_skip_verify,
-                headers=header or (),
-            )
+            connection = access.to_prometheus(prometheus)
             account = _from_prometheus(connection, since, match, tables, of_files, of_metrics, out, loaded, stages)
         elif dataset is None:
             account = _from_files(tables, of_files, out, loaded, stages).accounting
@@ -247,12 +225,6 @@ def _show(
     sys.stdout.write(verdict_text(content, out, dataset, params))
     if account is not None:
         sys.stderr.write(as_text(account))
-
-
-def _more_than_0(every: timedelta) -> timedelta:
-    if not every:
-        raise typer.BadParameter("give more than 0", param_hint="--checkpoint-every")
-    return every
 
 
 def _mappings(paths: Sequence[Path], *, metrics: bool) -> tuple[Path | None, Path | None]:

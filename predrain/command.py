@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated, Any, Final
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
@@ -30,36 +30,6 @@ from predrain.serve import serve
 from predrain.simulate import ExplainingScenarios, simulate
 from predrain.version import VERSION
 
-REMOVED: Final[dict[str, dict[str, str]]] = {
-    "backtest": {"--track": "Write --registry."},
-    "train": {
-        "--track": "Write --registry.",
-        "--engine": "Leave it out: the rows of a fit are down-sampled and fit in memory. `predrain features` and "
-        "`predrain backtest` take it.",
-    },
-    "promote": {"--track": "Write --registry.", "--model": "Write --name."},
-    "score": {"--every": "Write --interval."},
-    "collect": {
-        "--url": "Write --prometheus.",
-        "--start": "Write --since.",
-        "--end": "Write --until.",
-        "--every": "Write --interval.",
-    },
-    "ledger": {"--most": "Write --limit."},
-    "doctor": {"--bundle": "Write --model."},
-    "serve": {
-        "--params": "Leave it out: the service reads no parameters; `predrain score` does.",
-        "--dataset": "Leave it out: `predrain score` writes racks and the outcomes of alerts next to its scores.",
-        "--rate": "Leave it out: a proxy before the service limits how often a caller may ask.",
-        "--tracing": "Leave it out: FastAPI makes OpenTelemetry spans where an SDK is set up.",
-        "--host": "Write --listen HOST:PORT.",
-        "--port": "Write --listen HOST:PORT.",
-        "--extender-port": "Write --extender-listen HOST:PORT.",
-        "--champion-every": "Write --champion-interval.",
-    },
-}
-"""Options that verbs had, and what to do now."""
-
 
 def _repeated(command: Any, words: list[str]) -> list[str]:
     """Give each word after a repeatable option its own, so that it takes what a shell makes of ``part-*.parquet``."""
@@ -78,16 +48,11 @@ def _repeated(command: Any, words: list[str]) -> list[str]:
 
 
 class Verbs(TyperGroup):
-    """Refuses a verb's removed options with what to do instead, and reports errors without a traceback."""
+    """Takes what a shell makes of a pattern after a repeatable option, and reports errors without a traceback."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Find the verb."""
         verb, command, rest = super().resolve_command(ctx, args)
-        for option in (word.partition("=")[0] for word in rest):
-            if option in REMOVED.get(str(verb), {}):
-                raise typer.BadParameter(
-                    f"the option has been removed. {REMOVED[str(verb)][option]}", param_hint=option
-                )
         return verb, command, _repeated(command, rest)
 
     def invoke(self, ctx: Any) -> Any:

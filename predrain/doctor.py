@@ -5,22 +5,19 @@ from __future__ import annotations
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from predrain.console import FAILED
 from predrain.options import (
-    BasicAuthOption,
-    BearerTokenOption,
-    CaFileOption,
+    ConnectionOptions,
     JsonOption,
     ParamsOption,
-    SkipVerifyOption,
     duration_option,
+    grouped,
     instant_option,
     prometheus_address,
-    prometheus_token,
     read_params,
 )
 
@@ -35,6 +32,7 @@ if TYPE_CHECKING:
 _BACKTEST, _BUNDLE = Path("data/backtest"), Path("data/models/candidate")
 
 
+@grouped
 def doctor(
     source: Annotated[
         str | None,
@@ -76,10 +74,8 @@ def doctor(
         str | None, typer.Option(help="With --matrix: time of the check. Default: the end of the matrix.")
     ] = None,
     timeout: Annotated[str | None, typer.Option(help="For one answer. Default: 10s, and 60s of a Prometheus.")] = None,
-    bearer_token_file: BearerTokenOption = None,
-    basic_auth_file: BasicAuthOption = None,
-    ca_file: CaFileOption = None,
-    insecure_skip_verify: SkipVerifyOption = False,
+    *,
+    access: ConnectionOptions,
     params: ParamsOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -112,23 +108,14 @@ def doctor(
 
         sys.stdout.write(channels_page(known))
         return
-    access: dict[str, Any] = {
-        "bearer_token_file": bearer_token_file,
-        "basic_auth_file": basic_auth_file,
-        "ca_file": ca_file,
-        "insecure_skip_verify": insecure_skip_verify,
-    }
     timeout_s = None if timeout is None else duration_option(timeout, "--timeout").total_seconds()
     if prometheus is not None:
-        from foundation.http import connect_to
         from telemetry.collect.prometheus.client import check_match
         from telemetry.collect.series.mapping import load_source_mapping
         from telemetry.doctor.series_source import observe_prometheus
 
         seen = observe_prometheus(
-            connect_to(
-                prometheus, **access | {"bearer_token_file": prometheus_token(bearer_token_file, basic_auth_file)}
-            ),
+            access.to_prometheus(prometheus),
             channels=known,
             mapping=load_source_mapping(mapping),
             matchers=check_match(match),
@@ -154,7 +141,7 @@ def _drift(model: Path, matrix: Path, until: str | None, *, as_json: bool) -> bo
 
 
 def _source(
-    source: str, mapping: Path | None, known: Mapping[str, Channel], labels: LabelSection, access: Mapping[str, Any],
+    source: str, mapping: Path | None, known: Mapping[str, Channel], labels: LabelSection, access: ConnectionOptions,
     timeout_s: float,
 ) -> Observation:  # fmt: skip
     from foundation.errors import InputError
@@ -182,14 +169,11 @@ def _source(
     if path.is_file():
         return observe_file(path, channels=known, mapping=source_mapping, now=now)
 
-    from foundation.http import Connection
     from telemetry.collect.scraping.targets import parse_target
 
     target = parse_target(source, "SOURCE, which is no file")
     try:
-        return observe_page(
-            Connection(target.url, **access), channels=known, mapping=source_mapping, timeout_s=timeout_s, now=now
-        )
+        return observe_page(access.to(target.url), channels=known, mapping=source_mapping, timeout_s=timeout_s, now=now)
     except InputError as error:
         if ":" in source:
             raise

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict, dataclass, fields, is_dataclass
 from enum import StrEnum
+from functools import wraps
+from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
 if TYPE_CHECKING:
     from datetime import datetime, timedelta
 
+    from foundation.http import Connection
     from foundation.place import Place
     from pipeline.dask_engine import DaskEngine
     from pipeline.params import Params
@@ -31,18 +35,66 @@ DATASET_HELP = "A dataset: its folder, or s3://BUCKET/PREFIX where one lies in a
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object on stdout.")]
 
-BearerTokenOption = Annotated[Path | None, typer.Option("--bearer-token-file", help="File with a token.")]
-BasicAuthOption = Annotated[Path | None, typer.Option("--basic-auth-file", help="File with user:password.")]
-CaFileOption = Annotated[Path | None, typer.Option("--ca-file", help="PEM file of the authority to trust.")]
-ClientCertOption = Annotated[
-    Path | None, typer.Option("--client-cert", help="PEM file of the client certificate, for mutual TLS.")
-]
-ClientKeyOption = Annotated[Path | None, typer.Option("--client-key", help="PEM file of its key.")]
-SkipVerifyOption = Annotated[bool, typer.Option("--insecure-skip-verify", help="Skip TLS verification.")]
-HeaderOption = Annotated[
-    list[str] | None,
-    typer.Option("--header", help="Header to send, NAME=VALUE, such as X-Scope-OrgID=hpc; may be repeated."),
-]
+
+def grouped(verb: Callable[..., None]) -> Callable[..., None]:
+    """Give a verb the fields of its dataclass parameters as options; each is a group that several verbs share."""
+    hints = get_type_hints(verb, include_extras=True)
+    groups: dict[str, Any] = {name: group for name, group in hints.items() if is_dataclass(group)}
+    parameters: list[Parameter] = []
+    for parameter in signature(verb).parameters.values():
+        options: list[tuple[str, Any, Any]] = [(parameter.name, parameter.default, hints[parameter.name])]
+        if parameter.name in groups:
+            group = groups[parameter.name]
+            types = get_type_hints(group, include_extras=True)
+            options = [(field.name, field.default, types[field.name]) for field in fields(group)]
+        parameters += [
+            Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+            for name, default, annotation in options
+        ]
+
+    @wraps(verb)
+    def call(**given: Any) -> None:
+        made = {
+            name: group(**{field.name: given.pop(field.name) for field in fields(group)})
+            for name, group in groups.items()
+        }
+        verb(**given, **made)
+
+    call.__signature__ = Signature(parameters)  # type: ignore[attr-defined]  # what Typer reads
+    call.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return call
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionOptions:
+    """How a verb logs in to an HTTP server, and which certificates it trusts."""
+
+    bearer_token_file: Annotated[Path | None, typer.Option(help="File with a token.")] = None
+    basic_auth_file: Annotated[Path | None, typer.Option(help="File with user:password.")] = None
+    ca_file: Annotated[Path | None, typer.Option(help="PEM file of the authority to trust.")] = None
+    client_cert: Annotated[Path | None, typer.Option(help="PEM file of the client certificate, for mutual TLS.")] = None
+    client_key: Annotated[Path | None, typer.Option(help="PEM file of its key.")] = None
+    insecure_skip_verify: Annotated[bool, typer.Option("--insecure-skip-verify", help="Skip TLS verification.")] = False
+    header: Annotated[
+        list[str] | None,
+        typer.Option(help="Header to send, NAME=VALUE, such as X-Scope-OrgID=hpc; may be repeated."),
+    ] = None
+
+    def to(self, url: str) -> Connection:
+        """Make a connection of them; raises ``InputError`` if one cannot be used, or they contradict each other."""
+        from foundation.http import connect_to
+
+        given = asdict(self)
+        return connect_to(url, headers=given.pop("header") or (), **given)
+
+    def to_prometheus(self, address: str) -> Connection:
+        """Connect to a Prometheus; without other credentials the environment may name a token."""
+        from foundation.http import connect_to
+
+        given, named = asdict(self), os.environ.get(PROMETHEUS_TOKEN_FILE)
+        if named and self.bearer_token_file is None and self.basic_auth_file is None:
+            given["bearer_token_file"] = Path(named)
+        return connect_to(address, option="--prometheus", headers=given.pop("header") or (), **given)
 
 
 def read_params(given: list[Path] | None) -> Params:
@@ -118,14 +170,17 @@ def instant_option(written: str, option: str, now: datetime | None = None) -> da
     return when
 
 
-def duration_option(written: str, option: str) -> timedelta:
-    """Read a duration of the command line, such as 30s; raises ``typer.BadParameter`` if it is none."""
+def duration_option(written: str, option: str, *, least: str = "0s") -> timedelta:
+    """Read a duration of the command line, such as 30s; raises ``typer.BadParameter`` if it is none, or too short."""
     from foundation.durations import parse_duration
 
     try:
-        return parse_duration(written)
+        duration = parse_duration(written)
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint=option) from None
+    if duration < parse_duration(least):
+        raise typer.BadParameter(f"give at least {least}", param_hint=option)
+    return duration
 
 
 DEFAULT_STORE = "sqlite:///mlflow.db"
@@ -161,12 +216,6 @@ def prometheus_address(given: str | None, *others: object) -> str | None:
     return given or (None if any(others) else os.environ.get(PROMETHEUS) or None)
 
 
-def prometheus_token(given: Path | None, basic_auth_file: Path | None) -> Path | None:
-    """Return the file of the Prometheus' token: the one given, or the environment's without other credentials."""
-    named = os.environ.get(PROMETHEUS_TOKEN_FILE)
-    return given or (Path(named) if named and basic_auth_file is None else None)
-
-
 class EngineName(StrEnum):
     """Execution engines."""
 
@@ -174,32 +223,34 @@ class EngineName(StrEnum):
     dask = "dask"
 
 
-EngineOption = Annotated[
-    EngineName, typer.Option("--engine", help="Execution engine: this process, or a Dask cluster (extra `dask`).")
-]
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """Where the work is done."""
 
-AddressOption = Annotated[
-    str | None,
-    typer.Option("--dask-address", help="Scheduler of a running cluster, tcp://HOST:PORT. It sees the same folders."),
-]
+    engine: Annotated[
+        EngineName, typer.Option(help="Execution engine: this process, or a Dask cluster (extra `dask`).")
+    ] = EngineName.local
+    dask_address: Annotated[
+        str | None,
+        typer.Option(help="Scheduler of a running cluster, tcp://HOST:PORT. It sees the same folders."),
+    ] = None
+    dask_workers: Annotated[
+        int | None,
+        typer.Option(min=1, help="Workers to start on this machine instead. Default: one for each core."),
+    ] = None
 
-WorkersOption = Annotated[
-    int | None,
-    typer.Option("--dask-workers", min=1, help="Workers to start on this machine instead. Default: one for each core."),
-]
+    @contextmanager
+    def opened(self) -> Iterator[DaskEngine | None]:
+        """Yield the engine, and close it afterwards; None: this process. Refuse options that contradict it."""
+        address, workers = self.dask_address, self.dask_workers
+        if self.engine is EngineName.local and (address is not None or workers is not None):
+            raise typer.BadParameter("--dask-address and --dask-workers need --engine dask")
+        if address is not None and workers is not None:
+            raise typer.BadParameter("give either --dask-address or --dask-workers")
+        if self.engine is EngineName.local:
+            yield None
+            return
+        from pipeline.dask_engine import DaskEngine
 
-
-@contextmanager
-def chosen_engine(name: EngineName, address: str | None, workers: int | None) -> Iterator[DaskEngine | None]:
-    """Yield the chosen engine, and close it afterwards; None: this process. Refuse options that contradict it."""
-    if name is EngineName.local and (address is not None or workers is not None):
-        raise typer.BadParameter("--dask-address and --dask-workers need --engine dask")
-    if address is not None and workers is not None:
-        raise typer.BadParameter("give either --dask-address or --dask-workers")
-    if name is EngineName.local:
-        yield None
-        return
-    from pipeline.dask_engine import DaskEngine
-
-    with DaskEngine(address, workers) as engine:
-        yield engine
+        with DaskEngine(address, workers) as engine:
+            yield engine

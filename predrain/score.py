@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from serving.champion.sources import ModelSource
     from serving.scores.writing import ScoresFolder, ScoringResult
 
-_SHORTEST = timedelta(seconds=1)
 _NOTED = 3
 """Reasons, or names of channels, that a note tells."""
 
@@ -69,7 +68,7 @@ def score(
 
     refuse_storage(Path(model))
     when = None if at is None else instant_option(at, "--at")
-    pause = None if interval is None else _pause(interval)
+    pause = None if interval is None else duration_option(interval, "--interval", least="1s")
     if when is not None and pause is not None:
         raise typer.BadParameter("--at names one decision time, --interval goes on with those to come")
     place = read_place(dataset, out)
@@ -217,13 +216,6 @@ def summarize(result: ScoringResult) -> dict[str, Any]:
         "model": f"{summary['model']['profile']} {summary['model']['digest'][:12]}",
         "notes": "; ".join(notes) or None,
     }
-
-
-def _pause(written: str) -> timedelta:
-    pause = duration_option(written, "--interval")
-    if pause < _SHORTEST:
-        raise typer.BadParameter("at least 1s", param_hint="--interval")
-    return pause
 
 
 def _now() -> datetime:

@@ -18,15 +18,7 @@ from predrain.collect.options import (
     seconds,
 )
 from predrain.console import show
-from predrain.options import (
-    BasicAuthOption,
-    BearerTokenOption,
-    CaFileOption,
-    JsonOption,
-    ParamsOption,
-    SkipVerifyOption,
-    read_params,
-)
+from predrain.options import ConnectionOptions, JsonOption, ParamsOption, grouped, read_params
 
 if TYPE_CHECKING:
     from telemetry.collect.scraping.collector import ScrapeSettings
@@ -37,6 +29,7 @@ TimeoutOption = Annotated[
 ]
 
 
+@grouped
 def exporters(
     targets: Annotated[
         list[str],
@@ -50,9 +43,8 @@ def exporters(
     interval: IntervalOption = "30s",
     timeout: TimeoutOption = None,
     concurrency: Annotated[int, typer.Option(min=1, max=10_000, help="Scrapes under way at once.")] = 512,
-    ca_file: CaFileOption = None,
-    bearer_token_file: BearerTokenOption = None,
-    basic_auth_file: BasicAuthOption = None,
+    *,
+    access: ConnectionOptions,
     mapping: SourceMappingOption = None,
     listen: ListenOption = None,
     once: OnceOption = False,
@@ -64,7 +56,6 @@ def exporters(
     Example: predrain collect exporters --targets gpu-nodes.txt --interval 30s --dataset fleet
     """
     from foundation.files import take_lock
-    from foundation.http import connect_to
     from telemetry.accounting import Accounting
     from telemetry.collect.buffer import RowBuffer
     from telemetry.collect.exporters import PageSink, PageWatch, fleet_catalogue
@@ -78,9 +69,7 @@ def exporters(
     settings = _settings(interval, timeout, concurrency)
     log_to_stderr()
     channels, accounting = resolve_channels(read_params(params).channels), Accounting()
-    connection = connect_to(
-        "http://targets", bearer_token_file=bearer_token_file, basic_auth_file=basic_auth_file, ca_file=ca_file
-    )
+    connection = access.to("http://targets")
     catalogue = fleet_catalogue(channels, load_source_mapping(mapping))
     landing = Landing(landing_of(dataset), writer="exporters", channels=channels)
     read_targets(targets)
@@ -98,6 +87,7 @@ def exporters(
     show({"dataset": str(dataset), **result}, as_json=as_json, accounting=accounting)
 
 
+@grouped
 def gpud(
     targets: Annotated[
         list[str],
@@ -110,8 +100,8 @@ def gpud(
     interval: IntervalOption = "60s",
     timeout: TimeoutOption = None,
     rules: RulesOption = None,
-    ca_file: CaFileOption = None,
-    insecure_skip_verify: SkipVerifyOption = False,
+    *,
+    access: ConnectionOptions,
     listen: ListenOption = None,
     once: OnceOption = False,
     params: ParamsOption = None,
@@ -123,7 +113,6 @@ def gpud(
 
     Example: predrain collect gpud --targets gpu-nodes.txt --insecure-skip-verify --dataset fleet
     """
-    from foundation.http import connect_to
     from telemetry.accounting import Accounting
     from telemetry.collect.gpud import CONCURRENCY, EVENTS, EventSink, EventsWatch
     from telemetry.collect.kubernetes.rules import load_rules
@@ -135,7 +124,7 @@ def gpud(
 
     settings = _settings(interval, timeout, CONCURRENCY)
     log_to_stderr()
-    connection = connect_to("https://targets", ca_file=ca_file, insecure_skip_verify=insecure_skip_verify)
+    connection = access.to("https://targets")
     accounting, delay, loaded = Accounting(), read_params(params).features.delay, load_rules(rules)
     with Outbox(Landing(landing_of(dataset), writer="gpud"), "gpud", accounting) as outbox:
         sink = EventSink(outbox)

@@ -8,30 +8,19 @@ from typing import Annotated, Any
 import typer
 
 from predrain.collect.options import ListenOption, OnceOption, collecting
-from predrain.collect.sending import (
-    DatasetOrSpoolOption,
-    PushCaOption,
-    PushOption,
-    PushTokenOption,
-    Sending,
-    SpoolLimitOption,
-    SpoolOption,
-)
+from predrain.collect.sending import Sending, SendingOptions
 from predrain.console import fail, show
-from predrain.options import JsonOption, ParamsOption, instant_option, read_params
+from predrain.options import JsonOption, ParamsOption, grouped, instant_option, read_params
 
 
+@grouped
 def kernel_log(
     source: Annotated[
         list[str],
         typer.Option(help="journal, or a log file (syslog, dmesg --time-format iso); files may be repeated."),
     ],
-    dataset: DatasetOrSpoolOption = None,
-    spool: SpoolOption = None,
-    push: PushOption = None,
-    bearer_token_file: PushTokenOption = None,
-    ca_file: PushCaOption = None,
-    spool_limit: SpoolLimitOption = "1GiB",
+    *,
+    given: SendingOptions,
     node: Annotated[
         str | None,
         typer.Option(help="This node's name.  Default: the host name; of a file, the hosts that its lines name."),
@@ -78,10 +67,7 @@ def kernel_log(
     delay = read_params(params).features.delay
     named = node or (None if paths else socket.gethostname())
     state = _state_name(named or socket.gethostname(), paths)
-    sending = Sending(
-        dataset, spool, push, token=bearer_token_file, ca=ca_file, limit=spool_limit,
-        writer=state[:60].rstrip("-."),
-    )  # fmt: skip
+    sending = Sending(given, writer=state[:60].rstrip("-."))
     now = functools.partial(datetime.now, UTC)
     catalogue = Catalogue(load_mapping(mapping).kernel_log.messages if mapping else ())
     accounting = Accounting()

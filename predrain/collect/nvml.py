@@ -7,28 +7,17 @@ from typing import Annotated
 import typer
 
 from predrain.collect.options import IntervalOption, ListenOption, OnceOption, collecting, seconds
-from predrain.collect.sending import (
-    DatasetOrSpoolOption,
-    PushCaOption,
-    PushOption,
-    PushTokenOption,
-    Sending,
-    SpoolLimitOption,
-    SpoolOption,
-)
+from predrain.collect.sending import Sending, SendingOptions
 from predrain.console import show
-from predrain.options import JsonOption, ParamsOption, read_params
+from predrain.options import JsonOption, ParamsOption, grouped, read_params
 
 
+@grouped
 def nvml(
-    dataset: DatasetOrSpoolOption = None,
-    spool: SpoolOption = None,
-    push: PushOption = None,
-    bearer_token_file: PushTokenOption = None,
-    ca_file: PushCaOption = None,
+    *,
+    given: SendingOptions,
     interval: IntervalOption = "30s",
     node: Annotated[str | None, typer.Option(help="Name of this node. Default: its host name.")] = None,
-    spool_limit: SpoolLimitOption = "1GiB",
     listen: ListenOption = None,
     once: OnceOption = False,
     params: ParamsOption = None,
@@ -50,10 +39,7 @@ def nvml(
     every = timedelta(seconds=seconds(interval, "--interval"))
     channels = resolve_channels(read_params(params).channels)
     name = node or socket.gethostname()
-    sending = Sending(
-        dataset, spool, push, token=bearer_token_file, ca=ca_file, limit=spool_limit, writer=writer_of(name),
-        channels=channels,
-    )  # fmt: skip
+    sending = Sending(given, writer=writer_of(name), channels=channels)
     collector = Collector(
         sending.landing,
         name,

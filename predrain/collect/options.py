@@ -37,12 +37,9 @@ SourceMappingOption = Annotated[
 ]
 
 
-def seconds(written: str, option: str, *, least: float = 0.0) -> float:
-    """Read a duration that is positive, and at least this long; raises ``typer.BadParameter``."""
-    duration_s = duration_option(written, option).total_seconds()
-    if duration_s <= 0 or duration_s < least:
-        raise typer.BadParameter(f"must be {f'at least {least:g}s' if least else 'positive'}", param_hint=option)
-    return duration_s
+def seconds(written: str, option: str) -> float:
+    """Read a duration of at least a second; raises ``typer.BadParameter``."""
+    return duration_option(written, option, least="1s").total_seconds()
 
 
 def log_to_stderr() -> None:

@@ -11,22 +11,17 @@ from predrain.collect.compact import compact_once
 from predrain.console import progress, show
 from predrain.options import (
     PROMETHEUS,
-    BasicAuthOption,
-    BearerTokenOption,
-    CaFileOption,
-    ClientCertOption,
-    ClientKeyOption,
-    HeaderOption,
+    ConnectionOptions,
     JsonOption,
     ParamsOption,
-    SkipVerifyOption,
     duration_option,
+    grouped,
     instant_option,
-    prometheus_token,
     read_params,
 )
 
 
+@grouped
 def collect_prometheus(
     prometheus: Annotated[
         str,
@@ -43,13 +38,8 @@ def collect_prometheus(
     ] = None,
     chunk: Annotated[str, typer.Option(help="Time that is fetched at once; halved where the server refuses.")] = "6h",
     concurrency: Annotated[int, typer.Option(help="Requests at once.", min=1, max=64)] = 4,
-    bearer_token_file: BearerTokenOption = None,
-    basic_auth_file: BasicAuthOption = None,
-    ca_file: CaFileOption = None,
-    client_cert: ClientCertOption = None,
-    client_key: ClientKeyOption = None,
-    insecure_skip_verify: SkipVerifyOption = False,
-    header: HeaderOption = None,
+    *,
+    access: ConnectionOptions,
     allow_partial: Annotated[
         bool, typer.Option("--allow-partial", help="Take answers of which the server says that something is missing.")
     ] = False,
@@ -68,7 +58,6 @@ def collect_prometheus(
     --dataset fleet
     """
     from foundation.errors import InputError
-    from foundation.http import connect_to
     from pipeline.sources.history import refuse_removed
     from telemetry.accounting import Accounting
     from telemetry.collect.prometheus.backfill import BackfillPlan, backfill
@@ -93,17 +82,7 @@ def collect_prometheus(
         concurrency=concurrency,
         allow_partial=allow_partial,
     )
-    connection = connect_to(
-        prometheus,
-        option="--prometheus",
-        bearer_token_file=prometheus_token(bearer_token_file, basic_auth_file),
-        basic_auth_file=basic_auth_file,
-        ca_file=ca_file,
-        client_cert=client_cert,
-        client_key=client_key,
-        insecure_skip_verify=insecure_skip_verify,
-        headers=header or (),
-    )
+    connection = access.to_prometheus(prometheus)
     root = landing_of(dataset)
     refuse_removed(dataset)
     accounting = Accounting()

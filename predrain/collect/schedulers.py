@@ -52,7 +52,7 @@ def slurm(
     from telemetry.landing.folder import Landing, landing_of
     from telemetry.phrases.classifier import PhraseRules
 
-    interval_s, timeout_s = seconds(interval, "--interval", least=1), seconds(timeout, "--timeout", least=1)
+    interval_s, timeout_s = seconds(interval, "--interval"), seconds(timeout, "--timeout")
     if not re.fullmatch(r"[A-Za-z0-9.-]{1,60}", cluster):
         raise typer.BadParameter("use letters, digits, - and .", param_hint="--cluster")
     start = None if since is None else instant_option(since, "--since")

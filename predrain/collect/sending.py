@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,28 +15,29 @@ if TYPE_CHECKING:
     from telemetry.dataset.channels import Channel
     from telemetry.landing.folder import Landing
 
-DatasetOrSpoolOption = Annotated[
-    Path | None,
-    typer.Option("--dataset", help="Dataset to write next to; `predrain collect compact` adds the rows to it."),
-]
-SpoolOption = Annotated[
-    Path | None, typer.Option("--spool", help="Folder to write to instead, where the dataset is on another machine.")
-]
-PushOption = Annotated[
-    str | None,
-    typer.Option("--push", help="Send what was written to `predrain collect receive` at this address (https://…)."),
-]
-PushTokenOption = Annotated[
-    Path | None,
-    typer.Option("--bearer-token-file", help="File with a token of the receiver; read again when it changes."),
-]
-PushCaOption = Annotated[
-    Path | None, typer.Option("--ca-file", help="Certificates (PEM) to trust instead of the system's.")
-]
-SpoolLimitOption = Annotated[
-    str,
-    typer.Option("--spool-limit", help="Size beyond which the oldest samples that could not be pushed are dropped."),
-]
+
+@dataclass(frozen=True, slots=True)
+class SendingOptions:
+    """Where a collector writes, and where it sends that."""
+
+    dataset: Annotated[
+        Path | None, typer.Option(help="Dataset to write next to; `predrain collect compact` adds the rows to it.")
+    ] = None
+    spool: Annotated[
+        Path | None, typer.Option(help="Folder to write to instead, where the dataset is on another machine.")
+    ] = None
+    push: Annotated[
+        str | None,
+        typer.Option(help="Send what was written to `predrain collect receive` at this address (https://…)."),
+    ] = None
+    bearer_token_file: Annotated[
+        Path | None, typer.Option(help="File with a token of the receiver; read again when it changes.")
+    ] = None
+    ca_file: Annotated[Path | None, typer.Option(help="Certificates (PEM) to trust instead of the system's.")] = None
+    spool_limit: Annotated[
+        str, typer.Option(help="Size beyond which the oldest samples that could not be pushed are dropped.")
+    ] = "1GiB"
+
 
 _LAST_PUSH_S = 20.0
 
@@ -47,13 +49,11 @@ class Sending:
     Raises ``typer.BadParameter`` for options that do not go together.
     """
 
-    def __init__(
-        self, dataset: Path | None, spool: Path | None, push: str | None, *, token: Path | None, ca: Path | None,
-        limit: str, writer: str, channels: Mapping[str, Channel] | None = None,
-    ) -> None:  # fmt: skip
+    def __init__(self, given: SendingOptions, *, writer: str, channels: Mapping[str, Channel] | None = None) -> None:
         from telemetry.collect.pushing import HttpTarget, Pusher, Spool, parse_bytes
         from telemetry.landing.folder import Landing, landing_of
 
+        dataset, spool, push, token, ca = given.dataset, given.spool, given.push, given.bearer_token_file, given.ca_file
         if (dataset is None) == (spool is None):
             raise typer.BadParameter("give one of --dataset and --spool", param_hint="--dataset")
         if push is None and (token is not None or ca is not None):
@@ -61,7 +61,7 @@ class Sending:
                 "is only used with --push", param_hint="--bearer-token-file" if token else "--ca-file"
             )
         try:
-            limit_bytes = parse_bytes(limit)
+            limit_bytes = parse_bytes(given.spool_limit)
         except ValueError as error:
             raise typer.BadParameter(str(error)) from None
         root = landing_of(dataset) if dataset is not None else spool

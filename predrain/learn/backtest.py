@@ -10,14 +10,11 @@ import typer
 from predrain.console import progress, show
 from predrain.options import (
     DATASET_HELP,
-    AddressOption,
-    EngineName,
-    EngineOption,
+    EngineOptions,
     JsonOption,
     ParamsOption,
     RecordOption,
-    WorkersOption,
-    chosen_engine,
+    grouped,
     read_params,
     read_place,
     refuse_inside,
@@ -27,6 +24,7 @@ if TYPE_CHECKING:
     from foundation.place import Place
 
 
+@grouped
 def backtest(
     out: Annotated[
         Path, typer.Option(help="Folder for metrics.json, predictions.parquet, predictions_all.parquet, report/.")
@@ -52,9 +50,8 @@ def backtest(
     ] = False,
     report: Annotated[bool, typer.Option(help="Also write OUT/report/.")] = True,
     registry: RecordOption = None,
-    engine: EngineOption = EngineName.local,
-    dask_address: AddressOption = None,
-    dask_workers: WorkersOption = None,
+    *,
+    engine: EngineOptions,
     as_json: JsonOption = False,
 ) -> None:
     """Replay history: at each decision time, score with models fitted only on what was known then, and compare.
@@ -63,7 +60,7 @@ def backtest(
     """
     if (dataset is None) == (matrix is None):
         raise typer.BadParameter("give either --dataset or --matrix")
-    with chosen_engine(engine, dask_address, dask_workers) as chosen:
+    with engine.opened() as chosen:
         from features.matrix.matrix import FeatureMatrix
         from pipeline.matrix_stage import make_matrix
         from pipeline.stages import replay, write_report_for

@@ -10,32 +10,29 @@ import typer
 from predrain.console import progress, show
 from predrain.options import (
     DATASET_HELP,
-    AddressOption,
-    EngineName,
-    EngineOption,
+    EngineOptions,
     JsonOption,
     ParamsOption,
-    WorkersOption,
-    chosen_engine,
+    grouped,
     read_params,
     read_place,
 )
 
 
+@grouped
 def features(
     dataset: Annotated[str, typer.Option(help=DATASET_HELP)],
     out: Annotated[Path, typer.Option(help="Folder of the feature matrix to write.")],
     params: ParamsOption = None,
-    engine: EngineOption = EngineName.local,
-    dask_address: AddressOption = None,
-    dask_workers: WorkersOption = None,
+    *,
+    engine: EngineOptions,
     as_json: JsonOption = False,
 ) -> None:
     """Compute the feature matrix: a row for each GPU in service at each decision time.
 
     Example: predrain features --dataset fleet --out matrix
     """
-    with chosen_engine(engine, dask_address, dask_workers) as chosen, progress("features") as advance:
+    with engine.opened() as chosen, progress("features") as advance:
         from pipeline.matrix_stage import make_matrix
 
         matrix = make_matrix(read_place(dataset, out), read_params(params), out, progress=advance, engine=chosen)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
 
@@ -32,7 +32,7 @@ def retrain(
 
     Example: predrain retrain --dataset fleet --registry sqlite:///mlflow.db --interval 7d
     """
-    pause = None if interval is None else _more_than_0(duration_option(interval, "--interval"))
+    pause = None if interval is None else duration_option(interval, "--interval", least="1s")
     failed = False
     for _ in [None] if pause is None else until_stopped(pause):
         try:
@@ -64,9 +64,3 @@ def _once(dataset: Path, registry: str, params: list[Path] | None, as_json: bool
     sys.stdout.write(json.dumps(decision.to_json(), sort_keys=True) + "\n" if as_json else summary_text(decision))
     sys.stdout.flush()
     return decision.done
-
-
-def _more_than_0(pause: timedelta) -> timedelta:
-    if pause <= timedelta(0):
-        raise typer.BadParameter("give more than 0", param_hint="--interval")
-    return pause

@@ -3,15 +3,13 @@
 import doctest
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import pytest
-import yaml
 from pydantic import BaseModel
 
 from foundation.errors import InputError
 from pipeline import params as module
-from pipeline.params import REMOVED, REMOVED_LEARNERS, RENAMED, Params, load_params
+from pipeline.params import Params, load_params
 from telemetry.config import ChannelDeclaration
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -130,45 +128,3 @@ def test_every_parameter_is_in_the_reference(key: str) -> None:
 def test_a_plain_list_of_label_xids_takes_each_class_from_the_defaults(tmp_path: Path) -> None:
     params = load_params([write(tmp_path, "labels: {xids: [79, 48, 119, 31]}")])
     assert params.labels.xids == {"bus": (79,), "memory": (48,), "firmware": (119,), "other": (31,)}
-
-
-@pytest.mark.parametrize("learner", REMOVED_LEARNERS)
-@pytest.mark.parametrize(
-    "text", ["learners: [NAME]", "settings: {NAME: {max_bin: 63}}", "cascade: {stages: [NAME, mlp]}"]
-)
-def test_a_removed_learner_is_refused_with_what_to_do(tmp_path: Path, learner: str, text: str) -> None:
-    with pytest.raises(InputError, match=rf"the learner {learner} was removed .*{REMOVED_LEARNERS[learner]}"):
-        load_params([write(tmp_path, f"models: {{{text.replace('NAME', learner)}}}")])
-
-
-@pytest.mark.parametrize("name", REMOVED)
-def test_a_removed_parameter_is_refused_with_what_to_do(tmp_path: Path, name: str) -> None:
-    *sections, key = name.split(".")
-    text = "".join(f"{section}: {{" for section in sections) + f"{key}: 1" + "}" * len(sections)
-    with pytest.raises(InputError) as caught:
-        load_params([write(tmp_path, text)])
-    assert str(caught.value).startswith(f"the parameter {name} was removed (")
-    assert str(caught.value).endswith(REMOVED[name])
-
-
-def test_all_that_a_file_of_the_first_edition_has_to_change_is_named_at_once(tmp_path: Path) -> None:
-    text = "training: {span: 28d, margin: 1h}\nmodels: {learners: [lightgbm_rank]}"
-    with pytest.raises(InputError, match=r"^3 parameters were removed or renamed") as caught:
-        load_params([write(tmp_path, text)])
-    for named in ("training.margin was removed", "training.span is now training.window", "lightgbm_rank was removed"):
-        assert named in str(caught.value)
-
-
-@pytest.mark.parametrize(("old", "new"), RENAMED.items())
-def test_a_renamed_parameter_is_refused_with_its_new_name(tmp_path: Path, old: str, new: str) -> None:
-    *above, key = old.split(".")
-    content = {key: None}
-    for name in reversed(above):
-        content = {name: content}
-    with pytest.raises(InputError) as caught:
-        load_params([write(tmp_path, yaml.safe_dump(content))])
-    assert f"the parameter {old} is now {new}" in str(caught.value)
-    assert str(caught.value).endswith(f"Write {new}.")
-    section: Any = Params()
-    for name in new.split("."):
-        section = getattr(section, name)  # it is there

@@ -38,20 +38,6 @@ def test_every_verb_has_help_with_an_example(arguments: tuple[str, ...]) -> None
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("serve", "--scores", "s", "--port", "80"), "removed. Write --listen HOST:PORT."),
-        (("train", "--matrix", "m", "--track=sqlite:///x.db"), "removed. Write --registry."),
-        (("collect", "prometheus", "--url", "http://p:1"), "removed. Write --prometheus."),
-    ],
-)
-def test_a_removed_option_is_refused_with_what_to_do(arguments: tuple[str, ...], message: str) -> None:
-    refused = CliRunner().invoke(app, arguments, env={"COLUMNS": "200"})
-    assert refused.exit_code == 2
-    assert message in refused.output
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
         ("features --dataset absent --out matrix", "absent"),
         ("import --inventory file --events fleet --out matrix", "fleet/events.parquet"),
         ("import --inventory file --samples fleet --out matrix", "fleet/telemetry"),

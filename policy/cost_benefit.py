@@ -68,7 +68,7 @@ class Worth:
     wait: float | None
     wait_until: datetime | None
     choice: Literal["drain", "wait", "leave"]
-    words: str
+    message: str
 
 
 def worth_of(

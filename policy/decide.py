@@ -177,11 +177,11 @@ def weigh(case: Case) -> None:
     if case.worth is None or case.target is not Level.DRAINED or case.node.marks.drained:
         return
     if case.worth.choice == "wait":
-        case.lower(Level.TAINTED, f"its drain waits: {case.worth.words}")
+        case.lower(Level.TAINTED, f"its drain waits: {case.worth.message}")
     elif case.worth.choice == "leave":
-        case.lower(Level.TAINTED, f"its jobs are left to end by themselves: {case.worth.words}")
+        case.lower(Level.TAINTED, f"its jobs are left to end by themselves: {case.worth.message}")
     else:
-        case.reasons.append(case.worth.words)
+        case.reasons.append(case.worth.message)
 
 
 _NOTHING = NodeState()

@@ -40,7 +40,7 @@ class HardRule:
 
     ``tier``: which tier the node has at once, whatever its risk; not ``clear``.
     ``holds``: for how long after the fact was last seen.
-    ``words``: the reason, in plain words.
+    ``description``: the fact, as reasons name it.
     ``event``: whether the fact is something that happened, and not a state that is read again and again.
     ``remedy``: what ends it. A fact that a reset or a reboot ends also ends with any boot of its node, and when the
     driver takes its request back.
@@ -49,7 +49,7 @@ class HardRule:
     fact: str
     tier: Literal["watch", "elevated", "high"]
     holds: PositiveTime
-    words: str
+    description: str
     event: bool = False
     remedy: Remedy = "replace"
 
@@ -214,7 +214,7 @@ class RuleHit:
         """The rule's reason with the unit, the remedy and both times."""
         seen, end = (f"{when:%Y-%m-%d %H:%M} UTC" for when in (self.seen_at, self.expires_at))
         remedy = INSTRUCTIONS[self.rule.remedy]
-        return f"{self.unit}: {self.rule.words} (seen {seen}, holds until {end}; remedy: {remedy})"
+        return f"{self.unit}: {self.rule.description} (seen {seen}, holds until {end}; remedy: {remedy})"
 
 
 def hits_of(node: NodeView, config: HardRulesConfig, now: datetime) -> Iterator[RuleHit]:

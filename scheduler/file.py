@@ -22,7 +22,7 @@ from scheduler.ports.codec import object_of, plain_of
 from scheduler.ports.errors import SchedulerError
 from scheduler.ports.lease import ObservedLease
 from scheduler.ports.node_object import Keys, NodeObject, Taint, after, view_of, writes_between
-from scheduler.ports.protocols import Clock
+from scheduler.ports.protocols import Clock, SchedulerExtras
 from scheduler.ports.readings import Answer, FleetReading, NodeReading, Precondition, StoredState, Switches, Write
 
 FORMAT = 1
@@ -58,7 +58,7 @@ def _nothing() -> None:
     return None
 
 
-class MemoryScheduler:
+class MemoryScheduler(SchedulerExtras):
     """A scheduler whose cluster is a dictionary.
 
     ``changed``: called after each change, to keep it.
@@ -209,7 +209,7 @@ class ClusterFile:
     lease: LeaseEntry | None = None
 
 
-class FileScheduler:
+class FileScheduler(SchedulerExtras):
     """A scheduler whose cluster is a JSON file.
 
     ``path``: read at each call, and replaced atomically at each write, under a lock next to it (``.NAME.lock``).

@@ -13,7 +13,7 @@ from policy.plan import Action, Plan
 from scheduler.controller.settings import ControllerSettings
 from scheduler.ledger.round_log import RoundLog
 from scheduler.ports.errors import described
-from scheduler.ports.protocols import Fenced, LeaseLostError, SchedulerAdapter
+from scheduler.ports.protocols import LeaseLostError, SchedulerAdapter
 from scheduler.ports.readings import Answer, NodeReading, Precondition, Switches, Write, stands
 from scheduler.ports.records import Intent, Settled, key_of
 from scheduler.ports.report import Step
@@ -73,8 +73,6 @@ class Executor:
         """Record the next calls to nodes that are known, for each transaction waits for the disk."""
         intents: dict[str, Intent] = {}
         for action in actions:
-            if not isinstance(self.scheduler, Fenced):
-                return
             if action.node in intents or self._held_back(action, len(intents)) is not None:
                 continue
             with contextlib.suppress(Exception):  # the call itself, later, reports what is wrong
@@ -136,8 +134,7 @@ class Executor:
         None: there is nothing to be done on it, or it must not be done, which is noted.
         """
         try:
-            known = self.scheduler.as_known(action.node) if isinstance(self.scheduler, Fenced) else None
-            reading = known or self.scheduler.revalidate(action.node)
+            reading = self.scheduler.as_known(action.node) or self.scheduler.revalidate(action.node)
             why = "there is no such node any more" if reading is None else self._why_not(action, reading)
             if reading is None or why is not None:
                 self._skip(action, why or "")

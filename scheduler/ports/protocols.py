@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
-from policy.config import PolicyConfig
 from policy.episodes import Alert, Outcome
-from policy.fleet import Level, NodeView
-from policy.node_assessment import rule_hits
-from policy.plan import Action, Plan
+from policy.plan import Action
 from scheduler.ports.errors import SchedulerError
 from scheduler.ports.readings import Answer, FleetReading, NodeReading, Precondition, StoredState, Switches, Write
 from scheduler.ports.risks import Facts, Risks
@@ -52,7 +49,31 @@ class FactSource(FactReader, Protocol):
         """
 
 
-class SchedulerAdapter(Protocol):
+class SchedulerExtras(Protocol):
+    """What only some schedulers need or can do; by default nothing."""
+
+    def as_known(self, node: str) -> NodeReading | None:  # noqa: ARG002 - as adapters do
+        """Return a node as this round's listing or the answer to the last write showed it, with its jobs as of now.
+
+        It saves reading the node before the write: half the time of a burst of taints. Only of a scheduler that itself
+        refuses a write to a node that is not exactly as it was read. None: that was too long ago, or a write was tried
+        since. Raises ``SchedulerError`` if its jobs cannot be read.
+        """
+        return None
+
+    def upkeep(self, holder: str, until: datetime) -> tuple[Write, ...]:  # noqa: ARG002
+        """Restore, under the lease, what the scheduler lost of current marks; never what a person removed."""
+        return ()
+
+    def announce(self, holder: str, hold: Callable[[], datetime]) -> tuple[str, ...]:  # noqa: ARG002
+        """Write what reports this round's marks to other tools, on which no decision rests; return what failed.
+
+        ``hold``: as :meth:`Lease.hold`, before each write.
+        """
+        return ()
+
+
+class SchedulerAdapter(SchedulerExtras, Protocol):
     """A scheduler. Every write may be repeated.
 
     A write never raises for what the scheduler reports; it answers. A read raises ``SchedulerError``.
@@ -92,19 +113,6 @@ class SchedulerAdapter(Protocol):
         """Release the lease, if it is held; a failure is ignored, for it ends by itself."""
 
 
-@runtime_checkable
-class Fenced(Protocol):
-    """A scheduler that itself refuses a write to a node that is not exactly as it was read (a conflict)."""
-
-    def as_known(self, node: str) -> NodeReading | None:
-        """Return a node as this round's listing or the answer to the last write showed it, with its jobs as of now.
-
-        It saves reading the node before the write: half the time of a burst of taints. None: that was too long ago, or
-        a write was tried since. Raises ``SchedulerError`` if its jobs cannot be read.
-        """
-        ...
-
-
 class LeaseLostError(Exception):
     """Another replica is active, or it is not known: nothing more may be written."""
 
@@ -135,64 +143,3 @@ class Lease:
         if self.until is None:
             raise LeaseLostError("another replica holds the lease")
         return self.until
-
-
-@runtime_checkable
-class Upkeep(Protocol):
-    """A scheduler whose marks need care between decisions."""
-
-    def upkeep(self, holder: str, until: datetime) -> tuple[Write, ...]:
-        """Restore, under the lease, what the scheduler lost of current marks; never what a person removed."""
-
-
-@runtime_checkable
-class Announcing(Protocol):
-    """A scheduler with further signals of the marks on its nodes, on which no decision rests."""
-
-    def announcing(self, signals: Sequence[NodeSignal], *, new: bool) -> tuple[Write, ...]:
-        """Return what :meth:`announce` would write."""
-
-    def announce(
-        self, signals: Sequence[NodeSignal], holder: str, hold: Callable[[], datetime], *, new: bool
-    ) -> tuple[str, ...]:
-        """Write the further signals of current marks under the lease, and remove those of former ones.
-
-        ``hold``: as :meth:`Lease.hold`, before each write.
-        ``new``: whether new ones may be written; former ones are removed in any case.
-        Returns: messages about what was done, and what could not be.
-        """
-
-
-@dataclass(frozen=True, slots=True)
-class NodeSignal:
-    """A node that carries predrain's marks.
-
-    ``level``: as the scheduler has confirmed it.
-    ``units``: the GPUs that it is due to, the weightiest first; none: not known any more.
-    """
-
-    node: str
-    tier: str
-    level: Level
-    units: tuple[str, ...]
-    reasons: tuple[str, ...]
-
-
-def signals_of(
-    plan: Plan, views: Iterable[NodeView], levels: Mapping[str, Level], policy: PolicyConfig
-) -> tuple[NodeSignal, ...]:
-    """Return a signal for each node that carries predrain's marks, by the current ``levels``."""
-    made = []
-    for view in views:
-        level, decision = levels.get(view.name, Level.NONE), plan.nodes.get(view.name)
-        if level is Level.NONE or decision is None or not view.readable:
-            continue
-        known = plan.state.nodes.get(view.name)
-        support = known.tier.support if known is not None else ()
-        hits = rule_hits(view, policy.rules, plan.now)
-        units = dict.fromkeys(
-            [hit.unit for hit in hits if hit.rule.tier == decision.tier]
-            + [score.unit for score in sorted(support, key=lambda score: -score.risk)]
-        )
-        made.append(NodeSignal(view.name, decision.tier, level, tuple(units), decision.reasons))
-    return tuple(sorted(made, key=lambda signal: signal.node))

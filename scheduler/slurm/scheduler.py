@@ -15,7 +15,7 @@ from typing import Final
 from policy.fleet import JobView
 from policy.plan import Action
 from scheduler.ports.errors import SchedulerError, described
-from scheduler.ports.protocols import Clock
+from scheduler.ports.protocols import Clock, SchedulerExtras
 from scheduler.ports.readings import Answer, FleetReading, NodeReading, Precondition, Switches, Write, stands
 from scheduler.slurm.folder import SharedFolder
 from scheduler.slurm.job import views_by_node
@@ -37,7 +37,7 @@ STATE: Final = "state"
 _NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*\Z")
 
 
-class SlurmScheduler:
+class SlurmScheduler(SchedulerExtras):
     """A Slurm cluster.
 
     Slurm has no versions to write against. Each write is fenced by the lease's lock, made on a node as read

@@ -18,7 +18,7 @@ def test_each_rule_reaches_its_action_whatever_the_model_says_and_ends_with_its_
     plan = once(fleet, config())
     last = "drain" if rule.tier == "high" else "soft_taint"
     assert verbs(plan, "sick")[-2:] == [last, "publish"]
-    assert rule.words in why(plan, "sick")
+    assert rule.description in why(plan, "sick")
     assert plan.nodes["sick"].expires_at == T0 + rule.holds
 
     fleet = carry_out(fleet, plan.actions, T0)

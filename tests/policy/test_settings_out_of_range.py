@@ -36,7 +36,7 @@ ZERO = timedelta(0)
         (HysteresisConfig, {"fall_share": 0}, "fall_share"),
         (StagesConfig, {"confidence": 0.2}, "confidence"),
         (Bar, {"min_precision": 1.5}, "min_precision"),
-        (HardRule, {"fact": "x", "tier": "high", "holds": ZERO, "words": ""}, "holds"),
+        (HardRule, {"fact": "x", "tier": "high", "holds": ZERO, "description": ""}, "holds"),
         (HardRulesConfig, {"rules": (*RULES, RULES[0])}, "rules holds more than one rule on row_remap_failure: .*"),
         (Score, {"risk": 1.5, "decided_at": T0, "expires_at": T0}, "risk is 1.5: give a number from 0 to 1, or None"),
         (JobView, {"name": "j", "gpus": 0}, "gpus of job j is 0: give a positive number"),

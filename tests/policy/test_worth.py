@@ -67,8 +67,8 @@ def test_a_big_job_long_after_its_checkpoint_makes_a_drain_dearer_and_a_fresh_ch
     assert net(old) < net(asked) < net(fresh)
     assert idle.choice == small.choice == "drain"
     assert old.choice == "leave"
-    assert old.words.startswith("a drain now saves ")
-    assert "GPU-hours at a risk of 30.0%" in old.words
+    assert old.message.startswith("a drain now saves ")
+    assert "GPU-hours at a risk of 30.0%" in old.message
 
 
 def test_a_job_that_goes_on_with_its_other_nodes_costs_no_restart():
@@ -82,7 +82,7 @@ def test_a_job_that_ends_soon_is_waited_for_and_one_that_ends_late_is_not():
     soon = worth_of(8, [job(512, 2 * HOUR, ends_at=T0 + HOUR / 2)], 0.6, DAY, CONFIG, T0)
     assert soon.choice == "wait"
     assert soon.wait_until == T0 + HOUR / 2
-    assert "waiting for the end of j at 2026-03-01 00:30 UTC is" in soon.words
+    assert "waiting for the end of j at 2026-03-01 00:30 UTC is" in soon.message
     late = worth_of(8, [job(64, HOUR, can_checkpoint=True, ends_at=T0 + 20 * HOUR)], 0.6, DAY, CONFIG, T0)
     assert late.choice == "drain"
     assert late.wait < 0
@@ -107,7 +107,7 @@ def test_a_gang_whose_checkpoint_is_due_soon_is_drained_at_it_and_then_not_put_o
 
     due = worth_of(8, gang(1.5 * HOUR), 0.6, DAY, CONFIG, T0)
     assert (due.choice, due.wait_until) == ("wait", T0 + HOUR / 2)
-    assert "waiting for the next checkpoint of g at 2026-03-01 00:30 UTC is" in due.words
+    assert "waiting for the next checkpoint of g at 2026-03-01 00:30 UTC is" in due.message
     assert worth_of(8, gang(1.5 * HOUR, can_checkpoint=True), 0.6, DAY, CONFIG, T0).wait is None, "it is asked for one"
     assert worth_of(8, gang(3 * HOUR), 0.6, DAY, CONFIG, T0).wait is None, "it is overdue"
     for reported in (0, 4, 5):  # minutes after it was written
@@ -120,7 +120,7 @@ def test_a_drain_that_can_never_pay_is_left_and_one_that_is_ordered_is_done():
     worth = worth_of(8, [job(512, 20 * DAY)], 0.99, DAY, free, T0)
     assert worth.break_even is None
     assert worth.choice == "leave"
-    assert "(never worth it)" in worth.words
+    assert "(never worth it)" in worth.message
     always = CostBenefitConfig(planned_repair=HOUR, unplanned_repair=HOUR, checkpoint_every=30 * DAY, always=True)
     assert worth_of(8, [job(512, 20 * DAY)], 0.01, DAY, always, T0).choice == "drain"
 

@@ -183,7 +183,7 @@ def test_a_mark_whose_reasons_cannot_be_read_stands_until_it_expires() -> None:
     assert world.cluster.levels() == {}
 
 
-@pytest.mark.parametrize("function", ["decide", "odd_thresholds", "settled_by_reading", "signals_of", "carried_out"])
+@pytest.mark.parametrize("function", ["decide", "odd_thresholds", "settled_by_reading", "carried_out"])
 def test_a_fault_in_a_rule_of_the_round_releases_all_the_same(function: str, monkeypatch: pytest.MonkeyPatch) -> None:
     world = World()
     world.cluster.clock.move(2 * STEP)

@@ -10,7 +10,7 @@ from foundation.kubernetes.client import KubernetesClient
 from policy.fleet import Level, NodeView
 from scheduler.kubernetes.settings import KubernetesSettings
 from tests.scheduler.kubernetes.api_world import Raw, World, managed
-from tests.scheduler.kubernetes.objects import LASTS, SETTINGS, Hand
+from tests.scheduler.kubernetes.objects import SETTINGS, Hand
 
 NODE = "/api/v1/nodes/n1"
 CORDONS: KubernetesSettings = replace(SETTINGS, cordon=True)
@@ -125,5 +125,5 @@ def test_where_nobody_records_who_cordons_none_of_ours_could_be_recognized_and_n
     hand.do("taint")
     assert "unschedulable" not in hand.raw()["spec"]
     hand.scheduler.read_fleet()
-    (message,) = hand.scheduler.announce((), "me", lambda: hand.clock.now() + LASTS, new=True)
+    (message,) = hand.announce()
     assert message.startswith("no node is cordoned: the server does not tell who cordons")

@@ -47,7 +47,7 @@ from scheduler.kubernetes.scheduler import KubernetesScheduler
 from scheduler.kubernetes.settings import KubernetesSettings
 from scheduler.ledger.sqlite_ledger import SqliteLedger
 from scheduler.ports.clock import SystemClock
-from scheduler.ports.readings import Answer, Precondition
+from scheduler.ports.readings import Precondition, WriteResult
 from scheduler.ports.risks import MemoryFacts, MemoryRisks, Risks
 from tests.system.kubernetes_server import KubernetesServer, kubernetes_server_in
 
@@ -79,7 +79,7 @@ class TimedScheduler(KubernetesScheduler):
         super().__init__(*given, **others)
         self.tainted: dict[str, datetime] = {}
 
-    def apply(self, action: Action, precondition: Precondition) -> Answer:
+    def apply(self, action: Action, precondition: Precondition) -> WriteResult:
         """Carry an action out, and look at the clock when a taint stands."""
         answer = super().apply(action, precondition)
         if action.verb == "taint" and answer.kind == "done":

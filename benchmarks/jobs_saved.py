@@ -42,10 +42,10 @@ import numpy as np  # noqa: E402
 import pandas as pd  # noqa: E402
 
 from evaluation.backtest.run import run_backtest  # noqa: E402
-from evaluation.value.controller_replay import Controlled, Diagnostic, Fleet, rule_events  # noqa: E402
-from evaluation.value.gpu_hours import Outcome, count_outcome  # noqa: E402
+from evaluation.value.controller_replay import Controlled, Diagnostic, ReplayedFleet, rule_events  # noqa: E402
+from evaluation.value.gpu_hours import ReplayOutcome, count_outcome  # noqa: E402
 from evaluation.value.load import Placements, jobs_of_table  # noqa: E402
-from evaluation.value.marks import NOBODY, Marks  # noqa: E402
+from evaluation.value.marks import NOBODY, ReplayMarks  # noqa: E402
 from evaluation.value.readings import Readings  # noqa: E402
 from features.times import NEVER, duration_ms, milliseconds  # noqa: E402
 from pipeline.matrix_stage import make_matrix  # noqa: E402
@@ -85,12 +85,12 @@ class Scored:
     ``alerts``: drains of a day for the GPUs alerted within the budget K, without any rule.
     """
 
-    fleet: Fleet
+    fleet: ReplayedFleet
     scores: Readings
     silent: Readings
     events: Sequence[Mapping[str, Any]]
     jobs: Placements
-    alerts: Marks
+    alerts: ReplayMarks
 
 
 def scored_fleet(
@@ -112,7 +112,7 @@ def scored_fleet(
     failures = pd.read_parquet(folder / "dataset-truth" / "failures.parquet")
     failures = failures.drop(columns="end", errors="ignore").rename(columns={"repaired": "end"})
     end = int(times.max()) + duration_ms(timedelta(hours=6))
-    fleet = Fleet.of(dataset.inventory(), failures, int(times.min()), end)
+    fleet = ReplayedFleet.of(dataset.inventory(), failures, int(times.min()), end)
     table = dataset.jobs()
     assert table is not None
     jobs = jobs_of_table(table, fleet.names, fleet.gpus, end, timedelta(hours=2))
@@ -122,7 +122,7 @@ def scored_fleet(
     return Scored(fleet, scores, silent, rule_events(dataset.events(), fleet.boots()), jobs, _every_alert(frame, fleet))
 
 
-def _every_alert(frame: pd.DataFrame, fleet: Fleet, lasts: timedelta = timedelta(hours=24)) -> Marks:
+def _every_alert(frame: pd.DataFrame, fleet: ReplayedFleet, lasts: timedelta = timedelta(hours=24)) -> ReplayMarks:
     """Drain each alerted node at once, until a day after its last alert."""
     rows = frame[frame["alert"].to_numpy(dtype=bool)]
     node, at = fleet.names.get_indexer(rows["node"].astype("str")), milliseconds(rows["decision_time"])
@@ -132,10 +132,12 @@ def _every_alert(frame: pd.DataFrame, fleet: Fleet, lasts: timedelta = timedelta
             spans[-1][2] = begin + duration_ms(lasts)
         else:
             spans.append([place, begin, begin + duration_ms(lasts), begin, NEVER])
-    return Marks.of([node, at, min(until, fleet.end), drained, found] for node, at, until, drained, found in spans)
+    return ReplayMarks.of(
+        [node, at, min(until, fleet.end), drained, found] for node, at, until, drained, found in spans
+    )
 
 
-def policy_of(fleet: Fleet, stage: Stage, *, by_costs: bool = False) -> PolicyConfig:
+def policy_of(fleet: ReplayedFleet, stage: Stage, *, by_costs: bool = False) -> PolicyConfig:
     """Give the shipped settings, with every group of a fleet in one stage; ``high`` by costs where asked for."""
     shipped = read_settings(ROOT / "deploy" / "act" / "act.yaml").policy
     if by_costs:
@@ -143,7 +145,7 @@ def policy_of(fleet: Fleet, stage: Stage, *, by_costs: bool = False) -> PolicyCo
     return fleet.stage(shipped, stage)
 
 
-def differing(one: Marks, other: Marks, decision: timedelta) -> list[str]:
+def differing(one: ReplayMarks, other: ReplayMarks, decision: timedelta) -> list[str]:
     """Name the drains of one that the other has not on the same node within a decision, and those of the other."""
     wrong = []
     for mine, theirs, whose in ((one, other, "the controller"), (other, one, "the replay")):
@@ -154,14 +156,14 @@ def differing(one: Marks, other: Marks, decision: timedelta) -> list[str]:
     return wrong
 
 
-def measured(scenario: str, seed: int, quick: bool, job_nodes: int = 1) -> dict[str, Outcome]:
+def measured(scenario: str, seed: int, quick: bool, job_nodes: int = 1) -> dict[str, ReplayOutcome]:
     """Count all ways to act on one fleet."""
     size = {"gpus": 256, "days": 60, "acceleration": 4.0} if quick else {"gpus": 512, "days": 120, "acceleration": 5.0}
     with tempfile.TemporaryDirectory(prefix="jobs-saved-") as folder:
         scored = scored_fleet(Path(folder), scenario=scenario, seed=seed, job_nodes=job_nodes, **size)  # type: ignore[arg-type]
     fleet, jobs = scored.fleet, scored.jobs
 
-    def marks(scores: Readings, diagnostic: Diagnostic = "none", **how: Any) -> Marks:
+    def marks(scores: Readings, diagnostic: Diagnostic = "none", **how: Any) -> ReplayMarks:
         policy = policy_of(fleet, **({"stage": "hard"} | how))
         return Controlled(fleet, scores, scored.events, jobs, policy, RIGHT_WITHIN, diagnostic).marks()
 

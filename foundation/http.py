@@ -169,7 +169,7 @@ def async_client(
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class HttpResponse:
     """A whole answer of any status; header names are in lower case, ``duration_s`` is to the last byte."""
 
     body: bytes
@@ -181,7 +181,7 @@ class Answer:
 class BodyTooLarge(Exception):
     """A body longer than allowed, which was not read; ``answer`` has the status and the headers."""
 
-    def __init__(self, message: str, answer: Answer) -> None:
+    def __init__(self, message: str, answer: HttpResponse) -> None:
         super().__init__(message)
         self.answer = answer
 
@@ -195,7 +195,7 @@ async def exchange(
     max_bytes: int,
     hold: Callable[[int], object] = lambda _size: None,
     **request: Any,
-) -> Answer:
+) -> HttpResponse:
     """Make one request; ``timeout_s`` is to the last byte, ``hold`` is called with the size of each piece of the body.
 
     Raises HttpError where no whole answer arrives, BodyTooLarge, and InputError for a certificate that is not trusted.
@@ -209,10 +209,10 @@ async def exchange(
                 size += len(piece)
                 hold(len(piece))
                 if size > max_bytes:
-                    empty = Answer(b"", headers, time.monotonic() - began_s, response.status_code)
+                    empty = HttpResponse(b"", headers, time.monotonic() - began_s, response.status_code)
                     raise BodyTooLarge(f"the answer has more than {max_bytes:,} bytes", empty)
                 pieces.append(piece)
-    return Answer(b"".join(pieces), headers, time.monotonic() - began_s, response.status_code)
+    return HttpResponse(b"".join(pieces), headers, time.monotonic() - began_s, response.status_code)
 
 
 def ask(
@@ -226,10 +226,10 @@ def ask(
     unix_socket: str | None = None,
     headers: Mapping[str, str] | None = None,
     **request: Any,
-) -> Answer:
+) -> HttpResponse:
     """Make one request on a connection of its own, outside of any event loop; raises as :func:`exchange`."""
 
-    async def run() -> Answer:
+    async def run() -> HttpResponse:
         sent = connection.request_headers() | dict(headers or {})
         async with async_client(
             connection, timeout_s=timeout_s, use_proxies=use_proxies, unix_socket=unix_socket
@@ -272,7 +272,7 @@ def _http_errors(url: str) -> Iterator[None]:
         raise InputError("the address cannot be used", shown_url(url), "Correct the address.") from error
 
 
-def check_status(answer: Answer, url: str) -> None:
+def check_status(answer: HttpResponse, url: str) -> None:
     """Raise HttpError for a status of 400 or more and InputError for a redirect."""
     if 300 <= answer.status < 400:
         target = shown_url(answer.headers.get("location", "nowhere"))

@@ -21,8 +21,8 @@ from joblib import Parallel, delayed
 
 from evaluation.metrics.comparison import SLIDING
 from evaluation.metrics.oracle import oracle_predictions, read_truth
-from evaluation.value.controller_replay import Controlled, Diagnostic, Fleet, rule_events
-from evaluation.value.gpu_hours import Outcome, count_outcome, net_interval, net_of
+from evaluation.value.controller_replay import Controlled, Diagnostic, ReplayedFleet, rule_events
+from evaluation.value.gpu_hours import ReplayOutcome, count_outcome, net_interval, net_of
 from evaluation.value.ladder import LadderReplay
 from evaluation.value.load import Placements, generated_load, jobs_of_table
 from evaluation.value.marks import NOBODY
@@ -210,7 +210,7 @@ def _value(
     """Replay policies on the fleet's failures and jobs; ``sizes``: also with jobs of each of :data:`SIZES`."""
     predictions = _predictions(out, params.models.profile)
     since, end = int(milliseconds(predictions["decision_time"]).min()), instant_ms(matrix.span[1])
-    fleet = Fleet.of(dataset.inventory(), matrix.incidents(), since, end)
+    fleet = ReplayedFleet.of(dataset.inventory(), matrix.incidents(), since, end)
     table, every, total = dataset.jobs(), costs.checkpoint_every, int(fleet.gpus.sum())
     if gpus_per_job is not None and gpus_per_job > total:
         raise InputError(f"{gpus_per_job} on a fleet of {total} GPUs", "--gpus-per-job", "give fewer")
@@ -294,7 +294,7 @@ _ALLOWED: Final[Mapping[str, tuple[Rung, ...]]] = {
 class _Acting:
     """What does not depend on the jobs."""
 
-    fleet: Fleet
+    fleet: ReplayedFleet
     events: Sequence[Mapping[str, Any]]
     costs: CostBenefitConfig
     horizon: timedelta
@@ -330,7 +330,7 @@ class _Acting:
         ladder = self.ladder(loads, scores)
         thresholds = ladder.thresholds("drain")
         settings = PolicyConfig(TierThresholds(**thresholds), horizon=self.horizon, cost_benefit=self.costs)
-        outcomes: dict[str, Outcome] = {}
+        outcomes: dict[str, ReplayOutcome] = {}
         held = 0
         for name, (read, diagnostic) in ways.items():
             acts = NOBODY
@@ -355,7 +355,7 @@ class _Acting:
         }
 
 
-def _policy_row(name: str, outcome: Outcome, nobody: Outcome, seed: int) -> dict[str, Any]:
+def _policy_row(name: str, outcome: ReplayOutcome, nobody: ReplayOutcome, seed: int) -> dict[str, Any]:
     net, bounds = net_interval(net_of(nobody, outcome), replicates=REPLICATES, seed=seed)
     lost = float(outcome.hit.sum(axis=1).mean())
     return {

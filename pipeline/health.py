@@ -13,14 +13,14 @@ import numpy as np
 from evaluation.backtest.drift_watch import RECENT_SPAN
 from evaluation.drift.check import examine
 from evaluation.drift.outcomes import AlertCounts, RiskCounts, count_alerts, exact_interval
-from evaluation.drift.verdict import CAUSES, Findings
+from evaluation.drift.verdict import CAUSES, CheckFindings
 from features.matrix.matrix import FeatureMatrix
 from features.times import duration_ms, instant_ms
 from features.vocabulary import FeatureColumn
 from foundation.errors import InputError
 from models.bundle.store import load_bundle
 from models.rows.incident_groups import IncidentGroups
-from models.rows.training_set import Rows
+from models.rows.training_set import TrainingRows
 from models.sequence.windows import with_windows
 from models.training.reference import LabelledRows
 from models.training.schedule import format_days, format_instant, instant_of
@@ -41,7 +41,7 @@ class Health:
     profile: str
     fitted_at: datetime
     checked_at: datetime
-    findings: Findings
+    findings: CheckFindings
     alerts: AlertCounts
     risks: RiskCounts
 
@@ -137,7 +137,7 @@ def check_health(bundle: Path, matrix: Path, *, until: datetime | None = None) -
             str(matrix),
             "Compute it with the params that the bundle was trained with, or train the bundle again.",
         )
-    rows = Rows.of(opened.rows)
+    rows = TrainingRows.of(opened.rows)
     fit_ms = instant_ms(fitted.refit_at)
     end_ms = min(instant_ms(until), instant_ms(opened.span[1])) + 1
     scored = np.flatnonzero((rows.time >= fit_ms) & (rows.time < end_ms) & ~rows.augmented)

@@ -20,7 +20,7 @@ from models.bundle.store import Bundle
 from models.learners.baselines import Baseline, make_baseline
 from models.rows.ranking import Floats, Hashes, mix, rank_within, top_nodes
 from models.rows.row_reader import RowReader, batches
-from models.rows.training_set import Rows
+from models.rows.training_set import TrainingRows
 from models.sequence.windows import with_windows
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
@@ -71,7 +71,7 @@ def contend(
     Raises ``InputError`` if a bundle needs a feature that the matrix does not have.
     """
     readers = [_reader(matrix, bundle, name) for name, bundle in bundles]
-    known = Rows.of(matrix.rows)
+    known = TrainingRows.of(matrix.rows)
     times, ties = known.time[rows], known.tie[rows]
     first = bundles[0][1].fitted
     made = {name: make_baseline(name, columns=first.columns, seed=seed) for name in baselines}
@@ -92,7 +92,7 @@ def mean_risks(matrix: FeatureMatrix, bundles: Sequence[tuple[str, Bundle]], per
     ``period``: how much of the newest decisions.
     Raises ``InputError`` if a bundle needs a feature that the matrix does not have.
     """
-    known = Rows.of(matrix.rows)
+    known = TrainingRows.of(matrix.rows)
     newest = known.grid_times[-1] - int(period / timedelta(milliseconds=1))
     rows = np.flatnonzero(~known.augmented & (known.time > newest))
     return [
@@ -100,7 +100,7 @@ def mean_risks(matrix: FeatureMatrix, bundles: Sequence[tuple[str, Bundle]], per
     ]
 
 
-def _answers(bundle: Bundle, reader: RowReader, rows: Ints, matrix_rows: Rows) -> tuple[Ints, Floats]:
+def _answers(bundle: Bundle, reader: RowReader, rows: Ints, matrix_rows: TrainingRows) -> tuple[Ints, Floats]:
     """Rank rows and give their risks, by a bundle's profile."""
     scored = bundle.fitted.score_rows(reader, rows, matrix_rows)[bundle.profile]
     return scored.rank, bundle.fitted.risk(bundle.profile, scored.score)

@@ -11,13 +11,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from evaluation.backtest.promotion_gate import Verdict, judge
+from evaluation.backtest.promotion_gate import GateVerdict, judge
 from features.matrix.matrix import FeatureMatrix
 from foundation.errors import InputError
 from models.bundle.model_card import promotion_section
 from models.bundle.store import Bundle, load_bundle
 from models.registry.champion import (
-    Standing,
+    ChampionHistory,
     Version,
     alone,
     crown,
@@ -47,7 +47,7 @@ MatrixSource = Callable[[], FeatureMatrix]
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class PromotionResult:
     """What a promotion did.
 
     ``action``: ``promoted``, ``refused``, ``forced``, ``rolled back`` or, of a retraining without newer data, ``kept``.
@@ -67,7 +67,7 @@ class Decision:
     champion_before: int | None
     champion: int | None
     dry_run: bool
-    verdict: Verdict | None = None
+    verdict: GateVerdict | None = None
     reason: str = ""
     run_id: str | None = None
     notes: tuple[str, ...] = ()
@@ -92,7 +92,7 @@ def promote(
     to: int | None = None,
     dry_run: bool = False,
     force_reason: str | None = None,
-) -> Decision:
+) -> PromotionResult:
     """Compare a version with the champion on decisions that neither was trained on; promote it if it passes the gate.
 
     ``source``: gives the recent data; None only together with ``force_reason``: then nothing is compared.
@@ -132,7 +132,7 @@ def promote(
                 notes.append(f"nothing was compared: {error}")
         passed = verdict is not None and verdict.passed
         action = "promoted" if passed else "forced" if force_reason is not None else "refused"
-        decision = Decision(
+        decision = PromotionResult(
             action=action,
             model=model,
             version=number,
@@ -146,7 +146,7 @@ def promote(
         return decision if dry_run else carry_out(registry, decision, standing, version, bundle, params, Path(folder))
 
 
-def roll_back(*, registry: str, model: str, dry_run: bool = False, reason: str = "") -> Decision:
+def roll_back(*, registry: str, model: str, dry_run: bool = False, reason: str = "") -> PromotionResult:
     """Make the champion before the present one champion again; repeated, this goes back step by step.
 
     Raises ``InputError`` if there was no champion before, its bundle is damaged, or another promotion is at work.
@@ -167,7 +167,7 @@ def roll_back(*, registry: str, model: str, dry_run: bool = False, reason: str =
                 f"Bring the files of version {before} back, or give the alias to a version whose files are there: "
                 "`predrain promote --to NUMBER --force --reason WHY`.",
             ) from None
-        decision = Decision("rolled back", model, now, now, before, dry_run, reason=reason)
+        decision = PromotionResult("rolled back", model, now, now, before, dry_run, reason=reason)
         if dry_run:
             return decision
         tags = {"rolled_back_at": _now(), "rolled_back_reason": reason or "none given"}
@@ -195,19 +195,19 @@ def load_version(registry: str, model: str, number: int, folder: Path) -> tuple[
 def _compare(
     matrix: FeatureMatrix,
     params: Params,
-    standing: Standing,
+    standing: ChampionHistory,
     challenger: tuple[int, Bundle],
     registry: str,
     model: str,
     folder: Path,
-) -> Verdict:
+) -> GateVerdict:
     sides = [(f"version {challenger[0]}", challenger[1])]
     if standing.champion is not None:
         sides.append((f"version {standing.champion}", load_version(registry, model, standing.champion, folder)[0]))
     return compared(matrix, params, sides)
 
 
-def compared(matrix: FeatureMatrix, params: Params, sides: Sequence[tuple[str, Bundle]]) -> Verdict:
+def compared(matrix: FeatureMatrix, params: Params, sides: Sequence[tuple[str, Bundle]]) -> GateVerdict:
     """Judge a bundle against another one, or alone against the baselines, on decisions that none was trained on."""
     rows = untouched(matrix, sides, params.promotion.period)
     # the budget is what operations can handle: the champion's, unless the parameters set another
@@ -218,13 +218,13 @@ def compared(matrix: FeatureMatrix, params: Params, sides: Sequence[tuple[str, B
 
 def carry_out(
     registry: str,
-    decision: Decision,
-    standing: Standing,
+    decision: PromotionResult,
+    standing: ChampionHistory,
     version: Version,
     bundle: Bundle,
     params: Params,
     folder: Path,
-) -> Decision:
+) -> PromotionResult:
     """Record a decision, then move the alias, or tag the version that was refused."""
     papers = folder / "record"
     papers.mkdir()
@@ -244,7 +244,7 @@ def carry_out(
 
 
 def _record(
-    registry: str, decision: Decision, params: dict[str, Any], artifacts: tuple[Path, ...], version: Version
+    registry: str, decision: PromotionResult, params: dict[str, Any], artifacts: tuple[Path, ...], version: Version
 ) -> str:
     """Write the record before the deed: a kill between them leaves a run that says it was not applied."""
     metrics: dict[str, float | None] = {}

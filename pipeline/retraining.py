@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.stats import binom
 
-from evaluation.backtest.promotion_gate import Verdict
+from evaluation.backtest.promotion_gate import GateVerdict
 from features.matrix.matrix import FeatureMatrix
 from foundation.errors import InputError, TooEarlyError
 from models.bundle.store import Bundle, load_bundle
@@ -25,7 +25,7 @@ from models.registry.champion import alone, standing_of
 from models.registry.store import CHALLENGER
 from pipeline.held_out import SUGGESTED, mean_risks
 from pipeline.params import Params
-from pipeline.promotion import Decision, carry_out, compared, load_version
+from pipeline.promotion import PromotionResult, carry_out, compared, load_version
 from pipeline.provenance import share_of_fleet
 from pipeline.stages import train_bundle
 from pipeline.tracking import check_store
@@ -50,7 +50,7 @@ Progress = Callable[[int, int], None]
 
 def retrain(
     matrix: FeatureMatrix, params: Params, *, registry: str, model: str, progress: Progress | None = None
-) -> Decision:
+) -> PromotionResult:
     """Fit to the end of the data, and make that the champion unless its recipe is shown, or may be, to be worse.
 
     Whatever the recipe, a fit whose mean risk is far from that of the fit before is refused, and so is one to weeks
@@ -73,7 +73,7 @@ def retrain(
         number = standing.aliases[CHALLENGER]
         now = standing.champion
         if number == now:  # the same bytes as before are no new version
-            return Decision("kept", model, number, now, now, dry_run=False)
+            return PromotionResult("kept", model, number, now, now, dry_run=False)
         bundle, version = load_version(registry, model, number, folder / "registered")
         if now != before:  # a promotion by another client of a tracking server, which has no lock
             raise InputError(
@@ -86,7 +86,7 @@ def retrain(
             wrong = _gone_quiet(matrix) or _far_off(matrix, params, bundle, known)
             if wrong:
                 passed, why = False, f"{why}; but {wrong}"
-        decision = Decision(
+        decision = PromotionResult(
             "promoted" if passed else "refused", model, number, now, number if passed else now, dry_run=False,
             verdict=verdict, reason=why, notes=(why,) if passed else (),
         )  # fmt: skip
@@ -156,7 +156,7 @@ def _has_values(matrix: FeatureMatrix, rows: npt.NDArray[np.int64], columns: lis
     return bool(rows.size) and not bool(np.isnan(matrix.values(rows, columns)).all())
 
 
-def page_of(begun: datetime, decision: Decision | None) -> str:
+def page_of(begun: datetime, decision: PromotionResult | None) -> str:
     """Write what came of a round in Prometheus' text format 0.0.4; ``decision``: None: it failed."""
     done = decision is not None and decision.done
     lines = [
@@ -181,7 +181,7 @@ def page_of(begun: datetime, decision: Decision | None) -> str:
 
 def _judged(
     matrix: FeatureMatrix, params: Params, champion: Bundle | None, folder: Path
-) -> tuple[Verdict | None, bool, str, Bundle | None]:
+) -> tuple[GateVerdict | None, bool, str, Bundle | None]:
     """Judge the recipe: the verdict, whether its newest fit goes live, why in words, and the fit that was judged.
 
     Where nothing was judged the champion stands for that fit.

@@ -62,7 +62,7 @@ class BreakerConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class Cause:
+class BreakerCause:
     """Why the breaker is open.
 
     ``group``: the group that is frozen; None: the fleet.
@@ -95,7 +95,7 @@ class BreakerState:
     ``reset_at``, ``decided_at``: the last reset by hand that was followed; when the last decision was made.
     """
 
-    causes: Mapping[str, Cause] = field(default_factory=dict)
+    causes: Mapping[str, BreakerCause] = field(default_factory=dict)
     acknowledged: tuple[str, ...] = ()
     shares: Mapping[str, tuple[RiskyShare, ...]] = field(default_factory=dict)
     nodes: int = 0
@@ -204,7 +204,7 @@ def _settle(
         old = causes.get(key)
         if old is None:
             reasons.append(f"opened: {reason}")
-        causes[key] = Cause(group, reason, min(old.first_at, now) if old else now, now, frozen.get(key, ()))
+        causes[key] = BreakerCause(group, reason, min(old.first_at, now) if old else now, now, frozen.get(key, ()))
     for key, cause in sorted(causes.items()):
         if cause.last_at > now:  # a clock went back
             causes[key] = replace(cause, last_at=now)

@@ -14,7 +14,7 @@ from pydantic.dataclasses import dataclass as checked
 
 from foundation.settings import NonNegativeTime, PositiveTime
 from policy.fleet import JobView
-from policy.thresholds import Decision, Evidence, precision_bound
+from policy.thresholds import ScoredDecisions, ThresholdChoice, precision_bound
 
 _HOUR = timedelta(hours=1)
 
@@ -214,7 +214,7 @@ class Costs:
         return self.unneeded_drain / (self.unneeded_drain + self.saved)
 
 
-def for_costs(evidence: Evidence, costs: Costs, confidence: float) -> Decision:
+def for_costs(evidence: ScoredDecisions, costs: Costs, confidence: float) -> ThresholdChoice:
     """Choose the threshold of least expected cost, and tell what it would have saved.
 
     ``evidence``: earlier decisions, scored out of time; ``risk`` must be a calibrated probability.
@@ -245,7 +245,7 @@ def for_costs(evidence: Evidence, costs: Costs, confidence: float) -> Decision:
         )
     else:
         why = f"no earlier decision had a risk of {threshold:.1%}, where a drain is worth its cost"
-    return Decision(
+    return ThresholdChoice(
         kind="cost",
         asked=costs.unneeded_drain / costs.saved,
         confidence=confidence,
@@ -260,6 +260,6 @@ def for_costs(evidence: Evidence, costs: Costs, confidence: float) -> Decision:
     )
 
 
-def no_threshold(costs: Costs, confidence: float, why: str) -> Decision:
+def no_threshold(costs: Costs, confidence: float, why: str) -> ThresholdChoice:
     """Give the decision where costs set no threshold, with the reason."""
-    return Decision.refused("cost", costs.unneeded_drain / costs.saved, confidence, why, math.nan)
+    return ThresholdChoice.refused("cost", costs.unneeded_drain / costs.saved, confidence, why, math.nan)

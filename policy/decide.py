@@ -14,9 +14,9 @@ from policy.budget import Ask, grant, known_starts
 from policy.common_cause import RISK, Report
 from policy.config import PolicyConfig
 from policy.cost_benefit import Worth, hours_of, worth_of
-from policy.episodes import Alert, Outcome
+from policy.episodes import Alert, AlertOutcome
 from policy.fleet import Level, NodeView, Signals, notices_of
-from policy.hysteresis import Reading, Thresholds, changed, read_node
+from policy.hysteresis import RiskReading, Thresholds, changed, read_node
 from policy.ladder.probes import ProbeConfig
 from policy.ladder.rungs import Rung, pooled_break_even
 from policy.maintenance import maintained, observed
@@ -282,7 +282,7 @@ def _judged(node: NodeView, state: PolicyState, config: PolicyConfig, now: datet
     return maintained(node, config.maintenance, None if known is None else known.maintenance, now)
 
 
-def _open(node: NodeView, reading: Reading, state: PolicyState, config: PolicyConfig, now: datetime) -> Case:
+def _open(node: NodeView, reading: RiskReading, state: PolicyState, config: PolicyConfig, now: datetime) -> Case:
     thresholds = Thresholds(config.thresholds_of(node, now), config.hysteresis)
     before = state.nodes.get(node.name)
     assessment = assess(node, reading, before, thresholds, config.node_risk, config.rules, now)
@@ -320,12 +320,12 @@ def _reports(case: Case, config: PolicyConfig, now: datetime) -> Iterator[Report
 
 
 def _stages(
-    cases: list[Case], state: PolicyState, outcomes: Sequence[Outcome], config: PolicyConfig, now: datetime
+    cases: list[Case], state: PolicyState, outcomes: Sequence[AlertOutcome], config: PolicyConfig, now: datetime
 ) -> tuple[dict[str, StageState], tuple[str, ...]]:
     members: dict[str, list[Case]] = {}
     for case in cases:
         members.setdefault(case.node.group_key, []).append(case)
-    of_group: dict[str, list[Outcome]] = {group: [] for group in members}
+    of_group: dict[str, list[AlertOutcome]] = {group: [] for group in members}
     for outcome in outcomes:
         if outcome.alert.group in of_group:
             of_group[outcome.alert.group].append(outcome)

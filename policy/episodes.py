@@ -146,7 +146,7 @@ class Happening:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class AlertOutcome:
     """An alert with what became of it."""
 
     alert: Alert
@@ -159,7 +159,7 @@ _FAILURES = {"incident": "an incident", "diagnostic_failed": "a failed diagnosti
 
 def judge(  # noqa: PLR0911 - one line an outcome
     alert: Alert, happenings: Iterable[Happening], now: datetime, *, timeout: timedelta = OUTCOME_TIMEOUT
-) -> Outcome:
+) -> AlertOutcome:
     """Say what became of an alert.
 
     ``happenings``: of all units of its node, in any order; those before the alert count only for whether the node was
@@ -177,21 +177,21 @@ def judge(  # noqa: PLR0911 - one line an outcome
     for event in after:
         if event.kind in _FAILURES and event.at <= end:
             when = f"{event.at:%Y-%m-%d %H:%M} UTC"
-            return Outcome(alert, "right", f"{_FAILURES[event.kind]} followed at {when}")
+            return AlertOutcome(alert, "right", f"{_FAILURES[event.kind]} followed at {when}")
     if now >= end and not _out_of_service(seen, alert.at, end):
-        return Outcome(alert, "wrong", "the unit served on through the horizon")
+        return AlertOutcome(alert, "wrong", "the unit served on through the horizon")
     for passed in (event for event in after if event.kind == "diagnostic_passed"):
         until = passed.at + alert.horizon
         if any(event.kind in (*_FAILURES, "left") and passed.at < event.at <= until for event in after):
             continue
         if now >= until:
-            return Outcome(alert, "wrong", "it passed a diagnostic and a further horizon without an incident")
-        return Outcome(alert, "open", f"it passed a diagnostic and is watched until {until:%Y-%m-%d %H:%M} UTC")
+            return AlertOutcome(alert, "wrong", "it passed a diagnostic and a further horizon without an incident")
+        return AlertOutcome(alert, "open", f"it passed a diagnostic and is watched until {until:%Y-%m-%d %H:%M} UTC")
     if any(event.kind == "left" for event in after):
-        return Outcome(alert, "inconclusive", "it left the fleet, neither failed nor cleared")
+        return AlertOutcome(alert, "inconclusive", "it left the fleet, neither failed nor cleared")
     if now < end + timeout:
-        return Outcome(alert, "open", "the horizon, or the time to wait for a diagnostic, is not over")
-    return Outcome(alert, "inconclusive", "it was out of service in the horizon, and no diagnostic told why")
+        return AlertOutcome(alert, "open", "the horizon, or the time to wait for a diagnostic, is not over")
+    return AlertOutcome(alert, "inconclusive", "it was out of service in the horizon, and no diagnostic told why")
 
 
 def _out_of_service(seen: list[Happening], start: datetime, end: datetime) -> bool:

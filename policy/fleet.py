@@ -13,7 +13,7 @@ from functools import lru_cache
 
 from pydantic_core import core_schema
 
-from policy.episodes import Outcome
+from policy.episodes import AlertOutcome
 
 
 class Level(IntEnum):
@@ -294,7 +294,7 @@ class Signals:
     scheduler_error: str | None = None
     model_fitted_at: datetime | None = None
     missing_channels: tuple[str, ...] = ()
-    outcomes: tuple[Outcome, ...] = ()
+    outcomes: tuple[AlertOutcome, ...] = ()
     kill: bool = False
     release_all: bool = False
     reset_breaker_at: datetime | None = None

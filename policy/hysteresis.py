@@ -73,7 +73,7 @@ class TierState:
     high: Streak = NO_STREAK
     calm: int = 0
     calm_worst: float = 0.0
-    support: tuple[Known, ...] = ()
+    support: tuple[ValidRisk, ...] = ()
     moved: str = ""
 
     @property
@@ -109,7 +109,7 @@ class Thresholds:
 
 
 def advance(
-    state: TierState, reading: Reading, thresholds: Thresholds, risks: NodeRiskConfig, now: datetime
+    state: TierState, reading: RiskReading, thresholds: Thresholds, risks: NodeRiskConfig, now: datetime
 ) -> TierState:
     """Take a node's tier one step on.
 
@@ -144,7 +144,7 @@ def advance(
     return changed(state, support=_support(state, reading, alive, thresholds, risks))
 
 
-def rested(state: TierState, reading: Reading) -> TierState:
+def rested(state: TierState, reading: RiskReading) -> TierState:
     """Give what :func:`advance` gives of a state at rest when all that is known stays below ``watch``."""
     at = reading.decided_at
     if at is None or (state.counted is not None and at <= state.counted):
@@ -153,7 +153,7 @@ def rested(state: TierState, reading: Reading) -> TierState:
     return TierState(counted=at, counted_until=until, moved=state.moved)
 
 
-def adopt(at_most: Tier, reading: Reading, thresholds: Thresholds, risks: NodeRiskConfig) -> TierState:
+def adopt(at_most: Tier, reading: RiskReading, thresholds: Thresholds, risks: NodeRiskConfig) -> TierState:
     """Take over a node whose marks stand while nothing is remembered of it, such as after a lost state.
 
     Returns: the highest tier up to that one whose lower threshold is reached now: what is well founded is kept without
@@ -182,7 +182,7 @@ def explain_tier(state: TierState, fresh: float | None, thresholds: Thresholds) 
     return tuple(reasons)
 
 
-def _count(state: TierState, reading: Reading, fresh: float, held: float, thresholds: Thresholds) -> TierState:
+def _count(state: TierState, reading: RiskReading, fresh: float, held: float, thresholds: Thresholds) -> TierState:
     at = reading.decided_at
     assert at is not None
     instant = thresholds.rise.tier(fresh)
@@ -219,7 +219,7 @@ def _longer(streak: Streak, reached: bool, at: datetime) -> Streak:
     return Streak(streak.count + 1, streak.since or at) if reached else NO_STREAK
 
 
-def _why_ended(prediction: Known, reading: Reading, now: datetime) -> str | None:
+def _why_ended(prediction: ValidRisk, reading: RiskReading, now: datetime) -> str | None:
     """Say why a risk holds nothing up any more; None: it still does."""
     unit = prediction.unit
     present = next((view for view in reading.units if view.name == unit), None)
@@ -233,8 +233,8 @@ def _why_ended(prediction: Known, reading: Reading, now: datetime) -> str | None
 
 
 def _support(
-    state: TierState, reading: Reading, alive: Iterable[Known], thresholds: Thresholds, risks: NodeRiskConfig
-) -> tuple[Known, ...]:
+    state: TierState, reading: RiskReading, alive: Iterable[ValidRisk], thresholds: Thresholds, risks: NodeRiskConfig
+) -> tuple[ValidRisk, ...]:
     if state.tier == "clear":
         return ()
     needed = thresholds.lower(state.tier)
@@ -249,7 +249,7 @@ def _support(
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class ValidRisk:
     """A risk of one unit that is still valid."""
 
     unit: str
@@ -273,7 +273,7 @@ class NodeRiskConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class RiskReading:
     """What is known of a node at a time.
 
     ``units``: all of the node.
@@ -284,7 +284,7 @@ class Reading:
 
     now: datetime
     units: tuple[UnitView, ...]
-    known: Mapping[str, Known]
+    known: Mapping[str, ValidRisk]
     decided_at: datetime | None
     risk: float | None
 
@@ -294,9 +294,9 @@ class Reading:
         return tuple(_why_unknown(unit, self.now) for unit in self.units if unit.name not in self.known)
 
 
-def read_node(node: NodeView, risks: NodeRiskConfig, now: datetime) -> Reading:
+def read_node(node: NodeView, risks: NodeRiskConfig, now: datetime) -> RiskReading:
     """Sort the scores of a node into what is known now and what is not."""
-    known: dict[str, Known] = {}
+    known: dict[str, ValidRisk] = {}
     newest: datetime | None = None
     for unit in node.units:
         score = unit.score
@@ -304,10 +304,10 @@ def read_node(node: NodeView, risks: NodeRiskConfig, now: datetime) -> Reading:
             continue
         at, until = score.decided_at, score.expires_at
         if at <= now < until and (unit.valid_from is None or at >= unit.valid_from):
-            known[unit.name] = Known(unit.name, score.risk, at, until)
+            known[unit.name] = ValidRisk(unit.name, score.risk, at, until)
             newest = at if newest is None else max(newest, at)
     risk = risks.combine([prediction.risk for prediction in known.values()])
-    return Reading(now, node.units, known, newest, risk)
+    return RiskReading(now, node.units, known, newest, risk)
 
 
 def _why_unknown(unit: UnitView, now: datetime) -> str:

@@ -15,7 +15,7 @@ from foundation.settings import PositiveTime
 from policy.fleet import Fact, Level, NodeView
 from policy.hysteresis import (
     NodeRiskConfig,
-    Reading,
+    RiskReading,
     Thresholds,
     TierState,
     adopt,
@@ -265,7 +265,7 @@ class Assessment:
     tier: Tier
     instant: Tier
     by_risk: Tier
-    reading: Reading
+    reading: RiskReading
     rules: tuple[RuleHit, ...]
     risk: float | None
     state: NodeState
@@ -310,7 +310,7 @@ class Assessment:
 
 def assess(
     node: NodeView,
-    reading: Reading,
+    reading: RiskReading,
     remembered: NodeState | None,
     thresholds: Thresholds,
     risks: NodeRiskConfig,
@@ -408,7 +408,7 @@ def removals_of(undone: Iterable[tuple[NodeView, Assessment]]) -> dict[str, str]
 
 
 def _explain(
-    node: NodeView, reading: Reading, hits: tuple[RuleHit, ...], state: NodeState, risk: float | None
+    node: NodeView, reading: RiskReading, hits: tuple[RuleHit, ...], state: NodeState, risk: float | None
 ) -> tuple[str, ...]:
     explanations = [hit.reason for hit in hits]
     support = state.tier.support

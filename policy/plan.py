@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Literal
 
-from policy.breaker import BreakerState, Cause
+from policy.breaker import BreakerCause, BreakerState
 from policy.budget import Start, Use
 from policy.cost_benefit import Worth
 from policy.episodes import Alert
@@ -147,7 +147,7 @@ class Plan:
     nodes: Mapping[str, NodeDecision]
     over_budget: Mapping[str, str]
     uses: tuple[Use, ...]
-    open_causes: Mapping[str, Cause]
+    open_causes: Mapping[str, BreakerCause]
     stages: Mapping[str, StageState]
     alerts: tuple[Alert, ...]
     reasons: tuple[str, ...]

@@ -15,7 +15,7 @@ from pydantic import Field, PositiveInt
 from pydantic.dataclasses import dataclass as checked
 
 from foundation.settings import NonNegativeTime, PositiveTime, Share
-from policy.episodes import Outcome, opens_episode
+from policy.episodes import AlertOutcome, opens_episode
 from policy.fleet import Level
 from policy.thresholds import PrecisionBound, bound_of_sizes
 from policy.tiers import TIERS
@@ -78,7 +78,7 @@ class StageState:
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class TrackRecord:
     """How a group's alerts have done in its stage.
 
     ``bound``: of the conclusive ones; alerts of one node share their fate.
@@ -107,7 +107,7 @@ class Record:
         )
 
 
-def record_of(outcomes: Iterable[Outcome], least: str, confidence: float, now: datetime) -> Record:
+def record_of(outcomes: Iterable[AlertOutcome], least: str, confidence: float, now: datetime) -> TrackRecord:
     """Count outcomes and bound their precision.
 
     ``outcomes``: those of hard rules are passed over: they say nothing of the model. Alerts of one episode, such as
@@ -136,13 +136,13 @@ def record_of(outcomes: Iterable[Outcome], least: str, confidence: float, now: d
     hits = np.array([right[node] for node in size], dtype=np.int64)
     bound = bound_of_sizes(alerts, hits, confidence)
     wrong = bound_of_sizes(alerts, alerts - hits, confidence)
-    return Record(bound, 1 - wrong.lower, inconclusive, still_open)
+    return TrackRecord(bound, 1 - wrong.lower, inconclusive, still_open)
 
 
 def advance_stage(
     group: str,
     state: StageState | None,
-    outcomes: Iterable[Outcome],
+    outcomes: Iterable[AlertOutcome],
     config: StagesConfig,
     now: datetime,
     needed: Mapping[Stage, float] = FIXED,
@@ -186,7 +186,7 @@ def advance_stage(
 def _promoted(
     group: str,
     state: StageState,
-    counted: list[Outcome],
+    counted: list[AlertOutcome],
     config: StagesConfig,
     now: datetime,
     needed: Mapping[Stage, float],
@@ -206,8 +206,8 @@ def _promoted(
 
 
 def _record_for(
-    stage: Stage, outcomes: list[Outcome], config: StagesConfig, now: datetime, needed: Mapping[Stage, float]
-) -> tuple[Record, float]:
+    stage: Stage, outcomes: list[AlertOutcome], config: StagesConfig, now: datetime, needed: Mapping[Stage, float]
+) -> tuple[TrackRecord, float]:
     tier, bar = ("high", config.hard) if stage == "hard" else ("elevated", config.soft)
     least = needed[stage] if bar.min_precision is None else bar.min_precision
     return record_of(outcomes, tier, config.confidence, now), least

@@ -47,7 +47,7 @@ _STEP = 1.1
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class ThresholdChoice:
     """A threshold and what may be expected of it.
 
     ``kind``: ``precision``, ``budget`` or ``cost``.
@@ -85,12 +85,12 @@ class Decision:
     @classmethod
     def refused(
         cls, kind: Literal["precision", "budget", "cost"], asked: float, confidence: float, why: str, recall: float
-    ) -> Decision:
+    ) -> ThresholdChoice:
         """Give the decision that sets no threshold, with the reason."""
         return cls(kind, asked, confidence, False, None, NO_ALERTS, 0.0, recall, why=why)
 
 
-def for_precisions(evidence: Evidence, targets: Sequence[float], confidence: float) -> list[Decision]:
+def for_precisions(evidence: ScoredDecisions, targets: Sequence[float], confidence: float) -> list[ThresholdChoice]:
     """Choose for each target the lowest threshold whose precision can be promised; each promise is one on its own.
 
     ``targets``: precisions, between 0 and 1 exclusive.
@@ -108,7 +108,7 @@ def for_precisions(evidence: Evidence, targets: Sequence[float], confidence: flo
     return [_precision(ordered, target, confidence, best) for target in targets]
 
 
-def _precision(ordered: _Ordered, target: float, confidence: float, best: float | None) -> Decision:
+def _precision(ordered: _Ordered, target: float, confidence: float, best: float | None) -> ThresholdChoice:
     passed: tuple[int, PrecisionBound] | None = None
     tried: PrecisionBound | None = None
     nodes = _first_tested(target, confidence)
@@ -129,12 +129,12 @@ def _precision(ordered: _Ordered, target: float, confidence: float, best: float 
     return replace(decision, best=max(best or 0.0, target))
 
 
-def no_promise(target: float, confidence: float, why: str, evidence: Evidence) -> Decision:
+def no_promise(target: float, confidence: float, why: str, evidence: ScoredDecisions) -> ThresholdChoice:
     """Give the decision for a precision that is not promised; the evidence tells whether an incident was missed."""
-    return Decision.refused("precision", target, confidence, why, 0.0 if evidence.incidents else math.nan)
+    return ThresholdChoice.refused("precision", target, confidence, why, 0.0 if evidence.incidents else math.nan)
 
 
-def for_budget(evidence: Evidence, k: float, confidence: float) -> Decision:
+def for_budget(evidence: ScoredDecisions, k: float, confidence: float) -> ThresholdChoice:
     """Choose the threshold that alerts ``k`` nodes a decision time on earlier data, and bound its precision.
 
     ``confidence``: One-sided, between 0 and 1 exclusive.
@@ -148,7 +148,7 @@ def for_budget(evidence: Evidence, k: float, confidence: float) -> Decision:
     if end == 0:
         none = not len(evidence.risk)
         why = "there are no earlier decisions" if none else "the riskiest rows are more than the budget"
-        return Decision.refused("budget", k, confidence, why, math.nan)
+        return ThresholdChoice.refused("budget", k, confidence, why, math.nan)
     bound = ordered.bound(end, confidence)
     why = f"{bound.hits} of {bound.alerts} drains within the budget would have been right"
     return ordered.promise("budget", k, confidence, end, bound, why)
@@ -158,7 +158,7 @@ def for_budget(evidence: Evidence, k: float, confidence: float) -> Decision:
 class _Ordered:
     """Rows from the riskiest on; a set of alerts is a prefix that splits no ties."""
 
-    evidence: Evidence
+    evidence: ScoredDecisions
     order: Ints
     node: Ints
     nodes_before: Ints
@@ -168,7 +168,7 @@ class _Ordered:
     cluster: Ints
 
     @classmethod
-    def of(cls, evidence: Evidence, deepest: float = DEEPEST) -> _Ordered:
+    def of(cls, evidence: ScoredDecisions, deepest: float = DEEPEST) -> _Ordered:
         kept = np.arange(len(evidence.risk))
         rows = math.ceil(deepest * len(kept))
         if rows < len(kept):
@@ -212,12 +212,12 @@ class _Ordered:
     def promise(
         self, kind: Literal["precision", "budget"], asked: float, confidence: float, end: int, bound: PrecisionBound,
         why: str,
-    ) -> Decision:  # fmt: skip
+    ) -> ThresholdChoice:  # fmt: skip
         """Give the decision that alerts a prefix."""
         why = f"{why}; with {confidence:.0%} confidence at least {_low(bound.lower)}"
         threshold, recall = self.threshold(end), self.evidence.recall(self.order[self.begun(end)])
         drains = bound.alerts / self.evidence.times
-        return Decision(kind, asked, confidence, True, threshold, bound, drains, recall, bound.lower, why=why)
+        return ThresholdChoice(kind, asked, confidence, True, threshold, bound, drains, recall, bound.lower, why=why)
 
 
 def _best(ordered: _Ordered, confidence: float) -> float | None:
@@ -246,7 +246,12 @@ def clusters_needed(target: float, confidence: float) -> int:
 
 
 def _refusal(
-    evidence: Evidence, nodes: int, target: float, confidence: float, tried: PrecisionBound | None, best: float | None
+    evidence: ScoredDecisions,
+    nodes: int,
+    target: float,
+    confidence: float,
+    tried: PrecisionBound | None,
+    best: float | None,
 ) -> str:
     could = "nothing can be promised" if not best else f"the highest precision that can be promised is {_low(best)}"
     if not evidence.hit.any():
@@ -269,7 +274,7 @@ def _low(value: float) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Evidence:
+class ScoredDecisions:
     """Scored decisions about nodes with known labels, each array of shape (n,).
 
     They must have been scored by models that had not seen their labels; else no bound holds.

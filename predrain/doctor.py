@@ -186,14 +186,14 @@ def _with_selection(seen: Observation, place: Place, labels: LabelSection) -> Ob
 
     from features.selection import examine_selection
     from telemetry.dataset.store import Dataset
-    from telemetry.doctor.observation import Finding
+    from telemetry.doctor.observation import TelemetryFinding
 
     selection = examine_selection(Dataset.open(place), labels)
     if selection is None or not selection.reasons:
         return seen
     what = f"telemetry was collected because of failures: {'; '.join(selection.reasons)}"
     do = "Import all nodes over one period, whether they failed or not: until then `assess` cannot tell."
-    return replace(seen, findings=(Finding(what, do), *seen.findings))
+    return replace(seen, findings=(TelemetryFinding(what, do), *seen.findings))
 
 
 def _report(

@@ -23,7 +23,7 @@ from scheduler.ports.errors import SchedulerError
 from scheduler.ports.lease import ObservedLease
 from scheduler.ports.node_object import Keys, NodeObject, Taint, after, view_of, writes_between
 from scheduler.ports.protocols import Clock, SchedulerExtras
-from scheduler.ports.readings import Answer, FleetReading, NodeReading, Precondition, StoredState, Switches, Write
+from scheduler.ports.readings import FleetReading, NodeReading, Precondition, StoredState, Switches, Write, WriteResult
 
 FORMAT = 1
 """Version of the file; another one is refused."""
@@ -107,49 +107,49 @@ class MemoryScheduler(SchedulerExtras):
             states.append(after(action, states[-1], self.keys, self._clock.now()))
         return tuple(writes_between(before, then) for before, then in itertools.pairwise(states))
 
-    def apply(self, action: Action, precondition: Precondition) -> Answer:
+    def apply(self, action: Action, precondition: Precondition) -> WriteResult:
         """Carry out an action."""
         node = self.nodes.get(action.node)
         if node is None:
-            return Answer("gone", f"there is no node {action.node}")
+            return WriteResult("gone", f"there is no node {action.node}")
         now = self._clock.now()
         conflict = precondition.conflict(self._reading(node))
         if conflict is not None:
             return conflict
         if self.lease is None or self.lease.holder != precondition.holder or now >= self.lease.until:
-            return Answer("refused", f"{precondition.holder} does not hold the lease")
+            return WriteResult("refused", f"{precondition.holder} does not hold the lease")
         then = after(action, node.object, self.keys, now)
         writes = writes_between(node.object, then)
         if not writes:
-            return Answer("already", "no change", (), str(node.version))
+            return WriteResult("already", "no change", (), str(node.version))
         self.nodes[action.node] = replace(node, object=then, version=node.version + 1)
         self._changed()
-        return Answer("done", "", writes, str(node.version + 1))
+        return WriteResult("done", "", writes, str(node.version + 1))
 
     def load_state(self) -> StoredState:
         """Read the safety state."""
         return StoredState(self.state, str(self.state_version))
 
-    def save_state(self, text: str, version: str) -> Answer:
+    def save_state(self, text: str, version: str) -> WriteResult:
         """Replace the safety state."""
         if version != str(self.state_version):
-            return Answer("conflict", f"the state has version {self.state_version}, expected {version}")
+            return WriteResult("conflict", f"the state has version {self.state_version}, expected {version}")
         if text != self.state:
             self.state, self.state_version = text, self.state_version + 1
             self._changed()
-        return Answer("done", "", (), str(self.state_version))
+        return WriteResult("done", "", (), str(self.state_version))
 
     def read_switches(self) -> Switches:
         """Read the switches."""
         return self.switches
 
-    def set_switches(self, switches: Switches) -> Answer:
+    def set_switches(self, switches: Switches) -> WriteResult:
         """Set the switches."""
         if switches == self.switches:
-            return Answer("already")
+            return WriteResult("already")
         self.switches = switches
         self._changed()
-        return Answer("done")
+        return WriteResult("done")
 
     def hold_lease(self, holder: str, lasts: timedelta) -> datetime | None:
         """Take or prolong the lease."""
@@ -248,10 +248,10 @@ class FileScheduler(SchedulerExtras):
         except (OSError, ValueError, RecursionError) as error:
             raise InputError(f"the file of the cluster cannot be used: {error}", str(path), _SHAPE) from None
 
-    def apply(self, action: Action, precondition: Precondition) -> Answer:
+    def apply(self, action: Action, precondition: Precondition) -> WriteResult:
         """Carry out an action."""
         if self._elapsed() >= self._lease_ends_s:
-            return Answer("refused", f"the lease of {precondition.holder} has ended")
+            return WriteResult("refused", f"the lease of {precondition.holder} has ended")
         return self._apply(action, precondition)
 
     def hold_lease(self, holder: str, lasts: timedelta) -> datetime | None:
@@ -290,14 +290,14 @@ class FileScheduler(SchedulerExtras):
 
         return read
 
-    def _writing(self, call: Callable[Concatenate[MemoryScheduler, P], Answer]) -> Callable[P, Answer]:
+    def _writing(self, call: Callable[Concatenate[MemoryScheduler, P], WriteResult]) -> Callable[P, WriteResult]:
         """Make a call of the cluster in memory one on the file, which answers."""
 
-        def write(*args: P.args, **kwargs: P.kwargs) -> Answer:
+        def write(*args: P.args, **kwargs: P.kwargs) -> WriteResult:
             try:
                 return self._reading(call)(*args, **kwargs)
             except SchedulerError as error:
-                return Answer("refused", str(error))  # the file is replaced as a whole or not at all
+                return WriteResult("refused", str(error))  # the file is replaced as a whole or not at all
 
         return write
 

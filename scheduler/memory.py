@@ -7,7 +7,7 @@ from dataclasses import replace
 from datetime import datetime
 
 from scheduler.ports.protocols import Clock
-from scheduler.ports.readings import Answer, StoredState, Write
+from scheduler.ports.readings import StoredState, Write, WriteResult
 from scheduler.ports.workloads import CheckpointAsk, CheckpointState, Fence, Workload
 
 
@@ -37,16 +37,16 @@ class MemoryWorkloads:
         """List what runs on a node."""
         return tuple(workload for workload in self.running.values() if workload.node == node)
 
-    def ask_checkpoint(self, workload: Workload, ask: CheckpointAsk, fence: Fence) -> Answer:
+    def ask_checkpoint(self, workload: Workload, ask: CheckpointAsk, fence: Fence) -> WriteResult:
         """Show a workload a request."""
         wrong = self._wrong(workload, fence)
         if wrong is not None:
             return wrong
         before = self.asked.get(workload.uid)
         if before is not None and before.key == ask.key:
-            return Answer("already")
+            return WriteResult("already")
         self.asked[workload.uid] = ask
-        return Answer("done")
+        return WriteResult("done")
 
     def checkpoint_state(self, workload: Workload, key: str) -> CheckpointState:
         """Say how far a request is."""
@@ -56,19 +56,19 @@ class MemoryWorkloads:
             return CheckpointState("failed", "it has none")
         return CheckpointState("acknowledged" if key in self.written else "waiting")
 
-    def evict(self, workload: Workload, fence: Fence) -> Answer:
+    def evict(self, workload: Workload, fence: Fence) -> WriteResult:
         """Ask a workload to go."""
         wrong = self._wrong(workload, fence)
         if wrong is not None:
             return wrong
         result = self.running[workload.uid]
         if result.ending:
-            return Answer("already")
+            return WriteResult("already")
         if result.uid in self.blocked:
-            return Answer("blocked", self.blocked[result.uid])
+            return WriteResult("blocked", self.blocked[result.uid])
         self.running[result.uid] = replace(result, state="ending")
         self.evicted.append((self._clock.now(), result.node, result.uid))
-        return Answer("done", "", self.preview(result))
+        return WriteResult("done", "", self.preview(result))
 
     def preview(self, workload: Workload) -> tuple[Write, ...]:
         """Return what an eviction would write."""
@@ -78,17 +78,17 @@ class MemoryWorkloads:
         """Read how far evacuations are."""
         return StoredState(self.text, str(self.version))
 
-    def save_progress(self, text: str, version: str) -> Answer:
+    def save_progress(self, text: str, version: str) -> WriteResult:
         """Keep how far evacuations are."""
         if version != str(self.version):
-            return Answer("conflict", f"the progress has version {self.version}, expected {version}")
+            return WriteResult("conflict", f"the progress has version {self.version}, expected {version}")
         self.text, self.version = text, self.version + 1
-        return Answer("done", "", (), str(self.version))
+        return WriteResult("done", "", (), str(self.version))
 
-    def _wrong(self, workload: Workload, fence: Fence) -> Answer | None:
+    def _wrong(self, workload: Workload, fence: Fence) -> WriteResult | None:
         if self._clock.now() >= fence.until:
-            return Answer("refused", "the lease has ended")
+            return WriteResult("refused", "the lease has ended")
         if workload.uid in self.running:
             return None
         same = any(item.name == workload.name for item in self.running.values())
-        return Answer("conflict", "another one has its name") if same else Answer("gone")
+        return WriteResult("conflict", "another one has its name") if same else WriteResult("gone")

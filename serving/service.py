@@ -12,7 +12,7 @@ from prometheus_client import generate_latest
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
-from foundation.server.problems import Refused
+from foundation.server.problems import RequestRefused
 from serving.champion.model import ModelHolder
 from serving.champion.sources import FolderBundle
 from serving.http.acting import ControllerDecisions
@@ -26,7 +26,7 @@ from serving.http.middleware import Access, RequestGuard
 from serving.http.query_routes import QueryRoutes
 from serving.http.schemas import Ready
 from serving.http.score_cache import ScoreCache
-from serving.http.tokens import Grant, ScopedTokens
+from serving.http.tokens import ScopedTokens, TokenGrant
 from serving.logs import AccessLog
 from serving.pages.routes import FleetPages, is_open_page, is_page
 from serving.scores.reading import last_run_metrics
@@ -109,11 +109,11 @@ class Service:
             RequestGuard, settings=self.settings, access=access, metrics=self.metrics, log=self._log, hosts=hosts
         )
 
-    def _grant(self, request: Request) -> Grant | None:
+    def _grant(self, request: Request) -> TokenGrant | None:
         assert self._tokens is not None
         return self._tokens.grant(request.headers.get("authorization"), basic=is_page(request.scope["path"]))
 
-    def _refusal(self, request: Request, refused: Refused) -> Response:
+    def _refusal(self, request: Request, refused: RequestRefused) -> Response:
         # What names another host or has two lengths is no browser's: it gets no page.
         if is_page(request.scope["path"]) and refused.reason not in ("host", "framing"):
             return self._pages.refusal(request, refused)

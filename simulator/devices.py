@@ -6,7 +6,7 @@ from enum import IntEnum
 
 import numpy as np
 
-from simulator.fleet import Node
+from simulator.fleet import SimulatedNode
 from simulator.hazards import Chain, Phase
 from simulator.parameters import Parameters
 from simulator.randomness import FloatArray, Purpose, generator
@@ -96,7 +96,9 @@ def _show_strong(row: FloatArray, name: str, parameters: Parameters, level: floa
         row[Effect.REPLAY_PER_MIN] = sign.replay_per_min * level
 
 
-def device_traits(parameters: Parameters, node: Node, seed: int, slot: int, stay: int) -> tuple[FloatArray, list[str]]:
+def device_traits(
+    parameters: Parameters, node: SimulatedNode, seed: int, slot: int, stay: int
+) -> tuple[FloatArray, list[str]]:
     """Draw a device's constants (by :class:`Trait`), and in which ways it looks bad for ever and is sound."""
     sign, noise, work = parameters.signatures, parameters.noise, parameters.workload
     rng = generator(seed, node.index, Purpose.TRAITS, unit=1 + stay * 64 + slot)

@@ -24,7 +24,7 @@ _DRIVERS = ("550.54.15", "550.127.08", "570.124.06", "570.172.08", "580.65.06", 
 
 
 @dataclass(frozen=True, slots=True)
-class Clock:
+class SimulatedTime:
     """The simulated time: all instants in int64 milliseconds since the epoch."""
 
     start: int  # First sample, at 00:00 UTC
@@ -53,7 +53,7 @@ class Clock:
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class SimulatedNode:
     """A node; each row of its ``plan`` is a planned change: slot, time, and when the next GPU stands there."""
 
     index: int
@@ -96,14 +96,14 @@ def serial_number(name: str, lot: int) -> str:
     return f"{1600 + lot}{int(name[4:12], 16) % 10**9:09d}"
 
 
-def build_fleet(parameters: Parameters, clock: Clock, *, gpus: int, seed: int) -> list[Node]:
+def build_fleet(parameters: Parameters, clock: SimulatedTime, *, gpus: int, seed: int) -> list[SimulatedNode]:
     """Lay the fleet out, in order of index; a node's traits depend on the seed and its index only."""
     per_node = parameters.fleet.gpus_per_node
     count = -(-gpus // per_node)
     return [_node(parameters, clock, seed, index, min(per_node, gpus - index * per_node)) for index in range(count)]
 
 
-def _node(parameters: Parameters, clock: Clock, seed: int, index: int, slots: int) -> Node:
+def _node(parameters: Parameters, clock: SimulatedTime, seed: int, index: int, slots: int) -> SimulatedNode:
     fleet, mixed, noise = parameters.fleet, parameters.heterogeneity, parameters.noise
     rack = index // fleet.nodes_per_rack
     height = 3 * (index % fleet.nodes_per_rack) // fleet.nodes_per_rack
@@ -121,7 +121,7 @@ def _node(parameters: Parameters, clock: Clock, seed: int, index: int, slots: in
     shares = np.cumsum([model.share for model in fleet.models])
     bad = (rng.random(parameters.fleet.gpus_per_node) < mixed.bad_slots) & mixed_delivery
     place = scattered(rack, seed, 3) * float(shares[-1])
-    return Node(
+    return SimulatedNode(
         index=index,
         name=f"node-{index:05d}",
         rack=f"rack-{rack:04d}",
@@ -142,7 +142,7 @@ def _node(parameters: Parameters, clock: Clock, seed: int, index: int, slots: in
     )
 
 
-def _upgrades(parameters: Parameters, clock: Clock, place: float) -> tuple[int, ...]:
+def _upgrades(parameters: Parameters, clock: SimulatedTime, place: float) -> tuple[int, ...]:
     fleet = parameters.fleet
     begins = clock.at_share(fleet.upgrade_first)
     times = []
@@ -152,7 +152,7 @@ def _upgrades(parameters: Parameters, clock: Clock, place: float) -> tuple[int, 
     return tuple(time for time in times if time < clock.end)
 
 
-def _drains(parameters: Parameters, clock: Clock, seed: int, index: int) -> NDArray[np.int64]:
+def _drains(parameters: Parameters, clock: SimulatedTime, seed: int, index: int) -> NDArray[np.int64]:
     """Planned drains of a node, shape (n, 2): begin and end, by begin."""
     rng = generator(seed, index, Purpose.PLAN)
     number = rng.poisson(parameters.fleet.drain_rate_per_month * clock.days / 30.4)
@@ -162,7 +162,7 @@ def _drains(parameters: Parameters, clock: Clock, seed: int, index: int) -> NDAr
     return np.column_stack([begins, begins + lengths]).astype(np.int64)
 
 
-def _plan(parameters: Parameters, clock: Clock, seed: int, index: int, slots: int) -> NDArray[np.int64]:
+def _plan(parameters: Parameters, clock: SimulatedTime, seed: int, index: int, slots: int) -> NDArray[np.int64]:
     """Planned exchanges and removals, shape (n, 3): slot, time, time of the next GPU; by slot and time."""
     fleet = parameters.fleet
     rng = generator(seed, index, Purpose.EXCHANGES)

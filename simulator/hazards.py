@@ -16,7 +16,7 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.fleet import DAY, Clock
+from simulator.fleet import DAY, SimulatedTime
 from simulator.parameters import HOURS_PER_YEAR, HeterogeneityParameters, Mechanism, Parameters
 from simulator.randomness import FloatArray
 
@@ -35,7 +35,7 @@ class Phase(IntEnum):
     UNDETECTED = 5
 
 
-class Cause(IntEnum):
+class FailureCause(IntEnum):
     """How a failure came about."""
 
     DIRECT = 0
@@ -47,7 +47,7 @@ class Cause(IntEnum):
 
 
 PRECURSOR = ("none", "weak", "strong", "structural", "none", "weak")
-"""Precursor of a failure by its :class:`Cause`."""
+"""Precursor of a failure by its :class:`FailureFailureCause`."""
 
 
 class Chain(NamedTuple):
@@ -180,7 +180,7 @@ def age_table(mixed: HeterogeneityParameters) -> FloatArray:
     )
 
 
-def epidemic_by_day(parameters: Parameters, clock: Clock, *, on: bool) -> FloatArray:
+def epidemic_by_day(parameters: Parameters, clock: SimulatedTime, *, on: bool) -> FloatArray:
     """Return the bad batch's hazard for each day from the clock's origin; -1 where it follows its Weibull law."""
     total = clock.days + clock.warm_up_days + 2
     if not on:

@@ -15,8 +15,8 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.fleet import DAY, HOUR, NEVER, Clock, Node
-from simulator.hazards import LOG_GRID, Cause, Chain, age_table, multiplier_index
+from simulator.fleet import DAY, HOUR, NEVER, SimulatedNode, SimulatedTime
+from simulator.hazards import LOG_GRID, Chain, FailureCause, age_table, multiplier_index
 from simulator.parameters import Parameters
 from simulator.randomness import FloatArray, Int64Array, Purpose, exponential, generator, normal, stream, uniform
 
@@ -54,7 +54,9 @@ class Lives:
     lemon: Int64Array
 
 
-def make_laws(parameters: Parameters, chain: Chain, epidemic: FloatArray, clock: Clock, *, detects: bool) -> Laws:
+def make_laws(
+    parameters: Parameters, chain: Chain, epidemic: FloatArray, clock: SimulatedTime, *, detects: bool
+) -> Laws:
     """Collect the constants of the simulation."""
     hazards = parameters.hazards
     begins = clock.at_share(parameters.drift.check_begins)
@@ -74,7 +76,7 @@ def make_laws(parameters: Parameters, chain: Chain, epidemic: FloatArray, clock:
     )
 
 
-def lemon_periods(parameters: Parameters, clock: Clock, seed: int, node: int) -> Int64Array:
+def lemon_periods(parameters: Parameters, clock: SimulatedTime, seed: int, node: int) -> Int64Array:
     """Draw the periods in which a node is a lemon: a stationary two-state Markov process; shape (n, 2)."""
     mixed = parameters.heterogeneity
     if mixed.lemon_share <= 0:
@@ -93,7 +95,7 @@ def lemon_periods(parameters: Parameters, clock: Clock, seed: int, node: int) ->
     return np.asarray(periods, np.int64).reshape(-1, 2)
 
 
-def live(node: Node, parameters: Parameters, clock: Clock, laws: Laws, *, seed: int) -> Lives:
+def live(node: SimulatedNode, parameters: Parameters, clock: SimulatedTime, laws: Laws, *, seed: int) -> Lives:
     """Simulate one node from the clock's origin to its end."""
     lemon = lemon_periods(parameters, clock, seed, node.index)
     tables = _live(
@@ -130,7 +132,15 @@ def repair_time(state: NDArray[np.uint64], quantiles: FloatArray) -> float:
 
 
 _CAUSES = np.array(
-    [Cause.DIRECT, Cause.WEAK, Cause.STRONG, Cause.STRONG, Cause.STRUCTURAL, Cause.HEALTH_CHECK], np.int64
+    [
+        FailureCause.DIRECT,
+        FailureCause.WEAK,
+        FailureCause.STRONG,
+        FailureCause.STRONG,
+        FailureCause.STRUCTURAL,
+        FailureCause.HEALTH_CHECK,
+    ],
+    np.int64,
 )
 # Of a failure out of a phase, by the phase's number.
 
@@ -199,7 +209,7 @@ def _live(  # noqa: PLR0912, PLR0915 - one loop over a slot's transitions; piece
                 time = max(time + wait, begin + 1.0)
                 u = uniform(rng) * total
                 if u < directly:
-                    cause, kind = Cause.DIRECT, _pick(rng, chain.direct[model])
+                    cause, kind = FailureCause.DIRECT, _pick(rng, chain.direct[model])
                 elif u < directly + degrades + advances + heals:
                     segments.append((slot, stay, begin, int(time), state, degraded, reset))
                     begin = int(time)
@@ -226,7 +236,7 @@ def _live(  # noqa: PLR0912, PLR0915 - one loop over a slot's transitions; piece
                     continue
                 if time != recurs_at:
                     continue
-                cause, kind = Cause.RECURRENCE, recurs_as
+                cause, kind = FailureCause.RECURRENCE, recurs_as
             # A failure: repair by a reset or by another GPU.
             start = int(time)
             segments.append((slot, stay, begin, start, state, degraded, reset))

@@ -7,8 +7,8 @@ from enum import IntEnum
 
 import numpy as np
 
-from simulator.fleet import DAY, HOUR, NEVER, Clock, Node, driver_at
-from simulator.hazards import Cause, Chain, Phase
+from simulator.fleet import DAY, HOUR, NEVER, SimulatedNode, SimulatedTime, driver_at
+from simulator.hazards import Chain, FailureCause, Phase
 from simulator.lives import DOWN, Lives
 from simulator.parameters import Parameters
 from simulator.randomness import Purpose, generator
@@ -19,7 +19,7 @@ KERNEL_DELAY = 10 * MINUTE
 """Time after which a logged event is known: the default reporting delay of the design."""
 
 
-class Mark(IntEnum):
+class CounterMark(IntEnum):
     """What an event does to the device's own counters."""
 
     XID = 0
@@ -30,7 +30,7 @@ class Mark(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class SimulatedEvent:
     """One row of events.parquet; times in ms, ``slot`` and ``stay`` name the device (slot -1: the whole node)."""
 
     time: int
@@ -47,12 +47,12 @@ class Event:
 class Records:
     """A node's records.
 
-    ``marks`` rows are (slot, stay, time, :class:`Mark`, value); ``reloads`` the times at which the node's driver was
-    loaded again; ``logged`` the time of the first record of each failure; ``lingers`` until when a failed GPU still
+    ``marks`` rows are (slot, stay, time, :class:`CounterCounterMark`, value); ``reloads`` the times at which the node's driver
+    was loaded again; ``logged`` the time of the first record of each failure; ``lingers`` until when a failed GPU still
     answers; ``app_errors`` the times at which an application error hit the whole node.
     """
 
-    events: list[Event] = field(default_factory=list)
+    events: list[SimulatedEvent] = field(default_factory=list)
     marks: list[tuple[int, int, int, int, int]] = field(default_factory=list)
     reloads: list[int] = field(default_factory=list)
     logged: list[int] = field(default_factory=list)
@@ -68,11 +68,11 @@ class _Writer:
     ``rate``: the acceleration; it holds for hardware errors, not for those of applications.
     """
 
-    node: Node
+    node: SimulatedNode
     lives: Lives
     parameters: Parameters
     chain: Chain
-    clock: Clock
+    clock: SimulatedTime
     seed: int
     rate: float
 
@@ -88,11 +88,11 @@ class _Writer:
         known: int | None = None, detail: str | None = None,
     ) -> None:  # fmt: skip
         at = time + KERNEL_DELAY if known is None else max(known, time)
-        self.out.events.append(Event(time, *device, kind, code, detail, source, at))
+        self.out.events.append(SimulatedEvent(time, *device, kind, code, detail, source, at))
 
     def xid(self, time: int, device: tuple[int, int], code: int) -> None:
         self.add(time, device, "xid", str(code))
-        self.out.marks.append((*device, time, Mark.XID, code))
+        self.out.marks.append((*device, time, CounterMark.XID, code))
 
     def device_at(self, slot: int, time: int) -> tuple[int, int] | None:
         """Return the device that is up in a slot at a time."""
@@ -112,13 +112,13 @@ class _Writer:
             code_dice, lost_dice, misdated, shift, entry, drain_after, job_dice = self.rng.random(7)
             logged = min(start + late, repaired - 2 * MINUTE)
             mechanism = self.parameters.hazards.mechanisms[max(kind, 0)]
-            checked = cause == Cause.HEALTH_CHECK or kind < 0
+            checked = cause == FailureCause.HEALTH_CHECK or kind < 0
             lost = mechanism.name == "bus" and lost_dice < self.noise.lost_without_xid
             has_xid = bool(mechanism.xids) and not lost and not checked
             if has_xid:
                 self.xid(logged, device, self.pick(mechanism.xids))
                 if mechanism.failure_class == "memory":
-                    self.out.marks.append((*device, logged, Mark.UNCORRECTED, 1 + int(3 * code_dice)))
+                    self.out.marks.append((*device, logged, CounterMark.UNCORRECTED, 1 + int(3 * code_dice)))
             elif checked:
                 self.add(logged, device, "failure", "pcie_bandwidth", detail="below threshold", source="health-check")
             else:
@@ -234,8 +234,8 @@ class _Writer:
             if device is not None:
                 self.xid(time, device, 94)
                 self.xid(time + 1000, device, 63)
-                self.out.marks.append((*device, time, Mark.UNCORRECTED, 1))
-                self.out.marks.append((*device, time + 1000, Mark.REMAPPED, 1))
+                self.out.marks.append((*device, time, CounterMark.UNCORRECTED, 1))
+                self.out.marks.append((*device, time + 1000, CounterMark.REMAPPED, 1))
         bursts = self.in_state(weak + strong, memory, noise.burst_xid_per_day)
         for slot, stay in sorted(chronic_sbe):
             number = int(self.rng.poisson(noise.chronic_burst_per_day * self.clock.days))
@@ -247,7 +247,7 @@ class _Writer:
             if device is not None:
                 self.xid(time, device, 92)
                 if self.rng.random() < 0.1:
-                    self.out.marks.append((*device, time, Mark.CORRECTED_REMAP, 1))
+                    self.out.marks.append((*device, time, CounterMark.CORRECTED_REMAP, 1))
         if model.has_nvlink:
             self.link_episodes(model.nvlink_episode_rate, weak, strong)
 
@@ -275,12 +275,12 @@ class _Writer:
                 continue
             last[device] = time
             self.xid(time, device, 74)
-            self.out.marks.append((*device, time, Mark.LINK_BURST, 2000 + int(self.rng.integers(0, 20_000))))
+            self.out.marks.append((*device, time, CounterMark.LINK_BURST, 2000 + int(self.rng.integers(0, 20_000))))
 
 
 def write_records(
-    node: Node, lives: Lives, parameters: Parameters, chain: Chain, clock: Clock, seed: int, acceleration: float,
-    chronic_sbe: set[tuple[int, int]],
+    node: SimulatedNode, lives: Lives, parameters: Parameters, chain: Chain, clock: SimulatedTime, seed: int,
+    acceleration: float, chronic_sbe: set[tuple[int, int]],
 ) -> Records:  # fmt: skip
     """Write down what is known of a node's life; ``chronic_sbe``: devices with corrected errors for ever."""
     writer = _Writer(node, lives, parameters, chain, clock, seed, acceleration)

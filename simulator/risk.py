@@ -16,7 +16,7 @@ import numpy as np
 from scipy.linalg import expm
 from scipy.special import ndtr
 
-from simulator.fleet import DAY, HOUR, Clock, Node
+from simulator.fleet import DAY, HOUR, SimulatedNode, SimulatedTime
 from simulator.hazards import LOG_GRID, multiplier_index
 from simulator.lives import DOWN, Laws, Lives
 from simulator.parameters import Parameters
@@ -51,7 +51,9 @@ def segments_at(segments: Int64Array, slot: Int64Array, time: Int64Array, origin
     return np.where(inside, row, -1)
 
 
-def hidden_rows(nodes: list[Node], lives: list[Lives], laws: Laws, clock: Clock, *, every: int) -> HiddenRows:
+def hidden_rows(
+    nodes: list[SimulatedNode], lives: list[Lives], laws: Laws, clock: SimulatedTime, *, every: int
+) -> HiddenRows:
     """Read all GPUs' hidden states every ``every`` ms from the clock's start to its end."""
     times = np.arange(clock.start, clock.end, every, dtype=np.int64)
     columns: list[list[Int64Array]] = [[] for _ in range(10)]
@@ -135,7 +137,7 @@ def recurrence_survival(age: FloatArray, recurrence: FloatArray) -> FloatArray:
     return 1.0 - recurrence[0] * ndtr(z)
 
 
-def true_risk(rows: HiddenRows, laws: Laws, parameters: Parameters, clock: Clock) -> FloatArray:
+def true_risk(rows: HiddenRows, laws: Laws, parameters: Parameters, clock: SimulatedTime) -> FloatArray:
     """Compute P(the GPU's next failure starts in (t + gap, t + gap + horizon] | hidden state at t) for each row.
 
     Returns: leaving service unfailed is left out, as such rows have no label. A second failure after a repair within

@@ -8,13 +8,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simulator.devices import device_traits
-from simulator.fleet import NEVER, Clock, Node, build_fleet, gpu_name
+from simulator.fleet import NEVER, SimulatedNode, SimulatedTime, build_fleet, gpu_name
 from simulator.hazards import Chain, build_chain, epidemic_by_day
 from simulator.lives import DOWN, Laws, Lives, live, make_laws
 from simulator.parameters import Parameters
 from simulator.randomness import Purpose, generator
 from simulator.records import Records, write_records
-from simulator.samples import Device, sample_range
+from simulator.samples import SimulatedDevice, sample_range
 from simulator.scenarios import Scenario
 from simulator.workload import OUTCOMES, Jobs, node_series, schedule
 
@@ -29,11 +29,11 @@ class Simulation:
     """
 
     parameters: Parameters
-    clock: Clock
+    clock: SimulatedTime
     seed: int
     chain: Chain
     laws: Laws
-    nodes: list[Node]
+    nodes: list[SimulatedNode]
     lives: list[Lives]
     records: list[Records]
     jobs: list[Jobs]
@@ -41,7 +41,7 @@ class Simulation:
     inflation: float
 
 
-def run_fleet(scenario: Scenario, clock: Clock, *, gpus: int, seed: int, acceleration: float) -> Simulation:
+def run_fleet(scenario: Scenario, clock: SimulatedTime, *, gpus: int, seed: int, acceleration: float) -> Simulation:
     """Simulate a fleet without its telemetry."""
     parameters = scenario.parameters
     detects = "health_check" in scenario.drifts
@@ -69,7 +69,7 @@ def run_fleet(scenario: Scenario, clock: Clock, *, gpus: int, seed: int, acceler
     return Simulation(parameters, clock, seed, chain, laws, nodes, lives, records, jobs, traits, inflation)
 
 
-def outages(node: Node, life: Lives, clock: Clock) -> NDArray[np.int64]:
+def outages(node: SimulatedNode, life: Lives, clock: SimulatedTime) -> NDArray[np.int64]:
     """Return the times in which a node takes no jobs: begin, end, and the outcome of a job that they end."""
     rows = [(begin, end, OUTCOMES.index("drained")) for begin, end in node.drains.tolist()]
     failed = OUTCOMES.index("node_fail")
@@ -82,7 +82,7 @@ def outages(node: Node, life: Lives, clock: Clock) -> NDArray[np.int64]:
     return np.array(rows, np.int64).reshape(-1, 3)
 
 
-def node_devices(simulation: Simulation, number: int) -> list[Device]:
+def node_devices(simulation: Simulation, number: int) -> list[SimulatedDevice]:
     """Return what the telemetry of one node's devices is made from, stays without any sample left out."""
     clock, parameters = simulation.clock, simulation.parameters
     node, life, records = simulation.nodes[number], simulation.lives[number], simulation.records[number]
@@ -109,7 +109,7 @@ def node_devices(simulation: Simulation, number: int) -> list[Device]:
         own = (segments[:, 0] == slot) & (segments[:, 1] == stay)
         mine = (marks[:, 0] == slot) & (marks[:, 1] == stay)
         devices.append(
-            Device(
+            SimulatedDevice(
                 name=gpu_name(simulation.seed, node.index, slot, stay),
                 node=node.name,
                 node_index=node.index,

@@ -16,7 +16,7 @@ from simulator.devices import Effect, Trait
 from simulator.fleet import NEVER
 from simulator.lives import DOWN
 from simulator.randomness import NORMAL_TABLE, FloatArray, Int64Array, Purpose, bits, mix, poisson, stream, uniform
-from simulator.records import Mark
+from simulator.records import CounterMark
 from simulator.workload import NodeSeries
 from telemetry.dataset.channels import CATALOGUE, Channel, with_rollups
 from telemetry.dataset.schema import INSTANT, NAME, samples_schema
@@ -38,7 +38,7 @@ def channels() -> dict[str, Channel]:
     return {name: known[name] for name in names}
 
 
-class Device(NamedTuple):
+class SimulatedDevice(NamedTuple):
     """What the kernel needs to know of one device's stay.
 
     ``segments`` are the stay's rows with a further column: until when a failed GPU still answers. ``marks`` are its
@@ -63,7 +63,7 @@ class Device(NamedTuple):
     series: NodeSeries
 
 
-def sample_table(devices: list[Device], signs: FloatArray, *, seed: int, start: int, step: int) -> pa.Table:
+def sample_table(devices: list[SimulatedDevice], signs: FloatArray, *, seed: int, start: int, step: int) -> pa.Table:
     """Make the samples of some devices.
 
     ``devices``: by name, so that the table is sorted by (gpu, timestamp).
@@ -108,7 +108,7 @@ _PCIE_GRAIN = 1048576.0
 
 @numba.njit(cache=True, nogil=True)
 def fill_device(  # noqa: PLR0912, PLR0915 - one pass over the samples; splitting it would cost the speed it is for
-    device: Device,
+    device: SimulatedDevice,
     signs: FloatArray,
     seed: int,
     start: int,
@@ -144,22 +144,22 @@ def fill_device(  # noqa: PLR0912, PLR0915 - one pass over the samples; splittin
         while load < len(reloads) and reloads[load] <= now:
             # Records between two loads of the driver belong to the first.
             while mark < marks.shape[0] and marks[mark, 0] <= reloads[load]:
-                if marks[mark, 1] == Mark.REMAPPED:
+                if marks[mark, 1] == CounterMark.REMAPPED:
                     remap_bad += marks[mark, 2]
-                elif marks[mark, 1] == Mark.CORRECTED_REMAP:
+                elif marks[mark, 1] == CounterMark.CORRECTED_REMAP:
                     remap_good += marks[mark, 2]
                 mark += 1
             replays, sbe, dbe, crc, link_replays, xid = 0.0, 0.0, 0.0, 0.0, 0.0, 0
             load += 1
         while mark < marks.shape[0] and marks[mark, 0] <= now:
             what, value = marks[mark, 1], marks[mark, 2]
-            if what == Mark.XID:
+            if what == CounterMark.XID:
                 xid = value
-            elif what == Mark.UNCORRECTED:
+            elif what == CounterMark.UNCORRECTED:
                 dbe += value
-            elif what == Mark.REMAPPED:
+            elif what == CounterMark.REMAPPED:
                 remap_bad += value
-            elif what == Mark.CORRECTED_REMAP:
+            elif what == CounterMark.CORRECTED_REMAP:
                 remap_good += value
             else:
                 crc += value

@@ -14,7 +14,7 @@ from foundation.errors import InputError
 from foundation.files import FolderSwap, disk_errors
 from foundation.text import nearest_hint
 from simulator.devices import signatures
-from simulator.fleet import Clock
+from simulator.fleet import SimulatedTime
 from simulator.run import Simulation, node_devices, run_fleet
 from simulator.samples import channels, sample_table
 from simulator.scenarios import SCENARIOS, Scenario
@@ -141,7 +141,7 @@ def _checked(
     acceleration: float,
     step: timedelta,
     start: datetime,
-) -> tuple[Scenario, Clock]:
+) -> tuple[Scenario, SimulatedTime]:
     if isinstance(scenario, str) and scenario not in SCENARIOS:
         hint = f"{nearest_hint(scenario, SCENARIOS)} Choose one of {', '.join(SCENARIOS)}.".strip()
         raise InputError(f"unknown scenario {scenario!r}", "scenario", hint)
@@ -170,7 +170,7 @@ def _checked(
         if not sound:
             raise InputError(what, where, do)
     chosen = SCENARIOS[scenario] if isinstance(scenario, str) else scenario
-    return chosen, Clock(begin, days, ms, chosen.parameters.warm_up_days)
+    return chosen, SimulatedTime(begin, days, ms, chosen.parameters.warm_up_days)
 
 
 def _check_places(out: Path, truth: Path) -> None:

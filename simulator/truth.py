@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from simulator.fleet import HOUR, NEVER, gpu_name
-from simulator.hazards import PRECURSOR, Cause
+from simulator.hazards import PRECURSOR, FailureCause
 from simulator.risk import hidden_rows, true_risk
 from simulator.run import Simulation
 from simulator.tables import with_instants
@@ -64,14 +64,15 @@ def failures_frame(simulation: Simulation) -> pd.DataFrame:
             failure_class, mechanism = "bus", "undetected_pcie"
             if kind >= 0:
                 failure_class, mechanism = mechanisms[kind].failure_class, mechanisms[kind].name
-            announced = cause not in (Cause.DIRECT, Cause.RECURRENCE)
+            announced = cause not in (FailureCause.DIRECT, FailureCause.RECURRENCE)
             gpu = gpu_name(simulation.seed, node.index, slot, stay)
             back = repaired if repaired < min(NEVER, clock.end) else None
             rows.append(
                 (
                     gpu, node.name, str(slot), start, record.logged[number], failure_class, mechanism,
-                    Cause(cause).name.lower(), PRECURSOR[cause], announced, onset if onset >= 0 and announced else None,
-                    bool(lemon), record.with_xid[number], back, bool(replaced),
+                    FailureCause(cause).name.lower(), PRECURSOR[cause], announced,
+                    onset if onset >= 0 and announced else None, bool(lemon), record.with_xid[number], back,
+                    bool(replaced),
                 )
             )  # fmt: skip
     frame = pd.DataFrame(rows, columns=FAILURES.names).sort_values(["start", "gpu"], ignore_index=True)

@@ -8,7 +8,7 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.fleet import DAY, HOUR, Clock, Node
+from simulator.fleet import DAY, HOUR, SimulatedNode, SimulatedTime
 from simulator.parameters import Parameters
 from simulator.randomness import NORMAL_TABLE, Int64Array, Purpose, bits, generator, stream
 
@@ -35,7 +35,7 @@ class Jobs(NamedTuple):
     outcome: Int64Array
 
 
-def training_share(parameters: Parameters, clock: Clock, model: int, time: int, *, shifts: bool) -> float:
+def training_share(parameters: Parameters, clock: SimulatedTime, model: int, time: int, *, shifts: bool) -> float:
     """Return the share of training among the jobs that begin at a time on nodes with a GPU model."""
     before = parameters.fleet.models[model].training_share
     if not shifts:
@@ -49,9 +49,9 @@ def training_share(parameters: Parameters, clock: Clock, model: int, time: int, 
 
 
 def schedule(
-    node: Node,
+    node: SimulatedNode,
     parameters: Parameters,
-    clock: Clock,
+    clock: SimulatedTime,
     seed: int,
     *,
     outages: Int64Array,
@@ -122,7 +122,7 @@ class NodeSeries(NamedTuple):
     gap: NDArray[np.uint8]
 
 
-def node_series(node: Node, parameters: Parameters, clock: Clock, seed: int, jobs: Jobs) -> NodeSeries:
+def node_series(node: SimulatedNode, parameters: Parameters, clock: SimulatedTime, seed: int, jobs: Jobs) -> NodeSeries:
     """Compute a node's shared series from its jobs, the room's air, and the gaps of its exporter."""
     work, noise = parameters.workload, parameters.noise
     rng = generator(seed, node.index, Purpose.AMBIENT)

@@ -19,8 +19,8 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from evaluation.backtest.promotion_gate import Criterion, Verdict
-from pipeline.promotion import Decision
+from evaluation.backtest.promotion_gate import Criterion, GateVerdict
+from pipeline.promotion import PromotionResult
 from pipeline.retraining import page_of
 from serving.scores.writing import ScoresFolder, ScoringResult, record_attempt
 from tests.chart import ALL, CHART, objects, rendered
@@ -181,8 +181,8 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Labels:
         by_metric |= scrape(ports["receive"], "predrain_receiver_last_write_timestamp_seconds", token)
     worse = Criterion("precision", "the champion", 0.2, 0.1, "no less", "failed", "0.1 is less")
     at = datetime(2026, 1, 1, tzinfo=UTC)
-    verdict = Verdict("the recipe", "the champion", (worse,), 9, 3, 3, 3, 3, 1, at, at)
-    refused = Decision("refused", "predrain", 2, 1, 1, dry_run=False, verdict=verdict)
+    verdict = GateVerdict("the recipe", "the champion", (worse,), 9, 3, 3, 3, 3, 1, at, at)
+    refused = PromotionResult("refused", "predrain", 2, 1, 1, dry_run=False, verdict=verdict)
     return by_metric | labels_of(page_of(at, refused))  # of `predrain retrain`, by the textfile collector
 
 

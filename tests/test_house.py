@@ -4,6 +4,7 @@ import ast
 import re
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,16 @@ def test_modules_import_in_no_more_circles_and_folders_and_fragments_do_not_grow
 
 def python_files() -> list[Path]:
     return sorted(path for room in (*ROOMS, "tests", "benchmarks") for path in (ROOT / room).rglob("*.py"))
+
+
+def test_no_public_class_is_defined_twice() -> None:
+    classes = Counter(
+        node.name
+        for path in read_house().files.values()
+        for node in ast.parse(path.read_text(encoding="utf-8")).body
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+    )
+    assert {name for name, count in classes.items() if count > 1} <= {"Installations"}  # one goes with decision 0031
 
 
 def test_no_file_is_over_500_lines() -> None:

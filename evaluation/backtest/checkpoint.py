@@ -17,13 +17,13 @@ import pyarrow.parquet as pq
 from pydantic import TypeAdapter
 
 from evaluation.backtest.frames import Fold
-from evaluation.drift.verdict import Findings
+from evaluation.drift.verdict import CheckFindings
 from features.engine import source_digest
 from foundation.errors import InputError
 from foundation.files import replacing
 
 _KEY = b"predrain.fold"
-_FINDINGS: TypeAdapter[Findings | None] = TypeAdapter(Findings | None)
+_FINDINGS: TypeAdapter[CheckFindings | None] = TypeAdapter(CheckFindings | None)
 _LIBRARIES = ("numpy", "pandas", "pyarrow", "scipy", "scikit-learn", "lightgbm", "xgboost-cpu")
 ROOMS = ("evaluation", "features", "foundation", "models", "policy", "telemetry")
 """Rooms whose code shapes predictions."""
@@ -73,14 +73,14 @@ class FoldStore:
         with self._appearing(self._path(fold), f"the finished fold {fold}") as temporary:
             pq.write_table(stamped, temporary, compression="zstd")
 
-    def load_check(self, fold: int) -> tuple[Findings | None] | None:
+    def load_check(self, fold: int) -> tuple[CheckFindings | None] | None:
         """Read what the check before a fold found (None: it had nothing to compare with); None if it is not there."""
         try:
             return (_FINDINGS.validate_python(json.loads(self._check_path(fold).read_bytes())),)
         except (FileNotFoundError, ValueError):
             return None
 
-    def save_check(self, fold: int, found: Findings | None) -> None:
+    def save_check(self, fold: int, found: CheckFindings | None) -> None:
         """Write what the check before a fold found, as :meth:`save` does."""
         with self._appearing(self._check_path(fold), f"the check before fold {fold}") as temporary:
             temporary.write_text(json.dumps(None if found is None else found.to_json()), encoding="utf-8")

@@ -9,7 +9,7 @@ from typing import Any
 from evaluation.backtest.frames import VARIANTS, Fold
 from evaluation.drift.check import examine
 from evaluation.drift.outcomes import AlertCounts, count_in_windows
-from evaluation.drift.verdict import Findings
+from evaluation.drift.verdict import CheckFindings
 from features.times import duration_ms
 from models.sequence.windows import tabular_columns, tabular_values
 from models.training.reference import LabelledRows, Reference, make_reference
@@ -34,7 +34,7 @@ class DriftWatch:
         self._references: dict[int, Reference] = {}
         self._last: tuple[int, LabelledRows] | None = None
 
-    def check(self, fold: int, before: Sequence[Fold], labelled: LabelledRows) -> Findings | None:
+    def check(self, fold: int, before: Sequence[Fold], labelled: LabelledRows) -> CheckFindings | None:
         """Look at what changed since the last fit before a fold.
 
         Returns: none where nothing has been fitted yet.

@@ -10,13 +10,13 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
-from evaluation.drift.verdict import Findings
+from evaluation.drift.verdict import CheckFindings
 from features.matrix.meta import ACTED_ON
 from features.times import duration_ms, instants, milliseconds
 from models.calibration.horizons import HorizonMap
 from models.explanation.alert_reasons import AlertReasons
 from models.rows.ranking import Ints, group_starts, top_nodes
-from models.rows.training_set import Matrix, Rows, node_codes
+from models.rows.training_set import Matrix, TrainingRows, node_codes
 from models.training.schedule import Schedule, format_days, format_instant
 from policy.episodes import newly_alerted
 
@@ -59,7 +59,7 @@ class BacktestResult:
     models: tuple[str, ...]
     horizons: tuple[HorizonMap, ...] = ()
     reasons: tuple[AlertReasons, ...] = ()
-    drift: tuple[Findings | None, ...] = ()
+    drift: tuple[CheckFindings | None, ...] = ()
     attributions: pd.DataFrame | None = None
 
 
@@ -102,7 +102,7 @@ def skipped_of(folds: list[Fold], schedule: Schedule) -> tuple[str, ...]:
     return tuple(out)
 
 
-def fold_frame(folds: list[Fold], schedule: Schedule, rows: Rows, *, full: bool) -> pd.DataFrame:
+def fold_frame(folds: list[Fold], schedule: Schedule, rows: TrainingRows, *, full: bool) -> pd.DataFrame:
     """Give :attr:`BacktestResult.folds`."""
     records = []
     once = next(fold.facts for fold in folds if fold.facts["unfit"] is None)

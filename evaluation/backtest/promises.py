@@ -26,7 +26,7 @@ from models.training.fitted import ORDERS_ONLY
 from policy.cost_benefit import Costs, for_costs, no_threshold
 from policy.episodes import openings
 from policy.incidents import caught_causes
-from policy.thresholds import Decision, Evidence, for_budget, for_precisions, no_promise
+from policy.thresholds import ScoredDecisions, ThresholdChoice, for_budget, for_precisions, no_promise
 
 FOLD_COLUMNS: tuple[str, ...] = (
     "model", "target", "fold", "refit_at", "promised", "threshold", "lower", "best", "earlier_drains", "earlier_hits",
@@ -57,7 +57,7 @@ class Promises:
 
     folds: pd.DataFrame
     pooled: pd.DataFrame
-    current: dict[str, list[Decision]]
+    current: dict[str, list[ThresholdChoice]]
     until: datetime
 
 
@@ -72,12 +72,12 @@ class _Replayed:
 
     def evidence(
         self, labels: Labels, groups: IncidentGroups, chosen: Bools, reach_ms: int
-    ) -> Iterator[tuple[str, Evidence]]:
+    ) -> Iterator[tuple[str, ScoredDecisions]]:
         """Give what some rows of units say of nodes."""
         if not chosen.any():
             none = np.zeros(0, dtype=np.int64)
             for name in self.risks:
-                yield name, Evidence(np.zeros(0), none == 1, none, none, none, none, reach_ms)
+                yield name, ScoredDecisions(np.zeros(0), none == 1, none, none, none, none, reach_ms)
             return
         rows = np.flatnonzero(chosen)
         nodes = self.nodes(rows, labels)
@@ -86,7 +86,7 @@ class _Replayed:
         incident, cause = self.followed(nodes, rows, labels, groups)
         for name, risk in self.risks.items():
             highest = nodes.highest(risk[rows]).astype(np.float64)
-            yield name, Evidence(highest, hit, node, time, incident, cause, reach_ms)
+            yield name, ScoredDecisions(highest, hit, node, time, incident, cause, reach_ms)
 
     def nodes(self, rows: Ints, labels: Labels) -> Grouping:
         """Group some rows of units by node and time."""
@@ -123,7 +123,7 @@ def walk_promises(
     reach_ms = int((final.complete - time).max())
     order = folds[folds["variant"] == "sliding"].sort_values("fold")
     tested = [(int(row.fold), _refit_of(row, time, fold)) for row in order.itertuples()]
-    decided: dict[tuple[str, float], list[Decision]] = {}
+    decided: dict[tuple[str, float], list[ThresholdChoice]] = {}
     for number, refit_at in tested:
         labels, groups = read(refit_at), IncidentGroups.of(matrix.incidents(refit_at))
         earlier = (fold < number) & _known(labels, refit_at)
@@ -148,7 +148,7 @@ def walk_promises(
     until = max(pd.Timestamp(matrix.span[1]), pd.Timestamp(tested[-1][1])).to_pydatetime()
     labels = read(until)
     known = _known(labels, until)
-    current: dict[str, list[Decision]] = {}
+    current: dict[str, list[ThresholdChoice]] = {}
     for name, everything in models.evidence(labels, IncidentGroups.of(matrix.incidents(until)), known, reach_ms):
         current[name] = [
             *_promised(name, everything, section),
@@ -190,13 +190,13 @@ def _orders_only(model: str) -> str:
     return f"{model} only orders the units of a decision time: no threshold of its risk means the same at another"
 
 
-def _promised(name: str, evidence: Evidence, section: PrecisionTargetsSection) -> list[Decision]:
+def _promised(name: str, evidence: ScoredDecisions, section: PrecisionTargetsSection) -> list[ThresholdChoice]:
     if why := _orders_only(name):
         return [no_promise(target, section.confidence, why, evidence) for target in section.values]
     return for_precisions(evidence, section.values, section.confidence)
 
 
-def _by_costs(name: str, evidence: Evidence, section: PrecisionTargetsSection) -> list[Decision]:
+def _by_costs(name: str, evidence: ScoredDecisions, section: PrecisionTargetsSection) -> list[ThresholdChoice]:
     """Set the threshold of least cost."""
     if section.costs is None:
         return []
@@ -216,7 +216,7 @@ def _refit_of(row: Any, time: Ints, fold: Ints) -> datetime:
     return pd.Timestamp(start, unit="ms", tz="UTC").to_pydatetime()
 
 
-def _summary(decision: Decision) -> dict[str, Any]:
+def _summary(decision: ThresholdChoice) -> dict[str, Any]:
     return {
         "promised": decision.promised,
         "threshold": math.nan if decision.threshold is None else decision.threshold,
@@ -255,7 +255,7 @@ class _Judged:
         label = nodes.highest(final.label)
         return cls(nodes, models.time[first], models.node[first], models.fold[first], label, incident, cause, reach_ms)
 
-    def outcomes(self, decisions: dict[int, Decision], unit_risk: Floats) -> list[dict[str, Any]]:
+    def outcomes(self, decisions: dict[int, ThresholdChoice], unit_risk: Floats) -> list[dict[str, Any]]:
         """Tell what became of the promises of one target, fold by fold; a drain belongs to the fold it begins in."""
         asked = np.full(max(decisions) + 1, np.inf)
         for fold, decision in decisions.items():

@@ -52,7 +52,7 @@ class Criterion:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class GateVerdict:
     """What the gate says.
 
     ``challenger``, ``champion``: names of the sides; the champion's is that of the baselines where there is no
@@ -102,7 +102,7 @@ class Verdict:
 
 def judge(
     challenger: Scored, others: Sequence[Scored], section: PromotionSection, *, seed: int, champion: bool
-) -> Verdict:
+) -> GateVerdict:
     """Compare a challenger with the champion, or with baselines where there is none yet.
 
     ``others``: the champion alone, or the baselines, the best of which its recall is compared with.
@@ -125,7 +125,7 @@ def judge(
     criteria.append(_brier(challenger, others[0] if champion else None, section, weights))
     criteria += _recalls(reference, incidents, section)
     times = challenger.shared.times_ms[np.unique(challenger.rows.time[challenger.known])]
-    return Verdict(
+    return GateVerdict(
         challenger=challenger.model,
         champion=", ".join(other.model for other in others),
         criteria=tuple(criteria),

@@ -19,7 +19,7 @@ from evaluation.backtest.frames import (
 )
 from evaluation.backtest.parallel_refits import RefitTask, run_here, run_refits
 from evaluation.backtest.sliding import Backtest, BacktestSetup, Refit
-from evaluation.drift.verdict import Findings
+from evaluation.drift.verdict import CheckFindings
 from features.engine import Engine
 from foundation.errors import InputError
 from models.bundle.serialization import FitStore
@@ -109,7 +109,7 @@ def run_backtest(
             if store is not None and stored is None:
                 store.save_check(at, drift[at])
 
-    drift: list[Findings | None] = []
+    drift: list[CheckFindings | None] = []
     check_drift()
     report()
     if engine is None:

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from evaluation.backtest.drift_watch import DriftWatch
 from evaluation.backtest.frames import VARIANTS, Fold
-from evaluation.drift.verdict import Findings
+from evaluation.drift.verdict import CheckFindings
 from features.times import duration_ms, instant_ms
 from models.bundle.serialization import FitStore
 from models.config import BASELINES, CASCADE, BacktestSection, ModelsSection, TrainingSection
@@ -148,7 +148,7 @@ class Backtest:
         }
         return Fold(table, facts | self._explained(refit.fold, models, table))
 
-    def check_drift(self, before: Sequence[Fold]) -> Findings | None:
+    def check_drift(self, before: Sequence[Fold]) -> CheckFindings | None:
         """Check what changed between the last fit of some folds and the refit after them, with what was known then."""
         return self._watch.check(len(before), before, self._trainer.labels_at(self.schedule.refits_ms[len(before)]))
 

@@ -1,4 +1,4 @@
 """What changed since a fit: fleet, telemetry, workload, readings, failures, risks or scores.
 
-In come the reference of a fit and the rows since, out come ``Findings``. Start with ``check``.
+In come the reference of a fit and the rows since, out come ``CheckFindings``. Start with ``check``.
 """

@@ -27,7 +27,7 @@ _LEFT = 0.02
 
 
 @dataclass(frozen=True, slots=True)
-class Effect:
+class FeatureShift:
     """What a change did to one feature.
 
     ``effect``: change of the mean rank, -1 to 1.
@@ -56,7 +56,7 @@ def changed_since_first(unit: Ints, time: Ints, code: Floats) -> Bools:
     return out
 
 
-def effect_of(changed: Bools, values: np.ndarray, *, unit: Ints, day: Ints, node: Ints) -> Effect | None:
+def effect_of(changed: Bools, values: np.ndarray, *, unit: Ints, day: Ints, node: Ints) -> FeatureShift | None:
     """Measure what a change did to one feature.
 
     ``changed``: whether the row comes after its unit's change; shape (n_rows,).
@@ -80,7 +80,7 @@ def effect_of(changed: Bools, values: np.ndarray, *, unit: Ints, day: Ints, node
     scores = np.bincount(group, weights=d_left * (u_left - slope * d_left))
     clusters = int((np.bincount(group) > 0).sum())
     error = float(np.sqrt((scores**2).sum() * clusters / max(clusters - 1, 1))) / size
-    return Effect(slope, slope / error if error > 0 else 0.0)
+    return FeatureShift(slope, slope / error if error > 0 else 0.0)
 
 
 def _freed(values: Floats, unit: Ints, day: Ints) -> Floats:

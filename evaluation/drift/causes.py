@@ -18,7 +18,7 @@ from evaluation.drift.movement import (
     vanished_channels,
 )
 from evaluation.drift.outcomes import ALPHA, RateChange, RiskCounts
-from evaluation.drift.verdict import Verdict
+from evaluation.drift.verdict import DriftVerdict
 from features.vocabulary import FeatureColumn
 from features.wording import channel_words, percent
 from models.rows.ranking import Ints
@@ -73,12 +73,12 @@ def is_software(column: FeatureColumn) -> bool:
     return column.group == "static" and bool(column.categories) and any(word in name for word in _SOFTWARE)
 
 
-def fleet_verdicts(reference: Reference, recent: Recent) -> list[Verdict]:
+def fleet_verdicts(reference: Reference, recent: Recent) -> list[DriftVerdict]:
     """Decide whether other units are there than before: other models, many new ones, many more or fewer.
 
     A driver's share is reported as a note: an upgrade is reason to refit only if readings moved with it.
     """
-    out: list[Verdict] = []
+    out: list[DriftVerdict] = []
     facts: list[str] = []
     now = recent.values[recent.now]
     for at, (column, before) in enumerate(zip(reference.columns, reference.features, strict=True)):
@@ -92,7 +92,7 @@ def fleet_verdicts(reference: Reference, recent: Recent) -> list[Verdict]:
         if is_software(column):
             if fresh or moved >= MIX_LIMIT:
                 part = "" if not any(shares.get(code, 0.0) for code in old) else " on part of the fleet"
-                out.append(Verdict("fleet", False, f"The {column.channel} changed{part}.", mix))
+                out.append(DriftVerdict("fleet", False, f"The {column.channel} changed{part}.", mix))
         elif fresh or moved >= MIX_LIMIT:
             facts += mix
     age = next((at for at, column in enumerate(reference.columns) if column.name.startswith("static__age__")), None)
@@ -108,16 +108,16 @@ def fleet_verdicts(reference: Reference, recent: Recent) -> list[Verdict]:
             f"({100 * (ratio - 1):+.0f} %)"
         )
     if facts:
-        out.insert(0, Verdict("fleet", True, "The fleet is made up of other units than before.", tuple(facts)))
+        out.insert(0, DriftVerdict("fleet", True, "The fleet is made up of other units than before.", tuple(facts)))
     return out
 
 
-def reading_verdicts(reference: Reference, recent: Recent, moves: Sequence[Movement]) -> list[Verdict]:
+def reading_verdicts(reference: Reference, recent: Recent, moves: Sequence[Movement]) -> list[DriftVerdict]:
     """Decide whether readings moved because of the telemetry, because of the workload, or for no reason that shows."""
     channels = moved_channels(moves)
     silent = vanished_channels(moves)
     aligned = _aligned(reference, recent, moves)
-    out: list[Verdict] = []
+    out: list[DriftVerdict] = []
 
     facts: list[str] = []
     for channel in sorted(aligned):
@@ -140,7 +140,7 @@ def reading_verdicts(reference: Reference, recent: Recent, moves: Sequence[Movem
         parts += [f"{_some(came)} began to report on part of the fleet"] if came else []
         parts += ["samples come with other gaps than before"] if holes else []
         text = "; ".join(parts)
-        out.append(Verdict("telemetry", True, f"{text[0].upper()}{text[1:]}.", tuple(facts)))
+        out.append(DriftVerdict("telemetry", True, f"{text[0].upper()}{text[1:]}.", tuple(facts)))
 
     workload = [move for move in moves if move.column.group == "workload"]
     work_moved = [move for move in workload if move.moved]
@@ -156,20 +156,20 @@ def reading_verdicts(reference: Reference, recent: Recent, moves: Sequence[Movem
     if shifted:
         facts = [move.summary for move in sorted(work_moved, key=lambda move: -move.shift.psi)[:3]]
         facts += channel_facts(busy | gauges)
-        out.append(Verdict("workload", True, "The GPUs are used otherwise than before.", tuple(facts)))
+        out.append(DriftVerdict("workload", True, "The GPUs are used otherwise than before.", tuple(facts)))
         rest = {channel: moved for channel, moved in rest.items() if channel not in gauges}
     # A silent channel's values are those of the units that still report: another mix, not another reading.
     rest = {channel: moved for channel, moved in rest.items() if channel not in silent}
     if rest:
         names = _some([channel_words(channel) for channel in rest])
         text = f"{names[0].upper()}{names[1:]} read differently, and neither workload, gaps nor drivers explain it."
-        out.append(Verdict("readings", True, text, tuple(channel_facts(rest))))
+        out.append(DriftVerdict("readings", True, text, tuple(channel_facts(rest))))
     return out
 
 
 def failure_verdicts(
     changes: Sequence[RateChange], fell: tuple[float, str] | None, *, anything_moved: bool
-) -> list[Verdict]:
+) -> list[DriftVerdict]:
     """Decide whether failures come at another rate or of other classes, or whether alerts are right less often.
 
     ``changes``: all classes together first, then each.
@@ -190,10 +190,10 @@ def failure_verdicts(
         facts.append(fell[1])
         if not anything_moved:
             text = text or "Alerts are right less often than before, though no feature moved."
-    return [Verdict("failures", True, text, tuple(facts))] if text else []
+    return [DriftVerdict("failures", True, text, tuple(facts))] if text else []
 
 
-def risk_verdicts(risks: RiskCounts | None) -> list[Verdict]:
+def risk_verdicts(risks: RiskCounts | None) -> list[DriftVerdict]:
     """Decide whether units failed so much more or less often than their risks that chance does not explain it.
 
     The interval, at one less ``ALPHA``, must leave 1 out, and the ratio itself lie
@@ -213,7 +213,7 @@ def risk_verdicts(risks: RiskCounts | None) -> list[Verdict]:
         f"{risks.expected:.1f}: {risks.ratio:.2f} times as many [{low:.2f}, {high:.2f}] "
         f"({100 * (1 - ALPHA):g} %, exact for independent incidents)"
     )
-    return [Verdict("risks", True, text, (fact,))]
+    return [DriftVerdict("risks", True, text, (fact,))]
 
 
 def _aligned(reference: Reference, recent: Recent, moves: Sequence[Movement]) -> dict[str, str]:

@@ -16,7 +16,7 @@ from evaluation.drift.causes import (
 )
 from evaluation.drift.movement import MISSING_LIMIT, by_group, moved_within_makes, movements, worst
 from evaluation.drift.outcomes import AlertCounts, RateChange, RiskCounts, precision_fell, rate_changes
-from evaluation.drift.verdict import Findings
+from evaluation.drift.verdict import CheckFindings
 from features.wording import percent
 from models.rows.row_reader import RowReader
 from models.training.reference import (
@@ -50,7 +50,7 @@ def examine(
     alerts: tuple[AlertCounts, AlertCounts] | None = None,
     risks: RiskCounts | None = None,
     failures_from_ms: int | None = None,
-) -> Findings:
+) -> CheckFindings:
     """Check the rows since a fit.
 
     ``labelled``: rows and labels as of ``end_ms``.
@@ -63,7 +63,7 @@ def examine(
     rows = labelled.rows
     recent = sample_rows(rows, start_ms, end_ms - 1, most=RECENT, seed=seed)
     if not len(recent) or not any(feature.present + feature.missing for feature in reference.features):
-        return Findings(start_ms, end_ms, 0)
+        return CheckFindings(start_ms, end_ms, 0)
     # Rows of the reference join them where the matrix has any, so that before and after can be compared.
     earlier = sample_rows(rows, reference.start_ms, min(reference.end_ms, start_ms - 1), most=RECENT, seed=seed)
     both = np.concatenate([earlier, recent])
@@ -87,7 +87,7 @@ def examine(
     moved = any(verdict.drift for verdict in verdicts)
     verdicts += failure_verdicts(changes, _fell(alerts), anything_moved=moved)
     verdicts += risk_verdicts(risks)
-    return Findings(
+    return CheckFindings(
         start_ms=start_ms,
         end_ms=end_ms,
         rows=len(recent),

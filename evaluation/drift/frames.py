@@ -9,12 +9,12 @@ import numpy as np
 import pandas as pd
 
 from evaluation.drift.outcomes import outcomes_over_time
-from evaluation.drift.verdict import Findings
+from evaluation.drift.verdict import CheckFindings
 from features.times import instants
 
 
 def drift_frames(
-    findings: Sequence[Findings | None],
+    findings: Sequence[CheckFindings | None],
     folds: pd.DataFrame,
     predictions: pd.DataFrame,
     *,

@@ -22,7 +22,7 @@ CAUSES: Mapping[Cause, str] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class DriftVerdict:
     """One thing found.
 
     ``cause``: one of :data:`CAUSES`.
@@ -37,7 +37,7 @@ class Verdict:
 
 
 @dataclass(frozen=True, slots=True)
-class Findings:
+class CheckFindings:
     """What one check found.
 
     ``start_ms``, ``end_ms``: the recent window: first decision time, and the time of the check (not included).
@@ -54,7 +54,7 @@ class Findings:
     start_ms: int
     end_ms: int
     rows: int
-    verdicts: tuple[Verdict, ...] = ()
+    verdicts: tuple[DriftVerdict, ...] = ()
     groups: tuple[dict[str, Any], ...] = ()
     features: tuple[dict[str, Any], ...] = ()
     outcomes: dict[str, Any] = field(default_factory=dict)
@@ -78,4 +78,4 @@ class Findings:
 
     def to_json(self) -> dict[str, Any]:
         """Give the findings as a JSON object."""
-        return dict(TypeAdapter(Findings).dump_python(self, mode="json"))
+        return dict(TypeAdapter(CheckFindings).dump_python(self, mode="json"))

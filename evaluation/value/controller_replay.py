@@ -18,8 +18,8 @@ import numpy as np
 import pandas as pd
 
 from evaluation.value.load import Placements
-from evaluation.value.marks import Marks
-from evaluation.value.readings import Reading, Readings, instant
+from evaluation.value.marks import ReplayMarks
+from evaluation.value.readings import Readings, ScoredDecision, instant
 from features.times import NEVER, duration_ms, instant_ms, milliseconds
 from policy.config import PolicyConfig
 from policy.cost_benefit import CostBenefitConfig
@@ -47,7 +47,7 @@ asks for it, and after one that failed it is run again."""
 
 
 @dataclass(frozen=True, slots=True)
-class Fleet:
+class ReplayedFleet:
     """A fleet while it was scored.
 
     ``nodes``: without units, jobs and marks; other fields hold positions in it.
@@ -71,7 +71,7 @@ class Fleet:
     family: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, inventory: pd.DataFrame, failures: pd.DataFrame, begin: int, end: int) -> Fleet:
+    def of(cls, inventory: pd.DataFrame, failures: pd.DataFrame, begin: int, end: int) -> ReplayedFleet:
         """Take a fleet from its tables; ``failures``: ``gpu``, ``node``, ``start``, ``end`` (null: not over)."""
         known = inventory.astype(object).where(inventory.notna(), None)
         since, until = milliseconds(inventory["installed_at"]), milliseconds(inventory["removed_at"])
@@ -150,7 +150,7 @@ class Controlled:
     ``findable``: which failures a ``stated`` diagnostic finds; shape (failures,).
     """
 
-    fleet: Fleet
+    fleet: ReplayedFleet
     scores: Readings
     events: Sequence[Mapping[str, Any]]
     jobs: Placements
@@ -203,7 +203,7 @@ class Controlled:
         self._now = self.fleet.begin
         self._plan: Plan | None = None
 
-    def marks(self) -> Marks:
+    def marks(self) -> ReplayMarks:
         """Let it act, and give what it marked."""
         while self._todo:
             at = heapq.heappop(self._todo)
@@ -211,7 +211,7 @@ class Controlled:
                 self._round(at)
         for row in self._rows:
             row[2] = min(row[2], self.fleet.end)
-        return Marks.of(self._rows, len(self._refused))
+        return ReplayMarks.of(self._rows, len(self._refused))
 
     def _awaited(self, at: int) -> bool:
         """Tell whether something may follow from nodes that are better now."""
@@ -314,7 +314,7 @@ class Controlled:
         self._sick |= dict.fromkeys(units if "" in named else named, Fact("diagnostic_failed", instant(ends)))
         self._test(place, ends + _RETRY_MS, "diagnose")
 
-    def _fleet_at(self, at: int, now: datetime, newest: Reading) -> list[NodeView]:
+    def _fleet_at(self, at: int, now: datetime, newest: ScoredDecision) -> list[NodeView]:
         heard = min(now - LONGEST, newest.decided_at)  # what was said before neither holds nor voids anything now
         said = reported(self.events[bisect_right(self._known, instant_ms(heard)) : bisect_right(self._known, at)], now)
         down = self.fleet.down(at)
@@ -362,7 +362,7 @@ class Controlled:
             self._planned = known, planned(self._maintenance[:known], now)
         return self._planned[1]
 
-    def _quiet(self, at: int, newest: Reading, spoken: Iterable[str]) -> tuple[Ints, Ints, Bools]:
+    def _quiet(self, at: int, newest: ScoredDecision, spoken: Iterable[str]) -> tuple[Ints, Ints, Bools]:
         """Give of each node its units with and without a risk, and whether no more is known of it than low risks."""
         lowest = self.policy.thresholds.watch or 0.0
         place, code, since, until = self._member.T
@@ -412,7 +412,9 @@ def job_views(jobs: Placements, entries: Ints, at: int) -> list[JobView]:
     ]  # fmt: skip
 
 
-def evicted(fleet: Fleet, jobs: Placements, node: int, at: int, left: Ints, checkpoint: timedelta) -> tuple[Ints, Ints]:
+def evicted(
+    fleet: ReplayedFleet, jobs: Placements, node: int, at: int, left: Ints, checkpoint: timedelta
+) -> tuple[Ints, Ints]:
     """Give when jobs of a node that is emptied at a time are gone, and which: those that run on until then.
 
     ``left``: when jobs have left their node; shape (entries,).

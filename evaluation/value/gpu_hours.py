@@ -15,9 +15,9 @@ from typing import Final
 import numpy as np
 
 from evaluation.metrics.bootstrap import Interval, interval, resample
-from evaluation.value.controller_replay import LEAVE, Fleet, evicted
+from evaluation.value.controller_replay import LEAVE, ReplayedFleet, evicted
 from evaluation.value.load import HOUR_MS, Placements
-from evaluation.value.marks import Marks
+from evaluation.value.marks import ReplayMarks
 from evaluation.value.probing import NO_CHECKPOINTS, NO_PROBES, Checkpoints, Probes
 from features.times import NEVER, duration_ms
 from policy.cost_benefit import CostBenefitConfig, JobHours
@@ -31,7 +31,7 @@ _CONFIDENCE: Final = 0.9
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class ReplayOutcome:
     """What a policy came to.
 
     ``drains``, ``known``, ``right``: marks, those of nodes that had not failed and of known outcome, and those of them
@@ -67,9 +67,9 @@ class Extras:
 
 
 def count_outcome(
-    fleet: Fleet, loads: Sequence[Placements], marks: Marks, costs: CostBenefitConfig, *, reach: timedelta,
-    soft: bool = False, extras: Sequence[Extras] | None = None,
-) -> Outcome:  # fmt: skip
+    fleet: ReplayedFleet, loads: Sequence[Placements], marks: ReplayMarks, costs: CostBenefitConfig, *,
+    reach: timedelta, soft: bool = False, extras: Sequence[Extras] | None = None,
+) -> ReplayOutcome:  # fmt: skip
     """Count what comes of marking nodes.
 
     ``loads``: the fleet's own jobs, or several generated loads, which are averaged.
@@ -100,14 +100,14 @@ def count_outcome(
     nodes, alerts = np.unique(marks.node[known], return_counts=True)
     hit_by = np.array([int(right[known & (marks.node == node)].sum()) for node in nodes], dtype=np.int64)
     low = bound_of_sizes(alerts, hit_by, _CONFIDENCE).lower if len(nodes) else 0.0
-    return Outcome(
+    return ReplayOutcome(
         done, of, good, round(float(np.mean(spared))), low, float(hits.mean()), float(moved.mean()), hit, spent, idle,
         repaired,
     )  # fmt: skip
 
 
 def _counted(
-    fleet: Fleet, jobs: Placements, hard: Marks, costs: CostBenefitConfig, extras: Extras, *, soft: bool
+    fleet: ReplayedFleet, jobs: Placements, hard: ReplayMarks, costs: CostBenefitConfig, extras: Extras, *, soft: bool
 ) -> tuple[float, float, Floats, Floats, Floats, Floats]:
     """Count jobs hit and moved, and by node the GPU-hours lost, spent, idle and saved in repairs."""
     marks = hard if not len(extras.probes.node) else hard.joined(extras.probes.repairs(fleet))
@@ -164,7 +164,7 @@ def _counted(
     return hits, moved, hit, spent, idle, repaired
 
 
-def _free(fleet: Fleet, jobs: Placements, marks: Marks) -> Callable[[Ints], Ints]:
+def _free(fleet: ReplayedFleet, jobs: Placements, marks: ReplayMarks) -> Callable[[Ints], Ints]:
     """Give what counts the GPUs that are free at a time on nodes that are neither marked nor down, at least."""
     held = (
         (jobs.gpus, jobs.start, jobs.end), (fleet.gpus[marks.node], marks.at, marks.until),
@@ -178,7 +178,7 @@ def _free(fleet: Fleet, jobs: Placements, marks: Marks) -> Callable[[Ints], Ints
     return lambda times: total - taken[np.searchsorted(at, times)]
 
 
-def _sound(fleet: Fleet, node: int, begin: int, end: int) -> list[tuple[int, int]]:
+def _sound(fleet: ReplayedFleet, node: int, begin: int, end: int) -> list[tuple[int, int]]:
     """Give the parts of a time in which a node is not down."""
     parts = []
     for at, until in [*zip(fleet.at[fleet.failed == node], fleet.until[fleet.failed == node], strict=True), (end, end)]:
@@ -188,7 +188,7 @@ def _sound(fleet: Fleet, node: int, begin: int, end: int) -> list[tuple[int, int
     return parts
 
 
-def net_of(nobody: Outcome, acted: Outcome) -> Floats:
+def net_of(nobody: ReplayOutcome, acted: ReplayOutcome) -> Floats:
     """Return the GPU-hours that a policy saves, net of what it spends; shape (loads, nodes)."""
     return np.asarray(nobody.hit - acted.hit - acted.spent - acted.idle + acted.repaired)
 
@@ -201,14 +201,14 @@ def net_interval(net: Floats, *, replicates: int, seed: int) -> tuple[float, Int
 
 
 def mean_prices(
-    fleet: Fleet, loads: Sequence[Placements], costs: CostBenefitConfig, probes: ProbeConfig
+    fleet: ReplayedFleet, loads: Sequence[Placements], costs: CostBenefitConfig, probes: ProbeConfig
 ) -> dict[Rung, Price]:
     """Return the price of each rung on the mean node, by what the controller goes by."""
     hours = np.mean([_mean_load(fleet, jobs, costs) for jobs in loads], axis=0)
     return prices(float(fleet.gpus.mean()), JobHours(*hours.tolist()), costs, probes)
 
 
-def _mean_load(fleet: Fleet, jobs: Placements, costs: CostBenefitConfig) -> Floats:
+def _mean_load(fleet: ReplayedFleet, jobs: Placements, costs: CostBenefitConfig) -> Floats:
     """Return the GPU-hours of :class:`policy.cost_benefit.JobHours` on the mean node."""
     lasted = np.maximum(np.minimum(jobs.end, fleet.end) - np.maximum(jobs.start, fleet.begin), 0)
     busy = jobs.size * lasted / (len(fleet.nodes) * (fleet.end - fleet.begin))

@@ -19,10 +19,10 @@ from typing import Any, Final
 import numpy as np
 
 from evaluation.metrics.bootstrap import Interval
-from evaluation.value.controller_replay import Controlled, Fleet
-from evaluation.value.gpu_hours import Extras, Outcome, count_outcome, mean_prices, net_interval, net_of
+from evaluation.value.controller_replay import Controlled, ReplayedFleet
+from evaluation.value.gpu_hours import Extras, ReplayOutcome, count_outcome, mean_prices, net_interval, net_of
 from evaluation.value.load import Placements
-from evaluation.value.marks import NOBODY, Marks
+from evaluation.value.marks import NOBODY, ReplayMarks
 from evaluation.value.probing import (
     NO_CHECKPOINTS,
     NO_PROBES,
@@ -83,7 +83,7 @@ class LadderReplay:
     ``nobody``: what happened without any action.
     """
 
-    fleet: Fleet
+    fleet: ReplayedFleet
     loads: Sequence[Placements]
     scores: Readings
     events: Sequence[Mapping[str, Any]]
@@ -98,7 +98,7 @@ class LadderReplay:
     prices: Mapping[Rung, Price] = field(init=False)
     usual: float = field(init=False)
     findable: Bools = field(init=False)
-    nobody: Outcome = field(init=False)
+    nobody: ReplayOutcome = field(init=False)
 
     def __post_init__(self) -> None:
         self._probed: dict[Rung | None, list[Probes]] = {}
@@ -113,7 +113,7 @@ class LadderReplay:
         """Return the thresholds that a rung is replayed at; of ``avoid``, the drain's ``high`` plays no part."""
         return thresholds_of(self.prices["drain" if rung == "avoid" else rung], self.usual)
 
-    def marks(self, rung: Rung) -> Marks:
+    def marks(self, rung: Rung) -> ReplayMarks:
         """Return when nodes are kept from new jobs with ``avoid``, ``swap`` or ``drain`` as the highest rung."""
         rungs: Ladder = RUNGS[: RUNGS.index(rung) + 1]
         settings = PolicyConfig(
@@ -131,7 +131,7 @@ class LadderReplay:
         at, risks = self.scores.at, self.risks
         return [replay_checkpoints(jobs, at, risks, self.horizon, self.costs) for jobs in self.loads]
 
-    def extras(self, ladder: Collection[Rung], closed: Marks, key: Rung | None) -> list[Extras]:
+    def extras(self, ladder: Collection[Rung], closed: ReplayMarks, key: Rung | None) -> list[Extras]:
         """Return probes and checkpoints of each load, where they are among the rungs; ``key``: names ``closed``."""
         if "probe" in ladder and key not in self._probed:
             self._probed[key] = [self.probed(jobs, closed, self.probes, self.findable) for jobs in self.loads]
@@ -140,17 +140,17 @@ class LadderReplay:
         return [Extras(*cheap, self.probes) for cheap in zip(probes, checkpoints, strict=True)]
 
     def probed(
-        self, jobs: Placements, closed: Marks, config: ProbeConfig, found: Bools, *, guided: bool = True
+        self, jobs: Placements, closed: ReplayMarks, config: ProbeConfig, found: Bools, *, guided: bool = True
     ) -> Probes:
         """Return the probes under one load."""
         at = self.scores.at
         return replay_probes(self.fleet, jobs, at, self.risks, closed, found, self.reach, config, guided=guided)
 
-    def outcome(self, ladder: Collection[Rung], marks: Mapping[Rung, Marks]) -> Outcome:
+    def outcome(self, ladder: Collection[Rung], marks: Mapping[Rung, ReplayMarks]) -> ReplayOutcome:
         """Count what comes of some rungs together."""
         top = next((rung for rung in reversed(_OUT) if rung in ladder), None)
         out, soft = (NOBODY, False) if top is None else (marks[top], top == "avoid")
-        closed: tuple[Marks, Rung | None] = (NOBODY, None) if soft else (out, top)
+        closed: tuple[ReplayMarks, Rung | None] = (NOBODY, None) if soft else (out, top)
         extras = self.extras(ladder, *closed) if {"probe", "checkpoint"} & set(ladder) else None
         return count_outcome(self.fleet, self.loads, out, self.costs, reach=self.reach, soft=soft, extras=extras)
 
@@ -161,7 +161,7 @@ class LadderReplay:
         does; ``recommended_net``, evaluated where it was not chosen.
         """
         marks = {rung: self.marks(rung) for rung in _OUT}
-        singles: dict[Rung, Outcome] = {rung: self.outcome((rung,), marks) for rung in RUNGS[1:]}
+        singles: dict[Rung, ReplayOutcome] = {rung: self.outcome((rung,), marks) for rung in RUNGS[1:]}
         rows = [self._row("publish", self.nobody, singles["avoid"])]
         rows += [self._row(rung, outcome, outcome) for rung, outcome in singles.items()]
         nets: dict[Ladder, Floats] = {}
@@ -171,7 +171,7 @@ class LadderReplay:
         chosen, value = choose_ladder(nets, replicates=self.replicates, seed=self.seed)
         return {"ladder": rows, "recommended": ["publish", *chosen], "recommended_net": value}
 
-    def _row(self, rung: Rung, outcome: Outcome, acted: Outcome) -> dict[str, Any]:
+    def _row(self, rung: Rung, outcome: ReplayOutcome, acted: ReplayOutcome) -> dict[str, Any]:
         """Return the row of a rung; ``acted``: whose actions are counted."""
         net, bounds = net_interval(net_of(self.nobody, outcome), replicates=self.replicates, seed=self.seed)
         spent = float((outcome.spent + outcome.idle).sum(axis=1).mean())

@@ -12,7 +12,7 @@ from policy.episodes import Ints
 
 
 @dataclass(frozen=True, slots=True)
-class Marks:
+class ReplayMarks:
     """Times in which nodes are kept from new jobs; all of shape (marks,).
 
     ``drained``: when the running jobs were asked to go; :data:`features.times.NEVER`: they stay.
@@ -28,17 +28,17 @@ class Marks:
     refused: int = 0
 
     @classmethod
-    def of(cls, rows: Iterable[list[int]], refused: int = 0) -> Marks:
+    def of(cls, rows: Iterable[list[int]], refused: int = 0) -> ReplayMarks:
         """Take rows of these."""
         node, at, until, drained, found = np.array(sorted(rows), dtype=np.int64).reshape(-1, 5).T
         return cls(node, at, until, drained, found, refused)
 
-    def joined(self, rows: Iterable[list[int]]) -> Marks:
+    def joined(self, rows: Iterable[list[int]]) -> ReplayMarks:
         """Return these and others, without those that begin while another one has the node in repair."""
         mine = np.column_stack([self.node, self.at, self.until, self.drained, self.found]).tolist()
         new = list(rows)
         kept = [row for row in mine if not any(row[0] == other[0] and other[1] <= row[1] < other[2] for other in new)]
-        return Marks.of([*kept, *new], self.refused)
+        return ReplayMarks.of([*kept, *new], self.refused)
 
 
-NOBODY: Final = Marks.of(())
+NOBODY: Final = ReplayMarks.of(())

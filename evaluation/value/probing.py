@@ -13,9 +13,9 @@ from typing import Final
 
 import numpy as np
 
-from evaluation.value.controller_replay import Fleet
+from evaluation.value.controller_replay import ReplayedFleet
 from evaluation.value.load import HOUR_MS, Placements
-from evaluation.value.marks import Marks
+from evaluation.value.marks import ReplayMarks
 from evaluation.value.readings import Readings
 from features.times import NEVER, duration_ms
 from policy.cost_benefit import CostBenefitConfig
@@ -37,14 +37,14 @@ class Probes:
     preempted: Bools
     failure: Ints
 
-    def repairs(self, fleet: Fleet) -> list[list[int]]:
-        """Return rows of :class:`Marks`: a node with a fault that was found is out of service until it is over."""
+    def repairs(self, fleet: ReplayedFleet) -> list[list[int]]:
+        """Return rows of :class:`ReplayMarks`: a node with a found fault is out of service until it is over."""
         hit = self.failure >= 0
         over = fleet.until[self.failure[hit]]
         ends = self.end[hit]
         return np.column_stack([self.node[hit], ends, over, ends, ends]).tolist()
 
-    def spent(self, fleet: Fleet, jobs: Placements, config: ProbeConfig) -> Floats:
+    def spent(self, fleet: ReplayedFleet, jobs: Placements, config: ProbeConfig) -> Floats:
         """Return the GPU-hours that each costs: energy and wear, and the jobs that it delayed."""
         hours = fleet.gpus[self.node] * (self.end - self.begin) / HOUR_MS * config.idle_cost
         delay = config.preemption / timedelta(hours=1)
@@ -59,7 +59,7 @@ _NONE: Final = np.array([], dtype=np.int64)
 NO_PROBES: Final = Probes(_NONE, _NONE, _NONE, _NONE.astype(np.bool_), _NONE)
 
 
-def findable(fleet: Fleet, found: Mapping[str, float], seed: int) -> Bools:
+def findable(fleet: ReplayedFleet, found: Mapping[str, float], seed: int) -> Bools:
     """Draw which failures a diagnostic can find before they begin: each once and for all.
 
     ``found``: the share by failure family. A larger share finds what a smaller one does, and more.
@@ -68,7 +68,7 @@ def findable(fleet: Fleet, found: Mapping[str, float], seed: int) -> Bools:
     return np.asarray(np.random.default_rng(seed).random(len(fleet.at)) < share)
 
 
-def node_risks(fleet: Fleet, scores: Readings) -> Floats:
+def node_risks(fleet: ReplayedFleet, scores: Readings) -> Floats:
     """Return the risk of each node at each decision; NaN: not known; shape (decisions, nodes)."""
     stays = [(place, *stay) for place, units in enumerate(fleet.stays) for stay in units]
     code = scores.units.get_indexer([name for _, name, _, _ in stays])
@@ -84,7 +84,7 @@ def node_risks(fleet: Fleet, scores: Readings) -> Floats:
     return risks
 
 
-def idle_times(fleet: Fleet, jobs: Placements, closed: Marks) -> tuple[Ints, Ints, Ints]:
+def idle_times(fleet: ReplayedFleet, jobs: Placements, closed: ReplayMarks) -> tuple[Ints, Ints, Ints]:
     """Return node, begin and end of the times in which a node has no job, is not down and is not out of service."""
     node = np.concatenate([jobs.node, fleet.failed, closed.node])
     begin = np.concatenate([jobs.start, fleet.at, closed.at])
@@ -103,8 +103,8 @@ def idle_times(fleet: Fleet, jobs: Placements, closed: Marks) -> tuple[Ints, Int
 
 
 def replay_probes(
-    fleet: Fleet, jobs: Placements, at: list[int], risks: Floats, closed: Marks, found: Bools, reach: timedelta,
-    config: ProbeConfig, *, guided: bool = True,
+    fleet: ReplayedFleet, jobs: Placements, at: list[int], risks: Floats, closed: ReplayMarks, found: Bools,
+    reach: timedelta, config: ProbeConfig, *, guided: bool = True,
 ) -> Probes:  # fmt: skip
     """Probe idle nodes, at the end of their jobs and at each decision.
 

@@ -25,7 +25,7 @@ def instant(ms: int) -> datetime:
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class ScoredDecision:
     """The scores of a decision time.
 
     ``at``: when they are there, in milliseconds.
@@ -57,7 +57,7 @@ class Reading:
         return tuple(UnitView(f"{number}", score) for number, score in enumerate(scores))
 
 
-class Readings(Sequence[Reading]):
+class Readings(Sequence[ScoredDecision]):
     """What a controller would have read, in the order of time; a reading is made when it is asked for.
 
     ``predictions``: of one model: ``decision_time``, ``unit``, ``risk``, ``fold``; ``folds``: ``fold``, ``refit_at``.
@@ -77,7 +77,7 @@ class Readings(Sequence[Reading]):
         self._bounds = [*first.tolist(), len(order)]
         self._fitted = [fitted[fold] for fold in predictions["fold"].to_numpy()[order[first]].tolist()]
         self._decided, self._lasts = times.tolist(), lasts
-        self._last: tuple[int, Reading] | None = None
+        self._last: tuple[int, ScoredDecision] | None = None
         self.at: list[int] = (times + duration_ms(delay)).tolist()
         """When the scores of each decision time are there."""
 
@@ -93,11 +93,11 @@ class Readings(Sequence[Reading]):
             risk[self._unit[rows]], scored[self._unit[rows]] = self._risk[rows], True
             self._last = (
                 place,
-                Reading(self.at[place], risk, scored, at, at + self._lasts, instant(self._fitted[place])),
+                ScoredDecision(self.at[place], risk, scored, at, at + self._lasts, instant(self._fitted[place])),
             )
         return self._last[1]
 
-    def newest(self, at: int) -> Reading:
+    def newest(self, at: int) -> ScoredDecision:
         """Give the newest reading that is there at a time, before all of them the first."""
-        reading: Reading = self[max(bisect_right(self.at, at) - 1, 0)]
+        reading: ScoredDecision = self[max(bisect_right(self.at, at) - 1, 0)]
         return reading

@@ -18,8 +18,8 @@ from features.config import FAILURE_CLASSES, DomainScope, FeatureSection, LabelS
 from features.groups.domains import WHATS as DOMAIN_WHATS
 from features.groups.domains import Domain, domain_columns, domain_values
 from features.groups.history_kernel import EventVersions, sweep_history
-from features.labels.evidence import Record, xid_classes
-from features.labels.facts import Facts
+from features.labels.evidence import IncidentEvidence, xid_classes
+from features.labels.facts import EventArrays
 from features.labels.incidents import known_onsets
 from features.times import NEVER, Int64Array, UnitKind, duration_ms, milliseconds, text
 from features.vocabulary import FeatureColumn
@@ -71,7 +71,7 @@ _WEIGHED = ("incident", "xid_hardware", "xid_precursor")
 
 
 def history_columns(features: FeatureSection, *, unit: UnitKind = "gpu") -> list[FeatureColumn]:
-    """List the columns of the group, in the order in which :class:`History` fills them.
+    """List the columns of the group, in the order in which :class:`EventEventHistory` fills them.
 
     ``features``: ``history_scopes`` and ``history_windows``.
     ``unit``: the fleet's unit. For nodes ``gpu`` and ``slot`` are left out, they would repeat ``node``.
@@ -94,7 +94,7 @@ def history_columns(features: FeatureSection, *, unit: UnitKind = "gpu") -> list
 
 
 @dataclass(frozen=True, slots=True)
-class History:
+class EventHistory:
     """Events sorted once, to be asked for the history of any rows, a whole matrix or the live ones.
 
     What was seen in a planned maintenance does not count from when that is known; repairs, replacements and changes of
@@ -116,8 +116,8 @@ class History:
 
     @classmethod
     def of(
-        cls, record: Record, features: FeatureSection, inventory: pd.DataFrame, *, unit: UnitKind = "gpu"
-    ) -> History:
+        cls, record: IncidentEvidence, features: FeatureSection, inventory: pd.DataFrame, *, unit: UnitKind = "gpu"
+    ) -> EventHistory:
         """Sort what is known of a dataset; ``inventory`` is that of the record."""
         stays, facts, labels = record.stays, record.facts, record.labels
         onsets = known_onsets(record)
@@ -221,7 +221,7 @@ def _scopes(features: FeatureSection, unit: UnitKind) -> tuple[Scope, ...]:
     return tuple(scope for scope in own if scope in features.history_scopes) if unit == "gpu" else ("node",)
 
 
-def _kinds(facts: Facts, labels: LabelSection) -> NDArray[np.uint32]:
+def _kinds(facts: EventArrays, labels: LabelSection) -> NDArray[np.uint32]:
     """Bit set of what each fact is."""
     kinds = np.zeros(len(facts.time), dtype=np.uint32)
 

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from features.config import DRIVER_CLASSES, FAILURE_CLASSES, LabelSection
-from features.labels.facts import RESET_CODES, Facts, normalized
+from features.labels.facts import RESET_CODES, EventArrays, normalized
 from features.labels.maintenance import Maintenance
 from features.labels.signs import Sign, UnitEvidence
 from features.labels.tickets import settle_tickets, tickets
@@ -57,7 +57,7 @@ def xid_classes(labels: LabelSection) -> dict[int, int]:
 
 
 def gather(
-    facts: Facts, stays: Installations, labels: LabelSection, *, as_of_ms: int = NEVER
+    facts: EventArrays, stays: Installations, labels: LabelSection, *, as_of_ms: int = NEVER
 ) -> tuple[dict[int, UnitEvidence], Int64Array]:
     """Collect the evidence of every unit that has any label-worthy event established by a time, by unit code.
 
@@ -126,7 +126,7 @@ def gather(
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class IncidentEvidence:
     """What events say of the units of an inventory, read once for all who ask.
 
     ``evidence``: by unit code.
@@ -135,16 +135,16 @@ class Record:
 
     labels: LabelSection
     stays: Installations
-    facts: Facts
+    facts: EventArrays
     evidence: Mapping[int, UnitEvidence]
     repeats: Int64Array
     maintenance: Maintenance
 
     @classmethod
-    def of(cls, events: pd.DataFrame, inventory: pd.DataFrame, labels: LabelSection) -> Record:
+    def of(cls, events: pd.DataFrame, inventory: pd.DataFrame, labels: LabelSection) -> IncidentEvidence:
         """Read events and inventory as a dataset holds them."""
         stays = Installations.of(inventory)
-        facts = Facts.of(events, stays)
+        facts = EventArrays.of(events, stays)
         return cls(labels, stays, facts, *gather(facts, stays, labels), Maintenance.of(facts, stays))
 
     def counts_at_once(self, unit: Int64Array, signs: Sequence[Sign]) -> BoolArray:
@@ -154,7 +154,7 @@ class Record:
 
 
 def _collect_ends(
-    facts: Facts,
+    facts: EventArrays,
     stays: Installations,
     out: Mapping[int, UnitEvidence],
     confirmers: dict[int, list[tuple[int, int]]],
@@ -194,7 +194,7 @@ def _collect_ends(
 
 
 def _moments(
-    facts: Facts, stays: Installations, chosen: BoolArray, units: Container[int]
+    facts: EventArrays, stays: Installations, chosen: BoolArray, units: Container[int]
 ) -> dict[int, list[tuple[int, int]]]:
     """Give when the chosen facts happened and when they were known, by unit."""
     out: dict[int, list[tuple[int, int]]] = {}

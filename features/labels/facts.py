@@ -48,7 +48,7 @@ def reported(events: pd.DataFrame, delay: timedelta) -> pd.DataFrame:
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class EventArrays:
     """Events as arrays, one entry an event, in a fixed order that depends on their content only.
 
     ``time``, ``known``: when it happened and from when it is known (ms); nothing is known before it happened.
@@ -73,7 +73,7 @@ class Facts:
     count: Int64Array
 
     @classmethod
-    def of(cls, events: pd.DataFrame, stays: Installations, *, as_of_ms: int = NEVER) -> Facts:
+    def of(cls, events: pd.DataFrame, stays: Installations, *, as_of_ms: int = NEVER) -> EventArrays:
         """Read events, leaving out those not known at ``as_of_ms``.
 
         Raises ``InputError`` if an event has no time or no known-at time.

@@ -18,8 +18,8 @@ import numpy as np
 import pandas as pd
 
 from features.config import FAILURE_CLASSES, LabelSection
-from features.labels.evidence import Record, gather
-from features.labels.facts import Facts
+from features.labels.evidence import IncidentEvidence, gather
+from features.labels.facts import EventArrays
 from features.labels.maintenance import Maintenance
 from features.labels.node_incidents import number_node_incidents
 from features.labels.signs import Sign, UnitEvidence
@@ -69,7 +69,7 @@ def find_incidents(
     """
     as_of_ms = instant_ms(as_of)
     stays = Installations.of(inventory, as_of_ms=as_of_ms)
-    facts = Facts.of(events, stays, as_of_ms=as_of_ms)
+    facts = EventArrays.of(events, stays, as_of_ms=as_of_ms)
     seen_until = min(as_of_ms, instant_ms(data_end))
     if seen_until == NEVER:
         removals = stays.removed[stays.removed < NEVER]
@@ -101,7 +101,7 @@ def counted(incidents: pd.DataFrame) -> pd.DataFrame:
     return incidents[~incidents["in_maintenance"]].reset_index(drop=True)
 
 
-def known_onsets(record: Record) -> pd.DataFrame:
+def known_onsets(record: IncidentEvidence) -> pd.DataFrame:
     """Incident onsets as they came to be known: what features may count.
 
     Facts are taken in the order in which they were known. A label-worthy event opens an onset unless, by what is known

@@ -9,7 +9,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from features.config import LabelSection
-from features.labels.facts import Facts
+from features.labels.facts import EventArrays
 from features.labels.maintenance import Maintenance
 from features.times import NEVER, BoolArray, Int64Array, duration_ms, instant_ms, instants, milliseconds, text
 from telemetry.dataset.installations import Installations, Timeline
@@ -74,7 +74,7 @@ def label_rows(
         left = _next_leave(stays, unit, decided)
         unknown |= (left <= complete) & (next_start > left)
     if events is not None:
-        facts = Facts.of(events, stays, as_of_ms=as_of_ms)
+        facts = EventArrays.of(events, stays, as_of_ms=as_of_ms)
         unknown |= _drained_by_predrain(facts, stays, onset, unit, decided, complete)
         inside |= Maintenance.of(facts, stays).within(unit, decided)
 
@@ -130,7 +130,12 @@ def _next_leave(stays: Installations, unit: Int64Array, time: Int64Array) -> Int
 
 
 def _drained_by_predrain(
-    facts: Facts, stays: Installations, onset: _Onsets, unit: Int64Array, decided: Int64Array, complete: Int64Array
+    facts: EventArrays,
+    stays: Installations,
+    onset: _Onsets,
+    unit: Int64Array,
+    decided: Int64Array,
+    complete: Int64Array,
 ) -> BoolArray:
     """Rows whose outcome a drain by predrain hides."""
     position, drained = facts.at_units(facts.drains() & facts.own(), stays)
@@ -159,7 +164,7 @@ class _Moments:
 
     __slots__ = ("timeline", "times")
 
-    def __init__(self, facts: Facts, chosen: BoolArray, stays: Installations, onset: _Onsets) -> None:
+    def __init__(self, facts: EventArrays, chosen: BoolArray, stays: Installations, onset: _Onsets) -> None:
         position, unit = facts.at_units(chosen, stays)
         unit, time = np.r_[unit, onset.unit], np.r_[facts.time[position], onset.start]
         order = np.lexsort((time, unit))

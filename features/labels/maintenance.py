@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from features.labels.facts import Facts, normalized
+from features.labels.facts import EventArrays, normalized
 from features.times import NEVER, BoolArray, Int64Array, duration_ms, instant_ms
 from telemetry.dataset.installations import Installations, Timeline
 from telemetry.dataset.schema import MAINTENANCE_BEGIN, MAINTENANCE_END
@@ -47,7 +47,7 @@ class Maintenance:
     reach: Int64Array
 
     @classmethod
-    def of(cls, facts: Facts, stays: Installations) -> Maintenance:
+    def of(cls, facts: EventArrays, stays: Installations) -> Maintenance:
         """Read the windows that facts tell of."""
         windows = list(_windows(facts))
         wide = [window for window in windows if isinstance(window[0], str)]
@@ -66,7 +66,7 @@ class Maintenance:
         reach = pd.Series(end).groupby(entity).cummax().to_numpy(np.int64)
         return cls(pd.Index(nodes, dtype=object), units, entity, start, end, known, until, reach)
 
-    def concerned(self, facts: Facts) -> Int64Array:
+    def concerned(self, facts: EventArrays) -> Int64Array:
         """Give the entity of each fact: its unit, or its node where it names no unit; -1: none here."""
         node = self.nodes.get_indexer(pd.Index(facts.node, dtype=object))
         wide = np.where(facts.node_wide & (node >= 0), node + self.units, -1)
@@ -140,7 +140,7 @@ class Maintenance:
 _Window = tuple[Any, int, int, int, int]
 
 
-def _windows(facts: Facts) -> Iterator[_Window]:
+def _windows(facts: EventArrays) -> Iterator[_Window]:
     """Give of each window its unit (or a whole node's name), start, end, and from when until when that is known."""
     ends: dict[Any, list[tuple[int, int]]] = {}
     open_ones: list[tuple[Any, int, int]] = []

@@ -12,7 +12,7 @@ from itertools import pairwise
 import numpy as np
 import pandas as pd
 
-from features.labels.evidence import Record
+from features.labels.evidence import IncidentEvidence
 from features.labels.signs import Sign
 from features.times import NEVER, Int64Array, duration_ms, instants
 
@@ -20,7 +20,7 @@ LONGEST_DRAIN = timedelta(days=31)
 """A drain that was not taken back counts no longer than this: the 95th percentile of repairs in StepFun's trace."""
 
 
-def out_of_use(record: Record) -> pd.DataFrame:
+def out_of_use(record: IncidentEvidence) -> pd.DataFrame:
     """When each unit was known to be down, in a planned maintenance, or drained and not yet given back.
 
     Drains by predrain's own controller do not count: a unit that it drained is still watched, and its rows have no
@@ -40,7 +40,7 @@ def out_of_use(record: Record) -> pd.DataFrame:
     return _frame(record, np.concatenate([_down(record), drained, record.maintenance.out()], axis=1))
 
 
-def down_intervals(record: Record) -> pd.DataFrame:
+def down_intervals(record: IncidentEvidence) -> pd.DataFrame:
     """When each unit was known to be down, as :func:`out_of_use` gives it.
 
     A unit is known to be down at t if, of the facts known at t, its last label-worthy event, or the ticket that follows
@@ -50,7 +50,7 @@ def down_intervals(record: Record) -> pd.DataFrame:
     return _frame(record, _down(record))
 
 
-def _down(record: Record) -> Int64Array:
+def _down(record: IncidentEvidence) -> Int64Array:
     every = [(unit, s) for unit, evidence in record.evidence.items() for s in (*evidence.signs, *evidence.tickets)]
     counts = record.counts_at_once(np.array([unit for unit, _ in every], dtype=np.int64), [sign for _, sign in every])
     cooldown = duration_ms(record.labels.cooldown)
@@ -100,7 +100,7 @@ def _newest(values: Int64Array, unit: Int64Array) -> Int64Array:
     return pd.Series(values).groupby(unit, sort=False).cummax().to_numpy(np.int64)
 
 
-def _frame(record: Record, intervals: Int64Array) -> pd.DataFrame:
+def _frame(record: IncidentEvidence, intervals: Int64Array) -> pd.DataFrame:
     """Join intervals of a unit that overlap or touch."""
     unit, start, end = intervals[:, np.lexsort((intervals[1], intervals[0]))]
     until = _newest(end, unit)

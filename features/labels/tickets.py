@@ -17,7 +17,7 @@ from operator import attrgetter
 import numpy as np
 
 from features.config import LabelSection
-from features.labels.facts import Facts
+from features.labels.facts import EventArrays
 from features.labels.node_incidents import is_dated_by_day
 from features.labels.signs import Sign, UnitEvidence
 from features.times import NEVER, BoolArray, Int64Array, duration_ms
@@ -26,7 +26,7 @@ from telemetry.dataset.installations import Installations
 _DAY = duration_ms(timedelta(days=1))
 
 
-def tickets(facts: Facts) -> BoolArray:
+def tickets(facts: EventArrays) -> BoolArray:
     """Tell which facts may be the ticket of an earlier failure."""
     return (facts.type == "failure") & ((facts.code == "") | is_dated_by_day(facts.time))
 
@@ -46,7 +46,11 @@ _Followed = tuple[tuple[int, int, bool], ...]
 
 
 def settle_tickets(
-    facts: Facts, chosen: BoolArray, stays: Installations, evidence: Mapping[int, UnitEvidence], labels: LabelSection
+    facts: EventArrays,
+    chosen: BoolArray,
+    stays: Installations,
+    evidence: Mapping[int, UnitEvidence],
+    labels: LabelSection,
 ) -> Int64Array:
     """Move the signs of tickets to the failures that they belong to, from when both are known.
 
@@ -113,7 +117,7 @@ def _within(failures: Sequence[_Failure], first: int, last: int) -> list[_Failur
 
 
 def _states(
-    near: list[_Failure], evidence: Mapping[int, UnitEvidence], facts: Facts, ticket: int, labels: LabelSection
+    near: list[_Failure], evidence: Mapping[int, UnitEvidence], facts: EventArrays, ticket: int, labels: LabelSection
 ) -> Iterator[tuple[int, _Followed]]:
     """Give what a ticket is known to belong to, and since when, from when the ticket itself is known."""
     time, known = int(facts.time[ticket]), int(facts.known[ticket])

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from features.fleet import Fleet
-from features.matrix.filling import BucketValues, BucketWork, Float32Array, Rows
+from features.matrix.filling import BucketValues, BucketWork, Float32Array, RowPositions
 from features.matrix.plan import FeaturePlan
 from features.times import instant_ms
 from features.windows.blocks import SampleBlock, blocks_of, key_columns
@@ -61,7 +61,9 @@ def node_ranges(fleet: Fleet) -> Iterator[tuple[str, tuple[int, int]]]:
         first = last
 
 
-def buckets_of(dataset: Dataset, fleet: Fleet, rows: Rows, *, since: datetime | None = None) -> list[BucketWork]:
+def buckets_of(
+    dataset: Dataset, fleet: Fleet, rows: RowPositions, *, since: datetime | None = None
+) -> list[BucketWork]:
     """Divide a matrix's rows among the buckets of its dataset, in order of their numbers.
 
     Samples before ``since`` (aware) are not going to be read.

@@ -27,12 +27,12 @@ from features.engine import source_digest
 from features.fleet import Fleet
 from features.groups.domains import check_scopes
 from features.groups.static import StaticPlan
-from features.labels.evidence import Record
+from features.labels.evidence import IncidentEvidence
 from features.labels.facts import reported
 from features.labels.incidents import known_onsets
 from features.labels.outages import out_of_use
 from features.matrix.buckets import BucketStore, buckets_of, read_samples
-from features.matrix.filling import Rows, bucket_values, compile_kernels
+from features.matrix.filling import RowPositions, bucket_values, compile_kernels
 from features.matrix.grid import augmented_rows, decision_rows, decision_times, grid_time
 from features.matrix.meta import ROW_COLUMNS, MatrixConfig, MatrixPart, read_meta
 from features.matrix.part_files import ExistingParts, write_part
@@ -87,7 +87,7 @@ def digest_of(config: MatrixConfig) -> str:
 
 
 @dataclass(frozen=True)
-class Known:
+class BuildInputs:
     """What is read of a dataset before any sample; ``events`` under the reporting delay."""
 
     events: pd.DataFrame
@@ -96,7 +96,7 @@ class Known:
     times: PartTimes
 
     @classmethod
-    def of(cls, order: BuildOrder, dataset: Dataset) -> Known:
+    def of(cls, order: BuildOrder, dataset: Dataset) -> BuildInputs:
         """Read events and inventory, and plan columns and parts of the matrix of a dataset."""
         config = order.config
         events, inventory = reported(dataset.events(), config.features.delay), dataset.inventory()
@@ -111,7 +111,7 @@ class Known:
         return conform(self.events, EVENTS), conform(self.inventory, INVENTORY)
 
 
-def rows_of(order: BuildOrder, dataset: Dataset, inventory: pd.DataFrame, record: Record) -> pd.DataFrame:
+def rows_of(order: BuildOrder, dataset: Dataset, inventory: pd.DataFrame, record: IncidentEvidence) -> pd.DataFrame:
     """List the rows to compute, on the decision grid and off it, sorted by (decision_time, augmented, unit).
 
     Those decided, or established, at ``order.since`` or later; of the times off the grid among them that are older,
@@ -154,13 +154,13 @@ class Build:
     Raises ``InputError`` if no unit is in service at any decision time, or a parameter does not fit the dataset.
     """
 
-    def __init__(self, order: BuildOrder, dataset: Dataset, known: Known) -> None:
+    def __init__(self, order: BuildOrder, dataset: Dataset, known: BuildInputs) -> None:
         self.order, self.dataset, self.known, self.plan = order, dataset, known, known.plan
         self.store = BucketStore(order.folder / "buckets")
-        self._record = Record.of(known.events, known.inventory, order.config.labels)
+        self._record = IncidentEvidence.of(known.events, known.inventory, order.config.labels)
         self.keys = rows_of(order, dataset, known.inventory, self._record)
         self.fleet = Fleet.of(known.inventory)
-        self.rows = Rows.of(self.keys, self.fleet, order.config.decision, self._record)
+        self.rows = RowPositions.of(self.keys, self.fleet, order.config.decision, self._record)
         self.parts = known.times.cut(self.rows)
         self.existing: ExistingParts | None = None
         self._first: datetime | None = None
@@ -209,7 +209,7 @@ class Build:
                 f"{here}: {order.target.parent}",
                 _SHARED,
             )
-        return cls(order, dataset, Known.of(order, dataset))
+        return cls(order, dataset, BuildInputs.of(order, dataset))
 
     def bucket(self, number: int) -> None:
         """Compute what a bucket's samples decide."""
@@ -254,7 +254,7 @@ _BUILDS: dict[tuple[Path, str, str, int | None], Build] = {}
 _JOINING = threading.Lock()
 
 
-def build_here(order: BuildOrder, dataset: Dataset, known: Known) -> Build:
+def build_here(order: BuildOrder, dataset: Dataset, known: BuildInputs) -> Build:
     """Begin a build in this process, and let the tasks that this process runs use it."""
     build = Build(order, dataset, known)
     with _JOINING:

@@ -16,8 +16,8 @@ from features.config import DecisionSection, FeatureSection, LabelSection
 from features.engine import Engine, LocalEngine
 from features.matrix.build_tasks import (
     Build,
+    BuildInputs,
     BuildOrder,
-    Known,
     build_here,
     digest_of,
     leave_builds,
@@ -98,7 +98,7 @@ def build_matrix(
         return existing
     _check(dataset, config)
     with FolderSwap(out) as swap, disk_errors(out):
-        known = Known.of(order, dataset)
+        known = BuildInputs.of(order, dataset)
         if existing is not None:
             order = _extending(order, dataset, existing, known)
         try:
@@ -130,7 +130,7 @@ def _existing(out: Path) -> FeatureMatrix | None:
     return matrix if all((out / name).exists() for name in names) else None
 
 
-def _extending(order: BuildOrder, dataset: Dataset, existing: FeatureMatrix, known: Known) -> BuildOrder:
+def _extending(order: BuildOrder, dataset: Dataset, existing: FeatureMatrix, known: BuildInputs) -> BuildOrder:
     """Let an order take over what it can of the matrix at its target."""
     before, old, new = BuiltFrom.read(existing.path), existing.config, order.config
     if before is None or (before.settings, before.part_length) != (settings_digest(new), known.times.length):

@@ -14,7 +14,7 @@ from features.config import DecisionSection
 from features.fleet import Fleet
 from features.groups.gaps import fresh_share
 from features.groups.peers import compare_with_node
-from features.labels.evidence import Record
+from features.labels.evidence import IncidentEvidence
 from features.labels.maintenance import Maintenance
 from features.matrix.grid import grid_time
 from features.matrix.plan import FeaturePlan
@@ -29,7 +29,7 @@ Float32Array = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class RowPositions:
     """Rows to compute, as positions.
 
     ``pair``: number of each row's pair in the fleet; shape (rows,).
@@ -46,7 +46,7 @@ class Rows:
     planned: tuple[Maintenance, IntArray] | None = None
 
     @classmethod
-    def of(cls, frame: pd.DataFrame, fleet: Fleet, decision: DecisionSection, record: Record) -> Rows:
+    def of(cls, frame: pd.DataFrame, fleet: Fleet, decision: DecisionSection, record: IncidentEvidence) -> RowPositions:
         """Read the rows' keys (``decision_time``, ``node``, ``unit``)."""
         decided = milliseconds(frame["decision_time"], "decision_time")
         distinct = np.unique(decided)
@@ -77,9 +77,9 @@ class Rows:
         """For each row, the position of the last grid time that is not later among the grid times."""
         return (np.cumsum(self.grid, dtype=np.int64) - 1)[self.time]
 
-    def take(self, chosen: IntArray) -> Rows:
+    def take(self, chosen: IntArray) -> RowPositions:
         """Return some of the rows."""
-        return Rows(self.pair[chosen], self.time[chosen], self.times, self.grid, self.planned)
+        return RowPositions(self.pair[chosen], self.time[chosen], self.times, self.grid, self.planned)
 
     def since_maintenance(self, span: int) -> tuple[IntArray, IntArray]:
         """Give the rows within a span (ms) after the end of a maintenance that was known, and those ends (ms)."""
@@ -129,7 +129,12 @@ def own_columns(plan: FeaturePlan) -> IntArray:
 
 
 def bucket_values(
-    plan: FeaturePlan, fleet: Fleet, rows: Rows, service: BoolArray, work: BucketWork, blocks: Iterable[SampleBlock]
+    plan: FeaturePlan,
+    fleet: Fleet,
+    rows: RowPositions,
+    service: BoolArray,
+    work: BucketWork,
+    blocks: Iterable[SampleBlock],
 ) -> BucketValues:
     """Compute what a bucket's samples decide. A node without a sample has rows like any other.
 
@@ -161,7 +166,7 @@ def bucket_values(
 def compile_kernels(plan: FeaturePlan, fleet: Fleet) -> None:
     """Compile every kernel by filling nothing, so that threads need not wait for one another's compilation."""
     none = np.zeros(0, dtype=np.int64)
-    rows = Rows(none, none, none, np.zeros(0, dtype=np.bool_))
+    rows = RowPositions(none, none, none, np.zeros(0, dtype=np.bool_))
     service = np.zeros((0, len(fleet.pairs)), dtype=np.bool_)
     work = BucketWork(0, {"": (0, 0)}, none, none)  # a node without units: the kernels are called, with nothing
     bucket_values(plan, fleet, rows, service, work, ())
@@ -187,7 +192,9 @@ def _block_by_block(
         yield SampleBlock.empty(layout), sorted(remaining.values())
 
 
-def _onset_amounts(plan: FeaturePlan, amounts: WindowPlan, panes: Panes, fleet: Fleet, rows: Rows) -> Float32Array:
+def _onset_amounts(
+    plan: FeaturePlan, amounts: WindowPlan, panes: Panes, fleet: Fleet, rows: RowPositions
+) -> Float32Array:
     """Take the amounts of the group ``onset``, shape (rows, amounts)."""
     wanted = np.unique(rows.pair)
     begins, ends = panes.block.ranges([fleet.pairs[pair] for pair in wanted.tolist()])
@@ -204,7 +211,13 @@ def _onset_amounts(plan: FeaturePlan, amounts: WindowPlan, panes: Panes, fleet: 
 
 
 def _fill_block(
-    plan: FeaturePlan, panes: Panes, fleet: Fleet, pairs: IntArray, rows: Rows, service: BoolArray, out: Float32Array
+    plan: FeaturePlan,
+    panes: Panes,
+    fleet: Fleet,
+    pairs: IntArray,
+    rows: RowPositions,
+    service: BoolArray,
+    out: Float32Array,
 ) -> Float32Array | None:
     """Fill all sampled groups of a block's rows but what is compared with the fleet.
 
@@ -256,7 +269,7 @@ def _since(block: SampleBlock, spans: RowSpans, chosen: IntArray, over: IntArray
     return RowSpans(begins, spans.ends[chosen], spans.borders[chosen], cut=True)
 
 
-def _lately(rows: Rows, pairs: IntArray, span: int) -> BoolArray:
+def _lately(rows: RowPositions, pairs: IntArray, span: int) -> BoolArray:
     """Say which pairs were known at which times to be in a maintenance, or out of it for no longer than a span (ms)."""
     assert rows.planned is not None
     maintenance, unit = rows.planned
@@ -264,7 +277,7 @@ def _lately(rows: Rows, pairs: IntArray, span: int) -> BoolArray:
     return maintenance.lately(here, np.repeat(rows.times, pairs.size), span).reshape(rows.times.size, pairs.size)
 
 
-def _compared(rows: Rows, first: IntArray, last: IntArray, shape: tuple[int, ...]) -> BoolArray:
+def _compared(rows: RowPositions, first: IntArray, last: IntArray, shape: tuple[int, ...]) -> BoolArray:
     """Which pairs are compared with at which times: all on the grid, off it those of the nodes that have rows then."""
     wanted = np.zeros((shape[0], shape[1] + 1), dtype=np.int32)
     off = ~rows.grid[rows.time]

@@ -13,11 +13,11 @@ import pyarrow as pa
 
 from features.fleet import Fleet
 from features.groups.static import StaticPlan
-from features.labels.evidence import Record
+from features.labels.evidence import IncidentEvidence
 from features.labels.facts import reported
 from features.labels.outages import out_of_use
 from features.matrix.buckets import BucketStore, node_ranges
-from features.matrix.filling import BucketWork, Rows, bucket_values
+from features.matrix.filling import BucketWork, RowPositions, bucket_values
 from features.matrix.grid import decision_rows
 from features.matrix.meta import ROW_COLUMNS, MatrixConfig
 from features.matrix.parts import PartJoiner, PartRows
@@ -68,10 +68,10 @@ def live_rows(
     """
     plan = live_plan(config)
     events = reported(events, config.features.delay)
-    record = Record.of(events, inventory, config.labels)
+    record = IncidentEvidence.of(events, inventory, config.labels)
     keys = decision_rows(instants(np.array([instant_ms(t)], dtype=np.int64)), inventory, out_of_use(record))
     fleet = Fleet.of(inventory)
-    rows = Rows.of(keys, fleet, config.decision, record)
+    rows = RowPositions.of(keys, fleet, config.decision, record)
     work, store = [], BucketStore(None)
     if plan.reads_samples and len(keys):
         work = [BucketWork(0, dict(node_ranges(fleet)), np.arange(len(fleet.pairs)), np.arange(len(keys)))]

@@ -13,12 +13,12 @@ from numba import njit
 
 from features.config import DecisionSection
 from features.fleet import Fleet
-from features.groups.history import History
+from features.groups.history import EventHistory
 from features.groups.onset import FleetKinds
 from features.groups.peers import fleet_medians, model_codes
-from features.labels.evidence import Record
+from features.labels.evidence import IncidentEvidence
 from features.matrix.buckets import BucketStore
-from features.matrix.filling import BucketWork, Float32Array, Rows, own_columns
+from features.matrix.filling import BucketWork, Float32Array, RowPositions, own_columns
 from features.matrix.plan import FeaturePlan
 from features.times import duration_ms, instant_ms, instants
 from features.windows.blocks import IntArray
@@ -48,7 +48,7 @@ class PartTimes:
             times *= 2
         return cls(times * duration_ms(decision.every), instant_ms(decision.origin))
 
-    def cut(self, rows: Rows) -> list[PartRows]:
+    def cut(self, rows: RowPositions) -> list[PartRows]:
         """Cut rows, sorted by time, into parts; those without rows are left out."""
         number, begins = np.unique((rows.milliseconds - self.origin) // self.length, return_index=True)
         names = [f"part-{time:%Y%m%dT%H%M%S}.parquet" for time in instants(self.origin + number * self.length)]
@@ -81,18 +81,18 @@ class PartJoiner:
         self,
         plan: FeaturePlan,
         fleet: Fleet,
-        rows: Rows,
+        rows: RowPositions,
         keys: pd.DataFrame,
         events: pd.DataFrame,
         inventory: pd.DataFrame,
-        record: Record,
+        record: IncidentEvidence,
         work: Sequence[BucketWork],
         store: BucketStore,
     ) -> None:
         self._plan, self._fleet, self._rows, self._keys = plan, fleet, rows, keys
         self._work, self._store, self._history = work, store, None
         if "history" in plan.features.groups:
-            self._history = History.of(record, plan.features, inventory, unit=plan.unit)
+            self._history = EventHistory.of(record, plan.features, inventory, unit=plan.unit)
         self._kept = threading.local()  # arrays this large cost more to get from the system than to fill
         self._own = own_columns(plan)
         self._model, self._models = model_codes(fleet, inventory)
@@ -119,7 +119,7 @@ class PartJoiner:
             out[:, plan.at["static"] :] = self._static.values(rows.pair, rows.milliseconds)
         return columns
 
-    def _fill_sampled(self, part: PartRows, rows: Rows, out: Float32Array) -> None:
+    def _fill_sampled(self, part: PartRows, rows: RowPositions, out: Float32Array) -> None:
         plan, read = self._plan, self._store.read
         at = rows.last_grid
         first, last = int(at[0]), int(at[-1]) + 1

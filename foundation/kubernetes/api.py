@@ -39,7 +39,7 @@ class ClientLimits:
 DEFAULT_LIMITS: Final = ClientLimits()
 
 
-class Refused(Exception):
+class ApiRefused(Exception):
     """An answer of the server that is no success, and that waiting does not change."""
 
     def __init__(self, status: int, message: str, retry_after_s: float | None = None) -> None:

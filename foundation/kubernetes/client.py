@@ -28,9 +28,9 @@ from foundation.kubernetes.api import (
     DEFAULT_LIMITS,
     GONE,
     PAGE_SIZE,
+    ApiRefused,
     ClientLimits,
     Object,
-    Refused,
     Response,
     Unreachable,
     is_named,
@@ -94,7 +94,7 @@ class KubernetesClient:
         self._pool = pool
         self._headers = headers
         self._limits = limits
-        self._rate = RateLimit(limits.requests_per_second, limits.burst)
+        self._rate = RequestRate(limits.requests_per_second, limits.burst)
         self._agent = agent
 
     def request(
@@ -159,11 +159,11 @@ class KubernetesClient:
     ) -> Object:
         """Read one object or one page of a listing; ``named``: it must be the object of this name.
 
-        Raises ``Refused`` if the server refuses; ``Unreachable`` if it does not answer, or with something else.
+        Raises ``ApiRefused`` if the server refuses; ``Unreachable`` if it does not answer, or with something else.
         """
         response = self.request("GET", path, params, accept=accept)
         if not response.ok:
-            raise Refused(response.status, response.message, response.retry_after_s)
+            raise ApiRefused(response.status, response.message, response.retry_after_s)
         if named is not None and not is_named(response.content, named):
             raise Unreachable(f"{path}: the answer is not {named}")
         return response.content
@@ -193,10 +193,10 @@ class KubernetesClient:
                     tokens.add(token)
                     query["continue"] = token
                 raise Unreachable(f"{path}: the listing does not end after {_MAX_PAGES} pages")
-            except Refused as refused:
+            except ApiRefused as refused:
                 if refused.status != GONE:
                     raise
-        raise Refused(GONE, f"the listing expired {_LISTINGS} times before its last page")
+        raise ApiRefused(GONE, f"the listing expired {_LISTINGS} times before its last page")
 
     def watch(
         self, path: str, params: Mapping[str, str], version: str, begun: Callable[[], object] = lambda: None
@@ -205,7 +205,7 @@ class KubernetesClient:
 
         ``begun``: called once the server accepts it, which it may do long before there is anything to yield.
 
-        Raises ``Refused`` if the server refuses to begin; ``Unreachable`` if the connection is cut. A silent
+        Raises ``ApiRefused`` if the server refuses to begin; ``Unreachable`` if the connection is cut. A silent
         one ends the watch as the server's own end does: the next request finds out.
         """
         query = {
@@ -222,7 +222,7 @@ class KubernetesClient:
         ):
             if response.status != 200:
                 answer = _response(response.status, response.read1(2**16), response.headers)
-                raise Refused(answer.status, answer.message, answer.retry_after_s)
+                raise ApiRefused(answer.status, answer.message, answer.retry_after_s)
             begun()
             held = b""
             for chunk in response.stream(2**16, decode_content=False):
@@ -274,7 +274,7 @@ class KubernetesClient:
             raise Unreachable(f"{problem}: {error}") from error
 
 
-class RateLimit:
+class RequestRate:
     """A bound on requests per second after a burst, shared by all threads of a process."""
 
     def __init__(self, per_second: float, burst: int) -> None:
@@ -337,7 +337,7 @@ def connect(
     return KubernetesClient(pool, configuration.host, headers, limits=limits, agent=agent)
 
 
-def input_error(error: Refused | Unreachable, api: KubernetesClient, path: str) -> InputError:
+def input_error(error: ApiRefused | Unreachable, api: KubernetesClient, path: str) -> InputError:
     """Return the error of a server that refuses, or that no attempt reached."""
     if isinstance(error, Unreachable):
         return InputError(

@@ -17,7 +17,7 @@ from datetime import datetime
 from operator import attrgetter
 from typing import Any, Final, Generic, Literal, TypeVar
 
-from foundation.kubernetes.api import GONE, PAGE_SIZE, Object, Refused, Unreachable
+from foundation.kubernetes.api import GONE, PAGE_SIZE, ApiRefused, Object, Unreachable
 from foundation.kubernetes.client import IDLE_S, KubernetesClient
 from foundation.running import Wait, backoff_s
 
@@ -121,8 +121,8 @@ def follow(api: KubernetesClient, resource: Resource, take: Take, wait: Wait) ->
                 resource.version = None  # the line was dead
         except Exception as error:  # an object that no rule foresaw must not end a collector of months
             resource.heard_s = float("-inf")
-            answered = isinstance(error, Refused | Unreachable)
-            expired = isinstance(error, Refused) and error.status == GONE
+            answered = isinstance(error, ApiRefused | Unreachable)
+            expired = isinstance(error, ApiRefused) and error.status == GONE
             if expired or not answered or resource.relists:
                 resource.version = None
             failures += 1
@@ -138,7 +138,7 @@ def follow(api: KubernetesClient, resource: Resource, take: Take, wait: Wait) ->
 def _change(event: Object, resource: Resource) -> tuple[ChangeKind, list[Any], str]:
     content = event.get("object") or {}
     if event.get("type") == "ERROR":
-        raise Refused(int(content.get("code") or 500), str(content.get("message") or "the watch ended in an error"))
+        raise ApiRefused(int(content.get("code") or 500), str(content.get("message") or "the watch ended in an error"))
     version = content.get("metadata", {}).get("resourceVersion")
     if not version:
         raise Unreachable(f"a watched object without a version: {str(event)[:200]}")

@@ -8,7 +8,7 @@ from http import HTTPStatus
 _RETRY_AFTER_S = 5
 
 
-class Refused(Exception):
+class RequestRefused(Exception):
     """A request that is answered with a problem body; senders repeat it after 429 and 503, never after other 4xx."""
 
     def __init__(self, status: int, detail: str, reason: str, *, retry_after_s: int | None = None) -> None:
@@ -19,17 +19,17 @@ class Refused(Exception):
         self.retry_after_s = retry_after_s
 
     @classmethod
-    def unreadable(cls, detail: str) -> Refused:
+    def unreadable(cls, detail: str) -> RequestRefused:
         """Return the refusal of a body that is damaged, or of another format."""
         return cls(400, detail[:500], "garbage")
 
     @classmethod
-    def too_large(cls, detail: str) -> Refused:
+    def too_large(cls, detail: str) -> RequestRefused:
         """Return the refusal of a body over a limit."""
         return cls(413, detail, "too_large")
 
     @classmethod
-    def busy(cls, detail: str, reason: str) -> Refused:
+    def busy(cls, detail: str, reason: str) -> RequestRefused:
         """Return the refusal of a request that will be taken when it is sent again."""
         return cls(503, detail, reason, retry_after_s=_RETRY_AFTER_S)
 

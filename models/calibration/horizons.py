@@ -25,7 +25,7 @@ from scipy.special import expit, logit
 from features.times import instants
 from models.rows.as_of_rows import row_positions
 from models.rows.ranking import Floats, Ints
-from models.rows.training_set import Labels, Matrix, Rows, count_incidents
+from models.rows.training_set import Labels, Matrix, TrainingRows, count_incidents
 
 EDGE = 1e-6
 """Risks keep this far from 0 and 1 before their log-odds are taken."""
@@ -186,7 +186,7 @@ def fit_horizons(
 
 
 def slice_horizons(
-    matrix: Matrix, rows: Rows, labels: Labels, chosen: Ints, horizons: Sequence[timedelta], *, refit_ms: int
+    matrix: Matrix, rows: TrainingRows, labels: Labels, chosen: Ints, horizons: Sequence[timedelta], *, refit_ms: int
 ) -> tuple[timedelta, dict[timedelta, HorizonLabels]]:
     """Label chosen rows at further horizons, as known at a refit.
 

@@ -29,7 +29,7 @@ _KINDS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Reason:
+class ScoreReason:
     """One thing that raised a score.
 
     ``column``: name of the feature that is named: of those that say the same over other windows, the one that added
@@ -111,7 +111,7 @@ class ReasonPlan:
 
 def largest_reasons(
     values: Floats, row: np.ndarray, plan: ReasonPlan, *, top: int = 3, fleet: np.ndarray | None = None, noun: str = ""
-) -> tuple[tuple[Reason, ...], float]:
+) -> tuple[tuple[ScoreReason, ...], float]:
     """Describe the largest positive contributions to one row's score; give also the sum of all positive ones.
 
     ``values``: Contributions; shape (features,).
@@ -133,5 +133,5 @@ def largest_reasons(
         text = describe(column, value)
         if fleet is not None:
             text += f" ({describe_percentile(column, value, fleet[:, at], noun)})"
-        reasons.append(Reason(column.name, float(sums[key]), text))
+        reasons.append(ScoreReason(column.name, float(sums[key]), text))
     return tuple(reasons), float(sums.clip(min=0).sum())

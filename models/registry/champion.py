@@ -47,7 +47,7 @@ class Version:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class ChampionHistory:
     """A model's aliases and its champions so far.
 
     ``history``: champions in order, the present one last; empty where there is none.
@@ -87,7 +87,7 @@ class Standing:
         )
 
 
-def standing_of(tracking_uri: str, model: str) -> Standing:
+def standing_of(tracking_uri: str, model: str) -> ChampionHistory:
     """Read who is champion and who was.
 
     Raises ``TooEarlyError`` if there is no such store or model yet.
@@ -226,15 +226,15 @@ def alone(tracking_uri: str) -> Iterator[None]:
         lock.release()
 
 
-def _standing(client: Any, model: str) -> Standing:
+def _standing(client: Any, model: str) -> ChampionHistory:
     registered_model = client.get_registered_model(model)
     aliases = {name: int(version) for name, version in registered_model.aliases.items()}
     versions = frozenset(int(version.version) for version in client.search_model_versions(f"name = '{model}'"))
     listed = _listed(registered_model.tags.get(HISTORY_TAG))
     champion = aliases.get(CHAMPION)
     if champion is None:
-        return Standing(aliases, (), versions, unseated=listed)
-    return Standing(aliases, _history(listed, champion), versions)
+        return ChampionHistory(aliases, (), versions, unseated=listed)
+    return ChampionHistory(aliases, _history(listed, champion), versions)
 
 
 def _listed(written: str | None) -> tuple[int, ...]:
@@ -264,7 +264,7 @@ def _write_history(client: Any, model: str, history: tuple[int, ...]) -> None:
     client.set_registered_model_tag(model, HISTORY_TAG, json.dumps(history[-_KEPT:], separators=(",", ":")))
 
 
-def _expect(client: Any, model: str, expected: int | None) -> Standing:
+def _expect(client: Any, model: str, expected: int | None) -> ChampionHistory:
     now = _standing(client, model)
     if now.champion != expected:
         raise _changed(model, expected, now.champion)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 
 from features.times import duration_ms
-from models.rows.training_set import Labels, Rows, count_incidents, known_rows
+from models.rows.training_set import Labels, TrainingRows, count_incidents, known_rows
 
 RECENT = timedelta(days=14)
 """Length of the window that the recent rate of failures is counted in."""
@@ -17,7 +17,7 @@ RATE_WEIGHT = 10.0
 """Incidents' worth of belief that both windows have the same rate."""
 
 
-def rate_at(rows: Rows, labels: Labels, refit_ms: int) -> float:
+def rate_at(rows: TrainingRows, labels: Labels, refit_ms: int) -> float:
     """Give the share of positives among grid rows to expect after a refit, see :func:`recent_rate`.
 
     Returns: from 0 to one half; 0 where no incident is known.

@@ -53,7 +53,7 @@ class Matrix(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class TrainingRows:
     """The rows of a matrix as arrays, each of shape (n_rows,).
 
     ``time``: decision times in milliseconds since the epoch (UTC).
@@ -71,7 +71,7 @@ class Rows:
     node: Ints
 
     @classmethod
-    def of(cls, frame: pd.DataFrame) -> Rows:
+    def of(cls, frame: pd.DataFrame) -> TrainingRows:
         """Read :attr:`Matrix.rows`."""
         established = np.full(len(frame), -NEVER, dtype=np.int64)
         if "established_at" in frame.columns:
@@ -162,7 +162,7 @@ class TrainingSet:
         return float(np.log(self.weight[self.label == 1].sum() / self.weight[self.label == 0].sum()))
 
 
-def known_rows(rows: Rows, labels: Labels, *, start_ms: int, complete_by_ms: int, as_of_ms: int) -> Bools:
+def known_rows(rows: TrainingRows, labels: Labels, *, start_ms: int, complete_by_ms: int, as_of_ms: int) -> Bools:
     """Tell which rows have a decision time from ``start_ms`` on and a label complete and known in time.
 
     ``rows``, ``labels``: the matrix; ``labels`` as of ``as_of_ms``.
@@ -179,7 +179,7 @@ def known_rows(rows: Rows, labels: Labels, *, start_ms: int, complete_by_ms: int
 
 
 def choose_rows(
-    rows: Rows,
+    rows: TrainingRows,
     labels: Labels,
     *,
     start_ms: int,
@@ -248,7 +248,7 @@ def count_incidents(tie: Hashes, incident: Ints) -> int:
     return len(np.unique(key))
 
 
-def _on_grid(rows: Rows, positive: Bools, negative: Bools, ratio: int, priority: Hashes) -> tuple[Ints, Floats]:
+def _on_grid(rows: TrainingRows, positive: Bools, negative: Bools, ratio: int, priority: Hashes) -> tuple[Ints, Floats]:
     quota = ratio * int(positive.sum())
     times, counts = np.unique(rows.time[positive], return_counts=True)
     matched = _draw_at(rows, negative, times, -(-ratio * counts // 2), priority)
@@ -260,7 +260,9 @@ def _on_grid(rows: Rows, positive: Bools, negative: Bools, ratio: int, priority:
     return chosen, np.full(len(chosen), quota / max(len(chosen), 1))
 
 
-def _off_grid(rows: Rows, positive: Bools, negative: Bools, ratio: int, priority: Hashes) -> tuple[Ints, Floats, Ints]:
+def _off_grid(
+    rows: TrainingRows, positive: Bools, negative: Bools, ratio: int, priority: Hashes
+) -> tuple[Ints, Floats, Ints]:
     times, counts = np.unique(rows.time[positive], return_counts=True)
     chosen = _draw_at(rows, negative, times, ratio * counts, priority)
     at = np.searchsorted(times, rows.time[chosen])
@@ -270,7 +272,7 @@ def _off_grid(rows: Rows, positive: Bools, negative: Bools, ratio: int, priority
     return chosen, weight.astype(np.float64), matched
 
 
-def _draw_at(rows: Rows, among: Bools, times: Ints, quotas: Ints, priority: Hashes) -> Ints:
+def _draw_at(rows: TrainingRows, among: Bools, times: Ints, quotas: Ints, priority: Hashes) -> Ints:
     pool = np.flatnonzero(among & np.isin(rows.time, times))
     pool = pool[np.lexsort((priority[pool], rows.time[pool]))]
     place = position_in_group(rows.time[pool])

@@ -87,7 +87,7 @@ class SequenceClassifier(ClassifierMixin, BaseEstimator):
         Raises ``InputError`` if PyTorch is not installed.
         """
         require_torch(self.network)
-        from models.sequence.network import Inputs, Schedule, fit_network  # noqa: PLC0415 - PyTorch is an extra
+        from models.sequence.network import FitSchedule, Inputs, fit_network  # noqa: PLC0415 - PyTorch is an extra
 
         X, codes, weight = self._begin_fit(X, y, sample_weight)
         seed = 0 if self.random_state is None else int(self.random_state)
@@ -100,7 +100,7 @@ class SequenceClassifier(ClassifierMixin, BaseEstimator):
             return Inputs(window, static, codes[rows].astype(np.float32), weight[rows].astype(np.float32))
 
         self.early_stopped_ = tail is not None
-        schedule = Schedule(
+        schedule = FitSchedule(
             self.learning_rate,
             self.weight_decay,
             self.batch_size,

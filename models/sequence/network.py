@@ -40,7 +40,7 @@ class NetworkShape:
 
 
 @dataclass(frozen=True, slots=True)
-class Schedule:
+class FitSchedule:
     """How a network is fitted (Adam on the weighted binary cross-entropy).
 
     ``epochs``: passes over the rows, at most if there is a tail.
@@ -71,7 +71,7 @@ class Inputs:
 
 
 def fit_network(
-    shape: NetworkShape, rows: Inputs, tail: Inputs | None, schedule: Schedule, *, seed: int
+    shape: NetworkShape, rows: Inputs, tail: Inputs | None, schedule: FitSchedule, *, seed: int
 ) -> tuple[Weights, int]:
     """Fit a network.
 

@@ -22,7 +22,7 @@ from models.learners.baselines import Baseline
 from models.rows.odds import log_odds
 from models.rows.ranking import Bools, Floats, Hashes, Ints, mix, name_hashes, rank_within, top_nodes
 from models.rows.row_reader import RowReader, batches
-from models.rows.training_set import Rows
+from models.rows.training_set import TrainingRows
 from models.training.reference import Reference
 
 ORDERS_ONLY: frozenset[str] = frozenset({"intersection", "min_votes", "mean_rank"})
@@ -209,7 +209,7 @@ class FittedModels:
         """
         return self.compare(self._answer(values, mix(tie, time)), time, tie, node)
 
-    def score_rows(self, read: RowReader, rows: Ints, matrix_rows: Rows) -> dict[str, ModelScore]:
+    def score_rows(self, read: RowReader, rows: Ints, matrix_rows: TrainingRows) -> dict[str, ModelScore]:
         """Score rows of a matrix, of which a batch at a time is in memory; see :meth:`score_arrays`.
 
         ``rows``: their positions; shape (n_rows,).

@@ -14,7 +14,7 @@ from features.times import NEVER, duration_ms, milliseconds
 from features.vocabulary import FeatureColumn
 from models.rows.ranking import Ints, mix, seed_of
 from models.rows.row_reader import RowReader
-from models.rows.training_set import Labels, Rows
+from models.rows.training_set import Labels, TrainingRows
 from models.training.distribution import Distribution, summarise
 
 SAMPLE = 20_000
@@ -87,13 +87,13 @@ class LabelledRows(Labels):
     ``failure_class``: the classes of these; shape (n_positive,).
     """
 
-    rows: Rows
+    rows: TrainingRows
     positive: Ints
     starts: Ints
     failure_class: np.ndarray
 
     @classmethod
-    def join(cls, rows: Rows, frame: Any) -> LabelledRows:
+    def join(cls, rows: TrainingRows, frame: Any) -> LabelledRows:
         """Join the keys with what :meth:`models.rows.training_set.Matrix.labels` gives."""
         labels = Labels.of(frame)
         positive = np.flatnonzero(labels.label == 1)
@@ -129,7 +129,7 @@ class LabelledRows(Labels):
         return Outcomes(int(inside.sum()), dict(sorted(counts.items())))
 
 
-def sample_rows(rows: Rows, start_ms: int, end_ms: int, *, most: int, seed: int) -> Ints:
+def sample_rows(rows: TrainingRows, start_ms: int, end_ms: int, *, most: int, seed: int) -> Ints:
     """Draw grid rows from ``start_ms`` to ``end_ms`` (both included).
 
     ``seed``: seed of the draw, which depends on a row's unit and time and on nothing else.
@@ -156,7 +156,7 @@ def dated(values: np.ndarray, time_ms: Ints, columns: Sequence[FeatureColumn]) -
     return out
 
 
-def warm_from(rows: Rows, columns: Sequence[FeatureColumn], start_ms: int, end_ms: int) -> int:
+def warm_from(rows: TrainingRows, columns: Sequence[FeatureColumn], start_ms: int, end_ms: int) -> int:
     """Give the first time at which trailing windows are full, or ``start_ms`` if later; at most half of the span on."""
     windows = [column.window for column in columns if column.window is not None and column.group != "history"]
     first = int(rows.time.min()) + 2 * max((duration_ms(window) for window in windows), default=0)

@@ -11,7 +11,7 @@ from features.times import duration_ms, instant_ms, instants
 from foundation.errors import InputError
 from models.config import BacktestSection, TrainingSection
 from models.rows.ranking import Ints
-from models.rows.training_set import Labels, Matrix, Rows
+from models.rows.training_set import Labels, Matrix, TrainingRows
 from models.training.spans import EXPANDING, candidates
 
 
@@ -28,7 +28,7 @@ class Schedule:
     end_ms: int
     never_fit: tuple[timedelta, ...]
 
-    def fold_rows(self, rows: Rows, fold: int) -> Ints:
+    def fold_rows(self, rows: TrainingRows, fold: int) -> Ints:
         """Give the positions of the grid rows that a fold scores."""
         start = self.refits_ms[fold]
         until = self.refits_ms[fold + 1] if fold + 1 < len(self.refits_ms) else self.end_ms + 1
@@ -37,7 +37,7 @@ class Schedule:
 
 
 def plan_schedule(
-    matrix: Matrix, rows: Rows, *, training: TrainingSection, backtest: BacktestSection, reach_ms: int
+    matrix: Matrix, rows: TrainingRows, *, training: TrainingSection, backtest: BacktestSection, reach_ms: int
 ) -> Schedule:
     """Lay out the folds.
 
@@ -90,7 +90,7 @@ def plan_schedule(
     return Schedule(kept, int(tested[-1]), never)
 
 
-def alert_budget(rows: Rows, labels: Labels, backtest: BacktestSection, *, as_of_ms: int) -> int:
+def alert_budget(rows: TrainingRows, labels: Labels, backtest: BacktestSection, *, as_of_ms: int) -> int:
     """Give K, in nodes: as configured, or the mean number of nodes with a positive a decision time, at least 1.
 
     ``rows``, ``labels``: the matrix's rows, and the labels as known at ``as_of_ms``, from which ``auto`` counts.

@@ -13,7 +13,7 @@ from models.config import TrainingSection
 from models.learners.factory import Kept, fit_learners, make_learner
 from models.rows.ranking import Ints, seed_of
 from models.rows.row_reader import RowReader, log_odds_of
-from models.rows.training_set import Labels, Rows, TrainingSet, choose_rows, count_incidents, known_rows
+from models.rows.training_set import Labels, TrainingRows, TrainingSet, choose_rows, count_incidents, known_rows
 
 TAIL_SHARE = 0.2
 """Length of the validation tail over that of the longest span that fits."""
@@ -65,7 +65,7 @@ def usable_spans(training: TrainingSection, *, refit_ms: int, first_ms: int, rea
 
 def choose_span(
     read: RowReader,
-    rows: Rows,
+    rows: TrainingRows,
     labels: Labels,
     spans: Sequence[timedelta],
     *,
@@ -137,7 +137,7 @@ def choose_span(
 
 
 def _well_filled(
-    rows: Rows, labels: Labels, spans: Sequence[timedelta], least: int, *, refit_ms: int, newest_ms: int
+    rows: TrainingRows, labels: Labels, spans: Sequence[timedelta], least: int, *, refit_ms: int, newest_ms: int
 ) -> Sequence[timedelta]:
     """Keep the candidates that hold enough incidents, and the longest."""
     kept = []

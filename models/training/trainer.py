@@ -35,7 +35,7 @@ from models.learners.subsets import ColumnSubset, seen_columns
 from models.rows.failure_rate import rate_at
 from models.rows.ranking import Bools, Ints, mix, seed_of
 from models.rows.row_reader import HeldRows, Room
-from models.rows.training_set import Labels, Matrix, Rows, TrainingSet, choose_rows, count_incidents, known_rows
+from models.rows.training_set import Labels, Matrix, TrainingRows, TrainingSet, choose_rows, count_incidents, known_rows
 from models.sequence.windows import WindowedMatrix, tabular_values
 from models.training.fitted import Answers, FittedModels, learners_of, model_names
 from models.training.reference import LabelledRows
@@ -119,7 +119,7 @@ class Trainer:
         self.names = names or model_names(models)
         self.k = k
         self.seed = seed
-        self.rows = Rows.of(matrix.rows)
+        self.rows = TrainingRows.of(matrix.rows)
         self.values = HeldRows(matrix, training.bytes_held)
         self._row_bytes = 4 * len(matrix.columns)
         self.max_rows = max(training.bytes_of_a_fit // self._row_bytes, 1)
@@ -407,7 +407,7 @@ def _counts(chosen: TrainingSet) -> dict[str, Any]:
     return {name: getattr(chosen, name) for name in names}
 
 
-def _reach_of(rows: Rows, labels: Labels) -> int:
+def _reach_of(rows: TrainingRows, labels: Labels) -> int:
     """Give gap + horizon in milliseconds, the time from a decision to its label.
 
     Raises ``InputError`` if the matrix has no rows.

@@ -9,11 +9,11 @@ import pandas as pd
 
 from evaluation.metrics.lead_time import TOP_SHARE
 from pipeline.report.context import ReportContext
-from pipeline.report.tables import Cell, Column, Section, Table, table_of
+from pipeline.report.tables import Cell, Column, ReportSection, Table, table_of
 from pipeline.report.wording import NONE, count, number, percent, percent_at_least
 
 
-def decisions(context: ReportContext) -> Section | None:
+def decisions(context: ReportContext) -> ReportSection | None:
     """Make the section; None where promises were not worked out."""
     promises, now = context.extras.get("promises"), context.extras.get("decisions")
     if promises is None or now is None or promises.empty:
@@ -32,7 +32,7 @@ def decisions(context: ReportContext) -> Section | None:
     if unforeseen is not None and not unforeseen.empty:
         tables.append(_classes(unforeseen))
         after.extend(_unforeseen(unforeseen))
-    return Section(
+    return ReportSection(
         key="decisions",
         name="Decisions",
         title="From score to decision: what can be promised",

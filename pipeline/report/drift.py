@@ -8,13 +8,13 @@ import pandas as pd
 
 from evaluation.drift.verdict import CAUSES
 from pipeline.report.context import ReportContext
-from pipeline.report.tables import Cell, Section, Table, table_of
+from pipeline.report.tables import Cell, ReportSection, Table, table_of
 from pipeline.report.wording import between, count, day, number, percent
 
 _FACTS_SHOWN = 5
 
 
-def what_changed(context: ReportContext) -> Section | None:
+def what_changed(context: ReportContext) -> ReportSection | None:
     """Make the section; None where no check was made, as with a single fold."""
     checks = context.extras.get("drift_checks")
     if checks is None or checks.empty:
@@ -25,7 +25,7 @@ def what_changed(context: ReportContext) -> Section | None:
         _verdicts(verdicts),
         _outcomes(context.extras["drift_outcomes"], context),
     ]
-    return Section(
+    return ReportSection(
         key="what-changed",
         name="What changed",
         title="What changed between the refits",

@@ -59,7 +59,7 @@ class Table:
 
 
 @dataclass(frozen=True, slots=True)
-class Section:
+class ReportSection:
     """One section of the page.
 
     ``key``: its anchor: letters and dashes.

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from features.config import LabelSection
     from policy.episodes import Happening
-    from scheduler.controller.facts import History
+    from scheduler.controller.facts import NodeHistories
 
 
 class DatasetHistory:
@@ -32,7 +32,7 @@ class DatasetHistory:
         self._homes: dict[str, str] = {}
         self._until: datetime | None = None
 
-    def read(self, now: datetime) -> History:
+    def read(self, now: datetime) -> NodeHistories:
         """Give what was known at ``now``.
 
         Raises ``SourceError`` if the files cannot be read.
@@ -41,7 +41,7 @@ class DatasetHistory:
 
         from foundation.errors import InputError
         from foundation.files import stamp_of
-        from scheduler.controller.facts import History
+        from scheduler.controller.facts import NodeHistories
         from scheduler.ports.errors import SourceError
 
         try:
@@ -56,7 +56,7 @@ class DatasetHistory:
         for known_at, unit, happening in self._happenings:
             if known_at <= now:
                 units.setdefault(unit, []).append(happening)
-        return History(units, dict(self._homes), self._until)
+        return NodeHistories(units, dict(self._homes), self._until)
 
     def _labels(self) -> LabelSection:
         from features.config import LabelSection

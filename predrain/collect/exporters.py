@@ -59,7 +59,7 @@ def exporters(
     from telemetry.accounting import Accounting
     from telemetry.collect.buffer import RowBuffer
     from telemetry.collect.exporters import PageSink, PageWatch, fleet_catalogue
-    from telemetry.collect.scraping.collector import Collector, run_collector
+    from telemetry.collect.scraping.collector import ScrapeCollector, run_collector
     from telemetry.collect.scraping.scraper import Scraper
     from telemetry.collect.scraping.targets import read_targets
     from telemetry.collect.series.mapping import load_source_mapping
@@ -75,7 +75,7 @@ def exporters(
     read_targets(targets)
     do = "Stop it first; one that a supervisor starts again and again takes over when the other ends."
     with take_lock(landing.state("exporters.lock"), "another collector scrapes for this dataset", str(dataset), do):
-        collector = Collector(
+        collector = ScrapeCollector(
             read_targets=partial(read_targets, targets),
             fetch=Scraper(connection, timeout_s=settings.timeout_s).fetch,
             watch=lambda target: PageWatch(target, catalogue, accounting),
@@ -117,7 +117,7 @@ def gpud(
     from telemetry.collect.gpud import CONCURRENCY, EVENTS, EventSink, EventsWatch
     from telemetry.collect.kubernetes.rules import load_rules
     from telemetry.collect.outbox import Outbox
-    from telemetry.collect.scraping.collector import Collector, run_collector
+    from telemetry.collect.scraping.collector import ScrapeCollector, run_collector
     from telemetry.collect.scraping.scraper import Scraper
     from telemetry.collect.scraping.targets import read_targets
     from telemetry.landing.folder import Landing, landing_of
@@ -128,7 +128,7 @@ def gpud(
     accounting, delay, loaded = Accounting(), read_params(params).features.delay, load_rules(rules)
     with Outbox(Landing(landing_of(dataset), writer="gpud"), "gpud", accounting) as outbox:
         sink = EventSink(outbox)
-        collector = Collector(
+        collector = ScrapeCollector(
             read_targets=partial(read_targets, targets, EVENTS),
             fetch=Scraper(connection, timeout_s=settings.timeout_s).fetch,
             watch=lambda target: EventsWatch(target, sink, accounting, delay=delay, rules=loaded),

@@ -53,7 +53,7 @@ def kernel_log(
     from telemetry.collect.kernel_log import collect_kernel_log
     from telemetry.collect.outbox import Outbox
     from telemetry.importing.mapping import load_mapping
-    from telemetry.kernel_log.catalogue import Catalogue
+    from telemetry.kernel_log.catalogue import MessageCatalogue
     from telemetry.kernel_log.journal import Journal
     from telemetry.kernel_log.log_files import LogFiles
     from telemetry.kernel_log.reader import TABLE, UNCLEAR, UNDATED
@@ -69,7 +69,7 @@ def kernel_log(
     state = _state_name(named or socket.gethostname(), paths)
     sending = Sending(given, writer=state[:60].rstrip("-."))
     now = functools.partial(datetime.now, UTC)
-    catalogue = Catalogue(load_mapping(mapping).kernel_log.messages if mapping else ())
+    catalogue = MessageCatalogue(load_mapping(mapping).kernel_log.messages if mapping else ())
     accounting = Accounting()
     with (
         collecting(lambda: accounting, listen) as stop,

@@ -32,7 +32,7 @@ def nvml(
     import socket
     from datetime import UTC, datetime, timedelta
 
-    from telemetry.collect.nvml.collector import Collector, boot_id, writer_of
+    from telemetry.collect.nvml.collector import NvmlCollector, boot_id, writer_of
     from telemetry.collect.nvml.node_reader import Process
     from telemetry.dataset.channels import resolve_channels
 
@@ -40,7 +40,7 @@ def nvml(
     channels = resolve_channels(read_params(params).channels)
     name = node or socket.gethostname()
     sending = Sending(given, writer=writer_of(name), channels=channels)
-    collector = Collector(
+    collector = NvmlCollector(
         sending.landing,
         name,
         channels,

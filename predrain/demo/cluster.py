@@ -15,9 +15,9 @@ from typing import Final
 import numpy as np
 import pandas as pd
 
-from evaluation.value.controller_replay import LEAVE, Diagnostic, Fleet, finds, job_views, procedure
+from evaluation.value.controller_replay import LEAVE, Diagnostic, ReplayedFleet, finds, job_views, procedure
 from evaluation.value.load import Placements
-from evaluation.value.marks import Marks
+from evaluation.value.marks import ReplayMarks
 from evaluation.value.readings import Readings
 from features.times import NEVER, duration_ms, instant_ms
 from foundation.instants import from_ms
@@ -37,8 +37,8 @@ from scheduler.memory import MemoryWorkloads
 from scheduler.ports.clock import ManualClock
 from scheduler.ports.node_object import NodeObject, marks_of
 from scheduler.ports.protocols import RiskSource
-from scheduler.ports.readings import Answer
-from scheduler.ports.risks import NO_RISKS, Facts, Risks
+from scheduler.ports.readings import WriteResult
+from scheduler.ports.risks import NO_RISKS, ReportedFacts, Risks
 from scheduler.ports.workloads import CheckpointOffer, DiagnosticResult, Fence, Workload
 
 MINUTE: Final = timedelta(minutes=1)
@@ -56,7 +56,12 @@ class InMemoryDiagnostic:
     """Remedy and diagnostic of a node: they take their time, and find nothing, or each fault that shows in time."""
 
     def __init__(
-        self, clock: ManualClock, costs: CostBenefitConfig, fleet: Fleet, within: timedelta, diagnostic: Diagnostic
+        self,
+        clock: ManualClock,
+        costs: CostBenefitConfig,
+        fleet: ReplayedFleet,
+        within: timedelta,
+        diagnostic: Diagnostic,
     ) -> None:
         self.begun: dict[str, tuple[datetime, Remedy | None]] = {}
         self.failed: dict[str, datetime] = {}
@@ -69,12 +74,12 @@ class InMemoryDiagnostic:
         key: str,
         fence: Fence,  # noqa: ARG002
         remedy: Remedy | None = None,
-    ) -> Answer:
+    ) -> WriteResult:
         """Start one."""
         if key in self.begun:
-            return Answer("already")
+            return WriteResult("already")
         self.begun[key] = self._clock.now(), "diagnose" if node in self.failed else remedy
-        return Answer("done")
+        return WriteResult("done")
 
     def ends(self, key: str) -> datetime | None:
         """Return when one ends; None: nothing is run."""
@@ -115,7 +120,7 @@ class ReplayedCluster:
 
     def __init__(
         self,
-        fleet: Fleet,
+        fleet: ReplayedFleet,
         scores: Readings | None,
         events: Sequence[Mapping[str, object]],
         jobs: Placements,
@@ -167,7 +172,7 @@ class ReplayedCluster:
         there = [at for at in self.risks if at <= instant_ms(self.clock.now())]
         return self.risks[there[-1]] if there else NO_RISKS
 
-    def marks(self) -> Marks:
+    def marks(self) -> ReplayMarks:
         """Go round whenever something is new."""
         known = {instant_ms(event["known_at"]) for event in self.events}  # type: ignore[arg-type]
         todo = sorted({*self.risks, *known, *self.fleet.until.tolist()})
@@ -188,9 +193,9 @@ class ReplayedCluster:
                         heapq.heappush(todo, again)
         return self.marks_by(self.fleet.end)
 
-    def marks_by(self, at: int) -> Marks:
+    def marks_by(self, at: int) -> ReplayMarks:
         """Give the marks until a time, at which those that stand end."""
-        return Marks.of([[*row[:2], min(row[2], at), *row[3:]] for row in self._rows])
+        return ReplayMarks.of([[*row[:2], min(row[2], at), *row[3:]] for row in self._rows])
 
     def follow(self, at: datetime) -> None:
         """Go round again, as a controller does each minute, while jobs leave the nodes that were drained at a time."""
@@ -276,6 +281,6 @@ class _Reported:
             for row in map(dict, events)
         ]
 
-    def read(self, now: datetime) -> Mapping[str, Facts]:
+    def read(self, now: datetime) -> Mapping[str, ReportedFacts]:
         """Give it."""
         return facts_at(self._events, now)

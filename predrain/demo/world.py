@@ -14,7 +14,7 @@ from typing import Any, Final, Self
 import numpy as np
 import pandas as pd
 
-from evaluation.value.controller_replay import Fleet, rule_events
+from evaluation.value.controller_replay import ReplayedFleet, rule_events
 from evaluation.value.gpu_hours import count_outcome
 from evaluation.value.load import generated_load
 from evaluation.value.marks import NOBODY
@@ -155,7 +155,7 @@ class World:
     @classmethod
     def _before(cls, folder: Path, dataset: Dataset, matrix: FeatureMatrix, begin: datetime, seed: int) -> World:
         first, last = instant_ms(begin), instant_ms(dataset.meta.span[1])
-        fleet = Fleet.of(dataset.inventory(), matrix.incidents(), first, last)
+        fleet = ReplayedFleet.of(dataset.inventory(), matrix.incidents(), first, last)
         policy = PolicyConfig(
             thresholds_from="scores",
             hysteresis=HysteresisConfig(rise_after=1),

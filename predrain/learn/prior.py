@@ -130,11 +130,11 @@ def _rows(
 ) -> tuple[list[str], TrainingSet, np.ndarray]:
     """Give names of columns, rows to fit on, and their values; NaN in columns of a hidden channel."""
     from features.times import instant_ms
-    from models.rows.training_set import Labels, Rows, choose_rows
+    from models.rows.training_set import Labels, TrainingRows, choose_rows
 
     end = instant_ms(matrix.span[1])
     chosen = choose_rows(
-        Rows.of(matrix.rows),
+        TrainingRows.of(matrix.rows),
         Labels.of(matrix.labels(matrix.span[1])),
         start_ms=instant_ms(matrix.span[0]),
         complete_by_ms=end,

@@ -15,7 +15,7 @@ from predrain.options import JsonOption, ModelNameOption, ParamsOption, Registry
 if TYPE_CHECKING:
     from features.matrix.matrix import FeatureMatrix
     from pipeline.params import Params
-    from pipeline.promotion import Decision
+    from pipeline.promotion import PromotionResult
 
 
 def promote(
@@ -92,7 +92,7 @@ def recent_matrix(dataset: Path | None, matrix: Path | None, params: Params) -> 
         return make_matrix(dataset, params, dataset.with_name(dataset.name + "-matrix"), progress=advance)
 
 
-def summary_text(decision: Decision) -> str:
+def summary_text(decision: PromotionResult) -> str:
     """Give the decision as text: the table of criteria, then what was done."""
     lines = []
     verdict = decision.verdict
@@ -116,7 +116,7 @@ def summary_text(decision: Decision) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _sentence(decision: Decision) -> str:
+def _sentence(decision: PromotionResult) -> str:
     name = f"{decision.model} version {decision.version}"
     would = "would be " if decision.dry_run else ""
     before = "nobody" if decision.champion_before is None else f"version {decision.champion_before}"

@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 from foundation.garbage import gc_paused
 from policy.config import PolicyConfig
 from policy.decide import carried_out, decide
-from policy.episodes import Outcome
+from policy.episodes import AlertOutcome
 from policy.fleet import Level, NodeView, Signals, UnitView
 from policy.plan import Action, Plan, PolicyState
 from policy.tiers import UNKNOWN, TierThresholds
@@ -269,9 +269,9 @@ class Controller:
             report.notes.append("nothing new is put on any node until `predrain act --resume`")
         return _Decision(plan, views, state, signals, policy)
 
-    def _outcomes(self, now: datetime, log: RoundLog) -> tuple[Outcome, ...]:
+    def _outcomes(self, now: datetime, log: RoundLog) -> tuple[AlertOutcome, ...]:
         since = now - self.policy.stages.window - 2 * self.policy.horizon - timedelta(days=1)
-        outcomes: tuple[Outcome, ...] = ()
+        outcomes: tuple[AlertOutcome, ...] = ()
         with log.boundary("alert outcomes"):  # without them no stage moves
             outcomes = tuple(self._evidence.fact_source.outcomes(self.ledger.alerts(since), now))
         return outcomes

@@ -10,11 +10,11 @@ from policy.fleet import NodeView, UnitView
 from policy.plan import PolicyState
 from scheduler.ledger.round_log import RoundLog
 from scheduler.ports.protocols import FactSource, RiskSource
-from scheduler.ports.risks import NO_RISKS, Facts, Risks
+from scheduler.ports.risks import NO_RISKS, ReportedFacts, Risks
 from telemetry.identity.nodes import NodeNames
 
 _NAMED = 3
-_NOTHING = Facts()
+_NOTHING = ReportedFacts()
 
 
 def _named(names: Sequence[str], between: str = ", ") -> str:
@@ -33,7 +33,7 @@ class Evidence:
     risk_source: RiskSource
     fact_source: FactSource
     risks: Risks = NO_RISKS
-    facts: Mapping[str, Facts] = field(default_factory=dict)
+    facts: Mapping[str, ReportedFacts] = field(default_factory=dict)
     risks_known: bool = False
     facts_known: bool = False
     _scores: Mapping[str, UnitView] = field(default_factory=dict)

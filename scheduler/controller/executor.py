@@ -14,7 +14,7 @@ from scheduler.controller.settings import ControllerSettings
 from scheduler.ledger.round_log import RoundLog
 from scheduler.ports.errors import described
 from scheduler.ports.protocols import LeaseLostError, SchedulerAdapter
-from scheduler.ports.readings import Answer, NodeReading, Precondition, Switches, Write, stands
+from scheduler.ports.readings import NodeReading, Precondition, Switches, Write, WriteResult, stands
 from scheduler.ports.records import Intent, Settled, key_of
 from scheduler.ports.report import Step
 
@@ -148,7 +148,7 @@ class Executor:
             self._stuck.add(action.node)
             self._note(action, "failed", f"it could not be read again: {described(error)}")
             return None
-        self._confirmed(action, Answer("already", "it stood so"))
+        self._confirmed(action, WriteResult("already", "it stood so"))
         return None
 
     def _why_not(self, action: Action, reading: NodeReading) -> str | None:
@@ -191,7 +191,7 @@ class Executor:
             decision, now, action.node, action.verb, action.to, key_of(decision, action), action, reading, writes
         )
 
-    def _answered(self, action: Action, intent: int | None, answer: Answer) -> bool:
+    def _answered(self, action: Action, intent: int | None, answer: WriteResult) -> bool:
         """Take note of an answer; False: try again."""
         if answer.kind == "timeout":
             self._unanswered(action, intent, answer)
@@ -208,7 +208,7 @@ class Executor:
             self._note(action, "failed", f"{answer.kind}: {answer.message}")
         return True
 
-    def _unanswered(self, action: Action, intent: int | None, answer: Answer) -> None:
+    def _unanswered(self, action: Action, intent: int | None, answer: WriteResult) -> None:
         try:
             reading = self.scheduler.revalidate(action.node)
         except Exception as error:
@@ -218,12 +218,12 @@ class Executor:
         settled = settled_by_reading(action, reading, self.log.clock.now(), answer.message)
         self._settle(intent, settled)
         if settled.confirmed:
-            self._confirmed(action, Answer("done", settled.message))
+            self._confirmed(action, WriteResult("done", settled.message))
         else:
             self._stuck.add(action.node)
             self._note(action, "failed", settled.message)
 
-    def _confirmed(self, action: Action, answer: Answer) -> None:
+    def _confirmed(self, action: Action, answer: WriteResult) -> None:
         self.done.append(action)
         before = self.expected[action.node]
         self.expected[action.node] = replace(before, level=level_after(action, before.level))

@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from foundation.files import stamp_of
-from policy.episodes import OUTCOME_TIMEOUT, Alert, Happening, Outcome, judge
+from policy.episodes import OUTCOME_TIMEOUT, Alert, AlertOutcome, Happening, judge
 from policy.fleet import Fact
 from policy.maintenance import planned
 from policy.node_assessment import BOOT, KINDS, REPAIRS, REPORTED, XIDS, reported
 from scheduler.evacuation.progress import Result
 from scheduler.ports.errors import LedgerError, SourceError
 from scheduler.ports.protocols import FactReader
-from scheduler.ports.risks import Facts
+from scheduler.ports.risks import ReportedFacts
 from telemetry.identity.nodes import NodeNames
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ Results = Callable[[], tuple[Result, ...] | None]
 
 
 @dataclass(frozen=True, slots=True)
-class History:
+class NodeHistories:
     """What is known to have happened.
 
     ``homes``: the node of each GPU, where that is known.
@@ -42,14 +42,14 @@ class History:
     until: datetime | None = None
 
 
-def facts_at(rows: Sequence[Mapping[str, Any]], now: datetime) -> dict[str, Facts]:
+def facts_at(rows: Sequence[Mapping[str, Any]], now: datetime) -> dict[str, ReportedFacts]:
     """Return what events tell of units, and of nodes that have a maintenance, as it is known at a time.
 
     ``rows``: as :func:`policy.node_assessment.reported` takes them, and maintenance.
     """
-    facts = {unit: Facts(*known) for unit, known in reported(rows, now).items()}
+    facts = {unit: ReportedFacts(*known) for unit, known in reported(rows, now).items()}
     for node, periods in planned(rows, now).items():
-        facts[node] = replace(facts.get(node, Facts()), planned=periods)
+        facts[node] = replace(facts.get(node, ReportedFacts()), planned=periods)
     return facts
 
 
@@ -65,7 +65,7 @@ class EventFacts:
         self._stamp: tuple[int, ...] | None = None
         self._rows: list[dict[str, Any]] = []
 
-    def read(self, now: datetime) -> Mapping[str, Facts]:
+    def read(self, now: datetime) -> Mapping[str, ReportedFacts]:
         """Return the facts known at ``now``, by unit, and by node where it has a maintenance.
 
         Raises ``SourceError`` if the file is missing or cannot be read.
@@ -166,10 +166,10 @@ class VerifiedFacts:
 
     inner: FactReader
     results: Results
-    history: Callable[[datetime], History] | None = None
+    history: Callable[[datetime], NodeHistories] | None = None
     service: Callable[[datetime], tuple[tuple[datetime, str, bool], ...]] = lambda _: ()
 
-    def read(self, now: datetime) -> Mapping[str, Facts]:
+    def read(self, now: datetime) -> Mapping[str, ReportedFacts]:
         """Return the facts known at ``now``, by unit.
 
         Raises ``SourceError`` if the other source fails, or no result could ever be read.
@@ -181,7 +181,7 @@ class VerifiedFacts:
                 continue
             named = result.failed_units or result.units
             for unit in named if result.kind == "failed" else result.units:
-                known = facts.get(unit, Facts())
+                known = facts.get(unit, ReportedFacts())
                 if result.kind == "failed":
                     facts[unit] = replace(known, facts=(*known.facts, Fact("diagnostic_failed", result.at)))
                 elif result.kind == "passed":
@@ -194,7 +194,7 @@ class VerifiedFacts:
         """Events that were left out."""
         return self.inner.unreadable_events
 
-    def outcomes(self, alerts: Sequence[Alert], now: datetime) -> Sequence[Outcome]:
+    def outcomes(self, alerts: Sequence[Alert], now: datetime) -> Sequence[AlertOutcome]:
         """Judge alerts.
 
         Raises ``SourceError`` if what happened cannot be read: then nothing is judged.
@@ -227,7 +227,7 @@ class VerifiedFacts:
         for unit, home in homes.items():
             there[names.written(home)].add(unit)
 
-        def outcome(alert: Alert) -> Outcome:
+        def outcome(alert: Alert) -> AlertOutcome:
             node = names.written(alert.node or homes.get(alert.unit, ""))
             # a drain empties the node, so whichever of its units fails makes the alert right
             members = {alert.unit, *(there[node] if alert.node else ())}

@@ -21,7 +21,7 @@ OUTCOMES: Mapping[str, str] = {
 
 
 @dataclass(slots=True)
-class Case:
+class DrainCase:
     """A node with a drain mark of predrain.
 
     ``reading``: as re-read in this round.
@@ -78,5 +78,5 @@ class Case:
             log.step(self.node, "report", "done", None, message)
 
 
-Still = Callable[[Case], str | None]
+Still = Callable[[DrainCase], str | None]
 """Reads a node and the switches again, right before a call: why it must not be made; None: it may."""

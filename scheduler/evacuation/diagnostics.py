@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from typing import Any, get_args
 
 from policy.ladder.remedies import INSTRUCTIONS, Remedy
-from scheduler.evacuation.case import OUTCOMES, Case, Still
+from scheduler.evacuation.case import OUTCOMES, DrainCase, Still
 from scheduler.evacuation.progress import Result
 from scheduler.evacuation.settings import VerificationSettings
 from scheduler.ledger.round_log import RoundLog
 from scheduler.ports.codec import instant
 from scheduler.ports.errors import SchedulerError
-from scheduler.ports.readings import Answer, AnswerKind
-from scheduler.ports.records import Call
+from scheduler.ports.readings import AnswerKind, WriteResult
+from scheduler.ports.records import PendingCall
 from scheduler.ports.workloads import (
     DiagnosticKind,
     DiagnosticResult,
@@ -42,7 +42,7 @@ class Diagnostics:
     settings: VerificationSettings
     still: Still
 
-    def advance(self, case: Case, log: RoundLog) -> Result | None:
+    def advance(self, case: DrainCase, log: RoundLog) -> Result | None:
         """Start the diagnostic, or read where it stands; gives its result where it ended now."""
         if self.verification is None:
             case.change(phase="done", message="empty")
@@ -52,7 +52,7 @@ class Diagnostics:
         return self._read(self.verification, case, log)
 
     @staticmethod
-    def _by_hand(case: Case, log: RoundLog) -> None:
+    def _by_hand(case: DrainCase, log: RoundLog) -> None:
         """Report the remedy that a person has to carry out."""
         remedy = _remedy(case)
         if remedy is not None and case.entry.phase == "done":
@@ -64,7 +64,7 @@ class Diagnostics:
         if self.verification is not None:
             self.verification.drop(node, key)
 
-    def settled(self, case: Case, log: RoundLog) -> None:
+    def settled(self, case: DrainCase, log: RoundLog) -> None:
         """Tell people what a diagnostic came to, where that is theirs to settle, and run it again after a while."""
         entry, now, remedy = case.entry, log.clock.now(), _remedy(case)
         if self.verification is None:
@@ -92,7 +92,7 @@ class Diagnostics:
                 reported=reported,
             )
 
-    def _start(self, verification: Verification, case: Case, log: RoundLog) -> Result | None:
+    def _start(self, verification: Verification, case: DrainCase, log: RoundLog) -> Result | None:
         now, entry = log.clock.now(), case.entry
         if case.held is not None:
             case.change(empty_at=None)  # the time to start it begins when it may be started
@@ -107,7 +107,7 @@ class Diagnostics:
         key = entry.verify_key(case.node)
         remedy = _remedy(case)
         why = case.why if remedy is None else f"remedy: {remedy}; {case.why}"
-        number = log.intend(Call(now, case.node, "verify", key, self.settings.method, None, why))
+        number = log.intend(PendingCall(now, case.node, "verify", key, self.settings.method, None, why))
         if number is None:
             return None
         answer = verification.start(case.node, case.units, key, fence, remedy)
@@ -118,7 +118,7 @@ class Diagnostics:
         log.step(case.node, "verify", outcome, None, answer.message)
         return None
 
-    def _may_start(self, case: Case, log: RoundLog) -> bool:
+    def _may_start(self, case: DrainCase, log: RoundLog) -> bool:
         """Look again right before: the mark stands, people said nothing else, and the node is still empty."""
         if case.held is not None or log.over():
             return False
@@ -136,7 +136,7 @@ class Diagnostics:
             log.step(case.node, "hold", "held", None, message)
         return not back
 
-    def _read(self, verification: Verification, case: Case, log: RoundLog) -> Result | None:
+    def _read(self, verification: Verification, case: DrainCase, log: RoundLog) -> Result | None:
         now, entry = log.clock.now(), case.entry
         key = entry.verify_key(case.node)
         try:
@@ -154,7 +154,7 @@ class Diagnostics:
             outcome = DiagnosticResult("inconclusive", f"no result within {self.settings.timeout}")
         return self._ended(case, outcome, log)
 
-    def _ended(self, case: Case, outcome: DiagnosticResult, log: RoundLog) -> Result | None:
+    def _ended(self, case: DrainCase, outcome: DiagnosticResult, log: RoundLog) -> Result | None:
         entry = case.entry
         key = entry.verify_key(case.node)
         began = entry.started_at or entry.began_at
@@ -179,7 +179,7 @@ class Diagnostics:
         return result
 
 
-def _remedy(case: Case) -> Remedy | None:
+def _remedy(case: DrainCase) -> Remedy | None:
     return None if case.decision is None else case.decision.remedy
 
 
@@ -211,10 +211,10 @@ class HookVerification:
         key: str,
         fence: Fence,  # noqa: ARG002 - the key fences it
         remedy: Remedy | None = None,
-    ) -> Answer:
+    ) -> WriteResult:
         """Start it."""
         reply = self.hook.tell({**_payload("start", node, key, units), "remedy": remedy}, key)
-        return Answer(_ANSWERS[reply.kind], reply.message)
+        return WriteResult(_ANSWERS[reply.kind], reply.message)
 
     def result(self, node: str, key: str) -> DiagnosticResult:
         """Read where it stands."""

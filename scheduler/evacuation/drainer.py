@@ -8,14 +8,14 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any, Literal
 
-from scheduler.evacuation.case import OUTCOMES, Case, Still
+from scheduler.evacuation.case import OUTCOMES, DrainCase, Still
 from scheduler.evacuation.progress import Asked, Leaving, key_of
 from scheduler.evacuation.settings import EvacuationSettings
 from scheduler.ledger.round_log import RoundLog
 from scheduler.ports.codec import plain_of
 from scheduler.ports.errors import SchedulerError
-from scheduler.ports.readings import Answer
-from scheduler.ports.records import Call, FindingKind
+from scheduler.ports.readings import WriteResult
+from scheduler.ports.records import FindingKind, PendingCall
 from scheduler.ports.workloads import (
     CheckpointAsk,
     CheckpointKind,
@@ -37,7 +37,7 @@ MAX_EVICTIONS = 2
 _TIME = "%Y-%m-%d %H:%M:%S"
 
 Next = Literal["going", "ask", "await", "held", "left", "later", "evict"]
-Planned = tuple[Case, Workload, Leaving, Next, str]
+Planned = tuple[DrainCase, Workload, Leaving, Next, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +48,12 @@ class Request:
     ``others``: case and uid of further parts: a run of a job on several nodes is asked once, and a gang by its hook.
     """
 
-    case: Case
+    case: DrainCase
     workload: Workload
     offer: CheckpointOffer
     ask: CheckpointAsk
     first: bool
-    others: tuple[tuple[Case, str], ...] = ()
+    others: tuple[tuple[DrainCase, str], ...] = ()
 
     def payload(self) -> dict[str, Any]:
         """Return what a hook is sent."""
@@ -95,7 +95,7 @@ class Drainer:
         offer = self._offer_of(workload)
         return "evict", "without a checkpoint" if offer is None else f"after a checkpoint by {offer.means}"
 
-    def look(self, case: Case, log: RoundLog, now: datetime) -> None:
+    def look(self, case: DrainCase, log: RoundLog, now: datetime) -> None:
         """List what has to go from a node that is being emptied; with nothing left, it is empty."""
         try:
             listed = self.workloads.on_node(case.node)
@@ -134,7 +134,7 @@ class Drainer:
             return workload
         return replace(workload, loss=f"it wants to be asked for a checkpoint by {offer.means}, which is not set up")
 
-    def plan(self, case: Case, now: datetime, requests: dict[str, Leaving]) -> None:
+    def plan(self, case: DrainCase, now: datetime, requests: dict[str, Leaving]) -> None:
         """Decide for each workload that is new here how it is asked, and until when its answer is waited for.
 
         ``requests``: those that stand, by what is asked once (:meth:`asked_as`).
@@ -177,7 +177,7 @@ class Drainer:
         settings = self.settings.checkpoint
         return min(max(offer.takes or settings.timeout, timedelta(0)), settings.max_timeout)
 
-    def ask(self, cases: Iterable[Case], log: RoundLog) -> None:
+    def ask(self, cases: Iterable[DrainCase], log: RoundLog) -> None:
         """Ask for checkpoints and learn which were written; what is ready to go must not wait for slow hooks."""
         requests: dict[str, Request] = {}
         for case, workload, leaving, step, _ in self._steps(cases, log):
@@ -203,7 +203,7 @@ class Drainer:
                 return
             self._ask_some(todo[at : at + AT_ONCE], log)
 
-    def evict(self, cases: Iterable[Case], log: RoundLog, under_way: set[str]) -> None:
+    def evict(self, cases: Iterable[DrainCase], log: RoundLog, under_way: set[str]) -> None:
         """Evict what is ready to go.
 
         ``under_way``: uids of what was evicted before and is still on its way; work that hangs is none of it.
@@ -221,7 +221,7 @@ class Drainer:
                 continue
             again = leaving.gone_by is not None
             if workload.uid in stopped:
-                self._evicted(case, workload, Answer("already"), log.clock.now())
+                self._evicted(case, workload, WriteResult("already"), log.clock.now())
                 log.step(case.node, "wait", "waiting", workload.name, "it was stopped on another of its nodes")
             elif not again and len(under_way) >= self.settings.max_concurrent:
                 full = f"{len(under_way)} workloads are on their way out already"
@@ -254,7 +254,7 @@ class Drainer:
                 )
         return waiting
 
-    def _steps(self, cases: Iterable[Case], log: RoundLog) -> Iterable[Planned]:
+    def _steps(self, cases: Iterable[DrainCase], log: RoundLog) -> Iterable[Planned]:
         for case in cases:
             for workload in case.going or ():
                 leaving = case.entry.leaving.get(workload.uid)
@@ -274,7 +274,7 @@ class Drainer:
                     continue
                 means, key = request.offer.means, request.ask.key
                 number = log.intend(
-                    Call(log.clock.now(), case.node, "checkpoint", key, means, request.workload, case.why)
+                    PendingCall(log.clock.now(), case.node, "checkpoint", key, means, request.workload, case.why)
                 )
                 if number is None:
                     return
@@ -289,15 +289,15 @@ class Drainer:
                 log.settle(number, answer)
             self._asked(request, answer, state, log)
 
-    def _tell(self, request: Request) -> tuple[Answer, CheckpointState]:
+    def _tell(self, request: Request) -> tuple[WriteResult, CheckpointState]:
         reply = self.hooks[request.offer.means].tell(request.payload(), request.ask.key)
         if reply.kind in ("refused", "timeout"):
-            return Answer(reply.kind, reply.message), CheckpointState("waiting", reply.message)
+            return WriteResult(reply.kind, reply.message), CheckpointState("waiting", reply.message)
         states: dict[HookKind, CheckpointKind] = {"done": "acknowledged", "waiting": "waiting", "failed": "failed"}
-        return Answer("done", reply.message), CheckpointState(states[reply.kind], reply.message)
+        return WriteResult("done", reply.message), CheckpointState(states[reply.kind], reply.message)
 
-    def _through_scheduler(self, request: Request, fence: Fence) -> tuple[Answer, CheckpointState]:
-        workload, answer = request.workload, Answer("already")
+    def _through_scheduler(self, request: Request, fence: Fence) -> tuple[WriteResult, CheckpointState]:
+        workload, answer = request.workload, WriteResult("already")
         if request.first:
             answer = self.workloads.ask_checkpoint(workload, request.ask, fence)
             if not answer.confirmed:
@@ -307,7 +307,7 @@ class Drainer:
         except SchedulerError as error:
             return answer, CheckpointState("waiting", f"whether it was written cannot be read: {error}")
 
-    def _asked(self, request: Request, answer: Answer, state: CheckpointState, log: RoundLog) -> None:
+    def _asked(self, request: Request, answer: WriteResult, state: CheckpointState, log: RoundLog) -> None:
         case, workload = request.case, request.workload
         if "gone" in (answer.kind, state.kind) or answer.kind == "conflict":
             return  # the next listing says what is there
@@ -332,7 +332,7 @@ class Drainer:
             result = "waiting" if answer.confirmed else OUTCOMES[answer.kind]
             log.step(case.node, "checkpoint", result, workload.name, message)
 
-    def _silent(self, case: Case, workload: Workload, leaving: Leaving, log: RoundLog) -> None:
+    def _silent(self, case: DrainCase, workload: Workload, leaving: Leaving, log: RoundLog) -> None:
         """Note once that a checkpoint was waited for in vain."""
         now, key = log.clock.now(), f"no answer {workload.uid}"
         if workload.ending or leaving.asked not in ("planned", "asked"):
@@ -344,7 +344,7 @@ class Drainer:
         log.find(case.node, "unanswered", message, {"workload": workload.name, "uid": workload.uid})
 
     def _report_wait(
-        self, case: Case, workload: Workload, leaving: Leaving, step: Next, message: str, log: RoundLog
+        self, case: DrainCase, workload: Workload, leaving: Leaving, step: Next, message: str, log: RoundLog
     ) -> None:
         """Report what is waited for: always in the report, and once in the ledger what does not end by itself."""
         if step == "ask":
@@ -364,7 +364,7 @@ class Drainer:
             log.find(case.node, "waiting", message, about)
         log.step(case.node, "wait", "waiting", workload.name, message)
 
-    def _evict_one(self, case: Case, workload: Workload, log: RoundLog) -> bool:
+    def _evict_one(self, case: DrainCase, workload: Workload, log: RoundLog) -> bool:
         fence = log.fence()
         case.held = self.still(case)
         if case.held is not None:
@@ -374,7 +374,7 @@ class Drainer:
             return False
         key = key_of(case.node, case.entry.began_at, f"evict {workload.uid}")
         writes = self.workloads.preview(workload)
-        number = log.intend(Call(now, case.node, "evict", key, "scheduler", workload, case.why, writes))
+        number = log.intend(PendingCall(now, case.node, "evict", key, "scheduler", workload, case.why, writes))
         if number is None:
             return False
         answer = self.workloads.evict(workload, fence)
@@ -383,7 +383,7 @@ class Drainer:
         log.step(case.node, "evict", OUTCOMES[answer.kind], workload.name, answer.message, answer.writes)
         return answer.kind in ("done", "already", "timeout")
 
-    def _evicted(self, case: Case, workload: Workload, answer: Answer, now: datetime) -> None:
+    def _evicted(self, case: DrainCase, workload: Workload, answer: WriteResult, now: datetime) -> None:
         settings, leaving = self.settings, case.entry.leaving[workload.uid]
         if answer.kind in ("done", "already", "timeout"):
             count = max(case.entry.evicted.get(leaving.origin, 0), leaving.returned + 1)

@@ -8,16 +8,16 @@ from datetime import datetime
 
 from policy.fleet import Level, NodeView
 from policy.plan import Plan
-from scheduler.evacuation.case import Case
+from scheduler.evacuation.case import DrainCase
 from scheduler.evacuation.diagnostics import Diagnostics
 from scheduler.evacuation.drainer import Drainer, why_there
-from scheduler.evacuation.progress import SETTLED, Evacuating, Progress, Result, stored_progress
+from scheduler.evacuation.progress import SETTLED, Evacuating, EvacuationProgress, Result, stored_progress
 from scheduler.evacuation.settings import EvacuationSettings
 from scheduler.ledger.round_log import RoundLog
 from scheduler.ports.errors import SchedulerError
 from scheduler.ports.protocols import Clock, LeaseLostError, SchedulerAdapter
 from scheduler.ports.readings import NodeReading, Switches
-from scheduler.ports.records import Call, Settled
+from scheduler.ports.records import PendingCall, Settled
 from scheduler.ports.report import RoundReport, WorkStep
 from scheduler.ports.workloads import Hook, Verification, Workload, Workloads
 
@@ -45,7 +45,7 @@ class Evacuation:
 
     def __post_init__(self) -> None:
         self._store = stored_progress(self.workloads)
-        self._progress = Progress()  # with what this round changed
+        self._progress = EvacuationProgress()  # with what this round changed
         self._unread = frozenset[str]()  # what the last round had no time to read
         self._drainer = Drainer(self.workloads, self.settings, self.hooks, self._still)
         self._diagnostics = Diagnostics(self.workloads, self.verification, self.settings.verification, self._still)
@@ -129,7 +129,7 @@ class Evacuation:
                 writes = self.workloads.preview(workload) if verb == "evict" else ()
                 report.work.append(WorkStep(name, verb, "would", workload.name, message, writes))
 
-    def _act(self, cases: list[Case], evacuating: list[Case], results: list[Result], log: RoundLog) -> None:
+    def _act(self, cases: list[DrainCase], evacuating: list[DrainCase], results: list[Result], log: RoundLog) -> None:
         self._drainer.ask(evacuating, log)
         self._drainer.evict(evacuating, log, self._under_way(evacuating))
         for case in cases:
@@ -145,7 +145,7 @@ class Evacuation:
     def _evacuating(self) -> list[Evacuating]:
         return [entry for entry in self._progress.nodes.values() if entry.phase == "evacuating"]
 
-    def _under_way(self, evacuating: Iterable[Case]) -> set[str]:
+    def _under_way(self, evacuating: Iterable[DrainCase]) -> set[str]:
         """Return the uids of what is on its way out, and not yet longer than it should be."""
         now = self.clock.now()
         flying = {
@@ -162,11 +162,13 @@ class Evacuation:
                 flying |= ending - case.entry.leaving.keys()
         return flying
 
-    def _open(self, log: RoundLog, plan: Plan, views: Mapping[str, NodeView], drained: frozenset[str]) -> list[Case]:
+    def _open(
+        self, log: RoundLog, plan: Plan, views: Mapping[str, NodeView], drained: frozenset[str]
+    ) -> list[DrainCase]:
         progress = self._progress
         marked = {name for name, view in views.items() if view.marks.drained}
         nodes = dict(progress.nodes)
-        cases: list[Case] = []
+        cases: list[DrainCase] = []
         switches = self._switches(log)
         deadline = self.clock.now() + self.settings.max_round_duration / 3
         # what was left goes first: else the same nodes were left each time, and their diagnostics never read
@@ -196,7 +198,7 @@ class Evacuation:
                 log.find(name, "started", "its drain mark is followed")
             nodes[name] = entry = replace(entry, mark_since=since or entry.mark_since)
             units = tuple(unit.name for unit in views[name].units) if name in views else ()
-            case = Case(reading, plan.nodes.get(name), units, entry)
+            case = DrainCase(reading, plan.nodes.get(name), units, entry)
             case.held = "the switches cannot be read" if switches is None else self._held(case, reading, switches)
             cases.append(case)
         self._progress = replace(progress, nodes=nodes)
@@ -211,7 +213,7 @@ class Evacuation:
         if entry.phase not in SETTLED:
             log.step(name, "hold", "held", None, f"no more is done to empty it: {why}")
 
-    def _held(self, case: Case, reading: NodeReading, switches: Switches) -> str | None:  # noqa: PLR0911
+    def _held(self, case: DrainCase, reading: NodeReading, switches: Switches) -> str | None:  # noqa: PLR0911
         """Return why nothing new may be done to empty a node now, though its mark stands; None: it may be emptied."""
         view, now, decision = reading.view, self.clock.now(), case.decision
         published, passed_at = view.marks.published, self._progress.passed_at(reading.view.name)
@@ -233,7 +235,7 @@ class Evacuation:
             return f"it passed a diagnostic at {passed_at:%Y-%m-%d %H:%M} UTC: its jobs are not moved again so soon"
         return None
 
-    def _still(self, case: Case) -> str | None:
+    def _still(self, case: DrainCase) -> str | None:
         """Read the node and the switches again, right before a call."""
         try:
             switches = self.scheduler.read_switches()
@@ -253,18 +255,18 @@ class Evacuation:
             log.error(f"the switches cannot be read: {error}")
             return None
 
-    def _keep(self, cases: Iterable[Case], results: Iterable[Result], log: RoundLog) -> bool:
+    def _keep(self, cases: Iterable[DrainCase], results: Iterable[Result], log: RoundLog) -> bool:
         progress = self._progress
         nodes = {**progress.nodes, **{case.node: case.entry for case in cases}}
         oldest = self.clock.now() - self.settings.verification.retention
-        then = Progress(dict(sorted(nodes.items())), progress.results).with_results(results, oldest)
+        then = EvacuationProgress(dict(sorted(nodes.items())), progress.results).with_results(results, oldest)
         self._progress = then
         why = None if then == self._store.value else self._store.save(then)
         if why is not None:
             log.error(f"how far nodes are emptied may not be kept: {why}")
         return why is None
 
-    def _stuck(self, case: Case, log: RoundLog) -> None:
+    def _stuck(self, case: DrainCase, log: RoundLog) -> None:
         """Report once what is waited for too long: one clock for each evacuation, whatever its workloads name."""
         entry = case.entry
         since = entry.waiting_since or entry.began_at
@@ -297,7 +299,7 @@ class Evacuation:
                 log.ledger.settle_call(number, answer)
                 log.report.notes.append(f"{call.kind} on {call.node} was interrupted: {message}")
 
-    def _became(self, call: Call, listed: dict[str, Mapping[str, Workload]]) -> tuple[bool, str]:
+    def _became(self, call: PendingCall, listed: dict[str, Mapping[str, Workload]]) -> tuple[bool, str]:
         if call.kind == "verify" and self.verification is not None:
             started = self.verification.result(call.node, call.key).kind != "missing"
             return started, "the diagnostic was started" if started else "no diagnostic was started"

@@ -108,7 +108,7 @@ class Result:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class EvacuationProgress:
     """All of it.
 
     ``nodes``: nodes with a drain mark of predrain, by name.
@@ -123,7 +123,7 @@ class Progress:
         mine = [result for result in self.results if result.node == node and result.kind in ("passed", "failed")]
         return mine[-1].at if mine and mine[-1].kind == "passed" else None
 
-    def with_results(self, new: Iterable[Result], oldest: datetime) -> Progress:
+    def with_results(self, new: Iterable[Result], oldest: datetime) -> EvacuationProgress:
         """Take note of results, each once, and forget those from before a time."""
         known = {result.key: result for result in self.results}
         for result in new:
@@ -137,12 +137,12 @@ def key_of(node: str, began_at: datetime, what: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
-def stored_progress(workloads: Workloads) -> StoredValue[Progress]:
+def stored_progress(workloads: Workloads) -> StoredValue[EvacuationProgress]:
     """Return the progress as the scheduler keeps it.
 
     Where it is damaged, checkpoints are asked for again, and no deadline is over.
     """
     return StoredValue(
-        Progress(), "predrain-evacuations 1", "how far nodes are emptied", "verification.retention",
+        EvacuationProgress(), "predrain-evacuations 1", "how far nodes are emptied", "verification.retention",
         workloads.load_progress, workloads.save_progress,
     )  # fmt: skip

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 
-from foundation.kubernetes.api import Object, Refused, Unreachable
+from foundation.kubernetes.api import ApiRefused, Object, Unreachable
 from foundation.kubernetes.client import KubernetesClient
 from scheduler.ports.errors import SchedulerError
 
@@ -26,8 +26,8 @@ class ApiServer:
         """Read one object, which must have the name ``named``; None: there is none; else ``SchedulerError``."""
         try:
             return self.client.get(path, None, accept=accept, named=named)
-        except (Refused, Unreachable) as error:
-            if isinstance(error, Refused) and error.status == _NOT_FOUND:
+        except (ApiRefused, Unreachable) as error:
+            if isinstance(error, ApiRefused) and error.status == _NOT_FOUND:
                 return None
             raise self._error(path, error) from error
 
@@ -43,8 +43,8 @@ class ApiServer:
         """List objects as :meth:`listing` does, with the version to watch them from."""
         try:
             return self.client.list_all(path, params, view, page_size)
-        except (Refused, Unreachable) as error:
+        except (ApiRefused, Unreachable) as error:
             raise self._error(path, error) from error
 
     def _error(self, path: str, error: Exception) -> SchedulerError:
-        return SchedulerError(f"{self.name}{path if isinstance(error, Refused) else ''}: {error}")
+        return SchedulerError(f"{self.name}{path if isinstance(error, ApiRefused) else ''}: {error}")

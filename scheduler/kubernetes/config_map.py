@@ -13,12 +13,12 @@ from scheduler.kubernetes.api import ApiServer
 from scheduler.kubernetes.pods import annotations_of
 from scheduler.ports.codec import instant
 from scheduler.ports.errors import SchedulerError
-from scheduler.ports.readings import Answer, StoredState, Switches
+from scheduler.ports.readings import StoredState, Switches, WriteResult
 
 _TEXT: Final = "state"
 _TRIES: Final = 4
 
-Change = Callable[[dict[str, Any]], dict[str, Any] | Answer]
+Change = Callable[[dict[str, Any]], dict[str, Any] | WriteResult]
 """Returns the object to write in place of the current one, or an answer without writing."""
 
 
@@ -40,15 +40,15 @@ class ConfigMapText:
         """Read the text; raises ``SchedulerError`` if it cannot be read."""
         return _stored(self._api.read(self.path, named=self._name) or {})
 
-    def save(self, text: str, version: str) -> Answer:
+    def save(self, text: str, version: str) -> WriteResult:
         """Replace the text, if it still has this version."""
 
-        def change(current: dict[str, Any]) -> dict[str, Any] | Answer:
+        def change(current: dict[str, Any]) -> dict[str, Any] | WriteResult:
             stored = _stored(current)
             if stored.text == text:  # also by an earlier attempt that got no answer
-                return Answer("done", "", (), stored.version)
+                return WriteResult("done", "", (), stored.version)
             if stored.version != version:
-                return Answer("conflict", f"it has version {stored.version}, expected {version}")
+                return WriteResult("conflict", f"it has version {stored.version}, expected {version}")
             return {**current, "data": {**(current.get("data") or {}), _TEXT: text}}
 
         return self._change(change)
@@ -58,26 +58,26 @@ class ConfigMapText:
         current = self._api.read(self.path, accept=METADATA_ONLY, named=self._name)
         return {} if current is None else annotations_of(current)
 
-    def annotate(self, wanted: Mapping[str, str | None]) -> Answer:
+    def annotate(self, wanted: Mapping[str, str | None]) -> WriteResult:
         """Set annotations; None: take it off."""
 
-        def change(current: dict[str, Any]) -> dict[str, Any] | Answer:
+        def change(current: dict[str, Any]) -> dict[str, Any] | WriteResult:
             before = annotations_of(current)
             then = {key: value for key, value in {**before, **wanted}.items() if value is not None}
             if then == before:
-                return Answer("already")
+                return WriteResult("already")
             return {**current, "metadata": {**current["metadata"], "annotations": then}}
 
         return self._change(change)
 
-    def _change(self, change: Change) -> Answer:  # noqa: PLR0911 - one line an outcome
+    def _change(self, change: Change) -> WriteResult:  # noqa: PLR0911 - one line an outcome
         """Read, change and write it; again where another writer came in between."""
         new = {"metadata": {"name": self._name, "namespace": self._namespace}}
         try:
             for _ in range(_TRIES):
                 current = self._api.read(self.path, named=self._name)
                 changed = change({"apiVersion": "v1", "kind": "ConfigMap", **(current or new)})
-                if isinstance(changed, Answer):
+                if isinstance(changed, WriteResult):
                     return changed
                 if current is None:
                     response = self._api.request("POST", self._folder, body=changed)
@@ -85,17 +85,17 @@ class ConfigMapText:
                     response = self._api.request("PUT", self.path, body=changed)
                 if response.ok:
                     if is_named(response.content, self._name):
-                        return Answer("done", "", (), _stored(response.content).version)
-                    return Answer("timeout", "the answer is not the ConfigMap")
+                        return WriteResult("done", "", (), _stored(response.content).version)
+                    return WriteResult("timeout", "the answer is not the ConfigMap")
                 if response.status == 404 and current is None:
-                    return Answer("refused", f"{response.problem} (is there a namespace {self._namespace}?)")
+                    return WriteResult("refused", f"{response.problem} (is there a namespace {self._namespace}?)")
                 if response.status not in (404, 409):
-                    return Answer("refused", response.problem)
+                    return WriteResult("refused", response.problem)
         except SchedulerError as error:
-            return Answer("refused", str(error))
+            return WriteResult("refused", str(error))
         except Unreachable as error:
-            return Answer("timeout" if error.sent else "refused", str(error))
-        return Answer("conflict", "others kept writing to it")
+            return WriteResult("timeout" if error.sent else "refused", str(error))
+        return WriteResult("conflict", "others kept writing to it")
 
 
 class SwitchAnnotations:
@@ -123,7 +123,7 @@ class SwitchAnnotations:
         message = f"switches that cannot be parsed: {listed}" if unclear else None
         return Switches(kill, values[self.release_all] == "true", reset_at), message
 
-    def write(self, switches: Switches) -> Answer:
+    def write(self, switches: Switches) -> WriteResult:
         """Set them."""
         reset = switches.reset_breaker_at
         wanted = {

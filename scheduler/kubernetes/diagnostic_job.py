@@ -17,7 +17,7 @@ from foundation.yaml import read_yaml
 from policy.ladder.remedies import Remedy
 from scheduler.kubernetes.scheduler import KubernetesScheduler
 from scheduler.ports.codec import instant, json_object
-from scheduler.ports.readings import Answer
+from scheduler.ports.readings import WriteResult
 from scheduler.ports.workloads import DiagnosticResult, Fence
 
 _ENDED: Final = ("Complete", "Failed")
@@ -59,19 +59,21 @@ class KubernetesVerification:
         self._namespace = scheduler.settings.namespace
         self._folder = f"/apis/batch/v1/namespaces/{self._namespace}/jobs"
 
-    def start(self, node: str, units: Sequence[str], key: str, fence: Fence, remedy: Remedy | None = None) -> Answer:
+    def start(
+        self, node: str, units: Sequence[str], key: str, fence: Fence, remedy: Remedy | None = None
+    ) -> WriteResult:
         """Create the Job; one that is there under this key was started before."""
         leadership = self._scheduler.leadership
 
-        def create() -> Answer:
+        def create() -> WriteResult:
             response = self._api.request(
                 "POST", self._folder, body=self._job(node, units, key, remedy), timeout=leadership.left()
             )
             if response.ok:
-                return Answer("done", f"Job {self._namespace}/{name_of(key)}")
+                return WriteResult("done", f"Job {self._namespace}/{name_of(key)}")
             if response.status == _EXISTS:
-                return Answer("already", "it was started before")
-            return Answer("refused", response.problem)
+                return WriteResult("already", "it was started before")
+            return WriteResult("refused", response.problem)
 
         return leadership.fenced(fence.holder, fence.until, create)
 

@@ -12,7 +12,7 @@ from scheduler.kubernetes.api import ApiServer
 from scheduler.ports.errors import SchedulerError
 from scheduler.ports.lease import ObservedLease
 from scheduler.ports.protocols import Clock
-from scheduler.ports.readings import Answer
+from scheduler.ports.readings import WriteResult
 
 _API: Final = "/apis/coordination.k8s.io/v1/namespaces"
 _LOOK_EVERY_S: Final = 1.0
@@ -54,17 +54,17 @@ class Leadership:
         late = "the lease ended before it was sent" if self._clock.now() >= until else None
         return self.may_write(holder) or late
 
-    def fenced(self, holder: str, until: datetime, call: Callable[[], Answer]) -> Answer:
+    def fenced(self, holder: str, until: datetime, call: Callable[[], WriteResult]) -> WriteResult:
         """Make a write if the lease is held, and return its answer; no answer of the server is ``timeout``."""
         why = self.blocked(holder, until)
         if why is not None:
-            return Answer("refused", why)
+            return WriteResult("refused", why)
         try:
             return call()
         except SchedulerError as error:
-            return Answer("refused", f"nothing was sent: {error}")
+            return WriteResult("refused", f"nothing was sent: {error}")
         except Unreachable as error:
-            return Answer("timeout" if error.sent else "refused", str(error))
+            return WriteResult("timeout" if error.sent else "refused", str(error))
 
     def left(self) -> timedelta:
         """Return how long the lease is still held."""

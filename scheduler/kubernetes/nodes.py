@@ -15,7 +15,7 @@ from scheduler.kubernetes.condition import CONDITION
 from scheduler.kubernetes.settings import KubernetesSettings
 from scheduler.ports.node_object import WRITER, Keys, NodeObject, Taint, own_marks, view_of
 from scheduler.ports.readings import NodeReading
-from telemetry.collect.kubernetes.nodes import NodeView as Collected
+from telemetry.collect.kubernetes.nodes import ObservedKubernetesNode as Collected
 from telemetry.collect.kubernetes.nodes import view_of as collected_view
 from telemetry.collect.kubernetes.rules import KubernetesRules
 

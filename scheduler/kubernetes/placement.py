@@ -9,7 +9,7 @@ from decimal import Decimal
 from typing import Any, Final
 from urllib.parse import quote
 
-from foundation.kubernetes.api import CLAIM_VERSIONS, Object, Refused, Unreachable
+from foundation.kubernetes.api import CLAIM_VERSIONS, ApiRefused, Object, Unreachable
 from foundation.kubernetes.quantity import parse_quantity
 from scheduler.kubernetes.api import ApiServer
 from scheduler.kubernetes.pods import LIVING
@@ -162,7 +162,7 @@ class PlacementCheck:
     def _get(self, path: str, params: Mapping[str, str] | None, right: str) -> Object:
         try:
             return self._api.client.get(path, params)
-        except Refused as error:
+        except ApiRefused as error:
             if error.status == _FORBIDDEN:
                 raise _UndecidedError(
                     f"the controller lacks the right to {right} (deploy/kubernetes/actuator-rbac.yaml)"

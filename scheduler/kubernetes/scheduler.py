@@ -32,7 +32,7 @@ from scheduler.kubernetes.settings import KubernetesSettings
 from scheduler.ports.errors import described
 from scheduler.ports.node_object import WRITER, Keys, NodeObject, after, missing_from, refused, writes_between
 from scheduler.ports.protocols import Clock, SchedulerExtras
-from scheduler.ports.readings import Answer, AnswerKind, FleetReading, NodeReading, Precondition, Switches, Write
+from scheduler.ports.readings import AnswerKind, FleetReading, NodeReading, Precondition, Switches, Write, WriteResult
 
 NODES: Final = "/api/v1/nodes"
 FIELD_MANAGER: Final = WRITER
@@ -169,7 +169,7 @@ class KubernetesScheduler(SchedulerExtras):
         if event is not None:
             yield _Companion(node, event_write(event), event, of_node=False)
 
-    def apply(self, action: Action, precondition: Precondition) -> Answer:
+    def apply(self, action: Action, precondition: Precondition) -> WriteResult:
         """Carry out an action as one patch that the server applies to exactly the node that was read.
 
         Its event, and its condition unless one patch may hold both, are written by :meth:`announce`, after all marks.
@@ -178,11 +178,11 @@ class KubernetesScheduler(SchedulerExtras):
             precondition.holder, precondition.until, lambda: self._apply(action, precondition)
         )
 
-    def _apply(self, action: Action, precondition: Precondition) -> Answer:
+    def _apply(self, action: Action, precondition: Precondition) -> WriteResult:
         snapshot = self._known(action.node, precondition.version) or self._read(action.node)
         self._recent.pop(action.node, None)
         if snapshot is None:
-            return Answer("gone", f"there is no node {action.node}")
+            return WriteResult("gone", f"there is no node {action.node}")
         conflict = precondition.conflict(snapshot.reading)
         if conflict is not None:
             return conflict
@@ -197,7 +197,7 @@ class KubernetesScheduler(SchedulerExtras):
             # the record last: without it a taint that the server keeps would be nobody's
             first = replace(then, annotations={**then.annotations, self.keys.applied: record})
         if not writes:
-            return Answer("already", "nothing to change", (), snapshot.reading.version)
+            return WriteResult("already", "nothing to change", (), snapshot.reading.version)
         # Of a node's status one may write its metadata, but no taint or cordon: a publisher needs no more right.
         status_only = not any(write.path.startswith("spec.") for write in writes)
         status_only = status_only and action.verb in ("publish", "release")
@@ -214,19 +214,19 @@ class KubernetesScheduler(SchedulerExtras):
         if isinstance(left, NodeSnapshot) and first is not then:
             then = self._after(action, left.node_object)
             left = self._answered(action.node, self._patch(path, patch_of(left, then)), then)
-        if isinstance(left, Answer):
+        if isinstance(left, WriteResult):
             return left
         self._due += due
         self._recent[action.node] = left, self.api.elapsed()
-        return Answer("done", note, writes if joined is None else (*writes, joined.write), left.reading.version)
+        return WriteResult("done", note, writes if joined is None else (*writes, joined.write), left.reading.version)
 
-    def _answered(self, node: str, response: Response, then: NodeObject) -> NodeSnapshot | Answer:
+    def _answered(self, node: str, response: Response, then: NodeObject) -> NodeSnapshot | WriteResult:
         """Return the node as the server answered with it, or why that is no success."""
         if not response.ok:
-            return Answer(_REFUSALS.get(response.status, "refused"), response.problem)
+            return WriteResult(_REFUSALS.get(response.status, "refused"), response.problem)
         left = self._remember(response.content) if is_named(response.content, node) else None
         if left is None:
-            return Answer("timeout", "the answer is not the node")
+            return WriteResult("timeout", "the answer is not the node")
         wrong = missing_from(left.node_object, then, self.keys)
         if not wrong:
             return left
@@ -234,7 +234,7 @@ class KubernetesScheduler(SchedulerExtras):
         if noted is not None:
             self._patch(_path(node), patch_of(left, noted))
         by = "an admission webhook or another controller changes predrain's writes"
-        return Answer("refused", f"the server accepted the patch, but {'; '.join(wrong)}: {by}")
+        return WriteResult("refused", f"the server accepted the patch, but {'; '.join(wrong)}: {by}")
 
     def announce(self, holder: str, hold: Callable[[], datetime]) -> tuple[str, ...]:
         """Write the conditions and events that are due, conditions first; return what failed.
@@ -270,7 +270,7 @@ class KubernetesScheduler(SchedulerExtras):
             self._read_switches = read = self._switches.read()[0], now_s
         return read[0]
 
-    def set_switches(self, switches: Switches) -> Answer:
+    def set_switches(self, switches: Switches) -> WriteResult:
         """Set the switches: the operator may, whoever holds the lease."""
         self._read_switches = None
         return self._switches.write(switches)

@@ -21,7 +21,7 @@ from scheduler.kubernetes.pods import LIVING, PODS, annotations_of, duration, jo
 from scheduler.kubernetes.scheduler import FIELD_MANAGER, KubernetesScheduler
 from scheduler.ports.codec import instant, json_object
 from scheduler.ports.errors import SchedulerError
-from scheduler.ports.readings import Answer, Write
+from scheduler.ports.readings import Write, WriteResult
 from scheduler.ports.workloads import (
     ANYWHERE,
     CheckpointAsk,
@@ -46,7 +46,7 @@ _REVIEW_TIMEOUT: Final = timedelta(seconds=3)
 _REVIEWED_FOR_S: Final = 300.0
 _MAX_GRACE_S: Final = 30 * 86_400  # a pod may name any int64
 
-_GONE: Final = Answer("gone", "there is no such pod any more")
+_GONE: Final = WriteResult("gone", "there is no such pod any more")
 _MIRROR: Final = "kubernetes.io/config.mirror"
 _SOURCE: Final = "kubernetes.io/config.source"
 _SLURM_GROUP: Final = "slinky.slurm.net/"
@@ -184,18 +184,18 @@ class KubernetesWorkloads:
             return f"the data in its volume {local} would be lost ({evict}=true lets it go)"
         return None
 
-    def ask_checkpoint(self, workload: Workload, ask: CheckpointAsk, fence: Fence) -> Answer:
+    def ask_checkpoint(self, workload: Workload, ask: CheckpointAsk, fence: Fence) -> WriteResult:
         """Write the request into an annotation of the pod, which it watches (the downward API shows it as a file)."""
         return self._scheduler.leadership.fenced(fence.holder, fence.until, lambda: self._request(workload, ask))
 
-    def _request(self, workload: Workload, ask: CheckpointAsk) -> Answer:
+    def _request(self, workload: Workload, ask: CheckpointAsk) -> WriteResult:
         current = self._api.request("GET", _path(workload))
         other = self._another(current, workload)
         if other is not None:
             return other
         standing = annotations_of(current.content).get(self._keys.requested)
         if _key_of(standing) == ask.key:
-            return Answer("already", "it was asked before")
+            return WriteResult("already", "it was asked before")
         request = {"key": ask.key, "deadline": ask.deadline.astimezone(UTC).isoformat(), "why": ask.why[:500]}
         text = json.dumps(request, ensure_ascii=False, sort_keys=True)
         # The uid in the patch makes the server refuse it for a pod that came after this one.
@@ -206,7 +206,7 @@ class KubernetesWorkloads:
         )  # fmt: skip
         if response.ok:
             write = Write(f"pod {workload.name}", f"metadata.annotations[{self._keys.requested}]", standing, text)
-            return Answer("done", "", (write,))
+            return WriteResult("done", "", (write,))
         answer = self._failed(response, workload)
         if response.status == _FORBIDDEN:
             answer = replace(answer, message=f"{_forbidden(workload.name.partition('/')[0])} ({response.problem})")
@@ -224,13 +224,13 @@ class KubernetesWorkloads:
         failed, at = content.get("failed"), instant(content.get("at"))
         return CheckpointState("failed", str(failed)[:500], at) if failed else CheckpointState("acknowledged", "", at)
 
-    def evict(self, workload: Workload, fence: Fence) -> Answer:
+    def evict(self, workload: Workload, fence: Fence) -> WriteResult:
         """Create an eviction of exactly this pod; the server refuses it where a disruption budget requires."""
         return self._scheduler.leadership.fenced(fence.holder, fence.until, lambda: self._evict(workload))
 
-    def _evict(self, workload: Workload) -> Answer:
+    def _evict(self, workload: Workload) -> WriteResult:
         if workload.ending:
-            return Answer("already", "it is ending already")
+            return WriteResult("already", "it is ending already")
         if self._version is None:
             self._version = self._offered()
         namespace, _, name = workload.name.partition("/")
@@ -245,7 +245,7 @@ class KubernetesWorkloads:
             timeout=self._scheduler.leadership.left(),
         )  # fmt: skip
         if response.ok:
-            return Answer("done", "the eviction was accepted", self.preview(workload))
+            return WriteResult("done", "the eviction was accepted", self.preview(workload))
         return self._failed(response, workload)
 
     def preview(self, workload: Workload) -> tuple[Write, ...]:
@@ -276,35 +276,37 @@ class KubernetesWorkloads:
                 return f"{resource.get('group') or 'policy'}/{resource.get('version') or 'v1'}"
         raise SchedulerError("the server offers no evictions")
 
-    def _another(self, current: Response, workload: Workload) -> Answer | None:
+    def _another(self, current: Response, workload: Workload) -> WriteResult | None:
         """Report that a pod is gone or was replaced; None: it is the expected one."""
         if current.status == _NOT_FOUND:
             return _GONE
         if not current.ok:
-            return Answer("refused", current.problem)
+            return WriteResult("refused", current.problem)
         if _uid(current.content) != workload.uid:
-            return Answer("conflict", f"another pod of that name is there (uid {_uid(current.content)})")
+            return WriteResult("conflict", f"another pod of that name is there (uid {_uid(current.content)})")
         return None
 
-    def _failed(self, response: Response, workload: Workload) -> Answer:
+    def _failed(self, response: Response, workload: Workload) -> WriteResult:
         if response.status == _NOT_FOUND:
             return _GONE
         if response.status == _TOO_MANY:
             seconds = response.retry_after_s
             again = None if seconds is None else self._scheduler.clock.now() + timedelta(seconds=seconds)
             causes = "; ".join(str(cause.get("message")) for cause in response.causes if cause.get("message"))
-            return Answer("blocked", f"{response.problem}{f' ({causes})' if causes else ''}", again_at=again)
+            return WriteResult("blocked", f"{response.problem}{f' ({causes})' if causes else ''}", again_at=again)
         if response.status == _FAULT:
             if _TWO_BUDGETS in response.problem.lower():
-                return Answer("blocked", response.problem, again_at=self._scheduler.clock.now() + _AGAIN_AFTER_FAULT)
-            return Answer("timeout", response.problem)
+                return WriteResult(
+                    "blocked", response.problem, again_at=self._scheduler.clock.now() + _AGAIN_AFTER_FAULT
+                )
+            return WriteResult("timeout", response.problem)
         if response.status in (_CONFLICT, 422):
             other = None
             with contextlib.suppress(Unreachable):
                 other = self._another(self._api.request("GET", _path(workload)), workload)
             # the same pod: another client wrote to it or to its budget at this moment
-            return other or Answer("blocked" if response.status == _CONFLICT else "refused", response.problem)
-        return Answer("refused", response.problem)
+            return other or WriteResult("blocked" if response.status == _CONFLICT else "refused", response.problem)
+        return WriteResult("refused", response.problem)
 
 
 def _forbidden(namespace: str) -> str:

@@ -11,8 +11,8 @@ from typing import Any
 from scheduler.ledger.sqlite_ledger import SqliteLedger
 from scheduler.ports.errors import described
 from scheduler.ports.protocols import Clock, Lease, LeaseLostError
-from scheduler.ports.readings import Answer, Write
-from scheduler.ports.records import Call, FindingKind, Settled
+from scheduler.ports.readings import Write, WriteResult
+from scheduler.ports.records import FindingKind, PendingCall, Settled
 from scheduler.ports.report import RoundReport, WorkStep
 from scheduler.ports.workloads import Fence
 
@@ -66,14 +66,14 @@ class RoundLog:
         """Use the ledger within: what cannot be recorded must not be done."""
         return self.boundary("the ledger")
 
-    def intend(self, call: Call) -> int | None:
+    def intend(self, call: PendingCall) -> int | None:
         """Record a call; None: it could not be recorded, and must not be made."""
         number = None
         with self.recording():
             number = self.ledger.call(call)
         return number
 
-    def settle(self, number: int, answer: Answer) -> None:
+    def settle(self, number: int, answer: WriteResult) -> None:
         """Record the outcome of a call."""
         confirmed = answer.confirmed or answer.kind == "gone"  # a workload that is gone is where it should be
         settled = Settled(self.clock.now(), answer.kind, confirmed, answer.message, answer.writes)

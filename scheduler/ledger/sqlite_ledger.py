@@ -24,7 +24,7 @@ from policy.plan import Action, Plan
 from scheduler.ledger.schema import connect
 from scheduler.ports.codec import object_of, plain_of
 from scheduler.ports.errors import LedgerError
-from scheduler.ports.records import Call, FindingKind, Intent, RoundRecord, Settled, digest_of
+from scheduler.ports.records import FindingKind, Intent, PendingCall, RoundRecord, Settled, digest_of
 from scheduler.ports.stored_state import state_json
 
 _BESIDE_UNITS: Final = tuple(field.name for field in fields(NodeView) if field.name != "units")
@@ -140,7 +140,7 @@ class SqliteLedger:
         except (ValueError, TypeError, RecursionError) as error:
             raise LedgerError(f"an alert in the ledger cannot be read: {error}") from error
 
-    def call(self, call: Call) -> int:
+    def call(self, call: PendingCall) -> int:
         """Record a call of an evacuation before it is made."""
         with self._adding():
             return self._add(
@@ -152,9 +152,9 @@ class SqliteLedger:
         """Record what a call of an evacuation came to."""
         self._settle("calls_settled", number, settled)
 
-    def open_calls(self) -> tuple[tuple[int, Call], ...]:
+    def open_calls(self) -> tuple[tuple[int, PendingCall], ...]:
         """Return the calls of evacuations of unknown outcome, oldest first; of a workload, what identifies it."""
-        return self._unsettled("calls", "call FROM calls_settled", Call)
+        return self._unsettled("calls", "call FROM calls_settled", PendingCall)
 
     def find(self, at: datetime, node: str, kind: FindingKind, message: str, content: Mapping[str, Any]) -> None:
         """Record what was found out on the way; ``content``: what belongs to it, as plain JSON."""

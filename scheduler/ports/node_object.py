@@ -17,7 +17,7 @@ from foundation.kubernetes.opt_out import is_set, is_unmanaged, unclear
 from policy.fleet import Level, Marks, NodeView, Published
 from policy.plan import Action
 from scheduler.ports.codec import plain_of
-from scheduler.ports.ownership import DamagedRecordError, Record, digest_of, foreign_marks, sealed, unsealed
+from scheduler.ports.ownership import DamagedRecordError, OwnershipRecord, digest_of, foreign_marks, sealed, unsealed
 from scheduler.ports.readings import Write
 
 Effect = Literal["PreferNoSchedule", "NoSchedule", "NoExecute"]
@@ -100,7 +100,7 @@ class OwnMarks:
     ``opt_out``: one that keeps every remediator off.
     """
 
-    record: Record | None
+    record: OwnershipRecord | None
     damaged: str | None
     foreign: Mapping[str, str]
     taints: frozenset[str]
@@ -135,7 +135,7 @@ def own_marks(node: NodeObject, keys: Keys) -> OwnMarks:
 
 
 @lru_cache(maxsize=20_000)
-def _record_of(text: str, node: str) -> tuple[Record | None, str | None]:
+def _record_of(text: str, node: str) -> tuple[OwnershipRecord | None, str | None]:
     """Read a record, the same text in each round; return it, or why it is not intact."""
     try:
         return unsealed(json.loads(text), node), None
@@ -250,7 +250,7 @@ def after(action: Action, node: NodeObject, keys: Keys, now: datetime, *, cordon
     if own.foreign:  # nothing is written over
         return node
     end, old, standing = action.expires_at or now, own.record, _marks(node, own, keys, now)
-    record = old or Record(action.tier, action.risk, end, Level.PUBLISHED)
+    record = old or OwnershipRecord(action.tier, action.risk, end, Level.PUBLISHED)
     record = replace(record, tier=action.tier, risk=None, until=end, level=max(record.level, Level.PUBLISHED))
     then, record = _published(action, node, record, keys, end)
     annotations, taints = dict(then.annotations), list(then.taints)
@@ -274,8 +274,8 @@ def after(action: Action, node: NodeObject, keys: Keys, now: datetime, *, cordon
 
 
 def _published(
-    action: Action, node: NodeObject, record: Record, keys: Keys, end: datetime
-) -> tuple[NodeObject, Record]:
+    action: Action, node: NodeObject, record: OwnershipRecord, keys: Keys, end: datetime
+) -> tuple[NodeObject, OwnershipRecord]:
     annotations, labels = dict(node.annotations), dict(node.labels)
     labels[keys.tier] = action.tier
     avoid, record = _avoid(labels, record, keys, keys.avoid if action.tier in ("elevated", "high") else None)
@@ -283,7 +283,7 @@ def _published(
     return replace(node, labels=labels, annotations=annotations), record
 
 
-def _recorded(node: NodeObject, record: Record | None, own: OwnMarks, keys: Keys) -> NodeObject:
+def _recorded(node: NodeObject, record: OwnershipRecord | None, own: OwnMarks, keys: Keys) -> NodeObject:
     """Write the record of all marks that stand and are predrain's, or remove it (None)."""
     annotations = {key: text for key, text in node.annotations.items() if key != keys.applied}
     if record is not None:
@@ -406,7 +406,9 @@ def _maintenance(node: NodeObject, keys: Keys) -> str | None:
     return f"maintenance ({keys.maintenance})" if any(map(is_set, values)) else None
 
 
-def _avoid(labels: dict[str, str], record: Record, keys: Keys, wanted: str | None) -> tuple[str | None, Record]:
+def _avoid(
+    labels: dict[str, str], record: OwnershipRecord, keys: Keys, wanted: str | None
+) -> tuple[str | None, OwnershipRecord]:
     """Set or remove the label that jobs avoid; return the one that stands and is predrain's, and the record of it.
 
     One that predrain has no record of is another's. One that a person removed, or a tool overwrote, is left like that.

@@ -29,7 +29,7 @@ class DamagedRecordError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class OwnershipRecord:
     """What predrain put on a node, and until when.
 
     ``level``: the highest mark; where less stands before ``until``, somebody else removed it.
@@ -52,11 +52,11 @@ class Record:
     weight: int | None = None
     soft: int | None = None
 
-    def with_mark(self, name: str, content: str) -> Record:
+    def with_mark(self, name: str, content: str) -> OwnershipRecord:
         """Add a mark, or replace it."""
         return replace(self, marks={**self.marks, name: digest_of(content)})
 
-    def without(self, *names: str) -> Record:
+    def without(self, *names: str) -> OwnershipRecord:
         """Drop marks."""
         return replace(self, marks={name: digest for name, digest in self.marks.items() if name not in names})
 
@@ -70,14 +70,14 @@ def digest_of(content: str) -> str:
     return hashlib.sha256(content.encode("utf-8", "surrogatepass")).hexdigest()[:12]
 
 
-def sealed(record: Record, node: str) -> dict[str, Any]:
+def sealed(record: OwnershipRecord, node: str) -> dict[str, Any]:
     """Return a record as the JSON object that is written to a node."""
     plain = plain_of(replace(record, risk=None if record.risk is None else round(record.risk, 6)))
     content = {name: value for name, value in plain.items() if value is not None and (name, value) != ("refused", 0)}
     return {**content, _SEAL: _seal(content, node)}
 
 
-def unsealed(content: object, node: str) -> Record:
+def unsealed(content: object, node: str) -> OwnershipRecord:
     """Read a record from a node; raises ``DamagedRecordError`` if it is not exactly as predrain wrote it there."""
     if not isinstance(content, dict):
         raise DamagedRecordError("the record of predrain is no JSON object")
@@ -85,12 +85,12 @@ def unsealed(content: object, node: str) -> Record:
     if content.get(_SEAL) != _seal(plain, node):
         raise DamagedRecordError("the record of predrain was edited, or copied from another node")
     try:
-        return cast(Record, object_of(Record, {"risk": None} | plain, "the record"))
+        return cast(OwnershipRecord, object_of(OwnershipRecord, {"risk": None} | plain, "the record"))
     except ValueError as error:
         raise DamagedRecordError(f"the record of predrain cannot be read: {error}") from None
 
 
-def foreign_marks(record: Record | None, present: Mapping[str, str]) -> dict[str, str]:
+def foreign_marks(record: OwnershipRecord | None, present: Mapping[str, str]) -> dict[str, str]:
     """Return the marks under predrain's names that are not predrain's, each with the reason why.
 
     ``present``: the content of each mark that stands, by its name.

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Protocol
 
-from policy.episodes import Alert, Outcome
+from policy.episodes import Alert, AlertOutcome
 from policy.plan import Action
 from scheduler.ports.errors import SchedulerError
-from scheduler.ports.readings import Answer, FleetReading, NodeReading, Precondition, StoredState, Switches, Write
-from scheduler.ports.risks import Facts, Risks
+from scheduler.ports.readings import FleetReading, NodeReading, Precondition, StoredState, Switches, Write, WriteResult
+from scheduler.ports.risks import ReportedFacts, Risks
 
 
 class Clock(Protocol):
@@ -35,14 +35,14 @@ class FactReader(Protocol):
     def unreadable_events(self) -> int:
         """Events that the last reading left out."""
 
-    def read(self, now: datetime) -> Mapping[str, Facts]:
+    def read(self, now: datetime) -> Mapping[str, ReportedFacts]:
         """Return the facts known at ``now``, by unit; raises ``SourceError`` if they cannot be read."""
 
 
 class FactSource(FactReader, Protocol):
     """What became of earlier alerts, too."""
 
-    def outcomes(self, alerts: Sequence[Alert], now: datetime) -> Sequence[Outcome]:
+    def outcomes(self, alerts: Sequence[Alert], now: datetime) -> Sequence[AlertOutcome]:
         """Judge earlier alerts by what is known at ``now``; undecided ones are left out.
 
         Raises ``SourceError`` if events cannot be read: nothing is judged then, for silence would look like health.
@@ -88,19 +88,19 @@ class SchedulerAdapter(SchedulerExtras, Protocol):
     def preview(self, actions: Sequence[Action], reading: NodeReading) -> tuple[tuple[Write, ...], ...]:
         """Return what :meth:`apply` would write for each of some actions on one node, one after another."""
 
-    def apply(self, action: Action, precondition: Precondition) -> Answer:
+    def apply(self, action: Action, precondition: Precondition) -> WriteResult:
         """Carry out an action on a node that is still as the precondition says; else answer ``conflict``."""
 
     def load_state(self) -> StoredState:
         """Read the safety state that is stored in the scheduler."""
 
-    def save_state(self, text: str, version: str) -> Answer:
+    def save_state(self, text: str, version: str) -> WriteResult:
         """Replace the safety state, if it still has this version; the answer holds the new one."""
 
     def read_switches(self) -> Switches:
         """Read the operator's switches, which may have been set since the fleet was read."""
 
-    def set_switches(self, switches: Switches) -> Answer:
+    def set_switches(self, switches: Switches) -> WriteResult:
         """Set the operator's switches."""
 
     def hold_lease(self, holder: str, lasts: timedelta) -> datetime | None:

@@ -94,7 +94,7 @@ class Write:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class WriteResult:
     """The outcome of a write, or of a call about a workload or a diagnostic.
 
     ``kind``: ``done``: written or accepted (an accepted eviction is not yet a workload that is gone: only a listing
@@ -137,7 +137,7 @@ class Precondition:
     holder: str
     until: datetime
 
-    def conflict(self, reading: NodeReading) -> Answer | None:
+    def conflict(self, reading: NodeReading) -> WriteResult | None:
         """Return in which way a node is not, as read now, what it must be; None: it is."""
         conflicts = {
             "its state cannot be read": not reading.view.readable,
@@ -145,7 +145,7 @@ class Precondition:
             f"version {reading.version}, expected {self.version}": reading.version != self.version,
             "it carries other predrain marks than expected": reading.view.marks.level != self.marks.level,
         }
-        return next((Answer("conflict", message) for message, differs in conflicts.items() if differs), None)
+        return next((WriteResult("conflict", message) for message, differs in conflicts.items() if differs), None)
 
 
 def stands(action: Action, marks: Marks) -> bool:

@@ -121,7 +121,7 @@ people were notified; ``ended``: the mark is gone; ``cancelled``: the mark stand
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class PendingCall:
     """A call that is about to be made.
 
     ``kind``: ``checkpoint``, ``evict``, ``verify``; ``escalate`` only in ledgers of earlier versions.

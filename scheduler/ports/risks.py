@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from foundation.durations import Duration
-from policy.episodes import Alert, Outcome
+from policy.episodes import Alert, AlertOutcome
 from policy.fleet import Fact, UnitView
 from policy.risk_record import ModelName
 from policy.tiers import ChosenThresholds
@@ -40,7 +40,7 @@ NO_RISKS = Risks()
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class ReportedFacts:
     """What is known of a unit in addition to its score, and of a node.
 
     ``valid_from``: earlier scores and facts are void.
@@ -72,15 +72,15 @@ class MemoryFacts:
     unreadable_events = 0
 
     def __init__(self) -> None:
-        self.facts: dict[str, Facts] = {}
+        self.facts: dict[str, ReportedFacts] = {}
 
-    def read(self, now: datetime) -> Mapping[str, Facts]:
+    def read(self, now: datetime) -> Mapping[str, ReportedFacts]:
         """Return what was set, up to ``now``."""
         return {
             unit: replace(known, facts=tuple(fact for fact in known.facts if fact.seen_at <= now))
             for unit, known in self.facts.items()
         }
 
-    def outcomes(self, alerts: Sequence[Alert], now: datetime) -> Sequence[Outcome]:  # noqa: ARG002 - as the port says
+    def outcomes(self, alerts: Sequence[Alert], now: datetime) -> Sequence[AlertOutcome]:  # noqa: ARG002 - as the port says
         """Judge none."""
         return ()

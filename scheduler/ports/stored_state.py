@@ -16,7 +16,7 @@ from policy.plan import PolicyState
 from scheduler.ports.codec import object_of, plain_of
 from scheduler.ports.errors import SchedulerError
 from scheduler.ports.protocols import LeaseLostError, SchedulerAdapter
-from scheduler.ports.readings import Answer, StoredState
+from scheduler.ports.readings import StoredState, WriteResult
 
 T = TypeVar("T")
 
@@ -49,7 +49,7 @@ class StoredValue(Generic[T]):
 
     def __init__(
         self, empty: T, head: str, what: str, setting: str,
-        load: Callable[[], StoredState], save: Callable[[str, str], Answer],
+        load: Callable[[], StoredState], save: Callable[[str, str], WriteResult],
     ) -> None:  # fmt: skip
         self.value = self._empty = empty
         self.known = False

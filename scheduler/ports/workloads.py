@@ -14,7 +14,7 @@ from typing import Any, Final, Literal, Protocol
 from foundation.durations import Duration
 from policy.fleet import JobView
 from policy.ladder.remedies import Remedy
-from scheduler.ports.readings import Answer, StoredState, Write
+from scheduler.ports.readings import StoredState, Write, WriteResult
 
 CheckpointKind = Literal["acknowledged", "waiting", "failed", "gone"]
 DiagnosticKind = Literal["passed", "failed", "inconclusive", "running", "missing"]
@@ -70,7 +70,7 @@ class Workloads(Protocol):
     def on_node(self, node: str) -> tuple[Workload, ...]:
         """List what runs on a node now, from the scheduler itself (no cache); a finished workload may be left out."""
 
-    def ask_checkpoint(self, workload: Workload, ask: CheckpointAsk, fence: Fence) -> Answer:
+    def ask_checkpoint(self, workload: Workload, ask: CheckpointAsk, fence: Fence) -> WriteResult:
         """Ask for a checkpoint through the scheduler, where its offer says so.
 
         A repetition with the same key writes nothing (``already``); a signal, of which the scheduler keeps no trace,
@@ -80,7 +80,7 @@ class Workloads(Protocol):
     def checkpoint_state(self, workload: Workload, key: str) -> CheckpointState:
         """Read whether the request with this key was acknowledged."""
 
-    def evict(self, workload: Workload, fence: Fence) -> Answer:
+    def evict(self, workload: Workload, fence: Fence) -> WriteResult:
         """Ask the scheduler to move the very uid that is named, with its grace time; never by force or past a budget.
 
         What is ``ending`` already is answered by ``already``.
@@ -92,7 +92,7 @@ class Workloads(Protocol):
     def load_progress(self) -> StoredState:
         """Read the progress of the evacuations, as stored in the scheduler (apart from the safety state)."""
 
-    def save_progress(self, text: str, version: str) -> Answer:
+    def save_progress(self, text: str, version: str) -> WriteResult:
         """Replace it, if it still has this version; the answer holds the new one. As ``save_state`` of the adapter."""
 
 
@@ -115,7 +115,9 @@ class DiagnosticResult:
 class Verification(Protocol):
     """The operator's procedure on an emptied node: the remedy of a fault, if there is one, and a diagnostic."""
 
-    def start(self, node: str, units: Sequence[str], key: str, fence: Fence, remedy: Remedy | None = None) -> Answer:
+    def start(
+        self, node: str, units: Sequence[str], key: str, fence: Fence, remedy: Remedy | None = None
+    ) -> WriteResult:
         """Start it, past predrain's taint; ``already`` where one of this key was started before, with any outcome."""
 
     def result(self, node: str, key: str) -> DiagnosticResult:

@@ -11,7 +11,7 @@ from typing import Any, Final
 from foundation.programs import CommandError, run_program
 from foundation.slurm import SlurmFormatError, expand_hostlist
 from scheduler.ports.errors import SchedulerError
-from scheduler.ports.readings import Answer
+from scheduler.ports.readings import WriteResult
 from scheduler.slurm.job import HELD, CheckpointSignal, SlurmJob
 from scheduler.slurm.node import NodeChange
 from scheduler.slurm.port import NEWEST, OLDEST, SlurmPort, errors_in, kind_of, read_report
@@ -51,7 +51,7 @@ class SlurmCommands(SlurmPort):
                 )
         return None if self._versions else "Slurm was not read yet"
 
-    def update(self, node: str, change: NodeChange) -> Answer:
+    def update(self, node: str, change: NodeChange) -> WriteResult:
         """Write to a node by ``scontrol update``."""
         fields = {
             "State": change.state,
@@ -63,12 +63,12 @@ class SlurmCommands(SlurmPort):
         given = [f"{name}={value}" for name, value in fields.items() if value is not None]
         return self._write("scontrol", "update", f"NodeName={node}", *given)
 
-    def signal(self, job: SlurmJob, signal: CheckpointSignal) -> Answer:
+    def signal(self, job: SlurmJob, signal: CheckpointSignal) -> WriteResult:
         """Send a signal by ``scancel --signal``."""
         batch = ("--batch",) if signal.batch else ()
         return self._write("scancel", f"--signal={signal.name}", *batch, job.name)
 
-    def requeue(self, job: SlurmJob) -> Answer:
+    def requeue(self, job: SlurmJob) -> WriteResult:
         """Requeue by ``scontrol requeue``."""
         return self._write("scontrol", "requeue", job.requeue_name)
 
@@ -130,17 +130,17 @@ class SlurmCommands(SlurmPort):
             raise _NoSuchNodeError(message)
         raise SchedulerError(message)
 
-    def _write(self, *command: str) -> Answer:
+    def _write(self, *command: str) -> WriteResult:
         refused = self.read_only()
         if refused is not None:
-            return Answer("refused", refused)
+            return WriteResult("refused", refused)
         try:
             status, errors, _ = self._run(*command)
         except CommandError as error:
-            return Answer("refused" if error.lasting else "timeout", str(error))
+            return WriteResult("refused" if error.lasting else "timeout", str(error))
         if status == 0:
-            return Answer("done", errors)
-        return Answer(kind_of(errors), errors or f"exit status {status}")
+            return WriteResult("done", errors)
+        return WriteResult(kind_of(errors), errors or f"exit status {status}")
 
     def _run(self, program: str, *arguments: str) -> tuple[int, str, bytes]:
         """Run a program; gives its exit status, the start of its errors, and its output."""

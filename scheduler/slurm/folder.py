@@ -22,7 +22,7 @@ from scheduler.ports.codec import object_of, plain_of, read_json
 from scheduler.ports.errors import SchedulerError
 from scheduler.ports.lease import ObservedLease, bounded_s
 from scheduler.ports.protocols import Clock
-from scheduler.ports.readings import Answer, StoredState, Switches
+from scheduler.ports.readings import StoredState, Switches, WriteResult
 
 T = TypeVar("T")
 
@@ -83,18 +83,18 @@ class SharedFolder:
         text = (document or {}).get("text")
         return StoredState(text if isinstance(text, str) else f"damaged {name}.json", version)
 
-    def save(self, name: str, text: str, version: str) -> Answer:
+    def save(self, name: str, text: str, version: str) -> WriteResult:
         """Replace a text that still has this version; the answer holds the new one."""
         try:
             with self._locked(name):
                 stored = self.load(name)
                 if stored.version != version:
-                    return Answer("conflict", f"{name} has version {stored.version}, expected {version}")
+                    return WriteResult("conflict", f"{name} has version {stored.version}, expected {version}")
                 if stored.text == text:
-                    return Answer("already", "no change", (), version)
-                return Answer("done", "", (), self._write(name, {"token": secrets.token_hex(8), "text": text}))
+                    return WriteResult("already", "no change", (), version)
+                return WriteResult("done", "", (), self._write(name, {"token": secrets.token_hex(8), "text": text}))
         except SchedulerError as error:
-            return Answer("refused", str(error))  # the file is replaced as a whole or not at all
+            return WriteResult("refused", str(error))  # the file is replaced as a whole or not at all
 
     def read_switches(self) -> Switches:
         """Read the switches.
@@ -103,14 +103,14 @@ class SharedFolder:
         """
         return self._object("switches", Switches) or Switches()
 
-    def set_switches(self, switches: Switches) -> Answer:
+    def set_switches(self, switches: Switches) -> WriteResult:
         """Set the switches."""
         try:
             with self._locked("switches"):
                 self._write("switches", plain_of(switches))
-                return Answer("done")
+                return WriteResult("done")
         except SchedulerError as error:
-            return Answer("refused", str(error))
+            return WriteResult("refused", str(error))
 
     def hold_lease(self, holder: str, lasts: timedelta) -> datetime | None:
         """Take the lease, or prolong one's own; None: another one holds it.

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from policy.fleet import JobView, Level, Marks, NodeView, Published
 from policy.plan import Action
-from scheduler.ports.ownership import DamagedRecordError, Record, foreign_marks, sealed, unsealed
+from scheduler.ports.ownership import DamagedRecordError, OwnershipRecord, foreign_marks, sealed, unsealed
 from scheduler.ports.readings import Write
 from scheduler.slurm.node import NodeChange, SlurmNode
 from scheduler.slurm.settings import HIGHEST_WEIGHT, SlurmSettings
@@ -29,13 +29,13 @@ WEIGHT: Final = "weight"
 _IN_TEXT = re.compile(r' ?\{"predrain":(?P<record>\{(?:[^{}]|\{[^{}]*\})*\})\}')
 
 
-def record_in(extra: str, node: str) -> Record | None:
+def record_in(extra: str, node: str) -> OwnershipRecord | None:
     """Read the record of a node; None: there is none. Raises ``DamagedRecordError`` if it is not intact."""
     content = _split(extra)[1]
     return None if content is None else unsealed(content, node)
 
 
-def with_record(extra: str, record: Record | None, node: str) -> str:
+def with_record(extra: str, record: OwnershipRecord | None, node: str) -> str:
     """Put the record into an ``extra``, or remove it (None); what others hold there is kept.
 
     A JSON object gets one more key (Slurm can filter nodes by such an ``extra``), any other text an object after it.
@@ -90,7 +90,7 @@ def reason_for(action: Action, until: datetime) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class SlurmMarks:
     """Predrain's marks on a node.
 
     ``foreign``: the reason that a person or tool set on it, drained, down or neither.
@@ -103,13 +103,13 @@ class Standing:
 
     marks: Marks
     foreign: str | None
-    record: Record | None = None
+    record: OwnershipRecord | None = None
     damaged: str | None = None
     lost_weight: bool = False
     undone: bool = False
 
 
-def standing_on(node: SlurmNode, now: datetime) -> Standing:
+def standing_on(node: SlurmNode, now: datetime) -> SlurmMarks:
     """Read predrain's marks from a node alone; whose they are, :mod:`scheduler.ports.ownership` decides."""
     record, damaged = None, None
     try:
@@ -124,14 +124,14 @@ def standing_on(node: SlurmNode, now: datetime) -> Standing:
     if node.reason is not None and not hard:
         foreign = f"reason {node.reason!r} of {node.user or 'an unknown user'}"
     if record is None:
-        return Standing(Marks(), foreign, None, damaged)
+        return SlurmMarks(Marks(), foreign, None, damaged)
     lost = WEIGHT in record.marks and node.weight == record.weight and not record.matches(WEIGHT, str(node.weight))
     soft = lost or record.matches(WEIGHT, str(node.weight))
     since = (record.since or node.reason_at or now) if hard else None
     drained = hard and record.drain_at is not None
     marks = Marks(Published(record.tier, record.until), soft, hard, drained, since)
     undone = record.level >= Level.SOFT and marks.level < record.level and now < record.until
-    return Standing(marks, foreign, record, damaged, lost, undone)
+    return SlurmMarks(marks, foreign, record, damaged, lost, undone)
 
 
 def _author(node: SlurmNode) -> str:
@@ -172,7 +172,7 @@ def outside(node: SlurmNode, settings: SlurmSettings) -> str | None:
     return None if chosen else "none of its partitions is in slurm.partitions"
 
 
-def _notice(node: SlurmNode, standing: Standing) -> str | None:
+def _notice(node: SlurmNode, standing: SlurmMarks) -> str | None:
     """Return what an operator should look at: what looks like predrain's and is not, or not any more."""
     if standing.damaged is not None:
         return f"{standing.damaged}: nothing is removed from the node until its extra holds no {KEY!r}"
@@ -202,7 +202,7 @@ def change_for(action: Action, node: SlurmNode, settings: SlurmSettings, now: da
     if standing.foreign is not None:
         return NodeChange()
     end, old, marks = action.expires_at or now, standing.record, standing.marks
-    new = old or Record(action.tier, action.risk, end, Level.PUBLISHED)
+    new = old or OwnershipRecord(action.tier, action.risk, end, Level.PUBLISHED)
     new = replace(new, tier=action.tier, risk=action.risk, until=end)
     change = NodeChange()
     if marks.tainted and (reason := reason_for(action, end)) != node.reason:
@@ -244,7 +244,7 @@ def authored(node: SlurmNode, now: datetime) -> NodeChange:
     return _with_extra(node, standing.record.with_mark(AUTHOR, _author(node)), NodeChange())
 
 
-def _release(action: Action, node: SlurmNode, standing: Standing) -> NodeChange:
+def _release(action: Action, node: SlurmNode, standing: SlurmMarks) -> NodeChange:
     marks, old = standing.marks, standing.record
     if old is None or (marks.level <= action.to and old.level <= action.to):
         return NodeChange()
@@ -263,7 +263,7 @@ def _release(action: Action, node: SlurmNode, standing: Standing) -> NodeChange:
     return _with_extra(node, None if action.to < Level.PUBLISHED else new, change)
 
 
-def _with_extra(node: SlurmNode, record: Record | None, change: NodeChange) -> NodeChange:
+def _with_extra(node: SlurmNode, record: OwnershipRecord | None, change: NodeChange) -> NodeChange:
     extra = with_record(node.extra, record, node.name)
     return change if extra == node.extra else replace(change, extra=extra)
 

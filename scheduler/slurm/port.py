@@ -10,7 +10,7 @@ from typing import Any, Final
 from foundation.slurm import SlurmFormatError
 from scheduler.ports.codec import read_json
 from scheduler.ports.errors import SchedulerError
-from scheduler.ports.readings import Answer, AnswerKind
+from scheduler.ports.readings import AnswerKind, WriteResult
 from scheduler.slurm.job import CheckpointSignal, SlurmJob, job_of
 from scheduler.slurm.node import NodeChange, SlurmNode, node_of
 from scheduler.slurm.settings import SlurmSettings
@@ -88,15 +88,15 @@ class SlurmPort(ABC):
         """Return why nothing may be written, by what was read so far; None: it may."""
 
     @abstractmethod
-    def update(self, node: str, change: NodeChange) -> Answer:
+    def update(self, node: str, change: NodeChange) -> WriteResult:
         """Write to a node, all of the change in one request."""
 
     @abstractmethod
-    def signal(self, job: SlurmJob, signal: CheckpointSignal) -> Answer:
+    def signal(self, job: SlurmJob, signal: CheckpointSignal) -> WriteResult:
         """Send exactly this job, task or component a signal; at least once."""
 
     @abstractmethod
-    def requeue(self, job: SlurmJob) -> Answer:
+    def requeue(self, job: SlurmJob) -> WriteResult:
         """Requeue exactly this batch job or task; it goes with Slurm's own KillWait between SIGTERM and SIGKILL."""
 
 

@@ -10,7 +10,7 @@ from foundation.errors import InputError
 from foundation.http import BodyTooLarge, Connection, HttpError, NoAnswerInTime, ask
 from foundation.slurm import SlurmFormatError, expand_hostlist
 from scheduler.ports.errors import SchedulerError
-from scheduler.ports.readings import Answer
+from scheduler.ports.readings import WriteResult
 from scheduler.slurm.job import CheckpointSignal, SlurmJob
 from scheduler.slurm.node import NodeChange
 from scheduler.slurm.port import NEWEST, OLDEST, SlurmPort, errors_in, kind_of, read_report
@@ -56,7 +56,7 @@ class SlurmRest(SlurmPort):
             return f"slurmrestd's v0.0.{self._version} cannot write nodes: Slurm is only read"
         return None
 
-    def update(self, node: str, change: NodeChange) -> Answer:
+    def update(self, node: str, change: NodeChange) -> WriteResult:
         """Write to a node."""
         state = None if change.state is None else [change.state]
         weight: Any = change.weight
@@ -66,14 +66,14 @@ class SlurmRest(SlurmPort):
         given = {name: value for name, value in body.items() if value is not None}
         return self._write("POST", f"node/{quote(node, safe='')}", given)
 
-    def signal(self, job: SlurmJob, signal: CheckpointSignal) -> Answer:
+    def signal(self, job: SlurmJob, signal: CheckpointSignal) -> WriteResult:
         """Send a job a signal."""
         query = {"signal": signal.name, **({"flags": "BATCH_JOB"} if signal.batch else {})}
         return self._write("DELETE", f"job/{quote(job.name, safe='')}?{urlencode(query)}", None)
 
-    def requeue(self, job: SlurmJob) -> Answer:  # noqa: ARG002 - as the port says
+    def requeue(self, job: SlurmJob) -> WriteResult:  # noqa: ARG002 - as the port says
         """Refuse: slurmrestd has no requeue."""
-        return Answer("refused", self.cannot_requeue)
+        return WriteResult("refused", self.cannot_requeue)
 
     def reserved_nodes(self, reservation: str) -> frozenset[str]:
         """Read the nodes of a reservation."""
@@ -113,20 +113,20 @@ class SlurmRest(SlurmPort):
             return rows
         raise SchedulerError(f"{self._where}: it knows none of v0.0.{OLDEST} to v0.0.{NEWEST}")
 
-    def _write(self, method: str, path: str, body: dict[str, Any] | None) -> Answer:
+    def _write(self, method: str, path: str, body: dict[str, Any] | None) -> WriteResult:
         refused = self.read_only()
         if refused is not None:
-            return Answer("refused", refused)
+            return WriteResult("refused", refused)
         try:
             status, content = self._ask(method, f"/slurm/v0.0.{self._version}/{path}", body)
         except _NoAnswerError as error:
-            return Answer("timeout", str(error))
+            return WriteResult("timeout", str(error))
         errors = errors_in(content)
         if errors is None:  # a proxy, or cut off: slurmrestd answers every request with JSON
-            return Answer("timeout", f"HTTP {status}: no whole answer of slurmrestd")
+            return WriteResult("timeout", f"HTTP {status}: no whole answer of slurmrestd")
         if status == _OK and not errors:
-            return Answer("done")
-        return Answer("gone" if status == _NOT_FOUND else kind_of(errors), f"HTTP {status}: {errors}"[:400])
+            return WriteResult("done")
+        return WriteResult("gone" if status == _NOT_FOUND else kind_of(errors), f"HTTP {status}: {errors}"[:400])
 
     def _headers(self) -> dict[str, str]:
         headers = {"Accept": "application/json"}

@@ -16,7 +16,7 @@ from policy.fleet import JobView
 from policy.plan import Action
 from scheduler.ports.errors import SchedulerError, described
 from scheduler.ports.protocols import Clock, SchedulerExtras
-from scheduler.ports.readings import Answer, FleetReading, NodeReading, Precondition, Switches, Write, stands
+from scheduler.ports.readings import FleetReading, NodeReading, Precondition, Switches, Write, WriteResult, stands
 from scheduler.slurm.folder import SharedFolder
 from scheduler.slurm.job import views_by_node
 from scheduler.slurm.marks import (
@@ -94,21 +94,21 @@ class SlurmScheduler(SchedulerExtras):
             node = after(node, change)
         return tuple(made)
 
-    def apply(self, action: Action, precondition: Precondition) -> Answer:
+    def apply(self, action: Action, precondition: Precondition) -> WriteResult:
         """Carry out an action."""
         if not _NAME.match(action.node):
-            return Answer("refused", f"{action.node!r} is no name of a single node")
+            return WriteResult("refused", f"{action.node!r} is no name of a single node")
         try:
             with self.folder.fenced(precondition.holder, precondition.until) as barred:
                 if barred is not None:
-                    return Answer("refused", barred)
+                    return WriteResult("refused", barred)
                 node = self.port.node(action.node)
                 if node is None:
-                    return Answer("gone", f"there is no node {action.node}")
+                    return WriteResult("gone", f"there is no node {action.node}")
                 change = change_for(action, node, self._settings, self._clock.now())
                 return self._unfit(action, node, precondition) or self._write(action, node, change)
         except SchedulerError as error:
-            return Answer("refused", f"nothing was written: {error}")
+            return WriteResult("refused", f"nothing was written: {error}")
 
     def upkeep(self, holder: str, until: datetime) -> tuple[Write, ...]:
         """Restore soft marks that a reconfigure or restart of Slurm lost, and reasons that a late write overwrote.
@@ -129,7 +129,7 @@ class SlurmScheduler(SchedulerExtras):
         with self.folder.fenced(holder, until) as barred:
             node = self.port.node(name) if barred is None else None
             change = NodeChange() if node is None else change_of(node)
-            answer = Answer("already") if change.empty else self.port.update(name, change)
+            answer = WriteResult("already") if change.empty else self.port.update(name, change)
             if node is None or answer.kind != "done":
                 return ()
             self._read[name] = after(node, change)
@@ -152,18 +152,18 @@ class SlurmScheduler(SchedulerExtras):
         boot = self._boots.of(node.name, node.booted_at)
         return NodeReading(view, node.version, boot, jobs_known=jobs is not None)
 
-    def _unfit(self, action: Action, node: SlurmNode, precondition: Precondition) -> Answer | None:
+    def _unfit(self, action: Action, node: SlurmNode, precondition: Precondition) -> WriteResult | None:
         refused = self.port.read_only()
         if refused is not None:
-            return Answer("refused", refused)
+            return WriteResult("refused", refused)
         conflict, foreign = precondition.conflict(self._as_read(node, ())), standing_on(node, self._clock.now()).foreign
         if conflict is None and foreign is not None and action.verb != "release":
-            return Answer("refused", f"{foreign} stands on it, which is not predrain's")
+            return WriteResult("refused", f"{foreign} stands on it, which is not predrain's")
         return conflict
 
-    def _write(self, action: Action, node: SlurmNode, change: NodeChange) -> Answer:
+    def _write(self, action: Action, node: SlurmNode, change: NodeChange) -> WriteResult:
         if change.empty:
-            return Answer("already", "no change", (), node.version)
+            return WriteResult("already", "no change", (), node.version)
         # Slurm applies a request in part where it refuses the state, and a record that is gone proves nothing any more.
         later = action.verb == "release" and change.extra is not None and change != NodeChange(extra=change.extra)
         answer = self.port.update(node.name, replace(change, extra=None) if later else change)
@@ -177,9 +177,9 @@ class SlurmScheduler(SchedulerExtras):
                 answer = self.port.update(node.name, follow_up)
                 current = self.port.node(node.name)
         except SchedulerError as error:
-            return Answer("timeout", f"it could not be read back: {error}")
+            return WriteResult("timeout", f"it could not be read back: {error}")
         if current is None:
-            return Answer("gone", f"there is no node {node.name} any more")
+            return WriteResult("gone", f"there is no node {node.name} any more")
         return self._read_back(action, node, current, change, answer)
 
     def _follow_up(self, action: Action, current: SlurmNode) -> NodeChange:
@@ -190,21 +190,21 @@ class SlurmScheduler(SchedulerExtras):
         return left if left == NodeChange(extra=left.extra) else NodeChange()
 
     def _read_back(
-        self, action: Action, before: SlurmNode, current: SlurmNode, change: NodeChange, answer: Answer
-    ) -> Answer:
+        self, action: Action, before: SlurmNode, current: SlurmNode, change: NodeChange, answer: WriteResult
+    ) -> WriteResult:
         """Answer by what stands now, whatever Slurm answered."""
         now = self._clock.now()
         standing = standing_on(current, now)
         if change_for(action, current, self._settings, now).empty and stands(action, standing.marks):
-            return Answer("done", answer.message, writes_of(before, change), current.version)
+            return WriteResult("done", answer.message, writes_of(before, change), current.version)
         self._late.seen(current, standing.foreign is not None)
         if standing.foreign is not None:
-            return Answer("conflict", f"a person or tool wrote to it at the same time: {standing.foreign}")
+            return WriteResult("conflict", f"a person or tool wrote to it at the same time: {standing.foreign}")
         if answer.kind == "done":
-            return Answer("conflict", "it was written, and reads back otherwise: another client writes too")
-        return Answer(answer.kind if answer.kind in ("gone", "timeout") else "refused", answer.message)
+            return WriteResult("conflict", "it was written, and reads back otherwise: another client writes too")
+        return WriteResult(answer.kind if answer.kind in ("gone", "timeout") else "refused", answer.message)
 
-    def _unfail(self, current: SlurmNode, answer: Answer) -> tuple[SlurmNode | None, Answer]:
+    def _unfail(self, current: SlurmNode, answer: WriteResult) -> tuple[SlurmNode | None, WriteResult]:
         """Take FAIL off: UNDRAIN leaves it, but not once DRAIN has taken its place; the base state is not touched."""
         if standing_on(current, self._clock.now()).foreign is not None or current.reason is None:
             return current, answer
@@ -258,7 +258,7 @@ class LateWrites:
     def __init__(self) -> None:
         self._open: dict[str, tuple[str, SlurmNode | None]] = {}  # the reason sent, and the node as the person left it
 
-    def answered(self, node: str, change: NodeChange, answer: Answer) -> None:
+    def answered(self, node: str, change: NodeChange, answer: WriteResult) -> None:
         """Note the outcome of a write."""
         if answer.kind != "timeout":
             self._open.pop(node, None)

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from scheduler.ports.errors import SchedulerError
 from scheduler.ports.protocols import Clock
-from scheduler.ports.readings import Answer, Write
+from scheduler.ports.readings import Write, WriteResult
 from scheduler.ports.workloads import CheckpointAsk, CheckpointOffer, CheckpointState, Fence, Placement, Workload
 from scheduler.slurm.folder import SharedFolder
 from scheduler.slurm.job import CHECKPOINT_FAILED, CHECKPOINTED, SlurmJob, views_by_node
@@ -92,14 +92,14 @@ class SlurmWorkloads:
             self._nodes = now, self._port.nodes()
         return self._nodes[1]
 
-    def ask_checkpoint(self, workload: Workload, ask: CheckpointAsk, fence: Fence) -> Answer:
+    def ask_checkpoint(self, workload: Workload, ask: CheckpointAsk, fence: Fence) -> WriteResult:
         """Send the job the signal that its comment names; once for a run, whatever drains ask for it meanwhile."""
         return self._fenced(workload, fence, lambda job: self._ask(job, ask))
 
     def checkpoint_state(self, workload: Workload, key: str) -> CheckpointState:
         """Read whether the job says in its comment that it wrote a checkpoint since it was asked."""
         job = self._find(workload)
-        if isinstance(job, Answer):
+        if isinstance(job, WriteResult):
             return CheckpointState("gone", job.message)
         entry = self._folder.notes(ASKED).get(job.uid)
         if entry is None or key not in _keys(entry):
@@ -114,7 +114,7 @@ class SlurmWorkloads:
             return CheckpointState("failed", "its comment says that it cannot")
         return CheckpointState("waiting")
 
-    def evict(self, workload: Workload, fence: Fence) -> Answer:
+    def evict(self, workload: Workload, fence: Fence) -> WriteResult:
         """Requeue the job or the task; a heterogeneous job goes as a whole."""
         return self._fenced(workload, fence, lambda job: self._requeue(job, workload.node))
 
@@ -124,41 +124,41 @@ class SlurmWorkloads:
             return ()
         return (Write(f"job {workload.name}", "JobState", "RUNNING", "REQUEUE"),)
 
-    def _fenced(self, workload: Workload, fence: Fence, call: Callable[[SlurmJob], Answer]) -> Answer:
+    def _fenced(self, workload: Workload, fence: Fence, call: Callable[[SlurmJob], WriteResult]) -> WriteResult:
         """Make a call about the very run of a job that is meant, under the lease."""
         try:
             with self._folder.fenced(fence.holder, fence.until) as barred:
                 if barred is not None:
-                    return Answer("refused", barred)
+                    return WriteResult("refused", barred)
                 job = self._find(workload)
-                return job if isinstance(job, Answer) else call(job)
+                return job if isinstance(job, WriteResult) else call(job)
         except SchedulerError as error:
-            return Answer("refused", str(error))
+            return WriteResult("refused", str(error))
 
-    def _requeue(self, job: SlurmJob, node: str) -> Answer:
+    def _requeue(self, job: SlurmJob, node: str) -> WriteResult:
         workload = self._workload(job, node)
         if workload.ending:
-            return Answer("already", "it is completing")
+            return WriteResult("already", "it is completing")
         if workload.immovable is not None:
-            return Answer("refused", workload.immovable)
+            return WriteResult("refused", workload.immovable)
         before = "+".join(sorted(job.states))
         return _answer(self._port.requeue(job), Write(f"job {job.requeue_name}", "JobState", before, "REQUEUE"))
 
-    def _find(self, workload: Workload) -> SlurmJob | Answer:
+    def _find(self, workload: Workload) -> SlurmJob | WriteResult:
         jobs = self._port.jobs(workload.node)
         for job in jobs:
             if job.uid == workload.uid:
                 return job
         if any(job.name == workload.name for job in jobs):
-            return Answer("conflict", f"job {workload.name} was requeued and runs on {workload.node} again")
-        return Answer("gone", f"job {workload.name} holds {workload.node} no more")
+            return WriteResult("conflict", f"job {workload.name} was requeued and runs on {workload.node} again")
+        return WriteResult("gone", f"job {workload.name} holds {workload.node} no more")
 
-    def _ask(self, job: SlurmJob, ask: CheckpointAsk) -> Answer:
+    def _ask(self, job: SlurmJob, ask: CheckpointAsk) -> WriteResult:
         signal, now = job.signal, self._clock.now()
         if signal is None:
-            return Answer("refused", "its comment names no signal")
+            return WriteResult("refused", "its comment names no signal")
         if "RUNNING" not in job.states:
-            return Answer("refused", f"it is {'+'.join(sorted(job.states)).lower()}, and gets no signal")
+            return WriteResult("refused", f"it is {'+'.join(sorted(job.states)).lower()}, and gets no signal")
         entry = self._folder.notes(ASKED).get(job.uid)
         if entry is None or (ask.key not in _keys(entry) and _seconds(entry, "until") <= now.timestamp()):
             until = int(ask.deadline.timestamp())
@@ -168,7 +168,7 @@ class SlurmWorkloads:
             entry = {**entry, "keys": [*_keys(entry), ask.key]}
             self._note(job.uid, entry)
         if entry.get("sent") is True:
-            return Answer("already", f"SIG{signal.name} was sent to it")
+            return WriteResult("already", f"SIG{signal.name} was sent to it")
         answer = self._port.signal(job, signal)
         if answer.kind == "done":
             self._note(job.uid, {**entry, "sent": True})
@@ -197,8 +197,8 @@ def _gang(job: SlurmJob) -> str | None:
     return job.requeue_name if len(job.nodes) > 1 or "+" in job.name else None
 
 
-def _answer(answer: Answer, write: Write) -> Answer:
-    return Answer(answer.kind, answer.message, (write,) if answer.kind == "done" else ())
+def _answer(answer: WriteResult, write: Write) -> WriteResult:
+    return WriteResult(answer.kind, answer.message, (write,) if answer.kind == "done" else ())
 
 
 def _keys(entry: dict[str, Any]) -> list[str]:

@@ -10,7 +10,7 @@ from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.routing import request_response
 
-from foundation.server.problems import Refused
+from foundation.server.problems import RequestRefused
 from serving.http.bodies import PROBLEM, shown, unknown_name
 from serving.http.metrics import predrain_version
 from serving.http.middleware import Access
@@ -48,10 +48,10 @@ class LeanRoute(APIRoute):
 
     async def _call(self, request: Request) -> Response:
         if request.scope["query_string"] and request.query_params:
-            raise Refused(400, unknown_name(next(iter(request.query_params)), [], "query parameter"), "invalid")
+            raise RequestRefused(400, unknown_name(next(iter(request.query_params)), [], "query parameter"), "invalid")
         values: dict[str, Any] = dict(request.path_params)
         if not all(values.values()):
-            raise Refused(404, "there is nothing here: /openapi.json lists what there is", "path")
+            raise RequestRefused(404, "there is nothing here: /openapi.json lists what there is", "path")
         if self.dependant.request_param_name is not None:
             values[self.dependant.request_param_name] = request
         response: Response = await self.endpoint(**values)
@@ -90,8 +90,8 @@ def make_application(access: Access) -> FastAPI:
     app = FastAPI(title="predrain", openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
     app.router.route_class = LeanRoute
 
-    @app.exception_handler(Refused)
-    async def refused(request: Request, error: Refused) -> Response:
+    @app.exception_handler(RequestRefused)
+    async def refused(request: Request, error: RequestRefused) -> Response:
         return access.refusal(request, error)
 
     @app.exception_handler(RequestValidationError)
@@ -102,17 +102,17 @@ def make_application(access: Access) -> FastAPI:
     async def unmatched(request: Request, error: HTTPException) -> Response:
         if error.status_code != 405:
             detail = "there is nothing here: /openapi.json lists what there is"
-            return access.refusal(request, Refused(404, detail, "path"))
+            return access.refusal(request, RequestRefused(404, detail, "path"))
         allowed = sorted((error.headers or {})["Allow"].split(", "))
         methods = [*(["HEAD"] if "GET" in allowed else []), *allowed]
-        response = access.refusal(request, Refused(405, f"send {' or '.join(methods)}", "method"))
+        response = access.refusal(request, RequestRefused(405, f"send {' or '.join(methods)}", "method"))
         response.headers["Allow"] = ", ".join(methods)
         return response
 
     return app
 
 
-def problem_response(_: Request, refused: Refused) -> Response:
+def problem_response(_: Request, refused: RequestRefused) -> Response:
     """Write a refusal as a problem body (RFC 9457)."""
     headers = refused.headers()
     return Response(refused.body(), refused.status, media_type=headers.pop("Content-Type"), headers=headers)
@@ -137,14 +137,14 @@ def describe(app: FastAPI) -> dict[str, Any]:
     return schema
 
 
-def _of_validation(route: APIRoute, error: Any) -> Refused:
+def _of_validation(route: APIRoute, error: Any) -> RequestRefused:
     """Say in words what a query parameter should have been."""
     name, kind, context = str(error["loc"][1]), error["type"], error.get("ctx", {})
     if kind == "extra_forbidden":
         query = route.dependant.query_params[0].field_info.annotation
         known = [field.alias or key for key, field in getattr(query, "model_fields", {}).items()]
-        return Refused(400, unknown_name(name, known, "query parameter"), "invalid")
+        return RequestRefused(400, unknown_name(name, known, "query parameter"), "invalid")
     if kind in ("literal_error", "enum"):
         choices = [part.strip("'\" ") for part in str(context["expected"]).replace(" or ", ", ").split(",")]
-        return Refused(400, unknown_name(str(error["input"]), choices, name), "invalid")
-    return Refused(400, f"{name} is {shown(error.get('input'))}: {error['msg']}", "invalid")
+        return RequestRefused(400, unknown_name(str(error["input"]), choices, name), "invalid")
+    return RequestRefused(400, f"{name} is {shown(error.get('input'))}: {error['msg']}", "invalid")

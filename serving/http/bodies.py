@@ -10,7 +10,7 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
-from foundation.server.problems import Refused
+from foundation.server.problems import RequestRefused
 from foundation.text import closest
 
 JSON: Final = "application/json"
@@ -25,19 +25,21 @@ def read_json(body: bytes, *, containers: int | None = None, values: int | None 
     ``containers``: most arrays and objects: an empty one takes two bytes of text and thirty times as many of memory.
     ``values``: most commas, about as many as values: a short key takes fifteen times its bytes, and reading many of
     them holds the interpreter, and so every other answer, for seconds.
-    Raises ``Refused``: 400, if it is not JSON, holds a number beyond a float's range, or is nested too deeply; 413 for
-    too many containers or values.
+    Raises ``RequestRefused``: 400, if it is not JSON, holds a number beyond a float's range, or is nested too deeply;
+    413 for too many containers or values.
     """
     if containers is not None and body.count(b"{") + body.count(b"[") > containers:
-        raise Refused(413, f"the body holds more than {containers} arrays and objects: send fewer rows", "too_large")
+        raise RequestRefused(
+            413, f"the body holds more than {containers} arrays and objects: send fewer rows", "too_large"
+        )
     # Counting what comes often takes as long as a fifth of the reading; a body of fewer bytes cannot hold so many.
     if values is not None and len(body) > values and body.count(b",") > values:
-        raise Refused(413, f"the body holds more than {values} values: send fewer rows", "too_large")
+        raise RequestRefused(413, f"the body holds more than {values} values: send fewer rows", "too_large")
     try:
         return orjson.loads(body.removeprefix(BOM_UTF8))
     except orjson.JSONDecodeError as error:
         detail = f"the body is not JSON, which has no NaN and no infinity: {error.msg} at character {error.pos}"
-        raise Refused(400, detail, "garbage") from None
+        raise RequestRefused(400, detail, "garbage") from None
 
 
 def write_json(value: Any) -> bytes:
@@ -65,14 +67,14 @@ def media_of(request: Request) -> str:
 
 
 def one_of(content: Any, keys: tuple[str, ...]) -> tuple[str, Any]:
-    """Return the one key of an object with its value; raises ``Refused``: 422, if it has not exactly one of them."""
+    """Return the one key of an object with its value; raises ``RequestRefused`` (422) if it has none or several."""
     if not isinstance(content, dict):
-        raise Refused(422, f"send an object with one of {', '.join(keys)}", "invalid")
+        raise RequestRefused(422, f"send an object with one of {', '.join(keys)}", "invalid")
     for key in content:
         if key not in keys:
-            raise Refused(422, unknown_name(key, keys, "key"), "invalid")
+            raise RequestRefused(422, unknown_name(key, keys, "key"), "invalid")
     if len(content) != 1:
-        raise Refused(422, f"send exactly one of {', '.join(keys)}", "invalid")
+        raise RequestRefused(422, f"send exactly one of {', '.join(keys)}", "invalid")
     return next(iter(content.items()))
 
 

@@ -17,13 +17,13 @@ from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import Response
 
-from foundation.server.problems import Refused
+from foundation.server.problems import RequestRefused
 from serving.http.acting import ControllerDecisions
 from serving.http.bodies import as_json, read_json
 from serving.http.limits import ServiceSettings, ThreadWork
 from serving.http.metrics import RequestMetrics
 from serving.http.score_cache import ScoreCache
-from serving.scores.fleet import Fleet, NodeState
+from serving.scores.fleet import ScoredFleet, ScoredNode
 from telemetry.identity.nodes import NodeNames
 
 _LOG = logging.getLogger(__name__)
@@ -42,21 +42,21 @@ _UNKNOWN: Final = 7
 def candidates(args: Any) -> list[str]:
     """Read the nodes that ``ExtenderArgs`` names, in the scheduler's order.
 
-    Raises ``Refused``: 400, if it is not of that form.
+    Raises ``RequestRefused``: 400, if it is not of that form.
     """
     if not isinstance(args, dict):
-        raise Refused(400, "send ExtenderArgs: an object with Pod and NodeNames", "invalid")
+        raise RequestRefused(400, "send ExtenderArgs: an object with Pod and NodeNames", "invalid")
     names = {str(key).lower(): value for key, value in args.items()}.get("nodenames")
     if names is None:
-        raise Refused(400, "ExtenderArgs holds no NodeNames: set nodeCacheCapable: true", "invalid")
+        raise RequestRefused(400, "ExtenderArgs holds no NodeNames: set nodeCacheCapable: true", "invalid")
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise Refused(400, "NodeNames is no list of strings", "invalid")
+        raise RequestRefused(400, "NodeNames is no list of strings", "invalid")
     return names
 
 
 def kept_nodes(
     names: Sequence[str],
-    fleet: Fleet | None,
+    fleet: ScoredFleet | None,
     now: datetime,
     out: Mapping[str, datetime] | None = None,
     max_share: float = 1.0,
@@ -91,7 +91,7 @@ def _most(share: float, nodes: int) -> int:
     return max(1, math.floor(share * nodes))
 
 
-def priority(state: NodeState | None) -> int:
+def priority(state: ScoredNode | None) -> int:
     """Return a node's priority from 0 to 10: by tier, and inside a tier by risk, never lower for the less risky."""
     if state is None or state.risk is None or state.tier not in _BEST:
         return _UNKNOWN
@@ -108,7 +108,7 @@ def filter_result(kept: list[str], removed: dict[str, str]) -> dict[str, Any]:
     return {"Nodes": None, "NodeNames": kept, **failed, "Error": ""}
 
 
-def priorities(names: Sequence[str], fleet: Fleet | None, now: datetime) -> list[dict[str, Any]]:
+def priorities(names: Sequence[str], fleet: ScoredFleet | None, now: datetime) -> list[dict[str, Any]]:
     """Return ``HostPriorityList``."""
     return [{"Host": name, "Score": priority(_state(name, fleet, now))} for name in names]
 
@@ -124,7 +124,7 @@ def add_extender(
 ) -> None:
     """Add the extender's two verbs; none asks for a token, because kube-scheduler sends none."""
 
-    def fleet_at(now: datetime) -> Fleet | None:
+    def fleet_at(now: datetime) -> ScoredFleet | None:
         fleet = cache.served.fleet
         return None if fleet is None or fleet.stale(now, settings.stale_after_s) else fleet
 
@@ -161,5 +161,5 @@ def add_extender(
     app.add_api_route("/scheduler/prioritize", prioritize, methods=["POST"])
 
 
-def _state(name: str, fleet: Fleet | None, now: datetime) -> NodeState | None:
+def _state(name: str, fleet: ScoredFleet | None, now: datetime) -> ScoredNode | None:
     return None if fleet is None else fleet.state(name, now)

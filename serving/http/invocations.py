@@ -13,7 +13,7 @@ from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
-from foundation.server.problems import Refused
+from foundation.server.problems import RequestRefused
 from serving.champion.model import LoadedModel
 from serving.http.application import guarded, problems
 from serving.http.bodies import JSON, media_of, one_of, read_json, unknown_name
@@ -38,7 +38,7 @@ def add_invocations(app: FastAPI, queries: QueryRoutes, max_rows: int) -> None:
 
     async def invoke(request: Request) -> Response:
         if media_of(request) != JSON:
-            raise Refused(415, f"send {JSON}", "media_type")
+            raise RequestRefused(415, f"send {JSON}", "media_type")
         read = lambda body, model: _read(body, model, max_rows)  # noqa: E731 - as the routes of /v1 give theirs
         return await queries.score(request, read, lambda _, predictions: {"predictions": predictions})
 
@@ -65,7 +65,7 @@ def _read(body: bytes, model: LoadedModel, limit: int) -> FeatureRows:
     values = (limit + 1) * (len(model.columns) + _OWN_COLUMNS)
     content = read_json(body, containers=limit + _CONTAINERS, values=values)
     if isinstance(content, dict) and content.pop("params", None):
-        raise Refused(422, "this model has no params: leave them out", "invalid")
+        raise RequestRefused(422, "this model has no params: leave them out", "invalid")
     form, value = one_of(content, FORMS)
     if form == "dataframe_split":
         return rows_of_table(*_split(value), model.columns, limit)
@@ -76,17 +76,17 @@ def _read(body: bytes, model: LoadedModel, limit: int) -> FeatureRows:
 
 def _split(value: Any) -> tuple[Any, Any]:
     if not isinstance(value, dict) or not {"columns", "data"} <= value.keys():
-        raise Refused(422, "dataframe_split is no object with columns and data", "invalid")
+        raise RequestRefused(422, "dataframe_split is no object with columns and data", "invalid")
     for key in value:
         if key not in _SPLIT:
-            raise Refused(422, unknown_name(key, _SPLIT, "key of dataframe_split"), "invalid")
+            raise RequestRefused(422, unknown_name(key, _SPLIT, "key of dataframe_split"), "invalid")
     return value["columns"], value["data"]
 
 
 def _turned(value: dict[str, Any]) -> tuple[list[str], list[list[Any]]]:
     if not value or not all(isinstance(column, list) for column in value.values()):
-        raise Refused(422, "inputs is neither a list of records nor one list of values a column", "invalid")
+        raise RequestRefused(422, "inputs is neither a list of records nor one list of values a column", "invalid")
     lengths = {len(column) for column in value.values()}
     if len(lengths) > 1:
-        raise Refused(422, "inputs: the columns have different lengths", "invalid")
+        raise RequestRefused(422, "inputs: the columns have different lengths", "invalid")
     return list(value), [list(row) for row in zip(*value.values(), strict=True)]

@@ -10,7 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeVar
 
-from foundation.server.problems import Refused
+from foundation.server.problems import RequestRefused
 
 MIB = 2**20
 
@@ -91,12 +91,12 @@ class ThreadWork:
     async def run(self, job: Callable[[], Result]) -> Result:
         """Do a job in a thread and wait for it.
 
-        Raises ``Refused``: 503, if too many jobs wait.
+        Raises ``RequestRefused``: 503, if too many jobs wait.
 
         A job whose request has ended goes on counting until it is done: threads cannot be stopped.
         """
         if len(self._jobs) >= self._max_jobs:
-            raise Refused(503, "too much work waits", "work", retry_after_s=self._retry_after_s)
+            raise RequestRefused(503, "too much work waits", "work", retry_after_s=self._retry_after_s)
         future = self._executor.submit(job)
         self._jobs.add(future)
         future.add_done_callback(self._jobs.discard)

@@ -16,7 +16,7 @@ from policy.risk_record import parse_utc
 from serving.champion.model import ModelHolder
 from serving.http.score_cache import ScoreCache
 from serving.logs import AccessLog
-from serving.scores.fleet import Fleet
+from serving.scores.fleet import ScoredFleet
 
 MEDIA: Final = CONTENT_TYPE_PLAIN_0_0_4
 BOUNDS_S: Final[tuple[float, ...]] = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
@@ -80,7 +80,7 @@ class StateMetrics:
         if self.model.wanted:
             yield from self._of_model()
 
-    def _of_scores(self, fleet: Fleet) -> Iterable[Metric]:
+    def _of_scores(self, fleet: ScoredFleet) -> Iterable[Metric]:
         scores, now = fleet.scores, self.clock()
         yield _labelled("units", "Units by tier, as scored.", "tier", fleet.tiers)
         yield _labelled("nodes", "Nodes by tier, as scored.", "tier", fleet.node_tiers)

@@ -15,11 +15,11 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from foundation.server.problems import Refused
+from foundation.server.problems import RequestRefused
 from serving.http.bodies import shown
 from serving.http.limits import ServiceSettings, is_own_host
 from serving.http.metrics import RequestMetrics
-from serving.http.tokens import Grant
+from serving.http.tokens import TokenGrant
 from serving.logs import AccessLog
 
 _LOG = logging.getLogger(__name__)
@@ -48,10 +48,10 @@ class Access:
     ``refusal``: writes a refusal.
     """
 
-    grant: Callable[[Request], Grant | None] | None
+    grant: Callable[[Request], TokenGrant | None] | None
     is_open: Callable[[str], bool]
     is_page: Callable[[str], bool]
-    refusal: Callable[[Request, Refused], Response]
+    refusal: Callable[[Request, RequestRefused], Response]
 
 
 @dataclass(slots=True)
@@ -97,7 +97,7 @@ class _Exchange:
         self.bytes_in = self.held = 0
         self.status = _GONE
         self.started = False
-        self.grant: Grant | None = None
+        self.grant: TokenGrant | None = None
         self.timer: asyncio.Timeout | None = None
         self.began = asyncio.get_running_loop().time()
 
@@ -143,23 +143,23 @@ class _Exchange:
             if taken is not None:
                 guard.active[taken] -= 1
 
-    def _refusal(self, error: Exception) -> Refused:
+    def _refusal(self, error: Exception) -> RequestRefused:
         """Say what a request is answered that came to nothing; a fault is logged."""
         settings = self.guard.settings
-        if isinstance(error, Refused):
+        if isinstance(error, RequestRefused):
             return error
         if isinstance(error, TimeoutError) and self.timer is not None and self.timer.expired():
             if self.started:  # a client that does not read must not keep its place for ever
                 self.status = _GONE
             if not self.body_read:
-                return Refused(408, f"the body did not arrive within {settings.body_timeout_s:g} s", "slow")
+                return RequestRefused(408, f"the body did not arrive within {settings.body_timeout_s:g} s", "slow")
             detail = f"no answer within {settings.body_timeout_s + settings.work_timeout_s:g} s: ask for less"
-            return Refused(503, detail, "time", retry_after_s=settings.retry_after_s)
+            return RequestRefused(503, detail, "time", retry_after_s=settings.retry_after_s)
         number = secrets.token_hex(8)
         _LOG.error("fault %s while answering %s %s", number, self.method, self.path[:200], exc_info=error)
-        return Refused(500, f"a fault of the service; its log tells more under {number}", "fault")
+        return RequestRefused(500, f"a fault of the service; its log tells more under {number}", "fault")
 
-    async def _refuse(self, refused: Refused) -> None:
+    async def _refuse(self, refused: RequestRefused) -> None:
         response = self.guard.access.refusal(Request(self.scope, self._receive), refused)
         try:
             async with asyncio.timeout(self.guard.settings.body_timeout_s) as self.timer:
@@ -172,14 +172,14 @@ class _Exchange:
         guard, access, path = self.guard, self.guard.access, self.path
         # A proxy that goes by the other length would take the body's end for another's request.
         if b"content-length" in self.headers and b"transfer-encoding" in self.headers:
-            raise Refused(400, "send Content-Length or Transfer-Encoding, not both", "framing")
+            raise RequestRefused(400, "send Content-Length or Transfer-Encoding, not both", "framing")
         if self.headers.get(b"content-encoding", b"identity").lower() != b"identity":
-            raise Refused(415, "send the body without a content encoding", "encoding")
+            raise RequestRefused(415, "send the body without a content encoding", "encoding")
         if guard.hosts is not None:
             host = self.headers.get(b"host", b"").decode("latin-1") if b"host" in self.headers else None
             if not is_own_host(host, guard.hosts):
                 detail = f"this service is not {shown(host)}: ask localhost, or start it with --allow-host NAME"
-                raise Refused(421, detail, "host")
+                raise RequestRefused(421, detail, "host")
         grant = None
         if access.grant is not None:
             grant = self.grant = access.grant(Request(self.scope))
@@ -188,17 +188,17 @@ class _Exchange:
             taken = self._class(grant)
             if guard.active[taken] >= guard.limit(taken):
                 retry = guard.settings.retry_after_s
-                raise Refused(503, "too many requests at a time", "concurrency", retry_after_s=retry)
+                raise RequestRefused(503, "too many requests at a time", "concurrency", retry_after_s=retry)
         if access.grant is not None and not access.is_open(path):
             if grant is None:
-                raise Refused(401, "send one of the service's tokens: `Authorization: Bearer TOKEN`", "token")
+                raise RequestRefused(401, "send one of the service's tokens: `Authorization: Bearer TOKEN`", "token")
             if not grant.covers("read"):
-                raise Refused(403, "this token lacks the scope read", "scope")
+                raise RequestRefused(403, "this token lacks the scope read", "scope")
         if taken is not None:
             guard.active[taken] += 1
         return taken
 
-    def _class(self, grant: Grant | None) -> RequestClass:
+    def _class(self, grant: TokenGrant | None) -> RequestClass:
         if self.guard.access.grant is not None and grant is None:
             return "anonymous"
         if self.guard.access.is_page(self.path):
@@ -229,7 +229,9 @@ class _Exchange:
                 self._until(self.began + settings.body_timeout_s + settings.work_timeout_s)
             # One request is always let through.
             if self.guard.held > max(settings.held_bytes, self.held):
-                raise Refused(503, "too many bodies are in memory", "memory", retry_after_s=settings.retry_after_s)
+                raise RequestRefused(
+                    503, "too many bodies are in memory", "memory", retry_after_s=settings.retry_after_s
+                )
         return message
 
     async def send(self, message: Message) -> None:
@@ -265,5 +267,5 @@ class _Exchange:
         self.guard.held += size
 
 
-def _too_large(limit: int) -> Refused:
-    return Refused(413, f"the body is larger than {limit} bytes: send smaller ones", "too_large")
+def _too_large(limit: int) -> RequestRefused:
+    return RequestRefused(413, f"the body is larger than {limit} bytes: send smaller ones", "too_large")

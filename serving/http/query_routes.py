@@ -13,7 +13,7 @@ from fastapi import FastAPI, Path, Query
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
-from foundation.server.problems import Refused
+from foundation.server.problems import RequestRefused
 from policy.risk_record import RiskRecord, format_utc
 from policy.tiers import UNKNOWN
 from serving.champion.model import LoadedModel, ModelHolder
@@ -29,7 +29,7 @@ from serving.http.schemas import (
     request_body,
 )
 from serving.http.score_cache import ScoreCache
-from serving.scores.fleet import Fleet, NodeState
+from serving.scores.fleet import ScoredFleet, ScoredNode
 
 if TYPE_CHECKING:
     from serving.champion.model import FeatureRows
@@ -77,26 +77,26 @@ class QueryRoutes:
             **guarded(body=request_body(ASKED, arrow=ARROW, exact=True)),
         )
 
-    def fleet(self) -> Fleet:
+    def fleet(self) -> ScoredFleet:
         """Return the scores to answer from.
 
-        Raises ``Refused``: 503, if there are none.
+        Raises ``RequestRefused``: 503, if there are none.
         """
         served = self.cache.served
         if served.fleet is None:
             detail = f"no scores can be served: {served.trouble}"
-            raise Refused(503, detail, "scores", retry_after_s=self.settings.retry_after_s)
+            raise RequestRefused(503, detail, "scores", retry_after_s=self.settings.retry_after_s)
         return served.fleet
 
     def model(self) -> LoadedModel:
         """Return the model that scores rows.
 
-        Raises ``Refused``: 409 if the service has none, 503 if it is not loaded.
+        Raises ``RequestRefused``: 409 if the service has none, 503 if it is not loaded.
         """
         if not self.holder.wanted:
-            raise Refused(409, "feature rows are scored by a service that was started with --model", "model")
+            raise RequestRefused(409, "feature rows are scored by a service that was started with --model", "model")
         if self.holder.model is None:
-            raise Refused(503, str(self.holder.trouble), "model", retry_after_s=self.settings.retry_after_s)
+            raise RequestRefused(503, str(self.holder.trouble), "model", retry_after_s=self.settings.retry_after_s)
         return self.holder.model
 
     async def score(
@@ -122,7 +122,7 @@ class QueryRoutes:
     async def _nodes(self, query: Annotated[NodesQuery, Query()]) -> Response:
         fleet, now = self.fleet(), self.clock()
         if query.decision is not None and query.decision != fleet.scores.decision:
-            raise Refused(
+            raise RequestRefused(
                 409, f"newer scores are served ({fleet.scores.decision}): begin with the first page", "decision"
             )
         states = fleet.states(now)
@@ -140,11 +140,11 @@ class QueryRoutes:
         window = {"total": len(states), "offset": query.offset, "next": following}
         return as_json(frame(fleet, now) | window | {"nodes": [node_answer(state) for state in page]})
 
-    def _hostlist(self, fleet: Fleet, now: datetime, page: list[NodeState]) -> Response:
+    def _hostlist(self, fleet: ScoredFleet, now: datetime, page: list[ScoredNode]) -> Response:
         """Return names for ``sbatch --exclude``: never more than half of the nodes, for jobs must still start."""
         if not fleet.holds(now) or fleet.stale(now, self.settings.stale_after_s):
             detail = f"the scores of {format_utc(fleet.scores.decided)} are too old to keep jobs off nodes by them"
-            raise Refused(503, detail, "scores", retry_after_s=self.settings.retry_after_s)
+            raise RequestRefused(503, detail, "scores", retry_after_s=self.settings.retry_after_s)
         names = [state.node for state in page if _HOST.fullmatch(state.node)]
         return PlainTextResponse(",".join(names[: len(fleet.scores.nodes) // 2]) + "\n")
 
@@ -152,7 +152,7 @@ class QueryRoutes:
         fleet, now = self.fleet(), self.clock()
         name = fleet.names.find(node)
         if name is None:
-            raise Refused(404, without_score(fleet, node), "node")
+            raise RequestRefused(404, without_score(fleet, node), "node")
         return as_json(frame(fleet, now) | node_with_units(fleet, name, now))
 
     async def _predict(self, request: Request) -> Response:
@@ -160,7 +160,7 @@ class QueryRoutes:
         if media == ARROW:
             return await self.score(request, self._read_arrow, self._rows_answer)
         if media != JSON:
-            raise Refused(415, f"send {JSON} or {ARROW}", "media_type")
+            raise RequestRefused(415, f"send {JSON} or {ARROW}", "media_type")
         body = await request.body()
         if len(body) <= _AT_ONCE:
             kind, value = self._asked(body)
@@ -189,25 +189,25 @@ class QueryRoutes:
 
     def _looked_up(self, kind: str, names: Any) -> Response:
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-            raise Refused(422, f"{kind} is no list of names", "invalid")
+            raise RequestRefused(422, f"{kind} is no list of names", "invalid")
         if not names:
-            raise Refused(422, f"{kind} names none", "invalid")
+            raise RequestRefused(422, f"{kind} names none", "invalid")
         if len(names) > self.settings.rows:
-            raise Refused(413, f"{len(names)} {kind}: ask for at most {self.settings.rows}", "too_large")
+            raise RequestRefused(413, f"{len(names)} {kind}: ask for at most {self.settings.rows}", "too_large")
         fleet, now = self.fleet(), self.clock()
         find = self._node_of if kind == "nodes" else self._unit_of
         return as_json(frame(fleet, now) | {kind: [find(fleet, name, now) for name in names]})
 
     @staticmethod
-    def _node_of(fleet: Fleet, name: str, now: datetime) -> dict[str, Any]:
+    def _node_of(fleet: ScoredFleet, name: str, now: datetime) -> dict[str, Any]:
         node = fleet.names.find(name)
         if node is None:
-            unscored = node_answer(NodeState(name, UNKNOWN, None, 0, 0, 0))
+            unscored = node_answer(ScoredNode(name, UNKNOWN, None, 0, 0, 0))
             return unscored | {"expires_at": None, "sample_age_seconds": None, "units": [], "scored": False}
         return node_with_units(fleet, node, now) | {"scored": True}
 
     @staticmethod
-    def _unit_of(fleet: Fleet, name: str, now: datetime) -> dict[str, Any]:
+    def _unit_of(fleet: ScoredFleet, name: str, now: datetime) -> dict[str, Any]:
         record = fleet.unit(name)
         if record is None:
             why = "there is no score of it"
@@ -238,7 +238,7 @@ class QueryRoutes:
         }
 
 
-def without_score(fleet: Fleet, node: str) -> str:
+def without_score(fleet: ScoredFleet, node: str) -> str:
     """Return why there is no answer about a node."""
     candidates = fleet.names.candidates(node)
     if len(candidates) > 1:
@@ -246,7 +246,7 @@ def without_score(fleet: Fleet, node: str) -> str:
     return f"there is no score of node {shown(node)}"
 
 
-def frame(fleet: Fleet, now: datetime) -> dict[str, Any]:
+def frame(fleet: ScoredFleet, now: datetime) -> dict[str, Any]:
     """Return what every answer from the scores carries: decision, times, model, staleness."""
     scores = fleet.scores
     return {
@@ -280,7 +280,7 @@ def unit_answer(record: RiskRecord, now: datetime) -> dict[str, Any]:
     return content
 
 
-def node_answer(state: NodeState) -> dict[str, Any]:
+def node_answer(state: ScoredNode) -> dict[str, Any]:
     """Return a node's state without its units."""
     return {
         "node": state.node,
@@ -290,7 +290,7 @@ def node_answer(state: NodeState) -> dict[str, Any]:
     }
 
 
-def node_with_units(fleet: Fleet, node: str, now: datetime) -> dict[str, Any]:
+def node_with_units(fleet: ScoredFleet, node: str, now: datetime) -> dict[str, Any]:
     """Return a node with its units, the riskiest first, when its scores run out and how old its samples are."""
     records = fleet.scores.nodes[node]
     worst_first = sorted(records, key=lambda record: -1.0 if record.risk is None else record.risk, reverse=True)
@@ -306,7 +306,7 @@ def node_with_units(fleet: Fleet, node: str, now: datetime) -> dict[str, Any]:
     }
 
 
-def _sorted(states: list[NodeState], sort: str) -> list[NodeState]:
+def _sorted(states: list[ScoredNode], sort: str) -> list[ScoredNode]:
     """Sort states that come with the riskiest first; unknown ones stand last either way."""
     if sort == "-risk":
         return states

@@ -12,7 +12,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from foundation.server.problems import Refused
+from foundation.server.problems import RequestRefused
 from policy.risk_record import parse_utc
 from serving.champion.model import FeatureRows
 from serving.http.bodies import shown, unknown_name
@@ -32,10 +32,10 @@ def rows_of_records(records: Any, columns: Sequence[str], limit: int, what: str 
 
     ``records``: as decoded; may be taken apart.
     ``columns``: the model's, in order.
-    Raises ``Refused``: 422, naming row and column; 413 for too many rows.
+    Raises ``RequestRefused``: 422, naming row and column; 413 for too many rows.
     """
     if not isinstance(records, list) or not all(isinstance(record, dict) for record in records):
-        raise Refused(422, f"{what} is no list of objects, each of feature names and numbers", "invalid")
+        raise RequestRefused(422, f"{what} is no list of objects, each of feature names and numbers", "invalid")
     _check_count(len(records), limit, what)
     first = list(records[0])
     if all(list(record) == first for record in records):  # as a program writes them
@@ -55,16 +55,16 @@ def rows_of_table(
 
     ``names``, ``data``: as decoded; the rows may be taken apart.
     ``columns``, ``limit``, ``what``: as for :func:`rows_of_records`.
-    Raises ``Refused`` as :func:`rows_of_records`.
+    Raises ``RequestRefused`` as :func:`rows_of_records`.
     """
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise Refused(422, f"{what}: the columns are no list of names", "invalid")
+        raise RequestRefused(422, f"{what}: the columns are no list of names", "invalid")
     if not isinstance(data, list) or not all(isinstance(row, list) for row in data):
-        raise Refused(422, f"{what}: the data is no list of lists", "invalid")
+        raise RequestRefused(422, f"{what}: the data is no list of lists", "invalid")
     _check_count(len(data), limit, what)
     for number, row in enumerate(data):
         if len(row) != len(names):
-            raise Refused(422, f"{what}: row {number} has {len(row)} values for {len(names)} columns", "invalid")
+            raise RequestRefused(422, f"{what}: row {number} has {len(row)} values for {len(names)} columns", "invalid")
     places = _places(names, columns)
     own = {name: names.index(name) for name in _OWN if name in names}
     aside = {name: [row[place] for row in data] for name, place in own.items()}
@@ -84,7 +84,7 @@ def rows_of_table(
 def rows_of_arrow(body: bytes, columns: Sequence[str], limit: int, byte_limit: int) -> FeatureRows:
     """Read an Arrow IPC stream of numeric columns, and ``unit`` and ``decision_time`` if there are.
 
-    Raises ``Refused``: 400 if it is damaged, 413 for too much, 422 for columns or types that do not fit.
+    Raises ``RequestRefused``: 400 if it is damaged, 413 for too much, 422 for columns or types that do not fit.
     """
     import pyarrow as pa  # noqa: PLC0415 - rows alone need it
 
@@ -96,7 +96,7 @@ def rows_of_arrow(body: bytes, columns: Sequence[str], limit: int, byte_limit: i
     names = table.column_names
     places = _places(names, columns)
     if count * len(columns) * 4 > byte_limit:
-        raise Refused(413, f"{count} rows of {len(columns)} features are too many: send fewer rows", "too_large")
+        raise RequestRefused(413, f"{count} rows of {len(columns)} features are too many: send fewer rows", "too_large")
     kinds = dict(zip(names, table.schema.types, strict=True))
     aside = [name for name, kind in kinds.items() if name in _OWN or pa.types.is_null(kind)]
     features = [name for name in names if name not in aside]
@@ -119,7 +119,7 @@ def _matrix(table: Any, kinds: Mapping[str, Any]) -> npt.NDArray[Any]:
     floats = (pa.float32(), pa.float64())
     for name, kind in kinds.items():
         if kind not in floats and not (pa.types.is_integer(kind) or pa.types.is_floating(kind)):
-            raise Refused(422, f"column {shown(name)} has the type {str(kind)[:60]}: send numbers", "invalid")
+            raise RequestRefused(422, f"column {shown(name)} has the type {str(kind)[:60]}: send numbers", "invalid")
     if not set(kinds.values()) <= set(floats):
         as_floats = {name: kind if kind in floats else pa.float64() for name, kind in kinds.items()}
         table = table.cast(pa.schema(as_floats), safe=False)
@@ -136,7 +136,7 @@ def _numbers(data: Sequence[Sequence[Any]], names: Sequence[str], what: str) -> 
     for number, row in enumerate(data):
         if not _NUMBERS.issuperset(map(type, row)):
             name, value = next(pair for pair in zip(names, row, strict=True) if type(pair[1]) not in _NUMBERS)
-            raise Refused(422, f"{what}: row {number}, {name}: {shown(value)} is no number", "invalid")
+            raise RequestRefused(422, f"{what}: row {number}, {name}: {shown(value)} is no number", "invalid")
         given[number] = row
     _check_range(given, names, what)
     return given
@@ -157,7 +157,7 @@ def _stamps(times: Any) -> npt.NDArray[np.int64]:
 
     if times.type.tz is None:
         detail = f"decision_time: {times.type} has no time zone: send timestamps with one, such as UTC"
-        raise Refused(422, detail, "invalid")
+        raise RequestRefused(422, detail, "invalid")
     if times.null_count:
         raise _no_time("the table", times.is_null().to_pylist().index(True))
     # Seconds may overflow, which the cast then says; finer units lose digits, which it must not mind.
@@ -166,27 +166,27 @@ def _stamps(times: Any) -> npt.NDArray[np.int64]:
     except pa.ArrowInvalid:
         millis = None
     if millis is None or (millis < _FIRST_MS).any() or (millis > _LAST_MS).any():
-        raise Refused(422, "decision_time: a time lies outside the years 1 to 9999 (UTC)", "invalid")
+        raise RequestRefused(422, "decision_time: a time lies outside the years 1 to 9999 (UTC)", "invalid")
     return np.asarray(millis, dtype=np.int64)
 
 
 def _check_count(count: int, limit: int, what: str) -> None:
     if count == 0:
-        raise Refused(422, f"{what} holds no row", "invalid")
+        raise RequestRefused(422, f"{what} holds no row", "invalid")
     if count > limit:
-        raise Refused(413, f"{what} holds {count} rows: send at most {limit}", "too_large")
+        raise RequestRefused(413, f"{what} holds {count} rows: send at most {limit}", "too_large")
 
 
 def _places(names: Sequence[str], columns: Sequence[str]) -> dict[str, int]:
     places = {name: place for place, name in enumerate(columns)}
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
-        raise Refused(422, f"column {shown(twice)} comes twice", "invalid")
+        raise RequestRefused(422, f"column {shown(twice)} comes twice", "invalid")
     for name in names:
         if name not in places and name not in _OWN:
-            raise Refused(422, unknown_name(name, [*columns, *_OWN], "feature"), "invalid")
+            raise RequestRefused(422, unknown_name(name, [*columns, *_OWN], "feature"), "invalid")
     if not any(name in places for name in names):
-        raise Refused(422, "the rows hold no feature of the model", "invalid")
+        raise RequestRefused(422, "the rows hold no feature of the model", "invalid")
     return places
 
 
@@ -195,7 +195,7 @@ def _check_range(values: npt.NDArray[np.float64], names: Sequence[str], what: st
     if wrong.any():
         row, column = np.argwhere(wrong)[0]
         detail = f"{what}: row {row}, {names[column]}: {values[row, column]} is beyond what can be held"
-        raise Refused(422, detail, "invalid")
+        raise RequestRefused(422, detail, "invalid")
 
 
 def _units(given: Sequence[Any] | None, count: int, what: str) -> list[str]:
@@ -203,7 +203,7 @@ def _units(given: Sequence[Any] | None, count: int, what: str) -> list[str]:
         return [str(number) for number in range(count)]
     for number, unit in enumerate(given):
         if not isinstance(unit, str) or not unit.isprintable() or not unit:
-            raise Refused(422, f"{what}: row {number}, unit: {shown(unit)} is no name", "invalid")
+            raise RequestRefused(422, f"{what}: row {number}, unit: {shown(unit)} is no name", "invalid")
     return list(given)
 
 
@@ -218,10 +218,10 @@ def _times(given: Sequence[Any] | None, count: int, what: str) -> npt.NDArray[np
             times[number] = round(parse_utc(text).timestamp() * _MS)
         except ValueError:
             why = "is no time with a zone: write ISO 8601, such as '2026-01-01T06:00:00Z'"
-            raise Refused(422, f"{what}: row {number}, decision_time: {shown(text)} {why}", "invalid") from None
+            raise RequestRefused(422, f"{what}: row {number}, decision_time: {shown(text)} {why}", "invalid") from None
     return times
 
 
-def _no_time(what: str, number: int) -> Refused:
+def _no_time(what: str, number: int) -> RequestRefused:
     detail = f"{what}: row {number} has no decision_time, and others have one: give each row its own, or none to any"
-    return Refused(422, detail, "invalid")
+    return RequestRefused(422, detail, "invalid")

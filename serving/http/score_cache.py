@@ -11,8 +11,8 @@ from typing import Any
 
 from foundation.errors import InputError
 from foundation.files import stamp_of
-from serving.scores.fleet import Fleet
-from serving.scores.reading import FACTS, LATEST, Facts, read_facts, read_json, read_pointer, read_scores
+from serving.scores.fleet import ScoredFleet
+from serving.scores.reading import FACTS, LATEST, FleetFacts, read_facts, read_json, read_pointer, read_scores
 
 _LOG = logging.getLogger(__name__)
 _RETRY_ROUNDS = 10
@@ -27,10 +27,10 @@ class Served:
     ``status``: ``status.json`` of the scoring, as far as it could be read.
     """
 
-    fleet: Fleet | None = None
+    fleet: ScoredFleet | None = None
     trouble: str | None = "the scores have not been read yet"
     status: Mapping[str, Any] = field(default_factory=dict)
-    facts: Facts = field(default_factory=Facts)
+    facts: FleetFacts = field(default_factory=FleetFacts)
 
 
 class ScoreCache:
@@ -85,7 +85,7 @@ class ScoreCache:
             self.failures += 1
             self.served = replace(self.served, trouble=str(error))
             return False
-        self.served = replace(self.served, fleet=Fleet(scores), trouble=None)
+        self.served = replace(self.served, fleet=ScoredFleet(scores), trouble=None)
         self.loads += 1
         _LOG.info("serving decision %s: %d units on %d nodes", scores.decision, len(scores.units), len(scores.nodes))
         return True

@@ -23,7 +23,7 @@ HOW_TO_WRITE: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class Grant:
+class TokenGrant:
     """What one token may do.
 
     ``name``: for the log; never the token.
@@ -38,7 +38,7 @@ class Grant:
         return scope in self.scopes or "admin" in self.scopes
 
 
-def scoped_token(line: str, number: int, where: str) -> tuple[bytes, Grant]:
+def scoped_token(line: str, number: int, where: str) -> tuple[bytes, TokenGrant]:
     """Read a line: scopes, ``sha256:`` with the hexadecimal SHA-256 of the token, and a name for the log."""
     written, *rest = line.split()
     scopes = frozenset(written.split(","))
@@ -48,7 +48,7 @@ def scoped_token(line: str, number: int, where: str) -> tuple[bytes, Grant]:
     match = _DIGEST.fullmatch(rest[0]) if rest else None
     if match is None:
         raise InputError("a line holds no SHA-256 of a token", where, HOW_TO_WRITE)
-    return bytes.fromhex(match[1]), Grant(" ".join(rest[1:]) or f"line {number}", scopes)
+    return bytes.fromhex(match[1]), TokenGrant(" ".join(rest[1:]) or f"line {number}", scopes)
 
 
 class ScopedTokens:
@@ -57,7 +57,7 @@ class ScopedTokens:
     def __init__(self, path: Path) -> None:
         self._file = TokenFile(path, scoped_token, HOW_TO_WRITE)
 
-    def grant(self, header: str | None, *, basic: bool = False) -> Grant | None:
+    def grant(self, header: str | None, *, basic: bool = False) -> TokenGrant | None:
         """Return what the token of an ``Authorization`` header may do, None if it is none of the file's.
 
         ``basic``: take it as the password of a browser, too (RFC 7617).

@@ -17,7 +17,7 @@ from policy.risk_record import RiskRecord
 from policy.tiers import TIERS, UNKNOWN
 from serving.pages.fleet_table import FleetRow
 from serving.pages.rendering import instant, percent
-from serving.scores.fleet import Fleet
+from serving.scores.fleet import ScoredFleet
 from serving.scores.reading import PastScore, natural
 
 MOST_NODES: Final = 4_000
@@ -43,7 +43,7 @@ class HeatMap:
     left_out: int
 
 
-def draw(rows: Sequence[FleetRow], fleet: Fleet, now: datetime) -> HeatMap:
+def draw(rows: Sequence[FleetRow], fleet: ScoredFleet, now: datetime) -> HeatMap:
     """Draw nodes in the order of their names."""
     drawn = list(rows)
     if len(drawn) > MOST_NODES:

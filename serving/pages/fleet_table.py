@@ -13,8 +13,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 from policy.risk_record import RiskRecord
 from policy.tiers import TIERS, UNKNOWN
 from serving.http.schemas import Tier
-from serving.scores.fleet import Fleet
-from serving.scores.reading import NOWHERE, Place, natural
+from serving.scores.fleet import ScoredFleet
+from serving.scores.reading import NOWHERE, UnitPlace, natural
 
 LONGEST: Final = 200
 """Of a text in an address."""
@@ -92,7 +92,7 @@ class FleetRow:
     unknown: int
     worst: RiskRecord
     selected: bool
-    place: Place
+    place: UnitPlace
     searched: str
     order: tuple[Any, ...]
 
@@ -126,7 +126,9 @@ _KEYS: Final[dict[str, Callable[[FleetRow], Any]]] = {
 }
 
 
-def table_rows(fleet: Fleet, places: Mapping[str, Place], now: datetime) -> tuple[list[FleetRow], list[FleetRow]]:
+def table_rows(
+    fleet: ScoredFleet, places: Mapping[str, UnitPlace], now: datetime
+) -> tuple[list[FleetRow], list[FleetRow]]:
     """Return all nodes and all GPUs, the riskiest first."""
     nodes, gpus = [], []
     for state in fleet.states(now):
@@ -156,7 +158,7 @@ def table_rows(fleet: Fleet, places: Mapping[str, Place], now: datetime) -> tupl
     return nodes, gpus
 
 
-def _gpu(record: RiskRecord, place: Place, now: datetime) -> FleetRow:
+def _gpu(record: RiskRecord, place: UnitPlace, now: datetime) -> FleetRow:
     holds = record.status == "ok" and not record.expired(now)
     return FleetRow(
         name=record.unit,
@@ -174,5 +176,5 @@ def _gpu(record: RiskRecord, place: Place, now: datetime) -> FleetRow:
     )
 
 
-def _searched(name: str, place: Place, *more: str) -> str:
+def _searched(name: str, place: UnitPlace, *more: str) -> str:
     return "\n".join((name, place.rack, place.group, place.cluster, place.model, *more)).lower()

@@ -18,7 +18,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
 from foundation.errors import InputError
-from foundation.server.problems import Refused
+from foundation.server.problems import RequestRefused
 from policy.risk_record import format_utc
 from policy.tiers import TIERS, UNKNOWN, node_risk
 from serving.http.application import guarded_page, problems
@@ -30,7 +30,7 @@ from serving.http.score_cache import ScoreCache
 from serving.pages.charts import SHADES, Mark, course, draw, risk_chart, spark
 from serving.pages.fleet_table import PAGE_SIZES, FleetQuery, Text, select, table_rows
 from serving.pages.rendering import ASSETS, asset, page
-from serving.scores.fleet import Fleet, tier_of
+from serving.scores.fleet import ScoredFleet, tier_of
 from serving.scores.reading import NOWHERE, PastScore, natural, past_scores
 
 LEDGER_MOST: Final = 50
@@ -145,7 +145,7 @@ class FleetPages:
             **tags,
         )
 
-    def refusal(self, request: Request, refused: Refused) -> Response:
+    def refusal(self, request: Request, refused: RequestRefused) -> Response:
         """Return a refusal as a page; the browser asks who is not known for a token, as a password."""
         answer = page(request, "refusal", refused.status, **self._frame(), refused=refused)
         answer.headers.update({name: value for name, value in refused.headers().items() if name != "Content-Type"})
@@ -171,10 +171,10 @@ class FleetPages:
             "now": self.clock(),
         }
 
-    def _served(self) -> Fleet:
+    def _served(self) -> ScoredFleet:
         served = self.newest.served
         if served.fleet is None:
-            raise Refused(503, f"no scores can be served: {served.trouble}", "scores", retry_after_s=10)
+            raise RequestRefused(503, f"no scores can be served: {served.trouble}", "scores", retry_after_s=10)
         return served.fleet
 
     def _fleet(self, request: Request, query: Annotated[FleetQuery, Query()]) -> Response:
@@ -257,7 +257,7 @@ class FleetPages:
                         )
         return risk_chart(course, {}, f"Risk of {node}, what was done about it, and what failed", marks)
 
-    def _freshness(self, fleet: Fleet, now: datetime) -> dict[str, Any]:
+    def _freshness(self, fleet: ScoredFleet, now: datetime) -> dict[str, Any]:
         scores, health, status = fleet.scores, self.health(), self.newest.served.status
         ages = [record.sample_age_seconds for record in scores.units.values() if record.sample_age_seconds is not None]
         since = (now - scores.decided).total_seconds()
@@ -278,7 +278,7 @@ class FleetPages:
         fleet, now, places = self._served(), self.clock(), self.newest.served.facts.places
         state = fleet.state(node, now)
         if state is None:
-            raise Refused(404, f"there is no score of node {shown(node)}", "node")
+            raise RequestRefused(404, f"there is no score of node {shown(node)}", "node")
         records = fleet.scores.nodes[state.node]
         past = past_scores(self.scores, [record.unit for record in records])
         alerts = self._recent_alerts(state.node)
@@ -308,7 +308,7 @@ class FleetPages:
         fleet, now = self._served(), self.clock()
         record = fleet.unit(gpu)
         if record is None:
-            raise Refused(404, f"there is no score of GPU {shown(gpu)}", "gpu")
+            raise RequestRefused(404, f"there is no score of GPU {shown(gpu)}", "gpu")
         past = past_scores(self.scores, [record.unit])[record.unit]
         named = () if fleet.thresholds is None else fleet.thresholds.thresholds.items()
         bounds = {str(tier): value for tier, value in named if value is not None}
@@ -398,7 +398,7 @@ class FleetPages:
         self, request: Request, file: Annotated[str, Path(min_length=1)], _: Annotated[AssetQuery, Query()]
     ) -> Response:
         if file not in ASSETS:
-            raise Refused(404, "there is no such file", "path")
+            raise RequestRefused(404, "there is no such file", "path")
         return asset(request, file)
 
 

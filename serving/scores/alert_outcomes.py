@@ -18,14 +18,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from features.config import LabelSection
-from features.labels.facts import Facts
+from features.labels.facts import EventArrays
 from features.labels.incidents import counted, find_incidents
 from features.times import BoolArray, instant_ms, milliseconds
 from foundation.instants import from_ms
 from policy.episodes import Alert, Happening, HappeningKind, judge, openings
 from policy.incidents import caught_causes
 from policy.tiers import TIERS, Tier
-from serving.scores.reading import FACTS, Place, decision_folders
+from serving.scores.reading import FACTS, UnitPlace, decision_folders
 from serving.scores.writing import PARQUET, SUMMARY, ScoresFolder, write_json
 from telemetry.dataset.channels import resolve_channels
 from telemetry.dataset.installations import Installations, units_of
@@ -96,7 +96,7 @@ def _places(inventory: pd.DataFrame) -> dict[str, list[str]]:
         latest[field.name].astype(object).where(latest[field.name].notna(), "")
         if field.name in latest
         else [""] * len(latest)
-        for field in fields(Place)
+        for field in fields(UnitPlace)
     ]
     return {str(unit): list(map(str, place)) for unit, *place in zip(latest["unit"], *columns, strict=True)}
 
@@ -321,7 +321,7 @@ def happenings_of(
         if row.in_maintenance and not pd.isna(row.end):
             end = row.end.to_pydatetime()
             yield max(known, end), unit, Happening("returned", end)
-    facts = Facts.of(events, stays)
+    facts = EventArrays.of(events, stays)
     kinds: dict[HappeningKind, BoolArray] = {
         "drained": facts.drains(),
         "returned": facts.releases() | facts.ends(),

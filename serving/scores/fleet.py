@@ -22,7 +22,7 @@ _BEFORE_ALL: Final = datetime.min.replace(tzinfo=UTC)  # when no score has expir
 
 
 @dataclass(frozen=True, slots=True)
-class NodeState:
+class ScoredNode:
     """A node at one time.
 
     ``tier``: by the scores that hold, as the controller takes it before any hysteresis; ``unknown`` if none does.
@@ -43,12 +43,14 @@ class NodeState:
         return (0, -self.risk, self.node) if self.risk is not None else (1, 0.0, self.node)
 
 
-def state_of(node: str, records: Iterable[RiskRecord], thresholds: ChosenThresholds | None, now: datetime) -> NodeState:
+def state_of(
+    node: str, records: Iterable[RiskRecord], thresholds: ChosenThresholds | None, now: datetime
+) -> ScoredNode:
     """Return a node's state: what is unknown or expired neither raises nor lowers it."""
     every = list(records)
     known = [record for record in every if record.status == "ok"]
     holding = [record for record in known if not record.expired(now)]
-    return NodeState(
+    return ScoredNode(
         node,
         tier_of(holding, thresholds),
         node_risk(record.risk for record in holding),
@@ -64,7 +66,7 @@ def tier_of(scores: Sequence[RiskRecord | PastScore], thresholds: ChosenThreshol
     return worst_tier((*(score.tier for score in scores), UNKNOWN if thresholds is None else thresholds.tier(risks)))
 
 
-class Fleet:
+class ScoredFleet:
     """Scores, with the nodes' states computed once, and again whenever some of the scores expire.
 
     ``tiers``, ``node_tiers``: units and nodes by tier, as they were scored.
@@ -87,7 +89,7 @@ class Fleet:
         self.node_tiers = dict.fromkeys(ALL_TIERS, 0) | Counter(state.tier for state in self._computed[1].values())
         self.known = sum(record.status == "ok" for record in scores.units.values())
 
-    def state(self, node: str, now: datetime) -> NodeState | None:
+    def state(self, node: str, now: datetime) -> ScoredNode | None:
         """Return a node's state, None if there is no score of it."""
         return self._states_at(now).get(self.names.written(node))
 
@@ -95,7 +97,7 @@ class Fleet:
         """Return the record of a GPU (or node, where nodes are scored); None if there is no score of it."""
         return self.scores.units.get(self._gpus.find(name) or self.names.written(name))
 
-    def states(self, now: datetime) -> list[NodeState]:
+    def states(self, now: datetime) -> list[ScoredNode]:
         """Return all nodes, the riskiest first, then by name."""
         return list(self._states_at(now).values())
 
@@ -111,7 +113,7 @@ class Fleet:
         """Tell whether the decision is older than some seconds; None: it never is."""
         return after_s is not None and (now - self.scores.decided).total_seconds() > after_s
 
-    def _states_at(self, now: datetime) -> dict[str, NodeState]:
+    def _states_at(self, now: datetime) -> dict[str, ScoredNode]:
         """Return all nodes by name, the riskiest first; computed again whenever some scores have expired since."""
         epoch, states = self._computed
         if (present := bisect_right(self._expiries, now)) != epoch:
@@ -119,6 +121,6 @@ class Fleet:
             self._computed = present, states
         return states
 
-    def _compute(self, now: datetime) -> dict[str, NodeState]:
+    def _compute(self, now: datetime) -> dict[str, ScoredNode]:
         states = [state_of(node, records, self.thresholds, now) for node, records in self.scores.nodes.items()]
         return {state.node: state for state in sorted(states, key=lambda state: state.order)}

@@ -85,7 +85,7 @@ class Scores:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class UnitPlace:
     """Where a unit stands, by the inventory; empty text: not given."""
 
     cluster: str = ""
@@ -94,11 +94,11 @@ class Place:
     model: str = ""
 
 
-NOWHERE: Final = Place()
+NOWHERE: Final = UnitPlace()
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class FleetFacts:
     """What is known of the fleet; replaced as a whole.
 
     ``places``: by unit.
@@ -107,24 +107,24 @@ class Facts:
     ``data_end``; null: no sample.
     """
 
-    places: Mapping[str, Place] = field(default_factory=dict)
+    places: Mapping[str, UnitPlace] = field(default_factory=dict)
     outcomes: Mapping[str, Any] | None = None
     data_end: datetime | None = None
     courses: Mapping[str, Mapping[str, Sequence[float | None]]] = field(default_factory=dict)
 
 
-def read_facts(scores: Path) -> Facts:
+def read_facts(scores: Path) -> FleetFacts:
     """Read the facts of a folder of scores; without any where there are none, or they are damaged (logged)."""
     try:
         content = json.loads((scores / FACTS).read_bytes())
-        places = {str(unit): Place(*map(str, place)) for unit, place in content["places"].items()}
+        places = {str(unit): UnitPlace(*map(str, place)) for unit, place in content["places"].items()}
         end = datetime.fromisoformat(content["data_end"])
-        return Facts(places, dict(content["outcomes"]), end, dict(content.get("courses", {})))
+        return FleetFacts(places, dict(content["outcomes"]), end, dict(content.get("courses", {})))
     except FileNotFoundError:
-        return Facts()
+        return FleetFacts()
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         _LOG.warning("the facts of the fleet cannot be read: %s: %s", scores / FACTS, error)
-        return Facts()
+        return FleetFacts()
 
 
 def decision_folders(scores: Path) -> list[tuple[datetime, Path]]:

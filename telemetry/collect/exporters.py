@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from foundation.http import Answer
+from foundation.http import HttpResponse
 from foundation.instants import to_ms
 from telemetry.accounting import Accounting
 from telemetry.collect.buffer import RowBuffer
@@ -94,7 +94,7 @@ class PageWatch(Watch[Rows]):
         """Return the rows of the page as it is now."""
         return self.read(await fetch(self.target.url), now, started_s)
 
-    def read(self, page: Answer, at: datetime, started_s: float) -> Rows:
+    def read(self, page: HttpResponse, at: datetime, started_s: float) -> Rows:
         """Read a page that was requested at ``at`` (monotonic ``started_s``); raises ScrapeError."""
         left_out: Counter[str] = Counter()
         reading = self._read(page, left_out)
@@ -139,7 +139,7 @@ class PageWatch(Watch[Rows]):
         samples = self._with_scrape_channels(tables.samples, page, at, age_s)
         return {"events": tables.events, "inventory": inventory, "samples": samples}
 
-    def _read(self, page: Answer, left_out: Counter[str]) -> list[Reading]:
+    def _read(self, page: HttpResponse, left_out: Counter[str]) -> list[Reading]:
         """Return the page's values of known series."""
         text = page.body.decode("utf-8", "replace").replace("\r\n", "\n")
         media = page.headers.get("content-type", "").partition(";")[0].strip().lower()
@@ -174,7 +174,9 @@ class PageWatch(Watch[Rows]):
         series = self._catalogue.identify(name, {**labels, **self._labels})
         return self._catalogue.left_out_reason(name) if series is None else series
 
-    def _with_scrape_channels(self, samples: pa.Table, page: Answer, at: datetime, age_s: float | None) -> pa.Table:
+    def _with_scrape_channels(
+        self, samples: pa.Table, page: HttpResponse, at: datetime, age_s: float | None
+    ) -> pa.Table:
         """Add the channels that measure the scraping itself."""
         values = samples.drop_columns(_KEYS).to_pandas().groupby("gpu")  # MIG instances count with their GPU
         reported = values.count().gt(0).sum(axis=1).loc[samples.column("gpu").to_pylist()]
@@ -188,7 +190,7 @@ class PageWatch(Watch[Rows]):
         return samples.append_column("channels_reported", pa.array(reported, pa.float32()))
 
 
-def clock_skew_s(page: Answer, at: datetime) -> float | None:
+def clock_skew_s(page: HttpResponse, at: datetime) -> float | None:
     """Return the exporter's clock minus this host's, by the Date of an answer; None where there is none.
 
     ``at``: when the page was requested.

@@ -12,7 +12,7 @@ from foundation.running import Wait
 from telemetry.accounting import Accounting
 from telemetry.collect.event import Event
 from telemetry.collect.outbox import Outbox
-from telemetry.kernel_log.catalogue import Catalogue, shipped
+from telemetry.kernel_log.catalogue import MessageCatalogue, shipped
 from telemetry.kernel_log.reader import KernelEvent, KernelLogReader
 from telemetry.kernel_log.source import LogSource
 
@@ -32,7 +32,7 @@ def collect_kernel_log(
     stop: Wait,
     once: bool,
     delay: timedelta = timedelta(minutes=10),
-    catalogue: Catalogue | None = None,
+    catalogue: MessageCatalogue | None = None,
 ) -> Accounting:
     """Read until the source is drained (``once``) or ``stop(seconds)``, which waits, is true; stage the events.
 

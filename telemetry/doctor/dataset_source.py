@@ -18,7 +18,7 @@ from foundation.place import Place
 from telemetry.accounting import Accounting
 from telemetry.dataset.channels import Channel
 from telemetry.dataset.store import Dataset
-from telemetry.doctor.observation import ChannelSeen, Finding, Observation, findings_of
+from telemetry.doctor.observation import ChannelSeen, Observation, TelemetryFinding, findings_of
 from telemetry.landing.folder import Landing, landing_of
 from telemetry.xids.xid_gauge import CHANNEL as XID_GAUGE
 
@@ -132,7 +132,7 @@ def _facts(dataset: Dataset, events: pd.DataFrame, buckets: list[int]) -> dict[s
     }
 
 
-def sparse_samples(dataset: Dataset) -> list[Finding]:
+def sparse_samples(dataset: Dataset) -> list[TelemetryFinding]:
     """Check, by one bucket, whether the samples of most units lie further apart than scoring expects."""
     meta = dataset.meta
     keys = [meta.unit, "timestamp"]
@@ -144,11 +144,15 @@ def sparse_samples(dataset: Dataset) -> list[Finding]:
         if gap > SPARSE_STEPS * meta.step:
             every, step = format_duration(gap.to_pytimedelta()), format_duration(meta.step)
             what = f"samples come every {every}, and the dataset's step is {step}: scoring calls such units unknown"
-            return [Finding(what, f"Set `telemetry.step: {every}` and import into an empty folder, or sample faster.")]
+            return [
+                TelemetryFinding(
+                    what, f"Set `telemetry.step: {every}` and import into an empty folder, or sample faster."
+                )
+            ]
     return []
 
 
-def silent_sources(events: pd.DataFrame, until: datetime) -> list[Finding]:
+def silent_sources(events: pd.DataFrame, until: datetime) -> list[TelemetryFinding]:
     """Check which sources of events are silent for longer than ever.
 
     ``events``: with ``source`` and ``timestamp``.
@@ -160,11 +164,11 @@ def silent_sources(events: pd.DataFrame, until: datetime) -> list[Finding]:
         if len(times) >= _TALKS and silence > max(_SILENCE * longest, LOOKED_AT):
             what = f"no event came from {source} for {silence.days} days, longer than ever"
             do = "See whether it still runs: without its failures the next fit learns that all is well."
-            findings.append(Finding(what, do, problem=False))
+            findings.append(TelemetryFinding(what, do, problem=False))
     return findings
 
 
-def _findings(dataset: Dataset, events: pd.DataFrame, silent: pd.DataFrame, now: datetime) -> list[Finding]:
+def _findings(dataset: Dataset, events: pd.DataFrame, silent: pd.DataFrame, now: datetime) -> list[TelemetryFinding]:
     """Check a dataset; ``silent``: installations in service that sent nothing."""
     meta = dataset.meta
     kinds = set(events["type"])

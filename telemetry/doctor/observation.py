@@ -30,7 +30,7 @@ class ChannelSeen:
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class TelemetryFinding:
     """An observation besides the channels; ``problem``: it spoils the telemetry, rather than being good to know."""
 
     what: str
@@ -38,9 +38,9 @@ class Finding:
     problem: bool = True
 
 
-def findings_of(*checks: tuple[object, str, str] | tuple[object, str, str, bool]) -> list[Finding]:
+def findings_of(*checks: tuple[object, str, str] | tuple[object, str, str, bool]) -> list[TelemetryFinding]:
     """Return a finding for each check that holds: (whether it holds, what, do, problem)."""
-    return [Finding(*finding) for holds, *finding in checks if holds]
+    return [TelemetryFinding(*finding) for holds, *finding in checks if holds]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +64,6 @@ class Observation:
     channels: Mapping[str, ChannelSeen]
     xid_events: bool
     facts: Mapping[str, str] = field(default_factory=dict)
-    findings: tuple[Finding, ...] = ()
+    findings: tuple[TelemetryFinding, ...] = ()
     unknown: tuple[str, ...] = ()
     accounting: Accounting = field(default_factory=Accounting, compare=False)

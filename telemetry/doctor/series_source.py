@@ -16,10 +16,10 @@ import pandas as pd
 
 from foundation.errors import InputError
 from foundation.http import (
-    Answer,
     BodyTooLarge,
     Connection,
     HttpError,
+    HttpResponse,
     ask,
     check_status,
     retried,
@@ -34,7 +34,7 @@ from telemetry.collect.series.identity import XID_COUNT_METRIC, Series, SeriesCa
 from telemetry.collect.series.mapping import SourceMapping
 from telemetry.collect.series.rows import NO_NUMBER, SENTINEL
 from telemetry.dataset.channels import Channel, is_unused
-from telemetry.doctor.observation import ChannelSeen, Finding, Observation, SourceKind, findings_of
+from telemetry.doctor.observation import ChannelSeen, Observation, SourceKind, TelemetryFinding, findings_of
 from telemetry.values.sentinels import is_sentinel
 
 MAX_BYTES: Final = 64 << 20
@@ -82,7 +82,7 @@ def observe_page(
 
 
 def observe_body(
-    body: bytes, catalogue: SeriesCatalogue, where: str, now: datetime, answer: Answer | None = None
+    body: bytes, catalogue: SeriesCatalogue, where: str, now: datetime, answer: HttpResponse | None = None
 ) -> Observation:
     """Look at the text of a page, and at the ``answer`` that brought it; faulty lines do not hide the others."""
     text = body.decode("utf-8", "replace").replace("\r\n", "\n")
@@ -237,7 +237,7 @@ def _ask(connection: Connection, path: str, form: Mapping[str, str] | None, time
 
 def _fetch(
     connection: Connection, path: str = "", *, form: Mapping[str, str] | None = None, timeout_s: float
-) -> Answer:
+) -> HttpResponse:
     """Get a page (or POST a form), and again where that may help; a person waits, so that pauses are short."""
     method = "GET" if form is None else "POST"
     try:
@@ -289,7 +289,7 @@ def _node(catalogue: SeriesCatalogue) -> str:
     return "the host of the page" if decision.label is None and catalogue.nodes.has_other else str(decision)
 
 
-def _identity_findings(catalogue: SeriesCatalogue) -> list[Finding]:
+def _identity_findings(catalogue: SeriesCatalogue) -> list[TelemetryFinding]:
     decision = catalogue.nodes.decision()
     nameless = decision.label is None and bool(decision.rejected) and not catalogue.nodes.has_other
     return findings_of(
@@ -315,7 +315,7 @@ def _observation(
     nameless: int,
     has_xids: bool,
     facts: Mapping[str, str],
-    findings: list[Finding],
+    findings: list[TelemetryFinding],
     unknown: set[str],
 ) -> Observation:
     """Count what identified series have of each channel."""

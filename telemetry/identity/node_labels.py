@@ -60,7 +60,7 @@ _EXAMPLES: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
-class NodeDecision:
+class NodeLabelChoice:
     """Which label names the node and why.
 
     ``label``: None if no label is usable. ``values``: distinct values of it. ``rejected``: reason by label.
@@ -200,7 +200,7 @@ class NodeLabels:
                 return node
         return self._default
 
-    def decision(self) -> NodeDecision:
+    def decision(self) -> NodeLabelChoice:
         """Return the decision on what was observed."""
         order = self._decide()
         label = order[0] if order else None
@@ -213,7 +213,7 @@ class NodeLabels:
         elif label is not None and evidence.collisions >= max(_COLLIDING * len(evidence.of_device), 1):
             doubt = "several GPUs at one PCI address share a value"
         examples = tuple(sorted(self._name(value) for value in evidence.kinds)[:_EXAMPLES])
-        return NodeDecision(label, len(evidence.kinds), examples, dict(self._rejected), doubt)
+        return NodeLabelChoice(label, len(evidence.kinds), examples, dict(self._rejected), doubt)
 
     def _decide(self) -> tuple[str, ...]:
         """Return the usable labels, the first of which names the node."""

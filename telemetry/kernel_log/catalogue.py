@@ -77,7 +77,7 @@ class _Driver(BaseModel):
     rules: list[MessageRule]
 
 
-class Finding(NamedTuple):
+class KernelFinding(NamedTuple):
     """What a message reports; ``type`` is empty where that is no event, ``unclear`` for an XID without number or GPU.
 
     ``again_s``: the same of one GPU within this time is part of the first report.
@@ -94,7 +94,7 @@ class Finding(NamedTuple):
     known: bool = False
 
 
-class Catalogue:
+class MessageCatalogue:
     """Finds messages of GPU drivers in text and reads them.
 
     ``added``: rules that come before the shipped ones.
@@ -110,7 +110,7 @@ class Catalogue:
             for driver in _drivers()
         ]
         # A failing GPU says the same thousands of times.
-        self.read: Callable[[str], Finding | None] = functools.lru_cache(maxsize=1024)(self._read)
+        self.read: Callable[[str], KernelFinding | None] = functools.lru_cache(maxsize=1024)(self._read)
         """Read a message; None if no rule knows it."""
 
     def mentions(self, text: str) -> bool:
@@ -134,15 +134,15 @@ class Catalogue:
         starts += [added.start() for pattern, _ in self._added if (added := pattern.search(text))]
         return min(starts, default=-1)
 
-    def _read(self, message: str) -> Finding | None:
+    def _read(self, message: str) -> KernelFinding | None:
         for pattern, rule in self._added:
             if match := pattern.search(message):
                 return _finding(rule, match, message)
         xid = parse_xid_message(message)
         if xid is not None:
-            return Finding("xid", xid.code, xid.detail, xid.gpu, xid.pci_bus_id)
+            return KernelFinding("xid", xid.code, xid.detail, xid.gpu, xid.pci_bus_id)
         if mentions_xid(message):
-            return Finding("unclear")
+            return KernelFinding("unclear")
         for words, _, rules in self._rules:
             if any(word in message for word in words):
                 for pattern, rule in rules:
@@ -159,9 +159,9 @@ class Catalogue:
 
 
 @functools.cache
-def shipped() -> Catalogue:
+def shipped() -> MessageCatalogue:
     """Return the catalogue without added rules."""
-    return Catalogue()
+    return MessageCatalogue()
 
 
 @functools.cache
@@ -169,7 +169,7 @@ def _drivers() -> tuple[_Driver, ...]:
     return tuple(_Driver.model_validate(part) for part in yaml.safe_load(_FILE.read_text(encoding="utf-8")))
 
 
-def _finding(rule: MessageRule, match: re.Match[str], message: str) -> Finding:
+def _finding(rule: MessageRule, match: re.Match[str], message: str) -> KernelFinding:
     groups: Mapping[str, Any] = {name: text.strip() for name, text in match.groupdict().items() if text is not None}
     addresses = (groups.get(name) for name in ("address", "address2", "address3"))
     address = next((text for text in addresses if text), None)
@@ -179,7 +179,7 @@ def _finding(rule: MessageRule, match: re.Match[str], message: str) -> Finding:
         detail = rule.detail.format_map(groups)[:_DETAIL_LENGTH]
     else:
         detail = message[:_DETAIL_LENGTH] if rule.type else None
-    return Finding(
+    return KernelFinding(
         rule.type,
         rule.code.format_map(groups) if rule.type != "unclear" else "",
         detail,

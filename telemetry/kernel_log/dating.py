@@ -29,7 +29,7 @@ ADVICE: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class Clock:
+class LogContext:
     """What a log leaves unsaid.
 
     ``zone``: of stamps without an offset.
@@ -54,7 +54,7 @@ def machine_zone() -> tzinfo:
         return UTC
 
 
-def date_lines(lines: Sequence[Sequence[Stamp]], clock: Clock) -> list[datetime | str | None]:
+def date_lines(lines: Sequence[Sequence[Stamp]], clock: LogContext) -> list[datetime | str | None]:
     """Return the instant of each line, what it lacks (a key of :data:`ADVICE`), or None where it has no stamp.
 
     ``lines``: the stamps of each line, in their order.
@@ -73,7 +73,7 @@ def date_lines(lines: Sequence[Sequence[Stamp]], clock: Clock) -> list[datetime 
     return instants[::-1]
 
 
-def _date(stamps: Sequence[Stamp], clock: Clock, limit: datetime) -> datetime | str | None:
+def _date(stamps: Sequence[Stamp], clock: LogContext, limit: datetime) -> datetime | str | None:
     """Take the stamp nearest to the message: those before it are of the programs that passed the line on.
 
     The time since boot stands nearer still, but which boot is rarely known.
@@ -98,7 +98,7 @@ def _date(stamps: Sequence[Stamp], clock: Clock, limit: datetime) -> datetime | 
     return clock.boot_time + timedelta(seconds=since_boot)
 
 
-def _latest(stamp: Stamp, clock: Clock, limit: datetime) -> datetime | None:
+def _latest(stamp: Stamp, clock: LogContext, limit: datetime) -> datetime | None:
     """Return the instant in the latest year that does not put it more than a day after ``limit``."""
     assert stamp.naive is not None
     assert clock.zone is not None

@@ -16,8 +16,8 @@ from foundation.errors import InputError
 from foundation.files import check_regular
 from foundation.garbage import gc_paused
 from telemetry.accounting import Accounting
-from telemetry.kernel_log.catalogue import Catalogue, MessageRule, shipped
-from telemetry.kernel_log.dating import Clock
+from telemetry.kernel_log.catalogue import MessageCatalogue, MessageRule, shipped
+from telemetry.kernel_log.dating import LogContext
 from telemetry.kernel_log.entries import MAX_LINE, EntryReader
 from telemetry.kernel_log.packing import open_log, packing_errors
 from telemetry.kernel_log.reader import KernelLogReader, log_lines
@@ -69,11 +69,11 @@ def parse_kernel_log(
     Raises ``InputError`` if an event cannot be timed or placed without ``node``, ``boot_time``, ``reference_time`` or
     ``timezone``; the message says which to give.
     """
-    catalogue = Catalogue(messages) if messages else shipped()
+    catalogue = MessageCatalogue(messages) if messages else shipped()
     splitter = EntryReader(catalogue.mentions)
     reader = KernelLogReader(catalogue, node=node, asks=True)
     with gc_paused():
-        found = log_lines(splitter.read_all(lines), catalogue, Clock(timezone, reference_time, boot_time))
+        found = log_lines(splitter.read_all(lines), catalogue, LogContext(timezone, reference_time, boot_time))
         events = list(reader.read(found))
         reader.count(splitter.number + splitter.extra, len(found))
         codes = Counter(event.code for event in events if event.type == "xid")

@@ -14,8 +14,8 @@ from typing import Any, Final
 from foundation.errors import InputError
 from foundation.http import retry_policy
 from foundation.instants import to_ms
-from telemetry.kernel_log.catalogue import Catalogue, shipped
-from telemetry.kernel_log.dating import Clock
+from telemetry.kernel_log.catalogue import MessageCatalogue, shipped
+from telemetry.kernel_log.dating import LogContext
 from telemetry.kernel_log.entries import Entry, json_entries
 from telemetry.kernel_log.reader import log_lines
 from telemetry.kernel_log.source import Lines, LogLine
@@ -47,7 +47,7 @@ class Journal:
         follow: bool,
         since: datetime | None = None,
         command: Sequence[str] = ("journalctl",),
-        catalogue: Catalogue | None = None,
+        catalogue: MessageCatalogue | None = None,
     ) -> None:
         self._catalogue = catalogue or shipped()
         self._cursor: str | None = position.get("cursor")
@@ -92,7 +92,7 @@ class Journal:
                 self._rest = b"cut"
             entries = [entry for raw in whole if (entry := self._entry(raw)) is not None]
             n_lines = len(entries)
-            lines = log_lines(entries, self._catalogue, Clock(UTC), history=self._history)
+            lines = log_lines(entries, self._catalogue, LogContext(UTC), history=self._history)
         return Lines(lines, self._position(), self._ended, n_lines)
 
     def close(self) -> None:

@@ -18,8 +18,8 @@ from typing import IO, Any, Final
 
 from foundation.errors import InputError
 from foundation.files import check_regular
-from telemetry.kernel_log.catalogue import Catalogue, shipped
-from telemetry.kernel_log.dating import Clock, machine_zone
+from telemetry.kernel_log.catalogue import MessageCatalogue, shipped
+from telemetry.kernel_log.dating import LogContext, machine_zone
 from telemetry.kernel_log.entries import MAX_LINE, EntryReader
 from telemetry.kernel_log.packing import DAMAGED, OPENERS, open_log
 from telemetry.kernel_log.reader import log_lines
@@ -34,7 +34,7 @@ _WRITER_DONE: Final = timedelta(minutes=1)
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class LogPosition:
     """Where reading stopped; ``head``, the hash of the first ``head_bytes``, identifies a renamed or copied file."""
 
     inode: int
@@ -51,7 +51,7 @@ class LogFile:
     its first bytes; it is read to its end, then those newer than it, oldest first, then the new file.
     """
 
-    def __init__(self, path: Path, place: Place | None = None) -> None:
+    def __init__(self, path: Path, place: LogPosition | None = None) -> None:
         self.path = path
         self.place = place
         self.is_new = place is None
@@ -137,12 +137,12 @@ class LogFile:
         if place is None or place.head_bytes < head_bytes:
             position = stream.tell()
             stream.seek(0)
-            place = Place(0, 0, head_bytes, _hash(stream.read(head_bytes)))
+            place = LogPosition(0, 0, head_bytes, _hash(stream.read(head_bytes)))
             stream.seek(position)
-        self.place = Place(os.fstat(stream.fileno()).st_ino, offset, place.head_bytes, place.head)
+        self.place = LogPosition(os.fstat(stream.fileno()).st_ino, offset, place.head_bytes, place.head)
 
 
-def _holds(path: Path, place: Place) -> bool:
+def _holds(path: Path, place: LogPosition) -> bool:
     try:
         with open_log(path) as stream:
             return _matches(stream, path, place)
@@ -150,7 +150,7 @@ def _holds(path: Path, place: Place) -> bool:
         return False
 
 
-def _matches(stream: IO[bytes], path: Path, place: Place) -> bool:
+def _matches(stream: IO[bytes], path: Path, place: LogPosition) -> bool:
     """Whether an open file, at its beginning, has the content that was read.
 
     The content decides, not the inode: that is soon used again, and a copy put in place is the same log.
@@ -185,7 +185,7 @@ class LogFiles:
         zone: tzinfo | None = None,
         once: bool = False,
         sleep: Callable[[float], object] = time.sleep,
-        catalogue: Catalogue | None = None,
+        catalogue: MessageCatalogue | None = None,
     ) -> None:
         self._clock, self._zone, self._once, self._sleep = clock, zone or machine_zone(), once, sleep
         self._catalogue = catalogue or shipped()
@@ -197,7 +197,7 @@ class LogFiles:
                 raise InputError("the log file does not exist", str(path), "Check the path.")
             check_regular(path)
             kept = position.get(str(path))
-            self._files.append(LogFile(path, None if kept is None else Place(**kept)))
+            self._files.append(LogFile(path, None if kept is None else LogPosition(**kept)))
 
     def read(self, wait_s: float) -> Lines:
         """Return what is there; see :class:`LogSource`."""
@@ -221,7 +221,7 @@ class LogFiles:
             if self._once and not raw:
                 entries += splitter.close()
             n_lines += splitter.number + splitter.extra - before
-            lines += log_lines(entries, self._catalogue, Clock(self._zone, self._clock()), history=file.is_new)
+            lines += log_lines(entries, self._catalogue, LogContext(self._zone, self._clock()), history=file.is_new)
             if file.place is not None:
                 self._position = self._position | {str(file.path): asdict(file.place)}
         if drained:

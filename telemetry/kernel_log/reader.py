@@ -11,8 +11,8 @@ from typing import Any, Final, NamedTuple
 
 from foundation.errors import InputError
 from telemetry.accounting import Accounting
-from telemetry.kernel_log.catalogue import BOOT, FALLEN_OFF, Catalogue, Finding
-from telemetry.kernel_log.dating import ADVICE, Clock, date_lines
+from telemetry.kernel_log.catalogue import BOOT, FALLEN_OFF, KernelFinding, MessageCatalogue
+from telemetry.kernel_log.dating import ADVICE, LogContext, date_lines
 from telemetry.kernel_log.entries import Entry
 from telemetry.kernel_log.source import LogLine
 from telemetry.kernel_log.stamps import Stamp, parse_header
@@ -72,7 +72,9 @@ class _Host:
     is_boot_reported: bool = False
 
 
-def log_lines(entries: Iterable[Entry], catalogue: Catalogue, clock: Clock, *, history: bool = False) -> list[LogLine]:
+def log_lines(
+    entries: Iterable[Entry], catalogue: MessageCatalogue, clock: LogContext, *, history: bool = False
+) -> list[LogLine]:
     """Return the messages among entries that may be about a GPU, with their instants."""
     found: list[tuple[Entry, str, str | None, tuple[Stamp, ...]]] = []
     last: tuple[str | None, tuple[Stamp, ...]] = (None, ())
@@ -126,7 +128,7 @@ class KernelLogReader:
 
     def __init__(
         self,
-        catalogue: Catalogue,
+        catalogue: MessageCatalogue,
         *,
         node: str | None = None,
         fixed: bool = False,
@@ -210,7 +212,9 @@ class KernelLogReader:
         when = self._instant(line)
         return UNDATED if when is None else self._event(line, node, when, finding)
 
-    def _event(self, line: LogLine, node: str | None, when: datetime, finding: Finding) -> KernelEvent | str | None:
+    def _event(
+        self, line: LogLine, node: str | None, when: datetime, finding: KernelFinding
+    ) -> KernelEvent | str | None:
         if node is None:
             raise InputError(
                 "the kernel log does not name its node",
@@ -247,7 +251,7 @@ class KernelLogReader:
         return line.when
 
 
-def _sentence(host: _Host, finding: Finding, when: datetime) -> Finding:
+def _sentence(host: _Host, finding: KernelFinding, when: datetime) -> KernelFinding:
     """Take the GPU of a sentence's event from its first message."""
     if finding.part == "begin":
         host.sentence = when, finding.pci_bus_id
@@ -258,7 +262,7 @@ def _sentence(host: _Host, finding: Finding, when: datetime) -> Finding:
     return finding
 
 
-def _is_reported(host: _Host, finding: Finding, when: datetime) -> bool:
+def _is_reported(host: _Host, finding: KernelFinding, when: datetime) -> bool:
     """Whether a message repeats an event of a GPU that was reported just before; remember it otherwise."""
     unit = finding.pci_bus_id or finding.gpu
     if finding.type == "xid":

@@ -35,7 +35,7 @@ class Stamp(NamedTuple):
     since_boot: float | None = None
 
 
-class Header(NamedTuple):
+class LinePrefix(NamedTuple):
     """What stands before a message; ``stamps`` in their order, the last one next to the message."""
 
     stamps: tuple[Stamp, ...] = ()
@@ -110,7 +110,7 @@ _HOST = re.compile(
 _LABEL = re.compile(r"""\b(?:host|hostname|node|nodename|node_name|instance)["']?\s*[=:]\s*["']([A-Za-z0-9][\w.-]*)""")
 
 
-def parse_header(prefix: str) -> Header:
+def parse_header(prefix: str) -> LinePrefix:
     """Find the stamps and the host in what stands before a message."""
     # The kernel's own stamp, the last one, differs from line to line; what stands before it often does not.
     start = prefix.rfind("[") if prefix.endswith("] ") else -1
@@ -118,11 +118,11 @@ def parse_header(prefix: str) -> Header:
     if match is None:
         return _rsyslog(prefix) or _parse(prefix)
     outer, stamp = prefix[:start], _since_boot(match)
-    header = (_rsyslog(outer) or _parse(outer)) if outer else Header()
-    return header if stamp is None else Header((*header.stamps, stamp), header.host)
+    header = (_rsyslog(outer) or _parse(outer)) if outer else LinePrefix()
+    return header if stamp is None else LinePrefix((*header.stamps, stamp), header.host)
 
 
-def _rsyslog(prefix: str) -> Header | None:
+def _rsyslog(prefix: str) -> LinePrefix | None:
     """Read the commonest form, which a cache never holds: its stamps, to the microsecond, differ from line to line."""
     match = _RSYSLOG.fullmatch(prefix)
     if match is None:
@@ -131,11 +131,11 @@ def _rsyslog(prefix: str) -> Header | None:
         when = datetime.fromisoformat(match[1]).astimezone(UTC)
     except (ValueError, OverflowError):
         return None
-    return Header((Stamp(when),), match[2])
+    return LinePrefix((Stamp(when),), match[2])
 
 
 @lru_cache(maxsize=4096)
-def _parse(prefix: str) -> Header:
+def _parse(prefix: str) -> LinePrefix:
     prefix = prefix[-_MAX_PREFIX:]
     if not prefix.isascii():
         prefix = unicodedata.normalize("NFC", prefix)
@@ -150,7 +150,7 @@ def _parse(prefix: str) -> Header:
         if match is not None:
             host = match[1]
             break
-    return Header(tuple(stamp for _, _, stamp in found), host)
+    return LinePrefix(tuple(stamp for _, _, stamp in found), host)
 
 
 def parse_time(value: object) -> Stamp | None:

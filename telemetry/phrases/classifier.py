@@ -73,7 +73,7 @@ class _Rule(NamedTuple):
     only: str | None
 
 
-class Catalogue:
+class PhraseCatalogue:
     """The compiled phrases.yaml; ``content`` is what the file holds, for the page of the reference."""
 
     def __init__(self, content: Mapping[str, Any]) -> None:
@@ -129,9 +129,9 @@ class Catalogue:
 
 
 @cache
-def catalogue() -> Catalogue:
+def catalogue() -> PhraseCatalogue:
     """Return the catalogue of phrases.yaml."""
-    return Catalogue(read_yaml(CATALOGUE.read_text(encoding="utf-8")))
+    return PhraseCatalogue(read_yaml(CATALOGUE.read_text(encoding="utf-8")))
 
 
 @lru_cache(maxsize=20_000)

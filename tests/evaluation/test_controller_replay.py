@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from benchmarks.jobs_saved import differing
-from evaluation.value.controller_replay import Controlled, Fleet, rule_events
+from evaluation.value.controller_replay import Controlled, ReplayedFleet, rule_events
 from evaluation.value.gpu_hours import count_outcome, net_interval, net_of
 from evaluation.value.load import HOUR_MS, Placements
 from evaluation.value.marks import NOBODY
@@ -43,7 +43,7 @@ class World:
         self.repairs_name_gpus = True
         self.risk = np.full((decisions, nodes), 0.01)
 
-    def fleet(self) -> Fleet:
+    def fleet(self) -> ReplayedFleet:
         """The fleet, of racks of three nodes."""
         stays = pd.DataFrame(
             [
@@ -58,7 +58,7 @@ class World:
         ]
         failed = pd.DataFrame(rows, columns=["gpu", "node", "start", "end"])
         failed = failed.astype(dict.fromkeys(("start", "end"), "datetime64[ms, UTC]"))
-        return Fleet.of(stays, failed, BEGIN, instant_ms(self.times[-1] + STEP))
+        return ReplayedFleet.of(stays, failed, BEGIN, instant_ms(self.times[-1] + STEP))
 
     def events(self) -> list[dict]:
         """What the failed GPUs and their repairs report."""
@@ -263,7 +263,7 @@ def test_a_drain_by_a_rule_lasts_as_long_as_its_remedy_and_a_node_that_was_repai
     given = (world.scores(), events, BUSY, fleet.stage(POLICY, "hard"), REACH)
     marks = Controlled(fleet, *given).marks()
     assert (marks.until - marks.at).tolist() == [31 * H // 60], "a reboot, and the next round"
-    repaired = Fleet.of(
+    repaired = ReplayedFleet.of(
         pd.DataFrame({"node": world.names, "gpu": world.names, "group": "g"}).assign(
             installed_at=pd.Timestamp(T0 - HOUR), removed_at=pd.Series(pd.NaT, dtype="datetime64[ms, UTC]")
         ),

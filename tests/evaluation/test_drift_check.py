@@ -8,7 +8,7 @@ import pytest
 from evaluation.drift.causes import failure_verdicts, risk_verdicts
 from evaluation.drift.movement import by_group
 from evaluation.drift.outcomes import RiskCounts, rate_change, rate_changes
-from models.rows.training_set import Rows
+from models.rows.training_set import TrainingRows
 from models.training.reference import LabelledRows, Outcomes, dated, sample_rows
 from models.training.schedule import instant_of
 from tests.models.drifting_fleet import COLUMNS, DAY_MS, DriftingFleet
@@ -212,7 +212,7 @@ def test_a_unit_that_fails_again_within_a_week_counts_once():
         (0, start + 9 * DAY_MS, "bus"),
         (1, start, "memory"),
     ]
-    labelled = LabelledRows.join(Rows.of(fleet.rows), fleet.labels())
+    labelled = LabelledRows.join(TrainingRows.of(fleet.rows), fleet.labels())
     counted = labelled.outcomes(fleet.at(0), fleet.at(30), known_by_ms=fleet.at(40))
     assert counted.incidents == {"bus": 2, "memory": 1}
     between = labelled.outcomes(fleet.at(11), fleet.at(30), known_by_ms=fleet.at(40))
@@ -221,7 +221,7 @@ def test_a_unit_that_fails_again_within_a_week_counts_once():
 
 def test_windows_side_by_side_count_every_incident_once():
     fleet = DriftingFleet(seed=15, rate=0.02)
-    labelled = LabelledRows.join(Rows.of(fleet.rows), fleet.labels())
+    labelled = LabelledRows.join(TrainingRows.of(fleet.rows), fleet.labels())
 
     def counted(first, last):
         return labelled.outcomes(fleet.at(first), fleet.at(last) - 1, known_by_ms=fleet.at(56))
@@ -235,7 +235,7 @@ def test_failures_that_come_as_often_as_before_have_a_ratio_near_one_a_day_after
     before, now = np.zeros(2), np.zeros(2)
     for seed in range(8):
         fleet = DriftingFleet(seed=seed, rate=0.02)
-        rows = Rows.of(fleet.rows)
+        rows = TrainingRows.of(fleet.rows)
         for day in range(35, 50, 2):
             fit, check = fleet.at(day), fleet.at(day + 1)
             last = fit - DAY_MS - 600_000
@@ -264,10 +264,10 @@ def test_findings_and_reference_survive_json_and_the_order_of_rows_does_not_matt
     fleet = DriftingFleet(seed=12)
     check = fleet.check(45)
     assert json.loads(json.dumps(check.to_json(), allow_nan=False)) == check.to_json()
-    rows = Rows.of(fleet.rows)
+    rows = TrainingRows.of(fleet.rows)
     order = np.random.default_rng(0).permutation(len(fleet.rows))
     chosen = sample_rows(rows, fleet.at(7), fleet.at(34), most=500, seed=3)
-    shuffled = sample_rows(Rows.of(fleet.rows.iloc[order]), fleet.at(7), fleet.at(34), most=500, seed=3)
+    shuffled = sample_rows(TrainingRows.of(fleet.rows.iloc[order]), fleet.at(7), fleet.at(34), most=500, seed=3)
     assert len(chosen) == 500
     assert set(order[shuffled]) == set(chosen)
     assert sum(group["features"] for group in check.groups) == len(COLUMNS)
@@ -277,7 +277,7 @@ def test_findings_and_reference_survive_json_and_the_order_of_rows_does_not_matt
 def test_ages_are_compared_as_dates_so_that_time_passing_changes_nothing():
     fleet = DriftingFleet(seed=13, nodes=2)
     at = fleet.column("static__age")[0]
-    rows = Rows.of(fleet.rows)
+    rows = TrainingRows.of(fleet.rows)
     dates = dated(fleet.X, rows.time, COLUMNS)[:, at].reshape(-1, fleet.units)
     assert (dates == dates[0]).all()
     assert (fleet.X[:, 0] == dated(fleet.X, rows.time, COLUMNS)[:, 0]).all()

@@ -7,7 +7,7 @@ import pyarrow as pa
 
 from evaluation.backtest.drift_watch import DriftWatch
 from evaluation.backtest.frames import VARIANTS, Fold
-from models.rows.training_set import Rows
+from models.rows.training_set import TrainingRows
 from models.training.reference import LabelledRows
 from models.training.schedule import instant_of
 from tests.models.drifting_fleet import COLUMNS, DAY_MS, DriftingFleet
@@ -46,7 +46,7 @@ def checked(other):
     fleet.columns = COLUMNS
     fleet.incidents = [(CHRONIC + day, fleet.at(day) + DAY_MS // 4, "memory") for day in range(fleet.days)]
     refits = [fleet.at(FIRST + 7 * week) for week in range(WEEKS + 1)]
-    trainer = SimpleNamespace(matrix=fleet, values=fleet.values, rows=Rows.of(fleet.rows), names=("m",), seed=1)
+    trainer = SimpleNamespace(matrix=fleet, values=fleet.values, rows=TrainingRows.of(fleet.rows), names=("m",), seed=1)
     trainer.labels_at = lambda ms: LabelledRows.join(trainer.rows, fleet.labels(instant_of(ms)))
 
     def alerted(day, *, last):

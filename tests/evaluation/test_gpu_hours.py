@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evaluation.value.controller_replay import Fleet
+from evaluation.value.controller_replay import ReplayedFleet
 from evaluation.value.gpu_hours import _free, count_outcome, mean_prices, net_interval, net_of
 from evaluation.value.load import _AT, _SHAPE, HOUR_MS, Placements, first_fit, generated_load, jobs_of_table
-from evaluation.value.marks import NOBODY, Marks
+from evaluation.value.marks import NOBODY, ReplayMarks
 from features.times import NEVER
 from policy.cost_benefit import CostBenefitConfig
 from policy.fleet import NodeView
@@ -132,12 +132,12 @@ def test_what_a_job_loses_goes_by_its_own_checkpoints(every, saved, lost):
     assert job.unsaved(ints(0), round(4.5 * H)).tolist() == [lost * H]
 
 
-def fleet(*failures: tuple[int, float], nodes: int = 4) -> Fleet:
+def fleet(*failures: tuple[int, float], nodes: int = 4) -> ReplayedFleet:
     at = np.array([hours * H for _, hours in failures], dtype=np.int64)
     node = ints(*(node for node, _ in failures))
     views = tuple(NodeView(f"n{place}", "c", "g") for place in range(nodes))
     units = ("gpu",) * len(failures)
-    return Fleet(views, ((),) * nodes, np.full(nodes, 8), node, units, at, at + 10 * H, 0, 200 * H)
+    return ReplayedFleet(views, ((),) * nodes, np.full(nodes, 8), node, units, at, at + 10 * H, 0, 200 * H)
 
 
 GANG = Placements.ordered(ints(0, 0), ints(0, 1), ints(8, 8), ints(0, 0), ints(200 * H, 200 * H), H)
@@ -145,10 +145,10 @@ GANG = Placements.ordered(ints(0, 0), ints(0, 1), ints(8, 8), ints(0, 0), ints(2
 FAILS = fleet((0, 40.5))
 
 
-def mark(node: int, at: float, until: float, *, drained: bool = True, found: bool = False) -> Marks:
+def mark(node: int, at: float, until: float, *, drained: bool = True, found: bool = False) -> ReplayMarks:
     begin = round(at * H)
     seen = begin + round(2.1 * H) if found else NEVER  # a checkpoint, the eviction, and two hours of diagnostic
-    return Marks.of([[node, begin, round(until * H), begin if drained else NEVER, seen]])
+    return ReplayMarks.of([[node, begin, round(until * H), begin if drained else NEVER, seen]])
 
 
 DRAINED = mark(0, 20, 92)
@@ -185,7 +185,7 @@ def test_free_gpus_are_those_that_no_job_mark_or_repair_holds(entries):
     entries = entries or [(0, 0, 1, 1)]
     node, start, lasts, gpus = (ints(*column) for column in zip(*entries, strict=True))
     jobs = Placements.ordered(np.arange(len(node)), node, gpus, start * H, (start + lasts) * H, H)
-    marks, down = Marks.of([[1, 5 * H, 12 * H, NEVER, NEVER], [2, 7 * H, 9 * H, NEVER, NEVER]]), fleet((3, 6))
+    marks, down = ReplayMarks.of([[1, 5 * H, 12 * H, NEVER, NEVER], [2, 7 * H, 9 * H, NEVER, NEVER]]), fleet((3, 6))
     for hour in range(30):
         held = gpus[(start < hour) & (hour <= start + lasts)].sum() + 8 * ((5 < hour <= 12) + (7 < hour <= 9))
         assert _free(down, jobs, marks)(ints(hour * H)).tolist() == [32 - held - 8 * (6 < hour <= 16)]
@@ -244,7 +244,7 @@ def test_a_gpus_failure_hits_a_job_by_its_share_of_the_node():
 
 
 def test_a_drain_before_no_failure_is_wrong_and_one_whose_reach_is_not_over_unknown():
-    marks = Marks.of([[0, 20 * H, 92 * H, 20 * H, 0], [1, 180 * H, 200 * H, 180 * H, 0]])
+    marks = ReplayMarks.of([[0, 20 * H, 92 * H, 20 * H, 0], [1, 180 * H, 200 * H, 180 * H, 0]])
     outcome = counted(marks, where=fleet())
     assert (outcome.drains, outcome.known, outcome.right) == (2, 1, 0)
 
@@ -269,7 +269,7 @@ def test_the_same_fleet_under_another_job_seed_saves_what_the_interval_allows():
         [node, at - 10 * H, at + 10 * H, at - 10 * H, at - 8 * H]
         for node, at in zip(large.failed, large.at, strict=True)
     ]
-    marks = Marks.of(spans[::2])
+    marks = ReplayMarks.of(spans[::2])
     intervals = []
     for seed in (1, 2):
         loads = [generated_load(large.gpus, 0, 1100 * H, 10 * seed + number, HOUR) for number in range(5)]

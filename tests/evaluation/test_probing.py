@@ -8,10 +8,10 @@ from datetime import timedelta
 import numpy as np
 import pytest
 
-from evaluation.value.controller_replay import Fleet
+from evaluation.value.controller_replay import ReplayedFleet
 from evaluation.value.gpu_hours import Extras, count_outcome, net_of
 from evaluation.value.load import HOUR_MS, Placements
-from evaluation.value.marks import NOBODY, Marks
+from evaluation.value.marks import NOBODY, ReplayMarks
 from evaluation.value.probing import Checkpoints, findable, idle_times, replay_checkpoints, replay_probes
 from features.times import NEVER
 from policy.cost_benefit import CostBenefitConfig
@@ -24,10 +24,10 @@ NODES = tuple(NodeView(name, "c", "g") for name in "abc")
 STAYS = tuple(((f"{node.name}-0", 0, NEVER),) for node in NODES)
 
 
-def fleet(*failures: tuple[int, float, float], family: str = "memory") -> Fleet:
+def fleet(*failures: tuple[int, float, float], family: str = "memory") -> ReplayedFleet:
     """Three nodes of 8 GPUs over 100 hours."""
     node, at, until = (np.array(column) for column in zip(*failures, strict=True)) if failures else ([], [], [])
-    return Fleet(
+    return ReplayedFleet(
         NODES, STAYS, np.full(3, 8), np.array(node, dtype=np.int64), tuple(f"{'abc'[n]}-0" for n in node),
         (np.array(at) * H).astype(np.int64), (np.array(until) * H).astype(np.int64), 0, 100 * H,
         (family,) * len(node),
@@ -46,14 +46,16 @@ BUSY = jobs((0, 0, 20), (0, 20.1, 60), (1, 0, 100), (2, 0, 50))
 ALL = ProbeConfig(max_idle_share=1.0)
 
 
-def probed(where: Fleet, risk: tuple[float, float, float] = (0.2, 0.1, 0.1), closed: Marks = NOBODY, **how):
+def probed(
+    where: ReplayedFleet, risk: tuple[float, float, float] = (0.2, 0.1, 0.1), closed: ReplayMarks = NOBODY, **how
+):
     risks = np.tile(np.array(risk), (len(AT), 1))
     found = np.ones(len(where.at), dtype=bool)
     return replay_probes(where, BUSY, AT, risks, closed, found, 72 * HOUR, how.pop("config", ALL), **how)
 
 
 def test_a_node_is_idle_while_it_has_no_job_is_not_down_and_not_out_of_service():
-    marks = Marks.of([[2, 80 * H, 90 * H, NEVER, NEVER]])
+    marks = ReplayMarks.of([[2, 80 * H, 90 * H, NEVER, NEVER]])
     node, since, until = idle_times(fleet((0, 70.0, 75.0)), BUSY, marks)
     gaps = sorted(zip(node.tolist(), (since / H).tolist(), (until / H).tolist(), strict=True))
     assert gaps == [(0, 20, 20.1), (0, 60, 70), (0, 75, 100), (2, 50, 80), (2, 90, 100)]
@@ -92,7 +94,7 @@ def test_a_failure_is_found_if_a_diagnostic_can_and_it_begins_within_reach(reach
 
 
 def test_nodes_out_of_service_are_not_probed():
-    closed = Marks.of([[2, 0, 100 * H, NEVER, NEVER]])
+    closed = ReplayMarks.of([[2, 0, 100 * H, NEVER, NEVER]])
     assert not (probed(fleet(), closed=closed).node == 2).any()
 
 

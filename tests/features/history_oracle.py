@@ -10,7 +10,7 @@ import pandas as pd
 from features.config import LabelSection
 from features.groups.domains import AGE_STEP, HALF_LIFE
 from features.groups.history import RECENCY_HALF_LIFE
-from features.labels.evidence import Record
+from features.labels.evidence import IncidentEvidence
 from features.labels.incidents import known_onsets
 from tests.features import oracle
 from tests.features.builders import at
@@ -61,7 +61,7 @@ def facts_of(events: pd.DataFrame, inventory: pd.DataFrame, labels: LabelSection
         )
         for r in told
     ]  # fmt: skip
-    onsets = oracle.records(known_onsets(Record.of(events, inventory, labels)))
+    onsets = oracle.records(known_onsets(IncidentEvidence.of(events, inventory, labels)))
     return out + [fact({"incident"}, r["timestamp"], r["known_at"], r["unit"], r["node"], None, False) for r in onsets]
 
 

@@ -9,7 +9,7 @@ import pandas as pd
 
 from evaluation.drift.check import examine
 from features.vocabulary import FeatureColumn
-from models.rows.training_set import Rows
+from models.rows.training_set import TrainingRows
 from models.training.reference import LabelledRows, make_reference
 from models.training.schedule import instant_of
 
@@ -126,7 +126,7 @@ class DriftingFleet:
 
     def check(self, day, fitted=35, span=28):
         """What a check at the end of ``day`` says of models fitted at ``fitted``."""
-        rows = Rows.of(self.rows)
+        rows = TrainingRows.of(self.rows)
         fit, now = self.at(fitted), self.at(day)
         reference = make_reference(
             LabelledRows.join(rows, self.labels(instant_of(fit))),

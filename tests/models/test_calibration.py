@@ -11,7 +11,7 @@ from scipy.special import expit
 
 from models.calibration.fitting import Calibrator, at_level, fit_calibrator
 from models.rows.failure_rate import rate_at, recent_rate
-from models.rows.training_set import Labels, Rows
+from models.rows.training_set import Labels, TrainingRows
 from tests.models.fake_matrix import FakeMatrix
 
 
@@ -112,7 +112,7 @@ def test_the_rate_counts_labels_known_by_the_refit_only():
     matrix = FakeMatrix(units=40, days=60, incidents=60)
     refit = matrix.span[0] + timedelta(days=50)
     refit_ms = int(refit.timestamp() * 1000)
-    rows = Rows.of(matrix.rows)
+    rows = TrainingRows.of(matrix.rows)
     rate = rate_at(rows, Labels.of(matrix.labels(refit)), refit_ms)
 
     reported = matrix.labels(refit)

@@ -9,7 +9,7 @@ from models.config import BASELINES
 from models.rows import row_reader
 from models.rows.ranking import name_hashes
 from models.rows.row_reader import batches
-from models.rows.training_set import Rows
+from models.rows.training_set import TrainingRows
 from tests.models.small_models import fitted_models, rows
 
 ROWS = 90
@@ -39,7 +39,7 @@ def test_scores_in_batches_are_those_of_all_rows_at_once(monkeypatch, at_once):
         return values[wanted]
 
     monkeypatch.setattr(row_reader, "AT_ONCE", at_once)
-    scores = fitted.score_rows(read, np.arange(ROWS), Rows(time, time < 0, time, tie, tie.view(np.int64)))
+    scores = fitted.score_rows(read, np.arange(ROWS), TrainingRows(time, time < 0, time, tie, tie.view(np.int64)))
     assert max(asked) == at_once
     assert list(scores) == list(want)
     for name, mine in scores.items():

@@ -7,7 +7,7 @@ import pytest
 
 from features.times import instant_ms
 from models.config import TrainingSection
-from models.rows.training_set import Labels, Rows
+from models.rows.training_set import Labels, TrainingRows
 from models.training.spans import candidates, choose_span, usable_spans
 from tests.models.fake_matrix import GAP, HORIZON, START, FakeMatrix
 
@@ -28,7 +28,7 @@ def choose(matrix, *, day=40, spans=SPANS, hysteresis=0.02, current=None, least=
     refit = START + timedelta(days=day)
     return choose_span(
         matrix.values,
-        Rows.of(matrix.rows),
+        TrainingRows.of(matrix.rows),
         Labels.of(matrix.labels(refit)),
         spans,
         refit_ms=instant_ms(refit),
@@ -81,7 +81,7 @@ def reads_of_a_choice(matrix, **training):
         return matrix.values(rows)
 
     refit = START + timedelta(days=40)
-    rows, labels = Rows.of(matrix.rows), Labels.of(matrix.labels(refit))
+    rows, labels = TrainingRows.of(matrix.rows), Labels.of(matrix.labels(refit))
     choose_span(
         read, rows, labels, days(7, 28), refit_ms=instant_ms(refit), first_ms=instant_ms(START), reach_ms=REACH_MS,
         training=TrainingSection(**training), current=None, seed=3, min_incidents=0,

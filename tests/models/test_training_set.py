@@ -14,7 +14,7 @@ from features.times import instant_ms
 from models.config import ALL_LEARNERS, SEQUENCE
 from models.learners.factory import fit_learners, make_learner
 from models.rows.odds import log_odds
-from models.rows.training_set import Labels, Rows, choose_rows, known_rows
+from models.rows.training_set import Labels, TrainingRows, choose_rows, known_rows
 from models.sequence.layout import SequenceLayout
 from tests.models.fake_matrix import GAP, HORIZON, START, FakeMatrix
 
@@ -27,7 +27,7 @@ def at(days: float) -> int:
 
 
 def chosen(matrix, *, refit_day=30.0, span_days=25, ratio=10, seed=1, max_rows=None):
-    rows = Rows.of(matrix.rows)
+    rows = TrainingRows.of(matrix.rows)
     labels = Labels.of(matrix.labels(START + timedelta(days=refit_day)))
     picked = choose_rows(
         rows,

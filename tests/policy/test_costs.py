@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 
 from policy.cost_benefit import Costs, for_costs
-from policy.thresholds import Evidence
+from policy.thresholds import ScoredDecisions
 
 HOUR = 3_600_000
 
 
 def evidence(rows):
     risk, hit, unit, hours, incident = map(np.array, zip(*rows, strict=True))
-    return Evidence(risk.astype(float), hit.astype(bool), unit, hours * HOUR, incident, incident, 24 * HOUR)
+    return ScoredDecisions(risk.astype(float), hit.astype(bool), unit, hours * HOUR, incident, incident, 24 * HOUR)
 
 
 ROWS = [
@@ -35,9 +35,9 @@ def test_a_clear_saving_is_promised_and_a_doubtful_one_is_not():
     risk = np.where(rng.random(4000) < 0.05, 0.6, 0.001)
     hit = rng.random(4000) < risk
     unit = np.arange(4000)
-    good = Evidence(risk, hit, unit, np.zeros(4000, int), *[np.where(hit, unit, -1)] * 2)
+    good = ScoredDecisions(risk, hit, unit, np.zeros(4000, int), *[np.where(hit, unit, -1)] * 2)
     assert for_costs(good, Costs(1, 3), 0.9).promised
-    lying = Evidence(risk, rng.random(4000) < 0.01, unit, np.zeros(4000, int), *[np.where(hit, unit, -1)] * 2)
+    lying = ScoredDecisions(risk, rng.random(4000) < 0.01, unit, np.zeros(4000, int), *[np.where(hit, unit, -1)] * 2)
     assert not for_costs(lying, Costs(1, 3), 0.9).promised
 
 
@@ -54,7 +54,7 @@ def test_the_break_even_threshold_is_the_cheapest_where_risks_are_calibrated():
     best = max(np.linspace(0.02, 0.9, 45), key=saving)
     assert abs(best - costs.break_even) < 0.08
     unit = np.arange(60_000)
-    decision = for_costs(Evidence(risk, hit, unit, np.zeros(60_000, int), unit, unit), costs, 0.9)
+    decision = for_costs(ScoredDecisions(risk, hit, unit, np.zeros(60_000, int), unit, unit), costs, 0.9)
     assert decision.saving == pytest.approx(saving(costs.break_even))
 
 
@@ -63,7 +63,7 @@ def test_no_risk_high_enough_saves_nothing_and_says_so():
     assert not decision.promised
     assert decision.saving == 0
     assert decision.why == "no earlier decision had a risk of 99.0%, where a drain is worth its cost"
-    nothing = Evidence(np.zeros(0), np.zeros(0, bool), *[np.zeros(0, int)] * 4)
+    nothing = ScoredDecisions(np.zeros(0), np.zeros(0, bool), *[np.zeros(0, int)] * 4)
     assert for_costs(nothing, Costs(1, 1), 0.9).why == "there are no earlier decisions"
 
 

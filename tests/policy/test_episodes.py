@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policy.episodes import NEW_EVIDENCE, newly_alerted, openings
-from policy.thresholds import Evidence, for_precisions
+from policy.thresholds import ScoredDecisions, for_precisions
 
 HOUR = 3_600_000
 ROWS = st.lists(
@@ -91,7 +91,7 @@ def test_a_promise_counts_drains_by_their_first_alert():
     rows = np.r_[unit, np.repeat(np.arange(100, 900), 4)], np.r_[time, np.tile(np.arange(4) * 6 * HOUR, 800)]
     for first_hit, promised in ((0, True), (3, False)):
         hit = np.r_[np.tile(np.arange(4) >= first_hit, 80), quiet > 0]
-        data = Evidence(np.r_[risk, quiet], hit, *rows, *[np.where(hit, rows[0], -1)] * 2, 24 * HOUR)
+        data = ScoredDecisions(np.r_[risk, quiet], hit, *rows, *[np.where(hit, rows[0], -1)] * 2, 24 * HOUR)
         (decision,) = for_precisions(data, (0.85,), 0.9)
         assert decision.promised is promised
         assert decision.bound.alerts == 80

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from policy.decide import decide
-from policy.episodes import Alert, Happening, Outcome, judge
+from policy.episodes import Alert, AlertOutcome, Happening, judge
 from policy.fleet import JobView
 from policy.plan import PolicyState
 from policy.stages import Bar, StagesConfig, StageState, advance_stage, held_out, record_of
@@ -24,7 +24,7 @@ def alert(unit="u", at=T0 + DAY, tier="high", **others):
 
 def outcomes(right, wrong, *, units=None, at=T0 + DAY, **others):
     kinds = ["right"] * right + ["wrong"] * wrong
-    return [Outcome(alert(f"u{k % (units or 10_000)}", at, **others), kind, "") for k, kind in enumerate(kinds)]
+    return [AlertOutcome(alert(f"u{k % (units or 10_000)}", at, **others), kind, "") for k, kind in enumerate(kinds)]
 
 
 def judged(*happenings, days=10.0):
@@ -98,7 +98,7 @@ def test_a_plain_precision_would_promote_on_luck_and_the_bound_does_not():
 def test_right_alerts_are_known_sooner_so_that_a_young_record_would_look_too_good():
     # Alerts of the last day: those that failed are right by now, the others are still open.
     young = NOW - DAY
-    listed = outcomes(30, 0, at=young) + [Outcome(alert(f"o{k}", young), "open", "") for k in range(70)]
+    listed = outcomes(30, 0, at=young) + [AlertOutcome(alert(f"o{k}", young), "open", "") for k in range(70)]
     decided = [outcome for outcome in listed if outcome.verdict != "open"]
     assert np.mean([outcome.verdict == "right" for outcome in decided]) == 1
     record = record_of(listed, "high", 0.9, NOW)
@@ -108,14 +108,14 @@ def test_right_alerts_are_known_sooner_so_that_a_young_record_would_look_too_goo
 
 def test_gpus_of_one_node_are_one_piece_of_evidence():
     apart, together = (
-        [Outcome(alert(f"u{k}", T0 + DAY + k * 2 * DAY, node="n" * one), "right", "") for k in range(10)]
+        [AlertOutcome(alert(f"u{k}", T0 + DAY + k * 2 * DAY, node="n" * one), "right", "") for k in range(10)]
         for one in (False, True)
     )
     apart, together = (record_of(listed, "high", 0.9, NOW) for listed in (apart, together))
     assert apart.bound.alerts == together.bound.alerts == 10
     assert (apart.bound.clusters, together.bound.clusters) == (10, 1)
     assert together.bound.lower < 0.2 < apart.bound.lower
-    at_once = [Outcome(alert(f"u{k}", node="n"), "right", "") for k in range(4)]
+    at_once = [AlertOutcome(alert(f"u{k}", node="n"), "right", "") for k in range(4)]
     assert record_of(at_once, "high", 0.9, NOW).bound.alerts == 1
 
 

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.special import expit
 
-from policy.thresholds import Evidence, for_budget, for_precisions
+from policy.thresholds import ScoredDecisions, for_budget, for_precisions
 
 NONE = np.zeros(0, int)
-NOTHING = Evidence(np.zeros(0), np.zeros(0, bool), NONE, NONE, NONE, NONE)
+NOTHING = ScoredDecisions(np.zeros(0), np.zeros(0, bool), NONE, NONE, NONE, NONE)
 
 
 def for_precision(data, target, confidence):
@@ -32,7 +32,7 @@ def evidence(rng, units=400, times=8, slope=2.0, shift=-4.0, risk_step=None):
         risk = np.round(risk / risk_step) * risk_step
     unit = np.repeat(np.arange(units), times)
     incident = np.where(hit, unit, -1)
-    return Evidence(risk, hit, unit, np.tile(np.arange(times), units) * 3_600_000, incident, incident)
+    return ScoredDecisions(risk, hit, unit, np.tile(np.arange(times), units) * 3_600_000, incident, incident)
 
 
 @cache
@@ -83,7 +83,7 @@ def test_without_incidents_nothing_is_promised_and_the_reason_given():
     rng = np.random.default_rng(0)
     data = evidence(rng)
     none = np.full(len(data.hit), -1)
-    data = Evidence(data.risk, np.zeros(len(data.hit), bool), data.node, data.time, none, none)
+    data = ScoredDecisions(data.risk, np.zeros(len(data.hit), bool), data.node, data.time, none, none)
     decision = for_precision(data, 0.3, 0.9)
     assert not decision.promised
     assert decision.best is None
@@ -101,7 +101,7 @@ def test_without_evidence_there_is_no_threshold_of_any_kind():
 
 def test_too_few_nodes_name_how_many_are_needed():
     data = evidence(np.random.default_rng(0), units=3)
-    data = Evidence(data.risk, np.ones(len(data.hit), bool), data.node, data.time, data.node, data.node)
+    data = ScoredDecisions(data.risk, np.ones(len(data.hit), bool), data.node, data.time, data.node, data.node)
     why = for_precision(data, 0.85, 0.9).why
     assert why == (
         "a promise of 85% begins with 45 nodes, the riskiest tenth of earlier decisions has 1: 44 more are needed; "
@@ -139,4 +139,4 @@ def test_the_threshold_alerts_exactly_what_was_bounded(seed, step):
 
 def test_evidence_refuses_risks_that_are_no_numbers():
     with pytest.raises(ValueError, match="not a number"):
-        Evidence(np.array([np.nan]), np.zeros(1, bool), *[np.zeros(1, int)] * 4)
+        ScoredDecisions(np.array([np.nan]), np.zeros(1, bool), *[np.zeros(1, int)] * 4)

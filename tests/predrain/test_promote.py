@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from pipeline.promotion import Decision
+from pipeline.promotion import PromotionResult
 from predrain.command import app
 
 
@@ -36,7 +36,7 @@ def test_an_absent_store_is_one_line_and_is_not_made(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("action", "code"), [("promoted", 0), ("forced", 0), ("refused", 1)])
 def test_a_verdict_is_printed_and_is_the_exit_code(action: str, code: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    decision = Decision(action, "predrain", 2, 1, 1 if action == "refused" else 2, dry_run=False)
+    decision = PromotionResult(action, "predrain", 2, 1, 1 if action == "refused" else 2, dry_run=False)
     monkeypatch.setattr("pipeline.promotion.promote", lambda *_args, **_kwargs: decision)
     done = CliRunner().invoke(app, ["promote", "--matrix", "m", "--json"])
     assert done.exit_code == code

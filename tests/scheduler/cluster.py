@@ -20,7 +20,7 @@ from scheduler.file import MemoryNode
 from scheduler.ledger.sqlite_ledger import SqliteLedger
 from scheduler.ports.clock import ManualClock
 from scheduler.ports.node_object import NodeObject, Taint, marks_of
-from scheduler.ports.readings import Answer, FleetReading, NodeReading, Precondition
+from scheduler.ports.readings import FleetReading, NodeReading, Precondition, WriteResult
 from scheduler.ports.report import RoundReport
 from scheduler.ports.risks import MemoryFacts, MemoryRisks, Risks
 from tests.policy.decide_world import STEP, T0, config
@@ -94,7 +94,7 @@ class Cluster:
             known.update({reading.view.name: reading for reading in fleet.nodes})
             return fleet
 
-        def applied(action: Action, precondition: Precondition) -> Answer:
+        def applied(action: Action, precondition: Precondition) -> WriteResult:
             known.pop(action.node, None)
             return apply(action, precondition)
 

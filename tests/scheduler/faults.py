@@ -11,7 +11,7 @@ from scheduler import memory
 from scheduler.file import MemoryScheduler
 from scheduler.ports.errors import SchedulerError
 from scheduler.ports.protocols import Clock
-from scheduler.ports.readings import Answer
+from scheduler.ports.readings import WriteResult
 from scheduler.ports.workloads import DiagnosticResult, Fence, Workload
 
 FaultKind = Literal[
@@ -71,13 +71,13 @@ class Faults:
         if fault == "crash_before":
             raise Crash(name)
         if fault in ("timeout_before", "unreadable"):
-            return Answer("timeout", "no answer")
+            return WriteResult("timeout", "no answer")
         if fault in ("conflict", "refused"):
-            return Answer(fault, "not allowed")
+            return WriteResult(fault, "not allowed")
         result = call(*args)
         if fault == "crash_after":
             raise Crash(name)
-        return Answer("timeout", "no answer") if fault == "timeout_after" else result
+        return WriteResult("timeout", "no answer") if fault == "timeout_after" else result
 
 
 class FaultyScheduler(MemoryScheduler):
@@ -120,11 +120,11 @@ class MemoryVerification:
         self.start = partial(self.faults.write, "start", self._start)
         self.result = partial(self.faults.read, "result", self._result)
 
-    def _start(self, node: str, units: Sequence[str], key: str, _: Fence, remedy: str | None = None) -> Answer:
+    def _start(self, node: str, units: Sequence[str], key: str, _: Fence, remedy: str | None = None) -> WriteResult:
         before = key in self.started
         self.remedies.setdefault(key, remedy)
         self.started.setdefault(key, (node, tuple(units)))
-        return Answer("already" if before else "done")
+        return WriteResult("already" if before else "done")
 
     def _result(self, node: str, key: str) -> DiagnosticResult:
         return (

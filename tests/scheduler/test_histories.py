@@ -14,7 +14,7 @@ from policy.fleet import Fact, Level
 from scheduler.ledger.sqlite_ledger import SqliteLedger
 from scheduler.ports.node_object import Taint
 from scheduler.ports.readings import Switches
-from scheduler.ports.risks import Facts
+from scheduler.ports.risks import ReportedFacts
 from tests.policy.decide_world import HOUR
 from tests.scheduler.cluster import DISRUPTION_BUDGETS, RATE_LIMITS, Cluster, without_our_taints
 from tests.scheduler.faults import Crash
@@ -125,11 +125,11 @@ class Histories(RuleBasedStateMachine):
 
     @rule(node=NODES)
     def a_gpu_falls_off_the_bus(self, node):
-        self.cluster.facts.facts[f"{node}-0"] = Facts((Fact("xid 79", self.cluster.clock.now()),))
+        self.cluster.facts.facts[f"{node}-0"] = ReportedFacts((Fact("xid 79", self.cluster.clock.now()),))
 
     @rule(node=NODES)
     def a_gpu_is_repaired(self, node):
-        self.cluster.facts.facts[f"{node}-0"] = Facts((), self.cluster.clock.now())
+        self.cluster.facts.facts[f"{node}-0"] = ReportedFacts((), self.cluster.clock.now())
 
     @rule(kill=st.booleans(), release=st.booleans())
     def a_person_sets_the_switches(self, kill, release):

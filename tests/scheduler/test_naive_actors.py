@@ -11,7 +11,7 @@ import yaml
 
 from policy.fleet import Level
 from scheduler.kubernetes.scheduler import KubernetesScheduler
-from scheduler.ports.risks import Facts
+from scheduler.ports.risks import ReportedFacts
 from tests.policy.decide_world import HOUR, STEP, config, once
 from tests.policy.decide_world import node as unscored
 from tests.scheduler.cluster import Cluster
@@ -63,12 +63,12 @@ def test_a_recovery_that_comes_late_would_cancel_a_fresh_alert_and_does_not():
     cluster.scored(n1=0.9)
     cluster.round()
     assert cluster.level("n1") is Level.DRAINED
-    cluster.facts.facts["n1-0"] = Facts((), repaired)  # told only now, of a repair before the scores
+    cluster.facts.facts["n1-0"] = ReportedFacts((), repaired)  # told only now, of a repair before the scores
     recovered = {unit for unit, item in cluster.facts.read(cluster.clock.now()).items() if item.valid_from}
     assert recovered == {"n1-0"}, "the naive one: it was repaired, so give it back"
     cluster.round()
     assert cluster.level("n1") is Level.DRAINED
-    cluster.facts.facts["n1-0"] = Facts((), cluster.clock.now() + MINUTE)
+    cluster.facts.facts["n1-0"] = ReportedFacts((), cluster.clock.now() + MINUTE)
     cluster.clock.move(2 * MINUTE)
     cluster.round()
     assert cluster.level("n1") is Level.NONE, "a repair after them does"

@@ -17,7 +17,7 @@ from scheduler.evacuation.engine import Evacuation
 from scheduler.evacuation.settings import CheckpointSettings, EvacuationSettings, VerificationSettings
 from scheduler.ledger.sqlite_ledger import SqliteLedger
 from scheduler.ports.errors import LedgerError, SchedulerError, SourceError
-from scheduler.ports.readings import Answer, Switches
+from scheduler.ports.readings import Switches, WriteResult
 from scheduler.ports.report import RoundReport
 from scheduler.ports.workloads import Workload
 from tests.policy.decide_world import STEP
@@ -243,7 +243,7 @@ def test_a_renewal_that_fails_does_not_leave_an_expired_mark() -> None:
     apply = cluster.scheduler.apply
 
     def refused(action: Any, precondition: Any) -> Any:
-        return Answer("refused", "quota") if action.verb != "release" else apply(action, precondition)
+        return WriteResult("refused", "quota") if action.verb != "release" else apply(action, precondition)
 
     cluster.scheduler.apply = refused
     cluster.round()

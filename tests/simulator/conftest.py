@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from simulator.fleet import Clock
+from simulator.fleet import SimulatedTime
 from simulator.run import Simulation, run_fleet
 from simulator.scenarios import SCENARIOS
 from simulator.simulate import simulate
@@ -23,7 +23,7 @@ def fleet() -> Callable[..., Simulation]:
     def make(scenario: str, gpus: int, days: int, *, seed: int = 1, acceleration: float = 1.0) -> Simulation:
         key = (scenario, gpus, days, seed, acceleration)
         if key not in known:
-            clock = Clock(START_MS, days, 600_000, SCENARIOS[scenario].parameters.warm_up_days)
+            clock = SimulatedTime(START_MS, days, 600_000, SCENARIOS[scenario].parameters.warm_up_days)
             known[key] = run_fleet(SCENARIOS[scenario], clock, gpus=gpus, seed=seed, acceleration=acceleration)
         return known[key]
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from simulator.fleet import DAY
-from simulator.hazards import Cause, multiplier_index
+from simulator.hazards import FailureCause, multiplier_index
 from simulator.run import Simulation, node_devices
 from simulator.scenarios import SCENARIOS
 from tests.simulator.conftest import failure_rows
@@ -23,7 +23,7 @@ def test_only_drift_inflates_a_counter(fleet: Fleet, scenario: str) -> None:
 def test_only_drift_finds_the_faults_nobody_looked_for(fleet: Fleet) -> None:
     simulation = fleet("drift", 2000, 100, acceleration=5.0)
     rows = failure_rows(simulation)
-    faults = rows[rows[:, 5] == Cause.HEALTH_CHECK]
+    faults = rows[rows[:, 5] == FailureCause.HEALTH_CHECK]
     assert len(faults) > 30
     assert faults[:, 3].min() >= simulation.laws.check_day
     assert (simulation.laws.check_day - simulation.clock.start) % DAY == 0
@@ -31,7 +31,7 @@ def test_only_drift_finds_the_faults_nobody_looked_for(fleet: Fleet) -> None:
     bus = late[(late[:, 4] == 0)]
     assert len(faults) / len(bus) == pytest.approx(1.0, abs=0.5)  # the apparent rate of the class doubles
     base = failure_rows(fleet("base", 3000, 60, acceleration=5.0))
-    assert Cause.HEALTH_CHECK not in set(base[:, 5])
+    assert FailureCause.HEALTH_CHECK not in set(base[:, 5])
 
 
 def test_an_epidemic_grows_where_it_is_on(fleet: Fleet) -> None:

@@ -3,7 +3,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from simulator.hazards import PRECURSOR, Cause, mean_multiplier
+from simulator.hazards import PRECURSOR, FailureCause, mean_multiplier
 from simulator.run import Simulation
 from simulator.scenarios import SCENARIOS
 from tests.simulator.conftest import failure_rows, gpu_years
@@ -54,7 +54,7 @@ def test_acceleration_multiplies_incidents_and_keeps_the_leads(fleet: Fleet) -> 
 def test_without_precursors_failures_have_no_memory(fleet: Fleet) -> None:
     simulation = fleet("noprecursor", 4000, 120, acceleration=4.0)
     rows = failure_rows(simulation)
-    assert set(rows[:, 5]) == {Cause.DIRECT}
+    assert set(rows[:, 5]) == {FailureCause.DIRECT}
     count = np.bincount(rows[:, 0], minlength=len(simulation.nodes))
     assert count.var() / count.mean() == pytest.approx(1.0, abs=0.25)
     assert mean_multiplier(SCENARIOS["noprecursor"].parameters.heterogeneity) == 1.0

@@ -6,9 +6,9 @@ import pytest
 from simulator.devices import signatures
 from simulator.fleet import DAY, HOUR
 from simulator.lives import DOWN
-from simulator.records import Mark
+from simulator.records import CounterMark
 from simulator.run import Simulation, node_devices
-from simulator.samples import Device, sample_table
+from simulator.samples import SimulatedDevice, sample_table
 
 Fleet = Callable[..., Simulation]
 
@@ -19,7 +19,7 @@ def simulation(fleet: Fleet) -> Simulation:
 
 
 @pytest.fixture(scope="module")
-def plain(simulation: Simulation) -> Device:
+def plain(simulation: Simulation) -> SimulatedDevice:
     """A sound device of a busy node with NVLink, without any mark."""
     for number, node in enumerate(simulation.nodes):
         model = simulation.parameters.fleet.models[node.model]
@@ -32,7 +32,9 @@ def plain(simulation: Simulation) -> Device:
     raise AssertionError("no plain device in the fleet")
 
 
-def with_states(device: Device, states: list[tuple[int, int]], simulation: Simulation, **more: object) -> Device:
+def with_states(
+    device: SimulatedDevice, states: list[tuple[int, int]], simulation: Simulation, **more: object
+) -> SimulatedDevice:
     """The device with given (state, until) in place of its life, and no marks or reloads unless given."""
     begin = simulation.clock.origin
     rows = []
@@ -51,7 +53,7 @@ def state_of(simulation: Simulation, name: str) -> int:
     return simulation.chain.names.split().index(name)
 
 
-def frame(device: Device, simulation: Simulation) -> dict[str, np.ndarray]:
+def frame(device: SimulatedDevice, simulation: Simulation) -> dict[str, np.ndarray]:
     clock = simulation.clock
     signs = signatures(simulation.parameters, simulation.chain)
     table = sample_table([device], signs, seed=simulation.seed, start=clock.start, step=clock.step)
@@ -62,7 +64,7 @@ def frame(device: Device, simulation: Simulation) -> dict[str, np.ndarray]:
     return out
 
 
-def test_samples_do_not_know_the_future(simulation: Simulation, plain: Device) -> None:
+def test_samples_do_not_know_the_future(simulation: Simulation, plain: SimulatedDevice) -> None:
     clock = simulation.clock
     ill = state_of(simulation, "bus_advanced")
     begins, ends = clock.start + 5 * DAY, clock.start + 6 * DAY
@@ -84,7 +86,7 @@ def test_samples_do_not_know_the_future(simulation: Simulation, plain: Device) -
     ],
 )
 def test_a_degradation_shows_in_its_own_channel(
-    simulation: Simulation, plain: Device, state: str, channel: str, least: float
+    simulation: Simulation, plain: SimulatedDevice, state: str, channel: str, least: float
 ) -> None:
     clock = simulation.clock
     begins, ends = clock.start + 5 * DAY, clock.start + 7 * DAY
@@ -102,7 +104,7 @@ def test_a_degradation_shows_in_its_own_channel(
         assert ill[channel][during].mean() - sound[channel][usual].mean() > least
 
 
-def test_samples_go_missing_in_the_structural_state(simulation: Simulation, plain: Device) -> None:
+def test_samples_go_missing_in_the_structural_state(simulation: Simulation, plain: SimulatedDevice) -> None:
     clock = simulation.clock
     ill = frame(with_states(plain, [(state_of(simulation, "bus_structural"), clock.end)], simulation), simulation)
     sound = frame(plain, simulation)
@@ -110,10 +112,12 @@ def test_samples_go_missing_in_the_structural_state(simulation: Simulation, plai
     assert len(ill["time"]) < 0.85 * len(sound["time"])
 
 
-def test_the_xid_gauge_is_latched_until_the_driver_is_loaded_again(simulation: Simulation, plain: Device) -> None:
+def test_the_xid_gauge_is_latched_until_the_driver_is_loaded_again(
+    simulation: Simulation, plain: SimulatedDevice
+) -> None:
     clock = simulation.clock
     at, load = clock.start + 2 * DAY + 1, clock.start + 4 * DAY
-    marks = np.array([(at, Mark.XID, 31), (at + HOUR, Mark.XID, 94)], np.int64)
+    marks = np.array([(at, CounterMark.XID, 31), (at + HOUR, CounterMark.XID, 94)], np.int64)
     samples = frame(
         with_states(plain, [(0, clock.end)], simulation, marks=marks, reloads=np.array([load], np.int64)), simulation
     )
@@ -124,10 +128,12 @@ def test_the_xid_gauge_is_latched_until_the_driver_is_loaded_again(simulation: S
     assert set(xid[time >= load]) == {0}
 
 
-def test_counters_only_fall_when_the_driver_is_loaded_again(simulation: Simulation, plain: Device) -> None:
+def test_counters_only_fall_when_the_driver_is_loaded_again(simulation: Simulation, plain: SimulatedDevice) -> None:
     clock = simulation.clock
     load = clock.start + 10 * DAY
-    marks = np.array([(clock.start + DAY, Mark.UNCORRECTED, 2), (clock.start + DAY, Mark.REMAPPED, 1)], np.int64)
+    marks = np.array(
+        [(clock.start + DAY, CounterMark.UNCORRECTED, 2), (clock.start + DAY, CounterMark.REMAPPED, 1)], np.int64
+    )
     samples = frame(
         with_states(plain, [(0, clock.end)], simulation, marks=marks, reloads=np.array([load], np.int64)), simulation
     )

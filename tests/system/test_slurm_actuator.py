@@ -19,7 +19,7 @@ from policy.fleet import Level
 from policy.plan import Action
 from scheduler.ports.clock import SystemClock
 from scheduler.ports.errors import SchedulerError
-from scheduler.ports.readings import Answer, Precondition
+from scheduler.ports.readings import Precondition, WriteResult
 from scheduler.ports.workloads import CheckpointAsk, Fence, Workload
 from scheduler.slurm.marks import AUTHOR, standing_on
 from scheduler.slurm.node import SlurmNode
@@ -78,7 +78,7 @@ class Actuator:
         assert until is not None
         return Fence(ME, until)
 
-    def apply(self, action: Action) -> Answer:
+    def apply(self, action: Action) -> WriteResult:
         for _ in range(3):  # a boot time that Slurm learns between two readings is another node
             reading = self.scheduler.revalidate(action.node)
             assert reading is not None

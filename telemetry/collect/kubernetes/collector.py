@@ -12,7 +12,7 @@ from typing import Any, Final
 from pydantic import TypeAdapter
 
 from foundation.errors import InputError
-from foundation.kubernetes.api import Object, Refused, Unreachable
+from foundation.kubernetes.api import ApiRefused, Object, Unreachable
 from foundation.kubernetes.client import KubernetesClient, input_error
 from foundation.kubernetes.watching import ChangeKind, Resource, Tracker, follow
 from foundation.running import Failing, backoff_s
@@ -20,7 +20,7 @@ from telemetry.accounting import Accounting
 from telemetry.collect.event import Event
 from telemetry.collect.kubernetes.events import NoticeReader, NoticeTracker
 from telemetry.collect.kubernetes.jobs import JobTracker, PodRun, pod_run
-from telemetry.collect.kubernetes.nodes import NodeTracker, NodeView, view_of
+from telemetry.collect.kubernetes.nodes import NodeTracker, ObservedKubernetesNode, view_of
 from telemetry.collect.kubernetes.rules import KubernetesRules
 from telemetry.collect.outbox import Outbox
 from telemetry.landing.folder import Landing
@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 WRITER: Final = "kubernetes"
 _COUNTS: Final = TypeAdapter(dict[str, int])
 _CODECS: Final[dict[str, TypeAdapter[Any]]] = {
-    "nodes": TypeAdapter(dict[str, NodeView]),
+    "nodes": TypeAdapter(dict[str, ObservedKubernetesNode]),
     "pods": TypeAdapter(dict[str, PodRun]),
 }
 """How the state holds what is known of a kind of object; of all others it is counts by uid or name."""
@@ -107,7 +107,7 @@ class KubernetesCollector:
         for resource in self._resources:
             try:
                 self._take(resource, "listed", *self._api.list_all(resource.path, resource.params, resource.view))
-            except (Refused, Unreachable) as error:
+            except (ApiRefused, Unreachable) as error:
                 raise input_error(error, self._api, resource.path) from error
         self._commit()
 

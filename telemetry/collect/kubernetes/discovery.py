@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any, Final, NamedTuple
 
 from foundation.errors import InputError
-from foundation.kubernetes.api import Object, Refused, Unreachable
+from foundation.kubernetes.api import ApiRefused, Object, Unreachable
 from foundation.kubernetes.client import KubernetesClient, connect, input_error
 
 _METRICS_PORTS: Final = ("metrics", "http-metrics", "https-metrics")
@@ -42,7 +42,7 @@ def service_exporters(
     path = f"/apis/discovery.k8s.io/v1/namespaces/{namespace}/endpointslices"
     try:
         slices, _ = api.list_all(path, {"labelSelector": f"kubernetes.io/service-name={service}"}, lambda item: item)
-    except (Refused, Unreachable) as error:
+    except (ApiRefused, Unreachable) as error:
         # After a refusal the file is read again the next time: its certificate or token may have been replaced.
         _connected.cache_clear()
         raise input_error(error, api, f" ({where})") from error

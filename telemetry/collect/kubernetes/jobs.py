@@ -11,7 +11,7 @@ from decimal import Decimal
 from typing import Any, Final
 
 from foundation.instants import to_ms
-from foundation.kubernetes.api import CLAIM_VERSIONS, Object, Refused, required, text_of, timestamp_ms
+from foundation.kubernetes.api import CLAIM_VERSIONS, ApiRefused, Object, required, text_of, timestamp_ms
 from foundation.kubernetes.client import KubernetesClient
 from foundation.kubernetes.quantity import parse_quantity
 from foundation.kubernetes.watching import Tracker
@@ -174,7 +174,7 @@ class JobTracker(Tracker[PodRun, PodRun]):
             path = f"/apis/resource.k8s.io/{version}/namespaces/{namespace}/resourceclaims/{claim}"
             try:
                 return gpus_of(self._api.get(path), self._rules)
-            except Refused as refused:
+            except ApiRefused as refused:
                 if refused.status != 404:
                     log.warning("%s: GPUs of resource claims are not counted: %s", self._api.name, refused)
                     self._may_read_claims = False

@@ -63,7 +63,7 @@ _NODE: Final = NodeMarker("other", "", "other", "")
 
 
 @dataclass(frozen=True, slots=True)
-class NodeView:
+class ObservedKubernetesNode:
     """A node as we know it, small enough to keep for every node. Instants are milliseconds since 1970 UTC.
 
     ``has_gpus``: by capacity, or by a label, also when none works.
@@ -91,7 +91,7 @@ class NodeView:
     removed_ms: int | None = None
 
 
-def view_of(node: Object, rules: KubernetesRules) -> NodeView:
+def view_of(node: Object, rules: KubernetesRules) -> ObservedKubernetesNode:
     """Return what matters of a node object."""
     metadata = node["metadata"]
     spec = node.get("spec") or {}
@@ -124,7 +124,7 @@ def view_of(node: Object, rules: KubernetesRules) -> NodeView:
         str(condition["type"]): _add_condition(condition, rules, markers, transitions_ms) for condition in conditions
     }
     unknown = [kind for kind, condition in ((c["type"], c) for c in conditions) if condition.get("status") == "Unknown"]
-    return NodeView(
+    return ObservedKubernetesNode(
         name=required(metadata["name"]),
         created_ms=timestamp_ms(metadata.get("creationTimestamp")),
         # Kubelets write upper or lower case, depending on the firmware's age.
@@ -224,7 +224,7 @@ def _marker(kind: str, code: str, rule: Rule | None, source: str, since_ms: int 
     return NodeMarker(kind, code, ended, "undrain" if ended == "drain" else f"{code}_ended", source, since_ms, detail)
 
 
-class NodeTracker(Tracker[NodeView, NodeView]):
+class NodeTracker(Tracker[ObservedKubernetesNode, ObservedKubernetesNode]):
     """The nodes of a fleet.
 
     ``cluster``: for the inventory, where no label names one.
@@ -234,7 +234,11 @@ class NodeTracker(Tracker[NodeView, NodeView]):
     key = attrgetter("name")
 
     def __init__(
-        self, known: Mapping[str, NodeView] | None = None, *, cluster: str | None = None, all_nodes: bool = False
+        self,
+        known: Mapping[str, ObservedKubernetesNode] | None = None,
+        *,
+        cluster: str | None = None,
+        all_nodes: bool = False,
     ) -> None:
         super().__init__(known or {})
         self._cluster = cluster
@@ -244,7 +248,7 @@ class NodeTracker(Tracker[NodeView, NodeView]):
     def __len__(self) -> int:
         return sum(view.removed_ms is None for view in self.known.values())
 
-    def update(self, view: NodeView, at: datetime) -> list[Event]:
+    def update(self, view: ObservedKubernetesNode, at: datetime) -> list[Event]:
         """Apply the current state of a node; return what happened to it."""
         before = self.known.get(view.name)
         if before is None and not (self._all or view.has_gpus):
@@ -301,7 +305,7 @@ def _is_of(marker: str, conditions: tuple[str, ...]) -> bool:
     return any(marker == condition or marker.startswith(f"{condition} ") for condition in conditions)
 
 
-def node_changes(before: NodeView | None, after: NodeView, at: datetime) -> list[Event]:
+def node_changes(before: ObservedKubernetesNode | None, after: ObservedKubernetesNode, at: datetime) -> list[Event]:
     """Return what happened to a node between two looks.
 
     ``before``: None: never seen; what already holds then is reported with the time that the object gives, else ``at``.
@@ -316,7 +320,7 @@ def node_changes(before: NodeView | None, after: NodeView, at: datetime) -> list
         when = at if since_ms is None else from_ms(since_ms)
         events.append(Event(when, after.name, kind, of.source, at, code, detail, of.gpu, of.pci_bus_id))
 
-    before = before or NodeView(after.name)
+    before = before or ObservedKubernetesNode(after.name)
     if before.system_uuid and after.system_uuid and before.system_uuid != after.system_uuid:
         detail = f"system UUID {before.system_uuid} -> {after.system_uuid}"
         add("replacement", "node_replaced", detail, None if before.created_ms == after.created_ms else after.created_ms)

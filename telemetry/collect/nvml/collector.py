@@ -65,7 +65,7 @@ def boot_id() -> str:
         return ""
 
 
-class Collector:
+class NvmlCollector:
     """Reads a node's GPUs and writes what they report.
 
     ``landing``: of the writer :func:`writer_of`.

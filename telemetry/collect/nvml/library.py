@@ -12,7 +12,7 @@ from ctypes import c_void_p, cast
 from dataclasses import dataclass
 from typing import Any, Final
 
-from telemetry.collect.nvml.questions import Call, fabric_of
+from telemetry.collect.nvml.questions import NvmlQuery, fabric_of
 from telemetry.identity.pci import normalise_pci_bus_id
 
 LOST: Final = frozenset({15, 28})
@@ -125,7 +125,7 @@ class Library:
         answers = self._ask(self._nvml.nvmlDeviceGetFieldValues, handle, list(numbers))
         return [(int(answer.nvmlReturn), _value(answer) if answer.nvmlReturn == 0 else 0.0) for answer in answers]
 
-    def call(self, call: Call, handle: Any) -> tuple[float, ...]:
+    def call(self, call: NvmlQuery, handle: Any) -> tuple[float, ...]:
         """Ask one question; return a number for each of its channels."""
         answer = self._ask(call.ask, self._nvml, handle)
         return tuple(float(number) for number in (answer if isinstance(answer, tuple) else (answer,)))

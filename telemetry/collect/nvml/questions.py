@@ -21,7 +21,7 @@ _CORRECTED, _UNCORRECTED = 0, 1
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class NvmlQuery:
     """One function of NVML; ``ask`` takes the binding and a handle, and returns a number for each of ``channels``."""
 
     name: str
@@ -88,45 +88,49 @@ LINK_COUNTERS: Final = tuple((channel, number) for kind, channel, number, _ in _
 """Channel and ``nvmlNvLinkErrorCounter_t``: summed link by link where the device has no sums."""
 
 CALLS: Final = (
-    Call("temperature", ("gpu_temp_c",), lambda n, h: n.nvmlDeviceGetTemperatureV(h, n.NVML_TEMPERATURE_GPU)),
-    Call("temperature_v1", ("gpu_temp_c",), lambda n, h: n.nvmlDeviceGetTemperature(h, n.NVML_TEMPERATURE_GPU)),
-    Call("margin_temperature", ("gpu_margin_c",), lambda n, h: n.nvmlDeviceGetMarginTemperature(h)),
-    Call(
+    NvmlQuery("temperature", ("gpu_temp_c",), lambda n, h: n.nvmlDeviceGetTemperatureV(h, n.NVML_TEMPERATURE_GPU)),
+    NvmlQuery("temperature_v1", ("gpu_temp_c",), lambda n, h: n.nvmlDeviceGetTemperature(h, n.NVML_TEMPERATURE_GPU)),
+    NvmlQuery("margin_temperature", ("gpu_margin_c",), lambda n, h: n.nvmlDeviceGetMarginTemperature(h)),
+    NvmlQuery(
         "slowdown_threshold",
         ("slowdown_temp_c",),
         lambda n, h: n.nvmlDeviceGetTemperatureThreshold(h, n.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN),
     ),
-    Call("power", ("power_w",), lambda n, h: n.nvmlDeviceGetPowerUsage(h), 1e-3),
-    Call("power_limit", ("power_limit_w",), lambda n, h: n.nvmlDeviceGetPowerManagementLimit(h), 1e-3),
-    Call("fan", ("fan_speed_pct",), lambda n, h: n.nvmlDeviceGetFanSpeed(h)),
-    Call("violation_power", ("power_violation_ns",), partial(_violation, "NVML_PERF_POLICY_POWER")),
-    Call("violation_thermal", ("thermal_violation_ns",), partial(_violation, "NVML_PERF_POLICY_THERMAL")),
-    Call("violation_reliability", ("reliability_violation_ns",), partial(_violation, "NVML_PERF_POLICY_RELIABILITY")),
-    Call("clock_sm", ("sm_clock_mhz",), lambda n, h: n.nvmlDeviceGetClockInfo(h, n.NVML_CLOCK_SM)),
-    Call("clock_memory", ("mem_clock_mhz",), lambda n, h: n.nvmlDeviceGetClockInfo(h, n.NVML_CLOCK_MEM)),
-    Call("utilisation", _BUSY, lambda n, h: _UTILISATION(n.nvmlDeviceGetUtilizationRates(h))),
-    Call("encoder", ("enc_util_pct",), lambda n, h: n.nvmlDeviceGetEncoderUtilization(h)[0]),
-    Call("decoder", ("dec_util_pct",), lambda n, h: n.nvmlDeviceGetDecoderUtilization(h)[0]),
+    NvmlQuery("power", ("power_w",), lambda n, h: n.nvmlDeviceGetPowerUsage(h), 1e-3),
+    NvmlQuery("power_limit", ("power_limit_w",), lambda n, h: n.nvmlDeviceGetPowerManagementLimit(h), 1e-3),
+    NvmlQuery("fan", ("fan_speed_pct",), lambda n, h: n.nvmlDeviceGetFanSpeed(h)),
+    NvmlQuery("violation_power", ("power_violation_ns",), partial(_violation, "NVML_PERF_POLICY_POWER")),
+    NvmlQuery("violation_thermal", ("thermal_violation_ns",), partial(_violation, "NVML_PERF_POLICY_THERMAL")),
+    NvmlQuery(
+        "violation_reliability", ("reliability_violation_ns",), partial(_violation, "NVML_PERF_POLICY_RELIABILITY")
+    ),
+    NvmlQuery("clock_sm", ("sm_clock_mhz",), lambda n, h: n.nvmlDeviceGetClockInfo(h, n.NVML_CLOCK_SM)),
+    NvmlQuery("clock_memory", ("mem_clock_mhz",), lambda n, h: n.nvmlDeviceGetClockInfo(h, n.NVML_CLOCK_MEM)),
+    NvmlQuery("utilisation", _BUSY, lambda n, h: _UTILISATION(n.nvmlDeviceGetUtilizationRates(h))),
+    NvmlQuery("encoder", ("enc_util_pct",), lambda n, h: n.nvmlDeviceGetEncoderUtilization(h)[0]),
+    NvmlQuery("decoder", ("dec_util_pct",), lambda n, h: n.nvmlDeviceGetDecoderUtilization(h)[0]),
     # The second version counts what the driver holds back apart; in the first it is part of what is used.
-    Call("memory_v2", _MEMORY, lambda n, h: _RESERVED(n.nvmlDeviceGetMemoryInfo(h, n.nvmlMemory_v2)), _MIB),
-    Call("memory", _MEMORY[:2], lambda n, h: _USED(n.nvmlDeviceGetMemoryInfo(h)), _MIB),
-    Call("sram", (*_both("sram_volatile"), "sram_threshold_exceeded"), _sram_status),
-    Call("sram_counters", _both("sram_volatile"), partial(_memory_errors, "NVML_MEMORY_LOCATION_SRAM")),
-    Call("pcie_generation", ("pcie_link_gen",), lambda n, h: n.nvmlDeviceGetCurrPcieLinkGeneration(h)),
-    Call("pcie_width", ("pcie_link_width",), lambda n, h: n.nvmlDeviceGetCurrPcieLinkWidth(h)),
-    Call("clocks_event_reasons", _REASONS, lambda n, h: n.nvmlDeviceGetCurrentClocksEventReasons(h)),
-    Call("clocks_throttle_reasons", _REASONS, lambda n, h: n.nvmlDeviceGetCurrentClocksThrottleReasons(h)),
-    Call("pstate", ("pstate",), lambda n, h: n.nvmlDeviceGetPerformanceState(h)),
-    Call("fabric_health", ("fabric_health",), lambda n, h: fabric_of(n, h).healthSummary),
+    NvmlQuery("memory_v2", _MEMORY, lambda n, h: _RESERVED(n.nvmlDeviceGetMemoryInfo(h, n.nvmlMemory_v2)), _MIB),
+    NvmlQuery("memory", _MEMORY[:2], lambda n, h: _USED(n.nvmlDeviceGetMemoryInfo(h)), _MIB),
+    NvmlQuery("sram", (*_both("sram_volatile"), "sram_threshold_exceeded"), _sram_status),
+    NvmlQuery("sram_counters", _both("sram_volatile"), partial(_memory_errors, "NVML_MEMORY_LOCATION_SRAM")),
+    NvmlQuery("pcie_generation", ("pcie_link_gen",), lambda n, h: n.nvmlDeviceGetCurrPcieLinkGeneration(h)),
+    NvmlQuery("pcie_width", ("pcie_link_width",), lambda n, h: n.nvmlDeviceGetCurrPcieLinkWidth(h)),
+    NvmlQuery("clocks_event_reasons", _REASONS, lambda n, h: n.nvmlDeviceGetCurrentClocksEventReasons(h)),
+    NvmlQuery("clocks_throttle_reasons", _REASONS, lambda n, h: n.nvmlDeviceGetCurrentClocksThrottleReasons(h)),
+    NvmlQuery("pstate", ("pstate",), lambda n, h: n.nvmlDeviceGetPerformanceState(h)),
+    NvmlQuery("fabric_health", ("fabric_health",), lambda n, h: fabric_of(n, h).healthSummary),
     # What the fields of some devices and drivers do not have.
-    Call("energy", ("energy_mj",), lambda n, h: n.nvmlDeviceGetTotalEnergyConsumption(h)),
-    Call("ecc_volatile", _both("volatile"), partial(_ecc_errors, "NVML_VOLATILE_ECC")),
-    Call("ecc_aggregate", _both("aggregate"), partial(_ecc_errors, "NVML_AGGREGATE_ECC")),
-    Call("ecc_dram", _both("dram_volatile"), partial(_memory_errors, "NVML_MEMORY_LOCATION_DRAM")),
+    NvmlQuery("energy", ("energy_mj",), lambda n, h: n.nvmlDeviceGetTotalEnergyConsumption(h)),
+    NvmlQuery("ecc_volatile", _both("volatile"), partial(_ecc_errors, "NVML_VOLATILE_ECC")),
+    NvmlQuery("ecc_aggregate", _both("aggregate"), partial(_ecc_errors, "NVML_AGGREGATE_ECC")),
+    NvmlQuery("ecc_dram", _both("dram_volatile"), partial(_memory_errors, "NVML_MEMORY_LOCATION_DRAM")),
     # Not _v2 of it: the binding leaves its last argument out, and the driver would write through a wild pointer.
-    Call("retired_pages", _RETIRED, lambda n, h: tuple(len(n.nvmlDeviceGetRetiredPages(h, cause)) for cause in (0, 1))),
-    Call("retired_pending", ("retired_pages_pending",), lambda n, h: n.nvmlDeviceGetRetiredPagesPendingStatus(h)),
-    Call("remapped_rows", _REMAPPED, lambda n, h: tuple(n.nvmlDeviceGetRemappedRows(h))),
-    Call("pcie_replay", ("pcie_replay_total",), lambda n, h: n.nvmlDeviceGetPcieReplayCounter(h)),
+    NvmlQuery(
+        "retired_pages", _RETIRED, lambda n, h: tuple(len(n.nvmlDeviceGetRetiredPages(h, cause)) for cause in (0, 1))
+    ),
+    NvmlQuery("retired_pending", ("retired_pages_pending",), lambda n, h: n.nvmlDeviceGetRetiredPagesPendingStatus(h)),
+    NvmlQuery("remapped_rows", _REMAPPED, lambda n, h: tuple(n.nvmlDeviceGetRemappedRows(h))),
+    NvmlQuery("pcie_replay", ("pcie_replay_total",), lambda n, h: n.nvmlDeviceGetPcieReplayCounter(h)),
 )
 """Asked one by one, in this order."""

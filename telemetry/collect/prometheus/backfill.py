@@ -25,8 +25,8 @@ from foundation.errors import InputError
 from foundation.http import Connection
 from telemetry.accounting import Accounting
 from telemetry.collect.outbox import Outbox
-from telemetry.collect.prometheus.client import Bounds, Matrix, PrometheusClient, TooMuch, check_match, selector
-from telemetry.collect.prometheus.progress import Progress, Span, chunks, merged, without
+from telemetry.collect.prometheus.client import Bounds, PrometheusClient, RawSamples, TooMuch, check_match, selector
+from telemetry.collect.prometheus.progress import BackfillProgress, Span, chunks, merged, without
 from telemetry.collect.series.batch import Tables, read_batch
 from telemetry.collect.series.identity import NODE_LABEL_STATE, XID_COUNT_METRIC, Series, SeriesCatalogue, XidCount
 from telemetry.collect.series.mapping import SourceMapping
@@ -122,7 +122,9 @@ def backfill(
     )
     with Outbox(landing, f"prometheus-{job}") as outbox:
         account = Accounting() if accounting is None else accounting
-        run = _Run(plan, landing, catalogue, matchers, job, outbox, Progress(**outbox.position), client, account)
+        run = _Run(
+            plan, landing, catalogue, matchers, job, outbox, BackfillProgress(**outbox.position), client, account
+        )
         return asyncio.run(run.fetch_all(span, progress))
 
 
@@ -139,7 +141,7 @@ class _Run:
     matchers: str
     job: str
     outbox: Outbox
-    state: Progress
+    state: BackfillProgress
     client: PrometheusClient
     accounting: Accounting
     labels_seen: bool = False
@@ -280,7 +282,7 @@ class SpanSamples:
         self._raw: dict[tuple[tuple[str, str], ...], int] = {}
         self._parts: list[tuple[npt.NDArray[np.int32], npt.NDArray[np.int64], npt.NDArray[np.float64]]] = []
 
-    def take(self, matrix: Matrix, span: Span) -> None:
+    def take(self, matrix: RawSamples, span: Span) -> None:
         """Take an answer's samples within the span: after its lower bound and up to its upper.
 
         Raises ``TooMuch`` where more than ``max_samples`` come together.

@@ -91,7 +91,7 @@ class Unreadable(HttpError):
 
 
 @dataclass(frozen=True, slots=True)
-class Matrix:
+class RawSamples:
     """Raw samples of some series.
 
     ``labels`` are those of each series, ``__name__`` among them; ``index``, ``ms`` (since 1970, UTC) and ``values`` are
@@ -125,7 +125,7 @@ def split_samples(body: bytes) -> tuple[bytes, list[bytes]]:
     return b"".join([*rest, body[after:]]), arrays
 
 
-def read_matrix(data: Any, arrays: Sequence[bytes]) -> Matrix:
+def read_matrix(data: Any, arrays: Sequence[bytes]) -> RawSamples:
     """Read the data of an answer to a range selector; series and samples stay in its order.
 
     ``data``, ``arrays``: of :func:`split_samples`, ``data`` decoded.
@@ -153,7 +153,7 @@ def read_matrix(data: Any, arrays: Sequence[bytes]) -> Matrix:
     ms = np.round(pairs[0] * 1000)
     # Out of range of any span that is asked for, and exact as an integer.
     whole_ms = np.where(np.abs(ms) < _MAX_MS, ms, _MAX_MS).astype(np.int64)
-    return Matrix(labels, index, whole_ms, pairs[1])
+    return RawSamples(labels, index, whole_ms, pairs[1])
 
 
 def _read_pairs(arrays: Sequence[bytes], count: int) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
@@ -217,7 +217,7 @@ class PrometheusClient:
     async def __aexit__(self, *_: object) -> None:
         await self._session.aclose()
 
-    async def samples(self, query: str, at_ms: int) -> Matrix:
+    async def samples(self, query: str, at_ms: int) -> RawSamples:
         """Ask a range selector at an instant (milliseconds since 1970 in UTC) for its raw samples."""
         return await self._ask("/api/v1/query", {"query": query, "time": _seconds(at_ms)}, read_matrix)
 

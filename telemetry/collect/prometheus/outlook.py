@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from foundation.http import Connection
 from telemetry.collect.prometheus.backfill import PAST_END_MS, BackfillPlan, find_metrics
-from telemetry.collect.prometheus.client import Bounds, Matrix, PrometheusClient, check_match, selector
+from telemetry.collect.prometheus.client import Bounds, PrometheusClient, RawSamples, check_match, selector
 from telemetry.collect.prometheus.progress import Span
 from telemetry.collect.series.identity import Series, SeriesCatalogue
 from telemetry.collect.series.mapping import SourceMapping
@@ -62,7 +62,7 @@ def look_ahead(
         ) as client:
             metrics = await find_metrics(client, catalogue, matchers, whole)
 
-            async def window(metric: str, end_ms: int, length_ms: int) -> Matrix:
+            async def window(metric: str, end_ms: int, length_ms: int) -> RawSamples:
                 query = f"{selector(metric, [matchers])}[{length_ms + PAST_END_MS}ms]"
                 return await client.samples(query, end_ms + PAST_END_MS)
 
@@ -109,7 +109,7 @@ class _Seen:
     counts: npt.NDArray[np.int64]
 
     @classmethod
-    def of(cls, matrix: Matrix) -> _Seen:
+    def of(cls, matrix: RawSamples) -> _Seen:
         return cls(matrix.labels, np.bincount(matrix.index, minlength=len(matrix.labels)).astype(np.int64))
 
     @property

@@ -63,7 +63,7 @@ def without(span: Span, done: Iterable[Span]) -> list[Span]:
     return [part for part in [*left, Span(after, span.until_ms)] if part.length_ms > 0]
 
 
-class Progress(BaseModel):
+class BackfillProgress(BaseModel):
     """How far a backfill is.
 
     ``span_ms``: longest span that the server answers and that fits into memory; None until one did not.

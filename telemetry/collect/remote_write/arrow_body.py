@@ -12,7 +12,7 @@ import struct
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from foundation.server.problems import Refused
+from foundation.server.problems import RequestRefused
 
 _RECORD_BATCH, _DICTIONARY = "record batch", "dictionary"
 _HEADER_FIELD = 2
@@ -29,24 +29,24 @@ def read_stream(body: bytes, *, row_limit: int, byte_limit: int) -> pa.Table:
     """Read an Arrow IPC stream.
 
     ``row_limit``, ``byte_limit``: most rows, and most bytes of the texts of decoded dictionaries.
-    Raises ``Refused``: 413 if it holds more, 400 if it is damaged or compressed, or has columns of nested types.
+    Raises ``RequestRefused``: 413 if it holds more, 400 if it is damaged or compressed, or has columns of nested types.
     """
     try:
         if any(map(_is_compressed, pa.ipc.MessageReader.open_stream(pa.py_buffer(body)))):
-            raise Refused.unreadable("the Arrow stream has compressed buffers: send it without compression")
+            raise RequestRefused.unreadable("the Arrow stream has compressed buffers: send it without compression")
         table = pa.ipc.open_stream(pa.py_buffer(body)).read_all()
         table.validate(full=True)
         names = table.column_names  # decodes them, which validation does not
     except (pa.ArrowException, struct.error, EOFError, OSError, UnicodeDecodeError) as error:
-        raise Refused.unreadable(f"the body is no Arrow IPC stream: {error}") from error
+        raise RequestRefused.unreadable(f"the body is no Arrow IPC stream: {error}") from error
     if table.num_rows > row_limit:
-        raise Refused.too_large(f"the body holds more than {row_limit} rows: send smaller ones")
+        raise RequestRefused.too_large(f"the body holds more than {row_limit} rows: send smaller ones")
     types = table.schema.types
     is_plain = {column_type: _is_plain(column_type) for column_type in set(types)}  # hundreds of columns, few types
     for name, column_type in zip(names, types, strict=True):
         if not is_plain[column_type]:
             what = f"column {name!r} has the type {column_type}: send numbers, strings and timestamps"
-            raise Refused.unreadable(what)
+            raise RequestRefused.unreadable(what)
     _check_dictionaries(table, byte_limit)
     return table
 
@@ -91,4 +91,4 @@ def _check_dictionaries(table: pa.Table, byte_limit: int) -> None:
                 lengths = pc.binary_length(chunk.dictionary).take(chunk.indices)
                 total += pc.sum(lengths.cast(pa.int64())).as_py() or 0
     if total > byte_limit:
-        raise Refused.too_large(f"the body unpacks to more than {byte_limit} bytes: send smaller ones")
+        raise RequestRefused.too_large(f"the body unpacks to more than {byte_limit} bytes: send smaller ones")

@@ -22,7 +22,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import DecodeError
 
 from foundation.instants import to_ms
-from foundation.server.problems import Refused
+from foundation.server.problems import RequestRefused
 from telemetry.bounds import BAD_TIME, EARLIEST_MS, LATEST_MS
 from telemetry.collect.series.identity import XID_COUNT_METRIC, Series, SeriesCatalogue, XidCount
 from telemetry.collect.series.rows import OTHER_SERIES
@@ -52,16 +52,16 @@ _FIXED_BYTES: Final = {1: 8, 5: 4}
 
 
 def decompress(block: bytes, limit: int) -> bytes:
-    """Decompress a snappy block; raises ``Refused``: 413 if it announces over ``limit``, 400 if it is damaged."""
+    """Decompress a snappy block; raises ``RequestRefused``: 413 if it announces over ``limit``, 400 if damaged."""
     try:
         size = cramjam.snappy.decompress_raw_len(block)
         if size > limit:
-            raise Refused.too_large(f"the body would decompress to {size} bytes: send at most {limit}")
+            raise RequestRefused.too_large(f"the body would decompress to {size} bytes: send at most {limit}")
         if size > len(block) * _MOST_GROWTH:
-            raise Refused.unreadable(f"a body of {len(block)} bytes announces {size}")
+            raise RequestRefused.unreadable(f"a body of {len(block)} bytes announces {size}")
         return bytes(cramjam.snappy.decompress_raw(block))
     except cramjam.DecompressionError as error:
-        raise Refused.unreadable(f"the body is no snappy block: {error}") from error
+        raise RequestRefused.unreadable(f"the body is no snappy block: {error}") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +133,7 @@ class RemoteWriteDecoder:
     def decode(self, body: bytes, *, limit: int) -> Samples:
         """Decode a ``prometheus.WriteRequest``.
 
-        Raises ``Refused`` if it is none, or has over ``limit`` samples or :data:`MAX_MESSAGES` messages.
+        Raises ``RequestRefused`` if it is none, or has over ``limit`` samples or :data:`MAX_MESSAGES` messages.
         """
         if len(body) > 2 * MAX_MESSAGES:  # a smaller body cannot hold more
             check_messages(body, MAX_MESSAGES)
@@ -141,9 +141,9 @@ class RemoteWriteDecoder:
         try:
             request.ParseFromString(body)
         except DecodeError as error:
-            raise Refused.unreadable(f"the body is no remote-write request: {error}") from error
+            raise RequestRefused.unreadable(f"the body is no remote-write request: {error}") from error
         if sum(len(series.samples) for series in request.timeseries) > limit:
-            raise Refused.unreadable(f"the request holds more than {limit} samples: send smaller ones")
+            raise RequestRefused.unreadable(f"the request holds more than {limit} samples: send smaller ones")
         dropped: Counter[str] = Counter()
         index: list[int] = []
         ms: list[int] = []
@@ -217,7 +217,7 @@ class RemoteWriteDecoder:
         """
         name = labels.get("__name__", "")
         if not name:
-            raise Refused.unreadable("a series has no __name__")
+            raise RequestRefused.unreadable("a series has no __name__")
         series = self._catalogue.identify(name, labels)
         if series is None:
             return self._catalogue.left_out_reason(name), is_canonical and name not in self._metrics
@@ -251,7 +251,7 @@ class RemoteWriteDecoder:
 
 
 def check_messages(body: bytes, limit: int) -> None:
-    """Raise ``Refused`` if a request holds more than ``limit`` series, labels and samples; nothing is decoded.
+    """Raise ``RequestRefused`` if a request holds more than ``limit`` series, labels and samples; nothing is decoded.
 
     A body that is damaged passes: the decoder names the fault.
     """
@@ -269,7 +269,7 @@ def check_messages(body: bytes, limit: int) -> None:
             length, position = _varint(body, position, size)
             count += 1
             if count > limit:
-                raise Refused.too_large(f"the request holds more than {limit} series, labels and samples")
+                raise RequestRefused.too_large(f"the request holds more than {limit} series, labels and samples")
             if len(ends) == 1 and tag >> 3 == 1:  # a series: its labels and samples count, too
                 ends.append(min(position + length, size))
             else:
@@ -279,7 +279,7 @@ def check_messages(body: bytes, limit: int) -> None:
         elif kind in _FIXED_BYTES:
             position += _FIXED_BYTES[kind]
         else:
-            raise Refused.unreadable(f"the request has a field of wire type {kind}")
+            raise RequestRefused.unreadable(f"the request has a field of wire type {kind}")
 
 
 def _varint(body: bytes, position: int, size: int) -> tuple[int, int]:
@@ -298,16 +298,16 @@ def _varint(body: bytes, position: int, size: int) -> tuple[int, int]:
 def _labels(encoded: Any) -> tuple[dict[str, str], bool]:
     """Return the labels, and whether each is in canonical form."""
     if len(encoded) > _LABEL_LIMIT:
-        raise Refused.unreadable(f"a series has {len(encoded)} labels")
+        raise RequestRefused.unreadable(f"a series has {len(encoded)} labels")
     if sum(map(len, encoded)) > _LABEL_BYTES:
-        raise Refused.unreadable(f"the labels of a series are longer than {_LABEL_BYTES} bytes")
+        raise RequestRefused.unreadable(f"the labels of a series are longer than {_LABEL_BYTES} bytes")
     labels, is_canonical = {}, True
     for content in encoded:
         label = _LABEL()
         try:
             label.ParseFromString(content)
         except DecodeError as error:
-            raise Refused.unreadable(f"a label cannot be decoded: {error}") from error
+            raise RequestRefused.unreadable(f"a label cannot be decoded: {error}") from error
         labels[label.name] = label.value
         is_canonical &= bool(label.name) and label.SerializeToString(deterministic=True) == content
     return labels, is_canonical

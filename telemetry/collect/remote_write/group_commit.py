@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 from foundation.errors import InputError
 from foundation.files import write_bytes
 from foundation.running import Failing
-from foundation.server.problems import Refused
+from foundation.server.problems import RequestRefused
 from telemetry.collect.remote_write.decoding import Samples
 from telemetry.collect.series.batch import InventoryNews, read_batch
 from telemetry.collect.series.xid_counts import XidCounts
@@ -151,7 +151,9 @@ class GroupCommit:
         self._write_batches, self._settings, self._written = write, settings, written
         self._writing = asyncio.Lock()
         self._gathering: list[Samples] = []
-        self._groups: list[asyncio.Task[list[Refused | None]]] = []  # the last one is that which gathers, if any does
+        self._groups: list[
+            asyncio.Task[list[RequestRefused | None]]
+        ] = []  # the last one is that which gathers, if any does
         self._hurry = asyncio.Event()
         self.held = 0
         """Samples in memory: gathered, and being written."""
@@ -160,7 +162,7 @@ class GroupCommit:
         self._failing = Failing(_LOG)
 
     async def add(self, batch: Samples) -> None:
-        """Wait until a batch is on the disk; raises ``Refused`` (503) if memory is used up or the disk refuses it."""
+        """Wait until a batch is on the disk; raises ``RequestRefused`` (503) without memory or disk for it."""
         self.check_room(len(batch))
         self.held += len(batch)
         if not self._gathering:
@@ -175,10 +177,10 @@ class GroupCommit:
             raise failure
 
     def check_room(self, samples: int = 1) -> None:
-        """Refuse a request when memory is used up; raises ``Refused``: 503."""
+        """Refuse a request when memory is used up; raises ``RequestRefused``: 503."""
         # A request above the bound is taken when nothing else is held: else it could never be.
         if self.held and self.held + samples > self._settings.held_samples:
-            raise Refused.busy("too many samples wait to be written", "memory")
+            raise RequestRefused.busy("too many samples wait to be written", "memory")
 
     async def close(self) -> None:
         """Write what waits, immediately."""
@@ -186,7 +188,7 @@ class GroupCommit:
             self._hurry.set()
             await asyncio.wait(self._groups)
 
-    async def _write_group(self) -> list[Refused | None]:
+    async def _write_group(self) -> list[RequestRefused | None]:
         """Write what gathers until the timer ends; return why each batch failed, None where it is on the disk."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._settings.flush_interval_s):
@@ -198,21 +200,21 @@ class GroupCommit:
         finally:
             self._groups = [task for task in self._groups if task is not asyncio.current_task()]
 
-    async def _commit(self, batches: list[Samples]) -> list[Refused | None]:
+    async def _commit(self, batches: list[Samples]) -> list[RequestRefused | None]:
         size = sum(map(len, batches))
-        failure: Refused | None = None
+        failure: RequestRefused | None = None
         try:
             async with self._writing:
                 rows, problems = await asyncio.to_thread(self._write_batches, batches)
         except (InputError, OSError) as error:
             self._failing.failed("writing samples", error, level=logging.ERROR)
-            failure = Refused.busy(f"samples cannot be stored now: {error}", "disk")
+            failure = RequestRefused.busy(f"samples cannot be stored now: {error}", "disk")
         except Exception:  # the requests of the group must be answered whatever happened
             if len(batches) > 1:
                 # One request that cannot be written must not hold up the others of its group for ever.
                 return [failure for batch in batches for failure in await self._commit([batch])]
             _LOG.exception("samples cannot be written")
-            failure = Refused.busy("samples cannot be stored now: see the receiver's log", "internal")
+            failure = RequestRefused.busy("samples cannot be stored now: see the receiver's log", "internal")
         else:
             self._failing.recovered("writing samples")
             self._written(size, rows, problems)

@@ -21,7 +21,7 @@ from starlette.routing import Route
 from foundation.errors import InputError
 from foundation.running import stop_loop_on_signals
 from foundation.server.connections import max_connections, serving
-from foundation.server.problems import Refused
+from foundation.server.problems import RequestRefused
 from foundation.server.token_file import TokenFile, digest_of
 from telemetry.accounting import Accounting, metrics
 from telemetry.bounds import plausible_rows
@@ -143,17 +143,19 @@ class Receiver:
 
         async def guarded(request: Request) -> Response:
             if self._active >= self.settings.concurrency:
-                return self._refuse(route, Refused.busy("too many requests at a time", "concurrency"))
+                return self._refuse(route, RequestRefused.busy("too many requests at a time", "concurrency"))
             self._active += 1
             try:
                 scheme, _, token = request.headers.get("authorization", "").partition(" ")
                 if self._tokens is not None and not (scheme.lower() == "bearer" and self._tokens.grant(token)):
-                    raise Refused(401, "send one of the receiver's tokens: `Authorization: Bearer TOKEN`", "token")
+                    raise RequestRefused(
+                        401, "send one of the receiver's tokens: `Authorization: Bearer TOKEN`", "token"
+                    )
                 response = await handler(request)
-            except Refused as refused:
+            except RequestRefused as refused:
                 return self._refuse(route, refused)
             except ClientDisconnect:
-                return self._refuse(route, Refused(400, "the client went away", "disconnect"))
+                return self._refuse(route, RequestRefused(400, "the client went away", "disconnect"))
             finally:
                 self._active -= 1
             self.metrics.requests.labels(route, response.status_code).inc()
@@ -162,7 +164,7 @@ class Receiver:
 
         return guarded
 
-    def _refuse(self, route: str, refused: Refused) -> Response:
+    def _refuse(self, route: str, refused: RequestRefused) -> Response:
         self.metrics.requests.labels(route, refused.status).inc()
         self.accounting.take("requests", 1, {refused.reason: 1}, f"{refused.status} {refused.detail}")
         return Response(refused.body(), refused.status, headers=refused.headers())
@@ -170,9 +172,9 @@ class Receiver:
     async def _write(self, request: Request) -> Response:
         media, parameters = _media_type(request.headers.get("content-type", PROTOBUF))
         if media != PROTOBUF or parameters.get("proto", WRITE_1) != WRITE_1:
-            raise Refused(415, f"send {PROTOBUF} with {WRITE_1} (remote write 1.0)", "media_type")
+            raise RequestRefused(415, f"send {PROTOBUF} with {WRITE_1} (remote write 1.0)", "media_type")
         if request.headers.get("content-encoding", "snappy").lower() != "snappy":
-            raise Refused(415, "send the body in snappy's block format", "encoding")
+            raise RequestRefused(415, "send the body in snappy's block format", "encoding")
         self._commit.check_room()
         async with self._body(request) as body:
             samples = await asyncio.to_thread(self._decode, body)
@@ -188,9 +190,9 @@ class Receiver:
     async def _telemetry(self, request: Request) -> Response:
         media, _ = _media_type(request.headers.get("content-type", ""))
         if media != ARROW:
-            raise Refused(415, f"send {ARROW}", "media_type")
+            raise RequestRefused(415, f"send {ARROW}", "media_type")
         if request.headers.get("content-encoding", "identity").lower() != "identity":
-            raise Refused(415, "send the body without a content encoding", "encoding")
+            raise RequestRefused(415, "send the body without a content encoding", "encoding")
         kind, name = request.query_params.get("kind"), request.query_params.get("name")
         async with self._body(request) as body:
             left_out, example = await asyncio.to_thread(self._push, kind, name, body)
@@ -207,7 +209,7 @@ class Receiver:
         """
         known: Kind | None = next((name for name in get_args(Kind) if name == kind), None)
         if known is None:
-            raise Refused(422, f"kind is {kind!r}: use one of {', '.join(get_args(Kind))}", "invalid")
+            raise RequestRefused(422, f"kind is {kind!r}: use one of {', '.join(get_args(Kind))}", "invalid")
         try:
             table = read_stream(body, row_limit=self.settings.request_rows, byte_limit=self.settings.decoded_bytes)
             for field in table.schema:  # the layout would take them for UTC
@@ -222,9 +224,9 @@ class Receiver:
             landed = self._landing.stage(known, table, name=name)
         except (InputError, OSError) as error:
             _LOG.error("a push cannot be landed: %s", error)
-            raise Refused.busy(f"the push cannot be stored now: {error}", "disk") from error
+            raise RequestRefused.busy(f"the push cannot be stored now: {error}", "disk") from error
         except (ValueError, pa.ArrowException) as error:
-            raise Refused(422, str(error), "invalid") from error
+            raise RequestRefused(422, str(error), "invalid") from error
         self.accounting.take(known, table.num_rows + sum(left_out.values()), left_out, example)
         if landed is not None:
             self.metrics.write(0, 0, {})
@@ -234,7 +236,7 @@ class Receiver:
     async def _body(self, request: Request) -> AsyncIterator[bytes]:
         """Read the body; its bytes count as held until the block ends."""
         limit = self.settings.body_bytes
-        too_large = Refused.too_large(f"the body is larger than {limit} bytes: send smaller ones")
+        too_large = RequestRefused.too_large(f"the body is larger than {limit} bytes: send smaller ones")
         length = request.headers.get("content-length", "0")
         if not (length.isascii() and length.isdigit()) or int(length) > limit:
             raise too_large
@@ -250,10 +252,10 @@ class Receiver:
                         if size > limit:
                             raise too_large
                         if self._held_bytes > self.settings.held_bytes and self._held_bytes > size:
-                            raise Refused.busy("too many bodies are being read", "memory")
+                            raise RequestRefused.busy("too many bodies are being read", "memory")
             except TimeoutError:
                 detail = f"the body did not arrive within {self.settings.body_timeout_s:g} s"
-                raise Refused(408, detail, "slow") from None
+                raise RequestRefused(408, detail, "slow") from None
             self.metrics.received.inc(size)
             yield b"".join(chunks)
         finally:

@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
 
 from foundation.errors import InputError
-from foundation.http import Answer
+from foundation.http import HttpResponse
 from foundation.running import Failing, stop_loop_on_signals
 from telemetry.accounting import Accounting
 from telemetry.collect.exposure import exposing
@@ -35,7 +35,7 @@ LATE_S: Final = 1.0
 SCRAPES: Final = "scrapes"
 """Table of the accounting; the reasons are kinds of failures."""
 
-Fetch = Callable[[str], Awaitable[Answer]]
+Fetch = Callable[[str], Awaitable[HttpResponse]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ class Sink(Protocol[_Batch_contra]):
         """Write the buffered batches; keeps them and raises ``InputError`` or ``OSError`` if that fails."""
 
 
-class Collector(Generic[_Batch]):
+class ScrapeCollector(Generic[_Batch]):
     """Scrapes targets until it is stopped.
 
     ``read_targets`` is called at the start and once an interval; ``run_blocking`` runs what waits for a disk or a
@@ -243,7 +243,7 @@ class Collector(Generic[_Batch]):
 
 
 def run_collector(
-    collector: Collector[Any], name: str, *, listen: str | None = None, once: bool = False
+    collector: ScrapeCollector[Any], name: str, *, listen: str | None = None, once: bool = False
 ) -> dict[str, Any]:
     """Collect until SIGTERM or SIGINT, or one round; return what was done, in JSON types.
 
@@ -271,7 +271,7 @@ def run_collector(
     }
 
 
-def _metrics(collector: Collector[Any], name: str) -> Iterator[Metric]:
+def _metrics(collector: ScrapeCollector[Any], name: str) -> Iterator[Metric]:
     from prometheus_client.core import GaugeMetricFamily  # noqa: PLC0415
 
     watches = list(collector.watches.values())

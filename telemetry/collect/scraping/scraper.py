@@ -6,7 +6,7 @@ from contextlib import suppress
 from typing import Final, Literal
 
 from foundation.errors import InputError
-from foundation.http import Answer, BodyTooLarge, Connection, HttpError, NoAnswerInTime, async_client, exchange
+from foundation.http import BodyTooLarge, Connection, HttpError, HttpResponse, NoAnswerInTime, async_client, exchange
 
 FailureKind = Literal["unreachable", "timeout", "tls", "status", "truncated", "too_large", "protocol", "parse", "empty"]
 """Kinds of failed scrapes.
@@ -48,7 +48,7 @@ class Scraper:
         self._tls = connection.tls()
         self._held_bytes = 0
 
-    async def fetch(self, url: str) -> Answer:
+    async def fetch(self, url: str) -> HttpResponse:
         """Return the answer at ``url``; raises ScrapeError."""
         with suppress(InputError):  # during a rotation the old credentials are used
             self._headers = self._connection.request_headers()

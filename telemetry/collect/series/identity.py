@@ -21,7 +21,7 @@ from foundation.text import nearest_hint
 from telemetry.collect.series.mapping import SourceMapping
 from telemetry.dataset.channels import Channel, Kind, by_source_name, channel_as_dict, is_unused, with_rollups
 from telemetry.identity.devices import is_placeholder, place_identity
-from telemetry.identity.node_labels import NO_VALUE, NodeDecision, NodeLabels
+from telemetry.identity.node_labels import NO_VALUE, NodeLabelChoice, NodeLabels
 from telemetry.identity.pci import normalise_pci_bus_id
 
 XID_COUNT_METRIC: Final = "DCGM_EXP_XID_ERRORS_COUNT"
@@ -127,7 +127,7 @@ class SeriesCatalogue:
         except (OSError, ValueError, KeyError, TypeError) as error:
             _log.warning("%s: cannot read which label named the node, it is decided again: %s", path, error)
 
-    def report_nodes(self) -> NodeDecision:
+    def report_nodes(self) -> NodeLabelChoice:
         """Return the decision which label names the node, after a batch; a new one is logged and saved."""
         decision = self.nodes.decision()
         chosen = f"{decision.label} {decision.doubt} {dict(decision.rejected)}"

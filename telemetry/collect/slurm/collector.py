@@ -18,7 +18,7 @@ from foundation.slurm import SlurmFormatError
 from telemetry.collect.event import Event
 from telemetry.collect.outbox import Outbox
 from telemetry.collect.slurm.jobs import SACCT_COLUMNS, Job, jobs_table, read_sacct, read_squeue
-from telemetry.collect.slurm.nodes import SOURCE, NodeView, changes, read_nodes
+from telemetry.collect.slurm.nodes import SOURCE, ObservedSlurmNode, changes, read_nodes
 from telemetry.landing.folder import Landing
 from telemetry.phrases.classifier import PhraseReview, PhraseRules
 
@@ -38,7 +38,7 @@ OVERLAP: Final = timedelta(hours=1)
 FIRST_SINCE: Final = timedelta(days=1)
 """How far back the first look at accounting goes by default."""
 
-_NODES: Final = TypeAdapter(dict[str, NodeView])
+_NODES: Final = TypeAdapter(dict[str, ObservedSlurmNode])
 
 
 class SlurmCollector:

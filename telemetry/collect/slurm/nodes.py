@@ -49,7 +49,7 @@ _MAX_REASONS: Final = 20
 
 
 @dataclass(frozen=True, slots=True)
-class NodeView:
+class ObservedSlurmNode:
     """A node as Slurm sees it, and what we remember of its drain.
 
     ``out``: ``drain``, ``fail`` or ``down``; None: it takes jobs.
@@ -69,7 +69,7 @@ class NodeView:
     planned: str | None = None
 
 
-def read_nodes(report: str, accounting: Accounting) -> dict[str, NodeView]:
+def read_nodes(report: str, accounting: Accounting) -> dict[str, ObservedSlurmNode]:
     """Read ``scontrol --json show nodes``, or ``sinfo --json`` up to 22.05; raises ``SlurmFormatError``.
 
     A node whose state Slurm does not know yet, just after a start, is left out; ``accounting`` has it by reason.
@@ -77,7 +77,7 @@ def read_nodes(report: str, accounting: Accounting) -> dict[str, NodeView]:
     rows = read_rows(report, "nodes")
     if not rows:  # sinfo 22.05 writes so, and calls it a success, when the controller is down
         raise SlurmFormatError("Slurm lists no nodes: the controller does not answer")
-    views: dict[str, NodeView] = {}
+    views: dict[str, ObservedSlurmNode] = {}
     for row in rows:
         accounting.read("nodes")
         try:
@@ -85,7 +85,7 @@ def read_nodes(report: str, accounting: Accounting) -> dict[str, NodeView]:
         except (ValueError, TypeError, OverflowError) as error:
             accounting.left_out("nodes", "unreadable", example=f"{error}: {row}")
         else:
-            if isinstance(view, NodeView):
+            if isinstance(view, ObservedSlurmNode):
                 accounting.used("nodes")
                 views[view.name] = view
             else:
@@ -99,7 +99,7 @@ def out_of_service(states: Iterable[str]) -> str | None:
     return next((code for code, known in _OUT if held & known), None)
 
 
-def _read_node(row: Mapping[str, Any]) -> NodeView | str:
+def _read_node(row: Mapping[str, Any]) -> ObservedSlurmNode | str:
     name = text(row.get("name"))
     states = [*states_of(row.get("state")), *states_of(row.get("state_flags"))]  # one text up to 22.05, later a list
     if name is None:
@@ -110,7 +110,7 @@ def _read_node(row: Mapping[str, Any]) -> NodeView | str:
     maintained = bool(_MAINTAINED & set(states))
     planned = next((_PLANNED[state] for state in states if state in _PLANNED), None)
     if out is None:  # a reason that outlived its drain says nothing
-        return NodeView(name, booted_at=booted_at, maintained=maintained, planned=planned)
+        return ObservedSlurmNode(name, booted_at=booted_at, maintained=maintained, planned=planned)
     reason, user = (
         text(value[0] if isinstance(value, list) and value else value)
         for value in (row.get("reason"), row.get("reason_set_by_user"))
@@ -119,18 +119,23 @@ def _read_node(row: Mapping[str, Any]) -> NodeView | str:
         planned = "reboot" if "boot" in reason.lower() else "power saving"
     reasons = () if reason is None else (reason,)
     since = instant(row.get("reason_changed_at"))
-    return NodeView(name, out, reason, user, since, booted_at, reasons, maintained, planned)
+    return ObservedSlurmNode(name, out, reason, user, since, booted_at, reasons, maintained, planned)
 
 
 def changes(
-    old: NodeView | None, new: NodeView, rules: PhraseRules, *, now: datetime, last_look: datetime | None
-) -> tuple[list[Event], NodeView]:
+    old: ObservedSlurmNode | None,
+    new: ObservedSlurmNode,
+    rules: PhraseRules,
+    *,
+    now: datetime,
+    last_look: datetime | None,
+) -> tuple[list[Event], ObservedSlurmNode]:
     """Return what happened to a node between two looks, and the view to remember.
 
     A drain that is on when a node is first seen is an event of the time when its reason was set.
     """
     events: list[Event] = []
-    before = old or NodeView(new.name)
+    before = old or ObservedSlurmNode(new.name)
     booted = before.booted_at and new.booted_at and before.booted_at + _SAME_BOOT < new.booted_at <= now
     if booted:
         assert new.booted_at is not None
@@ -163,13 +168,13 @@ def changes(
     return events, new
 
 
-def _drain(view: NodeView, when: datetime, now: datetime) -> Event:
+def _drain(view: ObservedSlurmNode, when: datetime, now: datetime) -> Event:
     own = view.reason is not None and view.reason.startswith(OWN_PREFIX)
     detail = view.reason if view.user is None else f"{view.reason or 'no reason'} [{view.user}]"
     return Event(when, view.name, "drain", OWN_SOURCE if own else SOURCE, now, view.out, detail)
 
 
-def _resumed(before: NodeView, rules: PhraseRules, now: datetime) -> list[Event]:
+def _resumed(before: ObservedSlurmNode, rules: PhraseRules, now: datetime) -> list[Event]:
     """Return the resume, and the repair or replacement that one of the drain's reasons reports, the latest first."""
     resume = Event(now, before.name, "drain", SOURCE, now, "resume", before.reason)
     for reason in reversed(before.reasons):

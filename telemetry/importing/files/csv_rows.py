@@ -5,6 +5,8 @@ from __future__ import annotations
 import codecs
 import csv
 import io
+import threading
+import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,12 +19,13 @@ import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
 
 from foundation.errors import InputError
-from telemetry.importing.files.rows import MAX_COLUMNS, NULL_TEXTS, Rows
+from telemetry.importing.files.rows import MAX_COLUMNS, NULL_TEXTS, FileRows
 from telemetry.importing.quarantine import Quarantine
 
 _BLOCK_BYTES: Final = 1 << 24
 _MAX_HEADER_BYTES: Final = 1 << 20
 _MAX_VALUE_LINES: Final = 50
+_RELEASE_S: Final = 5.0
 _SEPARATORS: Final = ",;\t|"
 
 REPEATED_HEADER: Final = "the header again"
@@ -33,7 +36,7 @@ _ANNOTATION: Final = r"^#(?:group|datatype|default)$"
 
 
 @dataclass(frozen=True, slots=True)
-class Header:
+class CsvHeader:
     """The first line of a CSV.
 
     ``written``: the columns as the file has them.
@@ -50,7 +53,7 @@ class Header:
         return list(dict.fromkeys(name.strip() for name in self.written))
 
 
-def read_header(path: Path) -> Header:
+def read_header(path: Path) -> CsvHeader:
     """Read the columns, and what separates them.
 
     Raises ``InputError`` if the file is empty, or its header is longer than any header is.
@@ -74,7 +77,7 @@ def read_header(path: Path) -> Header:
         raise InputError("the file is empty", str(path), "Give a file with a header line and rows.")
     if len(written) > MAX_COLUMNS:
         raise InputError(f"the header has {len(written)} columns", str(path), f"Give at most {MAX_COLUMNS}.")
-    return Header(tuple(written), separator, skipped)
+    return CsvHeader(tuple(written), separator, skipped)
 
 
 def _is_comment(lines: list[str]) -> bool:
@@ -82,7 +85,7 @@ def _is_comment(lines: list[str]) -> bool:
     return lines[0].startswith("#datatype,") or lines[0].startswith(("#group,", "#default,")) or lines[0][1:2] == " "
 
 
-def read_csv(path: Path, header: Header, table: str, quarantine: Quarantine) -> Iterator[Rows]:
+def read_csv(path: Path, header: CsvHeader, table: str, quarantine: Quarantine) -> Iterator[FileRows]:
     """Read a file in batches."""
     malformed: list[tuple[int | None, str]] = []
 
@@ -90,6 +93,8 @@ def read_csv(path: Path, header: Header, table: str, quarantine: Quarantine) -> 
         malformed.append((row.number, row.text))
         return "skip"
 
+    released = threading.Event()
+    weakref.finalize(skip, released.set)
     reader = pa_csv.open_csv(
         path,
         read_options=pa_csv.ReadOptions(use_threads=False, block_size=_BLOCK_BYTES, skip_rows=header.skipped_lines),
@@ -103,18 +108,24 @@ def read_csv(path: Path, header: Header, table: str, quarantine: Quarantine) -> 
         ),
     )
     first, before = 1, 1 + header.skipped_lines
-    with reader:
-        for batch in reader:
-            # Arrow numbers lines from 1 with the header; a malformed row counts, so the rows after it move on by one.
-            gone = np.array([number - before for number, _ in malformed if number is not None], np.int64)
-            numbers = np.arange(first, first + batch.num_rows + len(gone), dtype=np.int64)
-            if len(gone):
-                numbers = np.setdiff1d(numbers, gone)[: batch.num_rows]
-            first = int(numbers[-1]) + 1 if len(numbers) else first
-            content, disagreeing = _distinct(batch, header)
-            numbers, content = _without_headers(numbers, content, header, table, path, quarantine)
-            _count_swallowed(content, numbers, table, path, quarantine)
-            yield Rows(numbers, content, disagreeing)
+    try:
+        with reader:
+            for batch in reader:
+                # Arrow numbers lines from 1 with the header; a malformed row counts: the rows after it move on by one.
+                gone = np.array([number - before for number, _ in malformed if number is not None], np.int64)
+                numbers = np.arange(first, first + batch.num_rows + len(gone), dtype=np.int64)
+                if len(gone):
+                    numbers = np.setdiff1d(numbers, gone)[: batch.num_rows]
+                first = int(numbers[-1]) + 1 if len(numbers) else first
+                content, disagreeing = _distinct(batch, header)
+                numbers, content = _without_headers(numbers, content, header, table, path, quarantine)
+                _count_swallowed(content, numbers, table, path, quarantine)
+                yield FileRows(numbers, content, disagreeing)
+    finally:
+        # Arrow reads ahead in a thread of its own, which takes the GIL to release ``skip``. While the interpreter ends
+        # this aborts the process (std::terminate), so a caller that stops early waits for the release.
+        del reader, skip
+        released.wait(_RELEASE_S)
     for number, text in malformed:
         row = None if number is None else number - before
         lines = text.count("\n") + 1  # a quote that is not closed swallows the lines after it
@@ -122,10 +133,10 @@ def read_csv(path: Path, header: Header, table: str, quarantine: Quarantine) -> 
         quarantine.add("malformed row", table, path, row, text, f"expected {len(header.written)} fields", rows=lines)
     if first == 1:
         empty = pa.table({name: pa.array([], pa.string()) for name in header.names})
-        yield Rows(np.empty(0, np.int64), empty, {})
+        yield FileRows(np.empty(0, np.int64), empty, {})
 
 
-def _distinct(batch: pa.RecordBatch, header: Header) -> tuple[pa.Table, dict[str, str]]:
+def _distinct(batch: pa.RecordBatch, header: CsvHeader) -> tuple[pa.Table, dict[str, str]]:
     """Name the columns without blanks, and make one of each that the header repeats: its first value that is not null.
 
     Returns the columns of which one row has different values, too: Jira repeats a column for each label of a ticket.
@@ -146,7 +157,7 @@ def _distinct(batch: pa.RecordBatch, header: Header) -> tuple[pa.Table, dict[str
 
 
 def _without_headers(
-    numbers: npt.NDArray[np.int64], content: pa.Table, header: Header, table: str, path: Path, quarantine: Quarantine
+    numbers: npt.NDArray[np.int64], content: pa.Table, header: CsvHeader, table: str, path: Path, quarantine: Quarantine
 ) -> tuple[npt.NDArray[np.int64], pa.Table]:
     annotations = pc.match_substring_regex(content.column(header.names[0]), _ANNOTATION).fill_null(False)
     first_name = next(name for name in header.names if name or len(header.names) == 1)

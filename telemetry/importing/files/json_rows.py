@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from foundation.errors import InputError
-from telemetry.importing.files.rows import BATCH_ROWS, MAX_COLUMNS, NULL_TEXTS, Rows
+from telemetry.importing.files.rows import BATCH_ROWS, MAX_COLUMNS, NULL_TEXTS, FileRows
 from telemetry.importing.quarantine import Quarantine
 
 _MAX_VALUE: Final = 1 << 24
@@ -38,7 +38,7 @@ def json_columns(path: Path) -> list[str]:
     return list(names)
 
 
-def read_json(path: Path, table: str, quarantine: Quarantine) -> Iterator[Rows]:
+def read_json(path: Path, table: str, quarantine: Quarantine) -> Iterator[FileRows]:
     """Read all values as text, as a CSV has them; objects inside an object become columns named ``outer.inner``.
 
     Raises ``InputError`` if one value is larger than 16 MiB, or the objects have too many keys.
@@ -63,9 +63,9 @@ def read_json(path: Path, table: str, quarantine: Quarantine) -> Iterator[Rows]:
         yield _batch(numbers, records, names)
 
 
-def _batch(numbers: list[int], records: list[dict[str, str | None]], names: Mapping[str, None]) -> Rows:
+def _batch(numbers: list[int], records: list[dict[str, str | None]], names: Mapping[str, None]) -> FileRows:
     schema = pa.schema([(name, pa.string()) for name in names])
-    return Rows(np.array(numbers, np.int64), pa.Table.from_pylist(records, schema=schema), {})
+    return FileRows(np.array(numbers, np.int64), pa.Table.from_pylist(records, schema=schema), {})
 
 
 def _check_columns(names: Mapping[str, None], path: Path) -> None:

@@ -12,7 +12,7 @@ import pandas as pd
 import pyarrow as pa
 
 from telemetry.importing.columns import as_text
-from telemetry.importing.files.rows import Rows
+from telemetry.importing.files.rows import FileRows
 from telemetry.importing.mapping import LongFormat
 
 OTHER_METRIC: Final = "a metric that is no channel"
@@ -20,7 +20,7 @@ OTHER_METRIC: Final = "a metric that is no channel"
 _PAIR: Final = re.compile(r'([A-Za-z_][A-Za-z0-9_.]*)\s*=~?\s*"?((?:[^",}\\]|\\.)*)"?')
 
 
-def long_columns(batches: Iterable[Rows], long: LongFormat, wanted: Callable[[str], bool]) -> list[str]:
+def long_columns(batches: Iterable[FileRows], long: LongFormat, wanted: Callable[[str], bool]) -> list[str]:
     """Return the columns that a long table has once it is wide: its other columns, its labels, its wanted metrics."""
     names: dict[str, None] = {}
     for batch in batches:
@@ -31,8 +31,8 @@ def long_columns(batches: Iterable[Rows], long: LongFormat, wanted: Callable[[st
 
 
 def widen(
-    batches: Iterable[Rows], long: LongFormat, wanted: Callable[[str], bool], left_out: Callable[[str, int], None]
-) -> Iterator[Rows]:
+    batches: Iterable[FileRows], long: LongFormat, wanted: Callable[[str], bool], left_out: Callable[[str, int], None]
+) -> Iterator[FileRows]:
     """Yield rows of all metrics that a thing has at one time in a batch.
 
     ``left_out``: told each metric that is not wanted, with its rows.
@@ -61,7 +61,7 @@ def widen(
             wide = np.full(len(first), None, dtype=object)
             wide[row[codes == code]] = values[codes == code]
             columns[str(names[code])] = pa.array(wide, pa.string())
-        yield Rows(batch.numbers[chosen][first], pa.table(columns), batch.disagreeing)
+        yield FileRows(batch.numbers[chosen][first], pa.table(columns), batch.disagreeing)
 
 
 def _keys(table: pa.Table, long: LongFormat) -> tuple[pd.DataFrame, np.ndarray]:

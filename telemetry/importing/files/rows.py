@@ -15,7 +15,7 @@ NULL_TEXTS: Final = ("", "NA", "N/A", "n/a", "[N/A]", "NaN", "nan", "null", "NUL
 """Texts that are null in any column."""
 
 
-class Rows(NamedTuple):
+class FileRows(NamedTuple):
     """Rows of a file.
 
     ``numbers``: shape (n,).

@@ -16,7 +16,7 @@ from telemetry.importing.date_forms import DateOrder
 from telemetry.importing.files.csv_rows import read_csv, read_header
 from telemetry.importing.files.json_rows import json_columns, read_json
 from telemetry.importing.files.long_format import OTHER_METRIC, long_columns, widen
-from telemetry.importing.files.rows import BATCH_ROWS, Rows
+from telemetry.importing.files.rows import BATCH_ROWS, FileRows
 from telemetry.importing.files.sources import kind_of, read_errors
 from telemetry.importing.mapping import LongFormat
 from telemetry.importing.quarantine import Quarantine
@@ -98,7 +98,7 @@ def _table_kind(path: Path, table: str) -> str:
     return kind
 
 
-def _read_parquet(path: Path) -> Iterator[Rows]:
+def _read_parquet(path: Path) -> Iterator[FileRows]:
     first = 1
     with pq.ParquetFile(path) as file:
         for batch in file.iter_batches(batch_size=BATCH_ROWS):
@@ -106,7 +106,7 @@ def _read_parquet(path: Path) -> Iterator[Rows]:
             for place, name in enumerate(table.column_names):
                 if pa.types.is_string_view(table.schema.types[place]):  # which Arrow can hardly filter
                     table = table.set_column(place, name, table.column(place).cast(pa.string()))
-            yield Rows(np.arange(first, first + batch.num_rows), table, {})
+            yield FileRows(np.arange(first, first + batch.num_rows), table, {})
             first += batch.num_rows
         if file.metadata.num_rows == 0:
-            yield Rows(np.empty(0, np.int64), file.schema_arrow.empty_table(), {})
+            yield FileRows(np.empty(0, np.int64), file.schema_arrow.empty_table(), {})

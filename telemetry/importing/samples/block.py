@@ -33,15 +33,15 @@ _KEYS = ("unit", "node", "ms", "order", "mig", "count")
 
 
 @dataclass(slots=True)
-class Series:
+class ChannelValues:
     """One channel's values and which of them are reported; the others are zero."""
 
     values: npt.NDArray[np.generic]
     valid: npt.NDArray[np.bool_]
 
-    def take(self, index: npt.NDArray[np.int64]) -> Series:
+    def take(self, index: npt.NDArray[np.int64]) -> ChannelValues:
         """Return the rows at ``index``."""
-        return Series(self.values[index], self.valid[index])
+        return ChannelValues(self.values[index], self.valid[index])
 
 
 @dataclass(slots=True)
@@ -61,7 +61,7 @@ class Block:
     order: npt.NDArray[np.int64]
     mig: npt.NDArray[np.bool_]
     count: npt.NDArray[np.int32]
-    series: dict[str, Series] = field(default_factory=dict)
+    series: dict[str, ChannelValues] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.ms)
@@ -79,15 +79,15 @@ class Block:
 def read_block(table: pa.Table, channels: Mapping[str, Channel]) -> Block:
     """Make a block of a table with the columns of a :class:`Spill`; absent channels are null."""
     length = table.num_rows
-    series: dict[str, Series] = {}
+    series: dict[str, ChannelValues] = {}
     for channel in channels.values():
         dtype = DTYPES[channel.kind]
         if channel.name in table.column_names:
             column = table.column(channel.name)
             valid = ~column.is_null().to_numpy(zero_copy_only=False).astype(bool)
-            series[channel.name] = Series(column.fill_null(dtype.type(0).item()).to_numpy(), valid)
+            series[channel.name] = ChannelValues(column.fill_null(dtype.type(0).item()).to_numpy(), valid)
         else:
-            series[channel.name] = Series(np.zeros(length, dtype), np.zeros(length, dtype=bool))
+            series[channel.name] = ChannelValues(np.zeros(length, dtype), np.zeros(length, dtype=bool))
     count = np.ones(length, np.int32)
     if "sample_count" in table.column_names:
         count = table.column("sample_count").fill_null(1).to_numpy()
@@ -101,7 +101,7 @@ def join(blocks: Sequence[Block]) -> Block:
         return blocks[0]
     joined: dict[str, Any] = {key: np.concatenate([getattr(block, key) for block in blocks]) for key in _KEYS}
     joined["series"] = {
-        name: Series(
+        name: ChannelValues(
             np.concatenate([block.series[name].values for block in blocks]),
             np.concatenate([block.series[name].valid for block in blocks]),
         )

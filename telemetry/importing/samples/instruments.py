@@ -26,7 +26,7 @@ from pydantic import BaseModel, ConfigDict
 from foundation.files import disk_errors
 from foundation.yaml import read_yaml
 from telemetry.dataset.layout import write_small
-from telemetry.importing.samples.block import Block, Series
+from telemetry.importing.samples.block import Block, ChannelValues
 
 STATE_NAME: Final = "instruments.parquet"
 """File of a dataset: the newest state of each GPU's instruments, and its frozen stretches."""
@@ -120,7 +120,7 @@ _Bools = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
-class Findings:
+class InstrumentFindings:
     """What is wrong with the rows of a block.
 
     ``frozen``: rows whose instruments are frozen. ``onsets``: the row of each stretch that made it certain.
@@ -166,7 +166,7 @@ class Instruments:
             if ends:
                 self.stretches[code] = list(zip(ends[::2], ends[1::2], strict=True))
 
-    def check(self, block: Block, raw: _Bools | None = None) -> Findings:
+    def check(self, block: Block, raw: _Bools | None = None) -> InstrumentFindings:
         """Judge the new rows of a block that is sorted by (unit, ms), and go on to their end.
 
         Rows of an existing dataset (order -1) were judged when they were new, and new rows may be older than the newest
@@ -187,7 +187,7 @@ class Instruments:
             self._follow_zeros(name, block, rows, marks)
         last = _ends(block.unit[rows])
         self._state["last_ms"][block.unit[rows[last]]] = block.ms[rows[last]]
-        return Findings(frozen, onsets, dead)
+        return InstrumentFindings(frozen, onsets, dead)
 
     def _follow(self, block: Block, rows: _Ints, frozen: _Bools) -> _Ints:
         """Mark frozen rows; return the rows at which a stretch became certain."""
@@ -365,7 +365,7 @@ def _most_so_far(numbers: _Ints, group: _Ints) -> _Ints:
     return np.maximum.accumulate(group * span + np.maximum(numbers, 0)) - group * span
 
 
-def without_dead_values(block: Block, findings: Findings) -> Block:
+def without_dead_values(block: Block, findings: InstrumentFindings) -> Block:
     """Return the block without the values of frozen rows and dead fields; a row without any value has a count of 0."""
     if not findings.frozen.any() and not any(rows.any() for rows in findings.dead.values()):
         return block
@@ -375,7 +375,7 @@ def without_dead_values(block: Block, findings: Findings) -> Block:
         gone = gone | findings.dead.get(name, False)
         if gone.any():
             valid = given.valid & ~gone
-            series[name] = Series(np.where(valid, given.values, np.zeros(1, given.values.dtype)), valid)
+            series[name] = ChannelValues(np.where(valid, given.values, np.zeros(1, given.values.dtype)), valid)
     count = np.where(findings.frozen, 0, block.count).astype(np.int32)
     keys: dict[str, Any] = {key: getattr(block, key) for key in ("unit", "node", "ms", "order", "mig")}
     return Block(**keys, count=count, series=series)

@@ -19,7 +19,7 @@ from telemetry.dataset.schema import ms_of
 from telemetry.dataset.store import Dataset
 from telemetry.importing.instants import times_of
 from telemetry.importing.quarantine import VALUES, Quarantine, row_text
-from telemetry.importing.samples.block import ORDER_SHIFT, Block, Series, Spill, block_table, join, read_block
+from telemetry.importing.samples.block import ORDER_SHIFT, Block, ChannelValues, Spill, block_table, join, read_block
 from telemetry.importing.samples.instruments import (
     DEAD_CHANNEL,
     EVENT_CODE,
@@ -235,7 +235,7 @@ class SampleMerger:
                 self._set_aside(IMPOSSIBLE_RISE, block, refused, rows=0)
                 self.quarantine.values("samples", name, -number, {IMPOSSIBLE_RISE: (number, example)})
                 self.counts["values_nulled"] += number
-                block.series[name] = Series(np.where(refused, 0, series.values), series.valid & ~refused)
+                block.series[name] = ChannelValues(np.where(refused, 0, series.values), series.valid & ~refused)
 
     def _set_aside(
         self, reason: str, block: Block, chosen: npt.NDArray[np.bool_], *, rows: int = 1, lost: bool = True

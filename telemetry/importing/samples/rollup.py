@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from telemetry.dataset.channels import ROLLUP_SUFFIXES, Channel
-from telemetry.importing.samples.block import Block, Series
+from telemetry.importing.samples.block import Block, ChannelValues
 
 FINER_THAN = 0.9
 """A unit is rolled up when the median interval of its samples is below this share of the step: scrapes jitter."""
@@ -77,7 +77,7 @@ def impossible_rises(
 
 def reset_aware_rise(
     values: npt.NDArray[np.float64], valid: npt.NDArray[np.bool_], unit: npt.NDArray[np.int32]
-) -> Series:
+) -> ChannelValues:
     """Return how much a counter, sorted by (unit, time), rose since the unit's previous reported value.
 
     Not valid at a unit's first report and where the counter is missing. One that fell was reset, and has risen by what
@@ -93,11 +93,11 @@ def reset_aware_rise(
         change = values[now] - values[before]
         rise[now] = np.where(change >= 0, change, values[now])
         known[now] = True
-    return Series(rise, known)
+    return ChannelValues(rise, known)
 
 
 def rises_after_insertion(
-    counter: Series, stored: Series, unit: npt.NDArray[np.int32], held: npt.NDArray[np.bool_]
+    counter: ChannelValues, stored: ChannelValues, unit: npt.NDArray[np.int32], held: npt.NDArray[np.bool_]
 ) -> npt.NDArray[np.float64]:
     """Return the stored rises, less what rows inserted before them account for now; never negative.
 
@@ -149,10 +149,12 @@ def add_rollup_columns(
                 stored = made.values.astype(np.float64)
                 if held is not None and channel.name in held:
                     stored = rises_after_insertion(base, made, block.unit, held[channel.name])
-                block.series[channel.name + suffix] = Series(np.where(given, stored, rise.values), given | rise.valid)
+                block.series[channel.name + suffix] = ChannelValues(
+                    np.where(given, stored, rise.values), given | rise.valid
+                )
             else:
                 values = np.where(given, made.values, base.values)
-                block.series[channel.name + suffix] = Series(values, given | base.valid)
+                block.series[channel.name + suffix] = ChannelValues(values, given | base.valid)
 
 
 def roll_up(block: Block, channels: Mapping[str, Channel], rolled: npt.NDArray[np.bool_], step_ms: int) -> Block:
@@ -188,8 +190,8 @@ def roll_up(block: Block, channels: Mapping[str, Channel], rolled: npt.NDArray[n
 
 
 def _reduce(
-    given: Series, channel: Channel, suffix: str, count: npt.NDArray[np.int32], start: npt.NDArray[np.int64]
-) -> Series:
+    given: ChannelValues, channel: Channel, suffix: str, count: npt.NDArray[np.int32], start: npt.NDArray[np.int64]
+) -> ChannelValues:
     valid = np.logical_or.reduceat(given.valid, start)
     values: npt.NDArray[np.generic]
     if suffix in ("_min", "_max"):
@@ -209,7 +211,7 @@ def _reduce(
         position = np.where(given.valid, np.arange(len(given.valid)), -1)
         newest = np.maximum.reduceat(position, start)
         values = given.values[np.clip(newest, 0, None)]
-    return Series(np.where(valid, values, np.zeros(1, values.dtype)), valid)
+    return ChannelValues(np.where(valid, values, np.zeros(1, values.dtype)), valid)
 
 
 def merge_duplicates(block: Block) -> tuple[Block, int, npt.NDArray[np.int64]]:
@@ -246,7 +248,7 @@ def merge_duplicates(block: Block) -> tuple[Block, int, npt.NDArray[np.int64]]:
         own = series.values[np.minimum(first, len(block) - 1)]
         values = np.where(has_own, own, _highest(series, start)) if block.mig.any() else own
         valid = np.logical_or.reduceat(series.valid, start)
-        merged.series[name] = Series(np.where(valid, values, np.zeros(1, values.dtype)), valid)
+        merged.series[name] = ChannelValues(np.where(valid, values, np.zeros(1, values.dtype)), valid)
     return merged, int(repeats.sum()), conflicting
 
 
@@ -257,13 +259,15 @@ def _keys(block: Block) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     return np.flatnonzero(fresh), np.cumsum(fresh) - 1
 
 
-def _first_own(series: Series, mig: npt.NDArray[np.bool_], start: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+def _first_own(
+    series: ChannelValues, mig: npt.NDArray[np.bool_], start: npt.NDArray[np.int64]
+) -> npt.NDArray[np.int64]:
     """Return of each key the first row in which the whole GPU reports the channel; the number of rows where none."""
     rows = np.arange(len(mig))
     return np.minimum.reduceat(np.where(series.valid & ~mig, rows, len(mig)), start)
 
 
-def _highest(series: Series, start: npt.NDArray[np.int64]) -> npt.NDArray[np.generic]:
+def _highest(series: ChannelValues, start: npt.NDArray[np.int64]) -> npt.NDArray[np.generic]:
     if np.issubdtype(series.values.dtype, np.unsignedinteger):
         return np.bitwise_or.reduceat(np.where(series.valid, series.values, np.uint64(0)), start)
     return np.maximum.reduceat(np.where(series.valid, series.values, series.values.min()), start)

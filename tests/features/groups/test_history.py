@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from features.config import FeatureSection, LabelSection
 from features.groups.domains import check_scopes
-from features.groups.history import RECENCY_HALF_LIFE, History, history_columns
-from features.labels.evidence import Record
+from features.groups.history import RECENCY_HALF_LIFE, EventHistory, history_columns
+from features.labels.evidence import IncidentEvidence
 from foundation.errors import InputError
 from tests.features import oracle
 from tests.features.builders import at, event, events, inventory, rows, stay
@@ -28,7 +28,7 @@ UNITS = {"g0": "n0", "g1": "n0", "g2": "n1", "g3": "n0"}
 
 
 def history_values(rows, events, inventory, features, labels, *, unit="gpu"):
-    return History.of(Record.of(events, inventory, labels), features, inventory, unit=unit).values(rows)
+    return EventHistory.of(IncidentEvidence.of(events, inventory, labels), features, inventory, unit=unit).values(rows)
 
 
 def value(name, time, *happened, stays=None, unit="g0", node="n0", labels=LABELS):
@@ -149,7 +149,7 @@ def test_a_row_alone_equals_the_row_among_others_in_any_order(world, random):
     random.shuffle(pairs)
     asked = rows(*pairs)
     asked["node"] = asked["unit"].map(UNITS).astype("str")
-    history = History.of(Record.of(world.events, world.inventory, LABELS), DOMAINS, world.inventory)
+    history = EventHistory.of(IncidentEvidence.of(world.events, world.inventory, LABELS), DOMAINS, world.inventory)
     together = history.values(asked)
     for i in (0, 17, 42):
         alone = history.values(asked.iloc[[i]])

@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from features.config import LabelSection
-from features.labels.evidence import Record, is_fatal
+from features.labels.evidence import IncidentEvidence, is_fatal
 from features.labels.facts import diagnostic_outcome
 from features.labels.incidents import find_incidents, known_onsets
 from features.labels.outages import down_intervals
@@ -294,7 +294,7 @@ def test_incidents_as_of_r_depend_only_on_what_was_known_at_r(pair):
 @SLOW
 @given(twins())
 def test_known_onsets_up_to_t_depend_only_on_what_was_known_at_t(pair):
-    one, two = (known_onsets(Record.of(w.events, w.inventory, LABELS)) for w in pair)
+    one, two = (known_onsets(IncidentEvidence.of(w.events, w.inventory, LABELS)) for w in pair)
     one, two = (f[f["known_at"] <= pair[0].r].reset_index(drop=True) for f in (one, two))
     pd.testing.assert_frame_equal(one, two)
 
@@ -303,7 +303,7 @@ def test_an_old_repair_that_becomes_known_late_takes_nothing_back():
     frame = events(
         event(at(0), code="79"), event(at(2), "repair", known=at(3)), event(at(-1), "repair", known=at(4))
     )  # fmt: skip
-    intervals = oracle.records(down_intervals(Record.of(frame, inventory(stay()), LABELS)))
+    intervals = oracle.records(down_intervals(IncidentEvidence.of(frame, inventory(stay()), LABELS)))
     assert [(row["down_from"], row["down_until"]) for row in intervals] == [(at(minutes=10), at(3))]
 
 
@@ -311,7 +311,7 @@ def test_an_old_repair_that_becomes_known_late_takes_nothing_back():
 @given(worlds(kinds=UNPLANNED), st.sampled_from([2, 24]))
 def test_a_unit_is_known_down_when_looking_back_from_then_shows_an_incident_that_lasts(world, quiet_hours):
     labels = LabelSection(cooldown=timedelta(hours=quiet_hours))
-    down = oracle.records(down_intervals(Record.of(world.events, world.inventory, labels)))
+    down = oracle.records(down_intervals(IncidentEvidence.of(world.events, world.inventory, labels)))
     for quarter in (0, 1, 97, 130, 200, 201, 303, 391, 460, 577, 640):
         t = at(minutes=15 * quarter)
         incidents = oracle.records(find_incidents(world.events, world.inventory, labels, as_of=t))

@@ -7,8 +7,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from features.config import DecisionSection, FeatureSection, LabelSection
-from features.groups.history import History, history_columns
-from features.labels.evidence import Record
+from features.groups.history import EventHistory, history_columns
+from features.labels.evidence import IncidentEvidence
 from features.labels.incidents import counted, find_incidents, known_onsets
 from features.labels.labelling import label_rows
 from features.labels.maintenance import LONGEST
@@ -88,7 +88,7 @@ def test_a_unit_in_a_known_maintenance_is_out_of_use():
     def spans(*happened):
         return [
             (row["unit"], row["down_from"], row["down_until"])
-            for row in oracle.records(out_of_use(Record.of(events(*happened), inventory(stay()), LABELS)))
+            for row in oracle.records(out_of_use(IncidentEvidence.of(events(*happened), inventory(stay()), LABELS)))
         ]
 
     assert spans(window(at(1), at(3)), event(at(2), code="79")) == [("g0", at(1), at(3))]
@@ -122,7 +122,7 @@ def test_history_forgets_what_was_seen_in_a_window_that_is_told_of_later():
     held, names = inventory(stay()), [column.name for column in history_columns(FeatureSection())]
     happened = events(event(at(1), code="79"), event(at(3), code="48"), window(at(2), at(4), known=at(50)))
     asked = rows((at(49), "g0"), (at(50), "g0"), (at(60), "g0"))
-    values = History.of(Record.of(happened, held, LABELS), FeatureSection(), held).values(asked)
+    values = EventHistory.of(IncidentEvidence.of(happened, held, LABELS), FeatureSection(), held).values(asked)
     counts = values[:, names.index("history__gpu_xid_memory__count__7d")]
     ages = values[:, names.index("history__gpu_xid_hardware__since")]
     assert (counts.tolist(), ages.tolist()) == ([1, 0, 0], [46, 49, 59])
@@ -151,20 +151,20 @@ def test_a_rack_that_reboots_in_its_maintenance_is_nothing_to_learn_from():
     incidents = find_incidents(noisy, held, LABELS, data_end=LATE)
     assert (len(incidents), int(incidents["in_maintenance"].sum())) == (2 + RACK, RACK)
     assert sorted(counted(incidents)["unit"]) == ["g100", "g250"]
-    records = [Record.of(happened, held, LABELS) for happened in (noisy, quiet)]
+    records = [IncidentEvidence.of(happened, held, LABELS) for happened in (noisy, quiet)]
     assert len(known_onsets(records[0])) == 2
     grid = decision_times(DecisionSection(), (at(0), at(days=9)))
     listed = [decision_rows(grid, held, out_of_use(record)) for record in records]
     in_rack = listed[1]["unit"] < f"g{RACK:03d}"
     planned = in_rack & (listed[1]["decision_time"] == at(48))
     pd.testing.assert_frame_equal(listed[0], listed[1][~planned].reset_index(drop=True))
-    histories = [History.of(record, FeatureSection(), held).values(listed[0]) for record in records]
+    histories = [EventHistory.of(record, FeatureSection(), held).values(listed[0]) for record in records]
     np.testing.assert_array_equal(*histories)
 
 
 @pytest.mark.parametrize("code", ["begin", "end", at(1).isoformat()])
 def test_a_window_alone_changes_no_history(code):
     held, told = inventory(stay()), event(at(0), "maintenance", code, gpu=None, known=at(0))
-    records = [Record.of(events(*happened), held, LABELS) for happened in ([told], [])]
-    values = [History.of(r, FeatureSection(), held).values(rows((at(days=40), "g0"))) for r in records]
+    records = [IncidentEvidence.of(events(*happened), held, LABELS) for happened in ([told], [])]
+    values = [EventHistory.of(r, FeatureSection(), held).values(rows((at(days=40), "g0"))) for r in records]
     np.testing.assert_array_equal(*values)

@@ -6,7 +6,7 @@ import pandas as pd
 from hypothesis import given, settings
 
 from features.config import LabelSection
-from features.labels.evidence import Record
+from features.labels.evidence import IncidentEvidence
 from features.labels.outages import LONGEST_DRAIN, down_intervals, out_of_use
 from tests.features import oracle
 from tests.features.builders import at, event, events, inventory, stay
@@ -16,7 +16,7 @@ LABELS = LabelSection()
 
 
 def spans(*happened, stays=None):
-    intervals = oracle.records(out_of_use(Record.of(events(*happened), stays or inventory(stay()), LABELS)))
+    intervals = oracle.records(out_of_use(IncidentEvidence.of(events(*happened), stays or inventory(stay()), LABELS)))
     return [(row["down_from"], row["down_until"]) for row in intervals]
 
 
@@ -52,10 +52,10 @@ def test_a_drain_after_a_failure_goes_on_where_the_quiet_span_ends():
 @settings(max_examples=40, deadline=None)
 @given(worlds())
 def test_intervals_are_disjoint_and_hold_every_known_incident(world):
-    both = oracle.records(out_of_use(Record.of(world.events, world.inventory, LABELS)))
+    both = oracle.records(out_of_use(IncidentEvidence.of(world.events, world.inventory, LABELS)))
     for one, two in pairwise(both):
         assert one["unit"] != two["unit"] or one["down_until"] < two["down_from"]
-    for row in oracle.records(down_intervals(Record.of(world.events, world.inventory, LABELS))):
+    for row in oracle.records(down_intervals(IncidentEvidence.of(world.events, world.inventory, LABELS))):
         assert any(
             outage["unit"] == row["unit"]
             and outage["down_from"] <= row["down_from"]
@@ -67,7 +67,7 @@ def test_intervals_are_disjoint_and_hold_every_known_incident(world):
 @settings(max_examples=40, deadline=None)
 @given(twins())
 def test_what_is_not_known_at_r_changes_nothing_at_or_before_r(pair):
-    views = [out_of_use(Record.of(world.events, world.inventory, LABELS)) for world in pair]
+    views = [out_of_use(IncidentEvidence.of(world.events, world.inventory, LABELS)) for world in pair]
     r = pair[0].r
     cut = [
         view[view["down_from"] <= r].assign(

@@ -8,8 +8,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from features.config import FeatureSection, LabelSection
-from features.groups.history import History
-from features.labels.evidence import Record
+from features.groups.history import EventHistory
+from features.labels.evidence import IncidentEvidence
 from features.labels.incidents import find_incidents, known_onsets
 from features.labels.labelling import label_rows
 from features.labels.outages import down_intervals
@@ -110,7 +110,7 @@ def test_what_a_ticket_belongs_to_is_used_only_from_when_it_is_known():
     hard, later = event(at(1), code="79", known=at(60)), ticket(at(40), "g1", known=at(41))
     assert [span[:2] for span in found(hard, later, as_of=at(59))] == [("g1", at(40))]
     assert [span[:2] for span in found(hard, later, as_of=at(60))] == [("g0", at(1))]
-    onsets = oracle.records(known_onsets(Record.of(events(hard, later), inventory(*HELD), LABELS)))
+    onsets = oracle.records(known_onsets(IncidentEvidence.of(events(hard, later), inventory(*HELD), LABELS)))
     assert [(row["unit"], row["known_at"], row["until"]) for row in onsets] == [
         ("g1", at(41), at(60)), ("g0", at(60), None)
     ]  # fmt: skip
@@ -222,7 +222,7 @@ def test_incidents_with_tickets_are_as_the_plain_reading_says(happened, r):
 @settings(SLOW, max_examples=15)
 @given(stories())
 def test_a_unit_is_known_down_when_looking_back_from_then_shows_an_incident_that_lasts(happened):
-    down = oracle.records(down_intervals(Record.of(events(*happened), inventory(*HELD), LABELS)))
+    down = oracle.records(down_intervals(IncidentEvidence.of(events(*happened), inventory(*HELD), LABELS)))
     facts = oracle.records(events(*happened))
     for quarter in range(3, 1200, 83):
         t = at(minutes=15 * quarter)
@@ -237,7 +237,7 @@ def test_what_is_known_later_changes_no_onset_before(shared, more, r):
     later = [row for row in more if oracle.known(row) > r]
     seen = []
     for part in (known, known + later):
-        onsets = known_onsets(Record.of(events(*part), inventory(*HELD), LABELS))
+        onsets = known_onsets(IncidentEvidence.of(events(*part), inventory(*HELD), LABELS))
         onsets = onsets[onsets["known_at"] <= r].reset_index(drop=True)
         seen.append(onsets.assign(until=onsets["until"].where(onsets["until"] <= r)))
     pd.testing.assert_frame_equal(*seen)
@@ -261,6 +261,6 @@ def test_a_ticket_a_day_or_two_behind_each_failure_changes_no_incident_and_no_hi
     for frame in (events(*happened), events(*happened, *late)):
         incidents = find_incidents(frame, held, LABELS, data_end=at(days=30))
         starts.append(incidents[["unit", "start", "known_at", "node_incident", "common_cause"]])
-        features.append(History.of(Record.of(frame, held, LABELS), FeatureSection(), held).values(asked))
+        features.append(EventHistory.of(IncidentEvidence.of(frame, held, LABELS), FeatureSection(), held).values(asked))
     pd.testing.assert_frame_equal(*starts)
     assert pd.DataFrame(features[0]).equals(pd.DataFrame(features[1]))

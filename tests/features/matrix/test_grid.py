@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from features.config import DecisionSection, LabelSection
-from features.labels.evidence import Record
+from features.labels.evidence import IncidentEvidence
 from features.labels.incidents import known_onsets
 from features.labels.outages import down_intervals
 from features.matrix.grid import MIN_COMPANIONS, augmented_rows, decision_rows, decision_times
@@ -22,11 +22,11 @@ SPAN = (at(0), at(days=6))
 
 
 def grid(frame, held, span=SPAN):
-    return decision_rows(decision_times(DECISION, span), held, down_intervals(Record.of(frame, held, LABELS)))
+    return decision_rows(decision_times(DECISION, span), held, down_intervals(IncidentEvidence.of(frame, held, LABELS)))
 
 
 def extra(frame, held, **changed):
-    record = Record.of(frame, held, LABELS)
+    record = IncidentEvidence.of(frame, held, LABELS)
     config = config_of(**{"span": SPAN, **changed})
     return augmented_rows(known_onsets(record), held, down_intervals(record), config)
 
@@ -46,7 +46,7 @@ def test_decision_times_are_the_multiples_of_the_spacing_from_the_origin(shift):
 @SLOW
 @given(worlds())
 def test_rows_are_as_the_plain_reading_says(world):
-    down = oracle.records(down_intervals(Record.of(world.events, world.inventory, LABELS)))
+    down = oracle.records(down_intervals(IncidentEvidence.of(world.events, world.inventory, LABELS)))
     held = oracle.records(world.inventory)
     rows = grid(world.events, world.inventory)
     expected = []

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from telemetry.importing.samples.block import Block, Series
-from telemetry.importing.samples.instruments import RULES, Findings, Instruments, without_dead_values
+from telemetry.importing.samples.block import Block, ChannelValues
+from telemetry.importing.samples.instruments import RULES, InstrumentFindings, Instruments, without_dead_values
 
 MINUTE = 60_000
 Row = dict[str, Any]
@@ -22,7 +22,7 @@ def block(rows: list[Row], *, old: int = 0) -> Block:
     names = sorted({name for row in rows for name in row} - {"unit", "minute"})
     n = len(rows)
     series = {
-        name: Series(
+        name: ChannelValues(
             np.array([row.get(name, 0.0) for row in rows], np.float64),
             np.array([name in row for row in rows], np.bool_),
         )
@@ -243,7 +243,7 @@ def test_rows_are_judged_as_by_the_slow_version_and_the_same_however_they_are_cu
         pieces.append((high - low, instruments.check(block([*rows[low:high], *other[low:high]]))))
         state = instruments.table()
 
-    def first_unit(parts: list[tuple[int, Findings]], name: str | None) -> list[bool]:
+    def first_unit(parts: list[tuple[int, InstrumentFindings]], name: str | None) -> list[bool]:
         return [mark for size, part in parts for mark in (part.frozen if name is None else part.dead[name])[:size]]
 
     assert first_unit(pieces, None) == first_unit([(len(rows), expected)], None)

@@ -14,7 +14,7 @@ import orjson
 import pyarrow as pa
 import pytest
 
-from foundation.server.problems import Refused
+from foundation.server.problems import RequestRefused
 from telemetry.bounds import EARLIEST_MS, LATEST_MS, plausible_rows
 from telemetry.collect.diagnostics import read_diagnostics
 from telemetry.collect.gpud import read_events
@@ -78,13 +78,13 @@ def read_exposition(body: bytes) -> None:
 
 
 def read_remote_write(body: bytes) -> None:
-    with contextlib.suppress(Refused):
+    with contextlib.suppress(RequestRefused):
         samples = RemoteWriteDecoder(SERIES, clock=lambda: NOW).decode(body, limit=1000)
         assert ((samples.ms >= EARLIEST_MS) & (samples.ms < LATEST_MS)).all()
 
 
 def read_snappy(body: bytes) -> None:
-    with contextlib.suppress(Refused):
+    with contextlib.suppress(RequestRefused):
         assert len(decompress(body, 100_000)) <= 100_000
 
 
@@ -103,7 +103,7 @@ def read_gpud(body: bytes) -> None:
 
 
 def read_push(body: bytes) -> None:
-    with contextlib.suppress(Refused, ValueError, pa.ArrowException):
+    with contextlib.suppress(RequestRefused, ValueError, pa.ArrowException):
         table, _, _ = plausible_rows(read_stream(body, row_limit=100, byte_limit=100_000))
         table, _, _ = plausible_rows(lay_out("samples", table, CATALOGUE))
         table.to_pylist()  # every instant can be shown

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from foundation.server.problems import Refused
+from foundation.server.problems import RequestRefused
 from telemetry.bounds import BAD_TIME
 from telemetry.collect.remote_write.decoding import MAX_MESSAGES, RemoteWriteDecoder
 from telemetry.collect.remote_write.group_commit import ReceiverSettings
@@ -105,7 +105,7 @@ def test_another_division_of_the_bytes_of_the_labels_does_not_replace_the_series
     pieces = [joined[low:high] for low, high in pairwise(cut)]
     reader = decoder()
     with_sample = field(2, b"\x09" + b"\0" * 8 + b"\x10\x01")
-    with contextlib.suppress(Refused):
+    with contextlib.suppress(RequestRefused):
         reader.decode(field(1, b"".join(field(1, piece) for piece in pieces) + with_sample), limit=100)
     samples = reader.decode(good, limit=100)
     assert [(samples.series[i].channel, v) for i, v in zip(samples.index, samples.values, strict=True)] == [
@@ -136,13 +136,13 @@ BOMBS = {
 def test_a_bomb_of_messages_is_refused_before_it_is_decoded(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     body = BOMBS[kind] * (2 * MAX_MESSAGES // len(BOMBS[kind]) + MAX_MESSAGES)
     monkeypatch.setattr("telemetry.collect.remote_write.decoding._WRITE_REQUEST", None)  # decoding would fail
-    with pytest.raises(Refused):
+    with pytest.raises(RequestRefused):
         decoder().decode(body, limit=MAX_MESSAGES)
 
 
 def test_one_series_of_many_empty_samples_is_refused() -> None:
     samples = b"\x12\x00" * (MAX_MESSAGES + 1)
-    with pytest.raises(Refused) as caught:
+    with pytest.raises(RequestRefused) as caught:
         decoder().decode(field(1, samples), limit=MAX_MESSAGES)
     assert caught.value.status == 413
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 
 from serving.http.extender import kept_nodes
-from serving.scores.fleet import Fleet
+from serving.scores.fleet import ScoredFleet
 from serving.scores.reading import Scores
 from tests.serving.http.world import NOW, record
 
 UUID = "GPU-0a1b2c3d-0000-4000-8000-00000000000b"
 
 
-def fleet(*nodes: str) -> Fleet:
-    return Fleet(
+def fleet(*nodes: str) -> ScoredFleet:
+    return ScoredFleet(
         Scores.of(
             [
                 record(UUID if not place else f"GPU-{place}", node, 0.9, "high", decided=NOW)

@@ -12,7 +12,7 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from foundation.http import Answer
+from foundation.http import HttpResponse
 from telemetry.accounting import Account, Accounting
 from telemetry.collect.exporters import PageWatch, fleet_catalogue
 from telemetry.collect.openmetrics import land_dump
@@ -68,7 +68,7 @@ def page(samples: list[Sample], stamp: str = "") -> str:
 def scraped(samples: list[Sample], _folder: Path) -> Account:
     accounting = Accounting()
     watch = PageWatch(Target("http://n1:9400/metrics", "n1"), fleet_catalogue(CATALOGUE, SourceMapping()), accounting)
-    watch.read(Answer(page(samples).encode(), {"content-length": "1"}, 0.1), NOW, 0.0)
+    watch.read(HttpResponse(page(samples).encode(), {"content-length": "1"}, 0.1), NOW, 0.0)
     return accounting.tables["sample values"]
 
 

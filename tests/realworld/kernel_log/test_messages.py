@@ -8,7 +8,7 @@ import pytest
 
 from features.config import LabelSection
 from features.labels.incidents import find_incidents
-from telemetry.kernel_log.catalogue import Catalogue, messages_page, shipped
+from telemetry.kernel_log.catalogue import MessageCatalogue, messages_page, shipped
 from telemetry.kernel_log.importing import parse_kernel_log
 from telemetry.kernel_log.reader import QUOTED
 from tests.telemetry.helpers import gpu, run_import, samples_frame
@@ -264,7 +264,7 @@ def test_examples_of_the_catalogue_are_read_as_it_says() -> None:
 
     for driver in _drivers():
         for rule in driver.rules:
-            found = Catalogue().read(rule.example)
+            found = MessageCatalogue().read(rule.example)
             assert found is not None
             assert (found.type, found.part) == (rule.type, rule.part)
             assert (found.again_s, found.known) == (rule.again, rule.known)

@@ -12,7 +12,7 @@ from scheduler.file import LeaseEntry
 from scheduler.ports import stored_state
 from scheduler.ports.errors import LedgerError, SourceError
 from scheduler.ports.readings import Switches
-from scheduler.ports.risks import NO_RISKS, Facts
+from scheduler.ports.risks import NO_RISKS, ReportedFacts
 from scheduler.ports.stored_state import stored_policy_state
 from tests.policy.decide_world import HOUR, STEP, T0, config
 from tests.scheduler.cluster import Cluster, without_our_taints
@@ -130,7 +130,7 @@ CHANGES = {
     "other_job": (lambda c: c.change("n1", jobs=()), "its jobs or its place"),
     "scored_anew": (lambda c: c.scored(T0 + timedelta(seconds=1), n1=0.02), "its scores or facts changed"),
     "new_fact": (
-        lambda c: c.facts.facts.update({"n1-1": Facts((), c.clock.now())}),
+        lambda c: c.facts.facts.update({"n1-1": ReportedFacts((), c.clock.now())}),
         "its scores or facts changed",
     ),
     "killed": (lambda c: c.scheduler.set_switches(Switches(kill=True)), "the kill switch was set"),
@@ -320,7 +320,7 @@ def test_an_unreadable_scheduler_is_an_error_and_nothing_is_done():
 
 def test_a_mark_that_rests_on_a_fault_is_not_taken_off_for_a_source_that_cannot_be_read():
     cluster = Cluster()
-    cluster.facts.facts = {"n2-0": Facts((Fact("xid 79", T0),))}
+    cluster.facts.facts = {"n2-0": ReportedFacts((Fact("xid 79", T0),))}
     cluster.round()
     assert cluster.level("n2") is Level.DRAINED
 

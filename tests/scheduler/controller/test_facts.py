@@ -14,7 +14,7 @@ from policy.fleet import Fact
 from policy.node_assessment import RULES, reported
 from scheduler.controller.facts import EventFacts
 from scheduler.ports.errors import SourceError
-from scheduler.ports.risks import Facts
+from scheduler.ports.risks import ReportedFacts
 from telemetry.dataset.schema import EVENT_RUNS, EVENTS
 from telemetry.kernel_log.xid_message import parse_xid_message
 from tests.policy.decide_world import HOUR, T0
@@ -40,9 +40,9 @@ def test_events_that_rules_name_are_facts_and_a_repair_voids_what_was_before(tmp
         (T0 - 400 * HOUR, "d", "xid", "79"), (T0, "e", "drain", "fail"),
     )  # fmt: skip
     assert EventFacts(file).read(T0 + 2 * HOUR) == {
-        "a": Facts((Fact("xid 79", T0),)),
-        "b": Facts((Fact("diagnostic_failed", T0),), T0 + HOUR),
-        "c": Facts((), T0),
+        "a": ReportedFacts((Fact("xid 79", T0),)),
+        "b": ReportedFacts((Fact("diagnostic_failed", T0),), T0 + HOUR),
+        "c": ReportedFacts((), T0),
     }
     assert EventFacts(file).read(T0) == {}, "nothing is known before it was"
 
@@ -62,7 +62,7 @@ def test_an_instant_that_is_none_costs_its_own_event_and_is_counted(tmp_path, co
     values = pa.array([*good, value], pa.int64()).cast(kind)
     pq.write_table(table.set_column(place, column, values), file)
     facts = EventFacts(file)
-    assert facts.read(T0 + HOUR) == {"b": Facts((Fact("xid 79", T0),))}
+    assert facts.read(T0 + HOUR) == {"b": ReportedFacts((Fact("xid 79", T0),))}
     assert facts.unreadable_events == 1
 
 
@@ -73,7 +73,7 @@ def test_a_code_of_another_type_is_read(tmp_path, kind):
     table = pq.read_table(file)
     values = pa.array(["79"]).dictionary_encode() if pa.types.is_dictionary(kind) else pa.array([79], kind)
     pq.write_table(table.set_column(table.schema.get_field_index("code"), "code", values), file)
-    assert EventFacts(file).read(T0 + HOUR) == {"a": Facts((Fact("xid 79", T0),))}
+    assert EventFacts(file).read(T0 + HOUR) == {"a": ReportedFacts((Fact("xid 79", T0),))}
 
 
 RESET = parse_xid_message(
@@ -108,7 +108,7 @@ def test_what_is_known_first_of_a_minute_is_said_though_the_rest_of_it_comes_a_d
     rows = pq.read_table(file).to_pylist()
     late = [row | {"known_at": row["known_at"] + 24 * HOUR * (number != 1)} for number, row in enumerate(rows)]
     pq.write_table(pa.Table.from_pylist(late, schema=EVENTS), file)
-    assert EventFacts(file).read(T0 + HOUR) == {"a": Facts((Fact("xid 79", T0 + timedelta(seconds=10)),))}
+    assert EventFacts(file).read(T0 + HOUR) == {"a": ReportedFacts((Fact("xid 79", T0 + timedelta(seconds=10)),))}
 
 
 def test_of_thousands_of_lines_of_one_xid_a_few_a_minute_are_kept(tmp_path):
@@ -134,8 +134,8 @@ def test_a_maintenance_in_the_events_is_its_nodes(tmp_path):
     until = T0 + 3 * HOUR
     write(file, (T0, None, "maintenance", until.isoformat()), (T0, "a", "xid", "79"))
     assert EventFacts(file).read(T0 + HOUR) == {
-        "n": Facts(planned=((T0, until),)),
-        "a": Facts((Fact("xid 79", T0),)),
+        "n": ReportedFacts(planned=((T0, until),)),
+        "a": ReportedFacts((Fact("xid 79", T0),)),
     }
 
 
@@ -161,10 +161,10 @@ def test_a_run_of_events_was_seen_at_its_last_one(tmp_path):
     file = tmp_path / "events.parquet"
     pq.write_table(pa.Table.from_pylist([*rows, repair], schema=EVENT_RUNS), file)
     assert EventFacts(file).read(T0 + HOUR) == {
-        "asked again": Facts((Fact("recovery_action reboot", T0),)),
-        "long": Facts((Fact("xid 79", T0),), T0 - HOUR),
-        "single": Facts((Fact("xid 79", T0),)),
-        "wrong clock": Facts((Fact("xid 79", T0),)),
+        "asked again": ReportedFacts((Fact("recovery_action reboot", T0),)),
+        "long": ReportedFacts((Fact("xid 79", T0),), T0 - HOUR),
+        "single": ReportedFacts((Fact("xid 79", T0),)),
+        "wrong clock": ReportedFacts((Fact("xid 79", T0),)),
     }
 
 
@@ -185,11 +185,11 @@ def test_the_newest_recovery_action_that_the_driver_announced_is_a_fact_until_it
     )  # fmt: skip
     result = EventFacts(file).read(T0 + 2 * HOUR)
     assert result == {
-        "a": Facts((Fact("recovery_action reset", T0 + HOUR),)),
-        "c": Facts((Fact("recovery_action drain_p2p", T0),)),
+        "a": ReportedFacts((Fact("recovery_action reset", T0 + HOUR),)),
+        "c": ReportedFacts((Fact("recovery_action drain_p2p", T0),)),
     }
     assert {rule.fact for rule in RULES} >= {fact.name for item in result.values() for fact in item.facts}
-    assert EventFacts(file).read(T0 + HOUR / 2)["b"] == Facts((Fact("recovery_action reboot", T0),))
+    assert EventFacts(file).read(T0 + HOUR / 2)["b"] == ReportedFacts((Fact("recovery_action reboot", T0),))
 
 
 def test_the_file_is_read_again_when_it_was_replaced(tmp_path):

@@ -10,7 +10,7 @@ from policy.fleet import JobView, Level
 from scheduler.controller.controller import Controller
 from scheduler.controller.facts import VerifiedFacts
 from scheduler.evacuation.engine import Evacuation
-from scheduler.evacuation.progress import Progress, stored_progress
+from scheduler.evacuation.progress import EvacuationProgress, stored_progress
 from scheduler.evacuation.settings import EvacuationSettings, VerificationSettings
 from scheduler.ports.workloads import CheckpointOffer, Hook, Workload
 from tests.policy.decide_world import T0, config
@@ -95,7 +95,7 @@ class EmptyingCluster(Cluster):
         """Uids of what was evicted, in order."""
         return [uid for _, _, uid in self.workloads.evicted]
 
-    def progress(self) -> Progress:
+    def progress(self) -> EvacuationProgress:
         """What is kept in the scheduler."""
         stored = stored_progress(self.workloads)
         assert stored.load() is None

@@ -13,10 +13,10 @@ from policy.episodes import Alert, Happening
 from policy.fleet import Fact
 from policy.stages import Bar, StagesConfig
 from predrain.act.dataset_history import DatasetHistory
-from scheduler.controller.facts import History, VerifiedFacts
+from scheduler.controller.facts import NodeHistories, VerifiedFacts
 from scheduler.evacuation.progress import Result
 from scheduler.ports.errors import LedgerError, SourceError
-from scheduler.ports.risks import Facts, MemoryFacts
+from scheduler.ports.risks import MemoryFacts, ReportedFacts
 from telemetry.dataset.schema import EVENTS, INVENTORY
 from tests.policy.decide_world import HOUR, T0, config
 from tests.scheduler.cluster import Cluster
@@ -38,25 +38,25 @@ def result(kind, at, *failed):
 
 
 def test_an_incident_within_the_horizon_makes_it_right_and_serving_on_makes_it_wrong():
-    history = History({"g0": [Happening("incident", T0 + HOUR)]})
+    history = NodeHistories({"g0": [Happening("incident", T0 + HOUR)]})
     assert verdicts(history, T0 + 2 * DAY, alert("g0"), alert("g1")) == ["right", "wrong"]
     assert verdicts(history, T0 + HOUR / 2, alert("g0"), alert("g1")) == ["open", "open"]
 
 
 def test_an_alert_on_a_node_is_right_whichever_of_its_gpus_fails():
-    history = History({"g1": [Happening("incident", T0 + HOUR)]}, homes={"g0": "n0", "g1": "n0", "g2": "n1"})
+    history = NodeHistories({"g1": [Happening("incident", T0 + HOUR)]}, homes={"g0": "n0", "g1": "n0", "g2": "n1"})
     of_node = [Alert(gpu, "c/g", "high", T0, DAY, node=node) for gpu, node in (("g0", "n0"), ("g2", "n1"))]
     assert verdicts(history, T0 + 2 * DAY, *of_node) == ["right", "wrong"]
 
 
 def test_nothing_is_judged_by_the_silence_of_a_source_that_ends_before():
-    history = History({}, until=T0 + HOUR)
+    history = NodeHistories({}, until=T0 + HOUR)
     assert verdicts(history, T0 + 9 * DAY, alert("g0"), alert("g0", T0 + 2 * HOUR)) == ["open"]
 
 
 def test_a_drained_unit_is_judged_by_its_diagnostic():
     out = [(T0 + HOUR, "n0", True), (T0 + 4 * HOUR, "n0", False)]
-    silent = History({}, homes={"g0": "n0"})
+    silent = NodeHistories({}, homes={"g0": "n0"})
     late = T0 + 3 * DAY
     ask = {"service": out}
     assert verdicts(silent, late, **ask) == ["open"]
@@ -73,10 +73,10 @@ def test_what_cannot_be_read_judges_nothing():
     def broken(since):
         raise LedgerError("the ledger cannot be read")
 
-    source = VerifiedFacts(MemoryFacts(), tuple, lambda _: History({}), broken)
+    source = VerifiedFacts(MemoryFacts(), tuple, lambda _: NodeHistories({}), broken)
     with pytest.raises(SourceError, match="the ledger cannot be read"):
         source.outcomes((alert(),), T0)
-    source = VerifiedFacts(MemoryFacts(), lambda: None, lambda _: History({}))
+    source = VerifiedFacts(MemoryFacts(), lambda: None, lambda _: NodeHistories({}))
     with pytest.raises(SourceError, match="were never read"):
         source.outcomes((alert(),), T0)
 
@@ -87,7 +87,7 @@ def test_a_stage_moves_by_what_became_of_the_alerts_that_the_ledger_holds():
     )
     cluster = Cluster(policy=config("g", free=True, stages=stages))
     units: dict[str, list[Happening]] = {}
-    history = History(units)
+    history = NodeHistories(units)
     cluster.facts = VerifiedFacts(cluster.facts, tuple, lambda _: history, cluster.ledger.service)
     cluster.restart()
     for i, name in enumerate(("n1", "n2", "n3", "n4", "n5")):
@@ -106,15 +106,15 @@ def test_a_stage_moves_by_what_became_of_the_alerts_that_the_ledger_holds():
 
 def test_results_are_facts_of_the_gpus_that_were_in_the_node():
     inner = MemoryFacts()
-    inner.facts["g1"] = Facts((Fact("xid 79", T0),), T0 - DAY)
+    inner.facts["g1"] = ReportedFacts((Fact("xid 79", T0),), T0 - DAY)
     results = [
         result("passed", T0 + HOUR), result("failed", T0 + 2 * HOUR, "g1"), result("inconclusive", T0 + 3 * HOUR),
         result("passed", T0 + 9 * HOUR),
     ]  # fmt: skip
     source = VerifiedFacts(inner, lambda: tuple(results))
     assert source.read(T0 + 4 * HOUR) == {
-        "g0": Facts((), T0 + HOUR),
-        "g1": Facts((Fact("xid 79", T0), Fact("diagnostic_failed", T0 + 2 * HOUR)), T0 + HOUR),
+        "g0": ReportedFacts((), T0 + HOUR),
+        "g1": ReportedFacts((Fact("xid 79", T0), Fact("diagnostic_failed", T0 + 2 * HOUR)), T0 + HOUR),
     }
     with pytest.raises(SourceError, match="were never read"):
         VerifiedFacts(inner, lambda: None).read(T0)

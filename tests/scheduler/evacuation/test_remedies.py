@@ -9,7 +9,7 @@ import pytest
 from policy.fleet import Fact, Level
 from policy.node_assessment import RULES
 from scheduler.evacuation.settings import VerificationSettings
-from scheduler.ports.risks import Facts
+from scheduler.ports.risks import ReportedFacts
 from scheduler.ports.workloads import DiagnosticResult
 from tests.scheduler.evacuation.emptying_cluster import FAST, EmptyingCluster, findings
 
@@ -18,7 +18,7 @@ def faulty(fact: str, **others) -> EmptyingCluster:
     """Node n1 is drained because of a fact, and empty."""
     cluster = EmptyingCluster(**others)
     cluster.scored(n1=0.01)
-    cluster.facts.facts["n1-0"] = Facts((Fact(fact, cluster.clock.now()),))
+    cluster.facts.facts["n1-0"] = ReportedFacts((Fact(fact, cluster.clock.now()),))
     cluster.round()
     assert cluster.level("n1") is Level.DRAINED
     cluster.leave("w1-uid")

@@ -8,7 +8,7 @@ from typing import Any
 from policy.fleet import Fact, Level
 from scheduler.evacuation.settings import VerificationSettings
 from scheduler.ports.readings import Switches
-from scheduler.ports.risks import Facts
+from scheduler.ports.risks import ReportedFacts
 from scheduler.ports.workloads import DiagnosticResult
 from tests.policy.decide_world import HOUR, STEP
 from tests.scheduler.evacuation.emptying_cluster import FAST, MINUTE, EmptyingCluster, draining, findings, workload
@@ -130,7 +130,7 @@ def test_the_jobs_of_a_node_that_passed_lately_are_not_moved_again_by_the_model_
         report = cluster.later()
     assert cluster.evicted() == []
     assert "it passed a diagnostic at" in report.work[0].message
-    cluster.facts.facts["n1-0"] = Facts((Fact("xid 79", cluster.clock.now()),))
+    cluster.facts.facts["n1-0"] = ReportedFacts((Fact("xid 79", cluster.clock.now()),))
     cluster.later()
     assert cluster.evicted() == ["back"], "a fault that it reports since is something else"
 

@@ -11,7 +11,7 @@ import pytest
 from policy.fleet import JobView
 from scheduler.evacuation.settings import WebhookSettings
 from scheduler.ports.errors import SchedulerError
-from scheduler.ports.readings import Answer, Switches
+from scheduler.ports.readings import Switches, WriteResult
 from scheduler.ports.workloads import HookReply, Placement
 from tests.policy.decide_world import T0
 from tests.scheduler.evacuation.emptying_cluster import (
@@ -109,7 +109,7 @@ def test_a_drain_that_a_switch_stops_for_long_is_reported_with_its_cause():
 def test_a_diagnostic_that_never_starts_is_reported():
     cluster = unasked()
     cluster.leave("w1-uid")
-    cluster.verification.start = lambda *_: Answer("refused", "no quota")
+    cluster.verification.start = lambda *_: WriteResult("refused", "no quota")
     rounds(cluster, 62, 2)
     (message,) = found(cluster, "stuck")
     assert "its diagnostic did not start (no quota)" in message
@@ -159,7 +159,7 @@ def test_an_eviction_that_is_accepted_without_effect_is_repeated_once_and_then_r
 
     def accepted(target, fence):
         calls.append(target.uid)
-        return Answer("done")
+        return WriteResult("done")
 
     cluster.runs("w1-uid", state="running")
     cluster.workloads.evicted.clear()
@@ -257,7 +257,7 @@ def test_one_run_of_a_job_on_two_risky_nodes_is_asked_once_and_requeued_once():
     def requeued(target, fence):
         calls.append(target.uid)
         cluster.workloads.running.clear()  # it leaves both nodes
-        return Answer("done")
+        return WriteResult("done")
 
     cluster.workloads.evict = requeued
     cluster.scored(n1=0.95, n2=0.9)

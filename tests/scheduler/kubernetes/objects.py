@@ -9,7 +9,7 @@ from policy.plan import Action, Verb
 from scheduler.kubernetes.scheduler import KubernetesScheduler
 from scheduler.kubernetes.settings import KubernetesSettings
 from scheduler.ports.clock import ManualClock
-from scheduler.ports.readings import Answer, Precondition
+from scheduler.ports.readings import Precondition, WriteResult
 from tests.scheduler.kubernetes.api_world import Raw, World
 
 T0 = datetime(2026, 11, 21, 12, tzinfo=UTC)
@@ -108,7 +108,7 @@ class Hand:
         risk = None if verb == "release" else 0.9
         return Action(verb, name, tier, how.get("to", LEVELS[verb]), risk, end, ("its errors rise",))
 
-    def do(self, verb: Verb, name: str = "n1", **how: Any) -> Answer:
+    def do(self, verb: Verb, name: str = "n1", **how: Any) -> WriteResult:
         """Read a node again and carry an action out, as the controller does."""
         action = self.action(verb, name, **how)
         reading = self.scheduler.revalidate(name)

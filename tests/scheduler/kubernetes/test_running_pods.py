@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 import pytest
 
-from foundation.kubernetes.api import Object, Refused, Unreachable
+from foundation.kubernetes.api import ApiRefused, Object, Unreachable
 from policy.fleet import JobView
 from scheduler.kubernetes import running_pods
 from scheduler.kubernetes.api import ApiServer
@@ -139,7 +139,7 @@ def test_what_is_not_heard_of_is_listed(api: MemoryApi, monkeypatch: pytest.Monk
 
 def test_the_first_listing_fails_loudly_and_the_next_one_begins_the_watch(api: MemoryApi) -> None:
     pods = followed(api)
-    api.failures.append(Refused(403, "forbidden"))
+    api.failures.append(ApiRefused(403, "forbidden"))
     with pytest.raises(SchedulerError, match="forbidden"):
         pods.everywhere()
     assert not pods.watched

@@ -23,7 +23,7 @@ from scheduler.ledger.sqlite_ledger import SqliteLedger, fleet_of, inputs_of
 from scheduler.ports.errors import LedgerError
 from scheduler.ports.readings import Switches
 from scheduler.ports.records import RoundRecord
-from scheduler.ports.risks import Facts
+from scheduler.ports.risks import ReportedFacts
 from tests.policy.decide_world import STEP, T0
 from tests.scheduler.cluster import Cluster, without_our_taints
 from tests.scheduler.faults import Crash
@@ -38,7 +38,7 @@ def history(file):
     """A drain, a person's undoing, an over-budget node, an expiry."""
     cluster = Cluster(ledger=SqliteLedger(file))
     cluster.scored(n1=0.9, n2=0.4)
-    cluster.facts.facts = {"n6-1": Facts((Fact("row_remap_pending", T0),))}
+    cluster.facts.facts = {"n6-1": ReportedFacts((Fact("row_remap_pending", T0),))}
     cluster.round()
     cluster.clock.move(STEP)
     cluster.scored(n1=0.9, n3=0.8, n4=0.7, n5=0.95)

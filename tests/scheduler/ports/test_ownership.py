@@ -11,12 +11,12 @@ import pytest
 from policy.fleet import Level, NodeView
 from policy.plan import Action
 from scheduler.ports.node_object import Keys, NodeObject, Taint, after, marks_of, view_of
-from scheduler.ports.ownership import DamagedRecordError, Record, foreign_marks, sealed, unsealed
+from scheduler.ports.ownership import DamagedRecordError, OwnershipRecord, foreign_marks, sealed, unsealed
 from tests.policy.decide_world import HOUR, T0
 
 KEYS = Keys(avoid="team.example/avoid=yes")
 THEIRS = NodeObject("n", {"zone": "a"}, {"note": "theirs"}, (Taint("team", "a", "NoSchedule"),))
-RECORD = Record("high", 0.5, T0 + HOUR, Level.TAINTED).with_mark("reason", "a b")
+RECORD = OwnershipRecord("high", 0.5, T0 + HOUR, Level.TAINTED).with_mark("reason", "a b")
 Change = Callable[[NodeObject], NodeObject]
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policy.episodes import Alert, Outcome
+from policy.episodes import Alert, AlertOutcome
 from policy.fleet import Level, NodeView, Signals
 from policy.plan import Action, PolicyState
 from scheduler.ports.codec import object_of, plain_of
@@ -36,7 +36,7 @@ RELEASES = [action("release", level) for level in (Level.NONE, Level.PUBLISHED, 
 
 def test_every_setting_and_signal_comes_back_from_json():
     alert = Alert("g", "c/g", "high", T0, timedelta(hours=24), held_out=True)
-    signals = Signals(T0, missing_channels=("x",), outcomes=(Outcome(alert, "right", "w"),), reset_breaker_at=T0)
+    signals = Signals(T0, missing_channels=("x",), outcomes=(AlertOutcome(alert, "right", "w"),), reset_breaker_at=T0)
     given_ = config("g", rise_after=2)
     for value in (signals, given_, node("n", 0.5, None, facts=["xid 79"])):
         assert object_of(type(value), json.loads(json.dumps(plain_of(value))), "x") == value

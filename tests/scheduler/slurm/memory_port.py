@@ -8,7 +8,7 @@ from datetime import datetime
 
 from scheduler.ports.clock import ManualClock
 from scheduler.ports.errors import SchedulerError
-from scheduler.ports.readings import Answer
+from scheduler.ports.readings import WriteResult
 from scheduler.slurm.job import CheckpointSignal, SlurmJob
 from scheduler.slurm.node import NodeChange, SlurmNode
 
@@ -60,15 +60,15 @@ class MemorySlurm:
     def read_only(self) -> str | None:
         return self.version_problem
 
-    def update(self, node: str, change: NodeChange) -> Answer:
+    def update(self, node: str, change: NodeChange) -> WriteResult:
         fault = self.failing.pop(0) if self.failing else None
         if fault == "refused":
-            return Answer("refused", "Access/permission denied")
+            return WriteResult("refused", "Access/permission denied")
         if fault == "timeout_before":
-            return Answer("timeout", "no answer")
+            return WriteResult("timeout", "no answer")
         if fault == "timeout_late":
             self.late.append(lambda: self.update(node, change))
-            return Answer("timeout", "no answer")
+            return WriteResult("timeout", "no answer")
         self.writes.append((node, change))
         self.person(node, change.state, change.reason, user="slurm")
         current = self.all[node]
@@ -79,7 +79,7 @@ class MemorySlurm:
         )
         if self.meanwhile:
             self.meanwhile.pop(0)()
-        return Answer("timeout", "no answer") if fault == "timeout_after" else Answer("done")
+        return WriteResult("timeout", "no answer") if fault == "timeout_after" else WriteResult("done")
 
     def person(self, node: str, state: str | None, reason: str | None = None, user: str = "ann") -> None:
         """What `scontrol update State= Reason=` does to a node, by whomever."""
@@ -107,21 +107,21 @@ class MemorySlurm:
     def now(self) -> datetime:
         return self.clock.now().replace(microsecond=0)
 
-    def signal(self, job: SlurmJob, signal: CheckpointSignal) -> Answer:
+    def signal(self, job: SlurmJob, signal: CheckpointSignal) -> WriteResult:
         if job.number not in self.running:
-            return Answer("gone", "Invalid job id specified")
+            return WriteResult("gone", "Invalid job id specified")
         fault = self.failing.pop(0) if self.failing else None
         if fault == "timeout_before":
-            return Answer("timeout", "no answer")
+            return WriteResult("timeout", "no answer")
         self.sent.append((job.number, signal.name))
-        return Answer("timeout", "no answer") if fault == "timeout_after" else Answer("done")
+        return WriteResult("timeout", "no answer") if fault == "timeout_after" else WriteResult("done")
 
-    def requeue(self, job: SlurmJob) -> Answer:
+    def requeue(self, job: SlurmJob) -> WriteResult:
         if job.number not in self.running:
-            return Answer("gone", "Invalid job id specified")
+            return WriteResult("gone", "Invalid job id specified")
         self.requeued.append(job.requeue_name)
         self.running = {n: other for n, other in self.running.items() if other.leader != job.leader}
-        return Answer("done")
+        return WriteResult("done")
 
     def _answers(self) -> None:
         if self.unreadable:

@@ -13,7 +13,7 @@ from scheduler.controller.controller import Controller
 from scheduler.controller.settings import ControllerSettings
 from scheduler.ledger.sqlite_ledger import SqliteLedger
 from scheduler.ports.clock import ManualClock
-from scheduler.ports.readings import Answer, Precondition
+from scheduler.ports.readings import Precondition, WriteResult
 from scheduler.ports.report import RoundReport
 from scheduler.ports.risks import MemoryFacts, MemoryRisks
 from scheduler.slurm.folder import SharedFolder
@@ -81,7 +81,7 @@ class World:
         assert until is not None
         return until
 
-    def apply(self, action: Action, *, until: datetime | None = None, **other: object) -> Answer:
+    def apply(self, action: Action, *, until: datetime | None = None, **other: object) -> WriteResult:
         """Re-read, as the controller does, and apply."""
         reading = self.scheduler.revalidate(action.node)
         assert reading is not None

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policy.fleet import Level
-from scheduler.ports.ownership import DamagedRecordError, Record
+from scheduler.ports.ownership import DamagedRecordError, OwnershipRecord
 from scheduler.slurm.marks import (
     after,
     authored,
@@ -50,7 +50,7 @@ def done(node: SlurmNode, *verbs: str, settings: SlurmSettings = SETTINGS) -> Sl
 
 @given(extra=EXTRAS, tier=st.sampled_from(["watch", "high"]), risk=st.none() | st.floats(0, 1))
 def test_a_record_goes_into_any_extra_and_out_again_and_leaves_the_rest(extra, tier, risk):
-    record = Record(tier, risk, T0, Level.SOFT, weight=3, soft=1_000_003)
+    record = OwnershipRecord(tier, risk, T0, Level.SOFT, weight=3, soft=1_000_003)
     held = with_record(extra, record, "n0")
     result = record_in(held, "n0")
     assert result is not None
@@ -72,7 +72,7 @@ def test_a_record_goes_into_any_extra_and_out_again_and_leaves_the_rest(extra, t
 
 
 def test_text_that_is_added_after_the_record_stays_and_the_record_is_read():
-    record = Record("high", 0.5, T0, Level.SOFT, weight=3, soft=1_000_003)
+    record = OwnershipRecord("high", 0.5, T0, Level.SOFT, weight=3, soft=1_000_003)
     noted = with_record("rack=7", record, "n0") + " ops note"
     assert record_in(noted, "n0") == record
     assert with_record(noted, None, "n0") == "rack=7 ops note"
@@ -80,7 +80,7 @@ def test_text_that_is_added_after_the_record_stays_and_the_record_is_read():
 
 def edited(change) -> str:
     """An extra whose record somebody changed by hand."""
-    content = json.loads(with_record("", Record("high", 0.5, T0 + HOUR, Level.SOFT, weight=3, soft=9), "n0"))
+    content = json.loads(with_record("", OwnershipRecord("high", 0.5, T0 + HOUR, Level.SOFT, weight=3, soft=9), "n0"))
     change(content["predrain"])
     return json.dumps(content)
 
@@ -97,7 +97,7 @@ def edited(change) -> str:
         edited(lambda record: record.update(note="RMA 4711")),
         edited(lambda record: record.pop("seal")),
         edited(lambda record: record.update(seal="0" * 12)),
-        with_record("", Record("high", 0.5, T0 + HOUR, Level.SOFT, weight=3, soft=9), "n1"),
+        with_record("", OwnershipRecord("high", 0.5, T0 + HOUR, Level.SOFT, weight=3, soft=9), "n1"),
     ],
 )
 def test_an_edited_or_copied_record_proves_nothing_and_is_reported(extra):
@@ -113,7 +113,7 @@ def test_an_edited_or_copied_record_proves_nothing_and_is_reported(extra):
 
 
 def test_a_record_that_a_tool_wrote_again_in_its_own_way_is_intact():
-    record = Record("high", 0.5, T0 + HOUR, Level.SOFT, weight=3, soft=9)
+    record = OwnershipRecord("high", 0.5, T0 + HOUR, Level.SOFT, weight=3, soft=9)
     content = json.loads(with_record('{"a": 1}', record, "n0"))
     again = json.dumps({"predrain": dict(sorted(content["predrain"].items(), reverse=True)), "b": 2}, indent=2)
     assert record_in(again, "n0") == record

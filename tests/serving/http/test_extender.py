@@ -20,7 +20,7 @@ from scheduler.ports.readings import Switches
 from serving.http.acting import ControllerDecisions
 from serving.http.extender import MOST_PRIORITY, filter_result, kept_nodes, priorities, priority
 from serving.http.limits import ServiceSettings
-from serving.scores.fleet import Fleet, state_of
+from serving.scores.fleet import ScoredFleet, state_of
 from serving.scores.reading import Scores
 from tests.policy.decide_world import config
 from tests.scheduler.cluster import Cluster
@@ -31,11 +31,11 @@ TIERS = ("clear", "watch", "elevated", "high")
 ORDER = {tier: place for place, tier in enumerate(TIERS)}
 
 
-def fleet_of(records: list[RiskRecord]) -> Fleet:
+def fleet_of(records: list[RiskRecord]) -> ScoredFleet:
     nodes: dict[str, list[RiskRecord]] = {}
     for risk in records:
         nodes.setdefault(risk.node, []).append(risk)
-    return Fleet(
+    return ScoredFleet(
         Scores(
             "20260101T060000Z",
             {risk.unit: risk for risk in records},
@@ -50,7 +50,7 @@ def fleet_of(records: list[RiskRecord]) -> Fleet:
 
 
 @st.composite
-def fleets(draw: st.DrawFn) -> Fleet:
+def fleets(draw: st.DrawFn) -> ScoredFleet:
     units = draw(
         st.lists(
             st.tuples(
@@ -74,13 +74,13 @@ asked = st.lists(st.sampled_from([f"n{number}" for number in range(8)]), unique=
 later = st.integers(-60, 800).map(lambda minutes: NOW + timedelta(minutes=minutes))
 
 
-def really_high(fleet: Fleet, node: str, now: Any) -> bool:
+def really_high(fleet: ScoredFleet, node: str, now: Any) -> bool:
     """Whether any of a node's GPUs is high by a score that holds: written without the code under test."""
     units = [unit for unit in fleet.scores.units.values() if unit.node == node]
     return any(unit.risk is not None and unit.tier == "high" and now < unit.expires_at for unit in units)
 
 
-def plain_risk(fleet: Fleet, node: str, now: Any) -> Fraction:
+def plain_risk(fleet: ScoredFleet, node: str, now: Any) -> Fraction:
     left = Fraction(1)
     for unit in fleet.scores.units.values():
         if unit.node == node and unit.risk is not None and now < unit.expires_at:
@@ -91,7 +91,7 @@ def plain_risk(fleet: Fleet, node: str, now: Any) -> Fraction:
 @settings(max_examples=60)
 @given(fleets(), asked, later)
 def test_only_nodes_of_tier_high_by_scores_that_hold_are_removed_and_never_all(
-    fleet: Fleet, names: list[str], now: Any
+    fleet: ScoredFleet, names: list[str], now: Any
 ) -> None:
     kept, removed = kept_nodes(names, fleet, now)
     assert sorted([*kept, *removed]) == sorted(names)
@@ -110,7 +110,7 @@ def test_only_nodes_of_tier_high_by_scores_that_hold_are_removed_and_never_all(
 @settings(max_examples=60)
 @given(fleets(), asked, later)
 def test_priorities_are_whole_numbers_in_range_and_fall_with_tier_and_risk(
-    fleet: Fleet, names: list[str], now: Any
+    fleet: ScoredFleet, names: list[str], now: Any
 ) -> None:
     given_scores = priorities(names, fleet, now)
     assert [entry["Host"] for entry in given_scores] == names
@@ -132,7 +132,7 @@ def test_priorities_are_whole_numbers_in_range_and_fall_with_tier_and_risk(
 
 @settings(max_examples=60)
 @given(fleets(), later)
-def test_a_nodes_risk_is_that_any_of_its_known_gpus_fails(fleet: Fleet, now: Any) -> None:
+def test_a_nodes_risk_is_that_any_of_its_known_gpus_fails(fleet: ScoredFleet, now: Any) -> None:
     for node, units in fleet.scores.nodes.items():
         state = fleet.state(node, now)
         assert state == state_of(node, units, None, now)
@@ -241,7 +241,7 @@ def test_the_extender_asks_for_no_token_and_outlives_damaged_scores(tmp_path: Pa
     fleets(), asked, later, st.sampled_from([0.0, 0.1, 0.25, 0.5, 1.0]), st.sets(st.sampled_from(["n0", "n1", "n2"]))
 )
 def test_no_more_than_a_share_is_removed_and_only_what_the_controller_keeps_work_off(
-    fleet: Fleet, names: list[str], now: Any, share: float, out: set[str]
+    fleet: ScoredFleet, names: list[str], now: Any, share: float, out: set[str]
 ) -> None:
     _, removed = kept_nodes(names, fleet, now, dict.fromkeys(out, now + timedelta(minutes=1)), share)
     assert set(removed) <= out

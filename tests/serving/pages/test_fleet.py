@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from serving.pages.charts import MOST_NODES, draw, shade
 from serving.pages.fleet_table import FleetQuery, PageSort, natural, select, table_rows
 from serving.pages.rendering import percent
-from serving.scores.fleet import Fleet
-from serving.scores.reading import Place, Scores, read_scores, span
+from serving.scores.fleet import ScoredFleet
+from serving.scores.reading import Scores, UnitPlace, read_scores, span
 from tests.serving.http.world import DECIDED, NOW, Running, record, running, small_fleet, write_scores
 from tests.serving.pages.page_world import Page, a_week, look
 
@@ -171,7 +171,7 @@ def test_a_heat_map_of_too_many_nodes_leaves_out_clear_ones_first(tmp_path: Path
     records = [record(f"g{at}", f"n{at}", 0.9 if at > many - 6 else 0.001, "high" if at > many - 6 else "clear")
                for at in range(many)]  # fmt: skip
     write_scores(tmp_path, records)
-    fleet = Fleet(read_scores(tmp_path))
+    fleet = ScoredFleet(read_scores(tmp_path))
     nodes, gpus = table_rows(fleet, {}, NOW)
     assert len(nodes) == len(gpus) == many
     drawn = draw(nodes, fleet, NOW)
@@ -180,7 +180,7 @@ def test_a_heat_map_of_too_many_nodes_leaves_out_clear_ones_first(tmp_path: Path
 
 
 def test_racks_and_groups_narrow_the_view() -> None:
-    rows = {"n1": Place(rack="rack-2", group="a"), "n2": Place(rack="rack-10", group="b"), "n3": Place()}
+    rows = {"n1": UnitPlace(rack="rack-2", group="a"), "n2": UnitPlace(rack="rack-10", group="b"), "n3": UnitPlace()}
     fleet = _fleet_of([(name, 0.1) for name in rows])
     places = {f"GPU-{name}": place for name, place in rows.items()}
     nodes, _ = table_rows(fleet, places, NOW)
@@ -212,15 +212,15 @@ def test_any_order_keeps_every_row_and_puts_the_unknown_last(
         assert risks == [*sorted(known, reverse=sort == "-risk"), *[None] * (len(risks) - len(known))]
 
 
-def _fleet_of(nodes: list[tuple[str, float | None]]) -> Fleet:
-    return Fleet(Scores.of([record(f"GPU-{name}", name, risk) for name, risk in nodes], {}))
+def _fleet_of(nodes: list[tuple[str, float | None]]) -> ScoredFleet:
+    return ScoredFleet(Scores.of([record(f"GPU-{name}", name, risk) for name, risk in nodes], {}))
 
 
 @pytest.mark.parametrize(("source", "tier"), [("given", "high"), ("a precision of 85 %", "clear")])
 def test_eight_gpus_of_low_risk_make_a_high_node_by_a_threshold_of_ones_own_alone(source: str, tier: str) -> None:
     eight = [record(f"GPU-{place}", "node", 0.05) for place in range(8)]
     by = {"thresholds": {"high": 0.3}, "threshold_sources": {"high": source}}
-    state = Fleet(Scores.of(eight, by)).state("node", NOW)
+    state = ScoredFleet(Scores.of(eight, by)).state("node", NOW)
     assert state is not None
     assert state.tier == tier
 

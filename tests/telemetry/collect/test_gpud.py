@@ -24,7 +24,7 @@ from telemetry.accounting import Accounting
 from telemetry.collect.gpud import EVENTS, NO_EVIDENCE, EventSink, EventsWatch
 from telemetry.collect.kubernetes.rules import KubernetesRules, load_rules
 from telemetry.collect.outbox import Outbox
-from telemetry.collect.scraping.collector import SCRAPES, Collector, ScrapeSettings
+from telemetry.collect.scraping.collector import SCRAPES, ScrapeCollector, ScrapeSettings
 from telemetry.collect.scraping.scraper import PAGE_BYTES, Scraper
 from telemetry.collect.scraping.targets import read_targets
 from telemetry.importing.event_runs import dedupe_events
@@ -97,7 +97,7 @@ class Collected:
         self.accounting = Accounting()
         with Outbox(self.landing, "gpud", self.accounting) as outbox:
             sink = EventSink(outbox)
-            collector = Collector(
+            collector = ScrapeCollector(
                 read_targets=lambda: read_targets([self.targets], EVENTS),
                 fetch=Scraper(connect_to("http://targets"), timeout_s=5).fetch,
                 watch=partial(

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foundation.errors import InputError
-from foundation.http import Answer, BodyTooLarge, Connection, HttpError
+from foundation.http import BodyTooLarge, Connection, HttpError, HttpResponse
 from telemetry.collect import pushing
 from telemetry.collect.pushing import HttpTarget, Later, Pusher, Rejected, Spool, parse_bytes
 from telemetry.landing.folder import Landing
@@ -195,20 +195,20 @@ PROBLEM = json.dumps({"title": "Unprocessable", "detail": "unknown column 'x'"})
 @pytest.mark.parametrize(
     ("answer", "raised", "reason", "after_s"),
     [
-        (Answer(PROBLEM, {}, 0.1, 422), Rejected, "answered 422: unknown column 'x'", None),
-        (Answer(b"no", {"retry-after": "17"}, 0.1, 429), Later, "answered 429", 17.0),
-        (Answer(b"no", {"retry-after": "999999999"}, 0.1, 503), Later, "answered 503", 3600.0),
-        (Answer(b"no", {}, 0.1, 500), Later, "answered 500", None),
-        (Answer(b"no", {}, 0.1, 401), Later, "answered 401; check the token", None),
-        (Answer(b"no", {"location": "elsewhere"}, 0.1, 302), Later, "answered 302", None),
-        (BodyTooLarge("long", Answer(b"", {}, 0.1, 500)), Later, "answered 500", None),
+        (HttpResponse(PROBLEM, {}, 0.1, 422), Rejected, "answered 422: unknown column 'x'", None),
+        (HttpResponse(b"no", {"retry-after": "17"}, 0.1, 429), Later, "answered 429", 17.0),
+        (HttpResponse(b"no", {"retry-after": "999999999"}, 0.1, 503), Later, "answered 503", 3600.0),
+        (HttpResponse(b"no", {}, 0.1, 500), Later, "answered 500", None),
+        (HttpResponse(b"no", {}, 0.1, 401), Later, "answered 401; check the token", None),
+        (HttpResponse(b"no", {"location": "elsewhere"}, 0.1, 302), Later, "answered 302", None),
+        (BodyTooLarge("long", HttpResponse(b"", {}, 0.1, 500)), Later, "answered 500", None),
         (HttpError("no connection in time"), Later, "no connection in time", None),
         (InputError("the file cannot be read", "--bearer-token-file", ""), Later, "the file cannot be read", None),
     ],
 )
 def test_each_answer_has_a_meaning(
     path: Path,
-    answer: Answer | Exception,
+    answer: HttpResponse | Exception,
     raised: type[Rejected | Later],
     reason: str,
     after_s: float | None,
@@ -216,7 +216,7 @@ def test_each_answer_has_a_meaning(
 ) -> None:
     requests: list[dict[str, Any]] = []
 
-    def ask(connection: Connection, method: str, path: str, **request: Any) -> Answer:
+    def ask(connection: Connection, method: str, path: str, **request: Any) -> HttpResponse:
         requests.append(request)
         if isinstance(answer, Exception):
             raise answer

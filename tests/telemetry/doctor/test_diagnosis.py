@@ -4,7 +4,7 @@ import json
 
 from telemetry.dataset.channels import CATALOGUE
 from telemetry.doctor.diagnosis import ChannelState, Diagnosis, diagnose
-from telemetry.doctor.observation import ChannelSeen, Finding
+from telemetry.doctor.observation import ChannelSeen, TelemetryFinding
 from telemetry.doctor.report import as_dict, as_text
 from tests.telemetry.doctor.looks import H100, IMPORTANCE, observation, without
 
@@ -106,7 +106,7 @@ def test_scrape_channels_come_from_our_own_collector() -> None:
 
 
 def test_findings_that_spoil_telemetry_make_a_source_ill_and_others_do_not() -> None:
-    problem, note = Finding("the clock is off", "Set it."), Finding("it is Sunday", problem=False)
+    problem, note = TelemetryFinding("the clock is off", "Set it."), TelemetryFinding("it is Sunday", problem=False)
     assert diagnose(observation(findings=(note,)), IMPORTANCE, "said", CATALOGUE).healthy
     ill = diagnose(observation(findings=(note, problem)), IMPORTANCE, "said", CATALOGUE)
     assert not ill.healthy

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from foundation.errors import InputError
-from foundation.http import Answer, Connection
+from foundation.http import Connection, HttpResponse
 from telemetry.collect.series.exposition import Sample, parse_line
 from telemetry.collect.series.identity import SeriesCatalogue
 from telemetry.collect.series.rows import NO_NUMBER
@@ -28,7 +28,7 @@ OLD = f" {int((NOW - timedelta(minutes=20)).timestamp() * 1000)}"
 
 
 def look(text: str, *, elapsed_s: float = 0.1, date: datetime = NOW) -> Observation:
-    answer = Answer(b"", {"date": format_datetime(date, usegmt=True)}, elapsed_s)
+    answer = HttpResponse(b"", {"date": format_datetime(date, usegmt=True)}, elapsed_s)
     return observe_body(text.encode(), SeriesCatalogue(CATALOGUE, default_node="node"), "here", NOW, answer)
 
 
@@ -139,7 +139,7 @@ def ask_prometheus(monkeypatch: pytest.MonkeyPatch, text: str, *names: str, down
     """Look at a server that has the series of a page, and further names of metrics."""
     samples: list[Sample] = [sample for line in text.splitlines() if (sample := parse_line(line))]
 
-    def fetch(_connection: Connection, path: str, *, form: Mapping[str, str] | None, **_more: Any) -> Answer:
+    def fetch(_connection: Connection, path: str, *, form: Mapping[str, str] | None, **_more: Any) -> HttpResponse:
         data: Any = [*dict.fromkeys(sample.name for sample in samples), *names]
         if form is not None:
             query, vector = form["query"], [({}, float(down))] if down else []
@@ -150,7 +150,7 @@ def ask_prometheus(monkeypatch: pytest.MonkeyPatch, text: str, *names: str, down
             elif query.startswith("count by (job)"):
                 vector = [({"job": "dcgm"}, 3.0)]
             data = {"result": [{"metric": metric, "value": [0, str(value)]} for metric, value in vector]}
-        return Answer(json.dumps({"status": "success", "data": data}).encode(), {}, 0.01)
+        return HttpResponse(json.dumps({"status": "success", "data": data}).encode(), {}, 0.01)
 
     monkeypatch.setattr(series_source, "_fetch", fetch)
     return observe_prometheus(Connection("http://prometheus:9090"), channels=CATALOGUE, now=NOW)
@@ -176,6 +176,6 @@ def test_metrics_that_stopped_and_targets_that_are_down_are_findings(monkeypatch
 
 @pytest.mark.parametrize("body", [b"<html>log in</html>", b'{"status": "error"}', b"[]", b'{"status": "success"}'])
 def test_answers_that_are_not_of_prometheus(monkeypatch: pytest.MonkeyPatch, body: bytes) -> None:
-    monkeypatch.setattr(series_source, "_fetch", lambda *_given, **_more: Answer(body, {}, 0.01))
+    monkeypatch.setattr(series_source, "_fetch", lambda *_given, **_more: HttpResponse(body, {}, 0.01))
     with pytest.raises(InputError, match="the answer is not of Prometheus' API"):
         observe_prometheus(Connection("http://prometheus:9090"), channels=CATALOGUE, now=NOW)

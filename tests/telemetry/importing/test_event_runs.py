@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from features.config import FeatureSection, LabelSection
-from features.groups.history import History, history_columns
-from features.labels.evidence import Record
+from features.groups.history import EventHistory, history_columns
+from features.labels.evidence import IncidentEvidence
 from features.labels.incidents import find_incidents, known_onsets
 from features.labels.outages import down_intervals
 from telemetry.importing.event_runs import KEPT_PER_MINUTE, dedupe_events, merge_floods, stack_events, total_count
@@ -205,14 +205,17 @@ def test_labels_and_counts_of_a_flood_are_those_of_its_events(bursts: list[tuple
     labels = LabelSection()
     pd.testing.assert_frame_equal(*(find_incidents(frame, inventory, labels) for frame in (merged, events)))
     for view in (known_onsets, down_intervals):
-        pd.testing.assert_frame_equal(*(view(Record.of(frame, inventory, labels)) for frame in (merged, events)))
+        pd.testing.assert_frame_equal(
+            *(view(IncidentEvidence.of(frame, inventory, labels)) for frame in (merged, events))
+        )
     asked = pd.DataFrame(
         {"decision_time": [DAY + timedelta(days=day) for day in range(1, 14)], "node": "n", "unit": "g"}
     )
     asked["decision_time"] = asked["decision_time"].astype("datetime64[ms, UTC]")
     section = FeatureSection()
     values = [
-        History.of(Record.of(frame, inventory, labels), section, inventory).values(asked) for frame in (merged, events)
+        EventHistory.of(IncidentEvidence.of(frame, inventory, labels), section, inventory).values(asked)
+        for frame in (merged, events)
     ]
     recency = np.array([column.statistic == "recency" for column in history_columns(section)])
     np.testing.assert_array_equal(values[0][:, ~recency], values[1][:, ~recency])

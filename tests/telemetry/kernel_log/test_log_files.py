@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from foundation.errors import InputError
 from telemetry.kernel_log import log_files
-from telemetry.kernel_log.dating import Clock as LogClock
+from telemetry.kernel_log.dating import LogContext as LogClock
 from telemetry.kernel_log.dating import date_lines
-from telemetry.kernel_log.log_files import LogFile, LogFiles, Place
+from telemetry.kernel_log.log_files import LogFile, LogFiles, LogPosition
 from telemetry.kernel_log.stamps import parse_header
 from tests.telemetry.collect.builders import NOW, Clock
 
@@ -36,7 +36,7 @@ def everything(file: LogFile, *, final: bool = False) -> list[str]:
 
 
 def restarted(file: LogFile) -> LogFile:
-    return LogFile(file.path, None if file.place is None else Place(**json.loads(json.dumps(asdict(file.place)))))
+    return LogFile(file.path, None if file.place is None else LogPosition(**json.loads(json.dumps(asdict(file.place)))))
 
 
 @pytest.fixture

@@ -13,11 +13,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from foundation.errors import InputError
-from foundation.http import Answer as Page
+from foundation.http import HttpResponse as Page
 from telemetry.accounting import Accounting
 from telemetry.collect.buffer import RowBuffer
 from telemetry.collect.exporters import PageSink, PageWatch, fleet_catalogue
-from telemetry.collect.scraping.collector import Collector, ScrapeSettings
+from telemetry.collect.scraping.collector import ScrapeCollector, ScrapeSettings
 from telemetry.collect.scraping.targets import Target, parse_target
 from telemetry.collect.series.mapping import SourceMapping
 from telemetry.dataset.channels import CATALOGUE
@@ -108,12 +108,12 @@ def make_collector(
     *,
     landing: Any = None,
     settings: ScrapeSettings | None = None,
-) -> Collector:
+) -> ScrapeCollector:
     landing = landing or Landing(root, writer="exporters", channels=CATALOGUE)
     made = [target if isinstance(target, Target) else parse_target(target, "test") for target in targets]
     settings, accounting = settings or ScrapeSettings(), Accounting()
     catalogue = fleet_catalogue(CATALOGUE, SourceMapping())
-    return Collector(
+    return ScrapeCollector(
         read_targets=lambda: made,
         fetch=fetcher.fetch,
         watch=lambda target: PageWatch(target, catalogue, accounting),
@@ -130,7 +130,7 @@ def run_virtual(work: Callable[[], Awaitable[Any]]) -> Any:
         return runner.run(work())
 
 
-async def run_for(collector: Collector, seconds: float) -> None:
+async def run_for(collector: ScrapeCollector, seconds: float) -> None:
     stop = asyncio.Event()
     asyncio.get_running_loop().call_later(seconds, stop.set)
     await collector.run(stop)
@@ -138,10 +138,10 @@ async def run_for(collector: Collector, seconds: float) -> None:
 
 def collect(
     root: Path, answer: Answer | FakeFetcher, seconds: float, targets: Sequence[str] = ("n1",), **more: Any
-) -> Collector:
+) -> ScrapeCollector:
     """Scrape for some virtual seconds, or once; give the collector, ended."""
 
-    async def work() -> Collector:
+    async def work() -> ScrapeCollector:
         fetcher = answer if isinstance(answer, FakeFetcher) else FakeFetcher(answer)
         collector = make_collector(root, fetcher, list(targets), **more)
         with contextlib.suppress(InputError):  # nothing could be scraped, or written

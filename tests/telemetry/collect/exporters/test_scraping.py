@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from foundation.http import Answer, Connection
+from foundation.http import Connection, HttpResponse
 from telemetry.collect.scraping.scraper import PAGE_BYTES, ScrapeError, Scraper
 from tests.telemetry.collect.exporters.exporter_pages import exporter_page
 
@@ -32,10 +32,10 @@ def always(data: bytes, *, close: bool = False) -> Handler:
 
 def fetch(
     handler: Handler, *, timeout_s: float = 60.0, token: Path | None = None, times: int = 1
-) -> list[Answer | ScrapeError]:
+) -> list[HttpResponse | ScrapeError]:
     """Start a server, scrape it some times, return the outcomes."""
 
-    async def work() -> list[Answer | ScrapeError]:
+    async def work() -> list[HttpResponse | ScrapeError]:
         async def client(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             try:
                 while not writer.is_closing():
@@ -47,7 +47,7 @@ def fetch(
 
         server = await asyncio.start_server(client, "127.0.0.1", 0)
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/metrics"
-        outcomes: list[Answer | ScrapeError] = []
+        outcomes: list[HttpResponse | ScrapeError] = []
         scraper = Scraper(Connection("http://targets", bearer_token_file=token), timeout_s=timeout_s)
         for _ in range(times):
             try:
@@ -70,7 +70,7 @@ def failure(handler: Handler, **options: object) -> ScrapeError:
 def test_a_page_comes_with_its_time_and_the_servers_clock() -> None:
     head = ("Content-Type: text/plain; version=0.0.4; charset=utf-8", "Date: Sun, 01 Mar 2026 00:00:07 GMT")
     (outcome,) = fetch(always(answer(PAGE, *head)))
-    assert isinstance(outcome, Answer)
+    assert isinstance(outcome, HttpResponse)
     assert outcome.body == PAGE
     assert outcome.headers["date"] == head[1].removeprefix("Date: ")
     assert 0 < outcome.duration_s < 60
@@ -121,7 +121,7 @@ def test_an_endless_page_is_refused_before_it_has_arrived(monkeypatch: pytest.Mo
     assert str(error) == f"too_large: the answer has more than {PAGE_BYTES:,} bytes"
     monkeypatch.setattr("telemetry.collect.scraping.scraper.PAGES_BYTES", 1 << 20)
     assert "all pages under way have more than 1,048,576 bytes" in str(failure(handler))
-    assert isinstance(fetch(always(answer(PAGE)), times=2)[1], Answer)
+    assert isinstance(fetch(always(answer(PAGE)), times=2)[1], HttpResponse)
 
 
 def test_credentials_are_shown_and_read_again(tmp_path: Path) -> None:

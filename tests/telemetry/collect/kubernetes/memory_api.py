@@ -6,7 +6,7 @@ import copy
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from foundation.kubernetes.api import Object, Refused
+from foundation.kubernetes.api import ApiRefused, Object
 from foundation.kubernetes.client import KubernetesClient
 
 NODES, PODS, EVENTS = "/api/v1/nodes", "/api/v1/pods", "/api/v1/events"
@@ -50,7 +50,7 @@ class MemoryApi(KubernetesClient):
             return {"items": items, "metadata": {"resourceVersion": str(self.version)}}
         folder, _, name = path.rpartition("/")
         if (folder, name) not in self.objects:
-            raise Refused(404, f"{path} not found")
+            raise ApiRefused(404, f"{path} not found")
         return self.objects[(folder, name)]
 
     def watch(

@@ -16,8 +16,8 @@ import urllib3
 import yaml
 
 from foundation.errors import InputError
-from foundation.kubernetes.api import ClientLimits, Refused, Unreachable
-from foundation.kubernetes.client import KubernetesClient, RateLimit, connect
+from foundation.kubernetes.api import ApiRefused, ClientLimits, Unreachable
+from foundation.kubernetes.client import KubernetesClient, RequestRate, connect
 from tests.http_server import Handler, serving
 
 
@@ -122,7 +122,7 @@ def test_what_does_not_pass_is_given_up(
     server: Server, cluster: KubernetesClient, pauses: list[float], given: list[bytes | float], error: str, tries: int
 ) -> None:
     server.answers = [given] * tries
-    with pytest.raises((Refused, Unreachable), match=error):
+    with pytest.raises((ApiRefused, Unreachable), match=error):
         cluster.get("/x")
     assert len(pauses) == tries - 1
 
@@ -182,7 +182,7 @@ def test_a_watch_that_is_cut_or_refused_says_so(
     server: Server, cluster: KubernetesClient, given: list[bytes | float], error: str
 ) -> None:
     server.answers = [given]
-    with pytest.raises((Unreachable, Refused), match=error):
+    with pytest.raises((Unreachable, ApiRefused), match=error):
         watched(cluster)
 
 
@@ -237,7 +237,7 @@ def test_requests_are_held_to_their_rate_after_a_burst(monkeypatch: pytest.Monke
 
     monkeypatch.setattr("time.monotonic", lambda: now)
     monkeypatch.setattr("time.sleep", sleep)
-    rate, times = RateLimit(10.0, 5), []
+    rate, times = RequestRate(10.0, 5), []
     for taken in range(32):
         now += 100 if taken == 25 else 0
         rate.wait()

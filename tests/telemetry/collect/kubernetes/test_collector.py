@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from foundation.errors import InputError
-from foundation.kubernetes.api import Refused, Unreachable
+from foundation.kubernetes.api import ApiRefused, Unreachable
 from predrain.command import app
 from telemetry.collect.kubernetes.collector import KubernetesCollector
 from telemetry.collect.kubernetes.rules import default_rules
@@ -141,8 +141,8 @@ def test_only_jobs_of_the_selected_namespaces(world: World) -> None:
 @pytest.mark.parametrize(
     ("failure", "message"),
     [
-        (Refused(403, 'cannot list resource "nodes"'), r"refuses: cannot list.*collector-rbac\.yaml"),
-        (Refused(401, "Unauthorized"), "refuses: Unauthorized.*token or certificate"),
+        (ApiRefused(403, 'cannot list resource "nodes"'), r"refuses: cannot list.*collector-rbac\.yaml"),
+        (ApiRefused(401, "Unauthorized"), "refuses: Unauthorized.*token or certificate"),
         (Unreachable("connection refused"), "does not answer: connection refused"),
     ],
 )

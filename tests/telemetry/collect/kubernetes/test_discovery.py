@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from foundation.errors import InputError
-from foundation.kubernetes.api import Refused, Unreachable
+from foundation.kubernetes.api import ApiRefused, Unreachable
 from telemetry.collect.kubernetes.discovery import service_exporters, slice_exporters
 from tests.telemetry.collect.kubernetes.memory_api import MemoryApi
 
@@ -65,7 +65,7 @@ def test_which_port(port: int | str | None, ports: list[dict[str, Any]], url: st
 @pytest.mark.parametrize(
     ("failure", "message"),
     [
-        (Refused(403, "forbidden"), r"refuses: forbidden.*kubernetes:gpu-operator/dcgm.*collector-rbac"),
+        (ApiRefused(403, "forbidden"), r"refuses: forbidden.*kubernetes:gpu-operator/dcgm.*collector-rbac"),
         (Unreachable("refused"), "does not answer"),
     ],
 )

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from foundation.instants import to_ms
-from foundation.kubernetes.api import Refused
+from foundation.kubernetes.api import ApiRefused
 from telemetry.collect.kubernetes.jobs import JobTracker, PodRun, gpus_of, pod_run
 from telemetry.collect.kubernetes.rules import default_rules
 from tests.telemetry.collect.kubernetes.memory_api import MemoryApi
@@ -202,7 +202,7 @@ def test_a_pod_with_claims_counts_the_gpus_that_they_hold() -> None:
 
 def test_claims_that_may_not_be_read_are_asked_for_once(caplog: pytest.LogCaptureFixture) -> None:
     api = MemoryApi()
-    api.failures = [Refused(403, "forbidden")]
+    api.failures = [ApiRefused(403, "forbidden")]
     assert Tracked(api=api).see(with_claim("a"), with_claim("b")) == []
     assert len(api.asked) == 1
     assert "forbidden" in caplog.text

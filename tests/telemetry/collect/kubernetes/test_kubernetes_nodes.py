@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from foundation.errors import InputError
-from telemetry.collect.kubernetes.nodes import NodeTracker, NodeView, node_changes, view_of
+from telemetry.collect.kubernetes.nodes import NodeTracker, ObservedKubernetesNode, node_changes, view_of
 from telemetry.collect.kubernetes.rules import KubernetesRules, default_rules, load_rules
 from tests.telemetry.collect.kubernetes.objects import EARLIER, NOW, condition, node, saved_and_read, taint
 
@@ -161,7 +161,7 @@ TAINTS = [taint("medik8s.io/drain"), taint("predrain.io/at-risk"), taint("karpen
     )
 )
 def test_drains_and_releases_always_say_whether_the_node_is_drained(looks: list[tuple[bool, set[int], bool]]) -> None:
-    view: NodeView | None = None
+    view: ObservedKubernetesNode | None = None
     drained = False
     for is_cordoned, taints, saved in looks:
         after = view_of(node(cordoned=is_cordoned, taints=[TAINTS[i] for i in sorted(taints)]), RULES)
@@ -171,7 +171,7 @@ def test_drains_and_releases_always_say_whether_the_node_is_drained(looks: list[
         drained = drained and not releases
         drained = drained or any(event.source != "predrain" for event in drains if event not in releases)
         assert drained == (is_cordoned or bool(taints - {1}))
-        view = saved_and_read(NodeView, after) if saved else after
+        view = saved_and_read(ObservedKubernetesNode, after) if saved else after
         assert view == after
 
 

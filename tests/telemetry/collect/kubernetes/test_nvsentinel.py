@@ -8,7 +8,7 @@ import pytest
 
 from telemetry.collect.event import Event
 from telemetry.collect.kubernetes.events import NoticeReader, NoticeTracker
-from telemetry.collect.kubernetes.nodes import NodeView, node_changes, view_of
+from telemetry.collect.kubernetes.nodes import ObservedKubernetesNode, node_changes, view_of
 from telemetry.collect.kubernetes.rules import default_rules
 from telemetry.dataset.schema import INVENTORY, conform
 from telemetry.importing.event_runs import dedupe_events
@@ -38,7 +38,7 @@ def looked_at(*looks: dict[str, Any]) -> list[Event]:
     """Return what the last of some looks at a node shows."""
     view, events = None, []
     for look in looks:
-        after = saved_and_read(NodeView, view_of(look, default_rules()))
+        after = saved_and_read(ObservedKubernetesNode, view_of(look, default_rules()))
         view, events = after, node_changes(view, after, NOW)
     return events
 

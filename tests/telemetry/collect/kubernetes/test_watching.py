@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from foundation.kubernetes.api import Object, Refused, Unreachable
+from foundation.kubernetes.api import ApiRefused, Object, Unreachable
 from foundation.kubernetes.watching import ChangeKind, Resource, Tracker, follow
 from telemetry.collect.event import Event
 from tests.telemetry.collect.kubernetes.memory_api import NODES, MemoryApi
@@ -86,7 +86,7 @@ def test_changes_come_once_each_also_after_a_cut(api: MemoryApi) -> None:
 
 def test_the_server_was_heard_of_with_each_watch_that_it_accepts_and_not_since_it_refused(api: MemoryApi) -> None:
     def refuse() -> None:
-        api.failures = [Refused(403, "no")]
+        api.failures = [ApiRefused(403, "no")]
 
     began = time.monotonic()
     assert began <= Followed(api, 2).resource.heard_s <= time.monotonic()
@@ -114,7 +114,7 @@ def test_a_refusal_is_waited_out_as_long_as_asked_and_logged_once(
     api: MemoryApi, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
-    api.failures = [Refused(429, "slow down", 7.0), Refused(403, "no"), Unreachable("gone"), Unreachable("gone")]
+    api.failures = [ApiRefused(429, "slow down", 7.0), ApiRefused(403, "no"), Unreachable("gone"), Unreachable("gone")]
     seen = Followed(api, 6)
     assert seen.waits[0] == 7.0
     assert all(wait > 0 for wait in seen.waits)

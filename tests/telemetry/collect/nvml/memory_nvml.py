@@ -10,7 +10,7 @@ from typing import Any
 from telemetry.collect.nvml.child import Message, Session
 from telemetry.collect.nvml.library import Identity, Library, NvmlFault
 from telemetry.collect.nvml.node_reader import Ended, NodeReader, Process, Silent
-from telemetry.collect.nvml.questions import Call
+from telemetry.collect.nvml.questions import NvmlQuery
 
 _NOT_SUPPORTED = 3
 
@@ -72,7 +72,7 @@ class MemoryNvml(Library):
         answers = [handle.fields.get(number, NvmlFault(_NOT_SUPPORTED)) for number in numbers]
         return [(answer.code, 0.0) if isinstance(answer, NvmlFault) else (0, float(answer)) for answer in answers]
 
-    def call(self, call: Call, handle: Any) -> tuple[float, ...]:
+    def call(self, call: NvmlQuery, handle: Any) -> tuple[float, ...]:
         self._check()
         handle.check()
         handle.asked.append(call.name)

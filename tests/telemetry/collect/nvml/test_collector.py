@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from predrain.command import app
 from telemetry.collect.buffer import DROPPED
 from telemetry.collect.nvml import collector as module
-from telemetry.collect.nvml.collector import Collector, writer_of
+from telemetry.collect.nvml.collector import NvmlCollector, writer_of
 from telemetry.dataset.channels import CATALOGUE
 from telemetry.landing.folder import Landing
 from tests.telemetry.collect.nvml.memory_nvml import MemoryNode
@@ -26,9 +26,9 @@ class Place:
         self.root = root
         self.node = MemoryNode()
 
-    def collector(self, boot: str = "boot-1") -> Collector:
+    def collector(self, boot: str = "boot-1") -> NvmlCollector:
         clock = self.node.clock
-        return Collector(
+        return NvmlCollector(
             Landing(self.root, writer=writer_of("node7")),
             "node7",
             CATALOGUE,

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from telemetry.collect.prometheus.client import Matrix, read_matrix, split_samples
+from telemetry.collect.prometheus.client import RawSamples, read_matrix, split_samples
 
 label = st.text(st.characters(codec="utf-8"), max_size=12) | st.sampled_from(['"values":[[1,"2"]]', "]]", "[["])
 number = st.one_of(
@@ -28,7 +28,7 @@ series = st.fixed_dictionaries(
 SPELLINGS: list[dict[str, Any]] = [{}, {"separators": (",", ":")}, {"indent": 1}, {"ensure_ascii": False}]
 
 
-def read(text: str) -> Matrix:
+def read(text: str) -> RawSamples:
     rest, arrays = split_samples(text.encode())
     return read_matrix(orjson.loads(rest)["data"], arrays)
 

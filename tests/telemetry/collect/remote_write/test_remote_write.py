@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from foundation.server.problems import Refused
+from foundation.server.problems import RequestRefused
 from telemetry.bounds import BAD_TIME
 from telemetry.collect.remote_write.decoding import STALE as STALE_REASON
 from telemetry.collect.remote_write.decoding import RemoteWriteDecoder, decompress
@@ -87,7 +87,7 @@ def test_of_two_metrics_for_one_channel_the_better_tells_it_until_it_is_gone() -
     ],
 )
 def test_garbage_is_refused(body: bytes, message: str) -> None:
-    with pytest.raises(Refused, match=message):
+    with pytest.raises(RequestRefused, match=message):
         decoder().decode(body, limit=8)
 
 
@@ -96,7 +96,7 @@ def test_garbage_is_refused(body: bytes, message: str) -> None:
 def test_any_bytes_are_refused_or_read(body: bytes) -> None:
     try:
         decoder().decode(decompress(body, 10_000), limit=8)
-    except Refused:
+    except RequestRefused:
         return
 
 
@@ -107,9 +107,9 @@ def test_a_block_is_measured_before_it_is_decompressed(monkeypatch: pytest.Monke
         raise AssertionError
 
     monkeypatch.setattr(cramjam.snappy, "decompress_raw", never)
-    with pytest.raises(Refused, match="the body would decompress to 1000 bytes"):
+    with pytest.raises(RequestRefused, match="the body would decompress to 1000 bytes"):
         decompress(block(b"x" * 1000), 999)
-    with pytest.raises(Refused, match="a body of 6 bytes announces 1000000"):
+    with pytest.raises(RequestRefused, match="a body of 6 bytes announces 1000000"):
         decompress(varint(1_000_000) + b"abc", 2**30)
-    with pytest.raises(Refused, match="no snappy block"):
+    with pytest.raises(RequestRefused, match="no snappy block"):
         decompress(b"\xff\xff\xff\xff\xff\xff", 10)

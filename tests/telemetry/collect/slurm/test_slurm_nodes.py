@@ -11,12 +11,12 @@ from foundation.settings import read_settings
 from foundation.slurm import SlurmFormatError
 from telemetry.accounting import Accounting
 from telemetry.collect.event import Event
-from telemetry.collect.slurm.nodes import NodeView, changes, out_of_service, read_nodes
+from telemetry.collect.slurm.nodes import ObservedSlurmNode, changes, out_of_service, read_nodes
 from telemetry.phrases.classifier import PhraseRules
 from tests.telemetry.collect.builders import NOW
 
 AT = int(NOW.timestamp())
-CODEC = TypeAdapter(NodeView)
+CODEC = TypeAdapter(ObservedSlurmNode)
 DRAINED = {"name": "n1", "reason": "xid 79", "reason_set_by_user": "ann"}
 REPORTS = {
     "22.05 sinfo": DRAINED | {"state": "mixed", "state_flags": ["DRAIN"], "reason_changed_at": AT},
@@ -28,7 +28,9 @@ REPORTS = {
 @pytest.mark.parametrize("version", REPORTS)
 def test_a_drained_node_in_every_version(version: str):
     report = json.dumps({"meta": {}, "errors": [], "nodes": [REPORTS[version]]})
-    assert read_nodes(report, Accounting())["n1"] == NodeView("n1", "drain", "xid 79", "ann", NOW, None, ("xid 79",))
+    assert read_nodes(report, Accounting())["n1"] == ObservedSlurmNode(
+        "n1", "drain", "xid 79", "ann", NOW, None, ("xid 79",)
+    )
 
 
 @pytest.mark.parametrize(
@@ -63,11 +65,11 @@ class Watch:
     """Looks at one node every minute."""
 
     def __init__(self) -> None:
-        self.view: NodeView | None = None
+        self.view: ObservedSlurmNode | None = None
         self.now, self.before = NOW, None
 
     def look(self, out: str | None = None, reason: str | None = None, **more: Any) -> list[tuple[Any, ...]]:
-        seen = NodeView("n1", out, reason, reasons=() if reason is None else (reason,), **more)
+        seen = ObservedSlurmNode("n1", out, reason, reasons=() if reason is None else (reason,), **more)
         events, kept = changes(self.view, seen, PhraseRules(), now=self.now, last_look=self.before)
         self.view = CODEC.validate_json(CODEC.dump_json(kept, exclude_defaults=True))
         self.before, self.now = self.now, self.now + timedelta(minutes=1)

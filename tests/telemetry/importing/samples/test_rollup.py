@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from telemetry.dataset.channels import CATALOGUE, with_rollups
-from telemetry.importing.samples.block import DTYPES, Block, Series
+from telemetry.importing.samples.block import DTYPES, Block, ChannelValues
 from telemetry.importing.samples.rollup import (
     add_rollup_columns,
     finer_units,
@@ -40,7 +40,7 @@ def block_of(rows, channels=CHANNELS, mig=None, order=None) -> Block:
         values = [row[columns[name]] if name in columns else None for row in rows]
         valid = np.array([value is not None for value in values], dtype=bool)
         numbers = np.array([0 if value is None else value for value in values], DTYPES[channel.kind])
-        series[name] = Series(numbers, valid)
+        series[name] = ChannelValues(numbers, valid)
     length = len(rows)
     return Block(
         unit=np.array([row[0] for row in rows], np.int32),
@@ -53,7 +53,7 @@ def block_of(rows, channels=CHANNELS, mig=None, order=None) -> Block:
     )
 
 
-def listed(series: Series) -> list[float | None]:
+def listed(series: ChannelValues) -> list[float | None]:
     return [
         value if valid else None for value, valid in zip(series.values.tolist(), series.valid.tolist(), strict=True)
     ]
@@ -122,10 +122,10 @@ def rises_of(values: list[float], late: set[int], inner: dict[int, float] | None
     before = reset_aware_rise(counter, held, unit)
     for index, rise in (inner or {}).items():
         before.values[index], before.valid[index] = rise, True
-    everything = Series(counter, np.ones(len(values), dtype=bool))
+    everything = ChannelValues(counter, np.ones(len(values), dtype=bool))
     stored = rises_after_insertion(everything, before, unit, held)
     fresh = reset_aware_rise(counter, everything.valid, unit)
-    return listed(Series(np.where(before.valid, stored, fresh.values), before.valid | fresh.valid))
+    return listed(ChannelValues(np.where(before.valid, stored, fresh.values), before.valid | fresh.valid))
 
 
 @given(

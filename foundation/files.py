@@ -19,9 +19,10 @@ import glob
 import os
 import secrets
 import shutil
+import stat
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
 
@@ -88,6 +89,27 @@ def check_regular(path: Path) -> None:
         raise InputError("not a regular file", str(path), "Save what it gives to a file, and name that.")
 
 
+def refuse_other_writers(folder: Path, inside: Iterable[Path] = ()) -> None:
+    """Raise ``InputError`` if others may write a folder, or paths in it: scores and bundles, which drains follow from.
+
+    A group may write it that is one of this process's own. ``OSError`` where one of them is missing.
+
+    Whoever named the folder trusts its owner, and the folders above it: volumes of containers are often open to all of
+    the container. A signature would need a key that the same people can read.
+    """
+    folder = folder.resolve()
+    owner = folder.stat().st_uid
+    for path in (folder, *inside):
+        seen = path.stat()
+        groups = {os.getegid(), *os.getgroups()}
+        others = seen.st_mode & stat.S_IWOTH or (seen.st_mode & stat.S_IWGRP and seen.st_gid not in groups)
+        if others or seen.st_uid not in (os.geteuid(), owner, 0):
+            raise InputError(
+                "others may write it, and drains follow from it", str(path),
+                "Take that right away (chmod -R go-w), and let the user who runs predrain, or the folder's, own it.",
+            )  # fmt: skip
+
+
 def fsync_path(path: Path) -> None:
     """Force a file's content, or a folder's entries, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
@@ -129,10 +151,10 @@ def write_bytes(path: Path, content: bytes) -> None:
 def stamp_of(path: Path) -> tuple[int, ...]:
     """Give what changes when a file is replaced, written or removed, or other users may read it."""
     try:
-        stat = path.stat()
+        status = path.stat()
     except OSError as error:
         return (error.errno or 0,)
-    return (stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino, stat.st_size)
+    return (status.st_mtime_ns, status.st_ctime_ns, status.st_ino, status.st_size)
 
 
 def take_lock(path: Path, what: str, where: str, do: str) -> AcquireReturnProxy[FileLock]:

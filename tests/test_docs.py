@@ -11,6 +11,7 @@ import typer
 import yaml
 
 from predrain.command import app
+from tests.reference_pages import pages
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -54,6 +55,11 @@ def test_every_source_of_collect_is_on_its_page() -> None:
     page = (ROOT / "docs" / "collect.md").read_text()
     sources = COMMANDS.commands["collect"].commands  # type: ignore[attr-defined]  # a group of a group
     assert {name for name in sources if f"collect {name}" not in page} == set()
+
+
+@pytest.mark.parametrize("name", sorted(pages()))
+def test_pages_of_catalogues_are_up_to_date(name: str) -> None:
+    assert (ROOT / "docs" / "reference" / name).read_text() == pages()[name], "run: python -m tests.reference_pages"
 
 
 @pytest.mark.parametrize("name", names([*PAGES, *OTHERS]))

@@ -87,29 +87,3 @@ def catalogue() -> tuple[ForeignMark, ...]:
     """Return the marks of known tools."""
     text = resources.files("foundation.kubernetes").joinpath("foreign_marks.yaml").read_text(encoding="utf-8")
     return TypeAdapter(tuple[ForeignMark, ...]).validate_python(yaml.safe_load(text), extra="forbid")
-
-
-def reference_page() -> str:
-    """Return the page of docs/reference that lists the catalogue."""
-    meanings = {
-        "opt_out": "keeps every remediator off: predrain publishes nothing and removes its own marks",
-        "planned": "maintenance, an upgrade or a reboot is under way: the node is at rest",
-        "leaving": "the node is about to be removed or stopped: it is at rest",
-        "starting": "the node is not set up yet: it is at rest",
-        "repair": "the tool found a fault or repairs the node: it is out of service",
-    }
-    lines = [
-        "# Marks of other tools on Kubernetes nodes", "",
-        "What `predrain act --scheduler kubernetes` understands. Nothing new is put on such a node but the prediction,"
-        " and predrain's cordon stays while such a mark other than `opt_out` stands. A node at rest counts"
-        " neither as out of service nor as capacity. This page is made from"
-        " `foundation/kubernetes/foreign_marks.yaml`; a test keeps it current. `kubernetes.foreign_marks` adds entries"
-        " of the same form, which are asked first.", "",
-        "| meaning | |", "|---|---|", *[f"| `{name}` | {text} |" for name, text in meanings.items()], "",
-        "| tool | mark | value | meaning |", "|---|---|---|---|",
-    ]  # fmt: skip
-    for mark in catalogue():
-        kind, key = mark.pattern
-        value = mark.value.replace("|", ", ")
-        lines.append(f"| {mark.tool} | {kind} `{key}` | `{value}` | {mark.meaning} |")
-    return "\n".join(lines) + "\n"

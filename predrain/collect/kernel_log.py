@@ -56,8 +56,7 @@ def kernel_log(
     from telemetry.kernel_log.catalogue import MessageCatalogue
     from telemetry.kernel_log.journal import Journal
     from telemetry.kernel_log.log_files import LogFiles
-    from telemetry.kernel_log.reader import TABLE, UNCLEAR, UNDATED
-    from telemetry.kernel_log.source import LogSource
+    from telemetry.kernel_log.reader import TABLE, UNCLEAR, UNDATED, LogSource
 
     if "journal" in source and len(source) > 1:
         raise typer.BadParameter("the journal needs a collector of its own", param_hint="--source")

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import KW_ONLY, dataclass, replace
 from datetime import datetime, timedelta
 
-from foundation.garbage import gc_paused
+from foundation.running import gc_paused
 from policy.config import PolicyConfig
 from policy.decide import carried_out, decide
 from policy.episodes import AlertOutcome

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from foundation.errors import InputError
-from foundation.permissions import refuse_other_writers
+from foundation.files import refuse_other_writers
 from policy.fleet import Score, UnitView
 from policy.risk_record import FORMAT, MISSING_CHANNELS, RiskRecord
 from policy.tiers import ChosenThresholds

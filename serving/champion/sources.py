@@ -17,8 +17,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from foundation.errors import InputError, TooEarlyError
-from foundation.files import FolderSwap, disk_errors, fsync_path, recover_folder, stamp_of, take_lock
-from foundation.permissions import refuse_other_writers
+from foundation.files import (
+    FolderSwap,
+    disk_errors,
+    fsync_path,
+    recover_folder,
+    refuse_other_writers,
+    stamp_of,
+    take_lock,
+)
 
 if TYPE_CHECKING:
     from serving.scores.batch import ServedModel

@@ -13,8 +13,7 @@ from telemetry.accounting import Accounting
 from telemetry.collect.event import Event
 from telemetry.collect.outbox import Outbox
 from telemetry.kernel_log.catalogue import MessageCatalogue, shipped
-from telemetry.kernel_log.reader import KernelEvent, KernelLogReader
-from telemetry.kernel_log.source import LogSource
+from telemetry.kernel_log.reader import KernelEvent, KernelLogReader, LogSource
 
 _log = logging.getLogger(__name__)
 _SAVE_EVERY_S: Final = 5.0

@@ -67,7 +67,9 @@ class MessageRule(BaseModel):
         return self
 
 
-class _Driver(BaseModel):
+class Driver(BaseModel):
+    """The rules for the messages of one driver, as ``messages.yaml`` explains."""
+
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     driver: str
@@ -102,12 +104,12 @@ class MessageCatalogue:
 
     def __init__(self, added: Iterable[MessageRule] = ()) -> None:
         self._added = [(re.compile(rule.pattern, re.DOTALL), rule) for rule in added]
-        self._words = tuple(word for driver in _drivers() for word in driver.words)
-        begins = [begin for driver in _drivers() for begin in driver.begins]
+        self._words = tuple(word for driver in drivers() for word in driver.words)
+        begins = [begin for driver in drivers() for begin in driver.begins]
         self._begins = re.compile("|".join(begins).replace("<ADDRESS>", _ADDRESS))
         self._rules = [
             (tuple(driver.words), driver.quiet, [(re.compile(rule.pattern, re.DOTALL), rule) for rule in driver.rules])
-            for driver in _drivers()
+            for driver in drivers()
         ]
         # A failing GPU says the same thousands of times.
         self.read: Callable[[str], KernelFinding | None] = functools.lru_cache(maxsize=1024)(self._read)
@@ -165,8 +167,9 @@ def shipped() -> MessageCatalogue:
 
 
 @functools.cache
-def _drivers() -> tuple[_Driver, ...]:
-    return tuple(_Driver.model_validate(part) for part in yaml.safe_load(_FILE.read_text(encoding="utf-8")))
+def drivers() -> tuple[Driver, ...]:
+    """Return the catalogue as the file has it."""
+    return tuple(Driver.model_validate(part) for part in yaml.safe_load(_FILE.read_text(encoding="utf-8")))
 
 
 def _finding(rule: MessageRule, match: re.Match[str], message: str) -> KernelFinding:
@@ -189,37 +192,3 @@ def _finding(rule: MessageRule, match: re.Match[str], message: str) -> KernelFin
         rule.again,
         rule.known,
     )
-
-
-def messages_page() -> str:
-    """Return the page docs/reference/kernel-messages.md."""
-    parts = [_INTRODUCTION]
-    for driver in _drivers():
-        if not driver.rules:
-            continue
-        parts.append(f"\n## {driver.driver[0].upper()}{driver.driver[1:]}\n")
-        parts.append("| event | what it means | example |\n|---|---|---|")
-        for rule in driver.rules:
-            event = {"": "–", "unclear": "counted as unclear"}.get(rule.type, f"`{rule.type}` `{rule.code}`")
-            cells = (event, rule.meaning, f"`{' ⏎ '.join(rule.example.splitlines())}`")
-            parts.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
-    return "\n".join(parts) + "\n"
-
-
-_INTRODUCTION = """\
-# Kernel messages
-
-One reader serves `predrain import --events`, `predrain assess --kernel-log`, `predrain collect kernel-log` and the
-messages that `predrain collect gpud` quotes. It searches a line for a message of a GPU driver, behind any prefix. Time
-stamp and host come from what stands before the message.
-
-An XID (`NVRM: Xid (PCI:0000:10:00): 79, …`) is an event `xid` with its number as the code, whatever the number. The
-tables list all other messages. The first row that matches counts; "–" is a message without an event. Messages of
-NVIDIA, AMD, Intel and Habana drivers that no row knows are counted as *GPU driver message without a rule*, with an
-example. All other lines are counted as *not about a GPU*. The rules are `telemetry/kernel_log/messages.yaml`; the
-section `kernel_log: {messages: …}` of a mapping adds more ([mapping](mapping.md)).
-
-Time stamps: RFC 3164, RFC 5424 and ISO 8601 syslog, every `journalctl -o` form, every `dmesg --time-format` with and
-without `--decode`, `/dev/kmsg`, container logs (CRI, Docker, `kubectl logs --timestamps`), JSON of Loki, fluentd,
-fluent-bit, Elastic, Vector and cloud loggers. Month names are known in 22 languages.
-"""

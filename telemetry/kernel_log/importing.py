@@ -14,7 +14,7 @@ import pandas as pd
 
 from foundation.errors import InputError
 from foundation.files import check_regular
-from foundation.garbage import gc_paused
+from foundation.running import gc_paused
 from telemetry.accounting import Accounting
 from telemetry.kernel_log.catalogue import MessageCatalogue, MessageRule, shipped
 from telemetry.kernel_log.dating import LogContext

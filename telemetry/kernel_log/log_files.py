@@ -22,8 +22,7 @@ from telemetry.kernel_log.catalogue import MessageCatalogue, shipped
 from telemetry.kernel_log.dating import LogContext, machine_zone
 from telemetry.kernel_log.entries import MAX_LINE, EntryReader
 from telemetry.kernel_log.packing import DAMAGED, OPENERS, open_log
-from telemetry.kernel_log.reader import log_lines
-from telemetry.kernel_log.source import Lines, LogLine
+from telemetry.kernel_log.reader import Lines, LogLine, log_lines
 
 _log = logging.getLogger(__name__)
 _HEAD: Final = 1024

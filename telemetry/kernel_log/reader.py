@@ -7,14 +7,13 @@ from collections import OrderedDict, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
 from foundation.errors import InputError
 from telemetry.accounting import Accounting
 from telemetry.kernel_log.catalogue import BOOT, FALLEN_OFF, KernelFinding, MessageCatalogue
 from telemetry.kernel_log.dating import ADVICE, LogContext, date_lines
 from telemetry.kernel_log.entries import Entry
-from telemetry.kernel_log.source import LogLine
 from telemetry.kernel_log.stamps import Stamp, parse_header
 
 TABLE: Final = "kernel log lines"
@@ -41,6 +40,56 @@ _MAX_MESSAGE: Final = 2000
 # The kernel cuts its messages at about 1000 characters; patterns of the catalogue may take the square of the length.
 _NO_TIME: Final = timedelta(0)
 _GPU_LOST: Final = "79"
+
+
+class LogLine(NamedTuple):
+    """One message that may be about a GPU.
+
+    ``when``: None where the line has no stamp; a text (a key of :data:`telemetry.kernel_log.dating.ADVICE`) where the
+    stamp lacks something.
+    ``since_boot``: seconds, where the line gives them.
+    ``history``: it is older than the collector: its events are dated as an import would date them, not as news.
+    ``number``, ``line``: line of the source, from 1, and its text.
+    ``quoted``: another program than the kernel repeats the message, at a time of its own.
+    """
+
+    message: str
+    when: datetime | str | None
+    host: str | None = None
+    boot_id: str | None = None
+    history: bool = False
+    since_boot: float | None = None
+    number: int = 0
+    line: str = ""
+    quoted: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Lines:
+    """What a source gives in one read.
+
+    ``position``: where to go on after these lines, in JSON types.
+    ``n_lines``: lines and messages that were read, those included that are not about a GPU.
+    """
+
+    lines: list[LogLine]
+    position: dict[str, Any]
+    drained: bool
+    n_lines: int = 0
+
+
+class LogSource(Protocol):
+    """Where kernel messages come from; made from the ``position`` after the lines of an earlier process."""
+
+    name: str
+
+    def read(self, wait_s: float) -> Lines:
+        """Return what is there; where that is nothing, after ``wait_s`` seconds."""
+        ...
+
+    def close(self) -> None:
+        """Let go of files and processes."""
+        ...
 
 
 class KernelEvent(NamedTuple):

@@ -25,7 +25,6 @@ _MESSAGE = re.compile(r"NVRM:\s*Xid\s*\((?P<place>[^)]*)\)\s*:\s*(?P<code>\d{1,9
 _MENTION = re.compile(r"NVRM:.*\bXid\b")
 _ADDRESS = re.compile(r"(?:[0-9a-fA-F]{1,8}:)?[0-9a-fA-F]{1,2}:[0-9a-fA-F]{1,2}(?:\.[0-7])?")
 _UUID = re.compile(r"GPU-[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
-_INTRODUCTION = re.compile(rf"NVRM:\s*GPU at (?:PCI:)?(?P<address>{_ADDRESS.pattern})\s*:\s*(?P<uuid>{_UUID.pattern})")
 _PROCESS = re.compile(r"pid=(?P<pid>[^,]*)(?:,\s*name=(?P<name>[^,]*))?(?:,\s*|$)")
 _LINK = re.compile(r"(?P<sub>[A-Z][A-Z0-9_/]*)\s+(?P<severity>Fatal|Nonfatal)\b(?:.*?\bLink\s+(?P<link>-?\d+))?")
 _RECOVERY = re.compile(
@@ -70,13 +69,6 @@ def parse_xid_message(message: str) -> XidMessage | None:
     code = str(int(match["code"]))
     rest = match["rest"].strip().lstrip(",").strip()
     return XidMessage(code, bus, uuid[0] if uuid else None, _detail(int(code), rest))
-
-
-def parse_gpu_introduction(message: str) -> tuple[str, str] | None:
-    """Return the address and UUID of ``NVRM: GPU at PCI:…: GPU-…``, which older drivers print before an XID."""
-    match = _INTRODUCTION.search(message)
-    bus = normalise_pci_bus_id(match["address"]) if match else None
-    return (bus, match["uuid"]) if match and bus else None
 
 
 def _detail(code: int, rest: str) -> str | None:

@@ -21,7 +21,7 @@ def test_the_room_imports_of_telemetry_little_and_an_adapter_what_reads_the_same
                 result.add(module)
     assert result <= {
         "telemetry.dataset.schema", "telemetry.config", "foundation.errors", "foundation.files", "foundation.http",
-        "foundation.yaml", "foundation.instants", "foundation.permissions", "telemetry.identity.nodes",
+        "foundation.yaml", "foundation.instants", "telemetry.identity.nodes",
     }  # fmt: skip
 
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from foundation.errors import InputError
 from telemetry.collect.kernel_log import collect_kernel_log
 from telemetry.collect.outbox import Outbox
-from telemetry.kernel_log.catalogue import _drivers
+from telemetry.kernel_log.catalogue import drivers
 from telemetry.kernel_log.importing import parse_kernel_log, read_lines
 from telemetry.kernel_log.log_files import LogFiles
 from telemetry.kernel_log.reader import TABLE
@@ -25,7 +25,7 @@ from telemetry.landing.folder import Landing
 from tests.telemetry.collect.builders import Clock, landed, landing
 
 NOW = datetime(2026, 3, 2, tzinfo=UTC)
-EXAMPLES = [rule.example for driver in _drivers() for rule in driver.rules] + [
+EXAMPLES = [rule.example for driver in drivers() for rule in driver.rules] + [
     "NVRM: Xid (PCI:0000:3b:00): 79, pid=1, name=x, GPU has fallen off the bus.",
     "NVRM: Xid (PCI:0000:0a:00): 31, pid=1, name=x, Ch 8",
     "usb 1-1: new high-speed USB device",

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
-from foundation.kubernetes.foreign_marks import ForeignMark, catalogue, reference_page
+from foundation.kubernetes.foreign_marks import ForeignMark
 from policy.fleet import NodeView
 from scheduler.ports.codec import object_of
 from scheduler.ports.node_object import Keys, NodeObject, Taint, view_of
 from tests.policy.decide_world import T0
 
-PAGE = Path(__file__).parents[3] / "docs" / "reference" / "foreign-marks.md"
 BASE = NodeView("n", "c", "g", down=True)
 
 
@@ -130,8 +127,3 @@ def test_settings_add_marks_of_other_tools():
     assert view(NodeObject("n", {"example.com/janitor-1": "idle"}), keys).owner is None
     with pytest.raises(ValueError, match="give one of taint"):
         ForeignMark("x", "planned", label="a", taint="b")
-
-
-def test_the_reference_page_is_that_of_the_catalogue():
-    assert PAGE.read_text(encoding="utf-8") == reference_page()
-    assert len(catalogue()) > 40

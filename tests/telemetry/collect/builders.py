@@ -12,8 +12,7 @@ import pyarrow.parquet as pq
 from telemetry.collect.event import Event
 from telemetry.collect.kernel_log import as_event
 from telemetry.kernel_log.catalogue import shipped
-from telemetry.kernel_log.reader import KernelLogReader
-from telemetry.kernel_log.source import Lines, LogLine
+from telemetry.kernel_log.reader import KernelLogReader, Lines, LogLine
 from telemetry.landing.folder import Landing
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)

@@ -28,7 +28,7 @@ from telemetry.collect.scraping.collector import SCRAPES, ScrapeCollector, Scrap
 from telemetry.collect.scraping.scraper import PAGE_BYTES, Scraper
 from telemetry.collect.scraping.targets import read_targets
 from telemetry.importing.event_runs import dedupe_events
-from telemetry.kernel_log.source import LogLine
+from telemetry.kernel_log.reader import LogLine
 from tests import http_server
 from tests.http_server import Handler, certify
 from tests.telemetry.collect.builders import NOW, Clock, kernel_events, landed, landing

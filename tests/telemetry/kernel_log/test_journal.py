@@ -8,7 +8,7 @@ import pytest
 
 from foundation.errors import InputError
 from telemetry.kernel_log.journal import MAX_ENTRY_BYTES, Journal
-from telemetry.kernel_log.source import LogLine
+from telemetry.kernel_log.reader import LogLine
 from tests.telemetry.collect.builders import NOW
 
 XID = "NVRM: Xid (PCI:0000:10:00): 79, pid=1"

@@ -11,8 +11,7 @@ from telemetry.collect import outbox as outbox_module
 from telemetry.collect.event import Event
 from telemetry.collect.kernel_log import collect_kernel_log
 from telemetry.collect.outbox import Outbox
-from telemetry.kernel_log.reader import TABLE
-from telemetry.kernel_log.source import LogLine
+from telemetry.kernel_log.reader import TABLE, LogLine
 from telemetry.landing.folder import Landing
 from tests.telemetry.collect.builders import (
     NOW,

@@ -5,8 +5,7 @@ import pytest
 
 from telemetry.collect.kernel_log import as_event
 from telemetry.kernel_log.catalogue import shipped
-from telemetry.kernel_log.reader import TABLE, UNCLEAR, UNDATED, KernelEvent, KernelLogReader
-from telemetry.kernel_log.source import LogLine
+from telemetry.kernel_log.reader import TABLE, UNCLEAR, UNDATED, KernelEvent, KernelLogReader, LogLine
 from tests.telemetry.collect.builders import NOW
 
 UUID = "GPU-34bf77d1-c686-6821-79a8-32d326c5039c"

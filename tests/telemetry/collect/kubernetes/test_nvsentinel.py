@@ -12,7 +12,7 @@ from telemetry.collect.kubernetes.nodes import ObservedKubernetesNode, node_chan
 from telemetry.collect.kubernetes.rules import default_rules
 from telemetry.dataset.schema import INVENTORY, conform
 from telemetry.importing.event_runs import dedupe_events
-from telemetry.kernel_log.source import LogLine
+from telemetry.kernel_log.reader import LogLine
 from telemetry.xids.locating import locate
 from tests.telemetry.collect.builders import Clock, kernel_events
 from tests.telemetry.collect.kubernetes.objects import EARLIER, NOW, event, node, saved_and_read, taint

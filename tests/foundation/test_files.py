@@ -1,4 +1,4 @@
-"""Pipes, devices and what the kernel serves are refused before anything reads them."""
+"""What may be read: no pipes, no devices, and nothing that drains follow from and others may write."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from foundation.errors import InputError
-from foundation.files import check_regular
+from foundation.files import check_regular, refuse_other_writers
 
 
 def test_a_pipe_without_a_writer_is_refused(tmp_path: Path) -> None:
@@ -27,3 +27,15 @@ def test_files_folders_and_missing_files_pass(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("1")
     for path in (tmp_path / "file", tmp_path, tmp_path / "missing"):
         check_regular(path)
+
+
+@pytest.mark.parametrize(("inner", "mode"), [(".", 0o757), ("a", 0o757), ("a/file", 0o646)])
+def test_what_anyone_may_write_is_refused(tmp_path: Path, inner: str, mode: int) -> None:
+    folder = tmp_path / "scores"
+    (folder / "a").mkdir(parents=True)
+    file = folder / "a" / "file"
+    file.touch()
+    refuse_other_writers(folder, (folder / "a", file))
+    (folder / inner).chmod(mode)
+    with pytest.raises(InputError, match="others may write it"):
+        refuse_other_writers(folder, (folder / "a", file))

@@ -1,40 +1,41 @@
-"""Pages of docs/reference made from catalogues: ``python -m telemetry.collect.reference_pages docs/reference``.
+"""Pages of docs/reference made from catalogues: ``python -m tests.reference_pages`` writes them.
 
 The text of a page stands beside its catalogue, with ``{{tables}}`` in braces.
 """
 
-from __future__ import annotations
-
-import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Final
 
-from telemetry.collect.kubernetes.rules import KubernetesRules, Rule, default_rules
+from foundation.kubernetes import foreign_marks
+from telemetry.collect.kubernetes.rules import Rule, default_rules
+from telemetry.kernel_log.catalogue import drivers
 from telemetry.phrases.classifier import catalogue
 
-_ROOM: Final = Path(__file__).parents[1]
-_MADE: Final = (
-    "This page is made by `python -m telemetry.collect.reference_pages docs/reference`; a test keeps it current."
-)
+ROOT = Path(__file__).resolve().parents[1]
+FOLDER = ROOT / "docs" / "reference"
 
 
 def pages() -> dict[str, str]:
     """Return the content of each page by its file name."""
     return {
-        "node-conditions.md": _page(_ROOM / "collect" / "kubernetes" / "rules.md", _conditions(default_rules())),
-        "phrases.md": _page(_ROOM / "phrases" / "phrases.md", _phrases()),
+        "node-conditions.md": _page("telemetry/collect/kubernetes/rules.md", _conditions()),
+        "phrases.md": _page("telemetry/phrases/phrases.md", _phrases()),
+        "kernel-messages.md": _page("telemetry/kernel_log/messages.md", {"messages": _messages()}),
+        "foreign-marks.md": _page("foundation/kubernetes/foreign_marks.md", {"marks": _marks()}),
     }
 
 
-def _page(template: Path, tables: dict[str, str]) -> str:
-    text = template.read_text(encoding="utf-8")
-    for name, table in {"made": _MADE, **tables}.items():
+def _page(template: str, tables: dict[str, str]) -> str:
+    text = (ROOT / template).read_text(encoding="utf-8")
+    made = "This page is made by `python -m tests.reference_pages`; a test keeps it current."
+    for name, table in {"made": made, **tables}.items():
         text = text.replace(f"{{{{{name}}}}}", table)
     return text
 
 
-def _conditions(rules: KubernetesRules) -> dict[str, str]:
+def _conditions() -> dict[str, str]:
+    rules = default_rules()
+
     def rows(subject: str) -> list[tuple[str, str, str, str]]:
         return [
             (rule.tool or "", f"`{_subject(rule)}`", rule.status if rule.condition else "", _type(rule))
@@ -67,6 +68,28 @@ def _phrases() -> dict[str, str]:
     }
 
 
+def _messages() -> str:
+    parts = []
+    for driver in drivers():
+        if driver.rules:
+            parts.append(f"## {driver.driver[0].upper()}{driver.driver[1:]}\n")
+            parts.append("| event | what it means | example |\n|---|---|---|")
+        for rule in driver.rules:
+            event = {"": "–", "unclear": "counted as unclear"}.get(rule.type, f"`{rule.type}` `{rule.code}`")
+            cells = (event, rule.meaning, f"`{' ⏎ '.join(rule.example.splitlines())}`")
+            parts.append(_table([[cell.replace("|", "\\|") for cell in cells]]))
+        if driver.rules:
+            parts.append("")
+    return "\n".join(parts).rstrip()
+
+
+def _marks() -> str:
+    rows = (
+        (mark.tool, *mark.pattern, mark.value.replace("|", ", "), mark.meaning) for mark in foreign_marks.catalogue()
+    )
+    return _table((tool, f"{kind} `{key}`", f"`{value}`", meaning) for tool, kind, key, value, meaning in rows)
+
+
 def _subject(rule: Rule) -> str:
     text = rule.condition or rule.taint or (rule.reason.pattern if rule.reason else "")
     return (text + (f" with message {rule.message.pattern}" if rule.message else "")).replace("|", "\\|")
@@ -86,4 +109,4 @@ def _table(rows: Iterable[Sequence[str]]) -> str:
 
 if __name__ == "__main__":
     for name, text in pages().items():
-        (Path(sys.argv[1]) / name).write_text(text, encoding="utf-8")
+        (FOLDER / name).write_text(text, encoding="utf-8")

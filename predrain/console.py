@@ -43,9 +43,16 @@ WRONG_PATHS = {
 """What to do about a path that cannot be used."""
 
 
+def printable(text: str, keep: str = "") -> str:
+    """Escape what would move the cursor, begin a line or colour a terminal; ``keep``: characters that may stay."""
+    return "".join(
+        char if char.isprintable() or char in keep else char.encode("unicode_escape").decode() for char in text
+    )
+
+
 def fail(message: str) -> NoReturn:
     """Print an error on stderr and exit with 1."""
-    sys.stderr.write(f"predrain: error: {message}\n")
+    sys.stderr.write(f"predrain: error: {printable(message, keep=chr(10))}\n")
     raise typer.Exit(FAILED)
 
 
@@ -158,7 +165,7 @@ def _shown(value: Any) -> str:
         return "; ".join(map(_shown, value)) or "none"
     if value is None or isinstance(value, bool):
         return {None: "none", True: "yes", False: "no"}[value]
-    return f"{value:,}" if isinstance(value, int) else str(value)
+    return f"{value:,}" if isinstance(value, int) else printable(str(value))
 
 
 def until_stopped(pause: timedelta) -> Iterator[int]:

@@ -8,11 +8,14 @@ from typing import Annotated, Any
 
 import typer
 
-from predrain.console import FAILED, print_json
+from predrain.console import FAILED, print_json, printable
 from predrain.options import JsonOption
 
 ledger_app = typer.Typer(
-    name="ledger", help="Query the audit log of every decision and action.", no_args_is_help=True, add_completion=False
+    name="ledger",
+    help="Query the audit log of every decision and action.\n\nExample: predrain ledger why gpu-node-17",
+    no_args_is_help=True,
+    add_completion=False,
 )
 
 LedgerOption = Annotated[Path, typer.Option("--ledger", help="File of the ledger.")]
@@ -135,4 +138,4 @@ def _calls(decision: dict[str, Any]) -> None:
 
 
 def _write(line: str) -> None:
-    sys.stdout.write(line + "\n")
+    sys.stdout.write(printable(line) + "\n")

@@ -16,7 +16,7 @@ from foundation.server.problems import RequestRefused
 from serving.champion.model import ModelHolder
 from serving.champion.sources import FolderBundle
 from serving.http.acting import ControllerDecisions
-from serving.http.application import describe, guarded, make_application, problem_response, problems
+from serving.http.application import TOKEN, make_application, problem_response
 from serving.http.bodies import PROBLEM, as_json, write_json
 from serving.http.extender import add_extender
 from serving.http.invocations import add_invocations
@@ -28,12 +28,11 @@ from serving.http.schemas import Ready
 from serving.http.score_cache import ScoreCache
 from serving.http.tokens import ScopedTokens, TokenGrant
 from serving.logs import AccessLog
-from serving.pages.routes import FleetPages, is_open_page, is_page
+from serving.pages.routes import FleetPages, is_page
 from serving.scores.reading import last_run_metrics
 
 _READING = 2
 _READING_QUEUE = 64
-_OPEN = frozenset({"/healthz", "/readyz", "/ping", "/openapi.json"})
 
 
 class Service:
@@ -80,8 +79,7 @@ class Service:
         self._rendering = ThreadWork("pages", 2, _READING_QUEUE, retry)
         self._tokens = None if tokens is None else ScopedTokens(tokens)
         self._pages = FleetPages(self.score_cache, scores, self._clock, self._rendering, self._health, ledger, notice)
-        is_open: Callable[[str], bool] = lambda path: path in _OPEN or is_open_page(path)  # noqa: E731 - see Access
-        access = Access(None if self._tokens is None else self._grant, is_open, is_page, self._refusal)
+        access = Access(None if self._tokens is None else self._grant, is_page, self._refusal)
         self.api = make_application(access)
         queries = QueryRoutes(self.score_cache, self.holder, self.settings, self._clock, self._reading, self._scoring)
         queries.add_to(self.api)
@@ -94,7 +92,7 @@ class Service:
 
     def _make_extender(self, hosts: Sequence[str]) -> FastAPI:
         """Make the application of the extender's port, which only this machine reaches and which asks for no token."""
-        access = Access(None, lambda _: True, lambda _: False, problem_response)
+        access = Access(None, lambda _: False, problem_response)
         extender = make_application(access)
         add_extender(
             extender, self.score_cache, self.metrics, self._clock, self._placing, self.settings, self.decisions
@@ -121,19 +119,14 @@ class Service:
 
     def _add_state_routes(self) -> None:
         text: dict[str, Any] = {"response_class": PlainTextResponse}
-        document: dict[str, Any] = {"response_model": dict[str, Any]}
-        for path, handler, summary, described in (
-            ("/healthz", self._healthz, "Tell whether the process lives.", text | {"responses": problems()}),
-            (
-                "/readyz",
-                self._readyz,
-                "Tell whether it can be asked: scores that hold, and the model if there is to be one.",
-                {"response_model": Ready, "responses": problems(503)},
-            ),
-            ("/metrics", self._metrics, "Give the service's numbers to Prometheus.", text | guarded()),
-            ("/openapi.json", self._openapi, "Give this document.", document | {"responses": problems(503)}),
-        ):
-            self.api.add_api_route(path, handler, summary=summary, **described)
+        ready = "Tell whether it can be asked: scores that hold, and the model if there is to be one."
+        add = self.api.add_api_route
+        add("/healthz", self._healthz, summary="Tell whether the process lives.", **text)
+        add("/readyz", self._readyz, summary=ready, response_model=Ready)
+        add(
+            "/metrics", self._metrics, summary="Give the service's numbers to Prometheus.", dependencies=[TOKEN], **text
+        )
+        add("/openapi.json", self._openapi, summary="Give this document.", response_model=dict[str, Any])
 
     def start(self) -> None:
         """Begin to read the scores and to load the model, in threads."""
@@ -201,7 +194,7 @@ class Service:
         return Response(write_json(problem | health), 503, media_type=PROBLEM)
 
     async def _openapi(self) -> Response:
-        return as_json(describe(self.api))
+        return as_json(self.api.openapi())
 
     async def _metrics(self) -> Response:
         page = generate_latest(self.metrics.registry) + last_run_metrics(self._scores).encode()

@@ -47,7 +47,7 @@ class SimulatedEvent:
 class Records:
     """A node's records.
 
-    ``marks`` rows are (slot, stay, time, :class:`CounterCounterMark`, value); ``reloads`` the times at which the node's driver
+    ``marks`` rows are (slot, stay, time, :class:`CounterMark`, value); ``reloads`` the times at which the driver
     was loaded again; ``logged`` the time of the first record of each failure; ``lingers`` until when a failed GPU still
     answers; ``app_errors`` the times at which an application error hit the whole node.
     """

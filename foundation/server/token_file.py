@@ -59,7 +59,10 @@ class TokenFile(Generic[Grant]):
         self._grants = self._read()
 
     def grant(self, token: str) -> Grant | None:
-        """Return what a token grants, None if it is none of the file's; while that cannot be used, the former ones.
+        """Return what a token grants, None if it is none of the file's.
+
+        A file that cannot be read leaves the former tokens valid; of one that can be read, only its own lines are, so
+        that a token that was taken out never goes on. A line that cannot be used is logged.
 
         Each digest is compared, in constant time, so that the answer's delay reveals nothing of it.
         """
@@ -67,25 +70,39 @@ class TokenFile(Generic[Grant]):
         if stamp != self._stamp:
             self._stamp = stamp
             try:
-                self._grants = self._read()
+                self._grants = self._usable(self._lines())
                 _LOG.info("the token file has changed: %d tokens", len(self._grants))
             except InputError as error:
-                _LOG.warning("the token file cannot be used, the tokens of before hold: %s", error)
+                _LOG.warning("the token file cannot be read, the tokens of before hold: %s", error)
         given = digest_of(token.strip())
         matching = [grant for digest, grant in self._grants if hmac.compare_digest(digest, given)]
         return matching[0] if matching else None
 
-    def _read(self) -> list[tuple[bytes, Grant]]:
+    def _lines(self) -> list[tuple[int, str]]:
+        """Read the numbered lines that should hold a token."""
         try:
             lines = [line.strip() for line in self._path.read_text(encoding="utf-8").splitlines()]
         except (OSError, UnicodeDecodeError) as error:
             reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
             raise InputError(f"the token file cannot be read: {reason}", str(self._path), self._do) from error
-        grants = [
-            self._parse(line, number, f"{self._path}, line {number}")
-            for number, line in enumerate(lines, 1)
-            if line and not line.startswith("#")
-        ]
+        return [(number, line) for number, line in enumerate(lines, 1) if line and not line.startswith("#")]
+
+    def _usable(self, lines: list[tuple[int, str]]) -> list[tuple[bytes, Grant]]:
+        """Parse the lines that can be used; a token with two grants has none."""
+        grants: dict[bytes, Grant | None] = {}
+        for number, line in lines:
+            try:
+                digest, grant = self._parse(line, number, f"{self._path}, line {number}")
+            except InputError as error:
+                _LOG.warning("a line of the token file is ignored: %s", error)
+                continue
+            if grants.setdefault(digest, grant) != grant:
+                _LOG.warning("a token with two grants is ignored: %s, line %d", self._path, number)
+                grants[digest] = None
+        return [(digest, grant) for digest, grant in grants.items() if grant is not None]
+
+    def _read(self) -> list[tuple[bytes, Grant]]:
+        grants = [self._parse(line, number, f"{self._path}, line {number}") for number, line in self._lines()]
         if not grants:
             raise InputError("the token file holds no token", str(self._path), self._do)
         if len(dict(grants)) < len(set(grants)):

@@ -37,7 +37,7 @@ def sentences(evaluation: Evaluation, context: ReportContext) -> list[str]:
 
 
 def _replayed(evaluation: Evaluation, context: ReportContext) -> str:
-    fleet = "real fleet"
+    fleet = f"fleet ({context.dataset})"
     if context.simulated is not None:
         rate = context.simulated.acceleration
         faster = "failure rates as calibrated" if rate == 1 else f"its failure rates multiplied by {rate:g}"

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from predrain.act.assembly import SchedulerKind
-from predrain.console import FAILED, print_json, until_stopped
+from predrain.console import FAILED, print_json, printable, until_stopped
 from predrain.options import JsonOption, check_scores, duration_option
 from predrain.version import VERSION
 
@@ -285,6 +285,8 @@ def _controller(
     try:
         if unusable is None:
             check_scores(scores)
+            if not undo:
+                _refuse_unknown_groups(given, chosen)
             evacuation = evacuation_of(chosen, given, clock, undo=undo)
             facts = facts_of(events, evacuation, record, scores)
             risks = risks if scores is None else ScoresReader(scores, clock, given.controller.max_score_lifetime)
@@ -295,6 +297,19 @@ def _controller(
         holder=f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}", code=VERSION,
         evacuation=evacuation, unusable=unusable,
     )  # fmt: skip
+
+
+def _refuse_unknown_groups(given: ActSettings, chosen: ChosenScheduler) -> None:
+    """Raise ``InputError`` for a group that is pinned and has no node: a misspelt one would stay in its stage."""
+    from foundation.errors import InputError
+    from foundation.text import nearest_hint
+
+    if not given.policy.stages.pinned:
+        return
+    groups = {reading.view.group_key for reading in chosen.adapter.read_fleet().nodes}
+    for group in given.policy.stages.pinned.keys() - groups if groups else ():
+        do = nearest_hint(group, groups, f"Groups are {', '.join(sorted(groups))}.")
+        raise InputError(f"policy.stages.pinned names {group!r}, and no node is in that group", chosen.where, do)
 
 
 def _ledger(file: Path, cluster: str, *, dry_run: bool, undo: bool) -> SqliteLedger:
@@ -347,9 +362,9 @@ def _show(report: RoundReport, as_json: bool, more: Mapping[str, Any] | None = N
         print_json({**report.to_json(), **(more or {})})
         return
     for line in _lines(report):
-        sys.stdout.write(line + "\n")
+        sys.stdout.write(printable(line) + "\n")
     for error in report.errors:
-        sys.stderr.write(f"predrain act: error: {error}\n")
+        sys.stderr.write(f"predrain act: error: {printable(error)}\n")
     sys.stdout.flush()
 
 

@@ -15,7 +15,7 @@ from starlette.responses import PlainTextResponse, Response
 
 from foundation.server.problems import RequestRefused
 from serving.champion.model import LoadedModel
-from serving.http.application import guarded, problems
+from serving.http.application import TOKEN
 from serving.http.bodies import JSON, media_of, one_of, read_json, unknown_name
 from serving.http.query_routes import QueryRoutes
 from serving.http.schemas import INVOCATIONS, Predictions, request_body
@@ -47,7 +47,6 @@ def add_invocations(app: FastAPI, queries: QueryRoutes, max_rows: int) -> None:
         ping,
         summary="Tell whether the model is there (MLflow's protocol).",
         response_class=PlainTextResponse,
-        responses=problems(409, 503),
     )
     app.add_api_route(
         "/invocations",
@@ -55,7 +54,8 @@ def add_invocations(app: FastAPI, queries: QueryRoutes, max_rows: int) -> None:
         methods=["POST"],
         summary="Score feature rows in MLflow's protocol.",
         response_model=Predictions,
-        **guarded(body=request_body(INVOCATIONS)),
+        dependencies=[TOKEN],
+        openapi_extra={"requestBody": request_body(INVOCATIONS)},
     )
 
 

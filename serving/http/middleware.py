@@ -19,7 +19,7 @@ from foundation.server.problems import RequestRefused
 from serving.http.bodies import shown
 from serving.http.limits import ServiceSettings, is_own_host
 from serving.http.metrics import RequestMetrics
-from serving.http.tokens import TokenGrant
+from serving.http.tokens import EVERYTHING, TokenGrant
 from serving.logs import AccessLog
 
 _LOG = logging.getLogger(__name__)
@@ -41,15 +41,12 @@ _GONE: Final = 499  # as nginx counts a client that went away
 class Access:
     """How an application knows its callers.
 
-    ``grant``: what a request's token allows, None where it shows none that holds; None: no route asks for a
-    token.
-    ``is_open``: tells whether a path is answered without a token.
+    ``grant``: what a request's token allows, None where it shows none that holds; None: no token is needed.
     ``is_page``: tells whether a path is a page's, whose refusals are pages too.
     ``refusal``: writes a refusal.
     """
 
     grant: Callable[[Request], TokenGrant | None] | None
-    is_open: Callable[[str], bool]
     is_page: Callable[[str], bool]
     refusal: Callable[[Request, RequestRefused], Response]
 
@@ -168,7 +165,7 @@ class _Exchange:
             self.status = _GONE
 
     def _admit(self) -> RequestClass | None:
-        """Check framing, host, token and scope, and take a place of the caller's class; None: it needs none."""
+        """Check framing and host, look the token up, and take a place of the caller's class; None: it needs none."""
         guard, access, path = self.guard, self.guard.access, self.path
         # A proxy that goes by the other length would take the body's end for another's request.
         if b"content-length" in self.headers and b"transfer-encoding" in self.headers:
@@ -180,20 +177,14 @@ class _Exchange:
             if not is_own_host(host, guard.hosts):
                 detail = f"this service is not {shown(host)}: ask localhost, or start it with --allow-host NAME"
                 raise RequestRefused(421, detail, "host")
-        grant = None
-        if access.grant is not None:
-            grant = self.grant = access.grant(Request(self.scope))
+        grant = self.grant = None if access.grant is None else access.grant(Request(self.scope))
+        self.scope["grant"] = EVERYTHING if access.grant is None else grant  # the routes ask for it
         taken: RequestClass | None = None
         if path not in ALWAYS:
             taken = self._class(grant)
             if guard.active[taken] >= guard.limit(taken):
                 retry = guard.settings.retry_after_s
                 raise RequestRefused(503, "too many requests at a time", "concurrency", retry_after_s=retry)
-        if access.grant is not None and not access.is_open(path):
-            if grant is None:
-                raise RequestRefused(401, "send one of the service's tokens: `Authorization: Bearer TOKEN`", "token")
-            if not grant.covers("read"):
-                raise RequestRefused(403, "this token lacks the scope read", "scope")
         if taken is not None:
             guard.active[taken] += 1
         return taken

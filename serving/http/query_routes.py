@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any, Final
 from urllib.parse import urlencode
 
-from fastapi import FastAPI, Path, Query
+from fastapi import FastAPI, Query
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
@@ -17,7 +17,7 @@ from foundation.server.problems import RequestRefused
 from policy.risk_record import RiskRecord, format_utc
 from policy.tiers import UNKNOWN
 from serving.champion.model import LoadedModel, ModelHolder
-from serving.http.application import guarded
+from serving.http.application import TEXT, TOKEN
 from serving.http.bodies import ARROW, JSON, as_json, media_of, one_of, read_json, shown
 from serving.http.limits import ServiceSettings, ThreadWork
 from serving.http.schemas import (
@@ -55,18 +55,19 @@ class QueryRoutes:
     def add_to(self, app: FastAPI) -> None:
         """Add the routes."""
         app.add_api_route(
-            "/v1/nodes/{node:path}",
+            "/v1/nodes/{node:name}",
             self._node,
             summary="Tell a node's risk, its GPUs and why.",
             response_model=NodeAnswer,
-            **guarded(400, 404),
+            dependencies=[TOKEN],
         )
         app.add_api_route(
             "/v1/nodes",
             self._nodes,
             summary="List nodes, the riskiest first unless asked otherwise.",
             response_model=NodesAnswer,
-            **guarded(400, 409, text=True),
+            dependencies=[TOKEN],
+            responses={200: TEXT},
         )
         app.add_api_route(
             "/v1/predict",
@@ -74,7 +75,8 @@ class QueryRoutes:
             methods=["POST"],
             summary="Tell the risk of nodes or GPUs by name, or of feature rows.",
             response_model=PredictAnswer,
-            **guarded(body=request_body(ASKED, arrow=ARROW, exact=True)),
+            dependencies=[TOKEN],
+            openapi_extra={"requestBody": request_body(ASKED, arrow=ARROW, exact=True)},
         )
 
     def fleet(self) -> ScoredFleet:
@@ -148,7 +150,7 @@ class QueryRoutes:
         names = [state.node for state in page if _HOST.fullmatch(state.node)]
         return PlainTextResponse(",".join(names[: len(fleet.scores.nodes) // 2]) + "\n")
 
-    async def _node(self, node: Annotated[str, Path(min_length=1)]) -> Response:
+    async def _node(self, node: str) -> Response:
         fleet, now = self.fleet(), self.clock()
         name = fleet.names.find(node)
         if name is None:

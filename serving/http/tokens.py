@@ -38,6 +38,10 @@ class TokenGrant:
         return scope in self.scopes or "admin" in self.scopes
 
 
+EVERYTHING: Final = TokenGrant("", frozenset({"admin"}))
+"""What everybody may do where no tokens are set up."""
+
+
 def scoped_token(line: str, number: int, where: str) -> tuple[bytes, TokenGrant]:
     """Read a line: scopes, ``sha256:`` with the hexadecimal SHA-256 of the token, and a name for the log."""
     written, *rest = line.split()

@@ -96,7 +96,9 @@ _WIDTH, _HEIGHT = 720, 200
 _LEFT, _RIGHT, _TOP, _BOTTOM = 52, 12, 10, 24
 _FLOOR: Final = 1e-4
 _LINES: Final = 6
-"""Lines that the words of marks take turns on, so that neighbours do not cover each other."""
+"""Lines that the words of marks stand on; each word takes the first on which it covers no other."""
+_LETTER_PX: Final = 7
+"""Width of a letter, at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,13 +150,19 @@ def risk_chart(
                 f'<circle class="dot {score.tier}" cx="{x(score.decided)}" cy="{y(score.risk)}" r="2.6">'
                 f"<title>{title}</title></circle>"
             )
-    for place, mark in enumerate(sorted((mark for mark in marks if mark.at >= first), key=lambda mark: mark.at)):
-        at, line = x(mark.at), _TOP + 10 + 12 * (place % _LINES)
-        side, beside = ("end", at - 3) if at > _WIDTH / 2 else ("start", at + 3)
+    ends = [0.0] * _LINES  # where the last word of each line ends
+    for mark in sorted((mark for mark in marks if mark.at >= first), key=lambda mark: mark.at):
+        at, width_px = x(mark.at), 3 + _LETTER_PX * len(mark.word)
+        side, start = ("end", at - width_px) if at + width_px > _WIDTH else ("start", at)
+        free = next((line for line, end in enumerate(ends) if end <= start), None)
+        word = ""
+        if free is not None:  # without room its title alone says what it is
+            ends[free] = start + width_px
+            beside, height = at - 3 if side == "end" else at + 3, _TOP + 10 + 12 * free
+            word = f'<text class="tick {side}" x="{beside}" y="{height}">{escape(mark.word)}</text>'
         parts.append(
             f'<g class="mark {escape(mark.kind)}"><title>{escape(mark.words)}</title>'
-            f'<path d="M{at} {_TOP}V{_HEIGHT - _BOTTOM}"/>'
-            f'<text class="tick {side}" x="{beside}" y="{line}">{escape(mark.word)}</text></g>'
+            f'<path d="M{at} {_TOP}V{_HEIGHT - _BOTTOM}"/>{word}</g>'
         )
     return Markup("".join([*parts, "</svg>"]))  # noqa: S704 - every text in it is escaped or our own
 

@@ -9,10 +9,10 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta
 from functools import wraps
-from pathlib import Path as FolderPath
+from pathlib import Path
 from typing import Annotated, Any, Final, Literal, get_args
 
-from fastapi import FastAPI, Path, Query
+from fastapi import FastAPI, Query
 from pydantic import BaseModel, BeforeValidator, Field
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
@@ -21,7 +21,7 @@ from foundation.errors import InputError
 from foundation.server.problems import RequestRefused
 from policy.risk_record import format_utc
 from policy.tiers import TIERS, UNKNOWN, node_risk
-from serving.http.application import guarded_page, problems
+from serving.http.application import PASSWORD, TOKEN, refusals
 from serving.http.bodies import as_json, shown
 from serving.http.limits import ThreadWork
 from serving.http.metrics import fitted_at
@@ -38,7 +38,7 @@ LEDGER_MOST: Final = 50
 
 _PAGES: Final = frozenset({"/", "/outcomes", "/ledger"})
 _PAGE_PREFIXES: Final = ("/nodes/", "/gpus/", "/page/")
-_HTML: Final = "text/html"
+_REFUSALS: Final = refusals("text/html", {"type": "string"})
 
 
 def _day(given: object) -> object:
@@ -89,11 +89,6 @@ def is_page(path: str) -> bool:
     return path in _PAGES or path.startswith(_PAGE_PREFIXES)
 
 
-def is_open_page(path: str) -> bool:
-    """Tell whether a path of the pages is answered without a token: style, script and icon."""
-    return path.startswith("/page/") and path != "/page/decision"
-
-
 @dataclass(frozen=True, slots=True)
 class FleetPages:
     """Serves the pages.
@@ -105,7 +100,7 @@ class FleetPages:
     """
 
     newest: ScoreCache
-    scores: FolderPath
+    scores: Path
     clock: Callable[[], datetime]
     work: ThreadWork
     health: Callable[[], Mapping[str, Any]]
@@ -114,36 +109,25 @@ class FleetPages:
 
     def add_to(self, app: FastAPI) -> None:
         """Add the routes."""
-        tags: dict[str, Any] = {"tags": ["pages"]}
-        read = guarded_page() | tags
-        for path, handler, summary, statuses in (
-            ("/", self._fleet, "Show who is at risk.", ()),
-            ("/nodes/{node:path}", self._node, "Show a node, its GPUs and why.", (404,)),
-            ("/gpus/{gpu:path}", self._gpu, "Show a GPU: why, earlier scores, outcomes.", (404,)),
-            ("/outcomes", self._outcomes, "Show what came of the alerts of the last 30 days.", ()),
-            ("/ledger", self._ledger_page, "Show what a controller decided, of all nodes or one.", ()),
+        pages: dict[str, Any] = {"tags": ["pages"], "responses": _REFUSALS}
+        read = pages | {"dependencies": [TOKEN, PASSWORD]}
+        for path, handler, summary in (
+            ("/", self._fleet, "Show who is at risk."),
+            ("/nodes/{node:name}", self._node, "Show a node, its GPUs and why."),
+            ("/gpus/{gpu:name}", self._gpu, "Show a GPU: why, earlier scores, outcomes."),
+            ("/outcomes", self._outcomes, "Show what came of the alerts of the last 30 days."),
+            ("/ledger", self._ledger_page, "Show what a controller decided, of all nodes or one."),
         ):
-            made = self._in_thread(handler)
-            app.add_api_route(path, made, summary=summary, **_html(400, 401, 403, 503, *statuses), **read)
-        app.add_api_route(
-            "/page/decision",
-            self._decision,
-            summary="Tell which decision is shown, for the pages' script.",
-            response_model=ShownDecision,
-            responses=problems(400, 401, 403, 503, media=_HTML),
-            **read,
-        )
+            app.add_api_route(path, self._in_thread(handler), summary=summary, response_class=HTMLResponse, **read)
+        summary = "Tell which decision is shown, for the pages' script."
+        app.add_api_route("/page/decision", self._decision, summary=summary, response_model=ShownDecision, **read)
         assets: dict[int | str, dict[str, Any]] = {
             200: {"content": {media.partition(";")[0]: {"schema": {"type": "string"}} for media in ASSETS.values()}}
         }
         app.add_api_route(
-            "/page/{file:path}",
-            self._asset,
-            summary="Give the pages' style, script and icon.",
-            response_class=Response,
-            responses=assets | problems(400, 404, 503, media=_HTML),
-            **tags,
-        )
+            "/page/{file:name}", self._asset, summary="Give the pages' style, script and icon.",
+            response_class=Response, **pages | {"responses": _REFUSALS | assets},
+        )  # fmt: skip
 
     def refusal(self, request: Request, refused: RequestRefused) -> Response:
         """Return a refusal as a page; the browser asks who is not known for a token, as a password."""
@@ -274,7 +258,7 @@ class FleetPages:
             "facts": self.newest.served.facts,
         }
 
-    def _node(self, request: Request, node: Annotated[str, Path(min_length=1)]) -> Response:
+    def _node(self, request: Request, node: str) -> Response:
         fleet, now, places = self._served(), self.clock(), self.newest.served.facts.places
         state = fleet.state(node, now)
         if state is None:
@@ -304,7 +288,7 @@ class FleetPages:
             **self._telemetry([record.unit for record in records]),
         )
 
-    def _gpu(self, request: Request, gpu: Annotated[str, Path(min_length=1)]) -> Response:
+    def _gpu(self, request: Request, gpu: str) -> Response:
         fleet, now = self._served(), self.clock()
         record = fleet.unit(gpu)
         if record is None:
@@ -394,16 +378,10 @@ class FleetPages:
     async def _decision(self) -> Response:
         return as_json({"decision": self._served().scores.decision})
 
-    async def _asset(
-        self, request: Request, file: Annotated[str, Path(min_length=1)], _: Annotated[AssetQuery, Query()]
-    ) -> Response:
+    async def _asset(self, request: Request, file: str, _: Annotated[AssetQuery, Query()]) -> Response:
         if file not in ASSETS:
             raise RequestRefused(404, "there is no such file", "path")
         return asset(request, file)
-
-
-def _html(*statuses: int) -> dict[str, Any]:
-    return {"response_class": HTMLResponse, "responses": problems(*statuses, media=_HTML)}
 
 
 def drains_came_to(drains: Sequence[Mapping[str, Any]], alerts: Sequence[Mapping[str, Any]]) -> dict[str, float]:

@@ -198,7 +198,7 @@ def test_a_simulated_fleet_is_called_simulated_with_its_acceleration(evaluation,
     assert "failure rates as calibrated" in slow
     real = Page(render_report(evaluation, replace(context, simulated=None))).prose
     assert "Simulated fleet" not in real
-    assert "of a real fleet were replayed at 40 decision times, every 6 h from 2026-01-30 to 2026-02-08" in real
+    assert f"of a fleet ({context.dataset}) were replayed at 40 decision times, every 6 h from 2026-01-30" in real
 
 
 def test_the_summarys_numbers_are_the_evaluations(evaluation, page):

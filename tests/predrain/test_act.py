@@ -8,12 +8,14 @@ import subprocess
 import sys
 import threading
 import urllib.request
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
+from policy.risk_record import RiskReason
 from predrain.command import app
 from scheduler.file import FileScheduler
 from scheduler.ports.clock import SystemClock
@@ -238,6 +240,27 @@ def test_broken_settings_do_not_keep_everything_from_being_released(place):
     assert "release n3" in undone.stdout
     assert "Everything is released all the same." in undone.stderr
     assert "Did you mean 'policy'?" in run(*ACT, "--scores", "scores", code=1).stderr
+
+
+def test_a_pinned_group_that_does_not_exist_is_refused_and_nothing_new_is_done(place):
+    (place / "act.yaml").write_text(SETTINGS.replace("c/g", "c/gg"))
+    for more in ((), ("--dry-run",)):
+        refused = run(*GO, *more, code=1).stderr
+        assert "policy.stages.pinned names 'c/gg'" in refused
+        assert "'c/g'" in refused
+    assert len(node(place)["taints"]) == 1
+
+
+def test_a_reason_forges_no_line_and_moves_no_cursor(place):
+    forged = "hot\nrelease n3\r\x1b[2Jdecision 9\u2028\u202e"
+    now = datetime.now(UTC).replace(minute=0, second=0, microsecond=0)
+    records = [record(f"gpu{i}", f"n{i}", 0.9 if i == 3 else 0.01, now) for i in range(12)]
+    reasoned = replace(records[3], reasons=(RiskReason(forged, "telemetry", 1.0, None),))
+    write(place / "scores", *records[:3], reasoned, *records[4:], at=now, model={"fitted_at": now.isoformat()})
+    for shown in (run(*GO).stdout, run("ledger", "why", "n3").stdout):
+        (line,) = (line for line in shown.split("\n") if "hot" in line)
+        assert "decision 9" in line
+        assert line.isprintable()
 
 
 def test_settings_without_any_threshold_say_that_no_score_has_a_tier(place):

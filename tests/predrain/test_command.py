@@ -26,7 +26,7 @@ SOURCES = (
 
 @pytest.mark.parametrize("arguments", [*((verb,) for verb in VERBS), *(("collect", source) for source in SOURCES),
                                    *(("ledger", verb) for verb in ("why", "list", "replay", "export")),
-                                   ("prior", "build")])  # fmt: skip
+                                   ("prior", "build"), ("collect",), ("ledger",)])  # fmt: skip
 def test_every_verb_has_help_with_an_example(arguments: tuple[str, ...]) -> None:
     shown = CliRunner().invoke(app, [*arguments, "--help"], env={"COLUMNS": "200"})
     assert shown.exit_code == 0

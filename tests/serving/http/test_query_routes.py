@@ -4,6 +4,7 @@ import math
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
@@ -240,3 +241,14 @@ def test_services_on_the_same_scores_answer_alike_and_a_page_of_one_is_followed_
             assert other.client().get("/v1/nodes?limit=2") == first
         rest = other.client().get(first["next"])  # the one has gone
     assert names(first) + names(rest) == ["n1", "n2", "n3", "n4"]
+
+
+def test_a_node_is_found_by_whatever_name_it_is_listed_under(tmp_path: Path) -> None:
+    odd = ["a/b", "line\nend", "\r\nn", "n\n", "%2F?#", " "]
+    write_scores(tmp_path, [record(f"GPU-{place}", name, 0.5) for place, name in enumerate(odd)])
+    with running(tmp_path) as service:
+        client = service.client()
+        for name in [node["node"] for node in client.get("/v1/nodes")["nodes"]]:
+            assert client.get(f"/v1/nodes/{quote(name, safe='')}")["node"] == name
+            assert client.send("GET", f"/nodes/{quote(name, safe='')}")[0] == 200
+        assert len(client.get("/v1/nodes")["nodes"]) == len(odd)

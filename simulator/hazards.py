@@ -47,7 +47,7 @@ class FailureCause(IntEnum):
 
 
 PRECURSOR = ("none", "weak", "strong", "structural", "none", "weak")
-"""Precursor of a failure by its :class:`FailureFailureCause`."""
+"""Precursor of a failure by its :class:`FailureCause`."""
 
 
 class Chain(NamedTuple):

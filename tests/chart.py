@@ -29,10 +29,10 @@ ALL: dict[str, Any] = {
     "extraVolumeMounts": [{"name": "tokens-of-prometheus", "mountPath": "/tokens"}],
     "serve": {"extraArgs": ["--stale-after=2h"]},
     "act": {
-        "roles": {"checkpointAnnotations": True},
+        "roles": {"checkpointAnnotations": True, "deviceTaints": True},
         "ledger": {"storageClass": "local"},
         "diagnosticJob": (CHART.parents[1] / "kubernetes" / "diagnostic-job.yaml").read_text(encoding="utf-8"),
-        "settings": {"kubernetes": {"gpu_annotations": ["team.example/gpus: all #1"]}},
+        "settings": {"kubernetes": {"device_taints": True, "gpu_annotations": ["team.example/gpus: all #1"]}},
     },
 }  # fmt: skip
 """All that can be asked for."""

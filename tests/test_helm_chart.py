@@ -263,6 +263,7 @@ def test_rules_and_dashboard_are_those_that_are_tested() -> None:
 @pytest.mark.parametrize(
     ("act", "message"),
     [
+        ({"settings": {"kubernetes": {"device_taints": True}}}, "needs act.roles.deviceTaints"),
         ({"settings": {"kubernetes": {"namespace": "elsewhere"}}}, "set it to predrain"),
         ({"rights": "publisher"}, r"thresholds\.watch alone"),
         ({"rights": "publisher", "settings": {"policy": {"thresholds_from": "scores"}}}, r"thresholds\.watch alone"),

@@ -62,7 +62,7 @@ def test_nvsentinel_reads_the_condition_that_we_write_and_does_nothing_by_itself
     assert event["errorCode"] == ["PREDRAIN_GPU_FAILURE_PREDICTED"]
 
 
-def test_no_role_but_its_own_may_patch_pods_and_none_runs_commands_in_them() -> None:
+def test_no_role_but_its_own_may_patch_pods_or_set_device_taints_and_none_runs_commands_in_them() -> None:
     roles: dict[str, set[str]] = {}
     for name, document in DOCUMENTS:
         for rule in document.get("rules", ()):
@@ -74,3 +74,4 @@ def test_no_role_but_its_own_may_patch_pods_and_none_runs_commands_in_them() -> 
         if "pods" in rule["resources"] and "patch" in rule["verbs"]
     }  # fmt: skip
     assert patching == {"checkpoint-rbac.yaml:ClusterRole/predrain-checkpoint"}
+    assert roles["devicetaintrules"] == {"device-taints-rbac.yaml:ClusterRole/predrain-device-taints"}

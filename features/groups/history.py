@@ -71,7 +71,7 @@ _WEIGHED = ("incident", "xid_hardware", "xid_precursor")
 
 
 def history_columns(features: FeatureSection, *, unit: UnitKind = "gpu") -> list[FeatureColumn]:
-    """List the columns of the group, in the order in which :class:`EventEventHistory` fills them.
+    """List the columns of the group, in the order in which :class:`EventHistory` fills them.
 
     ``features``: ``history_scopes`` and ``history_windows``.
     ``unit``: the fleet's unit. For nodes ``gpu`` and ``slot`` are left out, they would repeat ``node``.

@@ -15,7 +15,7 @@ from policy.fleet import Level, NodeView, Signals, UnitView
 from policy.plan import Action, Plan, PolicyState
 from policy.tiers import UNKNOWN, TierThresholds
 from scheduler.controller.evidence import Evidence
-from scheduler.controller.executor import Executor, Expected, settled_by_reading
+from scheduler.controller.executor import Executor, Expected, level_after, settled_by_reading
 from scheduler.controller.scores_reader import CLOCK_SKEW
 from scheduler.controller.settings import ControllerSettings
 from scheduler.evacuation.engine import Evacuation
@@ -29,6 +29,7 @@ from scheduler.ports.protocols import (
     LeaseLostError,
     RiskSource,
     SchedulerAdapter,
+    signals_of,
 )
 from scheduler.ports.readings import FleetReading, Switches
 from scheduler.ports.records import RoundRecord, is_worth_recording
@@ -127,12 +128,22 @@ class Controller:
                 of_node.setdefault(action.node, []).append(action)
             writes = {name: iter(self.scheduler.preview(mine, readings[name])) for name, mine in of_node.items()}
             report.steps += [Step(action, "would", "", next(writes[action.node])) for action in plan.actions]
+            self._rehearse_announcing(plan, views, report, new=not decision.signals.kill)
             if self.evacuation is not None and ready:
                 with log.boundary("the evacuation"):
                     self.evacuation.rehearse(plan, {view.name: view for view in views}, report)
         except Exception as error:
             report.errors.append(f"the scheduler cannot be read: {described(error)}")
         return report
+
+    def _rehearse_announcing(self, plan: Plan, views: tuple[NodeView, ...], report: RoundReport, *, new: bool) -> None:
+        """Add what the scheduler's further ways to say what stands would write, were all actions confirmed."""
+        levels = {view.name: view.marks.level for view in views}
+        for action in plan.actions:
+            levels[action.node] = level_after(action, levels[action.node])
+        stands = signals_of(plan, views, levels, self.policy)
+        writes = self.scheduler.announcing(stands, new=new)
+        report.notes += [f"would be written besides: {write.message}" for write in writes]
 
     def stop(self) -> None:
         """Give the lease back, so that another replica need not wait for its end."""
@@ -182,7 +193,10 @@ class Controller:
             put_back = self.scheduler.upkeep(self.holder, self._lease.hold())
             log.report.notes += [f"put back, for the scheduler had lost it: {write.message}" for write in put_back]
         with log.boundary("the announcement of marks", blocks=False):
-            log.report.notes += self.scheduler.announce(self.holder, self._lease.hold)
+            levels = {name: expected.level for name, expected in executor.expected.items()}
+            signals = signals_of(decision.plan, decision.views, levels, decision.policy)
+            new = log.forward and not decision.signals.kill
+            log.report.notes += self.scheduler.announce(signals, self.holder, self._lease.hold, new=new)
         if self.evacuation is not None and ready:
             drained = frozenset(action.node for action in executor.done if action.verb == "drain")
             known = {view.name: view for view in decision.views}

@@ -24,6 +24,7 @@ from scheduler.kubernetes.condition import (
     event_write,
 )
 from scheduler.kubernetes.config_map import ConfigMapText, SwitchAnnotations
+from scheduler.kubernetes.device_taints import DeviceTaints
 from scheduler.kubernetes.leadership import Leadership
 from scheduler.kubernetes.nodes import NodeSnapshot, patch_of, snapshot_of, status_patch
 from scheduler.kubernetes.pods import ClaimCounts, PodKeys, PodPart, jobs_of, pod_part
@@ -31,7 +32,7 @@ from scheduler.kubernetes.running_pods import RunningPods
 from scheduler.kubernetes.settings import KubernetesSettings
 from scheduler.ports.errors import described
 from scheduler.ports.node_object import WRITER, Keys, NodeObject, after, missing_from, refused, writes_between
-from scheduler.ports.protocols import Clock, SchedulerExtras
+from scheduler.ports.protocols import Clock, NodeSignal, SchedulerExtras
 from scheduler.ports.readings import AnswerKind, FleetReading, NodeReading, Precondition, Switches, Write, WriteResult
 
 NODES: Final = "/api/v1/nodes"
@@ -95,6 +96,8 @@ class KubernetesScheduler(SchedulerExtras):
         self._newest: NodeSnapshot | None = None
         self._recent: dict[str, tuple[NodeSnapshot, float]] = {}
         self._due: list[_Companion] = []
+        drivers = self.rules.claim_drivers
+        self._device_taints = DeviceTaints(self.api, settings.prefix, drivers) if settings.device_taints else None
         self._claims = ClaimCounts(self.api, self.rules)
         self._jobs: Mapping[str, JobView] = {}
         self._cordoner_known = True
@@ -236,17 +239,33 @@ class KubernetesScheduler(SchedulerExtras):
         by = "an admission webhook or another controller changes predrain's writes"
         return WriteResult("refused", f"the server accepted the patch, but {'; '.join(wrong)}: {by}")
 
-    def announce(self, holder: str, hold: Callable[[], datetime]) -> tuple[str, ...]:
-        """Write the conditions and events that are due, conditions first; return what failed.
+    def announce(
+        self, signals: Sequence[NodeSignal], holder: str, hold: Callable[[], datetime], *, new: bool
+    ) -> tuple[str, ...]:
+        """Write the conditions and events that are due, and the device taints where the settings ask for them."""
 
-        Of a kind without an answer the rest is left.
-        """
+        def blocked() -> str | None:
+            return self.leadership.blocked(holder, hold())
+
+        notes = self._write_due(blocked)
+        if self.settings.cordon and not self._cordoner_known:
+            notes += ("no node is cordoned: the server does not tell who cordons (managedFields); the taints stand",)
+        if self._device_taints is None:
+            return notes
+        return notes + self._device_taints.follow(signals, blocked, lambda: new and not self.read_switches().kill)
+
+    def announcing(self, signals: Sequence[NodeSignal], *, new: bool) -> tuple[Write, ...]:
+        """Return the device taints that would be set and removed; reads only."""
+        return () if self._device_taints is None else self._device_taints.preview(signals, new=new)
+
+    def _write_due(self, blocked: Callable[[], str | None]) -> tuple[str, ...]:
+        """Write what is due, conditions first; return what failed. Of a kind without an answer the rest is left."""
         failed: dict[str, list[str]] = {}
         away: dict[bool, str] = {}
         end_s = self.api.elapsed() + _COMPANIONS_FOR_S
         for companion in sorted(self._due, key=lambda due: not due.of_node):
             late = "no time was left in this round" if self.api.elapsed() >= end_s else None
-            problem = away.get(companion.of_node) or late or self.leadership.blocked(holder, hold())
+            problem = away.get(companion.of_node) or late or blocked()
             if problem is None:
                 try:
                     problem = self._companion(companion)
@@ -255,13 +274,10 @@ class KubernetesScheduler(SchedulerExtras):
             if problem is not None:
                 failed.setdefault(f"{companion.name} was not written: {problem}", []).append(companion.node)
         self._due.clear()
-        notes = [
+        return tuple(
             f"{nodes[0]}{f' and {len(nodes) - 1} more' if nodes[1:] else ''}: {problem}"
             for problem, nodes in failed.items()
-        ]
-        if self.settings.cordon and not self._cordoner_known:
-            notes.append("no node is cordoned: the server does not tell who cordons (managedFields); the taints stand")
-        return tuple(notes)
+        )
 
     def read_switches(self) -> Switches:
         """Read the switches, annotations of the ConfigMap of the state, unless they were read within 100 ms."""

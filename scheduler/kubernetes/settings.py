@@ -46,6 +46,7 @@ class KubernetesSettings:
     events: bool = True
     foreign_marks: tuple[ForeignMark, ...] = ()
     avoid_label: _Label | None = None
+    device_taints: bool = False
     cordon: bool = False
     requests_per_second: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 200.0
     burst: PositiveInt = 200

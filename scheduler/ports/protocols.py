@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Protocol
 
+from policy.config import PolicyConfig
 from policy.episodes import Alert, AlertOutcome
-from policy.plan import Action
+from policy.fleet import Level, NodeView
+from policy.node_assessment import rule_hits
+from policy.plan import Action, Plan
 from scheduler.ports.errors import SchedulerError
 from scheduler.ports.readings import FleetReading, NodeReading, Precondition, StoredState, Switches, Write, WriteResult
 from scheduler.ports.risks import ReportedFacts, Risks
@@ -65,10 +68,23 @@ class SchedulerExtras(Protocol):
         """Restore, under the lease, what the scheduler lost of current marks; never what a person removed."""
         return ()
 
-    def announce(self, holder: str, hold: Callable[[], datetime]) -> tuple[str, ...]:  # noqa: ARG002
-        """Write what reports this round's marks to other tools, on which no decision rests; return what failed.
+    def announcing(self, signals: Sequence[NodeSignal], *, new: bool) -> tuple[Write, ...]:  # noqa: ARG002
+        """Return what :meth:`announce` would write for the signals."""
+        return ()
+
+    def announce(
+        self,
+        signals: Sequence[NodeSignal],  # noqa: ARG002
+        holder: str,  # noqa: ARG002
+        hold: Callable[[], datetime],  # noqa: ARG002
+        *,
+        new: bool,  # noqa: ARG002
+    ) -> tuple[str, ...]:
+        """Report this round's marks to other tools, on which no decision rests, and withdraw those of former marks.
 
         ``hold``: as :meth:`Lease.hold`, before each write.
+        ``new``: whether new reports may be written; former ones are withdrawn in any case.
+        Returns: messages about what was done, and what could not be.
         """
         return ()
 
@@ -143,3 +159,38 @@ class Lease:
         if self.until is None:
             raise LeaseLostError("another replica holds the lease")
         return self.until
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSignal:
+    """A node that carries predrain's marks.
+
+    ``level``: as the scheduler has confirmed it.
+    ``units``: the GPUs that it is due to, the weightiest first; none: not known any more.
+    """
+
+    node: str
+    tier: str
+    level: Level
+    units: tuple[str, ...]
+    reasons: tuple[str, ...]
+
+
+def signals_of(
+    plan: Plan, views: Iterable[NodeView], levels: Mapping[str, Level], policy: PolicyConfig
+) -> tuple[NodeSignal, ...]:
+    """Return a signal for each node that carries predrain's marks, by the current ``levels``."""
+    made = []
+    for view in views:
+        level, decision = levels.get(view.name, Level.NONE), plan.nodes.get(view.name)
+        if level is Level.NONE or decision is None or not view.readable:
+            continue
+        known = plan.state.nodes.get(view.name)
+        support = known.tier.support if known is not None else ()
+        hits = rule_hits(view, policy.rules, plan.now)
+        units = dict.fromkeys(
+            [hit.unit for hit in hits if hit.rule.tier == decision.tier]
+            + [score.unit for score in sorted(support, key=lambda score: -score.risk)]
+        )
+        made.append(NodeSignal(view.name, decision.tier, level, tuple(units), decision.reasons))
+    return tuple(sorted(made, key=lambda signal: signal.node))

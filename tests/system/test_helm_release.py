@@ -79,7 +79,7 @@ class Release:
         self.folder = folder / name
         self.folder.mkdir()
         self.config = Config(kubeconfig_path=server.kubeconfig("admin"), namespace="predrain")
-        own = {"prefix": prefix}
+        own = {"prefix": prefix, "device_taints": False}
         settings = {"policy": POLICY, "evacuation": {"enabled": True}, "kubernetes": own}
         dashboard = {"dashboard": True}  # the rest is of kinds that the Prometheus operator brings
         self.values = ALL | {"monitoring": dashboard, "act": ALL["act"] | {"settings": settings}}

@@ -119,7 +119,7 @@ class Hand:
 
     def announce(self) -> tuple[str, ...]:
         """Write what is due after the marks of a round; gives what failed."""
-        return self.scheduler.announce("me", lambda: self.clock.now() + LASTS)
+        return self.scheduler.announce((), "me", lambda: self.clock.now() + LASTS, new=True)
 
     def raw(self, name: str = "n1") -> Raw:
         """The node as it stands."""

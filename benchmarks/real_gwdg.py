@@ -31,8 +31,7 @@ if str(ROOT) not in sys.path:  # run as a file, this folder's parent is not on t
     sys.path.insert(0, str(ROOT))
 
 from benchmarks.gpu_cluster_faults import predrain  # noqa: E402
-from evaluation.metrics.bootstrap import interval, resample  # noqa: E402
-from evaluation.metrics.metrics import Bools, Floats, ratio  # noqa: E402
+from evaluation.metrics.metrics import Bools, Floats, interval, ratio, resample  # noqa: E402  # noqa: E402
 from foundation.files import write_bytes  # noqa: E402
 from telemetry.dataset.store import Dataset  # noqa: E402
 

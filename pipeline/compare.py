@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from evaluation.metrics.bootstrap import resample
 from evaluation.metrics.comparison import PAIRED, SLIDING, pair
 from evaluation.metrics.estimates import estimate_model
+from evaluation.metrics.metrics import resample
 from evaluation.metrics.scored import split_predictions
 from features.times import milliseconds
 from foundation.errors import InputError

@@ -19,7 +19,7 @@ from features.times import duration_ms, instant_ms
 from features.vocabulary import FeatureColumn
 from foundation.errors import InputError
 from models.bundle.store import load_bundle
-from models.rows.incident_groups import IncidentGroups
+from models.rows.as_of_rows import IncidentGroups
 from models.rows.training_set import TrainingRows
 from models.sequence.windows import with_windows
 from models.training.reference import LabelledRows

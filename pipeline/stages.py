@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from evaluation.backtest.frames import BacktestResult
 from evaluation.backtest.run import run_backtest
-from evaluation.drift.frames import drift_frames
+from evaluation.drift.verdict import drift_frames
 from evaluation.metrics.evaluation import evaluate
 from evaluation.metrics.oracle import oracle_predictions, read_truth
 from features.engine import Engine

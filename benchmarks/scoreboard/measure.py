@@ -14,9 +14,8 @@ import numpy as np
 import pandas as pd
 
 from benchmarks.scoreboard.fleets import ALONE, FACTS, ONCE, PAPER, PROFILE, YOUNG, YOUNG_ALONE, Fleet
-from evaluation.metrics.bootstrap import resample
 from evaluation.metrics.lead_time import incident_table
-from evaluation.metrics.metrics import Floats, Ints, Ranking, ratio
+from evaluation.metrics.metrics import Floats, Ints, Ranking, ratio, resample
 from evaluation.metrics.oracle import ORACLE, oracle_predictions
 from evaluation.metrics.scored import Scored, split_predictions
 

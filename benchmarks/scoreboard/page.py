@@ -10,9 +10,8 @@ import numpy as np
 
 from benchmarks.scoreboard.fleets import ALONE, DEVELOPMENT, LEFT_OUT, ONCE, PAPER, PROFILE, YOUNG, YOUNG_ALONE
 from benchmarks.scoreboard.measure import Measured, added, share
-from evaluation.metrics.bootstrap import Interval, honest_interval, interval
 from evaluation.metrics.comparison import difference_interval, most_precise
-from evaluation.metrics.metrics import Floats
+from evaluation.metrics.metrics import Floats, Interval, honest_interval, interval
 from evaluation.metrics.oracle import ORACLE
 from pipeline.report.wording import NONE, between, count, number, percent, points, signed
 

@@ -18,8 +18,7 @@ import pandas as pd
 from evaluation.metrics.scored import Grouping
 from features.times import milliseconds
 from models.config import PrecisionTargetsSection
-from models.rows.as_of_rows import LabelsAt, labels_of_rows, row_positions
-from models.rows.incident_groups import IncidentGroups
+from models.rows.as_of_rows import IncidentGroups, LabelsAt, labels_of_rows, row_positions
 from models.rows.ranking import Bools, Floats, Ints
 from models.rows.training_set import Labels, Matrix, node_codes
 from models.training.fitted import ORDERS_ONLY

@@ -16,10 +16,9 @@ import numpy as np
 import pandas as pd
 from scipy.stats import binom
 
-from evaluation.metrics.bootstrap import interval, resample
 from evaluation.metrics.estimates import precision_of
 from evaluation.metrics.lead_time import incident_table
-from evaluation.metrics.metrics import Floats, ratio
+from evaluation.metrics.metrics import Floats, interval, ratio, resample
 from evaluation.metrics.scored import Scored
 from models.config import PromotionSection
 

@@ -17,9 +17,8 @@ from evaluation.drift.verdict import CheckFindings
 from features.times import duration_ms, instant_ms
 from models.bundle.serialization import FitStore
 from models.config import BASELINES, CASCADE, BacktestSection, ModelsSection, TrainingSection
-from models.explanation.alert_reasons import explain_rows, riskiest_alerts
+from models.explanation.alert_reasons import attribute, explain_rows, riskiest_alerts
 from models.explanation.contributions import load_shap
-from models.explanation.importance import attribute
 from models.rows.training_set import Matrix
 from models.sequence.windows import with_windows
 from models.training.fitted import FittedModels, learners_of, model_names

@@ -1,4 +1,4 @@
-"""What changed since a fit: fleet, telemetry, workload, readings, failures, risks or scores.
+"""What changed since a fit: fleet, telemetry, workload, readings, failures or the level of risks.
 
-In come the reference of a fit and the rows since, out come ``CheckFindings``. Start with ``check``.
+In: the reference of a fit and the rows since. Out: ``CheckFindings``. Start with :mod:`~evaluation.drift.check`.
 """

@@ -1,19 +1,19 @@
-"""Separate the causes: from what moved, where and when, to verdicts."""
+"""Separate the causes of drift: from what moved, where and when, to verdicts."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import pandas as pd
 
-from evaluation.drift.alignment import changed_since_first, effect_of
 from evaluation.drift.movement import (
     MISSING_LIMIT,
     PSI_LIMIT,
     Movement,
-    channel_facts,
-    missing_fact,
+    changed_since_first,
+    effect_of,
     moved_channels,
     vanished_channels,
 )
@@ -78,92 +78,87 @@ def fleet_verdicts(reference: Reference, recent: Recent) -> list[DriftVerdict]:
 
     A driver's share is reported as a note: an upgrade is reason to refit only if readings moved with it.
     """
-    out: list[DriftVerdict] = []
+    notes: list[DriftVerdict] = []
     facts: list[str] = []
-    now = recent.values[recent.now]
     for at, (column, before) in enumerate(zip(reference.columns, reference.features, strict=True)):
+        values = pd.Series(recent.values[recent.now, at].astype(np.float64)).dropna()
+        if column.name.startswith("static__age__"):
+            new = float((values > reference.end_ms / _DAY_MS).mean()) if len(values) else 0.0
+            if new >= SIZE_LIMIT:
+                facts.append(f"{percent(new)} of rows are of units installed since")
         if column.group != "static" or not column.categories:
             continue
-        shares = _shares(now[:, at])
-        old = dict(zip(before.knots.tolist(), before.shares().tolist(), strict=True))
-        fresh = {code: share for code, share in shares.items() if code not in old and share >= NEW_CATEGORY}
-        moved = sum(abs(shares.get(code, 0.0) - old.get(code, 0.0)) for code in {*shares, *old}) / 2
-        mix = _mix_facts(column, old, shares)
+        old = pd.Series(before.shares(), index=before.knots, dtype="float64")
+        shares = pd.DataFrame({"before": old, "now": values.value_counts(normalize=True)}).fillna(0.0)
+        known = shares["before"] > 0
+        if not (shares["now"][~known] >= NEW_CATEGORY).any() and _distance(shares).sum() / 2 < MIX_LIMIT:
+            continue
         if is_software(column):
-            if fresh or moved >= MIX_LIMIT:
-                part = "" if not any(shares.get(code, 0.0) for code in old) else " on part of the fleet"
-                out.append(DriftVerdict("fleet", False, f"The {column.channel} changed{part}.", mix))
-        elif fresh or moved >= MIX_LIMIT:
-            facts += mix
-    age = next((at for at, column in enumerate(reference.columns) if column.name.startswith("static__age__")), None)
-    if age is not None:
-        installed = now[:, age]
-        new = float(np.mean(installed[np.isfinite(installed)] > reference.end_ms / _DAY_MS)) if len(installed) else 0.0
-        if new >= SIZE_LIMIT:
-            facts.append(f"{percent(new)} of rows are of units installed since")
+            part = " on part of the fleet" if shares["now"][known].any() else ""
+            notes.append(
+                DriftVerdict("fleet", False, f"The {column.channel} changed{part}.", _mix_facts(column, shares))
+            )
+        else:
+            facts += _mix_facts(column, shares)
     ratio = recent.rows_per_time / reference.rows_per_time if reference.rows_per_time else 1.0
     if abs(ratio - 1) >= SIZE_LIMIT:
         facts.append(
             f"{reference.rows_per_time:,.0f} units a decision time before, {recent.rows_per_time:,.0f} now "
             f"({100 * (ratio - 1):+.0f} %)"
         )
-    if facts:
-        out.insert(0, DriftVerdict("fleet", True, "The fleet is made up of other units than before.", tuple(facts)))
-    return out
+    changed = [DriftVerdict("fleet", True, "The fleet is made up of other units than before.", tuple(facts))]
+    return [*(changed if facts else ()), *notes]
 
 
 def reading_verdicts(reference: Reference, recent: Recent, moves: Sequence[Movement]) -> list[DriftVerdict]:
     """Decide whether readings moved because of the telemetry, because of the workload, or for no reason that shows."""
-    channels = moved_channels(moves)
-    silent = vanished_channels(moves)
+    channels, silent = moved_channels(moves), vanished_channels(moves)
     aligned = _aligned(reference, recent, moves)
     out: list[DriftVerdict] = []
 
-    facts: list[str] = []
-    for channel in sorted(aligned):
-        facts.append(aligned[channel])
-        facts += channel_facts({channel: channels[channel]}) if channel in channels else []
-    jumped = [channel_words(channel) for channel in sorted(aligned) if channel not in silent]
-    facts += [missing_fact(channel, move) for channel, move in sorted(silent.items())]
     gaps = [move for move in moves if move.column.group == "gaps"]
     gaps_moved = [move for move in gaps if move.moved or move.missing_moved]
-    holes = bool(gaps) and len(gaps_moved) >= GAP_SHARE * len(gaps)
-    if holes:
-        facts += [move.summary for move in sorted(gaps_moved, key=lambda move: -move.shift.psi)[:3]]
-    if jumped or silent or holes:
-        parts = []
-        if jumped:
-            parts.append(f"{_some(jumped)} read differently since a driver or exporter changed")
-        gone = [channel_words(c) for c, m in sorted(silent.items()) if m.shift.missing_now > m.shift.missing_before]
-        came = [channel_words(c) for c, m in sorted(silent.items()) if m.shift.missing_now <= m.shift.missing_before]
-        parts += [f"{_some(gone)} fell silent on part of the fleet"] if gone else []
-        parts += [f"{_some(came)} began to report on part of the fleet"] if came else []
-        parts += ["samples come with other gaps than before"] if holes else []
+    if len(gaps_moved) < GAP_SHARE * len(gaps):
+        gaps_moved = []
+    facts: list[str] = []
+    for channel in sorted(aligned):
+        facts += [aligned[channel], *_channel_facts({channel: channels[channel]} if channel in channels else {})]
+    facts += [move.missing_summary for _, move in sorted(silent.items())]
+    facts += _furthest(gaps_moved)
+    gone = {channel for channel, move in silent.items() if move.shift.missing_now > move.shift.missing_before}
+    parts = [
+        f"{_some(sorted(names))} {happened}"
+        for names, happened in (
+            (aligned.keys() - silent.keys(), "read differently since a driver or exporter changed"),
+            (gone, "fell silent on part of the fleet"),
+            (silent.keys() - gone, "began to report on part of the fleet"),
+        )
+        if names
+    ]
+    parts += ["samples come with other gaps than before"] if gaps_moved else []
+    if parts:
         text = "; ".join(parts)
         out.append(DriftVerdict("telemetry", True, f"{text[0].upper()}{text[1:]}.", tuple(facts)))
 
     workload = [move for move in moves if move.column.group == "workload"]
     work_moved = [move for move in workload if move.moved]
     of_work = {str(move.column.channel) for move in workload}
+    rest = {channel: moved for channel, moved in channels.items() if channel not in aligned}
     busy = {
-        channel: moved
-        for channel, moved in channels.items()
-        if channel not in aligned and (channel in of_work or channel.endswith(_WORKLOAD_ENDINGS))
+        channel: moved for channel, moved in rest.items() if channel in of_work or channel.endswith(_WORKLOAD_ENDINGS)
     }
-    shifted = bool(busy) or (bool(workload) and len(work_moved) >= WORKLOAD_SHARE * len(workload))
-    rest = {channel: moved for channel, moved in channels.items() if channel not in aligned and channel not in busy}
-    gauges = {channel: moved for channel, moved in rest.items() if _is_gauge(moved)}
-    if shifted:
-        facts = [move.summary for move in sorted(work_moved, key=lambda move: -move.shift.psi)[:3]]
-        facts += channel_facts(busy | gauges)
+    rest = {channel: moved for channel, moved in rest.items() if channel not in busy}
+    if busy or (workload and len(work_moved) >= WORKLOAD_SHARE * len(workload)):
+        gauges = {channel: moved for channel, moved in rest.items() if _is_gauge(moved)}
+        facts = [*_furthest(work_moved), *_channel_facts(busy | gauges)]
         out.append(DriftVerdict("workload", True, "The GPUs are used otherwise than before.", tuple(facts)))
         rest = {channel: moved for channel, moved in rest.items() if channel not in gauges}
     # A silent channel's values are those of the units that still report: another mix, not another reading.
     rest = {channel: moved for channel, moved in rest.items() if channel not in silent}
     if rest:
-        names = _some([channel_words(channel) for channel in rest])
+        names = _some(list(rest))
         text = f"{names[0].upper()}{names[1:]} read differently, and neither workload, gaps nor drivers explain it."
-        out.append(DriftVerdict("readings", True, text, tuple(channel_facts(rest))))
+        out.append(DriftVerdict("readings", True, text, tuple(_channel_facts(rest))))
     return out
 
 
@@ -178,11 +173,10 @@ def failure_verdicts(
     """
     facts: list[str] = []
     text = ""
-    classes = list(changes[1:])
     if changes and changes[0].p < ALPHA:
         text = f"Failures come {'more' if changes[0].ratio > 1 else 'less'} often than before."
         facts.append(_rate_fact(changes[0]))
-    odd = [change for change in classes if change.p < ALPHA / len(classes)]
+    odd = [change for change in changes[1:] if change.p < ALPHA / len(changes[1:])]
     if odd:
         text = text or "Failures are of other classes than before."
         facts += [_rate_fact(change) for change in odd]
@@ -218,72 +212,79 @@ def risk_verdicts(risks: RiskCounts | None) -> list[DriftVerdict]:
 
 def _aligned(reference: Reference, recent: Recent, moves: Sequence[Movement]) -> dict[str, str]:
     """Find the channels that jumped with a software change, and say how."""
-    ranked = sorted(enumerate(moves), key=lambda pair: (-pair[1].shift.psi, pair[1].column.name))
-    candidates: list[tuple[int, Movement]] = []
-    counts: dict[str, int] = {}
+    candidates: dict[str, list[tuple[int, Movement]]] = {}
     coded = {move.column.channel for move in moves if move.column.statistic == "changes"}
-    for at, move in ranked:
-        channel = str(move.column.channel)
+    for at, move in sorted(enumerate(moves), key=lambda pair: (-pair[1].shift.psi, pair[1].column.name)):
         # The last value of an enumeration is lost when a driver is loaded: no reading, and no surprise.
-        if move.column.group not in ("telemetry", "peers") or channel in coded or counts.get(channel, 0) == _TRIED:
+        if move.column.group not in ("telemetry", "peers") or move.column.channel in coded:
             continue
         usual = move.usual_psi if np.isfinite(move.usual_psi) else 0.0
-        if move.shift.psi >= max(PSI_LIMIT / 2, _BEYOND * usual) or _gone(move):
-            candidates.append((at, move))
-            counts[channel] = counts.get(channel, 0) + 1
-    facts_by_channel: dict[str, list[str]] = {}
+        if move.shift.psi >= max(PSI_LIMIT / 2, _BEYOND * usual) or _missing_otherwise(move):
+            candidates.setdefault(str(move.column.channel), []).append((at, move))
+    out: dict[str, str] = {}
+    day = (recent.time - recent.time.min()) // _DAY_MS
+    changes = []
     for at, column in enumerate(reference.columns):
-        if not is_software(column):
-            continue
-        changed = changed_since_first(recent.unit, recent.time, recent.values[:, at].astype(np.float64))
-        if not changed.any():
-            continue
-        day = (recent.time - recent.time.min()) // _DAY_MS
-        for position, move in candidates:
-            values = recent.values[:, position]
-            if _gone(move):
-                values = np.isfinite(values).astype(np.float32)
-            effect = effect_of(changed, values, unit=recent.unit, day=day, node=recent.node)
-            if effect is not None and effect.found:
-                fact = (
-                    f"{move.column.name} moved by {100 * effect.effect:+.0f} of 100 ranks on units whose "
-                    f"{column.channel} changed, against units that had not changed on the same days "
-                    f"(t = {effect.t:+.1f}, clustered by node)"
-                )
-                facts_by_channel.setdefault(str(move.column.channel), []).append(fact)
-    # One feature alone may be chance where so many are tried.
-    return {channel: facts[0] for channel, facts in facts_by_channel.items() if len(facts) >= min(2, counts[channel])}
+        if is_software(column):
+            changed = changed_since_first(recent.unit, recent.time, recent.values[:, at].astype(np.float64))
+            changes += [(column, changed)] if changed.any() else []
+    for channel, tried in candidates.items():
+        facts = []
+        for column, changed in changes:
+            for at, move in tried[:_TRIED]:
+                values = recent.values[:, at]
+                values = np.isfinite(values).astype(np.float32) if _missing_otherwise(move) else values
+                effect = effect_of(changed, values, unit=recent.unit, day=day, node=recent.node)
+                if effect is not None and effect.found:
+                    facts.append(
+                        f"{move.column.name} moved by {100 * effect.effect:+.0f} of 100 ranks on units whose "
+                        f"{column.channel} changed, against units that had not changed on the same days "
+                        f"(t = {effect.t:+.1f}, clustered by node)"
+                    )
+        # One feature alone may be chance where so many are tried.
+        if len(facts) >= min(2, len(tried)):
+            out[channel] = facts[0]
+    return out
 
 
-def _gone(move: Movement) -> bool:
+def _missing_otherwise(move: Movement) -> bool:
     return abs(move.shift.missing_now - move.shift.missing_before) > MISSING_LIMIT
 
 
-def _shares(codes: np.ndarray) -> dict[float, float]:
-    known = codes[np.isfinite(codes)]
-    values, counts = np.unique(known, return_counts=True)
-    return {float(value): float(count) / max(len(known), 1) for value, count in zip(values, counts, strict=True)}
+def _distance(shares: pd.DataFrame) -> pd.Series:
+    return (shares["now"] - shares["before"]).abs()
 
 
-def _mix_facts(column: FeatureColumn, old: dict[float, float], now: dict[float, float]) -> tuple[str, ...]:
-    codes = sorted({*old, *now}, key=lambda code: (-abs(now.get(code, 0.0) - old.get(code, 0.0)), code))[:4]
-    parts = []
-    for code in codes:
+def _mix_facts(column: FeatureColumn, shares: pd.DataFrame) -> tuple[str, ...]:
+    facts = []
+    order = np.lexsort((shares.index, -_distance(shares)))[:4]
+    for code, before, now in shares.iloc[order].itertuples():
         known = 0 <= int(code) < len(column.categories)
         name = column.categories[int(code)] if known else f"code {int(code)}"
-        parts.append(
-            f"{column.channel} {name}: {percent(old.get(code, 0.0))} before, {percent(now.get(code, 0.0))} now"
-        )
-    return tuple(parts)
+        facts.append(f"{column.channel} {name}: {percent(before)} before, {percent(now)} now")
+    return tuple(facts)
+
+
+def _channel_facts(channels: Mapping[str, list[Movement]], most: int = 4) -> list[str]:
+    """Say for each channel, the furthest first, what moved most."""
+    ranked = sorted(channels.items(), key=lambda item: (-item[1][0].shift.psi, item[0]))
+    facts = [f"{channel_words(channel)}, {len(moved)} features: {moved[0].summary}" for channel, moved in ranked[:most]]
+    if len(ranked) > most:
+        facts.append(f"and {len(ranked) - most} more: {', '.join(channel_words(name) for name, _ in ranked[most:])}")
+    return facts
+
+
+def _furthest(moves: Sequence[Movement]) -> list[str]:
+    return [move.summary for move in sorted(moves, key=lambda move: -move.shift.psi)[:3]]
 
 
 def _is_gauge(moved: Sequence[Movement]) -> bool:
     return not any(move.column.statistic in ("rise", "rise_delta", "share") for move in moved)
 
 
-def _some(names: Sequence[str]) -> str:
-    shown = ", ".join(names[:3])
-    return f"{shown} and {len(names) - 3} more" if len(names) > 3 else shown
+def _some(channels: Sequence[str]) -> str:
+    shown = ", ".join(channel_words(channel) for channel in channels[:3])
+    return f"{shown} and {len(channels) - 3} more" if len(channels) > 3 else shown
 
 
 def _rate_fact(change: RateChange) -> str:

@@ -14,7 +14,7 @@ from evaluation.drift.causes import (
     reading_verdicts,
     risk_verdicts,
 )
-from evaluation.drift.movement import MISSING_LIMIT, by_group, moved_within_makes, movements, worst
+from evaluation.drift.movement import MISSING_LIMIT, by_group, movements, worst
 from evaluation.drift.outcomes import AlertCounts, RateChange, RiskCounts, precision_fell, rate_changes
 from evaluation.drift.verdict import CheckFindings
 from features.wording import percent
@@ -77,10 +77,8 @@ def examine(
         now=np.repeat([False, True], [len(earlier), len(recent)]),
         rows_per_time=len(inside) / max(len(np.unique(inside)), 1),
     )
-    moves = movements(reference.columns, reference.features, pool.values[pool.now])
-    same = _same_makes(reference, pool, begin)
-    if same is not None:
-        moves = moved_within_makes(moves, reference.features, *same)
+    same_makes = _same_makes(reference, pool, begin)
+    moves = movements(reference.columns, reference.features, pool.values[pool.now], same_makes)
     verdicts = [*fleet_verdicts(reference, pool), *reading_verdicts(reference, pool, moves)]
     since = reference.end_ms + 1 if failures_from_ms is None else failures_from_ms
     changes = rate_changes(reference.outcomes, labelled.outcomes(since, end_ms - 1, known_by_ms=end_ms))
@@ -142,15 +140,6 @@ def _outcomes(changes: Sequence[RateChange]) -> dict[str, float | int | None]:
     if not changes:
         return {}
     whole = changes[0]
-
-    def plain(value: float) -> float | None:
-        return round(value, 6) if np.isfinite(value) else None
-
-    return {
-        "incidents_before": whole.before,
-        "incidents_now": whole.now,
-        "ratio": plain(whole.ratio),
-        "ratio_low": plain(whole.low),
-        "ratio_high": plain(whole.high),
-        "p": plain(whole.p),
-    }
+    rates = {"ratio": whole.ratio, "ratio_low": whole.low, "ratio_high": whole.high, "p": whole.p}
+    known = {name: round(value, 6) if np.isfinite(value) else None for name, value in rates.items()}
+    return {"incidents_before": whole.before, "incidents_now": whole.now, **known}

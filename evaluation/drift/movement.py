@@ -1,17 +1,20 @@
-"""Which features moved, which channels that makes, and the summary by feature group."""
+"""Which features and channels moved against the reference, and which did so because a driver or exporter changed."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
+import pandas as pd
+from scipy.stats import rankdata
 
 from features.vocabulary import FeatureColumn
 from features.wording import channel_words, decimal, percent
-from models.training.distribution import Distribution, Shift, shift_of, summarise
+from models.rows.ranking import Bools, Floats, Ints
+from models.training.reference import Distribution, Shift, shift_of, summarise
 
 PSI_LIMIT = 0.2
 """Index from which a feature counts as moved, between Siddiqi's 0.1 (little) and 0.25 (much); the two below as well."""
@@ -25,8 +28,17 @@ USUAL = 2.0
 MISSING_LIMIT = 0.05
 """Change of the missing share that counts, if it also is three times the reference's own."""
 
+LEAST_EFFECT = 0.05
+"""Change of the mean rank (0 to 1) after a software change that counts."""
+
+LEAST_T = 5.0
+"""Size of that effect over its clustered error that counts: many features are tested at once."""
+
 _CHANNEL_SHARE = 0.15
 _WORST_SHOWN = 12
+_ROUNDS = 8
+_LEAST_NODES = 4
+_LEFT = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +46,7 @@ class Movement:
     """One feature against the reference.
 
     ``usual_psi``: largest index among the reference's own weeks; NaN: unknown.
-    ``missing_moved``: whether its missing share did.
+    ``moved``, ``missing_moved``: whether its values, and its missing share, did.
     """
 
     column: FeatureColumn
@@ -45,114 +57,107 @@ class Movement:
 
     @property
     def summary(self) -> str:
-        """The move as text, with its numbers."""
-        shift = self.shift
+        """The movement as text, with its numbers."""
+        before, now = (
+            decimal(value) if math.isfinite(value) else "none"
+            for value in (self.shift.median_before, self.shift.median_now)
+        )
         return (
-            f"{self.column.name}: median {_value(shift.median_before)} before, {_value(shift.median_now)} now; "
-            f"stability index {shift.psi:.2f}, Kolmogorov-Smirnov distance {shift.ks:.2f}"
+            f"{self.column.name}: median {before} before, {now} now; "
+            f"stability index {self.shift.psi:.2f}, Kolmogorov-Smirnov distance {self.shift.ks:.2f}"
+        )
+
+    @property
+    def missing_summary(self) -> str:
+        """How the missing share of the channel moved, as text."""
+        return (
+            f"{channel_words(str(self.column.channel))}: missing in {percent(self.shift.missing_before)} of rows "
+            f"before, in {percent(self.shift.missing_now)} now"
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Give the move as a row of :attr:`evaluation.drift.verdict.Findings.features`."""
-        shift = self.shift
-        return {
-            "feature": self.column.name,
-            "group": self.column.group,
-            "psi": round(shift.psi, 6),
-            "usual_psi": _plain(self.usual_psi),
-            "ks": round(shift.ks, 6),
-            "moved": self.moved,
-            "missing_before": round(shift.missing_before, 6),
-            "missing_now": round(shift.missing_now, 6),
-            "median_before": _plain(shift.median_before),
-            "median_now": _plain(shift.median_now),
-        }
+        """Return the movement as a JSON object: ``feature``, ``group``, the fields of the shift and of this; no NaN."""
+        own = {"feature": self.column.name, "group": self.column.group, "moved": self.moved}
+        numbers = asdict(self.shift) | {"usual_psi": self.usual_psi}
+        rounded = {name: round(value, 6) if math.isfinite(value) else None for name, value in numbers.items()}
+        return own | {"missing_moved": self.missing_moved} | rounded
 
 
-def movements(columns: Sequence[FeatureColumn], before: Sequence[Distribution], values: np.ndarray) -> list[Movement]:
-    """Hold recent values against a reference.
+def movements(
+    columns: Sequence[FeatureColumn],
+    before: Sequence[Distribution],
+    values: np.ndarray,
+    same_makes: tuple[np.ndarray, np.ndarray] | None = None,
+) -> list[Movement]:
+    """Compare recent values with a reference.
 
-    ``before``: the reference, one for each.
+    ``before``: the reference, one for each column.
     ``values``: recent rows; shape (n_rows, n_features).
-    Returns: one for each feature.
+    ``same_makes``: rows of the reference's time and recent ones with the same share of each make. What counts must have
+    moved within the same makes too, or another mix of makes explains it. Static facts, which say who is there, may
+    move with the mix.
+    Returns: one for each feature, with the numbers of the whole fleet.
     """
     out = []
     for at, (column, reference) in enumerate(zip(columns, before, strict=True)):
         shift = shift_of(reference, values[:, at])
-        moved, missing_moved = _judged(shift, reference)
+        moved, missing_moved = _has_moved(shift, reference)
+        if same_makes is not None and column.group != "static" and (moved or missing_moved):
+            own = summarise(same_makes[0][:, at], every_value=bool(column.categories))
+            within = _has_moved(shift_of(own, same_makes[1][:, at]), reference)
+            moved, missing_moved = moved and within[0], missing_moved and within[1]
         out.append(Movement(column, shift, reference.usual_psi, moved, missing_moved))
     return out
 
 
-def moved_within_makes(
-    moves: Sequence[Movement], before: Sequence[Distribution], earlier: np.ndarray, now: np.ndarray
-) -> list[Movement]:
-    """Take back moves that another mix of makes explains: what counts must have moved within the same makes, too.
-
-    ``before``: the reference, one for each feature.
-    ``earlier``, ``now``: rows of the reference's time and recent ones, with the same share of each make; shape (n_rows,
-    n_features).
-    Returns: the same, with the numbers of the whole fleet; static facts, which say who is there, as they were.
-    """
-    out = []
-    for at, (move, reference) in enumerate(zip(moves, before, strict=True)):
-        if move.column.group == "static" or not (move.moved or move.missing_moved):
-            out.append(move)
-            continue
-        own = summarise(earlier[:, at], every_value=bool(move.column.categories))
-        moved, missing_moved = _judged(shift_of(own, now[:, at]), reference)
-        out.append(replace(move, moved=move.moved and moved, missing_moved=move.missing_moved and missing_moved))
-    return out
-
-
 def by_group(moves: Sequence[Movement]) -> list[dict[str, Any]]:
-    """Sum movements up by feature group, in the order of the columns."""
-    out = []
-    for group in dict.fromkeys(move.column.group for move in moves):
-        mine = [move for move in moves if move.column.group == group]
-        worst = max(mine, key=lambda move: move.shift.psi)
-        out.append(
-            {
-                "group": group,
-                "features": len(mine),
-                "moved": sum(move.moved for move in mine),
-                "psi": round(worst.shift.psi, 6),
-                "ks": round(max(move.shift.ks for move in mine), 6),
-                "worst": worst.column.name,
-                "missing_before": round(float(np.mean([move.shift.missing_before for move in mine])), 6),
-                "missing_now": round(float(np.mean([move.shift.missing_now for move in mine])), 6),
-                "missing_moved": sum(move.missing_moved for move in mine),
-            }
-        )
-    return out
+    """Summarize movements by feature group, in the order of the columns.
+
+    Returns: ``group``, ``features``, ``moved``, ``psi`` and ``ks`` (the largest), ``missing_before`` and
+    ``missing_now`` (means), ``missing_moved`` (features) and ``worst``, the feature of the largest index.
+    """
+    if not moves:
+        return []
+    table = pd.DataFrame([move.to_json() for move in moves])
+    grouped = table.groupby("group", sort=False)
+    summary = grouped.agg(
+        features=("feature", "size"),
+        moved=("moved", "sum"),
+        psi=("psi", "max"),
+        ks=("ks", "max"),
+        missing_before=("missing_before", "mean"),
+        missing_now=("missing_now", "mean"),
+        missing_moved=("missing_moved", "sum"),
+    )
+    summary["worst"] = table.loc[grouped["psi"].idxmax(), "feature"].to_numpy()
+    return [{str(key): value for key, value in row.items()} for row in summary.reset_index().to_dict("records")]
 
 
 def worst(moves: Sequence[Movement]) -> list[dict[str, Any]]:
-    """Give the features furthest from the reference: those that moved first, then by index."""
+    """Return the features furthest from the reference: those that moved first, then by index."""
     ranked = sorted(moves, key=lambda move: (not move.moved, -move.shift.psi, move.column.name))
     return [move.to_json() for move in ranked[:_WORST_SHOWN]]
 
 
 def moved_channels(moves: Sequence[Movement]) -> dict[str, list[Movement]]:
-    """Give the channels whose readings moved, with the moved features, the furthest first.
+    """Return the channels whose readings moved, with the moved features, the furthest first.
 
     A channel counts if at least two of its features moved, one of them of the group ``telemetry``, and at least 15 % of
     those of this group: single features stray now and then on a fleet where nothing changes. The last value
     of an enumeration (such as the last XID) tells of events, not of readings, and is left out.
     """
-    mine: dict[str, list[Movement]] = {}
+    by_channel: dict[str, list[Movement]] = {}
     for move in moves:
         if move.column.group in ("telemetry", "peers") and move.column.channel:
-            mine.setdefault(move.column.channel, []).append(move)
+            by_channel.setdefault(move.column.channel, []).append(move)
     out: dict[str, list[Movement]] = {}
-    for channel, of_channel in mine.items():
+    for channel, of_channel in by_channel.items():
         if any(move.column.statistic == "changes" for move in of_channel):
             continue
-        own = [move for move in of_channel if move.column.group == "telemetry"]
+        telemetry = [move.moved for move in of_channel if move.column.group == "telemetry"]
         moved = [move for move in of_channel if move.moved]
-        moved_own = sum(move.moved for move in own)
-        least = min(2, len(of_channel))
-        if moved_own and len(moved) >= least and moved_own >= _CHANNEL_SHARE * len(own):
+        enough = len(moved) >= min(2, len(of_channel)) and sum(telemetry) >= _CHANNEL_SHARE * len(telemetry)
+        if any(telemetry) and enough:
             out[channel] = sorted(moved, key=lambda move: (-move.shift.psi, move.column.name))
     return out
 
@@ -173,41 +178,79 @@ def shortest_windows(columns: Sequence[FeatureColumn]) -> dict[str, tuple[int, F
 
 
 def vanished_channels(moves: Sequence[Movement]) -> dict[str, Movement]:
-    """Give the channels whose missing share moved, each with its feature of the shortest window."""
+    """Return the channels whose missing share moved, each with its feature of the shortest window."""
     shortest = shortest_windows([move.column for move in moves])
     return {channel: moves[index] for channel, (index, _) in shortest.items() if moves[index].missing_moved}
 
 
-def channel_facts(channels: dict[str, list[Movement]], most: int = 4) -> list[str]:
-    """Say for each channel, the furthest first, what moved most."""
-    ranked = sorted(channels.items(), key=lambda item: (-item[1][0].shift.psi, item[0]))
-    facts = [f"{channel_words(channel)}, {len(moved)} features: {moved[0].summary}" for channel, moved in ranked[:most]]
-    if len(ranked) > most:
-        facts.append(f"and {len(ranked) - most} more: {', '.join(channel_words(name) for name, _ in ranked[most:])}")
-    return facts
+@dataclass(frozen=True, slots=True)
+class FeatureShift:
+    """What a software change did to one feature.
+
+    ``effect``: change of the mean rank, -1 to 1.
+    ``t``: the effect over its error.
+    """
+
+    effect: float
+    t: float
+
+    @property
+    def found(self) -> bool:
+        """Whether it counts."""
+        return abs(self.effect) >= LEAST_EFFECT and abs(self.t) >= LEAST_T
 
 
-def missing_fact(channel: str, move: Movement) -> str:
-    """Say how a channel's missing share moved."""
-    shift = move.shift
-    return (
-        f"{channel_words(channel)}: missing in {percent(shift.missing_before)} of rows before, in "
-        f"{percent(shift.missing_now)} now"
-    )
+def changed_since_first(unit: Ints, time: Ints, code: Floats) -> Bools:
+    """Tell which rows of a unit have another code than its earliest row; unknown codes count as unchanged."""
+    rows = pd.DataFrame({"unit": unit, "code": code})[np.isfinite(code)]
+    first = rows.iloc[np.argsort(time[rows.index], kind="stable")].groupby("unit")["code"].first()
+    out = np.zeros(len(code), dtype=bool)
+    out[rows.index] = rows["code"].to_numpy() != first[rows["unit"]].to_numpy()
+    return out
 
 
-def _judged(shift: Shift, reference: Distribution) -> tuple[bool, bool]:
+def effect_of(changed: Bools, values: np.ndarray, *, unit: Ints, day: Ints, node: Ints) -> FeatureShift | None:
+    """Measure what a software change did to one feature.
+
+    Two-way fixed effects: the feature's rank among all rows, freed of the means of units and of days, is regressed on
+    whether the unit's software has changed by then. Errors are clustered by node (Bertrand, Duflo and Mullainathan
+    2004), since an upgrade reaches a node as a whole.
+
+    ``changed``: whether the row comes after its unit's change; shape (n_rows,).
+    ``values``: the feature; rows without a value are left out; shape (n_rows,).
+    ``unit``, ``day``, ``node``: numbers from 0; shape (n_rows,).
+    Returns: None where it is unknown: too few nodes changed or stayed, or all changed on one day.
+    """
+    there = np.isfinite(values)
+    if len(np.unique(node[there & changed])) < _LEAST_NODES or len(np.unique(node[there])) < 2 * _LEAST_NODES:
+        return None
+    rank = rankdata(values[there].astype(np.float64)) / there.sum()
+    unit, day, node = unit[there], day[there], node[there]
+    treated = changed[there].astype(np.float64)
+    treated_left, rank_left = _without_means(treated, unit, day), _without_means(rank, unit, day)
+    size = float(treated_left @ treated_left)
+    if size < _LEFT * len(treated) * float(treated.var()):
+        return None
+    slope = float(treated_left @ rank_left) / size
+    scores = np.bincount(node, weights=treated_left * (rank_left - slope * treated_left))
+    clusters = len(np.unique(node))
+    error = float(np.sqrt((scores**2).sum() * clusters / max(clusters - 1, 1))) / size
+    return FeatureShift(slope, slope / error if error > 0 else 0.0)
+
+
+def _without_means(values: Floats, unit: Ints, day: Ints) -> Floats:
+    """Subtract the means of units and of days in turn, until little is left of either."""
+    left = values - values.mean()
+    for _ in range(_ROUNDS):
+        for group in (unit, day):
+            left = left - (np.bincount(group, weights=left) / np.maximum(np.bincount(group), 1))[group]
+    return left
+
+
+def _has_moved(shift: Shift, reference: Distribution) -> tuple[bool, bool]:
     usual = reference.usual_psi if math.isfinite(reference.usual_psi) else PSI_LIMIT
     usual_missing = reference.usual_missing if math.isfinite(reference.usual_missing) else MISSING_LIMIT
     return (
         shift.psi >= max(PSI_LIMIT, USUAL * usual) and shift.ks >= KS_LIMIT,
         abs(shift.missing_now - shift.missing_before) >= max(MISSING_LIMIT, 3 * usual_missing),
     )
-
-
-def _value(value: float) -> str:
-    return decimal(value) if math.isfinite(value) else "none"
-
-
-def _plain(value: float) -> float | None:
-    return round(float(value), 6) if math.isfinite(value) else None

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
-from scipy.stats import beta, binomtest, chi2, fisher_exact
+from scipy.stats import binomtest, chi2, fisher_exact
 
 from models.rows.training_set import node_codes
 from models.training.reference import Outcomes
@@ -85,10 +86,8 @@ def exact_interval(hits: int, n: int, level: float = 0.95) -> tuple[float, float
     """
     if n == 0:
         return 0.0, 1.0
-    tail = (1 - level) / 2
-    low = 0.0 if hits == 0 else float(beta.ppf(tail, hits, n - hits + 1))
-    high = 1.0 if hits == n else float(beta.ppf(1 - tail, hits + 1, n - hits))
-    return low, high
+    low, high = binomtest(hits, n).proportion_ci(level, method="exact")
+    return float(low), float(high)
 
 
 def poisson_interval(count: int, level: float = 0.95) -> tuple[float, float]:
@@ -134,8 +133,7 @@ class RiskCounts:
         return few * seen / self.expected, many * max(seen, self.rows_each) / self.expected
 
 
-@dataclass(frozen=True, slots=True)
-class AlertCounts:
+class AlertCounts(NamedTuple):
     """What became of alerted nodes, each counted once in each window.
 
     ``right``, ``wrong``, ``open``: nodes with an alert that came true; with alerts that did not; with alerts whose
@@ -180,11 +178,7 @@ def count_in_windows(folds: Sequence[tuple[np.ndarray, np.ndarray]], length: int
         count_alerts(*(np.concatenate(part) for part in zip(*folds[until - length : until], strict=True)))
         for until in range(len(folds), length - 1, -length)
     ]
-    return AlertCounts(
-        sum(counts.right for counts in window_counts),
-        sum(counts.wrong for counts in window_counts),
-        sum(counts.open for counts in window_counts),
-    )
+    return AlertCounts(*np.sum([AlertCounts(0, 0, 0), *window_counts], axis=0).tolist())
 
 
 def precision_fell(before: AlertCounts, now: AlertCounts) -> float:
@@ -215,50 +209,23 @@ def outcomes_over_time(
     mine = predictions[(predictions["model"] == model) & (predictions["variant"] == variant)]
     if mine.empty:
         return pd.DataFrame(columns=list(OUTCOME_COLUMNS))
-    time = mine["decision_time"]
-    first, last = time.min(), time.max()
-    node = node_codes(mine)
+    time, node = mine["decision_time"], node_codes(mine)
     label = mine["label"].fillna(-1).to_numpy(dtype=np.int8)
     alert = mine["alert"].to_numpy(dtype=bool)
-    risk = mine["risk"].to_numpy(dtype=np.float64)
     cause = mine["common_cause"].fillna(-1).to_numpy(dtype=np.int64)
+    first = time.min()
     records = []
-    until = first + every
-    while True:
+    for number in range((time.max() - first) // every + 1):
+        until = first + (number + 1) * every
         begin = max(first, until - ROLLING)
         inside = ((time >= begin) & (time < until)).to_numpy()
+        counts = count_alerts(node[inside & alert], label[inside & alert])
+        positive = inside & (label == 1)
+        expected = float(mine["risk"].to_numpy(dtype=np.float64)[inside & (label >= 0)].sum())
+        risks = RiskCounts(int(positive.sum()), len(np.unique(cause[positive])), expected)
         records.append(
-            {"from": begin, "until": until}
-            | _window(node[inside], label[inside], alert[inside], risk[inside], cause[inside])
-        )
-        if until > last:
-            break
-        until = until + every
+            (begin, until, sum(counts), *counts, counts.precision,
+             *exact_interval(counts.right, counts.right + counts.wrong),
+             risks.expected, risks.positives, risks.incidents, risks.ratio, *risks.interval())
+        )  # fmt: skip
     return pd.DataFrame.from_records(records, columns=list(OUTCOME_COLUMNS))
-
-
-def _window(
-    node: np.ndarray, label: np.ndarray, alert: np.ndarray, risk: np.ndarray, cause: np.ndarray
-) -> dict[str, float]:
-    counts = count_alerts(node[alert], label[alert])
-    low, high = exact_interval(counts.right, counts.right + counts.wrong)
-    decided = label >= 0
-    positives = int((label == 1).sum())
-    incidents = len(np.unique(cause[label == 1]))
-    risks = RiskCounts(positives, incidents, float(risk[decided].sum()))
-    calibration_low, calibration_high = risks.interval()
-    return {
-        "alerts": counts.right + counts.wrong + counts.open,
-        "right": counts.right,
-        "wrong": counts.wrong,
-        "open": counts.open,
-        "precision": counts.precision,
-        "precision_low": low,
-        "precision_high": high,
-        "expected": risks.expected,
-        "positives": positives,
-        "incidents": incidents,
-        "calibration": risks.ratio,
-        "calibration_low": calibration_low,
-        "calibration_high": calibration_high,
-    }

@@ -1,12 +1,18 @@
-"""What a check for drift reports: separate causes, as text, with the facts behind them."""
+"""The result of a drift check: separate causes, each as text with the facts behind it; also as tables of a backtest."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import timedelta
 from typing import Any, Literal
 
+import numpy as np
+import pandas as pd
 from pydantic import TypeAdapter
+
+from evaluation.drift.outcomes import outcomes_over_time
+from features.times import instants
 
 Cause = Literal["fleet", "telemetry", "workload", "readings", "failures", "risks"]
 
@@ -20,14 +26,15 @@ CAUSES: Mapping[Cause, str] = {
 }
 """Each cause as text, in the order of reports."""
 
+_RATES = ("ratio", "ratio_low", "ratio_high", "p")
+
 
 @dataclass(frozen=True, slots=True)
 class DriftVerdict:
-    """One thing found.
+    """One thing that was found.
 
     ``cause``: one of :data:`CAUSES`.
-    ``drift``: whether the models may no longer fit; False: worth knowing only, such as a driver upgrade that moved
-    nothing else.
+    ``drift``: whether the models may no longer fit; False: a note, such as a driver upgrade that moved no reading.
     """
 
     cause: Cause
@@ -41,13 +48,10 @@ class CheckFindings:
     """What one check found.
 
     ``start_ms``, ``end_ms``: the recent window: first decision time, and the time of the check (not included).
-    ``rows``: recent rows looked at; 0: nothing could be checked.
+    ``rows``: recent rows that were compared; 0: there was nothing to compare.
     ``verdicts``: in the order of :data:`CAUSES`.
-    ``groups``: for each feature group ``group``, ``features``, ``moved``, ``psi`` and ``ks`` (the largest), ``worst``
-    (the feature of the largest index), ``missing_before`` and ``missing_now`` (means over the features),
-    ``missing_moved`` (features).
-    ``features``: the features furthest from the reference: ``feature``, ``group``, ``psi``, ``usual_psi``, ``ks``,
-    ``moved``, ``missing_before``, ``missing_now``, ``median_before``, ``median_now``.
+    ``groups``: movements by feature group, see :func:`evaluation.drift.movement.by_group`.
+    ``features``: the features furthest from the reference, see :meth:`evaluation.drift.movement.Movement.to_json`.
     ``outcomes``: ``incidents_before``, ``incidents_now``, ``ratio``, ``ratio_low``, ``ratio_high``, ``p``.
     """
 
@@ -61,21 +65,57 @@ class CheckFindings:
 
     @property
     def drift(self) -> bool:
-        """Whether anything was found that makes a refit worth while."""
+        """Whether anything was found that is a reason to refit."""
         return any(verdict.drift for verdict in self.verdicts)
 
     @property
     def causes(self) -> tuple[Cause, ...]:
-        """Causes of the verdicts with :attr:`Verdict.drift`."""
+        """Causes of the verdicts with :attr:`DriftVerdict.drift`."""
         return tuple(dict.fromkeys(verdict.cause for verdict in self.verdicts if verdict.drift))
 
     @property
     def summary(self) -> str:
-        """One line: the causes, or that nothing was found."""
+        """The causes in one line, or that there are none."""
         if not self.rows:
             return "nothing to compare"
         return "; ".join(CAUSES[cause] for cause in self.causes) or "no drift found"
 
     def to_json(self) -> dict[str, Any]:
-        """Give the findings as a JSON object."""
+        """Return the findings as a JSON object."""
         return dict(TypeAdapter(CheckFindings).dump_python(self, mode="json"))
+
+
+def drift_frames(
+    findings: Sequence[CheckFindings | None],
+    folds: pd.DataFrame,
+    predictions: pd.DataFrame,
+    *,
+    profile: str,
+    every: timedelta,
+) -> dict[str, pd.DataFrame]:
+    """Lay out what the checks of a backtest found, one for each fold.
+
+    Returns: ``drift_checks`` (a row a fold), ``drift_verdicts`` (a row a verdict) and ``drift_outcomes``
+    (:func:`evaluation.drift.outcomes.outcomes_over_time`); empty if nothing was checked.
+    """
+    refit_fold = folds[folds["variant"] == "sliding"].set_index("fold")["refit_fold"]
+    checks, verdicts = [], []
+    for fold, check in enumerate(findings):
+        if check is None:
+            continue
+        key = {"fold": fold, "check_at": check.end_ms}
+        compared = {"window_start": check.start_ms, "rows": check.rows, "refit_fold": int(refit_fold[fold])}
+        rates = {"incidents_before": 0, "incidents_now": 0, **dict.fromkeys(_RATES)} | check.outcomes
+        checks.append(key | compared | {"drift": check.drift, "summary": check.summary} | rates)
+        verdicts += [key | asdict(verdict) | {"facts": "\n".join(verdict.facts)} for verdict in check.verdicts]
+    if not checks:
+        return {}
+    names = ["fold", "check_at", "cause", "drift", "text", "facts"]
+    out = {
+        "drift_checks": pd.DataFrame(checks).astype(dict.fromkeys(_RATES, "float64")),
+        "drift_verdicts": pd.DataFrame(verdicts, columns=names).astype({"fold": "int64", "drift": "bool"}),
+    }
+    for frame in out.values():
+        for name in frame.columns.intersection(["check_at", "window_start"]):
+            frame[name] = instants(frame[name].to_numpy(dtype=np.int64))
+    return out | {"drift_outcomes": outcomes_over_time(predictions, profile, every=every)}

@@ -7,9 +7,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pandas as pd
 
-from evaluation.metrics.bootstrap import Interval, honest_interval, interval
 from evaluation.metrics.estimates import Estimate, kind_of, precision_of
-from evaluation.metrics.metrics import Floats, ratio
+from evaluation.metrics.metrics import Floats, Interval, honest_interval, interval, ratio
 from models.config import ALL_LEARNERS
 
 SLIDING = "sliding"

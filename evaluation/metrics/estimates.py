@@ -7,9 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from evaluation.metrics.bootstrap import Interval, honest_interval, interval
 from evaluation.metrics.lead_time import incident_table
-from evaluation.metrics.metrics import Bools, Floats, Ints, Ranking, ratio
+from evaluation.metrics.metrics import Bools, Floats, Interval, Ints, Ranking, honest_interval, interval, ratio
 from evaluation.metrics.oracle import ORACLE
 from evaluation.metrics.scored import Scored
 from models.config import ALL_LEARNERS, BASELINES

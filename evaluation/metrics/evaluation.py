@@ -10,11 +10,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from evaluation.metrics.bootstrap import resample
 from evaluation.metrics.comparison import budgets, equal_alerts, oracle_shares, paired_differences
 from evaluation.metrics.estimates import Estimate, estimate_model, group_table, summarise
 from evaluation.metrics.lead_time import recall_by_class
-from evaluation.metrics.metrics import rank_curve
+from evaluation.metrics.metrics import rank_curve, resample
 from evaluation.metrics.oracle import ORACLE
 from evaluation.metrics.scored import split_predictions
 
@@ -32,7 +31,7 @@ class Evaluation:
 
     ``k``: alert budget: nodes a decision time.
     ``replicates``: bootstrap samples behind each interval; 0: there are no intervals. A share of 0 or 1 has exact
-    bounds instead (:func:`evaluation.metrics.bootstrap.honest_interval`).
+    bounds instead (:func:`evaluation.metrics.metrics.honest_interval`).
     ``nodes``, ``units``, ``times``: nodes, units and decision times that were scored.
     ``first_time``, ``last_time``: first and last decision time (UTC).
     ``oracle_coverage``: share of the decisions with a known true risk; NaN without truth.
@@ -140,7 +139,7 @@ def evaluate(
     ``predictions``: as ``run_backtest`` returns it (``COLUMNS``), rows in any
     order.
     ``k``: alert budget: nodes a decision time, at least 1.
-    ``bootstrap``: bootstrap samples of nodes (:func:`evaluation.metrics.bootstrap.resample`); 0: no intervals.
+    ``bootstrap``: bootstrap samples of nodes (:func:`evaluation.metrics.metrics.resample`); 0: no intervals.
     ``drain_reach``: how long an episode lasts, as ``run_backtest`` gives it.
     ``oracle``: predictions of the oracle on the same rows (``oracle_predictions``); adds it and the share of it that is
     reached.

@@ -197,3 +197,126 @@ def calibration(risk: ArrayLike, positive: ArrayLike, edges: tuple[float, ...] =
         brier_skill=float(1 - ratio(brier, base * (1 - base))),
         risk_ratio=float(ratio(risks.mean(), base)),
     )
+
+
+LEVEL = 0.95
+"""Coverage of every interval that an evaluation reports."""
+
+_TOO_FEW = 20
+"""Fewer finite replicates than this give no interval (a statistic that is mostly undefined has none worth reading)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """Bounds of a percentile bootstrap interval; NaN where there is none.
+
+    ``low``, ``high``: the bounds at :data:`LEVEL`.
+    """
+
+    low: float
+    high: float
+
+
+def resample(clusters: int, replicates: int, seed: int) -> Floats:
+    """Draw bootstrap samples of clusters.
+
+    ``replicates``: number of samples; 0 gives an empty array.
+    Returns: how often each cluster was drawn; every row sums to ``clusters``; shape (replicates, clusters).
+    """
+    if clusters == 0 or replicates == 0:
+        return np.zeros((replicates, clusters))
+    rng = np.random.default_rng([seed, clusters])
+    out = np.empty((replicates, clusters))
+    for replicate in range(replicates):
+        out[replicate] = np.bincount(rng.integers(0, clusters, clusters), minlength=clusters)
+    return out
+
+
+def honest_interval(values: Floats, *, point: float, counts: Floats, level: float = LEVEL) -> Interval:
+    """Interval of a share; exact where the share is 0 or 1.
+
+    Resampling what holds no hit gives no hit: the percentile interval of such a share is [0, 0], which claims more than
+    is known. There the bounds are Clopper and Pearson's (1934) for 0 or n of n, which with n clusters is 3.7 / n, the
+    rule of three two-sided. The rows of a cluster are not independent, so n counts clusters, and as they differ in
+    rows, it is their effective number ``(sum of rows)^2 / sum of squared rows`` (Kish 1965).
+
+    ``values``: the share in each replicate; empty: no interval was asked for; shape (replicates,).
+    ``point``: the share itself.
+    ``counts``: rows of each cluster in the denominator of the share; shape (clusters,).
+    Returns: as :func:`interval` where the share is neither 0 nor 1, or where nothing was resampled.
+    """
+    squares = float(np.square(counts).sum())
+    if values.size == 0 or point not in (0.0, 1.0) or squares == 0:
+        return interval(values, level)
+    effective = float(counts.sum()) ** 2 / squares
+    reach = 1 - ((1 - level) / 2) ** (1 / effective)
+    return Interval(0.0, reach) if point == 0 else Interval(1 - reach, 1.0)
+
+
+def interval(values: Floats, level: float = LEVEL) -> Interval:
+    """Percentile interval of bootstrap replicates.
+
+    ``values``: the statistic in each replicate; NaN where it is undefined; shape (replicates,).
+    Returns: NaN bounds where fewer than twenty replicates, or fewer than half of them, are finite.
+    """
+    finite = values[np.isfinite(values)]
+    if finite.size < max(_TOO_FEW, values.size / 2):
+        return Interval(np.nan, np.nan)
+    low, high = np.quantile(finite, [(1 - level) / 2, (1 + level) / 2])
+    return Interval(float(low), float(high))
+
+
+@dataclass(frozen=True, slots=True)
+class UnitFigures:
+    """What a model's predictions of units were worth.
+
+    Rows without a label count nowhere.
+
+    ``known``, ``positive``, ``risk``, ``error``: labelled rows of each cluster, positive ones, and the sums of their
+    risks and of the squared distances between risk and label; shape (clusters,).
+    ``alerts``, ``hits``: labelled rows that were alerted, and positive ones among them.
+    ``incidents``, ``caught``: incidents of units that a row could have caught, and those that an alert did.
+    ``calibration``: bins and errors of the risk.
+    """
+
+    known: Floats
+    positive: Floats
+    risk: Floats
+    error: Floats
+    alerts: int
+    hits: int
+    incidents: int
+    caught: int
+    calibration: Calibration
+
+    @classmethod
+    def of(
+        cls, label: np.ndarray, risk: Floats, alert: Bools, incident: Ints, cluster: Ints, clusters: int
+    ) -> UnitFigures:
+        """Count rows of units; ``label`` is 1, 0 or -1, ``cluster`` that of the unit's node; shape (rows,)."""
+        known, positive = np.flatnonzero(label >= 0), label == 1
+        group, right = cluster[known], positive[known]
+        return cls(
+            known=np.bincount(group, minlength=clusters).astype(np.float64),
+            positive=np.bincount(group, right, clusters).astype(np.float64),
+            risk=np.bincount(group, risk[known], clusters).astype(np.float64),
+            error=np.bincount(group, (risk[known] - right) ** 2, clusters).astype(np.float64),
+            alerts=int(alert[known].sum()),
+            hits=int((alert & positive).sum()),
+            incidents=len(np.unique(incident[positive])),
+            caught=len(np.unique(incident[positive & alert])),
+            calibration=calibration(risk[known], right),
+        )
+
+    def columns(self) -> dict[str, object]:
+        """Give precision and recall by unit, with what they are made of."""
+        return {
+            "unit_labelled": int(self.known.sum()),
+            "unit_positives": int(self.positive.sum()),
+            "unit_alerts_labelled": self.alerts,
+            "unit_hits": self.hits,
+            "unit_precision": float(ratio(self.hits, self.alerts)),
+            "unit_incidents": self.incidents,
+            "unit_caught": self.caught,
+            "unit_recall": float(ratio(self.caught, self.incidents)),
+        }

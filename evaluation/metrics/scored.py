@@ -16,8 +16,7 @@ import numpy as np
 import pandas as pd
 
 from evaluation.metrics.incidents import Incidents
-from evaluation.metrics.metrics import Bools, Floats, Ints
-from evaluation.metrics.units import UnitFigures
+from evaluation.metrics.metrics import Bools, Floats, Ints, UnitFigures
 from features.times import coded
 from foundation.errors import InputError
 from models.rows.ranking import group_starts, position_in_group

@@ -14,7 +14,7 @@ from typing import Final
 
 import numpy as np
 
-from evaluation.metrics.bootstrap import Interval, interval, resample
+from evaluation.metrics.metrics import Interval, interval, resample
 from evaluation.value.controller_replay import LEAVE, ReplayedFleet, evicted
 from evaluation.value.load import HOUR_MS, Placements
 from evaluation.value.marks import ReplayMarks

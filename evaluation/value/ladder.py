@@ -18,7 +18,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from evaluation.metrics.bootstrap import Interval
+from evaluation.metrics.metrics import Interval
 from evaluation.value.controller_replay import Controlled, ReplayedFleet
 from evaluation.value.gpu_hours import Extras, ReplayOutcome, count_outcome, mean_prices, net_interval, net_of
 from evaluation.value.load import Placements

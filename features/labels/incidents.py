@@ -19,10 +19,9 @@ import pandas as pd
 
 from features.config import FAILURE_CLASSES, LabelSection
 from features.labels.evidence import IncidentEvidence, gather
-from features.labels.facts import EventArrays
+from features.labels.facts import EventArrays, Sign, UnitEvidence
 from features.labels.maintenance import Maintenance
 from features.labels.node_incidents import number_node_incidents
-from features.labels.signs import Sign, UnitEvidence
 from features.times import NEVER, duration_ms, instant_ms, instants
 from telemetry.dataset.installations import Installations
 
@@ -54,7 +53,7 @@ def find_incidents(
     at or after its last event, or ``labels.cooldown`` after that event. A repair of the unit or of its node, or the
     unit's removal, that comes later still ends it if nothing label-worthy lies between and at most :data:`LATE_REPAIR`
     has passed. A repair that names one of several failures (by its code) ends nothing while another one is open. A
-    ticket that follows a failure belongs to it, see :mod:`features.labels.tickets`.
+    ticket that follows a failure belongs to it, see :mod:`features.labels.evidence`.
 
     ``events``, ``inventory``: as a dataset holds them.
     ``as_of``: use only what was known then: events with ``known_at <= as_of``, stays begun and removals made by then.

@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 
 from features.labels.evidence import IncidentEvidence
-from features.labels.signs import Sign
+from features.labels.facts import Sign
 from features.times import NEVER, Int64Array, duration_ms, instants
 
 LONGEST_DRAIN = timedelta(days=31)

@@ -31,12 +31,10 @@ from features.labels.evidence import IncidentEvidence
 from features.labels.facts import reported
 from features.labels.incidents import known_onsets
 from features.labels.outages import out_of_use
-from features.matrix.buckets import BucketStore, buckets_of, read_samples
-from features.matrix.filling import RowPositions, bucket_values, compile_kernels
+from features.matrix.filling import BucketStore, RowPositions, bucket_values, buckets_of, compile_kernels, read_samples
 from features.matrix.grid import augmented_rows, decision_rows, decision_times, grid_time
 from features.matrix.meta import ROW_COLUMNS, MatrixConfig, MatrixPart, read_meta
-from features.matrix.part_files import ExistingParts, write_part
-from features.matrix.parts import PartJoiner, PartTimes
+from features.matrix.parts import ExistingParts, PartJoiner, PartTimes, write_part
 from features.matrix.plan import FeaturePlan
 from features.times import instants, milliseconds
 from foundation.errors import InputError

@@ -29,7 +29,7 @@ from features.matrix.extension import BUILT_FROM_NAME, BuiltFrom, first_other_ro
 from features.matrix.grid import decision_times
 from features.matrix.matrix import FeatureMatrix
 from features.matrix.meta import EVENTS_NAME, INVENTORY_NAME, META_NAME, MatrixConfig, MatrixMeta, MatrixPart
-from features.matrix.part_files import read_file
+from features.matrix.parts import read_file
 from features.matrix.sequences import ARRAY_NAME, SequencePlan, write_sequences
 from features.times import instant_ms
 from features.vocabulary import FeatureColumn

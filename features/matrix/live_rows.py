@@ -16,8 +16,7 @@ from features.groups.static import StaticPlan
 from features.labels.evidence import IncidentEvidence
 from features.labels.facts import reported
 from features.labels.outages import out_of_use
-from features.matrix.buckets import BucketStore, node_ranges
-from features.matrix.filling import BucketWork, RowPositions, bucket_values
+from features.matrix.filling import BucketStore, BucketWork, RowPositions, bucket_values, node_ranges
 from features.matrix.grid import decision_rows
 from features.matrix.meta import ROW_COLUMNS, MatrixConfig
 from features.matrix.parts import PartJoiner, PartRows

@@ -26,7 +26,7 @@ import pyarrow as pa
 from features.labels.incidents import counted, find_incidents
 from features.labels.labelling import label_rows, unit_positions
 from features.matrix.meta import ACTED_ON, EVENTS_NAME, INVENTORY_NAME, ROW_COLUMNS, MatrixConfig, MatrixMeta, read_meta
-from features.matrix.part_files import read_file
+from features.matrix.parts import read_file
 from features.matrix.sequences import Sequences, open_sequences
 from features.times import UnitKind, milliseconds
 from features.vocabulary import FeatureColumn

@@ -27,8 +27,7 @@ from foundation.errors import InputError
 from foundation.files import replacing
 from models.config import PRIOR, SEQUENCE
 from models.learners.factory import Fit, LoadedLightGBM
-from models.learners.prepared import PreparedClassifier
-from models.learners.subsets import ColumnSubset, inner_of
+from models.learners.prepared import ColumnSubset, PreparedClassifier, inner_of
 from models.recipe import THREADS
 from models.sequence.classifier import dump_sequence, load_sequence
 

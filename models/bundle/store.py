@@ -46,9 +46,8 @@ from models.bundle.serialization import read_learner, write_learner
 from models.config import PRIOR, SEQUENCE
 from models.ensembles.cascade import Cascade
 from models.learners.baselines import make_baseline
-from models.learners.subsets import ColumnSubset, seen_columns
-from models.sequence.extra import versions
-from models.sequence.layout import window_of
+from models.learners.prepared import ColumnSubset, seen_columns
+from models.sequence.layout import versions, window_of
 from models.training.fitted import FittedModels
 from models.training.reference import Reference
 

@@ -12,8 +12,8 @@ from scipy.special import expit
 from sklearn.base import clone
 
 from models.learners.factory import Fit, Kept, fit_all
-from models.rows.odds import log_odds
 from models.rows.ranking import Bools, Floats, Ints
+from models.rows.row_reader import log_odds
 
 BLOCKS = 3
 """Blocks of time; the first is never scored, each other one by a model fitted on all before it."""

@@ -8,8 +8,8 @@ import numpy as np
 from scipy.special import expit
 
 from models.config import Combiner
-from models.rows.odds import logit
 from models.rows.ranking import Bools, Floats, Hashes, Ints, group_sizes, rank_within, top_nodes
+from models.rows.row_reader import logit
 
 
 @dataclass(frozen=True, slots=True)

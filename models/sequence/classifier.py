@@ -20,8 +20,7 @@ from sklearn.utils.validation import _check_sample_weight, check_is_fitted, vali
 from features.times import duration_ms
 from models.recipe import Recipe
 from models.rows.ranking import Bools, Floats, Ints
-from models.sequence.extra import require_torch
-from models.sequence.layout import SequenceLayout, SequenceScaler
+from models.sequence.layout import SequenceLayout, SequenceScaler, require_torch
 
 
 class SequenceClassifier(ClassifierMixin, BaseEstimator):

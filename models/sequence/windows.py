@@ -21,8 +21,7 @@ from foundation.errors import InputError
 from models.config import SEQUENCE
 from models.rows.ranking import Ints
 from models.rows.training_set import Matrix
-from models.sequence.extra import require_torch, versions
-from models.sequence.layout import WindowFacts, window_of
+from models.sequence.layout import WindowFacts, require_torch, versions, window_of
 
 
 def with_windows(matrix: Matrix, learners: Iterable[str]) -> Matrix:

@@ -19,9 +19,8 @@ from models.config import ALL_LEARNERS, BASELINES, CASCADE, COMBINERS, PRIOR, Mo
 from models.ensembles.cascade import Cascade
 from models.ensembles.combining import Stacker, combine
 from models.learners.baselines import Baseline
-from models.rows.odds import log_odds
 from models.rows.ranking import Bools, Floats, Hashes, Ints, mix, name_hashes, rank_within, top_nodes
-from models.rows.row_reader import RowReader, batches
+from models.rows.row_reader import RowReader, batches, log_odds
 from models.rows.training_set import TrainingRows
 from models.training.reference import Reference
 

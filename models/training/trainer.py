@@ -30,8 +30,8 @@ from models.ensembles.cascade import Cascade, fit_cascade
 from models.ensembles.combining import Stacker
 from models.learners.baselines import make_baseline
 from models.learners.factory import Kept, fit_learners, make_learner
+from models.learners.prepared import ColumnSubset, seen_columns
 from models.learners.prior import believed_share, fit_share, load_prior
-from models.learners.subsets import ColumnSubset, seen_columns
 from models.rows.failure_rate import rate_at
 from models.rows.ranking import Bools, Ints, mix, seed_of
 from models.rows.row_reader import HeldRows, Room

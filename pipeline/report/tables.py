@@ -13,7 +13,7 @@ from evaluation.metrics.evaluation import Evaluation
 from evaluation.metrics.oracle import ORACLE
 from features.wording import duration
 from models.config import ALL_LEARNERS, BASELINES
-from models.explanation.importance import by_group
+from models.explanation.alert_reasons import by_group
 from pipeline.report.context import AlertEntry, ReportContext
 from pipeline.report.wording import (
     NONE,

@@ -19,7 +19,7 @@ from foundation.errors import InputError
 from foundation.instants import from_ms
 from models.bundle.store import Bundle
 from models.config import ServingSection
-from models.explanation.members import explained_by
+from models.explanation.contributions import explained_by
 from models.explanation.reasons import ReasonPlan, largest_reasons
 from models.rows.ranking import name_hashes
 from models.rows.training_set import node_codes

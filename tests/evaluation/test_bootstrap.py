@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import binomtest
 
-from evaluation.metrics.bootstrap import honest_interval, interval, resample
+from evaluation.metrics.metrics import honest_interval, interval, resample
 
 
 @given(st.integers(1, 40), st.integers(1, 20), st.integers(0, 5))

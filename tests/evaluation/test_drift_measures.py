@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evaluation.drift.alignment import changed_since_first, effect_of
+from evaluation.drift.movement import changed_since_first, effect_of
 from evaluation.drift.outcomes import (
     AlertCounts,
     count_alerts,
@@ -18,7 +18,7 @@ from evaluation.drift.outcomes import (
     precision_fell,
     rate_change,
 )
-from models.training.distribution import shift_of, stability_index, summarise
+from models.training.reference import shift_of, stability_index, summarise
 from tests.models.fleet_predictions import EVERY, fleet
 
 

@@ -6,9 +6,8 @@ from datetime import timedelta
 import pandas as pd
 import pytest
 
-from evaluation.backtest import parallel_refits
-from evaluation.backtest.parallel_refits import RefitTask
-from evaluation.backtest.run import run_backtest
+from evaluation.backtest import run as refits
+from evaluation.backtest.run import RefitTask, run_backtest
 from foundation.errors import InputError
 from models.config import (
     BacktestSection,
@@ -97,7 +96,7 @@ def test_refits_done_apart_give_the_same_backtest_bit_for_bit(matrix, here, tmp_
 
 @pytest.mark.parametrize("at_once", [1, 4])
 def test_the_number_of_refits_at_a_time_changes_nothing(matrix, here, monkeypatch, at_once):
-    monkeypatch.setattr(parallel_refits, "AT_ONCE", at_once)
+    monkeypatch.setattr(refits, "AT_ONCE", at_once)
     assert_same(backtest(matrix), here)
 
 
@@ -128,4 +127,4 @@ def test_a_worker_that_does_not_see_the_matrix_says_so(matrix, tmp_path):
     matrix.path = tmp_path / "nowhere"
     with pytest.raises(InputError, match=r"a worker cannot read the matrix.*nowhere"):
         backtest(matrix, engine=Sent())
-    assert parallel_refits._JOINED == {}
+    assert refits._JOINED == {}

@@ -13,7 +13,7 @@ from features.matrix.sequences import SequencePlan
 from foundation.errors import InputError
 from models.bundle.store import load_bundle, save_bundle
 from models.config import BacktestSection, CascadeSection, ModelsSection, ParallelSection, TrainingSection
-from models.explanation.members import attribute_score
+from models.explanation.contributions import attribute_score
 from models.explanation.reasons import ReasonPlan, largest_reasons
 from models.sequence.layout import window_of
 from models.sequence.windows import WindowedMatrix, with_windows

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from models.explanation import alert_reasons
-from models.explanation.importance import SAMPLED_ROWS, attribute, attribution_frame, by_group
+from models.explanation.alert_reasons import SAMPLED_ROWS, attribute, attribution_frame, by_group
 from tests.models.small_models import COLUMNS, fitted_models, rows
 
 

@@ -10,8 +10,14 @@ from sklearn.ensemble import RandomForestClassifier
 
 from features.vocabulary import FeatureColumn, describe, describe_percentile
 from models.bundle.store import load_bundle, save_bundle
-from models.explanation.contributions import contributions, explainable
-from models.explanation.members import attribute_score, explained_by, members_of, weights_in
+from models.explanation.contributions import (
+    attribute_score,
+    contributions,
+    explainable,
+    explained_by,
+    members_of,
+    weights_in,
+)
 from models.explanation.reasons import (
     GRADIENTS,
     LINEAR,
@@ -22,8 +28,8 @@ from models.explanation.reasons import (
     largest_reasons,
     reason_group,
 )
-from models.learners.subsets import ColumnSubset
-from models.rows.odds import log_odds, logit
+from models.learners.prepared import ColumnSubset
+from models.rows.row_reader import log_odds, logit
 from tests.models.small_models import COLUMNS, fitted_models, rows
 
 

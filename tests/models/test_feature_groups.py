@@ -13,7 +13,7 @@ from features.times import instant_ms
 from features.vocabulary import FeatureColumn
 from models.bundle.store import load_bundle, save_bundle
 from models.config import ModelsSection, TrainingSection
-from models.explanation.members import explained_by
+from models.explanation.contributions import explained_by
 from models.rows.training_set import Labels
 from models.training.trainer import Trainer
 from tests.models.fake_matrix import FakeMatrix

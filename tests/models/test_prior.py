@@ -19,9 +19,9 @@ from features.times import instant_ms
 from foundation.errors import InputError
 from models.bundle.store import load_bundle, save_bundle
 from models.config import BacktestSection, ModelsSection, TrainingSection
-from models.explanation.members import explained_by
+from models.explanation.contributions import explained_by
 from models.learners.prior import CARD, MODEL, SHIPPED, fit_prior, fit_share, load_prior, write_prior
-from models.rows.odds import logit
+from models.rows.row_reader import logit
 from models.rows.training_set import Labels
 from models.training.final import fit_final
 from models.training.trainer import Trainer

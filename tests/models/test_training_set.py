@@ -13,7 +13,7 @@ from sklearn.metrics import roc_auc_score
 from features.times import instant_ms
 from models.config import ALL_LEARNERS, SEQUENCE
 from models.learners.factory import fit_learners, make_learner
-from models.rows.odds import log_odds
+from models.rows.row_reader import log_odds
 from models.rows.training_set import Labels, TrainingRows, choose_rows, known_rows
 from models.sequence.layout import SequenceLayout
 from tests.models.fake_matrix import GAP, HORIZON, START, FakeMatrix

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from evaluation.backtest.run import run_backtest
-from evaluation.drift.frames import drift_frames
+from evaluation.drift.verdict import drift_frames
 from features.vocabulary import FeatureColumn
 from foundation.errors import InputError
 from models.bundle.store import load_bundle, save_bundle

@@ -10,8 +10,7 @@ import pytest
 
 from features.times import instant_ms
 from models.config import ServingSection
-from models.training.distribution import summarise
-from models.training.reference import Outcomes, Reference
+from models.training.reference import Outcomes, Reference, summarise
 from policy.breaker import BreakerConfig, BreakerState, watch
 from policy.fleet import Signals
 from scheduler.controller.scores_reader import ScoresReader

@@ -13,7 +13,7 @@ import pytest
 from features.config import DecisionSection, FeatureSection, LabelSection
 from features.labels.incidents import find_incidents
 from features.labels.labelling import label_rows
-from features.matrix import buckets, build_tasks, building, part_files, parts
+from features.matrix import build_tasks, building, filling, parts
 from features.matrix.matrix import FeatureMatrix
 from foundation.errors import InputError
 from telemetry.dataset.store import Dataset
@@ -164,7 +164,7 @@ def test_a_failed_build_leaves_the_old_matrix(small, tmp_path, monkeypatch):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr(part_files.pq, "ParquetWriter", full)
+        patched.setattr(parts.pq, "ParquetWriter", full)
         with pytest.raises(InputError, match=r"the disk is full \(while writing .*m\)"):
             make_matrix(dataset, tmp_path / "m", labels=LabelSection(horizon=3 * HOUR))
     assert FeatureMatrix.open(tmp_path / "m").digest == old
@@ -181,7 +181,7 @@ def test_a_worker_that_fails_is_heard(small, tmp_path, monkeypatch):
 def build_until_death(dataset: str, out: str, at: int) -> None:
     """Build, and die before one of the calls by which something gets its place."""
     os.cpu_count = lambda: 1
-    die_at(at, [(buckets.BucketStore, "keep"), (build_tasks, "write_part"), (building, "write_bytes")])
+    die_at(at, [(filling.BucketStore, "keep"), (build_tasks, "write_part"), (building, "write_bytes")])
     make_matrix(Dataset.open(Path(dataset)), Path(out))
 
 

@@ -74,7 +74,7 @@ STATE_FOLDER: Final = "compaction"
 _LOG = logging.getLogger(__name__)
 _NAMED: Final = 50
 _FEW: Final = 2
-_JOINED_AT_ONCE: Final = timedelta(hours=1)
+_JOINED_AT_ONCE_MS: Final = 3_600_000
 # A GPU first seen this soon after the first sample of all was always there.
 
 
@@ -280,10 +280,8 @@ class Ingest:
                 "samples, column node",
                 "Map the column that names the node, not a pod or an address, or import without --inventory.",
             )
-        first = int(runs["first_ms"].min())
-        corrected = correct_stays(
-            stays.given, runs, unit=stays.unit, always_from_ms=first + _JOINED_AT_ONCE // timedelta(milliseconds=1)
-        )
+        is_from_start = runs["first_ms"] - runs["first_ms"].min() <= _JOINED_AT_ONCE_MS
+        corrected = correct_stays(stays.given, runs.assign(is_from_start=is_from_start), unit=stays.unit)
         self.counts["installations_from_samples"] += len(intake.moved)
         self.counts["contradictions_of_the_inventory"] += len(corrected.contradictions)
         for line in corrected.contradictions[:_NAMED]:

@@ -33,6 +33,7 @@ from telemetry.dataset.store import Dataset
 from telemetry.importing.importer import check_step
 from telemetry.importing.ingest import STATE_FOLDER, Ingest
 from telemetry.importing.inventory import (
+    end_overlaps,
     merge_stays,
     read_inventory,
     unit_of,
@@ -50,7 +51,6 @@ from telemetry.landing.staged import (
     as_pending,
     pending_table,
     place_staged,
-    with_evidence,
 )
 from telemetry.landing.tables import KINDS, LANDED_EVENTS
 from telemetry.landing.waiting import AHEAD, EARLIEST, Waiting
@@ -182,13 +182,12 @@ class _Compaction:
         waiting.look()
         runs = merge_observations(self._state("sightings"), waiting.seen)
         before = self._state("derived")
-        given = self._given(inventory, before, runs)
+        given = self._without_overlaps(self._given(inventory, before, runs))
         known = [] if given is None else list(given["node"])
         runs = spell_nodes(runs, [*known, *([] if self.existing is None else self.existing.inventory()["node"])])
         if not any(files.values()) and (inventory is None or self.existing is None):
             return self._result()
         stays = derive_inventory(runs, given, before)
-        stays = stays if given is None else with_evidence(stays, runs)
         # A dataset is made of GPUs, or of nodes that send samples. Nodes that are only watched decide nothing.
         begins = files["samples"] or (files["events"] and stays["gpu"].notna().any())
         if stays.empty or (self.existing is None and not begins):
@@ -296,6 +295,16 @@ class _Compaction:
         named = given[unit].isin(set(read[unit].dropna()))
         read = with_old_starts(given[named], read) if named.any() else read
         return _joined([given[~named], read])
+
+    def _without_overlaps(self, given: pd.DataFrame | None) -> pd.DataFrame | None:
+        if given is None:
+            return None
+        unit = unit_of(given)
+        kept, dropped, ended = end_overlaps(given[given[unit].notna()], unit)
+        reason, quarantine = "in two places from the same time", self.waiting.quarantine
+        quarantine.add_frame(reason, "inventory", Path("inventory"), dropped, rows=0)
+        self.waiting.counts["overlapping_stays_ended"] += len(ended)
+        return kept
 
     def _events(self, runs: pd.DataFrame, stays: pd.DataFrame) -> Placed:
         """Place the events that were staged, those that waited until now, and the changes of drivers."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import defaultdict
 from datetime import timedelta
 from typing import Any, Final
@@ -10,7 +11,9 @@ import numpy as np
 import pandas as pd
 
 from telemetry.dataset.schema import EVENTS, INVENTORY, Unit, ms_of
-from telemetry.landing.observations import ATTRIBUTES
+from telemetry.importing.placing.evidence import OPEN, correct_stays, records
+
+_LOG = logging.getLogger(__name__)
 
 SOURCE: Final = "inventory"
 """``source`` of driver events made here."""
@@ -24,9 +27,7 @@ So is a node first seen this soon after its fleet was.
 _CLEARLY_MS: Final = int(FROM_THE_START.total_seconds() * 1000)
 # Sources lag: what was there at one time may be seen at times as far apart as this.
 
-_ALWAYS, _OPEN, _NAT = -1, 1 << 62, np.iinfo(np.int64).min
-# As ``start`` and ``end`` of a stay, in milliseconds: there from the first observation, and still there.
-
+_NAT: Final = np.iinfo(np.int64).min
 _TEXTS: Final = [name for name in INVENTORY.names if name not in ("installed_at", "removed_at")]
 _STATICS: Final = ["cluster", "group", "rack", "nvlink_domain"]
 
@@ -44,37 +45,24 @@ def derive_inventory(runs: pd.DataFrame, given: pd.DataFrame | None, before: pd.
     node. ``removed_at`` is when the GPU was seen elsewhere, or another GPU at its address; a GPU that merely fell
     silent is still there: that is how GPUs fail.
     """
-    seen = _places(runs)
-    # Observations of the node itself do not count: a node may be watched long before its GPUs are.
-    node_since = runs[runs["gpu"].notna()].groupby("node")["first_ms"].min().to_dict()
-    stays: list[dict[str, Any]] = []
-    if given is not None:
-        start, end = ms_of(given["installed_at"], unknown=_ALWAYS), ms_of(given["removed_at"], unknown=_OPEN)
-        stays = _records(given[_TEXTS].assign(start=start, end=end))
-    of_gpu: dict[str | None, list[dict[str, Any]]] = defaultdict(list)
-    for stay in sorted(stays, key=lambda stay: stay["start"]):
-        of_gpu[stay["gpu"]].append(stay)
-    for place in seen:
-        new = _see(of_gpu[place["gpu"]], place, node_since)
-        if new is not None:
-            of_gpu[place["gpu"]].append(new)
-            stays.append(new)
-    _close_replaced(stays, seen, before, given=0 if given is None else len(given))
-    if not stays:
-        stays = [{"node": node, "start": _ALWAYS, "end": _OPEN} for node in sorted(set(runs["node"]))]
-    frame = pd.DataFrame(stays, columns=[*INVENTORY.names, "start", "end"])
-    frame["installed_at"] = _instants(frame["start"], unknown=_ALWAYS)
-    frame["removed_at"] = _instants(frame.pop("end"), unknown=_OPEN)
+    places = _places(runs)
+    known = INVENTORY.empty_table().to_pandas() if given is None else given
+    corrected = correct_stays(known, places, unit="gpu")
+    ended = set(known["gpu"][known["removed_at"].notna()])
+    for line in corrected.contradictions:
+        if line.split(" ", 1)[0] in ended:  # others have moved since
+            _LOG.warning("observations contradict the inventory: %s", line)
+    frame = corrected.stays
+    if frame.empty:
+        frame = frame.reindex(range(runs["node"].nunique())).assign(node=sorted(set(runs["node"])))
+    frame["removed_at"] = _ends(frame, records(places), before, open_stays=_keys(known[known["removed_at"].isna()]))
     statics = runs[runs["gpu"].isna()].sort_values("first_ms", kind="stable").groupby("node")[_STATICS].last()
     for name in _STATICS:
         frame[name] = frame[name].where(frame[name].notna(), frame["node"].map(statics[name]))
     frame[_TEXTS] = frame[_TEXTS].astype(object).where(frame[_TEXTS].notna(), None)
-    if given is not None:
-        frame = frame.join(given.drop(columns=INVENTORY.names, errors="ignore").reset_index(drop=True))
     if frame["gpu"].notna().any():
         frame = frame[frame["gpu"].notna()]
-    frame = frame.sort_values(["node", "gpu", "start"], kind="stable").drop(columns="start")
-    return frame.reset_index(drop=True)
+    return frame.sort_values(["node", "gpu", "installed_at"], kind="stable", na_position="first", ignore_index=True)
 
 
 def late_nodes(runs: pd.DataFrame, events: pd.DataFrame, unit: Unit) -> dict[str, pd.Timestamp]:
@@ -104,62 +92,55 @@ def _by_gpu(runs: pd.DataFrame) -> pd.DataFrame:
     return runs[runs["gpu"].notna()].sort_values(["gpu", "first_ms"], kind="stable")
 
 
-def _places(runs: pd.DataFrame) -> list[dict[str, Any]]:
+def _places(runs: pd.DataFrame) -> pd.DataFrame:
     """Return the places of GPUs, each GPU's in order of time; runs of one place under several drivers are one."""
     runs = _by_gpu(runs)
     moved = (runs["gpu"] != runs["gpu"].shift()) | (runs["node"] != runs["node"].shift())
     grouped = runs.groupby(moved.cumsum())
     # The driver of a stay is the one it began with; all else the newest that was reported.
     first = grouped[["driver", "first_ms"]].first()
-    return _records(grouped.last().assign(**first, last_ms=grouped["last_ms"].max()))
+    places = grouped.last().assign(**first, last_ms=grouped["last_ms"].max())
+    # Observations of the node itself do not count: a node may be watched long before its GPUs are.
+    since_node = places["first_ms"] - places.groupby("node")["first_ms"].transform("min")
+    return places.assign(is_from_start=since_node <= _CLEARLY_MS)
 
 
-def _see(stays: list[dict[str, Any]], place: dict[str, Any], node_since: dict[str, int]) -> dict[str, Any] | None:
-    """Fit a place among a GPU's stays, which are in order; return the new stay if there is one."""
-    covering = [stay for stay in stays if stay["start"] <= place["last_ms"] and place["first_ms"] <= stay["end"]]
-    if covering:
-        stay = covering[-1]
-        if stay["node"] == place["node"]:
-            stay.update({name: place[name] for name in ATTRIBUTES if stay.get(name) is None})
-            return None
-        if stay["end"] != _OPEN or stay["start"] >= place["first_ms"]:
-            return None  # an operator says that it was elsewhere at that time
-        stay["end"] = place["first_ms"]
-    elif stays and stays[-1]["start"] > place["last_ms"]:
-        return None  # seen before the first stay that an operator gave
-    there = not stays and place["first_ms"] - node_since[place["node"]] <= _CLEARLY_MS
-    attributes = {name: place[name] for name in ("node", "gpu", *ATTRIBUTES)}
-    return attributes | {"start": _ALWAYS if there else place["first_ms"], "end": _OPEN}
+def _keys(frame: pd.DataFrame) -> set[tuple[str, str]]:
+    return set(zip(frame["gpu"], frame["node"], strict=True))
 
 
-def _close_replaced(
-    stays: list[dict[str, Any]], seen: list[dict[str, Any]], before: pd.DataFrame, *, given: int
-) -> None:
-    """End the stays of GPUs at whose address another one was seen after them; the first ``given`` are an operator's."""
+def _ends(
+    stays: pd.DataFrame, seen: list[dict[str, Any]], before: pd.DataFrame, *, open_stays: set[tuple[str, str]]
+) -> pd.Series:
+    """Return when stays ended, those of GPUs included at whose address another one was seen after them.
+
+    ``open_stays``: GPU and node of those that an operator gave without an end.
+    """
     place_of = {(place["gpu"], place["node"]): place for place in seen}
     at_address: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
     for place in seen:
         at_address[(place["node"], place["pci_bus_id"])].append(place)
     ended = before[before["removed_at"].notna()]
     ends_before = ended.assign(ms=ms_of(ended["removed_at"])).groupby(["gpu", "node"])["ms"].agg(list).to_dict()
-    for number, stay in enumerate(stays):
-        if stay["end"] != _OPEN or stay["gpu"] is None:
+    start, end = ms_of(stays["installed_at"], unknown=-1), ms_of(stays["removed_at"], unknown=OPEN)
+    for number, stay in enumerate(records(stays.assign(start=start))):
+        if end[number] != OPEN or stay["gpu"] is None:
             continue
         key = (stay["gpu"], stay["node"])
         own = place_of.get(key)
         if own is not None and own["last_ms"] < stay["start"]:
             own = None  # of an earlier stay there
         after = stay["start"] if own is None else own["last_ms"]
-        address = (own or stay)["pci_bus_id"] or stay.get("pci_bus_id")
+        address = (own or stay)["pci_bus_id"] or stay["pci_bus_id"]
         others = at_address.get((stay["node"], address), []) if address is not None else []
         others = [place for place in others if place["gpu"] != stay["gpu"]]
         ends = [place["first_ms"] for place in others if place["first_ms"] > after]
         ends += [place["last_ms"] for place in others if own is not None and _outlasts(place, own)]
         # An operator may take an end back; the end of a stay that was only seen holds.
-        if ends or number >= given:
+        if ends or key not in open_stays:
             ends += [ms for ms in ends_before.get(key, []) if ms >= after and ms > stay["start"]]
-        if ends:
-            stay["end"] = min(ends)
+        end[number] = min(ends, default=OPEN)
+    return _instants(pd.Series(end, stays.index), unknown=OPEN)
 
 
 def _outlasts(place: dict[str, Any], other: dict[str, Any]) -> bool:
@@ -170,10 +151,6 @@ def _outlasts(place: dict[str, Any], other: dict[str, Any]) -> bool:
     """
     together = abs(place["first_ms"] - other["first_ms"]) <= _CLEARLY_MS
     return not together and place["last_ms"] - other["last_ms"] > _CLEARLY_MS
-
-
-def _records(frame: pd.DataFrame) -> list[dict[str, Any]]:
-    return frame.astype(object).where(frame.notna(), None).to_dict("records")
 
 
 def _instants(ms: pd.Series, *, unknown: int = _NAT) -> pd.Series:

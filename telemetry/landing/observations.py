@@ -17,12 +17,9 @@ import pyarrow as pa
 from telemetry.dataset.schema import ms_of
 from telemetry.identity.nodes import node_key, one_spelling
 from telemetry.identity.pci import normalise_pci_bus_id
-from telemetry.importing.placing.evidence import MOST_MOVES
+from telemetry.importing.placing.evidence import ATTRIBUTES, MOST_MOVES
 
 _LOG = logging.getLogger(__name__)
-
-ATTRIBUTES: Final = ("slot", "pci_bus_id", "serial", "model", "driver", "cluster", "group", "rack", "nvlink_domain")
-"""What is known of a GPU in its place."""
 
 RUNS: Final = pa.schema(
     [

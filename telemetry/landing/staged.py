@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -17,16 +16,13 @@ import pyarrow as pa
 from telemetry.dataset.schema import EVENTS, conform, ms_of
 from telemetry.importing.batch import Batch
 from telemetry.importing.ingest import Ingest
-from telemetry.importing.inventory import Installations, end_overlaps, unit_of
+from telemetry.importing.inventory import Installations, unit_of
 from telemetry.importing.jobs import read_jobs
 from telemetry.importing.mapping import TableMapping
 from telemetry.importing.placing.events import NOT_SEEN_YET, place_events
-from telemetry.importing.placing.evidence import correct_stays, is_covered
 from telemetry.importing.quarantine import Quarantine, row_text
 from telemetry.landing.tables import LANDED_EVENTS
 from telemetry.landing.waiting import AHEAD
-
-_LOG = logging.getLogger(__name__)
 
 LANDED_ROLE: Final = "landed"
 """Role, in a dataset's sources, of the staged files that its last compaction took."""
@@ -54,13 +50,9 @@ class Staged:
     landed: tuple[str, ...]
     now: datetime
 
-    def stays(self, ingest: Ingest) -> Installations:
+    def stays(self, ingest: Ingest) -> Installations:  # noqa: ARG002
         """Return the inventory, which is the whole one."""
-        unit, where = unit_of(self.inventory), Path("inventory")
-        kept, dropped, ended = end_overlaps(self.inventory[self.inventory[unit].notna()], unit)
-        ingest.quarantine.add_frame("in two places from the same time", "inventory", where, dropped, rows=0)
-        ingest.counts["overlapping_stays_ended"] += len(ended)
-        return Installations(kept, unit)
+        return Installations(self.inventory, unit_of(self.inventory))
 
     def events(self, ingest: Ingest, stays: Installations) -> list[pd.DataFrame]:  # noqa: ARG002
         """Return the events that were placed."""
@@ -97,18 +89,6 @@ class Placed:
     events: pd.DataFrame
     waiting: pd.DataFrame
     without_gpu: int
-
-
-def with_evidence(stays: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
-    """Correct stays that an operator gave where GPUs were observed elsewhere."""
-    observed = runs[runs["gpu"].notna()]
-    contradicted = set(observed["gpu"][~is_covered(stays, observed)])
-    if not contradicted:
-        return stays
-    corrected = correct_stays(stays, observed[observed["gpu"].isin(contradicted)], unit="gpu", always_from_ms=0)
-    for line in corrected.contradictions:
-        _LOG.warning("observations contradict the inventory: %s", line)
-    return corrected.stays
 
 
 def place_staged(events: pd.DataFrame, stays: pd.DataFrame, waited_ms: float, quarantine: Quarantine) -> Placed:

@@ -6,9 +6,10 @@ where they say, the inventory of the dataset is corrected, and the contradiction
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +21,12 @@ from telemetry.importing.instants import times_of
 from telemetry.importing.inventory import Installations
 from telemetry.importing.samples.block import Spill
 
-_OPEN: Final = 1 << 62
+OPEN: Final = 1 << 62
+"""End of a stay that lasts, in milliseconds; the negative is the start of one that was always there."""
+
+ATTRIBUTES: Final = ("slot", "pci_bus_id", "serial", "model", "driver", "cluster", "group", "rack", "nvlink_domain")
+"""What is known of a GPU in its place."""
+
 _PLACE_ATTRIBUTES: Final = ("slot", "pci_bus_id", "cluster", "group", "rack", "nvlink_domain")
 # What belongs to the place and not to the GPU that is moved out of it.
 MOST_MOVES: Final = 12
@@ -103,32 +109,30 @@ def runs_of(rows: pd.DataFrame, stays: Installations) -> pd.DataFrame:
     return runs.assign(gpu=names[runs.pop("unit")], node=nodes[runs["node"]]).reset_index(drop=True)
 
 
-def correct_stays(given: pd.DataFrame, runs: pd.DataFrame, *, unit: Unit, always_from_ms: int) -> Corrected:
+def correct_stays(given: pd.DataFrame, runs: pd.DataFrame, *, unit: Unit) -> Corrected:
     """Lay the stays of GPUs over what was observed of them.
 
     ``given``: in the layout of :data:`INVENTORY`; empty without an inventory.
-    ``runs``: all observations of the GPUs that are corrected, see :func:`runs_of`.
-    ``always_from_ms``: a GPU that the inventory does not name and that was seen until then was always there.
+    ``runs``: all observations of the GPUs that are corrected, see :func:`runs_of`. Further columns are attributes that
+    fill the gaps of the stays. ``is_from_start``: a GPU that the inventory does not name and that was first seen in
+    such a run was always there.
     """
-    made: list[dict[str, object]] = []
-    lines: list[str] = []
-    of_unit = dict(iter(given.groupby(unit, sort=False)))
-    for gpu, observed in runs.groupby("gpu", sort=False):
-        stays = of_unit.get(gpu, given.iloc[:0])
-        new = _stays_of(gpu, stays, observed, always_from_ms)
-        made += new if unit == "gpu" else [stay | {"gpu": None} for stay in new]
-        lines += _contradictions(gpu, stays, observed) if len(given) else []
-    corrected = {stay[unit] for stay in made}
+    limits = {"start": ms_of(given["installed_at"], unknown=-OPEN), "end": ms_of(given["removed_at"], unknown=OPEN)}
+    of_unit = _by(unit, given.assign(**limits).sort_values("start", kind="stable"))
+    observed = _by("gpu", runs.sort_values("first_ms", kind="stable"))
+    made = [stay for gpu, seen in observed.items() for stay in _stays_of(of_unit.get(gpu, []), seen)]
+    if unit == "node":
+        made = [stay | {"gpu": None} for stay in made]
     names = list(dict.fromkeys([*INVENTORY.names, *given.columns]))
     frame = pd.DataFrame(made, columns=[*names, "start", "end"])
     for name, limit in (("installed_at", "start"), ("removed_at", "end")):
         ms = frame.pop(limit).to_numpy(np.int64)
-        frame[name] = pd.Series(times_of(np.where(np.abs(ms) == _OPEN, 0, ms))).where(np.abs(ms) != _OPEN)
-    frames = [part for part in (given[~given[unit].isin(corrected)], frame) if len(part)]
+        frame[name] = pd.Series(times_of(np.where(np.abs(ms) == OPEN, 0, ms))).where(np.abs(ms) != OPEN)
+    frames = [part for part in (given[~given[unit].isin(set(observed))], frame) if len(part)]
     whole = pd.concat(frames, ignore_index=True) if frames else given
     for name in ("installed_at", "removed_at"):
         whole[name] = whole[name].astype("datetime64[ms, UTC]")
-    return Corrected(whole.reindex(columns=names), lines)
+    return Corrected(whole.reindex(columns=names), _contradictions(of_unit, runs[~is_covered(given, runs)]))
 
 
 def split_stays(
@@ -168,48 +172,50 @@ def with_places(given: pd.DataFrame, places: pd.DataFrame) -> pd.DataFrame:
     return filled
 
 
-def _stays_of(gpu: str, stays: pd.DataFrame, observed: pd.DataFrame, always_from_ms: int) -> list[dict[str, object]]:
+def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    """Return the rows of a frame, None where a value is missing."""
+    return frame.astype(object).where(frame.notna(), None).to_dict("records")
+
+
+def _by(name: str, frame: pd.DataFrame) -> dict[str, list[dict[str, Any]]]:
+    rows: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)
+    for row in records(frame):
+        rows[row[name]].append(row)
+    return rows
+
+
+def _stays_of(stays: list[dict[str, Any]], runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the stays of one GPU: those observed, and the inventory's before and after."""
-    records = stays.astype(object).where(stays.notna(), None).to_dict("records")
-    for record, start, end in zip(
-        records, ms_of(stays["installed_at"], unknown=-_OPEN), ms_of(stays["removed_at"], unknown=_OPEN), strict=True
-    ):
-        record |= {"start": int(start), "end": int(end)}
-    records.sort(key=lambda stay: stay["start"])
-    first, last = int(observed["first_ms"].min()), int(observed["last_ms"].max())
-    limits = sorted({limit for stay in records for limit in (stay["start"], stay["end"])})
-    runs = observed.sort_values("first_ms", kind="stable").to_dict("records")
-    made: list[dict[str, object]] = []
-    boundary = first if records or first > always_from_ms else -_OPEN
+    first, last = runs[0]["first_ms"], max(run["last_ms"] for run in runs)
+    limits = sorted({limit for stay in stays for limit in (stay["start"], stay["end"])})
+    made: list[dict[str, Any]] = []
+    boundary = -OPEN if not stays and runs[0]["is_from_start"] else first
     for number, run in enumerate(runs):
-        same = [stay for stay in records if stay["node"] == run["node"]]
+        same = [stay for stay in stays if stay["node"] == run["node"]]
         if number == 0:  # a stay that begins before the first observation keeps its beginning
             boundary = max((stay["start"] for stay in same if stay["start"] <= first), default=boundary)
         start = boundary
         if number + 1 < len(runs):
-            following = int(runs[number + 1]["first_ms"])
+            following = runs[number + 1]["first_ms"]
             # Where the inventory's day of the move fits the samples, it is more exact than they are.
             fitting = [limit for limit in limits if run["last_ms"] < limit <= following]
             end = boundary = fitting[0] if fitting else following
         else:
-            later = [stay["start"] for stay in records if stay["start"] > last]
-            end = min([stay["end"] for stay in same if stay["end"] >= last] + later, default=_OPEN)
-        known = (
-            same[-1]
-            if same
-            else {
-                name: value for name, value in (records[-1] if records else {}).items() if name not in _PLACE_ATTRIBUTES
-            }
-        )
-        made.append({**known, "gpu": gpu, "node": run["node"], "start": start, "end": end})
-    outside = [stay for stay in records if stay["end"] < made[0]["start"] or stay["start"] >= made[-1]["end"]]
-    return [stay for stay in outside if stay["start"] < stay["end"]] + made
+            later = [stay["start"] for stay in stays if stay["start"] > last]
+            end = min([stay["end"] for stay in same if stay["end"] >= last] + later, default=OPEN)
+        known = {name: value for name, value in (stays[-1] if stays else {}).items() if name not in _PLACE_ATTRIBUTES}
+        known = same[-1] if same else known
+        seen = {name: run[name] for name in ATTRIBUTES if name in run and known.get(name) is None}
+        made.append({**known, **seen, "gpu": run["gpu"], "node": run["node"], "start": start, "end": end})
+    begin, end = made[0]["start"], made[-1]["end"]
+    before = [stay | {"end": min(stay["end"], begin)} for stay in stays if stay["start"] < begin]
+    return [*before, *made, *(stay for stay in stays if stay["start"] >= end)]
 
 
 def is_covered(stays: pd.DataFrame, runs: pd.DataFrame) -> npt.NDArray[np.bool_]:
     """Return which runs lie within a stay of their GPU on their node."""
     limits = stays[["gpu", "node"]].assign(
-        start=ms_of(stays["installed_at"], unknown=-_OPEN), end=ms_of(stays["removed_at"], unknown=_OPEN)
+        start=ms_of(stays["installed_at"], unknown=-OPEN), end=ms_of(stays["removed_at"], unknown=OPEN)
     )
     numbered = runs[["gpu", "node", "first_ms", "last_ms"]].assign(run=np.arange(len(runs)))
     pairs = numbered.merge(limits, on=["gpu", "node"])
@@ -217,14 +223,13 @@ def is_covered(stays: pd.DataFrame, runs: pd.DataFrame) -> npt.NDArray[np.bool_]
     return np.isin(np.arange(len(runs)), pairs.loc[within, "run"])
 
 
-def _contradictions(gpu: str, stays: pd.DataFrame, observed: pd.DataFrame) -> list[str]:
-    nodes = ", ".join(dict.fromkeys(stays["node"])) or "does not name it"
-    return [
-        f"{gpu} was on node {node} from {_text(first)} to {_text(last)}; inventory: {nodes}"
-        for node, first, last in observed.loc[~is_covered(stays, observed), ["node", "first_ms", "last_ms"]].itertuples(
-            index=False
-        )
-    ]
+def _contradictions(stays: Mapping[str, list[dict[str, Any]]], runs: pd.DataFrame) -> list[str]:
+    """Return a line for each run that lies in no stay; none where there is no inventory."""
+    lines = []
+    for gpu, node, first, last in runs[["gpu", "node", "first_ms", "last_ms"]].itertuples(index=False) if stays else ():
+        nodes = ", ".join(dict.fromkeys(stay["node"] for stay in stays.get(gpu, ()))) or "does not name it"
+        lines.append(f"{gpu} was on node {node} from {_text(first)} to {_text(last)}; inventory: {nodes}")
+    return lines
 
 
 def _text(ms: int) -> str:

@@ -65,6 +65,17 @@ def test_a_move_that_the_inventory_does_not_know_becomes_one(tmp_path: Path) -> 
     assert result.accounting.tables["samples"].used == 4 * 144
 
 
+def test_a_move_between_two_imports_ends_the_stay_of_the_samples_that_are_there(tmp_path: Path) -> None:
+    whole = swapped()
+    first = whole["node"].eq("node-0") | whole["gpu"].ne(gpu(0))
+    run_import(tmp_path, samples=whole[first], inventory=inventory_frame())
+    second = write_csv(tmp_path / "second.csv", whole[~first])
+    result = run_import(tmp_path, samples=[second], inventory=tmp_path / "inventory.csv")
+    stays = result.dataset.inventory().query(f"gpu == '{gpu(0)}'").sort_values("installed_at")
+    assert stays["node"].tolist() == ["node-0", "node-1"]
+    assert stays["removed_at"].iloc[0] == stays["installed_at"].iloc[1] == DAY + 100 * pd.Timedelta(STEP)
+
+
 def test_an_event_after_the_move_is_on_the_node_of_the_samples(tmp_path: Path) -> None:
     events = events_frame([("01:00", gpu(0), "xid", "79"), ("23:00", gpu(0), "xid", "48")])
     result = run_import(tmp_path, samples=swapped(), events=events, inventory=inventory_frame())

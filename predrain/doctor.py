@@ -202,9 +202,8 @@ def _report(
     import json
 
     from foundation.errors import InputError
-    from telemetry.doctor.diagnosis import diagnose
+    from telemetry.doctor.diagnosis import as_dict, as_text, diagnose
     from telemetry.doctor.importance import read_importance
-    from telemetry.doctor.report import as_dict, as_text
 
     for option, folder in (("--backtest", backtest), ("--model", model)):
         if folder is not None and not folder.is_dir():

@@ -2,6 +2,5 @@
 
 ``store`` opens a dataset, ``writer`` writes one in a single atomic step. Start with ``schema`` (what the tables hold)
 and ``channels`` (reads the catalogue, ``catalogue.csv``, and a user's own channels); ``layout`` and ``runs`` say how
-samples lie on disk. A dataset is read from a folder or by ``s3://BUCKET/PREFIX`` (``place``, ``connection``,
-``files``).
+samples lie on disk. A dataset is read from a folder or by ``s3://BUCKET/PREFIX`` (``files``).
 """

@@ -10,17 +10,16 @@ that the usual wrong unit (milliwatts, Kelvin, bytes for MiB, percent for a rati
 
 from __future__ import annotations
 
-import csv
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, cast
 
 from foundation.errors import InputError
 from telemetry.config import ChannelDeclaration
 from telemetry.values.names import EXACT_NAMES, matches_unused
+from telemetry.values.tables import read_table
 
 Kind = Literal["gauge", "counter", "flags", "enum"]
 
@@ -134,7 +133,6 @@ def by_source_name(channels: Mapping[str, Channel] | None = None) -> dict[str, s
 
 
 def _read_catalogue() -> dict[str, Channel]:
-    lines = Path(__file__).with_name("catalogue.csv").read_text(encoding="utf-8").splitlines()
     channels = [
         Channel(
             row["name"],
@@ -149,7 +147,7 @@ def _read_catalogue() -> dict[str, Channel]:
             tuple(row["amd"].split()),
             float(row["max_rise_per_s"]) if row["max_rise_per_s"] else None,
         )
-        for row in csv.DictReader(line for line in lines if not line.startswith("#"))
+        for row in read_table("catalogue.csv", __file__)
     ]
     return {channel.name: channel for channel in channels}
 

@@ -35,7 +35,7 @@ from telemetry.collect.series.mapping import SourceMapping
 from telemetry.collect.series.rows import NO_NUMBER, SENTINEL
 from telemetry.dataset.channels import Channel, is_unused
 from telemetry.doctor.observation import ChannelSeen, Observation, SourceKind, TelemetryFinding, findings_of
-from telemetry.values.sentinels import is_sentinel
+from telemetry.values.numbers import is_sentinel
 
 MAX_BYTES: Final = 64 << 20
 """Size of a page, and of each answer of a Prometheus: four metrics of 50,000 GPUs."""

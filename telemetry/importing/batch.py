@@ -19,13 +19,13 @@ import pyarrow.compute as pc
 
 from foundation.errors import InputError
 from telemetry.importing.columns import as_text, resolve_columns
-from telemetry.importing.date_forms import DateOrder
 from telemetry.importing.files.sources import read_errors
 from telemetry.importing.instants import (
     MISSING,
     NAIVE,
     PROBLEMS,
     WRONG_CLOCK,
+    DateOrder,
     Instants,
     UndecidedOrderError,
     order_shown,

@@ -41,11 +41,7 @@ from telemetry.importing.event_runs import (
     total_count,
 )
 from telemetry.importing.events import empty_events
-from telemetry.importing.files.sources import expected_rows
-from telemetry.importing.inventory import Installations
-from telemetry.importing.jobs import merge_jobs
-from telemetry.importing.mapping import TableMapping
-from telemetry.importing.placing.evidence import (
+from telemetry.importing.evidence import (
     STRAY,
     correct_stays,
     rows_of,
@@ -55,13 +51,17 @@ from telemetry.importing.placing.evidence import (
     unseen_nodes,
     with_places,
 )
-from telemetry.importing.placing.slots import ObservedSlots
+from telemetry.importing.files.sources import expected_rows
+from telemetry.importing.inventory import Installations
+from telemetry.importing.jobs import merge_jobs
+from telemetry.importing.mapping import TableMapping
 from telemetry.importing.quarantine import BY_MAPPING, Quarantine
 from telemetry.importing.samples.block import Spill
 from telemetry.importing.samples.instruments import read_instruments, write_instruments
 from telemetry.importing.samples.intake import SampleIntake, no_usable_rows
 from telemetry.importing.samples.merge import SampleMerger
 from telemetry.importing.samples.reach import plan_merge, read_newest, write_newest
+from telemetry.importing.slots import ObservedSlots
 from telemetry.phrases.classifier import PhraseReview
 from telemetry.xids.xid_gauge import SOURCE
 

@@ -28,8 +28,8 @@ from telemetry.importing.columns import as_text
 from telemetry.importing.files.sources import expand_sources
 from telemetry.importing.files.tables import read_batches
 from telemetry.importing.mapping import InventoryMapping
-from telemetry.importing.placing.slots import ObservedSlots
 from telemetry.importing.quarantine import Quarantine, row_text
+from telemetry.importing.slots import ObservedSlots
 
 
 class Installations:

@@ -17,7 +17,7 @@ from telemetry.identity.devices import GpuNames, is_placeholder
 from telemetry.identity.pci import normalise_pci_bus_id
 from telemetry.importing.batch import Batch
 from telemetry.importing.inventory import Installations
-from telemetry.importing.placing.slots import is_index, slot_key
+from telemetry.importing.slots import is_index, slot_key
 from telemetry.phrases.classifier import OTHER, UNSURE, WORK, PhraseReview, classify
 
 RESOLVED: Final = "resolved_at"

@@ -42,18 +42,27 @@ from telemetry.importing.inventory import (
 from telemetry.importing.mapping import ImportMapping, TableMapping
 from telemetry.importing.sampling import interval_of_staged, step_for
 from telemetry.landing.folder import Landing, landing_of
-from telemetry.landing.inventory import derive_inventory, driver_changes, late_nodes
-from telemetry.landing.observations import RUNS, merge_observations, no_runs, spell_nodes
+from telemetry.landing.inventory import (
+    RUNS,
+    derive_inventory,
+    driver_changes,
+    late_nodes,
+    merge_observations,
+    no_runs,
+    spell_nodes,
+)
 from telemetry.landing.staged import (
+    AHEAD,
+    EARLIEST,
     LANDED_ROLE,
     Placed,
     Staged,
+    Waiting,
     as_pending,
     pending_table,
     place_staged,
 )
 from telemetry.landing.tables import KINDS, LANDED_EVENTS
-from telemetry.landing.waiting import AHEAD, EARLIEST, Waiting
 
 _LOG = logging.getLogger(__name__)
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
+import logging
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from datetime import datetime
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final
 
@@ -12,17 +15,221 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 import pyarrow as pa
+import pyarrow.parquet as pq
 
-from telemetry.dataset.schema import EVENTS, conform, ms_of
-from telemetry.importing.batch import Batch
+from foundation.errors import InputError
+from foundation.instants import to_ms
+from telemetry.accounting import Accounting
+from telemetry.dataset.channels import Channel, with_rollups
+from telemetry.dataset.schema import EVENTS, INSTANT, conform, ms_of
+from telemetry.importing.batch import Batch, unstorable_rows
+from telemetry.importing.events import NOT_SEEN_YET, parse_events, place_events
 from telemetry.importing.ingest import Ingest
+from telemetry.importing.instants import WRONG_CLOCK, times_of
 from telemetry.importing.inventory import Installations, unit_of
 from telemetry.importing.jobs import read_jobs
 from telemetry.importing.mapping import TableMapping
-from telemetry.importing.placing.events import NOT_SEEN_YET, place_events
 from telemetry.importing.quarantine import Quarantine, row_text
-from telemetry.landing.tables import LANDED_EVENTS
-from telemetry.landing.waiting import AHEAD
+from telemetry.landing.folder import Landing
+from telemetry.landing.inventory import collapse, from_landed, from_samples, no_runs
+from telemetry.landing.tables import KINDS, LANDED_EVENTS, SAMPLE_KEYS, Kind, lay_out
+
+_LOG = logging.getLogger(__name__)
+
+SETTLING_STEPS: Final = 2
+"""Rows of this many newest steps wait for the next compaction: a step is rolled up once, and sources lag."""
+
+AHEAD: Final = timedelta(hours=1)
+"""A row this far in the future has a wrong clock."""
+
+EARLIEST: Final = datetime(2016, 1, 1, tzinfo=UTC)
+"""A row before this has a clock that was never set: there was no DCGM yet."""
+
+_KEYS: Final = frozenset({*SAMPLE_KEYS.names, "sample_count"})
+_INSTANTS: Final = frozenset({"timestamp", "known_at", "seen_at"})
+_EVENT_TEXTS: Final = ("node", "gpu", "code", "detail", "source", "pci_bus_id")
+_TABLES: Final[Mapping[Kind, str]] = {
+    "samples": "samples",
+    "events": "events",
+    "inventory": "observations",
+    "jobs": "jobs",
+}
+
+
+@dataclass(slots=True)
+class Waiting:
+    """The staged files of one compaction.
+
+    ``quarantine``: takes the rows that cannot be used.
+    ``files``: those that are compacted, by kind.
+    ``undeclared``: channels that no parameter declares; files that hold them go on waiting.
+    ``held_back``: rows that are too new.
+    ``refused``: files that cannot be used and were put aside.
+    ``seen``: observations of all rows that are compacted, see
+    :func:`telemetry.landing.inventory.merge_observations`.
+    ``events``: events, with the columns of :data:`LANDED_EVENTS`. ``jobs``: batches of jobs.
+    """
+
+    landing: Landing
+    channels: Mapping[str, Channel]
+    step: timedelta
+    now: datetime
+    delay: timedelta
+    quarantine: Quarantine = field(default_factory=Quarantine)
+    files: dict[Kind, list[Path]] = field(default_factory=lambda: {kind: [] for kind in KINDS})
+    undeclared: set[str] = field(default_factory=set)
+    held_back: int = 0
+    refused: int = 0
+    seen: pd.DataFrame = field(default_factory=no_runs)
+    events: list[pd.DataFrame] = field(default_factory=list)
+    jobs: list[Batch] = field(default_factory=list)
+    counts: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def accounting(self) -> Accounting:
+        """What became of the rows."""
+        return self.quarantine.accounting
+
+    @property
+    def settled_until(self) -> datetime:
+        """End of the last step whose rows are all expected to have come."""
+        beyond = (self.now - SETTLING_STEPS * self.step) - datetime(1970, 1, 1, tzinfo=UTC)
+        return datetime(1970, 1, 1, tzinfo=UTC) + (beyond // self.step) * self.step
+
+    def unsettled(self, ms: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+        """Return which instants are of a step that is not over; a clock in the future would never settle."""
+        return (ms > to_ms(self.settled_until)) & (ms <= to_ms(self.now + AHEAD))
+
+    def wrong_clock(self, ms: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+        """Return which instants no clock that is right can give."""
+        return (ms < to_ms(EARLIEST)) | (ms > to_ms(self.now + AHEAD))
+
+    def look(self) -> None:
+        """Read every staged file once; put aside files that cannot be used, and set back what is too new."""
+        sampled: list[pd.DataFrame] = []
+        frames: list[pd.DataFrame] = []
+        for kind in KINDS:
+            for path in self.landing.waiting(kind):
+                try:
+                    table = pq.read_table(path)
+                    self._check(kind, table)
+                except FileNotFoundError:
+                    continue
+                except (pa.ArrowException, OSError, ValueError, KeyError, OverflowError) as error:
+                    self._refuse(path, error)
+                    continue
+                self.accounting.read("staged files")
+                if kind == "samples":
+                    settled = self._settled(path, table)
+                    if settled is None:
+                        self.accounting.waiting("staged files", "their rows", 1, path.name)
+                        continue
+                    sampled.append(from_samples(settled))
+                elif kind == "inventory":
+                    frames.append(from_landed(self._usable(kind, path, table, "seen_at")))
+                elif kind == "events":
+                    self.events.append(self.read_events(path, table))
+                else:
+                    batch = self._batch(kind, path, table)
+                    batch.keep_good()
+                    self.jobs.append(batch)
+                self.accounting.used("staged files")
+                self.files[kind].append(path)
+        full = [frame for frame in (*frames, collapse(sampled)) if len(frame)]
+        self.seen = pd.concat(full, ignore_index=True) if full else no_runs()
+
+    def read_events(self, path: Path, table: pa.Table) -> pd.DataFrame:
+        """Return the usable events of a staged table, by the reader of every other table of events."""
+        batch = self._batch("events", path, table)
+        known = [*LANDED_EVENTS.names, "since_ms"]
+        batch, rows = parse_events(batch, TableMapping(), known, self.delay, self.counts, _EVENT_TEXTS)
+        wrong = self.wrong_clock(rows["timestamp"]) | (rows["known_at"] > to_ms(self.now + AHEAD + self.delay))
+        batch.refuse(WRONG_CLOCK, wrong)
+        frame = pd.DataFrame({name: rows[name] for name in LANDED_EVENTS.names})
+        for name in ("timestamp", "known_at"):
+            frame[name] = times_of(rows[name])
+        since = batch.table.column("since_ms").to_numpy() if "since_ms" in batch.table.column_names else np.nan
+        return frame.assign(since_ms=since)[batch.good]
+
+    def _usable(self, kind: Kind, path: Path, table: pa.Table, instant: str) -> pa.Table:
+        batch = self._batch(kind, path, table)
+        batch.columns = {name: name for name in table.column_names}
+        instants = batch.instants(instant)
+        assert instants is not None
+        batch.refuse(WRONG_CLOCK, instants.ok & self.wrong_clock(instants.ms))
+        self.accounting.used(batch.kind, int(batch.good.sum()))
+        return table.filter(pa.array(batch.good))
+
+    def _batch(self, kind: Kind, path: Path, table: pa.Table) -> Batch:
+        """Return a staged table as the batches of every other file are."""
+        self.quarantine.read(_TABLES[kind], path, table.num_rows)
+        batch = Batch(path, _TABLES[kind], np.arange(1, table.num_rows + 1), table, self.quarantine)
+        batch.refuse_unstorable()
+        return batch
+
+    def _check(self, kind: Kind, table: pa.Table) -> None:
+        columns = table.slice(0, 0)  # rows are checked one by one, later
+        for name, type_ in zip(columns.schema.names, columns.schema.types, strict=True):
+            if name in _INSTANTS and type_ != INSTANT:
+                raise ValueError(f"column {name!r} is of type {type_}, not {INSTANT}")
+        if kind != "samples":
+            lay_out(kind, columns, self.channels)
+            return
+        channels = [name for name in table.column_names if name not in _KEYS]
+        lay_out(kind, columns.drop_columns(channels), self.channels)
+        if not channels:
+            raise ValueError("it has no channel")
+        for name in channels:
+            if not _is_number(table.schema.field(name).type):
+                raise ValueError(f"column {name!r} holds no numbers")
+
+    def _settled(self, path: Path, table: pa.Table) -> pa.Table | None:
+        """Return the rows to compact that can be observations, None where the whole file goes on waiting.
+
+        Rows of a file that are too new are staged once more.
+
+        The rows are not accounted for here: whoever reads the file again to compact it does.
+        """
+        unknown = set(table.column_names) - _KEYS - set(with_rollups(self.channels))
+        self.undeclared |= unknown
+        if unknown:
+            self._wait(f"a declaration of {min(unknown)} under `channels:`", table.num_rows, path)
+            return None
+        ms = table.column("timestamp").cast(pa.int64()).fill_null(0).to_numpy()
+        early = self.unsettled(ms)
+        self.held_back += int(early.sum())
+        if early.all():
+            self._wait("the end of their step", table.num_rows, path)
+            return None
+        storable = ~unstorable_rows(table)
+        if early.any():
+            name = f"rest-{_digest(path)}-{to_ms(self.settled_until) // 1000}"
+            self.landing.stage("samples", table.filter(pa.array(early & storable)), name=name)
+        return table.filter(pa.array(~early & storable & ~self.wrong_clock(ms)))
+
+    def _wait(self, reason: str, number: int, path: Path) -> None:
+        self.accounting.read("samples", number)
+        self.accounting.waiting("samples", reason, number, path.name)
+
+    def _refuse(self, path: Path, error: Exception) -> None:
+        self.accounting.read("staged files")
+        self.accounting.left_out("staged files", "cannot be read", 1, f"{path.name}: {error}")
+        try:
+            target = self.landing.put_aside(path, "refused")
+        except (OSError, InputError) as problem:
+            _LOG.error("%s cannot be used, and cannot be put aside: %s", path, problem)
+        else:
+            _LOG.error("%s cannot be used and is put aside as %s: %s", path, target, error)
+        self.refused += 1
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind))
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(f"{path.parent.name}/{path.name}".encode()).hexdigest()[:24]
+
 
 LANDED_ROLE: Final = "landed"
 """Role, in a dataset's sources, of the staged files that its last compaction took."""

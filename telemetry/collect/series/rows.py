@@ -15,7 +15,7 @@ import pyarrow as pa
 from telemetry.collect.series.identity import Series
 from telemetry.dataset.channels import CATALOGUE
 from telemetry.dataset.schema import CHANNEL_TYPES, INSTANT
-from telemetry.values.sentinels import WIDE_UNITS, is_sentinel
+from telemetry.values.numbers import WIDE_UNITS, is_sentinel
 
 CONFLICT: Final = "two different values at one time"
 INEXACT: Final = "too large to be exact"

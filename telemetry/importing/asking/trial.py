@@ -25,8 +25,7 @@ from foundation.errors import InputError
 from foundation.files import write_bytes
 from foundation.yaml import overlaid, read_yaml
 from telemetry.dataset.channels import Channel
-from telemetry.importing.asking.mapping_file import mapping_content
-from telemetry.importing.asking.questions import Inquiry, Question, Tables, look
+from telemetry.importing.asking.questions import Inquiry, Question, Tables, look, mapping_content
 from telemetry.importing.files.sources import expand_sources, is_kernel_log
 from telemetry.importing.files.tables import read_batches
 from telemetry.importing.importer import DEFAULT_MAX_LOSS

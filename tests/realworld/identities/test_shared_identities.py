@@ -7,7 +7,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from telemetry.importing.placing.evidence import STRAY
+from telemetry.importing.evidence import STRAY
 from tests.telemetry.helpers import DAY, all_samples, gpu, inventory_frame, run_import, samples_frame, write_csv
 
 ADDRESS = {"node-0": "00000000:10:00", "node-9": "00000000:3b:00"}

@@ -7,7 +7,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from telemetry.importing.placing.slots import ObservedSlots
+from telemetry.importing.slots import ObservedSlots
 from telemetry.importing.tickets import UNKNOWN_GPU
 from tests.telemetry.helpers import DAY, STEP, gpu, inventory_frame, run_import, samples_frame
 

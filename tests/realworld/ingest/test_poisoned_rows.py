@@ -10,8 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from telemetry.dataset.store import Dataset
+from telemetry.landing.staged import Waiting
 from telemetry.landing.tables import LANDED_EVENTS, LANDED_INVENTORY, Kind
-from telemetry.landing.waiting import Waiting
 from tests.telemetry.helpers import DAY, gpu
 from tests.telemetry.landing.test_compaction import NOW, fold, fold_settings, land, landing, raw, samples_of
 

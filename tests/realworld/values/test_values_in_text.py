@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from telemetry.values.numbers import Decimal, read_numbers
-from telemetry.values.sentinels import is_sentinel
+from telemetry.values.numbers import Decimal, is_sentinel, read_numbers
 from telemetry.values.units import conversion
 
 

@@ -4,7 +4,7 @@ import pytest
 from foundation.errors import InputError
 from telemetry.config import ChannelDeclaration
 from telemetry.dataset.channels import CATALOGUE, by_source_name, resolve_channels, with_rollups
-from telemetry.values.sentinels import is_sentinel
+from telemetry.values.numbers import is_sentinel
 
 
 def test_field_ids_and_source_names_are_unique_and_ranges_sane():

@@ -10,8 +10,8 @@ import pytest
 
 from foundation.errors import InputError
 from foundation.place import S3Place, place_of
-from telemetry.dataset import connection
-from telemetry.dataset.connection import connect
+from telemetry.dataset import files
+from telemetry.dataset.files import connect
 from telemetry.dataset.store import Dataset
 from tests.http_server import certify
 from tests.object_storage import KEYS, object_storage, proxy, upload
@@ -78,8 +78,8 @@ def test_a_storage_with_an_authority_of_its_own_is_trusted_by_name_only(tmp_path
 
 
 def test_a_server_that_says_nothing_is_given_up_after_bounded_attempts(monkeypatch):
-    monkeypatch.setattr(connection, "ATTEMPTS", 2)
-    monkeypatch.setattr(connection, "STALL_TIMEOUT_S", 1.0)
+    monkeypatch.setattr(files, "ATTEMPTS", 2)
+    monkeypatch.setattr(files, "STALL_TIMEOUT_S", 1.0)
     taken = []
     with socket.create_server(("127.0.0.1", 0)) as silent:
 

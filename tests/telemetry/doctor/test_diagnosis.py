@@ -3,9 +3,8 @@
 import json
 
 from telemetry.dataset.channels import CATALOGUE
-from telemetry.doctor.diagnosis import ChannelState, Diagnosis, diagnose
+from telemetry.doctor.diagnosis import ChannelState, Diagnosis, as_dict, as_text, diagnose
 from telemetry.doctor.observation import ChannelSeen, TelemetryFinding
-from telemetry.doctor.report import as_dict, as_text
 from tests.telemetry.doctor.looks import H100, IMPORTANCE, observation, without
 
 

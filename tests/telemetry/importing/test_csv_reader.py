@@ -4,7 +4,7 @@ import gc
 from pathlib import Path
 from types import FunctionType
 
-from telemetry.importing.files.csv_rows import read_csv, read_header
+from telemetry.importing.files.text_files import read_csv, read_header
 from telemetry.importing.quarantine import Quarantine
 
 

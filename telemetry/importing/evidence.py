@@ -203,10 +203,11 @@ def _stays_of(stays: list[dict[str, Any]], runs: list[dict[str, Any]]) -> list[d
         else:
             later = [stay["start"] for stay in stays if stay["start"] > last]
             end = min([stay["end"] for stay in same if stay["end"] >= last] + later, default=OPEN)
-        known = {name: value for name, value in (stays[-1] if stays else {}).items() if name not in _PLACE_ATTRIBUTES}
-        known = same[-1] if same else known
-        seen = {name: run[name] for name in ATTRIBUTES if name in run and known.get(name) is None}
-        made.append({**known, **seen, "gpu": run["gpu"], "node": run["node"], "start": start, "end": end})
+        known: dict[str, Any] = dict((same or stays or [{}])[-1])
+        for name in () if same else _PLACE_ATTRIBUTES:
+            known.pop(name, None)
+        seen: dict[str, Any] = {name: run[name] for name in ATTRIBUTES if name in run and known.get(name) is None}
+        made.append(known | seen | {"gpu": run["gpu"], "node": run["node"], "start": start, "end": end})
     begin, end = made[0]["start"], made[-1]["end"]
     before = [stay | {"end": min(stay["end"], begin)} for stay in stays if stay["start"] < begin]
     return [*before, *made, *(stay for stay in stays if stay["start"] >= end)]

@@ -171,7 +171,9 @@ class PageWatch(Watch[Rows]):
         return unlisted
 
     def _identify(self, name: str, labels: dict[str, str]) -> Series | XidCount | str:
-        series = self._catalogue.identify(name, {**labels, **self._labels})
+        labels = {**labels, **self._labels}
+        self._catalogue.observe((labels,))
+        series = self._catalogue.identify(name, labels)
         return self._catalogue.left_out_reason(name) if series is None else series
 
     def _with_scrape_channels(

@@ -31,11 +31,10 @@ from foundation.errors import InputError
 from foundation.files import check_regular, disk_errors
 from telemetry.accounting import Accounting
 from telemetry.collect.outbox import Outbox
-from telemetry.collect.series.batch import read_batch
+from telemetry.collect.series.batch import SeriesBook, read_batch
 from telemetry.collect.series.exposition import BAD_LINE, LineReader
-from telemetry.collect.series.identity import XID_COUNT_METRIC, Series, SeriesCatalogue, XidCount
+from telemetry.collect.series.identity import XID_COUNT_METRIC, SeriesCatalogue
 from telemetry.collect.series.xid_counts import XidCounts
-from telemetry.dataset.channels import is_unused
 from telemetry.landing.folder import Landing
 
 NO_TIME: Final = "line without a time stamp"
@@ -77,41 +76,38 @@ def land_dump(
     with Outbox(landing, f"dump-{digest}") as outbox, _empty_folder(landing.state(f"dump-{digest}")) as folder:
         if outbox.position:
             return outbox.position | staged
-        reader, samples, size = DumpReader(path, catalogue), 0, path.stat().st_size
+        reader, lines, samples, size = _DumpReader(path, catalogue), 0, 0, path.stat().st_size
         for block in reader.blocks():
-            samples += len(block)
+            lines += len(block)
             _spill(folder, reader.groups, block)
             progress(min(reader.characters_read, size), size)
-        lines = samples + reader.left_out.total()
-        samples -= reader.identify()
-        if samples == 0:
-            raise _nothing(path, reader)
+        lines += reader.left_out.total()
+        reader.book.identify()
         xids = XidCounts(delay)
         parts = sorted(folder.glob("part-*"))
         for done, part in enumerate(parts, start=1):
             for piece, block in enumerate(slices(part, held_samples)):
                 if len(block) == 0:
                     continue
-                name = f"dump-{digest}-{part.name}-{piece}"
                 # Parts come in the order of time, staged before or not: a count needs the one before it.
-                index = reader.numbers[block["index"]]
-                usable = index >= 0
-                columns = index[usable], block["ms"][usable], block["value"][usable]
-                tables = read_batch(reader.series, *columns, xids=xids, problems=reader.left_out)
-                # The inventory first: samples of an unknown GPU would be set aside.
-                landing.stage("inventory", tables.inventory, name=name)
-                if landing.stage("events", tables.events, name=name) is not None:
-                    staged["XID events landed"] += tables.events.num_rows
-                if landing.stage("samples", tables.samples, name=name) is not None:
-                    staged["rows landed"] += tables.samples.num_rows
-                    staged["files landed"] += 1
+                place = reader.book.places(block["index"], reader.left_out)
+                usable = place >= 0
+                samples += int(usable.sum())
+                columns = place[usable], block["ms"][usable], block["value"][usable]
+                tables = read_batch(reader.book.series, *columns, xids=xids, problems=reader.left_out)
+                new = tables.stage(landing, f"dump-{digest}-{part.name}-{piece}")
+                staged["XID events landed"] += new["events"]
+                staged["rows landed"] += new["samples"]
+                staged["files landed"] += "samples" in new
                 for kind in ("samples", "events"):
                     accounting.take(kind, getattr(tables, kind).num_rows, {})
             progress(done, len(parts))
+        if samples == 0:
+            raise _nothing(path, reader)
         report = {
             "samples": samples,
-            "series": len(reader.series),
-            "gpus": len({entry.gpu for entry in reader.series}),
+            "series": len(reader.book.series),
+            "gpus": len({entry.gpu for entry in reader.book.series}),
             "node": str(catalogue.report_nodes()),
             "GPUs by place": catalogue.placed(),
         }
@@ -131,54 +127,32 @@ def _empty_folder(folder: Path) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-class DumpReader:
-    """Reads one dump, block by block, in bounded memory; the samples' ``index`` is a place in ``numbers``.
+class _DumpReader:
+    """Reads one dump, block by block, in bounded memory; series are numbered in ``book``.
 
-    Which label names the node is decided on the whole dump: :meth:`identify`, then ``numbers`` holds places in
-    ``series``, -1 for what names no GPU or no node. ``groups``: a number of each entry's GPU.
+    ``groups``: a number of the GPU of each series.
     """
 
     def __init__(self, path: Path, catalogue: SeriesCatalogue) -> None:
         self.path = path
-        self.series: list[Series | XidCount] = []
+        self.book = SeriesBook(catalogue)
+        self.groups: list[int] = []
         self.left_out: Counter[str] = Counter()
         self.examples: dict[str, str] = {}
         self.characters_read = 0
         self._catalogue = catalogue
         self._known = {*catalogue.metric_names(), XID_COUNT_METRIC}
         self._lines: LineReader[int | str] = LineReader(self._number)
-        self.groups: list[int] = []
-        self.numbers: npt.NDArray[np.int32] = np.empty(0, np.int32)
-        self._raw: dict[tuple[str, tuple[tuple[str, str], ...]], int] = {}
-        self._counts: Counter[int] = Counter()
 
     def blocks(self) -> Iterator[npt.NDArray[Any]]:
-        """Yield the samples of known series: ``index``, ``ms`` since 1970 in UTC, ``value``.
+        """Yield the samples of known metrics: ``index``, ``ms`` since 1970 in UTC, ``value``.
 
         Raises ``InputError`` if the file does not exist, its compression is damaged or cut, or a line is longer than 1
         MiB.
         """
         samples = self._samples()
         while block := list(islice(samples, _BLOCK_SAMPLES)):
-            records = np.array(block, _RECORD)
-            numbers, counts = np.unique(records["index"], return_counts=True)
-            self._counts.update(dict(zip(numbers.tolist(), counts.tolist(), strict=True)))
-            yield records
-
-    def identify(self) -> int:
-        """Find out what the series are, once all are read; return the number of samples without a GPU or node."""
-        self.numbers = np.full(len(self._raw), -1, np.int32)
-        places: dict[Series | XidCount, int] = {}
-        nameless = 0
-        for (name, labels), number in self._raw.items():
-            series = self._catalogue.identify(name, dict(labels))
-            if series is not None:
-                self.numbers[number] = places.setdefault(series, len(places))
-            elif self._counts[number]:
-                self.left_out[f"{name}: its labels name no GPU or no node"] += self._counts[number]
-                nameless += self._counts[number]
-        self.series = list(places)
-        return nameless
+            yield np.array(block, _RECORD)
 
     def _samples(self) -> Iterator[tuple[int, int, float]]:
         lines, head = self._read_lines(), []
@@ -217,13 +191,11 @@ class DumpReader:
     def _number(self, name: str, labels: dict[str, str]) -> int | str:
         """Return a series' number, or why it is left out."""
         if name not in self._known:
-            return f"{name}: {'known, and not used' if is_unused(name) else 'no channel'}"
-        self._catalogue.observe((labels,))
-        key = name, self._catalogue.deciding(labels)
-        if key not in self._raw:
-            self._raw[key] = len(self._raw)
+            return self._catalogue.left_out_reason(name)
+        number = self.book.number((("__name__", name), *self._catalogue.deciding(labels)))
+        if number == len(self.groups):
             self.groups.append(zlib.crc32(self._catalogue.device(labels).encode()) % _GROUPS)
-        return self._raw[key]
+        return number
 
 
 def _spill(folder: Path, groups: Sequence[int], block: npt.NDArray[Any]) -> None:
@@ -255,7 +227,7 @@ def slices(path: Path, max_samples: int) -> Iterator[npt.NDArray[Any]]:
         yield np.concatenate([block[(block["ms"] >= begin) & (block["ms"] < end)] for block in blocks])
 
 
-def _nothing(path: Path, reader: DumpReader) -> InputError:
+def _nothing(path: Path, reader: _DumpReader) -> InputError:
     what = "the file holds no sample of a channel"
     if fault := reader.examples.get(BAD_LINE):
         return InputError(f"{what}, and a line cannot be read: {fault}", str(path), _DO)

@@ -169,7 +169,8 @@ class NodeLabels:
 
         ``device``: identity of its GPU; None if it has none. ``place``: its PCI address or slot.
         """
-        values = {name: value for name in self.names if (value := self._value(labels, name)) is not None}
+        given = (name for name in self.names if name in labels)
+        values = {name: value for name in given if (value := self._value(labels, name)) is not None}
         key = (device, place, *values.items())
         if key in self._seen:
             return

@@ -93,9 +93,8 @@ def read_lines(path: Path) -> Iterator[str]:
     Raises ``InputError`` if it is no regular file, or no text.
     """
     check_regular(path)
-    with packing_errors(path), open_log(path) as stream:
-        beginning = stream.read(2)
-        stream.seek(0)
+    with packing_errors(path), open_log(path) as (_, stream):
+        beginning = stream.peek(2)[:2]
         # A shell on Windows redirects in UTF-16.
         encoding = "utf-16" if beginning in (b"\xff\xfe", b"\xfe\xff") else "utf-8"
         with io.TextIOWrapper(stream, encoding=encoding, errors="replace", newline="\n") as text:

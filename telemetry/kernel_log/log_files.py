@@ -14,14 +14,14 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta, tzinfo
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import Any, BinaryIO, Final
 
 from foundation.errors import InputError
 from foundation.files import check_regular
 from telemetry.kernel_log.catalogue import MessageCatalogue, shipped
 from telemetry.kernel_log.dating import LogContext, machine_zone
 from telemetry.kernel_log.entries import MAX_LINE, EntryReader
-from telemetry.kernel_log.packing import DAMAGED, OPENERS, open_log
+from telemetry.kernel_log.packing import DAMAGED, UNPACKERS, open_log
 from telemetry.kernel_log.reader import Lines, LogLine, log_lines
 
 _log = logging.getLogger(__name__)
@@ -107,13 +107,19 @@ class LogFile:
                 yield sibling
 
     def _read_from(self, path: Path, *, final: bool) -> Iterator[list[bytes]]:
-        with open_log(path) as stream:
-            # The file may have been rotated since we looked: what is open is what counts.
-            if self.place is not None and not _matches(stream, path, self.place):
-                return
-            offset = 0 if self.place is None else self.place.offset
+        with open_log(path) as (raw, stream):
+            head, offset = b"", 0
+            if self.place is not None:
+                # The file may have been rotated since we looked: what is open is what counts.
+                known = _known_head(raw, stream, path, self.place)
+                if known is None:
+                    return
+                head, offset = known, self.place.offset
+                if stream is raw:
+                    raw.seek(offset)
+                else:
+                    _skip(stream, offset - len(head))
             rest, at_end = b"", False
-            stream.seek(offset)
             while not at_end:
                 chunk = stream.read(_CHUNK)
                 at_end = len(chunk) < _CHUNK
@@ -123,43 +129,39 @@ class LogFile:
                     end = len(content)
                 rest = content[end:]
                 offset += end
+                head += content[: min(end, _HEAD - len(head))]
+                if end or self.place is None:
+                    inode = os.fstat(raw.fileno()).st_ino
+                    self.place = LogPosition(inode, offset, len(head), _hash(head))
                 if end:
-                    self._note(stream, offset)
                     yield content[:end].removesuffix(b"\n").split(b"\n")
-            if self.place is None:
-                self._note(stream, offset)
 
-    def _note(self, stream: IO[bytes], offset: int) -> None:
-        """Remember how far the open file was read."""
-        place = self.place
-        head_bytes = min(_HEAD, offset)
-        if place is None or place.head_bytes < head_bytes:
-            position = stream.tell()
-            stream.seek(0)
-            place = LogPosition(0, 0, head_bytes, _hash(stream.read(head_bytes)))
-            stream.seek(position)
-        self.place = LogPosition(os.fstat(stream.fileno()).st_ino, offset, place.head_bytes, place.head)
+
+def _skip(stream: BinaryIO, count: int) -> None:
+    while count > 0 and (skipped := stream.read(min(count, _CHUNK))):
+        count -= len(skipped)
 
 
 def _holds(path: Path, place: LogPosition) -> bool:
     try:
-        with open_log(path) as stream:
-            return _matches(stream, path, place)
+        with open_log(path) as (raw, stream):
+            return _known_head(raw, stream, path, place) is not None
     except DAMAGED:
         return False
 
 
-def _matches(stream: IO[bytes], path: Path, place: LogPosition) -> bool:
-    """Whether an open file, at its beginning, has the content that was read.
+def _known_head(raw: BinaryIO, stream: BinaryIO, path: Path, place: LogPosition) -> bytes | None:
+    """Read the beginning of an open file; None unless it has the content that was read.
 
     The content decides, not the inode: that is soon used again, and a copy put in place is the same log.
     """
-    stat = os.fstat(stream.fileno())
+    stat = os.fstat(raw.fileno())
     if place.head_bytes == 0:
-        return stat.st_ino == place.inode
-    if path.suffix not in OPENERS and stat.st_size < place.offset:
-        return False
-    return _hash(stream.read(place.head_bytes)) == place.head
+        return b"" if stat.st_ino == place.inode else None
+    if path.suffix not in UNPACKERS and stat.st_size < place.offset:
+        return None
+    head = stream.read(place.head_bytes)
+    return head if _hash(head) == place.head else None
 
 
 def _hash(content: bytes) -> str:

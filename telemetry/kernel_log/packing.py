@@ -10,21 +10,35 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import Any, BinaryIO, Final
 
 import pyarrow as pa
 
 from foundation.errors import InputError
 
-_CHUNK: Final = 1 << 20
 DAMAGED: Final = (OSError, EOFError, lzma.LZMAError, zlib.error, pa.ArrowInvalid)
 """What reading a damaged file raises."""
 
+UNPACKERS: Final[Mapping[str, Callable[[BinaryIO], Any]]] = {
+    ".gz": lambda raw: gzip.GzipFile(fileobj=raw),
+    ".xz": lzma.LZMAFile,
+    ".bz2": bz2.BZ2File,
+    ".zst": lambda raw: pa.CompressedInputStream(raw, "zstd"),
+    ".lz4": lambda raw: pa.CompressedInputStream(raw, "lz4"),
+}
+"""What unpacks an open file, by its suffix; not all of them can go back."""
 
-def open_log(path: Path) -> IO[bytes]:
-    """Open a log, packed or not, for reading."""
-    opener = OPENERS.get(path.suffix)
-    return path.open("rb") if opener is None else opener(path)
+
+@contextmanager
+def open_log(path: Path) -> Iterator[tuple[io.BufferedReader, io.BufferedReader]]:
+    """Open a log; give the file itself, and its unpacked content, which is read forwards."""
+    with path.open("rb") as raw:
+        unpack = UNPACKERS.get(path.suffix)
+        if unpack is None:
+            yield raw, raw
+        else:
+            with io.BufferedReader(unpack(raw)) as content:
+                yield raw, content
 
 
 @contextmanager
@@ -34,64 +48,3 @@ def packing_errors(path: Path) -> Iterator[None]:
         yield
     except DAMAGED as error:
         raise InputError(f"the file cannot be read: {error}", str(path), "Check that it is whole.") from error
-
-
-class _ArrowFile(io.RawIOBase):
-    """A packed file that Arrow unpacks; to go back in it is to begin again."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._raw = path.open("rb")
-        self._stream = pa.input_stream(str(path))
-        self._offset = 0
-
-    def readable(self) -> bool:
-        """Return whether the file can be read."""
-        return True
-
-    def seekable(self) -> bool:
-        """Return whether :meth:`seek` works."""
-        return True
-
-    def fileno(self) -> int:
-        """Return the descriptor of the packed file."""
-        return self._raw.fileno()
-
-    def readinto(self, buffer: Any) -> int:
-        """Read up to the length of a buffer."""
-        content = self._stream.read(len(buffer))
-        buffer[: len(content)] = content
-        self._offset += len(content)
-        return len(content)
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Go to an offset from the beginning."""
-        if whence == io.SEEK_CUR:
-            offset += self._offset
-        if offset < self._offset:
-            self._stream.close()
-            self._stream, self._offset = pa.input_stream(str(self._path)), 0
-        while self._offset < offset and self.read(min(_CHUNK, offset - self._offset)):
-            pass
-        return self._offset
-
-    def tell(self) -> int:
-        """Return the offset."""
-        return self._offset
-
-    def close(self) -> None:
-        """Close the file."""
-        if not self.closed:
-            self._stream.close()
-            self._raw.close()
-        super().close()
-
-
-OPENERS: Final[Mapping[str, Callable[[Path], Any]]] = {
-    ".gz": gzip.GzipFile,
-    ".xz": lzma.LZMAFile,
-    ".bz2": bz2.BZ2File,
-    ".zst": _ArrowFile,
-    ".lz4": _ArrowFile,
-}
-"""How to open a packed file, by its suffix."""

@@ -27,8 +27,8 @@ from telemetry.accounting import Accounting
 from telemetry.collect.outbox import Outbox
 from telemetry.collect.prometheus.client import Bounds, PrometheusClient, RawSamples, TooMuch, check_match, selector
 from telemetry.collect.prometheus.progress import BackfillProgress, Span, chunks, merged, without
-from telemetry.collect.series.batch import Tables, read_batch
-from telemetry.collect.series.identity import NODE_LABEL_STATE, XID_COUNT_METRIC, Series, SeriesCatalogue, XidCount
+from telemetry.collect.series.batch import SeriesBook, read_batch
+from telemetry.collect.series.identity import NODE_LABEL_STATE, XID_COUNT_METRIC, Series, SeriesCatalogue
 from telemetry.collect.series.mapping import SourceMapping
 from telemetry.collect.series.xid_counts import XidCounts
 from telemetry.dataset.channels import Channel, is_unused
@@ -42,9 +42,6 @@ SETTLED_AFTER: Final = timedelta(minutes=2)
 MAX_SAMPLES: Final = 2_500_000
 """Samples held at once: 20 bytes each until they are rows, and 150 at the peak while they become rows (measured)."""
 
-NAMELESS: Final = "labels that name no GPU or no node"
-"""Reason of samples that are left out."""
-
 MIN_SPAN_MS: Final = 60_000
 """A span of at most this length is not halved."""
 
@@ -54,7 +51,7 @@ PAST_END_MS: Final = 1
 _MS: Final = timedelta(milliseconds=1)
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _SHOWN: Final = 12
-_IDENTITIES: Final = 100_000  # of some 2 kB
+_Samples = tuple[npt.NDArray[np.int32], npt.NDArray[np.int64], npt.NDArray[np.float64]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,18 +119,14 @@ def backfill(
     )
     with Outbox(landing, f"prometheus-{job}") as outbox:
         account = Accounting() if accounting is None else accounting
-        run = _Run(
-            plan, landing, catalogue, matchers, job, outbox, BackfillProgress(**outbox.position), client, account
-        )
+        state, book = BackfillProgress(**outbox.position), SeriesBook(catalogue)
+        run = _Run(plan, landing, catalogue, matchers, job, outbox, state, client, account, book)
         return asyncio.run(run.fetch_all(span, progress))
 
 
 @dataclass(slots=True)
 class _Run:
-    """One run of a backfill.
-
-    ``unknown``: metrics with series that name no GPU or no node, and the label names of one.
-    """
+    """One run of a backfill; ``samples`` are those of the span that is fetched, by number in ``book``."""
 
     plan: BackfillPlan
     landing: Landing
@@ -144,10 +137,10 @@ class _Run:
     state: BackfillProgress
     client: PrometheusClient
     accounting: Accounting
+    book: SeriesBook
     labels_seen: bool = False
     counts: Counter[str] = field(default_factory=Counter)
-    unknown: dict[str, str] = field(default_factory=dict)
-    identities: Identities = field(default_factory=dict)
+    samples: list[_Samples] = field(default_factory=list)
 
     async def fetch_all(self, whole: Span, progress: Callable[[int, int], None]) -> dict[str, Any]:
         began_s = time.monotonic()
@@ -167,10 +160,10 @@ class _Run:
                 if self.state.span_ms is not None and span.length_ms > self.state.span_ms and not is_short:
                     spans.extendleft(reversed(span.halves()))
                     continue
-                max_samples = None if is_short else self.plan.max_samples
-                samples = SpanSamples(self.catalogue, max_samples, self.unknown, self.identities)
+                self.book.clear()
+                self.samples = []
                 try:
-                    await self._fetch(span, samples, metrics)
+                    await self._fetch(span, metrics, None if is_short else self.plan.max_samples)
                 except TooMuch as refusal:
                     _log.info("%s: refused, from now on %d s at once", refusal, span.length_ms // 2000)
                     # Saved before anything of the halves is staged: a run after a kill must cut the same.
@@ -178,9 +171,8 @@ class _Run:
                     self._save()
                     spans.appendleft(span)
                     continue
-                samples.identify()
-                self._check_known(samples)
-                await asyncio.to_thread(self._stage, samples, span)
+                self.book.identify()
+                await asyncio.to_thread(self._stage, span)
         progress(len(cut), len(cut))
         seconds, until = time.monotonic() - began_s, _EPOCH + whole.until_ms * _MS
         newest = {"left out": "the newest two minutes, whose samples may still be on their way"}
@@ -200,13 +192,13 @@ class _Run:
             **(newest if until < self.plan.end else {}),
         }
 
-    async def _fetch(self, span: Span, samples: SpanSamples, metrics: Sequence[str]) -> None:
+    async def _fetch(self, span: Span, metrics: Sequence[str], max_samples: int | None) -> None:
         """Fetch all metrics of a span; at the first failure cancel the others, and raise it."""
 
         async def fetch(metric: str) -> None:
             query = f"{selector(metric, [self.matchers])}[{span.length_ms + PAST_END_MS}ms]"
             try:
-                samples.take(await self.client.samples(query, span.until_ms + PAST_END_MS), span)
+                self._take(await self.client.samples(query, span.until_ms + PAST_END_MS), span, max_samples)
             except TooMuch as refusal:
                 if span.length_ms > MIN_SPAN_MS:
                     raise TooMuch(f"{metric}: {refusal}") from refusal
@@ -223,11 +215,21 @@ class _Run:
         except ExceptionGroup as group:
             raise group.exceptions[0] from None
 
-    def _check_known(self, samples: SpanSamples) -> None:
-        if any(isinstance(series, Series) for series in samples.numbers):
+    def _take(self, answer: RawSamples, span: Span, max_samples: int | None) -> None:
+        """Take an answer's samples after the span's lower bound and up to its upper; raises ``TooMuch``."""
+        numbers = np.array([self.book.number(tuple(labels.items())) for labels in answer.labels], np.int32)
+        # A stale marker is no sample; servers leave it out of range selectors, but not all exports do.
+        chosen = (answer.ms > span.after_ms) & (answer.ms <= span.until_ms) & ~np.isnan(answer.values)
+        self.samples.append((numbers[answer.index[chosen]], answer.ms[chosen], answer.values[chosen]))
+        if max_samples is not None and sum(len(ms) for _, ms, _ in self.samples) > max_samples:
+            raise TooMuch(f"more than {max_samples} samples")
+
+    def _check_known(self) -> None:
+        if any(isinstance(series, Series) for series in self.book.series):
             self.labels_seen = True
-        elif samples.unknown and not self.labels_seen and not self.state.done:
-            name, labels = min(samples.unknown.items())
+        elif self.book.nameless and not self.labels_seen and not self.state.done:
+            name, named = min(self.book.nameless.items())
+            labels = ", ".join(sorted(named))
             rejected = "; ".join(f"`{label}`: {why}" for label, why in self.catalogue.nodes.decision().rejected.items())
             raise InputError(
                 f"no series names a GPU and its node; the labels of {name} are {labels or 'none'}",
@@ -236,96 +238,27 @@ class _Run:
                 "`labels: {gpu: [device_uuid], node: [kubernetes_node]}`.",
             )
 
-    def _stage(self, samples: SpanSamples, span: Span) -> None:
-        name = f"{self.job}-{span.after_ms}-{span.until_ms}"
+    def _stage(self, span: Span) -> None:
+        left_out: Counter[str] = Counter()
+        index, ms, values = (np.concatenate(column) for column in zip(*self.samples, strict=True))
+        self.samples = []
+        place = self.book.places(index, left_out)
+        self._check_known()
+        usable = place >= 0
+        columns = place[usable], ms[usable], values[usable]
         xids = XidCounts(self.plan.delay, self.state.xid)
-        left_out = Counter({NAMELESS: samples.nameless})
-        name_of_one, labels = next(iter(self.unknown.items()), ("", ""))
-        read = samples.count + samples.nameless
-        tables = samples.tables(xids, left_out)
-        self.landing.stage("samples", tables.samples, name=name)
-        self.landing.stage("events", tables.events, name=name)
-        self.landing.stage("inventory", tables.inventory, name=name)
+        tables = read_batch(self.book.series, *columns, xids=xids, problems=left_out)
+        tables.stage(self.landing, f"{self.job}-{span.after_ms}-{span.until_ms}")
         self.state.xid = xids.as_state()
         self.state.done = merged([*self.state.done, span])
         self._save()
-        self.accounting.take("sample values", read, +left_out, {NAMELESS: f"{name_of_one} with the labels {labels}"})
-        self.counts.update(samples=samples.count, rows=tables.samples.num_rows, events=tables.events.num_rows)
+        examples = {self.catalogue.left_out_reason(name): labels for name, labels in self.book.nameless.items()}
+        self.accounting.take("sample values", len(index), +left_out, examples)
+        rows, events = tables.samples.num_rows, tables.events.num_rows
+        self.counts.update(samples=int(usable.sum()), rows=rows, events=events)
 
     def _save(self) -> None:
         self.outbox.commit(self.state.model_dump(mode="json"))
-
-
-Identities = dict[tuple[tuple[str, str], ...], Series | XidCount | None]
-"""What sets of labels are, in the order in which the server writes them."""
-
-
-class SpanSamples:
-    """Gathers what answers hold of a span, up to ``max_samples`` (None: without a bound).
-
-    The series are identified when all are there: which label names the node is decided on the whole span.
-
-    ``numbers``: the series that were identified, numbered. ``nameless``: samples of the others.
-    ``identities``: what label sets were found to be, also before.
-    ``unknown`` takes metrics of which a series names no GPU or no node, and the label names of one such series.
-    """
-
-    def __init__(
-        self, catalogue: SeriesCatalogue, max_samples: int | None, unknown: dict[str, str], identities: Identities
-    ) -> None:
-        self._catalogue = catalogue
-        self._identities, self._revision = identities, catalogue.nodes.revision
-        self._max_samples = max_samples
-        self.unknown = unknown
-        self.count = self.nameless = 0
-        self.numbers: dict[Series | XidCount, int] = {}
-        self._raw: dict[tuple[tuple[str, str], ...], int] = {}
-        self._parts: list[tuple[npt.NDArray[np.int32], npt.NDArray[np.int64], npt.NDArray[np.float64]]] = []
-
-    def take(self, matrix: RawSamples, span: Span) -> None:
-        """Take an answer's samples within the span: after its lower bound and up to its upper.
-
-        Raises ``TooMuch`` where more than ``max_samples`` come together.
-        """
-        places = np.full(len(matrix.labels), -1, np.int32)
-        for number, labels in enumerate(matrix.labels):
-            key = tuple(labels.items())
-            if key not in self._identities:
-                self._catalogue.observe((labels,))
-            places[number] = self._raw.setdefault(key, len(self._raw))
-        # A stale marker is no sample; servers leave it out of range selectors, but not all exports do.
-        chosen = (matrix.ms > span.after_ms) & (matrix.ms <= span.until_ms) & ~np.isnan(matrix.values)
-        self._parts.append((places[matrix.index[chosen]], matrix.ms[chosen], matrix.values[chosen]))
-        self.count += int(chosen.sum())
-        if self._max_samples is not None and self.count > self._max_samples:
-            raise TooMuch(f"more than {self._max_samples} samples")
-
-    def identify(self) -> None:
-        """Find out what the series are, once all are there; samples of others are left out."""
-        places = np.full(len(self._raw), -1, np.int32)
-        if len(self._identities) > _IDENTITIES or self._catalogue.nodes.revision != self._revision:
-            self._identities.clear()
-        for key, number in self._raw.items():
-            labels = dict(key)
-            name = labels.get("__name__", "")
-            if key not in self._identities:
-                self._identities[key] = self._catalogue.identify(name, labels)
-            known = self._identities[key]
-            if known is None:
-                self.unknown.setdefault(name, ", ".join(sorted(set(labels) - {"__name__"})))
-            else:
-                places[number] = self.numbers.setdefault(known, len(self.numbers))
-        parts = [(places[raw], ms, values) for raw, ms, values in self._parts]
-        self._parts = [(index[index >= 0], ms[index >= 0], values[index >= 0]) for index, ms, values in parts]
-        found = sum(len(index) for index, _, _ in self._parts)
-        self.count, self.nameless = found, self.count - found
-        self._raw = {}
-
-    def tables(self, xids: XidCounts, problems: Counter[str]) -> Tables:
-        """Return the tables of the span, whose samples are freed."""
-        parts, self._parts = self._parts, []
-        index, ms, values = (np.concatenate(column) for column in zip(*parts, strict=True))
-        return read_batch(list(self.numbers), index, ms, values, xids=xids, problems=problems)
 
 
 async def find_metrics(client: PrometheusClient, catalogue: SeriesCatalogue, matchers: str, whole: Span) -> list[str]:

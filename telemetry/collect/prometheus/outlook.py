@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from foundation.http import Connection
 from telemetry.collect.prometheus.backfill import PAST_END_MS, BackfillPlan, find_metrics
-from telemetry.collect.prometheus.client import Bounds, PrometheusClient, RawSamples, check_match, selector
+from telemetry.collect.prometheus.client import Bounds, PrometheusClient, check_match, selector
 from telemetry.collect.prometheus.progress import Span
+from telemetry.collect.series.batch import SeriesBook
 from telemetry.collect.series.identity import Series, SeriesCatalogue
 from telemetry.collect.series.mapping import SourceMapping
 from telemetry.dataset.channels import Channel
@@ -45,6 +47,14 @@ class Outlook:
     samples_per_second: float = 0.0
 
 
+class _Window(NamedTuple):
+    """The series of an answer by their number, how many samples each has, and the interval between two."""
+
+    numbers: npt.NDArray[np.int32]
+    counts: npt.NDArray[np.int64]
+    interval: timedelta | None
+
+
 def look_ahead(
     connection: Connection, plan: BackfillPlan, *, channels: Mapping[str, Channel], mapping: SourceMapping | None = None
 ) -> Outlook:
@@ -54,7 +64,7 @@ def look_ahead(
     """
     matchers, whole = check_match(plan.match), plan.span(datetime.now(UTC))
     catalogue = SeriesCatalogue(channels, mapping)
-    outlook = Outlook()
+    outlook, book = Outlook(), SeriesBook(catalogue)
 
     async def look() -> None:
         async with PrometheusClient(
@@ -62,70 +72,42 @@ def look_ahead(
         ) as client:
             metrics = await find_metrics(client, catalogue, matchers, whole)
 
-            async def window(metric: str, end_ms: int, length_ms: int) -> RawSamples:
+            async def window(metric: str, end_ms: int, length_ms: int) -> _Window:
                 query = f"{selector(metric, [matchers])}[{length_ms + PAST_END_MS}ms]"
-                return await client.samples(query, end_ms + PAST_END_MS)
+                answer = await client.samples(query, end_ms + PAST_END_MS)
+                numbers = np.array([book.number(tuple(labels.items())) for labels in answer.labels], np.int32)
+                counts = np.bincount(answer.index, minlength=len(numbers))
+                return _Window(numbers, counts, sampling_interval(answer.index, answer.ms))
 
             largest, fetched, begun, length_ms = metrics[0], 0, time.monotonic(), whole.length_ms
             for length_ms in _lengths(whole):
                 for end_ms in _ends(whole, length_ms):
-                    newest, intervals = {}, []
-                    for metric in metrics:
-                        matrix = await window(metric, end_ms, length_ms)
-                        newest[metric] = _Seen.of(matrix)
-                        catalogue.observe(matrix.labels)
-                        intervals.append(sampling_interval(matrix.index, matrix.ms))
-                    fetched += sum(seen.total for seen in newest.values())
-                    if any(seen.total for seen in newest.values()):
+                    newest = {metric: await window(metric, end_ms, length_ms) for metric in metrics}
+                    total = sum(int(seen.counts.sum()) for seen in newest.values())
+                    fetched += total
+                    if total:
                         break
-                largest = max(newest, key=lambda metric: newest[metric].total)
-                known = sorted(interval for interval in intervals if interval is not None)
+                largest = max(newest, key=lambda metric: newest[metric].counts.sum())
+                known = sorted(seen.interval for seen in newest.values() if seen.interval is not None)
                 outlook.interval = known[len(known) // 2] if known else None
                 if outlook.interval is not None and _INTERVALS * outlook.interval <= timedelta(milliseconds=length_ms):
                     break
             outlook.samples_per_second = fetched / max(time.monotonic() - begun, 1e-3)
             interval_ms = int((outlook.interval or timedelta(minutes=2)) / timedelta(milliseconds=1))
             reach_ms = min(whole.length_ms, _INTERVALS * interval_ms)
-            earlier = []
             for end_ms in np.linspace(whole.after_ms + reach_ms, whole.until_ms, _INSTANTS).astype(np.int64).tolist():
-                matrix = await window(largest, end_ms, reach_ms)
-                catalogue.observe(matrix.labels)
-                earlier.append(_Seen.of(matrix))
-            # Which label names the node is decided on all that was seen.
-            samples = sum(seen.of_gpus(catalogue, outlook) for seen in newest.values())
+                await window(largest, end_ms, reach_ms)
+            book.identify()
+            known_series = [(book.places(seen.numbers, Counter()) >= 0, seen.counts) for seen in newest.values()]
+            samples = sum(int(counts[is_known].sum()) for is_known, counts in known_series)
             outlook.samples = samples * whole.length_ms // length_ms
-            for seen in earlier:
-                seen.of_gpus(catalogue, outlook)
+            for series in book.series:
+                if isinstance(series, Series):
+                    row = {"node": series.node, "gpu": series.gpu, **dict(series.inventory)}
+                    outlook.gpus.setdefault((series.node, series.gpu), row)
 
     asyncio.run(look())
     return outlook
-
-
-@dataclass(frozen=True, slots=True)
-class _Seen:
-    """The series of an answer, and how many samples each has."""
-
-    labels: list[dict[str, str]]
-    counts: npt.NDArray[np.int64]
-
-    @classmethod
-    def of(cls, matrix: RawSamples) -> _Seen:
-        return cls(matrix.labels, np.bincount(matrix.index, minlength=len(matrix.labels)).astype(np.int64))
-
-    @property
-    def total(self) -> int:
-        return int(self.counts.sum())
-
-    def of_gpus(self, catalogue: SeriesCatalogue, outlook: Outlook) -> int:
-        """Note the GPUs; return how many samples are of one."""
-        samples = 0
-        for labels, count in zip(self.labels, self.counts.tolist(), strict=True):
-            series = catalogue.identify(labels.get("__name__", ""), labels)
-            samples += 0 if series is None else count
-            if isinstance(series, Series):
-                row = {"node": series.node, "gpu": series.gpu, **dict(series.inventory)}
-                outlook.gpus.setdefault((series.node, series.gpu), row)
-        return samples
 
 
 def _lengths(whole: Span) -> Iterator[int]:

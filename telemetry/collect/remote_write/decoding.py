@@ -39,6 +39,9 @@ STALE: Final = "stale marker"
 LINK: Final = "of a single NVLink"
 """Why a sample is dropped: the reasons that :class:`RemoteWriteDecoder` counts."""
 
+_BETWEEN_LABELS: Final = b"\xff\xff\xff"
+# No label decodes with these bytes after its end (a tag of an unknown wire type) or in its text (no UTF-8): another
+# division of the bytes of a good series has another digest, or cannot be decoded.
 _SERIES_KEPT: Final = 600_000
 _CLAIM_MS: Final = 600_000  # a metric that was not seen for this long (the exporter was changed) gives way to the next
 _LABEL_LIMIT: Final = 256
@@ -153,15 +156,16 @@ class RemoteWriteDecoder:
             if len(self._digests) > self._kept:
                 self._forget()
             digests = [
-                hashlib.blake2b(b"".join(series.labels), digest_size=16).digest() for series in request.timeseries
+                hashlib.blake2b(_BETWEEN_LABELS.join(series.labels), digest_size=16).digest()
+                for series in request.timeseries
             ]
             new = self._observe(request, digests)
-            for place, (series, digest) in enumerate(zip(request.timeseries, digests, strict=True)):
+            for series, digest in zip(request.timeseries, digests, strict=True):
                 samples = series.samples
                 known = self._digests.get(digest)
                 if known is None:
                     # A new node label empties the cache: then series are unknown that are not new.
-                    known, may_keep = self._learn(*(new.get(place) or _labels(series.labels)))
+                    known, may_keep = self._learn(new.get(digest) or _labels(series.labels))
                     if may_keep:
                         self._digests[digest] = known
                 if isinstance(known, str):
@@ -190,38 +194,31 @@ class RemoteWriteDecoder:
         keep = ~(stale | wrong)
         return Samples(book, np.array(index, np.int32)[keep], times[keep], numbers[keep], +dropped)
 
-    def _observe(self, request: Any, digests: list[bytes]) -> dict[int, tuple[dict[str, str], bool]]:
-        """Choose the label that names the node from all new series of a request.
-
-        Returns: their labels by their place in the request: two divisions of the same bytes have one digest.
-        """
+    def _observe(self, request: Any, digests: list[bytes]) -> dict[bytes, dict[str, str]]:
+        """Choose the label that names the node from all new series of a request; return their labels by digest."""
         new = {
-            place: _labels(request.timeseries[place].labels)
-            for place, digest in enumerate(digests)
+            digest: _labels(series.labels)
+            for series, digest in zip(request.timeseries, digests, strict=True)
             if digest not in self._digests
         }
         if not new:
             return new
         revision = self._catalogue.nodes.revision
-        self._catalogue.observe(labels for labels, _ in new.values() if labels.get("__name__") in self._metrics)
+        self._catalogue.observe(labels for labels in new.values() if labels.get("__name__") in self._metrics)
         if self._catalogue.nodes.revision != revision:
             self._forget()
         self._catalogue.report_nodes()
         return new
 
-    def _learn(self, labels: dict[str, str], is_canonical: bool) -> tuple[_Known | str, bool]:
-        """Return what a series is, or why it is left out, and whether that may be kept.
-
-        It may where each label is in canonical form: its name first, then its value. Otherwise another division of the
-        bytes of a good series would take its place in the cache. Another series may yet show the node of a GPU.
-        """
+    def _learn(self, labels: dict[str, str]) -> tuple[_Known | str, bool]:
+        """Return what a series is, or why it is left out, and whether that stays: another may yet show a GPU's node."""
         name = labels.get("__name__", "")
         if not name:
             raise RequestRefused.unreadable("a series has no __name__")
         series = self._catalogue.identify(name, labels)
         if series is None:
-            return self._catalogue.left_out_reason(name), is_canonical and name not in self._metrics
-        return self._remember(name, series), is_canonical
+            return self._catalogue.left_out_reason(name), name not in self._metrics
+        return self._remember(name, series), True
 
     def _remember(self, name: str, series: Series | XidCount) -> _Known | str:
         if isinstance(series, Series) and series.part is not None:
@@ -295,13 +292,12 @@ def _varint(body: bytes, position: int, size: int) -> tuple[int, int]:
     return number, position
 
 
-def _labels(encoded: Any) -> tuple[dict[str, str], bool]:
-    """Return the labels, and whether each is in canonical form."""
+def _labels(encoded: Any) -> dict[str, str]:
     if len(encoded) > _LABEL_LIMIT:
         raise RequestRefused.unreadable(f"a series has {len(encoded)} labels")
     if sum(map(len, encoded)) > _LABEL_BYTES:
         raise RequestRefused.unreadable(f"the labels of a series are longer than {_LABEL_BYTES} bytes")
-    labels, is_canonical = {}, True
+    labels = {}
     for content in encoded:
         label = _LABEL()
         try:
@@ -309,8 +305,7 @@ def _labels(encoded: Any) -> tuple[dict[str, str], bool]:
         except DecodeError as error:
             raise RequestRefused.unreadable(f"a label cannot be decoded: {error}") from error
         labels[label.name] = label.value
-        is_canonical &= bool(label.name) and label.SerializeToString(deterministic=True) == content
-    return labels, is_canonical
+    return labels
 
 
 def _messages() -> tuple[Any, Any]:

@@ -1,21 +1,23 @@
-"""From the samples of a span of time to the tables that are staged: channel rows, observations of GPUs, XID events."""
+"""From label sets and samples to the tables that are staged: channel rows, observations of GPUs, XID events."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Sequence
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any, Final, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from telemetry.collect.series.identity import Series, XidCount
+from telemetry.collect.series.identity import Series, SeriesCatalogue, XidCount
 from telemetry.collect.series.rows import assemble
 from telemetry.collect.series.xid_counts import XidCounts
-from telemetry.landing.tables import rows_table
+from telemetry.landing.folder import Landing
+from telemetry.landing.tables import Kind, rows_table
 
+_IDENTITIES: Final = 100_000  # of some 2 kB
 _GPUS_KEPT = 200_000
 _OBSERVED_EVERY_MS = 3_600_000
 _Labels = tuple[tuple[str, str], ...]
@@ -29,6 +31,73 @@ class Tables(NamedTuple):
     inventory: pa.Table
     events: pa.Table
     samples: pa.Table
+
+    def stage(self, landing: Landing, name: str) -> Counter[Kind]:
+        """Stage each table under a name that it takes once; return the rows that had not been staged before."""
+        staged: Counter[Kind] = Counter()
+        # The inventory first: samples of a GPU that no inventory knows would be set aside.
+        kinds: tuple[Kind, ...] = ("inventory", "events", "samples")
+        for kind, table in zip(kinds, self, strict=True):
+            if landing.stage(kind, table, name=name) is not None:
+                staged[kind] = table.num_rows
+        return staged
+
+
+class SeriesBook:
+    """Label sets of a batch, numbered as they come, and identified when all are there.
+
+    Which label names the node is decided on the whole batch. ``series``: what the label sets were found to be.
+    ``nameless``: metrics of which a series names no GPU or no node, and the labels of one such series.
+    """
+
+    def __init__(self, catalogue: SeriesCatalogue) -> None:
+        self.series: list[Series | XidCount] = []
+        self.nameless: dict[str, Mapping[str, str]] = {}
+        self._catalogue, self._revision = catalogue, catalogue.nodes.revision
+        self._identities: dict[_Labels, Series | XidCount | None] = {}
+        self._numbers: dict[_Labels, int] = {}
+        self._places: npt.NDArray[np.int32] = np.empty(0, np.int32)
+
+    def clear(self) -> None:
+        """Begin the next batch; what label sets were found to be is remembered."""
+        self._numbers = {}
+
+    def number(self, labels: _Labels) -> int:
+        """Return the number of a label set, ``__name__`` among its labels."""
+        if labels not in self._numbers and labels not in self._identities:
+            self._catalogue.observe((dict(labels),))
+        return self._numbers.setdefault(labels, len(self._numbers))
+
+    def identify(self) -> None:
+        """Find out what the numbered label sets are."""
+        if len(self._identities) > _IDENTITIES or self._catalogue.nodes.revision != self._revision:
+            self._identities.clear()
+            self._revision = self._catalogue.nodes.revision
+        self._places = np.full(len(self._numbers), -1, np.int32)
+        found: dict[Series | XidCount, int] = {}
+        for labels, number in self._numbers.items():
+            if labels not in self._identities:
+                named = dict(labels)
+                self._identities[labels] = self._catalogue.identify(named.get("__name__", ""), named)
+            identity = self._identities[labels]
+            if identity is not None:
+                self._places[number] = found.setdefault(identity, len(found))
+        self.series = list(found)
+
+    def places(self, index: npt.NDArray[np.int32], left_out: Counter[str]) -> npt.NDArray[np.int32]:
+        """Return the place in ``series`` of each sample, -1 for those left out, which are counted.
+
+        ``index``: numbers of label sets; shape (n,).
+        """
+        place = self._places[index]
+        numbers, counts = np.unique(index[place < 0], return_counts=True)
+        label_sets = list(self._numbers) if len(numbers) else []
+        for number, count in zip(numbers.tolist(), counts.tolist(), strict=True):
+            labels = dict(label_sets[number])
+            name = labels.pop("__name__", "")
+            self.nameless.setdefault(name, labels)
+            left_out[self._catalogue.left_out_reason(name)] += count
+        return place
 
 
 def read_batch(

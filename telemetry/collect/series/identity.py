@@ -157,14 +157,11 @@ class SeriesCatalogue:
     def observe(self, series: Iterable[Mapping[str, str]]) -> None:
         """Take the labels of a batch as evidence of which label names the node, before :meth:`identify`."""
         for labels in series:
-            self._observe(labels)
-
-    def _observe(self, labels: Mapping[str, str]) -> None:
-        gpu = self._gpu(labels)[0]
-        if gpu is not None or self._first("gpu", labels) is not None:
-            address = self._first("pci_bus_id", labels)
-            place = self._first("slot", labels) if address is None else normalise_pci_bus_id(address)
-            self.nodes.observe(labels, gpu, place)
+            gpu = self._gpu(labels)[0]
+            if gpu is not None or self._first("gpu", labels) is not None:
+                address = self._first("pci_bus_id", labels)
+                place = self._first("slot", labels) if address is None else normalise_pci_bus_id(address)
+                self.nodes.observe(labels, gpu, place)
 
     def _gpu(self, labels: Mapping[str, str]) -> tuple[str | None, str | None]:
         """Return the identity of a series' GPU, or else the placeholder in its place."""
@@ -192,7 +189,10 @@ class SeriesCatalogue:
         return {name: metric.channel for name, metric in self._metrics.items()}
 
     def identify(self, name: str, labels: Mapping[str, str]) -> Series | XidCount | None:
-        """Return what a series is; None if the metric is no channel, or the labels name no GPU or no node."""
+        """Return what a series is; None if the metric is no channel, or the labels name no GPU or no node.
+
+        Its labels must have been given to :meth:`observe`, or the choice of the node's label does not count them.
+        """
         if name == XID_COUNT_METRIC:
             return self._xid_count(labels)
         metric = self._metrics.get(name)
@@ -225,7 +225,6 @@ class SeriesCatalogue:
         return XidCount(gpu, node, int(text), instance)
 
     def _device(self, labels: Mapping[str, str]) -> tuple[str, str, str | None, tuple[tuple[str, str], ...]] | None:
-        self._observe(labels)
         gpu, placeholder = self._gpu(labels)
         if gpu is None and placeholder is None:
             return None

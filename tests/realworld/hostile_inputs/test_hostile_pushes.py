@@ -96,11 +96,12 @@ def decoder() -> RemoteWriteDecoder:
     return RemoteWriteDecoder(SeriesCatalogue(CATALOGUE), clock=lambda: NOW)
 
 
+@pytest.mark.parametrize("between", [b"", b"\xff\xff\xff"])
 @pytest.mark.parametrize("division", range(1, 5))
-def test_another_division_of_the_bytes_of_the_labels_does_not_replace_the_series(division: int) -> None:
+def test_another_division_of_the_bytes_of_the_labels_does_not_replace_the_series(division: int, between: bytes) -> None:
     good = write_request([(labels(), [(T0, 40.0)])])
     encoded = [field(1, key.encode()) + field(2, value.encode()) for key, value in sorted(labels().items())]
-    joined = b"".join(encoded)
+    joined = between.join(encoded)
     cut = [0, *sorted({len(joined) * part // division for part in range(1, division)}), len(joined)]
     pieces = [joined[low:high] for low, high in pairwise(cut)]
     reader = decoder()

@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from zoneinfo import ZoneInfo
 
+import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -39,13 +40,17 @@ def restarted(file: LogFile) -> LogFile:
     return LogFile(file.path, None if file.place is None else LogPosition(**json.loads(json.dumps(asdict(file.place)))))
 
 
+def _zstd(content: bytes) -> bytes:
+    return bytes(pa.compress(content, "zstd", asbytes=True))
+
+
 @pytest.fixture
 def log(tmp_path: Path) -> Path:
     return tmp_path / "syslog"
 
 
 @pytest.mark.parametrize("restart", [False, True])
-@pytest.mark.parametrize("how", ["rename", "copytruncate", "gz", "xz", "bz2", "dated", "half compressed"])
+@pytest.mark.parametrize("how", ["rename", "copytruncate", "gz", "xz", "bz2", "zst", "dated", "half compressed"])
 def test_a_rotation_loses_and_repeats_nothing(log: Path, how: str, restart: bool):
     write(log, "one", "two")
     file = LogFile(log)
@@ -58,7 +63,7 @@ def test_a_rotation_loses_and_repeats_nothing(log: Path, how: str, restart: bool
         log.write_text("")
     else:
         log.rename(old)
-        packed = {"gz": gzip.compress, "xz": lzma.compress, "bz2": bz2.compress}.get(how)
+        packed = {"gz": gzip.compress, "xz": lzma.compress, "bz2": bz2.compress, "zst": _zstd}.get(how)
         if packed is not None:
             old.with_name(f"{old.name}.{how}").write_bytes(packed(old.read_bytes()))
             old.unlink()

@@ -13,7 +13,6 @@ import pytest
 
 from foundation.errors import InputError
 from telemetry.accounting import Accounting
-from telemetry.collect.prometheus.backfill import NAMELESS
 from telemetry.collect.prometheus.client import Bounds
 from telemetry.collect.series.mapping import SourceMapping
 from telemetry.collect.series.rows import SENTINEL
@@ -136,7 +135,7 @@ def test_every_sample_is_accounted_for(fake: FakePrometheus, fetch: Fetch) -> No
     accounting = Accounting()
     fetch(accounting=accounting)
     account = accounting.tables["sample values"]
-    assert account.left_out == {NAMELESS: 2, SENTINEL: 1}
+    assert account.left_out == {f"{TEMPERATURE}: its labels name no GPU or no node": 2, SENTINEL: 1}
     assert (account.used, account.unaccounted) == (2 * len(expected), 0)
 
 

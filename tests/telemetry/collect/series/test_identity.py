@@ -23,6 +23,7 @@ OLD = {
 
 def identify(name: str, labels: dict[str, str], mapping: Mapping[str, object] | None = None, **more: str) -> object:
     catalogue = SeriesCatalogue(CATALOGUE, SourceMapping.model_validate(mapping or {}), **more)
+    catalogue.observe((labels,))
     return catalogue.identify(name, labels)
 
 
@@ -127,6 +128,7 @@ def test_mapped_metrics_labels_and_factors() -> None:
 def test_a_declared_channel_is_known_by_its_own_name_and_a_counter_also_with_total() -> None:
     channels = resolve_channels({"flaps": ChannelDeclaration(kind="counter")})
     catalogue = SeriesCatalogue(channels)
+    catalogue.observe((OLD,))
     for name in ("flaps", "flaps_total", "exported_flaps"):
         identified = catalogue.identify(name, OLD)
         assert (identified.channel if isinstance(identified, Series) else None) == (None if "exp" in name else "flaps")

@@ -31,7 +31,17 @@ from scheduler.kubernetes.pods import ClaimCounts, PodKeys, PodPart, jobs_of, po
 from scheduler.kubernetes.running_pods import RunningPods
 from scheduler.kubernetes.settings import KubernetesSettings
 from scheduler.ports.errors import described
-from scheduler.ports.node_object import WRITER, Keys, NodeObject, after, missing_from, refused, writes_between
+from scheduler.ports.node_object import (
+    WRITER,
+    Keys,
+    NodeObject,
+    after,
+    missing_from,
+    own_marks,
+    refused,
+    writes_between,
+)
+from scheduler.ports.ownership import OtherInstallationError
 from scheduler.ports.protocols import Clock, NodeSignal, SchedulerExtras
 from scheduler.ports.readings import AnswerKind, FleetReading, NodeReading, Precondition, Switches, Write, WriteResult
 
@@ -84,7 +94,10 @@ class KubernetesScheduler(SchedulerExtras):
     ) -> None:
         self.settings = settings
         self.clock = clock
-        self.keys = Keys(settings.prefix, avoid=settings.avoid_label, horizon=horizon, foreign=settings.foreign_marks)
+        self.keys = Keys(
+            settings.prefix, avoid=settings.avoid_label, horizon=horizon, foreign=settings.foreign_marks,
+            owner=f"{settings.namespace}/{settings.lease}",
+        )  # fmt: skip
         self.api = ApiServer(client, elapsed)
         self.leadership = Leadership(self.api, settings.namespace, settings.lease, clock, waits=waits, sleep=sleep)
         self._state = ConfigMapText(self.api, settings.namespace, settings.state)
@@ -384,7 +397,8 @@ class KubernetesScheduler(SchedulerExtras):
         for snapshot in nodes:
             view = snapshot.reading.view
             condition = condition_repaired(snapshot.condition, view.marks.published, now)
-            if condition is not None and view.readable and repaired < _MAX_REPAIRED:
+            theirs = isinstance(own_marks(snapshot.node_object, self.keys).damaged, OtherInstallationError)
+            if condition is not None and view.readable and not theirs and repaired < _MAX_REPAIRED:
                 self._recent.pop(view.name, None)
                 write = condition_write(view.name, snapshot.condition, condition)
                 with contextlib.suppress(Unreachable):

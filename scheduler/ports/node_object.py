@@ -69,12 +69,14 @@ class Keys:
     ``avoid``: a label (``KEY=VALUE``) that jobs avoid, put on nodes of tier ``elevated`` and ``high`` too.
     ``horizon``: what a published risk looks ahead.
     ``foreign``: marks of other tools besides those of the catalogue.
+    ``owner``: names this installation of predrain, which touches no marks of another.
     """
 
     def __init__(
         self, prefix: str = "predrain.io", *, avoid: str | None = None, horizon: timedelta | None = None,
-        foreign: tuple[ForeignMark, ...] = (),
+        foreign: tuple[ForeignMark, ...] = (), owner: str = WRITER,
     ) -> None:  # fmt: skip
+        self.owner = owner
         self.avoid, self.horizon, self.foreign = avoid, horizon, ForeignMarks((*foreign, *catalogue()))
         self.taint = f"{prefix}/at-risk"  # of both taints, which differ by their effect
         self.tier = f"{prefix}/risk-tier"  # label
@@ -91,7 +93,7 @@ class Keys:
 class OwnMarks:
     """Predrain's marks on a node, and what carries its names without being predrain's.
 
-    ``damaged``: why the record is not intact: nothing on the node is known to be predrain's then.
+    ``damaged``: why the record is not intact, or not of this installation: nothing on the node is its own then.
     ``foreign``: marks under predrain's names that are not its own, with the reason why.
     ``taints``: effects of its own taints.
     ``cordon``: it cordoned the node, and nobody else did since.
@@ -101,7 +103,7 @@ class OwnMarks:
     """
 
     record: OwnershipRecord | None
-    damaged: str | None
+    damaged: DamagedRecordError | None
     foreign: Mapping[str, str]
     taints: frozenset[str]
     cordon: bool
@@ -117,7 +119,7 @@ class OwnMarks:
 def own_marks(node: NodeObject, keys: Keys) -> OwnMarks:
     """Tell predrain's marks on a node from those of others."""
     text = node.annotations.get(keys.applied)
-    record, damaged = (None, None) if text is None else _record_of(text, node.name)
+    record, damaged = (None, None) if text is None else _record_of(text, node.name, keys.owner)
     present = _present(node, keys)
     foreign = foreign_marks(record, present)
     taints = frozenset(
@@ -135,12 +137,14 @@ def own_marks(node: NodeObject, keys: Keys) -> OwnMarks:
 
 
 @lru_cache(maxsize=20_000)
-def _record_of(text: str, node: str) -> tuple[OwnershipRecord | None, str | None]:
+def _record_of(text: str, node: str, owner: str) -> tuple[OwnershipRecord | None, DamagedRecordError | None]:
     """Read a record, the same text in each round; return it, or why it is not intact."""
     try:
-        return unsealed(json.loads(text), node), None
-    except (ValueError, RecursionError) as error:
-        return None, str(error) if isinstance(error, DamagedRecordError) else "the record of predrain is no JSON"
+        return unsealed(json.loads(text), node, owner), None
+    except DamagedRecordError as error:
+        return None, error
+    except (ValueError, RecursionError):
+        return None, DamagedRecordError("the record of predrain is no JSON")
 
 
 def _present(node: NodeObject, keys: Keys) -> dict[str, str]:
@@ -175,10 +179,12 @@ def view_of(node: NodeObject, base: NodeView, keys: Keys, now: datetime) -> Node
     own = own_marks(node, keys)
     record, marks = own.record, _marks(node, own, keys, now)
     opt_out, notices = _opt_out(node, own, keys)
-    wrong = "; ".join([f"{name}: {why}" for name, why in own.foreign.items()]) if own.damaged is None else own.damaged
+    wrong, advice = "; ".join(f"{name}: {why}" for name, why in own.foreign.items()), DamagedRecordError.advice
+    if own.damaged is not None:
+        wrong, advice = str(own.damaged), own.damaged.advice
     if wrong:
         opt_out = opt_out or f"not all marks under predrain's names are predrain's ({wrong})"
-        notices.append(f"{wrong}: predrain leaves it in place; remove it by hand")
+        notices.append("; ".join(filter(None, (f"{wrong}: predrain leaves it in place", advice))))
     if own.cordon and own.user is not None:
         notices.append(f"predrain's cordon stays while {own.user.tool} has the node")
     undone = (
@@ -290,7 +296,7 @@ def _recorded(node: NodeObject, record: OwnershipRecord | None, own: OwnMarks, k
         others = {name: digest for name, digest in record.marks.items() if _is_avoided(name, keys)}
         marks = {name: digest_of(content) for name, content in _present(node, keys).items() if name not in own.foreign}
         annotations[keys.applied] = json.dumps(
-            sealed(replace(record, marks={**others, **marks}), node.name), sort_keys=True
+            sealed(replace(record, marks={**others, **marks}, owner=keys.owner), node.name), sort_keys=True
         )
     return replace(node, annotations=annotations)
 

@@ -25,7 +25,18 @@ _SEAL: Final = "seal"
 
 
 class DamagedRecordError(ValueError):
-    """A node carries a record of predrain that predrain did not write so."""
+    """A node carries a record of predrain that this installation did not write so: nothing on the node is its own.
+
+    ``advice``: what a person has to do about it; empty: nothing.
+    """
+
+    advice = "remove it by hand"
+
+
+class OtherInstallationError(DamagedRecordError):
+    """A node carries the intact record of another installation of predrain."""
+
+    advice = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +49,7 @@ class OwnershipRecord:
     ``since``: when the node was taken out of service.
     ``refused``: how often the scheduler took the mark away while it was being set.
     ``weight``, ``soft``: Slurm: the weight before the soft mark, and with it.
+    ``owner``: the installation of predrain that wrote it; None: of a version that did not state it.
     """
 
     tier: Tier
@@ -51,6 +63,7 @@ class OwnershipRecord:
     refused: int = 0
     weight: int | None = None
     soft: int | None = None
+    owner: str | None = None
 
     def with_mark(self, name: str, content: str) -> OwnershipRecord:
         """Add a mark, or replace it."""
@@ -77,17 +90,23 @@ def sealed(record: OwnershipRecord, node: str) -> dict[str, Any]:
     return {**content, _SEAL: _seal(content, node)}
 
 
-def unsealed(content: object, node: str) -> OwnershipRecord:
-    """Read a record from a node; raises ``DamagedRecordError`` if it is not exactly as predrain wrote it there."""
+def unsealed(content: object, node: str, owner: str) -> OwnershipRecord:
+    """Read the record of an installation from a node.
+
+    Raises ``DamagedRecordError`` if it is not exactly as predrain wrote it there, or another installation wrote it.
+    """
     if not isinstance(content, dict):
         raise DamagedRecordError("the record of predrain is no JSON object")
     plain = {name: value for name, value in content.items() if name != _SEAL}
     if content.get(_SEAL) != _seal(plain, node):
         raise DamagedRecordError("the record of predrain was edited, or copied from another node")
     try:
-        return cast(OwnershipRecord, object_of(OwnershipRecord, {"risk": None} | plain, "the record"))
+        record = cast(OwnershipRecord, object_of(OwnershipRecord, {"risk": None} | plain, "the record"))
     except ValueError as error:
         raise DamagedRecordError(f"the record of predrain cannot be read: {error}") from None
+    if record.owner not in (None, owner):
+        raise OtherInstallationError(f"predrain's marks on it are of another installation, {record.owner}")
+    return record
 
 
 def foreign_marks(record: OwnershipRecord | None, present: Mapping[str, str]) -> dict[str, str]:

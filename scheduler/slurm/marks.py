@@ -26,13 +26,17 @@ AUTHOR: Final = "author"
 WEIGHT: Final = "weight"
 """Names of marks in a record: the reason of a drain; who set it and when, once Slurm has told; the raised weight."""
 
+_AS_KEY = re.compile(rf'"{KEY}"\s*:')
 _IN_TEXT = re.compile(r' ?\{"predrain":(?P<record>\{(?:[^{}]|\{[^{}]*\})*\})\}')
 
 
-def record_in(extra: str, node: str) -> OwnershipRecord | None:
-    """Read the record of a node; None: there is none. Raises ``DamagedRecordError`` if it is not intact."""
+def record_in(extra: str, node: str, owner: str) -> OwnershipRecord | None:
+    """Read the record of an installation on a node; None: there is none.
+
+    Raises ``DamagedRecordError`` if it is not intact, or another installation's.
+    """
     content = _split(extra)[1]
-    return None if content is None else unsealed(content, node)
+    return None if content is None else unsealed(content, node, owner)
 
 
 def with_record(extra: str, record: OwnershipRecord | None, node: str) -> str:
@@ -59,7 +63,7 @@ def _split(extra: str) -> tuple[dict[str, Any] | str, object]:
         own = content.pop(KEY, None)
     elif (match := _IN_TEXT.search(extra)) is not None:  # after the text, unless more was added since
         others, own = extra[: match.start()] + extra[match.end() :], _object(match["record"]) or {}
-    if extra.count(f'"{KEY}"') != (own is not None):
+    if len(_AS_KEY.findall(extra)) != (own is not None):
         raise DamagedRecordError(f"extra holds {KEY!r} in a place, or as often, as predrain does not write it")
     return others, own
 
@@ -95,7 +99,7 @@ class SlurmMarks:
 
     ``foreign``: the reason that a person or tool set on it, drained, down or neither.
     ``record``: from its extra, if it is intact.
-    ``damaged``: why the record is not intact: nothing on the node is known to be predrain's then.
+    ``damaged``: why the record is not intact, or not of this installation: nothing on the node is its own then.
     ``lost_weight``: the soft mark is recorded, and Slurm has the weight of its configuration again, as after each
     reconfigure and restart. The mark counts as current, and is to be set again.
     ``undone``: somebody else removed a mark, or made it their own.
@@ -104,18 +108,18 @@ class SlurmMarks:
     marks: Marks
     foreign: str | None
     record: OwnershipRecord | None = None
-    damaged: str | None = None
+    damaged: DamagedRecordError | None = None
     lost_weight: bool = False
     undone: bool = False
 
 
-def standing_on(node: SlurmNode, now: datetime) -> SlurmMarks:
+def standing_on(node: SlurmNode, settings: SlurmSettings, now: datetime) -> SlurmMarks:
     """Read predrain's marks from a node alone; whose they are, :mod:`scheduler.ports.ownership` decides."""
     record, damaged = None, None
     try:
-        record = record_in(node.extra, node.name)
+        record = record_in(node.extra, node.name, settings.installation)
     except DamagedRecordError as error:
-        damaged = str(error)
+        damaged = error
     present = {} if node.reason is None else {REASON: node.reason}
     if record is not None and AUTHOR in record.marks:  # Slurm has told who set the reason, and when
         present[AUTHOR] = _author(node)
@@ -144,10 +148,10 @@ def view_of(node: SlurmNode, jobs: Iterable[JobView], settings: SlurmSettings, n
     A foreign reason is an opt-out: nothing more is written to such a node, but record and weight are taken back. Slurm
     does not know which GPUs are in a node, so its units come from the scores.
     """
-    standing = standing_on(node, now)
+    standing = standing_on(node, settings, now)
     wanted = settings.opt_out_feature.casefold()
     opt_out = next((f"feature {feature}" for feature in node.features if feature.casefold() == wanted), None)
-    opt_out = opt_out or standing.foreign or standing.damaged
+    opt_out = opt_out or standing.foreign or (None if standing.damaged is None else str(standing.damaged))
     opt_out = opt_out or outside(node, settings)
     by = None
     if node.out and not standing.marks.tainted and not node.rebooting:
@@ -175,7 +179,8 @@ def outside(node: SlurmNode, settings: SlurmSettings) -> str | None:
 def _notice(node: SlurmNode, standing: SlurmMarks) -> str | None:
     """Return what an operator should look at: what looks like predrain's and is not, or not any more."""
     if standing.damaged is not None:
-        return f"{standing.damaged}: nothing is removed from the node until its extra holds no {KEY!r}"
+        left = f"; nothing is removed from the node until its extra holds no {KEY!r}" if standing.damaged.advice else ""
+        return f"{standing.damaged}{left}"
     looks_like_ours = node.reason is not None and node.reason.strip().casefold().startswith(OWN_PREFIX)
     if standing.foreign is None or not looks_like_ours or not node.out:
         return None
@@ -194,11 +199,11 @@ def _named(node: SlurmNode, prefix: str | None) -> str | None:
 
 def change_for(action: Action, node: SlurmNode, settings: SlurmSettings, now: datetime) -> NodeChange:
     """Return what an action writes to a node; empty: nothing changes, or the node may not be written to."""
-    standing = standing_on(node, now)
+    standing = standing_on(node, settings, now)
     if not node.readable or node.rebooting or standing.damaged is not None:
         return NodeChange()
     if action.verb == "release":
-        return _release(action, node, standing)
+        return _release(action, node, standing, settings)
     if standing.foreign is not None:
         return NodeChange()
     end, old, marks = action.expires_at or now, standing.record, standing.marks
@@ -213,7 +218,7 @@ def change_for(action: Action, node: SlurmNode, settings: SlurmSettings, now: da
         new = replace(new, weight=node.weight, soft=weight).with_mark(WEIGHT, str(weight))
         change = replace(change, weight=weight)
     elif action.verb == "soft_taint":
-        change = replace(change, weight=weight_again(node, now).weight)
+        change = replace(change, weight=weight_again(node, settings, now).weight)
     if action.verb in ("taint", "drain") and not marks.tainted:
         change = NodeChange("FAIL" if settings.hard_state == "fail" else "DRAIN", reason_for(action, end))
         new = replace(new, since=now, drain_at=None).with_mark(REASON, change.reason or "").without(AUTHOR)
@@ -222,12 +227,12 @@ def change_for(action: Action, node: SlurmNode, settings: SlurmSettings, now: da
     if (new, change) != published:
         level = max(marks.level, action.to)
         new = replace(new, level=level, set_at=now if level > marks.level else new.set_at)
-    return _with_extra(node, new, change)
+    return _with_extra(node, new, change, settings)
 
 
-def weight_again(node: SlurmNode, now: datetime) -> NodeChange:
+def weight_again(node: SlurmNode, settings: SlurmSettings, now: datetime) -> NodeChange:
     """Return what restores a soft mark that a reconfigure lost; empty: there is none."""
-    standing = standing_on(node, now)
+    standing = standing_on(node, settings, now)
     record = standing.record
     if record is None or not standing.lost_weight or standing.foreign is not None:
         return NodeChange()
@@ -236,15 +241,15 @@ def weight_again(node: SlurmNode, now: datetime) -> NodeChange:
     return NodeChange(weight=record.soft)
 
 
-def authored(node: SlurmNode, now: datetime) -> NodeChange:
+def authored(node: SlurmNode, settings: SlurmSettings, now: datetime) -> NodeChange:
     """Return what records who set predrain's reason and when, as Slurm tells it after the drain; empty: it is known."""
-    standing = standing_on(node, now)
+    standing = standing_on(node, settings, now)
     if standing.record is None or not standing.marks.tainted or AUTHOR in standing.record.marks:
         return NodeChange()
-    return _with_extra(node, standing.record.with_mark(AUTHOR, _author(node)), NodeChange())
+    return _with_extra(node, standing.record.with_mark(AUTHOR, _author(node)), NodeChange(), settings)
 
 
-def _release(action: Action, node: SlurmNode, standing: SlurmMarks) -> NodeChange:
+def _release(action: Action, node: SlurmNode, standing: SlurmMarks, settings: SlurmSettings) -> NodeChange:
     marks, old = standing.marks, standing.record
     if old is None or (marks.level <= action.to and old.level <= action.to):
         return NodeChange()
@@ -260,10 +265,13 @@ def _release(action: Action, node: SlurmNode, standing: SlurmMarks) -> NodeChang
         new = replace(new, weight=None, soft=None).without(WEIGHT)
     left = Marks(marks.published, marks.soft and action.to >= Level.SOFT, marks.tainted and action.to >= Level.TAINTED)
     new = replace(new, level=left.level)
-    return _with_extra(node, None if action.to < Level.PUBLISHED else new, change)
+    return _with_extra(node, None if action.to < Level.PUBLISHED else new, change, settings)
 
 
-def _with_extra(node: SlurmNode, record: OwnershipRecord | None, change: NodeChange) -> NodeChange:
+def _with_extra(
+    node: SlurmNode, record: OwnershipRecord | None, change: NodeChange, settings: SlurmSettings
+) -> NodeChange:
+    record = None if record is None else replace(record, owner=settings.installation)
     extra = with_record(node.extra, record, node.name)
     return change if extra == node.extra else replace(change, extra=extra)
 

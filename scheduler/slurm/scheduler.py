@@ -20,6 +20,7 @@ from scheduler.ports.readings import FleetReading, NodeReading, Precondition, Sw
 from scheduler.slurm.folder import SharedFolder
 from scheduler.slurm.job import views_by_node
 from scheduler.slurm.marks import (
+    SlurmMarks,
     after,
     authored,
     change_for,
@@ -118,9 +119,13 @@ class SlurmScheduler(SchedulerExtras):
         now, switches = self._clock.now(), self.folder.read_switches()
         if switches.kill or switches.release_all:
             return ()
-        lost = [node.name for node in self._read.values() if not weight_again(node, now).empty]
+
+        def lost(node: SlurmNode) -> NodeChange:
+            return weight_again(node, self._settings, now)
+
         writes = [self._again(name, holder, until, self._late.put_back) for name in self._late.nodes]
-        writes += [self._again(name, holder, until, lambda node: weight_again(node, now)) for name in lost]
+        unset = [node.name for node in self._read.values() if not lost(node).empty]
+        writes += [self._again(name, holder, until, lost) for name in unset]
         return tuple(itertools.chain.from_iterable(writes))
 
     def _again(
@@ -136,15 +141,18 @@ class SlurmScheduler(SchedulerExtras):
             self._late.answered(name, change, answer)
             return writes_of(node, change)
 
+    def _standing(self, node: SlurmNode) -> SlurmMarks:
+        return standing_on(node, self._settings, self._clock.now())
+
     def _in_fleet(self, node: SlurmNode) -> bool:
         if outside(node, self._settings) is None:
             return True
         # a node with predrain's marks is never passed over, also where it is watched no more
-        standing = standing_on(node, self._clock.now())
+        standing = self._standing(node)
         return standing.record is not None or standing.damaged is not None
 
     def _reading(self, node: SlurmNode, jobs: Sequence[JobView] | None) -> NodeReading:
-        self._late.seen(node, standing_on(node, self._clock.now()).foreign is not None)
+        self._late.seen(node, self._standing(node).foreign is not None)
         return self._as_read(node, jobs)
 
     def _as_read(self, node: SlurmNode, jobs: Sequence[JobView] | None) -> NodeReading:
@@ -156,7 +164,7 @@ class SlurmScheduler(SchedulerExtras):
         refused = self.port.read_only()
         if refused is not None:
             return WriteResult("refused", refused)
-        conflict, foreign = precondition.conflict(self._as_read(node, ())), standing_on(node, self._clock.now()).foreign
+        conflict, foreign = precondition.conflict(self._as_read(node, ())), self._standing(node).foreign
         if conflict is None and foreign is not None and action.verb != "release":
             return WriteResult("refused", f"{foreign} stands on it, which is not predrain's")
         return conflict
@@ -185,17 +193,16 @@ class SlurmScheduler(SchedulerExtras):
     def _follow_up(self, action: Action, current: SlurmNode) -> NodeChange:
         """Return what is recorded of a write once it has been read back: marks that are off, the author of a drain."""
         if action.verb != "release":
-            return authored(current, self._clock.now())
+            return authored(current, self._settings, self._clock.now())
         left = change_for(action, current, self._settings, self._clock.now())
         return left if left == NodeChange(extra=left.extra) else NodeChange()
 
     def _read_back(
         self, action: Action, before: SlurmNode, current: SlurmNode, change: NodeChange, answer: WriteResult
     ) -> WriteResult:
-        """Answer by what stands now, whatever Slurm answered."""
-        now = self._clock.now()
-        standing = standing_on(current, now)
-        if change_for(action, current, self._settings, now).empty and stands(action, standing.marks):
+        """WriteResult by what stands now, whatever Slurm answered."""
+        standing = self._standing(current)
+        if change_for(action, current, self._settings, self._clock.now()).empty and stands(action, standing.marks):
             return WriteResult("done", answer.message, writes_of(before, change), current.version)
         self._late.seen(current, standing.foreign is not None)
         if standing.foreign is not None:
@@ -206,7 +213,7 @@ class SlurmScheduler(SchedulerExtras):
 
     def _unfail(self, current: SlurmNode, answer: WriteResult) -> tuple[SlurmNode | None, WriteResult]:
         """Take FAIL off: UNDRAIN leaves it, but not once DRAIN has taken its place; the base state is not touched."""
-        if standing_on(current, self._clock.now()).foreign is not None or current.reason is None:
+        if self._standing(current).foreign is not None or current.reason is None:
             return current, answer
         answer = self.port.update(current.name, NodeChange("DRAIN", current.reason))
         if answer.kind == "done":

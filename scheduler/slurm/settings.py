@@ -25,6 +25,7 @@ class SlurmSettings:
 
     folder: Annotated[str, Field(min_length=1)]
     cluster: _Word = "slurm"
+    installation: _Word = "predrain"
     bin_dir: str | None = None
     slurm_conf: str | None = None
     rest_url: str | None = None

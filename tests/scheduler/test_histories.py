@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from policy.fleet import Fact, Level
 from scheduler.ledger.sqlite_ledger import SqliteLedger
-from scheduler.ports.node_object import Taint
+from scheduler.ports.node_object import Keys, Taint
 from scheduler.ports.readings import Switches
 from scheduler.ports.risks import ReportedFacts
 from tests.policy.decide_world import HOUR
@@ -34,6 +34,11 @@ class Histories(RuleBasedStateMachine):
         self.cluster = Cluster(lease=timedelta(seconds=30))
         self.theirs = self.cluster.foreign()
         self.begun: list[tuple[float, str]] = []
+        self.other = Cluster(lease=timedelta(seconds=30))  # another installation on the same nodes
+        self.other.scheduler.nodes, self.other.clock = self.cluster.scheduler.nodes, self.cluster.clock
+        self.other.scheduler._clock, self.other.risks = self.cluster.clock, self.cluster.risks
+        self.other.scheduler.keys = Keys(owner="other")
+        self.other.restart()
         self.claimed: dict[str, set[object]] = {}  # what somebody made of our marks on a node, and is theirs since
 
     @rule(node=NODES, risk=st.sampled_from([0.01, 0.15, 0.4, 0.7, 0.9, None]))
@@ -165,8 +170,18 @@ class Histories(RuleBasedStateMachine):
         self.a_round()
 
     @rule()
+    def another_installation_does_a_round(self):
+        self._others_round()
+
+    def _others_round(self):
+        ours = {name: self.cluster.scheduler.nodes[name] for name in self.cluster.levels()}
+        assert self.other.round().active
+        assert {name: self.cluster.scheduler.nodes[name] for name in ours} == ours
+
+    @rule()
     def a_round(self):
         cluster = self.cluster
+        theirs = {name: cluster.scheduler.nodes[name] for name in self.other.levels()}
         before, objects = cluster.levels(), dict(cluster.scheduler.nodes)
         lost_before = self._lost()
         try:
@@ -174,6 +189,7 @@ class Histories(RuleBasedStateMachine):
         except Crash:
             report = None
             self._another_process()
+        assert {name: cluster.scheduler.nodes[name] for name in theirs} == theirs
         after = cluster.levels()
         newly = [n for n, level in after.items() if level.hard and not before.get(n, Level.NONE).hard]
         self._floors(newly, lost_before)
@@ -221,6 +237,7 @@ class Histories(RuleBasedStateMachine):
             cluster.change(name, readable=True)
         self._another_process()
         cluster.clock.move(10 * timedelta(days=1))
+        self._others_round()
         report = cluster.round()
         assert not report.failed
         assert cluster.levels() == {}, "everything of ours goes when nothing new is said"

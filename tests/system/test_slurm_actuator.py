@@ -71,7 +71,7 @@ class Actuator:
         return listed
 
     def level(self, name: str) -> Level:
-        return standing_on(self.node(name), self.clock.now()).marks.level
+        return standing_on(self.node(name), self.settings, self.clock.now()).marks.level
 
     def fence(self) -> Fence:
         until = self.scheduler.hold_lease(ME, timedelta(seconds=30))
@@ -229,7 +229,9 @@ def test_a_drain_that_somebody_edited_or_wrote_in_our_form_stays_and_a_node_that
     for name in ("n1", "n3"):
         assert actuator.apply(an("drain", name)).kind == "done"
     ours = actuator.node("n1")
-    assert AUTHOR in standing_on(ours, actuator.clock.now()).record.marks, "Slurm told who drained it, and when"
+    assert AUTHOR in standing_on(ours, actuator.settings, actuator.clock.now()).record.marks, (
+        "Slurm told who drained it, and when"
+    )
     appended = f"{ours.reason} - RMA 4711 opened, keep out"
     cluster.update("n1", reason=f'"{appended}"')
     cluster.update("n2", state="drain", reason=f'"{ours.reason}"')

@@ -49,6 +49,7 @@ class Fleet:
         self.risks, self.values = MemoryRisks(), dict.fromkeys(NAMES, 0.01)
         self.restarts = 0
         self.theirs: dict[str, object] = {}
+        self.claimed: dict[str, set[str]] = {}  # what somebody made of our marks on a node, and is theirs since
         self.scored()
         self.restart()
 
@@ -83,6 +84,13 @@ class Fleet:
         taints = self.world.objects[f"/api/v1/nodes/{name}"]["spec"].get("taints") or []
         return [taint["effect"] for taint in taints if taint["key"] == f"{OURS}at-risk"]
 
+    def named_ours(self, name: str) -> set[str]:
+        """All that stands on a node under our names."""
+        raw = self.world.objects[f"/api/v1/nodes/{name}"]
+        taints = [taint for taint in raw["spec"].get("taints") or [] if taint["key"] == f"{OURS}at-risk"]
+        texts = [*(raw["metadata"].get("labels") or {}).items(), *(raw["metadata"].get("annotations") or {}).items()]
+        return {repr(item) for item in (*taints, *(text for text in texts if text[0].startswith(OURS)))}
+
     def foreign(self) -> dict[str, object]:
         """All that is not ours."""
         result = {}
@@ -100,6 +108,7 @@ class Fleet:
         return result
 
 
+CLAIMS = ("value", "record", "copy")
 FAULTS = st.tuples(
     st.sampled_from(["GET", "PATCH", "PUT", "POST"]),
     st.sampled_from(["nodes", "leases", "configmaps", "pods", "events"]),
@@ -110,7 +119,7 @@ FAULTS = st.tuples(
 STEPS = st.one_of(
     st.tuples(st.just("score"), st.sampled_from(NAMES), st.sampled_from([0.01, 0.2, 0.45, 0.9])),
     st.tuples(st.just("fault"), FAULTS),
-    st.tuples(st.just("edit"), st.sampled_from(NAMES), st.sampled_from(["taint", "cordon", "label", "race"])),
+    st.tuples(st.just("edit"), st.sampled_from(NAMES), st.sampled_from(["taint", "cordon", "label", "race", *CLAIMS])),
     st.tuples(st.just("later"), st.sampled_from([1, 7])),
     st.tuples(st.just("restart")),
 )
@@ -135,10 +144,39 @@ def edit(fleet: Fleet, name: str, what: str) -> None:
     if what == "race":
         # a node's pods are listed after the node was read; the first listing is that of the whole fleet
         fleet.world.fail("GET", "pods$", MEANWHILE, then=race, after=True, skip=1 + NAMES.index(name))
+    elif what in CLAIMS:
+        claim(fleet, name, what)
     elif what == "taint":
         taint(path)
     else:
         fleet.world.edit(path, changes[what])
+
+
+def claim(fleet: Fleet, name: str, what: str) -> None:
+    """A person edits our taint or our record, or a tool copies our marks and record to another node."""
+    before, target = fleet.named_ours(name), name
+    if not fleet.ours(name) or name in fleet.claimed:
+        return
+
+    def change(raw: Raw) -> None:
+        if what == "value":
+            for taint in raw["spec"]["taints"]:
+                taint.update(value="rma-4711" if taint["key"].startswith(OURS) else taint.get("value"))
+        elif what == "record":
+            notes, key = raw["metadata"]["annotations"], f"{OURS}applied-taints"
+            notes[key] = notes[key].replace('"level"', '"note": "RMA 4711", "level"')
+        else:
+            source = fleet.world.objects[f"/api/v1/nodes/{name}"]
+            raw["spec"]["taints"] = copy.deepcopy(source["spec"]["taints"])
+            raw["metadata"]["annotations"] = copy.deepcopy(source["metadata"]["annotations"])
+
+    if what == "copy":
+        target = next((other for other in NAMES if not fleet.named_ours(other)), name)
+        if target == name:
+            return
+    fleet.world.edit(f"/api/v1/nodes/{target}", change)
+    now = fleet.named_ours(target)
+    fleet.claimed[target] = now if what in ("record", "copy") else now - before
 
 
 @given(st.lists(STEPS, min_size=3, max_size=9))
@@ -163,7 +201,9 @@ def test_through_any_history_floors_hold_others_things_stay_and_all_is_given_bac
             fleet.theirs = fleet.foreign()
             fleet.round()
             assert fleet.foreign() == fleet.theirs
-            out = [name for name in NAMES if "NoSchedule" in fleet.ours(name)]
+            for name, claimed in fleet.claimed.items():
+                assert claimed <= fleet.named_ours(name), "what somebody edited or copied stands"
+            out = [name for name in NAMES if "NoSchedule" in fleet.ours(name) and name not in fleet.claimed]
             assert len(out) <= MOST_OUT
         world.faults.clear()
         fleet.scored(**dict.fromkeys(NAMES, 0.01))
@@ -171,7 +211,7 @@ def test_through_any_history_floors_hold_others_things_stay_and_all_is_given_bac
         for _ in range(3):
             fleet.round()
             fleet.scored()
-        assert [fleet.ours(name) for name in NAMES] == [[]] * len(NAMES)
+        assert {name for name in NAMES if fleet.named_ours(name)} <= fleet.claimed.keys()
         quiet = len(world.asked)
         assert fleet.round().steps == []
         assert not [path for method, path in world.asked[quiet:] if method != "GET" and "leases" not in path
@@ -243,6 +283,32 @@ def test_through_any_history_no_cordon_of_a_person_is_undone_and_none_of_ours_is
         for name in NAMES:
             left = world.objects[f"/api/v1/nodes/{name}"]["metadata"].get("annotations") or {}
             assert not [key for key in left if key.startswith(OURS)]
+
+
+def test_another_installation_leaves_marks_and_condition_alone_and_reports_them() -> None:
+    world = World()
+    add(world, *(node(name) for name in NAMES))
+    with served(world) as cluster:
+        fleet = Fleet(cluster, world)
+        other = Fleet(cluster, world, replace(SETTINGS, lease="other", state="other-state"))
+        fleet.scored(n1=0.9)
+        fleet.round()
+        before = copy.deepcopy(world.objects["/api/v1/nodes/n1"])
+        assert fleet.ours("n1") == ["NoSchedule"]
+        for value in (0.9, 0.01):
+            other.scored(n1=value, n2=value)
+            report = other.round()
+            assert world.objects["/api/v1/nodes/n1"] == before
+            assert report.plan is not None
+            assert "of another installation, predrain/predrain-controller" in "; ".join(report.plan.reasons)
+        other.controller.scheduler.set_switches(Switches(release_all=True))
+        other.round()
+        assert world.objects["/api/v1/nodes/n1"] == before
+        fleet.later(timedelta(days=2))
+        other.round()
+        assert world.objects["/api/v1/nodes/n1"]["status"] == before["status"], "its owner corrects the condition"
+        fleet.round()
+        assert fleet.named_ours("n1") == set()
 
 
 @pytest.mark.parametrize("content", [{"items": None, "metadata": {}}, {"metadata": {"name": "another"}}])

@@ -11,7 +11,7 @@ import pytest
 from policy.fleet import Level, NodeView
 from policy.plan import Action
 from scheduler.ports.node_object import Keys, NodeObject, Taint, after, marks_of, view_of
-from scheduler.ports.ownership import DamagedRecordError, OwnershipRecord, foreign_marks, sealed, unsealed
+from scheduler.ports.ownership import DamagedRecordError, OwnershipRecord, digest_of, foreign_marks, sealed, unsealed
 from tests.policy.decide_world import HOUR, T0
 
 KEYS = Keys(avoid="team.example/avoid=yes")
@@ -130,13 +130,13 @@ def test_a_mark_is_set_beside_what_a_person_removed_and_all_of_ours_goes():
 
 def test_a_record_is_of_one_node_and_of_exactly_its_content():
     content = json.loads(json.dumps(sealed(RECORD, "n")))
-    assert unsealed(content, "n") == RECORD
-    assert unsealed(dict(reversed(content.items())), "n") == RECORD
+    assert unsealed(content, "n", "a") == RECORD
+    assert unsealed(dict(reversed(content.items())), "n", "a") == RECORD
     for wrong in ({**content, "level": "soft"}, {**content, "more": 1}, {**content, "marks": {}}, {}, None, [content]):
         with pytest.raises(DamagedRecordError):
-            unsealed(wrong, "n")
+            unsealed(wrong, "n", "a")
     with pytest.raises(DamagedRecordError):
-        unsealed(content, "m")
+        unsealed(content, "m", "a")
 
 
 def test_a_mark_is_ours_where_it_is_exactly_the_recorded_one():
@@ -146,3 +146,24 @@ def test_a_mark_is_ours_where_it_is_exactly_the_recorded_one():
         assert "edited" in foreign_marks(RECORD, {"reason": content})["reason"]
     assert "no record" in foreign_marks(RECORD, {"weight": "1"})["weight"]
     assert "no record" in foreign_marks(None, {"reason": "a b"})["reason"]
+
+
+def test_marks_of_another_installation_stay_and_one_of_an_unnamed_one_is_ours():
+    node, other = drained(), Keys(avoid=KEYS.avoid, owner="other/lease")
+    for step in (*FORWARD, RELEASE):
+        assert after(step, node, other, T0) == node
+    view = view_of(node, NodeView("n", "c", "g"), other, T0)
+    assert (view.marks.level, view.opt_out is not None, view.cordoned_by is not None) == (Level.NONE, True, True)
+    assert f"of another installation, {KEYS.owner}" in (view.notice or "")
+    assert "by hand" not in (view.notice or "")
+    content = json.loads(node.annotations[KEYS.applied])
+    content.pop("owner")
+    unnamed = json.dumps(sealed(unsealed(_resealed(content, "n"), "n", "any"), "n"))
+    older = replace(node, annotations={**node.annotations, KEYS.applied: unnamed})
+    assert marks_of(older, other, T0).drained
+    assert after(RELEASE, older, other, T0) == THEIRS
+
+
+def _resealed(content: dict[str, object], node: str) -> dict[str, object]:
+    plain = {name: value for name, value in content.items() if name != "seal"}
+    return {**plain, "seal": digest_of(f"{node}\n{json.dumps(plain, sort_keys=True, separators=(',', ':'))}")}

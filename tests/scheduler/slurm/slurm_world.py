@@ -74,7 +74,7 @@ class World:
         return self.marks(node).level
 
     def marks(self, node: str) -> Marks:
-        return standing_on(self.slurm.all[node], self.clock.now()).marks
+        return standing_on(self.slurm.all[node], self.settings, self.clock.now()).marks
 
     def lease(self, holder: str = ME) -> datetime:
         until = self.scheduler.hold_lease(holder, LEASE)

@@ -17,6 +17,7 @@ from policy.fleet import Level
 from scheduler.ports.readings import Switches
 from scheduler.slurm.marks import KEY, standing_on, with_record
 from scheduler.slurm.node import NodeChange, SlurmNode
+from scheduler.slurm.settings import SlurmSettings
 from tests.policy.decide_world import HOUR
 from tests.scheduler.cluster import RATE_LIMITS
 from tests.scheduler.faults import Crash
@@ -31,10 +32,11 @@ class Watched(MemorySlurm):
     """It sees to it that nothing of ours is written where another's reason stands."""
 
     crash: str | None = None
+    settings = SlurmSettings("/nowhere")  # of the installation that writes
 
     def update(self, node, change):
         current = self.all[node]
-        theirs = current.reason is not None and not standing_on(current, self.clock.now()).marks.tainted
+        theirs = current.reason is not None and not standing_on(current, self.settings, self.clock.now()).marks.tainted
         if theirs:
             assert (change.state, change.reason) == (None, None), (current, change)
         assert current.readable, (current, change)
@@ -59,6 +61,9 @@ class SlurmHistories(RuleBasedStateMachine):
         watched.all, watched.configured = self.world.slurm.all, self.world.slurm.configured
         self.world.slurm = watched
         self.world.restart()
+        self.other = World(self.folder / "other", installation="other")
+        self.other.slurm, self.other.clock, self.other.risks = watched, self.world.clock, self.world.risks
+        self.other.restart()
         self.extras = {name: item.extra for name, item in watched.all.items()}
         self.reasons: dict[str, tuple[frozenset[str], str | None]] = {}
         self.frozen: dict[str, SlurmNode] = {}  # with a record that somebody edited: nothing on it is ours any more
@@ -166,6 +171,11 @@ class SlurmHistories(RuleBasedStateMachine):
         self._round()
 
     @rule()
+    def another_installation_does_a_round(self):
+        self._quiet()
+        self._others(self.other.round)
+
+    @rule()
     def a_second_round_changes_nothing(self):
         self._quiet()
         self._round()
@@ -192,17 +202,29 @@ class SlurmHistories(RuleBasedStateMachine):
         if self.frozen.pop(node, None) is not None:
             self.slurm.all[node] = replace(self.slurm.all[node], extra=self.extras[node])
 
+    def _others(self, act):
+        """Another installation acts: on nothing that is ours."""
+        ours = {name: node for name, node in self.slurm.all.items() if self.world.level(name)}
+        self.slurm.settings = self.other.settings
+        try:
+            assert act().active
+        finally:
+            self.slurm.settings = self.world.settings
+        assert {name: self.slurm.all[name] for name in ours} == ours
+
     def _quiet(self):
         self.slurm.crash, self.slurm.failing = None, []
 
     def _round(self):
         before = {name for name in self.slurm.all if self.world.level(name).hard}
+        theirs = {name: node for name, node in self.slurm.all.items() if self.other.level(name)}
         try:
             self.world.round()
         except Crash:
             self.world.restart()
             self.world.round()
             self.world.clock.move(LEASE)
+        assert {name: self.slurm.all[name] for name in theirs} == theirs
         after = {name for name in self.slurm.all if self.world.level(name).hard}
         self.taken = max(len(after - before), self.taken)
 
@@ -227,8 +249,10 @@ class SlurmHistories(RuleBasedStateMachine):
             self.world.clock.move(LEASE)
             self.world.restart()
             self.world.scheduler.set_switches(Switches(release_all=True))
+            self.other.scheduler.set_switches(Switches(release_all=True))
             for _ in range(3):
                 self.world.clock.move(LEASE)
+                self._others(self.other.round)
                 self.world.round()
             for name, node in self.slurm.all.items():
                 assert self.world.level(name) is Level.NONE

@@ -52,12 +52,12 @@ def done(node: SlurmNode, *verbs: str, settings: SlurmSettings = SETTINGS) -> Sl
 def test_a_record_goes_into_any_extra_and_out_again_and_leaves_the_rest(extra, tier, risk):
     record = OwnershipRecord(tier, risk, T0, Level.SOFT, weight=3, soft=1_000_003)
     held = with_record(extra, record, "n0")
-    result = record_in(held, "n0")
+    result = record_in(held, "n0", "predrain")
     assert result is not None
     assert replace(result, risk=None) == replace(record, risk=None)
     other = replace(record, level=Level.DRAINED, drain_at=T0, risk=None)
     again = with_record(held, other, "n0")
-    assert record_in(again, "n0") == other
+    assert record_in(again, "n0", "predrain") == other
     left = with_record(again, None, "n0")
     try:
         others = json.loads(extra or "{}")
@@ -74,7 +74,7 @@ def test_a_record_goes_into_any_extra_and_out_again_and_leaves_the_rest(extra, t
 def test_text_that_is_added_after_the_record_stays_and_the_record_is_read():
     record = OwnershipRecord("high", 0.5, T0, Level.SOFT, weight=3, soft=1_000_003)
     noted = with_record("rack=7", record, "n0") + " ops note"
-    assert record_in(noted, "n0") == record
+    assert record_in(noted, "n0", "predrain") == record
     assert with_record(noted, None, "n0") == "rack=7 ops note"
 
 
@@ -102,7 +102,7 @@ def edited(change) -> str:
 )
 def test_an_edited_or_copied_record_proves_nothing_and_is_reported(extra):
     with pytest.raises(DamagedRecordError):
-        record_in(extra, "n0")
+        record_in(extra, "n0", "predrain")
     drained = replace(NODE, states=frozenset({"IDLE", "DRAIN"}), reason=reason_for(action("taint"), T0 + HOUR))
     for node in (replace(NODE, extra=extra), replace(drained, extra=extra)):
         assert all(change_for(action(verb), node, SETTINGS, T0).empty for verb in ("publish", "soft_taint", "taint"))
@@ -116,7 +116,7 @@ def test_a_record_that_a_tool_wrote_again_in_its_own_way_is_intact():
     record = OwnershipRecord("high", 0.5, T0 + HOUR, Level.SOFT, weight=3, soft=9)
     content = json.loads(with_record('{"a": 1}', record, "n0"))
     again = json.dumps({"predrain": dict(sorted(content["predrain"].items(), reverse=True)), "b": 2}, indent=2)
-    assert record_in(again, "n0") == record
+    assert record_in(again, "n0", "predrain") == record
 
 
 @given(message=st.text(max_size=300), risk=st.none() | st.floats(0, 1))
@@ -133,11 +133,11 @@ def test_each_action_adds_to_the_marks_and_a_second_one_changes_nothing():
     node, levels = NODE, []
     for verb in ("publish", "soft_taint", "taint", "drain"):
         node = done(node, verb)
-        levels.append(standing_on(node, T0).marks.level)
+        levels.append(standing_on(node, SETTINGS, T0).marks.level)
         assert change_for(action(verb), node, SETTINGS, T0 + HOUR).empty
     assert levels == [Level.PUBLISHED, Level.SOFT, Level.TAINTED, Level.DRAINED]
     assert (node.weight, node.states) == (1_000_003, frozenset({"MIXED", "DRAIN"}))
-    marks = standing_on(node, T0).marks
+    marks = standing_on(node, SETTINGS, T0).marks
     assert marks.published is not None
     assert (marks.published.expires_at, marks.hard_since) == (T0 + 6 * HOUR, T0)
 
@@ -145,8 +145,8 @@ def test_each_action_adds_to_the_marks_and_a_second_one_changes_nothing():
 def test_a_release_gives_back_what_was_found():
     node = done(NODE, "publish", "soft_taint", "taint", "drain")
     half = after(node, change_for(release(to=Level.SOFT), node, SETTINGS, T0))
-    assert (half.out, half.weight, standing_on(half, T0).marks.level) == (frozenset(), 1_000_003, Level.SOFT)
-    assert not standing_on(half, T0).undone
+    assert (half.out, half.weight, standing_on(half, SETTINGS, T0).marks.level) == (frozenset(), 1_000_003, Level.SOFT)
+    assert not standing_on(half, SETTINGS, T0).undone
     assert after(node, change_for(release(), node, SETTINGS, T0)) == replace(NODE, user="root", reason_at=T0)
     assert after(half, change_for(release(), half, SETTINGS, T0)) == replace(NODE, user="root", reason_at=T0)
 
@@ -157,16 +157,16 @@ def test_a_prediction_that_is_renewed_renews_the_reason_too():
     assert (change.state, change.weight) == (None, None)
     assert change.reason is not None
     assert "until=2026-03-01T12:00:00Z" in change.reason
-    marks = standing_on(after(node, change), T0 + HOUR).marks
+    marks = standing_on(after(node, change), SETTINGS, T0 + HOUR).marks
     assert marks.tainted
     assert marks.hard_since == T0
 
 
 def test_a_weight_that_a_person_set_is_theirs():
     node = replace(done(NODE, "publish", "soft_taint"), weight=77)
-    standing = standing_on(node, T0)
+    standing = standing_on(node, SETTINGS, T0)
     assert (standing.marks.soft, standing.undone) == (False, True)
-    assert weight_again(node, T0).empty
+    assert weight_again(node, SETTINGS, T0).empty
     assert change_for(release(), node, SETTINGS, T0).weight is None
 
 
@@ -181,7 +181,7 @@ def test_on_a_node_with_another_reason_nothing_is_written_but_our_own_taken_back
     node = done(NODE, "publish", "soft_taint", "taint")
     states = frozenset({"DOWN"}) if state == "DOWN" else frozenset({"MIXED", *([state] if state else [])})
     node = replace(node, states=states, reason="ann looks at it", user="ann")
-    assert standing_on(node, T0).foreign == "reason 'ann looks at it' of ann"
+    assert standing_on(node, SETTINGS, T0).foreign == "reason 'ann looks at it' of ann"
     for verb in ("publish", "soft_taint", "taint", "drain"):
         assert change_for(action(verb), node, SETTINGS, T0).empty
     change = change_for(release(), node, SETTINGS, T0)
@@ -195,7 +195,7 @@ def test_on_a_node_with_another_reason_nothing_is_written_but_our_own_taken_back
 def taken_over(**changed: object) -> SlurmNode:
     """A node that predrain drained, read back and recorded, and that somebody changed since."""
     node = done(NODE, "publish", "taint")
-    node = after(node, authored(node, T0))
+    node = after(node, authored(node, SETTINGS, T0))
     return replace(node, **{name: change(node) if callable(change) else change for name, change in changed.items()})  # type: ignore[arg-type]
 
 
@@ -231,19 +231,32 @@ def test_a_drain_that_somebody_edited_or_took_over_is_theirs_and_stays_round_aft
 def test_a_drain_in_our_form_is_its_writers():
     reason = taken_over().reason
     node = replace(NODE, states=frozenset({"IDLE", "DRAIN"}), reason=reason, user="ann")
-    assert not standing_on(node, T0).marks.tainted
+    assert not standing_on(node, SETTINGS, T0).marks.tainted
     assert change_for(release(), node, SETTINGS, T0).empty
     assert "no record" in (view_of(node, (), SETTINGS, T0).notice or "")
 
 
+def test_marks_of_another_installation_stay_and_those_of_an_unnamed_one_are_ours():
+    node, other = taken_over(), replace(SETTINGS, installation="other")
+    assert all(change_for(action(verb), node, other, T0).empty for verb in ("publish", "soft_taint", "taint", "drain"))
+    assert change_for(release(), node, other, T0).empty
+    view = view_of(node, (), other, T0)
+    assert (view.marks.tainted, view.cordoned_by is not None, view.opt_out is not None) == (False, True, True)
+    assert view.notice == "predrain's marks on it are of another installation, predrain"
+    record = standing_on(node, SETTINGS, T0).record
+    assert record is not None
+    unnamed = replace(node, extra=with_record(node.extra, replace(record, owner=None), "n0"))
+    assert change_for(release(), unnamed, other, T0).state == "UNDRAIN"
+
+
 def test_what_was_drained_and_recorded_is_ours_and_goes():
     node = taken_over()
-    assert standing_on(node, T0).marks.tainted
+    assert standing_on(node, SETTINGS, T0).marks.tainted
     assert view_of(node, (), SETTINGS, T0).notice is None
-    assert authored(node, T0).empty
+    assert authored(node, SETTINGS, T0).empty
     assert change_for(release(), node, SETTINGS, T0).state == "UNDRAIN"
     renewed = after(node, change_for(action("publish", hours=12), node, SETTINGS, T0 + HOUR))
-    assert standing_on(replace(renewed, reason_at=T0 + HOUR), T0 + HOUR).marks.tainted
+    assert standing_on(replace(renewed, reason_at=T0 + HOUR), SETTINGS, T0 + HOUR).marks.tainted
 
 
 @pytest.mark.parametrize("flag", ["REBOOT_REQUESTED", "REBOOT_ISSUED"])

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import io
 from datetime import UTC, datetime, timedelta
-from itertools import pairwise
 from pathlib import Path
 
 import httpx
@@ -97,21 +96,18 @@ def decoder() -> RemoteWriteDecoder:
 
 
 @pytest.mark.parametrize("between", [b"", b"\xff\xff\xff"])
-@pytest.mark.parametrize("division", range(1, 5))
-def test_another_division_of_the_bytes_of_the_labels_does_not_replace_the_series(division: int, between: bytes) -> None:
-    good = write_request([(labels(), [(T0, 40.0)])])
-    encoded = [field(1, key.encode()) + field(2, value.encode()) for key, value in sorted(labels().items())]
-    joined = between.join(encoded)
-    cut = [0, *sorted({len(joined) * part // division for part in range(1, division)}), len(joined)]
-    pieces = [joined[low:high] for low, high in pairwise(cut)]
+@pytest.mark.parametrize("joined", range(6))
+def test_another_division_of_the_bytes_of_the_labels_does_not_replace_the_series(joined: int, between: bytes) -> None:
+    sent = labels(instance="elsewhere:9400")
+    encoded = [field(1, key.encode()) + field(2, value.encode()) for key, value in sorted(sent.items())]
+    encoded[joined : joined + 2] = [between.join(encoded[joined : joined + 2])]  # the second label hides the first
     reader = decoder()
+    reader.decode(write_request([(labels(gpu="GPU-b"), [(T0, 40.0)])]), limit=100)  # `Hostname` is found to be the node
     with_sample = field(2, b"\x09" + b"\0" * 8 + b"\x10\x01")
     with contextlib.suppress(RequestRefused):
-        reader.decode(field(1, b"".join(field(1, piece) for piece in pieces) + with_sample), limit=100)
-    samples = reader.decode(good, limit=100)
-    assert [(samples.series[i].channel, v) for i, v in zip(samples.index, samples.values, strict=True)] == [
-        ("gpu_temp_c", 40.0)
-    ]
+        reader.decode(field(1, b"".join(field(1, piece) for piece in encoded) + with_sample), limit=100)
+    samples = reader.decode(write_request([(sent, [(T0, 40.0)])]), limit=100)
+    assert [(samples.series[i].node, v) for i, v in zip(samples.index, samples.values, strict=True)] == [("n1", 40.0)]
 
 
 @pytest.mark.parametrize("claimed_ms", [2**62, -5, 7_000_000_000_000, 2**63 - 1, T0 + 3_600_000 * 24 * 365])

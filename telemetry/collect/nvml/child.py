@@ -19,13 +19,14 @@ import threading
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from multiprocessing.connection import Connection
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from telemetry.collect.nvml.library import LOST, RELOADED, UNSUPPORTED, Library, NvmlFault
-from telemetry.collect.nvml.questions import CALLS, FIELDS, LINK_COUNTERS, PROFILE
+from telemetry.collect.nvml.questions import CALLS, FIELDS, LINK_COUNTERS, PROFILE, NvmlQuery
 
 WAIT_MS: Final = 1000
 """How long one wait for XIDs lasts; a message says after each that the watch goes on."""
@@ -36,10 +37,13 @@ DEAF_PAUSE_S: Final = 10.0
 ASK_AGAIN_S: Final = 3600.0
 """What a device does not support is asked again after this long: a driver's setting may have changed."""
 
-_T = TypeVar("_T")
 _CHEAP: Final = next(call for call in CALLS if call.name == "pstate")
 _BLANK_32: Final = 4294967295.0
 _BLANK_FROM: Final = 2.0**62
+
+_Answer = float | NvmlFault
+_Question = tuple[str, Mapping[str, float], Callable[[list[str]], list[_Answer]]]
+# Its name, the channels that it answers with their scales, and how it is asked.
 
 Message = tuple[str, Any]
 """``answer`` or ``fault`` (a code) to a request; of the second thread ``xid`` (instant, XID, GPU, GPU instance),
@@ -54,9 +58,16 @@ class Gpu:
         self.handle = nvml.handle(index)
         self.identity = nvml.identity(index, self.handle)
         self._monotonic = monotonic
-        self._unsupported: dict[str, float] = {}
-        self._link_values: dict[tuple[str, int], float] = {}
+        self._ask_again_s: dict[tuple[str, str], float] = {}
+        self._link_counts: dict[int, dict[int, float]] = {}
         self._samples: list[Any] = []
+        # Fields come first, and a newer function before an older one.
+        self._questions: list[_Question] = [
+            ("fields", {channel: scale for channel, _, scale in FIELDS}, self._fields),
+            *((call.name, dict.fromkeys(call.channels, call.scale), partial(self._call, call)) for call in CALLS),
+            *((f"link {channel}", {channel: 1.0}, partial(self._links, number)) for channel, number in LINK_COUNTERS),
+            ("profile", {channel: scale for channel, _, scale in PROFILE}, self._profile),
+        ]
 
     def answers(self) -> bool:
         """Whether the GPU is not lost; raises ``NvmlFault`` if the driver is gone."""
@@ -74,87 +85,65 @@ class Gpu:
         Raises ``NvmlFault`` with a code of ``LOST`` (the GPU has to be looked up again, its handle is void) or
         ``RELOADED`` (so has everything). Any other failure only leaves its channels out.
         """
-        self._values: dict[str, float] = {}
-        self._errors: Counter[str] = Counter()
-        # A channel whose source fails for a moment is not asked elsewhere: two sources of one counter could differ.
-        supported = self._read_fields()
-        for call in CALLS:
-            missing = [channel for channel in call.channels if channel not in supported]
-            if not missing or not self._is_supported(call.name):
-                continue
-            answer = self._try(call.name, self._nvml.call, call, self.handle) or ()
-            for channel, value in zip(call.channels, answer, strict=False):
-                if channel in missing:
-                    self._put(channel, value, call.scale)
-            if self._is_supported(call.name):
-                supported.update(missing)
-        self._read_links(supported)
-        self._read_profile()
-        return self._values, dict(self._errors)
+        values: dict[str, float] = {}
+        errors: Counter[str] = Counter()
+        answered: set[str] = set()
+        for name, scales, ask in self._questions:
+            now_s = self._monotonic()
+            missing = [channel for channel in scales if channel not in answered]
+            channels = [channel for channel in missing if now_s >= self._ask_again_s.get((name, channel), now_s)]
+            for channel, answer in zip(channels, _answers(ask, channels), strict=True):
+                if isinstance(answer, NvmlFault):
+                    if answer.code in LOST | RELOADED:
+                        raise answer
+                    if answer.code in UNSUPPORTED:
+                        self._ask_again_s[name, channel] = now_s + ASK_AGAIN_S
+                        continue
+                    errors[answer.name] += 1
+                elif not _is_blank(answer):
+                    values[channel] = answer * scales[channel]
+                # A channel that fails for a moment is not asked elsewhere: two sources of one counter could differ.
+                answered.add(channel)
+        return values, dict(errors)
 
-    def _read_fields(self) -> set[str]:
-        """Read the fields; return the channels that they support."""
-        fields = [field for field in FIELDS if self._is_supported(f"field {field[0]}")]
-        if not fields or not self._is_supported("fields"):
-            return set()
-        answers = self._try("fields", self._nvml.fields, self.handle, [number for _, number, _ in fields])
-        for (channel, _, scale), (code, value) in zip(fields, answers or (), strict=False):
-            if code == 0:
-                self._put(channel, value, scale)
-            else:
-                self._fail(f"field {channel}", NvmlFault(code))
-        if not self._is_supported("fields"):
-            return set()
-        return {channel for channel, *_ in fields if self._is_supported(f"field {channel}")}
+    def _fields(self, channels: Sequence[str]) -> list[_Answer]:
+        numbers = [number for channel, number, _ in FIELDS if channel in channels]
+        return [NvmlFault(code) if code else value for code, value in self._nvml.fields(self.handle, numbers)]
 
-    def _read_links(self, supported: set[str]) -> None:
-        """Sum the error counters over the links.
+    def _call(self, query: NvmlQuery, channels: Sequence[str]) -> list[_Answer]:
+        answers = dict(zip(query.channels, self._nvml.call(query, self.handle), strict=False))
+        return [answers.get(channel, math.nan) for channel in channels]
+
+    def _links(self, counter: int, _channels: Sequence[str]) -> list[_Answer]:
+        """Sum an error counter over the links.
 
         A link that goes down keeps the last value it had: left out of the sum, it would look like a counter that was
         reset, and the errors of all other links like new ones.
         """
-        for channel, counter in LINK_COUNTERS:
-            if channel in supported:
-                continue
-            for link in range(self._nvml.max_links):
-                name = f"link {link} {channel}"
-                if self._is_supported(name):
-                    value = self._try(name, self._nvml.link_counter, self.handle, link, counter)
-                    if value is not None and not _is_blank(value):
-                        self._link_values[channel, link] = value
-            values = [value for (name, _), value in self._link_values.items() if name == channel]
-            if values:
-                self._values[channel] = sum(values)
+        counts = self._link_counts.setdefault(counter, {})
+        fault = NvmlFault(min(UNSUPPORTED))
+        for link in range(self._nvml.max_links):
+            try:
+                count = self._nvml.link_counter(self.handle, link, counter)
+            except NvmlFault as error:
+                if error.code in LOST | RELOADED:
+                    raise
+                fault = fault if error.code in UNSUPPORTED else error
+            else:
+                counts |= {} if _is_blank(count) else {link: count}
+        return [sum(counts.values()) if counts else fault]
 
-    def _read_profile(self) -> None:
-        if self._is_supported("profile"):
-            numbers = [number for _, number, _ in PROFILE]
-            answers = self._try("profile", self._nvml.profile, self.handle, self._samples, numbers)
-            for (channel, _, scale), (code, value) in zip(PROFILE, answers or (), strict=False):
-                if code == 0:
-                    self._put(channel, value, scale)
+    def _profile(self, channels: Sequence[str]) -> list[_Answer]:
+        numbers = [number for channel, number, _ in PROFILE if channel in channels]
+        answers = self._nvml.profile(self.handle, self._samples, numbers) or [(0, math.nan)] * len(numbers)
+        return [NvmlFault(code) if code else value for code, value in answers]
 
-    def _is_supported(self, name: str) -> bool:
-        return self._monotonic() >= self._unsupported.get(name, -math.inf)
 
-    def _try(self, name: str, ask: Callable[..., _T], *arguments: Any) -> _T | None:
-        try:
-            return ask(*arguments)
-        except NvmlFault as fault:
-            self._fail(name, fault)
-            return None
-
-    def _fail(self, name: str, fault: NvmlFault) -> None:
-        if fault.code in LOST | RELOADED:
-            raise fault
-        if fault.code in UNSUPPORTED:
-            self._unsupported[name] = self._monotonic() + ASK_AGAIN_S
-        else:
-            self._errors[fault.name] += 1
-
-    def _put(self, channel: str, value: float, scale: float) -> None:
-        if not _is_blank(value):
-            self._values[channel] = value * scale
+def _answers(ask: Callable[[list[str]], list[_Answer]], channels: list[str]) -> list[_Answer]:
+    try:
+        return ask(channels) if channels else []
+    except NvmlFault as fault:
+        return [fault] * len(channels)
 
 
 def _is_blank(value: float) -> bool:

@@ -181,7 +181,7 @@ def test_any_node_has_a_writer_of_its_own(node: str, tmp_path: Path) -> None:
     [
         (["--dataset", "a", "--spool", "b"], "give one of --dataset and --spool"),
         (["--spool", "b", "--bearer-token-file", "t"], "is only used with --push"),
-        (["--spool", "b", "--interval", "0s"], "must be positive"),
+        (["--spool", "b", "--interval", "0s"], "--interval"),
         (["--spool", "b", "--spool-limit", "much"], "'much' is not a size"),
     ],
 )

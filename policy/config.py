@@ -14,7 +14,8 @@ from policy.budget import BudgetConfig
 from policy.cost_benefit import CostBenefitConfig, worth_of
 from policy.fleet import NodeView
 from policy.hysteresis import HysteresisConfig, NodeRiskConfig
-from policy.ladder.rungs import RUNGS, Rung
+from policy.ladder.probes import ProbeConfig
+from policy.ladder.rungs import Rung
 from policy.maintenance import MaintenanceWindow
 from policy.node_assessment import HardRulesConfig
 from policy.stages import StagesConfig
@@ -30,7 +31,7 @@ class PolicyConfig:
     by (:func:`policy.tiers.choose_thresholds`: given, promised by the model, or neither), applied as there: see
     :meth:`by_scores`. ``costs``: ``high`` is what it costs to be wrong, node by node: see :meth:`thresholds_of`.
     ``rungs``: of the ladder, what may be done on a prediction; without ``drain``, jobs end by themselves. Hard rules
-    drain all the same.
+    drain all the same. ``probe`` and ``checkpoint`` have to be added by name.
     ``horizon``: what a risk looks ahead, gap included.
     ``renew``: what is published is written again when its end moves by so much, or is so near.
     ``maintenance``: planned ones: nothing new is put on their nodes, and what is seen in them is no evidence.
@@ -40,7 +41,7 @@ class PolicyConfig:
 
     thresholds: TierThresholds = field(default_factory=TierThresholds)
     thresholds_from: Literal["settings", "scores", "costs"] = "settings"
-    rungs: tuple[Rung, ...] = RUNGS
+    rungs: tuple[Rung, ...] = ("publish", "avoid", "swap", "drain")
     horizon: PositiveTime = timedelta(hours=24)
     renew: PositiveTime = timedelta(hours=1)
     forget: PositiveTime = timedelta(days=7)
@@ -52,6 +53,7 @@ class PolicyConfig:
     stages: StagesConfig = field(default_factory=StagesConfig)
     breaker: BreakerConfig = field(default_factory=BreakerConfig)
     cost_benefit: CostBenefitConfig = field(default_factory=CostBenefitConfig)
+    probes: ProbeConfig = field(default_factory=ProbeConfig)
 
     def thresholds_of(self, node: NodeView, now: datetime) -> TierThresholds:
         """Give the thresholds of one node.

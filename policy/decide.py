@@ -17,11 +17,11 @@ from policy.cost_benefit import Worth, hours_of, worth_of
 from policy.episodes import Alert, AlertOutcome
 from policy.fleet import Level, NodeView, Signals, notices_of
 from policy.hysteresis import RiskReading, Thresholds, changed, read_node
-from policy.ladder.probes import ProbeConfig
+from policy.ladder.requests import Candidate, after_probes, checkpoints_of, probes_of
 from policy.ladder.rungs import Rung, pooled_break_even
 from policy.maintenance import maintained, observed
 from policy.node_assessment import Assessment, assess, hits_of, removals_of
-from policy.plan import VERBS, Action, NodeDecision, NodeState, Plan, PolicyState, Verb
+from policy.plan import VERBS, Action, LastRequest, NodeDecision, NodeState, Plan, PolicyState, RungRequest, Verb
 from policy.stages import ALLOWED_LEVELS, FIXED, Stage, StageState, advance_stage, held_out
 from policy.tiers import TIERS, Tier
 
@@ -153,7 +153,7 @@ def _cap(case: Case, config: PolicyConfig) -> None:
 
 def _freeze(case: Case, signals: Signals, config: PolicyConfig, now: datetime) -> None:
     published, unwritable = case.node.marks.published, case.node.unwritable
-    blind = signals.read_at is None or now - signals.read_at > config.breaker.max_read_age
+    blind = _blind(signals, config, now)
     case.mute = signals.kill or blind or case.node.opt_out is not None or not case.node.readable
     if unwritable is not None:
         case.reasons += [f"nothing is written to it, releases included, until this is over: {unwritable}"]
@@ -163,6 +163,10 @@ def _freeze(case: Case, signals: Signals, config: PolicyConfig, now: datetime) -
             case.lower(Level.NONE, "what was published has expired, and the kill switch lets nothing be renewed")
     if blind:
         case.keep("the scheduler was not read lately", publish=False)
+
+
+def _blind(signals: Signals, config: PolicyConfig, now: datetime) -> bool:
+    return signals.read_at is None or now - signals.read_at > config.breaker.max_read_age
 
 
 def value(case: Case, config: PolicyConfig, now: datetime) -> None:
@@ -185,7 +189,6 @@ def weigh(case: Case) -> None:
 
 
 _NOTHING = NodeState()
-_PROBES = ProbeConfig()
 _WANTED: Mapping[str, Level] = {
     "clear": Level.NONE, "watch": Level.PUBLISHED, "elevated": Level.SOFT, "high": Level.DRAINED,
 }  # fmt: skip
@@ -246,18 +249,26 @@ def decide(
         weigh(case)
     actions = [(case, action) for case in cases if case.target or case.level for action in _actions(case, config, now)]
     actions.sort(key=lambda planned: (VERBS.index(planned[1].verb), -planned[0].urgency, planned[1].node))
-    remembered, alerts = _remember(cases, state, config, now)
+    requests, stopped, checkpoints = _cheap_rungs(cases, stages, breaker, signals, state, config, now)
+    requested = {request.node: request for request in requests}
+    remembered, alerts = _remember(cases, state, config, now, requested)
     return Plan(
         now=now,
         actions=tuple(action for _, action in actions),
-        nodes={case.node.name: _decision(case) for case in cases if case.assessment.tier != "clear" or case.level},
+        nodes={
+            case.node.name: _decision(case, requested.get(case.node.name))
+            for case in cases
+            if case.assessment.tier != "clear" or case.level or case.node.name in requested
+        },
         over_budget=dict(sorted(granted.refused.items())),
         uses=granted.uses,
         open_causes=breaker.causes,
         stages=stages,
         alerts=tuple(alerts),
         reasons=(*reasons, *opened, *moved),
-        state=PolicyState(remembered, granted.starts, stages, breaker),
+        state=PolicyState(remembered, granted.starts, stages, breaker, checkpoints),
+        requests=tuple(requests),
+        stopped=stopped,
     )
 
 
@@ -279,6 +290,7 @@ def carried_out(state: PolicyState, actions: Iterable[Action]) -> PolicyState:
 
 def _judged(node: NodeView, state: PolicyState, config: PolicyConfig, now: datetime) -> NodeView:
     known = state.nodes.get(node.name)
+    node = after_probes(node, config.probes, now)
     return maintained(node, config.maintenance, None if known is None else known.maintenance, now)
 
 
@@ -347,7 +359,66 @@ def _needed(cases: list[Case], config: PolicyConfig, now: datetime) -> Mapping[S
     costs = config.cost_benefit
     nodes = [(len(case.node.units), hours_of(case.node.jobs, costs, now)) for case in cases]
     rung: Rung = "drain" if "drain" in config.rungs else "swap"
-    return {"soft": soft, "hard": pooled_break_even(rung, nodes, costs, _PROBES)}
+    return {"soft": soft, "hard": pooled_break_even(rung, nodes, costs, config.probes)}
+
+
+def _cheap_rungs(
+    cases: list[Case], stages: Mapping[str, StageState], breaker: BreakerState, signals: Signals, state: PolicyState,
+    config: PolicyConfig, now: datetime,
+) -> tuple[list[RungRequest], dict[str, str], Mapping[str, LastRequest]]:  # fmt: skip
+    """Return what is requested of nodes that stay in service, the probes to stop, and what is remembered."""
+    if signals.probes is None and not signals.checkpoints:
+        return [], {}, state.checkpoints
+    candidates = []
+    for case in cases:
+        risk, decided_at, node = case.assessment.reading.risk, case.assessment.reading.decided_at, case.node
+        if risk is None or decided_at is None:
+            continue
+        bars: dict[str, str | None] = dict.fromkeys(
+            ("probe", "checkpoint"), _bar(case, stages, breaker, signals, config, now)
+        )
+        for rung, bar in bars.items():
+            if bar is None and rung not in config.rungs:
+                bars[rung] = f"{rung} is not among the rungs"
+        if max(case.level, case.target) is Level.DRAINED:
+            bars["checkpoint"] = bars["checkpoint"] or "its drain asks for the checkpoint"
+        if case.level.hard or case.target.hard or case.held_out:
+            bars["probe"] = bars["probe"] or "it is taken out of service, or held out"
+        idle = not node.jobs and node.lost is None and node.resting is None
+        ends = min(prediction.expires_at for prediction in case.assessment.reading.known.values())
+        known = state.nodes.get(node.name)
+        candidates.append(Candidate(node, risk, decided_at, ends, bars, idle, known.probed if known else None))
+    requests: list[RungRequest] = []
+    stopped, checkpoints = {}, state.checkpoints
+    if signals.probes is not None:
+        requests, stopped = probes_of(candidates, signals.probes, config.probes, config.cost_benefit, now)
+    if signals.checkpoints:
+        asks, checkpoints = checkpoints_of(candidates, checkpoints, config.horizon, config.cost_benefit, now)
+        requests += asks
+    return requests, stopped, checkpoints
+
+
+def _bar(
+    case: Case, stages: Mapping[str, StageState], breaker: BreakerState, signals: Signals, config: PolicyConfig,
+    now: datetime,
+) -> str | None:  # fmt: skip
+    """Return why nothing is requested of a node; None: a rung of the settings may be."""
+    node, assessment = case.node, case.assessment
+    stage, frozen = stages[node.group_key].stage, breaker.frozen(node.group_key, node.name)
+    bars = {
+        "everything is to be released": signals.release_all,
+        "the kill switch is on": signals.kill,
+        "the scheduler was not read lately": _blind(signals, config, now),
+        f"group {node.group_key} is in stage {stage}": stage == "shadow",
+        f"{node.foreign}": node.foreign is not None,
+        f"{node.unwritable}": node.unwritable is not None,
+        "another client removed a predrain mark": assessment.undone or node.uncordoned,
+        f"the breaker is open: {'; '.join(frozen)}": bool(frozen),
+        "its driver or exporter changed lately, and the model knows the old one": assessment.changed_within(
+            config.breaker.settle, now
+        ),
+    }
+    return next((why for why, holds in bars.items() if holds), None)
 
 
 def _actions(case: Case, config: PolicyConfig, now: datetime) -> list[Action]:
@@ -396,7 +467,7 @@ def _republish(case: Case, config: PolicyConfig, now: datetime) -> bool:
 
 
 def _remember(
-    cases: list[Case], state: PolicyState, config: PolicyConfig, now: datetime
+    cases: list[Case], state: PolicyState, config: PolicyConfig, now: datetime, requested: Mapping[str, RungRequest]
 ) -> tuple[dict[str, NodeState], list[Alert]]:
     remembered: dict[str, NodeState] = {}
     alerts: list[Alert] = []
@@ -410,6 +481,11 @@ def _remember(
             kept = changed(kept, maintenance=maintenance, seen=level, target=case.target, released_at=at)
         else:  # its marks are not known
             kept = changed(kept, maintenance=maintenance)
+        request, decided_at = requested.get(case.node.name), assessment.reading.decided_at
+        if request is not None and request.rung == "probe" and decided_at is not None:
+            kept = changed(kept, probed=LastRequest(now, request.risk, decided_at))
+        elif kept.probed is not None and now - kept.probed.at >= config.probes.base_every:
+            kept = changed(kept, probed=None)  # it is due again in any case
         if TIERS.index(assessment.tier) > max(TIERS.index(kept.alerted), TIERS.index("watch")):
             kept = replace(kept, alerted=assessment.tier)
             unit, by_rule = assessment.blamed
@@ -426,7 +502,7 @@ def _remember(
     return dict(sorted(remembered.items())), alerts
 
 
-def _decision(case: Case) -> NodeDecision:
+def _decision(case: Case, request: RungRequest | None) -> NodeDecision:
     assessment = case.assessment
     return NodeDecision(
         node=case.node.name,
@@ -441,4 +517,5 @@ def _decision(case: Case) -> NodeDecision:
         held_out=case.held_out,
         expires_at=assessment.expires_at,
         remedy=assessment.remedy,
+        request=request,
     )

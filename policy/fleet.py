@@ -85,12 +85,14 @@ class UnitView:
     ``name``: UUID or serial: another device in the same slot is another unit.
     ``score``: the newest one, unknown or not.
     ``valid_from``: what was scored or seen before is void: the device came, was repaired, or passed a diagnostic then.
+    ``probed_at``: when it last passed a probe, which lowers its risk for a while.
     """
 
     name: str
     score: Score | None = None
     facts: tuple[Fact, ...] = ()
     valid_from: datetime | None = None
+    probed_at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,6 +290,8 @@ class Signals:
     ``kill``: the kill switch: nothing new on any node.
     ``release_all``: all predrain marks are removed.
     ``reset_breaker_at``: when a person last closed the breaker by hand.
+    ``probes``: nodes that are being probed; None: no probe can be started.
+    ``checkpoints``: whether jobs can be asked for a checkpoint.
     """
 
     read_at: datetime | None
@@ -298,3 +302,5 @@ class Signals:
     kill: bool = False
     release_all: bool = False
     reset_breaker_at: datetime | None = None
+    probes: tuple[str, ...] | None = None
+    checkpoints: bool = False

@@ -24,6 +24,37 @@ VERBS: tuple[Verb, ...] = ("release", "taint", "drain", "soft_taint", "publish")
 
 
 @dataclass(frozen=True, slots=True)
+class RungRequest:
+    """One cheap rung for one node, which leaves it in service.
+
+    ``saves``: expected GPU-hours, net of what it costs; ``costs``: GPU-hours.
+    ``expires_at``: not begun after it.
+    ``jobs``: those asked for a checkpoint; none of a probe.
+    """
+
+    rung: Literal["probe", "checkpoint"]
+    node: str
+    risk: float
+    expires_at: datetime
+    saves: float
+    costs: float
+    reasons: tuple[str, ...]
+    jobs: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class LastRequest:
+    """When a cheap rung was last requested.
+
+    ``risk``: what the request rested on, of the decision at ``decided_at``.
+    """
+
+    at: datetime
+    risk: float
+    decided_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
 class NodeState:
     """What is remembered of one node.
 
@@ -36,6 +67,7 @@ class NodeState:
     ``absent_since``: when it was first missing from the listing.
     ``maintenance``: the last one that it was in.
     ``released_at``: when its hard mark was last to be taken off: whatever was decided then has still counted it.
+    ``probed``: the last request for a probe.
     """
 
     tier: TierState = field(default_factory=TierState)
@@ -49,6 +81,7 @@ class NodeState:
     absent_since: datetime | None = None
     maintenance: Period | None = None
     released_at: datetime | None = None
+    probed: LastRequest | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +90,14 @@ class PolicyState:
 
     ``starts``: nodes newly taken out of service, as far back as a rate looks.
     ``stages``: by ``cluster/group``.
+    ``checkpoints``: the last request for a checkpoint, by ``cluster/job``.
     """
 
     nodes: Mapping[str, NodeState] = field(default_factory=dict)
     starts: tuple[Start, ...] = ()
     stages: Mapping[str, StageState] = field(default_factory=dict)
     breaker: BreakerState = field(default_factory=BreakerState)
+    checkpoints: Mapping[str, LastRequest] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +148,7 @@ class NodeDecision:
     ``wanted``: what its tier asks for.
     ``reasons``: all of them: of the tier, and of each thing that lowered the target.
     ``expires_at``: until when the tier holds.
+    ``request``: the cheap rung that is requested for it in this decision.
     """
 
     node: str
@@ -127,6 +163,7 @@ class NodeDecision:
     held_out: bool
     expires_at: datetime | None
     remedy: Remedy | None = None
+    request: RungRequest | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,12 +171,14 @@ class Plan:
     """Everything that a decision comes to.
 
     ``actions``: in the order to carry them out: releases first, then the riskiest first.
-    ``nodes``: of every node that is not simply ``clear`` and unmarked.
+    ``nodes``: of every node that is not simply ``clear`` and unmarked, or for which a cheap rung is requested.
     ``over_budget``: nodes that were not taken out of service for lack of budget, with why.
     ``open_causes``: what holds the breaker open.
     ``alerts``: those that begin now, for the ledger to judge later.
     ``reasons``: of the fleet as a whole: breaker, stages, switches.
     ``state``: to be kept, and given to the next decision.
+    ``requests``: probes and checkpoints to begin, the riskiest node first.
+    ``stopped``: probes to end at once, by node, with the reason.
     """
 
     now: datetime
@@ -152,3 +191,5 @@ class Plan:
     alerts: tuple[Alert, ...]
     reasons: tuple[str, ...]
     state: PolicyState
+    requests: tuple[RungRequest, ...] = ()
+    stopped: Mapping[str, str] = field(default_factory=dict)

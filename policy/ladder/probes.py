@@ -31,6 +31,7 @@ class ProbeConfig:
     ``found``: by failure family, the share that a probe finds.
     ``idle_cost``: energy and wear of an idle GPU under test, as a share of a GPU-hour.
     ``preemption``: for how long a probe that is preempted delays the job.
+    ``lowers_for``: how long a probe that passed lowers the risk of its node.
     """
 
     duration: PositiveTime = timedelta(minutes=15)
@@ -39,9 +40,10 @@ class ProbeConfig:
     max_concurrent: PositiveInt = 16
     max_idle_share: Share = 0.5
     min_lift: Annotated[float, Field(ge=0)] = 1.0
-    found: Mapping[str, float] = field(default_factory=lambda: dict(FOUND))
+    found: Mapping[str, Share] = field(default_factory=lambda: dict(FOUND))
     idle_cost: Share = 0.05
     preemption: NonNegativeTime = timedelta(minutes=1)
+    lowers_for: PositiveTime = timedelta(days=3)
 
     @property
     def mean_found(self) -> float:

@@ -1,0 +1,167 @@
+"""Probes and checkpoints of one decision: nodes that stay in service, chosen by what each rung saves and costs."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+
+from policy.cost_benefit import CostBenefitConfig, hours_of
+from policy.episodes import NEW_EVIDENCE
+from policy.fleet import JobView, NodeView, UnitView
+from policy.ladder.probes import IdleNode, ProbeConfig, choose_probes
+from policy.ladder.rungs import prices
+from policy.plan import LastRequest, RungRequest
+
+_HOUR = timedelta(hours=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A node that a cheap rung may be requested for.
+
+    ``risk``: of the node, by the scores that are valid now; ``decided_at``, ``expires_at``: of these.
+    ``barred``: why none may be requested; None: it may. ``idle``: it is in service and has no job.
+    ``probed``: the last request for a probe.
+    """
+
+    node: NodeView
+    risk: float
+    decided_at: datetime
+    expires_at: datetime
+    barred: Mapping[str, str | None]
+    idle: bool
+    probed: LastRequest | None = None
+
+
+def probes_of(
+    candidates: Sequence[Candidate], running: Iterable[str], config: ProbeConfig, costs: CostBenefitConfig,
+    now: datetime,
+) -> tuple[list[RungRequest], dict[str, str]]:  # fmt: skip
+    """Return the probes to begin, riskiest first, and those of ``running`` to stop, each with the reason.
+
+    A node is probed where that pays at its risk. It is probed again after the pause of the settings, or earlier once
+    its risk has doubled.
+    """
+    known = {candidate.node.name: candidate for candidate in candidates}
+    running = set(running)
+    stopped = {name: why for name in sorted(running) if (why := _why_stopped(known.get(name))) is not None}
+    if not candidates:
+        return [], stopped
+    mean = math.fsum(candidate.risk for candidate in candidates) / len(candidates)
+    nodes, price_of = [], {}
+    for candidate in candidates:
+        name, last = candidate.node.name, candidate.probed
+        if candidate.barred["probe"] is not None or not candidate.idle or name in running:
+            continue
+        price = price_of[name] = prices(len(candidate.node.units), hours_of((), costs, now), costs, config)["probe"]
+        if price.break_even is None or candidate.risk < price.break_even:
+            continue
+        rested = None if last is None or last.at == now else now - last.at
+        at_risk = candidate.risk >= config.min_lift * mean
+        if last is not None and at_risk and candidate.risk >= NEW_EVIDENCE * last.risk:
+            rested = None
+        nodes.append(IdleNode(name, candidate.risk, rested))
+    idle = sum(candidate.idle for candidate in candidates)
+    chosen = choose_probes(nodes, running=len(running), idle=idle, mean_risk=mean, config=config)
+    requests = []
+    for name in chosen:
+        candidate, price = known[name], price_of[name]
+        risk = candidate.risk
+        why = f"idle at a risk of {risk:.1%}, {risk / mean:.1f} times the fleet's mean" if mean else "idle"
+        saves = risk * price.saved - (1 - risk) * price.unneeded
+        requests.append(RungRequest("probe", name, risk, candidate.expires_at, saves, price.unneeded, (why,)))
+    return requests, stopped
+
+
+def _why_stopped(candidate: Candidate | None) -> str | None:
+    if candidate is None:
+        return "no risk of it is known any more"
+    if candidate.barred["probe"] is not None:
+        return candidate.barred["probe"]
+    return None if candidate.idle else "a job runs on it"
+
+
+def checkpoints_of(
+    candidates: Sequence[Candidate], asked: Mapping[str, LastRequest], horizon: timedelta, costs: CostBenefitConfig,
+    now: datetime,
+) -> tuple[list[RungRequest], dict[str, LastRequest]]:  # fmt: skip
+    """Return the checkpoints to ask for, riskiest node first, and what is remembered of them.
+
+    A job is asked where the work since its last checkpoint, times the risk that one of its nodes fails before its own
+    next one, exceeds what a checkpoint takes. It is asked once for each decision time, and again only once the risk has
+    doubled or the horizon of the last request has passed.
+
+    ``asked``: the last requests, by ``cluster/job``.
+    """
+    parts: defaultdict[str, list[tuple[Candidate, JobView]]] = defaultdict(list)
+    for candidate in candidates:
+        for job in candidate.node.jobs:
+            if job.can_checkpoint:
+                parts[f"{candidate.node.cluster}/{job.name}"].append((candidate, job))
+    by_node: defaultdict[str, list[tuple[JobView, float]]] = defaultdict(list)
+    remembered = {key: last for key, last in asked.items() if now < last.at + 2 * horizon}
+    riskiest: dict[str, Candidate] = {}
+    for key, members in sorted(parts.items()):
+        candidate, job = max(members, key=lambda member: (member[0].risk, member[0].node.name))
+        unsaved = _unsaved(job, costs, now)
+        if unsaved is None or any(member.barred["checkpoint"] is not None for member, _ in members):
+            continue
+        ahead = min(max(costs.checkpoint_every - unsaved, timedelta(0)) or costs.checkpoint_every, horizon) / horizon
+        risks = [member.risk for member, _ in members]
+        spared = -math.expm1(ahead * math.fsum(math.log1p(-min(risk, 1 - 1e-12)) for risk in risks))
+        gain = unsaved * spared - costs.checkpoint
+        last = remembered.get(key)
+        if gain <= timedelta(0) or not _is_new(last, candidate, horizon, now):
+            continue
+        remembered[key] = LastRequest(now, candidate.risk, candidate.decided_at)
+        riskiest[candidate.node.name] = candidate
+        by_node[candidate.node.name].append((job, gain / _HOUR))
+    requests = [
+        RungRequest(
+            "checkpoint", name, candidate.risk, candidate.expires_at,
+            math.fsum(job.gpus * gain for job, gain in by_node[name]),
+            math.fsum(job.gpus for job, _ in by_node[name]) * (costs.checkpoint / _HOUR),
+            (f"at a risk of {candidate.risk:.1%} the work since the last checkpoint exceeds what one costs over the "
+             "risk",),
+            tuple(job.name for job, _ in by_node[name]),
+        )
+        for name, candidate in sorted(riskiest.items(), key=lambda item: (-item[1].risk, item[0]))
+    ]  # fmt: skip
+    return requests, remembered
+
+
+def _unsaved(job: JobView, costs: CostBenefitConfig, now: datetime) -> timedelta | None:
+    """Return the work that a failure now would lose; None: not known. Without a report half an interval at most."""
+    if job.checkpointed_at is not None:
+        return max(now - job.checkpointed_at, timedelta(0))
+    if job.started_at is None:
+        return None
+    return min(max(now - job.started_at, timedelta(0)), costs.checkpoint_every / 2)
+
+
+def _is_new(last: LastRequest | None, candidate: Candidate, horizon: timedelta, now: datetime) -> bool:
+    if last is None or last.at == now:
+        return True
+    if candidate.decided_at <= last.decided_at:
+        return False
+    return candidate.risk >= NEW_EVIDENCE * last.risk or now >= last.at + horizon
+
+
+def after_probes(node: NodeView, config: ProbeConfig, now: datetime) -> NodeView:
+    """Return a node with the risks of units that lately passed a probe lowered by the share that a probe finds."""
+    if all(unit.probed_at is None for unit in node.units):
+        return node
+    return replace(node, units=tuple(_after_probe(unit, config, now) for unit in node.units))
+
+
+def _after_probe(unit: UnitView, config: ProbeConfig, now: datetime) -> UnitView:
+    score, passed_at = unit.score, unit.probed_at
+    if score is None or score.risk is None or passed_at is None or not passed_at <= now < passed_at + config.lowers_for:
+        return unit
+    found = config.mean_found
+    risk = score.risk * (1 - found) / (1 - score.risk * found)
+    why = f"it passed a probe at {passed_at:%Y-%m-%d %H:%M} UTC, before that {score.risk:.1%}"
+    return replace(unit, score=replace(score, risk=risk, reasons=(*score.reasons, why)))

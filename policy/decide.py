@@ -389,7 +389,8 @@ def _cheap_rungs(
         known = state.nodes.get(node.name)
         candidates.append(Candidate(node, risk, decided_at, ends, bars, idle, known.probed if known else None))
     requests: list[RungRequest] = []
-    stopped, checkpoints = {}, state.checkpoints
+    stopped: dict[str, str] = {}
+    checkpoints = state.checkpoints
     if signals.probes is not None:
         requests, stopped = probes_of(candidates, signals.probes, config.probes, config.cost_benefit, now)
     if signals.checkpoints:

@@ -74,6 +74,8 @@ class InMemoryDiagnostic:
         key: str,
         fence: Fence,  # noqa: ARG002
         remedy: Remedy | None = None,
+        *,
+        probe: bool = False,  # noqa: ARG002
     ) -> WriteResult:
         """Start one."""
         if key in self.begun:

@@ -118,7 +118,7 @@ class Controller:
             fleet = self._read_fleet(log)
             fleet = fleet if switches is None else replace(fleet, switches=switches)
             ready = self._load_evacuation(log)
-            decision = self._decide(fleet, log)
+            decision = self._decide(fleet, log, ready=ready)
             if decision is None:
                 return report
             plan, views = decision.plan, decision.views
@@ -158,7 +158,7 @@ class Controller:
             with log.boundary("the ledger"):
                 self._settle_open(report)
             ready = self._load_evacuation(log)  # what diagnostics came to is among the facts
-            decision = self._decide(fleet, log)
+            decision = self._decide(fleet, log, ready=ready)
         else:
             log.error(f"nothing is decided, and only expired marks are released: {self.unusable}")
         held = frozenset[str]() if decision is None else self._held(decision)
@@ -231,7 +231,7 @@ class Controller:
             log.error(f"the scheduler cannot be read entirely: {fleet.trouble}")
         return fleet
 
-    def _decide(self, fleet: FleetReading, log: RoundLog) -> _Decision | None:
+    def _decide(self, fleet: FleetReading, log: RoundLog, *, ready: bool) -> _Decision | None:
         """Read the sources and decide; None: it failed, which is an error of the round."""
         decision, report = None, log.report
         self._store.known = False
@@ -242,7 +242,7 @@ class Controller:
         self._evidence.refresh(self.clock.now(), log)
         with log.boundary("the decision"):
             state, policy = self._store.value, self._in_force(fleet, report)
-            decision = self._decided(fleet, state, policy, log)
+            decision = self._decided(fleet, state, policy, log, ready=ready)
         return decision
 
     def _in_force(self, fleet: FleetReading, report: RoundReport) -> PolicyConfig:
@@ -253,7 +253,9 @@ class Controller:
             report.notes += odd_thresholds(policy, risks)
         return policy if tiers is None else policy.by_scores(tiers)
 
-    def _decided(self, fleet: FleetReading, state: PolicyState, policy: PolicyConfig, log: RoundLog) -> _Decision:
+    def _decided(
+        self, fleet: FleetReading, state: PolicyState, policy: PolicyConfig, log: RoundLog, *, ready: bool
+    ) -> _Decision:
         now, report = self.clock.now(), log.report
         self._evidence.list_nodes(reading.view.name for reading in fleet.nodes)
         views = tuple(self._evidence.placed(reading.view, state) for reading in fleet.nodes)
@@ -273,6 +275,8 @@ class Controller:
             kill=fleet.switches.kill,
             release_all=fleet.switches.release_all,
             reset_breaker_at=fleet.switches.reset_breaker_at,
+            probes=self.evacuation.probes() if self.evacuation is not None and ready else None,
+            checkpoints=self.evacuation is not None and ready and self.evacuation.settings.enabled,
         )
         plan = decide(views, state, signals, policy, now)
         report.plan = plan

@@ -125,7 +125,7 @@ class Evidence:
             return scored  # most units by far
         facts = facts or _NOTHING
         since = [when for when in (facts.valid_from, unit.valid_from, repaired) if when is not None]
-        return UnitView(unit.name, scored.score, facts.facts, max(since, default=None))
+        return UnitView(unit.name, scored.score, facts.facts, max(since, default=None), facts.probed_at)
 
     def _read_risks(self) -> None:
         risks = self.risk_source.read()

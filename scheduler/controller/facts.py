@@ -152,7 +152,7 @@ class VerifiedFacts:
 
     A failed diagnostic is the fact ``diagnostic_failed`` of the GPUs that it names, and of all GPUs of the node where
     it names none. One that passed says of each GPU that was in the node that what was before it is void. One that came
-    to neither says nothing.
+    to neither says nothing. A probe that passed voids nothing, and lowers the risk for a while.
 
     ``history``: gives what was known at a time, by which alerts are judged; raises ``SourceError`` where it cannot be
     read.
@@ -184,6 +184,8 @@ class VerifiedFacts:
                 known = facts.get(unit, ReportedFacts())
                 if result.kind == "failed":
                     facts[unit] = replace(known, facts=(*known.facts, Fact("diagnostic_failed", result.at)))
+                elif result.rung == "probe" and result.kind == "passed":
+                    facts[unit] = replace(known, probed_at=result.at)
                 elif result.kind == "passed":
                     since = result.at if known.valid_from is None else max(known.valid_from, result.at)
                     facts[unit] = replace(known, valid_from=since)
@@ -217,7 +219,7 @@ class VerifiedFacts:
         for result in results:
             for unit in result.units:
                 homes.setdefault(unit, result.node)
-                if result.kind == "passed":
+                if (result.kind, result.rung) == ("passed", "drain"):
                     units[unit].append(Happening("diagnostic_passed", result.at))
                 elif result.kind == "failed" and unit in (result.failed_units or result.units):
                     units[unit].append(Happening("diagnostic_failed", result.at))

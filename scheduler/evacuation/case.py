@@ -22,7 +22,7 @@ OUTCOMES: Mapping[str, str] = {
 
 @dataclass(slots=True)
 class DrainCase:
-    """A node with a drain mark of predrain.
+    """A node with a drain mark of predrain, or on which a cheaper rung is carried out.
 
     ``reading``: as re-read in this round.
     ``entry``: its progress, replaced as it moves on.
@@ -52,8 +52,17 @@ class DrainCase:
 
     @property
     def why(self) -> str:
-        """Why it is drained."""
+        """Why it is drained, probed or asked for checkpoints."""
+        if self.entry.request is not None:
+            return "; ".join(self.entry.request.reasons)
         return "; ".join(self.decision.reasons[:3]) if self.decision is not None else ""
+
+    def concerns(self, workload: Workload) -> bool:
+        """Whether a workload has to leave, or is one of those that a request for checkpoints is about."""
+        request, job = self.entry.request, workload.job
+        if request is None or workload.stays is not None:
+            return workload.stays is None
+        return workload.opt_out is None and job is not None and job.name in request.jobs
 
     def change(self, **fields: object) -> None:
         """Move its progress on."""

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any, get_args
 
 from policy.ladder.remedies import INSTRUCTIONS, Remedy
 from scheduler.evacuation.case import OUTCOMES, DrainCase, Still
-from scheduler.evacuation.progress import Result
+from scheduler.evacuation.progress import Evacuating, Result
 from scheduler.evacuation.settings import VerificationSettings
 from scheduler.ledger.round_log import RoundLog
-from scheduler.ports.codec import instant
+from scheduler.ports.codec import instant, plain_of
 from scheduler.ports.errors import SchedulerError
 from scheduler.ports.readings import AnswerKind, WriteResult
-from scheduler.ports.records import PendingCall
+from scheduler.ports.records import CallKind, FindingKind, PendingCall
 from scheduler.ports.workloads import (
     DiagnosticKind,
     DiagnosticResult,
@@ -34,13 +35,17 @@ class Diagnostics:
 
     A diagnostic that passed is a fact about the node's GPUs: what was scored before is void, so that the controller
     releases the node by its own rules. One that failed is the fact ``diagnostic_failed``: the rule on it holds the
-    node, and people are notified. An inconclusive one is tried again, then reported; it frees nothing.
+    node, and people are notified. An inconclusive one is tried again, then reported; it frees nothing. A probe runs
+    once, on a node that stays in service: one that is preempted or times out is inconclusive.
     """
 
     workloads: Workloads
     verification: Verification | None
     settings: VerificationSettings
     still: Still
+
+    def _timeout(self, case: DrainCase) -> timedelta:
+        return self.settings.timeout if case.entry.request is None else self.settings.probe_timeout
 
     def advance(self, case: DrainCase, log: RoundLog) -> Result | None:
         """Start the diagnostic, or read where it stands; gives its result where it ended now."""
@@ -94,12 +99,16 @@ class Diagnostics:
 
     def _start(self, verification: Verification, case: DrainCase, log: RoundLog) -> Result | None:
         now, entry = log.clock.now(), case.entry
+        if case.held is not None and entry.request is not None:
+            case.change(phase="done", message=f"not begun: {case.held}")
+            log.step(case.node, entry.rung, "held", None, case.held)
+            return None
         if case.held is not None:
             case.change(empty_at=None)  # the time to start it begins when it may be started
             return None
         if entry.empty_at is None:
             case.change(empty_at=now)
-        elif now - entry.empty_at > self.settings.timeout:
+        elif now - entry.empty_at > self._timeout(case):
             return self._ended(case, DiagnosticResult("inconclusive", f"it could not be started: {entry.message}"), log)
         if not self._may_start(case, log):
             return None
@@ -107,15 +116,18 @@ class Diagnostics:
         key = entry.verify_key(case.node)
         remedy = _remedy(case)
         why = case.why if remedy is None else f"remedy: {remedy}; {case.why}"
-        number = log.intend(PendingCall(now, case.node, "verify", key, self.settings.method, None, why))
+        verb = _verb(entry)
+        number = log.intend(
+            PendingCall(now, case.node, verb, key, self.settings.method, None, why, request=entry.request)
+        )
         if number is None:
             return None
-        answer = verification.start(case.node, case.units, key, fence, remedy)
+        answer = verification.start(case.node, case.units, key, fence, remedy, probe=entry.request is not None)
         log.settle(number, answer)
         started = answer.kind in ("done", "already")
         case.change(started_at=now if started else None, remedy=remedy, message=answer.message)
         outcome = "waiting" if answer.confirmed else OUTCOMES[answer.kind]
-        log.step(case.node, "verify", outcome, None, answer.message)
+        log.step(case.node, verb, outcome, None, answer.message)
         return None
 
     def _may_start(self, case: DrainCase, log: RoundLog) -> bool:
@@ -132,7 +144,7 @@ class Diagnostics:
             return False
         if back:
             message = f"not empty any more: {', '.join(back[:5])}"
-            case.change(phase="evacuating", empty_at=None, message=message)
+            case.change(phase="evacuating" if case.entry.request is None else "done", empty_at=None, message=message)
             log.step(case.node, "hold", "held", None, message)
         return not back
 
@@ -147,11 +159,11 @@ class Diagnostics:
         if outcome.kind == "missing":
             outcome = DiagnosticResult("inconclusive", "it was started, and is not there any more")
         if outcome.kind == "running":
-            if entry.started_at is None or now - entry.started_at <= self.settings.timeout:
-                log.step(case.node, "verify", "waiting", None, outcome.message)
+            if entry.started_at is None or now - entry.started_at <= self._timeout(case):
+                log.step(case.node, _verb(entry), "waiting", None, outcome.message)
                 return None
             verification.drop(case.node, key)
-            outcome = DiagnosticResult("inconclusive", f"no result within {self.settings.timeout}")
+            outcome = DiagnosticResult("inconclusive", f"no result within {self._timeout(case)}")
         return self._ended(case, outcome, log)
 
     def _ended(self, case: DrainCase, outcome: DiagnosticResult, log: RoundLog) -> Result | None:
@@ -160,16 +172,24 @@ class Diagnostics:
         began = entry.started_at or entry.began_at
         now = log.clock.now()
         at = min(max(outcome.at or now, began), now)
-        result = Result(case.node, key, case.units, outcome.kind, at, outcome.failed_units, outcome.message)
-        content = {
+        remedy, rung = entry.remedy, entry.rung
+        result = Result(
+            case.node, key, case.units, outcome.kind, at, outcome.failed_units, outcome.message, rung, remedy
+        )
+        content: dict[str, Any] = {
             "key": key, "result": outcome.kind, "units": list(case.units), "at": at.isoformat(),
-            "failed_units": list(outcome.failed_units),
+            "failed_units": list(outcome.failed_units), "rung": rung,
         }  # fmt: skip
-        log.find(case.node, "verified", f"{outcome.kind}: {outcome.message}".rstrip(": "), content)
+        if entry.request is not None:
+            idle_gpu_hours = len(case.units) * ((now - began) / timedelta(hours=1))
+            content |= {"idle_gpu_hours": round(idle_gpu_hours, 3), "expected": plain_of(entry.request)}
+        finding: FindingKind = "verified" if entry.request is None else "probed"
+        log.find(case.node, finding, f"{outcome.kind}: {outcome.message}".rstrip(": "), content)
         if not log.forward:
             return None  # a label that is not recorded is lost: read it again when it can be
-        log.step(case.node, "verify", outcome.kind, None, outcome.message)
-        if outcome.kind == "inconclusive" and entry.attempt - entry.first_attempt + 1 < self.settings.attempts:
+        log.step(case.node, _verb(entry), outcome.kind, None, outcome.message)
+        retried = entry.request is None and outcome.kind == "inconclusive"
+        if retried and entry.attempt - entry.first_attempt + 1 < self.settings.attempts:
             # also an attempt that was never started has its own timeout
             case.change(attempt=entry.attempt + 1, started_at=None, empty_at=now, message=outcome.message)
         else:
@@ -180,7 +200,11 @@ class Diagnostics:
 
 
 def _remedy(case: DrainCase) -> Remedy | None:
-    return None if case.decision is None else case.decision.remedy
+    return None if case.decision is None or case.entry.request is not None else case.decision.remedy
+
+
+def _verb(entry: Evacuating) -> CallKind:
+    return "verify" if entry.request is None else "probe"
 
 
 _ANSWERS: Mapping[HookKind, AnswerKind] = {
@@ -195,7 +219,8 @@ class HookVerification:
     """Asks a hook to run diagnostics.
 
     It is sent ``{"kind": "verify", "step": "start" | "result" | "drop", "node": …, "units": […], "key": …}``, and with
-    ``start`` the ``remedy`` (:data:`policy.ladder.remedies.Remedy`; null: diagnose only). To
+    ``start`` the ``remedy`` (:data:`policy.ladder.remedies.Remedy`; null: diagnose only) and ``probe`` (true: the node
+    is idle and in service, and any job must be able to preempt it). To
     ``result`` it answers with ``state`` (``passed``, ``failed``, ``inconclusive``, ``running``, ``missing``), ``node``
     and ``key`` as it was asked, and may add ``failed_units``, ``message`` and ``at``. What does not say of which node
     and request it is, or says none of these, is inconclusive: a diagnostic that was aborted, and one of another node,
@@ -211,9 +236,11 @@ class HookVerification:
         key: str,
         fence: Fence,  # noqa: ARG002 - the key fences it
         remedy: Remedy | None = None,
+        *,
+        probe: bool = False,
     ) -> WriteResult:
         """Start it."""
-        reply = self.hook.tell({**_payload("start", node, key, units), "remedy": remedy}, key)
+        reply = self.hook.tell({**_payload("start", node, key, units), "remedy": remedy, "probe": probe}, key)
         return WriteResult(_ANSWERS[reply.kind], reply.message)
 
     def result(self, node: str, key: str) -> DiagnosticResult:

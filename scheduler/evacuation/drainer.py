@@ -103,7 +103,7 @@ class Drainer:
             case.unlisted = f"what runs on it cannot be listed: {error}"
             log.error(f"what runs on {case.node} cannot be listed: {error}")
             return
-        case.going = tuple(self._understood(workload) for workload in listed if workload.stays is None)
+        case.going = tuple(self._understood(workload) for workload in listed if case.concerns(workload))
         known = case.entry.leaving
         case.change(
             leaving={
@@ -112,6 +112,8 @@ class Drainer:
                 if workload.uid in known
             }
         )
+        if case.entry.request is not None:
+            return
         if not case.going:
             case.change(phase="verifying", empty_at=now, message="")
             log.find(case.node, "empty", "nothing that has to go is left on it")
@@ -274,8 +276,11 @@ class Drainer:
                     continue
                 means, key = request.offer.means, request.ask.key
                 number = log.intend(
-                    PendingCall(log.clock.now(), case.node, "checkpoint", key, means, request.workload, case.why)
-                )
+                    PendingCall(
+                        log.clock.now(), case.node, "checkpoint", key, means, request.workload, case.why,
+                        request=case.entry.request,
+                    )
+                )  # fmt: skip
                 if number is None:
                     return
             ready.append((request, number))
@@ -327,10 +332,25 @@ class Drainer:
         elif request.first:
             message = answer.message
             if not answer.confirmed:
-                until = f"it is asked again until {request.ask.deadline:{_TIME}} UTC, then moved all the same"
+                then = "moved all the same" if case.entry.request is None else "left alone"
+                until = f"it is asked again until {request.ask.deadline:{_TIME}} UTC, then {then}"
                 message = f"{message}; {until}" if message else until
             result = "waiting" if answer.confirmed else OUTCOMES[answer.kind]
             log.step(case.node, "checkpoint", result, workload.name, message)
+
+    def finish(self, case: DrainCase, log: RoundLog) -> None:
+        """End a request for checkpoints whose jobs have answered, are gone or had their time."""
+        leaving = case.entry.leaving
+        for workload in case.going or ():
+            if workload.uid in leaving:
+                self._silent(case, workload, leaving[workload.uid], log)
+        now = log.clock.now()
+        waits = any(
+            part.asked in ("planned", "asked") and part.deadline is not None and now < part.deadline
+            for part in leaving.values()
+        )
+        if case.going is not None and not waits:
+            case.change(phase="done")
 
     def _silent(self, case: DrainCase, workload: Workload, leaving: Leaving, log: RoundLog) -> None:
         """Note once that a checkpoint was waited for in vain."""

@@ -1,4 +1,4 @@
-"""From drain marks to empty nodes, round by round: what stands in the scheduler says what is next."""
+"""From drain marks to empty nodes, and probes and checkpoints on others: what the scheduler holds says what is next."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 
 from policy.fleet import Level, NodeView
-from policy.plan import Plan
+from policy.plan import Plan, RungRequest
 from scheduler.evacuation.case import DrainCase
 from scheduler.evacuation.diagnostics import Diagnostics
 from scheduler.evacuation.drainer import Drainer, why_there
-from scheduler.evacuation.progress import SETTLED, Evacuating, EvacuationProgress, Result, stored_progress
+from scheduler.evacuation.progress import SETTLED, Evacuating, EvacuationProgress, Phase, Result, stored_progress
 from scheduler.evacuation.settings import EvacuationSettings
 from scheduler.ledger.round_log import RoundLog
 from scheduler.ports.errors import SchedulerError
@@ -21,13 +21,14 @@ from scheduler.ports.records import PendingCall, Settled
 from scheduler.ports.report import RoundReport, WorkStep
 from scheduler.ports.workloads import Hook, Verification, Workload, Workloads
 
+_ASKING: tuple[Phase, ...] = ("evacuating", "asking")
 _MOST_OPEN = 100
 # Calls of dead processes that are looked into in one round.
 
 
 @dataclass
 class Evacuation:
-    """Empties the nodes that carry a drain mark of predrain.
+    """Empties the nodes that carry a drain mark of predrain, and carries out the cheaper rungs that are requested.
 
     A round: read how far each node is; re-read each marked node; list what runs on it; decide for each workload once
     how it is asked for a checkpoint and until when the answer is waited for, and keep that in the scheduler before
@@ -53,6 +54,12 @@ class Evacuation:
     def results(self) -> tuple[Result, ...] | None:
         """Return the results of diagnostics; None: they could not be read since the process began."""
         return self._progress.results if self._store.known else None
+
+    def probes(self) -> tuple[str, ...] | None:
+        """Return the nodes that are being probed; None: no probe can be started."""
+        if not self.settings.enabled or self.verification is None or not self._store.known:
+            return None
+        return tuple(sorted(name for name, entry in self._progress.nodes.items() if entry.rung == "probe"))
 
     def load(self, report: RoundReport) -> bool:
         """Read how far each node is; False: it cannot be read, and nothing is emptied in this round."""
@@ -84,7 +91,7 @@ class Evacuation:
         for case in cases:
             case.frozen = _frozen(plan, case.reading.view, unheard)
         now = self.clock.now()
-        evacuating = [case for case in cases if case.entry.phase == "evacuating"]
+        evacuating = [case for case in cases if case.entry.phase in _ASKING]
         requests = {uid: leaving for entry in self._evacuating() for uid, leaving in entry.leaving.items()}
         for case in evacuating:
             self._drainer.look(case, log, now)
@@ -98,7 +105,7 @@ class Evacuation:
         if not self._keep(cases, (), log):
             log.forward = False
         # what is not empty, and stays so for this round
-        evacuating = [case for case in evacuating if case.going]
+        evacuating = [case for case in evacuating if case.going or case.entry.phase == "asking"]
         results: list[Result] = []
         try:
             self._act(cases, evacuating, results, log)
@@ -113,6 +120,9 @@ class Evacuation:
         """Report what would be asked of whom on nodes that are or would be drained, after :meth:`load`; nothing is."""
         if not self.settings.enabled:
             return
+        for request in plan.requests:
+            what = ", ".join(request.jobs) or None
+            report.work.append(WorkStep(request.node, request.rung, "would", what, "; ".join(request.reasons)))
         wanted = {action.node for action in plan.actions if action.verb == "drain"}
         marked = {name for name, view in views.items() if view.marks.drained}
         ends = {action.node for action in plan.actions if action.verb == "release"}
@@ -131,11 +141,17 @@ class Evacuation:
 
     def _act(self, cases: list[DrainCase], evacuating: list[DrainCase], results: list[Result], log: RoundLog) -> None:
         self._drainer.ask(evacuating, log)
-        self._drainer.evict(evacuating, log, self._under_way(evacuating))
+        drained = [case for case in evacuating if case.entry.request is None]
+        self._drainer.evict(drained, log, self._under_way(drained))
+        for case in evacuating:
+            if case.entry.phase == "asking":
+                self._drainer.finish(case, log)
         for case in cases:
             if case.entry.phase == "verifying":
                 result = self._diagnostics.advance(case, log)
                 results += [] if result is None else [result]
+            if case.entry.request is not None:
+                continue
             self._stuck(case, log)
             self._diagnostics.settled(case, log)
             why = case.stopped if case.entry.phase == "evacuating" else case.held
@@ -143,7 +159,7 @@ class Evacuation:
                 log.step(case.node, "hold", "held", None, why)
 
     def _evacuating(self) -> list[Evacuating]:
-        return [entry for entry in self._progress.nodes.values() if entry.phase == "evacuating"]
+        return [entry for entry in self._progress.nodes.values() if entry.phase in _ASKING]
 
     def _under_way(self, evacuating: Iterable[DrainCase]) -> set[str]:
         """Return the uids of what is on its way out, and not yet longer than it should be."""
@@ -172,7 +188,9 @@ class Evacuation:
         switches = self._switches(log)
         deadline = self.clock.now() + self.settings.max_round_duration / 3
         # what was left goes first: else the same nodes were left each time, and their diagnostics never read
-        left = sorted({*nodes, *marked, *drained}, key=lambda name: (name not in self._unread, *_urgency(plan, name)))
+        requests = {request.node: request for request in plan.requests}
+        known_names = {*nodes, *marked, *drained, *requests}
+        left = sorted(known_names, key=lambda name: (name not in self._unread, *_urgency(plan, name)))
         self._unread = frozenset()
         for place, name in enumerate(left):
             before = self.clock.now()
@@ -185,18 +203,23 @@ class Evacuation:
             except SchedulerError as error:
                 log.error(f"{name} cannot be read again: {error}")
                 continue
-            why = _why_ended(reading)
+            entry = nodes.get(name)
+            request = entry.request if entry is not None else requests.get(name) if name not in marked else None
+            why = _why_ended(reading) if request is None else _why_over(reading, plan.stopped.get(name))
             if reading is None or why is not None:
                 self._end(name, nodes.pop(name, None), why or "", log)
                 continue
-            entry = nodes.get(name)
-            since = _mark_since(reading, before)
-            known = None if entry is None else entry.mark_since
-            if entry is None or name in drained or (since is not None and known is not None and since != known):
-                self._end(name, entry, "another drain began", log)
-                entry = Evacuating(self.clock.now())
-                log.find(name, "started", "its drain mark is followed")
-            nodes[name] = entry = replace(entry, mark_since=since or entry.mark_since)
+            if request is not None:
+                entry = entry or _requested(request, self.clock.now())
+            else:
+                since = _mark_since(reading, before)
+                known = None if entry is None else entry.mark_since
+                if entry is None or name in drained or (since is not None and known is not None and since != known):
+                    self._end(name, entry, "another drain began", log)
+                    entry = Evacuating(self.clock.now())
+                    log.find(name, "started", "its drain mark is followed")
+                entry = replace(entry, mark_since=since or entry.mark_since)
+            nodes[name] = entry
             units = tuple(unit.name for unit in views[name].units) if name in views else ()
             case = DrainCase(reading, plan.nodes.get(name), units, entry)
             case.held = "the switches cannot be read" if switches is None else self._held(case, reading, switches)
@@ -211,7 +234,8 @@ class Evacuation:
         if entry.phase == "verifying" and entry.started_at is not None:
             self._diagnostics.drop(name, entry.verify_key(name))
         if entry.phase not in SETTLED:
-            log.step(name, "hold", "held", None, f"no more is done to empty it: {why}")
+            what = "to empty it" if entry.request is None else f"for its {entry.rung}"
+            log.step(name, "hold", "held", None, f"no more is done {what}: {why}")
 
     def _held(self, case: DrainCase, reading: NodeReading, switches: Switches) -> str | None:  # noqa: PLR0911
         """Return why nothing new may be done to empty a node now, though its mark stands; None: it may be emptied."""
@@ -223,6 +247,8 @@ class Evacuation:
             return "everything is to be released"
         if view.foreign is not None:
             return view.foreign
+        if case.entry.request is not None:
+            return _barred(case.entry.request, view, now)
         if not view.marks.drained:
             return "its drain mark is gone"
         if view.undone:
@@ -258,6 +284,7 @@ class Evacuation:
     def _keep(self, cases: Iterable[DrainCase], results: Iterable[Result], log: RoundLog) -> bool:
         progress = self._progress
         nodes = {**progress.nodes, **{case.node: case.entry for case in cases}}
+        nodes = {name: entry for name, entry in nodes.items() if entry.request is None or entry.phase not in SETTLED}
         oldest = self.clock.now() - self.settings.verification.retention
         then = EvacuationProgress(dict(sorted(nodes.items())), progress.results).with_results(results, oldest)
         self._progress = then
@@ -300,7 +327,7 @@ class Evacuation:
                 log.report.notes.append(f"{call.kind} on {call.node} was interrupted: {message}")
 
     def _became(self, call: PendingCall, listed: dict[str, Mapping[str, Workload]]) -> tuple[bool, str]:
-        if call.kind == "verify" and self.verification is not None:
+        if call.kind in ("verify", "probe") and self.verification is not None:
             started = self.verification.result(call.node, call.key).kind != "missing"
             return started, "the diagnostic was started" if started else "no diagnostic was started"
         if call.kind != "evict" or call.workload is None:
@@ -318,6 +345,30 @@ def _why_ended(reading: NodeReading | None) -> str | None:
         return "there is no such node any more"
     gone = reading.view.readable and not reading.view.marks.drained
     return "its drain mark is gone" if gone else None
+
+
+def _why_over(reading: NodeReading | None, stopped: str | None) -> str | None:
+    """Return why a probe or a request for checkpoints ends; None: it goes on."""
+    if reading is None:
+        return "there is no such node any more"
+    return "a drain began" if reading.view.marks.drained else stopped
+
+
+def _requested(request: RungRequest, now: datetime) -> Evacuating:
+    if request.rung == "checkpoint":
+        return Evacuating(now, "asking", request=request)
+    return Evacuating(now, "verifying", empty_at=now, request=request)
+
+
+def _barred(request: RungRequest, view: NodeView, now: datetime) -> str | None:
+    """Return why a cheap rung must not be begun on a node, as read now."""
+    if request.rung == "probe" and (view.marks.level.hard or view.lost is not None or view.resting is not None):
+        return "it is out of service"
+    if view.undone or view.uncordoned:
+        return "another client removed a predrain mark"
+    if view.unwritable is not None:
+        return view.unwritable
+    return "the prediction has expired" if now >= request.expires_at else None
 
 
 def _frozen(plan: Plan, view: NodeView, unheard: frozenset[str]) -> str | None:

@@ -8,11 +8,13 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Literal
 
+from policy.ladder.rungs import Rung
+from policy.plan import RungRequest
 from scheduler.ports.stored_state import StoredValue
 from scheduler.ports.workloads import DiagnosticKind, Workloads
 
 Asked = Literal["planned", "asked", "acknowledged", "failed", "none"]
-Phase = Literal["evacuating", "verifying", "passed", "failed", "inconclusive", "done"]
+Phase = Literal["evacuating", "asking", "verifying", "passed", "failed", "inconclusive", "done"]
 SETTLED: tuple[Phase, ...] = ("passed", "failed", "inconclusive", "done")
 """Phases in which nothing more is done about a node."""
 
@@ -50,11 +52,12 @@ class Leaving:
 
 @dataclass(frozen=True, slots=True)
 class Evacuating:
-    """One node on its way.
+    """One node on its way: it is emptied, or a cheaper rung of the ladder is carried out on it.
 
     ``began_at``: when its drain mark was first seen here; part of all keys, so that another drain has others.
-    ``phase``: ``evacuating``; ``verifying``: empty, a diagnostic runs or is to; then what it came to, or ``done`` where
-    none follows.
+    ``phase``: ``evacuating``; ``asking``: jobs are asked for a checkpoint and stay; ``verifying``: empty, a diagnostic
+    runs or is to; then what it came to, or ``done`` where none follows.
+    ``request``: the cheap rung that is carried out; None: its drain.
     ``mark_since``: what the drain mark says about its own begin: another value means another drain. It may come from
     the clock of another machine, and is only compared with itself.
     ``waiting_since``: when the wait began that is reported as stuck after a while, whatever a workload names.
@@ -83,6 +86,12 @@ class Evacuating:
     remedy: str | None = None
     reported: tuple[str, ...] = ()
     message: str = ""
+    request: RungRequest | None = None
+
+    @property
+    def rung(self) -> Rung:
+        """What is carried out."""
+        return "drain" if self.request is None else self.request.rung
 
     def verify_key(self, node: str) -> str:
         """Name this attempt of the diagnostic."""
@@ -96,6 +105,7 @@ class Result:
     ``units``: GPUs that were in the node.
     ``kind``: ``passed``, ``failed`` or ``inconclusive``.
     ``failed_units``: none named: not known which.
+    ``rung``: what it was started for. ``remedy``: what it was asked to carry out.
     """
 
     node: str
@@ -105,13 +115,15 @@ class Result:
     at: datetime
     failed_units: tuple[str, ...] = ()
     message: str = ""
+    rung: Rung = "drain"
+    remedy: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class EvacuationProgress:
     """All of it.
 
-    ``nodes``: nodes with a drain mark of predrain, by name.
+    ``nodes``: nodes with a drain mark of predrain, or on which a cheaper rung is carried out, by name.
     ``results``: those of the last days, oldest first.
     """
 
@@ -119,8 +131,11 @@ class EvacuationProgress:
     results: tuple[Result, ...] = ()
 
     def passed_at(self, node: str) -> datetime | None:
-        """When a diagnostic last passed on a node; None: never, or it failed since."""
-        mine = [result for result in self.results if result.node == node and result.kind in ("passed", "failed")]
+        """When a diagnostic last passed on the emptied node; None: never, or one failed since."""
+        mine = [
+            result for result in self.results
+            if result.node == node and (result.kind == "failed" or (result.kind, result.rung) == ("passed", "drain"))
+        ]  # fmt: skip
         return mine[-1].at if mine and mine[-1].kind == "passed" else None
 
     def with_results(self, new: Iterable[Result], oldest: datetime) -> EvacuationProgress:

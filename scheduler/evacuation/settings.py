@@ -78,12 +78,13 @@ class CheckpointSettings:
 
 @checked(frozen=True, slots=True)
 class VerificationSettings:
-    """The diagnostic that follows on an emptied node."""
+    """The diagnostic that follows on an emptied node, and probes idle ones."""
 
     method: Literal["none", "scheduler", "webhook", "command"] = "none"
     webhook: WebhookSettings | None = None
     command: CommandSettings | None = None
     timeout: PositiveTime = timedelta(hours=2)
+    probe_timeout: PositiveTime = timedelta(minutes=30)
     attempts: PositiveInt = 2
     retry_after: PositiveTime = timedelta(days=1)
     valid_for: NonNegativeTime = timedelta(hours=12)

@@ -23,6 +23,7 @@ from scheduler.ports.workloads import DiagnosticResult, Fence
 _ENDED: Final = ("Complete", "Failed")
 _MAX_UNITS: Final = 64
 _EXISTS: Final = 409
+_PROBE_DEADLINE_S: Final = 1800
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
@@ -49,7 +50,8 @@ class KubernetesVerification:
     The Job is bound to its node by name and tolerates the predrain taints. Its containers get ``PREDRAIN_NODE``,
     ``PREDRAIN_KEY``, ``PREDRAIN_GPUS`` and ``PREDRAIN_REMEDY`` (empty: diagnose only). One of them reports in its
     termination message: ``{"result": "passed" | "failed", "node": …, "key": …}``. A Job that ended without that, on
-    another node, or that reports ``passed`` and failed, is inconclusive.
+    another node, or that reports ``passed`` and failed, is inconclusive. A probe has the priority class of the
+    settings, which must never preempt, and does not run on a node that is cordoned.
     """
 
     def __init__(self, scheduler: KubernetesScheduler, manifest: Mapping[str, Any]) -> None:
@@ -60,14 +62,15 @@ class KubernetesVerification:
         self._folder = f"/apis/batch/v1/namespaces/{self._namespace}/jobs"
 
     def start(
-        self, node: str, units: Sequence[str], key: str, fence: Fence, remedy: Remedy | None = None
-    ) -> WriteResult:
+        self, node: str, units: Sequence[str], key: str, fence: Fence, remedy: Remedy | None = None, *,
+        probe: bool = False,
+    ) -> WriteResult:  # fmt: skip
         """Create the Job; one that is there under this key was started before."""
         leadership = self._scheduler.leadership
 
         def create() -> WriteResult:
             response = self._api.request(
-                "POST", self._folder, body=self._job(node, units, key, remedy), timeout=leadership.left()
+                "POST", self._folder, body=self._job(node, units, key, remedy, probe=probe), timeout=leadership.left()
             )
             if response.ok:
                 return WriteResult("done", f"Job {self._namespace}/{name_of(key)}")
@@ -123,7 +126,7 @@ class KubernetesVerification:
     def _label(self) -> str:
         return self._scheduler.pod_keys.diagnostic
 
-    def _job(self, node: str, units: Sequence[str], key: str, remedy: Remedy | None) -> dict[str, Any]:
+    def _job(self, node: str, units: Sequence[str], key: str, remedy: Remedy | None, *, probe: bool) -> dict[str, Any]:
         job = copy.deepcopy(dict(self._manifest))
         metadata = job.setdefault("metadata", {})
         metadata |= {"name": name_of(key), "namespace": self._namespace}
@@ -143,7 +146,12 @@ class KubernetesVerification:
             "nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [here]}}
         }
         own_taint = {"key": self._scheduler.keys.taint, "operator": "Exists"}
-        pod["tolerations"] = [*(pod.get("tolerations") or ()), own_taint, _OWN_CORDON]
+        pod["tolerations"] = [*(pod.get("tolerations") or ()), own_taint, *(() if probe else (_OWN_CORDON,))]
+        if probe:
+            spec["activeDeadlineSeconds"] = min(spec["activeDeadlineSeconds"], _PROBE_DEADLINE_S)
+            pod.pop("priority", None)
+            pod["priorityClassName"] = self._scheduler.settings.probe_priority_class
+            pod["preemptionPolicy"] = "Never"
         variables = {"PREDRAIN_NODE": node, "PREDRAIN_KEY": key, "PREDRAIN_GPUS": ",".join(units)}
         variables["PREDRAIN_REMEDY"] = remedy or ""
         for container in pod["containers"]:

@@ -56,6 +56,7 @@ class KubernetesSettings:
     node_page_size: _PageSize = 100
     pod_page_size: _PageSize = 250
     diagnostic_job: str | None = None
+    probe_priority_class: str = "predrain-probe"
     eviction_scope: Literal["all", "gpu"] = "all"
     evict_unmanaged: bool = False
     evict_local_data: bool = False

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from policy.config import PolicyConfig
 from policy.fleet import Level, NodeView, Signals
-from policy.plan import Action, Plan, PolicyState, Verb
+from policy.plan import Action, Plan, PolicyState, RungRequest, Verb
 from policy.risk_record import ModelName
 from scheduler.ports.codec import plain_of
 from scheduler.ports.readings import NodeReading, Write
@@ -90,9 +90,10 @@ def digest_of(plan: Plan) -> str:
 def is_worth_recording(plan: Plan, last: str | None) -> bool:
     """Whether a decision is worth a record, given the digest of the one recorded last.
 
-    It is if there are actions, an alert begins, the substance is another, or there is a new message about the fleet.
+    It is if there are actions or requests, an alert begins, the substance is another, or there is a new message
+    about the fleet.
     """
-    if plan.actions or plan.alerts or last is None:
+    if plan.actions or plan.alerts or plan.requests or plan.stopped or last is None:
         return True
     substance, _, messages = digest_of(plan).partition(":")
     last_substance, _, last_messages = last.partition(":")
@@ -109,26 +110,28 @@ def key_of(number: int, action: Action) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
-CallKind = Literal["checkpoint", "evict", "verify", "escalate"]
+CallKind = Literal["checkpoint", "evict", "verify", "probe", "escalate"]
 FindingKind = Literal[
-    "started", "acknowledged", "unanswered", "waiting", "returned", "hanging", "stuck", "empty", "verified",
+    "started", "acknowledged", "unanswered", "waiting", "returned", "hanging", "stuck", "empty", "verified", "probed",
     "escalated", "ended", "cancelled",
 ]  # fmt: skip
 """What is found out about a node while it drains. ``started``: a drain mark stands and is followed; ``acknowledged``,
 ``unanswered``: of a checkpoint; ``waiting``: for a workload's own end; ``returned``: evicted work came back again and
-again; ``hanging``: a workload does not end; ``verified``: a diagnostic ended; ``escalated``:
-people were notified; ``ended``: the mark is gone; ``cancelled``: the mark stands and nothing more is done."""
+again; ``hanging``: a workload does not end; ``verified``: a diagnostic ended; ``probed``: one of an idle node;
+``escalated``: people were notified; ``ended``: the mark is gone; ``cancelled``: the mark stands and nothing more
+is done."""
 
 
 @dataclass(frozen=True, slots=True)
 class PendingCall:
     """A call that is about to be made.
 
-    ``kind``: ``checkpoint``, ``evict``, ``verify``; ``escalate`` only in ledgers of earlier versions.
+    ``kind``: ``checkpoint``, ``evict``, ``verify``, ``probe``; ``escalate`` only in ledgers of earlier versions.
     ``key``: the idempotency key: the same for each repetition.
     ``means``: through what: ``scheduler``, ``webhook``, ``command``.
     ``workload``: as it was listed just before; None: the call is about the node.
     ``writes``: what is to be written, where that is known.
+    ``request``: the cheap rung that it belongs to, with what it is expected to save and cost; None: a drain.
     """
 
     at: datetime
@@ -139,3 +142,4 @@ class PendingCall:
     workload: Workload | None = None
     why: str = ""
     writes: tuple[Write, ...] = ()
+    request: RungRequest | None = None

@@ -44,12 +44,14 @@ class ReportedFacts:
     """What is known of a unit in addition to its score, and of a node.
 
     ``valid_from``: earlier scores and facts are void.
+    ``probed_at``: when the unit last passed a probe.
     ``planned``: of a node, as :attr:`policy.fleet.NodeView.planned`.
     """
 
     facts: tuple[Fact, ...] = ()
     valid_from: datetime | None = None
     planned: tuple[tuple[datetime, datetime], ...] = ()
+    probed_at: datetime | None = None
 
 
 class MemoryRisks:

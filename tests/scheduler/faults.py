@@ -66,7 +66,7 @@ class Faults:
             raise SchedulerError(f"{name}: {fault}")
         return call(*args)
 
-    def write(self, name: str, call: Callable[..., Any], *args: Any) -> Any:
+    def write(self, name: str, call: Callable[..., Any], *args: Any, **others: Any) -> Any:
         fault = self._meet(name)
         if fault == "crash_before":
             raise Crash(name)
@@ -74,7 +74,7 @@ class Faults:
             return WriteResult("timeout", "no answer")
         if fault in ("conflict", "refused"):
             return WriteResult(fault, "not allowed")
-        result = call(*args)
+        result = call(*args, **others)
         if fault == "crash_after":
             raise Crash(name)
         return WriteResult("timeout", "no answer") if fault == "timeout_after" else result
@@ -107,7 +107,7 @@ class MemoryWorkloads(memory.MemoryWorkloads):
 class MemoryVerification:
     """Diagnostics that are settled by hand.
 
-    ``started``: node and units, ``remedies``: what is to be carried out, by key.
+    ``started``: node and units, ``remedies``: what is to be carried out, by key; ``probes``: keys of probes.
     ``results``: by node; none: it runs.
     """
 
@@ -115,13 +115,17 @@ class MemoryVerification:
         self.started: dict[str, tuple[str, tuple[str, ...]]] = {}
         self.results: dict[str, DiagnosticResult] = {}
         self.remedies: dict[str, str | None] = {}
+        self.probes: set[str] = set()
         self.dropped: list[str] = []
         self.faults = Faults()
         self.start = partial(self.faults.write, "start", self._start)
         self.result = partial(self.faults.read, "result", self._result)
 
-    def _start(self, node: str, units: Sequence[str], key: str, _: Fence, remedy: str | None = None) -> WriteResult:
+    def _start(
+        self, node: str, units: Sequence[str], key: str, _: Fence, remedy: str | None = None, *, probe: bool = False
+    ) -> WriteResult:
         before = key in self.started
+        self.probes |= {key} if probe else set()
         self.remedies.setdefault(key, remedy)
         self.started.setdefault(key, (node, tuple(units)))
         return WriteResult("already" if before else "done")

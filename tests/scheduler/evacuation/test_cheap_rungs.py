@@ -101,8 +101,10 @@ def test_a_probe_that_is_preempted_or_times_out_is_neither_passed_nor_failed():
 
 def test_a_node_is_probed_again_after_a_day_or_once_its_risk_has_doubled():
     cluster = idle_cluster()
-    cluster.verification.results.update(dict.fromkeys(IDLE, DiagnosticResult("inconclusive")))
-    cluster.scored(**dict.fromkeys(cluster.names, 0.001), n7=0.05)
+    for name in IDLE[:2]:
+        cluster.change(name, jobs=(JobView("theirs", 8),))
+    cluster.verification.results["n7"] = DiagnosticResult("inconclusive")
+    cluster.scored(n7=0.05)
     for _ in range(3):
         cluster.later()
     assert probed(cluster) == ["n7"]
@@ -139,7 +141,7 @@ def test_a_running_probe_is_ended_when_its_ground_is_gone(stop: str):
     cluster.round()
     STOPS[stop](cluster)
     cluster.later()
-    assert cluster.verification.dropped == [key for key in cluster.verification.probes]
+    assert cluster.verification.dropped == list(cluster.verification.probes)
     assert cluster.progress().nodes == {}
 
 

@@ -109,7 +109,7 @@ def test_a_drain_that_a_switch_stops_for_long_is_reported_with_its_cause():
 def test_a_diagnostic_that_never_starts_is_reported():
     cluster = unasked()
     cluster.leave("w1-uid")
-    cluster.verification.start = lambda *_: WriteResult("refused", "no quota")
+    cluster.verification.start = lambda *_, **__: WriteResult("refused", "no quota")
     rounds(cluster, 62, 2)
     (message,) = found(cluster, "stuck")
     assert "its diagnostic did not start (no quota)" in message

@@ -31,9 +31,8 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from foundation.kubernetes.client import connect
-from policy.breaker import BreakerConfig
+from policy.breaker import BreakerConfig, CommonCauseConfig
 from policy.budget import BudgetConfig
-from policy.common_cause import CommonCauseConfig
 from policy.config import PolicyConfig
 from policy.fleet import Score, UnitView
 from policy.hysteresis import HysteresisConfig

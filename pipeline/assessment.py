@@ -41,7 +41,7 @@ from pipeline.params import Params, with_step
 from pipeline.provenance import code_revision
 from pipeline.stages import replay
 from policy.config import PolicyConfig
-from policy.cost_benefit import CostBenefitConfig
+from policy.ladder.cost_benefit import CostBenefitConfig
 from policy.ladder.probes import ProbeConfig
 from policy.ladder.rungs import Rung
 from policy.stages import Stage

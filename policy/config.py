@@ -11,9 +11,9 @@ from pydantic.dataclasses import dataclass as checked
 from foundation.settings import PositiveTime
 from policy.breaker import BreakerConfig
 from policy.budget import BudgetConfig
-from policy.cost_benefit import CostBenefitConfig, worth_of
 from policy.fleet import NodeView
 from policy.hysteresis import HysteresisConfig, NodeRiskConfig
+from policy.ladder.cost_benefit import CostBenefitConfig, worth_of
 from policy.ladder.probes import ProbeConfig
 from policy.ladder.rungs import Rung
 from policy.maintenance import MaintenanceWindow
@@ -59,7 +59,7 @@ class PolicyConfig:
         """Give the thresholds of one node.
 
         With ``costs``, ``high`` is the risk at or above which a drain of this very node, with the jobs that run on it
-        now, saves more than it costs (:attr:`policy.cost_benefit.Worth.break_even`), and never below a lower tier. A
+        now, saves more than it costs (``Worth.break_even``), and never below a lower tier. A
         node of which no drain is worth its cost is never ``high``.
         """
         if self.thresholds_from != "costs":

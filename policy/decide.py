@@ -4,189 +4,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime
 from itertools import pairwise
 from operator import attrgetter
 
-from policy.breaker import BreakerState, ObservedNode, watch
+from policy.breaker import RISK, BreakerState, ObservedNode, Report, watch
 from policy.budget import Ask, grant, known_starts
-from policy.common_cause import RISK, Report
 from policy.config import PolicyConfig
-from policy.cost_benefit import Worth, hours_of, worth_of
 from policy.episodes import Alert, AlertOutcome
 from policy.fleet import Level, NodeView, Signals, notices_of
 from policy.hysteresis import RiskReading, Thresholds, changed, read_node
-from policy.ladder.requests import Candidate, after_probes, checkpoints_of, probes_of
+from policy.ladder.cost_benefit import hours_of
+from policy.ladder.requests import after_probes, requests_of
 from policy.ladder.rungs import Rung, pooled_break_even
+from policy.limits import Case, cap, limit, value, weigh
 from policy.maintenance import maintained, observed
-from policy.node_assessment import Assessment, assess, hits_of, removals_of
+from policy.node_assessment import assess, hits_of, removals_of
 from policy.plan import VERBS, Action, LastRequest, NodeDecision, NodeState, Plan, PolicyState, RungRequest, Verb
-from policy.stages import ALLOWED_LEVELS, FIXED, Stage, StageState, advance_stage, held_out
+from policy.stages import FIXED, Stage, StageState, advance_stage
 from policy.tiers import TIERS, Tier
-
-
-@dataclass(slots=True)
-class Case:
-    """One node on its way through a decision.
-
-    ``wanted``: what its tier asks for.
-    ``target``: what it gets; only ever lowered.
-    ``reasons``: of each lowering.
-    ``asks``: it is newly taken out of service, if the budget gives it.
-    """
-
-    node: NodeView
-    assessment: Assessment
-    wanted: Level
-    target: Level
-    reasons: list[str]
-    mute: bool = False
-    asks: bool = False
-    held_out: bool = False
-    worth: Worth | None = None
-
-    @property
-    def level(self) -> Level:
-        """Which predrain marks are on the node."""
-        return self.node.marks.level
-
-    @property
-    def ordered_reasons(self) -> tuple[str, ...]:
-        """All reasons in words, the weightiest first.
-
-        Where something stands above the target, a limit that was the last to lower it is what decided, and comes before
-        the tier: "from clear to high" is no reason for a release.
-        """
-        of_tier, limits = self.reasons[: len(self.assessment.reasons)], self.reasons[len(self.assessment.reasons) :]
-        explained = self.assessment.explanations
-        if not limits or self.target >= self.node.marks.level:
-            return (*self.reasons, *explained)
-        tier = f"its tier is {self.assessment.tier}: {of_tier[0]}" if of_tier else f"its tier is {self.assessment.tier}"
-        return (limits[-1], *limits[:-1], tier, *of_tier[1:], *explained)
-
-    def lower(self, level: Level, why: str) -> None:
-        """Take the target down to a level, if it is above."""
-        if self.target > level:
-            self.target = level
-            self.reasons.append(why)
-
-    def keep(self, why: str, *, publish: bool) -> None:
-        """Let nothing new stand on the node, but what is published where ``publish`` says so."""
-        marks = self.node.marks
-        self.lower(max(marks.level, Level.PUBLISHED) if publish else marks.level, why)
-        if self.target is Level.SOFT and not marks.soft:  # a hard mark may not be exchanged for a soft one either
-            self.lower(Level.PUBLISHED if publish or marks.published is not None else Level.NONE, why)
-
-    @property
-    def urgency(self) -> float:
-        """What actions are ordered by, the highest first: their risk, and before all risks a fault that is there."""
-        return 2.0 if self.assessment.ruled else self.assessment.risk or 0.0
-
-    @property
-    def precedence(self) -> float:
-        """What budgets go by, the highest first: the GPU-hours that a drain should save; a fault comes first."""
-        if self.assessment.ruled or self.worth is None:
-            return math.inf
-        return self.worth.saved - self.worth.lost
-
-
-def limit(
-    case: Case,
-    stages: Mapping[str, StageState],
-    breaker: BreakerState,
-    signals: Signals,
-    config: PolicyConfig,
-    now: datetime,
-    removed: str = "",
-) -> None:
-    """Lower a node's target by all but the budget and what a drain is worth.
-
-    ``removed``: how a mark of predrain went that somebody else removed.
-    """
-    node, assessment = case.node, case.assessment
-    level = node.marks.level
-    if signals.release_all:
-        case.lower(Level.NONE, "everything is to be released")
-    if node.opt_out is not None:
-        case.lower(Level.NONE, f"it opted out ({node.opt_out})")
-    stage = stages[node.group_key].stage
-    case.lower(ALLOWED_LEVELS[stage], f"group {node.group_key} is in stage {stage}")
-    _cap(case, config)
-    if assessment.state.episode is not None and not assessment.ruled and case.target.hard and not level.hard:
-        case.held_out = held_out(node.name, assessment.state.episode, config.stages.holdout)
-        if case.held_out:
-            case.lower(Level.SOFT, "held out: left undrained, to measure")
-    if node.foreign is not None:
-        case.keep(f"nothing new on it but what is published: {node.foreign}", publish=True)
-    if assessment.undone:
-        case.keep(f"{removed}: not set again in this episode", publish=True)
-    if node.uncordoned:
-        case.lower(Level.PUBLISHED, "a person undid our cordon, so the rest goes with it")
-    _freeze(case, signals, config, now)
-    if assessment.calm:
-        case.lower(max(level, Level.PUBLISHED), "its risk is calm or unknown now: nothing new on it")
-    if case.target.hard and case.target > level:
-        soft = max(level, Level.SOFT)
-        frozen = breaker.frozen(node.group_key, node.name)
-        if frozen:
-            case.lower(soft, f"the breaker is open: {'; '.join(frozen)}")
-        if not assessment.ruled and assessment.changed_within(config.breaker.settle, now):
-            case.lower(soft, "its driver or exporter changed lately, and the model knows the old one")
-        if assessment.instant != "high":
-            case.lower(soft, "its risk is below the threshold of high now: nothing hard that is new")
-    case.asks = case.target.hard and not level.hard
-
-
-def _cap(case: Case, config: PolicyConfig) -> None:
-    """Lower a prediction's target to the rungs of the settings."""
-    rungs, rules = config.rungs, case.assessment.rules
-    if rules and rules[0].rule.tier == case.assessment.tier:  # a fault that was reported, not a prediction
-        return
-    if "drain" not in rungs and case.node.jobs:
-        case.lower(Level.TAINTED, "its jobs end by themselves: drain is not among the rungs")
-    if "drain" not in rungs and "swap" not in rungs:
-        case.lower(Level.SOFT, "neither swap nor drain is among the rungs")
-    if "avoid" not in rungs and not case.target.hard:
-        case.lower(Level.PUBLISHED, "avoid is not among the rungs")
-
-
-def _freeze(case: Case, signals: Signals, config: PolicyConfig, now: datetime) -> None:
-    published, unwritable = case.node.marks.published, case.node.unwritable
-    blind = _blind(signals, config, now)
-    case.mute = signals.kill or blind or case.node.opt_out is not None or not case.node.readable
-    if unwritable is not None:
-        case.reasons += [f"nothing is written to it, releases included, until this is over: {unwritable}"]
-    if signals.kill:
-        case.keep("the kill switch is on", publish=False)
-        if published is not None and now >= published.expires_at:
-            case.lower(Level.NONE, "what was published has expired, and the kill switch lets nothing be renewed")
-    if blind:
-        case.keep("the scheduler was not read lately", publish=False)
-
-
-def _blind(signals: Signals, config: PolicyConfig, now: datetime) -> bool:
-    return signals.read_at is None or now - signals.read_at > config.breaker.max_read_age
-
-
-def value(case: Case, config: PolicyConfig, now: datetime) -> None:
-    """Say what a drain of a node at risk is worth."""
-    if case.assessment.tier in ("elevated", "high"):
-        node, risk = case.node, 1.0 if case.assessment.ruled else case.assessment.risk or 0.0
-        case.worth = worth_of(len(node.units), node.jobs, risk, config.horizon, config.cost_benefit, now)
-
-
-def weigh(case: Case) -> None:
-    """Lower a node's target where a drain is not worth it now."""
-    if case.worth is None or case.target is not Level.DRAINED or case.node.marks.drained:
-        return
-    if case.worth.choice == "wait":
-        case.lower(Level.TAINTED, f"its drain waits: {case.worth.message}")
-    elif case.worth.choice == "leave":
-        case.lower(Level.TAINTED, f"its jobs are left to end by themselves: {case.worth.message}")
-    else:
-        case.reasons.append(case.worth.message)
-
 
 _NOTHING = NodeState()
 _WANTED: Mapping[str, Level] = {
@@ -245,11 +82,11 @@ def decide(
     for case in cases:
         if case.asks and case.node.name in granted.refused:
             case.lower(Level.SOFT, f"over budget, so only softly tainted: {granted.refused[case.node.name]}")
-        _cap(case, config)  # breaker and budget fall back to a soft taint, which may not be among the rungs
+        cap(case, config)  # breaker and budget fall back to a soft taint, which may not be among the rungs
         weigh(case)
     actions = [(case, action) for case in cases if case.target or case.level for action in _actions(case, config, now)]
     actions.sort(key=lambda planned: (VERBS.index(planned[1].verb), -planned[0].urgency, planned[1].node))
-    requests, stopped, checkpoints = _cheap_rungs(cases, stages, breaker, signals, state, config, now)
+    requests, stopped, checkpoints = requests_of(cases, stages, breaker, signals, state, config, now)
     requested = {request.node: request for request in requests}
     remembered, alerts = _remember(cases, state, config, now, requested)
     return Plan(
@@ -360,66 +197,6 @@ def _needed(cases: list[Case], config: PolicyConfig, now: datetime) -> Mapping[S
     nodes = [(len(case.node.units), hours_of(case.node.jobs, costs, now)) for case in cases]
     rung: Rung = "drain" if "drain" in config.rungs else "swap"
     return {"soft": soft, "hard": pooled_break_even(rung, nodes, costs, config.probes)}
-
-
-def _cheap_rungs(
-    cases: list[Case], stages: Mapping[str, StageState], breaker: BreakerState, signals: Signals, state: PolicyState,
-    config: PolicyConfig, now: datetime,
-) -> tuple[list[RungRequest], dict[str, str], Mapping[str, LastRequest]]:  # fmt: skip
-    """Return what is requested of nodes that stay in service, the probes to stop, and what is remembered."""
-    if signals.probes is None and not signals.checkpoints:
-        return [], {}, state.checkpoints
-    candidates = []
-    for case in cases:
-        risk, decided_at, node = case.assessment.reading.risk, case.assessment.reading.decided_at, case.node
-        if risk is None or decided_at is None:
-            continue
-        bars: dict[str, str | None] = dict.fromkeys(
-            ("probe", "checkpoint"), _bar(case, stages, breaker, signals, config, now)
-        )
-        for rung, bar in bars.items():
-            if bar is None and rung not in config.rungs:
-                bars[rung] = f"{rung} is not among the rungs"
-        if max(case.level, case.target) is Level.DRAINED:
-            bars["checkpoint"] = bars["checkpoint"] or "its drain asks for the checkpoint"
-        if case.level.hard or case.target.hard or case.held_out:
-            bars["probe"] = bars["probe"] or "it is taken out of service, or held out"
-        idle = not node.jobs and node.lost is None and node.resting is None
-        ends = min(prediction.expires_at for prediction in case.assessment.reading.known.values())
-        known = state.nodes.get(node.name)
-        candidates.append(Candidate(node, risk, decided_at, ends, bars, idle, known.probed if known else None))
-    requests: list[RungRequest] = []
-    stopped: dict[str, str] = {}
-    checkpoints = state.checkpoints
-    if signals.probes is not None:
-        requests, stopped = probes_of(candidates, signals.probes, config.probes, config.cost_benefit, now)
-    if signals.checkpoints:
-        asks, checkpoints = checkpoints_of(candidates, checkpoints, config.horizon, config.cost_benefit, now)
-        requests += asks
-    return requests, stopped, checkpoints
-
-
-def _bar(
-    case: Case, stages: Mapping[str, StageState], breaker: BreakerState, signals: Signals, config: PolicyConfig,
-    now: datetime,
-) -> str | None:  # fmt: skip
-    """Return why nothing is requested of a node; None: a rung of the settings may be."""
-    node, assessment = case.node, case.assessment
-    stage, frozen = stages[node.group_key].stage, breaker.frozen(node.group_key, node.name)
-    bars = {
-        "everything is to be released": signals.release_all,
-        "the kill switch is on": signals.kill,
-        "the scheduler was not read lately": _blind(signals, config, now),
-        f"group {node.group_key} is in stage {stage}": stage == "shadow",
-        f"{node.foreign}": node.foreign is not None,
-        f"{node.unwritable}": node.unwritable is not None,
-        "another client removed a predrain mark": assessment.undone or node.uncordoned,
-        f"the breaker is open: {'; '.join(frozen)}": bool(frozen),
-        "its driver or exporter changed lately, and the model knows the old one": assessment.changed_within(
-            config.breaker.settle, now
-        ),
-    }
-    return next((why for why, holds in bars.items() if holds), None)
 
 
 def _actions(case: Case, config: PolicyConfig, now: datetime) -> list[Action]:

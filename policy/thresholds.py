@@ -11,8 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import orjson
 
-from policy.episodes import Bools, Floats, Ints, openings
-from policy.incidents import caught_causes, clusters, shared_causes
+from policy.episodes import Bools, Floats, Ints, caught_causes, clusters, openings, shared_causes
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,7 +310,7 @@ class ScoredDecisions:
         return len(np.unique(self.cause[self.hit & (self.incident >= 0)]))
 
     def cluster(self, rows: Ints) -> Ints:
-        """Give the cluster of each of some rows (:func:`policy.incidents.clusters`)."""
+        """Give the cluster of each of some rows (:func:`policy.episodes.clusters`)."""
         node, cause = self.node[rows], np.where(self.hit[rows], self.cause[rows], -1)
         failing = np.flatnonzero(self.hit & (self.incident >= 0))
         shared = shared_causes(self.node[failing], self.cause[failing])
@@ -325,7 +324,7 @@ class ScoredDecisions:
     def recall(self, alert: Bools | Ints) -> float:
         """Give the share of failures that at least one alert caught; NaN without any.
 
-        A common cause counts once (:func:`policy.incidents.caught_causes`).
+        A common cause counts once (:func:`policy.episodes.caught_causes`).
 
         ``alert``: a mask of rows, or their positions.
         """

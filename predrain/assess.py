@@ -92,7 +92,7 @@ def assess(
     if dataset is not None and (logs or jobs or inventory or mapping):
         raise typer.BadParameter("files go with --samples or --prometheus; a dataset has its own")
     from pipeline.assessment import assess_fleet
-    from policy.cost_benefit import CostBenefitConfig
+    from policy.ladder.cost_benefit import CostBenefitConfig
 
     every = duration_option(checkpoint_every, "--checkpoint-every", least="1s")
     loaded = read_params(params)

@@ -22,9 +22,8 @@ from models.rows.as_of_rows import IncidentGroups, LabelsAt, labels_of_rows, row
 from models.rows.ranking import Bools, Floats, Ints
 from models.rows.training_set import Labels, Matrix, node_codes
 from models.training.fitted import ORDERS_ONLY
-from policy.cost_benefit import Costs, for_costs, no_threshold
-from policy.episodes import openings
-from policy.incidents import caught_causes
+from policy.episodes import caught_causes, openings
+from policy.ladder.cost_benefit import Costs, for_costs, no_threshold
 from policy.thresholds import ScoredDecisions, ThresholdChoice, for_budget, for_precisions, no_promise
 
 FOLD_COLUMNS: tuple[str, ...] = (

@@ -9,7 +9,7 @@ import pandas as pd
 
 from evaluation.metrics.metrics import Bools, Ints
 from models.rows.ranking import group_starts
-from policy.incidents import caught_causes, clusters
+from policy.episodes import caught_causes, clusters
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Incidents:
 
         ``row``: the row of the node; ``number``, ``cause``: node incident and common cause; ``start_ms``: start of the
         unit's incident; shape (n,).
-        ``shared``, ``nodes``: as :func:`policy.incidents.clusters` takes them.
+        ``shared``, ``nodes``: as :func:`policy.episodes.clusters` takes them.
         """
         numbers, place = np.unique(number, return_inverse=True)
         pairs = np.lexsort((row, place))

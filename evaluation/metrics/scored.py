@@ -21,8 +21,7 @@ from features.times import coded
 from foundation.errors import InputError
 from models.rows.ranking import group_starts, position_in_group
 from models.rows.training_set import acted_on
-from policy.episodes import openings
-from policy.incidents import clusters, shared_causes
+from policy.episodes import clusters, openings, shared_causes
 
 COLUMNS: tuple[str, ...] = (
     "decision_time", "node", "unit", "model", "variant", "score", "risk", "rank", "alert",
@@ -71,7 +70,7 @@ class NodeRows:
     ``time``, ``node``: positions of the row's decision time and node; shape (rows,).
     ``label``, ``drain_label``: 1, 0, or -1 where it is not known, within the horizon and the drain horizon.
     ``fold``: the fold that scored the row.
-    ``cluster``: what is resampled together (:func:`policy.incidents.clusters`).
+    ``cluster``: what is resampled together (:func:`policy.episodes.clusters`).
     ``incidents``: those that the rows could have caught.
     """
 

@@ -22,10 +22,10 @@ from evaluation.value.marks import ReplayMarks
 from evaluation.value.readings import Readings, ScoredDecision, instant
 from features.times import NEVER, duration_ms, instant_ms, milliseconds
 from policy.config import PolicyConfig
-from policy.cost_benefit import CostBenefitConfig
 from policy.decide import carried_out, decide
 from policy.episodes import Bools, Ints
 from policy.fleet import NO_MARKS, Fact, JobView, Level, NodeView, Signals, UnitView
+from policy.ladder.cost_benefit import CostBenefitConfig
 from policy.ladder.remedies import Remedy, duration_of
 from policy.maintenance import planned
 from policy.node_assessment import BOOT, KINDS, LONGEST, REPAIRS, RULES, reported

@@ -20,8 +20,8 @@ from evaluation.value.load import HOUR_MS, Placements
 from evaluation.value.marks import ReplayMarks
 from evaluation.value.probing import NO_CHECKPOINTS, NO_PROBES, Checkpoints, Probes
 from features.times import NEVER, duration_ms
-from policy.cost_benefit import CostBenefitConfig, JobHours
 from policy.episodes import Floats, Ints
+from policy.ladder.cost_benefit import CostBenefitConfig, JobHours
 from policy.ladder.probes import ProbeConfig
 from policy.ladder.rungs import Price, Rung, prices
 from policy.thresholds import bound_of_sizes
@@ -209,7 +209,7 @@ def mean_prices(
 
 
 def _mean_load(fleet: ReplayedFleet, jobs: Placements, costs: CostBenefitConfig) -> Floats:
-    """Return the GPU-hours of :class:`policy.cost_benefit.JobHours` on the mean node."""
+    """Return the GPU-hours of :class:`policy.ladder.cost_benefit.JobHours` on the mean node."""
     lasted = np.maximum(np.minimum(jobs.end, fleet.end) - np.maximum(jobs.start, fleet.begin), 0)
     busy = jobs.size * lasted / (len(fleet.nodes) * (fleet.end - fleet.begin))
     again = jobs.again(costs) / HOUR_MS

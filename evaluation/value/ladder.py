@@ -35,9 +35,9 @@ from evaluation.value.probing import (
 )
 from evaluation.value.readings import Readings
 from policy.config import PolicyConfig
-from policy.cost_benefit import CostBenefitConfig
 from policy.episodes import Bools, Floats
 from policy.fleet import Level
+from policy.ladder.cost_benefit import CostBenefitConfig
 from policy.ladder.probes import ProbeConfig
 from policy.ladder.rungs import RUNGS, Price, Rung
 from policy.tiers import TierThresholds

@@ -11,8 +11,8 @@ import numpy as np
 import pandas as pd
 
 from features.times import NEVER, coded, duration_ms, milliseconds
-from policy.cost_benefit import CostBenefitConfig
 from policy.episodes import Bools, Floats, Ints
+from policy.ladder.cost_benefit import CostBenefitConfig
 
 HOUR_MS: Final = 3_600_000
 _LATE_MS: Final = HOUR_MS

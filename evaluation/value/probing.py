@@ -18,8 +18,8 @@ from evaluation.value.load import HOUR_MS, Placements
 from evaluation.value.marks import ReplayMarks
 from evaluation.value.readings import Readings
 from features.times import NEVER, duration_ms
-from policy.cost_benefit import CostBenefitConfig
 from policy.episodes import Bools, Floats, Ints
+from policy.ladder.cost_benefit import CostBenefitConfig
 from policy.ladder.probes import IdleNode, ProbeConfig, choose_probes
 
 

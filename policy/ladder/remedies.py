@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from datetime import timedelta
 from typing import Literal
 
-from policy.cost_benefit import CostBenefitConfig
+from policy.ladder.cost_benefit import CostBenefitConfig
 
 Remedy = Literal["reset", "reboot", "diagnose", "replace"]
 REMEDIES: tuple[Remedy, ...] = ("reset", "reboot", "diagnose", "replace")

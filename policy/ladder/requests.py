@@ -8,12 +8,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
-from policy.cost_benefit import CostBenefitConfig, hours_of
+from policy.breaker import BreakerState
+from policy.config import PolicyConfig
 from policy.episodes import NEW_EVIDENCE
-from policy.fleet import JobView, NodeView, UnitView
+from policy.fleet import JobView, Level, NodeView, Signals, UnitView
+from policy.ladder.cost_benefit import CostBenefitConfig, hours_of
 from policy.ladder.probes import IdleNode, ProbeConfig, choose_probes
 from policy.ladder.rungs import prices
-from policy.plan import LastRequest, RungRequest
+from policy.limits import Case, is_blind
+from policy.plan import LastRequest, PolicyState, RungRequest
+from policy.stages import StageState
 
 _HOUR = timedelta(hours=1)
 
@@ -34,6 +38,66 @@ class Candidate:
     barred: Mapping[str, str | None]
     idle: bool
     probed: LastRequest | None = None
+
+
+def requests_of(
+    cases: list[Case], stages: Mapping[str, StageState], breaker: BreakerState, signals: Signals, state: PolicyState,
+    config: PolicyConfig, now: datetime,
+) -> tuple[list[RungRequest], dict[str, str], Mapping[str, LastRequest]]:  # fmt: skip
+    """Return what is requested of nodes that stay in service, the probes to stop, and what is remembered."""
+    if signals.probes is None and not signals.checkpoints:
+        return [], {}, state.checkpoints
+    candidates = []
+    for case in cases:
+        risk, decided_at, node = case.assessment.reading.risk, case.assessment.reading.decided_at, case.node
+        if risk is None or decided_at is None:
+            continue
+        bars: dict[str, str | None] = dict.fromkeys(
+            ("probe", "checkpoint"), _bar(case, stages, breaker, signals, config, now)
+        )
+        for rung, bar in bars.items():
+            if bar is None and rung not in config.rungs:
+                bars[rung] = f"{rung} is not among the rungs"
+        if max(case.level, case.target) is Level.DRAINED:
+            bars["checkpoint"] = bars["checkpoint"] or "its drain asks for the checkpoint"
+        if case.level.hard or case.target.hard or case.held_out:
+            bars["probe"] = bars["probe"] or "it is taken out of service, or held out"
+        idle = not node.jobs and node.lost is None and node.resting is None
+        ends = min(prediction.expires_at for prediction in case.assessment.reading.known.values())
+        known = state.nodes.get(node.name)
+        candidates.append(Candidate(node, risk, decided_at, ends, bars, idle, known.probed if known else None))
+    requests: list[RungRequest] = []
+    stopped: dict[str, str] = {}
+    checkpoints = state.checkpoints
+    if signals.probes is not None:
+        requests, stopped = probes_of(candidates, signals.probes, config.probes, config.cost_benefit, now)
+    if signals.checkpoints:
+        asks, checkpoints = checkpoints_of(candidates, checkpoints, config.horizon, config.cost_benefit, now)
+        requests += asks
+    return requests, stopped, checkpoints
+
+
+def _bar(
+    case: Case, stages: Mapping[str, StageState], breaker: BreakerState, signals: Signals, config: PolicyConfig,
+    now: datetime,
+) -> str | None:  # fmt: skip
+    """Return why nothing is requested of a node; None: a rung of the settings may be."""
+    node, assessment = case.node, case.assessment
+    stage, frozen = stages[node.group_key].stage, breaker.frozen(node.group_key, node.name)
+    bars = {
+        "everything is to be released": signals.release_all,
+        "the kill switch is on": signals.kill,
+        "the scheduler was not read lately": is_blind(signals, config, now),
+        f"group {node.group_key} is in stage {stage}": stage == "shadow",
+        f"{node.foreign}": node.foreign is not None,
+        f"{node.unwritable}": node.unwritable is not None,
+        "another client removed a predrain mark": assessment.undone or node.uncordoned,
+        f"the breaker is open: {'; '.join(frozen)}": bool(frozen),
+        "its driver or exporter changed lately, and the model knows the old one": assessment.changed_within(
+            config.breaker.settle, now
+        ),
+    }
+    return next((why for why, holds in bars.items() if holds), None)
 
 
 def probes_of(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final, Literal
 
-from policy.cost_benefit import CostBenefitConfig, JobHours
+from policy.ladder.cost_benefit import CostBenefitConfig, JobHours
 from policy.ladder.probes import ProbeConfig
 
 Rung = Literal["publish", "avoid", "probe", "checkpoint", "swap", "drain"]

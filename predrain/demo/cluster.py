@@ -22,8 +22,8 @@ from evaluation.value.readings import Readings
 from features.times import NEVER, duration_ms, instant_ms
 from foundation.instants import from_ms
 from policy.config import PolicyConfig
-from policy.cost_benefit import CostBenefitConfig
 from policy.fleet import Level, UnitView
+from policy.ladder.cost_benefit import CostBenefitConfig
 from policy.ladder.remedies import Remedy
 from policy.risk_record import ModelName
 from scheduler.controller.controller import Controller

@@ -22,8 +22,7 @@ from features.labels.facts import EventArrays
 from features.labels.incidents import counted, find_incidents
 from features.times import BoolArray, instant_ms, milliseconds
 from foundation.instants import from_ms
-from policy.episodes import Alert, Happening, HappeningKind, judge, openings
-from policy.incidents import caught_causes
+from policy.episodes import Alert, Happening, HappeningKind, caught_causes, judge, openings
 from policy.tiers import TIERS, Tier
 from serving.scores.reading import FACTS, UnitPlace, decision_folders
 from serving.scores.writing import PARQUET, SUMMARY, ScoresFolder, write_json

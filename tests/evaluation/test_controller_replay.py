@@ -17,8 +17,8 @@ from evaluation.value.marks import NOBODY
 from evaluation.value.readings import Readings
 from features.times import NEVER, instant_ms
 from policy.config import PolicyConfig
-from policy.cost_benefit import CostBenefitConfig
 from policy.fleet import Level
+from policy.ladder.cost_benefit import CostBenefitConfig
 from policy.ladder.rungs import RUNGS
 from policy.tiers import TierThresholds
 from predrain.demo.cluster import ReplayedCluster

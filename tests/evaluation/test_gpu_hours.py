@@ -17,8 +17,8 @@ from evaluation.value.gpu_hours import _free, count_outcome, mean_prices, net_in
 from evaluation.value.load import _AT, _SHAPE, HOUR_MS, Placements, first_fit, generated_load, jobs_of_table
 from evaluation.value.marks import NOBODY, ReplayMarks
 from features.times import NEVER
-from policy.cost_benefit import CostBenefitConfig
 from policy.fleet import NodeView
+from policy.ladder.cost_benefit import CostBenefitConfig
 from policy.ladder.probes import ProbeConfig
 
 PHILLY = Path(__file__).resolve().parents[3] / "shared" / "data" / "philly-jobs" / "philly.csv"

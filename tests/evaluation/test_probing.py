@@ -14,8 +14,8 @@ from evaluation.value.load import HOUR_MS, Placements
 from evaluation.value.marks import NOBODY, ReplayMarks
 from evaluation.value.probing import Checkpoints, findable, idle_times, replay_checkpoints, replay_probes
 from features.times import NEVER
-from policy.cost_benefit import CostBenefitConfig
 from policy.fleet import NodeView
+from policy.ladder.cost_benefit import CostBenefitConfig
 from policy.ladder.probes import ProbeConfig
 
 H, HOUR = HOUR_MS, timedelta(hours=1)

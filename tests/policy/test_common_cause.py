@@ -7,7 +7,7 @@ from datetime import timedelta
 
 import pytest
 
-from policy.common_cause import CommonCauseConfig, Report, bursts
+from policy.breaker import CommonCauseConfig, Report, bursts
 from policy.decide import carried_out
 from policy.fleet import Fact, JobView, NodeView, UnitView
 from policy.node_assessment import reported

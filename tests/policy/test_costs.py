@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from policy.cost_benefit import Costs, for_costs
+from policy.ladder.cost_benefit import Costs, for_costs
 from policy.thresholds import ScoredDecisions
 
 HOUR = 3_600_000

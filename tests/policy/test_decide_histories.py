@@ -14,8 +14,8 @@ from random import Random
 
 import pytest
 
-from policy.cost_benefit import CostBenefitConfig
 from policy.fleet import Marks, NodeView, Published
+from policy.ladder.cost_benefit import CostBenefitConfig
 from policy.plan import Plan
 from tests.policy.decide_world import HOUR, STEP, T0, score
 from tests.policy.test_decide_properties import EVENTS, World, check

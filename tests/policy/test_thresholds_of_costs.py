@@ -8,9 +8,9 @@ from datetime import timedelta
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policy.cost_benefit import CostBenefitConfig, worth_of
 from policy.fleet import JobView, Level
 from policy.hysteresis import NodeRiskConfig
+from policy.ladder.cost_benefit import CostBenefitConfig, worth_of
 from policy.tiers import TierThresholds
 from tests.policy.decide_world import HOUR, T0, config, healthy, node, once, verbs, why
 

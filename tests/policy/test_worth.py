@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policy.cost_benefit import CostBenefitConfig, worth_of
 from policy.fleet import JobView
+from policy.ladder.cost_benefit import CostBenefitConfig, worth_of
 from tests.policy.decide_world import HOUR, T0
 
 DAY = timedelta(days=1)

@@ -6,10 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import datetime, timedelta
 
-from policy.breaker import BreakerConfig
+from policy.breaker import BreakerConfig, CommonCauseConfig
 from policy.budget import BudgetConfig, RateLimit
 from policy.budget import DisruptionBudget as Budget
-from policy.common_cause import CommonCauseConfig
 from policy.config import PolicyConfig
 from policy.fleet import JobView, Level, NodeView, Score, UnitView
 from policy.plan import Action

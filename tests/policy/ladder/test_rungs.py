@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policy.budget import BudgetConfig, DisruptionBudget
-from policy.cost_benefit import CostBenefitConfig, JobHours
 from policy.fleet import JobView
+from policy.ladder.cost_benefit import CostBenefitConfig, JobHours
 from policy.ladder.probes import ProbeConfig
 from policy.ladder.rungs import RUNGS, prices
 from tests.policy.decide_world import T0, config, healthy, node, once, verbs

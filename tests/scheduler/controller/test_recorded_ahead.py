@@ -6,9 +6,8 @@ from datetime import timedelta
 
 import pytest
 
-from policy.breaker import BreakerConfig
+from policy.breaker import BreakerConfig, CommonCauseConfig
 from policy.budget import BudgetConfig
-from policy.common_cause import CommonCauseConfig
 from policy.fleet import Level
 from scheduler.controller import executor
 from scheduler.file import LeaseEntry

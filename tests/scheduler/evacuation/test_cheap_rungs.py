@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from policy.cost_benefit import CostBenefitConfig
 from policy.fleet import JobView, Level
+from policy.ladder.cost_benefit import CostBenefitConfig
 from policy.ladder.probes import ProbeConfig
 from policy.ladder.rungs import RUNGS
 from scheduler.ports.readings import Switches

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from foundation.errors import InputError
-from policy.cost_benefit import CostBenefitConfig, worth_of
 from policy.fleet import JobView
+from policy.ladder.cost_benefit import CostBenefitConfig, worth_of
 from serving.pages.routes import drains_came_to
 from serving.scores.reading import past_scores
 from tests.serving.http.world import DECIDED, NOW, Running, record, running, small_fleet, write_scores

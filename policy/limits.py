@@ -1,0 +1,178 @@
+"""What limits an action on one node: opt-outs, stages, the breaker, the rungs of the settings and what it is worth."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+
+from policy.breaker import BreakerState
+from policy.config import PolicyConfig
+from policy.fleet import Level, NodeView, Signals
+from policy.ladder.cost_benefit import Worth, worth_of
+from policy.node_assessment import Assessment
+from policy.stages import ALLOWED_LEVELS, StageState, held_out
+
+
+@dataclass(slots=True)
+class Case:
+    """One node on its way through a decision.
+
+    ``wanted``: what its tier asks for.
+    ``target``: what it gets; only ever lowered.
+    ``reasons``: of each lowering.
+    ``asks``: it is newly taken out of service, if the budget gives it.
+    """
+
+    node: NodeView
+    assessment: Assessment
+    wanted: Level
+    target: Level
+    reasons: list[str]
+    mute: bool = False
+    asks: bool = False
+    held_out: bool = False
+    worth: Worth | None = None
+
+    @property
+    def level(self) -> Level:
+        """Which predrain marks are on the node."""
+        return self.node.marks.level
+
+    @property
+    def ordered_reasons(self) -> tuple[str, ...]:
+        """All reasons in words, the weightiest first.
+
+        Where something stands above the target, a limit that was the last to lower it is what decided, and comes before
+        the tier: "from clear to high" is no reason for a release.
+        """
+        of_tier, limits = self.reasons[: len(self.assessment.reasons)], self.reasons[len(self.assessment.reasons) :]
+        explained = self.assessment.explanations
+        if not limits or self.target >= self.node.marks.level:
+            return (*self.reasons, *explained)
+        tier = f"its tier is {self.assessment.tier}: {of_tier[0]}" if of_tier else f"its tier is {self.assessment.tier}"
+        return (limits[-1], *limits[:-1], tier, *of_tier[1:], *explained)
+
+    def lower(self, level: Level, why: str) -> None:
+        """Take the target down to a level, if it is above."""
+        if self.target > level:
+            self.target = level
+            self.reasons.append(why)
+
+    def keep(self, why: str, *, publish: bool) -> None:
+        """Let nothing new stand on the node, but what is published where ``publish`` says so."""
+        marks = self.node.marks
+        self.lower(max(marks.level, Level.PUBLISHED) if publish else marks.level, why)
+        if self.target is Level.SOFT and not marks.soft:  # a hard mark may not be exchanged for a soft one either
+            self.lower(Level.PUBLISHED if publish or marks.published is not None else Level.NONE, why)
+
+    @property
+    def urgency(self) -> float:
+        """What actions are ordered by, the highest first: their risk, and before all risks a fault that is there."""
+        return 2.0 if self.assessment.ruled else self.assessment.risk or 0.0
+
+    @property
+    def precedence(self) -> float:
+        """What budgets go by, the highest first: the GPU-hours that a drain should save; a fault comes first."""
+        if self.assessment.ruled or self.worth is None:
+            return math.inf
+        return self.worth.saved - self.worth.lost
+
+
+def limit(
+    case: Case,
+    stages: Mapping[str, StageState],
+    breaker: BreakerState,
+    signals: Signals,
+    config: PolicyConfig,
+    now: datetime,
+    removed: str = "",
+) -> None:
+    """Lower a node's target by all but the budget and what a drain is worth.
+
+    ``removed``: how a mark of predrain went that somebody else removed.
+    """
+    node, assessment = case.node, case.assessment
+    level = node.marks.level
+    if signals.release_all:
+        case.lower(Level.NONE, "everything is to be released")
+    if node.opt_out is not None:
+        case.lower(Level.NONE, f"it opted out ({node.opt_out})")
+    stage = stages[node.group_key].stage
+    case.lower(ALLOWED_LEVELS[stage], f"group {node.group_key} is in stage {stage}")
+    cap(case, config)
+    if assessment.state.episode is not None and not assessment.ruled and case.target.hard and not level.hard:
+        case.held_out = held_out(node.name, assessment.state.episode, config.stages.holdout)
+        if case.held_out:
+            case.lower(Level.SOFT, "held out: left undrained, to measure")
+    if node.foreign is not None:
+        case.keep(f"nothing new on it but what is published: {node.foreign}", publish=True)
+    if assessment.undone:
+        case.keep(f"{removed}: not set again in this episode", publish=True)
+    if node.uncordoned:
+        case.lower(Level.PUBLISHED, "a person undid our cordon, so the rest goes with it")
+    _freeze(case, signals, config, now)
+    if assessment.calm:
+        case.lower(max(level, Level.PUBLISHED), "its risk is calm or unknown now: nothing new on it")
+    if case.target.hard and case.target > level:
+        soft = max(level, Level.SOFT)
+        frozen = breaker.frozen(node.group_key, node.name)
+        if frozen:
+            case.lower(soft, f"the breaker is open: {'; '.join(frozen)}")
+        if not assessment.ruled and assessment.changed_within(config.breaker.settle, now):
+            case.lower(soft, "its driver or exporter changed lately, and the model knows the old one")
+        if assessment.instant != "high":
+            case.lower(soft, "its risk is below the threshold of high now: nothing hard that is new")
+    case.asks = case.target.hard and not level.hard
+
+
+def cap(case: Case, config: PolicyConfig) -> None:
+    """Lower a prediction's target to the rungs of the settings."""
+    rungs, rules = config.rungs, case.assessment.rules
+    if rules and rules[0].rule.tier == case.assessment.tier:  # a fault that was reported, not a prediction
+        return
+    if "drain" not in rungs and case.node.jobs:
+        case.lower(Level.TAINTED, "its jobs end by themselves: drain is not among the rungs")
+    if "drain" not in rungs and "swap" not in rungs:
+        case.lower(Level.SOFT, "neither swap nor drain is among the rungs")
+    if "avoid" not in rungs and not case.target.hard:
+        case.lower(Level.PUBLISHED, "avoid is not among the rungs")
+
+
+def _freeze(case: Case, signals: Signals, config: PolicyConfig, now: datetime) -> None:
+    published, unwritable = case.node.marks.published, case.node.unwritable
+    blind = is_blind(signals, config, now)
+    case.mute = signals.kill or blind or case.node.opt_out is not None or not case.node.readable
+    if unwritable is not None:
+        case.reasons += [f"nothing is written to it, releases included, until this is over: {unwritable}"]
+    if signals.kill:
+        case.keep("the kill switch is on", publish=False)
+        if published is not None and now >= published.expires_at:
+            case.lower(Level.NONE, "what was published has expired, and the kill switch lets nothing be renewed")
+    if blind:
+        case.keep("the scheduler was not read lately", publish=False)
+
+
+def is_blind(signals: Signals, config: PolicyConfig, now: datetime) -> bool:
+    """Whether the scheduler was not read lately."""
+    return signals.read_at is None or now - signals.read_at > config.breaker.max_read_age
+
+
+def value(case: Case, config: PolicyConfig, now: datetime) -> None:
+    """Say what a drain of a node at risk is worth."""
+    if case.assessment.tier in ("elevated", "high"):
+        node, risk = case.node, 1.0 if case.assessment.ruled else case.assessment.risk or 0.0
+        case.worth = worth_of(len(node.units), node.jobs, risk, config.horizon, config.cost_benefit, now)
+
+
+def weigh(case: Case) -> None:
+    """Lower a node's target where a drain is not worth it now."""
+    if case.worth is None or case.target is not Level.DRAINED or case.node.marks.drained:
+        return
+    if case.worth.choice == "wait":
+        case.lower(Level.TAINTED, f"its drain waits: {case.worth.message}")
+    elif case.worth.choice == "leave":
+        case.lower(Level.TAINTED, f"its jobs are left to end by themselves: {case.worth.message}")
+    else:
+        case.reasons.append(case.worth.message)

@@ -81,7 +81,7 @@ class TimedScheduler(KubernetesScheduler):
     def apply(self, action: Action, precondition: Precondition) -> WriteResult:
         """Carry an action out, and look at the clock when a taint stands."""
         answer = super().apply(action, precondition)
-        if action.verb == "taint" and answer.kind == "done":
+        if action.verb == "swap" and answer.kind == "done":
             self.tainted[action.node] = self.clock.now()
         return answer
 
@@ -159,9 +159,9 @@ def rounds(config: Path, folder: Path, nodes: int, burst: int, singles: int) -> 
     warm = controller.round()
     if warm.errors or "n0000" not in scheduler.tainted:
         sys.exit(f"the first node was not tainted: {warm.errors} {warm.notes}")
-    (written,) = (step.writes for step in warm.steps if step.action.verb == "taint")
+    (written,) = (step.writes for step in warm.steps if step.action.verb == "swap")
     others = ("status.conditions", "event ")  # which follow the marks of all nodes
-    if [write.path for write in written] != [w.path for w in rehearsed["taint"] if not w.path.startswith(others)]:
+    if [write.path for write in written] != [w.path for w in rehearsed["swap"] if not w.path.startswith(others)]:
         sys.exit("what was written is not what was announced")
     standing = scheduler.api.read("/api/v1/nodes/n0000")
     if standing is None or standing["spec"]["taints"][0] != FOREIGN or len(standing["spec"]["taints"]) != 2:

@@ -27,7 +27,7 @@ from policy.tiers import TIERS, Tier
 
 _NOTHING = NodeState()
 _WANTED: Mapping[str, Level] = {
-    "clear": Level.NONE, "watch": Level.PUBLISHED, "elevated": Level.SOFT, "high": Level.DRAINED,
+    "clear": Level.NONE, "watch": Level.PUBLISH, "elevated": Level.AVOID, "high": Level.DRAIN,
 }  # fmt: skip
 
 
@@ -81,7 +81,7 @@ def decide(
     )
     for case in cases:
         if case.asks and case.node.name in granted.refused:
-            case.lower(Level.SOFT, f"over budget, so only softly tainted: {granted.refused[case.node.name]}")
+            case.lower(Level.AVOID, f"over budget, so only softly tainted: {granted.refused[case.node.name]}")
         cap(case, config)  # breaker and budget fall back to a soft taint, which may not be among the rungs
         weigh(case)
     actions = [(case, action) for case in cases if case.target or case.level for action in _actions(case, config, now)]
@@ -206,17 +206,17 @@ def _actions(case: Case, config: PolicyConfig, now: datetime) -> list[Action]:
         return []
     verbs: list[tuple[Verb, Level]] = []
     if target < level:
-        bare = target is Level.SOFT and not marks.soft  # below the hard mark no soft taint stands that could stay
-        stands = Level.PUBLISHED if marks.published else Level.NONE
+        bare = target is Level.AVOID and not marks.soft  # below the hard mark no soft taint stands that could stay
+        stands = Level.PUBLISH if marks.published else Level.NONE
         verbs.append(("release", stands if bare else target))
-    if target >= Level.PUBLISHED and not case.mute and _republish(case, config, now):
-        verbs.append(("publish", Level.PUBLISHED))
-    if target is Level.SOFT and not marks.soft and level != Level.SOFT:
-        verbs.append(("soft_taint", Level.SOFT))
+    if target >= Level.PUBLISH and not case.mute and _republish(case, config, now):
+        verbs.append(("publish", Level.PUBLISH))
+    if target is Level.AVOID and not marks.soft and level != Level.AVOID:
+        verbs.append(("avoid", Level.AVOID))
     if target.hard and not level.hard:
-        verbs.append(("taint", Level.TAINTED))
-    if target is Level.DRAINED and level is not Level.DRAINED:
-        verbs.append(("drain", Level.DRAINED))
+        verbs.append(("swap", Level.SWAP))
+    if target is Level.DRAIN and level is not Level.DRAIN:
+        verbs.append(("drain", Level.DRAIN))
     tier: Tier = "unknown" if assessment.tier == "clear" and not assessment.reading.known else assessment.tier
     return [
         Action(

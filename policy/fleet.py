@@ -20,10 +20,10 @@ class Level(IntEnum):
     """Which predrain marks are on a node, each level with all below it."""
 
     NONE = 0
-    PUBLISHED = 1
-    SOFT = 2
-    TAINTED = 3
-    DRAINED = 4
+    PUBLISH = 1
+    AVOID = 2
+    SWAP = 3
+    DRAIN = 4
 
     @classmethod
     def __get_pydantic_core_schema__(cls, *_: object) -> core_schema.CoreSchema:
@@ -43,7 +43,7 @@ class Level(IntEnum):
     @property
     def hard(self) -> bool:
         """Whether the node takes no new work because of us."""
-        return self >= Level.TAINTED
+        return self >= Level.SWAP
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,12 +145,12 @@ class Marks:
     def level(self) -> Level:
         """The highest level that stands."""
         if self.drained:
-            return Level.DRAINED
+            return Level.DRAIN
         if self.tainted:
-            return Level.TAINTED
+            return Level.SWAP
         if self.soft:
-            return Level.SOFT
-        return Level.PUBLISHED if self.published else Level.NONE
+            return Level.AVOID
+        return Level.PUBLISH if self.published else Level.NONE
 
 
 NO_MARKS = Marks()

@@ -63,9 +63,9 @@ class Case:
     def keep(self, why: str, *, publish: bool) -> None:
         """Let nothing new stand on the node, but what is published where ``publish`` says so."""
         marks = self.node.marks
-        self.lower(max(marks.level, Level.PUBLISHED) if publish else marks.level, why)
-        if self.target is Level.SOFT and not marks.soft:  # a hard mark may not be exchanged for a soft one either
-            self.lower(Level.PUBLISHED if publish or marks.published is not None else Level.NONE, why)
+        self.lower(max(marks.level, Level.PUBLISH) if publish else marks.level, why)
+        if self.target is Level.AVOID and not marks.soft:  # a hard mark may not be exchanged for a soft one either
+            self.lower(Level.PUBLISH if publish or marks.published is not None else Level.NONE, why)
 
     @property
     def urgency(self) -> float:
@@ -105,18 +105,18 @@ def limit(
     if assessment.state.episode is not None and not assessment.ruled and case.target.hard and not level.hard:
         case.held_out = held_out(node.name, assessment.state.episode, config.stages.holdout)
         if case.held_out:
-            case.lower(Level.SOFT, "held out: left undrained, to measure")
+            case.lower(Level.AVOID, "held out: left undrained, to measure")
     if node.foreign is not None:
         case.keep(f"nothing new on it but what is published: {node.foreign}", publish=True)
     if assessment.undone:
         case.keep(f"{removed}: not set again in this episode", publish=True)
     if node.uncordoned:
-        case.lower(Level.PUBLISHED, "a person undid our cordon, so the rest goes with it")
+        case.lower(Level.PUBLISH, "a person undid our cordon, so the rest goes with it")
     _freeze(case, signals, config, now)
     if assessment.calm:
-        case.lower(max(level, Level.PUBLISHED), "its risk is calm or unknown now: nothing new on it")
+        case.lower(max(level, Level.PUBLISH), "its risk is calm or unknown now: nothing new on it")
     if case.target.hard and case.target > level:
-        soft = max(level, Level.SOFT)
+        soft = max(level, Level.AVOID)
         frozen = breaker.frozen(node.group_key, node.name)
         if frozen:
             case.lower(soft, f"the breaker is open: {'; '.join(frozen)}")
@@ -133,11 +133,11 @@ def cap(case: Case, config: PolicyConfig) -> None:
     if rules and rules[0].rule.tier == case.assessment.tier:  # a fault that was reported, not a prediction
         return
     if "drain" not in rungs and case.node.jobs:
-        case.lower(Level.TAINTED, "its jobs end by themselves: drain is not among the rungs")
+        case.lower(Level.SWAP, "its jobs end by themselves: drain is not among the rungs")
     if "drain" not in rungs and "swap" not in rungs:
-        case.lower(Level.SOFT, "neither swap nor drain is among the rungs")
+        case.lower(Level.AVOID, "neither swap nor drain is among the rungs")
     if "avoid" not in rungs and not case.target.hard:
-        case.lower(Level.PUBLISHED, "avoid is not among the rungs")
+        case.lower(Level.PUBLISH, "avoid is not among the rungs")
 
 
 def _freeze(case: Case, signals: Signals, config: PolicyConfig, now: datetime) -> None:
@@ -168,11 +168,11 @@ def value(case: Case, config: PolicyConfig, now: datetime) -> None:
 
 def weigh(case: Case) -> None:
     """Lower a node's target where a drain is not worth it now."""
-    if case.worth is None or case.target is not Level.DRAINED or case.node.marks.drained:
+    if case.worth is None or case.target is not Level.DRAIN or case.node.marks.drained:
         return
     if case.worth.choice == "wait":
-        case.lower(Level.TAINTED, f"its drain waits: {case.worth.message}")
+        case.lower(Level.SWAP, f"its drain waits: {case.worth.message}")
     elif case.worth.choice == "leave":
-        case.lower(Level.TAINTED, f"its jobs are left to end by themselves: {case.worth.message}")
+        case.lower(Level.SWAP, f"its jobs are left to end by themselves: {case.worth.message}")
     else:
         case.reasons.append(case.worth.message)

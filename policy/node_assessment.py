@@ -320,7 +320,7 @@ def assess(
     """Assess one node; nothing may be remembered of it."""
     fresh = reading.risk
     before = remembered or _NOTHING
-    if remembered is None and node.readable and node.marks.level >= Level.SOFT:
+    if remembered is None and node.readable and node.marks.level >= Level.AVOID:
         at_most: Tier = "high" if node.marks.level.hard else "elevated"
         before = replace(before, tier=adopt(at_most, reading, thresholds, risks))
     by_risk: Tier = "clear" if fresh is None else thresholds.rise.tier(fresh)
@@ -374,7 +374,7 @@ def _remember(
     if state.episode is None or state.episode > now:
         state = replace(state, episode=now)
     level = node.marks.level
-    lowered = before.seen >= Level.SOFT and level < before.seen and before.target >= before.seen
+    lowered = before.seen >= Level.AVOID and level < before.seen and before.target >= before.seen
     if (node.readable and lowered) or (node.undone and state.undone_at is None):
         state = replace(state, undone_at=now)
     since = state.undone_at

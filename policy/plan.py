@@ -18,8 +18,8 @@ from policy.maintenance import Period
 from policy.stages import StageState
 from policy.tiers import Tier
 
-Verb = Literal["release", "publish", "soft_taint", "taint", "drain"]
-VERBS: tuple[Verb, ...] = ("release", "taint", "drain", "soft_taint", "publish")
+Verb = Literal["release", "publish", "avoid", "swap", "drain"]
+VERBS: tuple[Verb, ...] = ("release", "swap", "drain", "avoid", "publish")
 """In the order in which they are carried out: what is given back comes first, and no taint waits for renewals."""
 
 
@@ -104,7 +104,7 @@ class PolicyState:
 class Action:
     """One thing to do to one node.
 
-    ``verb``: ``publish`` writes tier and prediction; so do ``soft_taint`` and ``taint``, with the taints, and
+    ``verb``: ``publish`` writes tier and prediction; so do ``avoid`` and ``swap``, with the taints, and
     ``drain``, which empties the node; ``release`` takes off what stands above ``to``.
     ``tier``: ``unknown`` where it was released because nothing is known any more.
     ``expires_at``: until when what is written holds; None for a release.
@@ -129,10 +129,10 @@ class Action:
         soft, tainted, drained = (
             stood and self.to >= level if release else stood or self.to is level
             for stood, level in (
-                (marks.soft, Level.SOFT), (marks.tainted, Level.TAINTED), (marks.drained, Level.DRAINED),
+                (marks.soft, Level.AVOID), (marks.tainted, Level.SWAP), (marks.drained, Level.DRAIN),
             )
         )  # fmt: skip
-        published = None if self.to < Level.PUBLISHED else marks.published
+        published = None if self.to < Level.PUBLISH else marks.published
         if not release:
             assert self.expires_at is not None
             published = Published(self.tier, self.expires_at)

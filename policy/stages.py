@@ -23,7 +23,7 @@ from policy.tiers import TIERS
 Stage = Literal["shadow", "soft", "hard"]
 STAGES: tuple[Stage, ...] = ("shadow", "soft", "hard")
 
-ALLOWED_LEVELS: Mapping[Stage, Level] = {"shadow": Level.NONE, "soft": Level.SOFT, "hard": Level.DRAINED}
+ALLOWED_LEVELS: Mapping[Stage, Level] = {"shadow": Level.NONE, "soft": Level.AVOID, "hard": Level.DRAIN}
 """The highest level that may stand on a node of a group in a stage."""
 
 

@@ -157,7 +157,7 @@ class Controlled:
     policy: PolicyConfig
     reach: timedelta
     diagnostic: Diagnostic = "none"
-    least: Level = Level.TAINTED
+    least: Level = Level.SWAP
     findable: Bools | None = None
 
     def __post_init__(self) -> None:
@@ -256,7 +256,7 @@ class Controlled:
     def _follow(self, place: int, plan: Plan) -> None:
         """Take note of the marks that stand on a node now."""
         level = self._stands[place].level
-        if level is not Level.DRAINED:
+        if level is not Level.DRAIN:
             self._due.pop(place, None)
             self._tests.pop(place, None)
         if level < self.least:
@@ -269,7 +269,7 @@ class Controlled:
             self._open[place] = [place, self._now, NEVER, NEVER, NEVER]
             self._rows.append(self._open[place])
         decision = plan.nodes[self.fleet.nodes[place].name]
-        if level is Level.DRAINED and self._open[place][3] == NEVER and decision.target is Level.DRAINED:
+        if level is Level.DRAIN and self._open[place][3] == NEVER and decision.target is Level.DRAIN:
             waits = 0 if decision.rules else self._passed.get(place, -_AGAIN_MS) + _AGAIN_MS
             self._due.setdefault(place, max(self._now, waits))
             self._wake(self._due[place])
@@ -277,7 +277,7 @@ class Controlled:
             self._empty(place, decision.remedy)
         elif self._open[place][3] < NEVER and decision.remedy is not None and place not in self._tests:
             self._test(place, self._now, decision.remedy)  # the fault was reported on a node that was empty already
-        if level is Level.TAINTED:
+        if level is Level.SWAP:
             runs = self._running()
             runs = runs[self.jobs.node[runs] == place]
             if decision.worth is not None and decision.worth.choice == "wait":

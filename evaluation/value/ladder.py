@@ -120,7 +120,7 @@ class LadderReplay:
             TierThresholds(**self.thresholds(rung)), horizon=self.horizon, cost_benefit=self.costs, rungs=rungs
         )
         policy = self.fleet.stage(settings, "soft" if rung == "avoid" else "hard")
-        least = Level.SOFT if rung == "avoid" else Level.TAINTED
+        least = Level.AVOID if rung == "avoid" else Level.SWAP
         return Controlled(
             self.fleet, self.scores, self.events, self.loads[0], policy, self.reach, "stated", least, self.findable
         ).marks()

@@ -58,7 +58,7 @@ def requests_of(
         for rung, bar in bars.items():
             if bar is None and rung not in config.rungs:
                 bars[rung] = f"{rung} is not among the rungs"
-        if max(case.level, case.target) is Level.DRAINED:
+        if max(case.level, case.target) is Level.DRAIN:
             bars["checkpoint"] = bars["checkpoint"] or "its drain asks for the checkpoint"
         if case.level.hard or case.target.hard or case.held_out:
             bars["probe"] = bars["probe"] or "it is taken out of service, or held out"

@@ -202,7 +202,7 @@ class ReplayedCluster:
     def follow(self, at: datetime) -> None:
         """Go round again, as a controller does each minute, while jobs leave the nodes that were drained at a time."""
         for more in _FURTHER:
-            drained = {name for name, level in self._levels().items() if level is Level.DRAINED}
+            drained = {name for name, level in self._levels().items() if level is Level.DRAIN}
             if not any(workload.node in drained for workload in self.workloads.running.values()):
                 return
             self.go_round(at + more)
@@ -225,10 +225,10 @@ class ReplayedCluster:
             if level.hard and place not in self._open:
                 self._open[place] = [place, instant_ms(at), NEVER, NEVER, NEVER]
                 self._rows.append(self._open[place])
-            if level is Level.DRAINED and self._open[place][3] == NEVER:
+            if level is Level.DRAIN and self._open[place][3] == NEVER:
                 self._open[place][3] = instant_ms(at)
             found = self.diagnostic.failed.get(self.fleet.nodes[place].name)
-            if level is Level.DRAINED and found is not None:
+            if level is Level.DRAIN and found is not None:
                 self._open[place][4] = min(self._open[place][4], instant_ms(found))
             if not level.hard and place in self._open:
                 self.diagnostic.failed.pop(self.fleet.nodes[place].name, None)

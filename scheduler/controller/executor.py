@@ -301,7 +301,7 @@ def _other_node(expected: Expected, reading: NodeReading) -> str | None:
 def _other_marks(action: Action, expected: Expected, view: NodeView) -> str | None:
     if view.marks.level != expected.level:
         return (
-            f"{view.marks.level.name.lower()} stands on it, {expected.level.name.lower()} was expected: "
+            f"its marks are those of {view.marks.level.name.lower()}, {expected.level.name.lower()} was expected: "
             "somebody changed our marks"
         )
     if action.verb == "drain" and not view.marks.tainted:

@@ -255,7 +255,7 @@ class Evacuation:
             return "another client removed a predrain mark"
         if published is None or published.expires_at <= now:
             return "what its drain rests on has expired"
-        if decision is None or decision.target is not Level.DRAINED:
+        if decision is None or decision.target is not Level.DRAIN:
             return "the decision of this round does not want it drained any more"
         if passed_at is not None and now < passed_at + self.settings.verification.valid_for and not decision.rules:
             return f"it passed a diagnostic at {passed_at:%Y-%m-%d %H:%M} UTC: its jobs are not moved again so soon"

@@ -44,7 +44,7 @@ def condition_after(action: Action, current: Object | None, now: datetime) -> Ob
         risk = "" if action.risk is None else f" (risk {action.risk:.3g})"
         message = f"tier {action.tier}{risk}{end}: {'; '.join(action.reasons[:3]) or 'no reasons given'}"
         return _condition(status, reason, message, current, now)
-    if action.to < Level.PUBLISHED:
+    if action.to < Level.PUBLISH:
         if action.tier == "unknown":
             return _condition("Unknown", "PredictionExpired", "nothing is known of it any more", current, now)
         return None if current is None else _REMOVED
@@ -85,7 +85,7 @@ def event_of(action: Action, before: Published | None, now: datetime) -> Object 
         kind = "Warning" if action.tier in ("high", "elevated") else "Normal"
         risk = "" if action.risk is None else f", risk {action.risk:.3g}"
         reason, message = CONDITION, f"tier {action.tier}{risk}: {reasons}"
-    elif action.verb == "release" and action.to < Level.PUBLISHED:
+    elif action.verb == "release" and action.to < Level.PUBLISH:
         kind, reason, message = "Normal", "GPUFailurePredictionWithdrawn", reasons or "nothing stands any more"
     else:
         return None

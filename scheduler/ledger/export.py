@@ -30,10 +30,10 @@ def drain_events(marks: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     out: set[str] = set()
     events: list[dict[str, Any]] = []
     for mark in marks:
-        node, hard = mark["node"], mark["verb"] in ("taint", "drain")
+        node, hard = mark["node"], mark["verb"] in ("swap", "drain")
         if hard == (node in out):
             continue
-        if not hard and Level[mark["to"].upper()] >= Level.TAINTED:
+        if not hard and Level[mark["to"].upper()] >= Level.SWAP:
             continue
         (out.add if hard else out.discard)(node)
         action = mark["action"]

@@ -142,7 +142,7 @@ class LedgerReader:
         """Return the nodes that the newest decision keeps new work off, with the end of the prediction behind each."""
         rows = self._rows(
             "SELECT node, json_extract(content, '$.expires_at') FROM decisions "
-            "WHERE round = (SELECT MAX(id) FROM rounds) AND json_extract(content, '$.target') IN ('tainted', 'drained')"
+            "WHERE round = (SELECT MAX(id) FROM rounds) AND json_extract(content, '$.target') IN ('swap', 'drain')"
         )
         return {node: datetime.fromisoformat(end) for node, end in rows if end is not None}
 
@@ -208,7 +208,7 @@ class LedgerReader:
         """Return every confirmed change of a node's service: hard marks and their releases, oldest first."""
         rows = self._rows(
             "SELECT i.content, s.at FROM intents i JOIN settled s ON s.intent = i.id WHERE s.confirmed = 1 "
-            "AND i.verb IN ('taint', 'drain', 'release') ORDER BY i.id"
+            "AND i.verb IN ('swap', 'drain', 'release') ORDER BY i.id"
         )
         return [{**_json(text), "settled_at": at} for text, at in rows]
 

@@ -168,13 +168,13 @@ class SqliteLedger:
         """Return each time we took a node out of service or gave it back: when, which, whether it was taken out."""
         rows = self._read(
             "SELECT s.at, i.node, i.verb, json_extract(i.content, '$.to') FROM intents i JOIN settled s "
-            "ON s.intent = i.id WHERE s.confirmed = 1 AND i.verb IN ('taint', 'drain', 'release') AND s.at >= ? "
+            "ON s.intent = i.id WHERE s.confirmed = 1 AND i.verb IN ('swap', 'drain', 'release') AND s.at >= ? "
             "ORDER BY i.id", _words(since),
         )  # fmt: skip
         return tuple(
             (datetime.fromisoformat(at), node, verb != "release")
             for at, node, verb, to in rows
-            if verb != "release" or Level[to.upper()] < Level.TAINTED
+            if verb != "release" or Level[to.upper()] < Level.SWAP
         )
 
     def _settle(self, table: str, number: int, settled: Settled) -> None:

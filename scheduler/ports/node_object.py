@@ -192,7 +192,7 @@ def view_of(node: NodeObject, base: NodeView, keys: Keys, now: datetime) -> Node
         and now < record.until
         and (
             record.refused >= _MAX_TRIES
-            or (record.level >= Level.SOFT and (marks.level < record.level or own.uncordoned))
+            or (record.level >= Level.AVOID and (marks.level < record.level or own.uncordoned))
         )
     )
     if record is not None and record.refused:
@@ -256,14 +256,14 @@ def after(action: Action, node: NodeObject, keys: Keys, now: datetime, *, cordon
     if own.foreign:  # nothing is written over
         return node
     end, old, standing = action.expires_at or now, own.record, _marks(node, own, keys, now)
-    record = old or OwnershipRecord(action.tier, action.risk, end, Level.PUBLISHED)
-    record = replace(record, tier=action.tier, risk=None, until=end, level=max(record.level, Level.PUBLISHED))
+    record = old or OwnershipRecord(action.tier, action.risk, end, Level.PUBLISH)
+    record = replace(record, tier=action.tier, risk=None, until=end, level=max(record.level, Level.PUBLISH))
     then, record = _published(action, node, record, keys, end)
     annotations, taints = dict(then.annotations), list(then.taints)
     unschedulable, cordoner = node.unschedulable, node.cordoner
-    if action.verb == "soft_taint" and not standing.soft:
+    if action.verb == "avoid" and not standing.soft:
         taints.append(Taint(keys.taint, "elevated", "PreferNoSchedule"))
-    if action.verb in ("taint", "drain") and not standing.tainted:
+    if action.verb in ("swap", "drain") and not standing.tainted:
         taints.append(Taint(keys.taint, "high", "NoSchedule"))
         annotations.pop(keys.drain, None)  # of a drain that was called off
         if cordon and node.tells_cordoner and not node.unschedulable:
@@ -310,7 +310,7 @@ def _released(action: Action, node: NodeObject, own: OwnMarks, keys: Keys) -> No
     if old is None:
         return node
     annotations, labels, record = dict(node.annotations), dict(node.labels), old
-    kept = {"NoSchedule": action.to >= Level.TAINTED, "PreferNoSchedule": action.to >= Level.SOFT}
+    kept = {"NoSchedule": action.to >= Level.SWAP, "PreferNoSchedule": action.to >= Level.AVOID}
     taints = tuple(
         taint for taint in node.taints
         if taint.key != keys.taint or taint.effect not in own.taints or kept.get(taint.effect, False)
@@ -322,22 +322,22 @@ def _released(action: Action, node: NodeObject, own: OwnMarks, keys: Keys) -> No
             texts.pop(key, None)
 
     stays = own.cordon and own.user is not None  # another tool found the node cordoned, and wrote nothing
-    if action.to < Level.DRAINED:
+    if action.to < Level.DRAIN:
         drop(annotations, keys.drain, _annotation(keys.drain))
-    if action.to < Level.PUBLISHED:
+    if action.to < Level.PUBLISH:
         _, record = _avoid(labels, record, keys, None)
         drop(annotations, keys.prediction, _annotation(keys.prediction))
         if not stays:  # by the label a node is found that is selected no more
             drop(labels, keys.tier, _label(keys.tier))
     then = replace(node, labels=labels, annotations=annotations, taints=taints)
     remembered = False
-    if action.to < Level.TAINTED and not stays and _annotation(keys.cordon) in present:
+    if action.to < Level.SWAP and not stays and _annotation(keys.cordon) in present:
         drop(annotations, keys.cordon, _annotation(keys.cordon))
         if own.cordon:
             then = replace(then, unschedulable=False, cordoner=None)
         else:  # somebody undid it, which is remembered until the mark would have ended
-            remembered = action.to is Level.PUBLISHED
-    if action.to < Level.PUBLISHED:
+            remembered = action.to is Level.PUBLISH
+    if action.to < Level.PUBLISH:
         return _recorded(then, replace(record, level=Level.NONE, since=None) if stays else None, own, keys)
     if not remembered and record.level > action.to:
         soft, tainted = (effect in own.taints and kept[effect] for effect in ("PreferNoSchedule", "NoSchedule"))

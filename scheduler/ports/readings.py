@@ -155,4 +155,4 @@ def stands(action: Action, marks: Marks) -> bool:
     if action.verb == "publish":
         published = marks.published
         return published is not None and (published.tier, published.expires_at) == (action.tier, action.expires_at)
-    return {"soft_taint": marks.soft, "taint": marks.tainted, "drain": marks.drained}[action.verb]
+    return {"avoid": marks.soft, "swap": marks.tainted, "drain": marks.drained}[action.verb]

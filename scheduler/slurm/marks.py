@@ -134,7 +134,7 @@ def standing_on(node: SlurmNode, settings: SlurmSettings, now: datetime) -> Slur
     since = (record.since or node.reason_at or now) if hard else None
     drained = hard and record.drain_at is not None
     marks = Marks(Published(record.tier, record.until), soft, hard, drained, since)
-    undone = record.level >= Level.SOFT and marks.level < record.level and now < record.until
+    undone = record.level >= Level.AVOID and marks.level < record.level and now < record.until
     return SlurmMarks(marks, foreign, record, damaged, lost, undone)
 
 
@@ -207,19 +207,19 @@ def change_for(action: Action, node: SlurmNode, settings: SlurmSettings, now: da
     if standing.foreign is not None:
         return NodeChange()
     end, old, marks = action.expires_at or now, standing.record, standing.marks
-    new = old or OwnershipRecord(action.tier, action.risk, end, Level.PUBLISHED)
+    new = old or OwnershipRecord(action.tier, action.risk, end, Level.PUBLISH)
     new = replace(new, tier=action.tier, risk=action.risk, until=end)
     change = NodeChange()
     if marks.tainted and (reason := reason_for(action, end)) != node.reason:
         change, new = NodeChange(reason=reason), new.with_mark(REASON, reason).without(AUTHOR)
     published = new, change
-    if action.verb == "soft_taint" and not marks.soft:
+    if action.verb == "avoid" and not marks.soft:
         weight = min(node.weight + settings.soft_weight, HIGHEST_WEIGHT)
         new = replace(new, weight=node.weight, soft=weight).with_mark(WEIGHT, str(weight))
         change = replace(change, weight=weight)
-    elif action.verb == "soft_taint":
+    elif action.verb == "avoid":
         change = replace(change, weight=weight_again(node, settings, now).weight)
-    if action.verb in ("taint", "drain") and not marks.tainted:
+    if action.verb in ("swap", "drain") and not marks.tainted:
         change = NodeChange("FAIL" if settings.hard_state == "fail" else "DRAIN", reason_for(action, end))
         new = replace(new, since=now, drain_at=None).with_mark(REASON, change.reason or "").without(AUTHOR)
     if action.verb == "drain" and not marks.drained:
@@ -254,18 +254,18 @@ def _release(action: Action, node: SlurmNode, standing: SlurmMarks, settings: Sl
     if old is None or (marks.level <= action.to and old.level <= action.to):
         return NodeChange()
     change, new = NodeChange(), old
-    if action.to < Level.TAINTED:
+    if action.to < Level.SWAP:
         change = NodeChange("UNDRAIN") if marks.tainted else change
         new = replace(new, since=None).without(REASON, AUTHOR)
-    if action.to < Level.DRAINED:
+    if action.to < Level.DRAIN:
         new = replace(new, drain_at=None)
-    if action.to < Level.SOFT:
+    if action.to < Level.AVOID:
         if old.matches(WEIGHT, str(node.weight)) and not standing.lost_weight:
             change = replace(change, weight=old.weight)
         new = replace(new, weight=None, soft=None).without(WEIGHT)
-    left = Marks(marks.published, marks.soft and action.to >= Level.SOFT, marks.tainted and action.to >= Level.TAINTED)
+    left = Marks(marks.published, marks.soft and action.to >= Level.AVOID, marks.tainted and action.to >= Level.SWAP)
     new = replace(new, level=left.level)
-    return _with_extra(node, None if action.to < Level.PUBLISHED else new, change, settings)
+    return _with_extra(node, None if action.to < Level.PUBLISH else new, change, settings)
 
 
 def _with_extra(

@@ -49,7 +49,7 @@ def _day(given: object) -> object:
 
 
 Day = Annotated[date, BeforeValidator(_day)]
-Verb = Literal["", "publish", "soft_taint", "taint", "drain", "release"]
+Verb = Literal["", "publish", "avoid", "swap", "drain", "release"]
 
 
 class LedgerQuery(QueryModel):

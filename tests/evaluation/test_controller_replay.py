@@ -213,7 +213,7 @@ def test_a_node_is_drained_at_the_second_decision_that_says_so_and_its_job_is_sp
 
 
 def test_a_stage_below_hard_only_keeps_new_jobs_off():
-    marks, count = marked(foretold(), stage="soft", least=Level.SOFT)
+    marks, count = marked(foretold(), stage="soft", least=Level.AVOID)
     assert (count.hits, count.moved) == (1, 0)
     assert (marks.drained == NEVER).all()
 

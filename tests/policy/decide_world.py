@@ -88,18 +88,18 @@ def carry_out(fleet: Sequence[NodeView], actions: Iterable[Action], now: datetim
         if action.verb == "release":
             new = replace(
                 old,
-                drained=old.drained and action.to >= Level.DRAINED,
-                tainted=old.tainted and action.to >= Level.TAINTED,
-                soft=old.soft and action.to >= Level.SOFT,
-                published=old.published if action.to >= Level.PUBLISHED else None,
+                drained=old.drained and action.to >= Level.DRAIN,
+                tainted=old.tainted and action.to >= Level.SWAP,
+                soft=old.soft and action.to >= Level.AVOID,
+                published=old.published if action.to >= Level.PUBLISH else None,
             )
             new = NO_MARKS if action.to is Level.NONE else new if new.level.hard else replace(new, hard_since=None)
         else:
             assert action.expires_at is not None
             new = replace(old, published=Published(action.tier, action.expires_at))
-        if action.verb == "soft_taint":
+        if action.verb == "avoid":
             new = replace(new, soft=True)
-        elif action.verb == "taint":
+        elif action.verb == "swap":
             new = replace(new, tainted=True, hard_since=old.hard_since or now)
         elif action.verb == "drain":
             new = replace(new, drained=True, hard_since=old.hard_since or now)

@@ -39,7 +39,7 @@ def drained(fleet, hours=12, state=None, **settings):
         ]
         plan = once(fleet, config(**settings), now, state)
         first = first or plan
-        hard |= {action.node for action in plan.actions if action.verb in ("taint", "drain")}
+        hard |= {action.node for action in plan.actions if action.verb in ("swap", "drain")}
         fleet, state = carry_out(fleet, plan.actions, now), carried_out(plan.state, plan.actions)
     return hard, first
 

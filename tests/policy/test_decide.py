@@ -22,10 +22,10 @@ DAY = timedelta(days=1)
     [
         (0.05, "clear", []),
         (0.1, "watch", ["publish"]),
-        (0.3, "elevated", ["soft_taint", "publish"]),
-        (0.6, "high", ["taint", "drain", "publish"]),
-        (0.999, "high", ["taint", "drain", "publish"]),
-        (1.0, "high", ["taint", "drain", "publish"]),
+        (0.3, "elevated", ["avoid", "publish"]),
+        (0.6, "high", ["swap", "drain", "publish"]),
+        (0.999, "high", ["swap", "drain", "publish"]),
+        (1.0, "high", ["swap", "drain", "publish"]),
     ],
 )
 def test_each_tier_reaches_its_action_the_worst_score_most_of_all(risk, tier, wanted):
@@ -36,11 +36,11 @@ def test_each_tier_reaches_its_action_the_worst_score_most_of_all(risk, tier, wa
         assert plan.nodes["n"].tier == tier
 
 
-@pytest.mark.parametrize(("stage", "most"), [("shadow", Level.NONE), ("soft", Level.SOFT), ("hard", Level.DRAINED)])
+@pytest.mark.parametrize(("stage", "most"), [("shadow", Level.NONE), ("soft", Level.AVOID), ("hard", Level.DRAIN)])
 def test_a_stage_caps_what_is_done_and_the_decision_is_recorded_all_the_same(stage, most):
     plan = once([node("n", 0.9), *healthy(12)], config(stage=stage))
     assert max((action.to for action in plan.actions), default=Level.NONE) == most
-    assert plan.nodes["n"].wanted is Level.DRAINED
+    assert plan.nodes["n"].wanted is Level.DRAIN
     assert plan.nodes["n"].target is most
     assert plan.alerts[0].tier == "high"
     assert plan.alerts[0].unit == "n-0"
@@ -50,7 +50,7 @@ def test_actions_say_why_until_when_and_what_a_drain_is_worth():
     busy = node("n", 0.9, 0.01, jobs=(JobView("j", 8, started_at=T0 - HOUR),))
     plan = once([busy, *healthy(12)], config())
     drain = plan.actions[1]
-    assert (drain.verb, drain.tier, drain.to) == ("drain", "high", Level.DRAINED)
+    assert (drain.verb, drain.tier, drain.to) == ("drain", "high", Level.DRAIN)
     assert drain.expires_at == T0 + 2 * STEP
     assert drain.risk == pytest.approx(0.901)
     assert drain.worth.saved > drain.worth.lost
@@ -66,7 +66,7 @@ def test_releases_come_first_and_then_the_riskiest():
     fleet = [node("b", 0.7), node("a", 0.9), node("z", 0.01, facts=["xid 79"]), old, *healthy(40)]
     plan = once(fleet, config(free=True))
     assert [(action.verb, action.node) for action in plan.actions] == [
-        ("release", "old"), ("taint", "z"), ("taint", "a"), ("taint", "b"), ("drain", "z"), ("drain", "a"),
+        ("release", "old"), ("swap", "z"), ("swap", "a"), ("swap", "b"), ("drain", "z"), ("drain", "a"),
         ("drain", "b"), ("publish", "z"), ("publish", "a"), ("publish", "b"),
     ]  # fmt: skip
 
@@ -74,8 +74,8 @@ def test_releases_come_first_and_then_the_riskiest():
 def test_over_budget_means_softly_tainted_and_listed():
     settings = config(budget=BudgetConfig((DisruptionBudget("cluster", max_unavailable=1),), ()))
     plan = once([node("a", 0.7), node("b", 0.9), *healthy(30)], settings)
-    assert verbs(plan, "b") == ["taint", "drain", "publish"]
-    assert verbs(plan, "a") == ["soft_taint", "publish"]
+    assert verbs(plan, "b") == ["swap", "drain", "publish"]
+    assert verbs(plan, "a") == ["avoid", "publish"]
     assert plan.over_budget == {"a": "cluster c: 1 of 32 nodes are out of service, 1 may be"}
     assert "over budget, so only softly tainted: cluster c" in why(plan, "a")
     assert plan.uses[0].lost == 1
@@ -94,7 +94,7 @@ def test_a_job_that_ends_soon_is_waited_for_behind_the_taint_and_the_drain_follo
     busy = node("n", 0.7, jobs=(JobView("j", 512, started_at=T0 - 2 * HOUR, ends_at=ends),))
     fleet = [busy, *healthy(12)]
     plan = once(fleet, config())
-    assert verbs(plan, "n") == ["taint", "publish"]
+    assert verbs(plan, "n") == ["swap", "publish"]
     assert "its drain waits" in why(plan, "n")
     fleet = carry_out(fleet, plan.actions, T0)
     fleet[0] = replace(fleet[0], jobs=())
@@ -111,7 +111,7 @@ def test_a_node_over_budget_whose_risk_went_down_is_not_taken_when_there_is_room
     lower = [replace(node("n", 0.4, at=now), marks=fleet[0].marks), *healthy(12, now)]
     later = once(lower, config(), now, plan.state)
     assert later.nodes["n"].tier == "high"
-    assert not {"taint", "drain"} & set(verbs(later, "n"))
+    assert not {"swap", "drain"} & set(verbs(later, "n"))
     assert "its risk is below the threshold of high now" in why(later, "n")
 
 
@@ -120,8 +120,8 @@ def test_a_demoted_group_gives_its_hard_marks_back():
     plan = once(fleet, config())
     fleet = carry_out(fleet, plan.actions, T0)
     soft = once(fleet, config(stage="soft"), T0, plan.state)
-    assert verbs(soft, "n") == ["release", "soft_taint"]
-    assert soft.actions[0].to is Level.PUBLISHED, "no soft taint stands that could stay"
+    assert verbs(soft, "n") == ["release", "avoid"]
+    assert soft.actions[0].to is Level.PUBLISH, "no soft taint stands that could stay"
     shadow = once(fleet, config(stage="shadow"), T0, plan.state)
     assert verbs(shadow, "n") == ["release"]
     assert shadow.actions[0].to is Level.NONE
@@ -130,10 +130,10 @@ def test_a_demoted_group_gives_its_hard_marks_back():
 def test_the_hold_out_stays_softly_tainted_but_a_fault_that_is_there_does_not():
     settings = config(stages=StagesConfig(pinned={"c/g": "hard"}, holdout=1.0))
     plan = once([node("n", 0.9), node("sick", 0.9, facts=["xid 79"]), *healthy(30)], settings)
-    assert verbs(plan, "n") == ["soft_taint", "publish"]
+    assert verbs(plan, "n") == ["avoid", "publish"]
     assert plan.nodes["n"].held_out
     assert {alert.unit: alert.held_out for alert in plan.alerts} == {"n-0": True, "sick-0": False}
-    assert verbs(plan, "sick") == ["taint", "drain", "publish"]
+    assert verbs(plan, "sick") == ["swap", "drain", "publish"]
 
 
 def test_the_kill_switch_stands_above_everything_but_a_release():

@@ -26,7 +26,7 @@ from tests.policy.decide_world import (
     why,
 )
 
-HARD = {"taint", "drain"}
+HARD = {"swap", "drain"}
 
 
 def naive(fleet, now):
@@ -106,7 +106,7 @@ def test_a_lost_state_would_release_what_is_well_founded_and_keeps_it():
     now = T0 + STEP
     fleet = [node("n", 0.9, at=now), *healthy(12, now)]
     fleet = carry_out(fleet, once(fleet, settings, now, first.state).actions, now)
-    assert fleet[0].marks.level is Level.DRAINED
+    assert fleet[0].marks.level is Level.DRAIN
     assert once(fleet, settings, now, PolicyState()).actions == ()
 
 
@@ -144,7 +144,7 @@ def test_flapping_risks_would_taint_and_release_all_day_and_do_not():
         fleet, state = carry_out(fleet, plan.actions, now), plan.state
         seen += [verb for verb in verbs(plan, "n") if verb != "publish"]
     assert flips == 11
-    assert seen == ["taint", "drain"]
+    assert seen == ["swap", "drain"]
 
 
 def test_a_node_that_a_person_returned_would_be_taken_again_and_is_left_alone_for_the_episode():
@@ -184,7 +184,7 @@ def test_a_person_who_undoes_our_cordon_gets_the_node_back_whole_and_keeps_it():
     fleet, state = marked()
     plan = once([replace(fleet[0], undone=True, uncordoned=True), *fleet[1:]], config(), T0 + HOUR, state)
     assert verbs(plan, "n") == ["release"]
-    assert [action.to for action in plan.actions] == [Level.PUBLISHED]
+    assert [action.to for action in plan.actions] == [Level.PUBLISH]
     assert plan.nodes["n"].reasons[0] == "a person undid our cordon, so the rest goes with it"
     free = carry_out(fleet, plan.actions, T0 + HOUR)
     assert not hard(once(free, config(), T0 + 2 * HOUR, plan.state))
@@ -231,7 +231,7 @@ def test_one_bad_node_of_three_would_be_blocked_and_is_drained_but_never_the_sec
     # karpenter#2134: 20 % of three nodes is none.
     fleet = [node("a", 0.9), node("b", 0.8), node("c", 0.01)]
     plan = once(fleet, config())
-    assert verbs(plan, "a") == ["taint", "drain", "publish"]
+    assert verbs(plan, "a") == ["swap", "drain", "publish"]
     assert list(plan.over_budget) == ["b"]
     fleet = carry_out(fleet, plan.actions, T0)
     assert not hard(once(fleet, config(), T0 + timedelta(days=0, hours=5), plan.state))
@@ -279,7 +279,7 @@ def test_a_new_driver_would_make_the_old_model_drain_the_node_and_does_not_for_a
     fleet = [node("n", 0.9, at=now, software="560"), *healthy(20, now)]
     assert naive(fleet, now) == {"n"}
     changed = once(fleet, config(), now, plan.state)
-    assert verbs(changed, "n") == ["soft_taint", "publish"]
+    assert verbs(changed, "n") == ["avoid", "publish"]
     assert "its driver or exporter changed lately" in why(changed, "n")
     sick = [node("n", 0.9, at=now, facts=["xid 79"], software="560"), *healthy(20, now)]
     assert hard(once(sick, config(), now, plan.state)) == {"n"}

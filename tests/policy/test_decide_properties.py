@@ -230,7 +230,7 @@ def check(world: World, also: Callable[[], bool] = lambda: True) -> Plan:
         if world.flags.get("kill"):
             assert {action.verb for action in mine} <= {"release"}
         if world.flags.get("drift") and not world.flags.get("kill"):
-            assert not forward & {"taint", "drain"}
+            assert not forward & {"swap", "drain"}
         for action in mine:
             assert action.reasons
             assert action.verb == "release" or action.expires_at > world.now

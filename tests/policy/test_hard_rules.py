@@ -16,7 +16,7 @@ RULED = HardRulesConfig()
 def test_each_rule_reaches_its_action_whatever_the_model_says_and_ends_with_its_reason(rule):
     fleet = [node("sick", 0.001, facts=[rule.fact]), *healthy(12)]
     plan = once(fleet, config())
-    last = "drain" if rule.tier == "high" else "soft_taint"
+    last = "drain" if rule.tier == "high" else "avoid"
     assert verbs(plan, "sick")[-2:] == [last, "publish"]
     assert rule.description in why(plan, "sick")
     assert plan.nodes["sick"].expires_at == T0 + rule.holds

@@ -121,7 +121,7 @@ def test_a_maintenance_that_the_scheduler_tells_of_is_remembered():
         now = T0 + timedelta(minutes=minutes)
         fleet[0] = replace(fleet[0], units=(UnitView("a", score(0.01, now), (Fact("xid 79", T0 + HOUR / 2),)),))
         plan = once(fleet, config(), now, state)
-        assert not {"taint", "drain"} & set(verbs(plan, "sick"))
+        assert not {"swap", "drain"} & set(verbs(plan, "sick"))
         fleet, state = carry_out(fleet, plan.actions, now), carried_out(plan.state, plan.actions)
     risky = replace(fleet[0], units=(UnitView("a", score(0.9, now - HOUR)),))
     assert "it is in a maintenance reservation" in why(once([*fleet[1:], risky], config(), now), "sick")

@@ -61,7 +61,7 @@ def test_where_the_tier_fell_by_itself_that_comes_first():
 def test_where_a_mark_is_put_on_the_tier_comes_first_and_what_held_more_back_after_it():
     fleet = [node("n", 0.9), *healthy(40)]
     plan = once(fleet, config(stage="soft"))
-    (soft,) = [action for action in plan.actions if action.verb == "soft_taint"]
+    (soft,) = [action for action in plan.actions if action.verb == "avoid"]
     assert soft.reasons[:2] == (
         "from clear to high: a risk of 90.0% at 2026-03-01 00:00 UTC",
         "group c/g is in stage soft",

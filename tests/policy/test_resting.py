@@ -26,14 +26,14 @@ def fleet(awake: int, asleep: int, risky: int = 1, **at_rest: object):
 @pytest.mark.parametrize("asleep", [0, 3, 12, 200])
 def test_nodes_asleep_use_no_budget_up_and_open_no_breaker(asleep):
     plan = once(fleet(10, asleep, down=True), config("g", **ONE_IN_TEN))
-    assert verbs(plan, "r0")[:2] == ["taint", "drain"]
+    assert verbs(plan, "r0")[:2] == ["swap", "drain"]
     assert dict(plan.open_causes) == {}
     assert plan.over_budget == {}
 
 
 def test_nodes_asleep_do_not_stand_in_for_capacity():
     plan = once(fleet(10, 90, risky=2), config("g", **ONE_IN_TEN))
-    assert [verbs(plan, name)[0] for name in ("r0", "r1")] == ["taint", "soft_taint"]
+    assert [verbs(plan, name)[0] for name in ("r0", "r1")] == ["swap", "avoid"]
     assert "1 of 10 nodes are out of service, 1 may be" in why(plan, "r1")
     assert [(use.nodes, use.lost, use.allowed) for use in plan.uses] == [(10, 1, 1)]
 
@@ -48,7 +48,7 @@ def test_a_share_of_the_nodes_awake_that_is_down_opens_the_breaker_however_many_
 def test_a_node_that_rests_and_is_taken_out_counts_from_then_on():
     nodes = [*healthy(10), replace(node("a", 0.9), resting=ASLEEP), replace(node("b", 0.9), resting=ASLEEP)]
     plan = once(nodes, config("g", **ONE_IN_TEN))
-    assert [verbs(plan, name)[0] for name in ("a", "b")] == ["taint", "soft_taint"]
+    assert [verbs(plan, name)[0] for name in ("a", "b")] == ["swap", "avoid"]
     then = once(carry_out(nodes, plan.actions, T0), config("g", **ONE_IN_TEN), T0, plan.state)
     assert verbs(then, "b") == []
     assert [(use.nodes, use.lost) for use in then.uses] == [(11, 1)]
@@ -103,5 +103,5 @@ def test_what_an_operator_should_look_at_is_reported_of_calm_nodes_too():
 def test_each_node_that_is_taken_out_at_rest_makes_the_scope_one_larger():
     nodes = [*healthy(18), replace(node("a", 0.9), resting=ASLEEP), replace(node("b", 0.9), resting=ASLEEP)]
     plan = once(nodes, config("g", breaker=BreakerConfig(max_risky=1.0), **ONE_IN_TEN))
-    assert [verbs(plan, name)[0] for name in ("a", "b")] == ["taint", "taint"]
+    assert [verbs(plan, name)[0] for name in ("a", "b")] == ["swap", "swap"]
     assert [(use.nodes, use.lost, use.allowed) for use in plan.uses] == [(20, 2, 2)]

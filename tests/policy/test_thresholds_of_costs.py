@@ -26,7 +26,7 @@ def job(gpus, saved_ago=None, **others):
 
 def test_the_same_risk_is_high_under_a_job_that_can_write_a_checkpoint_and_not_under_one_that_loses_a_days_work():
     asked = once([node("n", 0.4, jobs=(job(512, 1, can_checkpoint=True),)), *healthy(12)], by_costs())
-    assert verbs(asked, "n") == ["taint", "drain", "publish"]
+    assert verbs(asked, "n") == ["swap", "drain", "publish"]
     lone = CostBenefitConfig(checkpoint_every=timedelta(hours=48))
     lost = once([node("n", 0.4, jobs=(job(512, 19),)), *healthy(12)], by_costs(cost_benefit=lone))
     assert lost.nodes["n"].tier == "elevated"
@@ -44,7 +44,7 @@ def test_a_node_is_high_exactly_where_its_drain_saves_at_least_what_it_costs(ris
     enough = worth.break_even is not None and risk >= max(0.02, worth.break_even)
     assert (decision.tier == "high") == enough
     if enough and worth.saved - worth.lost > 1e-9:
-        assert decision.target is Level.DRAINED
+        assert decision.target is Level.DRAIN
 
 
 def test_where_no_drain_is_ever_worth_it_no_node_is_high_but_by_a_rule():

@@ -66,7 +66,7 @@ def node(place, name="n3"):
 def test_a_dry_run_prints_what_would_be_written_and_writes_nothing(place):
     before = (place / "cluster.json").read_bytes()
     shown = run(*GO, "--dry-run").stdout
-    assert "would    taint n3 (high)" in shown
+    assert "would    swap n3 (high)" in shown
     assert "node n3: spec.taints: team=x:NoSchedule -> team=x:NoSchedule, predrain.io/at-risk=high:NoSchedule" in shown
     assert (place / "cluster.json").read_bytes() == before
     assert not (place / "ledger.db").exists()
@@ -76,7 +76,7 @@ def test_act_then_ask_then_replay_then_undo(place):
     plain = node(place)
     done = json.loads(run(*GO, "--json").stdout)
     assert [(step["verb"], step["outcome"]) for step in done["steps"]] == [
-        ("taint", "done"),
+        ("swap", "done"),
         ("drain", "done"),
         ("publish", "already"),
     ]
@@ -85,7 +85,7 @@ def test_act_then_ask_then_replay_then_undo(place):
     assert "nothing to do" in again.stdout
 
     explained = run("ledger", "why", "n3").stdout
-    assert "high, risk 90.0%, drained" in explained
+    assert "high, risk 90.0%, drain" in explained
     assert "why: " in explained
     assert "spec.taints: team=x:NoSchedule -> " in explained
     number = json.loads(run("ledger", "list", "--json").stdout)["decisions"][0]["decision"]
@@ -180,7 +180,7 @@ def test_the_loop_serves_metrics_until_it_is_stopped(place):
             while "predrain_act_rounds_total" not in page or 'result="decided"} 0.0' in page:
                 with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
                     page = answer.read().decode()
-            assert 'predrain_act_actions_total{outcome="done",verb="taint"} 1.0' in page
+            assert 'predrain_act_actions_total{outcome="done",verb="swap"} 1.0' in page
             assert 'predrain_act_nodes{tier="high"} 1.0' in page
             process.terminate()
             assert process.wait(120) == 0
@@ -195,7 +195,7 @@ def test_to_release_everything_without_scores_would_open_the_breaker_for_an_hour
     run(*ACT, "--resume")
     again = json.loads(run(*GO, "--json").stdout)
     assert again["breaker"] == {}
-    assert [step["verb"] for step in again["steps"]] == ["taint", "drain", "publish"]
+    assert [step["verb"] for step in again["steps"]] == ["swap", "drain", "publish"]
 
 
 def test_switches_and_a_release_of_everything_are_answered_by_one_json_document(place):
@@ -224,7 +224,7 @@ def test_all_missing_options_are_named_in_one_error_with_the_default_file(place)
 
 
 def test_settings_in_the_folder_are_found_and_none_are_needed_to_stop_or_undo(place):
-    assert "taint n3" in run(*ACT, "--scores", "scores").stdout
+    assert "swap n3" in run(*ACT, "--scores", "scores").stdout
     (place / "act.yaml").unlink()
     undone = run(*ACT, "--release-all").stdout
     assert "release n3" in undone

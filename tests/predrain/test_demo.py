@@ -25,7 +25,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
     assert made is not None
     for _ in range(300):
         made.step(made.now + timedelta(hours=1))
-        if Level.DRAINED in levels(made):
+        if Level.DRAIN in levels(made):
             return made
     raise AssertionError("nothing was drained")
 

@@ -97,7 +97,7 @@ def test_a_holder_whose_clock_is_set_back_writes_nothing_after_its_lease(file: P
     holder._clock.move(-HOUR)  # type: ignore[attr-defined]
     reading = holder.revalidate("n0")
     assert reading is not None
-    action = Action("publish", "n0", "watch", Level.PUBLISHED, 0.2, T0 + HOUR, ("why",))
+    action = Action("publish", "n0", "watch", Level.PUBLISH, 0.2, T0 + HOUR, ("why",))
     precondition = Precondition(reading.version, None, Marks(), "a", until)
     time.at += 31
     assert holder.apply(action, precondition).kind == "refused"

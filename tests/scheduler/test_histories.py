@@ -215,7 +215,7 @@ class Histories(RuleBasedStateMachine):
         for step in report.steps:
             if step.outcome in ("done", "already") and step.action.node not in given_back:
                 assert after[step.action.node] >= step.action.to, "confirmed, and it does not stand"
-        came_back = any(s.action.verb == "release" and s.action.to < Level.TAINTED for s in report.steps)
+        came_back = any(s.action.verb == "release" and s.action.to < Level.SWAP for s in report.steps)
         skipped = any(s.outcome == "skipped" for s in report.steps)
         if not came_back and not skipped:
             nodes = dict(cluster.scheduler.nodes)

@@ -62,12 +62,12 @@ def test_a_recovery_that_comes_late_would_cancel_a_fresh_alert_and_does_not():
     cluster.clock.move(STEP)
     cluster.scored(n1=0.9)
     cluster.round()
-    assert cluster.level("n1") is Level.DRAINED
+    assert cluster.level("n1") is Level.DRAIN
     cluster.facts.facts["n1-0"] = ReportedFacts((), repaired)  # told only now, of a repair before the scores
     recovered = {unit for unit, item in cluster.facts.read(cluster.clock.now()).items() if item.valid_from}
     assert recovered == {"n1-0"}, "the naive one: it was repaired, so give it back"
     cluster.round()
-    assert cluster.level("n1") is Level.DRAINED
+    assert cluster.level("n1") is Level.DRAIN
     cluster.facts.facts["n1-0"] = ReportedFacts((), cluster.clock.now() + MINUTE)
     cluster.clock.move(2 * MINUTE)
     cluster.round()
@@ -78,13 +78,13 @@ def test_a_node_marked_once_would_never_get_the_taint_of_a_later_worse_alert_and
     cluster = Cluster()
     cluster.scored(n1=0.4)
     cluster.round()
-    assert cluster.level("n1") is Level.SOFT
+    assert cluster.level("n1") is Level.AVOID
     cluster.clock.move(HOUR)
     cluster.scored(n1=0.9)
     todo = {name for name, risk in cluster.values.items() if risk > 0.6 and not cluster.level(name)}
     assert todo == set(), "the naive one: it is marked already"
     cluster.round()
-    assert cluster.level("n1") is Level.DRAINED
+    assert cluster.level("n1") is Level.DRAIN
     effects = {(t.value, t.effect) for t in cluster.scheduler.nodes["n1"].object.taints if "predrain" in t.key}
     assert ("high", "NoSchedule") in effects
 

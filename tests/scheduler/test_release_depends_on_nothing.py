@@ -74,7 +74,7 @@ class World:
         self.restart()
         cluster.scored(n1=0.9)
         assert not cluster.round().failed
-        assert cluster.level("n1") is Level.DRAINED
+        assert cluster.level("n1") is Level.DRAIN
 
     def restart(self) -> None:
         cluster = self.cluster
@@ -164,7 +164,7 @@ def test_nothing_new_is_done_and_no_current_mark_is_lost_while_a_source_is_broke
         world.breaks(part, call, error)
         report = world.round()
         assert any(message.startswith(source) or message == str(error) for message in report.errors), report.errors
-        assert world.cluster.levels() == {"n1": Level.DRAINED}, f"{error!r}: {report.steps}"
+        assert world.cluster.levels() == {"n1": Level.DRAIN}, f"{error!r}: {report.steps}"
         if not isinstance(error, LedgerError | SourceError | SchedulerError):
             assert any(type(error).__name__ in message for message in report.errors)
 
@@ -177,7 +177,7 @@ def test_a_mark_whose_reasons_cannot_be_read_stands_until_it_expires() -> None:
     world.restart()
     world.cluster.clock.move(STEP)
     assert len(world.round().errors) == 2
-    assert world.cluster.levels() == {"n1": Level.DRAINED}
+    assert world.cluster.levels() == {"n1": Level.DRAIN}
     world.cluster.clock.move(STEP)
     world.round()
     assert world.cluster.levels() == {}
@@ -212,7 +212,7 @@ def test_a_release_without_a_decision_is_recorded_and_is_not_taken_for_a_persons
     world.cluster.clock.move(timedelta(minutes=1))
     world.cluster.scored(n1=0.9)
     world.round()
-    assert world.cluster.level("n1") is Level.DRAINED, "nobody took the mark off by hand"
+    assert world.cluster.level("n1") is Level.DRAIN, "nobody took the mark off by hand"
 
 
 def test_one_node_that_cannot_be_released_keeps_no_other_from_it() -> None:
@@ -265,7 +265,7 @@ def test_a_node_that_is_listed_twice_is_an_error_and_is_released_when_it_expires
     cluster.scored(n1=0.9, n2=0.95)
     report = cluster.round()
     assert report.errors == ["the scheduler lists nodes more than once: n1"]
-    assert cluster.levels() == {"n1": Level.DRAINED}
+    assert cluster.levels() == {"n1": Level.DRAIN}
     cluster.clock.move(2 * STEP)
     cluster.round()
     assert cluster.levels() == {}

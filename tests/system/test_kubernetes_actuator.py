@@ -143,10 +143,10 @@ def test_from_a_risk_to_an_empty_node_and_back(cluster: KubernetesCluster) -> No
     cluster.change(sick, taints=[TEAM])
     one = Replica(cluster, "one", diagnostic=True)
     one.scored(**{sick: 0.45})
-    assert outcome(one.round()) == [("soft_taint", sick, "done"), ("publish", sick, "already")]
+    assert outcome(one.round()) == [("avoid", sick, "done"), ("publish", sick, "already")]
     assert (effects(cluster.node(sick)), condition(cluster.node(sick))) == (["PreferNoSchedule"], "False")
     one.scored(**{sick: 0.9})
-    assert outcome(one.round()) == [("taint", sick, "done"), ("drain", sick, "done"), ("publish", sick, "already")]
+    assert outcome(one.round()) == [("swap", sick, "done"), ("drain", sick, "done"), ("publish", sick, "already")]
     node = cluster.node(sick)
     assert effects(node) == ["PreferNoSchedule", "NoSchedule"]
     assert (condition(node), node["metadata"]["labels"]["predrain.io/risk-tier"]) == ("True", "high")
@@ -279,7 +279,7 @@ def test_a_publisher_publishes_and_can_do_no_more(cluster: KubernetesCluster) ->
     one.scored(n0=0.9)
     steps = {(step.action.verb, step.outcome) for step in one.round().steps}
     assert ("publish", "done") in steps
-    assert ("taint", "failed") in steps
+    assert ("swap", "failed") in steps
     node = cluster.node("n0")
     assert (effects(node), condition(node), node["metadata"]["labels"][LABEL]) == ([], "True", "False")
     pods = cluster.server.request("GET", PODS, user="publisher", check=False)[0]

@@ -106,7 +106,7 @@ def actuator(cluster: SlurmCluster, tmp_path: Path) -> Iterator[Actuator]:
 
 
 def an(verb: str, node: str, lasts: timedelta = HOUR) -> Action:
-    level = {"publish": 1, "soft_taint": 2, "taint": 3, "drain": 4, "release": 0}[verb]
+    level = {"publish": 1, "avoid": 2, "swap": 3, "drain": 4, "release": 0}[verb]
     end = None if verb == "release" else datetime.now(UTC) + lasts
     return Action(verb, node, "high", Level(level), 0.83, end, ("its errors rise",))  # type: ignore[arg-type]
 
@@ -191,9 +191,9 @@ def test_the_command_empties_a_node_before_it_fails_and_gives_it_back_after_a_di
 
 def test_a_restart_of_slurmctld_keeps_the_drain_and_the_weight_is_set_again_and_given_back(cluster, actuator):
     cluster.update("n2", weight="1")
-    for verb in ("publish", "soft_taint"):
+    for verb in ("publish", "avoid"):
         assert actuator.apply(an(verb, "n2")).kind == "done"
-    for verb in ("publish", "soft_taint", "taint", "drain"):
+    for verb in ("publish", "avoid", "swap", "drain"):
         assert actuator.apply(an(verb, "n1")).kind == "done"
     reason = actuator.node("n1").reason
     cluster.wait_until_saved()
@@ -206,7 +206,7 @@ def test_a_restart_of_slurmctld_keeps_the_drain_and_the_weight_is_set_again_and_
     again = Actuator(cluster, actuator.scheduler.folder.path)
     assert again.apply(an("release", "n1")).kind == "conflict"  # no state is known before the nodes have registered
     cluster.wait(lambda: all(node.readable for node in again.scheduler.port.nodes()))
-    assert (again.level("n1"), again.node("n1").reason) == (Level.DRAINED, reason)
+    assert (again.level("n1"), again.node("n1").reason) == (Level.DRAIN, reason)
     assert again.node("n2").weight == 1  # that of slurm.conf
     fleet = {node.view.name: node.view for node in again.scheduler.read_fleet().nodes}
     assert (fleet["n2"].marks.soft, fleet["n2"].undone) == (True, False)
@@ -264,7 +264,7 @@ def test_fail_stands_and_is_given_back_under_a_running_job(cluster, actuator, tm
     failing = Actuator(cluster, tmp_path / "other", hard_state="fail")
     job = cluster.submit("-w", "n3", "--gres=gpu:1", "-c1", script="sleep 300")
     cluster.wait(lambda: cluster.job(job)["job_state"] == "RUNNING")
-    assert failing.apply(an("taint", "n3")).kind == "done"
+    assert failing.apply(an("swap", "n3")).kind == "done"
     assert "FAIL" in failing.node("n3").states
     assert failing.apply(an("release", "n3")).kind == "done"
     assert failing.node("n3").out == frozenset()
@@ -403,7 +403,7 @@ def test_slurmrestd_of_this_version_is_read_like_the_commands_and_not_written_to
         assert rest.scheduler.port.jobs() == actuator.scheduler.port.jobs()
         fleet = rest.scheduler.read_fleet()
         assert fleet.trouble == "slurmrestd's v0.0.38 cannot write nodes: Slurm is only read"
-        assert rest.apply(an("taint", "n1")).kind == "refused"
+        assert rest.apply(an("swap", "n1")).kind == "refused"
         assert rest.node("n1").out == frozenset()
     finally:
         process.terminate()

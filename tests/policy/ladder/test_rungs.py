@@ -54,7 +54,7 @@ JOB = (JobView("j", 8, T0, T0, can_checkpoint=True),)
 
 @pytest.mark.parametrize(
     ("rungs", "jobs", "last"),
-    [(RUNGS, JOB, "drain"), (RUNGS[:-1], JOB, "taint"), (RUNGS[:-1], (), "drain"), (RUNGS[:2], (), "soft_taint"),
+    [(RUNGS, JOB, "drain"), (RUNGS[:-1], JOB, "swap"), (RUNGS[:-1], (), "drain"), (RUNGS[:2], (), "avoid"),
      (("publish",), JOB, "publish"), (("publish", "drain"), JOB, "drain")],
 )  # fmt: skip
 def test_a_prediction_leads_to_no_rung_that_the_settings_leave_out(rungs, jobs, last):
@@ -64,7 +64,7 @@ def test_a_prediction_leads_to_no_rung_that_the_settings_leave_out(rungs, jobs, 
     assert (done or ["publish"])[-1] == last
 
 
-@pytest.mark.parametrize(("fact", "verb"), [("xid 79", "drain"), ("row_remap_pending", "soft_taint")])
+@pytest.mark.parametrize(("fact", "verb"), [("xid 79", "drain"), ("row_remap_pending", "avoid")])
 def test_a_reported_fault_is_acted_on_whatever_the_rungs(fact, verb):
     plan = once([node("sick", 0.01, facts=[fact], jobs=JOB), *healthy(12)], config(rungs=("publish",)))
     assert verb in verbs(plan, "sick")
@@ -77,4 +77,4 @@ def test_a_drain_beyond_the_budget_sets_no_soft_taint_where_avoid_is_not_among_t
     fleet = [node("a", 0.9), node("b", 0.95), *healthy(12)]
     plan = once(fleet, policy)
     assert len(plan.over_budget) == 1
-    assert not [action for action in plan.actions if action.verb == "soft_taint"]
+    assert not [action for action in plan.actions if action.verb == "avoid"]

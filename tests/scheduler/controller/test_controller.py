@@ -35,7 +35,7 @@ def drained() -> Cluster:
     cluster = Cluster()
     cluster.scored(n1=0.9)
     cluster.round()
-    assert cluster.level("n1") is Level.DRAINED
+    assert cluster.level("n1") is Level.DRAIN
     return cluster
 
 
@@ -44,8 +44,8 @@ def test_each_tier_reaches_its_call_from_the_score_to_the_scheduler():
     cluster.scored(n1=0.15, n2=0.4, n3=0.9)
     report = cluster.round()
     assert not report.failed
-    assert cluster.levels() == {"n1": Level.PUBLISHED, "n2": Level.SOFT, "n3": Level.DRAINED}
-    assert only(report, "n3") == [("taint", "done"), ("drain", "done"), ("publish", "already")]
+    assert cluster.levels() == {"n1": Level.PUBLISH, "n2": Level.AVOID, "n3": Level.DRAIN}
+    assert only(report, "n3") == [("swap", "done"), ("drain", "done"), ("publish", "already")]
 
 
 def test_a_drained_node_that_falls_to_elevated_is_softly_tainted_and_is_drained_again_when_its_risk_rises():
@@ -56,8 +56,8 @@ def test_a_drained_node_that_falls_to_elevated_is_softly_tainted_and_is_drained_
         report = cluster.round()
         assert all(outcome != "skipped" for _, _, outcome in came(report))
         if risk == 0.4:
-            assert cluster.level("n1") is Level.SOFT
-    assert cluster.level("n1") is Level.DRAINED, "nobody took a mark off"
+            assert cluster.level("n1") is Level.AVOID
+    assert cluster.level("n1") is Level.DRAIN, "nobody took a mark off"
 
 
 def test_a_second_round_changes_nothing_at_all():
@@ -79,7 +79,7 @@ def test_a_prediction_that_is_not_renewed_is_taken_off_when_it_expires():
     cluster.clock.move(2 * STEP - MINUTE)
     cluster.restart()
     cluster.round()
-    assert cluster.level("n1") is Level.DRAINED
+    assert cluster.level("n1") is Level.DRAIN
     cluster.clock.move(MINUTE)
     assert only(cluster.round(), "n1") == [("release", "done")]
     assert cluster.levels() == {}
@@ -92,13 +92,13 @@ def test_marks_are_taken_off_also_where_no_score_can_be_read_and_the_units_are_n
         cluster.change(name, units=())
     cluster.scored(n1=0.9)
     cluster.round()
-    assert cluster.level("n1") is Level.DRAINED
+    assert cluster.level("n1") is Level.DRAIN
     cluster.risks.risks, cluster.risks.failure = NO_RISKS, SourceError("the scores are gone")
     cluster.restart()
     cluster.clock.move(STEP)
     report = cluster.round()
     assert report.failed
-    assert cluster.level("n1") is Level.DRAINED, "the risk that it rests on still holds"
+    assert cluster.level("n1") is Level.DRAIN, "the risk that it rests on still holds"
     cluster.clock.move(STEP)
     cluster.round()
     assert cluster.levels() == {}
@@ -155,8 +155,8 @@ def test_what_changes_between_the_decision_and_the_write_stops_the_write(what):
     cluster.scheduler.revalidate = then
     report = cluster.round()
     assert changed
-    assert [step.outcome for step in report.steps if step.action.verb in ("taint", "drain")] == ["skipped", "skipped"]
-    assert message in next(step.message for step in report.steps if step.action.verb == "taint")
+    assert [step.outcome for step in report.steps if step.action.verb in ("swap", "drain")] == ["skipped", "skipped"]
+    assert message in next(step.message for step in report.steps if step.action.verb == "swap")
     assert all(not level.hard for level in cluster.levels().values())
 
 
@@ -166,7 +166,7 @@ def test_a_lost_update_would_erase_another_tools_taint_and_a_conflict_prevents_i
     apply, meddled = cluster.scheduler.apply, []
 
     def between(action, precondition):
-        if action.verb == "taint" and not meddled:
+        if action.verb == "swap" and not meddled:
             meddled.append(True)
             theirs = replace(cluster.scheduler.nodes["n0"].object.taints[0], key="other.example/new")
             cluster.write("n1", lambda node: replace(node, taints=(*node.taints, theirs)))
@@ -174,7 +174,7 @@ def test_a_lost_update_would_erase_another_tools_taint_and_a_conflict_prevents_i
 
     cluster.scheduler.apply = between
     report = cluster.round()
-    assert cluster.level("n1") is Level.DRAINED
+    assert cluster.level("n1") is Level.DRAIN
     assert "other.example/new" in {taint.key for taint in cluster.scheduler.nodes["n1"].object.taints}
     assert not report.failed
 
@@ -185,11 +185,11 @@ def test_a_node_that_somebody_else_keeps_writing_to_is_given_up_for_this_round()
     for _ in range(2):
         cluster.scheduler.faults.plan("conflict", "apply")
     report = cluster.round()
-    assert only(report, "n1") == [("taint", "failed"), ("drain", "skipped"), ("publish", "done")]
-    assert cluster.levels() == {"n1": Level.PUBLISHED}
+    assert only(report, "n1") == [("swap", "failed"), ("drain", "skipped"), ("publish", "done")]
+    assert cluster.levels() == {"n1": Level.PUBLISH}
     assert report.failed
     cluster.round()
-    assert cluster.level("n1") is Level.DRAINED
+    assert cluster.level("n1") is Level.DRAIN
 
 
 @pytest.mark.parametrize(("kind", "stands"), [("timeout_before", False), ("timeout_after", True)])
@@ -198,10 +198,10 @@ def test_after_a_call_without_an_answer_the_node_itself_shows(kind, stands):
     cluster.scored(n1=0.9)
     cluster.scheduler.faults.plan(kind, "apply")
     report = cluster.round()
-    assert ("taint", "done" if stands else "failed") in only(report, "n1")
+    assert ("swap", "done" if stands else "failed") in only(report, "n1")
     assert cluster.ledger.unsettled() == ()
     cluster.round()
-    assert cluster.level("n1") is Level.DRAINED
+    assert cluster.level("n1") is Level.DRAIN
 
 
 def test_a_leader_that_was_asleep_writes_nothing_after_another_one_took_over():
@@ -238,7 +238,7 @@ def test_without_a_ledger_only_releases_are_done():
     assert report.failed
     assert cluster.levels() == {}
     assert ("release", "n1", "done") in came(report)
-    assert ("taint", "n4", "skipped") in came(report)
+    assert ("swap", "n4", "skipped") in came(report)
 
 
 def test_a_lost_ledger_changes_no_decision():
@@ -268,7 +268,7 @@ def test_a_state_that_is_not_kept_lets_nothing_new_happen_and_does_not_hold_a_re
     assert cluster.levels() == {}
     cluster.clock.move(MINUTE)
     cluster.round()
-    assert cluster.level("n4") is Level.DRAINED
+    assert cluster.level("n4") is Level.DRAIN
 
 
 def test_another_writer_of_the_state_stops_the_round():
@@ -288,10 +288,10 @@ def test_a_damaged_state_is_reported_and_what_stands_stays():
     cluster.scheduler.lease = None
     report = cluster.round()
     assert "begins with an empty safety state" in report.errors[0]
-    assert cluster.level("n1") is Level.DRAINED
+    assert cluster.level("n1") is Level.DRAIN
     stored = stored_policy_state(cluster.scheduler)
     assert stored.load() is None
-    assert stored.value.nodes["n1"].seen is Level.DRAINED
+    assert stored.value.nodes["n1"].seen is Level.DRAIN
 
 
 def test_the_state_is_unpacked_only_where_another_process_wrote_it(monkeypatch):
@@ -322,7 +322,7 @@ def test_a_mark_that_rests_on_a_fault_is_not_taken_off_for_a_source_that_cannot_
     cluster = Cluster()
     cluster.facts.facts = {"n2-0": ReportedFacts((Fact("xid 79", T0),))}
     cluster.round()
-    assert cluster.level("n2") is Level.DRAINED
+    assert cluster.level("n2") is Level.DRAIN
 
     def broken(_now):
         raise SourceError("the events are away")
@@ -333,7 +333,7 @@ def test_a_mark_that_rests_on_a_fault_is_not_taken_off_for_a_source_that_cannot_
     cluster.restart()
     report = cluster.round()
     assert report.failed
-    assert cluster.level("n2") is Level.DRAINED
+    assert cluster.level("n2") is Level.DRAIN
     cluster.scheduler.set_switches(Switches(release_all=True))
     cluster.round()
     assert cluster.levels() == {}
@@ -405,10 +405,10 @@ def test_new_marks_a_round_are_bounded_and_the_rest_follows():
     cluster = Cluster(max_new_per_round=1, policy=config("g", free=True))
     cluster.scored(n1=0.4, n2=0.4, n3=0.4)
     cluster.round()
-    assert sorted(cluster.levels().values()) == [Level.PUBLISHED, Level.PUBLISHED, Level.SOFT], "publications go on"
+    assert sorted(cluster.levels().values()) == [Level.PUBLISH, Level.PUBLISH, Level.AVOID], "publications go on"
     cluster.round()
     cluster.round()
-    assert sum(level is Level.SOFT for level in cluster.levels().values()) == 3
+    assert sum(level is Level.AVOID for level in cluster.levels().values()) == 3
 
 
 def test_a_round_that_takes_too_long_leaves_the_rest_to_the_next():
@@ -433,10 +433,10 @@ def test_a_crash_after_a_write_leaves_a_call_open_and_the_next_process_looks():
     cluster.scheduler.faults.plan("crash_after", "apply")
     with pytest.raises(Crash):
         cluster.round()
-    assert [intent.verb for _, intent in cluster.ledger.unsettled()] == ["taint"]
+    assert [intent.verb for _, intent in cluster.ledger.unsettled()] == ["swap"]
     cluster.restart()
     cluster.clock.move(MINUTE)
     report = cluster.round()
-    assert "taint n1 was interrupted" in report.notes[0]
+    assert "swap n1 was interrupted" in report.notes[0]
     assert only(report, "n1") == [("drain", "done")]
     assert cluster.ledger.unsettled() == ()

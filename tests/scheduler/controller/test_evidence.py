@@ -25,13 +25,13 @@ def test_scores_of_the_machine_before_would_drain_another_one_under_its_name_and
     cluster.clock.move(HOUR)
     cluster.change("n1", since=T0 + HOUR / 2)  # deleted, and created again
     report = cluster.round()
-    assert cluster.level("n4") is Level.DRAINED
+    assert cluster.level("n4") is Level.DRAIN
     assert cluster.level("n1") is Level.NONE
     assert report.plan is not None
     cluster.clock.move(STEP)
     cluster.scored(n1=0.9)
     cluster.round()
-    assert cluster.level("n1") is Level.DRAINED, "what was scored on it since counts"
+    assert cluster.level("n1") is Level.DRAIN, "what was scored on it since counts"
 
 
 def test_a_gpu_that_the_scheduler_calls_new_is_so_whatever_else_is_known_of_it():
@@ -41,7 +41,7 @@ def test_a_gpu_that_the_scheduler_calls_new_is_so_whatever_else_is_known_of_it()
     cluster.change("n1", units=(UnitView("n1-0", valid_from=T0 + HOUR / 2), UnitView("n1-1")))
     cluster.clock.move(HOUR)
     cluster.round()
-    assert cluster.levels() == {"n4": Level.DRAINED}
+    assert cluster.levels() == {"n4": Level.DRAIN}
 
 
 def test_a_gpu_that_the_scheduler_names_is_the_same_one_in_whatever_node():
@@ -50,7 +50,7 @@ def test_a_gpu_that_the_scheduler_names_is_the_same_one_in_whatever_node():
     cluster.clock.move(HOUR)
     cluster.change("n1", since=T0 + HOUR / 2)
     cluster.round()
-    assert cluster.level("n1") is Level.DRAINED
+    assert cluster.level("n1") is Level.DRAIN
 
 
 def test_a_node_whose_maintenance_stands_in_the_events_would_be_drained_and_is_not():
@@ -58,7 +58,7 @@ def test_a_node_whose_maintenance_stands_in_the_events_would_be_drained_and_is_n
     cluster.scored(n1=0.9, n4=0.9)
     cluster.facts.facts = {"n1": ReportedFacts(planned=((T0 - HOUR, T0 + HOUR),))}
     cluster.round()
-    assert cluster.levels() == {"n4": Level.DRAINED}
+    assert cluster.levels() == {"n4": Level.DRAIN}
 
 
 def test_a_node_created_anew_between_the_decision_and_its_mark_gets_none():
@@ -119,7 +119,7 @@ def test_a_gpu_that_was_swapped_takes_its_risk_and_its_faults_along():
     cluster.facts.facts = {"n1-0": ReportedFacts((Fact("xid 79", T0),)), "n2-0": ReportedFacts((Fact("xid 79", T0),))}
     cluster.change("n2", units=(UnitView("new"), UnitView("n2-1")))
     cluster.round()
-    assert cluster.levels() == {"n1": Level.DRAINED}
+    assert cluster.levels() == {"n1": Level.DRAIN}
     cluster.change("n1", units=(UnitView("newer"), UnitView("n1-1")))
     cluster.clock.move(HOUR)
     cluster.round()
@@ -133,7 +133,7 @@ def test_a_node_that_was_renamed_is_judged_by_the_gpus_that_are_in_it():
     cluster.change("n4", units=sick)
     cluster.change("n1", units=others)
     cluster.round()
-    assert cluster.levels() == {"n4": Level.DRAINED}
+    assert cluster.levels() == {"n4": Level.DRAIN}
 
 
 def test_under_a_clock_that_stepped_back_scores_and_faults_of_the_future_take_nothing_out():

@@ -39,7 +39,7 @@ def test_a_round_is_reported_by_what_it_did_and_how_the_fleet_stands():
     assert result["predrain_act_actions_total outcome=done verb=publish"] == 1
     assert result["predrain_act_actions_total outcome=done verb=drain"] == 1
     assert [result[f"predrain_act_nodes tier={tier}"] for tier in ("watch", "elevated", "high")] == [1, 1, 1]
-    assert result["predrain_act_target_nodes level=drained"] == 1
+    assert result["predrain_act_target_nodes level=drain"] == 1
     assert result["predrain_act_stage_groups stage=hard"] == 1
     assert result["predrain_act_last_round_timestamp_seconds"] == T0.timestamp()
     assert result["predrain_act_leader"] == 1

@@ -51,10 +51,10 @@ def test_calls_are_recorded_in_groups_before_the_first_and_no_known_node_is_read
     cluster.ledger.intend = intended
     report = cluster.round()
     assert not report.failed
-    assert set(cluster.levels().values()) == {Level.DRAINED}
+    assert set(cluster.levels().values()) == {Level.DRAIN}
     assert groups[:2] == [(["n1", "n2"], 0), (["n3"], 2)]
-    applied = [intent for intent in settled(cluster) if intent[0] == "taint"]
-    assert applied == [("taint", name, "done") for name in SICK]
+    applied = [intent for intent in settled(cluster) if intent[0] == "swap"]
+    assert applied == [("swap", name, "done") for name in SICK]
     first_write = cluster.scheduler.faults.calls.index("apply")
     assert "revalidate" not in cluster.scheduler.faults.calls[:first_write]
 
@@ -68,8 +68,8 @@ def test_a_call_that_was_recorded_and_then_not_made_is_settled_so(cluster: Clust
 
     cluster.scheduler.apply = killed
     cluster.round()
-    assert cluster.levels() == {"n1": Level.TAINTED}
-    assert settled(cluster) == [("taint", "n1", "done"), ("taint", "n2", "refused"), ("taint", "n3", "refused")]
+    assert cluster.levels() == {"n1": Level.SWAP}
+    assert settled(cluster) == [("swap", "n1", "done"), ("swap", "n2", "refused"), ("swap", "n3", "refused")]
     assert cluster.ledger.unsettled() == ()
 
 
@@ -85,9 +85,9 @@ def test_a_node_that_changed_since_is_read_again_and_its_call_recorded_again(clu
     cluster.scheduler.apply = raced
     report = cluster.round()
     assert not report.failed
-    assert cluster.level("n2") is Level.DRAINED
-    assert [row for row in settled(cluster) if row[:2] == ("taint", "n2")] == [
-        ("taint", "n2", "conflict"), ("taint", "n2", "done"),
+    assert cluster.level("n2") is Level.DRAIN
+    assert [row for row in settled(cluster) if row[:2] == ("swap", "n2")] == [
+        ("swap", "n2", "conflict"), ("swap", "n2", "done"),
     ]  # fmt: skip
 
 
@@ -99,11 +99,11 @@ def test_after_a_crash_every_recorded_call_is_looked_at(cluster: Cluster) -> Non
     cluster.restart()
     cluster.clock.move(timedelta(minutes=1))
     report = cluster.round()
-    assert [note.partition(":")[0] for note in report.notes] == [f"taint {n} was interrupted" for n in ("n2", "n3")]
-    assert [row for row in settled(cluster) if row[0] == "taint"] == [
-        ("taint", "n1", "done"), ("taint", "n2", "found"), ("taint", "n3", "not_found"), ("taint", "n3", "done"),
+    assert [note.partition(":")[0] for note in report.notes] == [f"swap {n} was interrupted" for n in ("n2", "n3")]
+    assert [row for row in settled(cluster) if row[0] == "swap"] == [
+        ("swap", "n1", "done"), ("swap", "n2", "found"), ("swap", "n3", "not_found"), ("swap", "n3", "done"),
     ]  # fmt: skip
-    assert set(cluster.levels().values()) == {Level.DRAINED}
+    assert set(cluster.levels().values()) == {Level.DRAIN}
 
 
 def test_a_lost_lease_leaves_no_call_open(cluster: Cluster) -> None:
@@ -117,5 +117,5 @@ def test_a_lost_lease_leaves_no_call_open(cluster: Cluster) -> None:
 
     cluster.scheduler.apply = slept
     assert not cluster.round().active
-    assert settled(cluster) == [("taint", "n1", "done"), ("taint", "n2", "refused"), ("taint", "n3", "refused")]
+    assert settled(cluster) == [("swap", "n1", "done"), ("swap", "n2", "refused"), ("swap", "n3", "refused")]
     assert cluster.ledger.unsettled() == ()

@@ -62,13 +62,13 @@ def test_eight_gpus_at_a_low_risk_would_make_a_high_node_by_the_risk_that_any_fa
 def test_the_thresholds_that_the_scores_name_hold_and_change_with_them():
     cluster = on_scores(ChosenThresholds(PROMISED))
     assert not cluster.round().failed
-    assert cluster.levels() == {"n1": Level.SOFT}
+    assert cluster.levels() == {"n1": Level.AVOID}
     cluster.risks.risks = replace(cluster.risks.risks, tiers=ChosenThresholds(TierThresholds(0.05, 0.2, 0.3)))
     cluster.clock.move(HOUR)
     cluster.scored()
     cluster.risks.risks = replace(cluster.risks.risks, tiers=ChosenThresholds(TierThresholds(0.05, 0.2, 0.3)))
     cluster.round()
-    assert cluster.levels() == {"n1": Level.DRAINED}
+    assert cluster.levels() == {"n1": Level.DRAIN}
 
 
 def test_a_promise_that_is_not_made_drains_nobody_and_reports_why():
@@ -76,7 +76,7 @@ def test_a_promise_that_is_not_made_drains_nobody_and_reports_why():
         ChosenThresholds(TierThresholds(0.05, None, None), {"high": NO_PROMISE, "elevated": "none: no evidence"})
     )
     report = cluster.round()
-    assert cluster.levels() == {"n1": Level.PUBLISHED}
+    assert cluster.levels() == {"n1": Level.PUBLISH}
     assert f"no node is of tier high ({NO_PROMISE})" in report.notes
     assert "no node is of tier elevated (none: no evidence)" in report.notes
 

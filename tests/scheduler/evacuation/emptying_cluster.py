@@ -113,7 +113,7 @@ def draining(**others) -> EmptyingCluster:
     cluster.scored(n1=0.9)
     report = cluster.round()
     assert not report.failed, report.errors
-    assert cluster.level("n1") is Level.DRAINED
+    assert cluster.level("n1") is Level.DRAIN
     return cluster
 
 

@@ -59,14 +59,14 @@ def test_a_failed_probe_is_a_hard_fact_that_drains_the_node():
     cluster.later()
     assert ("n7", "probed", "failed: memory") in findings(cluster)
     cluster.later()
-    assert cluster.level("n7") is Level.DRAINED
+    assert cluster.level("n7") is Level.DRAIN
 
 
 def test_a_passed_probe_lowers_the_risk_for_a_while_and_is_counted_apart():
     cluster = idle_cluster()
     cluster.scored(n7=0.4)
     cluster.round()
-    assert cluster.level("n7") is Level.SOFT
+    assert cluster.level("n7") is Level.AVOID
     cluster.verification.results["n7"] = DiagnosticResult("passed")
     cluster.later()
     cluster.clock.move(STEP)

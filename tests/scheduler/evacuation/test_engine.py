@@ -60,7 +60,7 @@ def test_the_whole_way_from_a_risk_to_an_empty_node_and_back_into_service():
 
     cluster.verification.results["n1"] = DiagnosticResult("passed", "dcgmi diag -r 3")
     assert work(cluster.later()) == [("verify", "passed", None)]
-    assert cluster.level("n1") is Level.DRAINED, "it is the controller's next round that releases"
+    assert cluster.level("n1") is Level.DRAIN, "it is the controller's next round that releases"
     report = cluster.later()
     assert [(s.action.verb, s.action.node, s.outcome) for s in report.steps] == [("release", "n1", "done")]
     assert cluster.levels() == {}
@@ -103,7 +103,7 @@ def test_a_blocked_budget_is_tried_again_with_growing_pauses_and_never_forced():
     tries = [i for i, report in enumerate(reports) if ("evict", "blocked", "w1") in work(report)]
     assert tries[:5] == [0, 1, 3, 7, 11], "1, 2, 4 and then 4 minutes"
     assert cluster.evicted() == []
-    assert cluster.level("n1") is Level.DRAINED
+    assert cluster.level("n1") is Level.DRAIN
     stuck = [f for f in findings(cluster) if f[1] == "stuck"]
     assert len(stuck) == 1
     assert "not empty: w1 (blocked: budget team/train allows none" in stuck[0][2]
@@ -192,7 +192,7 @@ def test_a_slow_scheduler_leaves_less_urgent_nodes_to_the_next_round_which_begin
     revalidate = cluster.scheduler.revalidate
 
     def slow(node):
-        if cluster.level(node) is Level.DRAINED:
+        if cluster.level(node) is Level.DRAIN:
             cluster.clock.move(timedelta(seconds=11))
         return revalidate(node)
 

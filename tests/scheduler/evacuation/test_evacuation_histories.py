@@ -62,7 +62,7 @@ class Evacuations(RuleBasedStateMachine):
 
         def watched_ask(workload, request, fence):
             node = cluster.scheduler.nodes[workload.node]
-            assert cluster.level(workload.node) is Level.DRAINED
+            assert cluster.level(workload.node) is Level.DRAIN
             assert "predrain.io/managed" not in node.object.labels
             answer = ask(workload, request, fence)
             if workload.uid in workloads.asked and workloads.asked[workload.uid].key == request.key:
@@ -70,7 +70,7 @@ class Evacuations(RuleBasedStateMachine):
             return answer
 
         def watched_start(node, units, key, fence):
-            assert cluster.level(node) is Level.DRAINED
+            assert cluster.level(node) is Level.DRAIN
             assert not [w for w in workloads.running.values() if w.node == node and w.stays is None], "not empty"
             return start(node, units, key, fence)
 
@@ -83,7 +83,7 @@ class Evacuations(RuleBasedStateMachine):
     def _may_go(self, target) -> None:
         cluster, now = self.cluster, self.cluster.clock.now()
         node = cluster.scheduler.nodes[target.node]
-        assert cluster.level(target.node) is Level.DRAINED, "no drain mark stands"
+        assert cluster.level(target.node) is Level.DRAIN, "no drain mark stands"
         assert node.base.readable
         assert not node.object.unschedulable
         assert "predrain.io/managed" not in node.object.labels
@@ -98,7 +98,7 @@ class Evacuations(RuleBasedStateMachine):
         going = [
             w
             for w in cluster.workloads.running.values()
-            if w.ending and w.uid in evicted and cluster.level(w.node) is Level.DRAINED
+            if w.ending and w.uid in evicted and cluster.level(w.node) is Level.DRAIN
         ]
         assert len(going) < 3, "too many at once"
         if target.checkpoint is None or target.uid in cluster.workloads.cannot:
@@ -127,7 +127,7 @@ class Evacuations(RuleBasedStateMachine):
     @rule()
     def all_workloads_of_a_drained_node_are_gone(self):
         for uid, item in list(self.cluster.workloads.running.items()):
-            if self.cluster.level(item.node) is Level.DRAINED:
+            if self.cluster.level(item.node) is Level.DRAIN:
                 self.cluster.leave(uid)
         self.a_round()
 
@@ -256,7 +256,7 @@ class Evacuations(RuleBasedStateMachine):
         blocked_before = {
             name
             for name, level in cluster.levels().items()
-            if level is Level.DRAINED
+            if level is Level.DRAIN
             and any(w.node == name and w.uid in cluster.workloads.blocked for w in cluster.workloads.running.values())
         }
         try:
@@ -272,7 +272,7 @@ class Evacuations(RuleBasedStateMachine):
         # a node with a stuck budget loses its taint only by the controller's own release, never for being stuck
         released = {step.action.node for step in report.steps if step.action.verb == "release"}
         for name in blocked_before - released:
-            assert cluster.level(name) is Level.DRAINED
+            assert cluster.level(name) is Level.DRAIN
         if not report.failed and report.active:
             self._every_wait_is_reported(report)
         unasked = any(step.outcome in ("failed", "unknown") for step in report.work)  # it is asked again
@@ -289,7 +289,7 @@ class Evacuations(RuleBasedStateMachine):
         held = {step.node for step in report.work if step.verb == "hold"}
         named = {(step.node, step.workload) for step in report.work}
         for name, entry in cluster.progress().nodes.items():
-            if entry.phase != "evacuating" or cluster.level(name) is not Level.DRAINED:
+            if entry.phase != "evacuating" or cluster.level(name) is not Level.DRAIN:
                 continue
             if now >= (entry.waiting_since or entry.began_at) + FAST.stuck_after:
                 assert "stuck" in entry.reported, f"{name} waits in silence"

@@ -20,7 +20,7 @@ def faulty(fact: str, **others) -> EmptyingCluster:
     cluster.scored(n1=0.01)
     cluster.facts.facts["n1-0"] = ReportedFacts((Fact(fact, cluster.clock.now()),))
     cluster.round()
-    assert cluster.level("n1") is Level.DRAINED
+    assert cluster.level("n1") is Level.DRAIN
     cluster.leave("w1-uid")
     for _ in range(2):
         cluster.later()
@@ -31,11 +31,11 @@ def faulty(fact: str, **others) -> EmptyingCluster:
 def test_the_remedy_of_the_rule_is_asked_for_and_the_node_is_released_when_it_succeeded(rule):
     cluster = faulty(rule.fact)
     assert list(cluster.verification.remedies.values()) == [rule.remedy]
-    assert cluster.level("n1") is Level.DRAINED, "the remedy is not done yet"
+    assert cluster.level("n1") is Level.DRAIN, "the remedy is not done yet"
     cluster.verification.results["n1"] = DiagnosticResult("passed")
     for _ in range(2):
         cluster.later()
-    assert cluster.level("n1") is not Level.DRAINED, "long before the rule ends by itself"
+    assert cluster.level("n1") is not Level.DRAIN, "long before the rule ends by itself"
 
 
 def test_a_remedy_that_failed_releases_nothing():
@@ -43,7 +43,7 @@ def test_a_remedy_that_failed_releases_nothing():
     cluster.verification.results["n1"] = DiagnosticResult("failed", "it is still off the bus")
     for _ in range(3):
         cluster.later()
-    assert cluster.level("n1") is Level.DRAINED
+    assert cluster.level("n1") is Level.DRAIN
 
 
 def test_without_a_hook_people_are_told_once_what_to_do():

@@ -47,7 +47,7 @@ def test_a_node_that_failed_is_tested_again_each_day_and_stays_out_as_long_as_it
         cluster.later(12 * 60)
         cluster.scored(**dict.fromkeys(cluster.names, 0.01))
         cluster.later()
-        assert cluster.level("n1") is Level.DRAINED, "longer than the rule on one failed diagnostic holds"
+        assert cluster.level("n1") is Level.DRAIN, "longer than the rule on one failed diagnostic holds"
     assert [f[2] for f in findings(cluster) if f[1] == "escalated"] == ["the diagnostic failed: memory"]
 
 
@@ -56,7 +56,7 @@ def test_an_inconclusive_diagnostic_is_tried_again_then_reported_and_frees_nothi
     for _ in range(5):
         cluster.later()
     assert len(cluster.verification.started) == 2
-    assert cluster.level("n1") is Level.DRAINED
+    assert cluster.level("n1") is Level.DRAIN
     assert cluster.progress().nodes["n1"].phase == "inconclusive"
     assert [f[2] for f in findings(cluster) if f[1] == "escalated"] == ["the diagnostic inconclusive: aborted"]
 
@@ -125,7 +125,7 @@ def test_the_jobs_of_a_node_that_passed_lately_are_not_moved_again_by_the_model_
     cluster.clock.move(HOUR)
     cluster.scored(n1=0.95)
     cluster.round()
-    assert cluster.level("n1") is Level.DRAINED
+    assert cluster.level("n1") is Level.DRAIN
     for _ in range(3):
         report = cluster.later()
     assert cluster.evicted() == []

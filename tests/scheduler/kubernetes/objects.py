@@ -16,10 +16,10 @@ T0 = datetime(2026, 11, 21, 12, tzinfo=UTC)
 SETTINGS = KubernetesSettings()
 LASTS = timedelta(seconds=30)
 LEVELS = {
-    "publish": Level.PUBLISHED,
-    "soft_taint": Level.SOFT,
-    "taint": Level.TAINTED,
-    "drain": Level.DRAINED,
+    "publish": Level.PUBLISH,
+    "avoid": Level.AVOID,
+    "swap": Level.SWAP,
+    "drain": Level.DRAIN,
     "release": Level.NONE,
 }
 

@@ -61,9 +61,9 @@ def act(*options: str, code: int = 0) -> Result:
 @pytest.mark.usefixtures("place")
 def test_it_rehearses_acts_stops_and_undoes(world: World) -> None:
     before = world.version
-    assert "would    taint n1 (high)" in act("--scores=scores", "--dry-run").stdout
+    assert "would    swap n1 (high)" in act("--scores=scores", "--dry-run").stdout
     assert world.version == before, "a rehearsal writes nothing"
-    assert "done     taint n1 (high)" in act("--scores=scores").stdout
+    assert "done     swap n1 (high)" in act("--scores=scores").stdout
     assert {agent.split("/")[0] for agent in world.agents} == {"predrain-act"}
     act("--kill")
     assert world.objects[STATE]["metadata"]["annotations"] == {"predrain.io/kill": "true"}
@@ -101,7 +101,7 @@ def test_with_everything_broken_but_the_server_an_expired_mark_is_released(place
     records = [record("gpu1", "n1", 0.9, at), record("gpu2", "n2", 0.01, at)]
     shutil.rmtree(place / "scores")
     write(place / "scores", *records, at=at, model={"fitted_at": (at - timedelta(days=1)).isoformat()})
-    assert "done     taint n1 (high)" in act("--scores=scores").stdout
+    assert "done     swap n1 (high)" in act("--scores=scores").stdout
     break_everything(place)
     time.sleep(max(0.0, (end - datetime.now(UTC)).total_seconds()))
     released = act("--scores=scores", "--events=events.parquet", code=1)

@@ -217,12 +217,12 @@ def test_a_kill_switch_sets_nothing_new_and_a_state_that_was_lost_takes_nothing_
 ) -> None:
     drains.round(a=0.9)
     drains.scheduler.set_switches(Switches(kill=True))
-    signal = NodeSignal("n1", "high", Level.TAINTED, (), ())
+    signal = NodeSignal("n1", "high", Level.SWAP, (), ())
     assert drains.scheduler.hold_lease("p1", LASTS) is not None
     until = drains.clock.now() + LASTS
     assert drains.scheduler.announce([signal], "p1", lambda: until, new=True) == ()
     assert devices(world) == ["n1/gpu-0"]
-    other = NodeSignal("n2", "high", Level.TAINTED, ("GPU-c",), ())
+    other = NodeSignal("n2", "high", Level.SWAP, ("GPU-c",), ())
     assert drains.scheduler.announce([signal, other], "p1", lambda: until, new=True) == ()
     message = drains.scheduler.announce([], "another", lambda: until, new=True)
     assert [word.split(" stays: ")[1] for word in message] == ["another does not hold the lease"]

@@ -36,7 +36,7 @@ def events(world: World) -> list[tuple[str, str]]:
 def test_each_action_leaves_its_mark_and_a_release_leaves_nothing(world: World, hand: Hand) -> None:
     world.edit("/api/v1/nodes/n1", lambda raw: raw["spec"].update(taints=[KUBELET, TEAM]))
     before = copy.deepcopy(hand.raw())
-    for verb in ("publish", "soft_taint", "taint", "drain"):
+    for verb in ("publish", "avoid", "swap", "drain"):
         answer = hand.do(verb)
         assert (answer.kind, answer.version) == ("done", hand.raw()["metadata"]["resourceVersion"])
         assert hand.level() is LEVELS[verb]
@@ -115,10 +115,10 @@ def test_who_writes_between_reading_and_patching_wins(world: World, hand: Hand) 
     world.edit("/api/v1/nodes/n1", lambda raw: raw["spec"].update(taints=[TEAM]))
     assert reading is not None
     expected = Precondition(reading.version, reading.boot_id, reading.view.marks, "me", T0 + timedelta(seconds=9))
-    answer = hand.scheduler.apply(hand.action("taint"), expected)
+    answer = hand.scheduler.apply(hand.action("swap"), expected)
     assert (answer.kind, answer.writes) == ("conflict", ())
     assert hand.raw()["spec"]["taints"] == [TEAM]
-    assert hand.do("taint").kind == "done", "on the node as it is now"
+    assert hand.do("swap").kind == "done", "on the node as it is now"
     assert hand.raw()["spec"]["taints"][0] == TEAM
 
 
@@ -128,16 +128,16 @@ def test_who_writes_between_reading_and_patching_wins(world: World, hand: Hand) 
 )
 def test_each_refusal_has_its_kind(world: World, hand: Hand, status: int, kind: str) -> None:
     world.fail("PATCH", "nodes/n1", status, content={"message": "no"}, times=99)
-    answer = hand.do("taint")
+    answer = hand.do("swap")
     assert (answer.kind, answer.writes) == (kind, ())
     assert "no" in answer.message
 
 
 def test_a_write_whose_answer_was_lost_is_not_done_twice(world: World, hand: Hand) -> None:
     world.fail("PATCH", "nodes/n1", after=True)  # carried out, then cut
-    answer = hand.do("taint")
+    answer = hand.do("swap")
     assert answer.kind == "conflict", "the second try finds another version; the controller reads the node again"
-    assert hand.do("taint").kind == "already"
+    assert hand.do("swap").kind == "already"
     assert len(hand.raw()["spec"]["taints"]) == 1
 
 
@@ -145,11 +145,11 @@ def test_without_the_lease_nothing_is_sent(world: World, hand: Hand) -> None:
     sent = len(world.asked)
     hand.clock.move(-timedelta(hours=1))  # the machine's clock is set back, and the lease looks long
     hand.elapsed.now += 31
-    answer = hand.do("taint")
+    answer = hand.do("swap")
     assert (answer.kind, answer.message) == ("refused", "the lease of me has ended")
     assert not [request for request in world.asked[sent:] if request[0] == "PATCH"]
     hand.scheduler.drop_lease("me")
-    assert hand.do("taint").message == "me does not hold the lease"
+    assert hand.do("swap").message == "me does not hold the lease"
 
 
 def test_a_condition_or_event_that_cannot_be_written_is_reported_and_fails_nothing(world: World, hand: Hand) -> None:
@@ -157,18 +157,18 @@ def test_a_condition_or_event_that_cannot_be_written_is_reported_and_fails_nothi
     world.fail("POST", "events", 403, content={"message": "no event"})
     answer = hand.do("publish")
     assert (answer.kind, answer.message) == ("done", "the condition was not written: HTTP 403: no condition")
-    assert hand.level() is Level.PUBLISHED
+    assert hand.level() is Level.PUBLISH
     assert hand.announce() == ("n1: the event was not written: HTTP 403: no event",)
     world.fail("PATCH", "nodes/n1/status", 403, content={"message": "no condition"})
     world.fail("POST", "events", times=99)
     for name in ("n1", "n2"):
-        assert hand.do("taint", name, tier="elevated").message == ""
+        assert hand.do("swap", name, tier="elevated").message == ""
     refused, unanswered = hand.announce()
     assert refused == "n1: the condition was not written: HTTP 403: no condition"
     assert unanswered.startswith("n1 and 1 more: the event was not written: POST /api")
     assert condition(hand.raw("n2")) == ("False", "RiskElevated"), "unanswered events hold up no condition"
     assert hand.announce() == ()
-    assert [hand.level(name) for name in ("n1", "n2")] == [Level.TAINTED, Level.TAINTED]
+    assert [hand.level(name) for name in ("n1", "n2")] == [Level.SWAP, Level.SWAP]
 
 
 def test_a_condition_left_behind_is_corrected_by_whoever_holds_the_lease(world: World, hand: Hand) -> None:
@@ -198,13 +198,13 @@ def test_a_prediction_that_expired_is_unknown_and_one_that_holds_is_left_alone(w
 def test_a_preview_reports_exactly_what_is_written(hand: Hand) -> None:
     reading = hand.scheduler.revalidate("n1")
     assert reading is not None
-    (previewed,) = hand.scheduler.preview((hand.action("taint"),), reading)
+    (previewed,) = hand.scheduler.preview((hand.action("swap"),), reading)
     assert [write.message.split(": ")[1] for write in previewed] == [
         "metadata.labels[predrain.io/risk-tier]", "metadata.annotations[predrain.io/applied-taints]",
         "metadata.annotations[predrain.io/prediction]", "spec.taints", "status.conditions[GPUFailurePredicted]",
         "event GPUFailurePredicted",
     ]  # fmt: skip
-    assert hand.do("taint").writes == previewed[:4], "condition and event come after the marks of all nodes"
+    assert hand.do("swap").writes == previewed[:4], "condition and event come after the marks of all nodes"
     hand.announce()
     assert hand.raw()["status"]["conditions"][1]["message"] == hand_message(hand)
     reading = hand.scheduler.revalidate("n1")
@@ -271,9 +271,9 @@ def test_a_node_is_known_for_10_s_after_it_was_listed_or_written_and_no_longer_t
     assert [job.gpus for job in known.view.jobs] == [2], "its jobs are as they are now"
     world.edit("/api/v1/nodes/n1", lambda raw: raw["spec"].update(taints=[TEAM]))
     expected = Precondition(known.version, known.boot_id, known.view.marks, "me", T0 + timedelta(seconds=9))
-    assert scheduler.apply(hand.action("taint"), expected).kind == "conflict"
+    assert scheduler.apply(hand.action("swap"), expected).kind == "conflict"
     assert scheduler.as_known("n1") is None
-    assert hand.do("taint").kind == "done"
+    assert hand.do("swap").kind == "done"
     again = scheduler.as_known("n1")
     assert again is not None
     assert (again.version, again.view.marks.tainted) == (hand.raw()["metadata"]["resourceVersion"], True)
@@ -304,7 +304,7 @@ def test_a_node_without_a_version_is_not_readable(version: str | None) -> None:
     TAINTS,
     st.one_of(st.none(), st.dictionaries(st.sampled_from(["a/b~c", "predrain.io/prediction", "note"]), TEXTS)),
     st.one_of(st.none(), st.dictionaries(st.sampled_from(["zone", "predrain.io/risk-tier"]), TEXTS)),
-    st.lists(st.sampled_from(["publish", "soft_taint", "taint", "drain", "release"]), min_size=1, max_size=4),
+    st.lists(st.sampled_from(["publish", "avoid", "swap", "drain", "release"]), min_size=1, max_size=4),
 )
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_whatever_stood_there_only_what_is_ours_changes(taints: Any, notes: Any, labels: Any, verbs: Any) -> None:

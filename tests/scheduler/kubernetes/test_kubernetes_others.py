@@ -66,7 +66,7 @@ def test_an_answer_without_the_taint_is_no_success_and_is_not_tried_for_ever(fle
     stop = admit(fleet.world, without_taints)
     fleet.scored(n1=0.9)
     reports = [fleet.round() for _ in range(8)]
-    tried = [outcomes(report).get("taint") for report in reports]
+    tried = [outcomes(report).get("swap") for report in reports]
     assert tried == ["failed", "failed", None, None, None, None, None, None]
     assert all(outcomes(report).get("drain") != "done" for report in reports)
     assert "admission webhook" in text_of(reports[0])
@@ -74,7 +74,7 @@ def test_an_answer_without_the_taint_is_no_success_and_is_not_tried_for_ever(fle
         assert "n1: the server answered 2 times without the mark" in text_of(report)
         assert "person" not in text_of(report)
     stop()
-    assert outcomes(fleet.round()).get("taint") is None, "not in this episode"
+    assert outcomes(fleet.round()).get("swap") is None, "not in this episode"
     fleet.scored(n1=0.01)
     for _ in range(2):
         fleet.round()
@@ -82,14 +82,14 @@ def test_an_answer_without_the_taint_is_no_success_and_is_not_tried_for_ever(fle
     metadata = fleet.world.objects[NODE]["metadata"]
     assert not [key for key in {**metadata["labels"], **metadata["annotations"]} if key.startswith(OURS)]
     fleet.scored(n1=0.9)
-    assert outcomes(fleet.round())["taint"] == "done", "and in the next one it is tried again"
+    assert outcomes(fleet.round())["swap"] == "done", "and in the next one it is tried again"
 
 
 def test_marks_that_a_reconciler_removes_are_not_set_again_and_no_person_is_blamed(fleet: Fleet) -> None:
     fleet.scored(n1=0.9, n2=0.9)
     for number in range(5):
         report = fleet.round()
-        assert outcomes(report).get("taint") == ("done" if number == 0 else None)
+        assert outcomes(report).get("swap") == ("done" if number == 0 else None)
         if number:
             assert "within 60 s, on 2 nodes: another controller or an admission webhook" in text_of(report)
             assert "operator" not in text_of(report)
@@ -99,12 +99,12 @@ def test_marks_that_a_reconciler_removes_are_not_set_again_and_no_person_is_blam
 
 def test_a_taint_that_the_server_keeps_stays_ours_until_it_is_off(world: World, hand: Hand) -> None:
     before = copy.deepcopy(hand.raw()["metadata"])
-    hand.do("taint")
+    hand.do("swap")
     stop = admit(world, keeping_taints)
     for _ in range(3):
         answer = hand.do("release")
         assert (answer.kind, "was not removed" in answer.message) == ("refused", True)
-        assert hand.level() is Level.TAINTED, "its record is not removed before it"
+        assert hand.level() is Level.SWAP, "its record is not removed before it"
     stop()
     assert hand.do("release").kind == "done"
     assert hand.level() is Level.NONE
@@ -122,7 +122,7 @@ def test_an_answer_without_what_is_published_is_no_success(world: World, hand: H
 
 
 def test_a_taint_that_got_a_time_is_not_ours_any_more(world: World, hand: Hand) -> None:
-    hand.do("taint")
+    hand.do("swap")
     world.edit(NODE, lambda raw: raw["spec"]["taints"][0].update(timeAdded="2026-11-21T12:00:00Z"))
     hand.do("release")
     left = {"key": "predrain.io/at-risk", "value": "high", "effect": "NoSchedule", "timeAdded": "2026-11-21T12:00:00Z"}
@@ -158,7 +158,7 @@ def cordons(world: World, cluster: KubernetesClient) -> Hand:
 def test_our_cordon_stays_while_another_tool_relies_on_it_and_ends_after_that(
     world: World, cordons: Hand, begin: Callable[[Raw], object], end: Callable[[Raw], object]
 ) -> None:
-    cordons.do("taint")
+    cordons.do("swap")
     world.edit(NODE, begin)
     assert cordons.do("release").kind == "done"
     for _ in range(2):
@@ -171,7 +171,7 @@ def test_our_cordon_stays_while_another_tool_relies_on_it_and_ends_after_that(
         assert cordons.do("release").kind == "already"
     assert "n1" in {reading.view.name for reading in cordons.scheduler.read_fleet().nodes}
     world.edit(NODE, end)
-    assert cordons.level() is Level.PUBLISHED, "what is left of it is to be removed"
+    assert cordons.level() is Level.PUBLISH, "what is left of it is to be removed"
     assert cordons.do("release").kind == "done"
     assert "unschedulable" not in cordons.raw()["spec"]
     annotations = cordons.raw()["metadata"].get("annotations", {})
@@ -179,7 +179,7 @@ def test_our_cordon_stays_while_another_tool_relies_on_it_and_ends_after_that(
 
 
 def test_a_cordon_that_two_clients_wrote_is_not_ours_alone(world: World, cordons: Hand) -> None:
-    cordons.do("taint")
+    cordons.do("swap")
     both = [*managed("predrain"), *managed("kubectl-cordon")[1:]]
     world.edit(NODE, lambda raw: raw["metadata"].update(managedFields=both))
     cordons.do("release")

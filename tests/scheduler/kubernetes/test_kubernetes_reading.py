@@ -35,7 +35,7 @@ def test_a_selector_narrows_the_fleet_and_marks_outside_of_it_are_to_be_removed(
     add(world, node("n3"))
     world.edit("/api/v1/nodes/n1", lambda raw: raw["metadata"]["labels"].update(pool="train"))
     hand = Hand(world, cluster, replace(SETTINGS, selector="pool=train"))
-    hand.do("taint", "n2")
+    hand.do("swap", "n2")
     result = views(hand)
     assert set(result) == {"n1", "n2"}
     assert (result["n1"].opt_out, result["n2"].opt_out) == (None, "it is not in kubernetes.selector")

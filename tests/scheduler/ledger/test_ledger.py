@@ -81,7 +81,7 @@ def test_why_reports_risk_reasons_model_budget_what_was_read_written_and_answere
     assert "its errors rise" in " ".join(first["reasons"])
     assert first["model"] == {"digest": "d" * 64, "profile": "stacked", "version": 3}
     assert any(use["scope"] == ["cluster", "c"] and use["lost"] == 1 for use in first["budget"])
-    taint = next(call for call in first["calls"] if call["verb"] == "taint")
+    taint = next(call for call in first["calls"] if call["verb"] == "swap")
     assert taint["answer"] == "done"
     assert taint["confirmed"]
     assert taint["read"]["view"]["name"] == "n1"
@@ -114,9 +114,9 @@ def test_actions_are_found_by_pattern_verb_time_and_page(file):
     reader = LedgerReader(file)
     every = reader.actions()
     assert [call["call"] for call in every] == sorted((call["call"] for call in every), reverse=True)
-    taints = reader.actions("n[12]", "taint")
+    taints = reader.actions("n[12]", "swap")
     assert {call["node"] for call in taints} <= {"n1", "n2"}
-    assert {call["verb"] for call in taints} == {"taint"}
+    assert {call["verb"] for call in taints} == {"swap"}
     assert reader.actions(before=every[0]["call"], most=2) == every[1:3]
     last = every[0]["at"]
     assert reader.actions(since=last) == [call for call in every if call["at"] >= last]
@@ -254,7 +254,7 @@ def test_a_ledger_that_is_deleted_under_its_writer_would_record_into_nothing_and
     cluster = Cluster(ledger=ledger)
     cluster.scored(n1=0.4)
     cluster.round()
-    assert cluster.level("n1") is Level.SOFT
+    assert cluster.level("n1") is Level.AVOID
     file.unlink()
     cluster.clock.move(STEP)
     cluster.scored(n1=0.01, n2=0.9)

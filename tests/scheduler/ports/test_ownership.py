@@ -16,7 +16,7 @@ from tests.policy.decide_world import HOUR, T0
 
 KEYS = Keys(avoid="team.example/avoid=yes")
 THEIRS = NodeObject("n", {"zone": "a"}, {"note": "theirs"}, (Taint("team", "a", "NoSchedule"),))
-RECORD = OwnershipRecord("high", 0.5, T0 + HOUR, Level.TAINTED).with_mark("reason", "a b")
+RECORD = OwnershipRecord("high", 0.5, T0 + HOUR, Level.SWAP).with_mark("reason", "a b")
 Change = Callable[[NodeObject], NodeObject]
 
 
@@ -25,8 +25,8 @@ def action(verb: str, to: Level) -> Action:
 
 
 FORWARD = [
-    action("publish", Level.PUBLISHED), action("soft_taint", Level.SOFT), action("taint", Level.TAINTED),
-    action("drain", Level.DRAINED),
+    action("publish", Level.PUBLISH), action("avoid", Level.AVOID), action("swap", Level.SWAP),
+    action("drain", Level.DRAIN),
 ]  # fmt: skip
 RELEASE = action("release", Level.NONE)
 
@@ -69,7 +69,7 @@ EDITED: dict[str, Change] = {
 }
 UNPROVED: dict[str, Change] = {
     "no record": annotated(KEYS.applied, lambda _: None),
-    "an edited record": annotated(KEYS.applied, lambda text: text.replace('"drained"', '"soft"')),
+    "an edited record": annotated(KEYS.applied, lambda text: text.replace('"drain"', '"avoid"')),
     "a record with more": annotated(KEYS.applied, lambda text: text.replace("{", '{"note": "RMA 4711", ', 1)),
     "an empty record": annotated(KEYS.applied, lambda _: ""),
     "a record that is no object": annotated(KEYS.applied, lambda _: "[1]"),
@@ -132,7 +132,7 @@ def test_a_record_is_of_one_node_and_of_exactly_its_content():
     content = json.loads(json.dumps(sealed(RECORD, "n")))
     assert unsealed(content, "n", "a") == RECORD
     assert unsealed(dict(reversed(content.items())), "n", "a") == RECORD
-    for wrong in ({**content, "level": "soft"}, {**content, "more": 1}, {**content, "marks": {}}, {}, None, [content]):
+    for wrong in ({**content, "level": "avoid"}, {**content, "more": 1}, {**content, "marks": {}}, {}, None, [content]):
         with pytest.raises(DamagedRecordError):
             unsealed(wrong, "n", "a")
     with pytest.raises(DamagedRecordError):

@@ -26,12 +26,12 @@ def action(verb, to, tier="high", ends=T0 + 12 * HOUR):
 
 
 FORWARD = [
-    action("publish", Level.PUBLISHED),
-    action("soft_taint", Level.SOFT),
-    action("taint", Level.TAINTED),
-    action("drain", Level.DRAINED),
+    action("publish", Level.PUBLISH),
+    action("avoid", Level.AVOID),
+    action("swap", Level.SWAP),
+    action("drain", Level.DRAIN),
 ]
-RELEASES = [action("release", level) for level in (Level.NONE, Level.PUBLISHED, Level.SOFT, Level.TAINTED)]
+RELEASES = [action("release", level) for level in (Level.NONE, Level.PUBLISH, Level.AVOID, Level.SWAP)]
 
 
 def test_every_setting_and_signal_comes_back_from_json():

@@ -91,7 +91,7 @@ class World:
 
 def action(verb: str, node: str = "n0", tier: str = "high", risk: float | None = 0.83, hours: float = 6) -> Action:
     """An action as a decision gives it."""
-    level = {"publish": 1, "soft_taint": 2, "taint": 3, "drain": 4}[verb]
+    level = {"publish": 1, "avoid": 2, "swap": 3, "drain": 4}[verb]
     return Action(verb, node, tier, Level(level), risk, T0 + timedelta(hours=hours), ("its errors rise",))  # type: ignore[arg-type]
 
 

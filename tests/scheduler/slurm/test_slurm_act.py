@@ -94,7 +94,7 @@ def test_act_then_kill_then_undo(fake):
     assert fake.told["nodes"] == before
     done = json.loads(run(*GO, "--json").stdout)
     assert [(step["verb"], step["outcome"]) for step in done["steps"]] == [
-        ("taint", "done"), ("drain", "done"), ("publish", "already"),
+        ("swap", "done"), ("drain", "done"), ("publish", "already"),
     ]  # fmt: skip
     node = fake.told["nodes"][3]
     assert node["state"] == ["IDLE", "DRAIN"]

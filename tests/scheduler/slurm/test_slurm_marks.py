@@ -50,12 +50,12 @@ def done(node: SlurmNode, *verbs: str, settings: SlurmSettings = SETTINGS) -> Sl
 
 @given(extra=EXTRAS, tier=st.sampled_from(["watch", "high"]), risk=st.none() | st.floats(0, 1))
 def test_a_record_goes_into_any_extra_and_out_again_and_leaves_the_rest(extra, tier, risk):
-    record = OwnershipRecord(tier, risk, T0, Level.SOFT, weight=3, soft=1_000_003)
+    record = OwnershipRecord(tier, risk, T0, Level.AVOID, weight=3, soft=1_000_003)
     held = with_record(extra, record, "n0")
     result = record_in(held, "n0", "predrain")
     assert result is not None
     assert replace(result, risk=None) == replace(record, risk=None)
-    other = replace(record, level=Level.DRAINED, drain_at=T0, risk=None)
+    other = replace(record, level=Level.DRAIN, drain_at=T0, risk=None)
     again = with_record(held, other, "n0")
     assert record_in(again, "n0", "predrain") == other
     left = with_record(again, None, "n0")
@@ -72,7 +72,7 @@ def test_a_record_goes_into_any_extra_and_out_again_and_leaves_the_rest(extra, t
 
 
 def test_text_that_is_added_after_the_record_stays_and_the_record_is_read():
-    record = OwnershipRecord("high", 0.5, T0, Level.SOFT, weight=3, soft=1_000_003)
+    record = OwnershipRecord("high", 0.5, T0, Level.AVOID, weight=3, soft=1_000_003)
     noted = with_record("rack=7", record, "n0") + " ops note"
     assert record_in(noted, "n0", "predrain") == record
     assert with_record(noted, None, "n0") == "rack=7 ops note"
@@ -80,7 +80,7 @@ def test_text_that_is_added_after_the_record_stays_and_the_record_is_read():
 
 def edited(change) -> str:
     """An extra whose record somebody changed by hand."""
-    content = json.loads(with_record("", OwnershipRecord("high", 0.5, T0 + HOUR, Level.SOFT, weight=3, soft=9), "n0"))
+    content = json.loads(with_record("", OwnershipRecord("high", 0.5, T0 + HOUR, Level.AVOID, weight=3, soft=9), "n0"))
     change(content["predrain"])
     return json.dumps(content)
 
@@ -91,21 +91,21 @@ def edited(change) -> str:
         '{"predrain": 3}',
         '{"predrain":{"tier":"high"}}',
         '{"predrain":{}} {"predrain":{}}',
-        edited(lambda record: record.update(level="tainted")),
+        edited(lambda record: record.update(level="swap")),
         edited(lambda record: record.update(until="2026-09-01T00:00:00+00:00")),
         edited(lambda record: record.update(weight=1)),
         edited(lambda record: record.update(note="RMA 4711")),
         edited(lambda record: record.pop("seal")),
         edited(lambda record: record.update(seal="0" * 12)),
-        with_record("", OwnershipRecord("high", 0.5, T0 + HOUR, Level.SOFT, weight=3, soft=9), "n1"),
+        with_record("", OwnershipRecord("high", 0.5, T0 + HOUR, Level.AVOID, weight=3, soft=9), "n1"),
     ],
 )
 def test_an_edited_or_copied_record_proves_nothing_and_is_reported(extra):
     with pytest.raises(DamagedRecordError):
         record_in(extra, "n0", "predrain")
-    drained = replace(NODE, states=frozenset({"IDLE", "DRAIN"}), reason=reason_for(action("taint"), T0 + HOUR))
+    drained = replace(NODE, states=frozenset({"IDLE", "DRAIN"}), reason=reason_for(action("swap"), T0 + HOUR))
     for node in (replace(NODE, extra=extra), replace(drained, extra=extra)):
-        assert all(change_for(action(verb), node, SETTINGS, T0).empty for verb in ("publish", "soft_taint", "taint"))
+        assert all(change_for(action(verb), node, SETTINGS, T0).empty for verb in ("publish", "avoid", "swap"))
         assert change_for(release(), node, SETTINGS, T0).empty
         view = view_of(node, (), SETTINGS, T0)
         assert view.opt_out is not None
@@ -113,7 +113,7 @@ def test_an_edited_or_copied_record_proves_nothing_and_is_reported(extra):
 
 
 def test_a_record_that_a_tool_wrote_again_in_its_own_way_is_intact():
-    record = OwnershipRecord("high", 0.5, T0 + HOUR, Level.SOFT, weight=3, soft=9)
+    record = OwnershipRecord("high", 0.5, T0 + HOUR, Level.AVOID, weight=3, soft=9)
     content = json.loads(with_record('{"a": 1}', record, "n0"))
     again = json.dumps({"predrain": dict(sorted(content["predrain"].items(), reverse=True)), "b": 2}, indent=2)
     assert record_in(again, "n0", "predrain") == record
@@ -122,7 +122,7 @@ def test_a_record_that_a_tool_wrote_again_in_its_own_way_is_intact():
 @given(message=st.text(max_size=300), risk=st.none() | st.floats(0, 1))
 def test_a_reason_reports_tier_risk_and_end_and_survives_scontrol(message, risk):
     end = T0 + timedelta(hours=6, microseconds=5)
-    reason = reason_for(replace(action("taint", risk=risk), reasons=(message,)), end)
+    reason = reason_for(replace(action("swap", risk=risk), reasons=(message,)), end)
     assert len(reason) <= 240
     assert reason == reason.strip().strip('"')
     assert reason.startswith("predrain: tier=high risk=")
@@ -131,11 +131,11 @@ def test_a_reason_reports_tier_risk_and_end_and_survives_scontrol(message, risk)
 
 def test_each_action_adds_to_the_marks_and_a_second_one_changes_nothing():
     node, levels = NODE, []
-    for verb in ("publish", "soft_taint", "taint", "drain"):
+    for verb in ("publish", "avoid", "swap", "drain"):
         node = done(node, verb)
         levels.append(standing_on(node, SETTINGS, T0).marks.level)
         assert change_for(action(verb), node, SETTINGS, T0 + HOUR).empty
-    assert levels == [Level.PUBLISHED, Level.SOFT, Level.TAINTED, Level.DRAINED]
+    assert levels == [Level.PUBLISH, Level.AVOID, Level.SWAP, Level.DRAIN]
     assert (node.weight, node.states) == (1_000_003, frozenset({"MIXED", "DRAIN"}))
     marks = standing_on(node, SETTINGS, T0).marks
     assert marks.published is not None
@@ -143,16 +143,16 @@ def test_each_action_adds_to_the_marks_and_a_second_one_changes_nothing():
 
 
 def test_a_release_gives_back_what_was_found():
-    node = done(NODE, "publish", "soft_taint", "taint", "drain")
-    half = after(node, change_for(release(to=Level.SOFT), node, SETTINGS, T0))
-    assert (half.out, half.weight, standing_on(half, SETTINGS, T0).marks.level) == (frozenset(), 1_000_003, Level.SOFT)
+    node = done(NODE, "publish", "avoid", "swap", "drain")
+    half = after(node, change_for(release(to=Level.AVOID), node, SETTINGS, T0))
+    assert (half.out, half.weight, standing_on(half, SETTINGS, T0).marks.level) == (frozenset(), 1_000_003, Level.AVOID)
     assert not standing_on(half, SETTINGS, T0).undone
     assert after(node, change_for(release(), node, SETTINGS, T0)) == replace(NODE, user="root", reason_at=T0)
     assert after(half, change_for(release(), half, SETTINGS, T0)) == replace(NODE, user="root", reason_at=T0)
 
 
 def test_a_prediction_that_is_renewed_renews_the_reason_too():
-    node = done(NODE, "publish", "taint")
+    node = done(NODE, "publish", "swap")
     change = change_for(action("publish", hours=12), node, SETTINGS, T0 + HOUR)
     assert (change.state, change.weight) == (None, None)
     assert change.reason is not None
@@ -163,7 +163,7 @@ def test_a_prediction_that_is_renewed_renews_the_reason_too():
 
 
 def test_a_weight_that_a_person_set_is_theirs():
-    node = replace(done(NODE, "publish", "soft_taint"), weight=77)
+    node = replace(done(NODE, "publish", "avoid"), weight=77)
     standing = standing_on(node, SETTINGS, T0)
     assert (standing.marks.soft, standing.undone) == (False, True)
     assert weight_again(node, SETTINGS, T0).empty
@@ -171,18 +171,18 @@ def test_a_weight_that_a_person_set_is_theirs():
 
 
 def test_a_weight_at_the_upper_end_stays_in_range():
-    node = done(replace(NODE, weight=HIGHEST_WEIGHT - 5), "soft_taint")
+    node = done(replace(NODE, weight=HIGHEST_WEIGHT - 5), "avoid")
     assert node.weight == HIGHEST_WEIGHT
     assert after(node, change_for(release(), node, SETTINGS, T0)).weight == HIGHEST_WEIGHT - 5
 
 
 @pytest.mark.parametrize("state", ["DRAIN", "FAIL", "DOWN", None])
 def test_on_a_node_with_another_reason_nothing_is_written_but_our_own_taken_back(state):
-    node = done(NODE, "publish", "soft_taint", "taint")
+    node = done(NODE, "publish", "avoid", "swap")
     states = frozenset({"DOWN"}) if state == "DOWN" else frozenset({"MIXED", *([state] if state else [])})
     node = replace(node, states=states, reason="ann looks at it", user="ann")
     assert standing_on(node, SETTINGS, T0).foreign == "reason 'ann looks at it' of ann"
-    for verb in ("publish", "soft_taint", "taint", "drain"):
+    for verb in ("publish", "avoid", "swap", "drain"):
         assert change_for(action(verb), node, SETTINGS, T0).empty
     change = change_for(release(), node, SETTINGS, T0)
     assert (change.state, change.reason, change.extra, change.weight) == (None, None, '{"a": 1}', 3)
@@ -194,7 +194,7 @@ def test_on_a_node_with_another_reason_nothing_is_written_but_our_own_taken_back
 
 def taken_over(**changed: object) -> SlurmNode:
     """A node that predrain drained, read back and recorded, and that somebody changed since."""
-    node = done(NODE, "publish", "taint")
+    node = done(NODE, "publish", "swap")
     node = after(node, authored(node, SETTINGS, T0))
     return replace(node, **{name: change(node) if callable(change) else change for name, change in changed.items()})  # type: ignore[arg-type]
 
@@ -220,7 +220,7 @@ def test_a_drain_that_somebody_edited_or_took_over_is_theirs_and_stays_round_aft
     assert (view.marks.tainted, view.cordoned_by is not None, view.opt_out is not None) == (False, True, True)
     assert view.notice is not None
     for _ in range(3):
-        for verb in ("publish", "soft_taint", "taint", "drain"):
+        for verb in ("publish", "avoid", "swap", "drain"):
             assert change_for(action(verb), node, SETTINGS, T0).empty
         change = change_for(release(), node, SETTINGS, T0)
         assert (change.state, change.reason) == (None, None)
@@ -238,7 +238,7 @@ def test_a_drain_in_our_form_is_its_writers():
 
 def test_marks_of_another_installation_stay_and_those_of_an_unnamed_one_are_ours():
     node, other = taken_over(), replace(SETTINGS, installation="other")
-    assert all(change_for(action(verb), node, other, T0).empty for verb in ("publish", "soft_taint", "taint", "drain"))
+    assert all(change_for(action(verb), node, other, T0).empty for verb in ("publish", "avoid", "swap", "drain"))
     assert change_for(release(), node, other, T0).empty
     view = view_of(node, (), other, T0)
     assert (view.marks.tainted, view.cordoned_by is not None, view.opt_out is not None) == (False, True, True)
@@ -262,7 +262,7 @@ def test_what_was_drained_and_recorded_is_ours_and_goes():
 @pytest.mark.parametrize("flag", ["REBOOT_REQUESTED", "REBOOT_ISSUED"])
 def test_nothing_is_written_to_a_node_that_reboots(flag):
     node = taken_over(states=frozenset({"DOWN", "DRAIN", flag}))
-    assert all(change_for(action(verb), node, SETTINGS, T0).empty for verb in ("publish", "soft_taint", "drain"))
+    assert all(change_for(action(verb), node, SETTINGS, T0).empty for verb in ("publish", "avoid", "drain"))
     assert change_for(release(), node, SETTINGS, T0).empty
     view = view_of(node, (), SETTINGS, T0)
     assert (view.owner, view.unwritable is not None, view.down) == ("a reboot", True, False)
@@ -338,10 +338,10 @@ def test_the_opt_out_feature_is_read_in_any_case(feature):
     ],
 )
 def test_a_node_that_cannot_be_read_is_left_alone_releases_included(changed):
-    node = replace(done(NODE, "publish", "soft_taint"), **changed)
+    node = replace(done(NODE, "publish", "avoid"), **changed)
     assert not view_of(node, (), SETTINGS, T0).readable
     assert change_for(release(), node, SETTINGS, T0).empty
-    assert change_for(action("taint"), node, SETTINGS, T0).empty
+    assert change_for(action("swap"), node, SETTINGS, T0).empty
 
 
 def test_the_version_follows_people_and_tools_not_jobs_and_pings():

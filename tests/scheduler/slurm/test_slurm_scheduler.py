@@ -24,7 +24,7 @@ def drained(world) -> World:
     """Node n3 is drained."""
     world.scored(n3=0.9)
     world.round()
-    assert world.level("n3") is Level.DRAINED
+    assert world.level("n3") is Level.DRAIN
     return world
 
 
@@ -42,10 +42,10 @@ def test_a_node_at_risk_is_weighted_drained_and_given_back_as_it_was(world):
     world.scored(n3=0.9, n6=0.4)
     report = world.round()
     assert not report.failed, report.errors
-    assert world.level("n6") is Level.SOFT
+    assert world.level("n6") is Level.AVOID
     assert world.slurm.all["n6"].weight == before["n6"].weight + 1_000_000
-    assert [verb for verb, node, _ in steps(report) if node == "n3"] == ["taint", "drain", "publish"]
-    assert world.level("n3") is Level.DRAINED
+    assert [verb for verb, node, _ in steps(report) if node == "n3"] == ["swap", "drain", "publish"]
+    assert world.level("n3") is Level.DRAIN
     node = world.slurm.all["n3"]
     assert node.reason is not None
     assert node.reason.startswith("predrain: tier=high risk=0.9000 until=")
@@ -62,7 +62,7 @@ def test_a_node_that_leaves_the_watched_partitions_is_given_back_all_the_same(tm
     before = dict(world.slurm.all)
     world.scored(n3=0.9)
     world.round()
-    assert world.level("n3") is Level.DRAINED
+    assert world.level("n3") is Level.DRAIN
     for name in ("n3", "n4"):
         world.slurm.all[name] = replace(world.slurm.all[name], partitions=("maint",))
     assert {node.view.name for node in world.scheduler.read_fleet().nodes} == set(before) - {"n4"}
@@ -83,7 +83,7 @@ def test_a_new_process_goes_on_from_slurm_alone(drained):
     world.controller.stop()
     world.restart()
     assert not world.round().failed
-    assert world.level("n3") is Level.DRAINED
+    assert world.level("n3") is Level.DRAIN
     world.clock.move(13 * HOUR)
     world.round()
     assert world.level("n3") is Level.NONE
@@ -130,7 +130,7 @@ def test_nodes_with_other_reasons_are_never_written_to(world):
 def test_a_reason_that_comes_at_the_same_time_stands_and_ours_is_taken_back(world):
     before = world.slurm.all["n0"]
     world.slurm.meanwhile.append(lambda: world.slurm.person("n0", "DRAIN", "bad cable"))
-    answer = world.apply(action("taint"))
+    answer = world.apply(action("swap"))
     assert answer.kind == "conflict"
     assert "bad cable" in answer.message
     assert world.scheduler.revalidate("n0").view.opt_out == "reason 'bad cable' of ann", "the next round releases it"
@@ -142,12 +142,12 @@ def test_a_reason_that_comes_at_the_same_time_stands_and_ours_is_taken_back(worl
 @pytest.mark.parametrize("state", ["DRAIN", "FAIL"])
 def test_a_reason_that_a_late_write_of_ours_took_is_put_back(world, state):
     world.slurm.failing.append("timeout_late")
-    assert world.apply(action("taint")).kind == "timeout"
+    assert world.apply(action("swap")).kind == "timeout"
     world.slurm.person("n0", state, "bad cable")
     theirs = world.slurm.all["n0"]
     assert world.scheduler.revalidate("n0").view.opt_out is not None
     world.slurm.late.pop()()  # only now does Slurm get to it
-    assert world.level("n0") is Level.TAINTED
+    assert world.level("n0") is Level.SWAP
     world.scheduler.read_fleet()
     assert len(world.scheduler.upkeep(ME, world.lease())) == 3
     node = world.slurm.all["n0"]
@@ -157,13 +157,13 @@ def test_a_reason_that_a_late_write_of_ours_took_is_put_back(world, state):
 
 
 def test_a_node_that_changed_since_it_was_read_is_a_conflict(world):
-    assert world.apply(action("taint"), version="of before").kind == "conflict"
-    assert world.apply(action("taint"), boot_id="another").kind == "conflict"
+    assert world.apply(action("swap"), version="of before").kind == "conflict"
+    assert world.apply(action("swap"), boot_id="another").kind == "conflict"
     assert world.slurm.writes == []
-    assert world.apply(action("taint")).kind == "done"
-    assert world.apply(action("taint")).kind == "already"
+    assert world.apply(action("swap")).kind == "done"
+    assert world.apply(action("swap")).kind == "already"
     del world.slurm.all["n0"]
-    answer = world.scheduler.apply(action("taint"), before(world))
+    answer = world.scheduler.apply(action("swap"), before(world))
     assert answer.kind == "gone"
 
 
@@ -173,17 +173,17 @@ def test_a_node_that_changed_since_it_was_read_is_a_conflict(world):
 )
 def test_what_slurm_reports_counts_less_than_what_stands_afterwards(world, fault, kind, level):
     world.slurm.failing.append(fault)
-    assert world.apply(action("taint")).kind == kind
+    assert world.apply(action("swap")).kind == kind
     assert world.level("n0") == level
 
 
 def test_nothing_is_written_without_the_lease_or_after_its_end(world):
     until = world.lease()
-    assert world.apply(action("taint"), until=until, holder="another").kind == "refused"
+    assert world.apply(action("swap"), until=until, holder="another").kind == "refused"
     world.clock.move(LEASE)
-    assert world.apply(action("taint"), until=until).kind == "refused"
+    assert world.apply(action("swap"), until=until).kind == "refused"
     world.seconds = 2 * LEASE.total_seconds()  # the wall clock went back, time did not
-    assert world.apply(action("taint"), until=world.clock.now() + HOUR).kind == "refused"
+    assert world.apply(action("swap"), until=world.clock.now() + HOUR).kind == "refused"
     assert world.slurm.writes == []
 
 
@@ -193,7 +193,7 @@ def test_a_slurm_that_cannot_be_read_is_left_as_it_is(world):
     assert report.failed
     assert world.slurm.writes == []
     world.controller.stop()
-    assert world.scheduler.apply(action("taint"), before(world)).kind == "refused"
+    assert world.scheduler.apply(action("swap"), before(world)).kind == "refused"
 
 
 def test_a_round_sets_lost_weights_again_and_reports_it(world):
@@ -214,7 +214,7 @@ def test_a_round_sets_lost_weights_again_and_reports_it(world):
 
 @pytest.mark.parametrize("how", ["kill", "no lease", "expired", "a person's weight", "another reason"])
 def test_a_soft_mark_is_not_set_again_where_it_must_not_be(world, how):
-    world.apply(action("soft_taint"))
+    world.apply(action("avoid"))
     world.slurm.reconfigure()
     world.scheduler.read_fleet()
     if how == "kill":
@@ -233,7 +233,7 @@ def test_a_soft_mark_is_not_set_again_where_it_must_not_be(world, how):
 def test_fail_is_taken_off_by_way_of_drain(world, tmp_path):
     world = World(tmp_path / "fail", hard_state="fail")
     before = world.slurm.all["n0"]
-    assert world.apply(action("taint")).kind == "done"
+    assert world.apply(action("swap")).kind == "done"
     assert world.slurm.all["n0"].out == {"FAIL"}
     assert world.apply(release()).kind == "done"
     assert world.slurm.all["n0"] == before
@@ -250,12 +250,12 @@ def test_jobs_make_the_floors_of_their_nodes(world):
     assert views["n0"].jobs == ()
     world.scored(n3=0.9, n5=0.9)
     world.round()
-    assert {world.level("n3"), world.level("n5")} == {Level.DRAINED, Level.SOFT}  # one node of a job at a time
+    assert {world.level("n3"), world.level("n5")} == {Level.DRAIN, Level.AVOID}  # one node of a job at a time
 
 
 def test_a_name_that_could_mean_many_nodes_is_refused(world):
     for name in ("n[0-3]", "ALL,n1", "-x", "a b"):
-        answer = world.scheduler.apply(replace(action("taint"), node=name), before(world))
+        answer = world.scheduler.apply(replace(action("swap"), node=name), before(world))
         assert answer.kind == "refused"
 
 

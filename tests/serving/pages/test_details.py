@@ -27,11 +27,11 @@ class Ledger:
         assert most == 50
         if node != "n1":
             raise InputError(f"nothing is recorded about node {node!r}", "ledger.db", "Check the name.")
-        call = {"at": "2026-01-01T06:12:00Z", "verb": "taint", "node": "n1", "answer": "done", "message": "",
+        call = {"at": "2026-01-01T06:12:00Z", "verb": "swap", "node": "n1", "answer": "done", "message": "",
                 "wrote": [{"path": "/spec/taints", "before": None, "after": "predrain.io/at-risk"}]}  # fmt: skip
         skip = {"at": "2026-01-01T06:12:01Z", "verb": "drain", "node": "n1", "why": "the stage is soft"}
-        entry = {"decision": 7, "at": "2026-01-01T06:12:00Z", "tier": "high", "risk": 0.9, "wanted": "drained",
-                "target": "tainted", "model": {"profile": "mean_log_odds", "digest": "ab" * 32},
+        entry = {"decision": 7, "at": "2026-01-01T06:12:00Z", "tier": "high", "risk": 0.9, "wanted": "drain",
+                "target": "swap", "model": {"profile": "mean_log_odds", "digest": "ab" * 32},
                 "scores_of": "2026-01-01T06:00:00Z", "reasons": ["ECC errors rose"], "over_budget": "rack r1 is full",
                 "breaker": {"jump": "scores jumped"}, "calls": [call], "skipped": [skip]}  # fmt: skip
         return [entry]
@@ -49,11 +49,11 @@ class Ledger:
         return [call, found]
 
     def standing(self) -> dict[str, tuple[str, str]]:
-        return {"n1": ("taint", "2026-01-01T06:12:00Z")}
+        return {"n1": ("swap", "2026-01-01T06:12:00Z")}
 
     def actions(self, node: str, verb: str = "", since: str = "", until: str = "", **page: int) -> list[dict[str, Any]]:
         calls = [{**self.why("n1", 50)[0]["calls"][0], "call": 3, "decision": 7, "confirmed": True}]
-        return calls if node in ("*", "n1", "n?") and verb in ("", "taint") and until != "2026-01-01" else []
+        return calls if node in ("*", "n1", "n?") and verb in ("", "swap") and until != "2026-01-01" else []
 
     def drains(self, since: str) -> list[dict[str, Any]]:
         return []
@@ -130,8 +130,8 @@ def test_an_expired_score_tells_only_what_it_was(tmp_path: Path) -> None:
 def test_the_ledger_page_says_what_was_decided_called_and_not_done(service: Running) -> None:
     text = look(service, "/ledger?node=n1").text
     for part in (
-        "Decision 7, 2026-01-01T06:12:00Z", "high , risk 90 %: tainted instead of drained", "ECC errors rose",
-        "Over budget: rack r1 is full", "Breaker open: scores jumped", "taint n1: done",
+        "Decision 7, 2026-01-01T06:12:00Z", "high , risk 90 %: swap instead of drain", "ECC errors rose",
+        "Over budget: rack r1 is full", "Breaker open: scores jumped", "swap n1: done",
         "/spec/taints : (none) → predrain.io/at-risk", "drain n1: not done, the stage is soft",
         "checkpoint train-7: done", "empty : nothing is left on it",
     ):  # fmt: skip
@@ -143,7 +143,7 @@ def test_the_ledger_page_says_what_was_decided_called_and_not_done(service: Runn
 
 
 def test_the_ledger_is_searched_by_node_action_and_day(service: Running) -> None:
-    assert look(service, "/ledger?node=n%3F&verb=taint&since=&until=").column(0) == ["2026-01-01T06:12:00Z"]
+    assert look(service, "/ledger?node=n%3F&verb=swap&since=&until=").column(0) == ["2026-01-01T06:12:00Z"]
     assert look(service, "/ledger?verb=drain").column(0) == ["Nothing fits. Show all"]
     assert look(service, "/ledger?until=2025-12-31").column(0) == ["Nothing fits. Show all"]
     assert service.client().send("GET", "/ledger?since=soon")[0] == 400
@@ -152,14 +152,14 @@ def test_the_ledger_is_searched_by_node_action_and_day(service: Running) -> None
 def test_the_fleet_says_what_was_last_done_on_a_node(service: Running) -> None:
     page = look(service, "/")
     assert page.rows[0][-2] == "Last done"
-    assert [row[-2] for row in page.rows[1:]] == ["taint 2026-01-01 06:12", "", "", "", ""]
+    assert [row[-2] for row in page.rows[1:]] == ["swap 2026-01-01 06:12", "", "", "", ""]
 
 
 def test_a_node_shows_its_risk_with_what_was_done_about_it(service: Running) -> None:
     page = look(service, "/nodes/n1")
     (chart,) = [attributes for tag, attributes in page.tags if tag == "svg" and attributes.get("class") == "chart"]
     assert chart["aria-label"] == "Risk of n1, what was done about it, and what failed"
-    assert "2026-01-01T06:12:00Z: taint" in page.text
+    assert "2026-01-01T06:12:00Z: swap" in page.text
 
 
 def test_without_a_ledger_or_outcomes_the_pages_say_so(tmp_path: Path) -> None:

@@ -72,9 +72,9 @@ def collect_tickets(
         rows["pci_bus_id"][:] = [None if text is None else normalise_pci_bus_id(text) for text in rows["pci_bus_id"]]
         resolved = _landed(resolutions(rows, batch.good, delay))
         tables += [_landed(pd.DataFrame(rows)[batch.good]), resolved]
-        quarantine.accounting.read("events", resolved.num_rows)
+        quarantine.read("events", resolved.num_rows)
     table = pa.concat_tables(tables)
-    quarantine.accounting.used("events", table.num_rows)
+    quarantine.used("events", table.num_rows)
     if counts["events_read"] and not table.num_rows and quarantine.counts:
         reason = quarantine.counts.most_common(1)[0][0]
         raise InputError(f"no row can be used: {reason}", quarantine.examples[reason], "Correct it, or map it.")
@@ -95,7 +95,7 @@ def collect_tickets(
         ),
         "counts": noted,
         "phrases": review.rows(),
-    }, quarantine.accounting
+    }, quarantine
 
 
 def _fill_nodes(rows: dict[str, Any], stays: Installations | None) -> None:

@@ -17,8 +17,10 @@ from foundation.durations import format_duration
 from foundation.place import Place
 from telemetry.accounting import Accounting
 from telemetry.dataset.channels import Channel
+from telemetry.dataset.layout import dictionary_codes, instants_ms
 from telemetry.dataset.store import Dataset
 from telemetry.doctor.observation import ChannelSeen, Observation, TelemetryFinding, findings_of
+from telemetry.importing.sampling import sampling_interval
 from telemetry.landing.folder import Landing, landing_of
 from telemetry.xids.xid_gauge import CHANNEL as XID_GAUGE
 
@@ -137,10 +139,9 @@ def sparse_samples(dataset: Dataset) -> list[TelemetryFinding]:
     meta = dataset.meta
     keys = [meta.unit, "timestamp"]
     for bucket in dataset.buckets()[:1]:
-        times = dataset.read_bucket(bucket, keys, since=meta.span[1] - LOOKED_AT).to_pandas()
-        gaps = times.groupby(meta.unit, observed=True)["timestamp"].diff()
-        gap = gaps.groupby(times[meta.unit], observed=True).median().median()
-        gap = gap.round("min" if meta.step >= timedelta(minutes=1) else "s")
+        samples = dataset.read_bucket(bucket, keys, since=meta.span[1] - LOOKED_AT)
+        interval = sampling_interval(dictionary_codes(samples[meta.unit])[0], instants_ms(samples))
+        gap = pd.Timedelta(interval or 0).round("min" if meta.step >= timedelta(minutes=1) else "s")
         if gap > SPARSE_STEPS * meta.step:
             every, step = format_duration(gap.to_pytimedelta()), format_duration(meta.step)
             what = f"samples come every {every}, and the dataset's step is {step}: scoring calls such units unknown"

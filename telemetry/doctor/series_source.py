@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import asyncio
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -10,7 +10,6 @@ from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import quote
 
 import pandas as pd
 
@@ -26,9 +25,10 @@ from foundation.http import (
     retry_policy,
     shown_url,
 )
+from foundation.instants import to_ms
 from telemetry.accounting import Accounting
 from telemetry.collect.exporters import clock_skew_s
-from telemetry.collect.prometheus.client import quoted, selector
+from telemetry.collect.prometheus.client import Bounds, PrometheusClient, TooMuch, quoted, selector
 from telemetry.collect.series.exposition import LineReader, Sample, is_openmetrics
 from telemetry.collect.series.identity import XID_COUNT_METRIC, Series, SeriesCatalogue
 from telemetry.collect.series.mapping import SourceMapping
@@ -40,10 +40,11 @@ from telemetry.values.numbers import is_sentinel
 MAX_BYTES: Final = 64 << 20
 """Size of a page, and of each answer of a Prometheus: four metrics of 50,000 GPUs."""
 
-LOOK_BACK_S: Final = 86_400
+LOOK_BACK_MS: Final = 86_400_000
 """A metric that had a sample within this time and has none now has stopped."""
 
 _MAX_PAUSE_S: Final = 10.0
+_RETRY_FOR_S: Final = 30.0
 _NAMES_AT_ONCE: Final = 4
 _SKEW_S: Final = 5.0  # a Date header is whole seconds, and NTP keeps clocks far closer
 _SLOW_S: Final = 5.0  # half of the usual scrape timeout of 10 s
@@ -76,7 +77,7 @@ def observe_page(
 ) -> Observation:
     """Look at a served page; ``InputError`` if it cannot be had, or holds no series of a device."""
     host = connection.url.split("//", 1)[-1].split("/", 1)[0].rsplit(":", 1)[0].strip("[]")
-    answer = _fetch(connection, timeout_s=timeout_s)
+    answer = _fetch(connection, timeout_s)
     catalogue = SeriesCatalogue(channels, mapping, default_node=host)
     return observe_body(answer.body, catalogue, shown_url(connection.url), now, answer)
 
@@ -161,22 +162,35 @@ def observe_prometheus(
     ``matchers``: of every selector, without braces; may be empty.
     Raises ``InputError`` if the server cannot be asked, refuses, or has no metric of a channel.
     """
-    where, at = shown_url(connection.url), now.timestamp()
+    bounds = Bounds(request_s=timeout_s, body_bytes=MAX_BYTES, retry_for_s=_RETRY_FOR_S)
     mapping = SourceMapping() if mapping is None else mapping
-    catalogue = SeriesCatalogue(channels, mapping)
-    known = catalogue.metric_names()
+    catalogue, where = SeriesCatalogue(channels, mapping), shown_url(connection.url)
 
-    def ask(query: str) -> list[Sample]:
-        data = _ask(connection, "/api/v1/query", {"query": query, "time": f"{at:.3f}"}, timeout_s)
-        try:
-            vector = [(dict(series["metric"]), float(series["value"][1])) for series in data["result"]]
-        except (KeyError, TypeError, ValueError, IndexError) as error:
-            raise _foreign(where) from error
+    async def observe() -> Observation:
+        async with PrometheusClient(connection, bounds=bounds, concurrency=1, allow_partial=True) as client:
+            return await _observe_server(client, where, catalogue, mapping, matchers, now)
+
+    try:
+        return asyncio.run(observe())
+    except TooMuch as error:
+        raise InputError(f"the server does not answer: {error}", where, "Ask for less series by --match.") from error
+
+
+async def _observe_server(
+    client: PrometheusClient,
+    where: str,
+    catalogue: SeriesCatalogue,
+    mapping: SourceMapping,
+    matchers: str,
+    now: datetime,
+) -> Observation:
+    at_ms, known = to_ms(now), catalogue.metric_names()
+
+    async def ask(query: str) -> list[Sample]:
+        vector = await client.vector(query, at_ms)
         return [Sample(labels.get("__name__", ""), labels, value, None) for labels, value in vector]
 
-    match = f"&match[]={quote(f'{{{matchers}}}', safe='')}" if matchers else ""
-    path = f"/api/v1/label/__name__/values?start={at - LOOK_BACK_S:.3f}&end={at:.3f}{match}"
-    names = [str(name) for name in _ask(connection, path, None, timeout_s)]
+    names = await client.metric_names(f"{{{matchers}}}" if matchers else None, at_ms - LOOK_BACK_MS, at_ms)
     if not names:
         raise InputError(
             "the server has no series of the last day",
@@ -192,7 +206,7 @@ def observe_prometheus(
         )
     # Without the labels of pods and links an answer is a third as large.
     # Those of one metric are evidence of which label names the node.
-    catalogue.observe(sample.labels for sample in ask(selector(read[0], [matchers])))
+    catalogue.observe(sample.labels for sample in await ask(selector(read[0], [matchers])))
     fields = ("node", "gpu", "serial", "pci_bus_id", "slot", "mig_instance", "model", "driver")
     labels = [label for field in fields for name in mapping.label_names(field) for label in (f"exported_{name}", name)]
     by = ", ".join(["__name__", *dict.fromkeys(labels), "clock_type", "clock_index"])
@@ -200,13 +214,13 @@ def observe_prometheus(
     for start in range(0, len(read), _NAMES_AT_ONCE):
         pattern = quoted("|".join(map(re.escape, read[start : start + _NAMES_AT_ONCE])))
         chosen = ",".join(filter(None, (f"__name__=~{pattern}", matchers)))
-        samples += ask(f"max by ({by}) ({{{chosen}}})")
+        samples += await ask(f"max by ({by}) ({{{chosen}}})")
     accounting = Accounting()
     series, nameless = _identified(samples, catalogue, accounting)
     stopped = ", ".join(sorted({known[name] for name in read} - {known.get(sample.name) for sample in samples}))
-    jobs = {sample.labels["job"] for sample in ask(f"count by (job) ({selector(read[0], [matchers])})")}
+    jobs = {sample.labels["job"] for sample in await ask(f"count by (job) ({selector(read[0], [matchers])})")}
     pattern = quoted("|".join(map(re.escape, sorted(jobs))))
-    down = sum(sample.value for sample in ask(f"count(up{{job=~{pattern}}} == 0)")) if jobs else 0.0
+    down = sum(sample.value for sample in await ask(f"count(up{{job=~{pattern}}} == 0)")) if jobs else 0.0
     findings = findings_of(
         (
             stopped,
@@ -224,39 +238,17 @@ def observe_prometheus(
     return replace(seen, channels=without | dict(seen.channels), accounting=accounting)
 
 
-def _ask(connection: Connection, path: str, form: Mapping[str, str] | None, timeout_s: float) -> Any:
-    answer = _fetch(connection, path, form=form, timeout_s=timeout_s)
-    try:
-        content = json.loads(answer.body)
-        if content["status"] == "success":
-            return content["data"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise _foreign(shown_url(connection.url)) from error
-    raise _foreign(shown_url(connection.url))
-
-
-def _fetch(
-    connection: Connection, path: str = "", *, form: Mapping[str, str] | None = None, timeout_s: float
-) -> HttpResponse:
-    """Get a page (or POST a form), and again where that may help; a person waits, so that pauses are short."""
-    method = "GET" if form is None else "POST"
+def _fetch(connection: Connection, timeout_s: float) -> HttpResponse:
+    """Get a page, and again where that may help; a person waits, so that pauses are short."""
     try:
         for attempt in retry_policy(on=lambda error: min(retried(error), _MAX_PAUSE_S)):
             with attempt:
-                answer = ask(connection, method, path, data=form, timeout_s=timeout_s, max_bytes=MAX_BYTES)
+                answer = ask(connection, "GET", timeout_s=timeout_s, max_bytes=MAX_BYTES)
                 check_status(answer, connection.url)
         return answer
     except (HttpError, BodyTooLarge) as error:
         do = "Check the address, the credentials, that the server runs, and that this host may reach it."
         raise InputError(f"no answer: {error}", shown_url(connection.url), do) from error
-
-
-def _foreign(where: str) -> InputError:
-    return InputError(
-        "the answer is not of Prometheus' API",
-        where,
-        "Give the base address of Prometheus, Thanos or VictoriaMetrics, before /api/v1.",
-    )
 
 
 def _identified(

@@ -144,7 +144,7 @@ class Batch:
     def wait(self, waits_for: str, chosen: npt.NDArray[np.bool_]) -> None:
         """Leave those of the chosen rows that are still good to a later run."""
         waiting = chosen & self.good
-        self.quarantine.accounting.waiting(self.kind, waits_for, int(waiting.sum()), self.file.name)
+        self.quarantine.waiting(self.kind, waits_for, int(waiting.sum()), self.file.name)
         self.good &= ~waiting
 
     def set_aside(
@@ -158,7 +158,7 @@ class Batch:
     ) -> None:
         """Quarantine rows by their place in the batch.
 
-        ``details``: the offending value of each. ``rows``, ``lost``: see :meth:`Quarantine.add`.
+        ``details``: the offending value of each. ``rows``, ``lost``: see :meth:`Quarantine.set_aside`.
         """
         for start in range(0, len(places), _SET_ASIDE_ROWS):
             part = places[start : start + _SET_ASIDE_ROWS]
@@ -166,7 +166,7 @@ class Batch:
             shown = [None] * len(part) if details is None else details[start : start + _SET_ASIDE_ROWS]
             for row, record, detail in zip(self.rows[part].tolist(), records, shown, strict=True):
                 content = row_text(record)
-                self.quarantine.add(reason, self.kind, self.file, row, content, detail, rows=rows, lost=lost)
+                self.quarantine.set_aside(reason, self.kind, self.file, row, content, detail, rows=rows, lost=lost)
 
     def instants(self, name: str, *, optional: bool = False, day_end: bool = False) -> Instants | None:
         """Parse a column and refuse the rows where it cannot be used; None where the source has none.

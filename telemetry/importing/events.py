@@ -216,7 +216,7 @@ def read_events(
         if spread:
             events["node"] = [spread.get(row, node) for row, node in events["node"].items()]
             events = events.explode("node", ignore_index=True)
-        quarantine.accounting.read("events", len(resolved))
+        quarantine.read("events", len(resolved))
         frames += [events, resolved[EVENTS.names]]
     return stack_events(frames)
 
@@ -238,10 +238,10 @@ def _read_kernel_log(
         except InputError as error:
             where = error.where if error.where == str(file) else f"{file}, {error.where}"
             raise InputError(error.what, where, error.do) from error
-    quarantine.accounting.add(log.accounting)
-    quarantine.read("events", file, len(log.events) + len(log.unparsed))
+    quarantine.add(log.accounting)
+    quarantine.read_rows("events", file, len(log.events) + len(log.unparsed))
     for number, line, problem in log.unparsed:
-        quarantine.add(problem, "events", file, number, line)
+        quarantine.set_aside(problem, "events", file, number, line)
     counts["kernel_log_lines"] += log.n_lines
     counts["events_read"] += len(log.events) + len(log.unparsed)
     for code, times in log.unknown_codes.items():
@@ -254,7 +254,8 @@ def _read_kernel_log(
     for reason in sorted(set(reasons) - {""}):
         for old in (False, True):
             part = events[(reasons == reason) & (earlier == old)]
-            quarantine.add_frame(reason, "events", file, part, lost=not (old or _is_elsewhere(reason, reasons, stays)))
+            lost = not (old or _is_elsewhere(reason, reasons, stays))
+            quarantine.set_aside_frame(reason, "events", file, part, lost=lost)
     return events.assign(gpu=text["gpu"], node=text["node"])[reasons == ""]
 
 

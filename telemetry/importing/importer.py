@@ -205,14 +205,14 @@ class _Files:
                 "Import into an empty folder.",
             )
         unnamed = frame[unit].isna()
-        quarantine.add_frame("missing gpu", "inventory", self.inventory, frame[unnamed])
+        quarantine.set_aside_frame("missing gpu", "inventory", self.inventory, frame[unnamed])
         kept, dropped, ended = end_overlaps(frame[~unnamed], unit)
-        quarantine.add_frame("in two places from the same time", "inventory", self.inventory, dropped)
+        quarantine.set_aside_frame("in two places from the same time", "inventory", self.inventory, dropped)
         if ended:
             ingest.counts["overlapping_stays_ended"] += len(ended)
             _LOG.warning("%s: %d stays overlap: %s", self.inventory, len(ended), "; ".join(ended[:_NAMED]))
         if is_new:
-            account = quarantine.accounting.tables["inventory"]
+            account = quarantine.tables["inventory"]
             account.used = account.read - account.left_out.total()
         stays = Installations(kept, unit, parents, self.mapping.nodes.aliases)
         stays.names.used_aliases |= names.used_aliases
@@ -257,9 +257,9 @@ class _Files:
             ahead |= (events["known_at"] > self.now + AHEAD + ingest.delay).to_numpy()
             to_come = ahead & (events["type"] == "maintenance").to_numpy()  # of a calendar: not yet a fact
             ingest.counts["maintenance_to_come"] += int(to_come.sum())
-            quarantine.add_frame(WRONG_CLOCK, "events", file, events[ahead & ~to_come])
+            quarantine.set_aside_frame(WRONG_CLOCK, "events", file, events[ahead & ~to_come])
             quarantine.leave_out("events", file, "a maintenance that has not begun", int(to_come.sum()))
-            quarantine.accounting.used("events", int((~ahead).sum()))
+            quarantine.used("events", int((~ahead).sum()))
             frames.append(events[~ahead])
         return frames
 
@@ -270,7 +270,7 @@ class _Files:
             batches = read_batches(file, "jobs", ingest.quarantine)
             frames.append(read_jobs(batches, self.mapping.jobs, stays, self.now + AHEAD))
             ingest.counts["jobs_read"] += len(frames[-1])
-            ingest.quarantine.accounting.used("jobs", len(frames[-1]))
+            ingest.quarantine.used("jobs", len(frames[-1]))
         return frames
 
     def state(self) -> Mapping[str, pa.Table] | None:

@@ -182,7 +182,7 @@ class Ingest:
                     jobs = merge_jobs(jobs, new)
                 self.quarantine.check_loss("jobs")
             span = self._span(events, source)
-            accounts = self.quarantine.accounting.tables.values()
+            accounts = self.quarantine.tables.values()
             self.counts["rows_left_out_by_mapping"] += sum(account.left_out[BY_MAPPING] for account in accounts)
             shutil.rmtree(writer.folder / ".spill", ignore_errors=True)
             frame = stays.given
@@ -208,7 +208,7 @@ class Ingest:
             dataset,
             _plain(self.counts),
             _plain(quarantined),
-            accounting=self.quarantine.accounting,
+            accounting=self.quarantine,
             contradictions=tuple(self.contradictions),
             phrases=self.review.rows(),
         )
@@ -294,7 +294,7 @@ class Ingest:
         names, nodes = np.array(intake.stays.units, object), np.array(intake.stays.node_names, object)
         times = [datetime.fromtimestamp(ms / 1000, UTC).isoformat() for ms in strays["ms"].tolist()]
         shown = {"timestamp": times, "node": nodes[strays["node"]], "gpu": names[strays["unit"]]}
-        self.quarantine.add_frame(STRAY, "samples", Path("samples"), pd.DataFrame(shown), lost=False)
+        self.quarantine.set_aside_frame(STRAY, "samples", Path("samples"), pd.DataFrame(shown), lost=False)
 
     def _told_apart(
         self, intake: SampleIntake, spill: Spill, rows: pd.DataFrame, shared: Sequence[int]

@@ -357,7 +357,7 @@ def _fold_mig(frame: pd.DataFrame, quarantine: Quarantine) -> tuple[pd.DataFrame
         row = frame.loc[index].dropna()
         number, file = int(row.pop("_row")), Path(row.pop("_file"))
         reason = "MIG instance without a known parent"
-        quarantine.add(reason, "inventory", file, number, row_text(row.to_dict()), gpu[index])
+        quarantine.set_aside(reason, "inventory", file, number, row_text(row.to_dict()), gpu[index])
     parents = {gpu[index]: name for index, name in parent.dropna().items()}
     folded = frame[~is_mig].drop(columns=["_row", "_file", "parent", "mig_instance"], errors="ignore")
     return folded.drop_duplicates(ignore_index=True), parents

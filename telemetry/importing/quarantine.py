@@ -1,6 +1,6 @@
 """Rows and values that cannot be used: counted by reason, kept with their content, and held against the loss budget.
 
-Counting is :mod:`telemetry.accounting`'s: each row that is set aside here is left out there for the same reason.
+A :class:`Quarantine` is the account of a run, too: whatever it sets aside, it counts as left out for the same reason.
 """
 
 from __future__ import annotations
@@ -116,35 +116,33 @@ def _rows_of(file: Path) -> str:
     return f"file {file}, rows"
 
 
-class Quarantine:
-    """Collects unusable rows into one Parquet file of the dataset that is being built, and accounts for them.
+class Quarantine(Accounting):
+    """Accounts for rows, and collects unusable ones into one Parquet file of the dataset that is being built.
 
     ``max_loss``: share of a file's rows, or of a column's values, that may be lost; None: any.
-    ``accounting``: default: one of its own.
 
     ``counts``: records set aside by reason, rows and values alike.
     """
 
-    def __init__(self, max_loss: float | None = None, accounting: Accounting | None = None) -> None:
+    def __init__(self, max_loss: float | None = None) -> None:
+        super().__init__()
         self._path: Path | None = None
         self._max_loss = max_loss
         self._writer: pq.ParquetWriter | None = None
         self._rows: list[tuple[str, str, str, int | None, str | None, str]] = []
         self._losses: defaultdict[tuple[str, str], _Loss] = defaultdict(_Loss)
-        self.accounting = Accounting() if accounting is None else accounting
         self.counts: Counter[str] = Counter()
-        self.examples: dict[str, str] = {}
 
-    def read(self, table: str, file: Path, number: int) -> None:
+    def read_rows(self, table: str, file: Path, number: int) -> None:
         """Count rows of a file that were read, usable or not."""
-        self.accounting.read(table, number)
+        self.read(table, number)
         self._losses[table, _rows_of(file)].present += number
 
     def leave_out(
         self, table: str, file: Path, reason: str, number: int, example: object = None, *, lost: bool = False
     ) -> None:
         """Count rows that are left out and not kept; those that were never of use dilute no loss."""
-        self.accounting.left_out(table, reason, number, example)
+        self.left_out(table, reason, number, example)
         if lost:
             self._lose(table, _rows_of(file), reason, number, str(example))
         else:
@@ -153,11 +151,11 @@ class Quarantine:
     def values(self, table: str, column: str, usable: int, problems: Mapping[str, tuple[int, str]]) -> None:
         """Count the values of a column; ``problems``: how many cannot be used, and an example, by reason."""
         name, what = table.removesuffix("s") + VALUES, f"column {column}, values"
-        self.accounting.used(name, usable)
-        self.accounting.read(name, usable + sum(number for number, _ in problems.values()))
+        self.used(name, usable)
+        self.read(name, usable + sum(number for number, _ in problems.values()))
         self._losses[table, what].present += usable + sum(number for number, _ in problems.values())
         for reason, (number, example) in problems.items():
-            self.accounting.left_out(name, reason, number, example)
+            self.left_out(name, reason, number, example)
             self._lose(table, what, reason, number, example)
 
     def _lose(self, table: str, what: str, reason: str, number: int, example: str) -> None:
@@ -165,6 +163,10 @@ class Quarantine:
             loss = self._losses[table, what]
             loss.reasons[reason] += number
             loss.examples += [example] if len(loss.examples) < _EXAMPLES else []
+
+    def example(self, reason: str) -> str:
+        """Return an example of what was set aside for a reason."""
+        return next((account.examples[reason] for account in self.tables.values() if reason in account.examples), "")
 
     def check_loss(self, table: str) -> None:
         """Stop an import that loses more than it may.
@@ -191,7 +193,7 @@ class Quarantine:
                 f"{do} To accept a loss of more than {self._max_loss:.0%}: `--max-loss`.",
             )
 
-    def add(
+    def set_aside(
         self,
         reason: str,
         table: str,
@@ -212,9 +214,10 @@ class Quarantine:
         """
         example = f"{file.name}, row {row}: {detail or content}"[:EXAMPLE_LENGTH]
         self.counts[reason] += 1
-        self.examples.setdefault(reason, example)
+        if table in self.tables:
+            self.tables[table].examples.setdefault(reason, example)
         if rows and lost:
-            self.accounting.left_out(table, reason, rows, example)
+            self.left_out(table, reason, rows, example)
             self._lose(table, _rows_of(file), reason, rows, f"row {row}: {detail or content}"[:120])
         elif rows:
             self.leave_out(table, file, reason, rows, example)
@@ -222,13 +225,13 @@ class Quarantine:
         if len(self._rows) >= _FLUSH_ROWS:
             self._flush()
 
-    def add_frame(
+    def set_aside_frame(
         self, reason: str, table: str, file: Path, frame: pd.DataFrame, *, rows: int = 1, lost: bool = True
     ) -> None:
         """Set aside the rows of a frame; their place in the file is not known any more."""
         for record in frame.to_dict("records"):
             content = {str(name): value for name, value in record.items() if not pd.isna(value)}
-            self.add(reason, table, file, None, row_text(content), rows=rows, lost=lost)
+            self.set_aside(reason, table, file, None, row_text(content), rows=rows, lost=lost)
 
     @contextmanager
     def stored_in(self, folder: Path) -> Iterator[None]:

@@ -23,6 +23,7 @@ from telemetry.importing.files.sources import expand_sources
 from telemetry.importing.files.tables import read_batches
 from telemetry.importing.mapping import TableMapping
 from telemetry.importing.quarantine import Quarantine
+from telemetry.importing.samples.rollup import median_gaps
 
 STEPS: Final = tuple(timedelta(minutes=minutes) for minutes in (10, 15, 20, 30, 60, 120, 180, 240, 360, 720, 1440))
 """Steps of new datasets, ascending; each divides a day. Finer samples are rolled up to the first."""
@@ -50,10 +51,7 @@ def sampling_interval(units: Sequence[str] | npt.NDArray[Any], ms: npt.NDArray[n
     ``units``: of each sample; ``ms``: its instant in milliseconds.
     """
     codes, _ = pd.factorize(np.asarray(units))
-    order = np.lexsort((ms, codes))
-    gaps, codes = np.diff(ms[order]), codes[order]
-    is_gap = (codes[1:] == codes[:-1]) & (gaps > 0)
-    medians = pd.Series(gaps[is_gap]).groupby(codes[1:][is_gap]).median()
+    medians = median_gaps(codes, ms)
     return timedelta(milliseconds=float(medians.median())) if len(medians) else None
 
 
@@ -62,7 +60,10 @@ def interval_of_files(
 ) -> timedelta | None:
     """Return the sampling interval of files, by the first rows of a few of them; None where they do not show it."""
     files = expand_sources(tuple(samples), "samples")
-    return _median(_interval_of_file(file, mapping, channels) for file in _spread(files))
+    places = sorted({*np.linspace(0, len(files) - 1, min(_FILES, len(files))).astype(int)})
+    intervals = [_interval_of_file(files[place], mapping, channels) for place in places]
+    seconds = [interval.total_seconds() for interval in intervals if interval is not None]
+    return timedelta(seconds=float(np.median(seconds))) if seconds else None
 
 
 def interval_of_staged(files: Sequence[Path]) -> timedelta | None:
@@ -88,15 +89,6 @@ def _units(columns: Iterable[pa.ChunkedArray | None], length: int) -> npt.NDArra
         codes, names = pd.factorize(as_text(column, length))
         units = units * (len(names) + 1) + codes
     return units
-
-
-def _spread(files: Sequence[Path]) -> list[Path]:
-    return [files[place] for place in sorted({*np.linspace(0, len(files) - 1, min(_FILES, len(files))).astype(int)})]
-
-
-def _median(intervals: Iterable[timedelta | None]) -> timedelta | None:
-    seconds = [interval.total_seconds() for interval in intervals if interval is not None]
-    return timedelta(seconds=float(np.median(seconds))) if seconds else None
 
 
 def _interval_of_file(file: Path, mapping: TableMapping, channels: Mapping[str, Channel]) -> timedelta | None:

@@ -261,9 +261,9 @@ class _Compaction:
         )
 
     def _wait_for_all(self) -> None:
-        for name, account in self.waiting.accounting.tables.items():
+        for name, account in self.waiting.quarantine.tables.items():
             account.used = 0
-            self.waiting.accounting.waiting(name, "a first sample", account.unaccounted)
+            self.waiting.quarantine.waiting(name, "a first sample", account.unaccounted)
 
     def _result(self, waits_for: str = "") -> CompactResult:
         waiting = self.waiting
@@ -276,7 +276,7 @@ class _Compaction:
             reasons.append(f"a declaration of {names} under `channels:` in the parameters")
         meta = None if self.existing is None else self.existing.meta
         return CompactResult(
-            refused=waiting.refused, meta=meta, waits_for="; ".join(reasons), accounting=waiting.accounting
+            refused=waiting.refused, meta=meta, waits_for="; ".join(reasons), accounting=waiting.quarantine
         )
 
     def _given(self, inventory: Path | None, derived: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame | None:
@@ -296,7 +296,7 @@ class _Compaction:
         if inventory is None:
             return given
         read, _ = read_inventory(inventory, ImportMapping().inventory, self.waiting.quarantine)
-        account = self.waiting.accounting.tables["inventory"]
+        account = self.waiting.quarantine.tables["inventory"]
         account.used = account.read - account.left_out.total()
         if given is None:
             return read
@@ -311,24 +311,24 @@ class _Compaction:
         unit = unit_of(given)
         kept, dropped, ended = end_overlaps(given[given[unit].notna()], unit)
         reason, quarantine = "in two places from the same time", self.waiting.quarantine
-        quarantine.add_frame(reason, "inventory", Path("inventory"), dropped, rows=0)
+        quarantine.set_aside_frame(reason, "inventory", Path("inventory"), dropped, rows=0)
         self.waiting.counts["overlapping_stays_ended"] += len(ended)
         return kept
 
     def _events(self, runs: pd.DataFrame, stays: pd.DataFrame) -> Placed:
         """Place the events that were staged, those that waited until now, and the changes of drivers."""
-        waiting, accounting = self.waiting, self.waiting.accounting
+        waiting, quarantine = self.waiting, self.waiting.quarantine
         held = waiting.read_events(Path("pending"), pending_table(self._state("pending")))
         changes = driver_changes(runs)
         if self.existing is not None:
             changes = changes[~_rows(changes).isin(set(_rows(self.existing.events())))]
-        accounting.read("events", len(changes))
+        quarantine.read("events", len(changes))
         frames = [held, *waiting.events, changes]
         events = as_pending(frames)
         # An exact repeat of an event is in the dataset with it.
-        accounting.used("events", sum(len(frame) for frame in frames) - len(events))
+        quarantine.used("events", sum(len(frame) for frame in frames) - len(events))
         events["since_ms"] = events["since_ms"].fillna(to_ms(self.now))
-        return place_staged(events, stays, to_ms(self.now - PENDING), waiting.quarantine)
+        return place_staged(events, stays, to_ms(self.now - PENDING), quarantine)
 
     def _starts(self, stays: pd.DataFrame, runs: pd.DataFrame, events: pd.DataFrame, before: pd.DataFrame) -> pd.Series:
         """Return since when each stay lasts; a GPU that was always there, since the first instant of anything known.

@@ -19,7 +19,6 @@ import pyarrow.parquet as pq
 
 from foundation.errors import InputError
 from foundation.instants import to_ms
-from telemetry.accounting import Accounting
 from telemetry.dataset.channels import Channel, with_rollups
 from telemetry.dataset.schema import EVENTS, INSTANT, conform, ms_of
 from telemetry.importing.batch import Batch, unstorable_rows
@@ -86,11 +85,6 @@ class Waiting:
     counts: Counter[str] = field(default_factory=Counter)
 
     @property
-    def accounting(self) -> Accounting:
-        """What became of the rows."""
-        return self.quarantine.accounting
-
-    @property
     def settled_until(self) -> datetime:
         """End of the last step whose rows are all expected to have come."""
         beyond = (self.now - SETTLING_STEPS * self.step) - datetime(1970, 1, 1, tzinfo=UTC)
@@ -118,11 +112,11 @@ class Waiting:
                 except (pa.ArrowException, OSError, ValueError, KeyError, OverflowError) as error:
                     self._refuse(path, error)
                     continue
-                self.accounting.read("staged files")
+                self.quarantine.read("staged files")
                 if kind == "samples":
                     settled = self._settled(path, table)
                     if settled is None:
-                        self.accounting.waiting("staged files", "their rows", 1, path.name)
+                        self.quarantine.waiting("staged files", "their rows", 1, path.name)
                         continue
                     sampled.append(from_samples(settled))
                 elif kind == "inventory":
@@ -133,7 +127,7 @@ class Waiting:
                     batch = self._batch(kind, path, table)
                     batch.keep_good()
                     self.jobs.append(batch)
-                self.accounting.used("staged files")
+                self.quarantine.used("staged files")
                 self.files[kind].append(path)
         full = [frame for frame in (*frames, collapse(sampled)) if len(frame)]
         self.seen = pd.concat(full, ignore_index=True) if full else no_runs()
@@ -157,12 +151,12 @@ class Waiting:
         instants = batch.instants(instant)
         assert instants is not None
         batch.refuse(WRONG_CLOCK, instants.ok & self.wrong_clock(instants.ms))
-        self.accounting.used(batch.kind, int(batch.good.sum()))
+        self.quarantine.used(batch.kind, int(batch.good.sum()))
         return table.filter(pa.array(batch.good))
 
     def _batch(self, kind: Kind, path: Path, table: pa.Table) -> Batch:
         """Return a staged table as the batches of every other file are."""
-        self.quarantine.read(_TABLES[kind], path, table.num_rows)
+        self.quarantine.read_rows(_TABLES[kind], path, table.num_rows)
         batch = Batch(path, _TABLES[kind], np.arange(1, table.num_rows + 1), table, self.quarantine)
         batch.refuse_unstorable()
         return batch
@@ -208,12 +202,12 @@ class Waiting:
         return table.filter(pa.array(~early & storable & ~self.wrong_clock(ms)))
 
     def _wait(self, reason: str, number: int, path: Path) -> None:
-        self.accounting.read("samples", number)
-        self.accounting.waiting("samples", reason, number, path.name)
+        self.quarantine.read("samples", number)
+        self.quarantine.waiting("samples", reason, number, path.name)
 
     def _refuse(self, path: Path, error: Exception) -> None:
-        self.accounting.read("staged files")
-        self.accounting.left_out("staged files", "cannot be read", 1, f"{path.name}: {error}")
+        self.quarantine.read("staged files")
+        self.quarantine.left_out("staged files", "cannot be read", 1, f"{path.name}: {error}")
         try:
             target = self.landing.put_aside(path, "refused")
         except (OSError, InputError) as problem:
@@ -263,7 +257,7 @@ class Staged:
 
     def events(self, ingest: Ingest, stays: Installations) -> list[pd.DataFrame]:  # noqa: ARG002
         """Return the events that were placed."""
-        ingest.quarantine.accounting.used("events", len(self.placed))
+        ingest.quarantine.used("events", len(self.placed))
         return [self.placed]
 
     def jobs(self, ingest: Ingest, stays: Installations) -> list[pd.DataFrame]:
@@ -272,7 +266,7 @@ class Staged:
             return []
         jobs = read_jobs(self.batches, TableMapping(), stays, self.now + AHEAD)
         ingest.counts["jobs_read"] += len(jobs)
-        ingest.quarantine.accounting.used("jobs", len(jobs))
+        ingest.quarantine.used("jobs", len(jobs))
         return [jobs]
 
     def state(self) -> Mapping[str, pa.Table] | None:
@@ -319,10 +313,10 @@ def place_staged(events: pd.DataFrame, stays: pd.DataFrame, waited_ms: float, qu
     for reason in sorted(set(reasons[waits])):
         chosen = waits & (reasons == reason)
         example = row_text(events[chosen].iloc[0].dropna().drop("since_ms").to_dict())
-        quarantine.accounting.waiting("events", reason or _NO_GPU, int(chosen.sum()), example)
+        quarantine.waiting("events", reason or _NO_GPU, int(chosen.sum()), example)
     for reason in sorted(set(reasons[~waits]) - {""}):
         rows = events.loc[~waits & (reasons == reason), list(LANDED_EVENTS.names)]
-        quarantine.add_frame(reason, "events", Path("staged"), rows)
+        quarantine.set_aside_frame(reason, "events", Path("staged"), rows)
     used = ~waits & (reasons == "")
     return Placed(
         events=placed.loc[used, EVENTS.names].reset_index(drop=True),

@@ -156,6 +156,13 @@ def read_matrix(data: Any, arrays: Sequence[bytes]) -> RawSamples:
     return RawSamples(labels, index, whole_ms, pairs[1])
 
 
+def _read_vector(data: Any, _: Sequence[bytes]) -> list[tuple[dict[str, str], float]]:
+    try:
+        return [(dict(series["metric"]), float(series["value"][1])) for series in data["result"]]
+    except (LookupError, TypeError) as error:
+        raise ValueError("this is no vector") from error
+
+
 def _read_pairs(arrays: Sequence[bytes], count: int) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
     """Return the seconds and the values of arrays such as ``[1767225600,"45"],[1767225630,"46"]``."""
     if not arrays:
@@ -220,6 +227,10 @@ class PrometheusClient:
     async def samples(self, query: str, at_ms: int) -> RawSamples:
         """Ask a range selector at an instant (milliseconds since 1970 in UTC) for its raw samples."""
         return await self._ask("/api/v1/query", {"query": query, "time": _seconds(at_ms)}, read_matrix)
+
+    async def vector(self, query: str, at_ms: int) -> list[tuple[dict[str, str], float]]:
+        """Ask an instant query; return the labels and the value of each series."""
+        return await self._ask("/api/v1/query", {"query": query, "time": _seconds(at_ms)}, _read_vector)
 
     async def metric_names(self, match: str | None, start_ms: int, end_ms: int) -> list[str]:
         """Return the names of the metrics that match within the time."""

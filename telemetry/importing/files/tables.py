@@ -115,7 +115,7 @@ def read_batches(
     known_orders: dict[str, DateOrder] = {}
 
     def leave_out(metric: str, number: int) -> None:
-        quarantine.read(table, path, number)
+        quarantine.read_rows(table, path, number)
         quarantine.leave_out(table, path, OTHER_METRIC, number, metric)
 
     with read_errors(path):
@@ -129,7 +129,7 @@ def read_batches(
         if long is not None:
             batches = widen(batches, long, wanted, leave_out)
         for rows, content, disagreeing in batches:
-            quarantine.read(table, path, len(rows))
+            quarantine.read_rows(table, path, len(rows))
             batch = Batch(
                 path, table, rows, content, quarantine, decimal=decimal, disagreeing=disagreeing, orders=known_orders
             )

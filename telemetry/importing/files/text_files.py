@@ -152,8 +152,9 @@ def read_csv(path: Path, header: CsvHeader, table: str, quarantine: Quarantine) 
     for number, text in malformed:
         row = None if number is None else number - before
         lines = text.count("\n") + 1  # a quote that is not closed swallows the lines after it
-        quarantine.read(table, path, lines)
-        quarantine.add("malformed row", table, path, row, text, f"expected {len(header.written)} fields", rows=lines)
+        quarantine.read_rows(table, path, lines)
+        expected = f"expected {len(header.written)} fields"
+        quarantine.set_aside("malformed row", table, path, row, text, expected, rows=lines)
     if first == 1:
         empty = pa.table({name: pa.array([], pa.string()) for name in header.names})
         yield FileRows(np.empty(0, np.int64), empty, {})
@@ -191,7 +192,7 @@ def _without_headers(
         same = pc.equal(pc.utf8_trim_whitespace(content.column(name)), name)
         repeats = pc.and_(repeats, same.fill_null(name in NULL_TEXTS))
     again = pc.or_(repeats, annotations).to_numpy()
-    quarantine.read(table, path, int(again.sum()))
+    quarantine.read_rows(table, path, int(again.sum()))
     quarantine.leave_out(table, path, REPEATED_HEADER, int(again.sum()))
     return numbers[~again], content.filter(pa.array(~again))
 
@@ -206,7 +207,7 @@ def _count_swallowed(
         breaks = pc.count_substring(content.column(name), "\n").fill_null(0).to_numpy()
         for row in np.flatnonzero(breaks > _MAX_VALUE_LINES):
             lines, example = int(breaks[row]), f"row {numbers[row]}, column {name!r}: a quote that is not closed?"
-            quarantine.read(table, path, lines)
+            quarantine.read_rows(table, path, lines)
             quarantine.leave_out(table, path, "lines inside one value", lines, example, lost=True)
 
 
@@ -250,8 +251,8 @@ def read_json(path: Path, table: str, quarantine: Quarantine) -> Iterator[FileRo
     is_empty = True
     for number, record in _records(path):
         if isinstance(record, _Malformed):
-            quarantine.read(table, path, 1)
-            quarantine.add("malformed row", table, path, number, record.text, record.problem)
+            quarantine.read_rows(table, path, 1)
+            quarantine.set_aside("malformed row", table, path, number, record.text, record.problem)
             continue
         numbers.append(number)
         records.append(record)

@@ -399,7 +399,7 @@ def no_usable_rows(what: str, quarantine: Quarantine, where: str) -> InputError:
     reason, number = quarantine.counts.most_common(1)[0]
     return InputError(
         f"no {what} row can be used: {sum(quarantine.counts.values())} were set aside, {number} of them for "
-        f"{reason!r}, such as {quarantine.examples[reason]}",
+        f"{reason!r}, such as {quarantine.example(reason)}",
         where,
         advice(reason),
     )

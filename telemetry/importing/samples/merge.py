@@ -103,7 +103,7 @@ class SampleMerger:
             past = times < plan.keep_ms
             self.counts["samples_past_retention"] += int(past.sum())
             new_rows = int((past & (block.order >= 0)).sum())
-            self.quarantine.accounting.left_out("samples", "older than the retention of the dataset", new_rows)
+            self.quarantine.left_out("samples", "older than the retention of the dataset", new_rows)
             block = block.filter(~past)
         block = block.take(np.lexsort((block.order, block.ms, block.unit)))
         block = self._without_closed(block)
@@ -118,7 +118,7 @@ class SampleMerger:
         self._note_newest(block)
         block, frozen = self._without_dead(block)
         new_rows = int((before_merge.order >= 0).sum())
-        self.quarantine.accounting.used("samples", new_rows - len(conflicting) - frozen)
+        self.quarantine.used("samples", new_rows - len(conflicting) - frozen)
         if plan.rolled:
             add_rollup_columns(block, plan.channels, held)
             before = len(block)
@@ -182,8 +182,8 @@ class SampleMerger:
         for name, rows in findings.dead.items():
             if rows.any():
                 example = f"{name} of {self.plan.stays.units[block.unit[np.argmax(rows)]]}"
-                self.quarantine.accounting.used(f"sample{VALUES}", -int(rows.sum()))
-                self.quarantine.accounting.left_out(f"sample{VALUES}", DEAD_CHANNEL, int(rows.sum()), example)
+                self.quarantine.used(f"sample{VALUES}", -int(rows.sum()))
+                self.quarantine.left_out(f"sample{VALUES}", DEAD_CHANNEL, int(rows.sum()), example)
         if len(findings.onsets):
             details = [self._repeated(block, row) for row in findings.onsets.tolist()]
             self._add_events(block, findings.onsets, "other", [EVENT_CODE] * len(details), details, "telemetry")
@@ -249,4 +249,4 @@ class SampleMerger:
                 **{name: kept.values[index].item() for name, kept in block.series.items() if kept.valid[index]},
             }
             file, row = self.files[order >> ORDER_SHIFT], order & ((1 << ORDER_SHIFT) - 1)
-            self.quarantine.add(reason, "samples", file, row, row_text(content), rows=rows, lost=lost)
+            self.quarantine.set_aside(reason, "samples", file, row, row_text(content), rows=rows, lost=lost)

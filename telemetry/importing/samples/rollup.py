@@ -7,7 +7,7 @@ A cell of the step ends at a multiple of it and is named by its end: the cell 00
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -31,10 +31,17 @@ def cell_end(ms: npt.NDArray[np.int64], step_ms: int) -> npt.NDArray[np.int64]:
     return -(-ms // step_ms) * step_ms
 
 
+def median_gaps(unit: npt.NDArray[Any], ms: npt.NDArray[np.int64]) -> pd.Series:
+    """Return the median interval of each unit with two samples, in milliseconds, by its code."""
+    order = np.lexsort((ms, unit))
+    gaps, codes = np.diff(ms[order]), unit[order]
+    is_gap = (codes[1:] == codes[:-1]) & (gaps > 0)
+    return pd.Series(gaps[is_gap]).groupby(codes[1:][is_gap]).median()
+
+
 def finer_units(unit: npt.NDArray[np.int32], ms: npt.NDArray[np.int64], step_ms: int) -> npt.NDArray[np.int32]:
     """Return the codes of the units whose samples come faster than the step; repeated instants count once."""
-    samples = pd.DataFrame({"unit": unit, "ms": ms}).drop_duplicates().sort_values(["unit", "ms"])
-    medians = samples["ms"].groupby(samples["unit"]).diff().groupby(samples["unit"]).median()
+    medians = median_gaps(unit, ms)
     return medians.index[medians < FINER_THAN * step_ms].to_numpy(np.int32)
 
 

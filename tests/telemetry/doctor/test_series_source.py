@@ -2,11 +2,11 @@
 
 import json
 import re
-from collections.abc import Mapping
 from datetime import datetime, timedelta
 from email.utils import format_datetime
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
@@ -16,7 +16,6 @@ from telemetry.collect.series.exposition import Sample, parse_line
 from telemetry.collect.series.identity import SeriesCatalogue
 from telemetry.collect.series.rows import NO_NUMBER
 from telemetry.dataset.channels import CATALOGUE
-from telemetry.doctor import series_source
 from telemetry.doctor.observation import Observation
 from telemetry.doctor.series_source import observe_body, observe_file, observe_page, observe_prometheus
 from tests.http_server import Handler, serving
@@ -135,47 +134,42 @@ def test_answers_that_are_no_page(answer: tuple[Any, ...], message: str) -> None
     assert "secret" not in str(caught.value)
 
 
-def ask_prometheus(monkeypatch: pytest.MonkeyPatch, text: str, *names: str, down: int = 0) -> Observation:
+def ask_prometheus(text: str, *names: str, down: int = 0) -> Observation:
     """Look at a server that has the series of a page, and further names of metrics."""
     samples: list[Sample] = [sample for line in text.splitlines() if (sample := parse_line(line))]
 
-    def fetch(_connection: Connection, path: str, *, form: Mapping[str, str] | None, **_more: Any) -> HttpResponse:
-        data: Any = [*dict.fromkeys(sample.name for sample in samples), *names]
-        if form is not None:
-            query, vector = form["query"], [({}, float(down))] if down else []
-            if query.startswith("max by (__name__, "):
-                pattern = json.loads(query[query.index('"') : query.rindex('"') + 1])
-                chosen = [sample for sample in samples if re.fullmatch(pattern, sample.name)]
-                vector = [({"__name__": sample.name, **sample.labels}, sample.value) for sample in chosen]
-            elif query.startswith("count by (job)"):
-                vector = [({"job": "dcgm"}, 3.0)]
-            data = {"result": [{"metric": metric, "value": [0, str(value)]} for metric, value in vector]}
-        return HttpResponse(json.dumps({"status": "success", "data": data}).encode(), {}, 0.01)
+    def answer(query: str) -> list[tuple[dict[str, str], float]]:
+        if query.startswith("max by (__name__, "):
+            pattern = json.loads(query[query.index('"') : query.rindex('"') + 1])
+            chosen = [sample for sample in samples if re.fullmatch(pattern, sample.name)]
+            return [({"__name__": sample.name, **sample.labels}, sample.value) for sample in chosen]
+        return [({"job": "dcgm"}, 3.0)] if query.startswith("count by (job)") else [({}, float(down))] if down else []
 
-    monkeypatch.setattr(series_source, "_fetch", fetch)
-    return observe_prometheus(Connection("http://prometheus:9090"), channels=CATALOGUE, now=NOW)
+    class Server(Handler):
+        def do_GET(self) -> None:
+            data: Any = [*dict.fromkeys(sample.name for sample in samples), *names]
+            query = parse_qs(urlsplit(self.path).query).get("query")
+            if query:
+                data = {"result": [{"metric": metric, "value": [0, str(value)]} for metric, value in answer(query[0])]}
+            self.reply(200, json.dumps({"status": "success", "data": data}).encode())
+
+    with serving(Server) as url:
+        return observe_prometheus(Connection(url), channels=CATALOGUE, now=NOW)
 
 
-def test_a_server_is_looked_at_as_a_page_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_is_looked_at_as_a_page_is() -> None:
     text = page() + f"DCGM_EXP_XID_ERRORS_COUNT{{{labels(0)}}} 1\n"
-    seen = ask_prometheus(monkeypatch, text, "DCGM_FI_DEV_SHINY", "node_load1")
+    seen = ask_prometheus(text, "DCGM_FI_DEV_SHINY", "node_load1")
     whole = look(text)
     assert (seen.units, seen.nodes, seen.models, seen.xid_events) == (2, 1, {H100: 2}, True)
     assert seen.channels == whole.channels
     assert (seen.findings, seen.unknown) == ((), ("DCGM_FI_DEV_SHINY",))
 
 
-def test_metrics_that_stopped_and_targets_that_are_down_are_findings(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = ask_prometheus(monkeypatch, page(ONE), "DCGM_FI_DEV_POWER_USAGE", "DCGM_EXP_XID_ERRORS_COUNT", down=12)
+def test_metrics_that_stopped_and_targets_that_are_down_are_findings() -> None:
+    seen = ask_prometheus(page(ONE), "DCGM_FI_DEV_POWER_USAGE", "DCGM_EXP_XID_ERRORS_COUNT", down=12)
     assert [finding.what for finding in seen.findings] == [
         "within the last day there was power_w, and now there is none",
         "12 targets of the exporters' jobs are down",
     ]
     assert seen.channels["power_w"].gpus == 0
-
-
-@pytest.mark.parametrize("body", [b"<html>log in</html>", b'{"status": "error"}', b"[]", b'{"status": "success"}'])
-def test_answers_that_are_not_of_prometheus(monkeypatch: pytest.MonkeyPatch, body: bytes) -> None:
-    monkeypatch.setattr(series_source, "_fetch", lambda *_given, **_more: HttpResponse(body, {}, 0.01))
-    with pytest.raises(InputError, match="the answer is not of Prometheus' API"):
-        observe_prometheus(Connection("http://prometheus:9090"), channels=CATALOGUE, now=NOW)

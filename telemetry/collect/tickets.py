@@ -77,7 +77,7 @@ def collect_tickets(
     quarantine.used("events", table.num_rows)
     if counts["events_read"] and not table.num_rows and quarantine.counts:
         reason = quarantine.counts.most_common(1)[0][0]
-        raise InputError(f"no row can be used: {reason}", quarantine.examples[reason], "Correct it, or map it.")
+        raise InputError(f"no row can be used: {reason}", quarantine.example(reason), "Correct it, or map it.")
     quarantine.check_loss("events")
     rules = mapping.model_dump_json()
     digest = hashlib.sha256(path.read_bytes() + rules.encode()).hexdigest()[:24]
@@ -88,7 +88,7 @@ def collect_tickets(
         "events_written": table.num_rows if made is not None else 0,
         "already_written": again,
         "rejected": dict(quarantine.counts),
-        "examples": dict(quarantine.examples),
+        "examples": {reason: quarantine.example(reason) for reason in quarantine.counts},
         "repairs_without_a_gpu": sum(
             kind in WORK and gpu is None
             for kind, gpu in zip(table["type"].to_pylist(), table["gpu"].to_pylist(), strict=True)

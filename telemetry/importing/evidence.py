@@ -145,7 +145,10 @@ def split_stays(
     """
     shared = {gpu for gpu, _ in names}
     keys = list(zip(given["gpu"], given["node"], strict=True))
-    split = given.assign(gpu=[names.get(key, key[0]) for key in keys])
+    known = set(given["gpu"])
+    # Those that an earlier import told apart have their stays.
+    is_new = np.array([names.get(key, key[0]) not in known or key not in names for key in keys], dtype=bool)
+    split = given.assign(gpu=[names.get(key, key[0]) for key in keys])[is_new]
     left = given[given["gpu"].isin(shared & set(stored))]
     if left.empty:
         return split

@@ -50,6 +50,7 @@ from telemetry.landing.inventory import (
     merge_observations,
     no_runs,
     spell_nodes,
+    without_shared,
 )
 from telemetry.landing.staged import (
     AHEAD,
@@ -194,12 +195,13 @@ class _Compaction:
         given = self._without_overlaps(self._given(inventory, before, runs))
         known = [] if given is None else list(given["node"])
         runs = spell_nodes(runs, [*known, *([] if self.existing is None else self.existing.inventory()["node"])])
+        runs, shared = without_shared(runs, waiting.step)
         if not any(files.values()) and (inventory is None or self.existing is None):
             return self._result()
         stays = derive_inventory(runs, given, before)
         # A dataset is made of GPUs, or of nodes that send samples. Nodes that are only watched decide nothing.
         begins = files["samples"] or (files["events"] and stays["gpu"].notna().any())
-        if stays.empty or (self.existing is None and not begins):
+        if (stays.empty and not shared) or (self.existing is None and not begins):
             self._wait_for_all()
             return self._result(waits_for="a first sample: no GPU was seen yet")
         placed = self._events(runs, stays)

@@ -19,7 +19,7 @@ import pyarrow as pa
 from telemetry.dataset.schema import EVENTS, INVENTORY, Unit, ms_of
 from telemetry.identity.nodes import node_key, one_spelling
 from telemetry.identity.pci import normalise_pci_bus_id
-from telemetry.importing.evidence import ATTRIBUTES, MOST_MOVES, OPEN, correct_stays, records
+from telemetry.importing.evidence import ATTRIBUTES, OPEN, correct_stays, records, shared_units
 
 _LOG = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ def merge_observations(runs: pd.DataFrame, seen: pd.DataFrame) -> pd.DataFrame:
     ``seen``: ``gpu`` (None: the node), ``node``, any of :data:`ATTRIBUTES`, ``first_ms`` and ``last_ms`` (one instant,
     or the ends of a time in which the GPU was seen there and nowhere else).
     """
-    points = _settled(_points([runs, seen]))
+    points = _points([runs, seen])
     if points.empty:
         return no_runs()
     points["driver"] = points.groupby("owner", sort=False)["driver"].ffill()
@@ -77,19 +77,15 @@ def spell_nodes(runs: pd.DataFrame, known: Iterable[str]) -> pd.DataFrame:
     return runs if (nodes == runs["node"]).all() else merge_observations(no_runs(), runs.assign(node=nodes))
 
 
-def _settled(points: pd.DataFrame) -> pd.DataFrame:
-    """Keep a GPU that two names claim in turn where it was seen most: devices do not move that often."""
-    if points.empty:
-        return points
-    moved = (points["node"] != points["node"].shift()) & (points["owner"] == points["owner"].shift())
-    moves = moved.groupby(points["owner"], sort=False).sum()
-    for owner in moves.index[moves > MOST_MOVES]:
-        own = points["owner"] == owner
-        nodes = points.loc[own, "node"].value_counts()
-        most = min(nodes.index[nodes == nodes.max()])
-        _LOG.warning("%s was seen on %s in turn; it is taken to be on %s", owner, ", ".join(sorted(nodes.index)), most)
-        points = points[~own | (points["node"] == most)]
-    return points.reset_index(drop=True)
+def without_shared(runs: pd.DataFrame, step: timedelta) -> tuple[pd.DataFrame, bool]:
+    """Leave out the GPUs that are on two nodes at one time, and whether there are any: the import tells them apart."""
+    seen = runs[runs["gpu"].notna()]
+    unit, gpus = pd.factorize(seen["gpu"])
+    ends = pd.DataFrame({"unit": unit, "node": pd.factorize(seen["node"])[0]})
+    rows = pd.concat([ends.assign(ms=seen[name].to_numpy()) for name in ("first_ms", "last_ms")], ignore_index=True)
+    shared, strays = shared_units(rows.sort_values(["unit", "ms", "node"]), step // timedelta(milliseconds=1))
+    left_out = {gpus[code] for code in {*shared, *strays["unit"]}}
+    return runs[~runs["gpu"].isin(left_out)].reset_index(drop=True), bool(left_out)
 
 
 def _points(frames: list[pd.DataFrame]) -> pd.DataFrame:

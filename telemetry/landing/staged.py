@@ -253,7 +253,7 @@ class Staged:
 
     def stays(self, ingest: Ingest) -> Installations:  # noqa: ARG002
         """Return the inventory, which is the whole one."""
-        return Installations(self.inventory, unit_of(self.inventory))
+        return Installations(self.inventory, "gpu" if self.inventory.empty else unit_of(self.inventory))
 
     def events(self, ingest: Ingest, stays: Installations) -> list[pd.DataFrame]:  # noqa: ARG002
         """Return the events that were placed."""

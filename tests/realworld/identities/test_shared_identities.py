@@ -51,14 +51,17 @@ def test_twins_of_an_identity_that_the_dataset_holds_already_leave_its_samples_r
     whole = twin(40)
     first = (whole["timestamp"] < (DAY + pd.Timedelta(minutes=200)).isoformat()) & (whole["node"] != "node-9")
     run_import(tmp_path, samples=whole[first], inventory=inventory_frame(2))
-    for number, chosen in enumerate((~first, [False] * len(whole)), start=2):
-        more = whole[chosen] if number == 2 else samples_frame(2, times=60)[lambda rows: rows["gpu"] == gpu(1)]
+    second = ~first & (whole["timestamp"] < (DAY + pd.Timedelta(minutes=300)).isoformat())
+    for number, chosen in enumerate((second, ~first & ~second, [False] * len(whole)), start=2):
+        more = whole[chosen] if number < 4 else samples_frame(2, times=60)[lambda rows: rows["gpu"] == gpu(1)]
         part = write_csv(tmp_path / f"part-{number}.csv", more)
         result = run_import(tmp_path, samples=[part], inventory=tmp_path / "inventory.csv")
     sizes = all_samples(result).groupby("gpu").size()
     assert sizes[gpu(0)] == 20
     assert sizes[f"node-9@{ADDRESS['node-9']}"] == 40
     assert sizes[f"node-0@{ADDRESS['node-0']}"] == 20
+    stays = result.dataset.inventory().groupby("gpu").size()
+    assert stays[f"node-0@{ADDRESS['node-0']}"] == stays[f"node-9@{ADDRESS['node-9']}"] == 1
 
 
 def test_a_gpu_that_moves_there_and_back_is_one_gpu(tmp_path: Path) -> None:

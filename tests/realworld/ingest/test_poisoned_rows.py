@@ -146,7 +146,7 @@ def test_ten_thousand_poisoned_rows_are_all_accounted_for(tmp_path: Path) -> Non
     waiting = Waiting(landing(tmp_path), fold_settings().channels, fold_settings().telemetry.step or DAY - DAY, NOW,
                       fold_settings().delay)  # fmt: skip
     good = waiting.read_events(Path("fuzz"), table)
-    account = waiting.accounting.tables["events"]
+    account = waiting.quarantine.tables["events"]
     assert account.read == 8_000
     assert account.read == len(good) + account.left_out.total()
     assert good["timestamp"].between(DAY - DAY.resolution, NOW).all()
@@ -155,6 +155,6 @@ def test_ten_thousand_poisoned_rows_are_all_accounted_for(tmp_path: Path) -> Non
         for _ in range(2_000)
     ]
     usable = waiting._usable("inventory", Path("fuzz"), as_staged(LANDED_INVENTORY, seen), "seen_at")
-    account = waiting.accounting.tables["observations"]
+    account = waiting.quarantine.tables["observations"]
     assert (account.read, account.used) == (2_000, usable.num_rows)
     assert account.unaccounted == 0

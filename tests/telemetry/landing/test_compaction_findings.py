@@ -12,6 +12,7 @@ import pytest
 from foundation.errors import InputError
 from telemetry.dataset.schema import INVENTORY, conform
 from telemetry.dataset.store import Dataset
+from telemetry.landing.inventory import merge_observations, no_runs, without_shared
 from tests.telemetry.helpers import DAY, gpu, inventory_frame, run_import, samples_frame, write_csv
 from tests.telemetry.landing.test_compaction import (
     NOW,
@@ -239,3 +240,30 @@ def test_a_gpu_listed_under_two_node_names_is_kept_in_one_place(tmp_path: Path):
     land(tmp_path, frame)
     fold(tmp_path)
     assert len(Dataset.open(tmp_path / "dataset").inventory()) == 1
+
+
+@pytest.mark.parametrize("pieces", [1, 4])
+def test_a_pushed_identity_on_two_nodes_is_two_gpus(pieces: int, tmp_path: Path):
+    own = raw(gpus=2, times=60, every="10min")
+    twin = own[own["gpu"] == gpu(0)].assign(node="node-9")
+    frame = pd.concat([own, twin.assign(gpu_temp_c=twin["gpu_temp_c"] + 30)])
+    piece = frame["timestamp"].rank(method="dense").astype(int) * pieces // 61
+    for number in range(pieces):
+        land(tmp_path, frame[piece == number])
+        fold(tmp_path)
+    samples = samples_of(tmp_path)
+    assert samples.groupby("gpu")["node"].unique().map(list).to_dict() == {
+        gpu(1): ["node-0"], f"node-0@{gpu(0)}": ["node-0"], f"node-9@{gpu(0)}": ["node-9"]
+    }  # fmt: skip
+    inventory = Dataset.open(tmp_path / "dataset").inventory()
+    assert inventory["removed_at"].isna().groupby(inventory["gpu"]).sum().eq(1).all()
+
+
+def test_a_gpu_that_single_samples_show_on_two_nodes_in_turn_is_left_to_the_import():
+    runs = no_runs()
+    for turn in range(24):
+        seen = {"gpu": ["twin", "own"], "node": [f"node-{turn % 2}", "node-0"]}
+        ms = 300_000 * turn
+        runs = merge_observations(runs, pd.DataFrame(seen).assign(first_ms=ms, last_ms=ms))
+    left, shared = without_shared(runs, timedelta(minutes=10))
+    assert (left["gpu"].tolist(), shared) == (["own"], True)

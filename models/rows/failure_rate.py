@@ -1,60 +1,98 @@
-"""The rate of positives that a refit expects next, from the failures it knows of."""
+"""The rate of positives that a refit expects next, from the failures it knows of.
+
+Failures of a small fleet come in bursts, and rates of a large one drift. A level that follows the newest failures
+chases bursts; the mean of everything known lags behind drift. So both are forecasts, with moving averages between them,
+and the weight of each is its probability given how many incidents the earlier weeks of this fleet brought (Bayesian
+model averaging). Counts are negative binomial of several sizes: incidents that cluster are weaker evidence.
+"""
 
 from __future__ import annotations
 
 from datetime import timedelta
 
-from features.times import duration_ms
-from models.rows.training_set import Labels, TrainingRows, count_incidents, known_rows
+import numpy as np
+from scipy.special import logsumexp
+from scipy.stats import nbinom
 
-RECENT = timedelta(days=14)
-"""Length of the window that the recent rate of failures is counted in."""
-
-BEFORE = timedelta(days=28)
-"""Length of the window before it that tells its trend."""
+from models.rows.ranking import Floats, Ints
+from models.rows.training_set import Labels, TrainingRows, known_rows
 
 RATE_WEIGHT = 10.0
-"""Incidents' worth of belief that both windows have the same rate."""
+"""Incidents' worth of belief that the newest weeks have the rate of those before."""
+
+_WEEK = timedelta(days=7)
+_WEEK_MS = 7 * 86_400_000
+_RECENT, _BEFORE = 2, 4  # weeks
+_HALF_LIVES = (4.0, 13.0)  # weeks
+_BELIEFS = np.array([0.5, *(3 * [0.5 / 3])])
+_SIZES = np.array([0.5, 2.0, 8.0, 1e6])  # of the negative binomial: from clusters to Poisson
+_LEAST = 0.5  # incidents in all weeks so far that a forecast is at least worth
 
 
-def rate_at(rows: TrainingRows, labels: Labels, refit_ms: int) -> float:
-    """Give the share of positives among grid rows to expect after a refit, see :func:`recent_rate`.
+def rate_at(rows: TrainingRows, labels: Labels, refit_ms: int, *, serves: timedelta = _WEEK) -> float:
+    """Return the share of positives among grid rows to expect after a refit, see :func:`expected_rate`.
 
+    ``serves``: time until the next refit.
     Returns: from 0 to one half; 0 where no incident is known.
     """
-    start = refit_ms - duration_ms(RECENT) - duration_ms(BEFORE)
-    known = known_rows(rows, labels, start_ms=start, complete_by_ms=refit_ms, as_of_ms=refit_ms) & ~rows.augmented
-    # The last labels complete are a horizon old: the windows end there, not at the refit.
-    newest = int(rows.time[known].max()) if known.any() else refit_ms
-    late = known & (rows.time > newest - duration_ms(RECENT))
-    early = known & ~late
-    positive = labels.label == 1
-    seen = [
-        (count_incidents(rows.tie[part & positive], labels.incident[part & positive]), int(part.sum()))
-        for part in (late, early)
-    ]
-    incidents = seen[0][0] + seen[1][0]
-    return recent_rate(seen[0], seen[1], int((known & positive).sum()) / max(incidents, 1))
+    known = known_rows(rows, labels, start_ms=0, complete_by_ms=refit_ms, as_of_ms=refit_ms) & ~rows.augmented
+    positive = np.flatnonzero(known & (labels.label == 1))
+    if not len(positive):
+        return 0.0
+    time = rows.time[known]
+    # The last labels complete are a horizon old: weeks end there, not at the refit.
+    weeks = int(time.max() - time.min()) // _WEEK_MS + 1
+    order = positive[np.argsort(rows.time[positive], kind="stable")]
+    key = np.where(labels.incident[order] >= 0, labels.incident[order].astype(np.uint64), rows.tie[order])
+    first = order[np.unique(key, return_index=True)[1]]
+
+    def by_week(times: Ints) -> Floats:
+        return np.bincount(weeks - 1 - (time.max() - times) // _WEEK_MS, minlength=weeks).astype(np.float64)
+
+    exposure, incidents = by_week(time), by_week(rows.time[first])
+    there = exposure > 0  # no decision in a gap of the data
+    rate = expected_rate(incidents[there], exposure[there], ahead=max(round(serves / _WEEK), 1))
+    return float(min(rate * len(positive) / len(first), 0.5))
 
 
-def recent_rate(recent: tuple[int, int], before: tuple[int, int], rows_per_incident: float) -> float:
-    """Give the rate of positives to expect next: the recent one, drawn to the longer one, with half of its trend.
+def expected_rate(incidents: Floats, rows: Floats, ahead: int = 1) -> float:
+    """Return the incidents a row to expect next: the forecasts, weighed by what each foretold before.
 
-    ``recent``, ``before``: incidents and labelled grid rows of the last :data:`RECENT` and of the :data:`BEFORE` until
-    then.
-    Returns: share of positive rows; 0 without rows.
+    ``incidents``, ``rows``: incidents that began and labelled grid rows by week, oldest first; shape (weeks,).
+    ``ahead``: weeks that a forecast is for.
+    """
+    log_likelihood = np.zeros((len(_BELIEFS), len(_SIZES)))
+    for week in range(_RECENT + _BEFORE, len(rows) - ahead + 1, ahead):
+        forecast = np.maximum(forecasts(incidents[:week], rows[:week]), _LEAST / rows[:week].sum())
+        mean = (forecast * rows[week : week + ahead].sum())[:, None]
+        log_likelihood += nbinom.logpmf(incidents[week : week + ahead].sum(), _SIZES, _SIZES / (_SIZES + mean))
+    evidence = np.log(_BELIEFS) + logsumexp(log_likelihood, axis=1)
+    return float(np.exp(evidence - logsumexp(evidence)) @ forecasts(incidents, rows))
+
+
+def forecasts(incidents: Floats, rows: Floats) -> Floats:
+    """Return each forecast: the recent rate with its trend, moving averages, and the mean of all weeks."""
+    age = np.arange(len(rows))[::-1]
+    moving = [0.5 ** (age / half_life) for half_life in _HALF_LIVES]
+    averages = [weight @ incidents / (weight @ rows) for weight in (*moving, np.ones(len(rows)))]
+    newest, before = slice(-_RECENT, None), slice(-_RECENT - _BEFORE, -_RECENT)
+    recent = recent_rate((incidents[newest].sum(), rows[newest].sum()), (incidents[before].sum(), rows[before].sum()))
+    return np.array([recent, *averages])
+
+
+def recent_rate(recent: tuple[float, float], before: tuple[float, float]) -> float:
+    """Return the rate of the last two weeks, drawn to that of the last six, with half of its trend.
+
+    ``recent``, ``before``: incidents and labelled grid rows of the last two weeks and of the four weeks before.
+    Returns: incidents a row; 0 without incidents or rows.
 
     Both rates are drawn towards their common mean with the weight of :data:`RATE_WEIGHT` incidents (the posterior mean
     of a Poisson rate under a gamma prior). A label is known a day late and a refit serves a week, so a level set on the
     past lags behind a fleet whose failures grow; the trend between the two windows, at most twofold, is followed half
     of the way. Set on simulated development fleets, see docs/decisions/0007-promises.md.
     """
-    rows = recent[1] + before[1]
-    if rows == 0:
+    if recent[0] + before[0] == 0:
         return 0.0
-    rate = (recent[0] + before[0]) / rows
-    if rate == 0:
-        return 0.0
+    rate = (recent[0] + before[0]) / (recent[1] + before[1])
     now, then = ((seen + RATE_WEIGHT) / (rate * of + RATE_WEIGHT) for seen, of in (recent, before))
-    trend = min(max(now / then, 0.5), 2.0)
-    return float(min(rate * now * trend**0.5 * rows_per_incident, 0.5))
+    return float(rate * now * min(max(now / then, 0.5), 2.0) ** 0.5)

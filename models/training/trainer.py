@@ -289,7 +289,7 @@ class Trainer:
             slice_label=slice_label if held_out else np.full(len(slice_label), -1),
             slice_incidents=incidents,
             held_out=held_out,
-            base_rate=rate_at(self.rows, labels, refit_ms)
+            base_rate=rate_at(self.rows, labels, refit_ms, serves=self.training.refit_every)
             if self.models.calibration.level == "recent"
             else max(positives, 0.5) / max(int(in_span.sum()), 1),
             horizons=slice_horizons(

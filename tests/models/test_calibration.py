@@ -10,7 +10,7 @@ from pydantic import TypeAdapter
 from scipy.special import expit
 
 from models.calibration.fitting import Calibrator, at_level, fit_calibrator
-from models.rows.failure_rate import rate_at, recent_rate
+from models.rows.failure_rate import expected_rate, rate_at, recent_rate
 from models.rows.training_set import Labels, TrainingRows
 from tests.models.fake_matrix import FakeMatrix
 
@@ -94,18 +94,42 @@ def test_a_level_moves_the_mean_risk_and_leaves_the_order(method, rate):
     assert after.method == before.method
 
 
-def test_a_steady_rate_is_kept_and_a_growing_one_followed_half_of_the_way():
-    assert recent_rate((100, 50_000), (200, 100_000), 4.0) == pytest.approx(0.008)
-    grown = recent_rate((400, 50_000), (200, 100_000), 4.0)
-    assert 0.032 < grown < 0.064
-    fallen = recent_rate((50, 50_000), (400, 100_000), 4.0)
-    assert 0.5 * 0.004 < fallen < 0.008
+def test_the_newest_rate_is_drawn_to_the_one_before_and_its_trend_followed_half_of_the_way():
+    assert recent_rate((100, 50_000), (200, 100_000)) == pytest.approx(0.002)
+    assert 0.008 < recent_rate((400, 50_000), (200, 100_000)) < 0.016
+    assert 0.5 * 0.001 < recent_rate((50, 50_000), (400, 100_000)) < 0.002
+    calm, busy = recent_rate((0, 50_000), (6, 100_000)), recent_rate((4, 50_000), (2, 100_000))
+    assert 0.6 * 6 / 150_000 < calm < 6 / 150_000 < busy < 1.6 * 6 / 150_000
+    assert recent_rate((0, 0), (0, 50_000)) == 0
 
 
-def test_a_handful_of_incidents_moves_the_rate_little():
-    calm, busy = recent_rate((0, 50_000), (6, 100_000), 4.0), recent_rate((4, 50_000), (2, 100_000), 4.0)
-    pooled = 4.0 * 6 / 150_000
-    assert 0.6 * pooled < calm < pooled < busy < 1.6 * pooled
+WEEK_ROWS = np.full(40, 2_000.0)
+
+
+def test_a_burst_on_a_fleet_that_has_had_bursts_is_not_expected_to_last():
+    incidents = np.ones(40)
+    incidents[[8, 9, 17, 18, 26, 27]] = 12
+    incidents[38:] = 12
+    newest = recent_rate((24, 4_000), (4, 8_000))
+    assert expected_rate(incidents, WEEK_ROWS) < 0.5 * newest
+    assert incidents.mean() / 2_000 == pytest.approx(expected_rate(incidents, WEEK_ROWS), rel=0.6)
+
+
+def test_a_rate_that_grew_for_months_and_one_that_doubled_are_followed():
+    grown = np.round(np.exp(np.linspace(0, 3, 40)))
+    assert expected_rate(grown, WEEK_ROWS) > 0.8 * grown[-4:].mean() / 2_000
+    doubled = np.where(np.arange(40) < 26, 10.0, 20.0)
+    assert expected_rate(doubled, WEEK_ROWS) == pytest.approx(20 / 2_000, rel=0.1)
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.lists(st.integers(0, 30), min_size=1, max_size=50), st.integers(1, 100))
+def test_an_expected_rate_lies_within_twice_the_range_of_its_weeks_and_has_no_unit(incidents, times):
+    counts, rows = np.array(incidents, dtype=float), WEEK_ROWS[0] * np.ones(len(incidents))
+    rate = expected_rate(counts, rows)
+    assert 0.5 * counts.min() / 2_000 <= rate + 1e-12
+    assert rate <= 2 * counts.max() / 2_000 + 1e-12
+    assert expected_rate(counts, rows * times) == pytest.approx(rate / times)
 
 
 def test_the_rate_counts_labels_known_by_the_refit_only():
@@ -118,11 +142,13 @@ def test_the_rate_counts_labels_known_by_the_refit_only():
     reported = matrix.labels(refit)
     time = matrix.rows["decision_time"]
     known = ~matrix.rows["augmented"] & (reported["complete_at"] <= refit) & reported["label"].notna()
-    known &= time >= refit - timedelta(days=42)
-    late = known & (time > time[known].max() - timedelta(days=14))
-    seen = [(reported.loc[part, "incident"].nunique(), int(part.sum())) for part in (late, known & ~late)]
-    per_incident = (reported.loc[known, "label"] == 1).sum() / (seen[0][0] + seen[1][0])
-    assert rate == pytest.approx(recent_rate(seen[0], seen[1], per_incident))
+    week = ((time[known].max() - time) // timedelta(days=7)).rsub(0)  # 0: the newest
+    begun = week[known & (reported["label"] == 1)].groupby(reported["incident"]).min()
+    weeks = range(week[known].min(), 1)
+    rows_by_week, incidents = ([int((column == number).sum()) for number in weeks] for column in (week[known], begun))
+    positives = int((reported.loc[known, "label"] == 1).sum())
+    expected = expected_rate(np.array(incidents, dtype=float), np.array(rows_by_week, dtype=float))
+    assert rate == pytest.approx(expected * positives / len(begun))
     assert rate > 0
 
     matrix.events.loc[matrix.events["known_at"] > refit, "unit"] = "gpu-000"

@@ -130,9 +130,9 @@ def main() -> None:
             f"{'Titan':17}{MEASURES[2]:28}{newest.mean():9.4f}{weighed.mean():9.4f}"
             f"   {mean:+.4f} [{low:+.4f}, {high:+.4f}]"
         )
-    peer, value = gains["bursts"]
+    peer, value = gains["bursts, monthly"]
     line = {
-        "name": "risk_levels", "value": round(value, 4), "unit": "average precision over time, bursts",
+        "name": "risk_levels", "value": round(value, 4), "unit": "average precision, bursts, monthly refits",
         "peer": {"newest failures": round(peer, 4)}, "ratio": round(value / peer, 3), "limit_share": None,
         "checked": worst >= 0,
     }  # fmt: skip

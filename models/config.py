@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Literal
 
@@ -137,7 +139,7 @@ class CalibrationSection(Section):
     """Fit the learners again on the whole span once the slice has served, at twice the time."""
 
     level: Literal["slice", "recent"] = "recent"
-    """Mean risk is set to the slice's rate of positives, or to the ``recent`` rate with half of its trend."""
+    """Mean risk is set to the slice's rate of positives, or to the rate expected from ``recent`` and earlier weeks."""
 
 
 class CostsSection(Section):
@@ -302,3 +304,23 @@ class PromotionSection(Section):
         if not 0 < value[0] < 1 < value[1]:
             raise ValueError("must be a number below 1 and one above it, such as [0.5, 2.0]")
         return value
+
+
+THREADS = 1
+"""Threads of one learner. More make a sum's order, and so its last bit, depend on the machine; and where other
+programs use the cores, OpenMP's waiting threads slow a small fit twentyfold. ``fit_all`` fits several
+learners at once instead."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """A learner's settings and its maker.
+
+    ``defaults``: settings the learner is made with unless they are overridden.
+    ``build``: from a seed below 2**31 and all settings to an unfitted scikit-learn classifier.
+    ``more``: further settings that may be overridden; the library's own default holds until they are.
+    """
+
+    defaults: Mapping[str, Any]
+    build: Callable[[int, dict[str, Any]], Any]
+    more: tuple[str, ...] = ()

@@ -11,7 +11,7 @@ import pandas as pd
 
 from evaluation.backtest.frames import BacktestResult
 from evaluation.backtest.promises import decisions_frame, walk_promises
-from evaluation.metrics.unforeseen import unforeseen_incidents
+from evaluation.metrics.lead_time import unforeseen_incidents
 from models.calibration.horizons import add_risks, horizon_column, horizon_table
 from models.config import ModelsSection
 from models.rows.training_set import Matrix

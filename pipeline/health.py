@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from evaluation.backtest.drift_watch import RECENT_SPAN
+from evaluation.backtest.sliding import RECENT_SPAN
 from evaluation.drift.check import examine
 from evaluation.drift.outcomes import AlertCounts, RiskCounts, count_alerts, exact_interval
 from evaluation.drift.verdict import CAUSES, CheckFindings

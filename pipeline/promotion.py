@@ -28,8 +28,7 @@ from models.registry.champion import (
     tag_version,
     version_at,
 )
-from models.registry.runs import log_run, tag_run
-from models.registry.store import CHALLENGER
+from models.registry.store import CHALLENGER, log_run, tag_run
 from pipeline.held_out import contend, untouched
 from pipeline.params import Params
 from pipeline.provenance import code_revision

@@ -114,8 +114,7 @@ def train_bundle(
     if fitted.thinned_to is not None:
         summary["negatives_a_positive_in_memory"] = fitted.thinned_to
     if registry is not None:
-        from models.registry.runs import log_run  # noqa: PLC0415 - MLflow takes seconds to import
-        from models.registry.store import register_bundle  # noqa: PLC0415
+        from models.registry.store import log_run, register_bundle  # noqa: PLC0415 - MLflow takes seconds
 
         run_id = log_run(
             registry,

@@ -36,7 +36,7 @@ def record_backtest(
 
     ``tags``: ``dataset_digest``, ``code_revision`` and what else belongs to every run.
     """
-    from models.registry.runs import log_run  # noqa: PLC0415 - MLflow is for tracked runs only
+    from models.registry.store import log_run  # noqa: PLC0415 - MLflow is for tracked runs only
 
     whole = {
         f"{row['model']}.{row['variant']}.{name}": float(value)

@@ -26,10 +26,9 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from evaluation.backtest.checkpoint import ROOMS
 from evaluation.backtest.frames import BacktestResult
 from evaluation.backtest.promises import walk_promises
-from evaluation.backtest.run import run_backtest
+from evaluation.backtest.run import ROOMS, run_backtest
 from evaluation.metrics.comparison import SLIDING
 from evaluation.metrics.oracle import read_truth
 from evaluation.metrics.scored import COLUMNS

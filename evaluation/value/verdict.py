@@ -67,7 +67,7 @@ def predictability(
 ) -> Predictability:
     """Judge a backtest.
 
-    ``predictions``: of all its models; ``unforeseen``: as :func:`evaluation.metrics.unforeseen.unforeseen_incidents`
+    ``predictions``: of all its models; ``unforeseen``: as :func:`evaluation.metrics.lead_time.unforeseen_incidents`
     returns it.
 
     Yes: the interval of the precision of drain episodes lies above chance, at least :data:`CAUGHT` of the failures are

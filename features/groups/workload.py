@@ -13,8 +13,7 @@ from numba import njit
 from features.times import duration_ms
 from features.vocabulary import FeatureColumn
 from features.windows.blocks import FloatArray, IntArray, RowSpans
-from features.windows.counters import enum_nodes, enum_windows
-from features.windows.flags import flag_nodes, flag_windows
+from features.windows.counters import enum_nodes, enum_windows, flag_nodes, flag_windows
 from features.windows.layout import ChannelLayout
 from features.windows.pane_index import PaneIndex, Panes, Visits, level_offset
 

@@ -2,6 +2,6 @@
 
 Start with :mod:`features.matrix.building`. :mod:`~features.matrix.plan` decides the columns,
 :mod:`~features.matrix.grid` the rows, :mod:`~features.matrix.filling` fills the rows of a bucket,
-:mod:`~features.matrix.parts` compares them with the fleet, :mod:`~features.matrix.extension` says which rows of an
+:mod:`~features.matrix.parts` compares them with the fleet, :mod:`~features.matrix.building` says which rows of an
 older matrix hold, and :mod:`~features.matrix.live_rows` makes those of one decision time.
 """

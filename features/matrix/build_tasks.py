@@ -29,8 +29,7 @@ from features.groups.domains import check_scopes
 from features.groups.static import StaticPlan
 from features.labels.evidence import IncidentEvidence
 from features.labels.facts import reported
-from features.labels.incidents import known_onsets
-from features.labels.outages import out_of_use
+from features.labels.incidents import known_onsets, out_of_use
 from features.matrix.filling import BucketStore, RowPositions, bucket_values, buckets_of, compile_kernels, read_samples
 from features.matrix.grid import augmented_rows, decision_rows, decision_times, grid_time
 from features.matrix.meta import ROW_COLUMNS, MatrixConfig, MatrixPart, read_meta

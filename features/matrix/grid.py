@@ -41,7 +41,7 @@ def decision_rows(times: pd.DatetimeIndex, inventory: pd.DataFrame, down: pd.Dat
     ``times``: decision times, ascending.
     ``inventory``: as a dataset holds it. A stay counts from ``installed_at`` (included) to ``removed_at`` (excluded),
     so that a row depends on no removal after its time.
-    ``down``: from :func:`features.labels.outages.out_of_use`.
+    ``down``: from :func:`features.labels.maintenance.out_of_use`.
     Returns: ``decision_time``, ``node``, ``gpu`` (null for a node), ``unit``, ``augmented`` (False), ``established_at``
     (the decision time: that is when the row is known to exist); sorted by (decision_time, unit).
     """
@@ -73,7 +73,7 @@ def augmented_rows(
     rows with ``established_at <= R`` depend only on facts known at R. A training set as of R must take only those.
 
     ``onsets``, ``down``: from :func:`features.labels.incidents.known_onsets` and
-    :func:`features.labels.outages.out_of_use`.
+    :func:`features.labels.maintenance.out_of_use`.
     ``config``: rows stand within its ``span``.
     Returns: as :func:`decision_rows` with ``augmented`` True; ``established_at`` is when the first onset that asks for
     the row was known. No (decision_time, unit) occurs twice.

@@ -15,7 +15,7 @@ from features.fleet import Fleet
 from features.groups.static import StaticPlan
 from features.labels.evidence import IncidentEvidence
 from features.labels.facts import reported
-from features.labels.outages import out_of_use
+from features.labels.incidents import out_of_use
 from features.matrix.filling import BucketStore, BucketWork, RowPositions, bucket_values, node_ranges
 from features.matrix.grid import decision_rows
 from features.matrix.meta import ROW_COLUMNS, MatrixConfig

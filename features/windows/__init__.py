@@ -1,7 +1,7 @@
 """Samples in, window statistics out: the compiled kernels that training matrices and live rows share.
 
 :mod:`~features.windows.blocks` lays samples out as arrays, :mod:`~features.windows.pane_index` sums stretches of time
-once. :mod:`~features.windows.gauges`, :mod:`~features.windows.counters` (resets included) and
-:mod:`~features.windows.flags` hold the kernels, :mod:`~features.windows.window_plan` says which channel gets which. A
-reset is read alike in :mod:`telemetry.importing.samples.rollup` and :mod:`features.matrix.sequences`: change all three.
+once. :mod:`~features.windows.gauges` and :mod:`~features.windows.counters` (resets included, enums and bitmasks too)
+hold the kernels, :mod:`~features.windows.window_plan` says which channel gets which. A reset is read alike in
+:mod:`telemetry.importing.samples.rollup` and :mod:`features.matrix.sequences`: change all three.
 """

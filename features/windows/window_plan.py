@@ -19,8 +19,9 @@ from features.windows.counters import (
     counter_windows,
     enum_nodes,
     enum_windows,
+    flag_nodes,
+    flag_windows,
 )
-from features.windows.flags import flag_nodes, flag_windows
 from features.windows.gauges import GAUGE_STATISTICS, gauge_nodes, gauge_windows
 from features.windows.layout import ChannelLayout
 from features.windows.pane_index import Panes

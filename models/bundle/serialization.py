@@ -25,10 +25,9 @@ from sklearn.ensemble import RandomForestClassifier
 
 from foundation.errors import InputError
 from foundation.files import replacing
-from models.config import PRIOR, SEQUENCE
+from models.config import PRIOR, SEQUENCE, THREADS
 from models.learners.factory import Fit, LoadedLightGBM
 from models.learners.prepared import ColumnSubset, PreparedClassifier, inner_of
-from models.recipe import THREADS
 from models.sequence.classifier import dump_sequence, load_sequence
 
 TRUSTED: tuple[str, ...] = (

@@ -24,11 +24,10 @@ from sklearn.ensemble import RandomForestClassifier
 from sklearn.linear_model import LogisticRegression
 from sklearn.neural_network import MLPClassifier
 
-from models.config import BASELINES, CASCADE, COMBINERS, PRIOR
+from models.config import BASELINES, CASCADE, COMBINERS, PRIOR, THREADS
 from models.explanation.reasons import ADDITIVE, GRADIENTS, LINEAR, OCCLUSION, TREES, UNKNOWN
 from models.learners.baselines import Baseline
 from models.learners.prepared import ColumnSubset, PreparedClassifier, inner_of
-from models.recipe import THREADS
 from models.rows.ranking import Floats
 from models.rows.row_reader import logit
 from models.training.fitted import FittedModels

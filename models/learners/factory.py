@@ -25,9 +25,8 @@ from threadpoolctl import threadpool_limits
 
 from foundation.errors import InputError
 from foundation.text import nearest_hint
-from models.config import ALL_LEARNERS, SEQUENCE
+from models.config import ALL_LEARNERS, SEQUENCE, THREADS, Recipe
 from models.learners.prepared import PreparedClassifier
-from models.recipe import THREADS, Recipe
 
 AT_ONCE = 2
 """Learners fitted at the same time; does not change the result."""

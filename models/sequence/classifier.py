@@ -18,7 +18,7 @@ from sklearn.utils.multiclass import check_classification_targets, type_of_targe
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 
 from features.times import duration_ms
-from models.recipe import Recipe
+from models.config import Recipe
 from models.rows.ranking import Bools, Floats, Ints
 from models.sequence.layout import SequenceLayout, SequenceScaler, require_torch
 

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from models.recipe import THREADS
+from models.config import THREADS
 
 Weights = dict[str, np.ndarray]
 """A network's weights by PyTorch's names, float32."""

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import numpy as np
 import pyarrow as pa
 
-from evaluation.backtest.drift_watch import DriftWatch
 from evaluation.backtest.frames import VARIANTS, Fold
+from evaluation.backtest.sliding import DriftWatch
 from models.rows.training_set import TrainingRows
 from models.training.reference import LabelledRows
 from models.training.schedule import instant_of

@@ -12,8 +12,8 @@ import pytest
 from evaluation.backtest.promises import decisions_frame, walk_promises
 from evaluation.backtest.promotion_gate import judge
 from evaluation.metrics.evaluation import evaluate
+from evaluation.metrics.lead_time import unforeseen_incidents
 from evaluation.metrics.scored import milliseconds, split_predictions
-from evaluation.metrics.unforeseen import unforeseen_incidents
 from evaluation.value.verdict import predictability
 from models.config import PromotionSection
 from models.rows.ranking import top_nodes

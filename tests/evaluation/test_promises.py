@@ -8,7 +8,7 @@ import pytest
 from scipy.special import expit
 
 from evaluation.backtest.promises import FOLD_COLUMNS, decisions_frame, walk_promises
-from evaluation.metrics.unforeseen import unforeseen_incidents
+from evaluation.metrics.lead_time import unforeseen_incidents
 from models.config import CostsSection, PrecisionTargetsSection
 
 START = datetime(2026, 1, 1, tzinfo=UTC)

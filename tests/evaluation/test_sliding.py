@@ -12,11 +12,9 @@ import pytest
 from sklearn.ensemble import RandomForestClassifier
 from sklearn.linear_model import LogisticRegression
 
-from evaluation.backtest.checkpoint import FoldStore
-from evaluation.backtest.drift_watch import DriftWatch
 from evaluation.backtest.frames import Fold
-from evaluation.backtest.run import run_backtest
-from evaluation.backtest.sliding import Backtest, BacktestSetup
+from evaluation.backtest.run import FoldStore, run_backtest
+from evaluation.backtest.sliding import Backtest, BacktestSetup, DriftWatch
 from foundation.errors import InputError
 from models.config import (
     BacktestSection,

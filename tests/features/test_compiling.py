@@ -8,7 +8,7 @@ import sys
 from features.engine import source_digest
 
 _COMPILE = """
-from features.windows import counters, flags, gauges
+from features.windows import counters, gauges
 from features.matrix.filling import compile_kernels
 from features.fleet import Fleet
 from features.matrix.plan import FeaturePlan
@@ -19,7 +19,7 @@ kernels = (
     gauges.gauge_windows,
     counters.counter_windows,
     counters.enum_windows,
-    flags.flag_windows,
+    counters.flag_windows,
     counters.counter_nodes,
 )
 assert not any(kernel.nopython_signatures for kernel in kernels)

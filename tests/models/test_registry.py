@@ -14,7 +14,7 @@ from models.bundle.store import save_bundle
 from models.registry import champion
 from models.registry import store as registry
 from models.registry.champion import PREVIOUS_TAG, crown, standing_of, step_back, version_at
-from models.registry.runs import log_run
+from models.registry.store import log_run
 from tests.models.small_models import COLUMNS, T0, fitted_models, rows
 
 

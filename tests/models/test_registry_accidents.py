@@ -14,8 +14,7 @@ import pytest
 from foundation.errors import InputError
 from models.bundle.store import Bundle, save_bundle
 from models.registry.champion import crown, fetch_bundle, standing_of, step_back, version_at
-from models.registry.runs import log_run
-from models.registry.store import CHAMPION, DIGEST_TAG, opened_store, register_bundle
+from models.registry.store import CHAMPION, DIGEST_TAG, log_run, opened_store, register_bundle
 from tests.models.small_models import fitted_models
 
 NAME = "predrain"
@@ -145,7 +144,7 @@ def test_a_bundle_whose_files_were_deleted_is_registered_again(
 ACCIDENTS = """
 import os, resource, signal, sys
 from foundation.errors import InputError
-from models.registry.runs import log_run
+from models.registry.store import log_run
 from models.registry.store import opened_store
 import mlflow  # before the limit: its first import writes caches
 

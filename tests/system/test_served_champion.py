@@ -11,8 +11,7 @@ import pytest
 
 from models.bundle.store import Bundle, save_bundle
 from models.registry.champion import crown
-from models.registry.runs import log_run
-from models.registry.store import register_bundle
+from models.registry.store import log_run, register_bundle
 from tests.models.small_models import fitted_models
 from tests.processes import serving
 from tests.serving.http.world import Client

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from features.config import LabelSection
 from features.labels.evidence import IncidentEvidence, is_fatal
 from features.labels.facts import diagnostic_outcome
-from features.labels.incidents import find_incidents, known_onsets
-from features.labels.outages import down_intervals
+from features.labels.incidents import down_intervals, find_incidents, known_onsets
 from foundation.errors import InputError
 from tests.features import oracle
 from tests.features.builders import at, event, events, inventory, stay

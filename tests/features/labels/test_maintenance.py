@@ -9,10 +9,9 @@ from hypothesis import strategies as st
 from features.config import DecisionSection, FeatureSection, LabelSection
 from features.groups.history import EventHistory, history_columns
 from features.labels.evidence import IncidentEvidence
-from features.labels.incidents import counted, find_incidents, known_onsets
+from features.labels.incidents import counted, find_incidents, known_onsets, out_of_use
 from features.labels.labelling import label_rows
 from features.labels.maintenance import LONGEST
-from features.labels.outages import out_of_use
 from features.matrix.grid import decision_rows, decision_times
 from tests.features import oracle
 from tests.features.builders import at, event, events, inventory, rows, stay

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 
 from features.config import LabelSection
 from features.labels.evidence import IncidentEvidence
-from features.labels.outages import LONGEST_DRAIN, down_intervals, out_of_use
+from features.labels.incidents import LONGEST_DRAIN, down_intervals, out_of_use
 from tests.features import oracle
 from tests.features.builders import at, event, events, inventory, stay
 from tests.features.worlds import twins, worlds

@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 from features.config import FeatureSection, LabelSection
 from features.groups.history import EventHistory
 from features.labels.evidence import IncidentEvidence
-from features.labels.incidents import find_incidents, known_onsets
+from features.labels.incidents import down_intervals, find_incidents, known_onsets
 from features.labels.labelling import label_rows
-from features.labels.outages import down_intervals
 from tests.features import oracle
 from tests.features.builders import at, event, events, inventory, rows, stay
 

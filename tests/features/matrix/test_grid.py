@@ -8,8 +8,7 @@ from hypothesis import HealthCheck, given, settings
 
 from features.config import DecisionSection, LabelSection
 from features.labels.evidence import IncidentEvidence
-from features.labels.incidents import known_onsets
-from features.labels.outages import down_intervals
+from features.labels.incidents import down_intervals, known_onsets
 from features.matrix.grid import MIN_COMPANIONS, augmented_rows, decision_rows, decision_times
 from tests.features import oracle
 from tests.features.builders import T0, at, event, events, inventory, stay

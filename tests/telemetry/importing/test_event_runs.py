@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from features.config import FeatureSection, LabelSection
 from features.groups.history import EventHistory, history_columns
 from features.labels.evidence import IncidentEvidence
-from features.labels.incidents import find_incidents, known_onsets
-from features.labels.outages import down_intervals
+from features.labels.incidents import down_intervals, find_incidents, known_onsets
 from telemetry.importing.event_runs import KEPT_PER_MINUTE, dedupe_events, merge_floods, stack_events, total_count
 from tests.telemetry.helpers import DAY, events_frame, gpu, run_import, write_csv
 

@@ -19,11 +19,10 @@ from typing import Any, Final, Literal, TypeVar
 from urllib.parse import urlencode
 
 import orjson
-import stamina
 import yaml
 
 from foundation.errors import InputError
-from foundation.http import retry_after_s
+from foundation.http import retry_after_s, retry_policy
 from foundation.kubernetes.api import (
     DEFAULT_LIMITS,
     GONE,
@@ -136,7 +135,7 @@ class KubernetesClient:
             return time.monotonic() + wait < end and wait
 
         try:
-            for attempt in stamina.retry_context(on=pause, attempts=self._limits.attempts, timeout=None):
+            for attempt in retry_policy(attempts=self._limits.attempts, on=pause):
                 with attempt:
                     if time.monotonic() >= end:
                         raise Unreachable("no time is left", sent=False)

@@ -58,7 +58,7 @@ def exporters(
     from foundation.files import take_lock
     from telemetry.accounting import Accounting
     from telemetry.collect.buffer import RowBuffer
-    from telemetry.collect.exporters import PageSink, PageWatch, fleet_catalogue
+    from telemetry.collect.exporters import PageWatch, fleet_catalogue
     from telemetry.collect.scraping.collector import ScrapeCollector, run_collector
     from telemetry.collect.scraping.scraper import Scraper
     from telemetry.collect.scraping.targets import read_targets
@@ -79,7 +79,7 @@ def exporters(
             read_targets=partial(read_targets, targets),
             fetch=Scraper(connection, timeout_s=settings.timeout_s).fetch,
             watch=lambda target: PageWatch(target, catalogue, accounting),
-            sink=PageSink(RowBuffer(landing, accounting, max_rows=settings.max_buffered_rows)),
+            sink=RowBuffer(landing, accounting, max_rows=settings.max_buffered_rows),
             settings=settings,
             accounting=accounting,
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Mapping
 from typing import Final
 
 import pyarrow as pa
@@ -38,13 +39,14 @@ class RowBuffer:
         with self._lock:
             return sum(table.num_rows for tables in self._tables.values() for table in tables)
 
-    def add(self, kind: Kind, table: pa.Table) -> None:
+    def add(self, batch: Mapping[Kind, pa.Table]) -> None:
         """Take rows."""
-        if table.num_rows:
-            self.accounting.read(kind, table.num_rows)
-            with self._lock:
-                self._tables[kind].append(table)
-                self._drop_oldest(kind)
+        for kind, table in batch.items():
+            if table.num_rows:
+                self.accounting.read(kind, table.num_rows)
+                with self._lock:
+                    self._tables[kind].append(table)
+                    self._drop_oldest(kind)
 
     def write(self) -> None:
         """Stage what waits, a file a kind; raises ``InputError`` or ``OSError`` after keeping what was not staged."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
@@ -16,7 +16,6 @@ import pyarrow as pa
 from foundation.http import HttpResponse
 from foundation.instants import to_ms
 from telemetry.accounting import Accounting
-from telemetry.collect.buffer import RowBuffer
 from telemetry.collect.scraping.collector import Fetch, Watch
 from telemetry.collect.scraping.scraper import ScrapeError
 from telemetry.collect.scraping.targets import PLACE_LABELS, Target
@@ -54,19 +53,6 @@ def fleet_catalogue(channels: Mapping[str, Channel], mapping: SourceMapping) -> 
     labels = {name: [*mapping.label_names(name), _TARGET + name] for name in PLACE_LABELS}
     mapping = mapping.model_copy(update={"labels": {**mapping.labels, **labels}})
     return SeriesCatalogue(channels, mapping, first_node=[_NODE_FIRST], last_node=[_NODE_LAST])
-
-
-class PageSink:
-    """Stages the rows of all pages together."""
-
-    def __init__(self, buffer: RowBuffer) -> None:
-        self._buffer = buffer
-        self.write: Callable[[], None] = buffer.write
-
-    def add(self, batch: Rows) -> None:
-        """Hold the rows of a page."""
-        for kind, table in batch.items():
-            self._buffer.add(kind, table)
 
 
 class PageWatch(Watch[Rows]):

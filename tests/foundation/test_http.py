@@ -1,4 +1,4 @@
-"""The connection: what a user gave, checked before anything is sent; messages are pinned."""
+"""The connection: what a user gave, checked before anything is sent."""
 
 import subprocess
 import sys
@@ -25,20 +25,12 @@ def test_the_address_is_brought_to_its_base(given: str, base: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ("prom:9090", "'prom:9090' is not the address of a server (--url). Write it with http:// or https://, such as"),
-        ("", "'' is not the address of a server"),
-        ("http://", "'http://' is not the address of a server"),
-        ("http://x:99999", "'http://x:99999' is not the address of a server"),
-        ("ftp://me:secret@prom", "'ftp://…@prom' is not the address of a server"),
-        ("https://me:secret@prom", "the address holds a user or a password (--url). Put user:password into a file"),
-    ],
+    "given", ["prom:9090", "", "http://", "http://x:99999", "ftp://me:secret@prom", "https://me:secret@prom"]
 )
-def test_what_is_no_address_is_refused_without_repeating_a_password(given: str, message: str) -> None:
+def test_what_is_no_address_is_refused_without_repeating_a_password(given: str) -> None:
     with pytest.raises(InputError) as caught:
         connect_to(given)
-    assert str(caught.value).startswith(message)
+    assert caught.value.where == "--url"
     assert "secret" not in str(caught.value)
 
 
@@ -52,52 +44,37 @@ def test_credentials_are_read_again_for_each_request(tmp_path: Path) -> None:
     assert "second" not in repr(connection)
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ("", "the file does not hold one line of text (--basic-auth-file {file}). Write the secret into it."),
-        (
-            "justme",
-            "the file does not hold a user and a password (--basic-auth-file {file}). "
-            "Write one line into it: user:password",
-        ),
-        (None, "the file cannot be read: No such file or directory (--basic-auth-file {file}). "
-         "Give a file that this user may read."),
-    ],
-)  # fmt: skip
-def test_a_useless_login_file_is_refused(tmp_path: Path, content: str | None, message: str) -> None:
+@pytest.mark.parametrize("content", ["", "justme", None])
+def test_a_useless_login_file_is_refused(tmp_path: Path, content: str | None) -> None:
     file = tmp_path / "login"
     if content is not None:
         file.write_text(content)
     with pytest.raises(InputError) as caught:
         connect_to("http://prom", basic_auth_file=file)
-    assert str(caught.value) == message.format(file=file)
+    assert caught.value.where == f"--basic-auth-file {file}"
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("options", "where"),
     [
-        ({"headers": ["nothing"]}, "'nothing' is not a header (--header). Write NAME=VALUE, such as X-Scope-OrgID="),
-        ({"headers": ["X-A=b\r\nX-C: d"]}, "'X-A' is not a header (--header)."),
-        ({"client_key": Path("k")}, "a key without its certificate (--client-key). Give --client-cert too."),
-        (
-            {"bearer_token_file": Path("a"), "basic_auth_file": Path("b")},
-            "two ways to log in (--bearer-token-file and --basic-auth-file). Give the one that the server asks for.",
-        ),
+        ({"headers": ["nothing"]}, "--header"),
+        ({"headers": ["X-A=b\r\nX-C: d"]}, "--header"),
+        ({"client_key": Path("k")}, "--client-key"),
+        ({"bearer_token_file": Path("a"), "basic_auth_file": Path("b")}, "--bearer-token-file and --basic-auth-file"),
     ],
-)  # fmt: skip
-def test_contradictions_are_refused(options: dict[str, object], message: str) -> None:
+)
+def test_contradictions_are_refused(options: dict[str, object], where: str) -> None:
     with pytest.raises(InputError) as caught:
         connect_to("http://prom", **options)
-    assert str(caught.value).startswith(message)
+    assert caught.value.where == where
 
 
 def test_tls_files_are_checked_before_anything_is_sent(tmp_path: Path) -> None:
     file = tmp_path / "ca.pem"
     file.write_text("no certificate")
-    with pytest.raises(InputError, match=r"the certificates cannot be read: .* \(--ca-file .*Give a PEM file\."):
+    with pytest.raises(InputError, match="--ca-file"):
         connect_to("https://prom", ca_file=file)
-    with pytest.raises(InputError, match=r"the client certificate cannot be used: .*--client-key as PEM files\."):
+    with pytest.raises(InputError, match="--client-cert"):
         connect_to("https://prom", client_cert=file)
     context = connect_to("https://prom", insecure_skip_verify=True).tls()
     assert context is not None

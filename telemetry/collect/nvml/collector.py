@@ -142,7 +142,7 @@ class NvmlCollector:
         """Read every GPU once; write events and a changed inventory. ``keep``: whether the readings are samples."""
         rows = self._reader.turn()
         if rows and keep:
-            self._samples.add("samples", samples_table(rows, self._node, self._channels))
+            self._samples.add({"samples": samples_table(rows, self._node, self._channels)})
         self._note()
         self.write()
 

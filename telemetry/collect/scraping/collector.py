@@ -88,7 +88,7 @@ class Watch(Generic[_Batch]):
 
 
 class Sink(Protocol[_Batch_contra]):
-    """Where batches go, such as :class:`telemetry.collect.exporters.PageSink`."""
+    """Where batches go, such as :class:`telemetry.collect.buffer.RowBuffer`."""
 
     def add(self, batch: _Batch_contra) -> None:
         """Hold a batch, within bounds."""

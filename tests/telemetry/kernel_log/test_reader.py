@@ -36,28 +36,6 @@ def test_history_is_known_when_an_import_would_say_so_and_nothing_before_it_happ
 
 
 @pytest.mark.parametrize(
-    "message",
-    [
-        "NVRM: GPU at 0000:3b:00.0 has fallen off the bus.",
-        "NVRM: GPU 0000:3b:00.0: GPU has fallen off the bus.",
-        "NVRM: GPU at PCI:0000:3b:00: GPU has fallen off the bus.",
-    ],
-)
-def test_a_loss_without_an_xid(message: str):
-    (event,) = events(line(message))
-    assert (event.type, event.code, event.pci_bus_id) == ("failure", "fallen_off_the_bus", "00000000:3b:00")
-
-
-def test_a_loss_over_four_messages():
-    messages = ["NVRM: The NVIDIA GPU 0000:3b:00.0", "NVRM: (PCI ID: 10de:20b0)", "NVRM: installed in this system has"]
-    last = "NVRM: fallen off the bus and is not responding to commands."
-    (event,) = events(*(line(message) for message in [*messages, last]))
-    assert (event.code, event.pci_bus_id) == ("fallen_off_the_bus", "00000000:3b:00")
-    (late,) = events(line(messages[0]), line(last, seconds=60))
-    assert (late.code, late.pci_bus_id) == ("fallen_off_the_bus", None)
-
-
-@pytest.mark.parametrize(
     ("module", "version", "detail"),
     [
         ("x86_64 Kernel Module  550.144.03  Mon Dec 30 17:44:08 2024", "550.144.03", None),
@@ -99,11 +77,6 @@ def test_a_uuid_reported_before_is_remembered_until_the_next_boot():
     introduction = line(f"NVRM: GPU at PCI:0000:10:00: {UUID}")
     first, second = events(introduction, line(XID), line("Linux version 6.1.0 (x)"), line(XID))[::2]
     assert (first.gpu, second.gpu) == (UUID, None)
-
-
-def test_hosts_of_a_central_log_are_kept_apart():
-    located = events(line(f"NVRM: GPU at PCI:0000:10:00: {UUID}", host="a"), line(XID, host="b"), line(XID, host="a"))
-    assert [(event.node, event.gpu) for event in located] == [("b", None), ("a", UUID)]
 
 
 def test_what_makes_no_event_is_counted():

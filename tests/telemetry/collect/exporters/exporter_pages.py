@@ -16,7 +16,7 @@ from foundation.errors import InputError
 from foundation.http import HttpResponse as Page
 from telemetry.accounting import Accounting
 from telemetry.collect.buffer import RowBuffer
-from telemetry.collect.exporters import PageSink, PageWatch, fleet_catalogue
+from telemetry.collect.exporters import PageWatch, fleet_catalogue
 from telemetry.collect.scraping.collector import ScrapeCollector, ScrapeSettings
 from telemetry.collect.scraping.targets import Target, parse_target
 from telemetry.collect.series.mapping import SourceMapping
@@ -117,7 +117,7 @@ def make_collector(
         read_targets=lambda: made,
         fetch=fetcher.fetch,
         watch=lambda target: PageWatch(target, catalogue, accounting),
-        sink=PageSink(RowBuffer(landing, accounting, max_rows=settings.max_buffered_rows)),
+        sink=RowBuffer(landing, accounting, max_rows=settings.max_buffered_rows),
         settings=settings,
         accounting=accounting,
         clock=fleet_time,

@@ -52,7 +52,7 @@ def page_server() -> Iterator[PageServer]:
         yield served
 
 
-def start_collector(dataset: Path, targets: str, *options: str, interval: str = "0.25s") -> subprocess.Popen[str]:
+def start_collector(dataset: Path, targets: str, *options: str, interval: str = "1s") -> subprocess.Popen[str]:
     """Start the command itself."""
     command = [*PREDRAIN, "collect", "exporters"]
     pace = ["--interval", interval, "--timeout", interval]

@@ -51,7 +51,7 @@ def test_a_signal_lands_everything_and_the_collector_reports_its_state(tmp_path:
         listen = f"127.0.0.1:{free.getsockname()[1]}"
     with page_server() as server:
         targets = server.targets(2) + ",127.0.0.1:1/dead"
-        process = start_collector(dataset, targets, "--listen", listen, "--json", interval="0.5s")
+        process = start_collector(dataset, targets, "--listen", listen, "--json")
         try:
             server.wait_for(6)
             assert urllib.request.urlopen(f"http://{listen}/healthz", timeout=60).read() == b"ok\n"
@@ -69,13 +69,3 @@ def test_a_signal_lands_everything_and_the_collector_reports_its_state(tmp_path:
     assert report["scrapes_failed"] > 0
     assert "predrain_exporters_targets_owned 3.0\n" in metrics
     assert 'predrain_exporters_targets{state="failing"} 1.0\n' in metrics
-
-
-def test_one_round_of_targets_that_all_fail_is_an_error(tmp_path: Path) -> None:
-    process = start_collector(tmp_path / "fleet", "127.0.0.1:1", "--once")
-    _, err = process.communicate(timeout=90)
-    assert process.returncode == 1
-    # A loaded machine may report a timeout in place of the refused connection.
-    assert err.splitlines()[-1].startswith(
-        "predrain: error: none of 1 targets could be scraped, such as 127.0.0.1:1: unreachable: "
-    )

@@ -2,7 +2,6 @@
 
 import json
 import math
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -41,21 +40,6 @@ def test_every_channel_of_the_catalogue_with_an_nvml_source_is_read() -> None:
 @pytest.mark.parametrize("blank", [4294967295.0, 2.0**64 - 1, 2.0**63 - 1, math.nan])
 def test_a_blank_is_no_value(blank: float) -> None:
     assert Bench(fields={83: blank}, calls={"fan": (blank,)}).values() == {}
-
-
-def test_a_blank_read_as_zero_would_be_a_reset_and_a_burst_of_errors_and_is_no_value() -> None:
-    bench, blank, seen = Bench(fields={83: 7.0}), 2.0**64 - 1, []
-    (channel,) = bench.values()
-
-    def rise(values: list[float]) -> float:
-        return sum(new - old if new >= old else new for old, new in pairwise(values))
-
-    for value in (7.0, blank, 7.0):
-        bench.gpu.fields[83] = value
-        seen.append(bench.values().get(channel))
-    assert rise([0.0 if value is None else value for value in seen]) == 7, "errors that never were"
-    assert seen == [7, None, 7]
-    assert rise([value for value in seen if value is not None]) == 0
 
 
 def test_what_is_not_supported_is_asked_again_after_an_hour_only() -> None:

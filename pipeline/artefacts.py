@@ -6,7 +6,8 @@
     O/predictions_all.parquet   every model and variant
     O/metrics.json              the measurements, nested
     O/summary.json              the profile's main figures, flat
-    O/plots/                    the profile's precision by month, precision and recall, calibration, as CSV for DVC
+    O/plots/                    the profile's precision by month, precision and recall, lead times, calibration, for DVC
+    O/value.json                what acting on the risks comes to, in GPU-hours, where the dataset was given
     O/evaluation/               the measurements as frames, the folds, the alerts to show, and context.json
 """
 
@@ -27,9 +28,13 @@ from evaluation.metrics.evaluation import Evaluation
 from foundation.errors import InputError
 from foundation.files import FolderSwap, disk_errors, write_bytes
 from pipeline.report import ReportContext
+from pipeline.report.plots import PLOTS, as_file
 
 EVALUATION_FOLDER = "evaluation"
 """Name of the folder of frames inside a backtest's output."""
+
+VALUE = "value.json"
+"""Name of the file that says what acting on the risks of a backtest comes to, in GPU-hours."""
 
 _ATTRIBUTIONS = "attributions.parquet"
 # `predrain doctor` reads this file for the importance of channels.
@@ -40,11 +45,6 @@ _FIGURES = (
     "lead_time_median_hours",
 )  # fmt: skip
 _COUNTS = ("alerts", "episodes", "episodes_known", "episodes_right", "incidents", "caught")
-_PLOTS = {
-    "precision_by_month": ("monthly", ["month", "precision", "base_rate"]),
-    "precision_recall": ("pr_curves", ["recall", "precision"]),
-    "calibration": ("calibration", ["mean_risk", "observed_rate"]),
-}
 _CONTEXT = TypeAdapter(ReportContext)
 
 _FRAMES = tuple(field.name for field in dataclasses.fields(Evaluation) if field.type in ("pd.DataFrame", pd.DataFrame))
@@ -72,14 +72,12 @@ def figures(evaluation: Evaluation, profile: str) -> dict[str, Any]:
 
 
 def write_plots(out: Path, evaluation: Evaluation, profile: str) -> None:
-    """Write ``OUT/plots/``: what ``dvc plots`` draws of a profile."""
+    """Write ``OUT/plots/``: what ``dvc plots`` shows of a profile, as images, which need no network."""
     folder = out / "plots"
     folder.mkdir(parents=True, exist_ok=True)
-    for name, (frame, columns) in _PLOTS.items():
-        table = getattr(evaluation, frame)
-        mine = table[(table["model"] == profile) & (table["variant"] == SLIDING)]
+    for name, draw in PLOTS.items():
         with disk_errors(folder):
-            write_bytes(folder / f"{name}.csv", mine[columns].to_csv(index=False).encode())
+            write_bytes(folder / f"{name}.svg", as_file(draw(evaluation, profile)).encode())
 
 
 def write_json(content: dict[str, Any], path: Path) -> None:

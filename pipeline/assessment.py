@@ -35,7 +35,7 @@ from foundation.durations import format_duration
 from foundation.errors import InputError
 from foundation.files import write_bytes
 from foundation.place import Place
-from pipeline.artefacts import load_evaluation, write_json
+from pipeline.artefacts import VALUE, load_evaluation, write_json
 from pipeline.matrix_stage import make_matrix
 from pipeline.params import Params, with_step
 from pipeline.provenance import code_revision
@@ -80,7 +80,7 @@ Begin = Callable[[str], Callable[[int, int], None]]
 
 def assess_fleet(
     place: Place, params: Params, out: Path, *, costs: CostBenefitConfig, truth: Path | None = None, begin: Begin,
-    gpus_per_job: int | None = None, checkpoint_on_request: bool = True,
+    gpus_per_job: int | None = None, checkpoint_on_request: bool = True, scheduler: str = "kubernetes",
 ) -> dict[str, Any]:  # fmt: skip
     """Assess a dataset; all that is written lies in ``out``, and what is there and still holds is not made again.
 
@@ -88,6 +88,7 @@ def assess_fleet(
     ``gpus_per_job``: jobs are generated with this size; None: the dataset's, or where it has none generated
     ones as in a real trace.
     ``checkpoint_on_request``: whether jobs write a checkpoint when they are asked to, before they are moved.
+    ``scheduler``: which the controller's settings in ``act.yaml`` are for.
     Returns: what ``assessment.json`` holds.
     """
     dataset = Dataset.open(place)
@@ -109,10 +110,28 @@ def assess_fleet(
         )  # fmt: skip
     content = _UNPLAYED | content
     content["settings"] = settings_of(content["recommended"], content["replayed"]["thresholds"])
-    _write_settings(out / "recommended.yaml", content["settings"], params, costs)
+    content["settings"]["scheduler"] = scheduler
+    _write_settings(out / "act.yaml", content["settings"], params, costs)
+    return _written(content, out / "assessment.json")
+
+
+def _written(content: dict[str, Any], path: Path) -> dict[str, Any]:
     plain: dict[str, Any] = orjson.loads(orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY))  # NaN is null
-    write_json(plain, out / "assessment.json")
+    write_json(plain, path)
     return plain
+
+
+def write_value(backtest: Path, place: Place, matrix: FeatureMatrix, params: Params, begin: Begin) -> None:
+    """Write ``BACKTEST/value.json``: what acting on the risks of a finished backtest comes to, in GPU-hours."""
+    judged = _judged(backtest, params)
+    content: dict[str, Any] = _UNPLAYED | {"predictable": dataclasses.asdict(judged)}
+    if math.isfinite(judged.chance):
+        content |= _value(
+            Dataset.open(place), matrix, with_step(params, matrix.config.step, str(place)), backtest,
+            CostBenefitConfig(), None, None, on_request=True, sizes=False, allowed=_ALLOWED.get(judged.answer, ()),
+            begin=begin,
+        )  # fmt: skip
+    _written(content, backtest / VALUE)
 
 
 def _data(
@@ -190,6 +209,10 @@ def _replayed(
                 raise
             return unanswered(failures)  # no refit saw a failure and a healthy GPU
         write_json(stamp, mark)
+    return _judged(folder, params)
+
+
+def _judged(folder: Path, params: Params) -> Predictability:
     evaluation, context = load_evaluation(folder)
     predictions = _predictions(folder, params.models.profile, COUNTING)
     return predictability(
@@ -399,4 +422,7 @@ def _write_settings(path: Path, settings: dict[str, Any], params: Params, costs:
         "stages": {"ceiling": settings["stage"]},
         "cost_benefit": {"checkpoint_every": format_duration(costs.checkpoint_every)},
     }
-    write_bytes(path, (_SETTINGS + yaml.safe_dump({"policy": policy}, sort_keys=False)).encode())
+    written: dict[str, Any] = {"policy": policy}
+    if settings["scheduler"] == "slurm":  # state that all controllers share
+        written["slurm"] = {"folder": str(path.parent.resolve() / "slurm")}
+    write_bytes(path, (_SETTINGS + yaml.safe_dump(written, sort_keys=False)).encode())

@@ -26,7 +26,7 @@ def write_page(content: dict[str, Any], out: Path, dataset: str, params: Sequenc
         answer=text.answer(content),
         recommendation=text.recommendation(content),
         ladder=ladder,
-        settings=str(out / "recommended.yaml"),
+        settings=str(out / "act.yaml"),
         thresholds=text.thresholds(content["settings"]),
         commands=text.commands(content, out, dataset, params),
         figures=text.figures(content["predictable"]),

@@ -44,11 +44,27 @@ def verdict_text(content: dict[str, Any], out: Path, dataset: str, params: Seque
     lines += [f"  {line}" for line in figures(content["predictable"])]
     for table, notes in ((ladder(content), policy_notes), *((table, None) for table in detail_tables(content))):
         if table is not None:
-            lines += ["", table.caption, *_text_of(table), *(f"  {note}" for note in (notes(content) if notes else ()))]
+            lines += [
+                "",
+                table.caption,
+                *(f"  {line}" for line in table.lines()),
+                *(f"  {note}" for note in (notes(content) if notes else ())),
+            ]
     first, *reasons = recommendation(content)
-    lines += ["", f"{first} Settings: {out / 'recommended.yaml'}", *(f"  {reason}" for reason in reasons), ""]
+    lines += ["", f"{first} Settings: {out / 'act.yaml'}", *(f"  {reason}" for reason in reasons), ""]
     lines += ["What to do next", *(f"  {line}" for line in commands(content, out, dataset, params))]
     return "\n".join(lines) + "\n"
+
+
+def verdict_lines(content: dict[str, Any]) -> list[str]:
+    """Say in three lines whether failures are predictable, what each action comes to, and what is recommended."""
+    rows = [f"{row['rung']} {row['net']:,.0f} ({_interval(row)})" for row in content["ladder"][1:]]
+    nets = ", ".join(rows) or "nothing could be replayed"
+    return [
+        answer(content),
+        f"Net GPU-hours by action, with 95 % intervals: {nets}.",
+        " ".join(recommendation(content)),
+    ]
 
 
 def data(data: dict[str, Any]) -> tuple[list[str], list[str]]:
@@ -240,27 +256,20 @@ def commands(content: dict[str, Any], out: Path, dataset: str, params: Sequence[
         return ["import the telemetry of all nodes over one period, whether they failed or not, then run this again"]
     if not content["ladder"]:
         return ["record failures (tickets, kernel logs, a longer history), then run this again"]
-    folder, source, settings = (shlex.quote(str(path)) for path in (out, dataset, out / "recommended.yaml"))
+    folder, source, settings = (shlex.quote(str(path)) for path in (out, dataset, out / "act.yaml"))
     given = "".join(f" --params {shlex.quote(str(path))}" for path in params)
+    kind = content["settings"].get("scheduler", "kubernetes")
+    scheduler = f"{kind} --cluster cluster.json" if kind == "file" else kind
     acts = f"--settings {settings} --events {source} --dry-run"
     return [
         f"predrain train --matrix {folder}/matrix --backtest {folder}/replay{given} --out {folder}/bundle",
         f"predrain score --dataset {source} --model {folder}/bundle{given} --params {settings} --out {folder}/scores",
-        f"predrain act --scheduler kubernetes --scores {folder}/scores {acts}",
+        f"predrain act --scheduler {scheduler} --scores {folder}/scores {acts}",
     ]
 
 
 def _table(caption: str, header: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> Table:
     return Table(caption, header, tuple(tuple(Cell(cell) for cell in row) for row in rows))
-
-
-def _text_of(table: Table) -> list[str]:
-    rows = [table.header, *(tuple(cell.text for cell in row) for row in table.rows)]
-    widths = [max(len(row[at]) for row in rows) for at in range(len(table.header))]
-    return [
-        "  " + row[0].ljust(widths[0]) + "".join(f"  {cell:>{widths[at]}}" for at, cell in enumerate(row) if at)
-        for row in rows
-    ]
 
 
 def _sure(rows: Sequence[dict[str, Any]]) -> frozenset[int]:

@@ -119,7 +119,7 @@ def train_bundle(
         run_id = log_run(
             registry,
             EXPERIMENT,
-            name="train",
+            name=f"{params.models.profile} fitted to {fitted.refit_at:%Y-%m-%d %H:%M}",
             params=flatten(params.model_dump(mode="json")),
             metrics={key: float(value) for key, value in summary.items() if isinstance(value, int)},
             tags=_tags(matrix)
@@ -222,12 +222,15 @@ def replay(
         },
         out / "metrics.json",
     )
-    write_json({"k": result.k, **figures(evaluation, params.models.profile)}, out / "summary.json")
+    main = {"k": result.k, **figures(evaluation, params.models.profile)}
+    write_json(main, out / "summary.json")
     write_plots(out, evaluation, params.models.profile)
     if registry is not None:
         record_backtest(
             registry,
             EXPERIMENT,
+            name=f"backtest of {params.models.profile}: {context.dataset}",
+            main=main,
             params=flatten(params.model_dump(mode="json")),
             tags=_tags(matrix) | {"bootstrap": str(params.backtest.bootstrap)},
             result=result,

@@ -24,6 +24,8 @@ def record_backtest(
     registry: str,
     experiment: str,
     *,
+    name: str,
+    main: Mapping[str, Any],
     params: Mapping[str, str],
     tags: Mapping[str, str],
     result: BacktestResult,
@@ -34,6 +36,7 @@ def record_backtest(
 
     An unchanged backtest that is recorded again adds nothing; a recording that was killed goes on.
 
+    ``name``: what it is, for the list of runs. ``main``: the profile's figures, which become metrics without a prefix.
     ``tags``: ``dataset_digest``, ``code_revision`` and what else belongs to every run.
     """
     from models.registry.store import log_run  # noqa: PLC0415 - MLflow is for tracked runs only
@@ -44,6 +47,7 @@ def record_backtest(
         for name, value in row.items()
         if isinstance(value, int | float | np.number) and not str(name).endswith(("_low", "_high"))
     }
+    whole |= {key: float(value) for key, value in main.items() if isinstance(value, int | float)}
     steps: list[dict[str, float | None]] = [{} for _ in range(result.folds["fold"].nunique())]
     for row in result.folds.to_dict("records"):
         steps[row["fold"]] |= {f"refit.{row['variant']}.{name}": float(row[name]) for name in _COUNTS}
@@ -53,7 +57,7 @@ def record_backtest(
     return log_run(
         registry,
         experiment,
-        name="backtest",
+        name=name,
         params=params,
         metrics=whole,
         steps=steps,

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from predrain.console import FAILED, print_json, progress
+from predrain.act.assembly import SchedulerKind
+from predrain.console import FAILED, Stages, print_json
 from predrain.import_files import tables_of
 from predrain.options import (
     DATASET_HELP,
@@ -77,6 +77,10 @@ def assess(
     *,
     access: ConnectionOptions,
     out: Annotated[Path, typer.Option(help="Folder of all that is written.")] = Path("assessment"),
+    scheduler: Annotated[
+        SchedulerKind | None,
+        typer.Option(help="Scheduler that OUT/act.yaml is for.  Default: asked on a terminal, else kubernetes."),
+    ] = None,
     params: ParamsOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -94,6 +98,8 @@ def assess(
     from pipeline.assessment import assess_fleet
     from policy.ladder.cost_benefit import CostBenefitConfig
 
+    if scheduler is None and sys.stdin.isatty() and not as_json:
+        scheduler = _asked_scheduler()
     every = duration_option(checkpoint_every, "--checkpoint-every", least="1s")
     loaded = read_params(params)
     made = out / "dataset"
@@ -119,26 +125,17 @@ def assess(
             begin=stages.begin,
             gpus_per_job=gpus_per_job,
             checkpoint_on_request=checkpoint_on_request,
+            scheduler=(scheduler or SchedulerKind.KUBERNETES).value,
         )
     _show(content, account, out, dataset or str(made), params_files(params), as_json=as_json)
 
 
-class Stages:
-    """Progress of one stage after the other on stderr."""
-
-    def __init__(self) -> None:
-        self._shown = ExitStack()
-
-    def begin(self, stage: str) -> Callable[[int, int], None]:
-        """Show the next stage; returns what is called with the work done and all work."""
-        self._shown.close()
-        return self._shown.enter_context(progress(stage))
-
-    def __enter__(self) -> Stages:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._shown.close()
+def _asked_scheduler() -> SchedulerKind:
+    kinds = [kind.value for kind in SchedulerKind]
+    answer = typer.prompt(f"Which scheduler runs the nodes ({', '.join(kinds)})", default="kubernetes", err=True)
+    if answer not in kinds:
+        raise typer.BadParameter(f"{answer!r} is none of {', '.join(kinds)}", param_hint="--scheduler")
+    return SchedulerKind(answer)
 
 
 def _from_prometheus(

@@ -7,7 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -99,6 +99,24 @@ def progress(title: str) -> Iterator[Callable[[int, int], None]]:
     with rich.Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(title, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+class Stages:
+    """Progress of one stage after the other on stderr."""
+
+    def __init__(self) -> None:
+        self._shown = ExitStack()
+
+    def begin(self, stage: str) -> Callable[[int, int], None]:
+        """Show the next stage; returns what is called with the work done and all work."""
+        self._shown.close()
+        return self._shown.enter_context(progress(stage))
+
+    def __enter__(self) -> Stages:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._shown.close()
 
 
 def pace(rate: float) -> str:

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from html import escape
+from typing import Final
 
 import matplotlib as mpl
 import numpy as np
@@ -60,6 +61,10 @@ _SETTINGS = {
     "ytick.labelcolor": _INK,
     "path.simplify": False,
 }
+
+
+_SVG = "http://www.w3.org/2000/svg"
+_NOTHING = f'<svg xmlns="{_SVG}" viewBox="0 0 300 40"><text x="10" y="25">nothing to draw yet</text></svg>'
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +204,23 @@ def calibration(evaluation: Evaluation, profile: str) -> Plot | None:
         f"{wording.percent(row['calibration_error'])}.{more}"
     )
     return _render("calibration", "Calibration", caption, draw, height=3.6, width=5.4)
+
+
+PLOTS: Final[Mapping[str, Callable[[Evaluation, str], Plot | None]]] = {
+    "precision_recall": precision_recall,
+    "by_month": precision_by_month,
+    "lead_times": lead_times,
+    "calibration": calibration,
+}
+"""All plots of a backtest, by name."""
+
+
+def as_file(plot: Plot | None) -> str:
+    """Give a plot as an SVG document of its own, in colours for a white page."""
+    svg = _NOTHING if plot is None else plot.svg.replace("<svg ", f'<svg xmlns="{_SVG}" ', 1)
+    for css, colour in (("var(--ink)", "#222"), ("var(--line)", "#ccc"), ("var(--page)", "#fff")):
+        svg = svg.replace(css, colour)
+    return svg + "\n"
 
 
 def _in_percent(*of: Axis) -> None:

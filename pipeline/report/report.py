@@ -38,12 +38,7 @@ def write_report(out: Path, *, evaluation: Evaluation, context: ReportContext) -
 def render_report(evaluation: Evaluation, context: ReportContext) -> str:
     """Render the page."""
     profile = context.profile
-    drawn = {
-        "precision_recall": plots.precision_recall(evaluation, profile),
-        "by_month": plots.precision_by_month(evaluation, profile),
-        "lead_times": plots.lead_times(evaluation, profile),
-        "calibration": plots.calibration(evaluation, profile),
-    }
+    drawn = {name: draw(evaluation, profile) for name, draw in plots.PLOTS.items()}
     against_once = "Each model refitted on a sliding span against the same model trained once, on the same resamples."
     against_best = (
         "Each ensemble against the best single learner, on the same resamples. The learner was chosen after the fact "
@@ -57,6 +52,7 @@ def render_report(evaluation: Evaluation, context: ReportContext) -> str:
         summary=summary.sentences(evaluation, context),
         plots={name: plot and (Markup(plot.svg), plot.caption) for name, plot in drawn.items()},  # noqa: S704 - escaped there
         models=tables.models(evaluation, context),
+        mechanisms=tables.mechanisms(evaluation, context),
         by_unit=tables.by_unit(evaluation, context),
         sliding=tables.paired(evaluation, "sliding", against_once),
         ensembles=tables.paired(evaluation, "ensemble", against_best),

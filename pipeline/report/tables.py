@@ -57,6 +57,20 @@ class Table:
     strong: frozenset[int] = frozenset()
     text_columns: frozenset[int] = frozenset({0})
 
+    def lines(self) -> list[str]:
+        """Write it for a terminal: the header, and a line a row; rows that stand out end with a star."""
+        rows = [[cell.strip() for cell in self.header]]
+        rows += [[f"{cell.text} {cell.note}".strip() for cell in row] for row in self.rows]
+        widths = [max(len(row[at]) for row in rows) for at in range(len(self.header))]
+        return [
+            "  ".join(
+                f"{cell:<{width}}" if at in self.text_columns else f"{cell:>{width}}"
+                for at, (cell, width) in enumerate(zip(row, widths, strict=True))
+            ).rstrip()
+            + " *" * (number - 1 in self.strong)
+            for number, row in enumerate(rows)
+        ]
+
 
 @dataclass(frozen=True, slots=True)
 class ReportSection:
@@ -139,6 +153,41 @@ def models(evaluation: Evaluation, context: ReportContext) -> Table:
     )
     assert made is not None  # there is a model
     return made
+
+
+def mechanisms(evaluation: Evaluation, context: ReportContext) -> Table | None:
+    """Put the paper's mechanisms side by side, sliding and trained once; None where only the profile was fitted."""
+    table = evaluation.table[evaluation.table["variant"] == SLIDING].set_index("model")
+    learners = table.loc[table["kind"] == "learner", "precision_at_k"].dropna()
+    combiner = context.params.get("models.parallel.combiner", "")
+    named = {} if learners.empty else {str(learners.idxmax()): "best single model"}
+    named |= {context.profile: "profile"} if context.profile not in named else {}
+    named |= {"parallel": f"parallel: {combiner}", "cascade": "cascade"}
+    rows = table[table.index.isin(named)].loc[lambda frame: [name for name in named if name in frame.index]]
+    if len(rows) < 3:
+        return None
+    changes = evaluation.paired
+    changes = changes[(changes["comparison"] == "sliding") & (changes["statistic"] == "precision_at_k")]
+    once = changes.set_index("model")
+
+    def static(row: Any) -> Cell | str:
+        known = evaluation.row(row.Index, TRAIN_ONCE)
+        return NONE if known is None else _measured("precision_at_k", percent)(known)
+
+    def change(row: Any) -> Cell | str:
+        return NONE if row.Index not in once.index else _difference(once.loc[row.Index])
+
+    return table_of(
+        f"The paper's mechanisms at equal alerts: the {evaluation.k} riskiest nodes of each {context.budget_period}, "
+        "with 95 % intervals by node",
+        rows,
+        ("mechanism", lambda row: Cell(named[row.Index], "" if row.Index in named[row.Index] else row.Index)),
+        ("precision, sliding", _measured("precision_at_k", percent)),
+        ("static", static),
+        ("sliding minus static, points", change),
+        ("incidents caught", _measured("recall", percent)),
+        strong=lambda row: row.Index == context.profile,
+    )
 
 
 def by_unit(evaluation: Evaluation, context: ReportContext) -> Table | None:

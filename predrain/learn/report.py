@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from predrain.console import print_json, show
-from predrain.options import JsonOption
+from predrain.console import Stages, print_json, show
+from predrain.options import JsonOption, ParamsOption, read_params, read_place
 
 if TYPE_CHECKING:
-    from rich.table import Table
+    from pipeline.report.tables import Table
 
 
 def report(
@@ -21,6 +22,12 @@ def report(
     summary: Annotated[
         Path | None, typer.Option("--show", help="Only print the summary table of this backtest.")
     ] = None,
+    dataset: Annotated[
+        str | None,
+        typer.Option(help="The dataset, with --matrix: adds what acting on the risks comes to, in GPU-hours."),
+    ] = None,
+    matrix: Annotated[Path | None, typer.Option(help="The feature matrix that was replayed.")] = None,
+    params: ParamsOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Write the report of a backtest as one self-contained HTML page, or print its summary.
@@ -29,16 +36,25 @@ def report(
     """
     if (backtest is None) == (summary is None):
         raise typer.BadParameter("give either --backtest or --show")
+    if (dataset is None) != (matrix is None) or (dataset is not None and backtest is None):
+        raise typer.BadParameter("--dataset, --matrix and --backtest belong together")
     from pipeline.stages import write_report_for
-    from pipeline.terminal import print_summary, summary_of
+    from pipeline.terminal import summary_lines, summary_of
 
     if summary is not None:
         if as_json:
             show(summary_of(summary), as_json=True)
         else:
-            print_summary(summary)
+            sys.stdout.write("\n".join(summary_lines(summary)) + "\n")
         return
     assert backtest is not None
+    if dataset is not None and matrix is not None:
+        from features.matrix.matrix import FeatureMatrix
+        from pipeline.assessment import write_value
+
+        with Stages() as stages:
+            opened = FeatureMatrix.open(matrix)
+            write_value(backtest, read_place(dataset, backtest), opened, read_params(params), stages.begin)
     page = write_report_for(backtest, out)
     show({"report": str(page)}, as_json=as_json)
 
@@ -58,31 +74,25 @@ def compare(
     if as_json:
         print_json(result)
         return
-    from rich.console import Console
-
-    console = Console(width=118, highlight=False)
-    console.print(_table(result, one, two))
-    for name, (before, after) in result["params"].items():
-        console.print(f"{name}: {before} against {after}")
-    if not result["params"]:
-        console.print("no parameter differs")
+    table = _table(result, one, two)
+    lines = [table.caption, *table.lines()]
+    lines += [f"{name}: {before} against {after}" for name, (before, after) in result["params"].items()]
+    sys.stdout.write("\n".join(lines if result["params"] else [*lines, "no parameter differs"]) + "\n")
 
 
 def _table(result: dict[str, Any], one: Path, two: Path) -> Table:
-    from rich.table import Table
+    from pipeline.report.tables import Cell, Table
 
-    table = Table(
-        title=f"{result['decisions']} decisions, {result['incidents']} incidents, {result['k']} alerts a decision "
-        "(95 % intervals by unit of the difference; * excludes zero)",
-        title_justify="left",
-    )
-    for name in ("", str(one), str(two), "difference", ""):
-        table.add_column(name, justify="right" if name else "left")
-    for name, row in result["statistics"].items():
+    rows, clear = [], set()
+    for place, (name, row) in enumerate(result["statistics"].items()):
         low, high = row["low"], row["high"]
         known = low is not None and high is not None and math.isfinite(low) and math.isfinite(high)
-        interval = f"[{low:+.4f}, {high:+.4f}]" if known else ""
-        cells = [f"{row[key]:.4f}" for key in ("one", "two")]
-        shown = f"{interval} *" if known and (low > 0 or high < 0) else interval
-        table.add_row(name.replace("_", " "), *cells, f"{row['difference']:+.4f}", shown)
-    return table
+        if known and (low > 0 or high < 0):
+            clear.add(place)
+        texts = (name.replace("_", " "), f"{row['one']:.4f}", f"{row['two']:.4f}", f"{row['difference']:+.4f}")
+        rows.append((*map(Cell, texts), Cell(f"[{low:+.4f}, {high:+.4f}]" if known else "")))
+    caption = (
+        f"{result['decisions']} decisions, {result['incidents']} incidents, {result['k']} alerts a decision "
+        "(95 % intervals of the difference, by node; * excludes zero)"
+    )
+    return Table(caption, ("", str(one), str(two), "difference", ""), tuple(rows), frozenset(clear))

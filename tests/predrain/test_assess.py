@@ -20,6 +20,7 @@ from pipeline.assessment import repairs, settings_of
 from pipeline.assessment_page import write_page
 from pipeline.assessment_text import commands, data
 from policy.ladder.rungs import RUNGS
+from predrain.act.assembly import SchedulerKind
 from predrain.command import app
 from scheduler.controller.settings import read_settings
 from simulator.simulate import simulate
@@ -227,9 +228,23 @@ def test_the_three_commands_that_it_names_run_as_they_stand_and_take_the_recomme
     done = CliRunner().invoke(app, [*act, "--cluster", "cluster.json"])
     assert done.exit_code == 0, done.output
     assert "policy.horizon" not in done.output, "that of the settings is the scores'"
-    settings = read_settings(out / "recommended.yaml").policy
+    settings = read_settings(out / "act.yaml").policy
     assert settings.stages.ceiling == chosen["stage"]
     assert settings.thresholds.high == pytest.approx(chosen["thresholds"]["high"], rel=1e-3)
+
+
+@pytest.mark.parametrize("kind", ["kubernetes", "slurm", "file"])
+def test_the_settings_are_for_the_scheduler_that_is_given_or_asked_for(fleets, monkeypatch, kind):
+    out = fleets.assess("announced", 40, gpus=128)
+    for more in (["--scheduler", kind], []):
+        if not more:
+            monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+            monkeypatch.setattr("predrain.assess._asked_scheduler", lambda: SchedulerKind(kind))
+        text = fleets.run(fleets.folder / "announced-40", out, *more)
+        line = text.rstrip().splitlines()[-1]
+        assert f"predrain act --scheduler {kind} " in line
+        assert ("--cluster cluster.json" in line) == (kind == "file")
+        assert (read_settings(out / "act.yaml").slurm is not None) == (kind == "slurm")
 
 
 def test_samples_every_half_hour_are_scored_by_the_commands_that_it_names(fleets, monkeypatch):
@@ -252,7 +267,7 @@ def test_again_it_makes_nothing_anew_and_writes_nothing_outside(fleets):
     dataset = fleets.folder / "noprecursor-90"
     assert json.loads(fleets.run(dataset, out, "--json")) == read(out)
     changed = {path.name for path in sorted(fleets.folder.rglob("*")) if before.get(path) != path.stat().st_mtime_ns}
-    assert changed <= {out.name, "assessment.json", "recommended.yaml", "index.html"}
+    assert changed <= {out.name, "assessment.json", "act.yaml", "index.html"}
 
 
 def test_files_are_imported_and_judged_as_the_dataset_they_make(fleets):

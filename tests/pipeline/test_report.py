@@ -10,10 +10,12 @@ from html.parser import HTMLParser
 import numpy as np
 import pandas as pd
 import pytest
+from defusedxml import ElementTree
 
 from evaluation.metrics.evaluation import evaluate
 from evaluation.metrics.oracle import oracle_predictions
-from pipeline.report import AlertEntry, ReportContext, Simulated, select_alerts, wording
+from pipeline.report import AlertEntry, ReportContext, Simulated, select_alerts, tables, wording
+from pipeline.report.plots import PLOTS, as_file
 from pipeline.report.report import render_report
 from pipeline.report.summary import sentences
 from tests.models.fleet_predictions import T0, fleet, truth_of
@@ -135,7 +137,7 @@ def context(predictions):
         folds=folds,
         skipped=("span: 84 days is longer than the history at every refit",),
         alerts=alerts,
-        params={"training.window": "auto"},
+        params={"training.window": "auto", "models.parallel.combiner": "intersection"},
     )
 
 
@@ -353,6 +355,30 @@ def test_without_truth_the_report_claims_no_oracle(predictions, context):
     assert "What the best possible model would reach here is not known" in shown.prose
     assert "of the oracle" not in shown.table("Every model")[0]
     assert "No intervals: backtest.bootstrap is 0." in shown.prose
+
+
+def test_the_papers_mechanisms_stand_side_by_side_at_equal_alerts(evaluation, context):
+    shown = tables.mechanisms(evaluation, context)
+    assert [row[0].text for row in shown.rows] == ["best single model", "profile", "parallel: intersection"]
+    sliding, once = (evaluation.row("mean_rank", variant) for variant in ("sliding", "train_once"))
+    assert [cell.text for cell in shown.rows[1][1:3]] == [
+        wording.percent(row["precision_at_k"]) for row in (sliding, once)
+    ]
+    assert shown.rows[1][3].text == wording.points(sliding["precision_at_k"] - once["precision_at_k"])
+    assert shown.rows[2][2].text == wording.NONE
+    _, *lines = shown.lines()
+    assert [line.endswith(" *") for line in lines] == [False, True, False]
+    alone = evaluation.table[evaluation.table["model"].isin(["mean_rank", "random"])]
+    assert tables.mechanisms(replace(evaluation, table=alone), context) is None
+
+
+def test_every_plot_is_an_image_that_needs_no_page_and_no_network(evaluation):
+    for draw in PLOTS.values():
+        for plot in (draw(evaluation, "mean_rank"), None):
+            root = ElementTree.fromstring(as_file(plot))
+            assert root.tag == "{http://www.w3.org/2000/svg}svg"
+            assert "var(" not in as_file(plot)
+            assert "http" not in as_file(plot).replace("http://www.w3.org/2000/svg", "")
 
 
 def test_numbers_are_worded_as_documented():

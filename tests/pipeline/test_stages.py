@@ -5,6 +5,8 @@ import json
 import shutil
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pandas as pd
 import pyarrow.parquet as pq
@@ -15,11 +17,13 @@ from foundation.errors import InputError
 from models.bundle.store import CARD, load_bundle
 from models.config import BASELINES, TrainingSection
 from models.registry.champion import standing_of
+from models.registry.store import opened_store
 from models.training.trainer import Trainer
-from pipeline.artefacts import load_evaluation
+from pipeline.artefacts import figures, load_evaluation
 from pipeline.matrix_stage import check_made_with, make_matrix
 from pipeline.params import Params
 from pipeline.stages import replay, train_bundle, write_report_for
+from pipeline.tracking import record_backtest
 from telemetry.dataset.store import Dataset
 
 
@@ -138,6 +142,25 @@ def test_the_bundle_is_trained_and_loads(
     assert f"left room for {ratio} negatives for each positive" in card.read_text()
     assert summary["challenger"] == "predrain version 1"
     assert standing_of(f"sqlite:///{tmp_path}/mlflow.db", "predrain").aliases == {"challenger": 1}
+
+
+def test_runs_are_named_after_what_they_are_and_have_the_profiles_figures_as_columns(
+    small_backtest: Path, tmp_path: Path
+) -> None:
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    evaluation, context = load_evaluation(small_backtest)
+    main = figures(evaluation, context.profile)
+    result: Any = SimpleNamespace(folds=context.folds)
+    run_id = record_backtest(
+        uri, "predrain", name=f"backtest of {context.profile}", main=main, params={}, tags={}, result=result,
+        evaluation=evaluation, artifacts=(),
+    )  # fmt: skip
+    with opened_store(uri) as mlflow:
+        run = mlflow.MlflowClient().get_run(run_id)
+    assert run.info.run_name == "backtest of mean_log_odds"
+    assert run.data.metrics["recall"] == main["recall"]
+    assert run.data.metrics["incidents"] == main["incidents"]
+    assert not any(isinstance(value, str) for value in run.data.metrics.values())
 
 
 def test_a_dataset_of_another_step_is_refused(small_fleet: Path, small_params: Params, tmp_path: Path) -> None:

@@ -66,22 +66,15 @@ def test_a_reader_that_has_enough_of_the_output_is_no_error() -> None:
     assert (ended.returncode, ended.stderr) == (1, b"")
 
 
-def test_simulate_backtest_and_report_as_json(tmp_path: Path, small_params_file: Path) -> None:
-    (tmp_path / "few.yaml").write_text("features: {groups: [history]}\ntraining: {augmentation: 0}\n")
-    size = ("--gpus", "40", "--days", "40", "--seed", "2", "--acceleration", "90", "--start", "2026-02-02")
-    simulated = predrain("simulate", *size, "--out", "fleet", "--json", cwd=tmp_path)
-    assert json.loads(simulated.stdout)["gpus"] == 40
-    span = json.loads((tmp_path / "fleet" / "dataset.json").read_text())["span"]
-    assert span == ["2026-02-02T00:00:00.000Z", "2026-03-13T23:50:00.000Z"]
-    assert (tmp_path / "fleet-truth" / "risk.parquet").is_file()
-    params = ("--params", small_params_file, "--params", "few.yaml")
-    done = predrain("backtest", "--dataset", "fleet", "--out", "replay", *params, "--json", cwd=tmp_path)
-    summary = json.loads(done.stdout)
-    assert summary["profile"] == "mean_log_odds"
-    assert Path(tmp_path / summary["report"]).is_file()
-    shown = predrain("report", "--show", "replay", cwd=tmp_path)
-    assert "mean_log_odds *" in shown.stdout
-    assert str((tmp_path / "replay" / "report" / "index.html").resolve()) in shown.stdout
+def test_what_a_backtest_comes_to_is_printed_with_the_path_of_its_page_last(small_backtest: Path) -> None:
+    shown = CliRunner().invoke(app, ["report", "--show", str(small_backtest)]).stdout
+    lines = shown.rstrip().splitlines()
+    assert lines[-1] == f"Report: {(small_backtest / 'report' / 'index.html').resolve()}"
+    assert any(line.startswith("profile mean_log_odds ") and line.endswith("*") for line in lines)
+    for mechanism in ("best single model", "parallel: ", "cascade"):
+        assert any(line.startswith(mechanism) for line in lines)
+    summary = json.loads(CliRunner().invoke(app, ["report", "--show", str(small_backtest), "--json"]).stdout)
+    assert (summary["profile"], summary["report"]) == ("mean_log_odds", str(small_backtest / "report" / "index.html"))
 
 
 def test_prepare_takes_the_dataset_that_the_parameters_name(tmp_path: Path, small_fleet: Path) -> None:

@@ -5,11 +5,18 @@ import re
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
+from typing import Any, get_args, get_type_hints
 
 import pytest
 import yaml
+from pydantic import BaseModel
 
+from pipeline.params import Params
+from scheduler.controller.settings import ActSettings
+from serving.http.limits import ServiceSettings
 from tests.house_size import ROOMS, read_house
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -83,6 +90,97 @@ def test_every_public_name_of_the_rooms_is_documented() -> None:
                     ):
                         missing.append(f"{path.relative_to(ROOT)}:{node.name}.{inner.name}")
     assert missing == []
+
+
+FOREIGN_KEYS = {
+    *("MLFLOW_TRACKING_URI", "USER", "PATH_INFO", "ssl", "__loader__"),  # environment, WSGI, asyncio, numpy
+    *("accept-encoding", "authorization", "content-type", "query_string", "nodenames"),  # HTTP, ASGI, kube-scheduler
+    *("leaf_value", "left_child", "right_child", "split_feature", "__metadata__"),  # LightGBM, safetensors
+    *("input", "row_max", "row_min"),  # pydantic, Polars
+    *("backtest.cooldown", "models.parallel.combiner", "label_other", "recall_high"),  # made by joining names
+}
+"""Keys that are read and that others write, or that are put together of several names."""
+
+NOT_OURS = ("telemetry", "foundation", "scheduler/kubernetes", "scheduler/slurm", "scheduler/evacuation")
+"""Rooms that read documents of Kubernetes, Slurm, exporters and hooks."""
+
+
+@dataclass
+class Words:
+    """Names and texts of the product's code.
+
+    ``read``: keys that are read, with a place; ``written``: every name or text that may write a key; ``used``: every
+    attribute or text that may read a setting.
+    """
+
+    read: dict[str, str] = field(default_factory=dict)
+    written: set[str] = field(default_factory=set)
+    used: set[str] = field(default_factory=set)
+
+    def take(self, name: str, tree: ast.AST) -> None:
+        keys = set()
+        for node in ast.walk(tree):  # a node comes before those in it
+            key = None
+            if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load):
+                key = node.slice
+            elif isinstance(node, ast.Call) and getattr(node.func, "attr", "") in ("get", "pop") and node.args:
+                key = node.args[0]
+            if isinstance(key, ast.Constant) and isinstance(key.value, str):
+                keys.add(id(key))
+                if not name.startswith(NOT_OURS):
+                    self.read[key.value] = f"{name}:{key.lineno}"
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                self.used.add(node.value)
+                self.written |= set() if id(node) in keys else {node.value}
+            elif isinstance(node, ast.keyword | ast.arg) and node.arg:
+                self.written.add(node.arg)
+            elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+                self.written.add(node.target.id)
+            elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
+                self.used.add(node.attr)
+
+
+@pytest.fixture(scope="module")
+def words() -> Words:
+    found = Words()
+    for path in (path for room in ROOMS for path in (ROOT / room).rglob("*.py")):
+        found.take(str(path.relative_to(ROOT)), ast.parse(path.read_text()))
+    return found
+
+
+def unwritten(words: Words) -> dict[str, str]:
+    return {key: place for key, place in words.read.items() if key not in words.written | FOREIGN_KEYS}
+
+
+def test_no_key_is_read_that_nobody_writes(words: Words) -> None:
+    assert unwritten(words) == {}
+    assert FOREIGN_KEYS - words.read.keys() == set(), "no longer read"
+    words = replace(words, read=dict(words.read))
+    words.take("policy/dead_wire.py", ast.parse("drift = summary['a key of nobody'] or summary.get('another')"))
+    assert unwritten(words) == dict.fromkeys(("a key of nobody", "another"), "policy/dead_wire.py:1")
+
+
+def settings_in(section: Any, known: set[Any]) -> Iterator[str]:
+    """Give the names of all settings of a section and of those in it."""
+    if section in known:
+        return
+    known.add(section)
+    types = get_type_hints(section) if is_dataclass(section) else {}
+    for name in [entry.name for entry in fields(section)] if is_dataclass(section) else section.model_fields:
+        yield f"{section.__name__}.{name}"
+        waiting = [types[name] if types else section.model_fields[name].annotation]
+        while waiting:
+            kind = waiting.pop()
+            waiting += get_args(kind)
+            if isinstance(kind, type) and (is_dataclass(kind) or issubclass(kind, BaseModel)):
+                yield from settings_in(kind, known)
+
+
+def test_no_setting_is_without_a_reader(words: Words) -> None:
+    known: set[Any] = set()
+    settings = [name for root in (Params, ActSettings, ServiceSettings) for name in settings_in(root, known)]
+    assert len(settings) > 200
+    assert [name for name in settings if name.partition(".")[2] not in words.used] == []
 
 
 def test_no_lock_falls_back_to_a_file_that_a_killed_process_leaves_behind() -> None:

@@ -123,6 +123,21 @@ def ms_of(times: pd.Series, *, unknown: int = 0) -> npt.NDArray[np.int64]:
     return np.where(np.isnat(values), unknown, values.astype(np.int64))
 
 
+def column_as(table: pa.Table, field: pa.Field) -> pa.ChunkedArray:
+    """Return a column in the type of a field, null where the table lacks it; ``pa.ArrowInvalid`` if it does not fit."""
+    if field.name not in table.column_names:
+        return pa.chunked_array([pa.nulls(table.num_rows, field.type)])
+    column = table.column(field.name)
+    if column.type == field.type:
+        return column
+    if pa.types.is_dictionary(column.type):
+        column = column.cast(column.type.value_type)
+    if pa.types.is_dictionary(field.type):
+        column = column.cast(pa.string()).dictionary_encode()
+    # Instants are kept in milliseconds: the microseconds that a clock gives beyond them say nothing.
+    return column.cast(field.type, safe=not pa.types.is_timestamp(field.type) and not pa.types.is_float32(field.type))
+
+
 def conform(frame: pd.DataFrame, schema: pa.Schema) -> pa.Table:
     """Lay a frame (aware instants) out as ``schema``: add absent columns as null, keep further columns after them."""
     fields: list[pa.Field] = []

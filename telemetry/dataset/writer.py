@@ -44,6 +44,7 @@ from telemetry.dataset.schema import (
     RUNS_SCHEMA_VERSION,
     SCHEMA_VERSION,
     Unit,
+    column_as,
     conform,
     samples_schema,
 )
@@ -275,15 +276,8 @@ class DatasetWriter:
         return laid
 
     def _column(self, table: pa.Table, field: pa.Field, bucket: int) -> pa.ChunkedArray:
-        if field.name not in table.column_names:
-            return pa.chunked_array([pa.nulls(table.num_rows, field.type)])
-        column = table.column(field.name)
-        if column.type == field.type:
-            return column
         try:
-            if pa.types.is_dictionary(field.type) and not pa.types.is_dictionary(column.type):
-                column = column.cast(pa.string()).dictionary_encode()
-            return column.cast(field.type)
+            return column_as(table, field)
         except pa.ArrowInvalid as error:
             raise InputError(
                 f"column {field.name!r} does not fit its type {field.type}: {error}",

@@ -18,8 +18,7 @@ from foundation.text import nearest_hint
 from telemetry.dataset.channels import Channel, by_source_name, is_unused
 from telemetry.importing.mapping import TableMapping
 from telemetry.values.names import EXACT_NAMES, INVENTORY, repeats_inventory, spellings
-from telemetry.values.numbers import NO_VALUE_WORDS
-from telemetry.values.units import split_header
+from telemetry.values.numbers import NO_VALUE_WORDS, split_header
 
 KEY_ALIASES: Final[Mapping[str, str]] = {
     name: row.target for name, row in EXACT_NAMES.items() if row.unit is None and row.target != INVENTORY

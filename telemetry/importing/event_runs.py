@@ -34,6 +34,13 @@ _TIMES = ("known_at", "timestamp")
 _SORT_KEY = [*_TIMES, "node", "gpu", "type", "code", "source", "detail"]
 
 
+def event_frame(ms: npt.NDArray[np.int64], delay: timedelta, **columns: Any) -> pd.DataFrame:
+    """Return events at instants, in milliseconds, that are known after a delay; ``columns``: all others."""
+    when = times_of(ms)
+    events = pd.DataFrame({"timestamp": when, **columns, "known_at": (when + delay).as_unit("ms")})
+    return events.astype(dict.fromkeys(columns, object))[EVENTS.names]
+
+
 def with_runs(events: pd.DataFrame) -> pd.DataFrame:
     """Give events the columns of runs; an event without them is a run of one."""
     last = ms_of(events["timestamp"])

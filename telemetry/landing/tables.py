@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from telemetry.dataset.channels import Channel, with_rollups
-from telemetry.dataset.schema import CHANNEL_TYPES, EVENTS, INSTANT, INVENTORY, JOBS
+from telemetry.dataset.schema import CHANNEL_TYPES, EVENTS, INSTANT, INVENTORY, JOBS, column_as
 
 Kind = Literal["samples", "events", "inventory", "jobs"]
 """What a landed file holds."""
@@ -74,24 +74,13 @@ def lay_out(kind: Kind, table: pa.Table, channels: Mapping[str, Channel]) -> pa.
         raise ValueError(f"{kind} cannot land without the columns {missing}")
     arrays = []
     for field in schema:
-        if field.name not in table.column_names:
-            arrays.append(pa.nulls(table.num_rows, field.type))
-            continue
-        column = table.column(field.name)
-        if not field.nullable and column.null_count:
-            raise ValueError(f"{kind} cannot land with {column.null_count} nulls in {field.name!r}")
         try:
-            column = column if column.type == field.type else _cast(column, field.type)
+            column = column_as(table, field)
         except pa.ArrowInvalid as error:
             raise ValueError(f"{kind} cannot land: column {field.name!r}: {error}") from error
+        if not field.nullable and column.null_count:
+            raise ValueError(f"{kind} cannot land with {column.null_count} nulls in {field.name!r}")
         if field.name == "gpu":
             column = pc.if_else(pc.equal(column, ""), pa.scalar(None, pa.string()), column)  # it names no GPU
         arrays.append(column)
     return pa.Table.from_arrays(arrays, schema=schema)
-
-
-def _cast(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
-    if pa.types.is_dictionary(column.type):
-        column = column.cast(column.type.value_type)
-    # Instants are kept in milliseconds: the microseconds that a clock gives beyond them say nothing.
-    return column.cast(kind, safe=not pa.types.is_timestamp(kind) and not pa.types.is_float32(kind))

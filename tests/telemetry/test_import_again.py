@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,8 +14,6 @@ from hypothesis import strategies as st
 import telemetry.dataset.writer
 import telemetry.importing.samples.block
 from foundation.errors import InputError
-from telemetry.dataset.store import Dataset
-from tests.killed import exit_code_of
 from tests.telemetry.helpers import (
     all_samples,
     events_frame,
@@ -161,6 +158,7 @@ def test_a_full_disk_at_any_write_leaves_the_old_dataset(tmp_path: Path, monkeyp
     places = [
         (telemetry.dataset.writer, "write_part"),
         (telemetry.dataset.writer, "write_small"),
+        (telemetry.dataset.writer, "fsync_path"),
         (telemetry.importing.samples.block.pa.ipc, "new_file"),
         (telemetry.importing.quarantine.pq, "ParquetWriter"),
         (telemetry.dataset.writer.shutil, "copyfile"),
@@ -199,34 +197,6 @@ def test_what_earlier_imports_set_aside_is_neither_copied_nor_forced_to_the_disk
     (quarantine / "import-0001.parquet").unlink()  # by an operator
     run_import(tmp_path, events=EVENTS.assign(gpu="where"), max_loss=1.0)
     assert sorted(path.name for path in quarantine.iterdir()) == ["import-0002.parquet", "import-0003.parquet"]
-
-
-def import_killed_at(folder: Path, parts: int) -> None:
-    """Import more samples, and die before the part of that number is written."""
-    original, written = telemetry.dataset.writer.write_part, []
-
-    def write_part(path: Path, tables: list[pa.Table], footer: dict[str, str]) -> None:
-        if len(written) == parts:
-            os._exit(9)
-        original(path, tables, footer)
-        written.append(path)
-
-    telemetry.dataset.writer.write_part = write_part
-    run_import(folder, samples=[folder / "more.csv"])
-    os._exit(7)
-
-
-@pytest.mark.parametrize("parts", [0, 1])
-def test_a_killed_import_leaves_the_old_dataset_and_can_be_run_again(parts: int, tmp_path: Path):
-    run_import(tmp_path, samples=samples_frame())
-    before = tree(tmp_path / "dataset")
-    write_csv(tmp_path / "more.csv", samples_frame(times=9))
-    assert exit_code_of(import_killed_at, tmp_path, parts) == 9
-    assert tree(tmp_path / "dataset") == before
-    assert Dataset.open(tmp_path / "dataset").meta.counts["samples"] == 24
-    result = run_import(tmp_path, samples=[tmp_path / "more.csv"])
-    assert result.dataset.meta.counts["samples"] == 36
-    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 
 
 def test_an_inventory_without_installation_times_can_grow(tmp_path: Path):

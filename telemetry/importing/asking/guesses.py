@@ -33,8 +33,7 @@ from telemetry.importing.instants import NAIVE, OK, inferred_unit, parse_instant
 from telemetry.importing.mapping import ImportMapping, TableMapping, TimeFormat
 from telemetry.importing.quarantine import Quarantine
 from telemetry.importing.tickets import TICKET_COLUMNS
-from telemetry.values.numbers import ANY_UNIT, read_numbers
-from telemetry.values.units import words_for
+from telemetry.values.numbers import ANY_UNIT, read_numbers, words_for
 
 _SURE: Final = 0.8
 _LIKELY: Final = 0.5

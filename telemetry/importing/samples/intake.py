@@ -30,16 +30,16 @@ from telemetry.importing.columns import (
     resolve_columns,
     source_names,
 )
+from telemetry.importing.event_runs import event_frame
 from telemetry.importing.files.tables import column_names, read_batches
-from telemetry.importing.instants import WRONG_CLOCK, times_of
+from telemetry.importing.instants import WRONG_CLOCK
 from telemetry.importing.inventory import Installations
 from telemetry.importing.mapping import TableMapping
 from telemetry.importing.quarantine import Quarantine, advice
 from telemetry.importing.samples.block import DTYPES, ORDER_SHIFT, Spill
 from telemetry.importing.slots import PlaceRuns
 from telemetry.values.names import EXACT_NAMES, spellings
-from telemetry.values.numbers import Numbers, is_sentinel_outside, read_numbers
-from telemetry.values.units import split_header
+from telemetry.values.numbers import Numbers, is_sentinel_outside, read_numbers, split_header
 
 SOURCE: Final = "sample_words"
 """``source`` of the events made here."""
@@ -78,20 +78,16 @@ class GpuLosses:
         """Return a failure at each onset; ``delay`` is until it is known, ``renamed`` that of the spill."""
         onsets = [(renamed.get((unit, node), unit), node, ms) for unit, node, ms in self._onsets]
         units, nodes, times = zip(*onsets, strict=True) if onsets else ((), (), ())
-        when = times_of(np.array(times, np.int64))
-        events = pd.DataFrame(
-            {
-                "timestamp": when,
-                "node": [stays.node_names[code] for code in nodes],
-                "gpu": [stays.units[code] if stays.unit == "gpu" else None for code in units],
-                "type": "failure",
-                "code": _CODE,
-                "detail": "samples say: GPU is lost",
-                "source": SOURCE,
-                "known_at": (when + delay).as_unit("ms"),
-            }
+        return event_frame(
+            np.array(times, np.int64),
+            delay,
+            node=[stays.node_names[code] for code in nodes],
+            gpu=[stays.units[code] if stays.unit == "gpu" else None for code in units],
+            type="failure",
+            code=_CODE,
+            detail="samples say: GPU is lost",
+            source=SOURCE,
         )
-        return events.astype(dict.fromkeys(("node", "gpu", "type", "code", "detail", "source"), object))
 
 
 STAY_PROBLEMS = {-1: "unknown {unit}", -2: "before installation", -3: "after removal"}

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from telemetry.dataset.meta import instant_text
 from telemetry.dataset.schema import ms_of
 from telemetry.dataset.store import Dataset
-from telemetry.importing.instants import times_of
+from telemetry.importing.event_runs import event_frame
 from telemetry.importing.quarantine import VALUES, Quarantine, row_text
 from telemetry.importing.samples.block import ORDER_SHIFT, Block, ChannelValues, Spill, block_table, join, read_block
 from telemetry.importing.samples.instruments import (
@@ -205,20 +205,11 @@ class SampleMerger:
     def _add_events(
         self, block: Block, rows: npt.NDArray[np.int64], kind: str, codes: list[str], detail: object, source: str
     ) -> None:
-        stays, times = self.plan.stays, times_of(block.ms[rows])
-        events = pd.DataFrame(
-            {
-                "timestamp": times,
-                "node": [self.plan.nodes[code] for code in block.node[rows].tolist()],
-                "gpu": [stays.units[code] if stays.unit == "gpu" else None for code in block.unit[rows].tolist()],
-                "type": kind,
-                "code": codes,
-                "detail": detail,
-                "source": source,
-                "known_at": (times + self.delay).as_unit("ms"),
-            }
-        )
-        self.events.append(events.astype({"node": object, "gpu": object, "code": object}))
+        stays = self.plan.stays
+        nodes = [self.plan.nodes[code] for code in block.node[rows].tolist()]
+        gpus = [stays.units[code] if stays.unit == "gpu" else None for code in block.unit[rows].tolist()]
+        named = {"node": nodes, "gpu": gpus, "type": kind, "code": codes, "detail": detail, "source": source}
+        self.events.append(event_frame(block.ms[rows], self.delay, **named))
 
     def _refuse_impossible_rises(self, block: Block) -> None:
         """Null new values of counters that rise faster than any device counts, in place."""

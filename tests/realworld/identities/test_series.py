@@ -81,24 +81,11 @@ def rollout(**node_label: str) -> dict[int, list[dict[str, str]]]:
     "label_sets",
     [
         pytest.param(rollout(node="gpu-{}"), id="node by relabelling, DaemonSet rolled out"),
-        pytest.param(rollout(kubernetes_node="gpu-{}"), id="kubernetes_node"),
         pytest.param(rollout(exported_node="gpu-{}", node="monitoring"), id="exported_node without honor_labels"),
-        pytest.param(
-            {n: [{"Hostname": f"gpu-{n}", "instance": f"10.0.0.{n}:9400", "pod": "train-0"}] for n in (1, 2)},
-            id="host network, and the pod that uses the GPU",
-        ),
         pytest.param(
             {n: [{"Hostname": c * 12, "instance": f"gpu-{n}:9400"} for c in ("a1", "3f")] for n in (1, 2)},
             id="docker: one container after the other",
         ),
-        pytest.param(
-            {n: [{"Hostname": f"a{n}b2c3d4e5f{k}", "host": f"gpu-{n}"} for k in range(2)] for n in (1, 2)},
-            id="container ids, and the host of an agent",
-        ),
-        pytest.param(
-            {n: [{"Hostname": "gpu-metrics", "instance": f"gpu-{n}:9400"}] for n in (1, 2)}, id="one name for all"
-        ),
-        pytest.param({n: [{"hostname": "localhost", "instance": f"gpu-{n}:9400"}] for n in (1, 2)}, id="local host"),
         pytest.param({n: [{"host": f"GPU-{n}"}, {"host": f"gpu-{n}"}][::-1] for n in (1, 2)}, id="letter case changes"),
         pytest.param(
             {n: [{"nodename": f"gpu-{n}"}, {"nodename": f"gpu-{n}.hpc.example.com"}] for n in (1, 2)},

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from telemetry.values.numbers import Decimal, is_sentinel, read_numbers
-from telemetry.values.units import conversion
+from telemetry.values.numbers import Decimal, conversion, is_sentinel, read_numbers
 
 
 def number(text: str, unit: str = "W", **options: object) -> float:

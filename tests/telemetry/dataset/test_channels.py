@@ -1,10 +1,8 @@
-import numpy as np
 import pytest
 
 from foundation.errors import InputError
 from telemetry.config import ChannelDeclaration
 from telemetry.dataset.channels import CATALOGUE, by_source_name, resolve_channels, with_rollups
-from telemetry.values.numbers import is_sentinel
 
 
 def test_field_ids_and_source_names_are_unique_and_ranges_sane():
@@ -45,13 +43,6 @@ def test_the_usual_wrong_unit_falls_out_of_the_range(name: str, right: float, wr
     assert channel.high is not None
     assert channel.low <= right <= channel.high
     assert not channel.low <= wrong <= channel.high
-
-
-def test_sentinels():
-    values = [0.0, 2.0**62, 9223372036854775794.0, 2147483632.0, 140737488355330.0, np.nan, 5e10]
-    assert is_sentinel(values).tolist() == [False, True, True, True, True, False, False]
-    assert is_sentinel(np.array([2**62, 7], np.uint64)).tolist() == [True, False]
-    assert is_sentinel([]).tolist() == []
 
 
 def test_rollups():

@@ -1,4 +1,3 @@
-import errno
 import json
 import os
 import shutil
@@ -17,7 +16,7 @@ from telemetry.dataset.layout import node_hash
 from telemetry.dataset.store import Dataset
 from telemetry.dataset.writer import DatasetWriter
 from tests.killed import exit_code_of
-from tests.telemetry.helpers import STEP, tree
+from tests.telemetry.helpers import STEP
 
 CHANNELS = {name: CATALOGUE[name] for name in ("gpu_temp_c", "energy_mj", "clocks_event_reasons", "xid_last")}
 SPAN = (datetime(2026, 3, 1, tzinfo=UTC), datetime(2026, 3, 2, tzinfo=UTC))
@@ -180,20 +179,6 @@ def test_damage_is_reported(tmp_path: Path):
     meta.write_text("{")
     with pytest.raises(InputError, match=r"dataset\.json is damaged"):
         Dataset.open(tmp_path / "d")
-
-
-@pytest.mark.parametrize("place", ["writer.write_part", "writer.write_small", "writer.fsync_path"])
-def test_a_full_disk_leaves_the_old_dataset(place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    write(tmp_path / "d", [(0, sample_table([(0, "a", "g1")]))])
-    before = tree(tmp_path)
-
-    def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(f"telemetry.dataset.{place}", full)
-    with pytest.raises(InputError, match=r"the disk is full.*while writing.*unchanged"):
-        write(tmp_path / "d", [(0, sample_table([(1, "a", "g1")]))])
-    assert tree(tmp_path) == before
 
 
 def write_killed_at(at: str, path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -15,6 +16,7 @@ import pyarrow.compute as pc
 
 from foundation.errors import InputError
 from foundation.text import nearest_hint
+from foundation.yaml import read_yaml
 from telemetry.dataset.channels import Channel, by_source_name, is_unused
 from telemetry.importing.mapping import TableMapping
 from telemetry.values.names import EXACT_NAMES, INVENTORY, repeats_inventory, spellings
@@ -29,6 +31,39 @@ SAMPLE_KEYS: Final = ("timestamp", "node", "gpu", "mig_instance", "slot", "pci_b
 """Columns of samples that are no channels."""
 
 _STATIC: Final = frozenset({"slot", "pci_bus_id", "serial", "model", "driver"})
+
+
+COLUMN_NAMES: Final = read_yaml(Path(__file__).with_name("column_names.yaml").read_text(encoding="utf-8"))
+"""The content of column_names.yaml."""
+
+_PCI_ADDRESS: Final = re.compile(r"(PCI:)?(0x)?[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[01][0-9A-Fa-f](\.[0-7])?")
+
+
+def inventory_aliases(table: pa.Table, mapping: TableMapping) -> dict[str, str]:
+    """Return the columns of an inventory that hold a standard column under another name.
+
+    An inventory may have columns of the operator's own, so that ``Serial Number`` would else become one, and no event
+    that quotes a serial number would find its GPU. A column of PCI addresses is recognized by its values.
+    """
+    names = [name for name in table.column_names if name not in mapping.columns]
+    aliases = {name: KEY_ALIASES[known] for name in names for known in spellings(name) if known in KEY_ALIASES}
+    mapped = [target for targets in mapping.columns.values() for target in _targets(targets)]
+    taken = {*mapped, *mapping.constants, *aliases.values(), *(name.lower() for name in names)}
+    for name in names:
+        words = " ".join(re.findall("[a-z0-9]+", name.lower()))
+        standard = COLUMN_NAMES["keys"]["inventory"].items()
+        target = next((key for key, known in standard if words in known), None)
+        if target is None and _are_pci_addresses(table.column(name)):
+            target = "pci_bus_id"
+        if target is not None and target not in taken:
+            aliases[name] = target
+            taken.add(target)
+    return {**KEY_ALIASES, **aliases}
+
+
+def _are_pci_addresses(column: pa.ChunkedArray) -> bool:
+    texts = pc.unique(column.drop_null()).to_pylist() if pa.types.is_string(column.type) else []
+    return bool(texts) and all(_PCI_ADDRESS.fullmatch(text.strip()) for text in texts)
 
 
 def left_out_of_samples(name: str) -> bool:

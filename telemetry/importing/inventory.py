@@ -24,7 +24,7 @@ from telemetry.identity.devices import GpuNames, device_key, is_placeholder, par
 from telemetry.identity.nodes import NodeNames, are_one_node, node_key
 from telemetry.identity.pci import normalise_pci_bus_id
 from telemetry.importing.batch import Batch
-from telemetry.importing.columns import as_text
+from telemetry.importing.columns import as_text, inventory_aliases
 from telemetry.importing.files.sources import expand_sources
 from telemetry.importing.files.tables import read_batches
 from telemetry.importing.mapping import InventoryMapping
@@ -253,7 +253,8 @@ def read_inventory(
             parts = set(names) - given
             matched |= {name for name in parts if batch.table.column(name).null_count < len(batch.table)}
             known = [*INVENTORY.names, "parent", "mig_instance", SEEN_AT]
-            batch.resolve(mapping, known, "node", kept=parts, extras=True)
+            aliases = inventory_aliases(batch.table, mapping)
+            batch.resolve(mapping, known, "node", kept=parts, extras=True, aliases=aliases)
             frame = _batch_frame(batch, not_after, parts)
             if node_names is not None:
                 frame["node"] = frame["node"].map(node_names.written)

@@ -14,10 +14,10 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from foundation.errors import InputError
-from foundation.yaml import read_yaml
 from telemetry.dataset.channels import Channel, with_rollups
 from telemetry.dataset.schema import EVENT_RUNS, INVENTORY, JOB_OPTIONS, JOBS
 from telemetry.importing.columns import (
+    COLUMN_NAMES,
     KEY_ALIASES,
     SAMPLE_KEYS,
     as_text,
@@ -55,8 +55,7 @@ _UNIT_NAME: Final = re.compile(r"[KMG]i?B|[kMG]Hz|k?Wh|[mk]J|[mk]W")
 _FEW: Final = 8
 """Most distinct values of what may be an enum or flags."""
 
-_NAMES: Final = read_yaml(Path(__file__).with_name("column_names.yaml").read_text(encoding="utf-8"))
-_WORDS: Final = {word: meant for meant, words in _NAMES["words"].items() for word in words}
+_WORDS: Final = {word: meant for meant, words in COLUMN_NAMES["words"].items() for word in words}
 
 _FIELD: Final = re.compile(r"(?:dcgm|field|fi|id)+[ _.-]*(\d+)", re.IGNORECASE)
 
@@ -239,7 +238,7 @@ def _key_of(name: str, role: str) -> tuple[str | None, float]:
         target: max(
             1.0 if words == known else difflib.SequenceMatcher(None, words, known).ratio() * 0.85 for known in names
         )
-        for target, names in _NAMES["keys"][role].items()
+        for target, names in COLUMN_NAMES["keys"][role].items()
     }
     target = max(scores, key=lambda key: scores[key])
     return (target, scores[target]) if scores[target] >= 0.7 else (None, 0.0)
@@ -284,8 +283,9 @@ def _likeness(name: str, channel: Channel) -> float:
 def _meaning(name: str, channel: Channel) -> frozenset[str]:
     words = [_WORDS.get(word, word) for word in _split(name)]
     units = words_for(channel.unit)
-    told = {word for word in words if word not in _NAMES["says_nothing"] and not (word in units and len(words) > 1)}
-    return frozenset(told or words)
+    ignored = COLUMN_NAMES["says_nothing"]
+    telling = {word for word in words if word not in ignored and not (word in units and len(words) > 1)}
+    return frozenset(telling or words)
 
 
 def _split(name: str) -> list[str]:

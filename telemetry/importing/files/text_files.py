@@ -10,6 +10,7 @@ import codecs
 import csv
 import io
 import json
+import re
 import threading
 import weakref
 from collections.abc import Iterator, Mapping
@@ -76,10 +77,18 @@ class CsvHeader:
         return list(dict.fromkeys(name.strip() for name in self.written))
 
 
+_VALUE: Final = re.compile(
+    r"(GPU-|MIG-)?[0-9A-Fa-f]{8}-([0-9A-Fa-f]{4}-){3}[0-9A-Fa-f]{12}"  # a UUID
+    r"|\d{4}[-/]\d\d?[-/]\d\d?[ T]\d\d?:\d\d.*"  # an instant
+    r"|-?\d+(\.\d+)? ?(%|W|C|MiB|MHz)"  # a number with its unit
+)
+"""What is a value and never the name of a column."""
+
+
 def read_header(path: Path) -> CsvHeader:
     """Read the columns, and what separates them.
 
-    Raises ``InputError`` if the file is empty, or its header is longer than any header is.
+    Raises ``InputError`` if the file is empty or has no header, or its header is longer than any header is.
     """
     with pa.input_stream(path) as stream:
         content = stream.read(_MAX_HEADER_BYTES)
@@ -100,6 +109,13 @@ def read_header(path: Path) -> CsvHeader:
         raise InputError("the file is empty", str(path), "Give a file with a header line and rows.")
     if len(written) > MAX_COLUMNS:
         raise InputError(f"the header has {len(written)} columns", str(path), f"Give at most {MAX_COLUMNS}.")
+    value = next((cell.strip() for cell in written if _VALUE.fullmatch(cell.strip())), None)
+    if value is not None:
+        raise InputError(
+            f"the file has no header line: its first line holds values, such as {value!r}",
+            str(path),
+            "Write the names of the columns above the rows; nvidia-smi writes them unless it is given `noheader`.",
+        )
     return CsvHeader(tuple(written), separator, skipped)
 
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from datetime import date
 from pathlib import Path
+
+import pandas as pd
+import pytest
 
 from tests.telemetry.helpers import gpu, inventory_frame, run_import, samples_frame
 
@@ -32,3 +36,45 @@ def test_placeholders_become_serial_numbers_or_places(tmp_path: Path):
         serial=["165", "1652", "0000000000000", None],
     )
     assert set(inventory["gpu"]) == {gpu(0), "1652", "node-1@00000000:10:00", "node-1@00000000:11:00"}
+
+
+@pytest.mark.parametrize("name", ["pci", "PCI Address", "Bus-Id", "BDF", "bus_id", "location in the host"])
+def test_events_that_name_an_address_find_their_gpu_whatever_the_inventory_calls_it(tmp_path: Path, name: str):
+    inventory = inventory_frame().rename(columns={"pci_bus_id": name})
+    addresses = inventory[name].tolist()
+    log = tmp_path / "kern.log"
+    log.write_text(
+        f"2026-03-01T12:00:00+00:00 node-0 kernel: NVRM: Xid (PCI:{addresses[1].removesuffix('.0')}): 79, gone\n"
+    )
+    events = run_import(tmp_path, inventory=inventory, events=[log]).dataset.events()
+    assert events["gpu"].tolist() == [inventory["gpu"][1]]
+
+
+def test_columns_of_asset_databases_are_the_standard_ones_and_others_stay(tmp_path: Path):
+    inventory = pd.DataFrame(
+        {
+            "Hostname": ["node-0"],
+            "UUID": [gpu(0)],
+            "Serial Number": ["1652921042"],
+            "GPU Type": ["NVIDIA H100"],
+            "Installation Date": ["2026-01-01"],
+            "Decommissioned": ["2026-05-01"],
+            "owner": ["ml-platform"],
+        }
+    )
+    events = pd.DataFrame(
+        {"timestamp": ["2026-03-01T00:00:00Z"], "node": "node-0", "type": "failure", "serial": "1652921042"}
+    )
+    dataset = run_import(tmp_path, inventory=inventory, events=events, mapping="timezone: UTC\n").dataset
+    (row,) = dataset.inventory().to_dict("records")
+    assert (row["serial"], row["model"], row["owner"]) == ("1652921042", "NVIDIA H100", "ml-platform")
+    assert [row["installed_at"].date(), row["removed_at"].date()] == [date(2026, 1, 1), date(2026, 5, 1)]
+    assert dataset.events()["gpu"].tolist() == [gpu(0)]
+
+
+def test_a_standard_column_stays_what_it_is_beside_another_name_of_it(tmp_path: Path):
+    inventory = run_import(
+        tmp_path, inventory=inventory_frame().assign(product="DGX"), samples=samples_frame(gpus=1)
+    ).dataset.inventory()
+    assert set(inventory["product"]) == {"DGX"}
+    assert "DGX" not in set(inventory["model"])

@@ -119,3 +119,13 @@ def test_every_default_field_of_dcgm_exporter_is_known(tmp_path: Path) -> None:
     rows = samples(run_import(tmp_path, samples=[path]))
     assert rows["xid_last"].tolist() == [0]
     assert not [name for name in rows if "vgpu" in name.lower()]
+
+
+@pytest.mark.parametrize(
+    "first", [line(0, 0), f"0, {gpu(0)}, NVIDIA A100, 45", "0, NVIDIA A100, 45, 12 %", "2026-03-01 00:00:00;node-0;45"]
+)
+def test_a_table_without_a_header_line_is_refused_before_values_become_names(tmp_path: Path, first: str):
+    path = tmp_path / "smi.csv"
+    path.write_text(f"{first}\n{first}\n")
+    with pytest.raises(InputError, match="no header line"):
+        run_import(tmp_path, samples=[path], mapping=UTC_MAPPING)

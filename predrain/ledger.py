@@ -117,8 +117,7 @@ def export(
 
     Example: predrain ledger export --out drains.parquet
     """
-    from scheduler.ledger.export import diagnostic_events, drain_events, write_events
-    from scheduler.ledger.reader import LedgerReader
+    from scheduler.ledger.reader import LedgerReader, diagnostic_events, drain_events, write_events
 
     reader = LedgerReader(ledger)
     events = drain_events(reader.marks()) + diagnostic_events(reader.results())

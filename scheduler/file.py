@@ -1,18 +1,16 @@
-"""A cluster in memory, and one described by a JSON file: for rehearsals, and for tooling that follows a file."""
+"""A cluster and its workloads in memory, and one described by a JSON file, for rehearsals and tools that follow it."""
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import json
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Concatenate, ParamSpec, TypeVar
 
-from filelock import FileLock
+from filelock import BaseFileLock, FileLock, Timeout
 
 from foundation.errors import InputError
 from foundation.files import write_bytes
@@ -20,17 +18,16 @@ from policy.fleet import JobView, NodeView, UnitView
 from policy.plan import Action
 from scheduler.ports.codec import object_of, plain_of
 from scheduler.ports.errors import SchedulerError
-from scheduler.ports.lease import ObservedLease
 from scheduler.ports.node_object import Keys, NodeObject, Taint, after, view_of, writes_between
 from scheduler.ports.protocols import Clock, SchedulerExtras
 from scheduler.ports.readings import FleetReading, NodeReading, Precondition, StoredState, Switches, Write, WriteResult
+from scheduler.ports.workloads import CheckpointAsk, CheckpointState, Fence, Workload
 
 FORMAT = 1
 """Version of the file; another one is refused."""
 
 _SHAPE = 'Write JSON with a "format" and "nodes", as docs/operating.md shows.'
 _LOCK_WAIT_S = 30.0
-_LOOK_EVERY_S = 1.0
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -47,11 +44,10 @@ class MemoryNode:
 
 @dataclass(frozen=True, slots=True)
 class LeaseEntry:
-    """Who is the active replica, until when by its own clock, and for how long it took the lease."""
+    """Who is the active replica, and until when."""
 
     holder: str
     until: datetime
-    lasts_s: float = 30.0
 
 
 def _nothing() -> None:
@@ -62,7 +58,6 @@ class MemoryScheduler(SchedulerExtras):
     """A scheduler whose cluster is a dictionary.
 
     ``changed``: called after each change, to keep it.
-    ``lease_over``: whether the lease of another process is over; default: by the clock, which all processes share.
     ``nodes``: may be changed by hand, through :meth:`edit`, as other people and tools do.
     """
 
@@ -79,7 +74,6 @@ class MemoryScheduler(SchedulerExtras):
         self.state: str | None = None
         self.state_version = 0
         self.lease: LeaseEntry | None = None
-        self.lease_over: Callable[[LeaseEntry], bool] = lambda lease: clock.now() >= lease.until
         self._clock = clock
         self._changed = changed
 
@@ -154,9 +148,9 @@ class MemoryScheduler(SchedulerExtras):
     def hold_lease(self, holder: str, lasts: timedelta) -> datetime | None:
         """Take or prolong the lease."""
         now = self._clock.now()
-        if self.lease is not None and self.lease.holder != holder and not self.lease_over(self.lease):
+        if self.lease is not None and self.lease.holder != holder and now < self.lease.until:
             return None
-        self.lease = LeaseEntry(holder, now + lasts, lasts.total_seconds())
+        self.lease = LeaseEntry(holder, now + lasts)
         self._changed()
         return self.lease.until
 
@@ -206,82 +200,65 @@ class ClusterFile:
     switches: Switches = field(default_factory=Switches)
     state: str | None = None
     state_version: int = 0
-    lease: LeaseEntry | None = None
 
 
 class FileScheduler(SchedulerExtras):
     """A scheduler whose cluster is a JSON file.
 
     ``path``: read at each call, and replaced atomically at each write, under a lock next to it (``.NAME.lock``).
-    ``waits``: whether the first call watches another process's lease until it is renewed or over: for a process that
-    does one round and ends, which would never see a lease twice.
-    ``elapsed``: seconds that never go back.
     Raises ``InputError`` if there is no such file, or it is not of this format.
+
+    The lease is a lock too (``.NAME.lease``), held from the first round to the end of the process: however that ends,
+    the system frees it, and no clock has a part in it.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        clock: Clock,
-        *,
-        waits: bool = False,
-        elapsed: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], object] = time.sleep,
-    ) -> None:
+    def __init__(self, path: Path, clock: Clock) -> None:
         self.path, self._clock = path, clock
-        self._waits, self._elapsed, self._sleep = waits, elapsed, sleep
-        self._observed = ObservedLease()
-        self._lease_ends_s = float("-inf")  # of our own lease
         if not path.is_file():
             raise InputError("there is no file of a cluster here", str(path), _SHAPE)
+        self._active = self._lock("lease", timeout_s=0.0)
+        self._lease: LeaseEntry | None = None
         self.read_fleet = self._reading(MemoryScheduler.read_fleet)
         self.revalidate = self._reading(MemoryScheduler.revalidate)
         self.preview = self._reading(MemoryScheduler.preview)
-        self._apply = self._writing(MemoryScheduler.apply)
+        self.apply = self._writing(MemoryScheduler.apply)
         self.load_state = self._reading(MemoryScheduler.load_state)
         self.save_state = self._writing(MemoryScheduler.save_state)
         self.read_switches = self._reading(MemoryScheduler.read_switches)
         self.set_switches = self._writing(MemoryScheduler.set_switches)
-        self._hold_lease = self._reading(MemoryScheduler.hold_lease)
         try:
             self._load()
         except (OSError, ValueError, RecursionError) as error:
             raise InputError(f"the file of the cluster cannot be used: {error}", str(path), _SHAPE) from None
 
-    def apply(self, action: Action, precondition: Precondition) -> WriteResult:
-        """Carry out an action."""
-        if self._elapsed() >= self._lease_ends_s:
-            return WriteResult("refused", f"the lease of {precondition.holder} has ended")
-        return self._apply(action, precondition)
-
     def hold_lease(self, holder: str, lasts: timedelta) -> datetime | None:
         """Take or prolong the lease."""
-        self._lease_ends_s = float("-inf")
-        while True:
-            asked_s = self._elapsed()
-            until = self._hold_lease(holder, lasts)
-            if until is not None:
-                self._observed.forget()
-                self._lease_ends_s = asked_s + lasts.total_seconds()
-            if until is not None or not self._waits or self._observed.renewed:
-                self._waits = False
-                return until
-            self._sleep(_LOOK_EVERY_S)
-
-    def _is_over(self, lease: LeaseEntry) -> bool:
-        return self._observed.left_s((lease.holder, lease.until), lease.lasts_s, self._elapsed()) <= 0
+        try:
+            if not self._active.is_locked:
+                self._active.acquire()
+        except Timeout:
+            return None
+        except OSError as error:
+            raise SchedulerError(f"{self.path}: {error}") from error
+        self._lease = LeaseEntry(holder, self._clock.now() + lasts)
+        return self._lease.until
 
     def drop_lease(self, holder: str) -> None:
         """Release the lease."""
-        with contextlib.suppress(SchedulerError):
-            self._reading(MemoryScheduler.drop_lease)(holder)
+        if self._lease is not None and self._lease.holder == holder:
+            self._lease = None
+            self._active.release()
+
+    def _lock(self, name: str, timeout_s: float) -> BaseFileLock:
+        file = self.path.with_name(f".{self.path.name}.{name}")
+        return FileLock(file, timeout=timeout_s, mode=0o600, thread_local=False, fallback_to_soft=False)
 
     def _reading(self, call: Callable[Concatenate[MemoryScheduler, P], R]) -> Callable[P, R]:
         """Make a call of the cluster in memory one on the file, which raises ``SchedulerError``."""
 
         def read(*args: P.args, **kwargs: P.kwargs) -> R:
             try:
-                with self._locked():
+                with self._lock("lock", _LOCK_WAIT_S):
                     return call(self._load(), *args, **kwargs)
             except SchedulerError:
                 raise
@@ -301,29 +278,24 @@ class FileScheduler(SchedulerExtras):
 
         return write
 
-    @contextlib.contextmanager
-    def _locked(self) -> Iterator[None]:
-        lock = self.path.with_name(f".{self.path.name}.lock")
-        with FileLock(lock, timeout=_LOCK_WAIT_S, mode=0o600, fallback_to_soft=False):
-            yield
-
     def _load(self) -> MemoryScheduler:
         content = json.loads(self.path.read_bytes())
         if not isinstance(content, dict) or content.get("format") != FORMAT:
             stored = content.get("format") if isinstance(content, dict) else type(content).__name__
             raise ValueError(f"it has format {stored!r}, this code reads {FORMAT}")
+        content.pop("lease", None)  # of earlier versions
         listed: ClusterFile = object_of(ClusterFile, content, "cluster")
         names = [node.name for node in listed.nodes]
         if len(set(names)) != len(names):
             raise ValueError(f"node {next(n for n in names if names.count(n) > 1)} is listed twice")
         memory = MemoryScheduler(map(_node, listed.nodes), self._clock, changed=lambda: self._save(memory))
-        memory.switches, memory.lease, memory.lease_over = listed.switches, listed.lease, self._is_over
+        memory.switches, memory.lease = listed.switches, self._lease
         memory.state, memory.state_version = listed.state, listed.state_version
         return memory
 
     def _save(self, memory: MemoryScheduler) -> None:
         nodes = tuple(map(_listed, memory.nodes.values()))
-        content = ClusterFile(FORMAT, nodes, memory.switches, memory.state, memory.state_version, memory.lease)
+        content = ClusterFile(FORMAT, nodes, memory.switches, memory.state, memory.state_version)
         text = json.dumps(plain_of(content), indent=1, ensure_ascii=False, allow_nan=False)
         write_bytes(self.path, (text + "\n").encode())
 
@@ -344,3 +316,86 @@ def _listed(node: MemoryNode) -> ListedNode:
         base.jobs, dict(thing.labels), dict(thing.annotations), thing.taints, thing.unschedulable, base.down,
         base.software, node.boot_id, node.version,
     )  # fmt: skip
+
+
+class MemoryWorkloads:
+    """What runs on the nodes of a cluster in memory.
+
+    ``running``: by uid; may be changed by hand, as owners and other tools do.
+    ``asked``: the last request that each workload was shown, by uid.
+    ``written``: keys of requests that were acknowledged.
+    ``cannot``: uids of workloads that answer that they cannot write one.
+    ``blocked``: uids that a disruption budget protects, with its name.
+    ``evicted``: each accepted eviction: when, node, uid.
+    """
+
+    def __init__(self, workloads: Iterable[Workload], clock: Clock) -> None:
+        self.running = {workload.uid: workload for workload in workloads}
+        self.asked: dict[str, CheckpointAsk] = {}
+        self.written: set[str] = set()
+        self.cannot: set[str] = set()
+        self.blocked: dict[str, str] = {}
+        self.evicted: list[tuple[datetime, str, str]] = []
+        self.text: str | None = None
+        self.version = 0
+        self._clock = clock
+
+    def on_node(self, node: str) -> tuple[Workload, ...]:
+        """List what runs on a node."""
+        return tuple(workload for workload in self.running.values() if workload.node == node)
+
+    def ask_checkpoint(self, workload: Workload, ask: CheckpointAsk, fence: Fence) -> WriteResult:
+        """Show a workload a request."""
+        wrong = self._wrong(workload, fence)
+        if wrong is not None:
+            return wrong
+        before = self.asked.get(workload.uid)
+        if before is not None and before.key == ask.key:
+            return WriteResult("already")
+        self.asked[workload.uid] = ask
+        return WriteResult("done")
+
+    def checkpoint_state(self, workload: Workload, key: str) -> CheckpointState:
+        """Say how far a request is."""
+        if workload.uid not in self.running:
+            return CheckpointState("gone")
+        if workload.uid in self.cannot:
+            return CheckpointState("failed", "it has none")
+        return CheckpointState("acknowledged" if key in self.written else "waiting")
+
+    def evict(self, workload: Workload, fence: Fence) -> WriteResult:
+        """Ask a workload to go."""
+        wrong = self._wrong(workload, fence)
+        if wrong is not None:
+            return wrong
+        result = self.running[workload.uid]
+        if result.ending:
+            return WriteResult("already")
+        if result.uid in self.blocked:
+            return WriteResult("blocked", self.blocked[result.uid])
+        self.running[result.uid] = replace(result, state="ending")
+        self.evicted.append((self._clock.now(), result.node, result.uid))
+        return WriteResult("done", "", self.preview(result))
+
+    def preview(self, workload: Workload) -> tuple[Write, ...]:
+        """Return what an eviction would write."""
+        return (Write(f"{workload.kind} {workload.name}", "ending", None, "true"),)
+
+    def load_progress(self) -> StoredState:
+        """Read how far evacuations are."""
+        return StoredState(self.text, str(self.version))
+
+    def save_progress(self, text: str, version: str) -> WriteResult:
+        """Keep how far evacuations are."""
+        if version != str(self.version):
+            return WriteResult("conflict", f"the progress has version {self.version}, expected {version}")
+        self.text, self.version = text, self.version + 1
+        return WriteResult("done", "", (), str(self.version))
+
+    def _wrong(self, workload: Workload, fence: Fence) -> WriteResult | None:
+        if self._clock.now() >= fence.until:
+            return WriteResult("refused", "the lease has ended")
+        if workload.uid in self.running:
+            return None
+        same = any(item.name == workload.name for item in self.running.values())
+        return WriteResult("conflict", "another one has its name") if same else WriteResult("gone")

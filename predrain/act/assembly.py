@@ -93,7 +93,7 @@ def choose_scheduler(
 
     if cluster is None:
         raise typer.BadParameter("needed", param_hint="--cluster")
-    adapter_of_file = FileScheduler(cluster, SystemClock(), waits=waits)
+    adapter_of_file = FileScheduler(cluster, SystemClock())
     return ChosenScheduler(adapter_of_file, None, str(cluster), str(cluster.resolve()))
 
 

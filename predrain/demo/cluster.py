@@ -31,9 +31,8 @@ from scheduler.controller.facts import VerifiedFacts, facts_at
 from scheduler.controller.settings import ControllerSettings
 from scheduler.evacuation.engine import Evacuation
 from scheduler.evacuation.settings import EvacuationSettings, VerificationSettings
-from scheduler.file import MemoryNode, MemoryScheduler
+from scheduler.file import MemoryNode, MemoryScheduler, MemoryWorkloads
 from scheduler.ledger.sqlite_ledger import SqliteLedger
-from scheduler.memory import MemoryWorkloads
 from scheduler.ports.clock import ManualClock
 from scheduler.ports.node_object import NodeObject, marks_of
 from scheduler.ports.protocols import RiskSource

@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Any, Final
+from typing import Any, Final, TypeVar, cast
 from urllib.parse import quote
 
 from foundation.kubernetes.api import CLAIM_VERSIONS, ApiRefused, Object, Unreachable
@@ -20,12 +20,12 @@ _CORE: Final = "/api/v1"
 _CLAIMS: Final = "/apis/resource.k8s.io"
 _FORBIDDEN: Final = 403
 _PAGE: Final = 250
-_MAX_PAGES: Final = 100
 _KNOWN_FOR_S: Final = 30.0
 _HOSTNAME: Final = "kubernetes.io/hostname"
 _RETRIES: Final = 6  # of a Job that states no backoffLimit
 _INDEX_FAILURES: Final = "batch.kubernetes.io/job-index-failure-count"
 _HARD: Final = ("NoSchedule", "NoExecute")
+T = TypeVar("T")
 
 
 class _UndecidedError(Exception):
@@ -49,12 +49,7 @@ class PlacementCheck:
 
     def __init__(self, api: ApiServer) -> None:
         self._api = api
-        self._nodes: list[_Node] = []
-        self._listed_s = float("-inf")
-        self._rest: str | None = None  # token of the next page of nodes; None: all pages were read
-        self._read: dict[str, tuple[Object | None, float]] = {}
-        self._drivers: Mapping[str, set[str]] = {}
-        self._drivers_s = float("-inf")
+        self._known: dict[str, tuple[Any, float]] = {}  # what was read, and when
 
     def fails_owner(self, pod: Object, owner: Object) -> str | None:
         """Return why an eviction would end the work of a pod for good: to its Job it is a failure like any other."""
@@ -104,8 +99,8 @@ class PlacementCheck:
         matching = tolerated = 0
         narrow = False
         admits: Callable[[_Node], bool] | None = None
-        for node in self._others(here):
-            if not all(_selects(terms, node) for _, terms in selectors):
+        for node in self._nodes():
+            if node.name == here or not all(_selects(terms, node) for _, terms in selectors):
                 continue
             matching += 1
             if not all(_tolerated(taint, tolerations) for taint in node.taints):
@@ -152,16 +147,24 @@ class PlacementCheck:
                 yield f"its volume {bound} is a folder of its node", []
 
     def _object(self, path: str, resource: str) -> Object:
-        content, read_s = self._read.get(path, (None, float("-inf")))
-        if self._api.elapsed() - read_s >= _KNOWN_FOR_S:
-            content = self._get(path, None, f"get {resource}")
-            self._read = {key: known for key, known in self._read.items() if self._fresh(known[1])}
-            self._read[path] = content, self._api.elapsed()
-        return content or {}
+        return self._kept(path, f"get {resource}", lambda: self._api.client.get(path, None))
 
-    def _get(self, path: str, params: Mapping[str, str] | None, right: str) -> Object:
+    def _nodes(self) -> list[_Node]:
+        """Return all nodes that take pods."""
+        path = f"{_CORE}/nodes"
+        return self._kept(path, "list nodes", lambda: self._api.client.list_all(path, {}, _node, _PAGE)[0])
+
+    def _kept(self, key: str, right: str, read: Callable[[], T]) -> T:
+        """Return what was read within ``_KNOWN_FOR_S``, or read it; what cannot be read leaves a pod undecided."""
+        now_s = self._api.elapsed()
+        self._known = {key: known for key, known in self._known.items() if now_s - known[1] < _KNOWN_FOR_S}
+        if key not in self._known:
+            self._known[key] = self._undecided(right, read), now_s
+        return cast(T, self._known[key][0])
+
+    def _undecided(self, right: str, read: Callable[[], T]) -> T:
         try:
-            return self._api.client.get(path, params)
+            return read()
         except ApiRefused as error:
             if error.status == _FORBIDDEN:
                 raise _UndecidedError(
@@ -169,56 +172,25 @@ class PlacementCheck:
                 ) from None
             raise _UndecidedError(str(error)) from None
         except Unreachable as error:
-            raise _UndecidedError(f"{path}: {error}") from None
-
-    def _fresh(self, read_s: float) -> bool:
-        return self._api.elapsed() - read_s < _KNOWN_FOR_S
-
-    def _others(self, here: str) -> Iterator[_Node]:
-        """Yield the nodes in service but ``here``; pages are read only until a node is found that will do."""
-        if not self._fresh(self._listed_s):
-            self._nodes, self._rest, self._listed_s = [], "", self._api.elapsed()
-        at = 0
-        while True:
-            while at < len(self._nodes):
-                if self._nodes[at].name != here:
-                    yield self._nodes[at]
-                at += 1
-            if self._rest is None:
-                return
-            self._read_page()
-
-    def _read_page(self) -> None:
-        token, self._rest = self._rest, None
-        params = {"limit": str(_PAGE), **({"continue": token} if token else {})}
-        try:
-            page = self._get(f"{_CORE}/nodes", params, "list nodes")
-        except _UndecidedError:
-            self._listed_s = float("-inf")
-            raise
-        self._nodes += [node for raw in page.get("items") or () if (node := _node(raw)) is not None]
-        following = (page.get("metadata") or {}).get("continue")
-        if following and (following == token or len(self._nodes) > _PAGE * _MAX_PAGES):
-            raise _UndecidedError("the list of nodes does not end")
-        self._rest = following or None
+            raise _UndecidedError(str(error)) from None
 
     def _device_drivers(self) -> Mapping[str, set[str]]:
         """Return the drivers that offer devices for claims, by node; how many of them a pod claims is not compared."""
-        if not self._fresh(self._drivers_s):
+
+        def read() -> Mapping[str, set[str]]:
             drivers: defaultdict[str, set[str]] = defaultdict(set)
 
             def note(raw: Object) -> None:
                 drivers[raw["spec"].get("nodeName") or ""].add(raw["spec"]["driver"])
 
-            try:
-                version = next((v for v in CLAIM_VERSIONS if self._api.read(f"{_CLAIMS}/{v}") is not None), None)
-                self._api.listing(f"{_CLAIMS}/{version}/resourceslices", {}, _PAGE, note)
-            except SchedulerError as error:
-                raise _UndecidedError(
-                    f"it has resource claims, and the devices of nodes cannot be read: {error}"
-                ) from None
-            self._drivers, self._drivers_s = drivers, self._api.elapsed()
-        return self._drivers
+            version = next((v for v in CLAIM_VERSIONS if self._api.read(f"{_CLAIMS}/{v}") is not None), None)
+            self._api.listing(f"{_CLAIMS}/{version}/resourceslices", {}, _PAGE, note)
+            return drivers
+
+        try:
+            return self._kept(_CLAIMS, "list resourceslices", read)
+        except SchedulerError as error:
+            raise _UndecidedError(f"it has resource claims, and the devices of nodes cannot be read: {error}") from None
 
     def _label_here(self, here: str, key: str) -> str | None:
         raw = self._object(f"{_CORE}/nodes/{quote(here, safe='')}", "nodes")
@@ -241,7 +213,8 @@ class PlacementCheck:
         own = pod["metadata"]
         namespace = own.get("namespace") or "default"
         params = {"fieldSelector": LIVING, "limit": str(_PAGE * 4)}
-        page = self._get(f"{_CORE}/namespaces/{quote(namespace, safe='')}/pods", params, "list pods")
+        path = f"{_CORE}/namespaces/{quote(namespace, safe='')}/pods"
+        page = self._undecided("list pods", lambda: self._api.client.get(path, params))
         if (page.get("metadata") or {}).get("continue"):
             raise _UndecidedError(f"namespace {namespace} has too many pods for its anti-affinity or spread")
         others = [
@@ -251,14 +224,14 @@ class PlacementCheck:
             and other["metadata"].get("uid") != own.get("uid")
             and (node := other["spec"].get("nodeName"))
         ]
-        list(self._others(""))  # every page: a pod may be on any node
-        known = {node.name: node for node in self._nodes}
+        nodes = self._nodes()
+        known = {node.name: node for node in nodes}
 
         def domains_of(term: Object) -> Counter[str]:
             key = term.get("topologyKey") or _HOSTNAME
             selector = term.get("labelSelector") or {}
-            nodes = [known.get(name) or _Node(name, {}, (), {}) for name, labels in others if _chosen(selector, labels)]
-            return Counter(domain for node in nodes if (domain := _label(node, key)) is not None)
+            on = [known.get(name) or _Node(name, {}, (), {}) for name, labels in others if _chosen(selector, labels)]
+            return Counter(domain for node in on if (domain := _label(node, key)) is not None)
 
         limits: list[tuple[str, Counter[str], int, bool]] = []  # most others in a domain, whether a node must be in one
         for term in apart:
@@ -272,7 +245,7 @@ class PlacementCheck:
             selector["matchLabels"] = {**(selector.get("matchLabels") or {}), **chosen}
             count, key = domains_of({**rule, "labelSelector": selector}), rule["topologyKey"]
             # a drained node still counts: the taints of nodes are ignored where a rule does not honour them
-            eligible = [node for node in self._nodes if all(_selects(terms, node) for terms in selectors)]
+            eligible = [node for node in nodes if all(_selects(terms, node) for terms in selectors)]
             domains = {domain for node in eligible if (domain := _label(node, key)) is not None}
             least = 0 if len(domains) < (rule.get("minDomains") or 1) else min(count[domain] for domain in domains)
             most = least + int(rule["maxSkew"]) - _chosen(selector, labels)

@@ -27,8 +27,7 @@ from scheduler.kubernetes.config_map import ConfigMapText, SwitchAnnotations
 from scheduler.kubernetes.device_taints import DeviceTaints
 from scheduler.kubernetes.leadership import Leadership
 from scheduler.kubernetes.nodes import NodeSnapshot, patch_of, snapshot_of, status_patch
-from scheduler.kubernetes.pods import ClaimCounts, PodKeys, PodPart, jobs_of, pod_part
-from scheduler.kubernetes.running_pods import RunningPods
+from scheduler.kubernetes.pods import ClaimCounts, PodKeys, PodPart, RunningPods, jobs_of, pod_part
 from scheduler.kubernetes.settings import KubernetesSettings
 from scheduler.ports.errors import described
 from scheduler.ports.node_object import (

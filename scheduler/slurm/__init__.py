@@ -2,5 +2,5 @@
 
 Start with ``scheduler``, the adapter. ``marks`` decides what an action writes and what we remember on a node;
 ``commands`` and ``rest`` are the two ways to Slurm behind ``port``;
-``placement`` decides whether a job could run on other nodes; ``folder`` keeps what Slurm has no place for.
+``workloads`` are the jobs, and where else each could run; ``folder`` keeps what Slurm has no place for.
 """

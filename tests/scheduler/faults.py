@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
-from scheduler import memory
+from scheduler import file
 from scheduler.file import MemoryScheduler
 from scheduler.ports.errors import SchedulerError
 from scheduler.ports.protocols import Clock
@@ -92,7 +92,7 @@ class FaultyScheduler(MemoryScheduler):
             setattr(self, name, partial(self.faults.write, name, getattr(self, name)))
 
 
-class MemoryWorkloads(memory.MemoryWorkloads):
+class MemoryWorkloads(file.MemoryWorkloads):
     """What runs on the nodes of a cluster in memory, with failures on demand."""
 
     def __init__(self, workloads: Iterable[Workload], clock: Clock) -> None:

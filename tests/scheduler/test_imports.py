@@ -29,7 +29,7 @@ def test_the_controller_needs_none_of_the_learners_nor_pandas():
     heavy = ("pandas", "pyarrow", "sklearn", "lightgbm", "xgboost", "mlflow", "numba", "torch", "scipy")
     code = (
         "import sys\nimport scheduler.controller.controller, scheduler.ledger.sqlite_ledger, scheduler.ledger.reader\n"
-        "import scheduler.controller.scores_reader, scheduler.file, scheduler.ledger.export\n"
+        "import scheduler.controller.scores_reader, scheduler.file\n"
         "import scheduler.controller.settings\n"
         f"print([name for name in {heavy!r} if name in sys.modules])"
     )

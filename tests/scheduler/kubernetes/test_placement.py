@@ -219,20 +219,10 @@ def test_a_pod_that_must_be_near_others_stays_within_the_domain_of_its_node(plac
     assert place.decide(affinity=pods_affinity("podAffinity")).elsewhere is None
 
 
-def test_the_nodes_are_listed_once_for_the_pods_of_a_round_and_only_as_far_as_needed(place, monkeypatch):
-    monkeypatch.setattr("scheduler.kubernetes.placement._PAGE", 1)
-    assert place.placements.of(pod("a", "n1")).elsewhere is True
-    assert place.lists() == 2, "n1 is no other node, n2 will do"
-    assert place.placements.of(pod("b", "n1", nodeSelector={HOST: "n3"})).elsewhere is True
-    assert place.placements.of(pod("c", "n1", nodeSelector={HOST: "n2"})).elsewhere is True
-    assert place.placements.of(pod("d", "n1", nodeSelector={HOST: "n9"})).elsewhere is False
-    assert place.lists() == 3
-
-
-def test_a_list_of_nodes_without_an_end_is_given_up(place, monkeypatch):
-    monkeypatch.setattr("scheduler.kubernetes.placement._MAX_PAGES", 0)
-    monkeypatch.setattr("scheduler.kubernetes.placement._PAGE", 1)
-    assert place.placements.of(pod("a", "n3", nodeSelector={HOST: "n9"})).reason == "the list of nodes does not end"
+def test_the_nodes_are_listed_once_for_the_pods_of_a_round(place):
+    for name, slot in (("a", "2"), ("b", "3"), ("c", "9")):
+        assert place.placements.of(pod(name, "n1", nodeSelector={"slot": slot})).elsewhere is (slot != "9")
+    assert place.lists() == 1
 
 
 def spread(key: str = HOST, skew: Any = 1, **more: Any) -> list[Raw]:

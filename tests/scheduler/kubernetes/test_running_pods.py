@@ -7,10 +7,9 @@ import pytest
 
 from foundation.kubernetes.api import ApiRefused, Object, Unreachable
 from policy.fleet import JobView
-from scheduler.kubernetes import running_pods
+from scheduler.kubernetes import pods as pods_module
 from scheduler.kubernetes.api import ApiServer
-from scheduler.kubernetes.pods import PODS, PodKeys, PodPart, jobs_of, pod_part
-from scheduler.kubernetes.running_pods import RunningPods
+from scheduler.kubernetes.pods import PODS, PodKeys, PodPart, RunningPods, jobs_of, pod_part
 from scheduler.ports.errors import SchedulerError
 from tests.scheduler.kubernetes.api_world import Raw
 from tests.scheduler.kubernetes.objects import SETTINGS, pod
@@ -123,9 +122,9 @@ def test_a_forgetful_server_is_listed_again(api: MemoryApi, pods: RunningPods) -
 @pytest.mark.parametrize("what", ["silent", "dead"])
 def test_what_is_not_heard_of_is_listed(api: MemoryApi, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
     if what == "dead":
-        monkeypatch.setattr(running_pods, "follow", lambda *_: None)
+        monkeypatch.setattr(pods_module, "follow", lambda *_: None)
     if what == "silent":
-        monkeypatch.setattr(running_pods, "IDLE_S", 0.0)
+        monkeypatch.setattr(pods_module, "IDLE_S", 0.0)
     pods = followed(api)
     pods.everywhere()
     wait(lambda: not pods.watched)

@@ -9,7 +9,7 @@ import pytest
 from scheduler.ports.workloads import Placement
 from scheduler.slurm.job import Requirements, SlurmJob
 from scheduler.slurm.node import SlurmNode
-from scheduler.slurm.placement import placement_of
+from scheduler.slurm.workloads import placement_of
 
 NODE = SlurmNode(
     "n1", frozenset({"IDLE"}), gpus=8, features=("h100", "ib"), partitions=("gpu",), cpus=64, memory_mb=1000,

@@ -75,3 +75,11 @@ def test_no_role_but_its_own_may_patch_pods_or_set_device_taints_and_none_runs_c
     }  # fmt: skip
     assert patching == {"checkpoint-rbac.yaml:ClusterRole/predrain-checkpoint"}
     assert roles["devicetaintrules"] == {"device-taints-rbac.yaml:ClusterRole/predrain-device-taints"}
+
+
+def test_no_role_of_ours_may_delete_a_pod_so_that_a_stuck_budget_cannot_be_forced() -> None:
+    rules = [rule for _, document in DOCUMENTS for rule in document.get("rules", ())]
+    assert any("pods/eviction" in rule["resources"] for rule in rules)
+    for rule in rules:
+        if {"pods", "*"} & set(rule["resources"]):
+            assert not {"delete", "deletecollection", "*"} & set(rule["verbs"]), rule

@@ -7,7 +7,6 @@ import random
 import sqlite3
 import threading
 import time
-import zlib
 from dataclasses import fields, replace
 from datetime import UTC, datetime, timedelta, timezone
 
@@ -134,42 +133,16 @@ def test_why_of_an_unknown_node_reports_it(file):
         LedgerReader(file).replay(99)
 
 
-def test_an_upgrade_goes_on_with_calls_and_decisions_of_an_earlier_version(file):
-    """Earlier versions wrote a checkpoint's address, ``exec`` and ``escalate``, and settings under other keys."""
-    cluster = history(file)
-    link = sqlite3.connect(file, isolation_level=None)
-    pod = {"name": "a", "uid": "a-1", "kind": "pod", "node": "n1", "owner": None, "job": None, "stays": None,
-           "held": None, "ending": False, "grace": None}  # fmt: skip
-    call = {"at": T0.isoformat(), "node": "n1", "key": "k", "why": "", "writes": []}
-    for kind, means, offer in (
-        ("checkpoint", "webhook", {"means": "webhook", "url": "https://a.example/checkpoint", "takes": "60.0s"}),
-        ("evict", "scheduler", {"means": "exec", "url": None, "takes": None}),
-        ("escalate", "command", None),
-    ):
-        content = {**call, "kind": kind, "means": means, "workload": {**pod, "checkpoint": offer} if offer else None}
-        values = (call["at"], "n1", kind, json.dumps(content))
-        link.execute("INSERT INTO calls (at, node, kind, content) VALUES (?, ?, ?, ?)", values)
-    names = "at, holder, code, model, decided_at, plan, digest, summary"
-    ((inputs,),) = link.execute("SELECT inputs FROM rounds WHERE id = 1").fetchall()
-    link.execute("INSERT INTO blobs VALUES ('old', ?)", (zlib.compress(b'{"worth": {"always": true}}'),))
-    old = json.dumps({**json.loads(inputs), "config": "old"})
-    number = link.execute(
-        f"INSERT INTO rounds ({names}, inputs) SELECT {names}, ? FROM rounds WHERE id = 1", (old,)
-    ).lastrowid
-    link.close()
-
-    assert [(open_call.kind, open_call.node) for _, open_call in cluster.ledger.open_calls()] == [
-        ("checkpoint", "n1"), ("evict", "n1"), ("escalate", "n1"),
-    ]  # fmt: skip
-    reader = LedgerReader(file)
-    message = rf"decision {number} cannot be replayed by this version: config.worth.*Replay it with predrain 1\.0"
-    with pytest.raises(InputError, match=message):
-        reader.replay(number)
-    assert reader.replay(number - 1).differences == ()
-    cluster.clock.move(STEP)
-    cluster.scored(n5=0.9)
-    assert cluster.round().errors == []
-    assert reader.replay(number + 1).differences == ()
+def test_an_upgrade_goes_on_with_open_calls_about_workloads_as_an_earlier_version_knew_them(file):
+    ledger = SqliteLedger(file)
+    workload = {"name": "a", "uid": "a-1", "kind": "pod", "node": "n1", "held": None, "checkpoint": {"url": "x"}}
+    call = {"at": T0.isoformat(), "node": "n1", "key": "k", "kind": "evict", "means": "exec", "workload": workload}
+    with sqlite3.connect(file) as link:
+        link.execute(
+            "INSERT INTO calls (at, node, kind, content) VALUES (?, 'n1', 'evict', ?)", (call["at"], json.dumps(call))
+        )
+    ((_, listed),) = ledger.open_calls()
+    assert (listed.kind, listed.workload.name, listed.workload.uid) == ("evict", "a", "a-1")
 
 
 def test_rows_are_only_ever_added(file):

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import shutil
 import sys
-import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -15,7 +13,6 @@ from typer.testing import CliRunner
 
 from predrain.command import app
 from telemetry.dataset.schema import EVENTS
-from tests.policy.decide_world import STEP
 from tests.scheduler.score_files import record, write
 from tests.scheduler.slurm.fake_slurm import FakeSlurm, job_row
 
@@ -165,37 +162,3 @@ def test_a_cluster_whose_workloads_nobody_lists_is_not_emptied_and_reports_it(pl
 def test_a_diagnostic_that_the_scheduler_cannot_start_is_refused_at_once(place):
     settings(place, (place / "act.yaml").read_text().replace("method: command", "method: scheduler"))
     assert "this scheduler starts no diagnostics here (Slurm c)" in run(*GO, code=1).stderr
-
-
-def break_everything(place):
-    """Damage all that is not Slurm or the controllers' folder."""
-    for file in place.glob("ledger.db*"):
-        file.unlink()
-    (place / "ledger.db").write_bytes(b"no ledger" * 1000)
-    (place / "events.parquet").write_bytes(b"PAR1 no events")
-    (place / "scores" / "latest.json").write_text("{")
-    settings(place, "policy: {stagez: 3}\n" + SLURM)
-
-
-def test_with_everything_broken_but_slurm_an_expired_mark_is_released(fake, tmp_path):
-    end = datetime.now(UTC).replace(microsecond=0) + timedelta(seconds=6)
-    at = end - 2 * STEP
-    records = [record(f"gpu{i}", f"n{i}", 0.9 if i == 3 else 0.01, at) for i in range(12)]
-    shutil.rmtree(tmp_path / "scores")
-    write(tmp_path / "scores", *records, at=at, model={"fitted_at": (at - timedelta(days=1)).isoformat()})
-    run(*GO)
-    assert fake.told["nodes"][3]["state"] == ["IDLE", "DRAIN"]
-    break_everything(tmp_path)
-    time.sleep(max(0.0, (end - datetime.now(UTC)).total_seconds()))
-    assert "done     release n3" in run(*GO, "--events", "events.parquet", code=1).stdout
-    left = fake.told["nodes"][3]
-    assert (left["state"], left["reason"], left["extra"]) == (["IDLE"], "", "")
-
-
-def test_everything_is_released_with_everything_broken_but_slurm(fake, tmp_path):
-    run(*GO)
-    break_everything(tmp_path)
-    assert "done     release n3" in run(*ACT, "--release-all").stdout
-    left = fake.told["nodes"][3]
-    assert (left["state"], left["reason"], left["extra"]) == (["IDLE"], "", "")
-    assert "kill switch on" in run(*ACT, "--kill").stderr

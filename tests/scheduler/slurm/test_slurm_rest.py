@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import re
 import socketserver
 import tempfile
@@ -13,16 +12,12 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import settings as runs
-from hypothesis import strategies as st
 
 from foundation.errors import InputError
 from scheduler.ports.clock import SystemClock
 from scheduler.ports.errors import SchedulerError
 from scheduler.slurm.job import CheckpointSignal
 from scheduler.slurm.node import NodeChange
-from scheduler.slurm.port import errors_in
 from scheduler.slurm.rest import SlurmRest
 from scheduler.slurm.scheduler import open_slurm
 from scheduler.slurm.settings import SlurmSettings
@@ -192,28 +187,3 @@ def test_the_page_names_every_setting_with_its_default():
             continue
         shown = {None: "`null`", timedelta(seconds=20): "`20s`"}.get(setting.default, f"`{setting.default}`")
         assert default == shown, setting.name
-
-
-ANY = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
-    max_leaves=6,
-)
-FIELDS = (
-    "name", "state", "state_flags", "reason", "extra", "weight", "reason_changed_at", "boot_time", "gres", "features",
-    "job_id", "job_state", "nodes", "submit_time", "start_time", "end_time", "time_limit", "het_job_id", "comment",
-    "gres_detail", "tres_alloc_str", "array_task_id", "partitions", "restart_cnt",
-)  # fmt: skip
-ROWS = st.fixed_dictionaries({}, optional=dict.fromkeys(FIELDS, ANY | st.sampled_from(["RUNNING", "n[0-3]", "n0"])))
-BODIES = st.fixed_dictionaries({}, optional={"errors": ANY, "meta": ANY, "rows": st.lists(ROWS, max_size=3) | ANY})
-
-
-@runs(max_examples=200, deadline=None)
-@given(body=BODIES, key=st.sampled_from(["nodes", "jobs"]))
-def test_an_answer_of_any_shape_is_a_report_or_an_error_with_a_message(body, key):
-    content = json.dumps({key if name == "rows" else name: value for name, value in body.items()}).encode()
-    assert errors_in(content) is not None
-    port = SlurmRest(SlurmSettings("/nowhere", rest_url="unix:/nowhere"))
-    port._ask = lambda *_: (200, content)
-    with contextlib.suppress(SchedulerError):
-        assert isinstance(port.nodes() if key == "nodes" else port.jobs(), tuple)

@@ -114,19 +114,6 @@ def test_a_person_who_gives_another_reason_takes_the_node_over(drained):
     assert world.slurm.all["n3"].out == frozenset()  # not again in this episode
 
 
-def test_nodes_with_other_reasons_are_never_written_to(world):
-    world.slurm.person("n1", "DRAIN", "ADMIN SHUTDOWN")
-    world.slurm.person("n2", "FAIL", "NHC: gpu fell off")
-    world.slurm.all["n4"] = replace(world.slurm.all["n4"], states=frozenset({"IDLE", "DRAIN"}), reason=None)
-    theirs = {name: world.slurm.all[name] for name in ("n1", "n2", "n4")}
-    world.scored(n1=0.9, n2=0.9, n4=0.9)
-    for _ in range(3):
-        world.round()
-        world.clock.move(5 * HOUR)
-    assert {name: world.slurm.all[name] for name in theirs} == theirs
-    assert {name for name, _ in world.slurm.writes} & set(theirs) == set()
-
-
 def test_a_reason_that_comes_at_the_same_time_stands_and_ours_is_taken_back(world):
     before = world.slurm.all["n0"]
     world.slurm.meanwhile.append(lambda: world.slurm.person("n0", "DRAIN", "bad cable"))
@@ -257,12 +244,6 @@ def test_a_name_that_could_mean_many_nodes_is_refused(world):
     for name in ("n[0-3]", "ALL,n1", "-x", "a b"):
         answer = world.scheduler.apply(replace(action("swap"), node=name), before(world))
         assert answer.kind == "refused"
-
-
-def test_only_nodes_of_the_fleet_are_listed(world):
-    world.slurm.all["cpu"] = replace(world.slurm.all["n0"], name="cpu", gpus=0)
-    world.slurm.all["later"] = replace(world.slurm.all["n0"], name="later", states=frozenset({"FUTURE"}))
-    assert {node.view.name for node in world.scheduler.read_fleet().nodes} == {f"n{i}" for i in range(8)}
 
 
 def test_a_boot_time_that_wavers_is_one_boot(world):

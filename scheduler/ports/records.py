@@ -110,7 +110,7 @@ def key_of(number: int, action: Action) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
-CallKind = Literal["checkpoint", "evict", "verify", "probe", "escalate"]
+CallKind = Literal["checkpoint", "evict", "verify", "probe"]
 FindingKind = Literal[
     "started", "acknowledged", "unanswered", "waiting", "returned", "hanging", "stuck", "empty", "verified", "probed",
     "escalated", "ended", "cancelled",
@@ -126,7 +126,7 @@ is done."""
 class PendingCall:
     """A call that is about to be made.
 
-    ``kind``: ``checkpoint``, ``evict``, ``verify``, ``probe``; ``escalate`` only in ledgers of earlier versions.
+    ``kind``: ``checkpoint``, ``evict``, ``verify``, ``probe``.
     ``key``: the idempotency key: the same for each repetition.
     ``means``: through what: ``scheduler``, ``webhook``, ``command``.
     ``workload``: as it was listed just before; None: the call is about the node.

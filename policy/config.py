@@ -64,7 +64,8 @@ class PolicyConfig:
         """
         if self.thresholds_from != "costs":
             return self.thresholds
-        even = worth_of(max(1, len(node.units)), node.jobs, 0.0, self.horizon, self.cost_benefit, now).break_even
+        gpus, found = max(1, len(node.units)), self.probes.mean_found
+        even = worth_of(gpus, node.jobs, 0.0, self.horizon, self.cost_benefit, now, found).break_even
         if even is None:
             return self.thresholds
         below = [value for _, value in self.thresholds.items() if value is not None]

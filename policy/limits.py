@@ -162,8 +162,9 @@ def is_blind(signals: Signals, config: PolicyConfig, now: datetime) -> bool:
 def value(case: Case, config: PolicyConfig, now: datetime) -> None:
     """Say what a drain of a node at risk is worth."""
     if case.assessment.tier in ("elevated", "high"):
-        node, risk = case.node, 1.0 if case.assessment.ruled else case.assessment.risk or 0.0
-        case.worth = worth_of(len(node.units), node.jobs, risk, config.horizon, config.cost_benefit, now)
+        node, ruled = case.node, case.assessment.ruled
+        risk, found = (1.0, 1.0) if ruled else (case.assessment.risk or 0.0, config.probes.mean_found)
+        case.worth = worth_of(len(node.units), node.jobs, risk, config.horizon, config.cost_benefit, now, found)
 
 
 def weigh(case: Case) -> None:

@@ -28,6 +28,9 @@ from policy.ladder.remedies import INSTRUCTIONS, Remedy, hardest
 from policy.plan import NodeState
 from policy.tiers import TIERS, Tier
 
+REMEDIED = ("remedied reset", "remedied reboot")
+"""Facts that no rule names: a remedy was carried out on the emptied node, and the diagnostic passed."""
+
 _UNKNOWN_SHOWN = 3
 _NOTHING = NodeState()
 _DAY = timedelta(days=1)
@@ -189,9 +192,11 @@ class HardRulesConfig:
     """Which rules apply.
 
     ``rules``: each fact at most once.
+    ``repeat``: a fault that a reset or a reboot ended, and that is back within this time, asks for a replacement.
     """
 
     rules: tuple[HardRule, ...] = RULES
+    repeat: PositiveTime = 7 * _DAY
 
     def __post_init__(self) -> None:
         names = [rule.fact for rule in self.rules]
@@ -260,6 +265,7 @@ class Assessment:
     ``expires_at``: until when what holds the tier does; None while ``clear``.
     ``reasons``: why the tier moved or stayed, in words.
     ``explanations``: what the tier rests on, in words.
+    ``repeated``: a fault that keeps the node out of service is back although its remedy was carried out lately.
     """
 
     tier: Tier
@@ -274,6 +280,7 @@ class Assessment:
     expires_at: datetime | None
     reasons: tuple[str, ...]
     explanations: tuple[str, ...]
+    repeated: bool = False
 
     @property
     def ruled(self) -> bool:
@@ -288,6 +295,8 @@ class Assessment:
     @property
     def remedy(self) -> Remedy | None:
         """The remedy of the faults that keep the node out of service; None without any."""
+        if self.repeated:
+            return "replace"
         return hardest(hit.rule.remedy for hit in self.rules if hit.rule.tier == "high")
 
     @property
@@ -352,6 +361,18 @@ def assess(
         expires_at=max(ends) if ends and tier != "clear" else None,
         reasons=explain_tier(tiered, fresh, thresholds) if explained else (),
         explanations=_explain(node, reading, hits, state, risk) if explained else (),
+        repeated=_is_repeated(node, hits, rules.repeat),
+    )
+
+
+def _is_repeated(node: NodeView, hits: tuple[RuleHit, ...], within: timedelta) -> bool:
+    remedied = {
+        (unit.name, fact.name): fact.seen_at for unit in node.units for fact in unit.facts if fact.name in REMEDIED
+    }
+    return any(
+        hit.rule.tier == "high" and at is not None and at <= hit.seen_at < at + within
+        for hit in hits
+        for at in [remedied.get((hit.unit, f"remedied {hit.rule.remedy}"))]
     )
 
 

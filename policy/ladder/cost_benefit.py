@@ -72,11 +72,13 @@ class Worth:
 
 
 def worth_of(
-    gpus: int, jobs: Sequence[JobView], risk: float, horizon: timedelta, config: CostBenefitConfig, now: datetime
-) -> Worth:
+    gpus: int, jobs: Sequence[JobView], risk: float, horizon: timedelta, config: CostBenefitConfig, now: datetime,
+    found: float = 1.0,
+) -> Worth:  # fmt: skip
     """Weigh a drain now.
 
     ``risk``: that the node fails within ``horizon`` from now, calibrated.
+    ``found``: share of these failures that the diagnostic finds. The others fail after the node is back in service.
 
     A failure under a job costs all of its GPUs the work since its last checkpoint and a restart, and the node an
     unplanned repair. A drain costs them the work since a checkpoint too, a fresh one where the job writes it on
@@ -91,15 +93,16 @@ def worth_of(
     verify, planned, unplanned = (
         gpus * _hours(duration) for duration in (config.verify, config.planned_repair, config.unplanned_repair)
     )
-    unneeded, gain = stop + verify, unplanned + fail - (stop + planned)  # summed as Costs does, to the last bit
+    averted = found * (unplanned + fail - planned)
+    unneeded, gain = stop + verify, averted - (1 - found) * verify - stop
     saved, lost = risk * gain, (1 - risk) * unneeded
-    break_even = Costs(unneeded, unplanned, lost_job=fail, needed_drain=stop + planned).break_even if gain > 0 else None
+    break_even = unneeded / (unneeded + gain) if gain > 0 else None
     waits: list[tuple[float, datetime, str]] = []
     for until, what in _turns(jobs, config):
         if now < until < now + horizon:
             meets = 1 - (1 - risk) ** ((until - now) / horizon)
             later = (1 - meets) * _stop(jobs, config, now, until)
-            waits.append((stop - later - meets * (unplanned + fail - planned), until, what))
+            waits.append((stop - later - meets * averted, until, what))
     wait, wait_until, what = max(waits, key=lambda waited: waited[0], default=(None, None, ""))
     worthy = config.always or (saved - lost > 0)
     choice: Literal["drain", "wait", "leave"] = "drain" if worthy else "leave"

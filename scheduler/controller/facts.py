@@ -15,7 +15,7 @@ from foundation.files import stamp_of
 from policy.episodes import OUTCOME_TIMEOUT, Alert, AlertOutcome, Happening, judge
 from policy.fleet import Fact
 from policy.maintenance import planned
-from policy.node_assessment import BOOT, KINDS, REPAIRS, REPORTED, XIDS, reported
+from policy.node_assessment import BOOT, KINDS, REMEDIED, REPAIRS, REPORTED, XIDS, reported
 from scheduler.evacuation.progress import Result
 from scheduler.ports.errors import LedgerError, SourceError
 from scheduler.ports.protocols import FactReader
@@ -188,7 +188,9 @@ class VerifiedFacts:
                     facts[unit] = replace(known, probed_at=result.at)
                 elif result.kind == "passed":
                     since = result.at if known.valid_from is None else max(known.valid_from, result.at)
-                    facts[unit] = replace(known, valid_from=since)
+                    remedy = f"remedied {result.remedy}"
+                    done = (Fact(remedy, result.at),) if remedy in REMEDIED else ()
+                    facts[unit] = replace(known, facts=(*known.facts, *done), valid_from=since)
         return facts
 
     @property

@@ -25,12 +25,12 @@ def job(gpus, saved_ago=None, **others):
 
 
 def test_the_same_risk_is_high_under_a_job_that_can_write_a_checkpoint_and_not_under_one_that_loses_a_days_work():
-    asked = once([node("n", 0.4, jobs=(job(512, 1, can_checkpoint=True),)), *healthy(12)], by_costs())
+    asked = once([node("n", 0.7, jobs=(job(512, 1, can_checkpoint=True),)), *healthy(12)], by_costs())
     assert verbs(asked, "n") == ["swap", "drain", "publish"]
     lone = CostBenefitConfig(checkpoint_every=timedelta(hours=48))
-    lost = once([node("n", 0.4, jobs=(job(512, 19),)), *healthy(12)], by_costs(cost_benefit=lone))
+    lost = once([node("n", 0.7, jobs=(job(512, 19),)), *healthy(12)], by_costs(cost_benefit=lone))
     assert lost.nodes["n"].tier == "elevated"
-    assert "from clear to elevated: a risk of 40.0%" in why(lost, "n")
+    assert "from clear to elevated: a risk of 70.0%" in why(lost, "n")
 
 
 @given(st.floats(0.02, 1), st.integers(1, 4096), st.floats(0, 40), st.booleans())
@@ -38,7 +38,7 @@ def test_a_node_is_high_exactly_where_its_drain_saves_at_least_what_it_costs(ris
     settings = by_costs(cost_benefit=CostBenefitConfig(may_wait=False))
     mine = node("n", risk, jobs=(job(gpus, age, can_checkpoint=can),))
     plan = once([mine, *healthy(12)], settings)
-    worth = worth_of(1, mine.jobs, risk, settings.horizon, settings.cost_benefit, T0)
+    worth = worth_of(1, mine.jobs, risk, settings.horizon, settings.cost_benefit, T0, settings.probes.mean_found)
     decision = plan.nodes["n"]
     assert decision.worth == worth if decision.tier in ("elevated", "high") else True
     enough = worth.break_even is not None and risk >= max(0.02, worth.break_even)

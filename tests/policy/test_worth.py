@@ -9,7 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policy.fleet import JobView
-from policy.ladder.cost_benefit import CostBenefitConfig, worth_of
+from policy.ladder.cost_benefit import CostBenefitConfig, hours_of, worth_of
+from policy.ladder.probes import ProbeConfig
+from policy.ladder.rungs import prices
 from tests.policy.decide_world import HOUR, T0
 
 DAY = timedelta(days=1)
@@ -138,3 +140,13 @@ def test_the_choice_is_the_best_of_the_three(gpus, job_gpus, risk, age, ends, ca
     assert values[worth.choice] == pytest.approx(max(values.values()), abs=1e-6)
     assert worth.saved >= 0 or worth.break_even is None
     assert worth.lost >= 0
+
+
+@given(found=st.floats(0, 1), risk=st.floats(0, 1))
+def test_a_drain_is_priced_as_the_rung_of_the_ladder_is(found, risk):
+    shares = ProbeConfig(found={"other": found})
+    worth = worth_of(8, [job(64)], risk, DAY, CONFIG, T0, found)
+    price = prices(8, hours_of([job(64)], CONFIG, T0), CONFIG, shares)["drain"]
+    assert worth.saved == pytest.approx(risk * price.saved)
+    assert worth.lost == pytest.approx((1 - risk) * price.unneeded)
+    assert worth.break_even == (None if price.break_even is None else pytest.approx(price.break_even))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import timedelta
 
 import pytest
 
@@ -63,3 +64,17 @@ def test_a_drain_on_a_prediction_alone_asks_for_no_remedy():
     cluster.leave("w1-uid")
     cluster.later()
     assert list(cluster.verification.remedies.values()) == [None]
+
+
+@pytest.mark.parametrize(("days", "remedy"), [(6, "replace"), (8, "reboot")])
+def test_a_fault_that_is_back_soon_after_its_remedy_asks_for_a_replacement(days, remedy):
+    cluster = faulty("xid 79")
+    cluster.verification.results["n1"] = DiagnosticResult("passed")
+    for _ in range(2):
+        cluster.later()
+    cluster.clock.move(timedelta(days=days))
+    cluster.scored()
+    cluster.facts.facts["n1-0"] = ReportedFacts((Fact("xid 79", cluster.clock.now()),))
+    for _ in range(3):
+        cluster.later()
+    assert list(cluster.verification.remedies.values())[-1] == remedy

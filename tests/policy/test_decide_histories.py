@@ -27,6 +27,7 @@ REACHED = (
     "nodes are out of service", "nodes were taken out in", "the breaker is open", "expired at", "was repaired",
     "took it out of service", "owns it", "it opted out", "nothing else being remembered", "its drain waits",
     "not set again in this episode", "the kill switch is on", "XID 79", "held high", "releases included", "edited",
+    "idle at a risk of", "exceeds what one costs",
 )  # fmt: skip
 """Words of what every block must come to, so that it does not pass for want of anything to refuse."""
 
@@ -69,6 +70,7 @@ def now_and_then(random: Random) -> Callable[[], bool]:
 def words(plan: Plan) -> str:
     """All reasons of a plan."""
     decided = [reason for decision in plan.nodes.values() for reason in decision.reasons]
+    decided += [reason for request in plan.requests for reason in request.reasons]
     return "; ".join((*plan.reasons, *plan.over_budget.values(), *decided))
 
 

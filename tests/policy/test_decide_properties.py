@@ -6,7 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -18,6 +18,8 @@ from policy.decide import carried_out, decide
 from policy.fleet import Fact, JobView, Level, Marks, NodeView, Signals, UnitView
 from policy.hysteresis import NodeRiskConfig, changed
 from policy.ladder.cost_benefit import CostBenefitConfig
+from policy.ladder.probes import ProbeConfig
+from policy.ladder.rungs import RUNGS
 from policy.plan import Plan, PolicyState
 from policy.stages import ALLOWED_LEVELS, Stage
 from policy.tiers import Basis
@@ -25,6 +27,8 @@ from scheduler.ports.stored_state import state_from_json, state_json
 from tests.policy.decide_world import HOUR, STEP, T0, carry_out, config, score
 
 NODES = 8
+PROBES = ProbeConfig(max_concurrent=2)
+JOB = JobView("j", 16, can_checkpoint=True)
 DISRUPTION_BUDGETS = (
     Budget("cluster", max_unavailable_share=0.4, min_available=2), Budget("group", max_unavailable=2),
     Budget("rack", max_unavailable_share=0.5, min_scope_size=2),
@@ -39,7 +43,7 @@ class World:
     def __init__(self, stage: Stage, rise_after: int, basis: Basis, nodes: int = NODES) -> None:
         self.config = config(
             "g0", "g1", stage=stage, rise_after=rise_after, budget=BudgetConfig(DISRUPTION_BUDGETS, RATE_LIMITS),
-            node_risk=NodeRiskConfig(basis), cost_benefit=CostBenefitConfig(may_wait=False),
+            node_risk=NodeRiskConfig(basis), cost_benefit=CostBenefitConfig(may_wait=False), rungs=RUNGS, probes=PROBES,
             breaker=BreakerConfig(
                 max_risky=1.0, max_missing=1.0, max_down=0.8, max_unreadable=0.8, max_changed=0.9
             ),
@@ -56,6 +60,9 @@ class World:
         ]  # fmt: skip
         self.step(("fleet", 0, 0.0))
         self.flags: dict[str, bool] = {}
+        self.probing: set[str] = set()
+        self.probed: dict[str, tuple[datetime, float]] = {}
+        self.asked: dict[str, tuple[datetime, float]] = {}
         self.starts: list[tuple[float, str]] = []
 
     def step(self, what: tuple[str, int, float]) -> None:
@@ -66,7 +73,7 @@ class World:
         elif kind == "time":
             self.now += amount * 8 * HOUR
         elif kind == "lose_state":
-            self.state = PolicyState()
+            self.state, self.probed, self.asked = PolicyState(), {}, {}
             # Of nodes that were released since, nothing tells any more when they were taken out.
             hard = {node.name for node in self.nodes if node.marks.level.hard}
             self.starts = [start for start in self.starts if start[1] in hard]
@@ -84,6 +91,11 @@ class World:
             self.nodes[i] = self.happen(kind, one, amount)
 
     def happen(self, kind: str, one: NodeView, amount: float) -> NodeView:
+        if kind in ("passed", "failed", "preempted") and one.name in self.probing:
+            self.probing.discard(one.name)
+            facts = (Fact("diagnostic_failed", self.now),) if kind == "failed" else ()
+            passed = {"probed_at": self.now} if kind == "passed" else {}
+            return replace(one, units=tuple(replace(unit, facts=facts, **passed) for unit in one.units))
         if kind in ("score", "fact", "repair"):
             units, slot = list(one.units), int(amount * 100) % 2
             if kind == "score":
@@ -110,14 +122,16 @@ class World:
                 "cordoned_by": "ann",
             },
             "clean": {"opt_out": None, "notice": None, "cordoned_by": None},
+            "jobs": {"jobs": () if one.jobs else (replace(JOB, name=f"j{one.name}", checkpointed_at=self.now - HOUR),)},
             "driver": {"software": "560" if one.software == "550" else "550"},
         }  # fmt: skip
-        return replace(one, **fields[kind])
+        return replace(one, **fields.get(kind, {}))
 
     def signals(self) -> Signals:
         return Signals(
             read_at=self.now, model_fitted_at=T0, kill=self.flags.get("kill", False),
-            missing_channels=("fleet",) if self.flags.get("drift") else (),
+            missing_channels=("fleet",) if self.flags.get("drift") else (), probes=tuple(sorted(self.probing)),
+            checkpoints=True,
         )  # fmt: skip
 
     def evidence(self, node: NodeView) -> bool:
@@ -173,7 +187,7 @@ def decide_again(world: World, plan: Plan, after: list[NodeView], noted: PolicyS
     signals = world.signals()
     if also():
         again = decide(list(reversed(world.nodes)), plan.state, signals, world.config, world.now)
-        assert again.actions == plan.actions
+        assert (again.actions, again.requests, again.stopped) == (plan.actions, plan.requests, plan.stopped)
         assert again.state == plan.state
     if also():
         then = decide(after, plan.state, signals, world.config, world.now)
@@ -234,14 +248,58 @@ def check(world: World, also: Callable[[], bool] = lambda: True) -> Plan:
         for action in mine:
             assert action.reasons
             assert action.verb == "release" or action.expires_at > world.now
+    check_requests(world, plan, {node.name: node for node in after})
     world.nodes, world.state = after, noted
     return plan
+
+
+def check_requests(world: World, plan: Plan, after: dict[str, NodeView]) -> None:
+    """Check the probes and checkpoints of a decision, and let the probes run."""
+    probes = [request.node for request in plan.requests if request.rung == "probe"]
+    assert not world.probing & set(probes), "probed twice at once"
+    assert not probes or len(world.probing) + len(probes) <= PROBES.max_concurrent
+    world.probing -= plan.stopped.keys()
+    for name in [*world.probing, *probes]:
+        node = after[name]
+        assert not node.jobs, "a job waits for a probe"
+        assert not node.down
+        assert not node.resting
+        assert not node.marks.level.hard
+    for request in plan.requests:
+        assert request.reasons
+        assert request.expires_at > world.now
+        assert request.saves > 0
+        for job in request.jobs:
+            last = world.asked.get(job)
+            due = last is None or last[0] == world.now or world.now >= last[0] + world.config.horizon
+            assert due or request.risk >= 2 * last[1]
+            world.asked[job] = world.now, request.risk
+        assert {job.name for job in after[request.node].jobs if job.can_checkpoint} >= set(request.jobs)
+        assert (request.rung == "checkpoint") == bool(request.jobs)
+    for name in {*world.probing, *(request.node for request in plan.requests)}:
+        node = after[name]
+        assert world.stage != "shadow"
+        assert not world.flags.get("kill")
+        assert node.foreign is None
+        assert node.unwritable is None
+        assert any(
+            unit.score and unit.score.risk is not None and world.now < unit.score.expires_at for unit in node.units
+        )
+    for request in plan.requests:
+        if request.rung == "probe":
+            last = world.probed.get(request.node)
+            # a decision that is made again at the same instant is the same
+            rested = last is None or last[0] == world.now or world.now - last[0] >= PROBES.every
+            assert rested or request.risk >= 2 * last[1]
+            world.probed[request.node] = world.now, request.risk
+    world.probing |= set(probes)
 
 
 EVENTS = (
     ["score"] * 14 + ["time"] * 4 + ["fleet"] + ["all_well"] * 3
     + ["fact", "repair", "human", "undo", "opt_out", "owner", "down", "unreadable", "driver", "lose_state"]
     + ["kill", "drift", "maintenance", "rest", "reboot", "edit", "clean"]
+    + ["jobs", "jobs", "passed", "failed", "preempted"]
 )  # fmt: skip
 STEPS = st.lists(
     st.tuples(st.sampled_from(EVENTS), st.integers(0, NODES - 1), st.floats(0, 1, width=16)), min_size=8, max_size=60

@@ -41,6 +41,7 @@ class ChosenScheduler:
     ``where``: what it is called in errors.
     ``cluster``: what the ledger knows it by.
     ``verification``: its own way to run a diagnostic on an emptied node; None: it has none.
+    ``prober``: its own way to probe idle nodes; None: as emptied nodes are tested.
     """
 
     adapter: SchedulerAdapter
@@ -48,6 +49,7 @@ class ChosenScheduler:
     where: str
     cluster: str
     verification: Verification | None = None
+    prober: Verification | None = None
 
 
 def choose_scheduler(
@@ -100,6 +102,8 @@ def choose_scheduler(
 def _slurm(settings: ActSettings) -> ChosenScheduler:
     from foundation.errors import InputError
     from scheduler.ports.clock import SystemClock
+    from scheduler.slurm.commands import SlurmCommands
+    from scheduler.slurm.probes import SlurmProbes
     from scheduler.slurm.scheduler import open_slurm
     from scheduler.slurm.workloads import SlurmWorkloads
 
@@ -111,7 +115,10 @@ def _slurm(settings: ActSettings) -> ChosenScheduler:
     adapter = open_slurm(settings.slurm, clock)
     workloads = SlurmWorkloads(adapter.port, adapter.folder, clock)
     cluster = f"Slurm {settings.slurm.cluster}"
-    return ChosenScheduler(adapter, workloads, settings.slurm.rest_url or cluster, cluster)
+    prober = None
+    if settings.slurm.probe is not None and isinstance(adapter.port, SlurmCommands):
+        prober = SlurmProbes(adapter.port, adapter.folder, settings.slurm.probe, clock)
+    return ChosenScheduler(adapter, workloads, settings.slurm.rest_url or cluster, cluster, prober=prober)
 
 
 def evacuation_of(chosen: ChosenScheduler, given: ActSettings, clock: Clock, *, undo: bool) -> Evacuation | None:
@@ -141,7 +148,8 @@ def evacuation_of(chosen: ChosenScheduler, given: ActSettings, clock: Clock, *, 
             chosen.where,
             "Use webhook or command, or none.",
         )
-    return Evacuation(chosen.adapter, chosen.workloads, clock, settings, _hooks(settings.checkpoint), verification)
+    hooks, prober = _hooks(settings.checkpoint), chosen.prober or verification
+    return Evacuation(chosen.adapter, chosen.workloads, clock, settings, hooks, verification, prober)
 
 
 def facts_of(

@@ -31,7 +31,7 @@ from scheduler.ports.workloads import (
 class Diagnostics:
     """Runs diagnostics on nodes that are empty.
 
-    ``verification``: None: none follows.
+    ``verification``: of emptied nodes; None: none follows. ``prober``: of idle ones.
 
     A diagnostic that passed is a fact about the node's GPUs: what was scored before is void, so that the controller
     releases the node by its own rules. One that failed is the fact ``diagnostic_failed``: the rule on it holds the
@@ -41,6 +41,7 @@ class Diagnostics:
 
     workloads: Workloads
     verification: Verification | None
+    prober: Verification | None
     settings: VerificationSettings
     still: Still
 
@@ -49,12 +50,14 @@ class Diagnostics:
 
     def advance(self, case: DrainCase, log: RoundLog) -> Result | None:
         """Start the diagnostic, or read where it stands; gives its result where it ended now."""
-        if self.verification is None:
+        runner = self._runner(case.entry)
+        if runner is None:
             case.change(phase="done", message="empty")
             return None
-        if case.entry.started_at is None:
-            return self._start(self.verification, case, log)
-        return self._read(self.verification, case, log)
+        return (self._start if case.entry.started_at is None else self._read)(runner, case, log)
+
+    def _runner(self, entry: Evacuating) -> Verification | None:
+        return self.verification if entry.request is None else self.prober
 
     @staticmethod
     def _by_hand(case: DrainCase, log: RoundLog) -> None:
@@ -64,10 +67,11 @@ class Diagnostics:
             message = f"empty; {INSTRUCTIONS[remedy]} by hand: evacuation.verification.method is none"
             case.notify(log, "remedy", "escalated", message, {"remedy": remedy, "units": list(case.units)})
 
-    def drop(self, node: str, key: str) -> None:
+    def drop(self, node: str, entry: Evacuating) -> None:
         """Stop the diagnostic of a node that is released meanwhile."""
-        if self.verification is not None:
-            self.verification.drop(node, key)
+        runner = self._runner(entry)
+        if runner is not None:
+            runner.drop(node, entry.verify_key(node))
 
     def settled(self, case: DrainCase, log: RoundLog) -> None:
         """Tell people what a diagnostic came to, where that is theirs to settle, and run it again after a while."""

@@ -43,13 +43,16 @@ class Evacuation:
     settings: EvacuationSettings
     hooks: Mapping[str, Hook]
     verification: Verification | None
+    prober: Verification | None = None
 
     def __post_init__(self) -> None:
         self._store = stored_progress(self.workloads)
         self._progress = EvacuationProgress()  # with what this round changed
         self._unread = frozenset[str]()  # what the last round had no time to read
         self._drainer = Drainer(self.workloads, self.settings, self.hooks, self._still)
-        self._diagnostics = Diagnostics(self.workloads, self.verification, self.settings.verification, self._still)
+        self._diagnostics = Diagnostics(
+            self.workloads, self.verification, self.prober, self.settings.verification, self._still
+        )
 
     def results(self) -> tuple[Result, ...] | None:
         """Return the results of diagnostics; None: they could not be read since the process began."""
@@ -57,7 +60,7 @@ class Evacuation:
 
     def probes(self) -> tuple[str, ...] | None:
         """Return the nodes that are being probed; None: no probe can be started."""
-        if not self.settings.enabled or self.verification is None or not self._store.known:
+        if not self.settings.enabled or self.prober is None or not self._store.known:
             return None
         return tuple(sorted(name for name, entry in self._progress.nodes.items() if entry.rung == "probe"))
 
@@ -232,7 +235,7 @@ class Evacuation:
             return
         log.find(name, "ended" if entry.phase in SETTLED else "cancelled", why, {"phase": entry.phase})
         if entry.phase == "verifying" and entry.started_at is not None:
-            self._diagnostics.drop(name, entry.verify_key(name))
+            self._diagnostics.drop(name, entry)
         if entry.phase not in SETTLED:
             what = "to empty it" if entry.request is None else f"for its {entry.rung}"
             log.step(name, "hold", "held", None, f"no more is done {what}: {why}")
@@ -327,8 +330,9 @@ class Evacuation:
                 log.report.notes.append(f"{call.kind} on {call.node} was interrupted: {message}")
 
     def _became(self, call: PendingCall, listed: dict[str, Mapping[str, Workload]]) -> tuple[bool, str]:
-        if call.kind in ("verify", "probe") and self.verification is not None:
-            started = self.verification.result(call.node, call.key).kind != "missing"
+        runner = self.prober if call.kind == "probe" else self.verification
+        if call.kind in ("verify", "probe") and runner is not None:
+            started = runner.result(call.node, call.key).kind != "missing"
             return started, "the diagnostic was started" if started else "no diagnostic was started"
         if call.kind != "evict" or call.workload is None:
             return False, "the process ended before an answer; it is asked again with the same key where it must be"

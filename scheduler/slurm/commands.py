@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from foundation.programs import CommandError, run_program
-from foundation.slurm import SlurmFormatError, expand_hostlist
+from foundation.slurm import SlurmFormatError, expand_hostlist, number
 from scheduler.ports.errors import SchedulerError
 from scheduler.ports.readings import WriteResult
 from scheduler.slurm.job import HELD, CheckpointSignal, SlurmJob
@@ -20,7 +20,7 @@ from scheduler.slurm.settings import SlurmSettings
 _RESERVED_NODES: Final = re.compile(r"(?:^|\s)Nodes=(\S+)")
 _NO_SUCH_NODE: Final = ("not found", "invalid node name")
 _NO_JSON: Final = ("unrecognized option", "doesn't allow an argument")
-_FOREIGN_FILTERS: Final = ("SQUEUE_", "SINFO_", "SCANCEL_", "SLURM_CLUSTERS", "SLURM_TIME_FORMAT")
+_FOREIGN_FILTERS: Final = ("SQUEUE_", "SINFO_", "SCANCEL_", "SBATCH_", "SLURM_CLUSTERS", "SLURM_TIME_FORMAT")
 # With them set a user's own defaults would filter the lists that decisions rest on (squeue(1), ENVIRONMENT VARIABLES).
 
 
@@ -71,6 +71,33 @@ class SlurmCommands(SlurmPort):
     def requeue(self, job: SlurmJob) -> WriteResult:
         """Requeue by ``scontrol requeue``."""
         return self._write("scontrol", "requeue", job.requeue_name)
+
+    def submit(self, *arguments: str) -> WriteResult:
+        """Submit a batch job; its number is the message."""
+        refused = self.read_only()
+        if refused is not None:
+            return WriteResult("refused", refused)
+        try:
+            status, errors, output = self._run("sbatch", *arguments)
+        except CommandError as error:
+            return WriteResult("refused" if error.lasting else "timeout", str(error))
+        if status != 0:
+            return WriteResult(kind_of(errors), errors or f"exit status {status}")
+        return WriteResult("done", output.decode("utf-8", errors="replace").strip().partition(";")[0])
+
+    def cancel(self, job: int) -> WriteResult:
+        """Cancel a batch job."""
+        return self._write("scancel", str(job))
+
+    def job_row(self, job: int) -> dict[str, Any] | None:
+        """Read the row of a job in any state; None: Slurm has forgotten it."""
+        try:
+            rows = self._report("jobs", "squeue", f"--jobs={job}", "--states=all")
+        except SchedulerError as error:
+            if "invalid job id" in str(error).lower():
+                return None
+            raise
+        return next((row for row in rows if number(row.get("job_id")) == job), None)
 
     def reserved_nodes(self, reservation: str) -> frozenset[str]:
         """Read them from ``scontrol show reservation``, as text: 22.05 prints no JSON here."""

@@ -24,6 +24,7 @@ _SUSPENDED: Final = frozenset({"SUSPENDED", "STOPPED"})
 _MINUTE: Final = timedelta(minutes=1)
 _LIMITLESS: Final = timedelta(days=300)
 # Slurm gives a job without a time limit an end a year ahead.
+PROBE_PREFIX: Final = "predrain-probe-"
 CHECKPOINTED: Final = "checkpointed"
 CHECKPOINT_FAILED: Final = "checkpoint-failed"
 _TOKEN = re.compile(r"(?:^|[\s,;])predrain\.(?P<name>[a-z-]+)(?:=(?P<value>[^\s,;]+))?(?=$|[\s,;])")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import pwd
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -11,7 +13,7 @@ from foundation.slurm import SlurmFormatError
 from scheduler.ports.codec import read_json
 from scheduler.ports.errors import SchedulerError
 from scheduler.ports.readings import AnswerKind, WriteResult
-from scheduler.slurm.job import CheckpointSignal, SlurmJob, job_of
+from scheduler.slurm.job import PROBE_PREFIX, CheckpointSignal, SlurmJob, job_of
 from scheduler.slurm.node import NodeChange, SlurmNode, node_of
 from scheduler.slurm.settings import SlurmSettings
 
@@ -44,6 +46,7 @@ class SlurmPort(ABC):
 
     def __init__(self, settings: SlurmSettings) -> None:
         self._settings = settings
+        self._user = pwd.getpwuid(os.geteuid()).pw_name
 
     def nodes(self) -> tuple[SlurmNode, ...]:
         """List the nodes."""
@@ -57,12 +60,18 @@ class SlurmPort(ABC):
         return next((node for node in self._nodes(name) if node.name == name), None)
 
     def jobs(self, node: str | None = None) -> tuple[SlurmJob, ...]:
-        """List the jobs that hold nodes: one node's, or all."""
+        """List the jobs that hold nodes, one node's or all, without predrain's own probes."""
         try:
-            jobs = [job_of(row, self._settings.gres) for row in self._job_rows(node)]
+            rows = [row for row in self._job_rows(node) if not self._is_probe(row)]
+            jobs = [job_of(row, self._settings.gres) for row in rows]
         except (ValueError, TypeError, OverflowError) as error:
             raise SchedulerError(f"a row of jobs cannot be read: {error}") from None
         return tuple(job for job in jobs if job is not None and (node is None or node in job.nodes))
+
+    def _is_probe(self, row: Mapping[str, Any]) -> bool:
+        """Whether a job is a probe of ours: the name alone could hide the job of somebody else."""
+        ours = str(row.get("name") or "").startswith(PROBE_PREFIX) and row.get("user_name") == self._user
+        return self._settings.probe is not None and ours
 
     @abstractmethod
     def reserved_nodes(self, reservation: str) -> frozenset[str]:

@@ -17,6 +17,23 @@ _Word = Annotated[str, Field(pattern="^[A-Za-z0-9_.:=-]+$")]
 
 
 @checked(frozen=True, slots=True)
+class ProbeJobSettings:
+    """The job that probes an idle node. ``partition`` or ``qos`` must be one that any other job preempts."""
+
+    script: Annotated[str, Field(pattern="^/")]
+    partition: _Word | None = None
+    qos: _Word | None = None
+    account: _Word | None = None
+    time_limit: PositiveTime = timedelta(minutes=30)
+    failed_exit_code: Annotated[int, Field(ge=1, le=255)] = 3
+    output: Annotated[str, Field(pattern="^/")] = "/dev/null"
+
+    def __post_init__(self) -> None:
+        if self.partition is None and self.qos is None:
+            raise ValueError("neither partition nor qos is given: give one that other jobs preempt")
+
+
+@checked(frozen=True, slots=True)
 class SlurmSettings:
     """How the adapter works.
 
@@ -39,6 +56,7 @@ class SlurmSettings:
     rack_prefix: str | None = None
     domain_prefix: str | None = None
     opt_out_feature: _Word = "predrain_unmanaged"
+    probe: ProbeJobSettings | None = None
     timeout: PositiveTime = timedelta(seconds=20)
     max_response_bytes: PositiveInt = 512 * 2**20
 
@@ -47,3 +65,5 @@ class SlurmSettings:
             raise ValueError(f"rest_url is {self.rest_url!r}: give http://HOST:PORT, https://HOST:PORT or unix:/PATH")
         if self.rest_url is None and (self.rest_user is not None or self.rest_token_file is not None):
             raise ValueError("rest_user and rest_token_file are for slurmrestd: give rest_url too")
+        if self.rest_url is not None and self.probe is not None:
+            raise ValueError("probe needs the commands of Slurm: leave rest_url out")

@@ -67,7 +67,9 @@ class EmptyingCluster(Cluster):
         self.restarts += 1
         settings = self.evacuation_settings
         verification = None if settings.verification.method == "none" else self.verification
-        self.evacuation = Evacuation(self.scheduler, self.workloads, self.clock, settings, self.hooks, verification)
+        self.evacuation = Evacuation(
+            self.scheduler, self.workloads, self.clock, settings, self.hooks, verification, verification
+        )
         facts = VerifiedFacts(self.facts, self.evacuation.results)
         self.controller = Controller(
             self.scheduler, self.risks, facts, self.ledger, self.clock, self.policy, self.settings,

@@ -1,0 +1,111 @@
+"""Probes of idle nodes as jobs of the lowest priority: the operator's script, read by its exit code."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any, Final
+
+from foundation.slurm import expand_hostlist, number, states_of
+from policy.ladder.remedies import Remedy
+from scheduler.ports.errors import SchedulerError
+from scheduler.ports.protocols import Clock
+from scheduler.ports.readings import WriteResult
+from scheduler.ports.workloads import DiagnosticResult, Fence
+from scheduler.slurm.commands import SlurmCommands
+from scheduler.slurm.folder import SharedFolder
+from scheduler.slurm.job import PROBE_PREFIX
+from scheduler.slurm.settings import ProbeJobSettings
+
+_SUBMITTED: Final = "probes"
+_NICE: Final = 1_000_000
+_NAME: Final = re.compile(r"[A-Za-z0-9_.-]+\Z")
+_RUNNING: Final = frozenset({"PENDING", "RUNNING", "CONFIGURING", "COMPLETING", "SUSPENDED", "STAGE_OUT", "SIGNALING"})
+
+
+class SlurmProbes:
+    """Submits probes by ``sbatch``, and reads them by ``squeue``.
+
+    A probe passed where its job is ``COMPLETED``, and failed where it ended with the exit code of the settings. Any
+    other end, such as a preemption, a time limit or an error of the script, is inconclusive. The number of the job is
+    stored in the shared folder, so that another controller reads it.
+    """
+
+    def __init__(self, port: SlurmCommands, folder: SharedFolder, settings: ProbeJobSettings, clock: Clock) -> None:
+        self._port, self._folder, self._settings, self._clock = port, folder, settings, clock
+
+    def start(
+        self, node: str, units: Sequence[str], key: str, fence: Fence, remedy: Remedy | None = None, *,
+        probe: bool = False,
+    ) -> WriteResult:  # fmt: skip
+        """Submit the job; one that was submitted under this key is not submitted again."""
+        if not probe or remedy is not None or not _NAME.match(node):
+            return WriteResult("refused", f"only a probe of a single node is a job, not of {node!r}")
+        try:
+            with self._folder.fenced(fence.holder, fence.until) as barred:
+                if barred is not None:
+                    return WriteResult("refused", barred)
+                if self._job(key) is not None:
+                    return WriteResult("already", "it was submitted before")
+                answer = self._port.submit(*self._arguments(node, key), self._settings.script)
+                if answer.kind == "done":
+                    entry = {"job": int(answer.message), "gpus": len(units), "at": self._now_s()}
+                    oldest = self._now_s() - 86_400
+                    self._folder.note(_SUBMITTED, key, entry, lambda noted: int(noted.get("at") or 0) > oldest)
+                return answer
+        except (SchedulerError, ValueError) as error:
+            return WriteResult("refused", str(error))
+
+    def result(self, node: str, key: str) -> DiagnosticResult:
+        """Read the state of the job; raises ``SchedulerError`` if it cannot be read."""
+        job = self._job(key)
+        row = None if job is None else self._port.job_row(job)
+        if row is None:
+            return DiagnosticResult("missing")
+        states = frozenset(states_of(row.get("job_state")))
+        if states & _RUNNING:
+            return DiagnosticResult("running", f"job {job} is {'+'.join(sorted(states)).lower()}")
+        if expand_hostlist(str(row.get("nodes") or "")) != [node]:
+            return DiagnosticResult("inconclusive", f"job {job} did not run on {node}")
+        if "COMPLETED" in states:
+            return DiagnosticResult("passed", f"job {job} completed")
+        if "FAILED" in states and exit_code(row.get("exit_code")) == self._settings.failed_exit_code:
+            return DiagnosticResult("failed", f"job {job} ended with exit code {self._settings.failed_exit_code}")
+        return DiagnosticResult("inconclusive", f"job {job} ended as {'+'.join(sorted(states)).lower()}")
+
+    def drop(self, node: str, key: str) -> None:  # noqa: ARG002 - the key says all
+        """Cancel the job; a failure is passed over, for it ends by its own time limit."""
+        try:
+            job = self._job(key)
+        except SchedulerError:
+            return
+        if job is not None:
+            self._port.cancel(job)
+
+    def _job(self, key: str) -> int | None:
+        job = (self._folder.notes(_SUBMITTED).get(key) or {}).get("job")
+        return job if isinstance(job, int) else None
+
+    def _now_s(self) -> int:
+        return int(self._clock.now().timestamp())
+
+    def _arguments(self, node: str, key: str) -> list[str]:
+        settings = self._settings
+        minutes = max(1, round(settings.time_limit.total_seconds() / 60))
+        chosen = {"partition": settings.partition, "qos": settings.qos, "account": settings.account}
+        return [
+            "--parsable", f"--job-name={PROBE_PREFIX}{key}", f"--nodelist={node}", "--nodes=1", "--exclusive",
+            "--no-requeue", f"--nice={_NICE}", f"--time={minutes}", f"--deadline=now+{2 * minutes}minutes",
+            f"--output={settings.output}", f"--export=PREDRAIN_NODE={node},PREDRAIN_KEY={key}",
+            *(f"--{name}={value}" for name, value in chosen.items() if value is not None),
+        ]  # fmt: skip
+
+
+def exit_code(value: Any) -> int | None:
+    """Return the exit code of a job from a report; None: it ended by a signal, or reports none.
+
+    22.05 reports the status as of ``wait``, later versions an object.
+    """
+    if isinstance(value, dict):
+        return number(value.get("return_code"))
+    return value >> 8 if isinstance(value, int) and value > 255 else None

@@ -85,11 +85,11 @@ class SlurmCluster:
     """A cluster of ``n1``, ``n2``, …, or of nodes with these names, with GPUs that are clones of ``/dev/null``.
 
     ``root``: its folder. Unix sockets in it bear about 100 characters: keep it short.
-    ``nodes``, ``gpus``: nodes, and GPUs of each.
+    ``nodes``, ``gpus``: nodes, and GPUs of each. ``more``: further lines of its configuration.
     """
 
-    def __init__(self, root: Path, *, nodes: int | Sequence[str] = 2, gpus: int = 8) -> None:
-        self.root, self.gpus = root, gpus
+    def __init__(self, root: Path, *, nodes: int | Sequence[str] = 2, gpus: int = 8, more: str = "") -> None:
+        self.root, self.gpus, self.more = root, gpus, more
         self.nodes = [f"n{number}" for number in range(1, nodes + 1)] if isinstance(nodes, int) else list(nodes)
         self.environment = {**os.environ, "SLURM_CONF": str(root / "slurm.conf"), "PATH": _path()}
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
@@ -219,7 +219,8 @@ class SlurmCluster:
             NODE.format(name=name, port=port, gpus=self.gpus) for name, port in zip(self.nodes, ports, strict=True)
         )
         host = socket.gethostname().split(".")[0]
-        (self.root / "slurm.conf").write_text(CONFIG.format(host=host, port=controller, root=self.root, nodes=listed))
+        config = CONFIG.format(host=host, port=controller, root=self.root, nodes=listed) + self.more
+        (self.root / "slurm.conf").write_text(config)
         resources = ["AutoDetect=off"]
         for name in self.nodes:
             for number in range(self.gpus):

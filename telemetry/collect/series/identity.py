@@ -35,6 +35,8 @@ _INVENTORY: Final = (
     *("cluster", "group", "rack", "nvlink_domain"),
 )
 _log = logging.getLogger(__name__)
+_Device = tuple[str, str, str | None, tuple[tuple[str, str], ...]]
+_DEVICES_KEPT: Final = 20_000  # of some 1 kB
 _LINKS: Final = 18  # NVLink 4 and 5 have 18 links a GPU, the most so far
 _RANK_STEP: Final = 1000
 
@@ -110,7 +112,10 @@ class SeriesCatalogue:
             for what in ("gpu", "mig_instance", *_INVENTORY)
         }
         own = (label for labels in self._labels.values() for label in labels)
-        self._deciding = {*self.nodes.labels, *own, "nvlink", "link", "clock_type", "clock_index", "xid"}
+        self._device_labels = {*self.nodes.labels, *own}
+        self._deciding = self._device_labels | {"nvlink", "link", "clock_type", "clock_index", "xid"}
+        self._devices: dict[tuple[tuple[str, str], ...], _Device | None] = {}
+        self._revision = self.nodes.revision
         self._metrics = _metrics(channels, mapping)
         self._state: Path | None = None
         self._reported = ""
@@ -157,6 +162,12 @@ class SeriesCatalogue:
     def observe(self, series: Iterable[Mapping[str, str]]) -> None:
         """Take the labels of a batch as evidence of which label names the node, before :meth:`identify`."""
         for labels in series:
+            key = tuple(item for item in labels.items() if item[0] in self._device_labels)
+            if key in self._devices:
+                continue
+            if len(self._devices) >= _DEVICES_KEPT:
+                self._devices.clear()
+            self._devices[key] = None
             gpu = self._gpu(labels)[0]
             if gpu is not None or self._first("gpu", labels) is not None:
                 address = self._first("pci_bus_id", labels)
@@ -224,7 +235,18 @@ class SeriesCatalogue:
         gpu, node, instance, _ = device
         return XidCount(gpu, node, int(text), instance)
 
-    def _device(self, labels: Mapping[str, str]) -> tuple[str, str, str | None, tuple[tuple[str, str], ...]] | None:
+    def _device(self, labels: Mapping[str, str]) -> _Device | None:
+        """Return what a GPU's labels say of it, which the series of all its metrics have in common."""
+        if self._revision != self.nodes.revision:
+            self._revision = self.nodes.revision
+            self._devices.clear()
+        key = tuple(item for item in labels.items() if item[0] in self._device_labels)
+        known = self._devices.get(key)
+        if known is None:
+            known = self._devices[key] = self._read_device(labels)
+        return known
+
+    def _read_device(self, labels: Mapping[str, str]) -> _Device | None:
         gpu, placeholder = self._gpu(labels)
         if gpu is None and placeholder is None:
             return None

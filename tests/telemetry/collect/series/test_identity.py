@@ -153,3 +153,15 @@ def test_known_metrics_that_are_left_out_have_a_reason() -> None:
     assert is_unused("go_gc_duration_seconds")
     assert not is_unused("acme_unheard_of")
     assert not is_unused("DCGM_FI_DEV_GPU_TEMP")
+
+
+def test_a_gpu_that_is_known_follows_a_new_choice_of_the_nodes_label() -> None:
+    catalogue = SeriesCatalogue(CATALOGUE)
+    looks = [{"UUID": "GPU-a", "Hostname": f"n{number}", "instance": "10.0.0.1:9400"} for number in range(5)]
+    nodes = []
+    for labels in looks:
+        catalogue.observe((labels,))
+        identified = catalogue.identify("DCGM_FI_DEV_GPU_TEMP", looks[0])
+        assert isinstance(identified, Series)
+        nodes.append(identified.node)
+    assert (nodes[0], nodes[-1]) == ("n0", "10.0.0.1"), "a host name that changes while the GPU stays is none"

@@ -30,6 +30,7 @@ from telemetry.collect.scraping.collector import Fetch, Watch
 from telemetry.collect.scraping.scraper import ScrapeError
 from telemetry.collect.scraping.targets import Page, Target
 from telemetry.kernel_log.catalogue import shipped
+from telemetry.kernel_log.xid_message import DETAIL_LENGTH
 
 SOURCE: Final = "gpud"
 EVENTS: Final = Page("https", 15132, "/v1/events")
@@ -51,7 +52,6 @@ MAX_EVENTS: Final = 100_000
 NO_EVIDENCE: Final = "no evidence about a GPU"
 """Reason of entries that are left out."""
 
-_DETAIL_LENGTH: Final = 400
 _SERIOUS: Final = ("Warning", "Critical", "Fatal")
 _SXID: Final = re.compile(r"\bSXid:? (\d{1,9})\b", re.IGNORECASE)
 _PLAIN_DIGITS: Final = 18
@@ -128,7 +128,7 @@ def _event(component: str, entry: _Entry, rules: KubernetesRules) -> dict[str, A
     if kernel is not None and kernel.type in ("failure", "other", "driver"):
         place = {"gpu": kernel.gpu, "pci_bus_id": kernel.pci_bus_id}
         return {"type": kernel.type, "code": kernel.code, "detail": kernel.detail, **place}
-    detail = f"{entry.type}: {entry.message}"[:_DETAIL_LENGTH]
+    detail = f"{entry.type}: {entry.message}"[:DETAIL_LENGTH]
     if sxid := _SXID.search(entry.message):
         kind = "failure" if entry.type == "Fatal" else "other"
         return {"type": kind, "code": f"sxid_{int(sxid[1])}", "detail": detail}

@@ -13,7 +13,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, model_validator
 
 from telemetry.dataset.schema import EVENT_TYPES
 from telemetry.identity.pci import normalise_pci_bus_id
-from telemetry.kernel_log.xid_message import mentions_xid, parse_xid_message
+from telemetry.kernel_log.xid_message import DETAIL_LENGTH, GPU_UUID, mentions_xid, parse_xid_message
 
 BOOT: Final = "boot"
 """Code of ``other`` events: the node's kernel started."""
@@ -23,8 +23,6 @@ FALLEN_OFF: Final = "fallen_off_the_bus"
 
 _FILE: Final = Path(__file__).with_name("messages.yaml")
 _ADDRESS = r"(?:[0-9a-fA-F]{4,8}:)?[0-9a-fA-F]{2}:[0-9a-fA-F]{2}(?:\.[0-7])?"
-_UUID = r"GPU-[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}"
-_DETAIL_LENGTH: Final = 400
 _BEFORE_WORD: Final = 24
 # A message begins at most so many characters before the first word of its driver: "[drm] [nvidia-drm]".
 _OPEN_MODULE = "Open Kernel"
@@ -35,7 +33,7 @@ def _compiled(pattern: str) -> str:
     for number in range(1, pattern.count("<ADDRESS>") + 1):
         name = "address" if number == 1 else f"address{number}"
         pattern = pattern.replace("<ADDRESS>", f"(?P<{name}>{_ADDRESS})", 1)
-    pattern = pattern.replace("<UUID>", f"(?P<uuid>{_UUID})", 1)
+    pattern = pattern.replace("<UUID>", f"(?P<uuid>{GPU_UUID.pattern})", 1)
     try:
         re.compile(pattern, re.DOTALL)
     except re.error as error:
@@ -179,9 +177,9 @@ def _finding(rule: MessageRule, match: re.Match[str], message: str) -> KernelFin
     if rule.type == "driver":
         detail: str | None = "open kernel module" if _OPEN_MODULE in message else None
     elif rule.detail is not None:
-        detail = rule.detail.format_map(groups)[:_DETAIL_LENGTH]
+        detail = rule.detail.format_map(groups)[:DETAIL_LENGTH]
     else:
-        detail = message[:_DETAIL_LENGTH] if rule.type else None
+        detail = message[:DETAIL_LENGTH] if rule.type else None
     return KernelFinding(
         rule.type,
         rule.code.format_map(groups) if rule.type != "unclear" else "",

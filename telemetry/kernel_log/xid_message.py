@@ -20,18 +20,22 @@ _DESCRIBED: Final = """
 DESCRIBED_XIDS: Final = frozenset(map(int, _DESCRIBED.split()))
 """Codes with a known meaning (NVIDIA's XID catalogue, Ampere and later); others are kept and reported."""
 
+GPU_UUID: Final = re.compile(r"GPU-[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
+"""The UUID of a GPU in a text."""
+
+DETAIL_LENGTH: Final = 400
+"""Characters of a message that are kept in an event."""
+
 _NVLINK5 = range(144, 151)
 _MESSAGE = re.compile(r"NVRM:\s*Xid\s*\((?P<place>[^)]*)\)\s*:\s*(?P<code>\d{1,9})\b(?P<rest>.*)", re.DOTALL)
 _MENTION = re.compile(r"NVRM:.*\bXid\b")
 _ADDRESS = re.compile(r"(?:[0-9a-fA-F]{1,8}:)?[0-9a-fA-F]{1,2}:[0-9a-fA-F]{1,2}(?:\.[0-7])?")
-_UUID = re.compile(r"GPU-[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 _PROCESS = re.compile(r"pid=(?P<pid>[^,]*)(?:,\s*name=(?P<name>[^,]*))?(?:,\s*|$)")
 _LINK = re.compile(r"(?P<sub>[A-Z][A-Z0-9_/]*)\s+(?P<severity>Fatal|Nonfatal)\b(?:.*?\bLink\s+(?P<link>-?\d+))?")
 _RECOVERY = re.compile(
     r"recovery action changed from (?P<old>0x[0-9a-fA-F]+) \((?P<was>[^)]*)\) "
     r"to (?P<new>0x[0-9a-fA-F]+) \((?P<now>[^)]*)\)"
 )
-_DETAIL_LENGTH = 400
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +65,7 @@ def parse_xid_message(message: str) -> XidMessage | None:
     if match is None:
         return None
     place = match["place"]
-    uuid = _UUID.search(place)
+    uuid = GPU_UUID.search(place)
     address = _ADDRESS.search(place[: uuid.start()] + place[uuid.end() :] if uuid else place)
     bus = normalise_pci_bus_id(address[0]) if address else None
     if bus is None and uuid is None:
@@ -85,4 +89,4 @@ def _detail(code: int, rest: str) -> str | None:
     if process and not text:
         name = f", name={process['name']}" if process["name"] else ""
         text = f"pid={process['pid']}{name}"
-    return text[:_DETAIL_LENGTH] or None
+    return text[:DETAIL_LENGTH] or None

@@ -16,8 +16,8 @@ from telemetry.collect.kubernetes.faults import Fault, xid_faults
 from telemetry.collect.kubernetes.nodes import SOURCE
 from telemetry.collect.kubernetes.rules import KubernetesRules
 from telemetry.identity.pci import normalise_pci_bus_id
+from telemetry.kernel_log.xid_message import DETAIL_LENGTH
 
-_DETAIL_LENGTH: Final = 400
 TABLE: Final = "Kubernetes events"
 """Table of the accounting."""
 
@@ -79,7 +79,7 @@ class NoticeReader:
             last_ms=next((ms for ms in map(timestamp_ms, stamps) if ms is not None), None),
             type=kind,
             code=rule.code or reason,
-            detail=(f"{reason}: {message}" if message else reason)[:_DETAIL_LENGTH],
+            detail=(f"{reason}: {message}" if message else reason)[:DETAIL_LENGTH],
             faults=tuple(faults if rule.code is None else [replace(faults[0], code="")]),
         )
         self._accounting.take(TABLE, 1, {})

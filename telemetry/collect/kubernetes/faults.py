@@ -9,12 +9,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from telemetry.identity.pci import normalise_pci_bus_id
-from telemetry.kernel_log.xid_message import parse_xid_message
+from telemetry.kernel_log.xid_message import GPU_UUID, parse_xid_message
 
-_DETAIL_LENGTH: Final = 400
 _MAX_TEXT: Final = 16_384
 _MAX_CODES: Final = 32
-_UUID: Final = re.compile(r"GPU-[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 _PCI: Final = re.compile(
     r"\bPCI:\s*([0-9A-Fa-f]{1,8}(?::[0-9A-Fa-f]{1,4}){1,2}(?:\.[0-7])?)"
     r"|(?<![0-9A-Fa-f:-])([0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}(?:\.[0-7])?)(?![0-9A-Fa-f:])"
@@ -22,7 +20,7 @@ _PCI: Final = re.compile(
 _SEGMENTS: Final = re.compile(r"(?=NVRM:)|\s*Recommended Action=")
 # Where a kernel message begins in a longer one, and where it ends in NVSentinel's.
 _NOT_A_CODE: Final = re.compile(
-    rf"{_UUID.pattern}|{_PCI.pattern}|\b(?:gpu|device|slot|index|minor|pid|count|times|link|port)s?[\s#:=_-]*\d+"
+    rf"{GPU_UUID.pattern}|{_PCI.pattern}|\b(?:gpu|device|slot|index|minor|pid|count|times|link|port)s?[\s#:=_-]*\d+"
     r"|\d{4}-\d\d-\d\dT?[\d:.]*Z?|\b\d+\s*(?:times|errors?|gpus?|occurrences?)\b",
     re.IGNORECASE,
 )
@@ -70,7 +68,7 @@ def lost_gpus(message: str) -> list[Fault]:
 
 def named_gpu(text: str) -> tuple[str | None, str | None]:
     """Return UUID and PCI address of the one GPU that a text names; None where it names none or several."""
-    uuids, addresses = list(dict.fromkeys(_UUID.findall(text))), _addresses(text)
+    uuids, addresses = list(dict.fromkeys(GPU_UUID.findall(text))), _addresses(text)
     return (uuids[0] if len(uuids) == 1 else None), (addresses[0] if len(addresses) == 1 else None)
 
 

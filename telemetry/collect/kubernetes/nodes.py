@@ -18,6 +18,7 @@ from telemetry.collect.kubernetes.faults import Fault, lost_gpus, xid_faults
 from telemetry.collect.kubernetes.rules import KubernetesRules, Rule
 from telemetry.dataset.schema import MAINTENANCE_BEGIN as BEGIN
 from telemetry.dataset.schema import MAINTENANCE_END as END
+from telemetry.kernel_log.xid_message import DETAIL_LENGTH
 
 SOURCE: Final = "kubernetes"
 OWN_SOURCE: Final = "predrain"
@@ -34,7 +35,6 @@ _CORDON: Final = "node.kubernetes.io/unschedulable"
 _GPU_LABELS: Final = ("nvidia.com/gpu.present", "nvidia.com/gpu.product", "amd.com/gpu.product-name")
 _PLACES: Final = ("cluster", "group", "rack", "nvlink_domain")
 _SOFT: Final = "PreferNoSchedule"
-_DETAIL_LENGTH: Final = 400
 _AGAIN_MS: Final = 1000
 USED, IGNORED, UNNAMED = "used", "ignored", "unnamed"
 
@@ -184,7 +184,7 @@ def _add_condition(
     reason, message = str(condition.get("reason") or ""), str(condition.get("message") or "")
     # An XID, or the code of a rule, does not name the condition.
     name = kind if rule is not None and (rule.code or rule.type == "xid") else ""
-    detail = ": ".join(text for text in (name, status, reason, message) if text)[:_DETAIL_LENGTH]
+    detail = ": ".join(text for text in (name, status, reason, message) if text)[:DETAIL_LENGTH]
     if rule is None and status != "True":
         markers[key] = NodeMarker("other", "node_not_ready", "other", "node_ready", SOURCE, since_ms, detail)
     elif rule is not None and status == rule.status:

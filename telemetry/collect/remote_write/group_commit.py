@@ -33,6 +33,7 @@ from telemetry.landing.folder import Landing
 from telemetry.landing.tables import LANDED_EVENTS
 
 _LOG = logging.getLogger(__name__)
+_WRITING = "writing samples"
 _STATE = "receive-xid-counts.json"
 _SAVE_EVERY = timedelta(minutes=1)
 # Far less than the time in which a count is remembered: a restart then neither repeats nor misses an XID.
@@ -157,9 +158,8 @@ class GroupCommit:
         self._hurry = asyncio.Event()
         self.held = 0
         """Samples in memory: gathered, and being written."""
-        self.failing = False
-        """Whether the last group could not be written."""
-        self._failing = Failing(_LOG)
+        self.failing = Failing(_LOG)
+        """True while the last group could not be written."""
 
     async def add(self, batch: Samples) -> None:
         """Wait until a batch is on the disk; raises ``RequestRefused`` (503) without memory or disk for it."""
@@ -207,17 +207,17 @@ class GroupCommit:
             async with self._writing:
                 rows, problems = await asyncio.to_thread(self._write_batches, batches)
         except (InputError, OSError) as error:
-            self._failing.failed("writing samples", error, level=logging.ERROR)
+            self.failing.failed(_WRITING, error, level=logging.ERROR)
             failure = RequestRefused.busy(f"samples cannot be stored now: {error}", "disk")
         except Exception:  # the requests of the group must be answered whatever happened
             if len(batches) > 1:
                 # One request that cannot be written must not hold up the others of its group for ever.
                 return [failure for batch in batches for failure in await self._commit([batch])]
             _LOG.exception("samples cannot be written")
+            self.failing.failed(_WRITING, "see above", level=logging.ERROR)
             failure = RequestRefused.busy("samples cannot be stored now: see the receiver's log", "internal")
         else:
-            self._failing.recovered("writing samples")
+            self.failing.recovered(_WRITING)
             self._written(size, rows, problems)
-        self.failing = failure is not None
         self.held -= size
         return [failure] * len(batches)

@@ -9,17 +9,23 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import foundation.kubernetes.client as client_module
 from foundation.kubernetes.api import Unreachable
 from foundation.kubernetes.client import KubernetesClient
 from scheduler.ports.errors import SchedulerError
 from scheduler.slurm.commands import SlurmCommands
+from scheduler.slurm.job import views_by_node
+from scheduler.slurm.marks import view_of
+from scheduler.slurm.port import errors_in, kind_of
 from scheduler.slurm.settings import SlurmSettings
+from tests.policy.decide_world import T0
 from tests.scheduler.kubernetes.api_world import World, served
 from tests.scheduler.kubernetes.objects import add, node
 from tests.scheduler.kubernetes.test_controller_on_kubernetes import NAMES, Fleet
-from tests.scheduler.slurm.fake_slurm import node_row, number_of
+from tests.scheduler.slurm.fake_slurm import job_row, node_row, number_of
 
 VERSION = {"resourceVersion": "7"}
 GOOD = node("n0")
@@ -128,12 +134,12 @@ SLURM = {
 class Answering(SlurmCommands):
     """Slurm's commands, each of which ends with the given output."""
 
-    def __init__(self, output: str) -> None:
+    def __init__(self, output: str | bytes, status: int = 0) -> None:
         super().__init__(SlurmSettings("/nowhere"))
-        self.output = output.encode()
+        self.ended = status, "", output.encode() if isinstance(output, str) else output
 
     def _run(self, *_: str) -> tuple[int, str, bytes]:
-        return 0, "", self.output
+        return self.ended
 
 
 @pytest.mark.parametrize("answer", SLURM)
@@ -158,3 +164,57 @@ def test_a_mark_is_released_after_answers_that_were_none(marked: tuple[World, Fl
     world.faults.clear()
     fleet.round()
     assert fleet.ours("n1") == []
+
+
+SETTINGS = SlurmSettings("/nowhere", rack_prefix="r", domain_prefix="d")
+ANY = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=12)
+    | st.sampled_from(["n[0-", "gpu:x:9", "(null)", "NODE_FAIL+DRAIN", '{"predrain": 1}', "1e99", "predrain: x"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(
+        st.sampled_from(["set", "infinite", "number", "name", "error", "plugin", "data_parser"]) | st.text(max_size=4),
+        inner, max_size=3,
+    ),
+    max_leaves=6,
+)  # fmt: skip
+JOB = job_row(5, "n0", comment="predrain.checkpoint=B:USR1")
+
+
+def rows(row: dict[str, Any]) -> Any:
+    """A row with some of its fields replaced by anything."""
+    return st.dictionaries(st.sampled_from(sorted(row)), ANY, max_size=4).map(lambda change: {**row, **change})
+
+
+def reports(key: str, row: dict[str, Any]) -> Any:
+    """A report with such rows, or of any shape at all."""
+    whole = st.fixed_dictionaries({key: st.lists(rows(row), max_size=2)}, optional={"meta": ANY, "errors": ANY})
+    return st.one_of(whole, whole, st.fixed_dictionaries({key: ANY}), ANY)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    report=reports("nodes", NODE), jobs=reports("jobs", JOB), status=st.sampled_from([0, 0, 0, 1]),
+    before=st.sampled_from(["", "debug: x\n", "{"]),
+)  # fmt: skip
+def test_a_report_of_any_shape_is_read_or_an_error(report: Any, jobs: Any, status: int, before: str) -> None:
+    def output(content: Any) -> bytes:
+        return (before + (content if isinstance(content, str) else json.dumps(content))).encode("utf-8", "replace")
+
+    for content in (report, jobs):
+        errors = errors_in(output(content))
+        assert errors is None or kind_of(errors)
+    try:
+        nodes = Answering(output(report), status).nodes()
+    except SchedulerError:
+        nodes = ()
+    try:
+        held = Answering(output(jobs), status).jobs("n0")
+    except SchedulerError:
+        held = ()
+    views = views_by_node(held)
+    for item in nodes:
+        view = view_of(item, views.get(item.name, ()), SETTINGS, T0)
+        assert view.scopes
+        assert item.version
+    for job in held:
+        assert job.checkpointed_at is None or job.checkpointed_at.tzinfo
+        assert job.answers or job.signal or not job.stays_by_wish or job.view()

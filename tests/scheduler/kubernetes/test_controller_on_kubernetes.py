@@ -154,6 +154,9 @@ def edit(fleet: Fleet, name: str, what: str) -> None:
 
 def claim(fleet: Fleet, name: str, what: str) -> None:
     """A person edits our taint or our record, or a tool copies our marks and record to another node."""
+    if name not in fleet.claimed and not fleet.ours(name):
+        fleet.scored(**{name: 0.9})
+        fleet.round()
     before, target = fleet.named_ours(name), name
     if not fleet.ours(name) or name in fleet.claimed:
         return

@@ -170,10 +170,14 @@ class SlurmHistories(RuleBasedStateMachine):
     def the_controller_does_a_round(self):
         self._round()
 
-    @rule()
-    def another_installation_does_a_round(self):
+    @rule(node=NODES)
+    def another_installation_marks_a_node_that_is_below_our_thresholds_soon_after(self, node):
         self._quiet()
+        self.world.scored(**{node: 0.95})
         self._others(self.other.round)
+        self.world.clock.move(HOUR / 60)
+        self.world.scored(**{node: 0.01})
+        self._round()
 
     @rule()
     def a_second_round_changes_nothing(self):

@@ -51,13 +51,19 @@ def why(
             _write(f"  model {model['profile']} {model['digest'][:12]}, scores of {decision['scores_of']}")
         for reason in decision["reasons"]:
             _write(f"  why: {reason}")
+        request = decision.get("request")
+        if request:
+            saves, costs = request["saves"], request["costs"]
+            _write(f"  {request['rung']}: expected to save {saves:.2f} GPU-hours, costs {costs:.2f}")
+            for reason in request["reasons"]:
+                _write(f"  why: {reason}")
         if decision["over_budget"]:
             _write(f"  over budget: {decision['over_budget']}")
         for cause in decision["breaker"].values():
             _write(f"  breaker open: {cause}")
         _calls(decision)
     if work:
-        _write("emptying it:")
+        _write("work on it:")
     for entry in work:
         of = f" {entry['workload']}" if entry.get("workload") else ""
         answer = f" through {entry['means']}: {entry['answer']}" if entry["answer"] is not None else ""

@@ -324,3 +324,13 @@ def test_the_settings_that_it_begins_with_can_be_read(tmp_path: Any) -> None:
     text = objects(rendered(ALL))["ConfigMap", "predrain", "predrain-settings"]["data"]["act.yaml"]
     (tmp_path / "act.yaml").write_text(text)
     assert list(read_settings(tmp_path / "act.yaml").kubernetes.gpu_annotations) == ["team.example/gpus: all #1"]
+
+
+def test_probes_have_a_priority_class_that_never_preempts() -> None:
+    given = {"act": {"enabled": True, "roles": {"diagnostics": True}}}
+    made = objects(rendered({**NEEDED, **given}))
+    data = made["ConfigMap", "predrain", "predrain-settings"]["data"]
+    name = yaml.safe_load(data["act.yaml"])["kubernetes"]["probe_priority_class"]
+    classes = {key[-1]: made[key] for key in made if key[0] == "PriorityClass"}
+    assert classes[name]["preemptionPolicy"] == "Never"
+    assert classes[name]["value"] < 0

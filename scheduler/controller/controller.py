@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 from foundation.running import gc_paused
 from policy.config import PolicyConfig
 from policy.decide import carried_out, decide
-from policy.episodes import AlertOutcome
+from policy.episodes import Alert, AlertOutcome
 from policy.fleet import Level, NodeView, Signals, UnitView
 from policy.plan import Action, Plan, PolicyState
 from policy.tiers import UNKNOWN, TierThresholds
@@ -291,8 +291,21 @@ class Controller:
         since = now - self.policy.stages.window - 2 * self.policy.horizon - timedelta(days=1)
         outcomes: tuple[AlertOutcome, ...] = ()
         with log.boundary("alert outcomes"):  # without them no stage moves
-            outcomes = tuple(self._evidence.fact_source.outcomes(self.ledger.alerts(since), now))
+            passes = self._passed_probes()
+            judged = self._evidence.fact_source.outcomes([*self.ledger.alerts(since), *passes], now)
+            outcomes = tuple(outcome for outcome in judged if outcome.alert not in passes)
+            log.report.probe_passes = Counter(outcome.verdict for outcome in judged if outcome.alert in passes)
         return outcomes
+
+    def _passed_probes(self) -> frozenset[Alert]:
+        """Return the probes that passed lately, each as an alert that is right where a failure followed."""
+        results = () if self.evacuation is None else self.evacuation.results() or ()
+        within = self.policy.probes.lowers_for
+        return frozenset(
+            Alert(result.units[0] if result.units else result.node, "", "watch", result.at, within, node=result.node)
+            for result in results
+            if (result.rung, result.kind) == ("probe", "passed")
+        )
 
     def _record(self, decision: _Decision, log: RoundLog) -> None:
         """Record the decision where it is worth a record, before anything new follows from it."""

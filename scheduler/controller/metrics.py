@@ -62,6 +62,7 @@ class RoundMetrics:
         self._tiers = self._metric(Gauge, "nodes", "Nodes by tier.", "tier")
         self._targets = self._metric(Gauge, "target_nodes", "Nodes by the level decided on.", "level")
         self._stages = self._metric(Gauge, "stage_groups", "Groups of nodes by stage.", "stage")
+        self._passes = self._metric(Gauge, "probe_passes", "Probes passed lately, by what followed.", "followed_by")
         self._open = self._metric(Gauge, "breaker_open", "Open causes by kind.", "cause")
 
     def _metric(self, kind: type[Metric], name: str, text: str, *labels: str) -> Metric:
@@ -81,6 +82,8 @@ class RoundMetrics:
             self._last.set(report.at.timestamp())
             self._seconds.set(seconds)
             self._leader.set(report.active)
+            for verdict, what in (("right", "failure"), ("wrong", "nothing"), ("open", "open")):
+                self._passes.labels(what).set(report.probe_passes.get(verdict, 0))
             if (
                 report.plan is not None or not report.active
             ):  # the decision of a former leader is not the state any more

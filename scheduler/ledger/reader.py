@@ -122,6 +122,7 @@ class LedgerReader:
                     "at": at, "kind": kind, "workload": workload.get("name"), "uid": workload.get("uid"),
                     "means": call["means"], "key": call["key"], "answer": answer or "not known",
                     "message": outcome.get("message", ""), "meant": call["writes"], "wrote": outcome.get("writes", []),
+                    "request": call.get("request"),
                 }
             )  # fmt: skip
         for at, kind, content in findings:
@@ -171,8 +172,8 @@ class LedgerReader:
         return [{"at": at, "node": node, "worth": _json(worth)} for at, node, worth in rows]
 
     def results(self) -> list[dict[str, Any]]:
-        """Return what diagnostics on emptied nodes came to, each once, oldest first."""
-        rows = self._rows("SELECT node, content FROM findings WHERE kind = 'verified' ORDER BY id")
+        """Return what diagnostics on emptied and on idle nodes came to, each once, oldest first."""
+        rows = self._rows("SELECT node, content FROM findings WHERE kind IN ('verified', 'probed') ORDER BY id")
         once: dict[str, dict[str, Any]] = {}
         for node, text in rows:
             content = _json(text)
@@ -315,7 +316,8 @@ def diagnostic_events(results: Sequence[Mapping[str, Any]]) -> list[dict[str, An
     """Make events of what our diagnostics came to.
 
     ``results``: as :meth:`scheduler.ledger.reader.LedgerReader.results` gives them.
-    Returns: a ``diagnostic`` of each GPU that was in the node, with the code ``pass``, ``fail`` or ``inconclusive``.
+    Returns: a ``diagnostic`` of each GPU that was in the node, with the code ``pass``, ``fail`` or ``inconclusive``, or
+    ``probe_pass``, which voids nothing that was said before.
     Where some failed and the diagnostic names them, the others are ``inconclusive``: it may have ended at the first
     fault. Their ``source`` does not begin with ours: unlike a drain, a result says something of the hardware.
     """
@@ -324,6 +326,7 @@ def diagnostic_events(results: Sequence[Mapping[str, Any]]) -> list[dict[str, An
         at, named = datetime.fromisoformat(result["at"]), result["failed_units"]
         for unit in result["units"] or [None]:
             code = _CODES.get(result["result"], "inconclusive")
+            code = "probe_pass" if (code, result.get("rung")) == ("pass", "probe") else code
             if code == "fail" and named and unit not in named:
                 code = "inconclusive"
             events.append(

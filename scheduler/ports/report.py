@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -63,6 +64,7 @@ class RoundReport:
     ``work``: what was done to empty nodes.
     ``notes``: what was out of the ordinary.
     ``refused_scores``: records of the newest scores that were not used.
+    ``probe_passes``: probes that passed in the last days: ``right`` where a failure followed, ``wrong`` where none did.
     """
 
     at: datetime
@@ -75,6 +77,7 @@ class RoundReport:
     errors: list[str] = field(default_factory=list)
     rehearsed: bool = False
     refused_scores: int = 0
+    probe_passes: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def failed(self) -> bool:
@@ -118,6 +121,7 @@ class RoundReport:
             "fleet": list(plan.reasons) if plan else [],
             "notes": self.notes,
             "refused_scores": self.refused_scores,
+            "probe_passes": dict(self.probe_passes),
             "errors": self.errors,
         }
 

@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 
+from policy.episodes import Happening
 from policy.fleet import JobView, Level
 from policy.ladder.cost_benefit import CostBenefitConfig
 from policy.ladder.probes import ProbeConfig
 from policy.ladder.rungs import RUNGS
+from scheduler.controller.facts import NodeHistories
 from scheduler.ports.readings import Switches
 from scheduler.ports.workloads import DiagnosticResult
 from tests.policy.decide_world import HOUR, STEP, config
@@ -218,3 +220,22 @@ def test_a_job_that_never_answers_is_left_alone_and_reported_once():
     assert kinds == ["unanswered"]
     assert cluster.evicted() == []
     assert FAST.enabled
+
+
+@pytest.mark.parametrize(("fails", "counts"), [(True, {"right": 1}), (False, {"wrong": 1})])
+def test_a_pass_that_a_failure_followed_is_counted_and_is_no_alert(fails: bool, counts: dict[str, int]):
+    cluster = idle_cluster()
+    cluster.scored(n7=0.08)
+    cluster.round()
+    cluster.verification.results["n7"] = DiagnosticResult("passed")
+    cluster.later()
+    at = cluster.clock.now() + HOUR
+    known = {"n7-1": [Happening("incident", at)]} if fails else {}
+    facts = cluster.controller.facts
+    cluster.controller.facts = replace(facts, history=lambda _: NodeHistories(known, {"n7-1": "n7"}))
+    cluster.controller.__post_init__()
+    cluster.clock.move(4 * timedelta(days=1))
+    cluster.scored()
+    report = cluster.round()
+    assert report.probe_passes == counts
+    assert report.plan.stages["c/g"].stage == "soft"

@@ -149,3 +149,14 @@ def test_the_shipped_script_reports_what_the_diagnostic_says(
                    capture_output=True)  # fmt: skip
     result: Raw | None = json.loads(log.read_text()) if log.exists() else None
     assert result == (None if expected is None else {**PASSED, "result": expected})
+
+
+def test_a_probe_preempts_nothing_and_keeps_off_cordoned_nodes(
+    world: World, verification: KubernetesVerification
+) -> None:
+    assert verification.start("n1", ["GPU-a"], KEY, FENCE, probe=True).kind == "done"
+    spec = world.objects[JOB]["spec"]
+    pod = spec["template"]["spec"]
+    assert (pod["priorityClassName"], pod["preemptionPolicy"]) == ("predrain-probe", "Never")
+    assert spec["activeDeadlineSeconds"] == 1800
+    assert [toleration["key"] for toleration in pod["tolerations"]] == ["predrain.io/at-risk"]

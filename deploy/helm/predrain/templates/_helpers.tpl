@@ -44,7 +44,7 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{/* Settings of the controller: the lease and the state are the release's own. */}}
 {{- define "predrain.settings" -}}
 {{- $full := include "predrain.fullname" . -}}
-{{- $own := dict "namespace" .Release.Namespace "lease" (printf "%s-controller" $full) "state" (printf "%s-state" $full) "progress" (printf "%s-evacuations" $full) -}}
+{{- $own := dict "namespace" .Release.Namespace "lease" (printf "%s-controller" $full) "state" (printf "%s-state" $full) "progress" (printf "%s-evacuations" $full) "probe_priority_class" (printf "%s-probe" (include "predrain.clusterName" .)) -}}
 {{- if .Values.act.diagnosticJob }}{{ $own = set $own "diagnostic_job" "/etc/predrain/diagnostic-job.yaml" }}{{ end -}}
 {{- toYaml (mergeOverwrite (dict "kubernetes" $own) (deepCopy .Values.act.settings)) -}}
 {{- end -}}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any, Literal
 
 import numpy as np
@@ -21,6 +21,7 @@ from evaluation.metrics.lead_time import incident_table
 from evaluation.metrics.metrics import Floats, interval, ratio, resample
 from evaluation.metrics.scored import Scored
 from models.config import PromotionSection
+from models.training.schedule import instant_of
 
 Outcome = Literal["passed", "failed", "undecided"]
 
@@ -134,8 +135,8 @@ def judge(
         times=len(times),
         incidents=len(incidents),
         k=challenger.shared.k,
-        first_time=_instant(times[0]),
-        last_time=_instant(times[-1]),
+        first_time=instant_of(times[0]),
+        last_time=instant_of(times[-1]),
     )
 
 
@@ -263,7 +264,3 @@ def _points(share: float) -> str:
 
 def _number(value: Any) -> float | None:
     return float(value) if np.isfinite(value) else None
-
-
-def _instant(milliseconds: Any) -> datetime:
-    return datetime.fromtimestamp(int(milliseconds) / 1000, tz=UTC)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from evaluation.metrics.lead_time import recall_by_class
 from evaluation.metrics.metrics import rank_curve, resample
 from evaluation.metrics.oracle import ORACLE
 from evaluation.metrics.scored import split_predictions
+from models.training.schedule import instant_of
 
 ORACLE_STATISTICS: tuple[str, ...] = ("precision_at_k", "average_precision", "capture", "recall")
 """Statistics whose share of the oracle's is reported."""
@@ -163,8 +164,8 @@ def evaluate(
         nodes=len(shared.nodes),
         units=shared.units,
         times=len(shared.times_ms),
-        first_time=_instant(shared.times_ms[0]),
-        last_time=_instant(shared.times_ms[-1]),
+        first_time=instant_of(shared.times_ms[0]),
+        last_time=instant_of(shared.times_ms[-1]),
         oracle_coverage=coverage,
         drain_hours=drain_reach / timedelta(hours=1),
         table=table,
@@ -210,10 +211,6 @@ def _named(frame: pd.DataFrame, estimate: Estimate) -> pd.DataFrame:
 def _stack(frames: list[pd.DataFrame]) -> pd.DataFrame:
     filled = [frame for frame in frames if not frame.empty]
     return pd.concat(filled, ignore_index=True) if filled else frames[0]
-
-
-def _instant(milliseconds: int) -> datetime:
-    return datetime.fromtimestamp(int(milliseconds) / 1000, tz=UTC)
 
 
 def _records(frame: pd.DataFrame) -> list[dict[str, Any]]:

@@ -28,6 +28,7 @@ from features.windows.layout import ChannelLayout, unknown_channel
 from foundation.errors import InputError
 from telemetry.dataset.channels import Channel
 from telemetry.dataset.store import Dataset
+from telemetry.importing.samples.rollup import reset_aware_rise
 
 PAPER_CHANNELS = ("gpu_temp_c", "power_w", "gpu_util_pct", "mem_util_pct")
 """The dynamic attributes of Liu et al., arXiv 2201.11853, Table 1, under our names: what ``auto`` takes of them."""
@@ -267,10 +268,7 @@ def live_windows(
 
 
 def _rises(values: FloatArray, own: FloatArray | None) -> FloatArray:
-    """Give each sample's rise since the last known value: what a counter shows after a reset counts as its rise."""
-    out = np.full(len(values), np.nan)
-    known = np.flatnonzero(~np.isnan(values))
-    if known.size > 1:
-        now, before = values[known[1:]], values[known[:-1]]
-        out[known[1:]] = np.where(now >= before, now - before, now)
+    """Return each sample's rise since the last known value, or its own where a roll-up has it."""
+    rise = reset_aware_rise(values, ~np.isnan(values), np.zeros(len(values), dtype=np.int32))
+    out = np.where(rise.valid, rise.values, np.nan)
     return out if own is None else np.where(np.isnan(own), out, own)

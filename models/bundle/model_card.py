@@ -7,6 +7,8 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
+import yaml
+
 from models.config import PRIOR
 
 _SHOWN = (
@@ -25,7 +27,6 @@ _BY_MODEL = (
     ("risk_ratio", "mean risk / base rate", 0),
 )
 _PARAMS = ("decision", "labels", "training", "models", "backtest", "seed")
-_LONG = ("labels.xids", "labels.classes")
 _RARE = 10  # incidents of a class below which its recall is a guess
 
 
@@ -220,22 +221,8 @@ def _limits(manifest: Mapping[str, Any]) -> list[str]:
 
 
 def _settings(manifest: Mapping[str, Any]) -> list[str]:
-    params = manifest.get("params") or {}
-    flat: dict[str, str] = {}
-    for key in _PARAMS:
-        _flatten(params.get(key), key, flat)
-    shown = {key: value for key, value in flat.items() if not key.startswith(_LONG)}
-    if not shown:
-        return []
-    return ["", "## Parameters", "", *(f"- `{key}`: {value}" for key, value in shown.items())]
-
-
-def _flatten(value: Any, name: str, into: dict[str, str]) -> None:
-    if isinstance(value, Mapping) and value:
-        for key in sorted(value):
-            _flatten(value[key], f"{name}.{key}", into)
-    elif value is not None:
-        into[name] = ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+    params = {key: value for key, value in (manifest.get("params") or {}).items() if key in _PARAMS}
+    return ["", "## Parameters", "", "```yaml", yaml.safe_dump(params).rstrip(), "```"] if params else []
 
 
 def _profile(manifest: Mapping[str, Any]) -> Mapping[str, Any] | None:

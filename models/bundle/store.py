@@ -9,18 +9,17 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import os
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from pydantic import ValidationError
+from pydantic_core import from_json, to_json
 
 from features.config import Group
 from features.vocabulary import COLUMNS, FeatureColumn
@@ -271,19 +270,5 @@ def _swap(work: Path, path: Path) -> None:
 
 
 def _plain(value: Any) -> Any:
-    """Give a value as JSON holds it: NaN as null, times in ISO form, durations in seconds."""
-    if isinstance(value, np.generic):
-        value = value.item()
-    if isinstance(value, Mapping):
-        return {str(key): _plain(element) for key, element in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(element) for element in value]
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, datetime):
-        return value.isoformat()
-    if isinstance(value, timedelta):
-        return value.total_seconds()
-    if value is None or isinstance(value, str | int):
-        return value
-    raise TypeError(f"a {type(value).__name__} has no place in a manifest")
+    """Return a value as JSON holds it: NaN as null, times in ISO form, durations in seconds."""
+    return from_json(to_json(value, inf_nan_mode="null", timedelta_mode="float", fallback=lambda number: number.item()))

@@ -31,14 +31,6 @@ def find(*rows, stays=None, labels=LABELS, data_end=None, as_of=None):
     return find_incidents(events(*rows), held, labels, data_end=data_end or at(days=60), as_of=as_of)
 
 
-def test_events_within_the_coalescing_span_are_one_incident():
-    incidents = find(event(at(0), code="79"), event(at(1), code="48"), event(at(1.5), "failure", "DBE"))
-    assert spans(incidents) == [(at(0), at(25.5))]
-    assert incidents.loc[0, "failure_class"] == "bus"
-    assert incidents.loc[0, "code"] == "79"
-    assert incidents.loc[0, "known_at"] == at(minutes=10)
-
-
 @pytest.mark.parametrize(
     ("type_", "code"),
     [
@@ -79,13 +71,6 @@ def test_a_late_repair_of_the_node_that_names_no_gpu_ends_what_is_open_on_its_gp
     assert spans(find(event(at(0), code="79"), event(at(days=9), "repair", gpu=None))) == [(at(0), at(days=9))]
     assert spans(find(event(at(0), code="79"), event(at(days=9), "replacement", gpu=None))) == [(at(0), at(days=9))]
     assert spans(find(event(at(0), code="79"), event(at(days=9), "other", "boot", gpu=None))) == [(at(0), at(24))]
-
-
-def test_an_incident_is_open_until_the_data_shows_its_end():
-    assert spans(find(event(at(0), code="79"), data_end=at(23))) == [(at(0), None)]
-    assert spans(find(event(at(0), code="79"), data_end=at(24))) == [(at(0), at(24))]
-    assert spans(find(event(at(0), code="79"), as_of=at(23))) == [(at(0), None)]
-    assert spans(find_incidents(events(event(at(0), code="79")), inventory(stay()), LABELS)) == [(at(0), None)]
 
 
 @pytest.mark.parametrize(
@@ -296,14 +281,6 @@ def test_known_onsets_up_to_t_depend_only_on_what_was_known_at_t(pair):
     one, two = (known_onsets(IncidentEvidence.of(w.events, w.inventory, LABELS)) for w in pair)
     one, two = (f[f["known_at"] <= pair[0].r].reset_index(drop=True) for f in (one, two))
     pd.testing.assert_frame_equal(one, two)
-
-
-def test_an_old_repair_that_becomes_known_late_takes_nothing_back():
-    frame = events(
-        event(at(0), code="79"), event(at(2), "repair", known=at(3)), event(at(-1), "repair", known=at(4))
-    )  # fmt: skip
-    intervals = oracle.records(down_intervals(IncidentEvidence.of(frame, inventory(stay()), LABELS)))
-    assert [(row["down_from"], row["down_until"]) for row in intervals] == [(at(minutes=10), at(3))]
 
 
 @settings(SLOW, max_examples=12)

@@ -73,23 +73,6 @@ def test_a_leaver_is_censored_unless_params_say_otherwise():
     assert label(at(0), stays=[stay(until=at(24, minutes=10) + MS)]) == 0
 
 
-def test_past_the_end_of_the_data_there_is_no_label_even_for_an_incident_that_was_seen():
-    assert label(at(0), data_end=at(24, minutes=10)) == 0
-    assert label(at(0), data_end=at(24)) is None
-    assert label(at(0), event(at(3), code="79"), data_end=at(24)) is None
-    assert label(at(0), as_of=at(24)) is None
-    assert label(at(0), as_of=at(24, minutes=10)) == 0
-
-
-def test_as_of_uses_only_incidents_and_removals_known_by_then():
-    late = event(at(3), "failure", "ticket", known=at(48))
-    assert label(at(0), late, as_of=at(47)) == 0
-    assert label(at(0), late, as_of=at(48)) == 1
-    gone = [stay(until=at(5))]
-    assert label(at(0), event(at(3), code="79", known=at(30)), stays=gone, as_of=at(29)) is None
-    assert label(at(0), event(at(3), code="79", known=at(30)), stays=gone, as_of=at(30)) == 1
-
-
 def own_drain(time, code="drain", gpu=None):
     return event(time, "drain", code, gpu=gpu, source="predrain-controller")
 

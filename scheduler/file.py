@@ -50,14 +50,9 @@ class LeaseEntry:
     until: datetime
 
 
-def _nothing() -> None:
-    return None
-
-
 class MemoryScheduler(SchedulerExtras):
     """A scheduler whose cluster is a dictionary.
 
-    ``changed``: called after each change, to keep it.
     ``nodes``: may be changed by hand, through :meth:`edit`, as other people and tools do.
     """
 
@@ -66,7 +61,6 @@ class MemoryScheduler(SchedulerExtras):
         nodes: Iterable[MemoryNode],
         clock: Clock,
         keys: Keys = Keys(),  # noqa: B008 - frozen
-        changed: Callable[[], None] = _nothing,
     ) -> None:
         self.nodes = {node.object.name: node for node in nodes}
         self.keys = keys
@@ -75,13 +69,11 @@ class MemoryScheduler(SchedulerExtras):
         self.state_version = 0
         self.lease: LeaseEntry | None = None
         self._clock = clock
-        self._changed = changed
 
     def edit(self, node: str, change: Callable[[MemoryNode], MemoryNode]) -> None:
         """Change a node as a person or tool does: it has another version afterwards."""
         old = self.nodes[node]
         self.nodes[node] = replace(change(old), version=old.version + 1)
-        self._changed()
 
     def read_fleet(self) -> FleetReading:
         """List all nodes."""
@@ -117,7 +109,6 @@ class MemoryScheduler(SchedulerExtras):
         if not writes:
             return WriteResult("already", "no change", (), str(node.version))
         self.nodes[action.node] = replace(node, object=then, version=node.version + 1)
-        self._changed()
         return WriteResult("done", "", writes, str(node.version + 1))
 
     def load_state(self) -> StoredState:
@@ -130,7 +121,6 @@ class MemoryScheduler(SchedulerExtras):
             return WriteResult("conflict", f"the state has version {self.state_version}, expected {version}")
         if text != self.state:
             self.state, self.state_version = text, self.state_version + 1
-            self._changed()
         return WriteResult("done", "", (), str(self.state_version))
 
     def read_switches(self) -> Switches:
@@ -142,7 +132,6 @@ class MemoryScheduler(SchedulerExtras):
         if switches == self.switches:
             return WriteResult("already")
         self.switches = switches
-        self._changed()
         return WriteResult("done")
 
     def hold_lease(self, holder: str, lasts: timedelta) -> datetime | None:
@@ -151,14 +140,12 @@ class MemoryScheduler(SchedulerExtras):
         if self.lease is not None and self.lease.holder != holder and now < self.lease.until:
             return None
         self.lease = LeaseEntry(holder, now + lasts)
-        self._changed()
         return self.lease.until
 
     def drop_lease(self, holder: str) -> None:
         """Release the lease."""
         if self.lease is not None and self.lease.holder == holder:
             self.lease = None
-            self._changed()
 
     def _reading(self, node: MemoryNode) -> NodeReading:
         view = view_of(node.object, node.base, self.keys, self._clock.now())
@@ -259,7 +246,11 @@ class FileScheduler(SchedulerExtras):
         def read(*args: P.args, **kwargs: P.kwargs) -> R:
             try:
                 with self._lock("lock", _LOCK_WAIT_S):
-                    return call(self._load(), *args, **kwargs)
+                    memory = self._load()
+                    result = call(memory, *args, **kwargs)
+                    if isinstance(result, WriteResult) and result.kind == "done":
+                        self._save(memory)
+                    return result
             except SchedulerError:
                 raise
             except Exception as error:  # a file that people edit may break the reading of it in any way
@@ -288,7 +279,7 @@ class FileScheduler(SchedulerExtras):
         names = [node.name for node in listed.nodes]
         if len(set(names)) != len(names):
             raise ValueError(f"node {next(n for n in names if names.count(n) > 1)} is listed twice")
-        memory = MemoryScheduler(map(_node, listed.nodes), self._clock, changed=lambda: self._save(memory))
+        memory = MemoryScheduler(map(_node, listed.nodes), self._clock)
         memory.switches, memory.lease = listed.switches, self._lease
         memory.state, memory.state_version = listed.state, listed.state_version
         return memory

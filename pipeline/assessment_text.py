@@ -1,13 +1,18 @@
-"""An assessment in words and tables, and as text for a terminal."""
+"""An assessment in words and tables: as text for a terminal, and as a page that needs nothing else."""
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
+from markupsafe import Markup, escape
+
+from foundation.files import disk_errors, write_bytes
+from pipeline.report.report import render
 from pipeline.report.tables import Cell, Table
 from pipeline.report.wording import NONE, between, count, join, number, percent
 
@@ -65,6 +70,38 @@ def verdict_lines(content: dict[str, Any]) -> list[str]:
         f"Net GPU-hours by action, with 95 % intervals: {nets}.",
         " ".join(recommendation(content)),
     ]
+
+
+def write_page(content: dict[str, Any], out: Path, dataset: str, params: Sequence[Path]) -> Path:
+    """Write ``OUT/index.html``; arguments as :func:`verdict_text` takes them."""
+    held, _ = data(content["data"])
+    rungs = ladder(content)
+    page = render(
+        "assessment.html.j2",
+        words=_words,
+        dataset=dataset,
+        simulated=content["data"]["simulated"],
+        answer=answer(content),
+        recommendation=recommendation(content),
+        ladder=rungs,
+        settings=str(out / "act.yaml"),
+        thresholds=thresholds(content["settings"]),
+        commands=commands(content, out, dataset, params),
+        figures=figures(content["predictable"]),
+        details=detail_tables(content),
+        held=held,
+        to_do=content["data"]["to_do"],
+        assumptions=[*policy_notes(content), *assumptions(content)] if rungs else [],
+    )
+    target = out / "index.html"
+    with disk_errors(target):
+        write_bytes(target, page.encode())
+    return target
+
+
+def _words(line: str) -> Markup:
+    """Escape a line, and set what stands in backticks as code."""
+    return Markup(re.sub("`([^`]*)`", r"<code>\1</code>", str(escape(line))))  # noqa: S704 - escaped
 
 
 def data(data: dict[str, Any]) -> tuple[list[str], list[str]]:

@@ -211,8 +211,7 @@ def _show(
     content: dict[str, Any], account: Accounting | None, out: Path, dataset: str, params: list[Path], *, as_json: bool
 ) -> None:
     """Write the page, and print the verdict; what was read is a table on stderr, or ``accounting`` of the JSON."""
-    from pipeline.assessment_page import write_page
-    from pipeline.assessment_text import verdict_text
+    from pipeline.assessment_text import verdict_text, write_page
     from telemetry.accounting import as_text
 
     write_page(content, out, dataset, params)

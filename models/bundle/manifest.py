@@ -23,6 +23,7 @@ from pydantic import (
 from features.config import Group
 from features.vocabulary import COLUMNS, FeatureColumn
 from foundation.errors import InputError
+from foundation.files import previous_path
 from models.calibration.fitting import Calibrator
 from models.calibration.horizons import HorizonMap
 from models.config import PRIOR
@@ -125,8 +126,8 @@ def read_manifest(path: Path) -> tuple[Path, dict[str, Any], str]:
     renames), the manifest, and the SHA-256 of its file, which holds those of all others.
     Raises ``InputError`` if there is none, or its layout, a library's version or its seal does not fit.
     """
-    if not path.exists() and previous(path).exists():  # killed between the two renames of a save
-        path = previous(path)
+    if not path.exists() and previous_path(path).exists():  # killed between the two renames of a save
+        path = previous_path(path)
     file = path / MANIFEST
     try:
         raw = file.read_bytes()
@@ -176,11 +177,6 @@ def learner_file(name: str) -> str:
 def stage_file(at: int, name: str) -> str:
     """Name the file of a cascade's stage that is no learner of its own."""
     return f"learners/cascade-{at}-{name}{SUFFIXES[name]}"
-
-
-def previous(path: Path) -> Path:
-    """Give where a bundle stands while a new one takes its place."""
-    return path.parent / f".{path.name}.previous"
 
 
 def running_versions() -> dict[str, str]:

@@ -9,9 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import shutil
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -24,6 +21,7 @@ from pydantic_core import from_json, to_json
 from features.config import Group
 from features.vocabulary import COLUMNS, FeatureColumn
 from foundation.errors import InputError
+from foundation.files import FolderSwap, disk_errors, fsync_path
 from models.bundle.manifest import (
     FORMAT,
     MANIFEST,
@@ -32,7 +30,6 @@ from models.bundle.manifest import (
     FittedFacts,
     damaged,
     learner_file,
-    previous,
     read_facts,
     read_files,
     read_manifest,
@@ -112,19 +109,11 @@ def save_bundle(path: Path, fitted: FittedModels, manifest: Mapping[str, Any]) -
         )
     if path.exists() and (not path.is_dir() or (any(path.iterdir()) and not (path / MANIFEST).is_file())):
         raise InputError(f"{path} exists and is no bundle", str(path), "Choose another folder or remove it.")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        work = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}-"))
-        try:
-            work.chmod(0o755)
-            content, digest = _write(work, fitted, manifest)
-            _swap(work, path)
-        finally:
-            shutil.rmtree(work, ignore_errors=True)
-    except OSError as error:
-        raise InputError(
-            f"cannot write the bundle: {error.strerror}", str(path), "Free some space or choose another folder."
-        ) from None
+    with FolderSwap(path) as swap, disk_errors(path):
+        content, digest = _write(swap.path, fitted, manifest)
+        for file in swap.path.rglob("*"):  # a crash after the renames must not leave a bundle of empty files
+            fsync_path(file)
+        swap.commit()
     return Bundle(path, fitted, content, digest)
 
 
@@ -253,20 +242,6 @@ def _read(
     seen = seen_columns(columns, groups)
     learner = read_learner(name, files[file], file, len(seen))
     return learner if len(seen) == len(columns) else ColumnSubset.around(learner, seen)
-
-
-def _swap(work: Path, path: Path) -> None:
-    old = previous(path)
-    if path.exists():
-        shutil.rmtree(old, ignore_errors=True)
-        os.replace(path, old)
-    try:
-        os.replace(work, path)
-    except BaseException:
-        if old.exists() and not path.exists():
-            os.replace(old, path)
-        raise
-    shutil.rmtree(old, ignore_errors=True)
 
 
 def _plain(value: Any) -> Any:

@@ -12,7 +12,7 @@ from evaluation.metrics.comparison import SLIDING, TRAIN_ONCE
 from evaluation.metrics.evaluation import Evaluation
 from evaluation.metrics.oracle import ORACLE
 from features.wording import duration
-from models.config import ALL_LEARNERS, BASELINES
+from models.config import ALL_LEARNERS, BASELINES, CASCADE, COMBINERS
 from models.explanation.alert_reasons import by_group
 from pipeline.report.context import AlertEntry, ReportContext
 from pipeline.report.wording import (
@@ -159,10 +159,11 @@ def mechanisms(evaluation: Evaluation, context: ReportContext) -> Table | None:
     """Put the paper's mechanisms side by side, sliding and trained once; None where only the profile was fitted."""
     table = evaluation.table[evaluation.table["variant"] == SLIDING].set_index("model")
     learners = table.loc[table["kind"] == "learner", "precision_at_k"].dropna()
-    combiner = context.params.get("models.parallel.combiner", "")
+    profile, combiner = context.profile, context.params.get("models.parallel.combiner", "")
     named = {} if learners.empty else {str(learners.idxmax()): "best single model"}
-    named |= {context.profile: "profile"} if context.profile not in named else {}
-    named |= {"parallel": f"parallel: {combiner}", "cascade": "cascade"}
+    named |= {combiner: "parallel: the paper's"}
+    named |= {profile: "parallel: the profile's" if profile in COMBINERS else named.get(profile, "the profile")}
+    named |= {CASCADE: "cascade"}
     rows = table[table.index.isin(named)].loc[lambda frame: [name for name in named if name in frame.index]]
     if len(rows) < 3:
         return None
@@ -178,10 +179,10 @@ def mechanisms(evaluation: Evaluation, context: ReportContext) -> Table | None:
         return NONE if row.Index not in once.index else _difference(once.loc[row.Index])
 
     return table_of(
-        f"The paper's mechanisms at equal alerts: the {evaluation.k} riskiest nodes of each {context.budget_period}, "
-        "with 95 % intervals by node",
+        f"The paper's mechanisms at equal alerts: the top {evaluation.k} of the nodes at each {context.budget_period}, "
+        "95 % intervals by node",
         rows,
-        ("mechanism", lambda row: Cell(named[row.Index], "" if row.Index in named[row.Index] else row.Index)),
+        ("mechanism", lambda row: Cell(named[row.Index], "" if row.Index == CASCADE else f"({row.Index})")),
         ("precision, sliding", _measured("precision_at_k", percent)),
         ("static", static),
         ("sliding minus static, points", change),

@@ -63,8 +63,8 @@ def backtest(
     with engine.opened() as chosen:
         from features.matrix.matrix import FeatureMatrix
         from pipeline.matrix_stage import make_matrix
+        from pipeline.report.terminal import summary_of
         from pipeline.stages import replay, write_report_for
-        from pipeline.terminal import summary_of
 
         loaded = read_params(params)
         place = None if dataset is None else read_place(dataset, out)

@@ -38,8 +38,8 @@ def report(
         raise typer.BadParameter("give either --backtest or --show")
     if (dataset is None) != (matrix is None) or (dataset is not None and backtest is None):
         raise typer.BadParameter("--dataset, --matrix and --backtest belong together")
+    from pipeline.report.terminal import summary_lines, summary_of
     from pipeline.stages import write_report_for
-    from pipeline.terminal import summary_lines, summary_of
 
     if summary is not None:
         if as_json:

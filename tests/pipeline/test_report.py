@@ -137,7 +137,7 @@ def context(predictions):
         folds=folds,
         skipped=("span: 84 days is longer than the history at every refit",),
         alerts=alerts,
-        params={"training.window": "auto", "models.parallel.combiner": "intersection"},
+        params={"training.window": "auto", "models.parallel.combiner": "parallel"},
     )
 
 
@@ -359,15 +359,19 @@ def test_without_truth_the_report_claims_no_oracle(predictions, context):
 
 def test_the_papers_mechanisms_stand_side_by_side_at_equal_alerts(evaluation, context):
     shown = tables.mechanisms(evaluation, context)
-    assert [row[0].text for row in shown.rows] == ["best single model", "profile", "parallel: intersection"]
+    assert [row[0].text for row in shown.rows] == [
+        "best single model",
+        "parallel: the paper's",
+        "parallel: the profile's",
+    ]
     sliding, once = (evaluation.row("mean_rank", variant) for variant in ("sliding", "train_once"))
-    assert [cell.text for cell in shown.rows[1][1:3]] == [
+    assert [cell.text for cell in shown.rows[2][1:3]] == [
         wording.percent(row["precision_at_k"]) for row in (sliding, once)
     ]
-    assert shown.rows[1][3].text == wording.points(sliding["precision_at_k"] - once["precision_at_k"])
-    assert shown.rows[2][2].text == wording.NONE
+    assert shown.rows[2][3].text == wording.points(sliding["precision_at_k"] - once["precision_at_k"])
+    assert shown.rows[1][2].text == wording.NONE
     _, *lines = shown.lines()
-    assert [line.endswith(" *") for line in lines] == [False, True, False]
+    assert [line.endswith(" *") for line in lines] == [False, False, True]
     alone = evaluation.table[evaluation.table["model"].isin(["mean_rank", "random"])]
     assert tables.mechanisms(replace(evaluation, table=alone), context) is None
 

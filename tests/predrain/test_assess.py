@@ -17,8 +17,7 @@ import pytest
 from typer.testing import CliRunner
 
 from pipeline.assessment import repairs, settings_of
-from pipeline.assessment_page import write_page
-from pipeline.assessment_text import commands, data
+from pipeline.assessment_text import commands, data, write_page
 from policy.ladder.rungs import RUNGS
 from predrain.act.assembly import SchedulerKind
 from predrain.command import app

@@ -70,8 +70,8 @@ def test_what_a_backtest_comes_to_is_printed_with_the_path_of_its_page_last(smal
     shown = CliRunner().invoke(app, ["report", "--show", str(small_backtest)]).stdout
     lines = shown.rstrip().splitlines()
     assert lines[-1] == f"Report: {(small_backtest / 'report' / 'index.html').resolve()}"
-    assert any(line.startswith("profile mean_log_odds ") and line.endswith("*") for line in lines)
-    for mechanism in ("best single model", "parallel: ", "cascade"):
+    assert any(line.startswith("parallel: the profile's (mean_log_odds) ") and line.endswith("*") for line in lines)
+    for mechanism in ("best single model", "parallel: the paper's (intersection)", "cascade"):
         assert any(line.startswith(mechanism) for line in lines)
     summary = json.loads(CliRunner().invoke(app, ["report", "--show", str(small_backtest), "--json"]).stdout)
     assert (summary["profile"], summary["report"]) == ("mean_log_odds", str(small_backtest / "report" / "index.html"))

@@ -130,13 +130,13 @@ class Service:
 
     def start(self) -> None:
         """Begin to read the scores and to load the model, in threads."""
-        self.score_cache.start()
+        self.score_cache.poller.start()
         self.decisions.start()
         self.holder.start()
 
     def close(self) -> None:
         """End the threads, and write what is left of the log."""
-        self.score_cache.stop()
+        self.score_cache.poller.stop()
         self.decisions.stop()
         self.holder.stop()
         for work in (self._reading, self._placing, self._scoring, self._rendering):

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from foundation.errors import InputError
 from serving.champion.sources import FolderBundle, NotNamedYet, manifest_digest
+from serving.polling import Poller
 
 if TYPE_CHECKING:
     import numpy as np
@@ -89,25 +89,21 @@ class ModelHolder:
         self.loads = 0
         self.refusals = 0
         self._source = FolderBundle(source) if isinstance(source, Path) else source
-        self._poll_s = poll_s
+        self._poller = Poller("model", self.look, poll_s)
         self._seen: object = _NEVER
         self._wait = 0
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="model", daemon=True)
 
     def start(self) -> None:
         """Begin to look; the first model is loaded at once, in the thread."""
         if self._source is not None:
             self._source.start()
-            self._thread.start()
+            self._poller.start()
 
     def stop(self) -> None:
         """End the thread, and what the source has started."""
-        self._stopped.set()
         if self._source is not None:
             self._source.stop()
-        if self._thread.is_alive():
-            self._thread.join(5)
+        self._poller.stop()
 
     def look(self) -> bool:
         """Load the model if the source names another one than at the last look.
@@ -156,11 +152,6 @@ class ModelHolder:
             self.refused = f"the model {self.model.digest[:12]} is kept, a newer one cannot be served: {why}"
         if self.refused != reported:
             _LOG.error("%s", self.refused)
-
-    def _run(self) -> None:
-        while not self._stopped.is_set():
-            self.look()
-            self._stopped.wait(self._poll_s)
 
 
 def load_model(path: Path, *, version: int | None = None) -> LoadedModel:

@@ -11,7 +11,6 @@ import logging
 import os
 import shutil
 import tempfile
-import threading
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -26,6 +25,7 @@ from foundation.files import (
     stamp_of,
     take_lock,
 )
+from serving.polling import Poller
 
 if TYPE_CHECKING:
     from serving.scores.batch import ServedModel
@@ -245,32 +245,27 @@ class ChampionBundle(ChampionCopy):
 
     def __init__(self, folder: Path, registry: str, name: str, every_s: float = 30.0) -> None:
         super().__init__(folder)
-        self._registry, self._name, self._every_s = registry, name, every_s
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="champion", daemon=True)
+        self._registry, self._name = registry, name
+        self._is_taken = False
+        self._poller = Poller("champion", self._watch, every_s)
 
     def start(self) -> None:
         """Start the thread."""
-        self._thread.start()
+        self._poller.start()
 
     def stop(self) -> None:
         """End it; a registry that does not answer is not waited for."""
-        self._stopped.set()
-        if self._thread.is_alive():
-            self._thread.join(3)
+        self._poller.stop(3)
 
     def _watch(self) -> None:
-        """Look again and again until stopped; what goes wrong is kept as ``error``, and logged once."""
-        taken_once = False
-        while not self._stopped.is_set():
-            error = None
-            try:
-                if copy_champion(self, self._registry, self._name, again=not taken_once):
-                    _LOG.info("version %s is champion", self.version())
-                taken_once = True
-            except Exception as fault:  # the next look may go well: a registry is restarted, a disk freed
-                error = str(fault).partition("\n")[0] or type(fault).__name__
-                if error != self.error:
-                    _LOG.warning("the champion cannot be taken: %s", error)
-            self.error = error
-            self._stopped.wait(self._every_s)
+        """Ask once; what goes wrong is kept as ``error``, and logged once."""
+        error = None
+        try:
+            if copy_champion(self, self._registry, self._name, again=not self._is_taken):
+                _LOG.info("version %s is champion", self.version())
+            self._is_taken = True
+        except Exception as fault:  # the next look may go well: a registry is restarted, a disk freed
+            error = str(fault).partition("\n")[0] or type(fault).__name__
+            if error != self.error:
+                _LOG.warning("the champion cannot be taken: %s", error)
+        self.error = error

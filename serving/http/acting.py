@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Any, Final
+
+from serving.polling import Poller
 
 _LOG = logging.getLogger(__name__)
 _POLL_S: Final = 5.0
@@ -23,22 +24,19 @@ class ControllerDecisions:
 
     def __init__(self, open_ledger: Callable[[], Any] | None, poll_s: float = _POLL_S) -> None:
         self.out: Mapping[str, datetime] = {}
-        self._open, self._poll_s = open_ledger, poll_s
+        self._open = open_ledger
         self._reader: Any = None
         self._problem: str | None = None
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="ledger", daemon=True)
+        self._poller = Poller("ledger", self.look, poll_s)
 
     def start(self) -> None:
         """Begin to follow the ledger, in a thread."""
         if self._open is not None:
-            self._thread.start()
+            self._poller.start()
 
     def stop(self) -> None:
         """End the thread."""
-        self._stopped.set()
-        if self._thread.is_alive():
-            self._thread.join(5)
+        self._poller.stop()
 
     def look(self) -> None:
         """Read the newest decision."""
@@ -51,8 +49,3 @@ class ControllerDecisions:
         if problem != self._problem:
             _LOG.warning("the extender removes no node, the ledger cannot be read: %s", problem or "it can again")
             self._problem = problem
-
-    def _run(self) -> None:
-        while not self._stopped.is_set():
-            self.look()
-            self._stopped.wait(self._poll_s)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 
 from foundation.errors import InputError
 from foundation.files import stamp_of
+from serving.polling import Poller
 from serving.scores.fleet import ScoredFleet
 from serving.scores.reading import FACTS, LATEST, FleetFacts, read_facts, read_json, read_pointer, read_scores
 
@@ -45,23 +45,11 @@ class ScoreCache:
         self.served = Served()
         self.loads = 0
         self.failures = 0
+        self.poller = Poller("scores", self.look, poll_s)
         self._folder = folder
-        self._poll_s = poll_s
         self._seen: object = None
         self._seen_facts: object = None
         self._wait = 0
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="scores", daemon=True)
-
-    def start(self) -> None:
-        """Begin; the first look is taken at once, in the thread."""
-        self._thread.start()
-
-    def stop(self) -> None:
-        """End the thread."""
-        self._stopped.set()
-        if self._thread.is_alive():
-            self._thread.join(5)
 
     def look(self) -> bool:
         """Read the scores if they have changed since the last look.
@@ -107,11 +95,3 @@ class ScoreCache:
         except InputError as error:
             return stamp_of(self._folder / LATEST), str(error)
         return stamp_of(self._folder / LATEST), records, stamp_of(records)
-
-    def _run(self) -> None:
-        while not self._stopped.is_set():
-            try:
-                self.look()
-            except Exception:  # the thread must live: without it the service would grow stale in silence
-                _LOG.exception("the scores could not be looked at")
-            self._stopped.wait(self._poll_s)

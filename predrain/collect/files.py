@@ -85,14 +85,14 @@ def tickets(
     from telemetry.dataset.meta import META_NAME
     from telemetry.dataset.store import Dataset
     from telemetry.importing.files.sources import expand_sources
-    from telemetry.importing.inventory import Installations
+    from telemetry.importing.inventory import InstallationIndex
     from telemetry.importing.mapping import load_mapping
     from telemetry.landing.folder import Landing, landing_of
 
     stays, rules = None, load_mapping(mapping)
     if (dataset / META_NAME).exists():
         known = Dataset.open(dataset)
-        stays = Installations(known.inventory(), known.meta.unit, aliases=rules.nodes.aliases)
+        stays = InstallationIndex(known.inventory(), known.meta.unit, aliases=rules.nodes.aliases)
     landing, accounting = Landing(landing_of(dataset), writer="tickets"), Accounting()
     shown: dict[str, Any] = {}
     files = expand_sources((file,), "tickets")

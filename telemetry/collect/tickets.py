@@ -19,7 +19,7 @@ from telemetry.identity.pci import normalise_pci_bus_id
 from telemetry.importing.columns import KEY_ALIASES, refuse_absent
 from telemetry.importing.events import parse_events
 from telemetry.importing.files.tables import read_batches
-from telemetry.importing.inventory import Installations
+from telemetry.importing.inventory import InstallationIndex
 from telemetry.importing.mapping import TableMapping
 from telemetry.importing.quarantine import Quarantine
 from telemetry.importing.tickets import resolutions
@@ -43,7 +43,7 @@ def collect_tickets(
     *,
     mapping: TableMapping,
     delay: timedelta,
-    stays: Installations | None = None,
+    stays: InstallationIndex | None = None,
     max_loss: float | None = None,
 ) -> tuple[dict[str, Any], Accounting]:
     """Write the events of one table to the landing folder, once, read as an import reads them.
@@ -98,7 +98,7 @@ def collect_tickets(
     }, quarantine
 
 
-def _fill_nodes(rows: dict[str, Any], stays: Installations | None) -> None:
+def _fill_nodes(rows: dict[str, Any], stays: InstallationIndex | None) -> None:
     """Fill in the node of a GPU at the time of its ticket, where the ticket names none."""
     if stays is None or stays.unit != "gpu":
         return

@@ -25,7 +25,7 @@ from telemetry.importing.event_runs import RUN_MS, stack_events, with_runs
 from telemetry.importing.files.sources import is_kernel_log, read_errors, stem_of
 from telemetry.importing.files.tables import read_batches
 from telemetry.importing.instants import parse_instants, times_of
-from telemetry.importing.inventory import Installations
+from telemetry.importing.inventory import InstallationIndex
 from telemetry.importing.mapping import ImportMapping, KernelLogMapping, TableMapping
 from telemetry.importing.quarantine import NUMBER_AS_TYPE, Quarantine
 from telemetry.importing.tickets import (
@@ -50,7 +50,7 @@ NOT_SEEN_YET: Final = ("unknown gpu", "unknown node", "name of several nodes", "
 
 
 def place_events(
-    text: dict[str, npt.NDArray[np.object_]], ms: npt.NDArray[np.int64], stays: Installations
+    text: dict[str, npt.NDArray[np.object_]], ms: npt.NDArray[np.int64], stays: InstallationIndex
 ) -> npt.NDArray[np.object_]:
     """Find the node and GPU of each event.
 
@@ -99,7 +99,7 @@ def place_events(
     return reasons
 
 
-def _locate(text: dict[str, npt.NDArray[np.object_]], ms: npt.NDArray[np.int64], stays: Installations) -> None:
+def _locate(text: dict[str, npt.NDArray[np.object_]], ms: npt.NDArray[np.int64], stays: InstallationIndex) -> None:
     """Fill in the GPU, and its node, of events that name a PCI address only."""
     addresses = text.get("pci_bus_id")
     if addresses is None:
@@ -134,7 +134,7 @@ def parse_events(
     counts: Counter[str],
     texts: Sequence[str] = _TEXTS,
     aliases: Mapping[str, str] = KEY_ALIASES,
-    stays: Installations | None = None,
+    stays: InstallationIndex | None = None,
     review: PhraseReview | None = None,
 ) -> tuple[Batch, dict[str, npt.NDArray[Any]]]:
     """Read events, and refuse those at an unusable time; :mod:`telemetry.importing.tickets` says what tickets may have.
@@ -177,7 +177,7 @@ def parse_events(
 def read_events(
     file: Path,
     rules: ImportMapping,
-    stays: Installations,
+    stays: InstallationIndex,
     quarantine: Quarantine,
     delay: timedelta,
     counts: Counter[str],
@@ -224,7 +224,7 @@ def read_events(
 def _read_kernel_log(
     file: Path,
     mapping: KernelLogMapping,
-    stays: Installations,
+    stays: InstallationIndex,
     quarantine: Quarantine,
     delay: timedelta,
     counts: Counter[str],
@@ -259,7 +259,7 @@ def _read_kernel_log(
     return events.assign(gpu=text["gpu"], node=text["node"])[reasons == ""]
 
 
-def _is_elsewhere(reason: str, reasons: npt.NDArray[np.object_], stays: Installations) -> bool:
+def _is_elsewhere(reason: str, reasons: npt.NDArray[np.object_], stays: InstallationIndex) -> bool:
     """Return whether events are about nodes outside of the samples: a desk for all machines, telemetry of some.
 
     Only where no inventory names the fleet, and some events do match: otherwise the names may not agree.
@@ -302,7 +302,7 @@ def _write_ends(batch: Batch, rows: dict[str, npt.NDArray[Any]], starts: npt.NDA
         batch.refuse(reason, np.isin(np.arange(len(words)), asked[bad]))
 
 
-def _spread(rows: dict[str, npt.NDArray[Any]], stays: Installations) -> dict[int, list[str]]:
+def _spread(rows: dict[str, npt.NDArray[Any]], stays: InstallationIndex) -> dict[int, list[str]]:
     """Give the nodes of each maintenance that names no node but a pattern of names, a rack or an NVLink domain.
 
     The first of them takes the pattern's place in ``rows``; where there is none, the pattern stays.

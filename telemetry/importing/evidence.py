@@ -18,7 +18,7 @@ import pandas as pd
 from telemetry.dataset.meta import instant_text
 from telemetry.dataset.schema import INVENTORY, Unit, ms_of
 from telemetry.importing.instants import times_of
-from telemetry.importing.inventory import Installations
+from telemetry.importing.inventory import InstallationIndex
 from telemetry.importing.samples.block import Spill
 
 OPEN: Final = 1 << 62
@@ -95,7 +95,7 @@ def _overlaps(spans: pd.DataFrame) -> pd.Series:
     return spans["first"] < latest
 
 
-def runs_of(rows: pd.DataFrame, stays: Installations) -> pd.DataFrame:
+def runs_of(rows: pd.DataFrame, stays: InstallationIndex) -> pd.DataFrame:
     """Return where units were: a row for each time on one node, by (gpu, first_ms).
 
     ``rows``: see :func:`rows_of`.
@@ -241,7 +241,7 @@ def _text(ms: int) -> str:
 
 
 def unseen_nodes(
-    stays: Installations, given: Sequence[str], seen: npt.NDArray[np.bool_]
+    stays: InstallationIndex, given: Sequence[str], seen: npt.NDArray[np.bool_]
 ) -> tuple[list[str], list[str]]:
     """Return the nodes that samples name and an inventory does not, and the reverse.
 

@@ -38,7 +38,7 @@ from telemetry.importing.files.sources import SourceFile, expand_sources, new_so
 from telemetry.importing.files.tables import column_names, read_batches
 from telemetry.importing.ingest import ImportResult, Ingest, Progress, unchanged
 from telemetry.importing.instants import WRONG_CLOCK
-from telemetry.importing.inventory import Installations, end_overlaps, merge_stays, read_inventory, unit_of
+from telemetry.importing.inventory import InstallationIndex, end_overlaps, merge_stays, read_inventory, unit_of
 from telemetry.importing.jobs import read_jobs
 from telemetry.importing.mapping import ImportMapping, TableMapping, load_mapping, without_later_keys
 from telemetry.importing.quarantine import Quarantine
@@ -179,15 +179,15 @@ class _Files:
     now: datetime
     unsettled: Callable[[npt.NDArray[np.int64]], npt.NDArray[np.bool_]] | None = None
 
-    def stays(self, ingest: Ingest) -> Installations:
+    def stays(self, ingest: Ingest) -> InstallationIndex:
         """Return the dataset's installations with those of the file laid over them."""
         existing = None if ingest.existing is None else ingest.existing.inventory()
         if self.inventory is None:
             if existing is None:
                 unit = self._unit_of_samples(ingest.channels)
                 nothing = INVENTORY.empty_table().to_pandas()
-                return Installations(nothing, unit, aliases=self.mapping.nodes.aliases, is_observed=True)
-            return Installations(existing, unit_of(existing), aliases=self.mapping.nodes.aliases)
+                return InstallationIndex(nothing, unit, aliases=self.mapping.nodes.aliases, is_observed=True)
+            return InstallationIndex(existing, unit_of(existing), aliases=self.mapping.nodes.aliases)
         # A known inventory is read again for its MIG names; what it sets aside was counted by the import it was new in.
         is_new = bool(self.files["inventory"])
         quarantine = ingest.quarantine if is_new else Quarantine()
@@ -214,7 +214,7 @@ class _Files:
         if is_new:
             account = quarantine.tables["inventory"]
             account.used = account.read - account.left_out.total()
-        stays = Installations(kept, unit, parents, self.mapping.nodes.aliases)
+        stays = InstallationIndex(kept, unit, parents, self.mapping.nodes.aliases)
         stays.names.used_aliases |= names.used_aliases
         return stays
 
@@ -247,7 +247,7 @@ class _Files:
                 )
         return unit
 
-    def events(self, ingest: Ingest, stays: Installations) -> list[pd.DataFrame]:
+    def events(self, ingest: Ingest, stays: InstallationIndex) -> list[pd.DataFrame]:
         """Read tables of events and kernel logs."""
         frames = []
         quarantine = ingest.quarantine
@@ -263,7 +263,7 @@ class _Files:
             frames.append(events[~ahead])
         return frames
 
-    def jobs(self, ingest: Ingest, stays: Installations) -> list[pd.DataFrame]:
+    def jobs(self, ingest: Ingest, stays: InstallationIndex) -> list[pd.DataFrame]:
         """Read tables of jobs."""
         frames = []
         for file in self.files["jobs"]:

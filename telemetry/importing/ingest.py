@@ -52,7 +52,7 @@ from telemetry.importing.evidence import (
     with_places,
 )
 from telemetry.importing.files.sources import expected_rows
-from telemetry.importing.inventory import Installations
+from telemetry.importing.inventory import InstallationIndex
 from telemetry.importing.jobs import merge_jobs
 from telemetry.importing.mapping import TableMapping
 from telemetry.importing.quarantine import BY_MAPPING, Quarantine
@@ -108,13 +108,13 @@ class Source(Protocol):
     rules: TableMapping
     unsettled: Callable[[npt.NDArray[np.int64]], npt.NDArray[np.bool_]] | None
 
-    def stays(self, ingest: Ingest) -> Installations:
+    def stays(self, ingest: Ingest) -> InstallationIndex:
         """Return the installations, the whole dataset's."""
 
-    def events(self, ingest: Ingest, stays: Installations) -> list[pd.DataFrame]:
+    def events(self, ingest: Ingest, stays: InstallationIndex) -> list[pd.DataFrame]:
         """Return events on their nodes and GPUs."""
 
-    def jobs(self, ingest: Ingest, stays: Installations) -> list[pd.DataFrame]:
+    def jobs(self, ingest: Ingest, stays: InstallationIndex) -> list[pd.DataFrame]:
         """Return tables of jobs, the newest last."""
 
     def state(self) -> Mapping[str, pa.Table] | None:
@@ -230,7 +230,7 @@ class Ingest:
             buckets *= 2
         return buckets
 
-    def _stage(self, source: Source, writer: DatasetWriter, stays: Installations) -> tuple[SampleIntake, Spill]:
+    def _stage(self, source: Source, writer: DatasetWriter, stays: InstallationIndex) -> tuple[SampleIntake, Spill]:
         """Read and check the samples, and correct the installations by them."""
         files, named = source.samples, list(dict.fromkeys(stays.nodes))
         intake = SampleIntake(
@@ -259,7 +259,7 @@ class Ingest:
             self._report_nodes(*unseen_nodes(stays, named, intake.seen))
         return intake, spill
 
-    def _corrected(self, intake: SampleIntake, spill: Spill) -> Installations:
+    def _corrected(self, intake: SampleIntake, spill: Spill) -> InstallationIndex:
         rows = rows_of(spill, intake.moved)
         shared: list[int] = []
         if intake.stays.unit == "gpu":
@@ -321,7 +321,7 @@ class Ingest:
         intake.stays = stays.changed(split_stays(stays.given, by_node, first_ms, stored), shared=by_node)
         return rows_of(spill, (intake.moved - set(shared)) | set(spill.renamed.values()))
 
-    def _report_aliases(self, stays: Installations) -> None:
+    def _report_aliases(self, stays: InstallationIndex) -> None:
         unused = [alias for alias in stays.aliases if node_key(alias) not in stays.names.used_aliases]
         self.counts["node_aliases_used"] += len(stays.aliases) - len(unused)
         self.counts["node_aliases_unused"] += len(unused)
@@ -334,7 +334,7 @@ class Ingest:
             self.contradictions += [f"node {name}: {what}" for name in names]
 
     def _merge(
-        self, writer: DatasetWriter, stays: Installations, source: Source, staged: tuple[SampleIntake, Spill] | None
+        self, writer: DatasetWriter, stays: InstallationIndex, source: Source, staged: tuple[SampleIntake, Spill] | None
     ) -> pd.DataFrame:
         """Write the samples, new and old; return the XIDs that the gauge showed."""
         if staged is None:
@@ -360,7 +360,7 @@ class Ingest:
         self._seen += [datetime.fromtimestamp(ms / 1000, UTC) for ms in merger.span_ms]
         return stack_events([*merger.events, intake.losses.events(stays, self.delay, spill.renamed)])
 
-    def _keep_samples(self, writer: DatasetWriter, stays: Installations) -> None:
+    def _keep_samples(self, writer: DatasetWriter, stays: InstallationIndex) -> None:
         if self.existing is None:
             writer.declare({}, unit=stays.unit, sample_count=False)
             return
@@ -421,8 +421,8 @@ class Ingest:
 
 
 def _with_observed_places(
-    stays: Installations, places: pd.DataFrame, renamed: Mapping[tuple[int, int], int]
-) -> Installations:
+    stays: InstallationIndex, places: pd.DataFrame, renamed: Mapping[tuple[int, int], int]
+) -> InstallationIndex:
     if places.empty:
         return stays
     units = [renamed.get(key, key[0]) for key in zip(places["unit"], places["node"], strict=True)]

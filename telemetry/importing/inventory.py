@@ -32,7 +32,7 @@ from telemetry.importing.quarantine import Quarantine, row_text
 from telemetry.importing.slots import ObservedSlots
 
 
-class Installations:
+class InstallationIndex:
     """Answers where a unit was at a time.
 
     ``aliases``: other names of nodes.
@@ -82,11 +82,11 @@ class Installations:
         self._used_aliases: set[str] = set()
         self._name()
 
-    def changed(self, frame: pd.DataFrame, **more: Any) -> Installations:
+    def changed(self, frame: pd.DataFrame, **more: Any) -> InstallationIndex:
         """Return other stays of the same fleet, with the same codes; ``more``: further arguments that change."""
         same: dict[str, Any] = {"shared": self.shared, "slots": self.slots, "is_observed": self.is_observed}
         known: dict[str, Any] = {"units": self.units, "nodes": self.node_names}
-        made = Installations(frame, self.unit, self.parents, self.aliases, **{**same, **known, **more})
+        made = InstallationIndex(frame, self.unit, self.parents, self.aliases, **{**same, **known, **more})
         made.names.used_aliases |= self.names.used_aliases
         return made
 

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from telemetry.dataset.schema import JOB_OPTIONS, JOBS
 from telemetry.importing.batch import Batch
-from telemetry.importing.inventory import Installations
+from telemetry.importing.inventory import InstallationIndex
 from telemetry.importing.mapping import TableMapping
 from telemetry.values.numbers import ANY_UNIT, read_numbers
 
@@ -22,7 +22,7 @@ _MOST = {"gpus": 100_000, "min_gpus": 1_000_000}
 
 
 def read_jobs(
-    batches: Iterable[Batch], mapping: TableMapping, stays: Installations, not_after: datetime
+    batches: Iterable[Batch], mapping: TableMapping, stays: InstallationIndex, not_after: datetime
 ) -> pd.DataFrame:
     """Read a table of jobs; ``job``, ``node`` and ``started_at`` are required.
 

@@ -16,7 +16,7 @@ from telemetry.dataset.schema import EVENT_TYPES
 from telemetry.identity.devices import GpuNames, is_placeholder
 from telemetry.identity.pci import normalise_pci_bus_id
 from telemetry.importing.batch import Batch
-from telemetry.importing.inventory import Installations
+from telemetry.importing.inventory import InstallationIndex
 from telemetry.importing.slots import is_index, slot_key
 from telemetry.phrases.classifier import OTHER, UNSURE, WORK, PhraseReview, classify
 
@@ -118,7 +118,7 @@ def name_gpus(
     batch: Batch,
     rows: Mapping[str, Texts],
     ms: npt.NDArray[np.int64],
-    stays: Installations | None,
+    stays: InstallationIndex | None,
     counts: Counter[str],
 ) -> None:
     """Replace what a row says of its GPU by the GPU's identity; ``rows`` is changed in place.
@@ -163,7 +163,7 @@ def _keep_address(rows: Mapping[str, Texts], row: int, names: list[str]) -> None
 class _Places:
     """GPUs by serial number, and by node and PCI address or slot, with the time that each was there."""
 
-    def __init__(self, stays: Installations) -> None:
+    def __init__(self, stays: InstallationIndex) -> None:
         self._stays = stays
         frame = stays.frame.reindex(columns=["node", "gpu", *GPU_COLUMNS]).astype(object)
         serials: dict[str, str] = {}

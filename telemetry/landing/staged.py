@@ -25,7 +25,7 @@ from telemetry.importing.batch import Batch, unstorable_rows
 from telemetry.importing.events import NOT_SEEN_YET, parse_events, place_events
 from telemetry.importing.ingest import Ingest
 from telemetry.importing.instants import WRONG_CLOCK, times_of
-from telemetry.importing.inventory import Installations, unit_of
+from telemetry.importing.inventory import InstallationIndex, unit_of
 from telemetry.importing.jobs import read_jobs
 from telemetry.importing.mapping import TableMapping
 from telemetry.importing.quarantine import Quarantine, row_text
@@ -251,16 +251,16 @@ class Staged:
     landed: tuple[str, ...]
     now: datetime
 
-    def stays(self, ingest: Ingest) -> Installations:  # noqa: ARG002
+    def stays(self, ingest: Ingest) -> InstallationIndex:  # noqa: ARG002
         """Return the inventory, which is the whole one."""
-        return Installations(self.inventory, "gpu" if self.inventory.empty else unit_of(self.inventory))
+        return InstallationIndex(self.inventory, "gpu" if self.inventory.empty else unit_of(self.inventory))
 
-    def events(self, ingest: Ingest, stays: Installations) -> list[pd.DataFrame]:  # noqa: ARG002
+    def events(self, ingest: Ingest, stays: InstallationIndex) -> list[pd.DataFrame]:  # noqa: ARG002
         """Return the events that were placed."""
         ingest.quarantine.used("events", len(self.placed))
         return [self.placed]
 
-    def jobs(self, ingest: Ingest, stays: Installations) -> list[pd.DataFrame]:
+    def jobs(self, ingest: Ingest, stays: InstallationIndex) -> list[pd.DataFrame]:
         """Return the staged jobs on known nodes."""
         if not self.batches:
             return []
@@ -299,7 +299,7 @@ def place_staged(events: pd.DataFrame, stays: pd.DataFrame, waited_ms: float, qu
     ``waited_ms``: an event that waits since before has waited long enough.
     """
     known = stays.assign(installed_at=stays["installed_at"].fillna(pd.Timestamp(0, tz="UTC")))
-    where = Installations(known, unit_of(known))
+    where = InstallationIndex(known, unit_of(known))
     columns = ("node", "gpu", "type", "pci_bus_id")
     text = {name: events[name].astype(object).where(events[name].notna(), None).to_numpy(copy=True) for name in columns}
     by_address = pd.isna(text["gpu"]) & ~pd.isna(text["pci_bus_id"])

@@ -15,7 +15,7 @@ import pyarrow as pa
 from foundation.files import disk_errors
 from telemetry.dataset.channels import Channel, Kind
 from telemetry.dataset.schema import CHANNEL_TYPES, INSTANT, NAME
-from telemetry.importing.inventory import Installations
+from telemetry.importing.inventory import InstallationIndex
 
 DTYPES: Final[Mapping[Kind, np.dtype[Any]]] = {
     "gauge": np.dtype(np.float32),
@@ -111,7 +111,7 @@ def join(blocks: Sequence[Block]) -> Block:
 
 
 def block_table(
-    block: Block, channels: Mapping[str, Channel], stays: Installations, nodes: Sequence[str], *, sample_count: bool
+    block: Block, channels: Mapping[str, Channel], stays: InstallationIndex, nodes: Sequence[str], *, sample_count: bool
 ) -> pa.Table:
     """Return a block as the store's sample table, in the block's order; ``nodes`` are the names of the node codes."""
 

@@ -33,7 +33,7 @@ from telemetry.importing.columns import (
 from telemetry.importing.event_runs import event_frame
 from telemetry.importing.files.tables import column_names, read_batches
 from telemetry.importing.instants import WRONG_CLOCK
-from telemetry.importing.inventory import Installations
+from telemetry.importing.inventory import InstallationIndex
 from telemetry.importing.mapping import TableMapping
 from telemetry.importing.quarantine import Quarantine, advice
 from telemetry.importing.samples.block import DTYPES, ORDER_SHIFT, Spill
@@ -74,7 +74,9 @@ class GpuLosses:
         last = np.append(unit[1:] != unit[:-1], True) if len(unit) else np.empty(0, np.bool_)
         self._lost |= dict(zip(unit[last].tolist(), is_lost[last].tolist(), strict=True))
 
-    def events(self, stays: Installations, delay: timedelta, renamed: Mapping[tuple[int, int], int]) -> pd.DataFrame:
+    def events(
+        self, stays: InstallationIndex, delay: timedelta, renamed: Mapping[tuple[int, int], int]
+    ) -> pd.DataFrame:
         """Return a failure at each onset; ``delay`` is until it is known, ``renamed`` that of the spill."""
         onsets = [(renamed.get((unit, node), unit), node, ms) for unit, node, ms in self._onsets]
         units, nodes, times = zip(*onsets, strict=True) if onsets else ((), (), ())
@@ -119,7 +121,7 @@ class SampleIntake:
     files: Sequence[Path]
     mapping: TableMapping
     every_channel: Mapping[str, Channel]
-    stays: Installations
+    stays: InstallationIndex
     quarantine: Quarantine
     wrong_clock: Callable[[npt.NDArray[np.int64]], npt.NDArray[np.bool_]]
     strict: bool

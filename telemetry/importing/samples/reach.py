@@ -27,7 +27,7 @@ from telemetry.dataset.channels import Channel, with_rollups
 from telemetry.dataset.layout import part_rows, write_small
 from telemetry.dataset.runs import Runs, choose_runs
 from telemetry.dataset.store import Dataset
-from telemetry.importing.inventory import Installations
+from telemetry.importing.inventory import InstallationIndex
 from telemetry.importing.samples.block import Block, Spill, read_block
 from telemetry.importing.samples.intake import SampleIntake
 from telemetry.importing.samples.rollup import cell_end, finer_units
@@ -62,7 +62,7 @@ class MergePlan:
     runs: Runs
     step_ms: int
     keep_ms: int | None
-    stays: Installations
+    stays: InstallationIndex
     nodes: list[str]
 
     def is_finer(self, block: Block) -> npt.NDArray[np.bool_]:

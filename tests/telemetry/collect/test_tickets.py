@@ -8,7 +8,7 @@ import pytest
 from foundation.errors import InputError
 from telemetry.collect.tickets import collect_tickets
 from telemetry.dataset.schema import INVENTORY, conform
-from telemetry.importing.inventory import Installations
+from telemetry.importing.inventory import InstallationIndex
 from telemetry.importing.mapping import TableMapping
 from telemetry.importing.quarantine import NUMBER_AS_TYPE
 from telemetry.landing.folder import Landing
@@ -65,9 +65,9 @@ def test_a_mapping_as_for_an_import(tmp_path: Path):
         }
     )
     assert (
-        collect(where, path, rules, stays=Installations(conform(pd.DataFrame([STAY]), INVENTORY).to_pandas(), "gpu"))[
-            "events_written"
-        ]
+        collect(
+            where, path, rules, stays=InstallationIndex(conform(pd.DataFrame([STAY]), INVENTORY).to_pandas(), "gpu")
+        )["events_written"]
         == 1
     )
     (row,) = landed(where)

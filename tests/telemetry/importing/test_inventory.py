@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from foundation.errors import InputError
-from telemetry.importing.inventory import Installations
+from telemetry.importing.inventory import InstallationIndex
 from tests.telemetry.helpers import events_frame, gpu, inventory_frame, quarantine_of, run_import, samples_frame
 
 ONE = events_frame([("01:00", gpu(0), "xid", "79")])
@@ -88,7 +88,7 @@ def test_looking_up_equals_searching_every_stay(stays, asked):
     frame = pd.DataFrame(rows, columns=["gpu", "node", "from", "to"])
     for name, source in (("installed_at", "from"), ("removed_at", "to")):
         frame[name] = pd.to_datetime(frame[source].astype("int64") * 1000, unit="ms", utc=True)
-    lookup = Installations(frame, "gpu")
+    lookup = InstallationIndex(frame, "gpu")
     names = [f"g{unit}" for unit, _ in asked]
     positions = lookup.find(lookup.codes(names), np.array([second * 1000 for _, second in asked], np.int64))
     for (unit, second), row in zip(asked, positions.tolist(), strict=True):

@@ -111,7 +111,7 @@ def assess_fleet(
     content = _UNPLAYED | content
     content["settings"] = settings_of(content["recommended"], content["replayed"]["thresholds"])
     content["settings"]["scheduler"] = scheduler
-    _write_settings(out / "act.yaml", content["settings"], params, costs)
+    write_settings(out / "act.yaml", content["settings"], params, costs)
     return _written(content, out / "assessment.json")
 
 
@@ -413,7 +413,8 @@ def settings_of(recommended: Sequence[Rung], thresholds: Mapping[str, float | No
     return {"stage": stage, "rungs": [*recommended], "thresholds": dict(thresholds)}
 
 
-def _write_settings(path: Path, settings: dict[str, Any], params: Params, costs: CostBenefitConfig) -> None:
+def write_settings(path: Path, settings: dict[str, Any], params: Params, costs: CostBenefitConfig) -> None:
+    """Write what `predrain act --settings` reads; ``settings``: from :func:`settings_of`, and the ``scheduler``."""
     tiers = {name: float(f"{value:.4g}") for name, value in settings["thresholds"].items() if value is not None}
     policy = {
         "thresholds": tiers,

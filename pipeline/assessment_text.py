@@ -295,7 +295,7 @@ def commands(content: dict[str, Any], out: Path, dataset: str, params: Sequence[
         return ["record failures (tickets, kernel logs, a longer history), then run this again"]
     folder, source, settings = (shlex.quote(str(path)) for path in (out, dataset, out / "act.yaml"))
     given = "".join(f" --params {shlex.quote(str(path))}" for path in params)
-    kind = content["settings"].get("scheduler", "kubernetes")
+    kind = content["settings"]["scheduler"]
     scheduler = f"{kind} --cluster cluster.json" if kind == "file" else kind
     acts = f"--settings {settings} --events {source} --dry-run"
     return [

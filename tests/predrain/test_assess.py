@@ -14,12 +14,15 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from typer import BadParameter
 from typer.testing import CliRunner
 
-from pipeline.assessment import repairs, settings_of
+from pipeline.assessment import repairs, settings_of, write_settings
 from pipeline.assessment_text import commands, data, write_page
+from pipeline.params import Params
+from policy.ladder.cost_benefit import CostBenefitConfig
 from policy.ladder.rungs import RUNGS
-from predrain.act.assembly import SchedulerKind
+from predrain.assess import _asked_scheduler
 from predrain.command import app
 from scheduler.controller.settings import read_settings
 from simulator.simulate import simulate
@@ -233,17 +236,19 @@ def test_the_three_commands_that_it_names_run_as_they_stand_and_take_the_recomme
 
 
 @pytest.mark.parametrize("kind", ["kubernetes", "slurm", "file"])
-def test_the_settings_are_for_the_scheduler_that_is_given_or_asked_for(fleets, monkeypatch, kind):
-    out = fleets.assess("announced", 40, gpus=128)
-    for more in (["--scheduler", kind], []):
-        if not more:
-            monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
-            monkeypatch.setattr("predrain.assess._asked_scheduler", lambda: SchedulerKind(kind))
-        text = fleets.run(fleets.folder / "announced-40", out, *more)
-        line = text.rstrip().splitlines()[-1]
-        assert f"predrain act --scheduler {kind} " in line
-        assert ("--cluster cluster.json" in line) == (kind == "file")
-        assert (read_settings(out / "act.yaml").slurm is not None) == (kind == "slurm")
+def test_the_settings_and_the_commands_are_for_the_scheduler_that_is_named(tmp_path, monkeypatch, kind):
+    settings = settings_of(["publish", "avoid"], {"watch": 0.1, "elevated": 0.2, "high": None}) | {"scheduler": kind}
+    write_settings(tmp_path / "act.yaml", settings, Params(), CostBenefitConfig())
+    assert (read_settings(tmp_path / "act.yaml").slurm is not None) == (kind == "slurm")
+    content = {"predictable": {"answer": "yes"}, "ladder": [{}], "settings": settings}
+    line = commands(content, tmp_path, "fleet", [])[-1]
+    assert f"predrain act --scheduler {kind} " in line
+    assert ("--cluster cluster.json" in line) == (kind == "file")
+    monkeypatch.setattr("typer.prompt", lambda *_args, **_more: kind)
+    assert _asked_scheduler().value == kind
+    monkeypatch.setattr("typer.prompt", lambda *_args, **_more: "pbs")
+    with pytest.raises(BadParameter):
+        _asked_scheduler()
 
 
 def test_samples_every_half_hour_are_scored_by_the_commands_that_it_names(fleets, monkeypatch):
@@ -353,7 +358,10 @@ def test_tickets_that_name_no_gpu_of_the_inventory_are_said_beside_no_failures(t
 
 def test_commands_quote_their_paths() -> None:
     for line in commands(
-        {"predictable": {"answer": "yes"}, "ladder": [{}]}, Path("my out"), "my fleet", [Path("a b.yaml")]
+        {"predictable": {"answer": "yes"}, "ladder": [{}], "settings": {"scheduler": "kubernetes"}},
+        Path("my out"),
+        "my fleet",
+        [Path("a b.yaml")],
     ):
         assert not {"my", "out", "fleet", "b.yaml"} & set(shlex.split(line)), line
         assert {"my out/scores", "my out/bundle"} & set(shlex.split(line)), line

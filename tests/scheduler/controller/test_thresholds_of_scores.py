@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from foundation.errors import InputError
 from policy.fleet import Level
+from policy.ladder.cost_benefit import CostBenefitConfig
 from policy.tiers import RAISED, ChosenThresholds, TierThresholds, node_risk, worst_tier
 from scheduler.controller.settings import read_settings
 from scheduler.ledger.reader import LedgerReader
@@ -33,7 +34,8 @@ def by_scores(**others):
 
 
 def on_scores(tiers, file=None):
-    cluster = Cluster(policy=by_scores(), ledger=SqliteLedger(file))
+    policy = by_scores(cost_benefit=CostBenefitConfig(always=True))
+    cluster = Cluster(policy=policy, ledger=SqliteLedger(file))
     cluster.scored(n1=0.4)
     cluster.risks.risks = replace(cluster.risks.risks, tiers=tiers)
     return cluster

@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from policy.fleet import JobView, Level
+from policy.ladder.rungs import RUNGS
 from scheduler.ledger.sqlite_ledger import SqliteLedger
 from scheduler.ports.readings import Switches
 from scheduler.ports.workloads import ANYWHERE, DiagnosticResult, Placement
-from tests.policy.decide_world import HOUR
+from tests.policy.decide_world import HOUR, config
 from tests.scheduler.cluster import without_our_taints
 from tests.scheduler.evacuation.emptying_cluster import FAST, MINUTE, SCHEDULER, EmptyingCluster, workload
 from tests.scheduler.faults import Crash
@@ -37,11 +38,17 @@ class Evacuations(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.cluster = EmptyingCluster(settings=replace(FAST, max_concurrent=3), lease=timedelta(seconds=30))
+        policy = config("g", free=True, rungs=RUNGS)
+        self.cluster = EmptyingCluster(
+            settings=replace(FAST, max_concurrent=3), lease=timedelta(seconds=30), policy=policy
+        )
+        for name in ("n0", "n6", "n7"):
+            self.cluster.change(name, jobs=())
         self.theirs = self.cluster.foreign()
         self.made = self.crashes = 0
         self.moved: Counter[tuple[str, object, str]] = Counter()  # evictions by node, drain and origin
         self.asked_at: dict[str, tuple[object, object]] = {}  # uid: when it was first shown a request, and its deadline
+        self.broken: list[AssertionError] = []
         self._watch()
 
     def _watch(self) -> None:
@@ -69,16 +76,26 @@ class Evacuations(RuleBasedStateMachine):
                 self.asked_at.setdefault(request.key, (cluster.clock.now(), request.deadline))
             return answer
 
-        def watched_start(node, units, key, fence):
-            assert cluster.level(node) is Level.DRAIN
+        def watched_start(node, units, key, fence, remedy=None, *, probe=False):
+            switches = cluster.scheduler.switches
+            assert not probe or not (cluster.level(node).hard or switches.kill or switches.release_all)
+            assert not probe or not cluster.scheduler.nodes[node].object.unschedulable
+            assert probe or cluster.level(node) is Level.DRAIN
             assert not [w for w in workloads.running.values() if w.node == node and w.stays is None], "not empty"
-            return start(node, units, key, fence)
+            return start(node, units, key, fence, remedy, probe=probe)
 
-        workloads.evict, workloads.ask_checkpoint, cluster.verification.start = (
-            watched_evict,
-            watched_ask,
-            watched_start,
-        )
+        def watching(call):
+            def watched(*args, **others):
+                try:
+                    return call(*args, **others)
+                except AssertionError as error:  # the round would take it for a fault of the scheduler
+                    self.broken.append(error)
+                    raise
+
+            return watched
+
+        workloads.evict, workloads.ask_checkpoint = watching(watched_evict), watching(watched_ask)
+        cluster.verification.start = watching(watched_start)
 
     def _may_go(self, target) -> None:
         cluster, now = self.cluster, self.cluster.clock.now()
@@ -301,6 +318,10 @@ class Evacuations(RuleBasedStateMachine):
     def what_comes_back_is_not_evicted_for_ever(self):
         # of each process that died, the last eviction may not have been noted
         assert all(count <= 2 + self.crashes for count in self.moved.values())
+
+    @invariant()
+    def every_call_was_allowed(self):
+        assert self.broken == []
 
     @invariant()
     def nothing_foreign_is_changed(self):

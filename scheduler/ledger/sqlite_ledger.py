@@ -103,13 +103,16 @@ class SqliteLedger:
                 _text(_summary(plan, 0, ())),
             )  # fmt: skip
 
-    def intend(self, intent: Intent) -> int:
-        """Record a call before it is made."""
+    def intend(self, *intents: Intent) -> list[int]:
+        """Record calls before the first of them is made."""
         with self._adding():
-            return self._add(
-                "INSERT INTO intents (round, at, node, verb, content) VALUES (?, ?, ?, ?, ?)",
-                intent.round, _words(intent.at), intent.node, intent.verb, _text(plain_of(intent)),
-            )  # fmt: skip
+            return [
+                self._add(
+                    "INSERT INTO intents (round, at, node, verb, content) VALUES (?, ?, ?, ?, ?)",
+                    intent.round, _words(intent.at), intent.node, intent.verb, _text(plain_of(intent)),
+                )
+                for intent in intents
+            ]  # fmt: skip
 
     def settle(self, intent: int, settled: Settled) -> None:
         """Record what a call came to."""

@@ -316,7 +316,7 @@ class Histories(RuleBasedStateMachine):
 
 
 class HistoriesOfKnownNodes(Histories):
-    """The same where the scheduler gives nodes as they were listed."""
+    """The same where the scheduler gives nodes as they were listed, and calls are recorded ahead."""
 
     def __init__(self) -> None:
         super().__init__()

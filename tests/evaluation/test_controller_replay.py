@@ -42,6 +42,7 @@ class World:
         self.planned: list[tuple[int, datetime, datetime]] = []
         self.repairs_name_gpus = True
         self.risk = np.full((decisions, nodes), 0.01)
+        self.removed: dict[int, float] = {}
 
     def fleet(self) -> ReplayedFleet:
         """The fleet, of racks of three nodes."""
@@ -52,6 +53,8 @@ class World:
                 for slot in range(2)
             ]
         ).assign(installed_at=pd.Timestamp(T0 - 100 * HOUR), removed_at=pd.Series(pd.NaT, dtype="datetime64[ms, UTC]"))
+        for node, at in self.removed.items():
+            stays.loc[stays["node"] == self.names[node], "removed_at"] = T0 + at * HOUR
         rows = [
             {"gpu": f"{self.names[node]}-0", "node": self.names[node], "start": T0 + at * HOUR, "end": T0 + end * HOUR}
             for node, at, end in self.failures
@@ -210,6 +213,14 @@ def test_a_node_is_drained_at_the_second_decision_that_says_so_and_its_job_is_sp
     assert ((marks.at - BEGIN) / H).tolist() == pytest.approx([12 + 1 / 6])
     assert (count.hits, count.moved, count.drains, count.right, count.caught) == (0, 1, 1, 1, 1)
     assert count.spent.sum() == pytest.approx(2 * 20 / 60)
+
+
+def test_a_drained_node_whose_gpus_are_removed_ends_no_replay():
+    world = foretold()
+    world.removed[3] = 16.0
+    marks, count = marked(world)
+    assert marks.node.tolist() == [3]
+    assert count.drains == 1
 
 
 def test_a_stage_below_hard_only_keeps_new_jobs_off():

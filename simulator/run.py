@@ -14,7 +14,7 @@ from simulator.lives import DOWN, Laws, Lives, live, make_laws
 from simulator.parameters import Parameters
 from simulator.randomness import Purpose, generator
 from simulator.records import Records, write_records
-from simulator.samples import SimulatedDevice, sample_range
+from simulator.samples import Device, sample_range
 from simulator.scenarios import Scenario
 from simulator.workload import OUTCOMES, Jobs, node_series, schedule
 
@@ -82,7 +82,7 @@ def outages(node: SimulatedNode, life: Lives, clock: SimulatedTime) -> NDArray[n
     return np.array(rows, np.int64).reshape(-1, 3)
 
 
-def node_devices(simulation: Simulation, number: int) -> list[SimulatedDevice]:
+def node_devices(simulation: Simulation, number: int) -> list[Device]:
     """Return what the telemetry of one node's devices is made from, stays without any sample left out."""
     clock, parameters = simulation.clock, simulation.parameters
     node, life, records = simulation.nodes[number], simulation.lives[number], simulation.records[number]
@@ -109,7 +109,7 @@ def node_devices(simulation: Simulation, number: int) -> list[SimulatedDevice]:
         own = (segments[:, 0] == slot) & (segments[:, 1] == stay)
         mine = (marks[:, 0] == slot) & (marks[:, 1] == stay)
         devices.append(
-            SimulatedDevice(
+            Device(
                 name=gpu_name(simulation.seed, node.index, slot, stay),
                 node=node.name,
                 node_index=node.index,

@@ -38,7 +38,7 @@ def channels() -> dict[str, Channel]:
     return {name: known[name] for name in names}
 
 
-class SimulatedDevice(NamedTuple):
+class Device(NamedTuple):
     """What the kernel needs to know of one device's stay.
 
     ``segments`` are the stay's rows with a further column: until when a failed GPU still answers. ``marks`` are its
@@ -63,7 +63,7 @@ class SimulatedDevice(NamedTuple):
     series: NodeSeries
 
 
-def sample_table(devices: list[SimulatedDevice], signs: FloatArray, *, seed: int, start: int, step: int) -> pa.Table:
+def sample_table(devices: list[Device], signs: FloatArray, *, seed: int, start: int, step: int) -> pa.Table:
     """Make the samples of some devices.
 
     ``devices``: by name, so that the table is sorted by (gpu, timestamp).
@@ -108,7 +108,7 @@ _PCIE_GRAIN = 1048576.0
 
 @numba.njit(cache=True, nogil=True)
 def fill_device(  # noqa: PLR0912, PLR0915 - one pass over the samples; splitting it would cost the speed it is for
-    device: SimulatedDevice,
+    device: Device,
     signs: FloatArray,
     seed: int,
     start: int,

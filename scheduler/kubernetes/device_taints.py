@@ -34,7 +34,7 @@ _UUIDS: Final = ("uuid", "parentUUID")
 
 
 @dataclass(frozen=True, slots=True)
-class Device:
+class SliceDevice:
     """A device of a ResourceSlice; ``uuid`` of the GPU that it is, or is a part of."""
 
     driver: str
@@ -150,12 +150,12 @@ class DeviceTaints:
         named = {str(rule["metadata"].get("name")): rule for rule in rules}
         return {name: rule for name, rule in named.items() if name.startswith(_NAME)}
 
-    def _devices(self, version: str, node: str) -> list[Device]:
+    def _devices(self, version: str, node: str) -> list[SliceDevice]:
         params = {"fieldSelector": f"spec.nodeName={node}"}
         slices = self._api.listing(f"{GROUP}/{version}/{SLICES}", params, _PAGE, lambda raw: raw.get("spec") or {})
         return devices_of(slices, self._drivers)
 
-    def _rule(self, version: str, device: Device, signal: NodeSignal) -> Object:
+    def _rule(self, version: str, device: SliceDevice, signal: NodeSignal) -> Object:
         about = {"node": signal.node, "unit": device.uuid, "tier": signal.tier, "reasons": list(signal.reasons[:3])}
         spec = {
             "deviceSelector": {"driver": device.driver, "pool": device.pool, "device": device.name},
@@ -198,13 +198,13 @@ def _seal(rule: Object) -> str:
     return digest_of(json.dumps(content, sort_keys=True))
 
 
-def name_of(device: Device) -> str:
+def name_of(device: SliceDevice) -> str:
     """Name the rule of a device: another GPU behind the same device name is another rule."""
     text = "|".join((device.driver, device.pool, device.name, device.uuid))
     return f"{_NAME}{hashlib.sha256(text.encode()).hexdigest()[:32]}"
 
 
-def devices_of(slices: Sequence[Object], drivers: frozenset[str]) -> list[Device]:
+def devices_of(slices: Sequence[Object], drivers: frozenset[str]) -> list[SliceDevice]:
     """Read the devices of a node's ResourceSlices, of any version; of a pool only the newest generation counts."""
     newest: dict[tuple[str, str], int] = {}
     pools = []
@@ -219,7 +219,9 @@ def devices_of(slices: Sequence[Object], drivers: frozenset[str]) -> list[Device
         (place, device) for place, generation, devices in pools if generation == newest[place] for device in devices
     ]
     uuids = [(place, device.get("name"), _uuid(device)) for place, device in current]
-    return [Device(*place, name, uuid) for place, name, uuid in uuids if uuid is not None and isinstance(name, str)]
+    return [
+        SliceDevice(*place, name, uuid) for place, name, uuid in uuids if uuid is not None and isinstance(name, str)
+    ]
 
 
 def _uuid(device: Mapping[str, Any]) -> str | None:

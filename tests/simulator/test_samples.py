@@ -8,7 +8,7 @@ from simulator.fleet import DAY, HOUR
 from simulator.lives import DOWN
 from simulator.records import CounterMark
 from simulator.run import Simulation, node_devices
-from simulator.samples import SimulatedDevice, sample_table
+from simulator.samples import Device, sample_table
 
 Fleet = Callable[..., Simulation]
 
@@ -19,7 +19,7 @@ def simulation(fleet: Fleet) -> Simulation:
 
 
 @pytest.fixture(scope="module")
-def plain(simulation: Simulation) -> SimulatedDevice:
+def plain(simulation: Simulation) -> Device:
     """A sound device of a busy node with NVLink, without any mark."""
     for number, node in enumerate(simulation.nodes):
         model = simulation.parameters.fleet.models[node.model]
@@ -32,9 +32,7 @@ def plain(simulation: Simulation) -> SimulatedDevice:
     raise AssertionError("no plain device in the fleet")
 
 
-def with_states(
-    device: SimulatedDevice, states: list[tuple[int, int]], simulation: Simulation, **more: object
-) -> SimulatedDevice:
+def with_states(device: Device, states: list[tuple[int, int]], simulation: Simulation, **more: object) -> Device:
     """The device with given (state, until) in place of its life, and no marks or reloads unless given."""
     begin = simulation.clock.origin
     rows = []
@@ -53,7 +51,7 @@ def state_of(simulation: Simulation, name: str) -> int:
     return simulation.chain.names.split().index(name)
 
 
-def frame(device: SimulatedDevice, simulation: Simulation) -> dict[str, np.ndarray]:
+def frame(device: Device, simulation: Simulation) -> dict[str, np.ndarray]:
     clock = simulation.clock
     signs = signatures(simulation.parameters, simulation.chain)
     table = sample_table([device], signs, seed=simulation.seed, start=clock.start, step=clock.step)
@@ -64,7 +62,7 @@ def frame(device: SimulatedDevice, simulation: Simulation) -> dict[str, np.ndarr
     return out
 
 
-def test_samples_do_not_know_the_future(simulation: Simulation, plain: SimulatedDevice) -> None:
+def test_samples_do_not_know_the_future(simulation: Simulation, plain: Device) -> None:
     clock = simulation.clock
     ill = state_of(simulation, "bus_advanced")
     begins, ends = clock.start + 5 * DAY, clock.start + 6 * DAY
@@ -86,7 +84,7 @@ def test_samples_do_not_know_the_future(simulation: Simulation, plain: Simulated
     ],
 )
 def test_a_degradation_shows_in_its_own_channel(
-    simulation: Simulation, plain: SimulatedDevice, state: str, channel: str, least: float
+    simulation: Simulation, plain: Device, state: str, channel: str, least: float
 ) -> None:
     clock = simulation.clock
     begins, ends = clock.start + 5 * DAY, clock.start + 7 * DAY
@@ -104,7 +102,7 @@ def test_a_degradation_shows_in_its_own_channel(
         assert ill[channel][during].mean() - sound[channel][usual].mean() > least
 
 
-def test_samples_go_missing_in_the_structural_state(simulation: Simulation, plain: SimulatedDevice) -> None:
+def test_samples_go_missing_in_the_structural_state(simulation: Simulation, plain: Device) -> None:
     clock = simulation.clock
     ill = frame(with_states(plain, [(state_of(simulation, "bus_structural"), clock.end)], simulation), simulation)
     sound = frame(plain, simulation)
@@ -112,9 +110,7 @@ def test_samples_go_missing_in_the_structural_state(simulation: Simulation, plai
     assert len(ill["time"]) < 0.85 * len(sound["time"])
 
 
-def test_the_xid_gauge_is_latched_until_the_driver_is_loaded_again(
-    simulation: Simulation, plain: SimulatedDevice
-) -> None:
+def test_the_xid_gauge_is_latched_until_the_driver_is_loaded_again(simulation: Simulation, plain: Device) -> None:
     clock = simulation.clock
     at, load = clock.start + 2 * DAY + 1, clock.start + 4 * DAY
     marks = np.array([(at, CounterMark.XID, 31), (at + HOUR, CounterMark.XID, 94)], np.int64)
@@ -128,7 +124,7 @@ def test_the_xid_gauge_is_latched_until_the_driver_is_loaded_again(
     assert set(xid[time >= load]) == {0}
 
 
-def test_counters_only_fall_when_the_driver_is_loaded_again(simulation: Simulation, plain: SimulatedDevice) -> None:
+def test_counters_only_fall_when_the_driver_is_loaded_again(simulation: Simulation, plain: Device) -> None:
     clock = simulation.clock
     load = clock.start + 10 * DAY
     marks = np.array(

@@ -35,6 +35,7 @@ RECIPE: Final = ("channels", "events", "decision", "labels", "features", "traini
 
 MEAN_RISK: Final = "mean risk against the fit before"
 QUIET: Final = "incidents of the newest 28 d against those before"
+FLOOD: Final = "incidents of the newest 7 d against those before"
 """What the newest fit itself is looked at by."""
 
 _NEWEST: Final = timedelta(days=7)
@@ -43,6 +44,8 @@ _SAME_FLEET: Final = 0.5
 _CHANCE: Final = 0.001
 """Below this probability of so few incidents, chance does not explain them; with a tenth of the usual number nothing is
 wrong in any case, for incidents come in clusters."""
+_FLOOD: Final = 4
+"""Times the usual number of incidents of a week from which on a fit to it is refused."""
 
 Progress = Callable[[int, int], None]
 """Called with the work done and all work of a fit."""
@@ -83,7 +86,7 @@ def retrain(
             )
         verdict, passed, why, known = _judged(matrix, params, champion, folder)
         if champion is not None and known is not None and passed:
-            wrong = _gone_quiet(matrix) or _far_off(matrix, params, bundle, known)
+            wrong = _unusual(matrix) or _far_off(matrix, params, bundle, known)
             if wrong:
                 passed, why = False, f"{why}; but {wrong}"
         decision = PromotionResult(
@@ -168,7 +171,7 @@ def page_of(begun: datetime, decision: PromotionResult | None) -> str:
         f"predrain_retrain_success {int(done)}",
     ]
     if decision is not None and not done:
-        missed = [name for name in (MEAN_RISK, QUIET) if name in decision.reason]
+        missed = [name for name in (MEAN_RISK, QUIET, FLOOD) if name in decision.reason]
         if not missed and decision.verdict is not None:
             missed = [criterion.name for criterion in decision.verdict.criteria if criterion.outcome != "passed"]
         lines += [
@@ -232,19 +235,34 @@ def _far_off(matrix: FeatureMatrix, params: Params, newest: Bundle, known: Bundl
     )
 
 
-def _gone_quiet(matrix: FeatureMatrix) -> str:
-    """Compare the number of incidents lately with that before; what is wrong, or nothing."""
+def _unusual(matrix: FeatureMatrix) -> str:
+    """Compare the number of incidents lately with that before; what is wrong, or nothing.
+
+    Too few: events stopped arriving. Too many: wrong ones arrive. The mean risk alone does not show the latter, for its
+    level follows the newest weeks only as far as this improved earlier forecasts of the fleet.
+    """
     first, end = matrix.rows["decision_time"].min(), matrix.span[1]
-    begun = matrix.incidents()["start"]
-    lately, before = int((begun > end - _LATELY).sum()), int(begun.between(first, end - _LATELY).sum())
-    share = _LATELY / (end - first)
+    incidents = matrix.incidents()
+    started = incidents.groupby("node_incident")["start"].min()
+
+    def counts(span: timedelta) -> tuple[int, int, float]:
+        return int((started > end - span).sum()), int(started.between(first, end - span).sum()), span / (end - first)
+
+    lately, before, share = counts(_LATELY)
     usual = before * share / max(1 - share, share)
-    if lately > usual / 10 or binom.cdf(lately, lately + before, min(share, 0.5)) > _CHANCE:
-        return ""
-    return (
-        f"{QUIET} are {lately}, where {usual:.0f} were to be expected: see whether kernel logs and tickets still "
-        "arrive, or promote it by hand"
-    )
+    if lately <= usual / 10 and binom.cdf(lately, lately + before, min(share, 0.5)) <= _CHANCE:
+        return (
+            f"{QUIET} are {lately}, where {usual:.0f} were to be expected: see whether kernel logs and tickets still "
+            "arrive, or promote it by hand"
+        )
+    lately, before, share = counts(_NEWEST)
+    usual = before * share / max(1 - share, share)
+    if lately >= _FLOOD * usual and binom.sf(lately - 1, lately + before, min(share, 0.5)) <= _CHANCE:
+        return (
+            f"{FLOOD} are {lately}, where {usual:.0f} were to be expected: see whether the newest labels are right, or "
+            "promote it by hand"
+        )
+    return ""
 
 
 def _stand_in(matrix: FeatureMatrix, champion: Bundle, until: datetime, folder: Path) -> Bundle:

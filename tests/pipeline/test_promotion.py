@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+import yaml
 
 from features.matrix.matrix import FeatureMatrix
 from foundation.errors import InputError
@@ -98,7 +99,8 @@ def test_the_card_says_data_features_and_parameters(world) -> None:
     card = (world[0] / "early" / "MODEL_CARD.md").read_text()
     assert "## Features" in card
     assert "incidents known by the refit" in card
-    assert "- `labels.horizon`: 1d" in card
+    settings = yaml.safe_load(card.split("```yaml")[1].split("```")[0])
+    assert settings["labels"]["horizon"] == "1d"
     assert "No backtest was given." in card
 
 

@@ -23,7 +23,7 @@ from pipeline import retraining
 from pipeline.matrix_stage import make_matrix
 from pipeline.params import Params
 from pipeline.promotion import promote, roll_back
-from pipeline.retraining import MEAN_RISK, QUIET, page_of, retrain
+from pipeline.retraining import FLOOD, MEAN_RISK, QUIET, page_of, retrain
 from pipeline.stages import train_bundle
 from predrain.command import app
 from predrain.learn.promote import summary_text
@@ -142,10 +142,13 @@ def test_a_recipe_that_is_shown_to_be_worse_is_refused(
     assert standing_of(store, "predrain").champion == 1
 
 
+@pytest.mark.parametrize(("flood", "limits", "reason"), [(4, (0.5, 2.0), FLOOD), (10**9, (0.9, 1.1), MEAN_RISK)])
 def test_a_fit_to_a_week_of_wrong_labels_is_refused_though_nothing_can_be_compared(
-    small_fleet: Path, matrix: FeatureMatrix, params: Params, store: str, tmp_path: Path, standing: Standing
-) -> None:
-    params = gate(params, min_incidents=5)
+    small_fleet: Path, matrix: FeatureMatrix, params: Params, store: str, tmp_path: Path, standing: Standing,
+    monkeypatch: pytest.MonkeyPatch, flood: int, limits: tuple[float, float], reason: str,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(retraining, "_FLOOD", flood)
+    params = gate(params, min_incidents=5, risk_ratio=limits)
     shutil.copy(standing(NEWER), tmp_path)
     dataset = tmp_path / "fleet"
     shutil.copytree(small_fleet, dataset)
@@ -159,8 +162,8 @@ def test_a_fit_to_a_week_of_wrong_labels_is_refused_though_nothing_can_be_compar
     broken = make_matrix(dataset, params, tmp_path / "broken")
     refused = retrain(broken, params, registry=store, model="predrain")
     assert (refused.action, refused.verdict, standing_of(store, "predrain").champion) == ("refused", None, 1)
-    assert f'refused{{reason="{MEAN_RISK}"}} 1' in page_of(OLD, refused)
-    assert f"{MEAN_RISK} is " in summary_text(refused)
+    assert f'refused{{reason="{reason}"}} 1' in page_of(OLD, refused)
+    assert reason in summary_text(refused)
 
 
 @pytest.mark.parametrize(("weeks", "action"), [(1, "promoted"), (3, "refused")])

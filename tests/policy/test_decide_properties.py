@@ -34,6 +34,7 @@ DISRUPTION_BUDGETS = (
     Budget("rack", max_unavailable_share=0.5, min_scope_size=2),
     Budget("job", max_unavailable=1),
 )  # fmt: skip
+CHEAP_CHECKPOINTS = CostBenefitConfig(may_wait=False, checkpoint=timedelta(minutes=1))
 RATE_LIMITS = (RateLimit("group", 1, timedelta(hours=24)),)
 
 
@@ -43,7 +44,7 @@ class World:
     def __init__(self, stage: Stage, rise_after: int, basis: Basis, nodes: int = NODES) -> None:
         self.config = config(
             "g0", "g1", stage=stage, rise_after=rise_after, budget=BudgetConfig(DISRUPTION_BUDGETS, RATE_LIMITS),
-            node_risk=NodeRiskConfig(basis), cost_benefit=CostBenefitConfig(may_wait=False), rungs=RUNGS, probes=PROBES,
+            node_risk=NodeRiskConfig(basis), cost_benefit=CHEAP_CHECKPOINTS, rungs=RUNGS, probes=PROBES,
             breaker=BreakerConfig(
                 max_risky=1.0, max_missing=1.0, max_down=0.8, max_unreadable=0.8, max_changed=0.9
             ),

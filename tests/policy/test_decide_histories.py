@@ -48,6 +48,11 @@ def begin(random: Random) -> World:
     world.starts = [
         (node.marks.hard_since.timestamp(), node.name) for node in world.nodes if node.marks.hard_since is not None
     ]
+    if random.random() < 0.5:  # then some checkpoints pay from the beginning
+        saved = T0 - random.random() * 12 * HOUR
+        world.nodes = [
+            replace(node, jobs=tuple(replace(job, checkpointed_at=saved) for job in node.jobs)) for node in world.nodes
+        ]
     return world
 
 

@@ -57,7 +57,7 @@ class KubernetesLoop(Loop):
     def _install(self, url: str) -> None:
         """Render the chart, and lay out what the pods of it mount."""
         settings = {
-            "policy": yaml.safe_load(POLICY), "controller": {"lease": "5s"},
+            "policy": yaml.safe_load(POLICY.replace("GROUP", "kubernetes/none")), "controller": {"lease": "5s"},
             "evacuation": {"enabled": True, "verification": {"method": "scheduler", "retry_after": RETRY_AFTER}},
         }  # fmt: skip
         values = {

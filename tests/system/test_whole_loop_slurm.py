@@ -80,7 +80,7 @@ class SlurmLoop(Loop):
             re.sub(r"^(\w+)=(.*)$", lambda line: f"{line[1]}={own.get(line[1], line[2])}", texts[0], flags=re.M)
         )
         settings = yaml.safe_load(texts[1])
-        settings["policy"] = yaml.safe_load(POLICY)
+        settings["policy"] = yaml.safe_load(POLICY.replace("GROUP", "slurm/gpu"))
         settings["slurm"]["slurm_conf"] = str(self.cluster.root / "slurm.conf")
         settings["controller"]["lease"] = "2s"
         argv = [sys.executable, "-SE", str(self.root / "diagnose.py"), str(self.root)]

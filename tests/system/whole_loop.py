@@ -55,7 +55,7 @@ training: {candidate_windows: [14d, 28d], augmentation: 2}
 POLICY = """
 thresholds: {watch: 0.03, elevated: 0.07, high: 0.4}
 hysteresis: {rise_after: 1, fall_after: 2}
-stages: {pinned: {slurm/gpu: hard, kubernetes/none: hard}}
+stages: {pinned: {GROUP: hard}}
 budget: {disruption_budgets: [{scope: fleet, max_unavailable_share: 0.5}], rate_limits: []}
 breaker: {max_risky: 1.0, jump: 100.0}
 cost_benefit: {always: true, may_wait: false}

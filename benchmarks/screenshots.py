@@ -47,7 +47,7 @@ def drained(address: str) -> str:
         spared = re.search(r"kept free before: (\d+)", httpx.get(address, timeout=30).text)
         for node in httpx.get(f"{address}v1/nodes", timeout=30).json()["nodes"]:
             page = httpx.get(f"{address}ledger", params={"node": node["node"]}, timeout=30).text
-            emptied = "checkpoint" in page and "drained" in page
+            emptied = "checkpoint" in page and "evict" in page
             if spared and int(spared[1]) >= SPARED and node["tier"] == "high" and emptied:
                 return str(node["node"])
         time.sleep(1)

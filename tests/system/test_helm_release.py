@@ -120,7 +120,9 @@ class Release:
         for (kind, namespace, name), document in self.made.items():
             version = document["apiVersion"]
             group = f"apis/{version}" if "/" in version else f"api/{version}"
-            plural = (f"{kind[:-1]}ies" if kind.endswith("y") else f"{kind}s").lower()
+            plural = (
+                f"{kind[:-1]}ies" if kind.endswith("y") else f"{kind}es" if kind.endswith("s") else f"{kind}s"
+            ).lower()
             path = "/".join(["", group, *(["namespaces", namespace] if namespace else []), plural, name])
             status, _ = self.server.request("GET", path, check=False)
             assert status in (200, 404), path

@@ -43,7 +43,7 @@ def test_the_readme_of_a_new_folder_runs_as_it_is_written(tmp_path: Path, light_
     assert "training.window" in said["dvc exp show"]
     assert "average_precision" in said["dvc metrics diff"]
     page = (tmp_path / "mine" / "dvc_plots" / "index.html").read_text()
-    assert all(title in page for title in ("Precision by month", "Precision and recall", "Calibration"))
+    assert all(name in page for name in ("by_month", "precision_recall", "lead_times", "calibration"))
     assert "pushed" in said["dvc remote add"]
     again = subprocess.check_output(["dvc", "repro"], cwd=tmp_path / "mine", env=environment, text=True, timeout=600)
     assert "Data and pipelines are up to date" in again

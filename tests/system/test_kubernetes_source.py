@@ -284,7 +284,7 @@ def test_each_xid_that_nvsentinel_writes_to_a_node_arrives_once(allowed: Kuberne
 def test_a_killed_collector_goes_on_with_what_happened_meanwhile(allowed: KubernetesServer, tmp_path: Path) -> None:
     hands, root = Hands(allowed), tmp_path / "fleet.live"
     hands.node("kill-1")
-    command = [*PREDRAIN, "collect", "kubernetes", "--dataset", tmp_path / "fleet", "--interval", "0.2s"]
+    command = [*PREDRAIN, "collect", "kubernetes", "--dataset", tmp_path / "fleet", "--interval", "1s"]
     command += ["--kubeconfig", allowed.kubeconfig("collector")]
     for seen in (0, 2, 4):
         with running(command, tmp_path / "log"):

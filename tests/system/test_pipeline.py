@@ -70,7 +70,7 @@ def test_repro_makes_everything_then_nothing_then_what_changed(project: Path) ->
         runs = [name for (name,) in store.execute("select name from runs order by start_time")]
         (refits,) = store.execute("select max(step) from metrics where key like 'refit.%'").fetchone()
         digests = {value for (value,) in store.execute("select value from tags where key = 'dataset_digest'")}
-    assert [name.split()[0] for name in runs] == ["backtest", "train", "backtest", "train"]
+    assert [name.startswith("backtest of ") for name in runs] == [True, False, True, False]
     assert refits  # every refit is a step of its backtest
     dataset = json.loads((project / "data" / "dataset" / "dataset.json").read_text())
     assert digests == {dataset["digest"]}

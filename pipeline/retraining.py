@@ -44,7 +44,7 @@ _SAME_FLEET: Final = 0.5
 _CHANCE: Final = 0.001
 """Below this probability of so few incidents, chance does not explain them; with a tenth of the usual number nothing is
 wrong in any case, for incidents come in clusters."""
-_FLOOD: Final = 4
+_FLOOD_FACTOR: Final = 4
 """Times the usual number of incidents of a week from which on a fit to it is refused."""
 
 Progress = Callable[[int, int], None]
@@ -257,7 +257,7 @@ def _unusual(matrix: FeatureMatrix) -> str:
         )
     lately, before, share = counts(_NEWEST)
     usual = before * share / max(1 - share, share)
-    if lately >= _FLOOD * usual and binom.sf(lately - 1, lately + before, min(share, 0.5)) <= _CHANCE:
+    if lately >= _FLOOD_FACTOR * usual and binom.sf(lately - 1, lately + before, min(share, 0.5)) <= _CHANCE:
         return (
             f"{FLOOD} are {lately}, where {usual:.0f} were to be expected: see whether the newest labels are right, or "
             "promote it by hand"

@@ -74,7 +74,7 @@ class Case:
 
     @property
     def precedence(self) -> float:
-        """What budgets go by, the highest first: the GPU-hours that a drain should save; a fault comes first."""
+        """Priority in the budgets, highest first: expected GPU-hours saved by a drain; faults precede all."""
         if self.assessment.ruled or self.worth is None:
             return math.inf
         return self.worth.saved - self.worth.lost

@@ -28,7 +28,7 @@ CONDITIONAL_XIDS = SUBCODE_XIDS | {74, 157}
 
 CONFIRMED_AT_ONCE = timedelta(hours=1)
 """A conditional error counts when a repair, reset, drain, failure, failed diagnostic or loss follows within this span,
-and when one of :meth:`features.labels.facts.Facts.confirms_late` follows within ``labels.confirm_within``."""
+and when one of :meth:`features.labels.facts.EventArrays.confirms_late` follows within ``labels.confirm_within``."""
 
 TICKET_DELAY = timedelta(days=1)
 """A drain confirms a conditional error of days ago only this long after it is known: until then a ticket may come that

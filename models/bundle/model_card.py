@@ -76,7 +76,7 @@ def model_card(manifest: Mapping[str, Any]) -> str:
 def promotion_section(decision: Mapping[str, Any]) -> str:
     """Write how a version was compared when it was to be promoted, to follow its card.
 
-    ``decision``: as ``pipeline.promotion.Decision.to_json`` gives it: ``action``, ``model``, ``version``,
+    ``decision``: as ``pipeline.promotion.PromotionResult.to_json`` gives it: ``action``, ``model``, ``version``,
     ``champion_before``, ``reason``, ``notes`` and ``verdict`` (null: nothing was compared).
     """
     before = decision["champion_before"]

@@ -148,7 +148,7 @@ class Executor:
             self._stuck.add(action.node)
             self._note(action, "failed", f"it could not be read again: {described(error)}")
             return None
-        self._confirmed(action, WriteResult("already", "it stood so"))
+        self._confirmed(action, WriteResult("already", "already in the desired state"))
         return None
 
     def _why_not(self, action: Action, reading: NodeReading) -> str | None:

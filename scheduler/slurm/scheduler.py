@@ -200,7 +200,7 @@ class SlurmScheduler(SchedulerExtras):
     def _read_back(
         self, action: Action, before: SlurmNode, current: SlurmNode, change: NodeChange, answer: WriteResult
     ) -> WriteResult:
-        """WriteResult by what stands now, whatever Slurm answered."""
+        """Derive the result from the state of the node as read now, regardless of what Slurm answered."""
         standing = self._standing(current)
         if change_for(action, current, self._settings, self._clock.now()).empty and stands(action, standing.marks):
             return WriteResult("done", answer.message, writes_of(before, change), current.version)

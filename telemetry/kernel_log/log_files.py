@@ -151,7 +151,7 @@ def _holds(path: Path, place: LogPosition) -> bool:
 
 
 def _known_head(raw: BinaryIO, stream: BinaryIO, path: Path, place: LogPosition) -> bytes | None:
-    """Read the beginning of an open file; None unless it has the content that was read.
+    """Read the first bytes of an open file; None if they are not those that were read before.
 
     The content decides, not the inode: that is soon used again, and a copy put in place is the same log.
     """

@@ -147,7 +147,7 @@ def test_a_fit_to_a_week_of_wrong_labels_is_refused_though_nothing_can_be_compar
     small_fleet: Path, matrix: FeatureMatrix, params: Params, store: str, tmp_path: Path, standing: Standing,
     monkeypatch: pytest.MonkeyPatch, flood: int, limits: tuple[float, float], reason: str,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(retraining, "_FLOOD", flood)
+    monkeypatch.setattr(retraining, "_FLOOD_FACTOR", flood)
     params = gate(params, min_incidents=5, risk_ratio=limits)
     shutil.copy(standing(NEWER), tmp_path)
     dataset = tmp_path / "fleet"

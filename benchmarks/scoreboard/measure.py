@@ -40,6 +40,7 @@ class Measured:
 
     fleet: Fleet
     k: int
+    nodes: int
     units: int
     members: tuple[str, ...]
     models: Mapping[str, Sums]
@@ -69,7 +70,7 @@ def measure(fleet: Fleet, folder: Path, replicates: int) -> Measured:
             promises = facts["promises"] if own else {}
             ranked = own or named in (ALONE, ONCE, YOUNG, YOUNG_ALONE, ORACLE)
             models[PROFILE if own else named] = counts(scored, weights, promises, ranked=ranked)
-    return Measured(fleet, facts["k"], units, tuple(facts["members"]), models)
+    return Measured(fleet, facts["k"], len(nodes[PROFILE]), units, tuple(facts["members"]), models)
 
 
 def counts(scored: Scored, weights: Floats, promises: Mapping[str, Mapping[str, float]], *, ranked: bool) -> Sums:

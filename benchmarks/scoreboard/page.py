@@ -28,10 +28,12 @@ NO_SIGN, BY_CLASS = "`noprecursor`", ("`base`", "`announced`")
 """Fleets in which nothing announces itself, and those whose failure classes are told apart."""
 
 READ = (
-    "*Precision* is that of the K GPUs of highest risk at each decision, counted a row a GPU and decision, so all are "
-    "compared at as many alerts; *average precision* is of each decision's ranking, averaged over fleets. A *drain* is "
-    "an episode: a GPU's first alert and those within the drain horizon after it, right if a failure follows in that "
-    "time. The best member is chosen afterwards, which favours it; the paper's ensembles count by their whole order."
+    "A row is a node at a decision time: its risk is that of its riskiest GPU. *Precision* is that of the K nodes of "
+    "highest risk at each decision, so all models are compared at as many alerts; *average precision* is of each "
+    "decision's ranking, averaged over fleets. *Incidents* are node incidents: failures of several GPUs of one node "
+    "within half an hour count once, and so does a cause that several nodes share. A *drain* is an episode: a node's "
+    "first alert and those within the drain horizon after it, right if an incident follows in that time. The best "
+    "member is chosen afterwards, which favours it; the paper's ensembles count by their whole order."
 )
 PROMISED = "Drains are right as often as was promised"
 REAL = (
@@ -113,7 +115,7 @@ def claims_of(fleets: Sequence[Measured], on: str) -> list[Claim]:
     precision = {model: share(own, "hits", "alerts") for model, own in sums.items()}
     own, risks = sums[PROFILE], share(sums[PROFILE], "risk", "positives")
     calibration = Claim(
-        "Risks are right out of time: their mean is 0.7 to 1.4 times the base rate", on,
+        "Risks of GPUs are right out of time: their mean is 0.7 to 1.4 times the base rate", on,
         percent(share(own, "risk", "known")[0]), percent(share(own, "positives", "known")[0]),
         f"{number(risks[0])} {_numbers(interval(risks[1:]))}", interval(risks[1:]), *CALIBRATED,
     )  # fmt: skip
@@ -219,21 +221,22 @@ def _opening(fleets: Sequence[Measured], command: str, revision: str, replicates
         "failures have no precursor, as in `base` and `drift`. It is of the same simulator, which favours it.",
         "",
         READ,
-        f"Brackets are 95 % intervals from {replicates} resamples of GPUs within fleets: a claim is *shown* if all of "
-        "the interval bears it out, *refuted* if all of it contradicts it.",
+        f"Brackets are 95 % intervals from {replicates} resamples of nodes within fleets: a claim is *shown* if the whole "
+        "interval supports it, *refuted* if the whole interval contradicts it.",
         "",
     ]
 
 
 def _facts(groups: Mapping[str, Sequence[Measured]]) -> list[str]:
-    lines = ["| fleets | seeds | GPUs | incidents | base rate | K |", "|---|---|---|---|---|---|"]
+    lines = ["| fleets | seeds | nodes | GPUs | incidents | base rate of a GPU | K |", "|---|---|---|---|---|---|---|"]
     for name, fleets in groups.items():
         sums = added(fleets, PROFILE)
         incidents = sum(int(values[0]) for key, values in sums.items() if key.startswith("incidents:"))
         seeds = sorted(one.fleet.seed for one in fleets)
         budgets = sorted({one.k for one in fleets})
         lines.append(
-            f"| {name} | {_span(seeds)} | {count(sum(one.units for one in fleets))} | {count(incidents)} | "
+            f"| {name} | {_span(seeds)} | {count(sum(one.nodes for one in fleets))} | "
+            f"{count(sum(one.units for one in fleets))} | {count(incidents)} | "
             f"{percent(share(sums, 'positives', 'known')[0])} | {_span(budgets)} |"
         )
     return lines

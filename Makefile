@@ -4,7 +4,7 @@ PYTHON ?= python3.11
 VENV ?= $(if $(filter python3.11,$(PYTHON)),.venv,.venv-$(notdir $(PYTHON)))
 BIN := $(VENV)/bin
 UV_PIP := $(BIN)/python deploy/uv_pip.py
-RESOLVE := $(UV_PIP) compile --universal --python-version 3.11 --no-emit-index-url --no-header
+RESOLVE := $(UV_PIP) compile --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header
 EXTRAS := train serve act kubernetes collect nvml dask
 export MLFLOW_DISABLE_TELEMETRY = true
 export DVC_NO_ANALYTICS = 1
@@ -59,13 +59,14 @@ bench: $(VENV)/.bench  ## every benchmark; writes benchmarks/results/speeds.md
 	$(BIN)/python benchmarks/run_all.py
 
 lock: $(VENV)/.python  ## resolve the lock files again from pyproject.toml
-	$(RESOLVE) pyproject.toml --group dev $(EXTRAS:%=--extra %) -o requirements-dev.lock
-	$(RESOLVE) pyproject.toml --extra train --extra serve --extra act --extra collect -c requirements-dev.lock -o requirements.lock
-	$(RESOLVE) pyproject.toml --extra serve --extra registry --extra collect --extra act --extra kubernetes --extra nvml -c requirements-dev.lock -o requirements-serve.lock
-	$(RESOLVE) pyproject.toml --extra act --extra kubernetes -c requirements-dev.lock -o requirements-act.lock
+	$(RESOLVE) pyproject.toml --group dev $(EXTRAS:%=--extra %) -o requirements/dev.lock
+	$(RESOLVE) pyproject.toml --extra train --extra serve --extra act --extra collect -c requirements/dev.lock -o requirements/run.lock
+	$(RESOLVE) pyproject.toml --extra serve --extra registry --extra collect --extra act --extra kubernetes --extra nvml -c requirements/dev.lock -o requirements/serve.lock
+	$(RESOLVE) pyproject.toml --extra act --extra kubernetes -c requirements/dev.lock -o requirements/act.lock
 	# resolved as for a platform without CUDA: its libraries are gigabytes, and the tests need none of them
-	MACOSX_DEPLOYMENT_TARGET=14.0 $(UV_PIP) compile requirements-sequence.in --python-platform aarch64-apple-darwin --python-version 3.11 --no-emit-index-url --no-header -c requirements-dev.lock -o requirements-sequence.lock
-	$(RESOLVE) requirements-bench.in -c requirements-dev.lock -o requirements-bench.lock
+	MACOSX_DEPLOYMENT_TARGET=14.0 $(UV_PIP) compile requirements/sequence.in --python-platform aarch64-apple-darwin --python-version 3.11 --no-emit-index-url --no-header -c requirements/dev.lock -o requirements/sequence.lock
+	$(RESOLVE) requirements/uv.in -o requirements/uv.lock
+	$(RESOLVE) requirements/bench.in -c requirements/dev.lock -o requirements/bench.lock
 
 # What pip cannot install is named here, with the command that does, before anything else fails less clearly.
 check-system:
@@ -83,8 +84,8 @@ $(VENV)/.python: | check-system
 	$(PYTHON) -m venv $(VENV)
 	@touch $@
 
-$(VENV)/.runtime: requirements.lock pyproject.toml | $(VENV)/.python
-	$(UV_PIP) install -r requirements.lock
+$(VENV)/.runtime: requirements/run.lock pyproject.toml | $(VENV)/.python
+	$(UV_PIP) install -r requirements/run.lock
 	$(UV_PIP) install --no-deps -e .
 	@# the features' kernels are compiled once, for every later command
 	@made=$$(mktemp -d) && $(BIN)/predrain simulate --gpus 16 --days 7 --out $$made/fleet >/dev/null && \
@@ -92,16 +93,16 @@ $(VENV)/.runtime: requirements.lock pyproject.toml | $(VENV)/.python
 	@touch $@
 
 # PyTorch: the page of results has the paper's models, too
-$(VENV)/.sequence: requirements-sequence.lock $(VENV)/.runtime
-	$(UV_PIP) install -r requirements-sequence.lock
+$(VENV)/.sequence: requirements/sequence.lock $(VENV)/.runtime
+	$(UV_PIP) install -r requirements/sequence.lock
 	@touch $@
 
-$(VENV)/.dev: requirements-dev.lock $(VENV)/.sequence
-	$(UV_PIP) install -r requirements-dev.lock
+$(VENV)/.dev: requirements/dev.lock $(VENV)/.sequence
+	$(UV_PIP) install -r requirements/dev.lock
 	@touch $@
 
-$(VENV)/.bench: requirements-bench.lock $(VENV)/.dev
-	$(UV_PIP) install -r requirements-bench.lock
+$(VENV)/.bench: requirements/bench.lock $(VENV)/.dev
+	$(UV_PIP) install -r requirements/bench.lock
 	@touch $@
 
 clean:           ## remove what the pipeline made (not the environment, not your datasets outside data/)

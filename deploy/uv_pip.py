@@ -1,10 +1,10 @@
 """Run `uv pip` with the package index that pip is configured with; install by pip where uv is unavailable.
 
-    python deploy/uv_pip.py install -r requirements.lock
-    python deploy/uv_pip.py --python /opt/predrain/bin/python install -r requirements.lock
-    python deploy/uv_pip.py compile pyproject.toml -o requirements.lock
+    python deploy/uv_pip.py install -r requirements/run.lock
+    python deploy/uv_pip.py --python /opt/predrain/bin/python install -r requirements/run.lock
+    python deploy/uv_pip.py compile pyproject.toml -o requirements/run.lock
 
-uv itself is installed by pip into the environment of the Python that runs this file (version: requirements-uv.lock).
+uv itself is installed by pip into the environment of the Python that runs this file (version: requirements/uv.lock).
 Standard library only: this file runs before any package is installed.
 """
 
@@ -53,7 +53,7 @@ def pip_settings(listing: str, command: str) -> dict[str, str]:
 
 
 def uv_environment(settings: Mapping[str, str], environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that make uv use the same index as pip; a variable that is already set is kept."""
+    """Return the variables that make uv use the same index as pip; variables that are already set have priority."""
     variables = {"UV_NO_PROGRESS": "1"}
     for setting, variable, separator in TRANSLATED:
         value = settings.get(setting, "").strip()
@@ -62,7 +62,7 @@ def uv_environment(settings: Mapping[str, str], environment: Mapping[str, str]) 
     if "UV_INDEX" in variables:
         # pip takes the best version of any index, uv by default only of the first that has the package.
         variables["UV_INDEX_STRATEGY"] = "unsafe-best-match"
-    # pip keeps its cache in a format of its own: beside it, not in it.
+    # The two cache formats differ, so uv uses a subfolder.
     if "UV_CACHE_DIR" in variables:
         variables["UV_CACHE_DIR"] = str(Path(variables["UV_CACHE_DIR"]) / "uv")
     if settings.get("no-cache-dir", "").lower() in TRUE:
@@ -78,21 +78,21 @@ def uv_flags(settings: Mapping[str, str]) -> list[str]:
     return flags
 
 
-def pinned_uv() -> str:
-    """Return the requirement of uv from requirements-uv.lock, which lies in the repository or beside this file."""
+def uv_lock() -> Path:
+    """Return the lock file of uv, in `requirements/` of the repository or next to this file (container images)."""
     here = Path(__file__).resolve().parent
-    lock = next(path for path in (here / "requirements-uv.lock", here.parent / "requirements-uv.lock") if path.exists())
-    return lock.read_text(encoding="utf-8").strip()
+    return next(path for folder in (here, here.parent) if (path := folder / "requirements" / "uv.lock").exists())
 
 
-def install_uv(requirement: str) -> bool:
-    """Install uv at its pinned version, unless it is there; return whether it can be run."""
+def install_uv(lock: Path) -> bool:
+    """Install uv at its locked version, unless it is installed; return whether it can be run."""
+    locked = lock.read_text(encoding="utf-8").split(maxsplit=1)[0]
     try:
-        if f"uv=={version('uv')}" == requirement:
+        if f"uv=={version('uv')}" == locked:
             return True
     except PackageNotFoundError:
         pass
-    command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", requirement]
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "-r", str(lock)]
     return subprocess.run(command, check=False).returncode == 0  # noqa: S603
 
 
@@ -104,12 +104,12 @@ def main(arguments: list[str]) -> int:
     parsed, remaining = parser.parse_known_args(arguments)
     installing = parsed.command == "install"
     failure = "uv cannot be installed"
-    if install_uv(pinned_uv()):
+    if install_uv(uv_lock()):
         list_settings = [sys.executable, "-m", "pip", "config", "list"]
         listing = subprocess.run(list_settings, capture_output=True, text=True, check=True)  # noqa: S603
         settings = pip_settings(listing.stdout, parsed.command)
         if not installing:
-            # A lock holds on every machine: a constraint of this one would be written into it.
+            # Constraints of this machine must not enter a lock that all machines use.
             settings.pop("constraint", None)
         environment = uv_environment(settings, os.environ)
         command = [sys.executable, "-m", "uv", "pip", parsed.command, "--quiet", *uv_flags(settings)]

@@ -20,9 +20,9 @@ from tests.serving.http.world import small_fleet, write_scores
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 LOCKS = {
-    "requirements.lock": ("train", "serve", "act", "collect"),
-    "requirements-serve.lock": ("serve", "registry", "collect", "act", "kubernetes", "nvml"),
-    "requirements-act.lock": ("act", "kubernetes"),
+    "requirements/run.lock": ("train", "serve", "act", "collect"),
+    "requirements/serve.lock": ("serve", "registry", "collect", "act", "kubernetes", "nvml"),
+    "requirements/act.lock": ("act", "kubernetes"),
 }
 HIDING = """
 import importlib.metadata, json, sys
@@ -118,6 +118,6 @@ def test_no_image_carries_what_only_training_needs() -> None:
         locked = {normalized(line.partition("==")[0]) for line in lines if "==" in line}
         wanted = installed_by(*extras)
         assert wanted <= locked, f"{lock} lacks {wanted - locked}: make lock"
-        assert lock == "requirements.lock" or not locked & {"dvc", "scmrepo", "celery", "pygit2"}
-    controller = (ROOT / "requirements-act.lock").read_text(encoding="utf-8")
+        assert lock == "requirements/run.lock" or not locked & {"dvc", "scmrepo", "celery", "pygit2"}
+    controller = (ROOT / "requirements/act.lock").read_text(encoding="utf-8")
     assert not re.search(r"^(mlflow|lightgbm|scikit-learn|matplotlib|numba|llvmlite)==", controller, flags=re.MULTILINE)

@@ -59,7 +59,7 @@ def installer(target: Path) -> str:
 
 def test_uv_installs_from_the_index_that_pip_is_configured_with(index: Path, environment: Path) -> None:
     try:
-        if f"uv=={version('uv')}" != uv_pip.pinned_uv():
+        if f"uv=={version('uv')}" != uv_pip.uv_lock().read_text().split()[0]:
             pytest.skip("another version of uv is installed")
     except PackageNotFoundError:
         pytest.skip("uv is not installed")

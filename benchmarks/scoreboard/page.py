@@ -221,8 +221,8 @@ def _opening(fleets: Sequence[Measured], command: str, revision: str, replicates
         "failures have no precursor, as in `base` and `drift`. It is of the same simulator, which favours it.",
         "",
         READ,
-        f"Brackets are 95 % intervals from {replicates} resamples of nodes within fleets: a claim is *shown* if the whole "
-        "interval supports it, *refuted* if the whole interval contradicts it.",
+        f"Brackets are 95 % intervals from {replicates} resamples of nodes within fleets: a claim is *shown* if the "
+        "whole interval supports it, *refuted* if the whole interval contradicts it.",
         "",
     ]
 

@@ -104,23 +104,24 @@ def builder() -> Iterator[Builder]:
     with tempfile.TemporaryDirectory(prefix="images", ignore_cleanup_errors=True) as name:
         builder = Builder(Path(name))
         (context := builder.folder / "base").mkdir()
-        packages = "--include=python3-venv,ca-certificates"
         with running(
             [
                 "mmdebstrap",
                 "--variant=minbase",
                 "--dpkgopt=force-unsafe-io",
-                packages,
+                "--include=python3-venv,ca-certificates",
                 "bookworm",
                 context / "base.tar",
             ],
             context / "log",
         ) as debian:
-            done(
-                sys.executable, "-m", "pip", "download", "--quiet", "--only-binary=:all:", "--python-version=3.11",
-                "--dest", builder.folder / "wheels", "setuptools>=77",
-                "-r", "requirements-serve.lock", "-r", "requirements-act.lock", "-r", "requirements-uv.lock",
-            )  # fmt: skip
+            locks = [option for role in ("serve", "act", "uv") for option in ("-r", f"requirements/{role}.lock")]
+            # The locks have hashes, and pip requires them of all packages of a command or of none.
+            for packages in (["setuptools>=77"], locks):
+                done(
+                    sys.executable, "-m", "pip", "download", "--quiet", "--only-binary=:all:", "--python-version=3.11",
+                    "--dest", builder.folder / "wheels", *packages,
+                )  # fmt: skip
             if debian.wait(300):
                 pytest.skip(f"Debian's packages cannot be had here: {(context / 'log').read_text()[-300:]}")
         (builder.folder / "pip.conf").write_text("[global]\nno-index = true\nfind-links = /wheels\n")

@@ -199,7 +199,7 @@ def rounds(config: Path, folder: Path, nodes: int, burst: int, singles: int) -> 
 
 def replaced(server: KubernetesServer, names: list[str]) -> float:
     """Give how many nodes a second the official client taints by reading and replacing them."""
-    from kubernetes import client, config  # noqa: PLC0415 - the peer alone needs it
+    from kubernetes import client, config  # only the peer needs it
 
     api = client.CoreV1Api(config.new_client_from_config(str(server.kubeconfig("admin"))))
     began = time.monotonic()
@@ -248,7 +248,7 @@ def main() -> None:
         fill(server, nodes, pods)
         print(f"{nodes:,} nodes and {pods:,} pods created in {time.monotonic() - began:.0f} s")
         command = [sys.executable, __file__, "--rounds", str(server.kubeconfig("admin")), name]
-        done = subprocess.run(  # noqa: S603 - our own code
+        done = subprocess.run(
             [*command, str(nodes), str(BURST), str(singles)], capture_output=True, text=True, check=False
         )
         if done.returncode:

@@ -22,17 +22,17 @@ ROOT = Path(__file__).resolve().parents[1]
 if str(ROOT) not in sys.path:  # run as a file, this folder's parent is not on the path
     sys.path.insert(0, str(ROOT))
 
-import numpy as np  # noqa: E402
-import pandas as pd  # noqa: E402
+import numpy as np
+import pandas as pd
 
-from benchmarks.generated import FAILURES, NODE, START, events_of  # noqa: E402
-from benchmarks.own_process import peak_mb, told_by  # noqa: E402
-from features.matrix.matrix import FeatureMatrix  # noqa: E402
-from pipeline.matrix_stage import make_matrix  # noqa: E402
-from pipeline.params import load_params  # noqa: E402
-from pipeline.stages import replay  # noqa: E402
-from simulator.simulate import simulate  # noqa: E402
-from telemetry.dataset.writer import DatasetWriter  # noqa: E402
+from benchmarks.generated import FAILURES, NODE, START, events_of
+from benchmarks.own_process import peak_mb, told_by
+from features.matrix.matrix import FeatureMatrix
+from pipeline.matrix_stage import make_matrix
+from pipeline.params import load_params
+from pipeline.stages import replay
+from simulator.simulate import simulate
+from telemetry.dataset.writer import DatasetWriter
 
 GPUS, DAYS, SEED = 2_000, 120, 1
 UNITS, SPAN = 30_000, timedelta(days=180)

@@ -26,19 +26,19 @@ ROOT = Path(__file__).resolve().parents[1]
 if str(ROOT) not in sys.path:  # run as a file, this folder's parent is not on the path
     sys.path.insert(0, str(ROOT))
 
-import numpy as np  # noqa: E402
+import numpy as np
 
-from features.times import instants  # noqa: E402
-from models.bundle.store import load_bundle  # noqa: E402
-from pipeline.matrix_stage import make_matrix  # noqa: E402
-from pipeline.params import Params, load_params  # noqa: E402
-from pipeline.stages import train_bundle  # noqa: E402
-from serving.scores.batch import ServedModel, score_decision  # noqa: E402
-from serving.scores.feature_settings import live_config, window_plan  # noqa: E402
-from serving.scores.fleet_rows import fleet_rows  # noqa: E402
-from serving.scores.writing import ScoresFolder, ScoringResult  # noqa: E402
-from simulator.simulate import simulate  # noqa: E402
-from telemetry.dataset.store import Dataset  # noqa: E402
+from features.times import instants
+from models.bundle.store import load_bundle
+from pipeline.matrix_stage import make_matrix
+from pipeline.params import Params, load_params
+from pipeline.stages import train_bundle
+from serving.scores.batch import ServedModel, score_decision
+from serving.scores.feature_settings import live_config, window_plan
+from serving.scores.fleet_rows import fleet_rows
+from serving.scores.writing import ScoresFolder, ScoringResult
+from simulator.simulate import simulate
+from telemetry.dataset.store import Dataset
 
 REQUIRED_S = 6.0
 """What a decision about the fleet may take."""

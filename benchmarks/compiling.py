@@ -14,10 +14,10 @@ ROOT = Path(__file__).resolve().parents[1]
 if str(ROOT) not in sys.path:  # run as a file, this folder's parent is not on the path
     sys.path.insert(0, str(ROOT))
 
-from benchmarks.generated import channels_of, generate  # noqa: E402
-from benchmarks.own_process import told_by  # noqa: E402
-from features.matrix.building import build_matrix  # noqa: E402
-from pipeline.params import load_params  # noqa: E402
+from benchmarks.generated import channels_of, generate
+from benchmarks.own_process import told_by
+from features.matrix.building import build_matrix
+from pipeline.params import load_params
 
 LONG = timedelta(hours=72)
 

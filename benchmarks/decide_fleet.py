@@ -25,13 +25,13 @@ ROOT = Path(__file__).resolve().parents[1]
 if str(ROOT) not in sys.path:  # run as a file, this folder's parent is not on the path
     sys.path.insert(0, str(ROOT))
 
-from policy.config import PolicyConfig  # noqa: E402
-from policy.decide import carried_out, decide  # noqa: E402
-from policy.fleet import NO_MARKS, JobView, Marks, NodeView, Score, Signals, UnitView  # noqa: E402
-from policy.plan import Plan, PolicyState  # noqa: E402
-from policy.stages import StagesConfig  # noqa: E402
-from policy.tiers import TierThresholds  # noqa: E402
-from scheduler.ports.stored_state import state_json  # noqa: E402
+from policy.config import PolicyConfig
+from policy.decide import carried_out, decide
+from policy.fleet import NO_MARKS, JobView, Marks, NodeView, Score, Signals, UnitView
+from policy.plan import Plan, PolicyState
+from policy.stages import StagesConfig
+from policy.tiers import TierThresholds
+from scheduler.ports.stored_state import state_json
 
 REQUIRED_S = 1.0
 """What a decision about :data:`NODES` nodes may take."""

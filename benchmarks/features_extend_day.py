@@ -29,17 +29,17 @@ ROOT = Path(__file__).resolve().parents[1]
 if str(ROOT) not in sys.path:  # run as a file, this folder's parent is not on the path
     sys.path.insert(0, str(ROOT))
 
-import pandas as pd  # noqa: E402
+import pandas as pd
 
-from benchmarks.compiling import tell_compiling  # noqa: E402
-from benchmarks.own_process import peak_mb, told_by  # noqa: E402
-from features.config import GROUPS, FeatureSection  # noqa: E402
-from foundation.durations import parse_duration  # noqa: E402
-from pipeline.matrix_stage import make_matrix  # noqa: E402
-from pipeline.params import load_params  # noqa: E402
-from simulator.simulate import simulate  # noqa: E402
-from telemetry.dataset.store import Dataset  # noqa: E402
-from telemetry.dataset.writer import DatasetWriter  # noqa: E402
+from benchmarks.compiling import tell_compiling
+from benchmarks.own_process import peak_mb, told_by
+from features.config import GROUPS, FeatureSection
+from foundation.durations import parse_duration
+from pipeline.matrix_stage import make_matrix
+from pipeline.params import load_params
+from simulator.simulate import simulate
+from telemetry.dataset.store import Dataset
+from telemetry.dataset.writer import DatasetWriter
 
 GPUS = 2_000
 DAYS = 120

@@ -25,18 +25,18 @@ ROOT = Path(__file__).resolve().parents[1]
 if str(ROOT) not in sys.path:  # run as a file, this folder's parent is not on the path
     sys.path.insert(0, str(ROOT))
 
-import numpy as np  # noqa: E402
-import pandas as pd  # noqa: E402
+import numpy as np
+import pandas as pd
 
-from benchmarks.compiling import tell_compiling  # noqa: E402
-from benchmarks.generated import channels_of, generate  # noqa: E402
-from benchmarks.own_process import peak_mb, told_by  # noqa: E402
-from benchmarks.peers.task import STATISTICS, Task, hours  # noqa: E402
-from features.config import DecisionSection, FeatureSection, LabelSection  # noqa: E402
-from features.matrix.building import build_matrix  # noqa: E402
-from features.matrix.matrix import FeatureMatrix  # noqa: E402
-from models.config import TrainingSection  # noqa: E402
-from telemetry.dataset.store import Dataset  # noqa: E402
+from benchmarks.compiling import tell_compiling
+from benchmarks.generated import channels_of, generate
+from benchmarks.own_process import peak_mb, told_by
+from benchmarks.peers.task import STATISTICS, Task, hours
+from features.config import DecisionSection, FeatureSection, LabelSection
+from features.matrix.building import build_matrix
+from features.matrix.matrix import FeatureMatrix
+from models.config import TrainingSection
+from telemetry.dataset.store import Dataset
 
 WINDOWS = (timedelta(days=1), timedelta(days=3), timedelta(days=7))
 CHANNELS = 10

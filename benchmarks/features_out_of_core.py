@@ -30,21 +30,21 @@ ROOT = Path(__file__).resolve().parents[1]
 if str(ROOT) not in sys.path:  # run as a file, this folder's parent is not on the path
     sys.path.insert(0, str(ROOT))
 
-import numpy as np  # noqa: E402
-import numpy.typing as npt  # noqa: E402
-import pandas as pd  # noqa: E402
-from numba import njit  # noqa: E402
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+from numba import njit
 
-from benchmarks.compiling import tell_compiling  # noqa: E402
-from benchmarks.generated import FAILURES, channels_of, generate  # noqa: E402
-from benchmarks.own_process import peak_mb, told_by  # noqa: E402
-from features.config import GROUPS, FeatureSection  # noqa: E402
-from features.matrix.building import build_matrix  # noqa: E402
-from features.matrix.matrix import FeatureMatrix  # noqa: E402
-from features.times import duration_ms, instant_ms  # noqa: E402
-from pipeline.params import load_params  # noqa: E402
-from telemetry.dataset.store import Dataset  # noqa: E402
-from tests.features import window_oracle  # noqa: E402
+from benchmarks.compiling import tell_compiling
+from benchmarks.generated import FAILURES, channels_of, generate
+from benchmarks.own_process import peak_mb, told_by
+from features.config import GROUPS, FeatureSection
+from features.matrix.building import build_matrix
+from features.matrix.matrix import FeatureMatrix
+from features.times import duration_ms, instant_ms
+from pipeline.params import load_params
+from telemetry.dataset.store import Dataset
+from tests.features import window_oracle
 
 CHANNELS = {"gauges": 12, "counters": 6, "flags": 1, "enums": 1}
 WINDOWS = (timedelta(hours=6), timedelta(hours=24), timedelta(hours=72))

@@ -68,9 +68,7 @@ def counted(dataset: Dataset) -> dict[str, int]:
 def predrain(*args: str | Path) -> dict[str, Any]:
     """Run a verb of the installed command with ``--json`` and return what it says."""
     command = [str(Path(sys.executable).with_name("predrain")), *map(str, args), "--json"]
-    done = subprocess.run(  # noqa: S603 - our own command
-        command, capture_output=True, text=True, check=False, cwd=ROOT
-    )
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
     if done.returncode != 0:
         raise SystemExit(f"{' '.join(command)}\n{done.stderr}")
     return json.loads(done.stdout)

@@ -33,10 +33,10 @@ import pyarrow.parquet as pq
 ROOT: Final = Path(__file__).resolve().parents[1]
 if __name__ == "__main__":  # run as a file, the top of the repository is not on the path; PYTHONPATH goes first
     sys.path.append(str(ROOT))
-from telemetry.collect.remote_write.decoding import RemoteWriteDecoder  # noqa: E402
-from telemetry.collect.series.identity import SeriesCatalogue  # noqa: E402
-from telemetry.dataset.channels import CATALOGUE  # noqa: E402
-from telemetry.landing.folder import Landing  # noqa: E402
+from telemetry.collect.remote_write.decoding import RemoteWriteDecoder
+from telemetry.collect.series.identity import SeriesCatalogue
+from telemetry.dataset.channels import CATALOGUE
+from telemetry.landing.folder import Landing
 
 START: Final = datetime(2026, 1, 1, tzinfo=UTC)
 GPUS: Final = 64
@@ -164,7 +164,7 @@ def remote_write(checkouts: list[Path], folder: Path, rows: int) -> list[float]:
 
     def run(checkout: Path, _name: str, out: Path) -> float:
         command = [sys.executable, __file__, "--decode", str(folder / "bodies.npy")]
-        done = subprocess.run(command, env=environment(checkout), check=True, capture_output=True, text=True)  # noqa: S603
+        done = subprocess.run(command, env=environment(checkout), check=True, capture_output=True, text=True)
         result = json.loads(done.stdout.splitlines()[-1])
         out.write_text(result["samples"])
         return float(result["seconds"])
@@ -189,7 +189,7 @@ def decode(path: Path) -> None:
 
 def backfill(checkouts: list[Path], folder: Path, rows: int) -> list[float]:
     """Time a backfill from a Prometheus that answers in JSON (``prometheus_backfill.py``)."""
-    from benchmarks import prometheus_backfill  # noqa: PLC0415 - the peer has another one, or none
+    from benchmarks import prometheus_backfill  # an older checkout may lack it
 
     step_s = 600
     span = timedelta(seconds=rows // (prometheus_backfill.GPUS * len(prometheus_backfill.METRICS)) * step_s)
@@ -259,7 +259,7 @@ def user_s(checkout: Path, folder: Path, arguments: list[str]) -> float:
     """Run predrain of a checkout, and return the user CPU seconds that it took."""
     command = [sys.executable, "-c", "from predrain.command import main; main()", *arguments]
     before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
-    done = subprocess.run(command, cwd=folder, env=environment(checkout), capture_output=True, text=True, check=False)  # noqa: S603
+    done = subprocess.run(command, cwd=folder, env=environment(checkout), capture_output=True, text=True, check=False)
     if done.returncode:
         sys.exit(f"{checkout}: {' '.join(arguments)} ended with {done.returncode}\n{done.stdout}{done.stderr}")
     return resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before

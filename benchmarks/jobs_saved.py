@@ -38,24 +38,24 @@ ROOT = Path(__file__).resolve().parents[1]
 if str(ROOT) not in sys.path:  # run as a file, this folder's parent is not on the path
     sys.path.insert(0, str(ROOT))
 
-import numpy as np  # noqa: E402
-import pandas as pd  # noqa: E402
+import numpy as np
+import pandas as pd
 
-from evaluation.backtest.run import run_backtest  # noqa: E402
-from evaluation.value.controller_replay import Controlled, Diagnostic, ReplayedFleet, rule_events  # noqa: E402
-from evaluation.value.gpu_hours import ReplayOutcome, count_outcome  # noqa: E402
-from evaluation.value.load import Placements, jobs_of_table  # noqa: E402
-from evaluation.value.marks import NOBODY, ReplayMarks  # noqa: E402
-from evaluation.value.readings import Readings  # noqa: E402
-from features.times import NEVER, duration_ms, milliseconds  # noqa: E402
-from pipeline.matrix_stage import make_matrix  # noqa: E402
-from pipeline.params import load_params  # noqa: E402
-from policy.config import PolicyConfig  # noqa: E402
-from policy.stages import Stage  # noqa: E402
-from predrain.demo.cluster import ReplayedCluster  # noqa: E402
-from scheduler.controller.settings import read_settings  # noqa: E402
-from simulator.simulate import simulate  # noqa: E402
-from telemetry.dataset.store import Dataset  # noqa: E402
+from evaluation.backtest.run import run_backtest
+from evaluation.value.controller_replay import Controlled, Diagnostic, ReplayedFleet, rule_events
+from evaluation.value.gpu_hours import ReplayOutcome, count_outcome
+from evaluation.value.load import Placements, jobs_of_table
+from evaluation.value.marks import NOBODY, ReplayMarks
+from evaluation.value.readings import Readings
+from features.times import NEVER, duration_ms, milliseconds
+from pipeline.matrix_stage import make_matrix
+from pipeline.params import load_params
+from policy.config import PolicyConfig
+from policy.stages import Stage
+from predrain.demo.cluster import ReplayedCluster
+from scheduler.controller.settings import read_settings
+from simulator.simulate import simulate
+from telemetry.dataset.store import Dataset
 
 DELAY: Final = timedelta(minutes=10)
 """From a decision time until its scores are there."""
@@ -158,9 +158,11 @@ def differing(one: ReplayMarks, other: ReplayMarks, decision: timedelta) -> list
 
 def measured(scenario: str, seed: int, quick: bool, job_nodes: int = 1) -> dict[str, ReplayOutcome]:
     """Count all ways to act on one fleet."""
-    size = {"gpus": 256, "days": 60, "acceleration": 4.0} if quick else {"gpus": 512, "days": 120, "acceleration": 5.0}
+    size: dict[str, Any] = {"gpus": 512, "days": 120, "acceleration": 5.0}
+    if quick:
+        size = {"gpus": 256, "days": 60, "acceleration": 4.0}
     with tempfile.TemporaryDirectory(prefix="jobs-saved-") as folder:
-        scored = scored_fleet(Path(folder), scenario=scenario, seed=seed, job_nodes=job_nodes, **size)  # type: ignore[arg-type]
+        scored = scored_fleet(Path(folder), scenario=scenario, seed=seed, job_nodes=job_nodes, **size)
     fleet, jobs = scored.fleet, scored.jobs
 
     def marks(scores: Readings, diagnostic: Diagnostic = "none", **how: Any) -> ReplayMarks:

@@ -47,7 +47,7 @@ def main() -> None:
         command = [sys.executable, "-c", "from predrain.command import main; main()"]
         command += ["serve", "--scores", "scores", "--listen", f"127.0.0.1:{port}", "--no-extender"]
         with (folder / "log").open("wb") as log:
-            process = subprocess.Popen(command, cwd=folder, stdout=log, stderr=log)  # noqa: S603 - our own command
+            process = subprocess.Popen(command, cwd=folder, stdout=log, stderr=log)
         try:
             ends = time.monotonic() + 60
             while asked_once(port, "/v1/nodes/n7")[0] != 200:

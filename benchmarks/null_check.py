@@ -31,8 +31,8 @@ ROOT = Path(__file__).resolve().parents[1]
 if str(ROOT) not in sys.path:  # run as a file, this folder's parent is not on the path
     sys.path.insert(0, str(ROOT))
 
-from benchmarks.null.finding import Outcome, show  # noqa: E402
-from benchmarks.null.runs import (  # noqa: E402
+from benchmarks.null.finding import Outcome, show
+from benchmarks.null.runs import (
     AT_CHANCE,
     MODERATE,
     NAMES,

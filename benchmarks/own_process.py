@@ -26,7 +26,7 @@ def told_by(script: str, *arguments: object, compiled: Path | None = None) -> di
     """
     command = [sys.executable, script, *map(str, arguments)]
     env = {**os.environ, "NUMBA_CACHE_DIR": str(compiled)} if compiled else None
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=env)  # noqa: S603 - ourselves
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=env)
     if done.returncode:
         sys.exit(f"{' '.join(command[1:])} ended with {done.returncode}\n{done.stderr}")
     result: dict[str, float] = json.loads(done.stdout.strip().splitlines()[-1])

@@ -22,10 +22,10 @@ ROOT = Path(__file__).resolve().parents[1]
 if str(ROOT) not in sys.path:  # run as a file, this folder's parent is not on the path
     sys.path.insert(0, str(ROOT))
 
-from benchmarks.gpu_cluster_faults import predrain  # noqa: E402
-from evaluation.metrics.metrics import Bools, Floats, interval, resample  # noqa: E402  # noqa: E402
-from foundation.files import write_bytes  # noqa: E402
-from telemetry.dataset.store import Dataset  # noqa: E402
+from benchmarks.gpu_cluster_faults import predrain
+from evaluation.metrics.metrics import Bools, Floats, interval, resample
+from foundation.files import write_bytes
+from telemetry.dataset.store import Dataset
 
 PAGE = ROOT / "benchmarks" / "results" / "titan.md"
 HORIZON = np.timedelta64(30, "D")

@@ -19,11 +19,11 @@ ROOT = Path(__file__).resolve().parents[1]
 if str(ROOT) not in sys.path:  # run as a file, this folder's parent is not on the path
     sys.path.insert(0, str(ROOT))
 
-from benchmarks.scoreboard.fleets import build_prior, plan, run_fleet  # noqa: E402
-from benchmarks.scoreboard.measure import measure  # noqa: E402
-from benchmarks.scoreboard.page import make_page  # noqa: E402
-from foundation.files import write_bytes  # noqa: E402
-from pipeline.provenance import code_revision  # noqa: E402
+from benchmarks.scoreboard.fleets import build_prior, plan, run_fleet
+from benchmarks.scoreboard.measure import measure
+from benchmarks.scoreboard.page import make_page
+from foundation.files import write_bytes
+from pipeline.provenance import code_revision
 
 PAGE = ROOT / "benchmarks" / "results" / "fleets.md"
 WORK = ROOT / "benchmarks" / "work" / "results"

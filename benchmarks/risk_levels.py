@@ -25,8 +25,8 @@ ROOT = Path(__file__).resolve().parents[1]
 if str(ROOT) not in sys.path:  # run as a file, this folder's parent is not on the path
     sys.path.insert(0, str(ROOT))
 
-from evaluation.metrics.metrics import Floats, Ranking  # noqa: E402
-from models.rows.failure_rate import expected_rate, forecasts  # noqa: E402
+from evaluation.metrics.metrics import Floats, Ranking
+from models.rows.failure_rate import expected_rate, forecasts
 
 WEEKS, FIRST, UNITS = 43, 12, 300
 SEPARATION = 1.6

@@ -24,7 +24,7 @@ HERE = Path(__file__).resolve().parent
 if str(HERE.parent) not in sys.path:  # run as a file, this folder's parent is not on the path
     sys.path.insert(0, str(HERE.parent))
 
-from foundation.files import write_bytes  # noqa: E402
+from foundation.files import write_bytes
 
 PAGE = HERE / "results" / "speeds.md"
 LARGE = "--whole"
@@ -87,7 +87,7 @@ def run(command: list[str]) -> tuple[int, dict[str, Any] | None]:
     """Run a benchmark and pass on what it prints as it comes; give its exit status and its line of JSON, if any."""
     env = {**os.environ, "PYTHONUNBUFFERED": "1"}
     last = ""
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env) as process:  # noqa: S603 - ours
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env) as process:
         for line in process.stdout or ():
             sys.stdout.write(line)
             sys.stdout.flush()

@@ -31,7 +31,7 @@ def demo(*options: str) -> Iterator[str]:
     """Run the demo; gives its address."""
     code = "from predrain.command import main; main()"
     command = [sys.executable, "-c", code, "demo", "--listen", "127.0.0.1:0", *options]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:  # noqa: S603 - ours
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
         try:
             assert process.stdout is not None
             yield process.stdout.readline().strip()

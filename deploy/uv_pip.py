@@ -93,7 +93,7 @@ def install_uv(lock: Path) -> bool:
     except PackageNotFoundError:
         pass
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "-r", str(lock)]
-    return subprocess.run(command, check=False).returncode == 0  # noqa: S603
+    return subprocess.run(command, check=False).returncode == 0
 
 
 def main(arguments: list[str]) -> int:
@@ -106,7 +106,7 @@ def main(arguments: list[str]) -> int:
     failure = "uv cannot be installed"
     if install_uv(uv_lock()):
         list_settings = [sys.executable, "-m", "pip", "config", "list"]
-        listing = subprocess.run(list_settings, capture_output=True, text=True, check=True)  # noqa: S603
+        listing = subprocess.run(list_settings, capture_output=True, text=True, check=True)
         settings = pip_settings(listing.stdout, parsed.command)
         if not installing:
             # Constraints of this machine must not enter a lock that all machines use.
@@ -114,7 +114,7 @@ def main(arguments: list[str]) -> int:
         environment = uv_environment(settings, os.environ)
         command = [sys.executable, "-m", "uv", "pip", parsed.command, "--quiet", *uv_flags(settings)]
         target = ["--python", parsed.python] if installing else []
-        code = subprocess.run([*command, *target, *remaining], env=os.environ | environment, check=False).returncode  # noqa: S603
+        code = subprocess.run([*command, *target, *remaining], env=os.environ | environment, check=False).returncode
         if code == 0 or not installing:
             return code
         failure = f"uv exited with {code}"
@@ -123,7 +123,7 @@ def main(arguments: list[str]) -> int:
         return 1
     print(f"note: {failure}; installing with pip, which takes minutes", file=sys.stderr)
     command = [parsed.python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *remaining]
-    return subprocess.run(command, check=False).returncode  # noqa: S603
+    return subprocess.run(command, check=False).returncode
 
 
 if __name__ == "__main__":

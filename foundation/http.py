@@ -152,7 +152,7 @@ def async_client(
     ``use_proxies``: whether to use the environment's; never for what carries out a decision. ``unix_socket``: where the
     server listens instead.
     """
-    import httpx  # noqa: PLC0415
+    import httpx
 
     logging.getLogger("httpx").setLevel(logging.WARNING)  # not a line for each request
     return httpx.AsyncClient(
@@ -245,7 +245,7 @@ def ask(
 @contextmanager
 def _http_errors(url: str) -> Iterator[None]:
     """Turn the client library's errors into HttpError, and those that no retry mends into InputError."""
-    import httpx  # noqa: PLC0415
+    import httpx
 
     try:
         yield
@@ -308,7 +308,7 @@ def retry_policy(
 
     ``on`` decides what is retried (a float is the pause in seconds); by default an HttpError that may pass.
     """
-    import stamina  # noqa: PLC0415
+    import stamina
 
     # Its own hook logs each retry as a bare line on stderr; callers say once that a server is in trouble.
     stamina.instrumentation.set_on_retry_hooks([])

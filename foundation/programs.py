@@ -72,7 +72,7 @@ def run_program(
 
     with tempfile.TemporaryFile() as errors:
         try:
-            process = subprocess.Popen(  # noqa: S603 - no shell; the programs are Slurm's or the operator's
+            process = subprocess.Popen(
                 list(command), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors, env=environment,
                 start_new_session=True,
             )  # fmt: skip

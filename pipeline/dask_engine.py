@@ -72,7 +72,7 @@ class DaskEngine:
         items: Sequence[Item],
         on_result: Callable[[Item, Result], None],
         *,
-        max_workers: int,  # noqa: ARG002 - a cluster's machines have the threads that their owner gave them
+        max_workers: int,
     ) -> None:
         """Run a function over items; see :meth:`features.engine.Engine.run`."""
         distributed = import_module("distributed")

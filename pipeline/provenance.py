@@ -67,7 +67,7 @@ def share_of_fleet(sketch: Collection[str], units: Iterable[str]) -> float:
 
 
 def _git(folder: Path, *args: str) -> str:
-    done = subprocess.run(  # noqa: S603 - fixed arguments and a folder of our own
+    done = subprocess.run(
         ["git", "-C", str(folder), *args],  # noqa: S607 - the user's own git, wherever it is
         capture_output=True,
         text=True,

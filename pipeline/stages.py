@@ -114,7 +114,7 @@ def train_bundle(
     if fitted.thinned_to is not None:
         summary["negatives_a_positive_in_memory"] = fitted.thinned_to
     if registry is not None:
-        from models.registry.store import log_run, register_bundle  # noqa: PLC0415 - MLflow takes seconds
+        from models.registry.store import log_run, register_bundle  # MLflow takes seconds to import
 
         run_id = log_run(
             registry,

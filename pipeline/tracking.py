@@ -39,7 +39,7 @@ def record_backtest(
     ``name``: what it is, for the list of runs. ``main``: the profile's figures, which become metrics without a prefix.
     ``tags``: ``dataset_digest``, ``code_revision`` and what else belongs to every run.
     """
-    from models.registry.store import log_run  # noqa: PLC0415 - MLflow is for tracked runs only
+    from models.registry.store import log_run  # MLflow takes seconds to import
 
     whole = {
         f"{row['model']}.{row['variant']}.{name}": float(value)
@@ -72,7 +72,7 @@ def check_store(registry: str) -> None:
 
     Raises ``InputError`` if it cannot be used.
     """
-    from models.registry.store import opened_store  # noqa: PLC0415 - MLflow takes seconds to import
+    from models.registry.store import opened_store  # MLflow takes seconds to import
 
     with opened_store(registry) as mlflow:
         mlflow.MlflowClient().search_experiments(max_results=1)

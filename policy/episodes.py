@@ -157,7 +157,7 @@ class AlertOutcome:
 _FAILURES = {"incident": "an incident", "diagnostic_failed": "a failed diagnostic"}
 
 
-def judge(  # noqa: PLR0911 - one line an outcome
+def judge(
     alert: Alert, happenings: Iterable[Happening], now: datetime, *, timeout: timedelta = OUTCOME_TIMEOUT
 ) -> AlertOutcome:
     """Say what became of an alert.

@@ -349,7 +349,7 @@ def binomial_lower(hits: float, trials: float, confidence: float) -> float:
     alpha = 1 - confidence
     if hits >= trials:
         return float(alpha ** (1 / trials))
-    from scipy.special import betaincinv  # noqa: PLC0415 - a third of a second, and most rounds need none of it
+    from scipy.special import betaincinv  # takes a third of a second to import; most rounds do not need it
 
     # P(at least `hits` of `trials` | p) = I_p(hits, trials - hits + 1)
     return float(betaincinv(hits, trials - hits + 1, alpha))

@@ -60,7 +60,7 @@ class MemoryScheduler(SchedulerExtras):
         self,
         nodes: Iterable[MemoryNode],
         clock: Clock,
-        keys: Keys = Keys(),  # noqa: B008 - frozen
+        keys: Keys = Keys(),
     ) -> None:
         self.nodes = {node.object.name: node for node in nodes}
         self.keys = keys

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numba
 import numpy as np
@@ -96,8 +96,8 @@ def schedule(
             rows.append((time, end, kind, level, memory, every if training else 0, saved, outcome))
             time = end + pause
     columns = list(zip(*rows, strict=True)) if rows else [()] * 8
-    kinds = (np.int64, np.int64, np.int64, np.float64, np.float64, np.int64, np.int64, np.int64)
-    return Jobs(*(np.asarray(column, kind) for column, kind in zip(columns, kinds, strict=True)))  # type: ignore[arg-type]  # the eight dtypes stand in the order of the fields
+    kinds: tuple[Any, ...] = (np.int64, np.int64, np.int64, np.float64, np.float64, np.int64, np.int64, np.int64)
+    return Jobs(*(np.asarray(column, kind) for column, kind in zip(columns, kinds, strict=True)))
 
 
 def _after_outages(outages: Int64Array, time: int) -> int:

@@ -137,7 +137,7 @@ def metrics(accounting: Accounting, prefix: str = "predrain_ingest") -> Iterator
     ``prefix``: of the names: ``PREFIX_read_total{table}``, ``PREFIX_used_total{table}``,
     ``PREFIX_left_out_total{table,reason}`` and the gauge ``PREFIX_waiting{table,reason}``.
     """
-    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily  # noqa: PLC0415
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
     read = CounterMetricFamily(f"{prefix}_read", "Rows that were read.", labels=["table"])
     used = CounterMetricFamily(f"{prefix}_used", "Rows that were used.", labels=["table"])

@@ -62,7 +62,7 @@ def serving(
     else:
         server = socketserver.ThreadingUnixStreamServer(str(socket), handler)
         address = f"unix:{socket}"
-    server.daemon_threads = True  # type: ignore[attr-defined]
+    server.daemon_threads = True
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
     thread.start()
     try:

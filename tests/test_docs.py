@@ -43,7 +43,7 @@ def test_every_command_is_a_verb_with_options_that_it_has(name: str) -> None:
     for block in code(text):
         for words, rest in COMMAND.findall(block):
             verb, _, second = words.partition(" ")
-            command = COMMANDS.commands.get(verb)  # type: ignore[attr-defined]  # the command is a group
+            command = COMMANDS.commands.get(verb)
             assert command is not None, f"{name}: predrain {words}"
             command = getattr(command, "commands", {}).get(second, command)
             known = {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
@@ -53,7 +53,7 @@ def test_every_command_is_a_verb_with_options_that_it_has(name: str) -> None:
 
 def test_every_source_of_collect_is_on_its_page() -> None:
     page = (ROOT / "docs" / "collect.md").read_text()
-    sources = COMMANDS.commands["collect"].commands  # type: ignore[attr-defined]  # a group of a group
+    sources = COMMANDS.commands["collect"].commands
     assert {name for name in sources if f"collect {name}" not in page} == set()
 
 

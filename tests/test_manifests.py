@@ -42,7 +42,7 @@ def test_a_manifest_fits_the_published_schema_of_old_and_new_servers(document: d
 def options(*words: str) -> set[str]:
     command = typer.main.get_command(app)
     for word in words:
-        command = command.commands[word]  # type: ignore[attr-defined]  # the command is a group
+        command = command.commands[word]
     return {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
 
 

@@ -20,7 +20,7 @@ TIMEOUT_S = 10
 
 def _ray(*command: str) -> str:
     argv = ["ray", *command]
-    return subprocess.run(argv, stdout=subprocess.PIPE, text=True, timeout=TIMEOUT_S, check=True).stdout  # noqa: S603
+    return subprocess.run(argv, stdout=subprocess.PIPE, text=True, timeout=TIMEOUT_S, check=True).stdout
 
 
 def _drain(asked: dict[str, str]) -> dict[str, str]:

@@ -301,8 +301,10 @@ def _extending(order: BuildOrder, dataset: Dataset, existing: FeatureMatrix, kno
 
 def _mean_the_same(before: Sequence[FeatureColumn], after: Sequence[FeatureColumn]) -> bool:
     """Tell whether values in columns mean what they meant: new categories have codes behind the old ones."""
-    known = [replace(new, categories=new.categories[: len(old.categories)]) for old, new in zip(before, after)]  # noqa: B905
-    return len(before) == len(after) and known == list(before)
+    if len(before) != len(after):
+        return False
+    pairs = zip(before, after, strict=True)
+    return [replace(new, categories=new.categories[: len(old.categories)]) for old, new in pairs] == list(before)
 
 
 def _check(dataset: Dataset, config: MatrixConfig) -> None:

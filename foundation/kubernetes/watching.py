@@ -55,7 +55,7 @@ class Tracker(ABC, Generic[V, K]):
     def update(self, view: V, at: datetime) -> list[Any]:
         """Apply the current state of an object."""
 
-    def remove(self, key: str, at: datetime, *, watched: bool = True) -> list[Any]:  # noqa: ARG002
+    def remove(self, key: str, at: datetime, *, watched: bool = True) -> list[Any]:
         """Remove an object, if it is known; ``watched``: at the time, not some time before a listing."""
         self.known.pop(key, None)
         return []

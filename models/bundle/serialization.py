@@ -65,7 +65,7 @@ def write_learner(name: str, learner: Any, path: Path) -> None:
     elif name == "xgboost":
         path.write_bytes(bytes(learner.get_booster().save_raw("json")))
     else:
-        import skops.io  # noqa: PLC0415 - seconds to import where torch is installed; most commands need none
+        import skops.io  # takes seconds to import where PyTorch is installed
 
         path.write_bytes(_canonical(skops.io.dumps(learner)))
 
@@ -103,7 +103,7 @@ def _read(name: str, content: bytes, where: str) -> Any:
 
 
 def _read_sklearn(name: str, content: bytes, where: str) -> Any:
-    import skops.io  # noqa: PLC0415 - as above
+    import skops.io
 
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:

@@ -42,7 +42,7 @@ class Stacker:
         start = 1 / members
         if len(np.unique(y)) < 2:
             return cls.mean(members)
-        from scipy.optimize import minimize  # noqa: PLC0415 - what only scores needs no optimiser
+        from scipy.optimize import minimize  # scoring needs no optimizer
 
         w = np.ones(len(y)) if weight is None else weight
 

@@ -106,7 +106,7 @@ def load_shap() -> Any:
     """Import what explains forests; to be called before threads begin, which share Python's filters of warnings."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the plotting library that it prepares colours with
-        import shap  # noqa: PLC0415 - seconds to import, which only who explains a forest should spend
+        import shap  # takes seconds to import; only forests need it
     return shap
 
 

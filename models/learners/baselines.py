@@ -58,7 +58,7 @@ class Baseline:
 class RandomScore(Baseline):
     """Chance: a number drawn from who the row is, the same in every run."""
 
-    def points(self, X: np.ndarray, identity: Hashes) -> Floats:  # noqa: ARG002  the base's signature
+    def points(self, X: np.ndarray, identity: Hashes) -> Floats:
         """Draw one number in (0, 1) for each row; see :meth:`Baseline.points`."""
         return uniform(mix(identity, self.seed))
 
@@ -71,7 +71,7 @@ class HistoryCount(Baseline):
     not count. A dataset of nodes has the node's count only.
     """
 
-    def points(self, X: np.ndarray, identity: Hashes) -> Floats:  # noqa: ARG002  the base's signature
+    def points(self, X: np.ndarray, identity: Hashes) -> Floats:
         """Give the GPU's count plus the node's squeezed into [0, 1); see :meth:`Baseline.points`."""
         own = self._count(X, "gpu")
         node = np.maximum(self._count(X, "node"), 0)  # a caller's rows may hold anything, and -1 would divide by zero
@@ -152,7 +152,7 @@ class VendorRules(Baseline):
         VendorRule(("nvlink_recovery_total",), "rise", 1, 1),
     )
 
-    def points(self, X: np.ndarray, identity: Hashes) -> Floats:  # noqa: ARG002  the base's signature
+    def points(self, X: np.ndarray, identity: Hashes) -> Floats:
         """Add up the severities of the rules hit; see :meth:`Baseline.points`."""
         total = np.zeros(len(X))
         for rule in self.RULES:

@@ -281,7 +281,7 @@ def _recipe(name: str) -> Recipe:
     if name in _RECIPES:
         return _RECIPES[name]
     if name in SEQUENCE:
-        from models.sequence.classifier import recipe  # noqa: PLC0415 - PyTorch is an extra
+        from models.sequence.classifier import recipe  # PyTorch is optional
 
         return recipe(name)
     hint = nearest_hint(name, ALL_LEARNERS, f"Valid names: {', '.join(sorted(ALL_LEARNERS))}.")

@@ -64,12 +64,12 @@ class SignedLogScaler(TransformerMixin, BaseEstimator):
     def __init__(self, clip: float = 5.0) -> None:
         self.clip = clip
 
-    def fit(self, X: Any, y: Any = None) -> Self:  # noqa: ARG002  scikit-learn's signature
+    def fit(self, X: Any, y: Any = None) -> Self:
         """Learn the centre and scale of each column of ``X``, shape (n_rows, n_features); NaN allowed."""
         X = validate_data(self, X, dtype=[np.float64, np.float32], ensure_all_finite="allow-nan")
         return self._learn(signed_log(X))
 
-    def fit_transform(self, X: Any, y: Any = None) -> np.ndarray:  # noqa: ARG002  scikit-learn's signature
+    def fit_transform(self, X: Any, y: Any = None) -> np.ndarray:
         """Fit, then give ``X`` transformed; takes the logarithms once."""
         X = validate_data(self, X, dtype=[np.float64, np.float32], ensure_all_finite="allow-nan")
         logs = signed_log(X)

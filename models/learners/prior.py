@@ -197,7 +197,7 @@ def fit_share(own: Floats, prior: Floats, positive: Bools, *, n_incidents: int, 
     ``n_incidents``: distinct incidents among the positives.
     Returns: from 0 to 1; 0 where these rows are no likelier than by own log-odds alone: a prior must not harm.
     """
-    from scipy.optimize import minimize  # noqa: PLC0415 - what only scores needs no optimiser
+    from scipy.optimize import minimize  # scoring needs no optimizer
 
     y = positive.astype(np.float64)
     rows_per_incident = max(y.sum() / max(n_incidents, 1), 1.0)

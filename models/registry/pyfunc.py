@@ -23,7 +23,7 @@ class BundleModel(mlflow.pyfunc.PythonModel):
         """Verify and read the bundle among the model's artifacts."""
         self.bundle = load_bundle(Path(context.artifacts["bundle"]))
 
-    def predict(self, context: Any, model_input: pd.DataFrame, params: Any = None) -> pd.DataFrame:  # noqa: ARG002 - MLflow's signature
+    def predict(self, context: Any, model_input: pd.DataFrame, params: Any = None) -> pd.DataFrame:
         """Score rows.
 
         ``context``, ``params``: MLflow's own; not used.

@@ -66,7 +66,7 @@ def register_bundle(tracking_uri: str, model: str, bundle: Path, *, run_id: str)
     ``model``: name of the registered model; made where it does not exist.
     Raises ``InputError`` if the bundle is not whole, or the store cannot be used.
     """
-    from models.bundle.store import load_bundle  # noqa: PLC0415 - who only records runs needs no learner libraries
+    from models.bundle.store import load_bundle  # recording a run needs no learner libraries
 
     loaded = load_bundle(bundle)
     with opened_store(tracking_uri) as mlflow:
@@ -93,7 +93,7 @@ def register_bundle(tracking_uri: str, model: str, bundle: Path, *, run_id: str)
 
 def experiment_id(client: Any, tracking_uri: str, name: str) -> str:
     """Find or make an experiment, its artifacts next to the database."""
-    import mlflow  # noqa: PLC0415 - open already: the client is its
+    import mlflow
 
     refuse_moved(client, tracking_uri)
     location = None
@@ -192,10 +192,10 @@ def opened_store(tracking_uri: str) -> Iterator[Any]:
         # its own deprecations and hints are none of the user's business, and we run with warnings as errors
         warnings.simplefilter("ignore")
         levels = {name: logging.getLogger(name).level for name in _LOGGERS}
-        import mlflow  # noqa: PLC0415 - takes two seconds, which only a run that records should spend
-        import mlflow.models  # noqa: PLC0415 - likewise
-        import mlflow.pyfunc  # noqa: PLC0415 - likewise
-        from sqlalchemy.exc import SQLAlchemyError  # noqa: PLC0415 - MLflow's, which imports it
+        import mlflow  # takes two seconds to import
+        import mlflow.models
+        import mlflow.pyfunc
+        from sqlalchemy.exc import SQLAlchemyError
 
         for name in _LOGGERS:
             logging.getLogger(name).setLevel(logging.ERROR)
@@ -270,7 +270,7 @@ def _has_files(mlflow: Any, model_version: Any) -> bool:
 
 
 def _log_model(mlflow: Any, loaded: Any, bundle: Path, run_id: str) -> Any:
-    import pandas as pd  # noqa: PLC0415 - who only looks a version up needs none
+    import pandas as pd
 
     schema = mlflow.types
     # as text: MLflow's own type for times refuses those with a zone, which is how predrain writes them

@@ -23,7 +23,7 @@ def name_hashes(names: Iterable[Any]) -> Hashes:
     ``names``: Names, such as units; null counts as the empty name.
     Returns: first eight bytes of each name's BLAKE2b digest; shape (n,).
     """
-    import pandas as pd  # noqa: PLC0415 - what only scores hashes texts, without pandas
+    import pandas as pd  # scoring needs no pandas here
 
     codes, distinct = pd.factorize(pd.Series(names, dtype=object).fillna(""), sort=False)
     table = text_hashes([str(name) for name in distinct])

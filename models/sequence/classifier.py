@@ -86,7 +86,7 @@ class SequenceClassifier(ClassifierMixin, BaseEstimator):
         Raises ``InputError`` if PyTorch is not installed.
         """
         require_torch(self.network)
-        from models.sequence.network import FitSchedule, Inputs, fit_network  # noqa: PLC0415 - PyTorch is an extra
+        from models.sequence.network import FitSchedule, Inputs, fit_network  # PyTorch is optional
 
         X, codes, weight = self._begin_fit(X, y, sample_weight)
         seed = 0 if self.random_state is None else int(self.random_state)
@@ -122,7 +122,7 @@ class SequenceClassifier(ClassifierMixin, BaseEstimator):
         return early, late
 
     def _shape(self) -> Any:
-        from models.sequence.network import NetworkShape  # noqa: PLC0415 - PyTorch is an extra
+        from models.sequence.network import NetworkShape  # PyTorch is optional
 
         inputs = 2 * self.scaler_.layout.channels + self.scaler_.static_width
         return NetworkShape(self.network, inputs, self.hidden, self.filters)
@@ -132,7 +132,7 @@ class SequenceClassifier(ClassifierMixin, BaseEstimator):
 
         Raises ``ValueError`` if a weight is missing, too many, or of another shape.
         """
-        from models.sequence.network import weight_shapes  # noqa: PLC0415 - PyTorch is an extra
+        from models.sequence.network import weight_shapes  # PyTorch is optional
 
         shapes = {name: value.shape for name, value in self.weights_.items()}
         wanted = weight_shapes(self._shape())
@@ -170,7 +170,7 @@ class SequenceClassifier(ClassifierMixin, BaseEstimator):
 
     def _score(self, rows: int, inputs: Any) -> Floats:
         require_torch(self.network)
-        from models.sequence.network import network_log_odds  # noqa: PLC0415 - PyTorch is an extra
+        from models.sequence.network import network_log_odds  # PyTorch is optional
 
         return network_log_odds(self._shape(), self.weights_, inputs, rows)
 
@@ -241,7 +241,7 @@ _SCALER = ("center", "scale", "static_center", "static_scale")
 def dump_sequence(learner: SequenceClassifier) -> bytes:
     """Write a fitted sequence learner; the same learner gives the same bytes."""
     require_torch(learner.network)
-    from safetensors.numpy import save  # noqa: PLC0415 - part of the extra
+    from safetensors.numpy import save
 
     scaler = learner.scaler_
     header = {
@@ -266,8 +266,8 @@ def load_sequence(name: str, content: bytes) -> SequenceClassifier:
     Raises ``ValueError`` if it is not a file of that learner.
     """
     require_torch(name)
-    from safetensors import SafetensorError  # noqa: PLC0415 - part of the extra
-    from safetensors.numpy import load  # noqa: PLC0415
+    from safetensors import SafetensorError
+    from safetensors.numpy import load
 
     try:
         tensors = load(content)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pandas as pd
 
 from evaluation.metrics.comparison import SLIDING
@@ -155,10 +157,10 @@ def _helped(evaluation: Evaluation, context: ReportContext) -> str:
     return " ".join(parts)
 
 
-def _difference(row: tuple) -> str:  # type: ignore[type-arg]  # a row of itertuples has no static type
-    bounds = between(points(row.low), points(row.high))  # type: ignore[attr-defined]  # columns of the paired table
-    finding = verdict(row.low, row.high)  # type: ignore[attr-defined]  # columns of the paired table
-    return f"{points(row.difference)} points{_spaced(bounds)} ({finding})"  # type: ignore[attr-defined]  # as above
+def _difference(row: Any) -> str:
+    bounds = between(points(row.low), points(row.high))
+    finding = verdict(row.low, row.high)
+    return f"{points(row.difference)} points{_spaced(bounds)} ({finding})"
 
 
 def _interval(row: pd.Series, name: str) -> str:

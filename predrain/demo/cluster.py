@@ -69,12 +69,12 @@ class InMemoryDiagnostic:
     def start(
         self,
         node: str,
-        units: Sequence[str],  # noqa: ARG002
+        units: Sequence[str],
         key: str,
-        fence: Fence,  # noqa: ARG002
+        fence: Fence,
         remedy: Remedy | None = None,
         *,
-        probe: bool = False,  # noqa: ARG002
+        probe: bool = False,
     ) -> WriteResult:
         """Start one."""
         if key in self.begun:
@@ -105,7 +105,7 @@ class InMemoryDiagnostic:
         self.failed.setdefault(node, began if remedy == "replace" else ends)
         return DiagnosticResult("failed", "a fault", () if "" in sick else sick, ends)
 
-    def drop(self, node: str, key: str) -> None:  # noqa: ARG002
+    def drop(self, node: str, key: str) -> None:
         """Forget one."""
         self.begun.pop(key, None)
 

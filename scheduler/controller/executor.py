@@ -92,7 +92,7 @@ class Executor:
         for number, _ in [self._ahead.pop(call) for call in calls if call in self._ahead]:
             self._settle(number, Settled(self.log.clock.now(), "refused", False, "the call was not made"))
 
-    def _held_back(self, action: Action, ahead: int = 0) -> str | None:  # noqa: PLR0911 - one line a reason
+    def _held_back(self, action: Action, ahead: int = 0) -> str | None:
         if action.node in self.held:
             return "what its marks rest on cannot be read, and they have not expired"
         if action.verb == "release":

@@ -74,12 +74,12 @@ class EventFacts:
         return facts_at(self._rows, now)
 
     def _load(self) -> None:
-        import pyarrow as pa  # noqa: PLC0415 - only who reads events needs it
-        import pyarrow.compute as pc  # noqa: PLC0415
-        import pyarrow.parquet as pq  # noqa: PLC0415
-        from pyarrow.lib import ArrowException  # noqa: PLC0415
+        import pyarrow as pa  # needed for events only
+        import pyarrow.compute as pc
+        import pyarrow.parquet as pq
+        from pyarrow.lib import ArrowException
 
-        from telemetry.dataset.schema import EVENT_RUNS  # noqa: PLC0415
+        from telemetry.dataset.schema import EVENT_RUNS
 
         try:
             stamp = stamp_of(self.file)
@@ -114,8 +114,8 @@ class EventFacts:
 
 def _in_range(columns: Sequence[str]) -> Any:
     """Return the filter of rows whose instants Python can hold; one row beyond them would hide all others."""
-    import pyarrow as pa  # noqa: PLC0415
-    import pyarrow.compute as pc  # noqa: PLC0415
+    import pyarrow as pa
+    import pyarrow.compute as pc
 
     first, last = (pa.scalar(datetime(year, 1, 1, tzinfo=UTC), pa.timestamp("ms", "UTC")) for year in (1970, 9999))
     times = [pc.field(name) for name in ("timestamp", "known_at", "last_at") if name in columns]
@@ -127,8 +127,8 @@ def _in_range(columns: Sequence[str]) -> Any:
 
 def _ends_of_minutes(events: pa.Table) -> pa.Table:
     """Keep the first and last event of each unit and code among those seen in a minute and known in one."""
-    import pyarrow as pa  # noqa: PLC0415
-    import pyarrow.compute as pc  # noqa: PLC0415
+    import pyarrow as pa
+    import pyarrow.compute as pc
 
     seen = events["timestamp"]
     if "last_at" in events.column_names:

@@ -45,7 +45,7 @@ class RoundMetrics:
         self._lock = threading.Lock()
         self._max_silence = _ROUNDS * (every + max_round_duration)
         self._since = clock.now()
-        disable_created_metrics()  # type: ignore[no-untyped-call]
+        disable_created_metrics()
         self._registry = CollectorRegistry(auto_describe=False)
         self._rounds = self._metric(Counter, "rounds", "Rounds by result.", "result")
         for result in ("decided", "standby", "failed"):

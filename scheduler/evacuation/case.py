@@ -64,14 +64,14 @@ class DrainCase:
             return workload.stays is None
         return workload.opt_out is None and job is not None and job.name in request.jobs
 
-    def change(self, **fields: object) -> None:
+    def change(self, **fields: Any) -> None:
         """Move its progress on."""
-        self.entry = replace(self.entry, **fields)  # type: ignore[arg-type]
+        self.entry = replace(self.entry, **fields)
 
-    def move(self, uid: str, **fields: object) -> None:
+    def move(self, uid: str, **fields: Any) -> None:
         """Move a workload on."""
         known = self.entry.leaving
-        self.change(leaving={**known, uid: replace(known[uid], **fields)})  # type: ignore[arg-type]
+        self.change(leaving={**known, uid: replace(known[uid], **fields)})
 
     def first_time(self, what: str) -> bool:
         """Note that something was reported to people; false where it was before."""

@@ -238,7 +238,7 @@ class HookVerification:
         node: str,
         units: Sequence[str],
         key: str,
-        fence: Fence,  # noqa: ARG002 - the key fences it
+        fence: Fence,
         remedy: Remedy | None = None,
         *,
         probe: bool = False,

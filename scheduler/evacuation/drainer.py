@@ -423,7 +423,7 @@ class Drainer:
             case.move(workload.uid, tries=leaving.tries + 1, again_at=again, message=message)
 
 
-def _next_step(workload: Workload, leaving: Leaving, now: datetime) -> tuple[Next, str]:  # noqa: PLR0911
+def _next_step(workload: Workload, leaving: Leaving, now: datetime) -> tuple[Next, str]:
     """Return what is next for a workload that does not ``stay``, and why."""
     if workload.ending:
         return "going", "it is on its way out"

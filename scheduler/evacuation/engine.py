@@ -240,7 +240,7 @@ class Evacuation:
             what = "to empty it" if entry.request is None else f"for its {entry.rung}"
             log.step(name, "hold", "held", None, f"no more is done {what}: {why}")
 
-    def _held(self, case: DrainCase, reading: NodeReading, switches: Switches) -> str | None:  # noqa: PLR0911
+    def _held(self, case: DrainCase, reading: NodeReading, switches: Switches) -> str | None:
         """Return why nothing new may be done to empty a node now, though its mark stands; None: it may be emptied."""
         view, now, decision = reading.view, self.clock.now(), case.decision
         published, passed_at = view.marks.published, self._progress.passed_at(reading.view.name)

@@ -104,7 +104,7 @@ class CommandHook:
             given.seek(0)
             try:
                 # files, not pipes: a child of its own that goes on must not hold us
-                process = subprocess.Popen(  # noqa: S603 - the operator's own argument list, no shell
+                process = subprocess.Popen(
                     argv,
                     stdin=given,
                     stdout=answer_body,

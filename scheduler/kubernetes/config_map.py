@@ -70,7 +70,7 @@ class ConfigMapText:
 
         return self._change(change)
 
-    def _change(self, change: Change) -> WriteResult:  # noqa: PLR0911 - one line an outcome
+    def _change(self, change: Change) -> WriteResult:
         """Read, change and write it; again where another writer came in between."""
         new = {"metadata": {"name": self._name, "namespace": self._namespace}}
         try:

@@ -109,7 +109,7 @@ class KubernetesVerification:
         failed = tuple(str(unit) for unit in units[:_MAX_UNITS]) if isinstance(units, list) else ()
         return DiagnosticResult(statement["result"], message, failed, at)
 
-    def drop(self, node: str, key: str) -> None:  # noqa: ARG002 - the key says all
+    def drop(self, node: str, key: str) -> None:
         """Delete the Job with its pods; a failure is passed over, for it ends by its own deadline."""
         body = {"propagationPolicy": "Background"}
         try:

@@ -227,7 +227,7 @@ class _Parts(Tracker[Seen, PodPart]):
             self.of_node.setdefault(part.node, {})[name] = part
         return []
 
-    def remove(self, key: str, at: datetime, *, watched: bool = True) -> list[Any]:  # noqa: ARG002
+    def remove(self, key: str, at: datetime, *, watched: bool = True) -> list[Any]:
         part = self.known.pop(key, None)
         if part is not None:
             of_node = self.of_node[part.node]

@@ -83,7 +83,7 @@ class KubernetesScheduler(SchedulerExtras):
         self,
         client: KubernetesClient,
         clock: Clock,
-        settings: KubernetesSettings = KubernetesSettings(),  # noqa: B008 - frozen
+        settings: KubernetesSettings = KubernetesSettings(),
         *,
         waits: bool = False,
         follows: bool = False,

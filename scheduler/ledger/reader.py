@@ -343,10 +343,10 @@ def write_events(events: Sequence[Mapping[str, Any]], file: Path) -> None:
 
     Raises ``InputError`` if the disk is full or the folder may not be written to.
     """
-    import pyarrow as pa  # noqa: PLC0415 - the controller itself needs none of it
-    import pyarrow.parquet as pq  # noqa: PLC0415
+    import pyarrow as pa  # needed for the export only
+    import pyarrow.parquet as pq
 
-    from telemetry.dataset.schema import EVENTS  # noqa: PLC0415
+    from telemetry.dataset.schema import EVENTS
 
     content = pa.BufferOutputStream()
     pq.write_table(pa.Table.from_pylist([dict(event) for event in events], schema=EVENTS), content)

@@ -55,7 +55,7 @@ class FactSource(FactReader, Protocol):
 class SchedulerExtras(Protocol):
     """What only some schedulers need or can do; by default nothing."""
 
-    def as_known(self, node: str) -> NodeReading | None:  # noqa: ARG002 - as adapters do
+    def as_known(self, node: str) -> NodeReading | None:
         """Return a node as this round's listing or the answer to the last write showed it, with its jobs as of now.
 
         It saves reading the node before the write: half the time of a burst of taints. Only of a scheduler that itself
@@ -64,21 +64,21 @@ class SchedulerExtras(Protocol):
         """
         return None
 
-    def upkeep(self, holder: str, until: datetime) -> tuple[Write, ...]:  # noqa: ARG002
+    def upkeep(self, holder: str, until: datetime) -> tuple[Write, ...]:
         """Restore, under the lease, what the scheduler lost of current marks; never what a person removed."""
         return ()
 
-    def announcing(self, signals: Sequence[NodeSignal], *, new: bool) -> tuple[Write, ...]:  # noqa: ARG002
+    def announcing(self, signals: Sequence[NodeSignal], *, new: bool) -> tuple[Write, ...]:
         """Return what :meth:`announce` would write for the signals."""
         return ()
 
     def announce(
         self,
-        signals: Sequence[NodeSignal],  # noqa: ARG002
-        holder: str,  # noqa: ARG002
-        hold: Callable[[], datetime],  # noqa: ARG002
+        signals: Sequence[NodeSignal],
+        holder: str,
+        hold: Callable[[], datetime],
         *,
-        new: bool,  # noqa: ARG002
+        new: bool,
     ) -> tuple[str, ...]:
         """Report this round's marks to other tools, on which no decision rests, and withdraw those of former marks.
 

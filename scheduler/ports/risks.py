@@ -83,6 +83,6 @@ class MemoryFacts:
             for unit, known in self.facts.items()
         }
 
-    def outcomes(self, alerts: Sequence[Alert], now: datetime) -> Sequence[AlertOutcome]:  # noqa: ARG002 - as the port says
+    def outcomes(self, alerts: Sequence[Alert], now: datetime) -> Sequence[AlertOutcome]:
         """Judge none."""
         return ()

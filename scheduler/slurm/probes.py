@@ -73,7 +73,7 @@ class SlurmProbes:
             return DiagnosticResult("failed", f"job {job} ended with exit code {self._settings.failed_exit_code}")
         return DiagnosticResult("inconclusive", f"job {job} ended as {'+'.join(sorted(states)).lower()}")
 
-    def drop(self, node: str, key: str) -> None:  # noqa: ARG002 - the key says all
+    def drop(self, node: str, key: str) -> None:
         """Cancel the job; a failure is passed over, for it ends by its own time limit."""
         try:
             job = self._job(key)

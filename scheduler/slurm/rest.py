@@ -71,7 +71,7 @@ class SlurmRest(SlurmPort):
         query = {"signal": signal.name, **({"flags": "BATCH_JOB"} if signal.batch else {})}
         return self._write("DELETE", f"job/{quote(job.name, safe='')}?{urlencode(query)}", None)
 
-    def requeue(self, job: SlurmJob) -> WriteResult:  # noqa: ARG002 - as the port says
+    def requeue(self, job: SlurmJob) -> WriteResult:
         """Refuse: slurmrestd has no requeue."""
         return WriteResult("refused", self.cannot_requeue)
 
@@ -87,7 +87,7 @@ class SlurmRest(SlurmPort):
     def _node_rows(self, name: str | None) -> list[dict[str, Any]]:
         return self._rows("nodes", "nodes/" if name is None else f"node/{quote(name, safe='')}", one=name is not None)
 
-    def _job_rows(self, node: str | None) -> list[dict[str, Any]]:  # noqa: ARG002 - it lists all jobs only
+    def _job_rows(self, node: str | None) -> list[dict[str, Any]]:
         return self._rows("jobs", "jobs/")
 
     def _rows(self, key: str, path: str, *, one: bool = False) -> list[dict[str, Any]]:

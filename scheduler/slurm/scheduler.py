@@ -226,8 +226,8 @@ def open_slurm(settings: SlurmSettings, clock: Clock) -> SlurmScheduler:
 
     Raises ``InputError`` if the shared folder is not there, or slurmrestd's token cannot be read.
     """
-    from scheduler.slurm.commands import SlurmCommands  # noqa: PLC0415 - one of the two is needed
-    from scheduler.slurm.rest import SlurmRest  # noqa: PLC0415
+    from scheduler.slurm.commands import SlurmCommands
+    from scheduler.slurm.rest import SlurmRest
 
     folder = SharedFolder(Path(settings.folder), clock)
     port: SlurmPort = SlurmCommands(settings) if settings.rest_url is None else SlurmRest(settings)

@@ -59,7 +59,7 @@ class LoadedModel:
 
         Ranks and alerts are taken among the rows of one decision time.
         """
-        from models.rows.ranking import text_hashes  # noqa: PLC0415 - loaded with the model
+        from models.rows.ranking import text_hashes
 
         fitted, profile = self.bundle.fitted, self.bundle.profile
         unit = text_hashes(rows.units)  # which node it is on is not said, so each stands for itself
@@ -160,10 +160,10 @@ def load_model(path: Path, *, version: int | None = None) -> LoadedModel:
     ``version``: its version in a registry; default: what its manifest says.
     Raises ``InputError`` if it is none, or does not fit this version.
     """
-    import numpy as np  # noqa: PLC0415 - heavy: this runs in the loader's thread
+    import numpy as np  # imported in the loader's thread, because it is slow
 
-    from foundation.durations import parse_duration  # noqa: PLC0415
-    from models.bundle.store import load_bundle  # noqa: PLC0415
+    from foundation.durations import parse_duration
+    from models.bundle.store import load_bundle
 
     bundle = load_bundle(path)
     number = bundle.manifest.get("version") if version is None else version

@@ -181,7 +181,7 @@ def copy_champion(copy: ChampionCopy, registry: str, name: str, *, again: bool =
     # By default MLflow waits many minutes for a registry that does not answer.
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
-    from models.registry.champion import fetch_bundle, standing_of, version_at  # noqa: PLC0415 - MLflow
+    from models.registry.champion import fetch_bundle, standing_of, version_at  # MLflow takes seconds to import
 
     standing = standing_of(registry, name)
     standing.refuse_unseated(name)
@@ -217,8 +217,8 @@ class ModelSource:
 
         Raises ``InputError`` if there is none, and none was given before.
         """
-        from models.bundle.store import load_bundle  # noqa: PLC0415 - heavy, and not for the service
-        from serving.scores.batch import ServedModel  # noqa: PLC0415 - as above
+        from models.bundle.store import load_bundle  # takes seconds to import; the service does not need it
+        from serving.scores.batch import ServedModel
 
         loaded = self._loaded
         try:

@@ -7,6 +7,7 @@ names are refused, for nothing says which feature is which.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from fastapi import FastAPI
@@ -39,7 +40,7 @@ def add_invocations(app: FastAPI, queries: QueryRoutes, max_rows: int) -> None:
     async def invoke(request: Request) -> Response:
         if media_of(request) != JSON:
             raise RequestRefused(415, f"send {JSON}", "media_type")
-        read = lambda body, model: _read(body, model, max_rows)  # noqa: E731 - as the routes of /v1 give theirs
+        read = partial(_read, limit=max_rows)
         return await queries.score(request, read, lambda _, predictions: {"predictions": predictions})
 
     app.add_api_route(
@@ -60,7 +61,7 @@ def add_invocations(app: FastAPI, queries: QueryRoutes, max_rows: int) -> None:
 
 
 def _read(body: bytes, model: LoadedModel, limit: int) -> FeatureRows:
-    from serving.http.rows import rows_of_records, rows_of_table  # noqa: PLC0415 - numpy, for rows only
+    from serving.http.rows import rows_of_records, rows_of_table
 
     values = (limit + 1) * (len(model.columns) + _OWN_COLUMNS)
     content = read_json(body, containers=limit + _CONTAINERS, values=values)

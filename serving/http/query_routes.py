@@ -179,7 +179,7 @@ class QueryRoutes:
         kind, value = self._asked(body)
         if kind in ("nodes", "gpus"):
             return self._looked_up(kind, value)
-        from serving.http.rows import rows_of_records  # noqa: PLC0415 - numpy, for rows only
+        from serving.http.rows import rows_of_records
 
         model = self.model()
         return model, rows_of_records(value, model.columns, self.settings.rows)
@@ -225,7 +225,7 @@ class QueryRoutes:
         return unit_answer(record, now) | {"scored": True}
 
     def _read_arrow(self, body: bytes, model: LoadedModel) -> FeatureRows:
-        from serving.http.rows import rows_of_arrow  # noqa: PLC0415 - numpy and Arrow, for rows only
+        from serving.http.rows import rows_of_arrow
 
         return rows_of_arrow(body, model.columns, self.settings.rows, self.settings.decoded_bytes)
 

@@ -86,9 +86,9 @@ def rows_of_arrow(body: bytes, columns: Sequence[str], limit: int, byte_limit: i
 
     Raises ``RequestRefused``: 400 if it is damaged, 413 for too much, 422 for columns or types that do not fit.
     """
-    import pyarrow as pa  # noqa: PLC0415 - rows alone need it
+    import pyarrow as pa
 
-    from telemetry.collect.remote_write.arrow_body import read_stream  # noqa: PLC0415
+    from telemetry.collect.remote_write.arrow_body import read_stream
 
     table = read_stream(body, row_limit=limit, byte_limit=byte_limit)
     count = table.num_rows
@@ -112,7 +112,7 @@ def rows_of_arrow(body: bytes, columns: Sequence[str], limit: int, byte_limit: i
 
 def _matrix(table: Any, kinds: Mapping[str, Any]) -> npt.NDArray[Any]:
     """Return columns of numbers as one array, a null as NaN: column by column took most of a request."""
-    import pyarrow as pa  # noqa: PLC0415 - as in the caller
+    import pyarrow as pa
 
     if not kinds:
         return np.empty((table.num_rows, 0), dtype=np.float32)
@@ -153,7 +153,7 @@ def _spread(given: npt.NDArray[Any], places: Sequence[int], width: int) -> npt.N
 
 def _stamps(times: Any) -> npt.NDArray[np.int64]:
     """Return a column of timestamps in milliseconds."""
-    import pyarrow as pa  # noqa: PLC0415 - as in the caller
+    import pyarrow as pa
 
     if times.type.tz is None:
         detail = f"decision_time: {times.type} has no time zone: send timestamps with one, such as UTC"

@@ -153,9 +153,9 @@ def past_scores(folder: Path, units: Collection[str]) -> dict[str, list[PastScor
 
     ``folder``: what ``predrain score --out`` writes.
     """
-    import pyarrow as pa  # noqa: PLC0415 - for these pages only
-    import pyarrow.compute as pc  # noqa: PLC0415
-    import pyarrow.parquet as pq  # noqa: PLC0415
+    import pyarrow as pa
+    import pyarrow.compute as pc
+    import pyarrow.parquet as pq
 
     scores: dict[str, list[PastScore]] = {unit: [] for unit in units}
     wanted = pa.array(scores, pa.string())
@@ -208,7 +208,7 @@ def read_scores(folder: Path) -> Scores:
     Raises ``InputError`` if there is none or it is damaged; a single wrong record refuses all, because a half-read
     fleet would look safer than it is.
     """
-    import orjson  # noqa: PLC0415 - of the service alone
+    import orjson
 
     name = read_pointer(folder)
     path = folder / "decisions" / name / "risks.jsonl"

@@ -32,7 +32,7 @@ def exposing(
     if address is None:
         yield
         return
-    from foundation.server.connections import serving  # noqa: PLC0415
+    from foundation.server.connections import serving
 
     host, port = parse_listen(address if not address.startswith(":") else f"127.0.0.1{address}")
     app = _application(accounting, problem, more)
@@ -63,11 +63,11 @@ def exposing(
 def _application(
     accounting: Callable[[], Accounting], problem: Callable[[], str | None], more: Callable[[], Iterable[Metric]]
 ) -> Starlette:
-    from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest  # noqa: PLC0415
-    from starlette.applications import Starlette  # noqa: PLC0415
-    from starlette.requests import Request  # noqa: PLC0415
-    from starlette.responses import PlainTextResponse, Response  # noqa: PLC0415
-    from starlette.routing import Route  # noqa: PLC0415
+    from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+    from starlette.applications import Starlette
+    from starlette.requests import Request
+    from starlette.responses import PlainTextResponse, Response
+    from starlette.routing import Route
 
     class Account:
         def collect(self) -> Iterator[Metric]:

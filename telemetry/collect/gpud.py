@@ -212,7 +212,7 @@ class EventsWatch(Watch[NodeEvents]):
         super().__init__(target)
         self._sink, self._accounting, self._delay, self._rules = sink, accounting, delay, rules
 
-    async def scrape(self, fetch: Fetch, now: datetime, started_s: float) -> NodeEvents:  # noqa: ARG002
+    async def scrape(self, fetch: Fetch, now: datetime, started_s: float) -> NodeEvents:
         """Return the events that are new since the last answer."""
         known = self._sink.positions.get(self.target.url)
         start = now - FIRST_SINCE if known is None else from_ms(known["until"]) - OVERLAP

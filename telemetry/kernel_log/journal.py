@@ -129,7 +129,7 @@ class Journal:
 
     def _start(self) -> subprocess.Popen[bytes]:
         try:
-            self._process = subprocess.Popen(  # noqa: S603 - a fixed program, no shell
+            self._process = subprocess.Popen(
                 self._arguments(),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,

@@ -251,11 +251,11 @@ class Staged:
     landed: tuple[str, ...]
     now: datetime
 
-    def stays(self, ingest: Ingest) -> InstallationIndex:  # noqa: ARG002
+    def stays(self, ingest: Ingest) -> InstallationIndex:
         """Return the inventory, which is the whole one."""
         return InstallationIndex(self.inventory, "gpu" if self.inventory.empty else unit_of(self.inventory))
 
-    def events(self, ingest: Ingest, stays: InstallationIndex) -> list[pd.DataFrame]:  # noqa: ARG002
+    def events(self, ingest: Ingest, stays: InstallationIndex) -> list[pd.DataFrame]:
         """Return the events that were placed."""
         ingest.quarantine.used("events", len(self.placed))
         return [self.placed]

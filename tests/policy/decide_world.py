@@ -31,7 +31,7 @@ def config(
         **({"budget": BudgetConfig((), ())} if free else {}),
         **others,
     }
-    return PolicyConfig(THRESHOLDS, **settings)  # type: ignore[arg-type]
+    return PolicyConfig(THRESHOLDS, **settings)
 
 
 def score(risk: float | None, at: datetime = T0, lasts: timedelta = 2 * STEP) -> Score:
@@ -46,7 +46,7 @@ def node(name: str, *risks: float | None, at: datetime = T0, facts: Iterable[str
         UnitView(f"{name}-{slot}", score(risk, at), tuple(Fact(fact, at) for fact in facts) if slot == 0 else ())
         for slot, risk in enumerate(listed)
     )
-    return NodeView(name, "c", **{"group": "g", "units": units, **others})  # type: ignore[arg-type]
+    return NodeView(name, "c", **{"group": "g", "units": units, **others})
 
 
 def healthy(count: int, at: datetime = T0, start: int = 0) -> list[NodeView]:
@@ -56,7 +56,7 @@ def healthy(count: int, at: datetime = T0, start: int = 0) -> list[NodeView]:
 
 def signals(now: datetime = T0, **others: object) -> Signals:
     """A scheduler just read and a fresh model."""
-    return Signals(**{"read_at": now, "model_fitted_at": now - timedelta(days=1), **others})  # type: ignore[arg-type]
+    return Signals(**{"read_at": now, "model_fitted_at": now - timedelta(days=1), **others})
 
 
 def once(

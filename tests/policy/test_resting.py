@@ -19,7 +19,7 @@ ONE_IN_TEN = {"budget": BudgetConfig((DisruptionBudget("cluster", max_unavailabl
 
 def fleet(awake: int, asleep: int, risky: int = 1, **at_rest: object):
     """A fleet with risky nodes among those that are awake; nodes at rest have no score that is still valid."""
-    rest = [replace(each, resting=ASLEEP, **at_rest) for each in healthy(asleep, T0 - 100 * HOUR, start=awake)]  # type: ignore[arg-type]
+    rest = [replace(each, resting=ASLEEP, **at_rest) for each in healthy(asleep, T0 - 100 * HOUR, start=awake)]
     return [*[node(f"r{i}", 0.9) for i in range(risky)], *healthy(awake - risky), *rest]
 
 

@@ -58,7 +58,7 @@ class Cluster:
             "g", budget=BudgetConfig(DISRUPTION_BUDGETS, RATE_LIMITS),
             breaker=BreakerConfig(max_risky=1.0, jump=100.0, common_cause=CommonCauseConfig(100)),
         )  # fmt: skip
-        self.settings = ControllerSettings(**settings)  # type: ignore[arg-type]
+        self.settings = ControllerSettings(**settings)
         self.restarts = 0
         self.values = dict.fromkeys(self.names, 0.01)
         self.scored()
@@ -103,7 +103,7 @@ class Cluster:
     def scored(self, at: datetime | None = None, lasts: timedelta = 2 * STEP, **risks: float | None) -> None:
         """A new decision time: risks by node, on its first GPU."""
         when = at or self.clock.now()
-        self.values |= risks  # type: ignore[arg-type]
+        self.values |= risks
         self.risks.risks = Risks(
             {
                 name: (
@@ -129,7 +129,7 @@ class Cluster:
 
     def change(self, name: str, **base: object) -> None:
         """Something about a node changes."""
-        self.scheduler.edit(name, lambda node: replace(node, base=replace(node.base, **base)))  # type: ignore[arg-type]
+        self.scheduler.edit(name, lambda node: replace(node, base=replace(node.base, **base)))
 
     def write(self, name: str, change: Callable[[NodeObject], NodeObject]) -> None:
         """Somebody else writes to a node."""

@@ -64,8 +64,8 @@ class World:
     """A cluster with one drained node whose workload does not go, and hands on everything that is not the scheduler."""
 
     def __init__(self) -> None:
-        self.cluster = cluster = Cluster(3, ledger=Hooked(SqliteLedger(None)))  # type: ignore[arg-type]
-        cluster.risks, cluster.facts = Hooked(cluster.risks), Hooked(cluster.facts)  # type: ignore[assignment]
+        self.cluster = cluster = Cluster(3, ledger=Hooked(SqliteLedger(None)))
+        cluster.risks, cluster.facts = Hooked(cluster.risks), Hooked(cluster.facts)
         workload = Workload("w1", "team/trainer", "n1", 2)
         self.workloads = Hooked(MemoryWorkloads([workload], cluster.clock))
         self.workloads.inner.blocked["w1"] = "a disruption budget"
@@ -82,7 +82,7 @@ class World:
             enabled=True, checkpoint=CheckpointSettings(), verification=VerificationSettings(method="scheduler")
         )
         self.evacuation = Hooked(
-            Evacuation(cluster.scheduler, self.workloads, cluster.clock, settings, {}, self.verification)  # type: ignore[arg-type]
+            Evacuation(cluster.scheduler, self.workloads, cluster.clock, settings, {}, self.verification)
         )
         cluster.restart(holder="p")
         cluster.controller.evacuation = self.evacuation
@@ -227,7 +227,7 @@ def test_one_node_that_cannot_be_released_keeps_no_other_from_it() -> None:
             raise KeyError("spec")
         return preview(actions, reading)
 
-    cluster.scheduler.preview = odd  # type: ignore[method-assign]
+    cluster.scheduler.preview = odd
     cluster.clock.move(2 * STEP)
     report = cluster.round()
     assert set(cluster.levels()) == {"n1"}

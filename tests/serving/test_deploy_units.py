@@ -36,13 +36,13 @@ class _Many(dict[str, Any]):
 
 def unit(name: str) -> configparser.RawConfigParser:
     parser = configparser.RawConfigParser(strict=False, dict_type=_Many, comment_prefixes=("#",))
-    parser.optionxform = str  # type: ignore[assignment,method-assign]
+    parser.optionxform = str
     parser.read(UNITS / f"predrain-{name}.service")
     return parser
 
 
 def options(verb: str) -> set[str]:
-    command = typer.main.get_command(app).commands[verb]  # type: ignore[attr-defined]
+    command = typer.main.get_command(app).commands[verb]
     return {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
 
 

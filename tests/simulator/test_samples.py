@@ -44,7 +44,7 @@ def with_states(device: Device, states: list[tuple[int, int]], simulation: Simul
         "reloads": np.empty(0, np.int64),
         **more,
     }
-    return device._replace(segments=np.array(rows, np.int64), **given)  # type: ignore[arg-type]  # fields by name
+    return device._replace(segments=np.array(rows, np.int64), **given)
 
 
 def state_of(simulation: Simulation, name: str) -> int:

@@ -104,7 +104,7 @@ class KubernetesCluster:
 
     def node(self, name: str) -> dict[str, Any]:
         """Give a node as it stands."""
-        return self.server.request("GET", f"/api/v1/nodes/{name}")[1]  # type: ignore[no-any-return]
+        return self.server.request("GET", f"/api/v1/nodes/{name}")[1]
 
     def change(self, name: str, **spec: Any) -> None:
         """Change a node's spec by a person's hand."""
@@ -166,7 +166,7 @@ class KubernetesCluster:
             )
             return pods if good and len(pods) == count else None
 
-        return wait(all_run)  # type: ignore[no-any-return]
+        return wait(all_run)
 
     def clear(self) -> None:
         """Delete all deployments and pods, and free all nodes."""

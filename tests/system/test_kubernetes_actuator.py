@@ -299,7 +299,7 @@ def test_pods_are_followed_by_a_watch_which_a_cut_does_not_end(cluster: Kubernet
         listed[0] += path == "/api/v1/pods"
         return list_all(path, *given)
 
-    client.list_all = counted  # type: ignore[method-assign]
+    client.list_all = counted
     scheduler = KubernetesScheduler(client, SystemClock(), SETTINGS, follows=True)
 
     def gpus() -> int:

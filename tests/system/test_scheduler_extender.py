@@ -78,7 +78,7 @@ def place(cluster: KubernetesCluster, count: int, gpus: int = 1) -> list[str]:
         nodes = [pod["spec"]["nodeName"] for pod in cluster.pods() if pod["metadata"]["name"] in names]
         return nodes if len(nodes) == count else None
 
-    return wait(bound)  # type: ignore[no-any-return]
+    return wait(bound)
 
 
 @pytest.fixture(scope="module")
@@ -111,7 +111,7 @@ def shipped(port: int, server: KubernetesServer) -> dict[str, Any]:
     content["clientConnection"]["kubeconfig"] = str(server.kubeconfig("admin"))
     content["leaderElection"]["leaderElect"] = False
     content["healthzBindAddress"] = content["metricsBindAddress"] = f"127.0.0.1:{free_port()}"
-    return content  # type: ignore[no-any-return]
+    return content
 
 
 @pytest.fixture(autouse=True)

@@ -108,7 +108,7 @@ def actuator(cluster: SlurmCluster, tmp_path: Path) -> Iterator[Actuator]:
 def an(verb: str, node: str, lasts: timedelta = HOUR) -> Action:
     level = {"publish": 1, "avoid": 2, "swap": 3, "drain": 4, "release": 0}[verb]
     end = None if verb == "release" else datetime.now(UTC) + lasts
-    return Action(verb, node, "high", Level(level), 0.83, end, ("its errors rise",))  # type: ignore[arg-type]
+    return Action(verb, node, "high", Level(level), 0.83, end, ("its errors rise",))
 
 
 ACT = """\

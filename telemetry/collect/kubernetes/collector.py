@@ -41,7 +41,7 @@ class NamespaceTracker(Tracker[str, int]):
 
     key = str
 
-    def update(self, view: str, at: datetime) -> list[Event]:  # noqa: ARG002
+    def update(self, view: str, at: datetime) -> list[Event]:
         """Add a namespace."""
         self.known[view] = 1
         return []

@@ -124,7 +124,7 @@ class JobTracker(Tracker[PodRun, PodRun]):
         self._unwritten: dict[str, PodRun] = {}
         self._may_read_claims = True
 
-    def update(self, view: PodRun, at: datetime) -> list[Event]:  # noqa: ARG002
+    def update(self, view: PodRun, at: datetime) -> list[Event]:
         """Apply how a pod is now."""
         run, known = view, self.known.get(view.uid)
         if known is not None:

@@ -262,7 +262,7 @@ class NodeTracker(Tracker[ObservedKubernetesNode, ObservedKubernetesNode]):
         self.known[view.name] = view
         return [] if view == before else node_changes(before, view, at)
 
-    def remove(self, key: str, at: datetime, *, watched: bool = True) -> list[Event]:  # noqa: ARG002
+    def remove(self, key: str, at: datetime, *, watched: bool = True) -> list[Event]:
         """Remove a node; return the event of that."""
         view = self.known.get(key)
         if view is None or view.removed_ms is not None:

@@ -49,7 +49,7 @@ class NvmlFault(Exception):
     def name(self) -> str:
         """Name of the code, ``error_N`` where the binding has none."""
         with suppress(ImportError):
-            import pynvml  # noqa: PLC0415
+            import pynvml
 
             for name, code in vars(pynvml).items():
                 if name.startswith("NVML_ERROR_") and code == self.code:
@@ -89,7 +89,7 @@ class Library:
     def open(self) -> None:
         """Load the library and initialise it."""
         try:
-            import pynvml  # noqa: PLC0415
+            import pynvml
         except ImportError:
             raise NvmlFault(LIBRARY_NOT_FOUND) from None
         self._nvml: Any = pynvml

@@ -79,7 +79,7 @@ class Process:
     def __init__(self) -> None:
         self._connection, other_end = Pipe()
         path = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-        self._process = subprocess.Popen(  # noqa: S603 - this interpreter, no shell
+        self._process = subprocess.Popen(
             # -P: a folder named telemetry in the working directory is another one.
             [sys.executable, "-P", "-m", "telemetry.collect.nvml.child", str(other_end.fileno())],
             stdin=subprocess.DEVNULL,

@@ -35,7 +35,7 @@ from telemetry.landing.tables import Kind, lay_out
 
 _LOG = logging.getLogger(__name__)
 _MIN_LENGTH = 16
-disable_created_metrics()  # type: ignore[no-untyped-call]  # the library has no annotation there
+disable_created_metrics()
 
 
 def _plain_token(line: str, _number: int, where: str) -> tuple[bytes, bool]:

@@ -272,7 +272,7 @@ def run_collector(
 
 
 def _metrics(collector: ScrapeCollector[Any], name: str) -> Iterator[Metric]:
-    from prometheus_client.core import GaugeMetricFamily  # noqa: PLC0415
+    from prometheus_client.core import GaugeMetricFamily
 
     watches = list(collector.watches.values())
     yield GaugeMetricFamily(f"predrain_{name}_targets_owned", "Targets that this process scrapes.", len(watches))

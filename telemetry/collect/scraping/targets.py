@@ -99,7 +99,7 @@ def _of_service(value: str, page: Page) -> list[Target]:
     service, colon, port = rest.partition(":")
     if not (namespace and slash and service) or (colon and not port):
         raise InputError(f"{value!r} names no service", "--targets", "Write kubernetes:NAMESPACE/SERVICE[:PORT].")
-    from telemetry.collect.kubernetes import discovery  # noqa: PLC0415  # an optional dependency
+    from telemetry.collect.kubernetes import discovery  # an optional dependency
 
     exporters = discovery.service_exporters(namespace, service, int(port) if port.isdigit() else port or None)
     return [parse_target(exporter.url, value, node=exporter.node, page=page) for exporter in exporters]

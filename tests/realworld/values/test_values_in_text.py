@@ -15,7 +15,7 @@ from telemetry.values.numbers import Decimal, conversion, is_sentinel, read_numb
 
 def number(text: str, unit: str = "W", **options: object) -> float:
     """Return the number of one text; NaN if it means no value; raises if it cannot be read."""
-    numbers = read_numbers(pa.chunked_array([pa.array([text])]), unit, **options)  # type: ignore[arg-type]
+    numbers = read_numbers(pa.chunked_array([pa.array([text])]), unit, **options)
     if numbers.unreadable[0]:
         raise ValueError(text)
     return float(numbers.values[0])

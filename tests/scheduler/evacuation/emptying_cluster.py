@@ -33,7 +33,7 @@ def workload(name: str, node: str, **others: object) -> Workload:
         "uid": f"{name}-uid", "kind": "pod", "node": node, "checkpoint": SCHEDULER,
         "job": JobView(name, 2, T0 - timedelta(hours=1)),
     }  # fmt: skip
-    return Workload(name, **{**known, **others})  # type: ignore[arg-type]
+    return Workload(name, **{**known, **others})
 
 
 class Recording:

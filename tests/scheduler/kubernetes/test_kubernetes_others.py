@@ -39,7 +39,7 @@ def admit(world: World, webhook: Webhook) -> Callable[[], None]:
             webhook(world.objects.get(path, {}), content)
         return put(path, content)
 
-    world.put = changed  # type: ignore[method-assign]
+    world.put = changed
     return lambda: setattr(world, "put", put)
 
 

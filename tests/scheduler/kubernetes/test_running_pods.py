@@ -20,7 +20,7 @@ KEYS = PodKeys("predrain.io", "predrain")
 
 
 def part_of(raw: object) -> PodPart | None:
-    return pod_part(raw, SETTINGS.rules, KEYS)  # type: ignore[arg-type]
+    return pod_part(raw, SETTINGS.rules, KEYS)
 
 
 def put(api: MemoryApi, raw: Raw) -> None:

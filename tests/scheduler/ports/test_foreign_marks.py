@@ -21,7 +21,7 @@ def view(node: NodeObject, keys: Keys = KEYS) -> NodeView:
 
 
 def tainted(key: str, effect: str = "NoSchedule") -> NodeObject:
-    return NodeObject("n", taints=(Taint(key, "", effect),))  # type: ignore[arg-type]
+    return NodeObject("n", taints=(Taint(key, "", effect),))
 
 
 AT_REST = [

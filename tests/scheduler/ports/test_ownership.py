@@ -21,7 +21,7 @@ Change = Callable[[NodeObject], NodeObject]
 
 
 def action(verb: str, to: Level) -> Action:
-    return Action(verb, "n", "high", to, 0.9, None if verb == "release" else T0 + 12 * HOUR, ("why",))  # type: ignore[arg-type]
+    return Action(verb, "n", "high", to, 0.9, None if verb == "release" else T0 + 12 * HOUR, ("why",))
 
 
 FORWARD = [
@@ -52,7 +52,7 @@ def tainted(**fields: object) -> Change:
 
     def edit(node: NodeObject) -> NodeObject:
         hard = next(taint for taint in node.taints if taint.effect == "NoSchedule" and taint.key == KEYS.taint)
-        return replace(node, taints=tuple(replace(t, **fields) if t is hard else t for t in node.taints))  # type: ignore[arg-type]
+        return replace(node, taints=tuple(replace(t, **fields) if t is hard else t for t in node.taints))
 
     return edit
 

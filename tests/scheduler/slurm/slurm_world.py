@@ -37,7 +37,7 @@ class World:
         self.clock = ManualClock(T0)
         self.seconds = 0.0
         self.slurm = MemorySlurm(self.clock, nodes)
-        self.settings = SlurmSettings(str(folder), cluster="c", rack_prefix="rack_", **settings)  # type: ignore[arg-type]
+        self.settings = SlurmSettings(str(folder), cluster="c", rack_prefix="rack_", **settings)
         self.policy = config(
             "g", budget=BudgetConfig(DISRUPTION_BUDGETS, RATE_LIMITS), breaker=BreakerConfig(max_risky=1.0, jump=100.0)
         )
@@ -64,7 +64,7 @@ class World:
 
     def scored(self, lasts: timedelta = 2 * STEP, **risks: float | None) -> None:
         """A new decision time."""
-        self.values |= risks  # type: ignore[arg-type]
+        self.values |= risks
         self.risks.risks = risks_of(self.values, self.clock.now(), lasts)
 
     def round(self) -> RoundReport:
@@ -86,13 +86,13 @@ class World:
         reading = self.scheduler.revalidate(action.node)
         assert reading is not None
         given = {"version": reading.version, "boot_id": reading.boot_id, "marks": reading.view.marks, "holder": ME}
-        return self.scheduler.apply(action, Precondition(until=until or self.lease(), **{**given, **other}))  # type: ignore[arg-type]
+        return self.scheduler.apply(action, Precondition(until=until or self.lease(), **{**given, **other}))
 
 
 def action(verb: str, node: str = "n0", tier: str = "high", risk: float | None = 0.83, hours: float = 6) -> Action:
     """An action as a decision gives it."""
     level = {"publish": 1, "avoid": 2, "swap": 3, "drain": 4}[verb]
-    return Action(verb, node, tier, Level(level), risk, T0 + timedelta(hours=hours), ("its errors rise",))  # type: ignore[arg-type]
+    return Action(verb, node, tier, Level(level), risk, T0 + timedelta(hours=hours), ("its errors rise",))
 
 
 def release(node: str = "n0", to: Level = Level.NONE) -> Action:

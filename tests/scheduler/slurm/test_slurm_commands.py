@@ -20,7 +20,7 @@ SECOND = timedelta(seconds=1)
 
 
 def opened(fake: FakeSlurm, **given: object) -> SlurmCommands:
-    return SlurmCommands(SlurmSettings("/nowhere", bin_dir=str(fake.folder), **given))  # type: ignore[arg-type]
+    return SlurmCommands(SlurmSettings("/nowhere", bin_dir=str(fake.folder), **given))
 
 
 @pytest.mark.parametrize("version", [38, 40, 44])

@@ -302,10 +302,10 @@ def _crashing(world: World, slurm: Watched, step: int, crash: str) -> None:
             slurm.crash = crash
         return plain(node, change)
 
-    slurm.update = update  # type: ignore[method-assign]
+    slurm.update = update
     try:
         world.round()
     except Crash:
         pass
     finally:
-        slurm.update = plain  # type: ignore[method-assign]
+        slurm.update = plain

@@ -196,7 +196,7 @@ def taken_over(**changed: object) -> SlurmNode:
     """A node that predrain drained, read back and recorded, and that somebody changed since."""
     node = done(NODE, "publish", "swap")
     node = after(node, authored(node, SETTINGS, T0))
-    return replace(node, **{name: change(node) if callable(change) else change for name, change in changed.items()})  # type: ignore[arg-type]
+    return replace(node, **{name: change(node) if callable(change) else change for name, change in changed.items()})
 
 
 TAKEN_OVER = {

@@ -25,7 +25,7 @@ def decide(job: SlurmJob = JOB, reserved: frozenset[str] | None = None, **others
 
 
 def needing(**requirements: object) -> SlurmJob:
-    return replace(JOB, needs=Requirements(**requirements))  # type: ignore[arg-type]
+    return replace(JOB, needs=Requirements(**requirements))
 
 
 def names(*listed: str) -> frozenset[str]:

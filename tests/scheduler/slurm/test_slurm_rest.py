@@ -32,7 +32,7 @@ def token(tmp_path) -> str:
 
 
 def opened(where: str, token: str, **settings: object) -> SlurmRest:
-    return SlurmRest(SlurmSettings("/nowhere", rest_url=where, rest_user="slurm", rest_token_file=token, **settings))  # type: ignore[arg-type]
+    return SlurmRest(SlurmSettings("/nowhere", rest_url=where, rest_user="slurm", rest_token_file=token, **settings))
 
 
 @pytest.mark.parametrize("version", [39, 40, 45])

@@ -33,7 +33,7 @@ def fence(world: World) -> Fence:
 
 
 def change(world: World, **changed: object) -> None:
-    world.slurm.running[7] = replace(world.slurm.running[7], **changed)  # type: ignore[arg-type]
+    world.slurm.running[7] = replace(world.slurm.running[7], **changed)
 
 
 def comment(world: World, token: str, moved: timedelta) -> None:

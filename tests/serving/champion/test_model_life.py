@@ -85,7 +85,7 @@ def test_a_model_is_swapped_under_load_and_every_answer_is_of_one_model(tmp_path
             thread.start()
         for number in range(1, 7):
             put(bundles[number % 3], place)
-            wait(lambda number=number: holder.model.digest == bundles[number % 3].digest)  # type: ignore[union-attr]
+            wait(lambda number=number: holder.model.digest == bundles[number % 3].digest)
             time.sleep(0.03)
         done.set()
         for thread in threads:

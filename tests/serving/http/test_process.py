@@ -156,7 +156,7 @@ def test_scores_are_swapped_under_load_without_a_wrong_answer(tmp_path: Path) ->
             else:
                 write_scores(tmp_path, *fleet_of(number))
             time.sleep(0.03)
-        last = wait(lambda: decided[service.service.score_cache.served.fleet.scores.decision] == 39)  # type: ignore[union-attr]
+        last = wait(lambda: decided[service.service.score_cache.served.fleet.scores.decision] == 39)
         done.set()
         for thread in threads:
             thread.join(20)

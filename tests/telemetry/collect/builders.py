@@ -37,7 +37,7 @@ def landing(folder: Path) -> Landing:
 
 def landed(where: Landing, kind: str = "events") -> list[dict[str, Any]]:
     """Every landed row in the order of landing."""
-    tables = [pq.read_table(path) for path in where.waiting(kind)]  # type: ignore[arg-type]  # a literal in callers
+    tables = [pq.read_table(path) for path in where.waiting(kind)]
     return pa.concat_tables(tables).to_pylist() if tables else []
 
 

@@ -17,7 +17,7 @@ DATA = Path(__file__).parents[2] / "data" / "dcgmi"
 
 
 def verdicts(name: str, **more: object) -> dict[str, tuple[str, str | None]]:
-    results = read_diagnostics((DATA / name).read_text(), **more)  # type: ignore[arg-type]  # by name
+    results = read_diagnostics((DATA / name).read_text(), **more)
     return {verdict.index: (verdict.code, verdict.detail) for verdict in results}
 
 

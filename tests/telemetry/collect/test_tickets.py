@@ -20,7 +20,7 @@ HEAD = "timestamp,node,gpu,type,code,entered_at\n"
 
 def collect(where: Landing, path: Path, mapping: TableMapping | None = None, **more: object) -> dict[str, Any]:
     rules = mapping or TableMapping()
-    result, accounting = collect_tickets(path, where, mapping=rules, delay=timedelta(minutes=10), **more)  # type: ignore[arg-type]
+    result, accounting = collect_tickets(path, where, mapping=rules, delay=timedelta(minutes=10), **more)
     assert accounting.tables["events"].unaccounted == 0
     return result
 

@@ -198,8 +198,8 @@ def write_killed_at(at: str, path: Path) -> None:
             os._exit(9)
         remove(place, **options)
 
-    Path.rename = counted_rename  # type: ignore[method-assign, assignment]
-    shutil.rmtree = watched_remove  # type: ignore[assignment]
+    Path.rename = counted_rename
+    shutil.rmtree = watched_remove
     write(path, [(0, sample_table([(1, "a", "g1")]))])
     os._exit(7)
 

@@ -13,11 +13,11 @@ XID = "NVRM: Xid (PCI:0000:10:00): 79, pid=1, name=x, GPU has fallen off the bus
 
 
 def line(message: str, *, seconds: float = 0.0, **more: object) -> LogLine:
-    return LogLine(message, NOW + timedelta(seconds=seconds), **more)  # type: ignore[arg-type]  # fields by name
+    return LogLine(message, NOW + timedelta(seconds=seconds), **more)
 
 
 def reader(**more: object) -> KernelLogReader:
-    return KernelLogReader(shipped(), **{"node": "n1"} | more)  # type: ignore[arg-type]
+    return KernelLogReader(shipped(), **{"node": "n1"} | more)
 
 
 def events(*lines: LogLine) -> list[KernelEvent]:

@@ -75,7 +75,7 @@ def test_turns_keep_the_interval_samples_land_once_a_minute_and_the_rest_when_st
         if len(began) == 5:
             stopped.set()
 
-    collector.turn = timed  # type: ignore[method-assign]  # one slow turn
+    collector.turn = timed
     collector.run(stopped)
     assert began == [0.0, 30.0, 150.0, 180.0, 210.0]
     assert len(place.rows("samples")) == 10

@@ -20,7 +20,7 @@ DATA = Path(__file__).parents[3] / "data" / "nvml"
 
 class Bench:
     def __init__(self, **parts: object) -> None:
-        self.gpu = MemoryGpu("GPU-0", **parts)  # type: ignore[arg-type]  # fields of MemoryGpu, as the test gives them
+        self.gpu = MemoryGpu("GPU-0", **parts)
         self.now_s = 0.0
         self.reader = Gpu(MemoryNvml([self.gpu]), 0, lambda: self.now_s)
 

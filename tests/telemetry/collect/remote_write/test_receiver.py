@@ -69,10 +69,7 @@ def written(folder: Path, *requests: list[Any]) -> dict[str, list[dict[str, Any]
 
 def landed(landing: Landing) -> dict[str, list[dict[str, Any]]]:
     kinds = ("samples", "events", "inventory", "jobs")
-    return {
-        kind: [row for path in landing.waiting(kind) for row in pq.read_table(path).to_pylist()]  # type: ignore[arg-type]  # the literal's values
-        for kind in kinds
-    }
+    return {kind: [row for path in landing.waiting(kind) for row in pq.read_table(path).to_pylist()] for kind in kinds}
 
 
 def problem(answer: httpx.Response) -> str:

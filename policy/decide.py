@@ -16,7 +16,7 @@ from policy.episodes import Alert, AlertOutcome
 from policy.fleet import Level, NodeView, Signals, notices_of
 from policy.hysteresis import RiskReading, Thresholds, changed, read_node
 from policy.ladder.cost_benefit import hours_of
-from policy.ladder.requests import after_probes, requests_of
+from policy.ladder.requests import after_probes, candidates_of, mean_risk, requests_of
 from policy.ladder.rungs import Rung, pooled_break_even
 from policy.limits import Case, cap, limit, value, weigh
 from policy.maintenance import maintained, observed
@@ -86,7 +86,10 @@ def decide(
         weigh(case)
     actions = [(case, action) for case in cases if case.target or case.level for action in _actions(case, config, now)]
     actions.sort(key=lambda planned: (VERBS.index(planned[1].verb), -planned[0].urgency, planned[1].node))
-    requests, stopped, checkpoints = requests_of(cases, stages, breaker, signals, state, config, now)
+    candidates = candidates_of(cases, stages, breaker, signals, state, config, now)
+    requests, stopped, checkpoints = requests_of(
+        candidates, mean_risk(candidates), signals, state.checkpoints, config, now
+    )
     requested = {request.node: request for request in requests}
     remembered, alerts = _remember(cases, state, config, now, requested)
     return Plan(

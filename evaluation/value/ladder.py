@@ -102,6 +102,7 @@ class LadderReplay:
 
     def __post_init__(self) -> None:
         self._probed: dict[Rung | None, list[Probes]] = {}
+        self._passed: dict[float, Floats] = {}  # risks of nodes that have passed a probe, by the share that it finds
         self.risks = node_risks(self.fleet, self.scores)
         known = self.risks[~np.isnan(self.risks)]
         self.usual = float(known.mean()) if len(known) else 0.0
@@ -128,8 +129,8 @@ class LadderReplay:
     @cached_property
     def checkpoints(self) -> list[Checkpoints]:
         """Return what jobs on nodes at risk are asked for, under each load."""
-        at, risks = self.scores.at, self.risks
-        return [replay_checkpoints(jobs, at, risks, self.horizon, self.costs) for jobs in self.loads]
+        policy, at = self.settings(self.probes), self.scores.at
+        return [replay_checkpoints(self.fleet, jobs, at, self.risks, policy) for jobs in self.loads]
 
     def extras(self, ladder: Collection[Rung], closed: ReplayMarks, key: Rung | None) -> list[Extras]:
         """Return probes and checkpoints of each load, where they are among the rungs; ``key``: names ``closed``."""
@@ -139,12 +140,21 @@ class LadderReplay:
         checkpoints = self.checkpoints if "checkpoint" in ladder else [NO_CHECKPOINTS] * len(self.loads)
         return [Extras(*cheap, self.probes) for cheap in zip(probes, checkpoints, strict=True)]
 
+    def settings(self, probes: ProbeConfig) -> PolicyConfig:
+        """Return the settings of the controller for the cheap rungs."""
+        return PolicyConfig(rungs=RUNGS, horizon=self.horizon, cost_benefit=self.costs, probes=probes)
+
     def probed(
         self, jobs: Placements, closed: ReplayMarks, config: ProbeConfig, found: Bools, *, guided: bool = True
     ) -> Probes:
-        """Return the probes under one load."""
-        at = self.scores.at
-        return replay_probes(self.fleet, jobs, at, self.risks, closed, found, self.reach, config, guided=guided)
+        """Return the probes under one load; without guidance all nodes are at the same risk."""
+        share = config.mean_found
+        if guided and share not in self._passed:
+            self._passed[share] = node_risks(self.fleet, self.scores, share)
+        risks = self.risks if guided else np.ones_like(self.risks)
+        passed = self._passed[share] if guided else risks
+        policy = self.settings(config)
+        return replay_probes(self.fleet, jobs, self.scores.at, risks, passed, closed, found, self.reach, policy)
 
     def outcome(self, ladder: Collection[Rung], marks: Mapping[Rung, ReplayMarks]) -> ReplayOutcome:
         """Count what comes of some rungs together."""

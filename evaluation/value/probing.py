@@ -1,26 +1,36 @@
-"""The cheap rungs in a fleet's past: probes of idle nodes, and checkpoints that jobs on nodes at risk are asked for."""
+"""The cheap rungs in a fleet's past: probes of idle nodes, and checkpoints that jobs on nodes at risk are asked for.
+
+What is requested is decided by the controller's own :func:`policy.ladder.requests.requests_of`, in a group that has
+earned it; simulated are the diagnostic and the jobs. Taints and drains do not know of probes that passed.
+"""
 
 from __future__ import annotations
 
 import heapq
 from bisect import bisect_right
+from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
-from itertools import groupby, pairwise
-from operator import itemgetter
+from itertools import pairwise
 from typing import Final
 
 import numpy as np
 
-from evaluation.value.controller_replay import ReplayedFleet
+from evaluation.value.controller_replay import ReplayedFleet, job_views
 from evaluation.value.load import HOUR_MS, Placements
 from evaluation.value.marks import ReplayMarks
-from evaluation.value.readings import Readings
+from evaluation.value.readings import Readings, instant
 from features.times import NEVER, duration_ms
+from policy.config import PolicyConfig
 from policy.episodes import Bools, Floats, Ints
-from policy.ladder.cost_benefit import CostBenefitConfig
-from policy.ladder.probes import IdleNode, ProbeConfig, choose_probes
+from policy.fleet import JobView, Signals, UnitView
+from policy.ladder.probes import ProbeConfig
+from policy.ladder.requests import Candidate, requests_of, risk_after_pass
+from policy.plan import LastRequest
+
+_MINUTE_MS: Final = 60_000
+"""The controller goes round each minute."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,17 +78,20 @@ def findable(fleet: ReplayedFleet, found: Mapping[str, float], seed: int) -> Boo
     return np.asarray(np.random.default_rng(seed).random(len(fleet.at)) < share)
 
 
-def node_risks(fleet: ReplayedFleet, scores: Readings) -> Floats:
-    """Return the risk of each node at each decision; NaN: not known; shape (decisions, nodes)."""
+def node_risks(fleet: ReplayedFleet, scores: Readings, found: float = 0.0) -> Floats:
+    """Return the risk of each node at each decision; NaN: not known; shape (decisions, nodes).
+
+    ``found``: share found by a diagnostic that all units have passed; 0: they have passed none.
+    """
     stays = [(place, *stay) for place, units in enumerate(fleet.stays) for stay in units]
     code = scores.units.get_indexer([name for _, name, _, _ in stays])
     place, since, until = np.array([(place, since, until) for place, _, since, until in stays], dtype=np.int64).T
     risks = np.full((len(scores), len(fleet.nodes)), np.nan)
     for number, reading in enumerate(scores):
         here = (since <= reading.at) & (reading.at < until) & (code >= 0)
-        risk = reading.risk[code[here]]
+        risk = risk_after_pass(np.minimum(reading.risk[code[here]], 1 - 1e-12), found)
         known, of = ~np.isnan(risk), place[here]
-        total = np.bincount(of[known], np.log1p(-np.minimum(risk[known], 1 - 1e-12)), len(fleet.nodes))
+        total = np.bincount(of[known], np.log1p(-risk[known]), len(fleet.nodes))
         scored = np.bincount(of[known], minlength=len(fleet.nodes)) > 0
         risks[number, scored] = -np.expm1(total[scored])
     return risks
@@ -103,62 +116,79 @@ def idle_times(fleet: ReplayedFleet, jobs: Placements, closed: ReplayMarks) -> t
 
 
 def replay_probes(
-    fleet: ReplayedFleet, jobs: Placements, at: list[int], risks: Floats, closed: ReplayMarks, found: Bools,
-    reach: timedelta, config: ProbeConfig, *, guided: bool = True,
+    fleet: ReplayedFleet, jobs: Placements, at: list[int], risks: Floats, passed: Floats, closed: ReplayMarks,
+    found: Bools, reach: timedelta, policy: PolicyConfig,
 ) -> Probes:  # fmt: skip
-    """Probe idle nodes, at the end of their jobs and at each decision.
+    """Probe idle nodes: a round follows each decision, and each minute in which a node becomes idle or a probe ends.
 
-    ``at``: decision times, in milliseconds; ``risks``: as :func:`node_risks` returns them.
+    ``at``: when the scores of each decision are there, in milliseconds; ``risks``, ``passed``: of each node, as
+    :func:`node_risks` returns them, and those after a diagnostic that passed.
     ``closed``: nodes out of service, which are not probed.
     ``found``: failures that a diagnostic finds when they begin within ``reach`` of its end.
-    ``guided``: by risk; else those that rested longest go first.
     """
-    node, since, until = idle_times(fleet, jobs, closed)
-    times = np.array(at, dtype=np.int64)
-    first, last = np.searchsorted(times, since, side="right"), np.searchsorted(times, until, side="left")
-    again = np.repeat(np.arange(len(node)), np.maximum(last - first, 0))
-    later = np.arange(len(again)) - np.repeat(np.cumsum(last - first) - (last - first), last - first) + first[again]
-    when = np.concatenate([since, times[later]])
-    of = np.concatenate([np.arange(len(node)), again])
-    order = np.argsort(when, kind="stable")
-    begins, ends = np.sort(since), np.sort(until)
-    means = np.array([np.nanmean(row) if not np.isnan(row).all() else np.nan for row in risks])
-    names = {item.name: place for place, item in enumerate(fleet.nodes)}
-    takes, within = duration_ms(config.duration), duration_ms(reach)
-    probed: dict[int, int] = {}
+    config = policy.probes
+    takes, within, lowers = duration_ms(config.duration), duration_ms(reach), duration_ms(config.lowers_for)
+    gaps = sorted(zip(*(column.tolist() for column in idle_times(fleet, jobs, closed)), strict=True), key=_since)
+    views = [
+        replace(node, units=tuple(UnitView(f"{unit}") for unit in range(gpus)))
+        for node, gpus in zip(fleet.nodes, fleet.gpus.tolist(), strict=True)
+    ]
+    names = {view.name: place for place, view in enumerate(views)}
+    passed_until = np.zeros(len(views), dtype=np.int64)
+    probed: dict[int, LastRequest] = {}
     shut: dict[int, int] = {}
-    running: list[int] = []
+    running: dict[str, int] = {}
     rows: list[tuple[int, int, int, bool, int]] = []
-    for now, group in groupby(zip(when[order].tolist(), of[order].tolist(), strict=True), key=itemgetter(0)):
-        while running and running[0] <= now:
-            heapq.heappop(running)
+    idle: dict[int, int] = {}  # until when, by node
+    rounds = sorted({*at, *(_next_round(since) for _, since, _ in gaps)})
+    begun = 0
+    while rounds:
+        now = heapq.heappop(rounds)
+        while begun < len(gaps) and gaps[begun][1] <= now:
+            idle[gaps[begun][0]] = gaps[begun][2]
+            begun += 1
+        idle = {place: until for place, until in idle.items() if until > now}
+        running = {name: ends for name, ends in running.items() if ends > now}
         known = bisect_right(at, now) - 1
-        if known < 0 or (guided and np.isnan(means[known])):
+        if known < 0 or np.isnan(risks[known]).all():
             continue
-        closes, nodes = {}, []
-        for _, gap in group:
-            place = int(node[gap])
-            if now >= shut.get(place, 0):
-                closes[place] = int(until[gap])
-                risk = float(risks[known, place])
-                rested = timedelta(milliseconds=now - probed[place]) if place in probed else None
-                nodes.append(IdleNode(fleet.nodes[place].name, None if np.isnan(risk) else risk, rested))
-        idle = int(np.searchsorted(begins, now, side="right") - np.searchsorted(ends, now, side="right"))
-        mean = float(means[known]) if guided else None
-        for name in choose_probes(nodes, running=len(running), idle=idle, mean_risk=mean, config=config):
-            place = names[name]
-            over = min(now + takes, closes[place])
-            preempted, failure = over < now + takes, -1
+        risk = np.where(passed_until > now, passed[known], risks[known])
+        decided_at, expires_at = instant(at[known]), instant(at[known]) + policy.horizon
+        candidates = [
+            Candidate(views[place], float(risk[place]), decided_at, expires_at, _FREE, True, probed.get(place))
+            for place in idle
+            if now >= shut.get(place, 0) and not np.isnan(risk[place])
+        ]
+        signals = Signals(read_at=instant(now), probes=tuple(running))
+        requests, _, _ = requests_of(candidates, float(np.nanmean(risk)), signals, {}, policy, instant(now))
+        for request in requests:
+            place = names[request.node]
+            ends = min(now + takes, idle[place])
+            preempted, failure = ends < now + takes, -1
             if not preempted:
-                ahead = (fleet.failed == place) & (fleet.at > over) & (fleet.at <= over + within) & found
+                ahead = (fleet.failed == place) & (fleet.at > ends) & (fleet.at <= ends + within) & found
                 failure = int(ahead.argmax()) if ahead.any() else -1
             if failure >= 0:
                 shut[place] = int(fleet.until[failure])
-            probed[place] = now
-            heapq.heappush(running, over)
-            rows.append((place, now, over, preempted, failure))
+            elif not preempted:
+                passed_until[place] = ends + lowers
+            probed[place] = LastRequest(instant(now), request.risk, decided_at)
+            running[request.node] = ends
+            heapq.heappush(rounds, _next_round(ends))
+            rows.append((place, now, ends, preempted, failure))
     columns = np.array(rows, dtype=np.int64).reshape(-1, 5).T
     return Probes(columns[0], columns[1], columns[2], columns[3].astype(np.bool_), columns[4])
+
+
+_FREE: Final[Mapping[str, str | None]] = {"probe": None, "checkpoint": None}
+
+
+def _since(gap: tuple[int, int, int]) -> int:
+    return gap[1]
+
+
+def _next_round(at: int) -> int:
+    return -(-at // _MINUTE_MS) * _MINUTE_MS
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,26 +209,44 @@ NO_CHECKPOINTS: Final = Checkpoints(_NONE, _NONE, _NONE.astype(np.float64))
 
 
 def replay_checkpoints(
-    jobs: Placements, at: list[int], risks: Floats, horizon: timedelta, costs: CostBenefitConfig
+    fleet: ReplayedFleet, jobs: Placements, at: list[int], risks: Floats, policy: PolicyConfig
 ) -> Checkpoints:
-    """Ask for a checkpoint where the work since the last one, times the risk until the next one, exceeds its cost."""
+    """Ask jobs on nodes at risk for checkpoints, once at each decision; ``at``, ``risks``: of :func:`replay_probes`."""
     if not jobs.on_request or not len(jobs.job):
         return NO_CHECKPOINTS
-    jobs_of, cost, ahead = int(jobs.job.max()) + 1, duration_ms(costs.checkpoint), duration_ms(horizon)
-    asked = np.full(jobs_of, -(NEVER // 4))
-    rows: list[tuple[Ints, Ints, Floats]] = []
+    cost, jobs_of = duration_ms(policy.cost_benefit.checkpoint), int(jobs.job.max()) + 1
+    last_asked = np.full(jobs_of, -1)
+    remembered: Mapping[str, LastRequest] = {}
+    rows: list[tuple[int, int, float]] = []
     for number, now in enumerate(at):
-        runs = np.flatnonzero((jobs.start <= now) & (jobs.end > now) & (jobs.every > 0))
-        risk = np.nan_to_num(risks[number, jobs.node[runs]])
-        unsaved = jobs.unsaved(runs, now)
-        left = np.minimum((jobs.every[runs] - unsaved) / ahead, 1.0)
-        spared = np.bincount(jobs.job[runs], left * np.log1p(-np.minimum(risk, 1 - 1e-12)), jobs_of)
-        since = np.minimum(unsaved, now - asked[jobs.job[runs]])
-        worth = since * -np.expm1(spared[jobs.job[runs]]) > cost
-        chosen, entry = np.unique(jobs.job[runs[worth]], return_index=True)
-        asked[chosen] = now
-        size = jobs.size[runs[worth][entry]]
-        rows.append((chosen, np.full(len(chosen), now), size * cost / HOUR_MS))
+        runs = np.flatnonzero((jobs.start <= now) & (jobs.end > now) & ~np.isnan(risks[number, jobs.node]))
+        # no more work can be lost than the interval, and no job is at more than the sum of its nodes' risks
+        most = np.bincount(jobs.job[runs], risks[number, jobs.node[runs]], jobs_of)
+        runs = runs[jobs.every[runs] * most[jobs.job[runs]] > cost]
+        views: dict[int, JobView] = {}
+        on_node: defaultdict[int, list[JobView]] = defaultdict(list)
+        sizes: dict[str, tuple[int, float]] = {}
+        for entry, view in zip(runs.tolist(), job_views(jobs, runs, now), strict=True):
+            job, saved_at = int(jobs.job[entry]), view.checkpointed_at
+            if saved_at is not None and last_asked[job] >= 0:
+                saved_at = max(saved_at, instant(int(last_asked[job])))
+            views.setdefault(job, replace(view, checkpointed_at=saved_at))
+            on_node[int(jobs.node[entry])].append(views[job])
+            sizes[view.name] = job, float(jobs.size[entry])
+        decided_at = instant(now)
+        candidates = [
+            Candidate(
+                replace(fleet.nodes[place], jobs=tuple(running)), float(risks[number, place]), decided_at,
+                decided_at + policy.horizon, _FREE, idle=False,
+            )
+            for place, running in on_node.items()
+        ]  # fmt: skip
+        signals = Signals(read_at=decided_at, checkpoints=True)
+        requests, _, remembered = requests_of(candidates, 0.0, signals, remembered, policy, decided_at)
+        for job, size in (sizes[name] for request in requests for name in request.jobs):
+            last_asked[job] = now
+            rows.append((job, now, size * cost / HOUR_MS))
     if not rows:
         return NO_CHECKPOINTS
-    return Checkpoints(*(np.concatenate(parts) for parts in zip(*rows, strict=True)))
+    asked, when, hours = zip(*rows, strict=True)
+    return Checkpoints(np.array(asked, dtype=np.int64), np.array(when, dtype=np.int64), np.array(hours))

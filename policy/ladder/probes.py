@@ -55,34 +55,28 @@ class ProbeConfig:
 class IdleNode:
     """A node without a job that may be probed.
 
-    ``risk``: of the node; None: not known. ``rested``: since its last probe; None: never probed.
+    ``rested``: since its last probe; None: never probed, or its risk has doubled since.
     """
 
     name: str
-    risk: float | None
+    risk: float
     rested: timedelta | None = None
 
 
 def choose_probes(
-    nodes: Iterable[IdleNode], *, running: int, idle: int, mean_risk: float | None, config: ProbeConfig
+    nodes: Iterable[IdleNode], *, running: int, idle: int, mean_risk: float, config: ProbeConfig
 ) -> list[str]:
-    """Return the nodes to probe now, riskiest first.
+    """Return the nodes to probe now, riskiest first; of equal risks, the one that rested longest.
 
     ``running``: probes under way; ``idle``: all idle nodes, those under a probe included.
-    ``mean_risk``: of the fleet. None: risks play no part, and the nodes that rested longest go first.
-
-    A node of which no risk is known is probed at the base rate.
+    ``mean_risk``: of the fleet.
     """
-    due = [node for node in nodes if node.rested is None or node.rested >= config.every]
-    if mean_risk is not None:
-        least = config.min_lift * mean_risk
-        due = [
-            node
-            for node in due
-            if (node.risk is not None and node.risk >= least) or node.rested is None or node.rested >= config.base_every
-        ]
-        due.sort(key=lambda node: (-(node.risk or 0.0), node.name))
-    else:
-        due.sort(key=lambda node: (-(node.rested or timedelta.max).total_seconds(), node.name))
+    least = config.min_lift * mean_risk
+    due = [
+        node
+        for node in nodes
+        if node.rested is None or node.rested >= (config.every if node.risk >= least else config.base_every)
+    ]
+    due.sort(key=lambda node: (-node.risk, node.rested is not None, -(node.rested or timedelta()), node.name))
     room = min(config.max_concurrent, max(1, math.floor(config.max_idle_share * idle))) - running
     return [node.name for node in due[: max(0, room)]]

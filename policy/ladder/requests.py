@@ -1,4 +1,8 @@
-"""Probes and checkpoints of one decision: nodes that stay in service, chosen by what each rung saves and costs."""
+"""Probes and checkpoints of one decision: nodes that stay in service, chosen by what each rung saves and costs.
+
+The controller (:func:`policy.decide.decide`) and the replay (:mod:`evaluation.value.probing`) both call
+:func:`requests_of`.
+"""
 
 from __future__ import annotations
 
@@ -7,19 +11,21 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from typing import TypeVar
 
 from policy.breaker import BreakerState
 from policy.config import PolicyConfig
-from policy.episodes import NEW_EVIDENCE
+from policy.episodes import NEW_EVIDENCE, Floats
 from policy.fleet import JobView, Level, NodeView, Signals, UnitView
 from policy.ladder.cost_benefit import CostBenefitConfig, hours_of
 from policy.ladder.probes import IdleNode, ProbeConfig, choose_probes
-from policy.ladder.rungs import prices
+from policy.ladder.rungs import Price, prices
 from policy.limits import Case, is_blind
 from policy.plan import LastRequest, PolicyState, RungRequest
 from policy.stages import StageState
 
 _HOUR = timedelta(hours=1)
+_Risk = TypeVar("_Risk", float, Floats)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +47,31 @@ class Candidate:
 
 
 def requests_of(
-    cases: list[Case], stages: Mapping[str, StageState], breaker: BreakerState, signals: Signals, state: PolicyState,
+    candidates: Sequence[Candidate], mean_risk: float, signals: Signals, asked: Mapping[str, LastRequest],
     config: PolicyConfig, now: datetime,
 ) -> tuple[list[RungRequest], dict[str, str], Mapping[str, LastRequest]]:  # fmt: skip
-    """Return what is requested of nodes that stay in service, the probes to stop, and what is remembered."""
+    """Return what is requested of nodes that stay in service, the probes to stop, and the requests to remember.
+
+    ``mean_risk``: of the fleet's nodes.
+    ``asked``: the last requests for checkpoints, by ``cluster/job``.
+    """
+    requests: list[RungRequest] = []
+    stopped: dict[str, str] = {}
+    if signals.probes is not None:
+        requests, stopped = probes_of(candidates, mean_risk, signals.probes, config.probes, config.cost_benefit, now)
+    if signals.checkpoints:
+        checkpoints, asked = checkpoints_of(candidates, asked, config.horizon, config.cost_benefit, now)
+        requests += checkpoints
+    return requests, stopped, asked
+
+
+def candidates_of(
+    cases: list[Case], stages: Mapping[str, StageState], breaker: BreakerState, signals: Signals, state: PolicyState,
+    config: PolicyConfig, now: datetime,
+) -> list[Candidate]:  # fmt: skip
+    """Return the nodes of which a risk is known, with what bars a request; none where nothing can be requested."""
     if signals.probes is None and not signals.checkpoints:
-        return [], {}, state.checkpoints
+        return []
     candidates = []
     for case in cases:
         risk, decided_at, node = case.assessment.reading.risk, case.assessment.reading.decided_at, case.node
@@ -66,15 +91,12 @@ def requests_of(
         ends = min(prediction.expires_at for prediction in case.assessment.reading.known.values())
         known = state.nodes.get(node.name)
         candidates.append(Candidate(node, risk, decided_at, ends, bars, idle, known.probed if known else None))
-    requests: list[RungRequest] = []
-    stopped: dict[str, str] = {}
-    checkpoints = state.checkpoints
-    if signals.probes is not None:
-        requests, stopped = probes_of(candidates, signals.probes, config.probes, config.cost_benefit, now)
-    if signals.checkpoints:
-        asks, checkpoints = checkpoints_of(candidates, checkpoints, config.horizon, config.cost_benefit, now)
-        requests += asks
-    return requests, stopped, checkpoints
+    return candidates
+
+
+def mean_risk(candidates: Sequence[Candidate]) -> float:
+    """Return the mean risk of nodes; 0 without any."""
+    return math.fsum(candidate.risk for candidate in candidates) / len(candidates) if candidates else 0.0
 
 
 def _bar(
@@ -101,8 +123,8 @@ def _bar(
 
 
 def probes_of(
-    candidates: Sequence[Candidate], running: Iterable[str], config: ProbeConfig, costs: CostBenefitConfig,
-    now: datetime,
+    candidates: Sequence[Candidate], mean_risk: float, running: Iterable[str], config: ProbeConfig,
+    costs: CostBenefitConfig, now: datetime,
 ) -> tuple[list[RungRequest], dict[str, str]]:  # fmt: skip
     """Return the probes to begin, riskiest first, and those of ``running`` to stop, each with the reason.
 
@@ -112,29 +134,29 @@ def probes_of(
     known = {candidate.node.name: candidate for candidate in candidates}
     running = set(running)
     stopped = {name: why for name in sorted(running) if (why := _why_stopped(known.get(name))) is not None}
-    if not candidates:
-        return [], stopped
-    mean = math.fsum(candidate.risk for candidate in candidates) / len(candidates)
-    nodes, price_of = [], {}
+    nodes: list[IdleNode] = []
+    price_of: dict[int, Price] = {}
     for candidate in candidates:
-        name, last = candidate.node.name, candidate.probed
+        name, last, units = candidate.node.name, candidate.probed, len(candidate.node.units)
         if candidate.barred["probe"] is not None or not candidate.idle or name in running:
             continue
-        price = price_of[name] = prices(len(candidate.node.units), hours_of((), costs, now), costs, config)["probe"]
-        if price.break_even is None or candidate.risk < price.break_even:
+        if units not in price_of:
+            price_of[units] = prices(units, hours_of((), costs, now), costs, config)["probe"]
+        even = price_of[units].break_even
+        if even is None or candidate.risk < even:
             continue
         rested = None if last is None or last.at == now else now - last.at
-        at_risk = candidate.risk >= config.min_lift * mean
+        at_risk = candidate.risk >= config.min_lift * mean_risk
         if last is not None and at_risk and candidate.risk >= NEW_EVIDENCE * last.risk:
             rested = None
         nodes.append(IdleNode(name, candidate.risk, rested))
     idle = sum(candidate.idle for candidate in candidates)
-    chosen = choose_probes(nodes, running=len(running), idle=idle, mean_risk=mean, config=config)
+    chosen = choose_probes(nodes, running=len(running), idle=idle, mean_risk=mean_risk, config=config)
     requests = []
     for name in chosen:
-        candidate, price = known[name], price_of[name]
-        risk = candidate.risk
-        why = f"idle at a risk of {risk:.1%}, {risk / mean:.1f} times the fleet's mean" if mean else "idle"
+        candidate, risk = known[name], known[name].risk
+        price = price_of[len(candidate.node.units)]
+        why = f"idle at a risk of {risk:.1%}, {risk / mean_risk:.1f} times the fleet's mean" if mean_risk else "idle"
         saves = risk * price.saved - (1 - risk) * price.unneeded
         requests.append(RungRequest("probe", name, risk, candidate.expires_at, saves, price.unneeded, (why,)))
     return requests, stopped
@@ -214,6 +236,11 @@ def _is_new(last: LastRequest | None, candidate: Candidate, horizon: timedelta, 
     return candidate.risk >= NEW_EVIDENCE * last.risk or now >= last.at + horizon
 
 
+def risk_after_pass(risk: _Risk, found: float) -> _Risk:
+    """Return the risk of a unit after a diagnostic that finds a share of the failures to come has passed."""
+    return risk * (1 - found) / (1 - risk * found)
+
+
 def after_probes(node: NodeView, config: ProbeConfig, now: datetime) -> NodeView:
     """Return a node with the risks of units that lately passed a probe lowered by the share that a probe finds."""
     if all(unit.probed_at is None for unit in node.units):
@@ -225,7 +252,6 @@ def _after_probe(unit: UnitView, config: ProbeConfig, now: datetime) -> UnitView
     score, passed_at = unit.score, unit.probed_at
     if score is None or score.risk is None or passed_at is None or not passed_at <= now < passed_at + config.lowers_for:
         return unit
-    found = config.mean_found
-    risk = score.risk * (1 - found) / (1 - score.risk * found)
+    risk = risk_after_pass(score.risk, config.mean_found)
     why = f"it passed a probe at {passed_at:%Y-%m-%d %H:%M} UTC, before that {score.risk:.1%}"
     return replace(unit, score=replace(score, risk=risk, reasons=(*score.reasons, why)))

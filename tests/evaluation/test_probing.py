@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import replace
 from datetime import timedelta
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import settings as settings_of_hypothesis
+from hypothesis import strategies as st
 
 from evaluation.value.controller_replay import ReplayedFleet
 from evaluation.value.gpu_hours import Extras, count_outcome, net_of
 from evaluation.value.load import HOUR_MS, Placements
 from evaluation.value.marks import NOBODY, ReplayMarks
-from evaluation.value.probing import Checkpoints, findable, idle_times, replay_checkpoints, replay_probes
+from evaluation.value.probing import Checkpoints, Probes, findable, idle_times, replay_checkpoints, replay_probes
+from evaluation.value.readings import instant
 from features.times import NEVER
-from policy.fleet import NodeView
+from policy.config import PolicyConfig
+from policy.decide import decide
+from policy.fleet import JobView, NodeView, Score, Signals, UnitView
 from policy.ladder.cost_benefit import CostBenefitConfig
 from policy.ladder.probes import ProbeConfig
+from policy.ladder.rungs import RUNGS
+from policy.plan import PolicyState
+from policy.stages import StagesConfig
 
 H, HOUR = HOUR_MS, timedelta(hours=1)
 COSTS = CostBenefitConfig()
@@ -43,15 +53,19 @@ def jobs(*rows: tuple[int, float, float]) -> Placements:
 
 AT = [k * 6 * H for k in range(17)]
 BUSY = jobs((0, 0, 20), (0, 20.1, 60), (1, 0, 100), (2, 0, 50))
-ALL = ProbeConfig(max_idle_share=1.0)
+ALL = ProbeConfig(max_idle_share=1.0, lowers_for=timedelta(minutes=1))
+
+
+def settings(probes: ProbeConfig = ALL) -> PolicyConfig:
+    return PolicyConfig(rungs=RUNGS, horizon=24 * HOUR, cost_benefit=COSTS, probes=probes)
 
 
 def probed(
-    where: ReplayedFleet, risk: tuple[float, float, float] = (0.2, 0.1, 0.1), closed: ReplayMarks = NOBODY, **how
-):
-    risks = np.tile(np.array(risk), (len(AT), 1))
-    found = np.ones(len(where.at), dtype=bool)
-    return replay_probes(where, BUSY, AT, risks, closed, found, 72 * HOUR, how.pop("config", ALL), **how)
+    where: ReplayedFleet, risk: tuple[float, float, float] = (0.2, 0.1, 0.1), closed: ReplayMarks = NOBODY,
+    found: bool = True, reach: int = 72, config: ProbeConfig = ALL,
+) -> Probes:  # fmt: skip
+    risks, can_be_found = np.tile(np.array(risk), (len(AT), 1)), np.full(len(where.at), found)
+    return replay_probes(where, BUSY, AT, risks, risks, closed, can_be_found, reach * HOUR, settings(config))
 
 
 def test_a_node_is_idle_while_it_has_no_job_is_not_down_and_not_out_of_service():
@@ -86,10 +100,9 @@ def test_a_probe_finds_a_failure_that_begins_within_reach_and_the_node_goes_to_a
 
 @pytest.mark.parametrize(("reach", "findable_one", "found"), [(72, True, True), (24, True, False), (72, False, False)])
 def test_a_failure_is_found_if_a_diagnostic_can_and_it_begins_within_reach(reach, findable_one, found):
-    once = ProbeConfig(max_idle_share=1.0, every=timedelta(days=9), base_every=timedelta(days=9))
-    risks = np.tile(np.array([0.1, 0.1, 0.3]), (len(AT), 1))
+    once = replace(ALL, every=timedelta(days=9), base_every=timedelta(days=9))
     where = fleet((2, 80.0, 94.0))  # 30 hours after the only probe
-    probes = replay_probes(where, BUSY, AT, risks, NOBODY, np.array([findable_one]), reach * HOUR, once)
+    probes = probed(where, (0.1, 0.1, 0.3), found=findable_one, reach=reach, config=once)
     assert (probes.failure == 0).any() == found
 
 
@@ -109,12 +122,84 @@ def test_a_larger_share_finds_what_a_smaller_one_does_and_more():
 def test_a_checkpoint_is_asked_for_where_work_times_risk_exceeds_its_cost_and_spares_that_work():
     long = replace(jobs((0, 0, 100)), every=np.array([48 * H]))
     where, risks = fleet((0, 13.0, 20.0)), np.tile(np.array([0.9, 0, 0]), (len(AT), 1))
-    asked = replay_checkpoints(long, AT, risks, 24 * HOUR, COSTS)
-    assert 12 * H in asked.at
+    rare = PolicyConfig(rungs=RUNGS, horizon=24 * HOUR, cost_benefit=replace(COSTS, checkpoint_every=48 * HOUR))
+    asked = replay_checkpoints(where, long, AT, risks, rare)
+    assert (asked.at / H).tolist() == [6, 30, 54, 78], "again after the horizon, for the risk has not doubled"
     nobody, acted = (
         count_outcome(where, [long], NOBODY, COSTS, reach=72 * HOUR, extras=[Extras(checkpoints=checkpoints)])
         for checkpoints in (Checkpoints(asked.job[:0], asked.at[:0], asked.hours[:0]), asked)
     )
-    assert nobody.hit.sum() - acted.hit.sum() == pytest.approx(8 * 12), "one hour is lost, not 13"
+    assert nobody.hit.sum() - acted.hit.sum() == pytest.approx(8 * 6), "7 hours are lost, not 13"
     assert acted.spent.sum() == pytest.approx(asked.hours.sum())
-    assert not len(replay_checkpoints(replace(long, on_request=False), AT, risks, 24 * HOUR, COSTS).at)
+    assert not len(replay_checkpoints(where, replace(long, on_request=False), AT, risks, rare).at)
+
+
+def test_a_gang_is_asked_for_one_checkpoint_by_the_risks_of_all_its_nodes():
+    both = replace(jobs((0, 0, 100), (1, 0, 100)), every=np.full(2, 48 * H), job=np.zeros(2, dtype=np.int64))
+    both, rare = replace(both, size=np.full(2, 16.0)), replace(COSTS, checkpoint_every=48 * HOUR)
+    policy = PolicyConfig(rungs=RUNGS, horizon=24 * HOUR, cost_benefit=rare)
+    one, two = (
+        replay_checkpoints(fleet(), both, AT, np.tile(np.array(risk), (len(AT), 1)), policy)
+        for risk in ((0.013, 0, 0), (0.013, 0.013, 0))
+    )
+    assert (one.at[0], two.at[0]) == (12 * H, 6 * H)
+    assert two.hours[0] == pytest.approx(16 / 12)
+
+
+@settings_of_hypothesis(max_examples=12, deadline=None)
+@given(
+    st.lists(st.tuples(st.floats(0, 0.2), st.floats(0, 0.2), st.floats(0, 0.2)), min_size=17, max_size=17),
+    st.sampled_from([None, 50.0, 70.0]), st.integers(1, 2),
+)  # fmt: skip
+def test_the_replay_probes_what_the_controller_would_request(drawn, fails, most):
+    """The oracle is a controller that goes round each minute in which anything changes."""
+    probes = ProbeConfig(max_idle_share=1.0, max_concurrent=most)
+    where, risks = fleet(*([] if fails is None else [(2, fails, fails + 20)])), np.array(drawn)
+    share = probes.mean_found
+    policy = replace(settings(probes), stages=StagesConfig(pinned={"c/g": "soft"}))
+    passed = risks * (1 - share) / (1 - risks * share)
+    found = np.ones(len(where.at), dtype=bool)
+    replayed = replay_probes(where, BUSY, AT, risks, passed, NOBODY, found, 72 * HOUR, policy)
+
+    state, expected, running, passes = PolicyState(), [], {}, {}
+    shut: dict[str, int] = {}
+    minute = H // 60
+    busy, down = (
+        [("abc"[node], since, until) for node, since, until in zip(*(one.tolist() for one in columns), strict=True)]
+        for columns in ((BUSY.node, BUSY.start, BUSY.end), (where.failed, where.at, where.until))
+    )
+    turns = {*AT, *(end for *_, end in busy), *(until for *_, until in down)}
+    while turns:
+        now = min(turns)
+        turns -= {now}
+        if now >= where.end:
+            continue
+        running = {name: ends for name, ends in running.items() if ends > now}
+        row, newest = risks[bisect_right(AT, now) - 1], instant(AT[bisect_right(AT, now) - 1])
+        works = {name for name, since, until in busy if since <= now < until}
+        lost = {name for name, since, until in down if since <= now < until or shut.get(name, 0) > now}
+        fleet_now = [
+            NodeView(
+                name, "c", "g", down=name in lost, jobs=(JobView("j", 8),) if name in works | lost else (),
+                units=(UnitView(f"{name}-0", Score(row[at], newest, newest + 24 * HOUR), probed_at=passes.get(name)),),
+            )
+            for at, name in enumerate("abc")
+        ]  # fmt: skip
+        signals = Signals(read_at=instant(now), model_fitted_at=instant(now), probes=tuple(running))
+        plan = decide(fleet_now, state, signals, policy, instant(now))
+        state = plan.state
+        for request in plan.requests:
+            closes = min(
+                (since for name, since, _ in (*busy, *down) if name == request.node and since > now), default=where.end
+            )
+            ends = min(now + H // 4, closes)
+            running[request.node] = ends
+            turns.add(-(-ends // minute) * minute)
+            expected.append(("abc".index(request.node), now))
+            if ends == now + H // 4:
+                sick = [until for name, at, until in down if name == request.node and ends < at <= ends + 72 * H]
+                if sick:
+                    shut[request.node] = sick[0]
+                else:
+                    passes[request.node] = instant(ends)
+    assert sorted(zip(replayed.node.tolist(), replayed.begin.tolist(), strict=True)) == sorted(expected)

@@ -23,7 +23,7 @@ demo: $(VENV)/.runtime  ## a simulated cluster at work, at an address that it pr
 	$(BIN)/predrain demo
 
 screenshots: $(VENV)/.dev  ## the pictures of README and docs, of the demo in Chromium: docs/images
-	$(BIN)/python benchmarks/screenshots.py
+	$(BIN)/python tests/screenshots.py
 
 results: $(VENV)/.sequence  ## what may be claimed, on 16 simulated fleets: benchmarks/results/fleets.md; two hours, resumable
 	$(BIN)/python benchmarks/results.py

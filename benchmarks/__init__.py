@@ -1,1 +1,1 @@
-"""Figures that the README and docs quote, each as a command that measures it."""
+"""Commands that measure the figures of README and docs; ``shared`` has their helpers."""

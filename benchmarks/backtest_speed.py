@@ -25,8 +25,8 @@ if str(ROOT) not in sys.path:  # run as a file, this folder's parent is not on t
 import numpy as np
 import pandas as pd
 
-from benchmarks.generated import FAILURES, NODE, START, events_of
-from benchmarks.own_process import peak_mb, told_by
+from benchmarks.shared.generated import FAILURES, NODE, START, events_of
+from benchmarks.shared.processes import peak_mb, run_json
 from features.matrix.matrix import FeatureMatrix
 from pipeline.matrix_stage import make_matrix
 from pipeline.params import load_params
@@ -96,13 +96,13 @@ def main() -> None:
         else:
             simulate(dataset, gpus=GPUS // part, days=DAYS, seed=SEED, scenario="base")
         make_matrix(dataset, load_params(files), matrix)
-        first = told_by(__file__, "--replay", matrix, out, *files)
-        again = told_by(__file__, "--replay", matrix, out, *files)
+        first = run_json(__file__, "--replay", matrix, out, *files)
+        again = run_json(__file__, "--replay", matrix, out, *files)
         rows = len(pd.read_parquet(out / "predictions.parquet", columns=["fold"]))
         print(f"{rows:,} rows: {first['seconds']:.0f} s, {first['peak']:,.0f} MB; again {again['seconds']:.0f} s")
         ratio = None
         if not args.whole:
-            other = told_by(__file__, "--full", "--replay", matrix, full, *files)
+            other = run_json(__file__, "--full", "--replay", matrix, full, *files)
             if (out / "predictions.parquet").read_bytes() != (full / "predictions.parquet").read_bytes():
                 sys.exit("--full predicts something else: nothing is measured")
             ratio = round(other["seconds"] / first["seconds"], 2)

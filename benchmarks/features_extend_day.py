@@ -31,8 +31,8 @@ if str(ROOT) not in sys.path:  # run as a file, this folder's parent is not on t
 
 import pandas as pd
 
-from benchmarks.compiling import tell_compiling
-from benchmarks.own_process import peak_mb, told_by
+from benchmarks.shared.compiling import print_compile_time
+from benchmarks.shared.processes import peak_mb, run_json
 from features.config import GROUPS, FeatureSection
 from foundation.durations import parse_duration
 from pipeline.matrix_stage import make_matrix
@@ -127,7 +127,7 @@ def main() -> None:
         build(args.build, args.out, args.small, args.windows)
         return
     gpus = 128 if args.quick else args.gpus
-    tell_compiling(("telemetry",) if args.windows else GROUPS)
+    print_compile_time(("telemetry",) if args.windows else GROUPS)
     with tempfile.TemporaryDirectory() as name:
         folder = args.work or Path(name)
         shorter, longer = simulated(folder, gpus, DAYS)
@@ -135,7 +135,7 @@ def main() -> None:
         options = ["--small", *small, "--windows", *args.windows]
 
         def built(dataset: Path, out: Path) -> dict[str, float]:
-            return told_by(__file__, "--build", dataset, "--out", out, *options)
+            return run_json(__file__, "--build", dataset, "--out", out, *options)
 
         def extended(number: int) -> dict[str, float]:
             out = folder / f"extended-{number}"

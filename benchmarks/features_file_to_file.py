@@ -28,10 +28,10 @@ if str(ROOT) not in sys.path:  # run as a file, this folder's parent is not on t
 import numpy as np
 import pandas as pd
 
-from benchmarks.compiling import tell_compiling
-from benchmarks.generated import channels_of, generate
-from benchmarks.own_process import peak_mb, told_by
 from benchmarks.peers.task import STATISTICS, Task, hours
+from benchmarks.shared.compiling import print_compile_time
+from benchmarks.shared.generated import channels_of, generate
+from benchmarks.shared.processes import peak_mb, run_json
 from features.config import DecisionSection, FeatureSection, LabelSection
 from features.matrix.building import build_matrix
 from features.matrix.matrix import FeatureMatrix
@@ -99,7 +99,7 @@ def run_one(who: str, dataset: Dataset, out: Path) -> None:
 
 def side(who: str, dataset: Path, out: Path) -> dict[str, float]:
     """Run one side in a process of its own."""
-    return told_by(__file__, "--one", who, "--dataset", dataset, "--out", out)
+    return run_json(__file__, "--one", who, "--dataset", dataset, "--out", out)
 
 
 def ours(out: Path, channels: list[str]) -> pd.DataFrame:
@@ -167,7 +167,7 @@ def main() -> None:
     if args.one:
         run_one(args.one, Dataset.open(args.dataset), args.out)
         return
-    tell_compiling(("telemetry",))
+    print_compile_time(("telemetry",))
     with tempfile.TemporaryDirectory() as name:
         took, samples = run_sides(Path(name), gpus=16 if args.quick else 116, days=120)
     print(f"{samples:,} samples, {CHANNELS} channels x {len(WINDOWS)} windows x {len(STATISTICS)} statistics")

@@ -35,9 +35,9 @@ import numpy.typing as npt
 import pandas as pd
 from numba import njit
 
-from benchmarks.compiling import tell_compiling
-from benchmarks.generated import FAILURES, channels_of, generate
-from benchmarks.own_process import peak_mb, told_by
+from benchmarks.shared.compiling import print_compile_time
+from benchmarks.shared.generated import FAILURES, channels_of, generate
+from benchmarks.shared.processes import peak_mb, run_json
 from features.config import GROUPS, FeatureSection
 from features.matrix.building import build_matrix
 from features.matrix.matrix import FeatureMatrix
@@ -212,8 +212,8 @@ def main() -> None:
         samples = dataset.meta.counts["samples"]
         shutil.rmtree(folder / "matrix", ignore_errors=True)  # or nothing would be built
         everything = ["--all"] if args.all or args.whole else []
-        tell_compiling(GROUPS if everything else ("telemetry",))
-        took = told_by(__file__, "--build", place, "--out", folder / "matrix", *everything)
+        print_compile_time(GROUPS if everything else ("telemetry",))
+        took = run_json(__file__, "--build", place, "--out", folder / "matrix", *everything)
         check_rows(dataset, FeatureMatrix.open(folder / "matrix"))
         read, copied = reading(dataset), copying()
     held = samples * (len(dataset.meta.channels) * 8 + 8)

@@ -23,7 +23,7 @@ import numpy as np
 
 if __name__ == "__main__":  # run as a file, the top of the repository is not on the path
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from benchmarks.own_process import asked_once, free_port
+from benchmarks.shared.processes import free_port, get_once
 from policy.risk_record import ModelName, RiskRecord
 from policy.tiers import Tier
 from serving.scores.writing import ScoresFolder, write_decision
@@ -50,7 +50,7 @@ def main() -> None:
             process = subprocess.Popen(command, cwd=folder, stdout=log, stderr=log)
         try:
             ends = time.monotonic() + 60
-            while asked_once(port, "/v1/nodes/n7")[0] != 200:
+            while get_once(port, "/v1/nodes/n7")[0] != 200:
                 if process.poll() is not None or time.monotonic() > ends:
                     sys.exit((folder / "log").read_text()[-3000:])
                 time.sleep(0.1)

@@ -29,7 +29,7 @@ import pyarrow.dataset as ds
 
 if __name__ == "__main__":  # run as a file, the top of the repository is not on the path
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from benchmarks.own_process import asked_once, free_port
+from benchmarks.shared.processes import free_port, get_once
 
 GPUS: Final = 600
 START: Final = datetime(2026, 1, 1, tzinfo=UTC)
@@ -104,7 +104,7 @@ def serving(every_s: int) -> Iterator[int]:
     port = free_port()
     server = subprocess.Popen([sys.executable, __file__, "--serve", str(port), "--every", str(every_s)])
     try:
-        while asked_once(port, "/")[0] == 0:
+        while get_once(port, "/")[0] == 0:
             pass
         yield port
     finally:

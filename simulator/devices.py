@@ -8,8 +8,8 @@ import numpy as np
 
 from simulator.fleet import SimulatedNode
 from simulator.hazards import Chain, Phase
-from simulator.parameters import Parameters
 from simulator.randomness import FloatArray, Purpose, generator
+from simulator.scenarios.parameters import Parameters
 
 
 class Effect(IntEnum):

@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simulator.fleet import DAY, SimulatedTime
-from simulator.parameters import HOURS_PER_YEAR, HeterogeneityParameters, Mechanism, Parameters
 from simulator.randomness import FloatArray
+from simulator.scenarios.parameters import HOURS_PER_YEAR, HeterogeneityParameters, Mechanism, Parameters
 
 LOG_GRID = 0.02
 """Multipliers lie on a grid of this step in logarithm: few distinct values, so that true risks are exact and cheap."""

@@ -11,11 +11,11 @@ from simulator.devices import device_traits
 from simulator.fleet import NEVER, SimulatedNode, SimulatedTime, build_fleet, gpu_name
 from simulator.hazards import Chain, build_chain, epidemic_by_day
 from simulator.lives import DOWN, Laws, Lives, live, make_laws
-from simulator.parameters import Parameters
 from simulator.randomness import Purpose, generator
 from simulator.records import Records, write_records
 from simulator.samples import Device, sample_range
-from simulator.scenarios import Scenario
+from simulator.scenarios.named import Scenario
+from simulator.scenarios.parameters import Parameters
 from simulator.workload import OUTCOMES, Jobs, node_series, schedule
 
 Traits = dict[tuple[int, int], tuple[NDArray[np.float64], list[str]]]

@@ -17,7 +17,7 @@ from simulator.devices import signatures
 from simulator.fleet import SimulatedTime
 from simulator.run import Simulation, node_devices, run_fleet
 from simulator.samples import channels, sample_table
-from simulator.scenarios import SCENARIOS, Scenario
+from simulator.scenarios.named import SCENARIOS, Scenario
 from simulator.tables import events_frame, inventory_frame, jobs_frame
 from simulator.truth import counted, failures_frame, write_truth
 from telemetry.dataset.runs import choose_runs
@@ -49,7 +49,7 @@ def simulate(
 ) -> dict[str, Any]:
     """Simulate a fleet and write it as a dataset; the same arguments give the same bytes, with any number of threads.
 
-    ``scenario``: one of :data:`simulator.scenarios.SCENARIOS`, or one of the caller's own.
+    ``scenario``: one of :data:`simulator.scenarios.named.SCENARIOS`, or a custom one.
     ``truth``: default a sibling ``OUT-truth``; never inside ``out``.
     ``acceleration``: factor on every rate of failing, degrading and recoverable hardware errors.
     ``step``: divides a day. ``start``: 00:00 UTC of a day.

@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from models.learners.prior import load_prior
 from predrain.command import app
-from simulator.random_fleets import draw_fleet
+from simulator.scenarios.drawn import draw_fleet
 
 
 def run(*arguments: object):

@@ -6,7 +6,7 @@ import pytest
 from simulator.fleet import DAY
 from simulator.hazards import FailureCause, multiplier_index
 from simulator.run import Simulation, node_devices
-from simulator.scenarios import SCENARIOS
+from simulator.scenarios.named import SCENARIOS
 from tests.simulator.conftest import failure_rows
 
 Fleet = Callable[..., Simulation]

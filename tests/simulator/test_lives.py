@@ -5,7 +5,7 @@ import pytest
 
 from simulator.hazards import PRECURSOR, FailureCause, mean_multiplier
 from simulator.run import Simulation
-from simulator.scenarios import SCENARIOS
+from simulator.scenarios.named import SCENARIOS
 from tests.simulator.conftest import failure_rows, gpu_years
 
 Fleet = Callable[..., Simulation]

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from simulator.random_fleets import STEPS, draw_fleet
+from simulator.scenarios.drawn import STEPS, draw_fleet
 
 
 def test_a_fleet_depends_on_its_seed_and_number_only():

@@ -7,7 +7,7 @@ import shutil
 
 import pytest
 
-from benchmarks.screenshots import demo, drained
+from tests.screenshots import demo, drained
 
 pytestmark = pytest.mark.system
 

@@ -1,4 +1,4 @@
-"""The pictures of README and docs: the pages of ``predrain demo`` in Chromium, once failures were spared.
+"""Screenshots for README and docs: pages of ``predrain demo`` in Chromium, after it prevented failures.
 
 ``make screenshots`` writes docs/images/{fleet,node,ledger}{,-phone}.png.
 """

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Literal
 
-from simulator.parameters import Parameters
+from simulator.scenarios.parameters import Parameters
 
 Drift = Literal["counters", "workload", "epidemic", "health_check"]
 

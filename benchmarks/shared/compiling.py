@@ -10,27 +10,27 @@ from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 if str(ROOT) not in sys.path:  # run as a file, this folder's parent is not on the path
     sys.path.insert(0, str(ROOT))
 
-from benchmarks.generated import channels_of, generate
-from benchmarks.own_process import told_by
+from benchmarks.shared.generated import channels_of, generate
+from benchmarks.shared.processes import run_json
 from features.matrix.building import build_matrix
 from pipeline.params import load_params
 
 LONG = timedelta(hours=72)
 
 
-def tell_compiling(groups: Sequence[str]) -> None:
+def print_compile_time(groups: Sequence[str]) -> None:
     """Print what the kernels of feature groups take to compile, and leave them compiled for whatever is timed next.
 
     It is what the first of two builds of a tiny fleet takes more than the second, in seconds of the processor, each in
     a process of its own, with a cache that was empty before.
     """
     with tempfile.TemporaryDirectory() as cache:
-        cold, warm = (told_by(__file__, *groups, compiled=Path(cache))["cpu"] for _ in range(2))
-    told_by(__file__, *groups)
+        cold, warm = (run_json(__file__, *groups, compiled=Path(cache))["cpu"] for _ in range(2))
+    run_json(__file__, *groups)
     print(f"compiling the kernels, once a machine and in none of these times: {cold - warm:.1f} s of CPU")
 
 

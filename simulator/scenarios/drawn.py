@@ -1,6 +1,6 @@
-"""Fleets whose parameters are drawn at random, so that what is learned from many of them holds for more than one.
+"""Fleets with random parameters, for priors that generalize to more than one fleet.
 
-Ranges are wide on purpose: each lies around the value of ``base``, and no fleet is meant to be a real one.
+Ranges are wide on purpose: each contains the value of ``base``, and no fleet models a real one.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from simulator.parameters import Mechanism, Parameters
 from simulator.samples import channels
-from simulator.scenarios import Drift, Scenario
+from simulator.scenarios.named import Drift, Scenario
+from simulator.scenarios.parameters import Mechanism, Parameters
 
 FACTORS: dict[str, tuple[tuple[float, float], tuple[str, ...]]] = {
     "hazards": ((0.3, 3.0), ("weak_mean_h", "mild_mean_h", "advanced_mean_h", "recurrence_median_h")),
@@ -35,8 +35,7 @@ FACTORS: dict[str, tuple[tuple[float, float], tuple[str, ...]]] = {
     ),
     "workload": ((0.4, 2.5), ("training_hours", "serving_hours", "idle_hours")),
 }
-"""By section of :class:`simulator.parameters.Parameters`: the range of a factor, even on the scale of logarithms, and
-the parameters that it is drawn for, each by itself."""
+"""By section of :class:`Parameters`: the range of a log-uniform factor, and the parameters that each get a factor."""
 
 VALUES: dict[str, dict[str, tuple[float, float]]] = {
     "hazards": {
@@ -63,18 +62,18 @@ VALUES: dict[str, dict[str, tuple[float, float]]] = {
 """By section: the range of a value, drawn evenly."""
 
 STEPS = tuple(timedelta(minutes=minutes) for minutes in (10, 15, 30))
-"""Cadences; each divides an hour, as windows ask for."""
+"""Cadences; each divides an hour, as windows require."""
 
 _DRIFTS: tuple[Drift, ...] = ("counters", "workload", "epidemic", "health_check")
 
 
 @dataclass(frozen=True, slots=True)
 class DrawnFleet:
-    """One fleet that was drawn.
+    """A random fleet.
 
     ``silent``: share of failures without a precursor.
-    ``seed``: of its simulation.
-    ``hidden``: channels that it does not report.
+    ``seed``: seed of the simulation.
+    ``hidden``: channels that the fleet does not report.
     """
 
     scenario: Scenario
@@ -86,17 +85,17 @@ class DrawnFleet:
 
 
 def draw_fleet(seed: int, number: int) -> DrawnFleet:
-    """Draw one fleet; depends on seed and number only, not on how many there are."""
+    """Draw one fleet; it depends on the seed and the number only, not on the number of fleets."""
     dice = np.random.Generator(np.random.Philox(key=[seed, number]))
     base = Parameters()
     fleet = {name: float(dice.uniform(*bounds)) for name, bounds in VALUES["fleet"].items()}
     changed: dict[str, Any] = {}
     for section, ((low, high), names) in FACTORS.items():
-        held = getattr(base, section)
+        values = getattr(base, section)
         factors = np.exp(dice.uniform(np.log(low), np.log(high), size=len(names))).tolist()
-        drawn = {name: getattr(held, name) * factor for name, factor in zip(names, factors, strict=True)}
+        drawn = {name: getattr(values, name) * factor for name, factor in zip(names, factors, strict=True)}
         drawn |= {name: float(dice.uniform(*bounds)) for name, bounds in VALUES.get(section, {}).items()}
-        changed[section] = replace(held, **drawn)
+        changed[section] = replace(values, **drawn)
     low, high = VALUES["fleet"]["mechanism"]
     mechanisms = tuple(
         _mechanism(mechanism, float(dice.uniform(low, high)), fleet["silent"], fleet["strong"])
@@ -118,7 +117,7 @@ def draw_fleet(seed: int, number: int) -> DrawnFleet:
 
 
 def _mechanism(mechanism: Mechanism, rate: float, silent: float, strong: float) -> Mechanism:
-    """Scale the shares with a precursor, so that they add up to what is not silent; none stays none."""
+    """Scale the shares with a precursor, so that they add up to the share with a precursor; zero shares stay zero."""
     shares = np.array([mechanism.weak * (1 - strong), mechanism.strong * strong, mechanism.structural / 2])
     if shares.sum() == 0:
         return replace(mechanism, rate=mechanism.rate * rate)

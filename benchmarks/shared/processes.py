@@ -1,4 +1,4 @@
-"""A part of a benchmark in a process of its own, so that its memory and loads are its own; and free ports."""
+"""Run a part of a benchmark in a separate process, to measure its memory; free ports."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from pathlib import Path
 
 
 def peak_mb() -> float:
-    """Return the most memory that this program has held, in MB of 2**20 bytes; not what the one that began it held."""
+    """Return the peak memory of this process in MiB; the parent process does not count."""
     status = Path("/proc/self/status").read_text(encoding="utf-8")
     return int(status.partition("VmHWM:")[2].split()[0]) / 1024
 
 
-def told_by(script: str, *arguments: object, compiled: Path | None = None) -> dict[str, float]:
-    """Run a benchmark's file anew with other arguments, and give the JSON object that it prints last.
+def run_json(script: str, *arguments: object, compiled: Path | None = None) -> dict[str, float]:
+    """Run a benchmark file with other arguments; return the JSON object on its last line.
 
-    Compiled code is kept in the folder ``compiled``; default: where this process keeps it.
+    ``compiled``: folder for compiled kernels; default: the one of this process.
 
-    Raises ``SystemExit`` if it fails, with what it wrote on stderr.
+    Raises ``SystemExit`` with the standard error if the process fails.
     """
     command = [sys.executable, script, *map(str, arguments)]
     env = {**os.environ, "NUMBA_CACHE_DIR": str(compiled)} if compiled else None
@@ -34,14 +34,14 @@ def told_by(script: str, *arguments: object, compiled: Path | None = None) -> di
 
 
 def free_port() -> int:
-    """Give a port that nobody listens on."""
+    """Return a free port."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
-def asked_once(port: int, path: str) -> tuple[int, bytes]:
-    """Give the status and the body of one request; status 0 where nobody answers."""
+def get_once(port: int, path: str) -> tuple[int, bytes]:
+    """Send one GET request; return status and body, or status 0 without an answer."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
     try:
         connection.request("GET", path)

@@ -5,10 +5,10 @@ Debian's sources, see tests/system/build_kubernetes.sh), fills them with nodes o
 controller do its rounds in a process of its own: nodes are listed in each, pods followed by a watch, the switches read
 every 100 ms, each call is recorded in a ledger on disk before and after, and a prediction, a condition, an event, a
 taint and a drain mark are written. The server refuses a write to a node that changed since it was listed. Counted are
-nodes whose taint the server confirmed. Before anything is timed, what stands on a tainted node is compared with what
+nodes whose taint the server confirmed. Before anything is timed, what is on a tainted node is compared with what
 was announced, and what others had put there with what it was.
 
-Beside it, in the same run, stands the official Python client that reads a node and replaces it with a taint more, and
+Next to it, in the same run, is the official Python client that reads a node and replaces it with a taint more, and
 re-validates and records nothing. NVSentinel's figures are those that it published for 1,503 nodes: 2.5 nodes a second,
 0.50 s from the decision to the taint at the 99th percentile.
 """
@@ -79,7 +79,7 @@ class TimedScheduler(KubernetesScheduler):
         self.tainted: dict[str, datetime] = {}
 
     def apply(self, action: Action, precondition: Precondition) -> WriteResult:
-        """Carry an action out, and look at the clock when a taint stands."""
+        """Carry an action out, and record when the taint is set."""
         answer = super().apply(action, precondition)
         if action.verb == "swap" and answer.kind == "done":
             self.tainted[action.node] = self.clock.now()
@@ -165,7 +165,7 @@ def rounds(config: Path, folder: Path, nodes: int, burst: int, singles: int) -> 
         sys.exit("what was written is not what was announced")
     standing = scheduler.api.read("/api/v1/nodes/n0000")
     if standing is None or standing["spec"]["taints"][0] != FOREIGN or len(standing["spec"]["taints"]) != 2:
-        sys.exit("the taint does not stand beside the foreign one")
+        sys.exit("the taint is not next to the foreign one")
 
     def decided(new: set[str]) -> tuple[list[float], float, float]:
         """Decide on further sick nodes; gives each one's seconds from decision to taint; the round's; the CPU's."""
@@ -212,8 +212,8 @@ def replaced(server: KubernetesServer, names: list[str]) -> float:
 
 
 def table(measured: dict[str, float], peer: float, singles: int) -> None:
-    """Print what was measured beside the peers."""
-    at_once, tail = f"{BURST} at once", "99th percentile"
+    """Print what was measured next to the peers."""
+    at_once, tail = f"{BURST} at the same time", "99th percentile"
     rows: list[tuple[str, list[str]]] = [
         ("", ["predrain", "client", "NVSentinel"]),
         (f"nodes tainted a second, {at_once}", [f"{measured['per_s']:.1f}", f"{peer:.1f}", f"{NVSENTINEL_PER_S}"]),

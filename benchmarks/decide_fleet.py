@@ -3,8 +3,8 @@
 Run it alone: ``python benchmarks/decide_fleet.py [--quick]``. A part of the nodes is at risk, others are drained or
 cordoned by somebody; nothing of it is measured but the pure decision (``policy.decide.decide``), in seconds of the
 processor, in rounds of a day that follow one another, each on the state of the round before and with the marks that it
-asked for. Checked before anything is timed: asked again at once, the same decision has nothing more to do, and the
-limits on nodes out of service hold.
+asked for. Checked before anything is timed: repeated immediately, the same decision has nothing more to do, and
+the limits on nodes out of service hold.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def rounds(nodes: int, count: int) -> list[Took]:
 
 
 def check(fleet: Sequence[NodeView], plan: Plan, state: PolicyState, signals: Signals, config: PolicyConfig) -> None:
-    """Decide again on what stands now: there must be nothing left to do, and the limits must hold."""
+    """Decide again on the new state: nothing may be left to do, and the limits must hold."""
     again = decide(fleet, state, signals, config, plan.now)
     if again.actions:
         raise SystemExit(f"asked again, the decision is not empty: {again.actions[0]}")

@@ -1,16 +1,16 @@
-"""What a day more costs: the feature matrix of 120 days of a fleet, extended by a day, beside building it anew.
+"""What a day more costs: the feature matrix of 120 days of a fleet, extended by a day, next to building it again.
 
 A fleet of 2,000 GPUs is simulated for 121 days, with the failures as calibrated, and cut at the end of day 120. The
 matrix of the 120 days is built with the feature groups and windows of params.yaml and extended; that of the 121 days is
-built anew beside it. What is counted is seconds of the processor, in processes of their own, from the dataset to the
+built again next to it. What is counted is seconds of the processor, in processes of their own, from the dataset to the
 matrix; each has built and extended the matrix of a small fleet before, so that modules and compiled kernels are loaded.
-What loading took stands in a column of its own: a process that extends one matrix and ends pays it too; compiling, once
+What loading took is in a column of its own: a process that extends one matrix and ends pays it too; compiling, once
 a machine, is told before. A day takes
 about a second, so it is added in several processes, each to a copy of the matrix; the median of their seconds counts.
 
     python benchmarks/features_extend_day.py [--quick] [--gpus N] [--windows 6h 24h 72h] [--work FOLDER]
 
-Checked before anything is told: the extended matrix has the bytes of the one that was built anew.
+Checked before anything is reported: the extended matrix has the bytes of the one that was built again.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ TIMES = 5
 MOST_SHARE = 0.04
 """What a day may cost of the whole."""
 
-AIM = f"{MOST_SHARE:.0%} of building anew at most"
+AIM = f"{MOST_SHARE:.0%} of building again at most"
 
 
 def cut(dataset: Dataset, out: Path, until: datetime) -> None:
@@ -97,7 +97,7 @@ def build(dataset: Path, out: Path, small: list[Path], windows: list[str]) -> No
 
 
 def simulated(folder: Path, gpus: int, days: int) -> tuple[Path, Path]:
-    """Simulate a fleet for so many days and one more, unless it is there; give the shorter dataset and the longer."""
+    """Simulate a fleet for so many days and one more, unless it exists; give the shorter dataset and the longer."""
     longer, shorter = (folder / f"{gpus}-gpus-{length}-days" for length in (days + 1, days))
     if not (shorter / "dataset.json").exists():
         simulate(longer, gpus=gpus, days=days + 1, seed=SEED, scenario="base")
@@ -148,10 +148,10 @@ def main() -> None:
         costs = {
             f"{DAYS} days": first,
             "a day more": days[TIMES // 2],
-            f"{DAYS + 1} days anew": built(longer, folder / "anew"),
+            f"{DAYS + 1} days again": built(longer, folder / "anew"),
         }
         if not all(equal(folder / f"extended-{number}", folder / "anew") for number in range(TIMES)):
-            sys.exit("an extended matrix is not the one that is built anew: nothing is told")
+            sys.exit("an extended matrix is not the one that is built again: nothing is reported")
         samples, columns = Dataset.open(longer).meta.counts["samples"], costs["a day more"]["features"]
     print(f"{samples:,} simulated samples of {gpus:,} GPUs, {columns:,.0f} columns")
     print(f"\n{'':<16}{'wall s':>8}{'CPU s':>8}{'loading':>9}{'peak MB':>9}{'rows':>12}{'off the grid':>14}")
@@ -163,13 +163,13 @@ def main() -> None:
     took = ", ".join(f"{cost['cpu']:.2f}" for cost in days)
     print(f"a day more, {TIMES} times: {took} s of CPU")
     print(f"load of the machine {os.getloadavg()[0]:.1f}")
-    share = costs["a day more"]["cpu"] / costs[f"{DAYS + 1} days anew"]["cpu"]
+    share = costs["a day more"]["cpu"] / costs[f"{DAYS + 1} days again"]["cpu"]
     met = share <= MOST_SHARE
     line = {
         "name": "features_extend_day",
         "value": round(costs["a day more"]["cpu"], 2),
         "unit": f"CPU s for a day more of {gpus:,} GPUs",
-        "peer": "building anew",
+        "peer": "building again",
         "ratio": round(1 / share, 1),
         "limit_share": None,
         "checked": True,

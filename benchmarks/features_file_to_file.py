@@ -1,10 +1,10 @@
-"""Window features from file to file, beside pandas and Polars on the same samples.
+"""Window features from file to file, next to pandas and Polars on the same samples.
 
 Two million generated samples, 10 gauges x 3 windows (1, 3, 7 days) x 5 statistics at a decision every six hours,
 Parquet in, Parquet out. predrain writes more columns than the peers (the change against the window before, the newest
 value). Each side runs twice in a process of its own, and the second run counts (the first also loads libraries and
-compiled code, and is told apart; compiling, once a machine, is done and told before). Nothing is told of a side unless
-it equals the others.
+compiled code, and is distinguished; compiling, once a machine, is done and told before). Nothing is told of a side
+unless it equals the others.
 
     python benchmarks/features_file_to_file.py [--quick]
 """

@@ -2,7 +2,7 @@
 
 By default 21.6 million generated samples of 20 channels (1,250 GPUs, 120 days, every ten minutes), a decision every six
 hours, telemetry windows of 6, 24 and 72 hours. ``--all`` takes the feature groups and windows of params.yaml,
-``--whole`` the paper's size as well: 345 million samples of 20,000 GPUs (some 25 GB of disk). Beside it, on the same
+``--whole`` the paper's size as well: 345 million samples of 20,000 GPUs (some 25 GB of disk). Next to it, on the same
 files: what reading the Parquet files alone takes on as many threads, and how fast memory is copied. Compiling the
 kernels, once a machine, is done and told before. Nothing is told of a build unless the windows of some rows equal their
 plain reading; other groups are held against theirs by tests alone.
@@ -176,7 +176,7 @@ def check_rows(dataset: Dataset, matrix: FeatureMatrix) -> None:
         for column, value in zip(columns, values, strict=True):
             plain = window_oracle.statistic(column, samples, border, reach, window_oracle.BITS)
             if not np.isclose(value, plain, rtol=TOLERANCE, atol=TOLERANCE * 1e-3, equal_nan=True):
-                sys.exit(f"{column.name} of {gpu} at {when} is {value}, plain reading says {plain}: nothing is told")
+                sys.exit(f"{column.name} of {gpu} at {when} is {value}, plain reading says {plain}")
     print(f"equal to their plain reading: {CHECKED_ROWS} rows of {len(columns)} columns")
 
 

@@ -8,12 +8,12 @@ and counted as ``predrain assess`` counts them (``evaluation.value``). Nothing w
 (from 1 on). With ``--job-nodes N`` each job is taken for one node's part of a job on N nodes, which stops as a whole
 and whose other nodes never fail; fleet and failures are the same.
 
-Beside it, on the same fleet: nobody acts; the hard rules alone (all risks taken for 0); a diagnostic of two hours after
-each drain that never finds anything, so that the node comes back at once; one that finds whatever is there or shows
-within three days, the best that could be; ``high`` set by costs instead (``thresholds_from: costs``) with the blind
-diagnostic; and draining each alert at once for a day, without budgets, hysteresis or worth. Checked before anything is
-told: in stage ``shadow`` nothing is marked, and the controller itself (:mod:`predrain.demo.cluster`) drains the
-same nodes as the replay, at the same decisions.
+Next to it, on the same fleet: no action; the hard rules alone (all risks taken for 0); a diagnostic of two hours after
+each drain that never finds anything, so that the node comes back immediately; one that finds whatever is there or
+shows within three days, the best that could be; ``high`` set by costs instead (``thresholds_from: costs``) with the
+blind diagnostic; and draining each alert immediately for a day, without budgets, hysteresis or worth. Checked
+before anything is told: in stage ``shadow`` nothing is marked, and the controller itself (:mod:`predrain.demo.cluster`)
+drains the same nodes as the replay, at the same decisions.
 
 These are results of a simulation: the scenario ``announced`` was made so that most failures announce themselves, and
 the rates are accelerated. They say that the way from a score to an empty node works and what it trades, not what it
@@ -58,7 +58,7 @@ from simulator.simulate import simulate
 from telemetry.dataset.store import Dataset
 
 DELAY: Final = timedelta(minutes=10)
-"""From a decision time until its scores are there."""
+"""From a decision time until its scores exist."""
 
 LASTS: Final = timedelta(hours=12)
 """How long a score holds: two decision intervals."""
@@ -123,7 +123,7 @@ def scored_fleet(
 
 
 def _every_alert(frame: pd.DataFrame, fleet: ReplayedFleet, lasts: timedelta = timedelta(hours=24)) -> ReplayMarks:
-    """Drain each alerted node at once, until a day after its last alert."""
+    """Drain each alerted node immediately, until a day after its last alert."""
     rows = frame[frame["alert"].to_numpy(dtype=bool)]
     node, at = fleet.names.get_indexer(rows["node"].astype("str")), milliseconds(rows["decision_time"])
     spans: list[list[int]] = []
@@ -170,13 +170,13 @@ def measured(scenario: str, seed: int, quick: bool, job_nodes: int = 1) -> dict[
         return Controlled(fleet, scores, scored.events, jobs, policy, RIGHT_WITHIN, diagnostic).marks()
 
     acts = {
-        "nobody acts": NOBODY,
+        "no action": NOBODY,
         "hard rules alone": marks(scored.silent),
         "predrain": marks(scored.scores),
         "and a blind test": marks(scored.scores, "blind"),
         "and a perfect test": marks(scored.scores, "perfect"),
         "high by costs, blind": marks(scored.scores, "blind", by_costs=True),
-        "every alert at once": scored.alerts,
+        "every alert immediately": scored.alerts,
     }
     if len(marks(scored.scores, stage="shadow").node):
         raise SystemExit("in stage shadow nodes were marked")
@@ -208,7 +208,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="one small fleet")
     parser.add_argument("--scenario", nargs="+", default=["announced", "base"], help="scenarios of the simulator")
     parser.add_argument("--seed", type=int, default=1, help="seed of each fleet; development uses seeds from 100 on")
-    parser.add_argument("--job-nodes", type=int, default=1, help="nodes of each job; all but one stand elsewhere")
+    parser.add_argument("--job-nodes", type=int, default=1, help="nodes of each job; all but one are elsewhere")
     args = parser.parse_args()
     if args.job_nodes < 1:
         parser.error(f"--job-nodes is {args.job_nodes}: give 1 or more")
@@ -219,11 +219,11 @@ def main() -> None:
     for scenario in args.scenario[:1] if args.quick else args.scenario:
         for name, count in measured(scenario, args.seed, args.quick, args.job_nodes).items():
             hits[name] = hits.get(name, 0) + round(count.hits)
-    spared = 1 - hits["predrain"] / hits["nobody acts"] if hits["nobody acts"] else 0.0
+    spared = 1 - hits["predrain"] / hits["no action"] if hits["no action"] else 0.0
     report = {
         "name": "jobs_saved",
         "value": round(spared, 3),
-        "unit": f"share of {hits['nobody acts']} jobs hit by failures that are spared (simulated)",
+        "unit": f"share of {hits['no action']} jobs hit by failures that are spared (simulated)",
         "peer": "hard rules alone",
         "ratio": round(hits["hard rules alone"] / hits["predrain"], 2) if hits["predrain"] else None,
         "limit_share": None,

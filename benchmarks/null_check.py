@@ -14,8 +14,8 @@ Five runs of features, training, scoring and evaluation on simulated fleets:
 ``leak shuffled``  ``shuffled`` with such a feature.
 
 At chance means: of no model does precision@K, average precision or ROC-AUC lie above what chance gives by more than
-sampling explains. The intervals resample GPUs; as three measures of a dozen models are looked at, each is judged at a
-twentieth over their number, one-sided. ``--quick`` takes a smaller fleet and fewer trees.
+sampling explains. The intervals resample GPUs; as three measures of a dozen models are looked at, each is evaluated at
+a twentieth over their number, one-sided. ``--quick`` takes a smaller fleet and fewer trees.
 """
 
 from __future__ import annotations

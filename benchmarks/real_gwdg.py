@@ -221,7 +221,7 @@ class Telemetry:
             f"incidents. {placed} of {len(tickets)} tickets name a node with telemetry; the others are counted as left "
             "out.",
             f"**XID 79 takes whole nodes.** {len(self.lost)} GPUs fell off the bus in {len(self.failures)} node "
-            f"failures: {whole} of all four GPUs at once, {one} of one GPU.",
+            f"failures: {whole} of all four GPUs at the same time, {one} of one GPU.",
             "**Frozen pages.** After an XID 79 the exporter repeats temperature, power and utilization for days. "
             f"{frozen:,} samples are left out for it: these GPUs are unknown, not healthy.",
             f"**Tickets lag.** {len(late)} of {len(lags)} tickets that are dated within a week of the node's XID 79 "
@@ -242,7 +242,7 @@ def _why(predictable: dict[str, Any]) -> str:
 
 
 def of_incidents(data: Path, work: Path, tickets: pd.DataFrame, replicates: int) -> tuple[list[str], float]:
-    """Judge what past incidents alone predict; returns the lines of the page, and the profile's AUC of seven days."""
+    """Evaluate past incidents alone; return the lines of the page, and the AUC of the profile at seven days."""
     nodes = fleet_of_nodes(data)
     weights = np.vstack([np.ones(len(nodes)), resample(len(nodes), replicates, seed=0)])
     lines = [

@@ -30,7 +30,7 @@ from telemetry.dataset.store import Dataset
 PAGE = ROOT / "benchmarks" / "results" / "titan.md"
 HORIZON = np.timedelta64(30, "D")
 PUBLISHED = {"units": 30_205, "failures": 6_307}
-"""What an import of the published file holds; 21 failures stand in it twice, 33 after a removal."""
+"""What an import of the published file holds; 21 failures are in it twice, 33 after a removal."""
 
 AIM = {"precision at K": 0.101, "average precision": 0.056, "ROC-AUC": 0.86}
 """The best that any model was seen to reach on the same question."""
@@ -141,7 +141,7 @@ def main() -> None:
 
 
 def written(dataset: Dataset, replay: Path, period: tuple[str, str], replicates: int) -> tuple[str, dict[str, object]]:
-    """Judge every model and write the page and the line of JSON."""
+    """Evaluate every model and write the page and the line of JSON."""
     profile = json.loads((replay / "metrics.json").read_text(encoding="utf-8"))["profile"]
     rows = pd.read_parquet(
         replay / "predictions_all.parquet", columns=["decision_time", "node", "gpu", "model", "variant", "risk"]
@@ -212,7 +212,7 @@ def written(dataset: Dataset, replay: Path, period: tuple[str, str], replicates:
 
 
 def parts_of(rows: pd.DataFrame, positive: Bools, dataset: Dataset) -> list[str]:
-    """Judge the profile by year, by cage (0 the lowest) and by batch; within each, K is its own number of positives."""
+    """Evaluate the profile by year, by cage (0 the lowest) and by batch; within each, K is its number of positives."""
     made = (
         dataset.inventory()
         .drop_duplicates("gpu")

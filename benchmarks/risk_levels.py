@@ -1,4 +1,4 @@
-"""The level of risks at each refit: the rule that follows the newest failures beside the one that weighs forecasts.
+"""The level of risks at each refit: the rule that follows the newest failures next to the one that weighs forecasts.
 
 Synthetic fleets of 300 units over ten months with daily decisions and scores of a fixed separation, so that only the
 level differs between the rules. Failures come in bursts of two weeks (refits every week, and every four), at a steady

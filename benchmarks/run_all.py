@@ -40,7 +40,7 @@ RUNS = (
 
 
 def read_page() -> dict[str, str]:
-    """Read the lines of the table that stands, by the benchmark's name."""
+    """Read the lines of the existing table, by the benchmark's name."""
     if not PAGE.exists():
         return {}
     named = (
@@ -54,8 +54,8 @@ def write_page(lines: dict[str, str]) -> None:
     head = [
         "# Benchmarks",
         "",
-        f"Made by `make bench` on {os.cpu_count()} cores ({platform.machine()}). Ratios are beside a peer in one run; "
-        "nothing is told unless both gave the same. They matter, the numbers are this machine's.",
+        f"Made by `make bench` on {os.cpu_count()} cores ({platform.machine()}). Ratios are next to a peer in one run; "
+        "results are reported only if both agree. The ratios matter; absolute numbers depend on the machine.",
         "",
         "| name | value | unit | peer | ratio | aim | on |",
         "|---|---|---|---|---|---|---|",
@@ -115,7 +115,7 @@ def main() -> None:
         if status and report and report.get("met") is False:
             missed.append(f"{name} ran and missed its aim ({report['aim']})")
         elif status or report is None:
-            failed.append(f"{name} failed to run (exit status {status}; what it said stands above)")
+            failed.append(f"{name} failed to run (exit status {status}; see its output above)")
         if report is not None and not args.quick:
             lines[name] = line_of(report)
             write_page(lines)

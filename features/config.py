@@ -30,7 +30,7 @@ DomainScope = str | tuple[str, ...]
 FailureClass = Literal["memory", "bus", "firmware", "interconnect", "thermal_power", "other"]
 
 GROUPS: tuple[Group, ...] = ("telemetry", "history", "peers", "onset", "gaps", "workload", "static")
-"""All feature groups, in the order in which their columns stand in a matrix."""
+"""All feature groups, in the order of their columns in a matrix."""
 
 FAILURE_CLASSES: tuple[FailureClass, ...] = ("memory", "bus", "firmware", "interconnect", "thermal_power", "other")
 """The classes of GPU failures; ``labels.classes`` may name others."""
@@ -47,7 +47,7 @@ DRIVER_CLASSES: Mapping[str, FailureClass] = {
 
 
 def _class_name(value: str) -> str:
-    if not re.fullmatch(r"[a-z][a-z0-9_]*", value) or value == "all":  # "all" stands for every class in reports
+    if not re.fullmatch(r"[a-z][a-z0-9_]*", value) or value == "all":  # "all" represents every class in reports
         raise ValueError(f"{value!r} is no name of a failure class: write it in snake_case, such as 'power_supply'")
     return value
 

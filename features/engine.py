@@ -47,7 +47,7 @@ class Engine(Protocol):
         ``job``: survives being sent to another machine, as its items and results do; may be run again for an item whose
         machine was lost.
         ``on_result``: called in this process with an item and its result, once for each item, as they come in.
-        ``max_workers``: items at once in one process of this machine; what it holds in memory is counted with it.
+        ``max_workers``: concurrent items in one process of this machine; what it holds in memory is counted with it.
         Machines of a cluster have as many threads as their owner gave them.
         """
 

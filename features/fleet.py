@@ -60,15 +60,15 @@ class Fleet:
         return np.array([get(pair, -1) for pair in zip(nodes, units, strict=True)], dtype=np.int64)
 
     def stay_at(self, pair: IntArray, time: IntArray) -> IntArray:
-        """Return the latest stay of each pair that had begun at each time (ms); -1 if none had."""
+        """Return the latest stay of each pair that had started at each time (ms); -1: none."""
         return Timeline(self.stay_pair, self.installed, len(self.pairs)).last(pair, time)
 
     def in_service(self, times: IntArray) -> npt.NDArray[np.bool_]:
         """Say which pairs were in service at which times.
 
         ``times``: Milliseconds, ascending; shape (t,).
-        Returns: true from a stay's beginning (included) to its end (excluded). Only stays that have begun and removals
-        that have happened by a time play a part in its row; shape (t, pairs).
+        Returns: true from a stay's beginning (included) to its end (excluded). Only stays that have started and
+        removals that have happened by a time play a part in its row; shape (t, pairs).
         """
         present = np.zeros((times.size, len(self.pairs)), dtype=np.bool_)
         begins = np.searchsorted(times, self.installed, side="left")

@@ -8,7 +8,7 @@ Three rules, each at the level :data:`LEVEL`; all days are days of UTC, and a no
 * Coverage. Of the failures that a source reports without telemetry too, more lie on days with telemetry than can by
   chance. A failure is expected to do so with the higher of two shares: of the node's own days with telemetry, and of
   the other nodes that have telemetry on that day. So neither nodes that are watched more nor a collector that came for
-  all nodes at once raise an alarm, however failure rates differ between nodes or change with time.
+  all nodes together raise an alarm, however failure rates differ between nodes or change with time.
 * Windows. Nodes have telemetry on less than half of their days, most other nodes have none on those days, and more
   windows of it (gaps up to :data:`OUTAGE` days do not end one) hold a failure than if each node failed every
   :data:`MTBF_DAYS` days.
@@ -166,7 +166,7 @@ def _by_beginnings(present: Bools, service: Bools, failures: pd.DataFrame) -> li
     begin, since = present.argmax(axis=1), service.argmax(axis=1)
     late = present.any(axis=1) & (begin - since > OUTAGE)
     together = np.bincount(begin[late], minlength=present.shape[1])[begin] > _MIN_FAILURES
-    nodes = np.flatnonzero(late & ~together)  # a collector that comes for many nodes at once answers no failure
+    nodes = np.flatnonzero(late & ~together)  # a collector that starts on many nodes together answers no failure
     tied = np.zeros_like(present)  # to a failure before that day, which telemetry did not show
     for later in range(1, SOON + 1):
         day = failures["day"] + later

@@ -74,7 +74,7 @@ class FeatureColumn:
     ``window``: the trailing window; None where the statistic has none.
     ``scope``: whose history is counted: ``gpu``, ``slot``, ``node`` or a failure domain; None outside ``history``.
     ``unit``: unit of the channel (``C``, ``W``), empty if it has none.
-    ``categories``: what the codes 0, 1, ... of a categorical column stand for; empty for a numeric column.
+    ``categories``: what the codes 0, 1, ... of a categorical column represent; empty for a numeric column.
     """
 
     name: str

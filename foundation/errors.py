@@ -8,7 +8,7 @@ class InputError(Exception):
 
     The command prints it without a traceback and exits with 1.
 
-    ``where``: where it stands: file, row, column, node, GPU or parameter.
+    ``where``: location: file, row, column, node, GPU or parameter.
     """
 
     def __init__(self, what: str, where: str, do: str) -> None:

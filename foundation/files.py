@@ -233,7 +233,7 @@ def recover_folder(target: Path) -> None:
 class ReadLease:
     """Keeps a folder's files in place for one reader while other runs swap new folders in.
 
-    ``path``: a path that goes on naming this very folder whatever takes its name; ``folder`` itself where the system
+    ``path``: a path that continues naming this very folder whatever takes its name; ``folder`` itself where the system
     has no such path (anything but Linux) or cannot lock folders (some network file systems).
     """
 

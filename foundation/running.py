@@ -51,7 +51,7 @@ def stop_loop_on_signals() -> asyncio.Event:
 def every(interval_s: float, wait: Wait) -> Iterator[int]:
     """Yield 0, 1, 2, … at this interval, from one beginning to the next, until ``wait`` returns True.
 
-    A turn that takes longer than the interval is followed by the next one at once.
+    A turn that takes longer than the interval is followed immediately by the next one.
     """
     turn = 0
     while True:
@@ -70,7 +70,7 @@ def backoff_s(failures: int, *, first_s: float = 1.0, max_s: float = 60.0) -> fl
 
 @contextmanager
 def gc_paused() -> Iterator[None]:
-    """Search for no cyclic garbage within; objects without cycles are freed at once, as ever.
+    """Search for no cyclic garbage within; objects without cycles are freed immediately.
 
     Python searches all objects again whenever their number has grown by a quarter. That doubles the processor time of
     a controller's round over 300 nodes, and takes a third of that of parsing a log of a million lines.

@@ -75,7 +75,7 @@ def _fields(kind: Any, place: Sequence[int | str]) -> list[str]:
     """Return the keys at a place of a file; those of a list or mapping are its elements'."""
     for part in place:
         hints = _hints(kind)
-        if part in hints:  # else an element, for which the name before it stood
+        if part in hints:  # else an element, for which the name before it was
             inner = [hints[str(part)], *get_args(hints[str(part)])]
             kind = next((option for option in inner if _hints(option)), None)
     return list(_hints(kind))

@@ -109,7 +109,7 @@ def expand_hostlist(text: str) -> list[str]:
     for part in filter(None, map(str.strip, _PART.findall(text))):
         pieces = [[plain] if plain else _numbers(ranges) for ranges, plain in _PIECE.findall(part)]
         if len(names) + math.prod(map(len, pieces)) > MAX_NODES:
-            raise ValueError(f"{text[:80]!r} stands for over {MAX_NODES:,} nodes")
+            raise ValueError(f"{text[:80]!r} represents over {MAX_NODES:,} nodes")
         names += map("".join, itertools.product(*pieces))
     return names
 

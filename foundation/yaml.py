@@ -1,4 +1,4 @@
-"""YAML that people write: a key that stands twice in one mapping is refused, where YAML's readers keep the last one."""
+"""Strict YAML: a duplicate key in a mapping is an error; the YAML library would use the last one."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class _OnceLoader(yaml.SafeLoader):
                 continue
             if key.value in first:
                 raise yaml.constructor.ConstructorError(
-                    f"{key.value!r} stands twice in one mapping, first", first[key.value], "and again", key.start_mark
+                    f"{key.value!r} is duplicated in one mapping: first", first[key.value], "and again", key.start_mark
                 )
             first[key.value] = key.start_mark
         return super().construct_mapping(node, deep)

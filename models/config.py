@@ -309,7 +309,7 @@ class PromotionSection(Section):
 THREADS = 1
 """Threads of one learner. More make a sum's order, and so its last bit, depend on the machine; and where other
 programs use the cores, OpenMP's waiting threads slow a small fit twentyfold. ``fit_all`` fits several
-learners at once instead."""
+learners concurrently instead."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -90,7 +90,7 @@ def write_json(content: dict[str, Any], path: Path) -> None:
 def save_evaluation(out: Path, evaluation: Evaluation, context: ReportContext) -> None:
     """Write ``OUT/evaluation/`` whole or not at all.
 
-    Raises ``InputError`` if something else stands there, or the disk is full.
+    Raises ``InputError`` if the path has other content, or the disk is full.
     """
     target = out / EVALUATION_FOLDER
     if target.exists() and not (target / "context.json").is_file() and any(target.iterdir()):

@@ -82,7 +82,7 @@ def assess_fleet(
     place: Place, params: Params, out: Path, *, costs: CostBenefitConfig, truth: Path | None = None, begin: Begin,
     gpus_per_job: int | None = None, checkpoint_on_request: bool = True, scheduler: str = "kubernetes",
 ) -> dict[str, Any]:  # fmt: skip
-    """Assess a dataset; all that is written lies in ``out``, and what is there and still holds is not made again.
+    """Assess a dataset; write to ``out`` only, and reuse results there that are still valid.
 
     ``truth``: the simulator's, for the row of the oracle.
     ``gpus_per_job``: jobs are generated with this size; None: the dataset's, or where it has none generated
@@ -194,7 +194,7 @@ def _unseen(group: Group | None, failures: Mapping[str, int], total: int) -> str
 def _replayed(
     matrix: FeatureMatrix, params: Params, out: Path, truth: Path | None, failures: int, begin: Begin
 ) -> Predictability:
-    """Backtest the profile, unless that was done with the same inputs, and judge it."""
+    """Backtest the profile, unless that was done with the same inputs, and evaluate it."""
     folder = out / _REPLAY
     if not failures:
         return unanswered(0)
@@ -257,7 +257,7 @@ def _value(
         loads = acting.loads(gpus_per_job)
     scores = scores_of(predictions)
     ways: dict[str, _Way] = {
-        "nobody acts": (None, "none"),
+        "no action": (None, "none"),
         "hard rules alone": (scores_of(predictions.assign(risk=0.0)), "none"),
         # the controller's own thresholds aside: what the precision of alerts above is of
         "every alert drained": (scores_of(predictions.assign(risk=predictions["alert"].astype(np.float64))), "none"),
@@ -303,7 +303,7 @@ def _value(
 
 
 _Way = tuple[Readings | None, Diagnostic]
-"""Scores (None: nobody acts), and what follows on a drain."""
+"""Scores (None: no action), and what follows on a drain."""
 
 _PROBES: Final = ProbeConfig()
 

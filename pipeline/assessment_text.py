@@ -25,7 +25,7 @@ ANSWERS: Final = {
     "too few failures": "TOO FEW FAILURES TO TELL. About {more} more are needed in the replayed period.",
     "cannot tell": "CANNOT TELL. Telemetry was collected because of failures, so no precision measured on it holds for "
     "the fleet.",
-    "no failures": "NO FAILURES in the data, so nothing can be said. About {more} are needed.",
+    "no failures": "NO FAILURES in the data, so no result is possible. About {more} are needed.",
 }
 RUNGS: Final = {
     "publish": "publish the risk",
@@ -100,7 +100,7 @@ def write_page(content: dict[str, Any], out: Path, dataset: str, params: Sequenc
 
 
 def _words(line: str) -> Markup:
-    """Escape a line, and set what stands in backticks as code."""
+    """Escape a line, and format text in backticks as code."""
     return Markup(re.sub("`([^`]*)`", r"<code>\1</code>", str(escape(line))))  # noqa: S704 - escaped
 
 
@@ -231,7 +231,7 @@ def policy_notes(content: dict[str, Any]) -> list[str]:
     if replayed["held_back"]:
         lines.append(
             f"Disruption budgets held back {count(replayed['held_back'])} drains: a tenth of the fleet's "
-            f"{count(replayed['nodes'])} nodes may be out of service at once, those in repair included."
+            f"{count(replayed['nodes'])} nodes may be out of service at the same time, including repairs."
         )
     return lines
 

@@ -38,7 +38,7 @@ def untouched(matrix: FeatureMatrix, bundles: Sequence[tuple[str, Bundle]], peri
     Returns: their positions in the matrix by decision time, at least one of them labelled.
     Raises ``InputError`` if a bundle answers another question than the matrix's labels.
     Raises ``TooEarlyError`` if there is no such decision yet; then the message says from when on there will
-    be, and which `train --until` gives some at once.
+    be, and which `train --until` allows immediately.
     """
     for name, bundle in bundles:
         _same_question(matrix, name, bundle)

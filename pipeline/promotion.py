@@ -1,4 +1,4 @@
-"""From challenger to champion: compare, judge, move the alias, record; and back again."""
+"""From challenger to champion: compare, evaluate, move the alias, record; and back again."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ def roll_back(*, registry: str, model: str, dry_run: bool = False, reason: str =
             raise InputError(
                 error.what,
                 error.where,
-                f"Bring the files of version {before} back, or give the alias to a version whose files are there: "
+                f"Bring the files of version {before} back, or give the alias to a version whose files exist: "
                 "`predrain promote --to NUMBER --force --reason WHY`.",
             ) from None
         decision = PromotionResult("rolled back", model, now, now, before, dry_run, reason=reason)
@@ -207,7 +207,7 @@ def _compare(
 
 
 def compared(matrix: FeatureMatrix, params: Params, sides: Sequence[tuple[str, Bundle]]) -> GateVerdict:
-    """Judge a bundle against another one, or alone against the baselines, on decisions that none was trained on."""
+    """Evaluate a bundle against another one, or alone against the baselines, on decisions that none was trained on."""
     rows = untouched(matrix, sides, params.promotion.period)
     # the budget is what operations can handle: the champion's, unless the parameters set another
     k = params.backtest.k if isinstance(params.backtest.k, int) else sides[-1][1].fitted.k

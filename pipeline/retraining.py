@@ -1,7 +1,7 @@
-"""Retraining: the gate judges a recipe on decisions that it has not seen, and its newest fit goes live.
+"""Retraining: the gate evaluates a recipe on decisions that it has not seen, and its newest fit goes live.
 
-A fit to the end of the data leaves no decision to judge it by. So a fit of the same parameters that ends before the
-newest decisions stands for it; and the newest fit itself must not be far from what is known: labels may have broken
+A fit to the end of the data leaves no decision to evaluate it by. So a fit of the same parameters that ends before the
+newest decisions represents it; and the newest fit itself must not be far from what is known: labels may have broken
 since.
 """
 
@@ -185,9 +185,9 @@ def page_of(begun: datetime, decision: PromotionResult | None) -> str:
 def _judged(
     matrix: FeatureMatrix, params: Params, champion: Bundle | None, folder: Path
 ) -> tuple[GateVerdict | None, bool, str, Bundle | None]:
-    """Judge the recipe: the verdict, whether its newest fit goes live, why in words, and the fit that was judged.
+    """Evaluate the recipe: the verdict, whether its newest fit goes live, why in words, and the fit that was evaluated.
 
-    Where nothing was judged the champion stands for that fit.
+    Without evaluated decisions the champion represents that fit.
     """
     labels = matrix.config.labels
     until = matrix.span[1] - labels.gap - labels.horizon - SUGGESTED
@@ -211,7 +211,7 @@ def _judged(
     if champion is None:
         return verdict, True, "the first champion: there was none to compare with", recipe
     if same:
-        told = f"worse in {', '.join(failed)}" if failed else "not shown to be worse"
+        told = f"worse in {', '.join(failed)}" if failed else "not significantly worse"
         return verdict, not failed, f"the champion's own recipe with newer data, {told}", recipe
     told = "passed the gate" if verdict.passed else f"did not pass the gate: {'; '.join(verdict.reasons)}"
     return verdict, verdict.passed, f"another recipe, which {told}", recipe

@@ -145,8 +145,8 @@ def replay(
 ) -> None:
     """Run the backtest and write its predictions, metrics and evaluation under ``out``.
 
-    Finished folds are kept in ``OUT/.folds``: a killed run goes on where it was, and one that differs in the evaluation
-    alone (bootstrap, promises) fits nothing again. The folder may be removed.
+    Finished folds are kept in ``OUT/.folds``: a killed run continues where it was, and one that differs in the
+    evaluation alone (bootstrap, promises) fits nothing again. The folder may be removed.
 
     ``truth``: the simulator's truth; an empty folder counts as none. Read by the evaluation only.
     ``full``: compare all models, as :func:`evaluation.backtest.run.run_backtest` takes it.

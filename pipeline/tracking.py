@@ -34,7 +34,7 @@ def record_backtest(
 ) -> str:
     """Record a backtest as one run: its measurements, and those of every refit as steps of ``refit.`` metrics.
 
-    An unchanged backtest that is recorded again adds nothing; a recording that was killed goes on.
+    An unchanged backtest that is recorded again adds nothing; a recording that was killed continues.
 
     ``name``: what it is, for the list of runs. ``main``: the profile's figures, which become metrics without a prefix.
     ``tags``: ``dataset_digest``, ``code_revision`` and what else belongs to every run.

@@ -19,7 +19,7 @@ RISK = "a high risk"
 """What a node reports whose risk reached ``high``; seen when its episode began."""
 
 TEST = "diagnostic_failed"
-"""Diagnostics that run everywhere at once find sick nodes at once: only a node's neighbours make a burst of them."""
+"""Diagnostics that run everywhere find many sick nodes together: only neighbours of a node count as a burst."""
 
 _NAMED = 3
 
@@ -100,7 +100,7 @@ _NEAR = (RISK, TEST)
 
 
 def _onsets(reports: Sequence[Report], gap: timedelta) -> list[Report]:
-    """Leave out what follows a report: a node that goes on reporting must not tie others' reports together."""
+    """Leave out what follows a report: a node that continues reporting must not tie others' reports together."""
     kept: list[Report] = []
     last: dict[bool, datetime] = {}
     for report in sorted(reports, key=lambda report: report.seen_at):
@@ -138,7 +138,7 @@ def _burst(scope: tuple[str, str], chain: Sequence[_Seen], held: tuple[str, ...]
 class BreakerConfig:
     """When it opens.
 
-    ``max_risky``: a larger share of nodes at risk at once, in the fleet or in a group, is more likely a sick model.
+    ``max_risky``: a larger share of nodes at risk, in the fleet or in a group, is more likely a broken model.
     ``jump``: so many times the usual share (the median of what was seen), likewise, and
     ``min_jump``: a share of at least this: a handful in a large fleet is chance.
     ``min_risky``: fewer nodes never open it, so that one bad node of three does not.
@@ -270,7 +270,7 @@ def watch(
     """
     listed, nodes = nodes, [observed for observed in nodes if observed.node.counted]
     together = bursts([(observed.node, observed.reports) for observed in nodes], config.common_cause)
-    # of a burst that is told as such; its nodes must not become what is usual either
+    # of a burst that is reported as such; its nodes must not become what is usual either
     counted = {name for burst in together for name in burst.nodes}
     if counted:
         nodes = [
@@ -385,7 +385,7 @@ def _of_group(name: str, members: list[ObservedNode], past: tuple[RiskyShare, ..
             without += observed.known < here
     usual = median(share.share for share in past) if len(past) >= config.min_history else None
     if risky >= config.min_risky:
-        at_once = f"{risky} of {total} nodes of {where} are at risk at once"
+        at_once = f"{risky} of {total} nodes of {where} are at risk at the same time"
         if risky > config.max_risky * total:
             causes[f"risky {name}"] = group, f"{at_once}, {config.max_risky:.0%} may be"
         elif usual is not None and risky > max(config.jump * usual, config.min_jump) * total:

@@ -97,7 +97,7 @@ DISRUPTION_BUDGETS = (
     DisruptionBudget("job", max_unavailable=1),
 )
 """Half of Karpenter's 20 % for a cluster and its 20 % for a group (node pool), against NVSentinel's 50 % in five
-minutes; a third of a rack or NVLink domain; and one node at a time of a job that goes on without it."""
+minutes; a third of a rack or NVLink domain; and one node at a time of a job that continues without it."""
 
 RATE_LIMITS = (
     FLEET_RATE_LIMIT,
@@ -160,7 +160,7 @@ class Start:
 class Use:
     """How much of a scope is out of service.
 
-    ``nodes``, ``lost``, ``allowed``: ``lost`` with what was granted now; it may stand above ``allowed`` where others
+    ``nodes``, ``lost``, ``allowed``: ``lost`` with what was granted now; it may exceed ``allowed`` where others
     took nodes out.
     """
 
@@ -224,8 +224,8 @@ def grant(
     lost: Counter[ScopeName] = Counter(
         chain.from_iterable([scopes[node.name] for node in nodes if node.lost or node.name in released])
     )
-    # A job that does not go on without a node stops with the first that it loses. One node after another would stop it
-    # each time: its further nodes may leave with the first.
+    # A job that does not continue without a node stops with the first that it loses. One node after another would stop
+    # it each time: its further nodes may leave with the first.
     stops_once = {("job", f"{node.cluster}/{job.name}") for node in nodes for job in node.jobs if not job.can_shrink}
     limited: dict[str, list[DisruptionBudget]] = {}
     for budget in config.disruption_budgets:

@@ -45,9 +45,9 @@ def decide(
 
     A node's target begins with what its tier asks for and is lowered in turn by: opt-outs and other owners, a person's
     undoing, its group's stage, the hold-out, the kill switch, the breaker, the budget, and what a drain is worth. What
-    stands above the target is released, and nothing of the list holds that back: it can only lower a target further.
+    exceeds the target is released, and no limit postpones that: it can only lower a target further.
     A release of everything leaves the breaker as it was.
-    Nodes that stand marked already keep their marks through a full budget and an open breaker, for these forbid what is
+    Marked nodes keep their marks through a full budget and an open breaker, for these forbid what is
     new.
     """
     if now.tzinfo is None:
@@ -60,7 +60,7 @@ def decide(
     known = {units: read_node(node, config.node_risk, now) for units, node in same.items()}
     cases = [_open(node, known[id(node.units)], state, config, now) for node in nodes]
     # Nothing new follows a release of everything, and whoever asks for it may well do so without scores: to look at the
-    # fleet then would open the breaker, and keep it open when they go on.
+    # fleet then would open the breaker, and keep it open when they continue.
     breaker, opened = (state.breaker, ()) if signals.release_all else _breaker(cases, state, signals, config, now)
     stages, moved = _stages(cases, state, signals.outcomes, config, now)
     reasons = ["release all: everything of ours is taken off"] if signals.release_all else []
@@ -209,7 +209,7 @@ def _actions(case: Case, config: PolicyConfig, now: datetime) -> list[Action]:
         return []
     verbs: list[tuple[Verb, Level]] = []
     if target < level:
-        bare = target is Level.AVOID and not marks.soft  # below the hard mark no soft taint stands that could stay
+        bare = target is Level.AVOID and not marks.soft  # below the hard mark there is no soft taint to keep
         stands = Level.PUBLISH if marks.published else Level.NONE
         verbs.append(("release", stands if bare else target))
     if target >= Level.PUBLISH and not case.mute and _republish(case, config, now):

@@ -101,7 +101,7 @@ class Alert:
     ``tier``: ``elevated`` or ``high``: what the alert asked for.
     ``horizon``: what the model looks ahead, gap included.
     ``by_rule``: a hard rule raised it: it says nothing of the model.
-    ``node``: empty where an older ledger did not name it: then the unit stands for its node.
+    ``node``: empty where an older ledger did not name it: then the unit represents its node.
     """
 
     unit: str
@@ -169,7 +169,7 @@ def judge(
     inconclusive.
     Returns: ``right``: within the horizon an incident or a failed diagnostic followed, drained or
     not. ``wrong``: the unit served on through the whole horizon, or passed a diagnostic and went a further horizon
-    without an incident. ``inconclusive``: neither can be said any more. ``open``: not yet.
+    without an incident. ``inconclusive``: no longer decidable. ``open``: not yet.
     """
     seen = sorted((event for event in happenings if event.at <= now), key=lambda event: event.at)
     end = alert.at + alert.horizon

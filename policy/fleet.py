@@ -1,4 +1,4 @@
-"""What the controller saw of a fleet: units with their scores and facts, jobs, and whose marks stand on a node.
+"""What the controller saw of a fleet: units with their scores and facts, jobs, and the owners of the marks on a node.
 
 All times are aware.
 """
@@ -103,7 +103,7 @@ class JobView:
     ``started_at``, ``checkpointed_at``, ``ends_at``: Aware; ``ends_at`` is when it is expected to end, such as its time
     limit. None: not known.
     ``can_checkpoint``: whether it writes a checkpoint when asked to.
-    ``can_shrink``: whether it goes on with its other nodes when it loses this one.
+    ``can_shrink``: whether it continues with its other nodes when it loses this one.
     """
 
     name: str
@@ -121,7 +121,7 @@ class JobView:
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """What stands published on a node: the tier, and until when it is said to hold."""
+    """What is published on a node: the tier and its expiry."""
 
     tier: str
     expires_at: datetime
@@ -131,7 +131,7 @@ class Published:
 class Marks:
     """The predrain marks on a node now, as read from the scheduler.
 
-    ``soft``, ``tainted``, ``drained``: the soft taint; the hard taint (Slurm: DRAIN); a drain begun, finished or not.
+    ``soft``, ``tainted``, ``drained``: the soft taint; the hard taint (Slurm: DRAIN); a drain, finished or not.
     ``hard_since``: when we first took the node out of service; what a rate limit needs when the state is lost.
     """
 
@@ -143,7 +143,7 @@ class Marks:
 
     @property
     def level(self) -> Level:
-        """The highest level that stands."""
+        """The highest active level."""
         if self.drained:
             return Level.DRAIN
         if self.tainted:
@@ -262,7 +262,7 @@ class NodeView:
     def counted(self) -> bool:
         """Whether limits count the node.
 
-        One that rests is neither out of service nor capacity that could stand in for another: a share of the fleet is
+        One that rests is neither out of service nor spare capacity: a share of the fleet is
         a share of the nodes that are not at rest.
         """
         return self.resting is None or self.lost is not None
@@ -286,7 +286,7 @@ class Signals:
     ``scheduler_error``: why it could not be read, or not wholly.
     ``model_fitted_at``: until when the model's training data reach; None: not known.
     ``missing_channels``: channels that the model was trained on and that no longer arrive.
-    ``outcomes``: what became of the alerts so far, as the ledger has judged them.
+    ``outcomes``: what became of the alerts so far, as the ledger has evaluated them.
     ``kill``: the kill switch: nothing new on any node.
     ``release_all``: all predrain marks are removed.
     ``reset_breaker_at``: when a person last closed the breaker by hand.

@@ -116,8 +116,8 @@ def advance(
     Returns: the same again when nothing new was read.
 
     Each decision time counts once. A unit that turns unknown keeps its last risk until that expires, so that a lost
-    sample does not flap a taint; once it has expired, or the unit is gone or was repaired, the tier falls at once to
-    what the other units reach by themselves, without waiting for the calm. Such a kept risk never raises a tier.
+    sample does not flap a taint; once it has expired, or the unit is gone or was repaired, the tier falls immediately
+    to what the other units reach by themselves, without waiting for the calm. Such a kept risk never raises a tier.
     """
     if state.tier != "clear" and not state.support:
         state = replace(state, tier="clear")  # from outside, for no step of ours leaves a tier that rests on nothing
@@ -154,7 +154,7 @@ def rested(state: TierState, reading: RiskReading) -> TierState:
 
 
 def adopt(at_most: Tier, reading: RiskReading, thresholds: Thresholds, risks: NodeRiskConfig) -> TierState:
-    """Take over a node whose marks stand while nothing is remembered of it, such as after a lost state.
+    """Take over a marked node without a stored state, such as after a lost state.
 
     Returns: the highest tier up to that one whose lower threshold is reached now: what is well founded is kept without
     having to rise again, and the rest is not.
@@ -174,7 +174,7 @@ def explain_tier(state: TierState, fresh: float | None, thresholds: Thresholds) 
     instant: Tier = "clear" if fresh is None else thresholds.rise.tier(fresh)
     if TIERS.index(instant) > TIERS.index(state.tier):
         count = (state.high if instant == "high" else state.elevated).count
-        consecutive = f"only {count} of {config.rise_after} consecutive decisions said so"
+        consecutive = f"only {count} of {config.rise_after} consecutive decisions agree"
         reasons.append(f"a risk of {fresh:.1%} is {instant}, but {consecutive}")
     if state.calm:
         lower = thresholds.lower(state.tier)
@@ -243,7 +243,7 @@ def _support(
         risk = risks.combine([prediction.risk for prediction in predictions[:count]])
         if risk is not None and risk >= needed:
             return tuple(predictions[:count])
-    # Calm, but the tier has not fallen yet: it goes on resting on the units that raised it.
+    # Calm, but the tier has not fallen yet: it continues resting on the units that raised it.
     before = {prediction.unit for prediction in state.support}
     return tuple(prediction for prediction in predictions if prediction.unit in before)
 

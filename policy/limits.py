@@ -44,7 +44,7 @@ class Case:
     def ordered_reasons(self) -> tuple[str, ...]:
         """All reasons in words, the weightiest first.
 
-        Where something stands above the target, a limit that was the last to lower it is what decided, and comes before
+        Where a mark exceeds the target, a limit that was the last to lower it is what decided, and comes before
         the tier: "from clear to high" is no reason for a release.
         """
         of_tier, limits = self.reasons[: len(self.assessment.reasons)], self.reasons[len(self.assessment.reasons) :]
@@ -61,7 +61,7 @@ class Case:
             self.reasons.append(why)
 
     def keep(self, why: str, *, publish: bool) -> None:
-        """Let nothing new stand on the node, but what is published where ``publish`` says so."""
+        """Allow nothing new on the node, except publishing if ``publish`` is set."""
         marks = self.node.marks
         self.lower(max(marks.level, Level.PUBLISH) if publish else marks.level, why)
         if self.target is Level.AVOID and not marks.soft:  # a hard mark may not be exchanged for a soft one either
@@ -69,7 +69,7 @@ class Case:
 
     @property
     def urgency(self) -> float:
-        """What actions are ordered by, the highest first: their risk, and before all risks a fault that is there."""
+        """What actions are ordered by, the highest first: their risk, and before all risks an existing fault."""
         return 2.0 if self.assessment.ruled else self.assessment.risk or 0.0
 
     @property

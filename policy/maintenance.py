@@ -49,14 +49,14 @@ class MaintenanceWindow:
 
 @dataclass(frozen=True, slots=True)
 class Period:
-    """A maintenance that the scheduler told of: when it was first and last seen."""
+    """A maintenance reported by the scheduler: when it was first and last seen."""
 
     start: datetime
     end: datetime
 
 
 def maintained(node: NodeView, calendar: Sequence[MaintenanceWindow], seen: Period | None, now: datetime) -> NodeView:
-    """Give a node as it is to be judged: whether it is in maintenance, and without what was seen in one."""
+    """Give a node as it is to be evaluated: whether it is in maintenance, and without what was seen in one."""
     if not calendar and not node.planned and seen is None and node.maintenance is None:
         return node
     periods = [*node.planned, *((window.start, window.end) for window in calendar if window.concerns(node))]

@@ -41,7 +41,7 @@ _QUICK = timedelta(minutes=10)
 class HardRule:
     """What follows from a fact.
 
-    ``tier``: which tier the node has at once, whatever its risk; not ``clear``.
+    ``tier``: the tier of the node, regardless of its risk; not ``clear``.
     ``holds``: for how long after the fact was last seen.
     ``description``: the fact, as reasons name it.
     ``event``: whether the fact is something that happened, and not a state that is read again and again.
@@ -81,14 +81,14 @@ RULES: tuple[HardRule, ...] = (
 """NVIDIA's XID catalogue (64: reset and support; 79: restart of the machine; 95: reset) and its driver's recovery
 action (NVML field 230, also announced by XID 154). A pending remap harms no running work and takes effect at the next
 reset, so it only keeps new work away. After a reset that did not help, ``row_remap_failure`` is still read, and asks
-for a replacement. The lengths are ours, for nodes whose remedy nobody reports: a state (remap, recovery action) is read
+for a replacement. The lengths are ours, for nodes whose remedy no one reports: a state (remap, recovery action) is read
 again and again and needs no more than a day; an event speaks once."""
 
 REPORTED = ("timestamp", "node", "gpu", "type", "code", "detail", "known_at")
 """What :func:`reported` reads of an event."""
 
 REPAIRS = ("repair", "replacement")
-"""Types of events that void what was said of a unit before."""
+"""Types of events that void earlier reports about a unit."""
 
 KINDS = ("xid", "diagnostic", *REPAIRS)
 """Types of events of units that it looks at."""
@@ -100,7 +100,7 @@ XIDS = frozenset(rule.fact.removeprefix("xid ") for rule in RULES if rule.fact.s
 """Codes of the XIDs that it looks at."""
 
 LONGEST = max(rule.holds for rule in RULES)
-"""How far back what is said of a unit may matter: no rule holds for longer."""
+"""Longest age of a report that can matter: no rule holds for longer."""
 
 _NAMES = frozenset(rule.fact for rule in RULES)
 _CURED = frozenset(rule.fact for rule in RULES if rule.ends_with_boot)
@@ -118,7 +118,7 @@ def reported(rows: Iterable[Mapping[str, Any]], now: datetime) -> dict[str, tupl
     ``diagnostic_failed``; one of code ``pass``, a repair and a replacement void what was before them. The newest
     XID 154 that names a recovery action is the fact ``recovery_action NAME``, or none where the action was taken back.
     A repair of a node that names no GPU voids what was before it of each GPU there; the result has it under the node's
-    name, too, for units of which nothing else was said.
+    name, too, for units without other reports.
     What a reset or a restart cures ends with the next boot of its node, and where an action was taken back.
     A run of events was seen last at its ``last_at``, and at its beginning where that lies in the future.
     """

@@ -28,7 +28,7 @@ class RungRequest:
     """One cheap rung for one node, which leaves it in service.
 
     ``saves``: expected GPU-hours, net of what it costs; ``costs``: GPU-hours.
-    ``expires_at``: not begun after it.
+    ``expires_at``: not started after it.
     ``jobs``: those asked for a checkpoint; none of a probe.
     """
 
@@ -105,7 +105,7 @@ class Action:
     """One thing to do to one node.
 
     ``verb``: ``publish`` writes tier and prediction; so do ``avoid`` and ``swap``, with the taints, and
-    ``drain``, which empties the node; ``release`` takes off what stands above ``to``.
+    ``drain``, which empties the node; ``release`` removes the marks above ``to``.
     ``tier``: ``unknown`` where it was released because nothing is known any more.
     ``expires_at``: until when what is written holds; None for a release.
     ``reasons``: in words, the weightiest first.
@@ -124,7 +124,7 @@ class Action:
     units: tuple[str, ...] = ()
 
     def after(self, marks: Marks, now: datetime) -> Marks:
-        """Give what stands on its node once it is carried out."""
+        """Return the marks of its node after the action."""
         release = self.verb == "release"
         soft, tainted, drained = (
             stood and self.to >= level if release else stood or self.to is level
@@ -174,11 +174,11 @@ class Plan:
     ``nodes``: of every node that is not simply ``clear`` and unmarked, or for which a cheap rung is requested.
     ``over_budget``: nodes that were not taken out of service for lack of budget, with why.
     ``open_causes``: what holds the breaker open.
-    ``alerts``: those that begin now, for the ledger to judge later.
+    ``alerts``: those that begin now, for the ledger to evaluate later.
     ``reasons``: of the fleet as a whole: breaker, stages, switches.
     ``state``: to be kept, and given to the next decision.
     ``requests``: probes and checkpoints to begin, the riskiest node first.
-    ``stopped``: probes to end at once, by node, with the reason.
+    ``stopped``: probes to end immediately, by node, with the reason.
     """
 
     now: datetime

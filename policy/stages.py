@@ -24,7 +24,7 @@ Stage = Literal["shadow", "soft", "hard"]
 STAGES: tuple[Stage, ...] = ("shadow", "soft", "hard")
 
 ALLOWED_LEVELS: Mapping[Stage, Level] = {"shadow": Level.NONE, "soft": Level.AVOID, "hard": Level.DRAIN}
-"""The highest level that may stand on a node of a group in a stage."""
+"""The highest level allowed on a node of a group in a stage."""
 
 
 FIXED: Mapping[Stage, float] = {"soft": 0.3, "hard": 0.7}
@@ -71,7 +71,7 @@ class StagesConfig:
 
 @dataclass(frozen=True, slots=True)
 class StageState:
-    """Where a group stands, and since when."""
+    """Stage of a group, and since when."""
 
     stage: Stage
     since: datetime

@@ -57,7 +57,7 @@ class ThresholdChoice:
     there is evidence at all.
     ``threshold``: alert where the risk is at least this; None: alert nothing.
     ``bound``: of the drains on earlier data (its ``alerts``); of the last try where nothing is promised.
-    ``drains_per_decision``: drains begun a decision time on earlier data.
+    ``drains_per_decision``: drains started per decision time on earlier data.
     ``recall``: share of the earlier data's incidents that were caught; NaN without any.
     ``best``: the highest precision that can be promised at this confidence; None: not looked for, or none.
     ``saving``, ``saving_lower``: for costs: what is saved per decision time against alerting nothing, and its bound.
@@ -340,7 +340,7 @@ class ScoredDecisions:
 def binomial_lower(hits: float, trials: float, confidence: float) -> float:
     """Give the one-sided lower bound of Clopper and Pearson (1934) of a share.
 
-    ``hits``, ``trials``: need not be whole: an effective sample size may stand for ``trials``.
+    ``hits``, ``trials``: need not be whole: an effective sample size may represent ``trials``.
     ``confidence``: between 0 and 1; 0.9: the bound lies above the truth in at most one of ten samples.
     Returns: the bound; 0 without hits.
     """

@@ -13,7 +13,7 @@ TIERS: tuple[Tier, ...] = ("clear", "watch", "elevated", "high")
 """The tiers of a known risk, in ascending order."""
 
 UNKNOWN: Tier = "unknown"
-"""The tier of a unit without a risk. It stands outside the order: it neither raises nor lowers anything."""
+"""The tier of a unit without a risk. It is outside the order: it neither raises nor lowers anything."""
 
 RAISED: tuple[Literal["watch", "elevated", "high"], ...] = ("watch", "elevated", "high")
 """The tiers that a threshold leads to, in ascending order."""
@@ -123,7 +123,7 @@ def choose_thresholds(
     ``decisions``: as :meth:`policy.thresholds.ThresholdChoice.to_json` writes them. None: the bundle carries none.
     Returns: ``watch`` is where the budget's alerts begin, ``elevated`` and ``high`` where the precisions of
     :data:`PROMISED` can be promised. A promise that is not made gives no threshold. A derived threshold that would
-    stand above that of a higher tier is lowered to it, and one below a given lower tier raised to it.
+    is above that of a higher tier is lowered to it, and one below a given lower tier raised to it.
     """
     own = dict(given.items())
     values: dict[str, float | None] = {}

@@ -80,7 +80,7 @@ def reported() -> Iterator[None]:
                 fail(f"this needs the package {missing}, which is not installed. Run: pip install 'predrain[{extra}]'.")
         raise
     except KeyboardInterrupt:
-        fail("interrupted. What was there before is unchanged; run the same command again to go on.")
+        fail("interrupted. What was there before is unchanged; run the same command again to continue.")
 
 
 @contextmanager

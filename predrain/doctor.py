@@ -79,11 +79,12 @@ def doctor(
     params: ParamsOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Look at a source of telemetry: which channels are there, which are missing, how important they are, what to do.
+    """Inspect a source of telemetry: available and missing channels, their importance, and what to do.
 
     Or at a trained model (--model and --matrix): whether fleet, telemetry, workload or failures changed.
 
-    Exit code 0: all that the model uses is there, and no drift; 1: something is missing or amiss; 2: wrong usage.
+    Exit code 0: every channel of the model is available, and no drift; 1: a channel is missing or a check failed; 2:
+    wrong usage.
 
     Example: predrain doctor http://node07:9400/metrics
     """

@@ -47,7 +47,7 @@ def score(
     interval: Annotated[
         str | None,
         typer.Option(
-            help="Go on, with a round so often (such as 5m), until SIGTERM.  A round costs little until a "
+            help="Run until SIGTERM, with one round per interval (such as 5m).  A round costs little until a "
             "decision is due."
         ),
     ] = None,
@@ -70,7 +70,7 @@ def score(
     when = None if at is None else instant_option(at, "--at")
     pause = None if interval is None else duration_option(interval, "--interval", least="1s")
     if when is not None and pause is not None:
-        raise typer.BadParameter("--at names one decision time, --interval goes on with those to come")
+        raise typer.BadParameter("--at names one decision time, --interval continues with those to come")
     place = read_place(dataset, out)
     scores = ScoresFolder(out)
     began = _now()

@@ -75,7 +75,7 @@ def serve(
     allow_host: Annotated[
         list[str] | None,
         typer.Option(
-            help="Name under which requests may come, beside localhost and addresses, where no token is asked for: of "
+            help="Name under which requests may come, next to localhost and addresses, where no token is asked for: of "
             "a proxy on this machine.  May be given more than once."
         ),
     ] = None,

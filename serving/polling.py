@@ -10,7 +10,7 @@ _LOG = logging.getLogger(__name__)
 
 
 class Poller:
-    """Calls ``look`` at once and then after each pause, until stopped; what it raises is logged, and the thread lives.
+    """Call ``look`` immediately and after each pause until stopped; log exceptions and continue.
 
     Without that thread the service would grow stale in silence.
     """

@@ -127,7 +127,7 @@ class Tls:
     def look(self) -> bool:
         """Take a newer certificate if there is one that can be used.
 
-        Returns: whether connections to come get another one. Those that stand keep theirs. One that cannot be used is
+        Returns: whether new connections get another certificate. Open ones keep theirs. One that cannot be used is
         logged, and the one of before stays.
         """
         stamps = self._stamps()
@@ -154,7 +154,7 @@ class Tls:
             await asyncio.sleep(self._look_every_s)
             try:
                 self.look()
-            except Exception:  # must go on: without it the certificate would run out
+            except Exception:  # must continue: without it the certificate would run out
                 _LOG.exception("the certificate could not be looked at")
 
 

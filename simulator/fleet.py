@@ -54,7 +54,7 @@ class SimulatedTime:
 
 @dataclass(frozen=True, slots=True)
 class SimulatedNode:
-    """A node; each row of its ``plan`` is a planned change: slot, time, and when the next GPU stands there."""
+    """A node; each row of its ``plan`` is a planned change: slot, time, and when the next GPU is installed."""
 
     index: int
     name: str

@@ -1,6 +1,7 @@
 """Random numbers that depend on (seed, node, slot, purpose) only, so that neither threads nor fleet order matter.
 
-Compiled code uses SplitMix64 (Steele, Lea, Flood 2014) in a one-element array; the rest numpy's Philox, keyed alike.
+Compiled code uses SplitMix64 (Steele, Lea, Flood 2014) in a one-element array; the rest numpy's Philox, keyed in the
+same way.
 """
 
 from __future__ import annotations

@@ -144,7 +144,7 @@ class _Writer:
                 self.repaired(device, start + late, repaired, exchanged=bool(replaced))
 
     def repaired(self, device: tuple[int, int], logged: int, repaired: int, *, exchanged: bool) -> None:
-        """Write the end of a repair: a ticket, a reboot, a diagnostic of the GPU that now stands there."""
+        """Write the end of a repair: a ticket, a reboot, a diagnostic of the GPU that is installed now."""
         entry, misdated, shift = self.rng.random(3)
         entered = repaired + int((0.1 + 4.0 * entry) * HOUR)
         if exchanged:

@@ -24,7 +24,7 @@ from telemetry.dataset.runs import choose_runs
 from telemetry.dataset.writer import DatasetWriter
 
 Progress = Callable[[int, int], None]
-"""Told (samples done, samples in all) from time to time."""
+"""Called with (samples done, total samples) from time to time."""
 
 MAX_GPUS = 200_000
 """More than any fleet of today; a typing error is likelier."""
@@ -73,7 +73,7 @@ def simulate(
         "drifts": sorted(chosen.drifts),
     }
     # The truth is swapped in after the dataset: a run killed between the two leaves a truth that its seed and scenario
-    # (truth.json) tell apart from the new dataset's.
+    # (truth.json) distinguish from the new dataset's.
     with FolderSwap(truth) as swap:
         with disk_errors(truth):
             write_truth(swap.path, simulation, failures, about)
@@ -127,7 +127,7 @@ def _write_samples(writer: DatasetWriter, simulation: Simulation, threads: int, 
     # The largest first, so that no thread is left alone with it at the end.
     order = sorted(by_bucket, key=lambda bucket: (-len(by_bucket[bucket]), bucket))
     with ThreadPoolExecutor(threads) as pool:
-        for _ in pool.map(write, order):  # an error ends it: tasks that have not begun are cancelled
+        for _ in pool.map(write, order):  # an error ends it: tasks that have not started are cancelled
             pass
     if progress is not None:
         progress(total, total)

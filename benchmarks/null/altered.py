@@ -32,7 +32,7 @@ TEMPERATURE = "gpu_temp_c"
 
 
 def draw_incidents(dataset: Dataset, count: int, seed: int) -> pd.DataFrame:
-    """Draw failures, and a repair after each, at a constant rate: any GPU and any time of the dataset alike.
+    """Draw failures, and a repair after each, at a constant rate: any GPU and any time of the dataset equally.
 
     Returns: events of the dataset's own shape.
     """

@@ -1,4 +1,4 @@
-"""What a run of the null check found, beside what chance gives, and whether that is more than sampling explains."""
+"""What a run of the null check found, next to what chance gives, and whether that is more than sampling explains."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Outcome:
 
 
 def measure(name: str, matrix: Any, params: Params) -> Outcome:
-    """Run the backtest on a matrix and set every measure beside what chance gives."""
+    """Run the backtest on a matrix and set every measure next to what chance gives."""
     # Every learner sees all columns: a signal or a leak may be in any.
     models = params.models.model_copy(update={"groups": {}})
     result = run_backtest(matrix, training=params.training, models=models, backtest=params.backtest, seed=params.seed)

@@ -176,7 +176,7 @@ def replays_of(fleet: Fleet, prior: str) -> dict[str, Params]:
 
 
 def run_fleet(fleet: Fleet, work: Path, prior: str) -> Path:
-    """Simulate and replay a fleet and give its folder; a finished one is taken, one that was cut off goes on.
+    """Simulate and replay a fleet and give its folder; a finished one is taken, one that was cut off continues.
 
     What is finished depends on code, parameters and fleet: all of them make its key.
     """
@@ -218,7 +218,7 @@ def run_fleet(fleet: Fleet, work: Path, prior: str) -> Path:
             backtest=params.backtest,
             seed=params.seed,
             checkpoint=scratch / (PAPER if name == PAPER else PROFILE),  # so that a learner is fitted once
-            full=name == PAPER,  # for the cascade beside the profile
+            full=name == PAPER,  # for the cascade next to the profile
         )
         keep(result, _kept(name, params), folder / f"{name}.parquet")
         if name == PROFILE:

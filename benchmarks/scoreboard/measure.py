@@ -47,7 +47,7 @@ class Measured:
 
 
 def measure(fleet: Fleet, folder: Path, replicates: int) -> Measured:
-    """Count what a finished fleet's models did; nodes are resampled alike for all of them."""
+    """Count what a finished fleet's models did; nodes are resampled in the same way for all of them."""
     facts: dict[str, Any] = json.loads((folder / FACTS).read_text(encoding="utf-8"))
     seed = zlib.crc32(fleet.name.encode())
     truth: pd.DataFrame | None = pd.read_parquet(folder / "truth.parquet")

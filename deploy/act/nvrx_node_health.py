@@ -3,7 +3,7 @@
 
 ``ft_launcher --ft-node-health-check-endpoint SOCKET`` asks over a Unix socket; a node that fails the check is left out,
 and a hot spare steps in. A node fails it only while it is ``high`` by a score that holds: where predrain has no answer
-the last one stands until it expires, and without one the node passes. Needs grpcio.
+the last one is valid until it expires, and without one the node passes. Needs grpcio.
 
     nvrx_node_health.py SOCKET
 
@@ -65,7 +65,7 @@ class NodeRisk:
 
 
 def health(risk: dict[str, Any], now: datetime) -> tuple[bool, dict[str, Any]]:
-    """Judge a node, and say why as the extension reads it: 0.6 counts ``fail_count``, later ones ``failed_checks``."""
+    """Evaluate a node, with a reason for the extension: 0.6 counts ``fail_count``, later ones ``failed_checks``."""
     try:
         holds = not risk.get("expired") and now < datetime.fromisoformat(risk["expires_at"])
     except (KeyError, TypeError, ValueError):

@@ -32,7 +32,7 @@ class BacktestResult:
     ``node``, ``gpu``, ``unit``, ``model``, ``variant`` (categories), ``score``, ``risk`` (float32), ``rank`` (int32,
     the unit's), ``alert`` (bool), ``label`` (Int8; null: censored or not yet known), ``failure_class``, ``incident``,
     ``node_incident``, ``common_cause`` (Int64; null where the label is not 1), ``incident_start``, ``drain_label``
-    (``label`` within the drain horizon, by which episodes are judged), ``fold`` (int32). Baselines stand under
+    (``label`` within the drain horizon, by which episodes are evaluated), ``fold`` (int32). Baselines are under
     ``sliding`` only: they learn nothing that training once could lack.
     ``folds``: one row for each variant and fold: ``fold``, ``variant``, ``refit_at`` (when the models used were
     fitted), ``test_start``, ``test_end`` (first and last decision time scored), ``span``, ``train_start``,
@@ -174,7 +174,7 @@ def predictions_of(
     tables = [fold.table for fold in folds]
     order = np.lexsort([np.concatenate([t[name].to_numpy() for t in tables]) for name in ("row", "model", "variant")])
 
-    # one column at a time: of a large fleet the whole would stand in memory several times over
+    # one column at a time: of a large fleet the whole would be in memory several times
     def column(name: str) -> np.ndarray:
         return np.concatenate([table[name].to_numpy() for table in tables])[order]
 

@@ -61,7 +61,7 @@ class Promises:
 
 @dataclass(frozen=True, slots=True)
 class _Replayed:
-    """Predictions as arrays: the risk of each model, of rows that stand alike for all models."""
+    """Predictions as arrays: the risk of each model, of rows in the same order for all models."""
 
     risks: dict[str, Floats]
     time: Ints
@@ -172,7 +172,7 @@ def decisions_frame(promises: Promises) -> pd.DataFrame:
 
 
 def _of_drains(matrix: Matrix, at: Ints, section: PrecisionTargetsSection) -> tuple[LabelsAt, Labels]:
-    """Give a reader of the labels that drains are judged by, and these by everything known.
+    """Give a reader of the labels that drains are evaluated by, and these by everything known.
 
     They are those of the longer of ``section.horizon`` and the labels' own.
     """
@@ -259,7 +259,7 @@ class _Judged:
         for fold, decision in decisions.items():
             asked[fold] = np.inf if decision.threshold is None else decision.threshold
         alerts = np.flatnonzero(self.nodes.highest(unit_risk) >= asked[self.fold])
-        # over all folds at once: a node that stays alerted over a refit is drained already
+        # over all folds together: a node that stays alerted over a refit is drained already
         begun = alerts[openings(self.node[alerts], self.time[alerts], self.reach_ms)]
         positive = np.flatnonzero(self.incident >= 0)
         out = []

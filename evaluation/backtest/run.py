@@ -79,7 +79,7 @@ class FoldStore:
         self._folder = folder / digest
 
     def forget_others(self, but: Path) -> None:
-        """Remove folds of other inputs, or of other code, and all else that lies beside them but one folder."""
+        """Remove folds of other inputs, or of other code, and all else that lies next to them but one folder."""
         for entry in self._folder.parent.iterdir() if self._folder.parent.is_dir() else ():
             if entry not in (self._folder, but):
                 shutil.rmtree(entry, ignore_errors=True)

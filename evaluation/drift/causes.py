@@ -74,7 +74,7 @@ def is_software(column: FeatureColumn) -> bool:
 
 
 def fleet_verdicts(reference: Reference, recent: Recent) -> list[DriftVerdict]:
-    """Decide whether other units are there than before: other models, many new ones, many more or fewer.
+    """Decide whether the fleet changed: other models, many new units, many more or fewer.
 
     A driver's share is reported as a note: an upgrade is reason to refit only if readings moved with it.
     """

@@ -32,7 +32,7 @@ LEAST_EFFECT = 0.05
 """Change of the mean rank (0 to 1) after a software change that counts."""
 
 LEAST_T = 5.0
-"""Size of that effect over its clustered error that counts: many features are tested at once."""
+"""Size of that effect over its clustered error that counts: many features are tested."""
 
 _CHANNEL_SHARE = 0.15
 _WORST_SHOWN = 12
@@ -94,7 +94,7 @@ def movements(
     ``before``: the reference, one for each column.
     ``values``: recent rows; shape (n_rows, n_features).
     ``same_makes``: rows of the reference's time and recent ones with the same share of each make. What counts must have
-    moved within the same makes too, or another mix of makes explains it. Static facts, which say who is there, may
+    moved within the same makes too, or another mix of makes explains it. Static facts describe the units and may
     move with the mix.
     Returns: one for each feature, with the numbers of the whole fleet.
     """

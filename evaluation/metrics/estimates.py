@@ -41,7 +41,7 @@ class Estimate:
 
     ``point``: every statistic of :data:`STATISTICS` on the fleet as it is.
     ``replicates``: the same on each bootstrap sample; the samples are shared by all models; shape (replicates,).
-    ``counts``: for statistics that are shares: how many rows (or incidents) of each cluster stand in the denominator;
+    ``counts``: for statistics that are shares: how many rows (or incidents) of each cluster are in the denominator;
     shape (clusters,).
     ``incidents``: as :func:`evaluation.metrics.lead_time.incident_table` returns it.
     """

@@ -36,7 +36,7 @@ class Evaluation:
     ``nodes``, ``units``, ``times``: nodes, units and decision times that were scored.
     ``first_time``, ``last_time``: first and last decision time (UTC).
     ``oracle_coverage``: share of the decisions with a known true risk; NaN without truth.
-    ``drain_hours``: how long an episode lasts, by which ``episode_precision`` is judged; 0: each alert by itself.
+    ``drain_hours``: how long an episode lasts, by which ``episode_precision`` is evaluated; 0: each alert by itself.
     ``table``: one row a model and variant: counts, statistics (see ``Estimate``) with ``_low``
     and ``_high``, lead time quartiles in hours, false episodes per 1000 node-days, figures by unit (``unit_``),
     calibration of the units' risks, shares of the oracle.

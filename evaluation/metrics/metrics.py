@@ -1,6 +1,6 @@
 """Pure metrics of a ranking and of a risk: no frames, no I/O, ties handled, weights by unit.
 
-Every ranking metric is a function of how many labelled rows of each unit stand in each *segment* of the ranking, so
+Every ranking metric is a function of how many labelled rows of each unit are in each *segment* of the ranking, so
 that the point estimate and all bootstrap replicates come from one sparse product (see :class:`Ranking`).
 """
 
@@ -21,7 +21,7 @@ CALIBRATION_EDGES: tuple[float, ...] = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 
 """Quantiles of risk that bound the calibration bins: deciles, the last one cut finer because alerts live there."""
 
 _CELLS_PER_CHUNK = 8_000_000
-"""Largest dense block (segments x replicates) that a bootstrap allocates at once: 64 MB of float64."""
+"""Largest dense block (segments x replicates) that a bootstrap allocates in one piece: 64 MB of float64."""
 
 
 def ratio(numerator: ArrayLike, denominator: ArrayLike) -> Floats:
@@ -38,7 +38,7 @@ class Ranking:
 
     Rows of equal score form one tie group. The groups that hold at least one positive are numbered ``0 .. J-1`` from
     the highest score down; everything between two of them holds negatives only and is one segment. Segment ``2j + 1``
-    is group ``j``, segment ``2j`` is what stands between group ``j - 1`` and group ``j``, segment ``2J`` is the rest.
+    is group ``j``, segment ``2j`` is what is between group ``j - 1`` and group ``j``, segment ``2J`` is the rest.
 
     ``positives``: positive rows of each unit in each group; shape (J, units).
     ``negatives``: negative rows of each unit in each segment; shape (2 J + 1, units).

@@ -17,7 +17,7 @@ ORACLE = "oracle"
 """Name of the pseudo-model, and of its variant."""
 
 LONGEST = timedelta(days=1)
-"""A true risk stands until the next is due, and no longer than this."""
+"""A true risk is valid until the next one, and for at most this long."""
 
 
 def read_truth(path: Path) -> pd.DataFrame:
@@ -77,7 +77,7 @@ def oracle_predictions(predictions: pd.DataFrame, truth: pd.DataFrame, k: int) -
 
 
 def _standing_ms(stated: np.ndarray) -> int:
-    """How long a true risk stands: just short of the spacing of all of them."""
+    """How long a true risk is valid: just less than the spacing of all risks."""
     return int(np.diff(np.unique(stated)).min(initial=duration_ms(LONGEST))) - 1
 
 

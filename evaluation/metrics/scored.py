@@ -25,7 +25,7 @@ from policy.episodes import caught_causes, clusters, openings, shared_causes
 
 @dataclass(frozen=True, slots=True)
 class Incidents:
-    """Node incidents, each in the rows whose label it makes 1. A row may stand before several.
+    """Node incidents, each in the rows whose label it makes 1. A row may precede several.
 
     ``row``, ``place``: rows of nodes, and the node incident's place below that each could have caught, by place and
     then row; shape (pairs,).
@@ -348,7 +348,7 @@ def _split(predictions: pd.DataFrame, shared: Shared) -> Iterator[Scored]:
 
 
 def _ordered(part: pd.DataFrame, shared: Shared, name: tuple[str, str]) -> pd.DataFrame:
-    """Bring rows into the order of decision time and unit, in which those of all models stand alike."""
+    """Bring rows into the order of decision time and unit, which is then the same for all models."""
     time = np.searchsorted(shared.times_ms, milliseconds(part["decision_time"]))
     key = time * shared.units + coded(part["unit"])[0]
     steps = np.diff(key)
@@ -444,6 +444,6 @@ def _numbers(values: pd.Series, chosen: Bools) -> Ints:
 
 
 def _as_slice(rows: Ints) -> Ints | slice:
-    """Rows that stand together need not be copied."""
+    """Contiguous rows need no copy."""
     together = rows[-1] - rows[0] + 1 == len(rows)
     return slice(int(rows[0]), int(rows[-1]) + 1) if together else rows

@@ -1,7 +1,8 @@
 """What the controller would have done in a fleet's past: :func:`policy.decide.decide` on what was known then.
 
 Tiers, hysteresis, hard rules, stages, budgets, rate limits, the breaker and the worth of a drain are the controller's
-own. Simulated is the cluster: marks stand at once, jobs write their checkpoint and go, and nodes fail as they failed.
+own. Simulated is the cluster: marks take effect immediately, jobs write their checkpoint and go, and nodes fail as they
+failed.
 """
 
 from __future__ import annotations
@@ -135,7 +136,7 @@ def rule_events(events: pd.DataFrame, more: Iterable[dict[Any, Any]] = ()) -> li
 
 
 def _relieves(event: Mapping[str, Any]) -> bool:
-    """Tell whether an event can only end what was said before it."""
+    """Whether an event can only end earlier reports."""
     code = str(event["code"] or "").strip().lower()
     return (event["type"], code) == BOOT or event["type"] in REPAIRS or (event["type"], code) == ("diagnostic", "pass")
 
@@ -165,7 +166,7 @@ class Controlled:
         self._state = PolicyState()
         self._stands = [NO_MARKS] * len(self.fleet.nodes)
         self._rows: list[list[int]] = []
-        self._open: dict[int, list[int]] = {}  # the marks that stand, by node
+        self._open: dict[int, list[int]] = {}  # the active marks, by node
         self._left = np.full(len(self.jobs.node), NEVER)  # when a job is not on its node any more
         self._by_start = np.argsort(self.jobs.start, kind="stable")
         self._starts, self._count = self.jobs.start[self._by_start], 0  # how many of them have started
@@ -179,7 +180,7 @@ class Controlled:
         self._known = [instant_ms(event["known_at"]) for event in self.events]
         self._maintenance = [event for event in self.events if event["type"] == "maintenance"]
         self._planned: tuple[int, dict[str, tuple[tuple[datetime, datetime], ...]]] = (0, {})  # how many were known
-        # when a node is better, which asks for a round only where something stands on it or waits for room
+        # when a node is better, which asks for a round only where something is on it or waits for room
         self._better: dict[int, list[str]] = defaultdict(list)
         for node, until in zip(self.fleet.failed.tolist(), self.fleet.until.tolist(), strict=True):
             self._better[until].append(self.fleet.nodes[node].name)
@@ -254,7 +255,7 @@ class Controlled:
         return np.sort(self._active[self._left[self._active] > self._now])
 
     def _follow(self, place: int, plan: Plan) -> None:
-        """Take note of the marks that stand on a node now."""
+        """Update the marks of a node."""
         level = self._stands[place].level
         if level is not Level.DRAIN:
             self._due.pop(place, None)
@@ -262,7 +263,7 @@ class Controlled:
         if level < self.least:
             if place in self._open:
                 self._open.pop(place)[2] = self._now
-                self._left[slice(*np.searchsorted(self.jobs.node, (place, place + 1)))] = NEVER  # jobs are there again
+                self._left[slice(*np.searchsorted(self.jobs.node, (place, place + 1)))] = NEVER  # jobs are back
                 self._wake(self._now + _MINUTE_MS)  # there is room for another now
             return
         if place not in self._open:
@@ -317,7 +318,7 @@ class Controlled:
         self._test(place, ends + _RETRY_MS, "diagnose")
 
     def _fleet_at(self, at: int, now: datetime, newest: ScoredDecision) -> list[NodeView]:
-        heard = min(now - LONGEST, newest.decided_at)  # what was said before neither holds nor voids anything now
+        heard = min(now - LONGEST, newest.decided_at)  # older reports neither hold nor void anything now
         said = reported(self.events[bisect_right(self._known, instant_ms(heard)) : bisect_right(self._known, at)], now)
         down = self.fleet.down(at)
         spoken = {unit for unit, time in self._void.items() if time > heard}
@@ -397,7 +398,7 @@ def procedure(remedy: Remedy | None, diagnostic: Diagnostic, costs: CostBenefitC
 
 
 def finds(remedy: Remedy | None, diagnostic: Diagnostic) -> bool:
-    """Return whether remedy and diagnostic find a fault that is there or shows within reach."""
+    """Return whether remedy and diagnostic find a fault that exists or appears within reach."""
     return remedy in ("diagnose", "replace") or diagnostic in ("perfect", "stated")
 
 

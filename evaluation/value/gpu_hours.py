@@ -1,6 +1,6 @@
 """What drains and taints are worth in GPU-hours: marks counted against failures and jobs, with intervals by node.
 
-Jobs stand where they stood. One that is moved, or would have started on a node that is kept out, runs on a spare node
+Jobs are placed as recorded. One that is moved, or would have started on a node that is kept out, runs on a spare node
 that does not fail until its own is back; then it, or one like it, runs there again. Failures come as they came. A GPU's
 failure hits each job of its node with the probability that the job had that GPU; what it costs is the mean over these.
 """
@@ -74,7 +74,7 @@ def count_outcome(
 
     ``loads``: the fleet's own jobs, or several generated loads, which are averaged.
     ``reach``: a mark is right if its node fails within it.
-    ``soft``: new jobs only prefer other nodes: they go there while GPUs are free, so that none stand idle for it.
+    ``soft``: new jobs only prefer other nodes: they go there while GPUs are free, so that no GPU is idle for it.
     ``extras``: probes and checkpoints of each load. Without marks, these are what is counted as actions.
     """
     within, ready = duration_ms(reach), duration_ms(costs.checkpoint + LEAVE)

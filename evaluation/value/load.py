@@ -48,7 +48,7 @@ class Placements:
     ``start``, ``end``: milliseconds since the epoch.
     ``every``: how often the job writes a checkpoint, in milliseconds; 0: it loses no work.
     ``saved``: its last checkpoint before ``end``; -1: not known.
-    ``shrinks``: whether the job goes on with its other GPUs.
+    ``shrinks``: whether the job continues with its other GPUs.
     ``on_request``: whether jobs that write checkpoints also write one when they are asked to.
     """
 
@@ -68,7 +68,7 @@ class Placements:
         cls, job: Ints, node: Ints, gpus: Ints, start: Ints, end: Ints, every: Ints | int, saved: Ints | int = -1,
         fewest: Ints | int = NEVER,
     ) -> Placements:  # fmt: skip
-        """Build from entries in any order; ``fewest``: GPUs that the job goes on with."""
+        """Build from entries in any order; ``fewest``: GPUs that the job continues with."""
         order = np.lexsort((start, node))
         size = np.bincount(job, weights=gpus)[job[order]].astype(np.float64)
         often, kept, least = (np.broadcast_to(given, job.shape)[order] for given in (every, saved, fewest))

@@ -121,7 +121,7 @@ def replay_probes(
 ) -> Probes:  # fmt: skip
     """Probe idle nodes: a round follows each decision, and each minute in which a node becomes idle or a probe ends.
 
-    ``at``: when the scores of each decision are there, in milliseconds; ``risks``, ``passed``: of each node, as
+    ``at``: when the scores of each decision are available, in milliseconds; ``risks``, ``passed``: of each node, as
     :func:`node_risks` returns them, and those after a diagnostic that passed.
     ``closed``: nodes out of service, which are not probed.
     ``found``: failures that a diagnostic finds when they begin within ``reach`` of its end.

@@ -28,7 +28,7 @@ def instant(ms: int) -> datetime:
 class ScoredDecision:
     """The scores of a decision time.
 
-    ``at``: when they are there, in milliseconds.
+    ``at``: when they are available, in milliseconds.
     ``risk``: by code of a unit; NaN: unknown; ``scored``: whether it has a score at all; shape (units,).
     ``decided_at``, ``expires_at``: of all scores; ``fitted_at``: when their model was fitted.
     """
@@ -61,7 +61,7 @@ class Readings(Sequence[ScoredDecision]):
     """What a controller would have read, in the order of time; a reading is made when it is asked for.
 
     ``predictions``: of one model: ``decision_time``, ``unit``, ``risk``, ``fold``; ``folds``: ``fold``, ``refit_at``.
-    ``delay``: from a decision time until its scores are there; ``lasts``: until they expire.
+    ``delay``: from a decision time until its scores are available; ``lasts``: until they expire.
     """
 
     def __init__(self, predictions: pd.DataFrame, folds: pd.DataFrame, *, delay: timedelta, lasts: timedelta) -> None:
@@ -79,7 +79,7 @@ class Readings(Sequence[ScoredDecision]):
         self._decided, self._lasts = times.tolist(), lasts
         self._last: tuple[int, ScoredDecision] | None = None
         self.at: list[int] = (times + duration_ms(delay)).tolist()
-        """When the scores of each decision time are there."""
+        """When the scores of each decision time are available."""
 
     def __len__(self) -> int:
         return len(self.at)
@@ -98,6 +98,6 @@ class Readings(Sequence[ScoredDecision]):
         return self._last[1]
 
     def newest(self, at: int) -> ScoredDecision:
-        """Give the newest reading that is there at a time, before all of them the first."""
+        """Return the newest reading at a time; before the first one, the first."""
         reading: ScoredDecision = self[max(bisect_right(self.at, at) - 1, 0)]
         return reading

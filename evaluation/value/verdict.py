@@ -65,7 +65,7 @@ def unanswered(failures: int) -> Predictability:
 def predictability(
     evaluation: Evaluation, predictions: pd.DataFrame, unforeseen: pd.DataFrame, profile: str, *, seed: int
 ) -> Predictability:
-    """Judge a backtest.
+    """Evaluate a backtest.
 
     ``predictions``: of all its models; ``unforeseen``: as :func:`evaluation.metrics.lead_time.unforeseen_incidents`
     returns it.

@@ -315,7 +315,8 @@ def _ages(stays: Installations, unit: Int64Array, time: Int64Array) -> Int64Arra
 def _stays_by_age(stays: Installations) -> tuple[Int64Array, Int64Array, Int64Array]:
     """Cut stays where their unit comes of another age: the age, begin and end of each piece.
 
-    A stay that lasts is cut as long as any time can be asked for; what has not begun adds nothing to a time before it.
+    A stay that lasts is cut as long as any time can be asked for; what has not started adds nothing to a time before
+    it.
     """
     step = duration_ms(AGE_STEP)
     first = _first_installed(stays)[stays.unit]

@@ -138,7 +138,7 @@ class EventHistory:
         distinct = np.unique(facts.xid[facts.xid >= 0])
         xid = np.r_[facts.xid, np.full(len(onsets), -1, dtype=np.int64)]
         code = np.where(xid >= 0, np.searchsorted(distinct, xid), -1)
-        # A unit sits where the last stay begun by then says; no later stay or removal is looked at.
+        # A unit sits where the last stay started by then says; no later stay or removal is looked at.
         stay = stays.timeline().last(unit_code, time)
         slot_of_stay, slots = pd.factorize(_slots(stays))
         slot_of_stay = np.append(slot_of_stay, -1).astype(np.int64)

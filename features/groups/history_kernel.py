@@ -26,7 +26,7 @@ class EntityEvents(NamedTuple):
     ``known``, ``time``: when each event was known and when it happened (ms).
     ``kinds``: bit set of what the event is.
     ``code``: number of its XID among ``codes`` distinct ones; -1: no XID.
-    ``size``: events that it stands for.
+    ``size``: events that it represents.
     ``by_time``: events sorted by (entity, time).
     """
 
@@ -63,7 +63,7 @@ class EntityEvents(NamedTuple):
 class EventVersions:
     """The events of entities, some of which count for a while only.
 
-    Where an event ceases to count, its entity goes on as another one that never had it: a version of it.
+    Where an event ceases to count, its entity continues as another one that never had it: a version of it.
 
     ``entities``: how many there are, and first versions of them; a first version has its entity's number.
     ``changes``: (entity, when) of all further versions, which follow in this order.

@@ -1,4 +1,4 @@
-"""Feature group ``onset``: which errors have just begun to rise, beyond the fleet's and beyond the unit's own past.
+"""Feature group ``onset``: which errors have just started to rise, beyond the fleet's and beyond the unit's own past.
 
 Many healthy units count errors all their life, and a driver can multiply a counter on every unit that runs it. So each
 counter's rise over a window is compared with two things: the 95th percentile of the units of the same model and

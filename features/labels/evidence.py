@@ -217,7 +217,7 @@ def established_at(
     All moments are pairs of when it happened and from when it is known (ms).
 
     ``candidates``: the unit's conditional errors.
-    ``confirmers``: repairs, resets, drains, failures, losses, failed diagnostics: what counts at once.
+    ``confirmers``: repairs, resets, drains, failures, losses, failed diagnostics: what counts immediately.
     ``late``: those of :meth:`Facts.confirms_late`, drains known :data:`TICKET_DELAY` later.
     ``certain``: the unit's certain signs. A late confirmer answers the newest incident before it that is known with
     it: no candidate before a certain sign, or ``labels.merge_window`` before another candidate.

@@ -35,8 +35,8 @@ _FAILED = re.compile(r"(?<![a-z])(fail|failed|failure|error|unhealthy)(?![a-z])"
 def reported(events: pd.DataFrame, delay: timedelta) -> pd.DataFrame:
     """Give events their known-at times under a reporting delay.
 
-    A dataset fixes ``known_at`` when it is imported. A ticket's entry time stands; but nothing is known earlier than
-    the delay of now after it happened, whatever the delay was at the import.
+    A dataset fixes ``known_at`` when it is imported. The entry time of a ticket is used as recorded, but nothing is
+    known earlier than the delay of now after it happened, whatever the delay was at the import.
 
     ``delay``: ``features.delay``.
     Returns: a copy with ``known_at`` at least ``timestamp + delay``.
@@ -56,7 +56,7 @@ class EventArrays:
     ``node_wide``: the event names a node and no GPU.
     ``node``, ``type``, ``code``, ``detail``, ``source``: as the event has them; null as ''.
     ``xid``: XID number of ``xid`` events, -1 for every other event.
-    ``count``: events that the fact stands for: a run is a fact at its first event,
+    ``count``: events that the fact represents: a run is a fact at its first event,
     and one of the others at its last.
     """
 
@@ -125,7 +125,7 @@ class EventArrays:
         return (self.type == "drain") & _test(self.code, lambda code: normalized(code) in RELEASE_CODES)
 
     def drains(self) -> BoolArray:
-        """Drains begun."""
+        """Drains started."""
         return (self.type == "drain") & ~self.releases()
 
     def ends(self) -> BoolArray:
@@ -152,7 +152,7 @@ class EventArrays:
         return (mended | (self.drains() & ~self.own()) | self.diagnostics(passed=False)) & ~planned
 
     def at_units(self, chosen: BoolArray, stays: Installations) -> tuple[Int64Array, Int64Array]:
-        """Pairs (position of the fact, unit code); a fact about a node of GPUs stands once for each GPU then on it."""
+        """Pairs (position of the fact, unit code); a fact about a node of GPUs appears once for each GPU then on it."""
         direct = np.flatnonzero(chosen & (self.unit >= 0))
         wide = np.flatnonzero(chosen & self.node_wide)
         position, unit = stays.on_node(self.node[wide], self.time[wide])
@@ -181,7 +181,7 @@ def normalized(code: str) -> str:
 
 
 def _runs_as_two(events: pd.DataFrame) -> tuple[pd.DataFrame, Int64Array]:
-    """Give each run of events a second row at its last event, and say how many events each row stands for."""
+    """Give each run of events a second row at its last event, and say how many events each row represents."""
     if "count" not in events:
         return events, np.ones(len(events), dtype=np.int64)
     count = events["count"].fillna(1).to_numpy(np.int64)

@@ -58,7 +58,7 @@ def find_incidents(
     ticket that follows a failure belongs to it, see :mod:`features.labels.evidence`.
 
     ``events``, ``inventory``: as a dataset holds them.
-    ``as_of``: use only what was known then: events with ``known_at <= as_of``, stays begun and removals made by then.
+    ``as_of``: use only what was known then: events with ``known_at <= as_of``, stays started and removals made by then.
     ``data_end``: end of the data; by default the latest time in events and inventory. An incident whose cooldown ends
     after this (or after ``as_of``) is open.
     Returns: columns ``incident`` (0, 1, ... by start, then unit), ``unit``, ``gpu`` (null for a node), ``node``,

@@ -34,7 +34,7 @@ def label_rows(
     * the unit is inside an incident or in a planned maintenance at t, even if that was not known at t;
     * the horizon ends after ``data_end`` or ``as_of``: a failure that is known already says nothing about the rows
       around it, and counting it alone would make every ranking of those times look better than it was;
-    * ``labels.censor_leavers``, and the unit leaves service in (t, t + gap + horizon] with no incident begun after t
+    * ``labels.censor_leavers``, and the unit leaves service in (t, t + gap + horizon] with no incident started after t
       and by then;
     * predrain's controller drained the unit or its node (``drain`` events whose source begins ``predrain``), so that it
       was out of use at some time in (t, t + gap + horizon], and it neither failed nor passed a diagnostic after that

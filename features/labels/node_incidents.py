@@ -48,7 +48,7 @@ def number_node_incidents(
     in maintenances that do. One that is dated by day begins at no known instant.
 
     ``unit``, ``start``: unit code and start (ms) of each incident, sorted by start.
-    ``by_unit``: each unit stands for itself (``labels.acts_on``).
+    ``by_unit``: each unit represents itself (``labels.acts_on``).
     Returns: both numbered 0, 1, ... in the order of their first incidents.
     """
     place = stays.node[stays.timeline().last(unit, start)] if len(unit) else np.zeros(0, dtype=object)
@@ -77,7 +77,7 @@ def _chained(group: Int64Array, time: Int64Array, longest: int) -> Int64Array:
 
 
 def _joined(one: Int64Array, other: Int64Array) -> Int64Array:
-    """Join entries that share a number of either kind, of ``other`` unless it is -1; the lowest number stands."""
+    """Join entries that share a number of either kind, of ``other`` unless it is -1; the lowest number is used."""
     while True:
         lowest = pd.Series(one).groupby(np.where(other < 0, -1 - np.arange(len(one)), other)).transform("min")
         joined = lowest.groupby(one).transform("min").to_numpy(np.int64)

@@ -181,7 +181,7 @@ class Build:
 
     @classmethod
     def join(cls, order: BuildOrder) -> Build:
-        """Join a build that another machine has begun.
+        """Join a build that another machine has started.
 
         Raises ``InputError`` if this machine does not see the dataset or the folder of the matrix, or runs other code.
         """

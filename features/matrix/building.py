@@ -156,7 +156,7 @@ def _layout(dataset: Dataset) -> dict[str, Any]:
 
 
 def _first_other_event(before: pa.Table, after: pa.Table) -> int:
-    """Return when the first event was known behind the rows in which two tables, ordered by that, begin alike."""
+    """Return when the first event after the common prefix of two tables, sorted by known-at, was known."""
     if before.column_names != after.column_names:
         return -NEVER
     alike = min(before.num_rows, after.num_rows)
@@ -365,7 +365,7 @@ def _write(build: Build, engine: Engine, progress: Progress | None) -> None:
 
 
 def _largest_first(sizes: Sequence[int]) -> list[int]:
-    """Order tasks so that no large one is begun when the others are nearly done, and the other cores then wait."""
+    """Order tasks so that no large one starts when the others are nearly done, and the other cores then wait."""
     return sorted(range(len(sizes)), key=lambda number: -sizes[number])
 
 

@@ -74,7 +74,7 @@ def augmented_rows(
 
     ``onsets``, ``down``: from :func:`features.labels.incidents.known_onsets` and
     :func:`features.labels.maintenance.out_of_use`.
-    ``config``: rows stand within its ``span``.
+    ``config``: rows are within its ``span``.
     Returns: as :func:`decision_rows` with ``augmented`` True; ``established_at`` is when the first onset that asks for
     the row was known. No (decision_time, unit) occurs twice.
     """

@@ -2,6 +2,6 @@
 
 :mod:`~features.windows.blocks` lays samples out as arrays, :mod:`~features.windows.pane_index` sums stretches of time
 once. :mod:`~features.windows.gauges` and :mod:`~features.windows.counters` (resets included, enums and bitmasks too)
-hold the kernels, :mod:`~features.windows.window_plan` says which channel gets which. A reset is read alike in
+hold the kernels, :mod:`~features.windows.window_plan` says which channel gets which. A reset is read in the same way in
 :mod:`telemetry.importing.samples.rollup`: change both.
 """

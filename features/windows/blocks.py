@@ -357,7 +357,7 @@ def _widen(held: npt.NDArray[np.floating], bits: ByteArray, offset: int, rows: I
         given, taken = held[begin : begin + count], out[at : at + count]
         for i in range(count):
             value = np.float64(given[i])
-            # 0 unless it is not finite; np.isfinite would keep the compiler from doing several at once
+            # 0 unless it is not finite; np.isfinite would prevent vectorization
             taken[i] = value if value - value == 0 else np.nan
         if bits.size > 0:  # behind the values, because a loop that asked for bits would do one value at a time
             _forget(bits, offset + begin, taken)

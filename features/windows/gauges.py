@@ -5,7 +5,7 @@ and then of a row's look-back: that value is itself a member of the window, so t
 cancellation to fear, whatever the level.
 
 Nodes hold all gauges of a field side by side: a row's visits are gone through once, and each node is joined for all
-gauges in one loop without branches. Where a gauge has no known value, choices between two numbers stand in for them.
+gauges in one loop without branches. Selects replace branches for unknown values.
 """
 
 from __future__ import annotations
@@ -243,7 +243,7 @@ def _add_stretch(
     sums: FloatArray,
     one: FloatArray,
 ) -> None:
-    """Add samples that stand in no node, for all gauges; ``one`` is room for a gauge's sums."""
+    """Add samples outside of tree nodes, for all gauges; ``one`` is room for a gauge's sums."""
     for c in range(low_at.size):
         for field in range(_FIELDS):
             one[field] = sums[field, c]

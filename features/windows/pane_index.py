@@ -18,7 +18,7 @@ from numba import njit
 from features.windows.blocks import FloatArray, IntArray, RowSpans, SampleBlock
 
 MIN_STEPS = 6
-"""A pane is at least so many steps of the dataset long: shorter ones cost more than the samples they stand for."""
+"""A pane is at least so many steps of the dataset long: shorter ones cost more than the samples they represent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ def levels_of(look_back: int, length: int) -> int:
 
 
 class PaneIndex(NamedTuple):
-    """Where each pane's samples stand in a block, and where its nodes stand in tables of nodes.
+    """Positions of the samples of each pane in a block, and of its nodes in tables of nodes.
 
     Samples of a unit form a run until they are further apart than the look-back; each run has its own panes, so that a
     silence of years costs nothing.

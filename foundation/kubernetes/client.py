@@ -173,7 +173,7 @@ class KubernetesClient:
         """List objects page by page (0: all in one), and keep of each what ``view`` makes of it (None: nothing).
 
         Returns the views and the listing's resourceVersion. A listing that the server forgets between two pages (410)
-        is begun again, three times. Raises as :meth:`get`, also for an answer that is not a whole listing: such a one
+        is started again, three times. Raises as :meth:`get`, also for an answer that is not a whole listing: such a one
         must never pass for an empty cluster.
         """
         for _ in range(_LISTINGS):

@@ -58,15 +58,15 @@ class ForeignMark:
 
 
 class ForeignMarks:
-    """Marks of other tools, the first of which that stands on a node counts."""
+    """Marks of other tools; the first one found on a node counts."""
 
     def __init__(self, marks: tuple[ForeignMark, ...]) -> None:
         self._marks = marks
-        # The nodes of a fleet have the same keys, and a node has a hundred: those of nobody are set aside at once.
+        # The nodes of a fleet have the same keys, and a node has a hundred: keys without an owner are skipped early.
         self._nobodys: defaultdict[Kind, set[str]] = defaultdict(set)
 
     def on(self, present: Mapping[Kind, Mapping[str, str]]) -> list[ForeignMark]:
-        """Return those that stand on a node, in the order of the catalogue."""
+        """Return the marks on a node, in the order of the catalogue."""
         standing: set[int] = set()
         for kind, values in present.items():
             for key in values.keys() - self._nobodys[kind]:

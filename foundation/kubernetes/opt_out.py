@@ -28,7 +28,7 @@ def is_unmanaged(value: str) -> bool:
 
 
 def is_set(value: str) -> bool:
-    """Whether a marker that asks for care stands, such as ``PREFIX/maintenance``: anything but a clear "false" does."""
+    """Whether a marker such as ``PREFIX/maintenance`` is set; every value except a clear "false" counts."""
     return read_switch(value) is not False
 
 

@@ -63,7 +63,7 @@ class GuardedProtocol(H11Protocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Read; a head that has begun must be whole in time."""
+        """Read; a started head must be complete in time."""
         super().data_received(data)
         if self._is_serving():
             self._cancel_head_timer()
@@ -71,7 +71,7 @@ class GuardedProtocol(H11Protocol):
             self._await_head()
 
     def on_response_complete(self) -> None:
-        """Go on with the next request, or wait for it."""
+        """Continue with the next request, or wait for it."""
         self._cancel_head_timer()
         self._idle_since_s = self.loop.time()
         super().on_response_complete()
@@ -201,7 +201,7 @@ async def serving(
         log_level="error",
         access_log=False,
         server_header=False,
-        proxy_headers=False,  # what a client writes into them is taken from nobody
+        proxy_headers=False,  # headers of clients are not trusted
         backlog=max(1, min(BACKLOG, _descriptors() // _BACKLOG_SHARE)),
         timeout_keep_alive=_KEEP_ALIVE_S,
         timeout_graceful_shutdown=grace_s,

@@ -48,7 +48,7 @@ def own_token_file(path: Path) -> Path:
 class TokenFile(Generic[Grant]):
     """The tokens of a file, one a line, without empty lines and those that begin with ``#``.
 
-    ``parse``: makes of a line, its number and where it stands the digest of a token and what that grants; may raise
+    ``parse``: parses a line, given its number and file, into the digest of a token and its rights; may raise
     ``InputError``. ``do``: how such a file is written.
     Raises ``InputError`` if the file cannot be read, or holds no token, or one with two grants.
     """
@@ -62,7 +62,7 @@ class TokenFile(Generic[Grant]):
         """Return what a token grants, None if it is none of the file's.
 
         A file that cannot be read leaves the former tokens valid; of one that can be read, only its own lines are, so
-        that a token that was taken out never goes on. A line that cannot be used is logged.
+        that a removed token is rejected. A line that cannot be used is logged.
 
         Each digest is compared, in constant time, so that the answer's delay reveals nothing of it.
         """

@@ -134,7 +134,7 @@ def _trained(manifest: Mapping[str, Any]) -> list[str]:
     if simulated:
         lines.append(f"- **The fleet was simulated** ({_pairs(simulated)}).")
     if fitted["stand_in"]:
-        lines.append(f"- **Nothing could be fitted**: every model is stood in for by `{fitted['stand_in']}`.")
+        lines.append(f"- **Nothing could be fitted**: every model is replaced by `{fitted['stand_in']}`.")
     if fitted["stand_in"] == PRIOR:
         lines.append("- **Prior only**: no failure of this fleet was learned from. Ranks only; nothing is promised.")
     elif fitted["prior_weight"] is not None:

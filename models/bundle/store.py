@@ -55,7 +55,7 @@ _SAME = (
     "n_positive", "n_negative", "n_augmented", "n_incidents", "calibrated", "thinned_to", "stand_in",
     "prior_weight",
 )  # fmt: skip
-"""What fitted models and a manifest hold alike."""
+"""What fitted models and a manifest hold equally."""
 
 _OWN = ("format", "fitted", "files", "libraries", "features", "sequence", SEAL)
 
@@ -66,7 +66,7 @@ class Bundle:
 
     ``path``: where it was read from.
     ``fitted``: the models; ``fitted.score`` scores rows.
-    ``manifest``: the manifest, as it stands in the file.
+    ``manifest``: the manifest, as in the file.
     ``digest``: SHA-256 of the manifest, which holds those of all other files: it names the bundle's whole content.
     """
 

@@ -167,7 +167,7 @@ def fit_horizons(
     for further in sorted((span for span in others if span < horizon), reverse=True):
         here, share = others[further], _hours(further) / hours
         rows = (within.label == 1) & (here.label >= 0)
-        # Each incident stands behind several rows, all of which ask the same: how soon does it come?
+        # Each incident appears in several rows.
         weight = within.incidents / max(int(rows.sum()), 1)
         shorter.append(_link(log_odds, rows, here, weight, _hours(further), float(logit(share)), 0.0))
         within, hours = here, _hours(further)

@@ -39,7 +39,7 @@ class Cascade:
     ``floor``: Log-odds that rows filtered out stay below, and survivors above: the first percentile of the last stage's
     training rows, at most 0, because to be filtered out is to be called healthy.
     ``order_by``: what survivors are ordered by: the ``last`` stage's log-odds, or the ``mean`` of all stages'. The last
-    stage has learnt to tell survivors apart and nothing else; the earlier ones still know how suspicious they were.
+    stage has learnt to distinguish survivors and nothing else; the earlier ones still know how suspicious they were.
     """
 
     stages: Sequence[tuple[str, Any]]
@@ -169,7 +169,7 @@ def _survivors(oof: Floats, y: Ints, recall_floor: float) -> tuple[float | None,
         return None, np.arange(len(y))
     threshold = keep_threshold(oof[positives], recall_floor)
     kept = scored[oof[scored] >= threshold]
-    # A stage that separates (nearly) perfectly leaves the next nothing to tell apart: it learns from all rows.
+    # A stage that separates (nearly) perfectly leaves the next nothing to distinguish: it learns from all rows.
     if len(np.unique(y[kept])) < 2 or len(kept) < MIN_SURVIVORS:
         kept = scored if len(np.unique(y[scored])) == 2 else np.arange(len(y))
     return threshold, kept

@@ -25,7 +25,7 @@ class Stacker:
 
     @classmethod
     def mean(cls, members: int) -> Stacker:
-        """Weigh all members alike."""
+        """Give all members the same weight."""
         return cls((1 / members,) * members if members else ())
 
     @classmethod
@@ -89,7 +89,7 @@ def combine(
     ranks; ``mean_log_odds``: the highest means (soft voting, a logarithmic opinion pool); ``stacked``: the highest
     scores of ``stacker``. Voted rows are ordered by votes, then by mean rank.
     ``min_votes``: for ``min_votes``, from 1 to the number of members, as ``model_names`` checks; None: all members.
-    ``stacker``: for ``stacked``; None weighs all members alike.
+    ``stacker``: for ``stacked``; None gives all members the same weight.
     Returns: the score, which orders rows inside a decision time: for ``mean_log_odds`` and ``stacked`` a log-odds,
     otherwise the logit of a share between 0 and 1, comparable between decision times as ranks are; and the alerts where
     members vote (None: those of the highest scores).

@@ -166,7 +166,7 @@ def members_of(fitted: FittedModels, model: str) -> list[tuple[str, Any]]:
 
     ``model``: one of ``fitted.models``.
     Returns: the learner itself; an ensemble's members; behind them the prior that they are pooled with; of a cascade
-    the stages whose log-odds make a survivor's score; what stands in for all models where nothing could be fitted.
+    the stages whose log-odds make a survivor's score; the replacement of all models if nothing could be fitted.
     Raises ``ValueError`` if there is no such model.
     """
     if model not in fitted.models:
@@ -184,7 +184,7 @@ def members_of(fitted: FittedModels, model: str) -> list[tuple[str, Any]]:
 def weights_in(fitted: FittedModels, model: str) -> tuple[float, ...]:
     """Give what each of :func:`members_of` weighs in a model's score.
 
-    Returns: ``stacked``: the weights fitted; else all alike, adding up to 1; a prior takes its share of either.
+    Returns: ``stacked``: the weights fitted; else all equal, adding up to 1; a prior takes its share of either.
     """
     names = [name for name, _ in members_of(fitted, model)]
     pooled = fitted.prior_weight if names[-1] == PRIOR and fitted.prior_weight and fitted.stand_in is None else None
@@ -204,7 +204,7 @@ def attribute_score(
     because their contributions have a scale of their own.
 
     ``X``: shape (rows, features).
-    ``weights``: weight of each member; by default all alike.
+    ``weights``: weight of each member; by default all equal.
     Returns ``values``: additions to the score; all 0 where no member can be explained; shape (rows, features).
     """
     shares = [1 / len(members)] * len(members) if weights is None else list(weights)

@@ -116,7 +116,7 @@ def largest_reasons(
 
     ``values``: Contributions; shape (features,).
     ``row``: shape (features,).
-    ``fleet``: to say where a value stands; shape (units, features).
+    ``fleet``: to rank a value in the fleet; shape (units, features).
     """
     group, counters = plan.group.copy(), plan.counters(row)
     for at, counter in counters.items():  # what joins all counters is reported with the one that leads them

@@ -112,7 +112,7 @@ class VendorRule:
     ``channels``: channels whose values are added up.
     ``statistic``: ``last`` or ``rise``.
     ``threshold``: lowest value that is a hit; for a rate in events a second.
-    ``severity``: points of a hit: 3 means replace or reset at once, 2 drain soon, 1 look.
+    ``severity``: points of a hit: 3 means replace or reset immediately, 2 drain soon, 1 look.
     ``rate``: whether the value is divided by the window's length.
     ``above``: whether the threshold itself is no hit yet.
     """

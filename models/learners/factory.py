@@ -123,7 +123,7 @@ def _logistic(seed: int, settings: dict[str, Any]) -> PreparedClassifier:
 
 def _mlp(seed: int, settings: dict[str, Any]) -> PreparedClassifier:
     # A fixed number of epochs and no validation share: scikit-learn would draw that share at random over rows, so that
-    # windows of one incident stood on both sides of it. An improvement that no epoch can reach makes the library stop
+    # windows of one incident were on both sides of it. An improvement that no epoch can reach makes the library stop
     # after exactly that many, where reaching max_iter would warn.
     settings = dict(settings)
     size, epochs = settings.pop("hidden_layer_sizes"), settings.pop("epochs")

@@ -190,8 +190,8 @@ def believed_share(n_incidents: int, coverage: float) -> float:
 def fit_share(own: Floats, prior: Floats, positive: Bools, *, n_incidents: int, believed: float) -> float:
     """Fit the share of a prior by penalised likelihood on rows that neither was fitted on.
 
-    Share, slope and level are fitted together, so that only what tells rows apart counts. Rows of one incident count as
-    one; the share has a normal prior around what is believed, the logarithm of the slope one around 0 (0.5).
+    Share, slope and level are fitted together, so that only what distinguishes rows counts. Rows of one incident count
+    as one; the share has a normal prior around what is believed, the logarithm of the slope one around 0 (0.5).
 
     ``own``, ``prior``: log-odds; shape (n_rows,).
     ``n_incidents``: distinct incidents among the positives.

@@ -3,9 +3,9 @@
 The alias ``champion`` says who serves; the tag :data:`HISTORY_TAG` of the registered model lists all champions in
 order, the present one last. MLflow has no transaction over both, so each change is two writes in an order that leaves
 a state with one reading (:func:`_history`) wherever a kill comes: a promotion adds to the list and then moves the
-alias, a rollback moves the alias and then shortens the list. A list that goes on past the alias is cut there. The first
-champion gets the alias first: a list without an alias is then always the work of other hands, and an error rather than
-"no champion yet".
+alias, a rollback moves the alias and then shortens the list. A list that continues past the alias is cut there. The
+first champion gets the alias first: a list without an alias is then always the work of other hands, and an error rather
+than "no champion yet".
 """
 
 from __future__ import annotations

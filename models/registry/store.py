@@ -35,7 +35,7 @@ DIGEST_TAG = "bundle_digest"
 """Tag of a version: the digest of its bundle."""
 
 ARTIFACTS = "mlartifacts"
-"""Folder beside the database that holds the files of its runs and models."""
+"""Folder next to the database that holds the files of its runs and models."""
 
 _CREATION_TIMEOUT_S = 120
 
@@ -112,7 +112,7 @@ def refuse_moved(client: Any, tracking_uri: str) -> None:
 
     A moved store would find none of its files and write new ones where it was; a copy would write among the original's.
 
-    Raises ``InputError`` if the folder of artifacts beside the database is not the one that the store has recorded.
+    Raises ``InputError`` if the folder of artifacts next to the database is not the one that the store has recorded.
     """
     database = database_of(tracking_uri)
     if database is None:
@@ -125,7 +125,7 @@ def refuse_moved(client: Any, tracking_uri: str) -> None:
             raise InputError(
                 f"the store was moved or copied: its files are recorded at {old}",
                 tracking_uri,
-                f"Move it back, or, if nothing is there any more, let the old path name the new one: ln -s {new} {old}",
+                f"Move it back, or, if the old path is empty, link it to the new one: ln -s {new} {old}",
             )
 
 
@@ -258,7 +258,7 @@ def _advice(error: BaseException) -> str:
     for part, advice in _SQLITE_ADVICE.items():
         if part in cause:
             return advice
-    return "Check that the store is there and whole, its path, and the names."
+    return "Check that the store exists and is intact, its path, and the names."
 
 
 def _has_files(mlflow: Any, model_version: Any) -> bool:

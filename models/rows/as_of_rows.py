@@ -1,4 +1,4 @@
-"""Where the rows of a prediction frame stand in the matrix, and their labels as known at any time."""
+"""Positions of prediction rows in the matrix, and their labels as known at a time."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ def rate_at(rows: TrainingRows, labels: Labels, refit_ms: int, *, serves: timede
 
 
 def expected_rate(incidents: Floats, rows: Floats, ahead: int = 1) -> float:
-    """Return the incidents a row to expect next: the forecasts, weighed by what each foretold before.
+    """Return the incidents a row to expect next: the forecasts, weighed by what each predicted before.
 
     ``incidents``, ``rows``: incidents that began and labelled grid rows by week, oldest first; shape (weeks,).
     ``ahead``: weeks that a forecast is for.

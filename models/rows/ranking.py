@@ -1,4 +1,4 @@
-"""Ranks within a decision time, with ties broken by who a unit is and not by where its row stands; stable hashes."""
+"""Ranks within a decision time, with ties broken by the identity of a unit, not its row; stable hashes."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def rank_within(times: Ints, score: NDArray[np.floating], tie: Hashes) -> Ints:
 
 
 def top_nodes(times: Ints, rank: Ints, node: Ints | Hashes, k: int) -> Bools:
-    """Alert the units from the riskiest down for as long as they stand on at most ``k`` nodes.
+    """Alert the units from the riskiest down while they are on at most ``k`` nodes.
 
     A drain empties a node, so a budget counts nodes. Units of a node that is among the ``k`` alert too where they come
     before the first unit of the next node.

@@ -1,8 +1,8 @@
 """Which rows a model is fitted on: every positive, and negatives drawn so that the clock tells nothing.
 
-Augmented positives end at odd times of the day. If negatives stood only on the decision grid, a model would learn the
+Augmented positives end at odd times of the day. If negatives were only on the decision grid, a model would learn the
 clock instead of the failure. So negatives are drawn at the positives' own times, and weighted where a time has too few,
-until positives and negatives stand in the same proportion on the grid, off it, and at each time off it.
+until positives and negatives are in the same proportion on the grid, off it, and at each time off it.
 """
 
 from __future__ import annotations
@@ -226,7 +226,7 @@ def choose_rows(
 
     shift = 0.0
     if len(positives) and len(on_rows) + len(off_rows):
-        # Half a positive stands for none: the span has augmented windows of an incident but no grid row of it.
+        # Half a positive represents none: the span has augmented windows of an incident but no grid row of it.
         true_odds = max(len(on_positive), 0.5) / max(int((negative & ~rows.augmented).sum()), 1)
         shift = float(np.log(true_odds) - np.log(len(positives) / (on_weight.sum() + off_weight.sum())))
     return TrainingSet(
@@ -243,7 +243,7 @@ def choose_rows(
 
 
 def count_incidents(tie: Hashes, incident: Ints) -> int:
-    """Count distinct incidents among positive rows; a row whose incident is not given stands for its unit."""
+    """Count distinct incidents among positive rows; a row whose incident is not given represents its unit."""
     key = np.where(incident >= 0, incident.astype(np.uint64), tie)
     return len(np.unique(key))
 

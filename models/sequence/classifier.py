@@ -31,11 +31,11 @@ class SequenceClassifier(ClassifierMixin, BaseEstimator):
     Where either part would lack a class, ``fixed_epochs`` are run on all rows instead.
 
     ``network``: one layer of LSTM whose last state decides, or three convolutions with pooling.
-    ``layout``: where window and statics stand in a row; None: every feature is a step of a single channel.
+    ``layout``: positions of window and statics in a row; None: every feature is a step of a single channel.
     ``filters``: filters of each convolution; the LSTM has none.
     ``patience``: passes without a better tail after which fitting ends.
     ``fixed_epochs``: passes where there is no usable tail.
-    ``purge``: gap + horizon: rows to fit on end that long before the tail begins, so that no incident stands in both.
+    ``purge``: gap + horizon: rows to fit on end that long before the tail begins, so that no incident is in both.
     ``random_state``: seed of first weights and order of batches; None: 0, because a learner that differs from run to
     run is of no use here.
     ``scaler_``: what makes a row fit for the network.
@@ -178,7 +178,7 @@ class SequenceClassifier(ClassifierMixin, BaseEstimator):
         """Give what each channel and static adds to the log-odds: the score less that with it at its median.
 
         ``X``: Rows; shape (n_rows, n_features).
-        Returns: a channel's addition stands at its newest step, 0 at the others; features the network does not read
+        Returns: a channel's addition is at its newest step, 0 at the others; features the network does not read
         have 0; shape (n_rows, n_features).
         """
         X = self._checked(X)

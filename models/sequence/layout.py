@@ -28,7 +28,7 @@ def versions() -> dict[str, str]:
 
 
 def require_torch(name: str) -> None:
-    """Refuse to go on without PyTorch.
+    """Refuse to continue without PyTorch.
 
     Raises ``InputError`` if PyTorch or safetensors is not installed, or cannot be loaded.
     """
@@ -58,7 +58,7 @@ STEP_STATISTICS = ("step_mean", "step_rise")
 
 @dataclass(frozen=True, slots=True)
 class SequenceLayout:
-    """Where a window and its statics stand in a row.
+    """Positions of a window and its statics in a row.
 
     ``begin``: first column of the flattened window, which is ordered by step (oldest first), in it by channel.
     ``statics``: columns that are repeated at every step.

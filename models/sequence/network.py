@@ -1,7 +1,7 @@
 """The two networks, in PyTorch; nothing else imports it. Arrays in, arrays out: weights are plain NumPy.
 
 Nothing here touches PyTorch's global random state: weights and the order of batches are drawn from NumPy's generators,
-so two networks may be fitted in two threads at once and each gets the same bits as alone.
+so two networks may be fitted in two concurrent threads and each gets the same bits as alone.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def network_log_odds(
     """Score rows, some hundreds at a time, so that what lies between two layers stays in the cache.
 
     ``weights``: from :func:`fit_network`.
-    ``inputs``: from (begin, end) to windows and statics of those rows, so that all need not be scaled at once.
+    ``inputs``: from (begin, end) to windows and statics of those rows, so that all need not be scaled together.
     Returns shape (rows,).
     """
     out = np.empty(rows)

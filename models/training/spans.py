@@ -19,7 +19,7 @@ TAIL_SHARE = 0.2
 """Length of the validation tail over that of the longest span that fits."""
 
 TAIL_AT_LEAST, TAIL_AT_MOST = timedelta(days=7), timedelta(days=14)
-"""Bounds of the tail: shorter holds too few incidents, longer judges by the past."""
+"""Bounds of the tail: shorter holds too few incidents, longer evaluates by the past."""
 
 MIN_TAIL_INCIDENTS = 5
 """With fewer distinct incidents in the tail, average precision is noise and the longest span is taken."""

@@ -24,7 +24,7 @@ def decisions(context: ReportContext) -> ReportSection | None:
     if horizons is not None:
         tables.append(_horizons(horizons))
     after = [
-        "A promise is made at a refit and judged on the decisions until the next. It looks back on decisions of "
+        "A promise is made at a refit and evaluated on the decisions until the next. It looks back on decisions of "
         "earlier refits whose outcome was known by then, and never on its own. Its bound takes alerts of one node, "
         "and of nodes with a common cause, as dependent and pays for the search for the threshold. It holds as far as "
         "the future is like the past.",
@@ -68,7 +68,7 @@ def _made(mine: pd.DataFrame, context: ReportContext) -> str:
                 f"A precision of {percent(row.target)} was promised at {count(row.promised)} of {count(row.folds)} "
                 f"refits and {'kept' if row.kept else 'broken'}: {count(row.hits)} of {count(row.known_drains)} drains "
                 f"were right ({percent(row.precision)}), catching {percent(row.recall)} of all incidents, or "
-                f"{percent(row.recall_promised)} of those while a promise stood."
+                f"{percent(row.recall_promised)} of those while a promise was in force."
             )
     return f"{context.profile}: " + " ".join(parts)
 
@@ -76,10 +76,10 @@ def _made(mine: pd.DataFrame, context: ReportContext) -> str:
 def _counted(promises: pd.DataFrame) -> str:
     judged = promises[promises["kept"].notna()]
     if judged.empty:
-        return "No model of this run gave reason for a promise that could be judged."
+        return "No model of this run gave reason for a promise that could be evaluated."
     kept = int(judged["kept"].sum())
     return (
-        f"Over all models and targets {count(len(judged))} promises could be judged, and {count(kept)} were kept. "
+        f"Over all models and targets {count(len(judged))} promises could be evaluated, and {count(kept)} were kept. "
         "Models share their incidents, so these are not independent."
     )
 
@@ -125,7 +125,7 @@ def _promise(row: Any) -> str:
 
 def _kept(promises: pd.DataFrame, context: ReportContext) -> Table | None:
     return table_of(
-        "Promises walked forward: made at a refit on earlier outcomes, judged until the next. Models without any "
+        "Promises walked forward: made at a refit on earlier outcomes, evaluated until the next. Models without any "
         "promise are left out.",
         promises[(promises["promised"] > 0) | (promises["model"] == context.profile)],
         ("model", lambda row: row.model),
@@ -135,7 +135,7 @@ def _kept(promises: pd.DataFrame, context: ReportContext) -> Table | None:
         ("precision", lambda row: percent(row.precision) if row.known_drains else NONE),
         ("", lambda row: ("kept" if row.kept else "broken") if row.known_drains else NONE),
         ("recall", lambda row: percent(row.recall) if row.known_drains else NONE),
-        ("recall while it stood", lambda row: percent(row.recall_promised) if row.promised else NONE),
+        ("recall while in force", lambda row: percent(row.recall_promised) if row.promised else NONE),
         ("most that could be promised", lambda row: percent_at_least(row.best) if row.best > 0 else NONE),
         strong=lambda row: row.model == context.profile,
         text_columns=frozenset({0, 5}),

@@ -35,7 +35,7 @@ def what_changed(context: ReportContext) -> ReportSection | None:
             "A stability index of 0.1 is little and 0.25 much (Siddiqi); a feature counts as moved from 0.2 on, if the "
             "index also is twice the largest that weeks of the training window showed among themselves, and the "
             "Kolmogorov-Smirnov distance is at least 0.1.",
-            "What is told apart, and how, stands in docs/drift.md.",
+            "docs/drift.md explains the causes and how they are distinguished.",
         ),
     )
 

@@ -1,7 +1,7 @@
 """The report's plots, as inline SVG: the same bytes for the same numbers, readable on light and dark pages.
 
-Text and lines take the page's colours: they are drawn in placeholder colours that stand for CSS in the end. Series
-colours are the Okabe-Ito palette, which colour-blind readers tell apart on both backgrounds; line styles differ as
+Text and lines take the page's colours: they are drawn in placeholder colours that are replaced by CSS. Series
+colours are the Okabe-Ito palette, which colour-blind readers distinguish on both backgrounds; line styles differ as
 well.
 """
 
@@ -91,7 +91,7 @@ def precision_recall(evaluation: Evaluation, profile: str) -> Plot | None:
         others = [model for model in ALL_LEARNERS if model in by_model and model != profile]
         for at, model in enumerate(others):
             curve = by_model[model]
-            # colours and styles repeat at different lengths, so that thirty learners could be told apart
+            # colours and styles repeat at different lengths, so that thirty learners can be distinguished
             colour, style = _COLOURS[at % len(_COLOURS)], _STYLES[at % len(_STYLES)]
             axes.plot(curve["recall"], curve["precision"], color=colour, linestyle=style, label=model)
         if ORACLE in by_model:
@@ -179,7 +179,7 @@ def calibration(evaluation: Evaluation, profile: str) -> Plot | None:
     low, high = 10.0 ** np.floor(np.log10(both.min())), 1.0
 
     def draw(axes: Axes) -> None:
-        axes.plot([low, high], [low, high], ":", color=_INK, linewidth=1.0, label="as often as said")
+        axes.plot([low, high], [low, high], ":", color=_INK, linewidth=1.0, label="perfect calibration")
         # the standard error of a share, shown so that a bin of three positives is not read as a finding
         error = np.sqrt(drawn["observed_rate"] * (1 - drawn["observed_rate"]) / drawn["rows"])
         error = np.minimum(error, 0.95 * drawn["observed_rate"])
@@ -187,7 +187,7 @@ def calibration(evaluation: Evaluation, profile: str) -> Plot | None:
             drawn["mean_risk"], drawn["observed_rate"], yerr=error, fmt="o", color=ACCENT, ecolor=ACCENT,
             elinewidth=1.2, markersize=6, markeredgecolor=_PAGE, label=profile,
         )  # fmt: skip
-        axes.set(xscale="log", yscale="log", xlabel="risk that was said", ylabel="share that had an incident")
+        axes.set(xscale="log", yscale="log", xlabel="predicted risk", ylabel="share that had an incident")
         axes.set(xlim=(low, high), ylim=(low, high))
         _in_percent(axes.xaxis, axes.yaxis)
         for axis in (axes.xaxis, axes.yaxis):

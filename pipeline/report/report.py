@@ -22,7 +22,7 @@ _HERE = Path(__file__).parent
 def write_report(out: Path, *, evaluation: Evaluation, context: ReportContext) -> Path:
     """Write ``OUT/report/index.html``.
 
-    The page makes no request of any kind: styles and plots stand in it. It holds no time of writing, so the same
+    The page makes no request of any kind: styles and plots are inlined. It holds no time of writing, so the same
     results give the same bytes.
 
     ``out``: the output folder of a backtest; made where it does not exist.

@@ -70,7 +70,7 @@ def _alerts(evaluation: Evaluation, context: ReportContext, row: pd.Series) -> s
             f"took {percent(row['alerts_of_one_node'] / row['alerts'])} of all alerts. "
         )
     if not row["episodes_known"]:
-        return text + "None has a known outcome, so nothing can be said about its precision."
+        return text + "None has a known outcome, so its precision is unknown."
     wrong = row["episodes_known"] - row["episodes_right"]
     return text + (
         f"Of the {count(row['episodes_known'])} episodes with a known outcome, {count(wrong)} were wrong and "
@@ -92,7 +92,7 @@ def _early(row: pd.Series) -> str:
             f"(quartiles {hours(row['lead_time_q25_hours'])} and {hours(row['lead_time_q75_hours'])})"
         )
     return text + (
-        f". {percent(row['capture'])} of the incidents hit a node that stood among the riskiest "
+        f". {percent(row['capture'])} of the incidents hit a node among the riskiest "
         f"{percent(TOP_SHARE).replace('.0', '')} at the last decision before."
     )
 

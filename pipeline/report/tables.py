@@ -192,7 +192,7 @@ def mechanisms(evaluation: Evaluation, context: ReportContext) -> Table | None:
 
 
 def by_unit(evaluation: Evaluation, context: ReportContext) -> Table | None:
-    """Detail by GPU beside the figures by node; None where nodes are what is scored."""
+    """Detail by GPU next to the figures by node; None where nodes are what is scored."""
     if context.unit != "gpu":
         return None
     return table_of(
@@ -238,7 +238,7 @@ def equal_alerts(evaluation: Evaluation) -> Table | None:
     """Every ensemble compared with the single learner that is best at as many alerts."""
     table = evaluation.equal_alerts
     return table_of(
-        "Every ensemble beside the single learner that is best at as many alerts. An ensemble that alerts less than K "
+        "Every ensemble next to the single learner that is best at as many alerts. An ensemble that alerts less than K "
         "allows looks more precise for that alone; the learner is chosen after the fact, which favours it.",
         table[(table["variant"] == SLIDING) & table["best"].astype(bool)],
         ("model", lambda row: row.model),

@@ -6,7 +6,7 @@ import math
 from datetime import datetime
 
 NONE = "–"
-"""What stands where a number is undefined."""
+"""Placeholder for an undefined number."""
 
 
 def percent(value: float) -> str:

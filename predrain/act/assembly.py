@@ -160,8 +160,8 @@ def facts_of(
 ) -> FactSource:
     """Make the source of facts: what GPUs reported, what diagnostics came to, and what became of alerts.
 
-    ``events``: a dataset, or its ``events.parquet``; with its inventory beside it, it says what happened. Without, no
-    alert is judged.
+    ``events``: a dataset, or its ``events.parquet``; with its inventory next to it, it says what happened. Without, no
+    alert is evaluated.
     ``ledger``: says when we took a node out of service.
     """
     from predrain.act.dataset_history import DatasetHistory

@@ -45,7 +45,7 @@ def act(
         Path | None,
         typer.Option(
             help="The dataset, or its events.parquet: XIDs and diagnostics that bypass the model, repairs, and (with "
-            "the inventory beside it) what became of earlier alerts."
+            "the inventory next to it) what became of earlier alerts."
         ),
     ] = None,
     settings: Annotated[
@@ -58,7 +58,7 @@ def act(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print exactly what would be written, write nothing.")] = (
         False
     ),
-    loop: Annotated[bool, typer.Option("--loop", help="Go on until SIGTERM; one replica is active at a time.")] = False,
+    loop: Annotated[bool, typer.Option("--loop", help="Run until SIGTERM; one replica is active at a time.")] = False,
     kill: Annotated[bool, typer.Option("--kill", help="Set the kill switch: from now on nothing new anywhere.")] = (
         False
     ),
@@ -69,10 +69,7 @@ def act(
     ] = False,
     wait: Annotated[
         str | None,
-        typer.Option(
-            help="With --release-all: go on until no mark is left, whichever replica takes them off, at most so long "
-            "(such as 10m)."
-        ),
+        typer.Option(help="With --release-all: run until no marker is left, by any replica; timeout, such as 10m."),
     ] = None,
     reset_breaker: Annotated[bool, typer.Option("--reset-breaker", help="Close the breaker by hand.")] = False,
     listen: Annotated[
@@ -83,8 +80,8 @@ def act(
     """Turn the newest scores into taints and drains, under budgets and stages, and take them off when they expire.
 
     Exits with 0 when every action was confirmed, was not right any more, or there was none (also: another replica is
-    active); with 1 when something failed.  A checkpoint that could not be asked for is told, and is no failure: what
-    runs there is moved at its deadline.
+    active); with 1 when something failed.  A checkpoint that could not be requested is reported, and is not a failure:
+    what runs there is moved at its deadline.
 
     Example: predrain act --cluster cluster.json --scores scores --settings act.yaml --dry-run
     """
@@ -152,7 +149,7 @@ def _go_together(
 
 
 def _until_released(controller: Controller, chosen: ChosenScheduler, wait: timedelta) -> RoundReport:
-    """Go round until no mark stands; ``InputError`` with those that do after so long."""
+    """Run rounds until no mark is left; ``InputError`` with the remaining marks at the timeout."""
     import time
 
     from foundation.errors import InputError
@@ -205,7 +202,7 @@ def _given(scheduler: SchedulerKind, file: Path | None) -> tuple[ActSettings, st
 
 
 def _all_there(scheduler: SchedulerKind, cluster: Path | None, scores: Path | None, settings: Path | None) -> None:
-    """Say all at once what is missing to decide anything; to stop and to undo needs none of it but the scheduler."""
+    """Report all missing options together; stopping and releasing need the scheduler only."""
     missing = []
     if scheduler is SchedulerKind.FILE and cluster is None:
         missing.append("a scheduler: --cluster FILE, or --scheduler kubernetes or slurm")
@@ -317,7 +314,7 @@ def _ledger(file: Path, cluster: str, *, dry_run: bool, undo: bool) -> SqliteLed
     from scheduler.ledger.sqlite_ledger import SqliteLedger
 
     if dry_run:
-        return SqliteLedger(None)  # no alert of the past is judged in a rehearsal, and nothing is recorded
+        return SqliteLedger(None)  # no alert of the past is evaluated in a rehearsal, and nothing is recorded
     if not undo:
         return SqliteLedger(file, cluster, required=False)
     try:

@@ -19,9 +19,9 @@ class DatasetHistory:
     ``scores``: folder of the scores that are acted on; None: predrain's own section of labels counts.
 
     Incidents are those of :func:`features.labels.incidents.find_incidents` with the section of labels that the newest
-    decision of the scores names, so that an alert is judged by what its model takes for an incident. All else is that
-    of :func:`serving.scores.alert_outcomes.happenings_of`. The history is complete up to the end of the dataset's span,
-    or where there is no ``dataset.json`` up to the last time at which anything became known.
+    decision of the scores names, so that an alert is evaluated by what its model takes for an incident. All else is
+    that of :func:`serving.scores.alert_outcomes.happenings_of`. The history is complete up to the end of the dataset's
+    span, or where there is no ``dataset.json`` up to the last time at which anything became known.
     """
 
     def __init__(self, folder: Path, events: Path | None = None, scores: Path | None = None) -> None:

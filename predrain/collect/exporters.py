@@ -42,7 +42,7 @@ def exporters(
     dataset: DatasetOption,
     interval: IntervalOption = "30s",
     timeout: TimeoutOption = None,
-    concurrency: Annotated[int, typer.Option(min=1, max=10_000, help="Scrapes under way at once.")] = 512,
+    concurrency: Annotated[int, typer.Option(min=1, max=10_000, help="Concurrent scrapes.")] = 512,
     *,
     access: ConnectionOptions,
     mapping: SourceMappingOption = None,

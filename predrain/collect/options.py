@@ -24,7 +24,7 @@ ListenOption = Annotated[
     str | None,
     typer.Option("--listen", help="Serve the collector's own /metrics and /healthz here, such as 127.0.0.1:9210."),
 ]
-OnceOption = Annotated[bool, typer.Option("--once", help="Read what is there once, then exit.")]
+OnceOption = Annotated[bool, typer.Option("--once", help="Read the available data once, then exit.")]
 RulesOption = Annotated[
     Path | None,
     typer.Option(

@@ -36,8 +36,8 @@ def collect_prometheus(
     match: Annotated[
         str | None, typer.Option(help="Take only series that match, such as '{job=\"dcgm-exporter\"}'.")
     ] = None,
-    chunk: Annotated[str, typer.Option(help="Time that is fetched at once; halved where the server refuses.")] = "6h",
-    concurrency: Annotated[int, typer.Option(help="Requests at once.", min=1, max=64)] = 4,
+    chunk: Annotated[str, typer.Option(help="Time span of one request; halved if the server refuses.")] = "6h",
+    concurrency: Annotated[int, typer.Option(help="Concurrent requests.", min=1, max=64)] = 4,
     *,
     access: ConnectionOptions,
     allow_partial: Annotated[

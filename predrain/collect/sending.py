@@ -86,7 +86,7 @@ class Sending:
             self._pusher.stop(_LAST_PUSH_S)
 
     def send(self) -> None:
-        """Push what is there; ``InputError`` if it cannot be."""
+        """Push the waiting data; ``InputError`` if that fails."""
         from foundation.errors import InputError
 
         if self._pusher is not None and (later := self._pusher.push()) is not None:

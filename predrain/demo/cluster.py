@@ -115,7 +115,7 @@ class ReplayedCluster:
 
     ``risks``: where the controller reads scores, instead of ``scores``; ``ledger``: where it records, if anywhere.
 
-    A job that is moved, or would have begun on a node that we keep out of service, runs elsewhere. Nodes fail as they
+    A job that is moved, or would have started on a node that we keep out of service, runs elsewhere. Nodes fail as they
     failed, drained or not.
     """
 
@@ -195,7 +195,7 @@ class ReplayedCluster:
         return self.marks_by(self.fleet.end)
 
     def marks_by(self, at: int) -> ReplayMarks:
-        """Give the marks until a time, at which those that stand end."""
+        """Return the marks until a time; active marks end there."""
         return ReplayMarks.of([[*row[:2], min(row[2], at), *row[3:]] for row in self._rows])
 
     def follow(self, at: datetime) -> None:
@@ -232,7 +232,7 @@ class ReplayedCluster:
             if not level.hard and place in self._open:
                 self.diagnostic.failed.pop(self.fleet.nodes[place].name, None)
                 self._open.pop(place)[2] = instant_ms(at)
-                self.left[self.jobs.node == place] = NEVER  # jobs are there again
+                self.left[self.jobs.node == place] = NEVER  # jobs are back
         decisions = {} if report.plan is None else report.plan.nodes
         waits = [name for name, one in decisions.items() if one.worth is not None and one.worth.choice == "wait"]
         entries = self.jobs.running(instant_ms(at), self.left)

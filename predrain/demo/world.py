@@ -64,12 +64,12 @@ _PARAMS: Final = {
     "training": {"window": "expanding", "negative_ratio": 50},
     "models": {"profile": "lightgbm"},
 }
-"""One quick learner, for a world that must stand within a minute."""
+"""One quick learner, for a demo that must start within a minute."""
 
 
 @dataclass(frozen=True, slots=True)
 class Balance:
-    """What came of acting so far, against nobody acting on the same failures."""
+    """What came of acting so far, against no action on the same failures."""
 
     failures: int = 0
     caught: int = 0
@@ -239,7 +239,7 @@ class World:
         return (
             f"Simulated demo, {now:%Y-%m-%d %H:%M} UTC. Failures so far: {so_far.failures}, of them on nodes that were "
             f"emptied or kept free before: {so_far.caught}. Nodes taken out: {so_far.drains}. GPU-hours against "
-            f"nobody acting: {so_far.saved:,.0f} saved, {so_far.spent:,.0f} spent."
+            f"no action: {so_far.saved:,.0f} saved, {so_far.spent:,.0f} spent."
         )
 
 

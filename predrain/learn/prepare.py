@@ -53,7 +53,7 @@ def _take(source: Path, out: Path) -> dict[str, object]:
             raise InputError(
                 f"{folder} exists and has no {mark}",
                 "--out",
-                "Choose another folder, or remove what is there yourself.",
+                "Choose another folder, or remove its content yourself.",
             )
     # dvc wants each output to exist; empty: there is no truth
     for folder, copied in ((out, source), (truth_out, truth if truth.is_dir() else None)):

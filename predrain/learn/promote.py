@@ -26,7 +26,7 @@ def promote(
     registry: RegistryOption = None,
     name: ModelNameOption = "predrain",
     to: Annotated[int | None, typer.Option(help="Version to promote.  Default: the challenger.", min=1)] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Judge, but change and record nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Evaluate, but change and record nothing.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Promote whatever the gate says; needs --reason.")] = False,
     reason: Annotated[str, typer.Option(help="Why it is forced or rolled back, for the record.")] = "",
     rollback: Annotated[
@@ -80,7 +80,7 @@ def _refuse_nonsense(
 
 
 def recent_matrix(dataset: Path | None, matrix: Path | None, params: Params) -> FeatureMatrix:
-    """Open a matrix, or make or extend that of a dataset, beside it."""
+    """Open a matrix, or make or extend that of a dataset, next to it."""
     from features.matrix.matrix import FeatureMatrix
     from pipeline.matrix_stage import make_matrix
 

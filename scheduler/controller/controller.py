@@ -60,13 +60,13 @@ class Controller:
     releases what has expired.
 
     A round takes the lease and reads the nodes. From their marks alone it computes which have expired. Everything else
-    that it uses (ledger, scores, events, safety state, evacuation) stands behind :meth:`RoundLog.boundary`: whatever
+    that it uses (ledger, scores, events, safety state, evacuation) is read behind :meth:`RoundLog.boundary`: whatever
     goes wrong there is an error of the round, and allows nothing new. The round settles calls that a dead process left
     without an answer, decides, records the decision, and stores the new safety state in the scheduler, so that what was
     granted counts against the rates whatever happens next. Then, for each action, it reads the node, the switches and
     the evidence again, records the call, makes it, and records the answer. An expired mark that the decision neither
     renewed nor released is released at the end, also where there is no decision. A round may end anywhere: the next one
-    begins with what stands in the scheduler.
+    begins with the state of the scheduler.
     """
 
     scheduler: SchedulerAdapter
@@ -137,7 +137,7 @@ class Controller:
         return report
 
     def _rehearse_announcing(self, plan: Plan, views: tuple[NodeView, ...], report: RoundReport, *, new: bool) -> None:
-        """Add what the scheduler's further ways to say what stands would write, were all actions confirmed."""
+        """Add what the further publishers of the scheduler would write if all actions were confirmed."""
         levels = {view.name: view.marks.level for view in views}
         for action in plan.actions:
             levels[action.node] = level_after(action, levels[action.node])
@@ -349,8 +349,8 @@ class Controller:
     def _held(self, decision: _Decision) -> frozenset[str]:
         """Return the nodes that are left as they are, for what their marks rest on could not be read since we began.
 
-        The reason of a mark may still hold, and only seem to be gone. It stands until it expires; what a person asks
-        for is done at once.
+        The reason of a mark may still hold, and only seem to be gone. It remains until it expires; what a person asks
+        for is done immediately.
         """
         if (self._evidence.known and self._store.known) or decision.signals.release_all:
             return frozenset()
@@ -406,10 +406,12 @@ def odd_thresholds(policy: PolicyConfig, risks: Risks) -> tuple[str, ...]:
     """Return what is odd about the thresholds, and about the horizon that they are for; nothing where all is well."""
     notes: list[str] = []
     if risks.horizon is not None and risks.horizon != policy.horizon:
-        wrong = "too early" if risks.horizon > policy.horizon else "by more than they said"
+        wrong = (
+            "before their horizon ends" if risks.horizon > policy.horizon else "over a longer horizon than predicted"
+        )
         notes.append(
             f"the scores look {risks.horizon / _HOUR:g} h ahead and policy.horizon is {policy.horizon / _HOUR:g} h: "
-            f"alerts are judged {wrong}"
+            f"alerts are evaluated {wrong}"
         )
     source, given = policy.thresholds_from, policy.thresholds
     if source == "settings" and given == TierThresholds():

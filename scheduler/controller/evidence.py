@@ -115,7 +115,7 @@ class Evidence:
     def _spelled(self, node: str, names: NodeNames) -> str:
         """Return a node's spelling in another source, or the name itself unless exactly one node there has it."""
         other = names.find(node)
-        # One short name must not stand for two nodes of the scheduler.
+        # One short name must not represent two nodes of the scheduler.
         return node if other is None or set(self._listed.candidates(other)) - {node} else other
 
     def _with_evidence(self, unit: UnitView, node: str) -> UnitView:

@@ -254,8 +254,8 @@ def settled_by_reading(action: Action, reading: NodeReading | None, now: datetim
     if not reading.view.readable:
         return Settled(now, "not_found", False, f"{message}; the node's state cannot be read")
     if stands(action, reading.view.marks):
-        return Settled(now, "found", True, f"{message}; the node was read again and it stands so")
-    return Settled(now, "not_found", False, f"{message}; the node was read again and it does not stand so")
+        return Settled(now, "found", True, f"{message}; read again: in the desired state")
+    return Settled(now, "not_found", False, f"{message}; read again: not in the desired state")
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,7 +271,7 @@ class Expected:
 
 
 def level_after(action: Action, level: Level) -> Level:
-    """Return the level of a node that stood at ``level`` after an action."""
+    """Return the level of a node at ``level`` after an action."""
     return min(level, action.to) if action.verb == "release" else max(level, action.to)
 
 

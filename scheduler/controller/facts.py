@@ -154,14 +154,15 @@ class VerifiedFacts:
     it names none. One that passed says of each GPU that was in the node that what was before it is void. One that came
     to neither says nothing. A probe that passed voids nothing, and lowers the risk for a while.
 
-    ``history``: gives what was known at a time, by which alerts are judged; raises ``SourceError`` where it cannot be
-    read.
-    None: none is judged, for an incident is more than an event, and silence of a source is not health.
+    ``history``: gives what was known at a time, by which alerts are evaluated; raises ``SourceError`` where it cannot
+    be read.
+    None: none is evaluated, for an incident is more than an event, and silence of a source is not health.
     ``service``: gives each time since a time at which we took a node out of service (true) or gave it back, oldest
     first: a GPU that took no work did not serve on.
 
-    An alert is judged as of the time up to which the history is complete, never later: that nothing is heard of a GPU
-    whose events do not arrive is no sign of health. What we do not know the node of is judged by its own events alone.
+    An alert is evaluated as of the time up to which the history is complete, never later: that nothing is heard of a
+    GPU whose events do not arrive is no sign of health. What we do not know the node of is evaluated by its own events
+    alone.
     """
 
     inner: FactReader
@@ -199,9 +200,9 @@ class VerifiedFacts:
         return self.inner.unreadable_events
 
     def outcomes(self, alerts: Sequence[Alert], now: datetime) -> Sequence[AlertOutcome]:
-        """Judge alerts.
+        """Evaluate alerts.
 
-        Raises ``SourceError`` if what happened cannot be read: then nothing is judged.
+        Raises ``SourceError`` if what happened cannot be read: then nothing is evaluated.
         """
         if self.history is None or not alerts:
             return ()

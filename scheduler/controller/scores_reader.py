@@ -176,7 +176,7 @@ class _Decision:
             return "is of a decision time after it was issued"
         if record.expires_at - record.decision_time > self.max_lifetime:
             return (
-                f"is said to hold until {record.expires_at:%Y-%m-%d %H:%M} UTC, longer than "
+                f"is valid until {record.expires_at:%Y-%m-%d %H:%M} UTC, longer than "
                 f"controller.max_score_lifetime ({self.max_lifetime})"
             )
         return None

@@ -1,4 +1,4 @@
-"""The controller's settings: how often, how much at once, and for how long it holds the lease."""
+"""Settings of the controller: interval, limits of a round, and length of the lease."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ class ControllerSettings:
 
     ``interval``: from the beginning of one round to that of the next.
     ``lease``: for how long the lease is taken; it is prolonged when half of it is over. Longer than any single call.
-    ``max_round_duration``: what a round has not begun by then is left to the next one, for its evidence grows old.
+    ``max_round_duration``: actions that a round has not started by then are left to the next one, because evidence
+    ages.
     ``max_new_per_round``: new marks a round, at most; releases are not counted.
     ``retries``: how often a write is tried again after a conflict, each time on the node as re-read.
     ``max_score_lifetime``: from a score's decision time to its end, at most; one that claims to hold for longer is

@@ -2,5 +2,5 @@
 
 What may be moved is decided in one place, :attr:`scheduler.ports.workloads.Workload.immovable`. Start with ``engine``:
 one round. ``drainer`` asks and evicts, ``diagnostics`` tests what is empty, ``progress`` is kept
-in the scheduler so that another leader goes on.
+in the scheduler so that another leader continues.
 """

@@ -49,7 +49,7 @@ class Diagnostics:
         return self.settings.timeout if case.entry.request is None else self.settings.probe_timeout
 
     def advance(self, case: DrainCase, log: RoundLog) -> Result | None:
-        """Start the diagnostic, or read where it stands; gives its result where it ended now."""
+        """Start the diagnostic or read its state; return its result if it ended."""
         runner = self._runner(case.entry)
         if runner is None:
             case.change(phase="done", message="empty")
@@ -104,7 +104,7 @@ class Diagnostics:
     def _start(self, verification: Verification, case: DrainCase, log: RoundLog) -> Result | None:
         now, entry = log.clock.now(), case.entry
         if case.held is not None and entry.request is not None:
-            case.change(phase="done", message=f"not begun: {case.held}")
+            case.change(phase="done", message=f"not started: {case.held}")
             log.step(case.node, entry.rung, "held", None, case.held)
             return None
         if case.held is not None:
@@ -135,7 +135,7 @@ class Diagnostics:
         return None
 
     def _may_start(self, case: DrainCase, log: RoundLog) -> bool:
-        """Look again right before: the mark stands, people said nothing else, and the node is still empty."""
+        """Look again right before: the mark is set, no operator intervened, and the node is still empty."""
         if case.held is not None or log.over():
             return False
         case.held = self.still(case)
@@ -248,7 +248,7 @@ class HookVerification:
         return WriteResult(_ANSWERS[reply.kind], reply.message)
 
     def result(self, node: str, key: str) -> DiagnosticResult:
-        """Read where it stands."""
+        """Read its state."""
         reply = self.hook.tell(_payload("result", node, key), key)
         if reply.kind in ("timeout", "refused"):
             raise SchedulerError(f"the result of the diagnostic on {node} cannot be read: {reply.message}")

@@ -1,4 +1,4 @@
-"""Empties nodes: asks for checkpoints, waits, and evicts, a bounded number at once; never by force."""
+"""Evacuates nodes: requests checkpoints, waits, and evicts a bounded number of workloads; never by force."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ class Drainer:
     def plan(self, case: DrainCase, now: datetime, requests: dict[str, Leaving]) -> None:
         """Decide for each workload that is new here how it is asked, and until when its answer is waited for.
 
-        ``requests``: those that stand, by what is asked once (:meth:`asked_as`).
+        ``requests``: active requests, by their recipient (:meth:`asked_as`).
         """
         if case.stopped is not None:
             # a wait of which no workload was asked must not run out; the request keeps its key
@@ -184,7 +184,7 @@ class Drainer:
         requests: dict[str, Request] = {}
         for case, workload, leaving, step, _ in self._steps(cases, log):
             offer = self._offer_of(workload)
-            # also after the deadline, as long as it is there: the answer may have come in the last moment
+            # also after the deadline while it exists: the answer may have come at the last moment
             read = step in ("ask", "await") or (leaving.asked == "asked" and step != "going")
             if read and offer is not None and leaving.deadline is not None:
                 known, first = requests.get(leaving.key), step == "ask"
@@ -195,7 +195,7 @@ class Drainer:
                 else:
                     ask = CheckpointAsk(leaving.key, leaving.deadline, case.why)
                     requests[leaving.key] = Request(case, workload, offer, ask, first)
-        # the scheduler answers at once, a hook may not: then who was not asked yet, then whose time is over first
+        # the scheduler answers immediately, a hook may not: then workloads not asked yet, then by deadline
         todo = sorted(
             requests.values(),
             key=lambda request: (request.offer.means != "scheduler", not request.first, request.ask.deadline),

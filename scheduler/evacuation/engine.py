@@ -72,7 +72,7 @@ class Evacuation:
             report.errors.append(f"no node is emptied, for it cannot be read how far each is: {error}")
             return False
         if trouble is not None:
-            report.errors.append(f"evacuations are begun anew, for {trouble}")
+            report.errors.append(f"evacuations are restarted: {trouble}")
         self._progress = self._store.value
         return True
 
@@ -241,7 +241,7 @@ class Evacuation:
             log.step(name, "hold", "held", None, f"no more is done {what}: {why}")
 
     def _held(self, case: DrainCase, reading: NodeReading, switches: Switches) -> str | None:
-        """Return why nothing new may be done to empty a node now, though its mark stands; None: it may be emptied."""
+        """Return why a marked node must not be evacuated now; None: it may be evacuated."""
         view, now, decision = reading.view, self.clock.now(), case.decision
         published, passed_at = view.marks.published, self._progress.passed_at(reading.view.name)
         if switches.kill:
@@ -352,7 +352,7 @@ def _why_ended(reading: NodeReading | None) -> str | None:
 
 
 def _why_over(reading: NodeReading | None, stopped: str | None) -> str | None:
-    """Return why a probe or a request for checkpoints ends; None: it goes on."""
+    """Return why a probe or a request for checkpoints ends; None: it continues."""
     if reading is None:
         return "there is no such node any more"
     return "a drain began" if reading.view.marks.drained else stopped
@@ -365,7 +365,7 @@ def _requested(request: RungRequest, now: datetime) -> Evacuating:
 
 
 def _barred(request: RungRequest, view: NodeView, now: datetime) -> str | None:
-    """Return why a cheap rung must not be begun on a node, as read now."""
+    """Return why a cheap action must not start on a node, as read now."""
     if request.rung == "probe" and (view.marks.level.hard or view.lost is not None or view.resting is not None):
         return "it is out of service"
     if view.undone or view.uncordoned:
@@ -386,7 +386,7 @@ def _frozen(plan: Plan, view: NodeView, unheard: frozenset[str]) -> str | None:
 def _mark_since(reading: NodeReading, before: datetime) -> datetime | None:
     """Return when the drain mark says that it began, to tell it from another one.
 
-    A mark whose begin cannot be read is said to have begun now, which tells nothing.
+    A mark without a readable start is treated as started now.
     """
     since = reading.view.marks.hard_since
     return since if since is not None and since < before else None

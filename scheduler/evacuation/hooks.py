@@ -103,7 +103,7 @@ class CommandHook:
             given.write(json.dumps(payload, ensure_ascii=False, allow_nan=False).encode())
             given.seek(0)
             try:
-                # files, not pipes: a child of its own that goes on must not hold us
+                # files, not pipes: a child of its own that continues must not hold us
                 process = subprocess.Popen(
                     argv,
                     stdin=given,

@@ -1,4 +1,4 @@
-"""Where each evacuation stands: kept in the scheduler, so that a new leader on another machine goes on with it."""
+"""Progress of each evacuation, stored in the scheduler, so that a new leader on another machine continues it."""
 
 from __future__ import annotations
 
@@ -63,8 +63,8 @@ class Evacuating:
     ``waiting_since``: when the wait began that is reported as stuck after a while, whatever a workload names.
     ``evicted``: how often work of one origin was evicted, by origin.
     ``attempt``: of the diagnostic, counted through.
-    ``first_attempt``: the first of this series: an inconclusive one is followed by others at once, up to a number.
-    ``started_at``: when this attempt was begun; None: not yet.
+    ``first_attempt``: the first of this series: an inconclusive one is repeated immediately, up to a limit.
+    ``started_at``: start of this attempt; None: not yet.
     ``ended_at``: when the last diagnostic came to something.
     ``remedy``: what the last attempt was asked to carry out.
     ``reported``: what was reported to people about it, each once.

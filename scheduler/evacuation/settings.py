@@ -1,4 +1,4 @@
-"""How nodes are emptied: what is asked first, how much at once, what follows, and through which hooks."""
+"""Settings of an evacuation: checkpoint requests, limits, what follows, and hooks."""
 
 from __future__ import annotations
 

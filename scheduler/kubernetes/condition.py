@@ -86,7 +86,7 @@ def event_of(action: Action, before: Published | None, now: datetime) -> Object 
         risk = "" if action.risk is None else f", risk {action.risk:.3g}"
         reason, message = CONDITION, f"tier {action.tier}{risk}: {reasons}"
     elif action.verb == "release" and action.to < Level.PUBLISH:
-        kind, reason, message = "Normal", "GPUFailurePredictionWithdrawn", reasons or "nothing stands any more"
+        kind, reason, message = "Normal", "GPUFailurePredictionWithdrawn", reasons or "no prediction is active"
     else:
         return None
     node, stamp = action.node, format_utc(now)

@@ -47,7 +47,7 @@ class DeviceTaints:
     """The device taints of one cluster.
 
     Only rules with predrain's name and label are touched, and of these none that somebody edited. There is one for each
-    device of a GPU that a hard mark is due to, with effect ``NoSchedule``, for as long as the mark stands on its node:
+    device of a GPU that a hard mark is due to, with effect ``NoSchedule``, while the mark is on its node:
     who holds the device keeps it.
     """
 
@@ -107,7 +107,7 @@ class DeviceTaints:
         for signal in signals:
             if not signal.level.hard:
                 continue
-            if not signal.units:  # what was remembered of it is lost, and its mark stands
+            if not signal.units:  # its state was lost, but its mark is set
                 unclear.add(signal.node)
                 continue
             try:

@@ -65,7 +65,7 @@ class KubernetesVerification:
         self, node: str, units: Sequence[str], key: str, fence: Fence, remedy: Remedy | None = None, *,
         probe: bool = False,
     ) -> WriteResult:  # fmt: skip
-        """Create the Job; one that is there under this key was started before."""
+        """Create the Job; an existing one with this key was started before."""
         leadership = self._scheduler.leadership
 
         def create() -> WriteResult:

@@ -49,7 +49,7 @@ class NodeSnapshot:
         return self.gpus or view.marks.level > Level.NONE or view.notice is not None or self.condition is not None
 
     def outside(self) -> NodeSnapshot:
-        """Return the snapshot of a node that is selected no more: whatever of predrain's stands there is removed."""
+        """Return the snapshot of a node that is selected no more: whatever of predrain's is there is removed."""
         view = replace(self.reading.view, opt_out=self.reading.view.opt_out or "it is not in kubernetes.selector")
         return replace(self, reading=replace(self.reading, view=view))
 

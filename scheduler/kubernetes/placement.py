@@ -209,7 +209,7 @@ class PlacementCheck:
     def _beside_others(
         self, pod: Object, apart: list[Object], spread: list[Object], selectors: list[list[Object]]
     ) -> Callable[[_Node], bool]:
-        """Return whether a node admits the pod beside the other pods of its namespace, as they are now."""
+        """Return whether a node admits the pod next to the other pods of its namespace, as they are now."""
         own = pod["metadata"]
         namespace = own.get("namespace") or "default"
         params = {"fieldSelector": LIVING, "limit": str(_PAGE * 4)}

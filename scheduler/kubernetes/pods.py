@@ -56,7 +56,7 @@ class PodKeys:
         self.namespace = namespace
         self.checkpoint = f"{prefix}/checkpoint"  # how it is asked: annotation, webhook or command
         self.checkpoint_takes = f"{prefix}/checkpoint-takes"  # how long it needs for one: 90s, 5m
-        self.elastic = f"{prefix}/elastic"  # true: it goes on with its other pods
+        self.elastic = f"{prefix}/elastic"  # true: it continues with its other pods
         self.requested = f"{prefix}/checkpoint-requested"  # written by predrain
         self.acknowledged = f"{prefix}/checkpoint-acknowledged"  # written by the job
         self.ends_at = f"{prefix}/ends-at"  # when it expects to end

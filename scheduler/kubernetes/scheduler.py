@@ -75,7 +75,7 @@ class KubernetesScheduler(SchedulerExtras):
 
     ``waits``: whether a lease of another process is watched until it is renewed or over, rather than asked for again
     later: for a process that does one round and ends.
-    ``follows``: whether pods are followed between rounds rather than listed in each: for a process that goes on.
+    ``follows``: whether pods are followed between rounds rather than listed in each: for a process that continues.
     ``horizon``: what the risks look ahead.
     """
 
@@ -209,7 +209,7 @@ class KubernetesScheduler(SchedulerExtras):
             and self.keys.applied not in then.annotations
             and then.taints != snapshot.node_object.taints
         ):
-            # the record last: without it a taint that the server keeps would be nobody's
+            # the record last: without it a taint that the server keeps would have no owner
             first = replace(then, annotations={**then.annotations, self.keys.applied: record})
         if not writes:
             return WriteResult("already", "nothing to change", (), snapshot.reading.version)
@@ -261,7 +261,7 @@ class KubernetesScheduler(SchedulerExtras):
 
         notes = self._write_due(blocked)
         if self.settings.cordon and not self._cordoner_known:
-            notes += ("no node is cordoned: the server does not tell who cordons (managedFields); the taints stand",)
+            notes += ("no node is cordoned: the server does not tell who cordons (managedFields); the taints are",)
         if self._device_taints is None:
             return notes
         return notes + self._device_taints.follow(signals, blocked, lambda: new and not self.read_switches().kill)

@@ -64,7 +64,7 @@ class LedgerReader:
         ]  # fmt: skip
 
     def why(self, node: str, most: int = 20) -> list[dict[str, Any]]:
-        """Return what was decided about a node, the newest first, with its reasons, calls and what stood against it.
+        """Return what was decided about a node, the newest first, with its reasons, calls and what was against it.
 
         Raises ``InputError`` if nothing is recorded about the node.
         """
@@ -317,7 +317,7 @@ def diagnostic_events(results: Sequence[Mapping[str, Any]]) -> list[dict[str, An
 
     ``results``: as :meth:`scheduler.ledger.reader.LedgerReader.results` gives them.
     Returns: a ``diagnostic`` of each GPU that was in the node, with the code ``pass``, ``fail`` or ``inconclusive``, or
-    ``probe_pass``, which voids nothing that was said before.
+    ``probe_pass``, which voids no earlier report.
     Where some failed and the diagnostic names them, the others are ``inconclusive``: it may have ended at the first
     fault. Their ``source`` does not begin with ours: unlike a drain, a result says something of the hardware.
     """

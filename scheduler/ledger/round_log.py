@@ -22,7 +22,7 @@ class RoundLog:
     """The ledger and the report of one round, and the lease that it runs under.
 
     ``forward``: whether anything new may be done; false once any source of the round has failed.
-    ``until``: nothing is begun after it; see :meth:`begin`.
+    ``until``: nothing is started after it; see :meth:`begin`.
     """
 
     lease: Lease
@@ -37,7 +37,7 @@ class RoundLog:
         self.until = self.clock.now() + lasts
 
     def over(self, reserve: timedelta = timedelta(0)) -> bool:
-        """Whether nothing more is to be begun; ``reserve``: so long before the end already."""
+        """Whether nothing more may be started; ``reserve``: time to stop before the end."""
         return not self.forward or (self.until is not None and self.clock.now() >= self.until - reserve)
 
     def fence(self) -> Fence:
@@ -48,7 +48,7 @@ class RoundLog:
     def boundary(self, source: str, *, blocks: bool = True) -> Iterator[None]:
         """Turn any exception within into an error of the round, after which nothing new is done.
 
-        The round goes on: a mark must be released when it expires, whatever else is broken.
+        The round continues: a mark must be released when it expires, whatever else is broken.
 
         ``source``: what is used within, as the error names it.
         ``blocks``: False: nothing rests on it, so that new actions may follow.

@@ -141,7 +141,7 @@ def connect(path: Path | None, *, writable: bool, cluster: str | None = None) ->
 
 
 _AWAY = (
-    "Keep the file for whoever looks into it, move it away, and begin with a new one: what safety needs stands in the "
+    "Keep the file for whoever looks into it, move it away, and begin with a new one: what safety needs is in the "
     "scheduler."
 )
 

@@ -222,7 +222,9 @@ class SqliteLedger:
         link = self._link
         if at_once and self._path is not None and _identity(self._path) != self._file:
             # written on, it would go into a file without a name, and be gone with this process
-            raise LedgerError(f"the ledger {self._path} was removed or replaced while it was open: start anew")
+            raise LedgerError(
+                f"the ledger {self._path} was removed or replaced while it was open: restart the controller"
+            )
         try:
             link.execute(f"PRAGMA synchronous = {'FULL' if at_once else 'NORMAL'}")
             link.execute("BEGIN IMMEDIATE")
@@ -258,8 +260,8 @@ def _identity(path: Path) -> tuple[int, int] | None:
 def inputs_of(record: RoundRecord) -> dict[str, Any]:
     """Return what went into a decision as plain values or JSON, what changes seldom apart from what changes often.
 
-    Nodes and units are most of it by far, and hold nothing but texts, numbers and times: they are written at once, for
-    they are on the way from a decision to its first write.
+    Nodes and units are most of it by far, and hold nothing but texts, numbers and times: they are written together
+    time, for they are on the way from a decision to its first write.
     """
     return {
         "units": orjson.dumps({node.name: node.units for node in record.fleet}),

@@ -27,7 +27,7 @@ WRITER: Final = "predrain"
 
 _LONGEST_REASONS = 3
 _MAX_TRIES: Final = 2
-# A server that takes a new mark away at once does so again; more tries change nothing.
+# A server that removes a new mark immediately would do so again; retries do not help.
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ class Keys:
         # annotation: that predrain cordoned the node, since when, and how it was before
         self.cordon = f"{prefix}/cordoned-by-us"
         self.managed = f"{prefix}/managed"  # label or annotation by which a person keeps predrain off
-        self.maintenance = f"{prefix}/maintenance"  # label or annotation: in maintenance while it stands
+        self.maintenance = f"{prefix}/maintenance"  # label or annotation: in maintenance while it is set
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ class OwnMarks:
     ``damaged``: why the record is not intact, or not of this installation: nothing on the node is its own then.
     ``foreign``: marks under predrain's names that are not its own, with the reason why.
     ``taints``: effects of its own taints.
-    ``cordon``: it cordoned the node, and nobody else did since.
+    ``cordon``: it cordoned the node, and no one else did since.
     ``uncordoned``: it did, and somebody undid that or made it theirs.
     ``user``: another tool that has the node, and relies on a cordon that it finds there.
     ``opt_out``: one that keeps every remediator off.
@@ -112,7 +112,7 @@ class OwnMarks:
     opt_out: ForeignMark | None
 
     def stands(self, name: str, present: Mapping[str, str]) -> bool:
-        """Whether a mark stands, and is predrain's."""
+        """Whether a mark is set and owned by predrain."""
         return name in present and name not in self.foreign
 
 
@@ -290,7 +290,7 @@ def _published(
 
 
 def _recorded(node: NodeObject, record: OwnershipRecord | None, own: OwnMarks, keys: Keys) -> NodeObject:
-    """Write the record of all marks that stand and are predrain's, or remove it (None)."""
+    """Write the record of all marks owned by predrain, or remove it (None)."""
     annotations = {key: text for key, text in node.annotations.items() if key != keys.applied}
     if record is not None:
         others = {name: digest for name, digest in record.marks.items() if _is_avoided(name, keys)}
@@ -350,7 +350,7 @@ def _released(action: Action, node: NodeObject, own: OwnMarks, keys: Keys) -> No
 def refused(node: NodeObject, then: NodeObject, keys: Keys) -> NodeObject | None:
     """Return what is recorded where a server answered with ``node`` to a patch that asked for ``then``.
 
-    None: nothing is missing of the marks in the answer. The record then holds what really stands, so that nobody is
+    None: nothing is missing of the marks in the answer. The record then has the actual state, so that no one is
     taken to have removed it later, and how often that happened.
     """
     wanted, own = own_marks(then, keys), own_marks(node, keys)
@@ -415,7 +415,7 @@ def _maintenance(node: NodeObject, keys: Keys) -> str | None:
 def _avoid(
     labels: dict[str, str], record: OwnershipRecord, keys: Keys, wanted: str | None
 ) -> tuple[str | None, OwnershipRecord]:
-    """Set or remove the label that jobs avoid; return the one that stands and is predrain's, and the record of it.
+    """Set or remove the label that jobs avoid; return the one owned by predrain, and its record.
 
     One that predrain has no record of is another's. One that a person removed, or a tool overwrote, is left like that.
     """

@@ -1,11 +1,11 @@
 """Who owns what carries predrain's names on a node: one rule for every scheduler.
 
 Anyone can write a reason, taint or label in predrain's form, edit one that predrain wrote, or copy it to another node,
-so form proves nothing. Beside its marks predrain writes a record to the node, with a digest of each mark as written,
+so form proves nothing. Next to its marks predrain writes a record to the node, with a digest of each mark as written,
 sealed with the name of the node. A mark is predrain's while the record is intact and the mark is exactly the recorded
 one. All else under predrain's names is somebody else's: it is reported, and never overwritten or removed.
 
-Without its record a mark is nobody's. So a record is written no later than its marks, and removed after them.
+A mark without its record has no owner. So a record is written no later than its marks, and removed after them.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class OtherInstallationError(DamagedRecordError):
 class OwnershipRecord:
     """What predrain put on a node, and until when.
 
-    ``level``: the highest mark; where less stands before ``until``, somebody else removed it.
+    ``level``: the highest mark; if the actual level is lower before ``until``, somebody else removed it.
     ``marks``: digest of each mark as written, by its name.
     ``set_at``: when the highest mark was set.
     ``since``: when the node was taken out of service.
@@ -112,7 +112,7 @@ def unsealed(content: object, node: str, owner: str) -> OwnershipRecord:
 def foreign_marks(record: OwnershipRecord | None, present: Mapping[str, str]) -> dict[str, str]:
     """Return the marks under predrain's names that are not predrain's, each with the reason why.
 
-    ``present``: the content of each mark that stands, by its name.
+    ``present``: the content of each existing mark, by its name.
     """
     foreign: dict[str, str] = {}
     for name, content in present.items():

@@ -46,9 +46,9 @@ class FactSource(FactReader, Protocol):
     """What became of earlier alerts, too."""
 
     def outcomes(self, alerts: Sequence[Alert], now: datetime) -> Sequence[AlertOutcome]:
-        """Judge earlier alerts by what is known at ``now``; undecided ones are left out.
+        """Evaluate earlier alerts by what is known at ``now``; undecided ones are left out.
 
-        Raises ``SourceError`` if events cannot be read: nothing is judged then, for silence would look like health.
+        Raises ``SourceError`` if events cannot be read: nothing is evaluated then, for silence would look like health.
         """
 
 

@@ -30,7 +30,7 @@ class NodeReading:
 class Switches:
     """What the operator ordered, stored in the scheduler so that every replica sees it.
 
-    ``kill``: no new marks anywhere; releases go on.
+    ``kill``: no new marks anywhere; releases continue.
     ``release_all``: all of predrain's marks are removed, and none is set.
     ``reset_breaker_at``: when the breaker was last closed by hand; aware.
     """

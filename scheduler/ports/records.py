@@ -64,7 +64,7 @@ class Settled:
     """What a call came to.
 
     ``kind``: the answer's; ``found`` and ``not_found``: there was none, and the node was read again to see.
-    ``confirmed``: whether what was asked for stands.
+    ``confirmed``: whether the desired state was read back.
     """
 
     at: datetime
@@ -115,10 +115,10 @@ FindingKind = Literal[
     "started", "acknowledged", "unanswered", "waiting", "returned", "hanging", "stuck", "empty", "verified", "probed",
     "escalated", "ended", "cancelled",
 ]  # fmt: skip
-"""What is found out about a node while it drains. ``started``: a drain mark stands and is followed; ``acknowledged``,
+"""What is found out about a node while it drains. ``started``: a drain mark is set and followed; ``acknowledged``,
 ``unanswered``: of a checkpoint; ``waiting``: for a workload's own end; ``returned``: evicted work came back again and
 again; ``hanging``: a workload does not end; ``verified``: a diagnostic ended; ``probed``: one of an idle node;
-``escalated``: people were notified; ``ended``: the mark is gone; ``cancelled``: the mark stands and nothing more
+``escalated``: people were notified; ``ended``: the mark is gone; ``cancelled``: the mark is set and nothing more
 is done."""
 
 

@@ -12,7 +12,8 @@ from scheduler.ports.codec import plain_of
 from scheduler.ports.readings import Write
 
 _BOUNDED = ("verify", "checkpoint")
-# One answer among others, after which it goes on all the same: a diagnostic is run again, a checkpoint has a deadline.
+# One answer among others, after which it continues all the same: a diagnostic is run again, a checkpoint has a
+# deadline.
 
 
 @dataclass(frozen=True, slots=True)

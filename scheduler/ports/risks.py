@@ -69,7 +69,7 @@ class MemoryRisks:
 
 
 class MemoryFacts:
-    """Facts that are set by hand, none at first. No alert is judged."""
+    """Facts that are set by hand, none at first. No alert is evaluated."""
 
     unreadable_events = 0
 
@@ -84,5 +84,5 @@ class MemoryFacts:
         }
 
     def outcomes(self, alerts: Sequence[Alert], now: datetime) -> Sequence[AlertOutcome]:
-        """Judge none."""
+        """Evaluate none."""
         return ()

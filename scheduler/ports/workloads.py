@@ -48,7 +48,7 @@ class CheckpointAsk:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointState:
-    """Where a requested checkpoint stands.
+    """State of a requested checkpoint.
 
     ``kind``: ``acknowledged``: written; ``waiting``: not yet, or not known; ``failed``: the workload reports that it
     cannot; ``gone``: the workload is not there any more (or has another uid).
@@ -98,7 +98,7 @@ class Workloads(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class DiagnosticResult:
-    """Where a diagnostic stands.
+    """State of a diagnostic.
 
     ``kind``: ``passed`` and ``failed``: it ran to its end and reports so itself; ``inconclusive``: it ended and reports
     neither (aborted, evicted, no output, output of another node): no node is freed and no label made of it;
@@ -125,7 +125,7 @@ class Verification(Protocol):
         """
 
     def result(self, node: str, key: str) -> DiagnosticResult:
-        """Read where it stands; raises ``SchedulerError`` if that cannot be read."""
+        """Read the state; raises ``SchedulerError`` if that cannot be read."""
 
     def drop(self, node: str, key: str) -> None:
         """Stop it and remove what it left; failures are ignored, for it ends by itself."""

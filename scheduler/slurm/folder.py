@@ -55,8 +55,8 @@ class SharedFolder:
     Raises ``InputError`` if there is no such folder, or everybody may write into it.
 
     The lease of another holder has ended when its file did not change for its length, by our own observation: by our
-    monotonic clock, or, for a process that has only just begun, when the file server has dated it three lengths before
-    a file that we write now. No two machines' clocks are compared.
+    monotonic clock, or, for a process that has only just started, when the file server has dated it three lengths
+    before a file that we write now. No two machines' clocks are compared.
     """
 
     def __init__(self, path: Path, clock: Clock, monotonic: Callable[[], float] = time.monotonic) -> None:

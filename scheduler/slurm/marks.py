@@ -24,7 +24,7 @@ KEY: Final = "predrain"
 REASON: Final = "reason"
 AUTHOR: Final = "author"
 WEIGHT: Final = "weight"
-"""Names of marks in a record: the reason of a drain; who set it and when, once Slurm has told; the raised weight."""
+"""Names of marks in a record: the reason of a drain; its user and time, once Slurm reports them; the raised weight."""
 
 _AS_KEY = re.compile(rf'"{KEY}"\s*:')
 _IN_TEXT = re.compile(r' ?\{"predrain":(?P<record>\{(?:[^{}]|\{[^{}]*\})*\})\}')
@@ -43,7 +43,7 @@ def with_record(extra: str, record: OwnershipRecord | None, node: str) -> str:
     """Put the record into an ``extra``, or remove it (None); what others hold there is kept.
 
     A JSON object gets one more key (Slurm can filter nodes by such an ``extra``), any other text an object after it.
-    Raises ``DamagedRecordError`` where another key of that name stands in the way.
+    Raises ``DamagedRecordError`` where another key of that name is in the way.
     """
     others, current = _split(extra)
     if record is None and current is None:
@@ -55,7 +55,7 @@ def with_record(extra: str, record: OwnershipRecord | None, node: str) -> str:
 
 
 def _split(extra: str) -> tuple[dict[str, Any] | str, object]:
-    """Return what others hold in an ``extra``, an object or a text, and what stands under predrain's key."""
+    """Return what others hold in an ``extra``, an object or a text, and what is under predrain's key."""
     content = _object(extra or "{}")
     others: dict[str, Any] | str = extra if content is None else content
     own: object = None
@@ -169,7 +169,7 @@ def view_of(node: SlurmNode, jobs: Iterable[JobView], settings: SlurmSettings, n
 
 
 def outside(node: SlurmNode, settings: SlurmSettings) -> str | None:
-    """Return why a node is no part of the fleet: marks that still stand there are removed; None: it is one."""
+    """Return why a node is no part of the fleet: marks that still are there are removed; None: it is one."""
     if node.gpus <= 0 or "FUTURE" in node.states:
         return f"it has no {settings.gres}"
     chosen = not settings.partitions or bool({*settings.partitions} & {*node.partitions})

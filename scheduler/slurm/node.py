@@ -64,7 +64,7 @@ class SlurmNode:
 
     @property
     def out(self) -> frozenset[str]:
-        """``DRAIN`` and ``FAIL``, whichever stand."""
+        """``DRAIN`` and ``FAIL``, if set."""
         return self.states & {"DRAIN", "FAIL"}
 
     @property

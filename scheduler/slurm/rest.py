@@ -26,7 +26,7 @@ _DENIED: Final = frozenset({401, 403, 511})  # 511: slurmrestd's answer to a tok
 
 
 class _NoAnswerError(Exception):
-    """Nobody knows what became of a request."""
+    """The outcome of a request is unknown."""
 
 
 class SlurmRest(SlurmPort):

@@ -166,7 +166,7 @@ class SlurmScheduler(SchedulerExtras):
             return WriteResult("refused", refused)
         conflict, foreign = precondition.conflict(self._as_read(node, ())), self._standing(node).foreign
         if conflict is None and foreign is not None and action.verb != "release":
-            return WriteResult("refused", f"{foreign} stands on it, which is not predrain's")
+            return WriteResult("refused", f"{foreign} is on it, which is not predrain's")
         return conflict
 
     def _write(self, action: Action, node: SlurmNode, change: NodeChange) -> WriteResult:
@@ -239,7 +239,7 @@ SAME: Final = timedelta(seconds=120)
 
 
 class Boots:
-    """Names of boots, by the first boot time that was seen of each; another process names nearly all of them alike."""
+    """Names of boots, by the first boot time seen of each; other processes derive nearly the same names."""
 
     def __init__(self) -> None:
         self._known: dict[str, datetime] = {}

@@ -62,7 +62,7 @@ class LoadedModel:
         from models.rows.ranking import text_hashes
 
         fitted, profile = self.bundle.fitted, self.bundle.profile
-        unit = text_hashes(rows.units)  # which node it is on is not said, so each stands for itself
+        unit = text_hashes(rows.units)  # the node is unknown, so each unit counts by itself
         scored = fitted.score_arrays(rows.values, rows.times, unit, unit)[profile]
         columns = (rows.units, fitted.risk(profile, scored.score), scored.score, scored.rank, scored.alert)
         return [
@@ -77,7 +77,7 @@ class ModelHolder:
     ``source``: a bundle's folder, or what names one; None: rows are not scored.
     ``model``: None: not there, not yet or not at all. Take it once a request: what was taken never changes, so a
     request that began with one model ends with it.
-    ``refused``: why the one that the source names now is not taken, or cannot be known; the one of before goes on.
+    ``refused``: why the one that the source names now is not taken, or cannot be known; the one of before continues.
     ``loads``, ``refusals``: models that were taken, and attempts to load one that failed.
     """
 
@@ -94,7 +94,7 @@ class ModelHolder:
         self._wait = 0
 
     def start(self) -> None:
-        """Begin to look; the first model is loaded at once, in the thread."""
+        """Start; the first model is loaded immediately, in the thread."""
         if self._source is not None:
             self._source.start()
             self._poller.start()

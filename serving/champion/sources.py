@@ -35,7 +35,7 @@ MANIFEST: Final = "manifest.json"
 
 
 class NotNamedYet(InputError):
-    """The source has begun to look, and does not know yet which bundle it is: nothing is wrong."""
+    """The source has started and does not know its bundle yet; this is not an error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +58,10 @@ class FolderBundle:
         self.path = path
 
     def start(self) -> None:
-        """Begin to look after it: nothing to do, a folder is there by itself."""
+        """Start: nothing to do for a folder."""
 
     def stop(self) -> None:
-        """End what :meth:`start` has begun."""
+        """Stop what :meth:`start` started."""
 
     def stamp(self) -> object:
         """Give what changes when another bundle is named; cheap, for it is asked each second."""
@@ -96,7 +96,7 @@ class ChampionCopy(FolderBundle):
 
     @property
     def bundle(self) -> Path:
-        """The folder of the bundle, whether it is there or not."""
+        """The folder of the bundle; it may not exist."""
         return self.path / "bundle"
 
     def stamp(self) -> object:
@@ -116,14 +116,14 @@ class ChampionCopy(FolderBundle):
         return NamedBundle(self.bundle, version, note)
 
     def version(self) -> int | None:
-        """Read the version that is there; None where there is none."""
+        """Read the current version; None if there is none."""
         try:
             return int((self.bundle / "version").read_text())
         except (OSError, ValueError):
             return None
 
     def take(self, bundle: Path, version: int, digest: str) -> None:
-        """Copy a bundle in the place of the one that is there.
+        """Replace the current bundle by a copy of another.
 
         Raises ``InputError`` if its manifest is not that of the digest, or the disk is full; the one of before stays.
         """
@@ -167,7 +167,7 @@ def held_folder(state: Path) -> Path:
 
 
 CHAMPION: Final = "champion"
-"""What stands for the champion of the registry where a folder may be named."""
+"""Names the champion of the registry in place of a folder."""
 
 
 def copy_champion(copy: ChampionCopy, registry: str, name: str, *, again: bool = False) -> bool:
@@ -239,7 +239,7 @@ class ModelSource:
 class ChampionBundle(ChampionCopy):
     """The champion of a registered model, kept up to date by a thread.
 
-    ``folder``: where its bundle is kept; one that is there already serves until the registry has been asked.
+    ``folder``: where its bundle is kept; an existing one is served until the registry has answered.
     ``registry``: ``sqlite:///PATH`` or a tracking server's address.
     """
 

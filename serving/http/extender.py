@@ -36,7 +36,7 @@ _BEST: Final = {"clear": 10, "watch": 7, "elevated": 4, "high": 1}
 _SPREAD: Final = {"clear": 2, "watch": 2, "elevated": 2, "high": 1}
 _UNKNOWN: Final = 7
 # Bands do not overlap: clear 8 to 10, watch 5 to 7, elevated 2 to 4, high 0 and 1. A node of which nothing is known
-# stands with the best of those to watch: it is no better than a clear one, and must not be shunned.
+# ranks with the best nodes of tier watch: it is no better than a clear one, and must not be shunned.
 
 
 def candidates(args: Any) -> list[str]:

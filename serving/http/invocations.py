@@ -46,7 +46,7 @@ def add_invocations(app: FastAPI, queries: QueryRoutes, max_rows: int) -> None:
     app.add_api_route(
         "/ping",
         ping,
-        summary="Tell whether the model is there (MLflow's protocol).",
+        summary="Return whether the model is loaded (MLflow's protocol).",
         response_class=PlainTextResponse,
     )
     app.add_api_route(

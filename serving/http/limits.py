@@ -25,7 +25,7 @@ class ServiceSettings:
     of pages; beyond it 503.
     ``scoring``: most requests at a time that wait for the model; one is scored at a time.
     ``head_timeout_s``: a connection whose request's head is not there by then is closed.
-    ``work_timeout_s``: longest time that an answer may take once the body is there; 503 after it.
+    ``work_timeout_s``: longest time of an answer after the body was received; then 503.
     ``stale_after_s``: ``/readyz`` fails when the decision is older than this, and the extender takes nothing from it;
     None: only when all scores have expired.
     ``extender_filter``: which nodes the extender removes: ``ledger``: those that the controller's newest decision keeps
@@ -63,7 +63,7 @@ def is_own_host(header: str | None, names: Iterable[str] = ()) -> bool:
     """Tell whether a ``Host`` header names this service; none at all comes from no browser.
 
     A page from anywhere may have its own name resolve to 127.0.0.1 (DNS rebinding) and read what listens there; the
-    name stands in the request's ``Host``, which the page cannot change. An address cannot be rebound.
+    name is in the request's ``Host``, which the page cannot change. An address cannot be rebound.
     ``names``: in addition to ``localhost``, such as that of a proxy before the service, without port.
     """
     if header is None:
@@ -93,7 +93,7 @@ class ThreadWork:
 
         Raises ``RequestRefused``: 503, if too many jobs wait.
 
-        A job whose request has ended goes on counting until it is done: threads cannot be stopped.
+        A job whose request has ended continues counting until it is done: threads cannot be stopped.
         """
         if len(self._jobs) >= self._max_jobs:
             raise RequestRefused(503, "too much work waits", "work", retry_after_s=self._retry_after_s)
@@ -103,5 +103,5 @@ class ThreadWork:
         return await asyncio.wrap_future(future)
 
     def close(self) -> None:
-        """Take no further job; those that have not begun are dropped."""
+        """Take no further job; drop those that have not started."""
         self._executor.shutdown(wait=False, cancel_futures=True)

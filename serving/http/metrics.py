@@ -68,7 +68,7 @@ class StateMetrics:
 
     def collect(self) -> Iterable[Metric]:
         """Give everything that is known now."""
-        yield _counter("log_lines_dropped", "Log lines that nobody read.", self.log.dropped)
+        yield _counter("log_lines_dropped", "Log lines dropped because the reader was too slow.", self.log.dropped)
         yield _counter("score_loads", "Decisions that were read.", self.scores.loads)
         yield _counter("score_load_failures", "Attempts to read scores that failed.", self.scores.failures)
         yield _gauge("ready", "Whether /readyz says so.", self.ready())

@@ -309,7 +309,7 @@ def node_with_units(fleet: ScoredFleet, node: str, now: datetime) -> dict[str, A
 
 
 def _sorted(states: list[ScoredNode], sort: str) -> list[ScoredNode]:
-    """Sort states that come with the riskiest first; unknown ones stand last either way."""
+    """Sort states that come with the riskiest first; unknown ones are last either way."""
     if sort == "-risk":
         return states
     if sort == "risk":

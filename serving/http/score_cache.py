@@ -1,4 +1,4 @@
-"""Keeps the newest scores in memory: a thread looks for newer ones, and requests take what is there."""
+"""Keeps the newest scores in memory: a thread polls for newer ones, and requests use the newest."""
 
 from __future__ import annotations
 

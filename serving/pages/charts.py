@@ -96,7 +96,7 @@ _WIDTH, _HEIGHT = 720, 200
 _LEFT, _RIGHT, _TOP, _BOTTOM = 52, 12, 10, 24
 _FLOOR: Final = 1e-4
 _LINES: Final = 6
-"""Lines that the words of marks stand on; each word takes the first on which it covers no other."""
+"""Lines for labels of marks; each label takes the first line on which it covers no other."""
 _LETTER_PX: Final = 7
 """Width of a letter, at most."""
 

@@ -98,7 +98,7 @@ class FleetRow:
 
 
 def select(rows: Sequence[FleetRow], query: FleetQuery) -> list[FleetRow]:
-    """Return the rows that a query asks for, in its order; what is not known stands last either way."""
+    """Return the rows that a query asks for, in its order; what is not known is last either way."""
     terms = query.search.lower().split()
     matching = [
         row

@@ -322,7 +322,7 @@ class FleetPages:
         return {"telemetry": drawn, "data_end": facts.data_end}
 
     def _recent_alerts(self, node: str) -> list[Mapping[str, Any]] | None:
-        """Return the alerts on a node in the last 30 days; None: they are not judged yet."""
+        """Return the alerts on a node in the last 30 days; None: they are not evaluated yet."""
         outcomes = self.newest.served.facts.outcomes
         return None if outcomes is None else [alert for alert in outcomes["alerts"] if alert["node"] == node]
 
@@ -387,7 +387,7 @@ class FleetPages:
 def drains_came_to(drains: Sequence[Mapping[str, Any]], alerts: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """Count what drains came to, in GPU-hours, by the costs that the controller weighed them with.
 
-    ``drains``: ``at``, ``node``, ``worth``. ``alerts``: the newest first; the last one before a drain judges it.
+    ``drains``: ``at``, ``node``, ``worth``. ``alerts``: the newest first; the last one before a drain evaluates it.
     """
     came: dict[str, float] = {"right": 0, "wrong": 0, "open": 0, "saved": 0.0, "lost": 0.0}
     for drain in drains:

@@ -1,4 +1,4 @@
-"""What came of the alerts that were given: judged by the events of the dataset whenever a decision is written."""
+"""What came of the alerts that were given: evaluated by the events of the dataset whenever a decision is written."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ WINDOW: Final = timedelta(days=30)
 """Alerts are reported so far back from the end of the data."""
 
 ALERTED: Final = ("elevated", "high")
-"""Tiers on which a controller may act: an alert stands while a unit is in one of them."""
+"""Tiers on which a controller may act: an alert lasts while a unit is in one of them."""
 
 COURSE: Final = timedelta(days=7)
 """Telemetry behind reasons is shown so far back from the end of the data."""
@@ -45,7 +45,7 @@ _COLUMNS: Final = ["unit", "node", "status", "risk", "tier", "alert", "horizon_s
 
 
 def write_facts(scores: ScoresFolder, dataset: Dataset) -> None:
-    """Write where units stand and what came of earlier alerts, for the service's pages.
+    """Write where units are and what came of earlier alerts, for the service's pages.
 
     Raises ``InputError`` if the dataset cannot be read, or the disk is full.
     """
@@ -109,7 +109,7 @@ def outcomes_of(
     labels: LabelSection,
     drain_horizon: timedelta = timedelta(0),
 ) -> dict[str, Any]:
-    """Judge the alerts of the last 30 days, by nodes, which is what is drained, or by units (``labels.acts_on``).
+    """Evaluate the alerts of the last 30 days, by nodes, which is what is drained, or by units (``labels.acts_on``).
 
     A node is alerted at each decision at which the tier of one of its units is elevated or high, or the model selects
     one. What is listed and counted is an episode, as :mod:`policy.episodes` has it, with the riskiest unit.
@@ -120,7 +120,7 @@ def outcomes_of(
     Returns: ``since``, ``until``, ``decisions``; ``verdicts`` (how many of each), ``precision`` (right over right and
     wrong; null without any), the same by tier under ``by_tier``, and by the UTC week of the alert under ``weeks``,
     where ``precision`` is that of all alerts up to then; ``incidents`` of nodes in the time that decisions cover and
-    ``caught`` (an alert stood within the horizon before), a cause of several nodes counted once, and the same by
+    ``caught`` (an alert was within the horizon before), a cause of several nodes counted once, and the same by
     failure class under ``by_class``, with the median lead time (alerts name no class, so none has a precision);
     ``lead_hours`` (median, least and greatest from the alert to the incident, null without any); ``alerts``, the
     newest first, at most 2,000.
@@ -191,7 +191,7 @@ def _at_nodes(
 
 
 def judged_by(scores: Path) -> tuple[LabelSection, timedelta]:
-    """Read by what the alerts of the newest decision's model are judged: labels, and the drain horizon.
+    """Read by what the alerts of the newest decision's model are evaluated: labels, and the drain horizon.
 
     Returns: predrain's own labels where no decision says it, and no drain horizon (older versions did not write them).
     """
@@ -233,7 +233,7 @@ def _recall(
     gap: timedelta,
     drain_horizon: timedelta,
 ) -> dict[str, Any]:
-    """Count incidents that some decision looked ahead to, and those that any alert, opening or not, stood before."""
+    """Count incidents within the horizon of a decision, and those that an alert preceded."""
     if not decisions:
         return {"incidents": 0, "caught": 0, "by_class": {}}
     first = np.array([when.timestamp() for when, _, _ in decisions]) + gap.total_seconds()
@@ -297,7 +297,7 @@ def _alerts(
     reach_ms = (raised["reach"] / timedelta(milliseconds=1)).to_numpy(dtype=np.int64)
     opened = openings(pd.factorize(raised["node"])[0], milliseconds(raised["at"], "decision_time"), reach_ms)
     for row in raised[opened].itertuples():
-        # A unit that the model alone selects may be of any tier; judging takes no notice of it.
+        # A unit that the model alone selects may be of any tier; evaluating takes no notice of it.
         asked: Tier = "high" if row.tier == "high" else "elevated"
         known = None if pd.isna(row.risk) else float(row.risk)
         alert = Alert(str(row.unit), "", asked, row.at.to_pydatetime(), row.reach.to_pytimedelta(), node=str(row.node))

@@ -94,7 +94,7 @@ def drain_horizon(bundle: Bundle, config: MatrixConfig) -> timedelta:
 
 
 def window_plan(bundle: Bundle, config: MatrixConfig) -> SequencePlan | None:
-    """Plan the raw windows that stand behind a row's columns for a bundle's sequence learners; None: it has none.
+    """Plan the raw windows that are behind a row's columns for a bundle's sequence learners; None: it has none.
 
     ``config``: from :func:`live_config`.
     Raises ``InputError`` if this version makes other windows.

@@ -1,7 +1,7 @@
 """Scores as ``predrain score`` writes them, read and checked: a folder's newest decision as one immutable value.
 
 ``latest.json`` names a decision; ``decisions/NAME/risks.jsonl`` holds one risk record a unit and ``summary.json`` what
-is true of all of them; ``fleet.json`` tells where units stand and what came of earlier alerts. The service reads all of
+is true of all of them; ``fleet.json`` tells where units are and what came of earlier alerts. The service reads all of
 it, and never loads pandas.
 """
 
@@ -86,7 +86,7 @@ class Scores:
 
 @dataclass(frozen=True, slots=True)
 class UnitPlace:
-    """Where a unit stands, by the inventory; empty text: not given."""
+    """Where a unit is, by the inventory; empty text: not given."""
 
     cluster: str = ""
     group: str = ""
@@ -102,7 +102,7 @@ class FleetFacts:
     """What is known of the fleet; replaced as a whole.
 
     ``places``: by unit.
-    ``outcomes``: as :func:`serving.scores.alert_outcomes.outcomes_of` gives them; None: not judged yet.
+    ``outcomes``: as :func:`serving.scores.alert_outcomes.outcomes_of` gives them; None: not evaluated yet.
     ``courses``: by unit and channel, what the reasons of the newest decision were read from, hour by hour until
     ``data_end``; null: no sample.
     """

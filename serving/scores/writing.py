@@ -3,8 +3,8 @@
 ::
 
     SCORES/
-      decisions/20260101T060000Z/   risks.parquet, risks.jsonl, summary.json; never changed once it is there
-      fleet.json                    where units stand, and what came of earlier alerts
+      decisions/20260101T060000Z/   risks.parquet, risks.jsonl, summary.json; immutable
+      fleet.json                    where units are, and what came of earlier alerts
       latest.json                   {"format": 2, "decision": "20260101T060000Z"}; replaced last
       status.json                   how the last runs went
       predrain_score.prom           the same for node-exporter's textfile collector
@@ -75,7 +75,7 @@ class ScoresFolder:
     """The folder that scores are written to.
 
     ``path``: made with its parents where it does not exist.
-    Raises ``InputError`` if something else is there, or it may not be written to.
+    Raises ``InputError`` if the path has other content or is not writable.
     """
 
     def __init__(self, path: Path) -> None:
@@ -94,7 +94,7 @@ class ScoresFolder:
             (path / DECISIONS).mkdir(exist_ok=True)
 
     def folder_of(self, t: datetime) -> Path:
-        """Give the folder of a decision time, whether it is there or not."""
+        """Return the folder of a decision time; it may not exist."""
         return self.path / DECISIONS / stamp(t)
 
     def summary_of(self, t: datetime) -> dict[str, Any] | None:

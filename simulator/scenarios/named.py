@@ -71,7 +71,7 @@ SCENARIOS: Mapping[str, Scenario] = MappingProxyType(
         "drift": Scenario(
             "As base, and the world changes: a driver upgrade inflates the PCIe replay counter without changing any "
             "hazard, training gives way to serving, the bad batch becomes an epidemic, and a new health check starts "
-            "to find bus faults that nobody looked for before.",
+            "to find bus faults that were not detected before.",
             Parameters(),
             frozenset({"counters", "workload", "epidemic", "health_check"}),
         ),

@@ -144,7 +144,7 @@ class HeterogeneityParameters:
 
 @dataclass(frozen=True, slots=True)
 class FleetParameters:
-    """Who stands where, and how GPUs come and go."""
+    """Who is where, and how GPUs come and go."""
 
     gpus_per_node: int = 8  # GPUs of a node; HGX and most others
     nodes_per_rack: int = 6  # Nodes of a rack; assumption
@@ -156,7 +156,7 @@ class FleetParameters:
     spare_share: float = 0.03  # Share of nodes kept idle as hot spares; Delta over-provisions by about 5 %
     swap_rate: float = 0.03  # Unfailed GPUs exchanged per GPU-year (campaigns, advance replacement); assumption
     node_leaves_rate: float = 0.03  # Nodes taken out for good per node-year, unfailed; assumption
-    node_replaced_rate: float = 0.05  # Nodes whose eight GPUs are exchanged at once per node-year, unfailed; assumption
+    node_replaced_rate: float = 0.05  # Nodes whose eight GPUs are exchanged together, per node-year; assumption
     drain_rate_per_month: float = 0.3  # Planned drains per node-month; assumption
     drain_hours: tuple[float, float] = (2.0, 8.0)  # Length of a planned drain, h; assumption
     upgrade_every_days: float = 60.0  # Time between rolling driver upgrades, d; assumption

@@ -118,7 +118,7 @@ class PageWatch(Watch[Rows]):
             raise ScrapeError("too_large", f"the page has {count} GPUs, over {MAX_PAGE_ROWS}")
         inventory = self._news.select(tables.inventory)
         self._news.landed()
-        # Whether a page that stands still is frozen decides the rule for every source (`instruments.yaml`).
+        # Whether an unchanged page is frozen decides the rule for every source (`instruments.yaml`).
         age_s = None if self._changed_s is None else started_s - self._changed_s
         if not is_repeated or age_s is None:
             self._changed_s = started_s

@@ -44,7 +44,7 @@ OVERLAP: Final = timedelta(hours=1)
 
 _SHORTEST: Final = timedelta(minutes=1)
 CONCURRENCY: Final = 32
-"""Scrapes at once: with whole pages of the scraper's bound, all of them stay below its bound on memory."""
+"""Concurrent scrapes: with whole pages of the scraper's bound, all of them stay below its bound on memory."""
 
 MAX_EVENTS: Final = 100_000
 """Events that are held while they cannot be written."""

@@ -55,7 +55,7 @@ class Later(Exception):
     """The receiver cannot take anything now; the file stays in the spool.
 
     ``after_s``: when to ask again, if the receiver named a time. ``server_error``: whether the file may be the reason:
-    the receiver is there, and failed over it.
+    the receiver is reachable and failed on the batch.
     """
 
     def __init__(self, reason: str, after_s: float | None = None, *, server_error: bool = False) -> None:

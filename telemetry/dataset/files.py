@@ -26,7 +26,7 @@ CONNECT_TIMEOUT_S: Final = 10.0
 """A server that takes no connection for so long counts as absent."""
 
 STALL_TIMEOUT_S: Final = 30.0
-"""An answer of which nothing comes for so long is given up; a slow one that goes on coming is not."""
+"""An answer of which nothing comes for so long is given up; a slow one that continues coming is not."""
 
 ATTEMPTS: Final = 5
 """Of each request, with pauses that grow between them: for lost connections, timeouts, 5xx and "slow down"."""
@@ -54,7 +54,7 @@ _ERRORS: Final = (
     ),
     (("",), "the storage answered with an error", "Run again; if it stays, ask who runs it."),
 )  # fmt: skip
-"""What stands in the text of an error of the storage, what it means, and what to do; the first that is there counts."""
+"""Text of a storage error, its meaning, and what to do; the first match counts."""
 
 
 def connect(environment: Mapping[str, str] | None = None) -> S3FileSystem:
@@ -104,7 +104,7 @@ def storage_errors(place: S3Place, name: str = "") -> Iterator[None]:
         text = str(error)
         if "AWS Error" not in text:
             raise
-        # Without what stands before the error itself, and without the request's number, which is another each time.
+        # Without what is before the error itself, and without the request's number, which is another each time.
         short = text[text.index("AWS Error") :].partition(" (Request ID")[0]
         what, do = next((what, do) for signs, what, do in _ERRORS if any(sign in text for sign in signs))
         where = f"{place}/{name}".rstrip("/")
@@ -140,7 +140,7 @@ def damage_told(where: object, do: str) -> Iterator[None]:
 class FolderFiles:
     """The files of one state of a dataset in a folder; it keeps them in place, whatever takes the folder's name.
 
-    ``far``: whether each read is a request, so that what is wanted of a file should be asked for at once.
+    ``far``: whether each read is a request, so that reads of a file should be combined.
     """
 
     far = False

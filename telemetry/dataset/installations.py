@@ -118,7 +118,7 @@ class Installations:
     def leaves(self) -> tuple[Int64Array, Int64Array]:
         """Give the unit codes and times at which a unit left service.
 
-        A stay that is followed at once by another of the same unit (a move, or a row rewritten) is not a leave.
+        A stay that is followed immediately by another of the same unit (a move, or a row rewritten) is not a leave.
         """
         latest = pd.Series(self.removed).groupby(self.unit).cummax().to_numpy(np.int64)
         followed = (self.unit[1:] == self.unit[:-1]) & (self.installed[1:] <= latest[:-1])

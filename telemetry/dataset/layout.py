@@ -157,8 +157,8 @@ def read_part(
     """Read one part file; of its row groups those alone that may hold what is asked for.
 
     ``since_ms``, ``until_ms``: only samples of ``since_ms <= t < until_ms``, in milliseconds since 1970.
-    ``ahead``: whether to ask for all bytes of the columns at once, in few large and simultaneous reads: for files that
-    are far away. It holds them all in memory until they are decoded.
+    ``ahead``: whether to ask for all bytes of the columns at the same time, in few large and simultaneous reads: for
+    files that are far away. It holds them all in memory until they are decoded.
     Returns: what :func:`write_part` was given, as far as it was asked for, none empty; and the rows of the file.
     """
     first = _EARLIEST if since_ms is None else since_ms
@@ -194,7 +194,7 @@ class _SortedTable:
 
 
 def _sorted_tables(metadata: pq.FileMetaData) -> list[_SortedTable]:
-    """Return the tables in a file: a row group that does not follow the one before in time goes on with its table."""
+    """Return the tables in a file: a row group that does not follow the one before in time continues with its table."""
     tables: list[_SortedTable] = []
     names = [metadata.schema.column(number).name for number in range(metadata.num_columns)]
     for number in range(metadata.num_row_groups):

@@ -68,7 +68,7 @@ EVENTS: Final = pa.schema(
 """events.parquet: ``gpu`` null is the whole node; ``known_at`` is when the fact could first have been used."""
 
 EVENT_RUNS: Final = EVENTS.append(pa.field("last_at", INSTANT)).append(pa.field("count", pa.int64()))
-"""events.parquet of a dataset with a flood of events: rows that stand for ``count`` events until ``last_at``."""
+"""events.parquet of a dataset with a flood of events: rows that represent ``count`` events until ``last_at``."""
 
 INVENTORY: Final = pa.schema(
     [
@@ -105,7 +105,7 @@ JOBS: Final = pa.schema(
 
 JOB_OPTIONS: Final = ("checkpoint_every_s", "min_gpus")
 """Further columns of jobs.parquet where a source has them: the job's checkpoint interval (0: it never loses work), and
-the fewest GPUs that an elastic job goes on with; null: it is not elastic."""
+the fewest GPUs that an elastic job continues with; null: it is not elastic."""
 
 
 def samples_schema(channels: Mapping[str, Channel], *, sample_count: bool = False) -> pa.Schema:

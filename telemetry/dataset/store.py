@@ -53,7 +53,7 @@ class SampleFile:
 class Dataset:
     """A dataset in a folder or on S3-compatible storage, opened for reading; make it with :meth:`open`.
 
-    It goes on reading the same files while another run replaces the dataset.
+    It continues reading the same files while another run replaces the dataset.
     """
 
     def __init__(self, place: Place, meta: DatasetMeta, files: FolderFiles) -> None:

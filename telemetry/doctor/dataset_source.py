@@ -39,7 +39,7 @@ SPARSE_STEPS: Final = 2
 _OLD: Final = timedelta(days=1)
 _TALKS: Final = 10
 _SILENCE: Final = 2
-# From so many events on, and so many times the longest silence before, a source is said to be silent.
+# From so many events on, and so many times the longest silence before, a source is reported as silent.
 
 
 def observe_dataset(

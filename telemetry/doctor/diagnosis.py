@@ -43,7 +43,7 @@ def absent_on_all(models: Iterable[str], channel: str) -> str | None:
 
 
 Status = Literal["ok", "partly", "empty", "missing", "unsure", "not on this board", "not from here"]
-"""How a channel stands: ``partly`` lacks GPUs or values, ``empty`` is there without one value, ``unsure`` may be."""
+"""State of a channel: ``partly`` lacks GPUs or values, ``empty`` exists without a value, ``unsure`` is undecided."""
 
 BAD: Final[Mapping[Status, str]] = {
     "missing": "missing",
@@ -53,7 +53,7 @@ BAD: Final[Mapping[Status, str]] = {
 """The statuses that something can be done about, as texts show them."""
 
 PARTLY_FROM: Final = 0.02
-"""A channel that this share of the GPUs or of the rows lacks is there only partly."""
+"""A channel that this share of the GPUs or of the rows lacks is partly available."""
 
 
 _ADD: Final = "Add to the exporter's counter file (deploy/dcgm-exporter/predrain-counters.csv has it all):"
@@ -62,7 +62,7 @@ _ADD_LATER: Final = "With an exporter built on DCGM 4.6 or later add as well:"
 
 @dataclass(frozen=True, slots=True)
 class ChannelState:
-    """How one channel stands.
+    """State of one channel.
 
     ``used``: whether the model uses it; None if no model is known.
     ``importance``: its share of what the model goes by; None if unknown.
@@ -117,7 +117,7 @@ class Diagnosis:
 def diagnose(
     observation: Observation, importance: Importance | None, importance_source: str, channels: Mapping[str, Channel]
 ) -> Diagnosis:
-    """Judge what a look at a source showed."""
+    """Evaluate what a look at a source showed."""
     states: list[ChannelState] = []
     todos: list[ToDo] = []
     for group, members in grouped(channels):

@@ -43,7 +43,7 @@ class Group:
 
     ``condition``: what must hold of board, driver or permissions for a source to have it, a sentence; empty if nothing.
     ``channels``: in the order of presentation.
-    ``precursor``: whether failures are known to announce themselves here: what is judged where no model says what it
+    ``precursor``: whether failures are known to announce themselves here: what is evaluated where no model says what it
     uses.
     ``classes``: failure classes that announce themselves here.
     """

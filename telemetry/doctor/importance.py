@@ -69,7 +69,7 @@ def read_importance(
     """Read the channels' importance from a backtest, else which of them a bundle uses.
 
     Returns it, or None, with one sentence that names its source or what to run.
-    Raises ``InputError`` if a file is there and damaged.
+    Raises ``InputError`` if a file is damaged.
     """
     known = list(channels)
     tried = []
@@ -90,7 +90,7 @@ def read_importance(
     reason = "; ".join(tried) or "no backtest and no bundle were given"
     return None, (
         f"The importance of channels is not known: {reason}. Run `predrain train` or `predrain backtest` on your "
-        "dataset; until then channels are judged by whether failures are known to announce themselves there."
+        "dataset; until then channels are evaluated by whether failures are known to announce themselves there."
     )
 
 

@@ -1,4 +1,4 @@
-"""What one look at a source shows, before anything is judged."""
+"""What one look at a source shows, before anything is evaluated."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def parent_of_mig(text: str) -> str | None:
 def place_identity(node: str, *, pci_bus_id: str | None = None, slot: str | None = None) -> str | None:
     """Return the identity of a GPU without UUID and serial number: its node and PCI address, or else its slot.
 
-    It identifies the place: whichever GPU is there later has the same identity.
+    It identifies the place: the next GPU in this place has the same identity.
     """
     if pci_bus_id is not None:
         return f"{node}@{pci_bus_id}"

@@ -40,7 +40,7 @@ _REASONS: Final[Mapping[ValueKind, str]] = {
 NO_VALUE: Final = frozenset(
     {"", "-", "0x", "n/a", "[n/a]", "na", "none", "null", "unknown", "<unknown>", "not supported"}
 )
-"""Texts of a label that stand for no value."""
+"""Texts of a label that represent no value."""
 
 _POD_LABELS: Final = ("pod", "pod_name", "kubernetes_pod_name", "k8s_pod_name", "exported_pod", "exporter_pod")
 _SERVICE_LABELS: Final = ("service", "container", "endpoint", "namespace", "kubernetes_namespace", "app")

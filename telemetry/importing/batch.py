@@ -1,4 +1,4 @@
-"""Rows of a source file while they are judged: columns by the mapping, rows that are left out, refused or waiting."""
+"""Rows of a source file during an import: mapped columns, and rows left out, refused or waiting."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _SET_ASIDE_ROWS: Final = 50_000
 
 @dataclass(slots=True)
 class Batch:
-    """Some rows of a source file, while they are judged.
+    """Some rows of a source file, while they are evaluated.
 
     ``table``: the columns as the file has them; all of a CSV's are text, with blanks as null.
     ``rows``: row numbers in the file, from 1, the header not counted; shape (n,).

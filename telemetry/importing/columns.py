@@ -158,7 +158,7 @@ def resolve_columns(
 _KEYS: Final = frozenset({"timestamp", "node", "gpu"})
 _UNKNOWN: Final = ""
 _INDEX: Final = re.compile(r"__index_level_\d+__|Unnamed: \d+|")
-"""What pandas calls an index that it writes beside the columns."""
+"""What pandas calls an index that it writes next to the columns."""
 
 
 def refuse_absent(mapping: TableMapping, names: Collection[str], where: str) -> None:
@@ -255,7 +255,7 @@ def as_text(column: pa.ChunkedArray | None, length: int) -> npt.NDArray[np.objec
 
 
 def as_counts(column: pa.ChunkedArray | None, length: int) -> npt.NDArray[np.int64]:
-    """Return a column of how many each row stands for: 1 at least and where it is unreadable, int32 at most."""
+    """Return a column of how many each row represents: 1 at least and where it is unreadable, int32 at most."""
     if column is None:
         return np.ones(length, np.int64)
     numbers = pd.to_numeric(column.to_pandas(), errors="coerce").to_numpy(np.float64, na_value=np.nan)

@@ -64,7 +64,7 @@ def stored_layout(events: pd.DataFrame) -> pd.DataFrame:
 
 
 def total_count(events: pd.DataFrame) -> int:
-    """Return how many events the rows stand for."""
+    """Return how many events the rows represent."""
     return int(with_runs(events)["count"].sum())
 
 
@@ -227,7 +227,7 @@ def drop_known_edges(events: pd.DataFrame, interval: timedelta, source: str) -> 
     ``source``: ``source`` of edges.
     An edge goes if another source has an event of the same GPU (or node) and code within ``interval``, known at most
     ``interval`` after it: until then, the edge was all that one could know. Rises of an exporter's count are treated
-    alike, but edges are no better than they. The rest is in the order given.
+    equally, but edges are no better than they. The rest is in the order given.
     """
     events = with_runs(events)
     is_xid = (events["type"] == "xid").to_numpy(dtype=bool)

@@ -146,7 +146,7 @@ def split_stays(
     shared = {gpu for gpu, _ in names}
     keys = list(zip(given["gpu"], given["node"], strict=True))
     known = set(given["gpu"])
-    # Those that an earlier import told apart have their stays.
+    # Those that an earlier import distinguished have their stays.
     is_new = np.array([names.get(key, key[0]) not in known or key not in names for key in keys], dtype=bool)
     split = given.assign(gpu=[names.get(key, key[0]) for key in keys])[is_new]
     left = given[given["gpu"].isin(shared & set(stored))]

@@ -258,7 +258,7 @@ class _Files:
             to_come = ahead & (events["type"] == "maintenance").to_numpy()  # of a calendar: not yet a fact
             ingest.counts["maintenance_to_come"] += int(to_come.sum())
             quarantine.set_aside_frame(WRONG_CLOCK, "events", file, events[ahead & ~to_come])
-            quarantine.leave_out("events", file, "a maintenance that has not begun", int(to_come.sum()))
+            quarantine.leave_out("events", file, "a future maintenance", int(to_come.sum()))
             quarantine.used("events", int((~ahead).sum()))
             frames.append(events[~ahead])
         return frames

@@ -1,4 +1,4 @@
-"""The one way into a dataset: rows are read by a source, staged, placed, merged with what is there, and swapped in.
+"""The one way into a dataset: rows are read by a source, staged, placed, merged with the dataset, and swapped in.
 
 An import of files and a compaction of staged files differ in their :class:`Source` only. Everything after reading is
 done here, once: evidence of samples against the inventory, clocks, events that several sources report, loss budgets,
@@ -129,7 +129,7 @@ class Source(Protocol):
 
 @dataclass(slots=True)
 class Ingest:
-    """One run; ``live`` sources have nobody who would correct them, and no budget for losses.
+    """One run; ``live`` sources cannot be corrected by hand, and have no budget for losses.
 
     ``not_before_ms``, ``not_after_ms``: instants outside have a wrong clock.
     ``keep_from``: samples before are past retention.

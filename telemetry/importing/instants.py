@@ -242,8 +242,8 @@ def parse_instants(
     ``where``: file and column, for errors.
     ``day_end``: whether a date without a time is the last millisecond of the day, in the zone, instead of its first.
     ``order``: of day and month, where the mapping does not give it.
-    Raises ``InputError`` if the unit of numbers or the order of day and month cannot be told, or the mapping's format
-    is none.
+    Raises ``InputError`` if the unit of numbers or the order of day and month cannot be determined, or the mapping's
+    format is none.
 
     Fractions of a millisecond are cut off, never rounded up: a rounded instant could lie in the future.
     """
@@ -391,7 +391,7 @@ def _from_forms(
     day_end: bool,
     order: DateOrder | None,
 ) -> Instants:
-    """Read ISO 8601 at once, and the other forms one distinct text after the other."""
+    """Read ISO 8601 vectorized, and the other forms once per distinct text."""
     iso = pc.replace_substring_regex(text, r"\s*(?:UTC|GMT)$", "Z")
     moments = pd.DatetimeIndex(pd.to_datetime(iso.to_pandas(), format="ISO8601", errors="coerce", utc=True))
     ms, is_read = _milliseconds(moments), ~np.asarray(moments.isna())

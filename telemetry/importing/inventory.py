@@ -150,7 +150,7 @@ class InstallationIndex:
         return np.where((row >= 0) & (ms > np.append(self._end, 0)[row]), -3, row)
 
     def last_row(self, codes: npt.NDArray[np.int64], ms: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Find each unit's last stay that had begun at a time, as :meth:`find` does, whether or not it had ended."""
+        """Find each unit's last stay that had started at a time, as :meth:`find` does, whether or not it had ended."""
         # A sample at the very instant of a swap within one slot belongs to the later stay.
         row = self._timeline.last(np.where(codes < self._timed, codes, -1), ms)
         return np.where((codes >= 0) & (row < 0) & bool(len(self.frame)), -2, row)

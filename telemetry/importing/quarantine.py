@@ -121,7 +121,7 @@ class Quarantine(Accounting):
 
     ``max_loss``: share of a file's rows, or of a column's values, that may be lost; None: any.
 
-    ``counts``: records set aside by reason, rows and values alike.
+    ``counts``: records set aside by reason, rows and values equally.
     """
 
     def __init__(self, max_loss: float | None = None) -> None:

@@ -19,7 +19,7 @@ _INDEX: Final = re.compile(
     r"\s*(?:(?:gpu|slot|index|device|card|sxm|accelerator|nvidia)[\s#:_.-]*)*(\d{1,2})\s*\Z", re.IGNORECASE
 )
 _EDGE_MS: Final = 86_400_000
-# A node whose GPU fails is rebooted within hours or days, and may number its GPUs anew.
+# A node whose GPU fails is rebooted within hours or days, and may number its GPUs again.
 
 _PLACE: Final = ["node", "pci_bus_id", "slot"]
 

@@ -76,7 +76,7 @@ def date_lines(lines: Sequence[Sequence[Stamp]], clock: LogContext) -> list[date
 def _date(stamps: Sequence[Stamp], clock: LogContext, limit: datetime) -> datetime | str | None:
     """Take the stamp nearest to the message: those before it are of the programs that passed the line on.
 
-    The time since boot stands nearer still, but which boot is rarely known.
+    The time since boot is nearer still, but which boot is rarely known.
     """
     lacking: str | None = None
     for stamp in reversed(stamps):

@@ -60,7 +60,7 @@ class Journal:
         self._has_worked = False
 
     def read(self, wait_s: float) -> Lines:
-        """Return what is there; see :class:`LogSource`. Not following, the last read is the one that is drained."""
+        """Return the available lines; see :class:`LogSource`. Without following, reading ends at the end."""
         for attempt in retry_policy(attempts=RESTARTS, wait_max_s=5.0, on=self._starts_again):
             with attempt:
                 return self._read(wait_s)

@@ -43,7 +43,7 @@ class LogPosition:
 
 
 class LogFile:
-    """Reads the whole lines of one path, whatever file stands there.
+    """Reads the whole lines of one path, whatever file exists.
 
     Rotated files are looked for next to ``path``: names that begin with its name (``syslog.1``, ``syslog-20260301.gz``)
     or with its stem (``kern-20260301.log``). The one we were in is known by inode or, being compressed or copied, by
@@ -91,7 +91,7 @@ class LogFile:
         for index, path in enumerate(paths):
             if _holds(path, place):
                 _log.info("%s was rotated to %s", self.path, path.name)
-                # A log that is being compressed stands there twice for a while.
+                # A log that is being compressed is there twice for a while.
                 return [path, *(newer for newer in paths[index + 1 :] if not _holds(newer, place))]
         if place.offset:
             _log.warning("%s was replaced, and what became of its old content is not known", self.path)
@@ -201,7 +201,7 @@ class LogFiles:
             self._files.append(LogFile(path, None if kept is None else LogPosition(**kept)))
 
     def read(self, wait_s: float) -> Lines:
-        """Return what is there; see :class:`LogSource`."""
+        """Return the available lines; see :class:`LogSource`."""
         lines: list[LogLine] = []
         drained, n_lines = True, 0
         for file in self._files:

@@ -68,7 +68,7 @@ class LogLine(NamedTuple):
 class Lines:
     """What a source gives in one read.
 
-    ``position``: where to go on after these lines, in JSON types.
+    ``position``: where to continue after these lines, in JSON types.
     ``n_lines``: lines and messages that were read, those included that are not about a GPU.
     """
 
@@ -84,7 +84,7 @@ class LogSource(Protocol):
     name: str
 
     def read(self, wait_s: float) -> Lines:
-        """Return what is there; where that is nothing, after ``wait_s`` seconds."""
+        """Return the available lines; without any, wait up to ``wait_s`` seconds."""
         ...
 
     def close(self) -> None:

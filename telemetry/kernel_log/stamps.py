@@ -1,7 +1,7 @@
-"""Time stamps and hosts in what stands before a kernel message.
+"""Time stamps and hosts in what is before a kernel message.
 
 Tools write a stamp in dozens of forms, and forwarders put theirs before it. So stamps are searched for anywhere before
-the message, in all forms at once, instead of matching each tool's line as a whole. Names of months and zones are data:
+the message, in all forms, instead of matching each tool's line as a whole. Names of months and zones are data:
 ``months.csv`` (a row a locale) and ``zones.csv`` (an empty offset marks a name that several zones share).
 """
 
@@ -36,7 +36,7 @@ class Stamp(NamedTuple):
 
 
 class LinePrefix(NamedTuple):
-    """What stands before a message; ``stamps`` in their order, the last one next to the message."""
+    """What is before a message; ``stamps`` in their order, the last one next to the message."""
 
     stamps: tuple[Stamp, ...] = ()
     host: str | None = None
@@ -111,8 +111,8 @@ _LABEL = re.compile(r"""\b(?:host|hostname|node|nodename|node_name|instance)["']
 
 
 def parse_header(prefix: str) -> LinePrefix:
-    """Find the stamps and the host in what stands before a message."""
-    # The kernel's own stamp, the last one, differs from line to line; what stands before it often does not.
+    """Find the stamps and the host in what is before a message."""
+    # The kernel's own stamp, the last one, differs from line to line; what is before it often does not.
     start = prefix.rfind("[") if prefix.endswith("] ") else -1
     match = _SINCE_BOOT.fullmatch(prefix, start, len(prefix) - 1) if start >= 0 else None
     if match is None:
@@ -225,7 +225,7 @@ def _boot_stamps(prefix: str) -> list[tuple[int, int, Stamp]]:
 def _since_boot(match: re.Match[str]) -> Stamp | None:
     seconds = float(match["seconds"]) if match["seconds"] else int(match["us"]) / 1e6
     if seconds >= 1e9:
-        # Nobody's uptime is 31 years: such a number is the time since 1970.
+        # No uptime is 31 years: such a number is the time since 1970.
         return _epoch(int(seconds), seconds % 1)
     return Stamp(since_boot=seconds)
 

@@ -60,7 +60,7 @@ def mentions_xid(message: str) -> bool:
 
 
 def parse_xid_message(message: str) -> XidMessage | None:
-    """Parse the text of a kernel message, with whatever stands before ``NVRM:``; None if it has no code or no GPU."""
+    """Parse the text of a kernel message, with whatever is before ``NVRM:``; None if it has no code or no GPU."""
     match = _MESSAGE.search(message)
     if match is None:
         return None

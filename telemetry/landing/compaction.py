@@ -3,8 +3,8 @@
 The swap that brings the new rows in also brings the record of the landed files that they came from, and what the next
 compaction must know, in the dataset's folder ``compaction``: observations, inventories given, the inventory derived,
 events that wait. Whatever happens afterwards, the next run sees from that record which files are compacted, and only
-removes them. Readers go on reading the old dataset while the new one takes its name
-(:class:`foundation.files.ReadLease`), and collectors go on writing.
+removes them. Readers continue reading the old dataset while the new one takes its name
+(:class:`foundation.files.ReadLease`), and collectors continue writing.
 """
 
 from __future__ import annotations
@@ -74,11 +74,11 @@ Then it is quarantined, or its node's where it names a PCI address only and the 
 """
 
 _GIVEN: Final = pa.schema([field.with_nullable(True) for field in INVENTORY])
-"""What an operator may leave out stays out: who does not say since when a GPU is there leaves that to be seen."""
+"""Optional columns stay empty: an unknown installation time is derived from observations."""
 
 
 _EXPECTED_DAYS: Final = 120
-# A new dataset gets buckets for this much telemetry of the GPUs that are there when it is made.
+# A new dataset gets buckets for this much telemetry of the GPUs known when it is created.
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,7 +78,7 @@ def spell_nodes(runs: pd.DataFrame, known: Iterable[str]) -> pd.DataFrame:
 
 
 def without_shared(runs: pd.DataFrame, step: timedelta) -> tuple[pd.DataFrame, bool]:
-    """Leave out the GPUs that are on two nodes at one time, and whether there are any: the import tells them apart."""
+    """Leave out GPUs seen on two nodes at one time, and report whether there are any; the import separates them."""
     seen = runs[runs["gpu"].notna()]
     unit, gpus = pd.factorize(seen["gpu"])
     ends = pd.DataFrame({"unit": unit, "node": pd.factorize(seen["node"])[0]})

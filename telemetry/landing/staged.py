@@ -61,7 +61,7 @@ class Waiting:
 
     ``quarantine``: takes the rows that cannot be used.
     ``files``: those that are compacted, by kind.
-    ``undeclared``: channels that no parameter declares; files that hold them go on waiting.
+    ``undeclared``: channels that no parameter declares; files that hold them keep waiting.
     ``held_back``: rows that are too new.
     ``refused``: files that cannot be used and were put aside.
     ``seen``: observations of all rows that are compacted, see
@@ -178,7 +178,7 @@ class Waiting:
                 raise ValueError(f"column {name!r} holds no numbers")
 
     def _settled(self, path: Path, table: pa.Table) -> pa.Table | None:
-        """Return the rows to compact that can be observations, None where the whole file goes on waiting.
+        """Return the rows to compact that can be observations, None where the whole file keeps waiting.
 
         Rows of a file that are too new are staged once more.
 
@@ -306,7 +306,7 @@ def place_staged(events: pd.DataFrame, stays: pd.DataFrame, waited_ms: float, qu
     reasons = place_events(text, ms_of(events["timestamp"]), where)
     placed = events.assign(node=text["node"], gpu=text["gpu"])
     without = by_address & pd.isna(text["gpu"])
-    # Where no GPU has an address, none will come by itself, and its node should know of the event at once.
+    # Where no GPU has an address, none will come by itself, and its node should get the event immediately.
     may_come = where.unit == "gpu" and bool(known["pci_bus_id"].notna().any())
     unseen = np.isin(reasons.astype(str), NOT_SEEN_YET) | (without & may_come)
     waits = unseen & (events["since_ms"] > waited_ms).to_numpy()

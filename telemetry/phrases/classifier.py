@@ -86,7 +86,7 @@ class PhraseCatalogue:
         self._precedence: list[str] = content["precedence"]
 
     def compile(self, written: str) -> re.Pattern[str]:
-        """Compile a pattern in which ``{name}`` stands for the words of that name."""
+        """Compile a pattern in which ``{name}`` represents the words of that name."""
         for name, words in self._words.items():
             written = written.replace(f"{{{name}}}", words)
         return re.compile(written)

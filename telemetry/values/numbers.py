@@ -250,7 +250,7 @@ def _word(text: str) -> _Read:
 
 
 def _plain(digits: str, decimal: Decimal) -> float | None:
-    """Return the number that digits with separators stand for."""
+    """Return the number that digits with separators represent."""
     digits = _BLANKS.sub("", digits)
     if "," in digits:
         digits = digits.replace(".", "").replace(",", ".", 1) if decimal == "," else digits

@@ -1,4 +1,4 @@
-"""Reads catalogues that lie beside modules: CSV with ``#`` comments."""
+"""Reads catalogues that lie next to modules: CSV with ``#`` comments."""
 
 from __future__ import annotations
 

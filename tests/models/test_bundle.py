@@ -117,7 +117,7 @@ def test_models_that_a_baseline_stands_in_for_are_saved_too(tmp_path):
     path = save_bundle(tmp_path / "b", nothing, FACTS).path
     pd.testing.assert_frame_equal(score(load_bundle(path).fitted), score(nothing), check_exact=True)
     card = (path / "MODEL_CARD.md").read_text()
-    assert "stood in for by `history_count`" in card
+    assert "replaced by `history_count`" in card
     assert "not calibrated on data" in card
 
 

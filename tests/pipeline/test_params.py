@@ -80,7 +80,7 @@ def test_later_files_override_key_by_key(tmp_path: Path) -> None:
         ("labels: {gap: [", r"not valid YAML"),
         (
             "training: {window: 28d}\nseed: 3\ntraining: {refit_every: 3d}",
-            r"(?s)'training' stands twice in one mapping, first.*line 1.*and again.*line 3",
+            r"(?s)'training' is duplicated in one mapping: first.*line 1.*and again.*line 3",
         ),
         (
             "models: {parallel: {members: [lightgbm, lightgbm, logistic]}}",

@@ -346,7 +346,7 @@ def test_a_period_without_incidents_or_outcomes_still_has_a_report(predictions, 
     assert "a precision of 0 %" in shown
     unknown = predictions.assign(label=pd.array([pd.NA] * len(predictions), dtype="Int8"))
     shown = Page(render_report(evaluate(unknown, k=3, bootstrap=30, seed=0), replace(context, alerts=()))).prose
-    assert "None has a known outcome, so nothing can be said about its precision." in shown
+    assert "None has a known outcome, so its precision is unknown." in shown
     assert "No alerts to show." in shown
 
 

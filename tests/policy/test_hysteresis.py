@@ -60,7 +60,7 @@ def test_the_same_score_read_again_and_again_is_no_new_evidence():
     assert state.tier == "watch"
     assert explain_tier(state, 0.9, thresholds) == (
         "from clear to watch: a risk of 90.0% at 2026-03-01 00:00 UTC",
-        "a risk of 90.0% is high, but only 1 of 2 consecutive decisions said so",
+        "a risk of 90.0% is high, but only 1 of 2 consecutive decisions agree",
     )
 
 

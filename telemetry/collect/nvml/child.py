@@ -29,7 +29,7 @@ from telemetry.collect.nvml.library import LOST, RELOADED, UNSUPPORTED, Library,
 from telemetry.collect.nvml.questions import CALLS, FIELDS, LINK_COUNTERS, PROFILE, NvmlQuery
 
 WAIT_MS: Final = 1000
-"""How long one wait for XIDs lasts; a message says after each that the watch goes on."""
+"""How long one wait for XIDs lasts; a message says after each that the watch continues."""
 
 DEAF_PAUSE_S: Final = 10.0
 """Pause after the driver has refused to report XIDs."""

@@ -69,7 +69,7 @@ class NvmlCollector:
     """Reads a node's GPUs and writes what they report.
 
     ``landing``: of the writer :func:`writer_of`.
-    ``boot``: which boot of the machine this is: after another one, GPUs may stand in other places, and a GPU that is
+    ``boot``: which boot of the machine this is: after another one, GPUs may be in other places, and a GPU that is
     still lost is lost again.
     ``trim``: called after each write.
     Raises ``InputError`` if another collector of the same node writes to the same folder.

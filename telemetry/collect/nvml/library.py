@@ -121,7 +121,7 @@ class Library:
         )
 
     def fields(self, handle: Any, numbers: Sequence[int]) -> list[tuple[int, float]]:
-        """Ask many fields at once; return code and value of each (0.0 where the code is not 0)."""
+        """Read many fields in one call; return code and value of each (0.0 where the code is not 0)."""
         answers = self._ask(self._nvml.nvmlDeviceGetFieldValues, handle, list(numbers))
         return [(int(answer.nvmlReturn), _value(answer) if answer.nvmlReturn == 0 else 0.0) for answer in answers]
 

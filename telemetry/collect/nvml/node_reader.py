@@ -1,4 +1,4 @@
-"""Reads all GPUs of a node through a child process, and goes on where one of them is lost or blocks the driver."""
+"""Reads all GPUs of a node through a child process, and continues where one of them is lost or blocks the driver."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
 """The backfill: a server's history, span by span, into the landing folder.
 
-The spans are fetched in the order of time. Within a span each metric is fetched by itself, several at once; when all
-are there, the rows are staged under a name made of the job and the span, and only then is the span noted as done. A run
-that is killed therefore repeats at most the span it was in, and what it had staged of that is not staged again.
+The spans are fetched in the order of time. Within a span each metric is fetched separately, several concurrently; when
+all have arrived, the rows are staged under a name made of the job and the span, and only then is the span noted as
+done. A run that is killed therefore repeats at most the span it was in, and what it had staged of that is not staged
+again.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ SETTLED_AFTER: Final = timedelta(minutes=2)
 """Newer samples may still be on their way: VictoriaMetrics shows none of its last 30 s, agents send in batches."""
 
 MAX_SAMPLES: Final = 2_500_000
-"""Samples held at once: 20 bytes each until they are rows, and 150 at the peak while they become rows (measured)."""
+"""Samples in memory: 20 bytes each until they are rows, and 150 at the peak while they become rows (measured)."""
 
 MIN_SPAN_MS: Final = 60_000
 """A span of at most this length is not halved."""
@@ -58,7 +59,7 @@ _Samples = tuple[npt.NDArray[np.int32], npt.NDArray[np.int64], npt.NDArray[np.fl
 class BackfillPlan:
     """What to fetch.
 
-    ``chunk``: time that is fetched at once; halved where the server or memory asks for it. ``match``: matchers in
+    ``chunk``: time span of one request; halved if the server or memory requires it. ``match``: matchers in
     braces that every series must meet. ``delay``: from an XID to when it could first have been known.
     ``allow_partial``: whether answers count that the server reports as incomplete.
     """
@@ -101,7 +102,7 @@ def backfill(
     clock: Callable[[], datetime] = lambda: datetime.now(UTC),
     progress: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> dict[str, Any]:
-    """Fetch a server's history into a landing folder, and report; started again, it goes on where it stopped.
+    """Fetch a server's history into a landing folder, and report; started again, it continues where it stopped.
 
     ``root``: the landing folder, see :func:`telemetry.landing.folder.landing_of`. ``accounting`` counts the
     samples (``sample values``).
@@ -165,7 +166,7 @@ class _Run:
                 try:
                     await self._fetch(span, metrics, None if is_short else self.plan.max_samples)
                 except TooMuch as refusal:
-                    _log.info("%s: refused, from now on %d s at once", refusal, span.length_ms // 2000)
+                    _log.info("%s: refused; continuing with %d s per request", refusal, span.length_ms // 2000)
                     # Saved before anything of the halves is staged: a run after a kill must cut the same.
                     self.state.span_ms = -(-span.length_ms // 2)
                     self._save()
@@ -264,7 +265,7 @@ class _Run:
 async def find_metrics(client: PrometheusClient, catalogue: SeriesCatalogue, matchers: str, whole: Span) -> list[str]:
     """Return the names of the server's metrics that hold channels; ``matchers``: the user's, without braces.
 
-    Raises ``InputError`` if none is known: the message names some of those that are there.
+    Raises ``InputError`` if none is known: the message names some of the existing ones.
     """
     try:
         names = await client.metric_names("{" + matchers + "}" if matchers else None, whole.after_ms, whole.until_ms)

@@ -303,7 +303,7 @@ class PrometheusClient:
         elif first:
             do = "Check the address, and that the server runs."
         else:
-            do = "What has landed stays: start the same command again to go on where it stopped."
+            do = "Staged data is safe: start the same command again to resume."
             if str(error).startswith("the answer is not whole"):
                 do += " --allow-partial takes what there is."
         return InputError(f"no usable answer for {waited_s:.0f} s: {error}", self._connection.url, do)

@@ -44,7 +44,7 @@ class Tables(NamedTuple):
 
 
 class SeriesBook:
-    """Label sets of a batch, numbered as they come, and identified when all are there.
+    """Label sets of a batch, numbered as they arrive, and identified when complete.
 
     Which label names the node is decided on the whole batch. ``series``: what the label sets were found to be.
     ``nameless``: metrics of which a series names no GPU or no node, and the labels of one such series.

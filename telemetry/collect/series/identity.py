@@ -123,7 +123,7 @@ class SeriesCatalogue:
         """GPUs without UUID and serial number, identified by node and address, with the placeholder of each."""
 
     def remember(self, path: Path) -> None:
-        """Keep the decision which label names the node in a file, so that later runs decide alike."""
+        """Keep the decision which label names the node in a file, so that later runs decide in the same way."""
         self._state = path
         try:
             self.nodes.prefer(json.loads(path.read_bytes())["label"])
@@ -328,7 +328,7 @@ def _channel_of(name: str, sources: Mapping[str, str], where: str) -> str:
 def _amd_clock(metric: _Metric, labels: Mapping[str, str], channels: Mapping[str, Channel]) -> _Metric | None:
     """Tell the clocks of AMD's one metric apart: ``clock_type`` says which clock, ``clock_index`` which engine.
 
-    Several engines have a clock each; the one with the lowest index stands for the GPU.
+    Several engines have a clock each; the one with the lowest index represents the GPU.
     """
     kind = labels.get("clock_type", "").upper()
     index = labels.get("clock_index", "0")

@@ -58,7 +58,7 @@ class Job:
 
     @property
     def key(self) -> str:
-        """What stays the same while a run goes on."""
+        """What stays the same while a run continues."""
         return f"{self.job}@{to_ms(self.started_at)}"
 
     @property

@@ -149,7 +149,7 @@ def changes(
     if new.planned is None and silent and before.planned == "power saving" and not booted:
         new = replace(new, planned=before.planned)  # it has not been up since it was powered down
     if new.planned is not None and new.out is not None:
-        # A drain from before goes on; what is planned begins none.
+        # A drain from before continues; what is planned begins none.
         drain = {name: getattr(before, name) for name in ("out", "reason", "user", "reason_at", "reasons")}
         return events, replace(new, **drain)
     if new.out is None:

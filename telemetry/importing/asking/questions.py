@@ -226,7 +226,7 @@ def look(tables: Tables, mapping: ImportMapping, channels: Mapping[str, Channel]
             sources |= {target: name for name in names if (target := guessed.get(name)) is not None}
             if section.long is None and not getattr(section, "parts", None):
                 missing += _missing(role, file, {*sources, *section.constants})
-            if alike[tuple(names)] < _FILES_ALIKE:  # files of one kind answer alike, and there may be thousands
+            if alike[tuple(names)] < _FILES_ALIKE:  # a few files of each kind are enough
                 for column, what, example in _open_instants(role, file, section, sources):
                     shown = f"{example!r} ({file.name}, column {column!r})"
                     (naive if what == "timezone" else undecided.setdefault(role, [])).append(shown)

@@ -44,7 +44,7 @@ def widen(
 ) -> Iterator[FileRows]:
     """Yield rows of all metrics that a thing has at one time in a batch.
 
-    ``left_out``: told each metric that is not wanted, with its rows.
+    ``left_out``: called with each unwanted metric and its rows.
     A metric that a thing has twice at one time gets two rows, which merging compares.
     """
     for batch in batches:
@@ -74,7 +74,7 @@ def widen(
 
 
 def _keys(table: pa.Table, long: LongFormat) -> tuple[pd.DataFrame, np.ndarray]:
-    """Return the columns that tell things apart, with the labels as columns, and the metric of each row."""
+    """Return the columns that distinguish things, with the labels as columns, and the metric of each row."""
     length = table.num_rows
     used = {long.metric, long.value, long.labels}
     keys = {name: as_text(table.column(name), length) for name in table.column_names if name not in used}

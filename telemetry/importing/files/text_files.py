@@ -338,7 +338,7 @@ def _lines(head: str, stream: io.TextIOBase, path: Path) -> Iterator[tuple[int, 
 
 
 def _elements(text: str, stream: io.TextIOBase, path: Path) -> Iterator[tuple[int, Any]]:
-    """Yield the elements of a list; what follows one that is not JSON cannot be told apart, and is lost with it."""
+    """Yield the elements of a list; elements after one that is not JSON cannot be separated and are lost with it."""
     decoder, number, place = json.JSONDecoder(), 0, 0
     while True:
         while place < len(text) and text[place] in " \t\r\n,":
@@ -348,7 +348,7 @@ def _elements(text: str, stream: io.TextIOBase, path: Path) -> Iterator[tuple[in
         problem = "not JSON"
         try:
             value, end = decoder.raw_decode(text, place)
-            if end < len(text) or not (chunk := stream.read(_CHUNK)):  # a number may go on in the next chunk
+            if end < len(text) or not (chunk := stream.read(_CHUNK)):  # a number may continue in the next chunk
                 number, place = number + 1, end
                 yield number, value
                 continue

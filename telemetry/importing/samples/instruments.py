@@ -4,7 +4,7 @@ After an XID 79, dcgm-exporter serves the last temperature, power and utilizatio
 reads from the device vanish. Such samples say nothing about the GPU, so that the dataset has none of them; that they
 began is an event. Thresholds and fields are in ``instruments.yaml``.
 
-A sample is judged by itself and the samples before it, never by later ones: training sees what a live decision saw.
+A sample is evaluated by itself and the samples before it, never by later ones: training sees what a live decision saw.
 For this reason the first samples of a frozen stretch stay in the dataset.
 """
 
@@ -167,11 +167,11 @@ class Instruments:
                 self.stretches[code] = list(zip(ends[::2], ends[1::2], strict=True))
 
     def check(self, block: Block, raw: _Bools | None = None) -> InstrumentFindings:
-        """Judge the new rows of a block that is sorted by (unit, ms), and go on to their end.
+        """Evaluate the new rows of a block that is sorted by (unit, ms), and continue to their end.
 
-        Rows of an existing dataset (order -1) were judged when they were new, and new rows may be older than the newest
-        one of their unit: both are only compared with the stretches that are known. A row that was sent again has
-        filled the stored one. ``raw``: stored rows that are samples, not cells of a step; default: none.
+        Rows of an existing dataset (order -1) were evaluated when they were new, and new rows may be older than the
+        newest one of their unit: both are only compared with the stretches that are known. A row that was sent again
+        has filled the stored one. ``raw``: stored rows that are samples, not cells of a step; default: none.
         """
         frozen = np.zeros(len(block), np.bool_)
         dead = {name: np.zeros(len(block), np.bool_) for name in _ACTIVITY if name in block.series}
@@ -304,7 +304,7 @@ class Instruments:
 
 @dataclass(frozen=True, slots=True)
 class _Joined:
-    """Rows of units, with a row before those of each that stands for all the rows before them.
+    """Rows of units, with a row before those of each that represents all the rows before them.
 
     ``heads``, ``rows``, ``ends``: places of these rows, of the others, and of the last one of each unit.
     """

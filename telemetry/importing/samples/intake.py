@@ -96,7 +96,7 @@ STAY_PROBLEMS = {-1: "unknown {unit}", -2: "before installation", -3: "after rem
 """Reason of the quarantine by what :meth:`telemetry.importing.inventory.Installations.find` returns."""
 
 _FRACTION_LEAST = 20
-# Fewest values on which a column is judged to be a fraction where percent are expected.
+# Fewest values on which a column is evaluated to be a fraction where percent are expected.
 
 
 _LIMITS: Final[Mapping[str, tuple[float, float]]] = {"flags": (0.0, 2.0**53), "enum": (-(2.0**31), 2.0**31 - 1)}
@@ -105,7 +105,7 @@ _LIMITS: Final[Mapping[str, tuple[float, float]]] = {"flags": (0.0, 2.0**53), "e
 
 @dataclass(slots=True)
 class SampleIntake:
-    """Reads sample files, judges each row and value, and spills what can be used.
+    """Reads sample files, evaluates each row and value, and spills what can be used.
 
     ``every_channel``: channels that may occur; ``channels``: those that a file reports, in the catalogue's order.
     ``strict``: whether sources without a usable row, or in another unit, are an error.

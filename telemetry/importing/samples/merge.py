@@ -46,7 +46,7 @@ from telemetry.xids.xid_gauge import CHANNEL, SOURCE, new_edges
 class SampleMerger:
     """Merges one bucket after the other.
 
-    A cell that an earlier import left unfinished (its raw samples ended inside it) goes on: ``newest.parquet`` keeps
+    A cell that an earlier import left unfinished (its raw samples ended inside it) continues: ``newest.parquet`` keeps
     the newest raw sample of each rolled-up unit, to distinguish later raw samples from ones that the cell holds.
     """
 

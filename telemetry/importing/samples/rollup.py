@@ -23,7 +23,7 @@ IMPOSSIBLE_RISE: Final = "a rise of a counter that no device makes"
 """Reason for which a value is no value."""
 
 _SHORTEST_MS: Final = 60_000
-"""Exporters cache values: within this time a counter may show the rise of a minute at once."""
+"""Exporters cache values: within this time a counter may show the rise of a minute in one step."""
 
 
 def cell_end(ms: npt.NDArray[np.int64], step_ms: int) -> npt.NDArray[np.int64]:

@@ -370,7 +370,7 @@ def test_progress_that_is_damaged_is_begun_anew_and_everybody_is_asked_again():
     first = cluster.workloads.asked["w1-uid"]
     cluster.workloads.text = "nonsense"
     report = cluster.later(6)
-    assert "evacuations are begun anew, for how far nodes are emptied begins with 'nonsense'" in report.errors[0]
+    assert "evacuations are restarted: how far nodes are emptied begins with 'nonsense'" in report.errors[0]
     assert cluster.evicted() == [], "no deadline is over"
     assert cluster.workloads.asked["w1-uid"].key != first.key
 

@@ -166,7 +166,7 @@ def test_without_a_ledger_or_outcomes_the_pages_say_so(tmp_path: Path) -> None:
     write_scores(tmp_path, small_fleet())
     with running(tmp_path) as started:
         assert "The service was given no ledger. Start it with --ledger FILE" in look(started, "/ledger?node=n1").text
-        assert "No alert is judged yet" in look(started, "/outcomes").text
+        assert "No alert is evaluated yet" in look(started, "/outcomes").text
         assert "no ledger given" in look(started, "/nodes/n1").text
         page = look(started, "/gpus/GPU-n1-0")
         assert "No earlier decision of it is stored." in page.text

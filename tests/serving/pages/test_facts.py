@@ -50,7 +50,7 @@ def test_racks_groups_and_outcomes_come_to_the_page(service: Running, small_flee
     rack = sorted(racks)[0]
     narrowed = look(service, f"/?rack={rack}")
     assert set(narrowed.column(head.index("Rack"))) == {rack}
-    assert "judged alerts were right" in look(service, "/outcomes").text
+    assert "evaluated alerts were right" in look(service, "/outcomes").text
     assert "alerts of nodes were right" in page.text
 
 

@@ -106,7 +106,7 @@ def test_an_outage_that_lasts_is_reported_and_the_next_run_goes_on(
     text = str(caught.value)
     assert text.startswith("no usable answer for ")
     assert f"s: HTTP 500: disk on fire ({fake.url})." in text
-    assert text.endswith("What has landed stays: start the same command again to go on where it stopped.")
+    assert "start the same command again" in text
     fake.fault = None
     fetch()
     assert values_of(landed(tmp_path), "gpu_temp_c") == expected

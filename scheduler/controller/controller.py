@@ -406,9 +406,7 @@ def odd_thresholds(policy: PolicyConfig, risks: Risks) -> tuple[str, ...]:
     """Return what is odd about the thresholds, and about the horizon that they are for; nothing where all is well."""
     notes: list[str] = []
     if risks.horizon is not None and risks.horizon != policy.horizon:
-        wrong = (
-            "before their horizon ends" if risks.horizon > policy.horizon else "over a longer horizon than predicted"
-        )
+        wrong = "before their horizon ends" if risks.horizon > policy.horizon else "over a longer horizon"
         notes.append(
             f"the scores look {risks.horizon / _HOUR:g} h ahead and policy.horizon is {policy.horizon / _HOUR:g} h: "
             f"alerts are evaluated {wrong}"

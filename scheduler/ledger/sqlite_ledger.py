@@ -222,9 +222,7 @@ class SqliteLedger:
         link = self._link
         if at_once and self._path is not None and _identity(self._path) != self._file:
             # written on, it would go into a file without a name, and be gone with this process
-            raise LedgerError(
-                f"the ledger {self._path} was removed or replaced while it was open: restart the controller"
-            )
+            raise LedgerError(f"the ledger {self._path} was removed or replaced while open: restart the controller")
         try:
             link.execute(f"PRAGMA synchronous = {'FULL' if at_once else 'NORMAL'}")
             link.execute("BEGIN IMMEDIATE")

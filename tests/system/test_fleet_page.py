@@ -199,8 +199,8 @@ def test_a_person_finds_the_riskiest_gpu_reads_why_and_follows_to_the_ledger(wat
     assert "82 % of an incident within 24 h" in tab.inner_text("main")
     assert "correctable ECC errors rose by 17,700; fleet 99th percentile 0" in tab.inner_text("main")
     assert tab.get_by_role("img", name=f"Risk of {site.risky.unit} over 3 decisions").is_visible()
-    tab.get_by_text("The same as a table").click()
-    assert tab.get_by_role("table", name=f"Scores of {site.risky.unit}, the newest first.").is_visible()
+    tab.get_by_text("Show as a table").click()
+    assert tab.get_by_role("table", name=f"Scores of {site.risky.unit}, newest first").is_visible()
 
     # follow to the ledger: what the command says
     tab.get_by_role("link", name=f"Ledger of {site.risky.node}").click()
@@ -213,7 +213,7 @@ def test_a_person_finds_the_riskiest_gpu_reads_why_and_follows_to_the_ledger(wat
     assert "at-risk=high:NoSchedule" in text
 
     tab.get_by_role("link", name="Outcomes").click()
-    assert "What was predicted, and what came of it" in tab.inner_text("h1")
+    assert "Alert outcomes" in tab.inner_text("h1")
 
 
 def test_the_heat_map_is_one_stop_of_the_tab_key_and_arrows_move_in_it(watched: Watched, site: Site) -> None:

@@ -102,7 +102,7 @@ def test_scores_that_look_further_ahead_than_the_policy_report_that_alerts_are_j
     message = "the scores look 72 h ahead and policy.horizon is 24 h: alerts are evaluated before their horizon ends"
     assert message in cluster.round().notes
     cluster.risks.risks = replace(cluster.risks.risks, horizon=6 * HOUR)
-    message = "the scores look 6 h ahead and policy.horizon is 24 h: alerts are evaluated over a longer horizon than predicted"
+    message = "the scores look 6 h ahead and policy.horizon is 24 h: alerts are evaluated over a longer horizon"
     assert message in cluster.round().notes
 
 

@@ -79,11 +79,11 @@ def test_a_node_shows_its_gpus_with_reasons_and_leads_to_them_and_to_the_ledger(
     page = look(service, "/nodes/n1")
     assert page.column(0) == ["GPU-n1-0", "GPU-n1-1"]
     assert "correctable ECC errors rose by 17,700; fleet 99th percentile 0" in page.rows[1][-1]
-    assert "60 % of what raised the score; telemetry" in page.rows[1][-1]
+    assert "60 % of the raised score; telemetry" in page.rows[1][-1]
     assert page.rows[2][-1] == "not raised"
     assert ("/gpus/GPU-n1-0", "GPU-n1-0") in page.links
     assert ("/ledger?node=n1", "Ledger of n1") in page.links
-    assert "the course is over 4 decisions" in page.text
+    assert "trend over 4 decisions" in page.text
     assert sum(tag == "svg" and attributes.get("class") == "spark" for tag, attributes in page.tags) == 2
 
 
@@ -123,7 +123,7 @@ def test_an_expired_score_tells_only_what_it_was(tmp_path: Path) -> None:
     write_scores(tmp_path, small_fleet())
     with running(tmp_path, clock=lambda: NOW + timedelta(hours=30)) as late:
         page = look(late, "/gpus/GPU-n1-0")
-        assert "nothing may be concluded from it. It was 90 %, high." in page.text
+        assert "Its last value was 90 %, high." in page.text
         assert "the score has expired" in look(late, "/nodes/n1").text
 
 
@@ -144,8 +144,8 @@ def test_the_ledger_page_says_what_was_decided_called_and_not_done(service: Runn
 
 def test_the_ledger_is_searched_by_node_action_and_day(service: Running) -> None:
     assert look(service, "/ledger?node=n%3F&verb=swap&since=&until=").column(0) == ["2026-01-01T06:12:00Z"]
-    assert look(service, "/ledger?verb=drain").column(0) == ["Nothing fits. Show all"]
-    assert look(service, "/ledger?until=2025-12-31").column(0) == ["Nothing fits. Show all"]
+    assert look(service, "/ledger?verb=drain").column(0) == ["No matches. Show all"]
+    assert look(service, "/ledger?until=2025-12-31").column(0) == ["No matches. Show all"]
     assert service.client().send("GET", "/ledger?since=soon")[0] == 400
 
 
@@ -165,11 +165,11 @@ def test_a_node_shows_its_risk_with_what_was_done_about_it(service: Running) -> 
 def test_without_a_ledger_or_outcomes_the_pages_say_so(tmp_path: Path) -> None:
     write_scores(tmp_path, small_fleet())
     with running(tmp_path) as started:
-        assert "The service was given no ledger. Start it with --ledger FILE" in look(started, "/ledger?node=n1").text
+        assert "No ledger is configured. Start the service with --ledger FILE" in look(started, "/ledger?node=n1").text
         assert "No alert is evaluated yet" in look(started, "/outcomes").text
         assert "no ledger given" in look(started, "/nodes/n1").text
         page = look(started, "/gpus/GPU-n1-0")
-        assert "No earlier decision of it is stored." in page.text
+        assert "No earlier decision about this GPU is stored." in page.text
 
 
 def test_the_history_follows_the_folder(tmp_path: Path) -> None:

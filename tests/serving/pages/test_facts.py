@@ -74,7 +74,7 @@ def test_outcomes_begin_with_the_backtest_and_give_the_precision_so_far(tmp_path
     with running(tmp_path) as started:
         text = look(started, "/outcomes").text
     assert "5 of 20" in text
-    assert "25 % of its drains would have been right" in text
+    assert "25 % of the drains would have been right" in text
     assert "9 of 30 failures of nodes would have been caught" in text
 
 

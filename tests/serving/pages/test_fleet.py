@@ -55,7 +55,7 @@ def test_a_gpu_of_tier_clear_is_shaded_by_its_risk(service: Running) -> None:
         ("?sort=risk", ["n4", "n3", "n2", "n1", "n5"]),
         ("?show=gpus&q=n1", ["GPU-n1-0", "GPU-n1-1"]),
         ("?show=gpus&sort=-name&tier=unknown", ["GPU-n5-0"]),
-        ("?q=nowhere", ["Nothing fits. Show all"]),
+        ("?q=nowhere", ["No matches. Show all"]),
         ("?rack=&group=&q=&offset=4", ["n5"]),
     ],
 )

@@ -1,4 +1,4 @@
-"""Slurm's JSON across its versions, whose numbers became objects and states became lists, and its lists of nodes."""
+"""Slurm's JSON across its versions, whose numbers became objects and states lists; its texts of nodes and GPUs."""
 
 from __future__ import annotations
 
@@ -123,3 +123,48 @@ def _numbers(ranges: str) -> list[str]:
             raise ValueError(f"{written!r} is no range of numbers")
         numbers += [f"{number:0{len(match['low'])}d}" for number in range(low, high + 1)]
     return numbers
+
+
+UNFINISHED: Final = frozenset({"RUNNING", "SUSPENDED", "COMPLETING", "CONFIGURING", "STAGE_OUT", "RESIZING", "STOPPED"})
+"""States of jobs that have no end."""
+
+_TRES_GPU = re.compile(r"(?:^|,)gres/gpu=(\d+)")
+_TRES_TYPED = re.compile(r"(?:^|,)gres/gpu:[^=,]+=(\d+)")
+_GRES_GPU = re.compile(r"(?:^|,)(?:gres[:/])?gpu(?::[^:,()=]+)?[:=](\d+)")
+_SHARED = re.compile(r"(?:^|,)(?:gres[:/])?(?:shard|mps)(?::[^:,()=]+)*[:=]0*[1-9]")
+_MIG = re.compile(r"gpu:[^:,()=]*\d+g\.\d+gb[^:,()=]*[:=]0*[1-9]", re.IGNORECASE)
+
+
+def state_of(written: str) -> str:
+    """Return the state in a text of sacct: of ``CANCELLED by 1000`` the first word; a narrow column ends in ``+``."""
+    return (written.split() or [""])[0].rstrip("+").upper()
+
+
+def gpus_of(resources: str) -> int:
+    """Return the GPUs in AllocTRES (``cpu=8,gres/gpu=4,gres/gpu:h100=4``) or gres (``gpu:h100:4(IDX:0-3)``).
+
+    TRES give the sum next to its parts by type, or, where the sum is not accounted for, the parts alone. Shards, MPS
+    and MIG instances are parts of GPUs, which :func:`shares_a_gpu` tells.
+    """
+    whole = _TRES_GPU.search(resources)
+    if whole is not None:
+        return int(whole[1])
+    typed = _TRES_TYPED.findall(resources) or _GRES_GPU.findall(re.sub(r"\([^)]*\)", "", resources))
+    return sum(map(int, typed))
+
+
+def shares_a_gpu(resources: str) -> bool:
+    """Whether AllocTRES or gres are parts of GPUs only: shards, MPS or MIG instances.
+
+    Which GPU, and how many jobs are on it, Slurm does not say: such a job counts as one of one GPU on each node.
+    """
+    if _MIG.search(resources):
+        return True
+    return _SHARED.search(re.sub(r"\([^)]*\)", "", resources)) is not None and gpus_of(resources) == 0
+
+
+def spread_gpus(resources: str, total: int, nodes: int) -> tuple[int | None, ...]:
+    """Return the GPUs on each node: an even share of the sum, one where jobs share a GPU."""
+    if shares_a_gpu(resources):
+        return (1,) * nodes
+    return (total // nodes if nodes and total % nodes == 0 else None,) * nodes

@@ -36,34 +36,66 @@ _STATIC: Final = frozenset({"slot", "pci_bus_id", "serial", "model", "driver"})
 COLUMN_NAMES: Final = read_yaml(Path(__file__).with_name("column_names.yaml").read_text(encoding="utf-8"))
 """The content of column_names.yaml."""
 
+_AROUND: Final = [re.compile(pattern, re.IGNORECASE) for pattern in COLUMN_NAMES["around"]]
+_UNIT_NAME: Final = re.compile(r"[KMG]i?B|[kMG]Hz|k?Wh|[mk]J|[mk]W")
 _PCI_ADDRESS: Final = re.compile(r"(PCI:)?(0x)?[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[01][0-9A-Fa-f](\.[0-7])?")
 
 
-def inventory_aliases(table: pa.Table, mapping: TableMapping) -> dict[str, str]:
-    """Return the columns of an inventory that hold a standard column under another name.
+def aliases_by_words(names: Sequence[str], mapping: TableMapping, role: str) -> dict[str, str]:
+    """Return the columns of a table that hold a standard column under one of its common names.
 
     An inventory may have columns of the operator's own, so that ``Serial Number`` would else become one, and no event
-    that quotes a serial number would find its GPU. A column of PCI addresses is recognized by its values.
+    that quotes a serial number would find its GPU.
     """
-    names = [name for name in table.column_names if name not in mapping.columns]
-    aliases = {name: KEY_ALIASES[known] for name in names for known in spellings(name) if known in KEY_ALIASES}
-    mapped = [target for targets in mapping.columns.values() for target in _targets(targets)]
-    taken = {*mapped, *mapping.constants, *aliases.values(), *(name.lower() for name in names)}
-    for name in names:
-        words = " ".join(re.findall("[a-z0-9]+", name.lower()))
-        standard = COLUMN_NAMES["keys"]["inventory"].items()
-        target = next((key for key, known in standard if words in known), None)
-        if target is None and _are_pci_addresses(table.column(name)):
-            target = "pci_bus_id"
-        if target is not None and target not in taken:
+    free = [name for name in names if name not in mapping.columns]
+    aliases = {name: KEY_ALIASES[known] for name in free for known in spellings(name) if known in KEY_ALIASES}
+    taken = {*mapped_targets(mapping), *aliases.values(), *(name.lower() for name in free)}
+    words = {name: words_of(name) for name in free}
+    for target, known_words in COLUMN_NAMES["keys"][role].items():
+        of_target = (name for known in known_words for name in free if known in words[name] and name not in aliases)
+        name = None if target in taken else next(of_target, None)
+        if name is not None:
             aliases[name] = target
-            taken.add(target)
     return {**KEY_ALIASES, **aliases}
 
 
-def _are_pci_addresses(column: pa.ChunkedArray) -> bool:
+def mapped_targets(mapping: TableMapping) -> set[str]:
+    """Return the dataset's columns that a mapping names or makes constant."""
+    return {*(target for mapped in mapping.columns.values() for target in _targets(mapped)), *mapping.constants}
+
+
+def words_of(name: str) -> set[str]:
+    """Return the words of a column's name in lower case, and those without what an export puts around the name."""
+    forms = [name]
+    for form in forms:
+        forms += [match[1] for pattern in _AROUND if (match := pattern.fullmatch(form.strip())) is not None]
+    return {" ".join(split_words(form)) for form in forms}
+
+
+def split_words(name: str) -> list[str]:
+    """Return the words of a name in lower case."""
+    plain = _UNIT_NAME.sub(lambda unit: unit[0].lower(), name.replace("%", " pct "))
+    spaced = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", plain)
+    return [word for word in re.split(r"[\W_]+", spaced.lower()) if word]
+
+
+def are_pci_addresses(column: pa.ChunkedArray) -> bool | None:
+    """Return whether all texts of a column are PCI addresses; None if it has none."""
     texts = pc.unique(column.drop_null()).to_pylist() if pa.types.is_string(column.type) else []
-    return bool(texts) and all(_PCI_ADDRESS.fullmatch(text.strip()) for text in texts)
+    return all(_PCI_ADDRESS.fullmatch(text.strip()) for text in texts) if texts else None
+
+
+_JOB_FACTS: Final = frozenset({"job", "node", "started_at", "ended_at", "gpus", "outcome"})
+
+
+def names_of_jobs(names: Sequence[str], mapping: TableMapping) -> tuple[dict[str, str], Callable[[str], bool]]:
+    """Return the common names among the columns of a table of jobs, and what tells columns that are left out.
+
+    The further columns of a table that has all that matters of a job, as sacct's, are left out.
+    """
+    aliases = aliases_by_words(names, mapping, "jobs")
+    has = {aliases.get(name, name) for name in names} | mapped_targets(mapping)
+    return aliases, (lambda _name: True) if has >= _JOB_FACTS else nothing_left_out
 
 
 def left_out_of_samples(name: str) -> bool:

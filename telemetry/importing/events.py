@@ -31,6 +31,8 @@ from telemetry.importing.quarantine import NUMBER_AS_TYPE, Quarantine
 from telemetry.importing.tickets import (
     TICKET_COLUMNS,
     name_gpus,
+    node_finder,
+    nodes_of_list,
     resolutions,
     resolve_tickets,
     types_of,
@@ -155,7 +157,7 @@ def parse_events(
     batch.keep(wanted)  # A source of states (a daily row a drive with `failure` of 0 and 1) has an event in few rows.
     rows: dict[str, npt.NDArray[Any]] = {name: batch.texts(name) for name in texts}
     if stays is not None:
-        rows["node"] = np.array([*stays.names.written_all(rows["node"]), None], dtype=object)[:-1]
+        rows["node"] = np.array([*map(node_finder(stays), rows["node"]), None], dtype=object)[:-1]
     rows["type"] = types_of(kinds[wanted], rows, review or PhraseReview())
     instants = batch.instants("timestamp", day_end=True)  # of a date, no earlier time is certain
     assert instants is not None
@@ -213,11 +215,9 @@ def read_events(
             counts["repairs_without_a_gpu"] += sum(
                 int((frame["type"].isin(WORK) & frame["gpu"].isna()).sum()) for frame in (opened, resolved)
             )
-        if spread:
-            events["node"] = [spread.get(row, node) for row, node in events["node"].items()]
-            events = events.explode("node", ignore_index=True)
-        quarantine.read("events", len(resolved))
-        frames += [events, resolved[EVENTS.names]]
+        events, resolved = (_at_each(frame, spread) for frame in (events, resolved[EVENTS.names]))
+        quarantine.read("events", len(events) + len(resolved) - len(opened))
+        frames += [events, resolved]
     return stack_events(frames)
 
 
@@ -302,17 +302,31 @@ def _write_ends(batch: Batch, rows: dict[str, npt.NDArray[Any]], starts: npt.NDA
         batch.refuse(reason, np.isin(np.arange(len(words)), asked[bad]))
 
 
-def _spread(rows: dict[str, npt.NDArray[Any]], stays: InstallationIndex) -> dict[int, list[str]]:
-    """Give the nodes of each maintenance that names no node but a pattern of names, a rack or an NVLink domain.
+def _at_each(events: pd.DataFrame, spread: Mapping[int, list[str]]) -> pd.DataFrame:
+    """Return an event for each of the nodes that its row names."""
+    if not spread:
+        return events
+    nodes = [spread.get(row, node) for row, node in events["node"].items()]
+    return events.assign(node=pd.Series(nodes, events.index, dtype=object)).explode("node", ignore_index=True)
 
-    The first of them takes the pattern's place in ``rows``; where there is none, the pattern stays.
+
+def _spread(rows: dict[str, npt.NDArray[Any]], stays: InstallationIndex) -> dict[int, list[str]]:
+    """Give the nodes of each event that names several, in a list such as ``gpu[01-04]`` or ``gpu01, gpu02``.
+
+    A maintenance may name a pattern of names, a rack or an NVLink domain instead. The first node takes the text's place
+    in ``rows``; where there is none, the text stays.
     """
-    asked = np.flatnonzero((rows["type"] == "maintenance") & pd.isna(rows["gpu"]) & ~pd.isna(rows["node"]))
+    asked = np.flatnonzero(pd.isna(rows["gpu"]) & ~pd.isna(rows["node"]))
     places = stays.frame.reindex(columns=["node", "rack", "nvlink_domain"]).astype(object).drop_duplicates()
     out: dict[int, list[str]] = {}
     for row in asked.tolist():
         pattern, start = rows["node"][row], rows["timestamp"][row]
         if pattern in stays.node_since:
+            continue
+        listed = nodes_of_list(pattern, stays)
+        if listed or rows["type"][row] != "maintenance":
+            if listed:
+                rows["node"][row], out[row] = listed[0], listed
             continue
         meant = places["node"].map(lambda node, pattern=pattern: fnmatchcase(node, pattern)).to_numpy(dtype=bool)
         if not meant.any():

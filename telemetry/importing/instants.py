@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 
 from foundation.errors import InputError
 from telemetry.importing.mapping import TimeFormat
+from telemetry.values.numbers import NO_VALUE_WORDS
 from telemetry.values.tables import read_table
 
 DateOrder = Literal["dmy", "mdy", "ymd"]
@@ -197,7 +198,11 @@ _FEW_DATES: Final = 20_000
 _FARTHEST_MS: Final = 8_000_000_000_000_000  # what datetime64 and pandas take in milliseconds, with a margin
 _DAY_END_MS: Final = 86_400_000 - 1
 _DATE = r"^\d{4}-\d{2}-\d{2}$"
-_NO_INSTANTS: Final = pa.array(["", "-", "--", "[N/A]", "N/A", "n/a", "null", "None", "nan", "NaT", "(null)", "<nil>"])
+_NEVER: Final = "|nat|(null)|<nil>|[n/a]|never|none assigned|pending|ongoing|open|tbd|0000-00-00|0000-00-00 00:00:00"
+_ZERO: Final = ("0001-01-01t00:00:00z", "0001-01-01 00:00:00", "1970-01-01t00:00:00z")
+_NO_INSTANTS: Final = pa.array(sorted({*NO_VALUE_WORDS, *_NEVER.split("|"), *_ZERO}))
+"""How tables write, without case, that something has not happened."""
+
 _TIME_OF_DAY = re.compile(r"%[HIpMSfcXTRrs]")
 _EXCEL_ORIGIN_MS: Final = -2_209_161_600_000  # 1899-12-30, which makes up for Excel's 29 February 1900
 _EXCEL_DAYS: Final = (36_526.0, 58_440.0)  # 2000 to 2060
@@ -267,6 +272,10 @@ def parse_instants(
     return parsed._replace(ms=np.where(status == OK, parsed.ms, 0), status=status)
 
 
+def _are_none(text: pa.ChunkedArray) -> npt.NDArray[np.bool_]:
+    return _as_bools(pc.is_in(pc.utf8_lower(text), value_set=_NO_INSTANTS))
+
+
 def _as_bools(column: pa.ChunkedArray) -> npt.NDArray[np.bool_]:
     return column.fill_null(False).to_numpy(zero_copy_only=False).astype(bool)
 
@@ -314,6 +323,7 @@ def _from_numbers(column: pa.ChunkedArray, time: TimeFormat, where: str, day_end
     unit: str | None = time.unit
     origin = int(pd.Timestamp(time.origin).timestamp() * 1000)
     if unit is None:
+        status[numbers == 0] = MISSING  # how programs write that a job has not ended
         unit = inferred_unit(numbers[status == OK])
         if unit is None:
             if not (status == OK).any():
@@ -359,7 +369,7 @@ def _from_text(
     column: pa.ChunkedArray, time: TimeFormat, where: str, day_end: bool, order: DateOrder | None
 ) -> Instants:
     text = pc.utf8_trim_whitespace(column.cast(pa.string()))
-    empty = _as_bools(pc.is_in(text, value_set=_NO_INSTANTS))
+    empty = _are_none(text)
     if time.unit is not None or (time.format is None and _is_numeric(text)):
         read = pd.to_numeric(text.to_pandas().astype(object), errors="coerce").to_numpy(np.float64)
         numbers = pa.chunked_array([pa.array(read, from_pandas=True)])
@@ -442,7 +452,7 @@ def order_shown(columns: Iterable[pa.ChunkedArray]) -> DateOrder | None:
 
 def _is_numeric(text: pa.ChunkedArray) -> bool:
     """Whether the first reported value is a plain number that is no date, so that the whole column is numbers."""
-    reported = text.filter(pc.invert(pc.is_in(text, value_set=_NO_INSTANTS)))
+    reported = text.filter(pa.array(~_are_none(text)))
     reported = reported.drop_null().slice(0, 1)
     if not len(reported):
         return False

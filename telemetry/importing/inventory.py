@@ -24,7 +24,7 @@ from telemetry.identity.devices import GpuNames, device_key, is_placeholder, par
 from telemetry.identity.nodes import NodeNames, are_one_node, node_key
 from telemetry.identity.pci import normalise_pci_bus_id
 from telemetry.importing.batch import Batch
-from telemetry.importing.columns import as_text, inventory_aliases
+from telemetry.importing.columns import aliases_by_words, are_pci_addresses, as_text, mapped_targets
 from telemetry.importing.files.sources import expand_sources
 from telemetry.importing.files.tables import read_batches
 from telemetry.importing.mapping import InventoryMapping
@@ -245,6 +245,8 @@ def read_inventory(
     """
     frames = [pd.DataFrame()]
     matched: set[str] = set()
+    are_addresses: dict[str, bool] = {}
+    facts: set[str] = set()
     for file in expand_sources((path,), "inventory"):
         for batch in read_batches(file, "inventory", quarantine):
             given = set(batch.table.column_names)
@@ -253,15 +255,20 @@ def read_inventory(
             parts = set(names) - given
             matched |= {name for name in parts if batch.table.column(name).null_count < len(batch.table)}
             known = [*INVENTORY.names, "parent", "mig_instance", SEEN_AT]
-            aliases = inventory_aliases(batch.table, mapping)
+            aliases = _aliases(batch.table, mapping, are_addresses)
             batch.resolve(mapping, known, "node", kept=parts, extras=True, aliases=aliases)
-            frame = _batch_frame(batch, not_after, parts)
+            frame = _batch_frame(batch, not_after)
+            facts |= {*frame.columns} - {*known, "_row", "_file", _FIRST}
             if node_names is not None:
                 frame["node"] = frame["node"].map(node_names.written)
             frames.append(condense_observations(frame) if SEEN_AT in batch else frame)
     whole = pd.concat(frames, ignore_index=True)
     if SEEN_AT in whole:
         whole = stays_of(whole, mapping.absent)
+    for name in facts:  # of all rows together: a column may be numbers in one file, and text in another
+        whole[name] = _static(
+            whole[name], zeros_count=not any(name in part.groupindex for part in mapping.parts.values())
+        )
     if whole.empty:
         raise InputError("the inventory has no usable rows", str(path), "Give one row for each GPU (or node).")
     for name, pattern in mapping.parts.items():
@@ -274,7 +281,27 @@ def read_inventory(
     return _fold_mig(_identified(whole), quarantine)
 
 
-def _batch_frame(batch: Batch, not_after: datetime, parts: set[str]) -> pd.DataFrame:
+def _aliases(table: pa.Table, mapping: InventoryMapping, are_addresses: dict[str, bool]) -> dict[str, str]:
+    """Return further names of columns; a column of PCI addresses is recognized by its values.
+
+    ``are_addresses``: the decision on each column, made at the first rows that have values, and kept for the others.
+    """
+    names = table.column_names
+    aliases = aliases_by_words(names, mapping, "inventory")
+    taken = {*mapped_targets(mapping), *(aliases.get(name, name) for name in names)}
+    for name in names:
+        if name in mapping.columns or name in aliases or name in INVENTORY.names or "pci_bus_id" in taken:
+            continue
+        decided = are_addresses.get(name)
+        if decided is None and (decided := are_pci_addresses(table.column(name))) is not None:
+            are_addresses[name] = decided
+        if decided:
+            aliases[name] = "pci_bus_id"
+            break
+    return aliases
+
+
+def _batch_frame(batch: Batch, not_after: datetime) -> pd.DataFrame:
     length = batch.table.num_rows
     content: dict[str, Any] = {"_row": batch.rows, "_file": np.full(length, str(batch.file), dtype=object)}
     for name in dict.fromkeys([*INVENTORY.names, *batch.columns, *batch.mapping.constants]):
@@ -287,7 +314,8 @@ def _batch_frame(batch: Batch, not_after: datetime, parts: set[str]) -> pd.DataF
         elif name in INVENTORY.names or name in ("parent", "mig_instance"):
             content[name] = pd.Series(batch.texts(name), dtype=object)
         else:
-            content[name] = _static(batch.column(name), zeros_count=name not in parts)
+            column = batch.column(name)
+            content[name] = None if column is None else column.to_pandas()
     frame = pd.DataFrame(content)
     buses = [normalise_pci_bus_id(text) or text if isinstance(text, str) else None for text in frame["pci_bus_id"]]
     frame["pci_bus_id"] = pd.Series(buses, dtype=object)
@@ -334,14 +362,17 @@ def _identified(frame: pd.DataFrame) -> pd.DataFrame:
     )
 
 
-def _static(column: Any, *, zeros_count: bool) -> pd.Series:
+def _static(values: pd.Series, *, zeros_count: bool) -> pd.Series:
     """Return a further static column: numbers where every text is one, and none would lose a zero that counts."""
-    values = column.to_pandas()
-    if not pd.api.types.is_string_dtype(values.dtype):
+    is_text = values.map(lambda value: isinstance(value, str))
+    if not is_text.any():
         return values
     numbers = pd.to_numeric(values.astype(object), errors="coerce")
-    is_number = numbers.notna().eq(values.notna()).all() and values.notna().any()
-    return numbers if is_number and not (zeros_count and values.str.match(r"[+-]?0\d").any()) else values
+    is_number = numbers.notna().eq(values.notna()).all()
+    texts = values[is_text].astype("str")
+    if is_number and not (zeros_count and texts.str.match(r"[+-]?0\d").any()):
+        return numbers
+    return values if is_text.eq(values.notna()).all() else values.map(str, na_action="ignore")
 
 
 def _fold_mig(frame: pd.DataFrame, quarantine: Quarantine) -> tuple[pd.DataFrame, dict[str, str]]:

@@ -1,24 +1,36 @@
-"""Job sources: what ran where, and when."""
+"""Job sources: what ran where, and when.
+
+Slurm's own exports (``sacct -P``, ``sacct --json``, ``squeue --json``) are tables of jobs as well: a job on several
+nodes is a row for each, its GPUs are shared out evenly, and steps of jobs and jobs without a start are left out.
+"""
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterable
 from datetime import datetime
+from typing import Final
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
-import pyarrow.compute as pc
 
+from foundation.slurm import UNFINISHED, expand_hostlist, gpus_of, shares_a_gpu, state_of
 from telemetry.dataset.schema import JOB_OPTIONS, JOBS
 from telemetry.importing.batch import Batch
+from telemetry.importing.columns import names_of_jobs
 from telemetry.importing.inventory import InstallationIndex
 from telemetry.importing.mapping import TableMapping
 from telemetry.values.numbers import ANY_UNIT, read_numbers
 
-_TRES = r"(?:^|[,/ ])gpu(?:[:/][^:=,(]+)?[:=](?P<number>\d+)"
 _MOST = {"gpus": 100_000, "min_gpus": 1_000_000}
 """Numbers above are no GPUs."""
+
+_RESOURCES: Final = re.compile(r"(?:^|,)(?:billing=|cpu=|mem=|node=|energy=|gres[/:]|gpu[:/]|shard:|mps:)")
+_STEP: Final = re.compile(r"(?P<job>\d+(?P<part>[_+]\d+)?)\.(?:(?P<word>batch|extern|interactive)|\d+)")
+_STATE: Final = re.compile(r"[A-Z][A-Z_]+(?:\+| by \d+)?")
+_NO_NODE, _NO_START = "none assigned", ("unknown", "none", "n/a")
 
 
 def read_jobs(
@@ -30,8 +42,12 @@ def read_jobs(
     Raises ``InputError`` if a required column is missing, a column is unknown, or all starts are naive.
     """
     frames: list[pd.DataFrame] = []
+    seen: set[str] = set()
     for batch in batches:
-        batch.resolve(mapping, [*JOBS.names, *JOB_OPTIONS], "job", "node", "started_at")
+        aliases, ignored = names_of_jobs(batch.table.column_names, mapping)
+        known = [*JOBS.names, *JOB_OPTIONS]
+        batch.resolve(mapping, known, "job", "node", "started_at", aliases=aliases, ignored=ignored)
+        _leave_out_others(batch, seen)
         content: dict[str, object] = {name: batch.texts(name) for name in ("job", "node", "gpu", "outcome")}
         content["started_at"] = batch.times("started_at", not_after, optional=False, is_end=False)
         for name in ("ended_at", "checkpointed_at"):
@@ -42,18 +58,99 @@ def read_jobs(
             batch.refuse(f"impossible number in {name}", wrong.to_numpy())
             content[name] = numbers.mask(wrong).astype("Int32")
         frame = pd.DataFrame(content)
-        frame["node"] = frame["node"].map(stays.names.written, na_action="ignore")
+        states = frame["outcome"].map(_slurm_state, na_action="ignore")
+        runs = states.isin(UNFINISHED)  # squeue gives one that runs the end of its time limit
+        frame["ended_at"] = frame["ended_at"].mask(runs)
+        frame["outcome"] = states.str.lower().fillna(frame["outcome"]).mask(runs, None).astype(object)
+        batch.refuse("missing job or node", (frame["job"].isna() | frame["node"].isna()).to_numpy())
+        batch.refuse("job ends before it starts", (frame["ended_at"] < frame["started_at"]).to_numpy())
+        frame = _placed(frame, batch, stays)
         frame["gpu"] = [
             stays.gpu(gpu, node) if isinstance(gpu, str) else None
             for gpu, node in frame[["gpu", "node"]].itertuples(index=False)
         ]
         known_gpu = stays.codes(frame["gpu"].to_numpy(dtype=object)) >= 0
-        batch.refuse("missing job or node", (frame["job"].isna() | frame["node"].isna()).to_numpy())
-        batch.refuse("job ends before it starts", (frame["ended_at"] < frame["started_at"]).to_numpy())
-        batch.refuse("unknown node", ~frame["node"].isin(list(stays.node_since)).to_numpy())
-        batch.refuse("unknown gpu", frame["gpu"].notna().to_numpy() & ~known_gpu)
-        frames.append(frame[batch.good])
+        unknown = np.isin(np.arange(len(batch.rows)), frame.index[frame["gpu"].notna().to_numpy() & ~known_gpu])
+        batch.refuse("unknown gpu", unknown)
+        frame = frame[batch.good[frame.index]].reset_index(drop=True)
+        batch.quarantine.read("jobs", len(frame) - int(batch.good.sum()))
+        frames.append(frame)
     return pd.concat(frames, ignore_index=True)
+
+
+def _leave_out_others(batch: Batch, seen: set[str]) -> None:
+    """Leave out rows that are no jobs: steps of one, and jobs that have not started.
+
+    ``seen``: the jobs of earlier rows; ``12.0`` is a step if there is a job 12.
+    """
+    names = batch.texts("job")
+    seen.update(name for name in names if isinstance(name, str))
+    matches = [_STEP.fullmatch(name) if isinstance(name, str) else None for name in names]
+    steps = [match is not None and bool(match["word"] or match["part"] or match["job"] in seen) for match in matches]
+    waiting = np.zeros(len(names), dtype=bool)
+    for name, texts in (("node", (_NO_NODE,)), ("started_at", _NO_START), ("outcome", ("pending", '["pending"]'))):
+        column = batch.column(name)
+        if column is not None and (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
+            waiting |= column.to_pandas().str.strip().str.lower().isin(texts).to_numpy(dtype=bool)
+    for reason, chosen in (("step of a job", np.array(steps, dtype=bool)), ("has not started", waiting)):
+        batch.quarantine.leave_out(batch.kind, batch.file, reason, int((chosen & batch.good).sum()))
+        batch.good &= ~chosen
+    batch.keep_good()
+
+
+def _placed(frame: pd.DataFrame, batch: Batch, stays: InstallationIndex) -> pd.DataFrame:
+    """Return a row for each node of each job, by the index of the job's row; refuse jobs on unknown nodes.
+
+    The GPUs of a job on several nodes are shared out evenly; they are unknown where that is not possible.
+    """
+    nodes = frame["node"].map(_nodes, na_action="ignore")
+    number = nodes.map(len, na_action="ignore").fillna(1)
+    is_even = (frame["gpus"] % number == 0).fillna(False)
+    shares = frame["gpus"].where(number.eq(1), (frame["gpus"] // number).where(is_even))
+    shared = _slurm_texts(batch).map(shares_a_gpu, na_action="ignore").eq(True)
+    frame = frame.assign(node=nodes, gpus=shares.mask(shared, 1).astype("Int32")).explode("node")
+    frame["node"] = frame["node"].map(stays.names.written, na_action="ignore")
+    is_known = frame["node"].isin(list(stays.node_since)).to_numpy()
+    has_known = np.isin(np.arange(len(batch.rows)), frame.index[is_known])
+    batch.refuse("unknown node", ~has_known)
+    lost = np.flatnonzero(~is_known & batch.good[frame.index])
+    places = frame.index.to_numpy()[lost]
+    batch.set_aside("unknown node", places, frame["node"].iloc[lost].astype(str).tolist(), rows=0, lost=False)
+    return frame[is_known]
+
+
+def _nodes(text: str) -> list[str]:
+    """Return the nodes of a host list; a text that is none is the name of a node."""
+    try:
+        return expand_hostlist(text) or [text]
+    except ValueError:
+        return [text]
+
+
+def _slurm_state(outcome: str) -> str | None:
+    """Return the state in a text of sacct or in its JSON; None if it is another program's word."""
+    if outcome.startswith('["'):
+        outcome = outcome.strip('["]').partition('"')[0]
+    return state_of(outcome) if _STATE.fullmatch(outcome) else None
+
+
+def _slurm_texts(batch: Batch) -> pd.Series:
+    """Return Slurm's texts of resources in the column of GPUs, null where it is a number."""
+    column = batch.column("gpus")
+    if column is None:
+        return pd.Series(None, index=range(len(batch.rows)), dtype=object)
+    texts = column.cast(pa.string()).to_pandas().astype(object)
+    return texts.map({text: _resources(text) for text in texts.dropna().unique()}).astype(object)
+
+
+def _resources(text: str) -> str | None:
+    if text.startswith("[{"):  # sacct --json
+        try:
+            rows = json.loads(text)
+            return ",".join(f"{row['type']}/{row.get('name') or ''}={int(row['count'])}" for row in rows)
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            return None
+    return text if _RESOURCES.search(text) else None
 
 
 def _counts(batch: Batch, name: str) -> pd.Series:
@@ -65,8 +162,12 @@ def _counts(batch: Batch, name: str) -> pd.Series:
     if column is None:
         return pd.Series(np.nan, index=range(len(batch.rows)), dtype="float64")
     column = column.cast(pa.string())
-    of_gpus = pc.struct_field(pc.extract_regex(column, _TRES), "number")
-    numbers = read_numbers(pc.coalesce(of_gpus, column), ANY_UNIT, decimal=batch.decimal)
+    if name == "gpus":
+        resources = _slurm_texts(batch)
+        numbers_of = {text: str(gpus_of(text)) for text in resources.dropna().unique()}
+        texts = [numbers_of.get(resource, text) for resource, text in zip(resources, column.to_pylist(), strict=True)]
+        column = pa.chunked_array([pa.array(texts, pa.string())])
+    numbers = read_numbers(column, ANY_UNIT, decimal=batch.decimal)
     places = np.flatnonzero(numbers.unreadable & batch.good)
     details = [f"{name} = {value}" for value in column.take(pa.array(places)).to_pylist()]
     batch.set_aside(f"not a number in {name}", places, details, rows=0)

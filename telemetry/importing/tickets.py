@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
+from functools import cache
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from foundation.slurm import expand_hostlist
 from telemetry.dataset.schema import EVENT_TYPES
 from telemetry.identity.devices import GpuNames, is_placeholder
 from telemetry.identity.pci import normalise_pci_bus_id
@@ -29,10 +31,18 @@ TICKET_COLUMNS: Final = (RESOLVED, RESOLUTION, *GPU_COLUMNS)
 UNKNOWN_GPU: Final = "events_of_the_node_as_their_gpu_is_unknown"
 """Count of events whose slot, address or index names no GPU at their time."""
 
+NAMED_IN_TEXT: Final = "gpus_named_in_the_text_of_their_events"
+"""Count of events whose GPU only their text names, by UUID or PCI address."""
+
 Texts = npt.NDArray[np.object_]
 _XID: Final = re.compile(r"\bxids?[\s:#=_-]*(\d{1,3})\b", re.IGNORECASE)
 _PLAIN_NUMBER: Final = re.compile(r"\s*-?\d+(?:\.\d*)?\s*\Z")
 _RELEASE: Final = "resume"
+_NAME: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?")
+_GPU_IN_TEXT: Final = re.compile(
+    r"\b(?:GPU-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|[0-9a-f]{4,8}:[0-9a-f]{2}:[01][0-9a-f](?:\.[0-7])?)\b",
+    re.IGNORECASE,
+)
 
 
 def types_of(kinds: Texts, rows: Mapping[str, Texts], review: PhraseReview) -> Texts:
@@ -57,6 +67,33 @@ def types_of(kinds: Texts, rows: Mapping[str, Texts], review: PhraseReview) -> T
         review.add(phrase or "(empty)", kind)
         types[row] = kind
     return types
+
+
+def node_finder(stays: InstallationIndex) -> Callable[[str | None], str | None]:
+    """Return what writes a text about a node as that node's known name.
+
+    A title such as ``node-17: GPU 3 is lost`` means the one node that it names; any other text stays as it is.
+    """
+
+    @cache
+    def written(text: str | None) -> str | None:
+        if text is None or stays.names.find(text) is not None or " " not in text.strip():
+            return None if text is None else stays.names.written(text)
+        words = [word for word in _NAME.findall(text) if not word.isdigit()]
+        nodes = {node for word in words if (node := stays.names.find(word)) in stays.node_since}
+        return str(nodes.pop()) if len(nodes) == 1 else stays.names.written(text)
+
+    return written
+
+
+def nodes_of_list(text: str, stays: InstallationIndex) -> list[str]:
+    """Return the nodes of a list of names, of which each must be known; empty if it is none."""
+    try:
+        listed = expand_hostlist(re.sub(r"\s*(?:[;/&+,\s]|\band\b)\s*", ",", text.strip()))
+    except ValueError:
+        return []
+    nodes = [stays.names.find(name) for name in listed]
+    return list(dict.fromkeys(map(str, nodes))) if all(node in stays.node_since for node in nodes) else []
 
 
 def resolve_tickets(
@@ -137,7 +174,11 @@ def name_gpus(
         name = None if unnamed or not isinstance(gpu[row], str) else gpu[row]
         names = [text for text in (name, *(given[column][row] for column in given)) if isinstance(text, str)]
         if not names:
-            gpu[row] = name
+            text = rows["detail"][row]
+            named = set(_GPU_IN_TEXT.findall(text)) if isinstance(text, str) and places is not None else set()
+            found = places.find([named.pop()], None, node[row], int(ms[row])) if places and len(named) == 1 else None
+            counts[NAMED_IN_TEXT] += found is not None
+            gpu[row] = found or name
             continue
         slot = given["slot"][row] if "slot" in given else None
         found = None if places is None else places.find(names, slot, node[row], int(ms[row]))

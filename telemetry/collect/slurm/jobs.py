@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -11,7 +10,20 @@ from typing import Any, Final
 import pyarrow as pa
 
 from foundation.instants import to_ms
-from foundation.slurm import check_row, expand_hostlist, instant, number, read_rows, states_of, text
+from foundation.slurm import (
+    UNFINISHED,
+    check_row,
+    expand_hostlist,
+    gpus_of,
+    instant,
+    number,
+    read_rows,
+    shares_a_gpu,
+    spread_gpus,
+    state_of,
+    states_of,
+    text,
+)
 from telemetry.accounting import Accounting
 from telemetry.bounds import storable
 from telemetry.landing.tables import rows_table
@@ -19,14 +31,6 @@ from telemetry.landing.tables import rows_table
 SACCT_COLUMNS: Final = ("JobID", "State", "Start", "End", "NodeList", "AllocTRES")
 """Columns that we ask sacct for."""
 
-_UNFINISHED: Final = frozenset(
-    {"RUNNING", "SUSPENDED", "COMPLETING", "CONFIGURING", "STAGE_OUT", "RESIZING", "STOPPED"}
-)
-_TRES_GPU = re.compile(r"(?:^|,)gres/gpu=(\d+)")
-_TRES_TYPED = re.compile(r"(?:^|,)gres/gpu:[^=,]+=(\d+)")
-_GRES_GPU = re.compile(r"(?:^|,)(?:gres[:/])?gpu(?::[^:,()=]+)?[:=](\d+)")
-_SHARED = re.compile(r"(?:^|,)(?:gres[:/])?(?:shard|mps)(?::[^:,()=]+)*[:=]0*[1-9]")
-_MIG = re.compile(r"gpu:[^:,()=]*\d+g\.\d+gb[^:,()=]*[:=]0*[1-9]", re.IGNORECASE)
 _NUMBERS: Final = (
     "job_id", "start_time", "end_time", "array_job_id", "array_task_id", "het_job_id", "het_job_offset"
 )  # fmt: skip
@@ -114,7 +118,7 @@ def _read_jobs(rows: Iterable[Any], read: Callable[[Any], Job | str], accounting
 def _accounted(line: str) -> Job | str:
     name, written_state, start, end, node_list, resources = (field.strip() for field in line.split("|"))
     started_at, ended_at, listed = _sacct_instant(start), _sacct_instant(end), text(node_list)
-    state = (written_state.split() or [""])[0].rstrip("+")  # "CANCELLED by 1000"; a narrow column ends in "+"
+    state = state_of(written_state)
     if "." in name:
         return "step of a job"
     if started_at is None or listed is None or listed == "None assigned":
@@ -122,7 +126,7 @@ def _accounted(line: str) -> Job | str:
     if not name:
         raise ValueError("a job without a number")
     nodes = tuple(expand_hostlist(listed))
-    return _job(name, nodes, started_at, ended_at, [state], _spread(resources, gpus_of(resources), len(nodes)))
+    return _job(name, nodes, started_at, ended_at, [state], spread_gpus(resources, gpus_of(resources), len(nodes)))
 
 
 def _sacct_instant(written: str) -> datetime | None:
@@ -130,36 +134,6 @@ def _sacct_instant(written: str) -> datetime | None:
         return instant(int(written))
     # a sacct that knows no time format, under TZ=UTC
     return None if text(written) is None else datetime.fromisoformat(written).replace(tzinfo=UTC)
-
-
-def gpus_of(resources: str) -> int:
-    """Return the GPUs in AllocTRES (``cpu=8,gres/gpu=4,gres/gpu:h100=4``) or gres (``gpu:h100:4(IDX:0-3)``).
-
-    TRES give the sum next to its parts by type, or, where the sum is not accounted for, the parts alone. Shards, MPS
-    and MIG instances are parts of GPUs, which :func:`shares_a_gpu` tells.
-    """
-    whole = _TRES_GPU.search(resources)
-    if whole is not None:
-        return int(whole[1])
-    typed = _TRES_TYPED.findall(resources) or _GRES_GPU.findall(re.sub(r"\([^)]*\)", "", resources))
-    return sum(map(int, typed))
-
-
-def shares_a_gpu(resources: str) -> bool:
-    """Whether AllocTRES or gres are parts of GPUs only: shards, MPS or MIG instances.
-
-    Which GPU, and how many jobs are on it, Slurm does not say: such a job counts as one of one GPU on each node.
-    """
-    if _MIG.search(resources):
-        return True
-    return _SHARED.search(re.sub(r"\([^)]*\)", "", resources)) is not None and gpus_of(resources) == 0
-
-
-def _spread(resources: str, total: int, nodes: int) -> tuple[int | None, ...]:
-    """Return the GPUs on each node: an even share of the sum, one where jobs share a GPU."""
-    if shares_a_gpu(resources):
-        return (1,) * nodes
-    return (total // nodes if nodes and total % nodes == 0 else None,) * nodes
 
 
 def _remembered(given: object) -> Job | str:
@@ -183,7 +157,7 @@ def _job(
 ) -> Job:
     if any(count is not None and count > MAX_GPUS for count in gpus):
         raise ValueError("more GPUs than a node can hold")
-    if ended_at is None or set(states) & _UNFINISHED:  # squeue gives one that runs the end of its time limit
+    if ended_at is None or set(states) & UNFINISHED:  # squeue gives one that runs the end of its time limit
         return Job(name, nodes, started_at, None, gpus, None)
     if ended_at < started_at:
         raise ValueError("ends before it starts")
@@ -196,7 +170,7 @@ def _remembered_gpus(row: Mapping[str, Any], nodes: int) -> tuple[int | None, ..
     if isinstance(detail, list) and len(detail) == nodes:
         return tuple(1 if shares_a_gpu(str(gres)) else gpus_of(str(gres)) for gres in detail)
     resources = ",".join(str(row.get(key) or "") for key in _RESOURCES)
-    return _spread(resources, whole_gpus(row, nodes), nodes)
+    return spread_gpus(resources, whole_gpus(row, nodes), nodes)
 
 
 def whole_gpus(row: Mapping[str, Any], nodes: int) -> int:

@@ -22,17 +22,21 @@ from telemetry.importing.columns import (
     SAMPLE_KEYS,
     as_text,
     left_out_of_samples,
+    names_of_jobs,
     nothing_left_out,
     source_names,
+    split_words,
     targets_of,
     unknown_columns,
+    words_of,
 )
 from telemetry.importing.files.sources import expand_sources, is_kernel_log
 from telemetry.importing.files.tables import column_names, read_batches
-from telemetry.importing.instants import NAIVE, OK, inferred_unit, parse_instants
+from telemetry.importing.instants import MISSING, NAIVE, OK, inferred_unit, parse_instants
 from telemetry.importing.mapping import ImportMapping, TableMapping, TimeFormat
 from telemetry.importing.quarantine import Quarantine
 from telemetry.importing.tickets import TICKET_COLUMNS
+from telemetry.phrases.classifier import classify
 from telemetry.values.numbers import ANY_UNIT, read_numbers, words_for
 
 _SURE: Final = 0.8
@@ -51,10 +55,10 @@ INSTANTS: Final = (
     "checkpointed_at",
 )
 _UUID: Final = re.compile(r"(?:GPU-)?[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
-_UNIT_NAME: Final = re.compile(r"[KMG]i?B|[kMG]Hz|k?Wh|[mk]J|[mk]W")
 _FEW: Final = 8
 """Most distinct values of what may be an enum or flags."""
 
+_BY_VALUE: Final = "values are instants"
 _WORDS: Final = {word: meant for meant, words in COLUMN_NAMES["words"].items() for word in words}
 
 _FIELD: Final = re.compile(r"(?:dcgm|field|fi|id)+[ _.-]*(\d+)", re.IGNORECASE)
@@ -120,9 +124,12 @@ def suggest(
 
 
 def known_columns(
-    role: str, channels: Mapping[str, Channel]
+    role: str, channels: Mapping[str, Channel], columns: Sequence[str], mapping: TableMapping
 ) -> tuple[list[str], Mapping[str, str], Callable[[str], bool]]:
-    """Return the dataset's columns of a role, further names of them, and what tells columns that are left out."""
+    """Return the dataset's columns of a role, further names of them, and what tells columns that are left out.
+
+    ``columns``: those of the table.
+    """
     if role == "samples":
         names = [*SAMPLE_KEYS, *with_rollups(channels), "sample_count"]
         return names, {**source_names(channels), **KEY_ALIASES}, left_out_of_samples
@@ -131,6 +138,8 @@ def known_columns(
         "events": [*EVENT_RUNS.names, *TICKET_COLUMNS],
         "jobs": [*JOBS.names, *JOB_OPTIONS],
     }
+    if role == "jobs":
+        return known[role], *names_of_jobs(columns, mapping)
     return known[role], KEY_ALIASES, nothing_left_out
 
 
@@ -139,7 +148,7 @@ def _columns_of(
 ) -> tuple[list[str], set[str]]:
     """Give the columns of a file that are not known, and those of the dataset that it has."""
     names = column_names(file, role)
-    known, aliases, ignored = known_columns(role, channels)
+    known, aliases, ignored = known_columns(role, channels, names, mapping)
     unknown = unknown_columns(names, mapping, known, aliases, ignored)
     if mapping.long is not None:  # its columns are labels, of which few matter
         unknown = []
@@ -160,6 +169,9 @@ def _assign(
     candidates = [
         guess for name, (file, column) in found.items() for guess in _guesses(role, file, name, column, channels)
     ]
+    if len({guess.column for guess in candidates if guess.why == _BY_VALUE}) > 1:
+        # Of several columns of instants only a name tells which one is the time of the event.
+        candidates = [replace(guess, score=_LIKELY) if guess.why == _BY_VALUE else guess for guess in candidates]
     best: dict[str, Guess] = {}
     taken: set[str] = set()
     for guess in sorted(candidates, key=lambda guess: -guess.score):
@@ -167,21 +179,30 @@ def _assign(
             best[guess.column] = guess
             taken = taken | {str(guess.target)}
     if role == "events":
-        best = _as_tickets(best, taken.union(*known.values()))
+        best = _as_tickets(best, set().union(*known.values()))
     return [
         best.get(name) or Guess(role, file, name, None, *_nothing(role, column))
         for name, (file, column) in found.items()
     ]
 
 
-def _as_tickets(best: Mapping[str, Guess], taken: set[str]) -> dict[str, Guess]:
-    """Use what tickets have for what events need: when one was opened as its time, its text as its type."""
-    stands_for = {"known_at": ("timestamp", "when it was opened"), "detail": ("type", "its words are classified")}
+def _as_tickets(best: Mapping[str, Guess], known: set[str]) -> dict[str, Guess]:
+    """Use what tickets have for what events need: when one was opened as its time, its text as its type.
+
+    A type such as `Bug` or `Task` says nothing of the hardware, and the text does.
+    """
+    of_target = {str(guess.target): guess for guess in best.values()}
+    opened, text, kind = (of_target.get(target) for target in ("known_at", "detail", "type"))
     made = dict(best)
-    for name, guess in best.items():
-        target, why = stands_for.get(str(guess.target), ("", ""))
-        if target and target not in taken:
-            made[name] = replace(guess, target=target, why=f"{guess.why}: {why}")
+    by_value = of_target.get("timestamp")
+    if opened and "timestamp" not in known and (by_value is None or by_value.why == _BY_VALUE):
+        if by_value is not None:
+            del made[by_value.column]
+        made[opened.column] = replace(opened, target="timestamp", why=f"{opened.why}: when it was opened")
+    if text and "type" not in known and (kind is None or not any(classify(word, "ticket").sure for word in kind.words)):
+        if kind is not None:
+            del made[kind.column]
+        made[text.column] = replace(text, target="type", why=f"{text.why}: its words are classified")
     return made
 
 
@@ -220,8 +241,9 @@ def _guesses(role: str, file: Path, name: str, column: pa.ChunkedArray, channels
         words = tuple(sorted({*as_text(column, len(column))} - {None})) if target == "type" else ()
         guesses.append(Guess(role, file, name, target, score, why, unit=unit, words=words))
     is_temporal = pa.types.is_timestamp(column.type) or pa.types.is_date(column.type)
-    if role in ("samples", "events") and target is None and (is_temporal or (text and _are_dates(text))):
-        guesses.append(Guess(role, file, name, "timestamp", _SURE, "values are instants"))
+    is_time = role in ("samples", "events") and target is None and not words_of(name) & {*COLUMN_NAMES["no_times"]}
+    if is_time and (is_temporal or (text and _are_dates(text))):
+        guesses.append(Guess(role, file, name, "timestamp", _SURE, _BY_VALUE))
     if text and all(_UUID.fullmatch(word) for word in text):
         guesses.append(Guess(role, file, name, "gpu", 0.95, f"values are UUIDs such as {text[0]}"))
     if len(values) or not text:
@@ -233,10 +255,12 @@ def _guesses(role: str, file: Path, name: str, column: pa.ChunkedArray, channels
 
 
 def _key_of(name: str, role: str) -> tuple[str | None, float]:
-    words = " ".join(_split(name))
+    forms = words_of(name)
     scores = {
         target: max(
-            1.0 if words == known else difflib.SequenceMatcher(None, words, known).ratio() * 0.85 for known in names
+            1.0 if words == known else difflib.SequenceMatcher(None, words, known).ratio() * 0.85
+            for known in names
+            for words in forms
         )
         for target, names in COLUMN_NAMES["keys"][role].items()
     }
@@ -265,6 +289,9 @@ def _channel_guess(file: Path, name: str, values: npt.NDArray[np.float64], chann
             why += f"; values {_range(values)} look like {unit}"
     elif len(values):
         why += f", values {_range(values)}"
+        if channel.unit == "%" and unit is None and values.max() <= 1 and bool((values % 1 > 0).any()):
+            scale, score = 100.0, min(score, _SURE - 0.01)
+            why += ", which look like shares of 1"
     return Guess("samples", file, name, channel.name, score, why, scale, offset) if score > _LIKELY / 4 else None
 
 
@@ -281,17 +308,11 @@ def _likeness(name: str, channel: Channel) -> float:
 
 
 def _meaning(name: str, channel: Channel) -> frozenset[str]:
-    words = [_WORDS.get(word, word) for word in _split(name)]
+    words = [_WORDS.get(word, word) for word in split_words(name)]
     units = words_for(channel.unit)
     ignored = COLUMN_NAMES["says_nothing"]
     telling = {word for word in words if word not in ignored and not (word in units and len(words) > 1)}
     return frozenset(telling or words)
-
-
-def _split(name: str) -> list[str]:
-    plain = _UNIT_NAME.sub(lambda unit: unit[0].lower(), name.replace("%", " pct "))
-    spaced = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", plain)
-    return [word for word in re.split(r"[^a-z0-9]+", spaced.lower()) if word]
 
 
 def _numbers(column: pa.ChunkedArray) -> tuple[npt.NDArray[np.float64], list[str]]:
@@ -322,4 +343,5 @@ def _are_dates(texts: Sequence[str]) -> bool:
         parsed = parse_instants(pa.chunked_array([pa.array(texts, pa.string())]), TimeFormat(), "")
     except InputError:  # of two orders of day and month: dates they are
         return True
-    return bool(2 * ((parsed.status == OK) | (parsed.status == NAIVE)).sum() > len(texts))
+    are_read = (parsed.status == OK) | (parsed.status == NAIVE)
+    return bool(2 * are_read.sum() > (parsed.status != MISSING).sum())

@@ -218,10 +218,10 @@ def look(tables: Tables, mapping: ImportMapping, channels: Mapping[str, Channel]
     for role, paths in tables.items():
         section: TableMapping = getattr(mapping, role)
         guessed = {guess.column: guess.target for guess in guesses if guess.role == role and guess.target}
-        known, aliases, _ = known_columns(role, channels)
         alike: Counter[tuple[str, ...]] = Counter()
         for file in _tables_among(paths, role):
             names = column_names(file, role)
+            known, aliases, _ = known_columns(role, channels, names, section)
             sources = targets_of(names, section, known, aliases)
             sources |= {target: name for name in names if (target := guessed.get(name)) is not None}
             if section.long is None and not getattr(section, "parts", None):
@@ -258,6 +258,8 @@ def _missing(role: str, file: Path, present: set[str]) -> Iterator[Question]:
         if present.isdisjoint(choice):
             name = " or ".join(choice)
             do = f"Map one, or give a constant: `{role}: {{constants: {{{choice[0]}: …}}}}`."
+            if role == "events" and "node" in choice:
+                do += " If a text names the node: `events: {columns: {COLUMN: [type, node]}}`."
             yield Question(role, f"no column for {name!r}", str(file), do, missing=name)
 
 
@@ -278,8 +280,7 @@ def _open_instants(
             order = order_shown(batch.table.column(other) for other in wanted)
             if order is None:
                 yield column, "order", error.what.split("'")[1]
-                continue
-            parsed = parse_instants(values, time, column, order=order)
+            parsed = parse_instants(values, time, column, order=order or "dmy")
         except InputError:  # which the reader reports
             continue
         reported = parsed.status[parsed.status != MISSING]

@@ -25,6 +25,7 @@ import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
 
 from foundation.errors import InputError
+from telemetry.importing.columns import COLUMN_NAMES
 from telemetry.importing.quarantine import Quarantine
 
 BATCH_ROWS: Final = 1 << 17
@@ -237,6 +238,7 @@ _MAX_VALUE: Final = 1 << 24
 _CHUNK: Final = 1 << 20
 _MAX_CELLS: Final = 1 << 22
 _MAX_DEPTH: Final = 50
+_KEY: Final = re.compile(r'[\s,}]*"(?P<name>[^"\\]*)"\s*:\s*')
 _TOO_DEEP: Final = "nested too deeply"
 
 
@@ -308,9 +310,14 @@ def _values(path: Path) -> Iterator[tuple[int, Any]]:
     with io.TextIOWrapper(pa.input_stream(path), encoding="utf-8-sig") as stream:
         head = stream.read(_CHUNK)
         start = head.lstrip()
-        if start.startswith("["):
-            yield from _elements(start[1:], stream, path)
-        elif start.startswith("{") and isinstance(_parse(start.split("\n", 1)[0]), _Malformed):
+        line, _, rest = start.partition("\n")
+        is_object = start.startswith("{")
+        is_whole = is_object and not isinstance(_parse(line), _Malformed)
+        is_alone = is_object and not (is_whole and (rest.strip() or len(head) == _CHUNK))
+        place = _list_in(start) if is_alone else None
+        if start.startswith("[") or place is not None:
+            yield from _elements(start[place or 1 :], stream, path)
+        elif is_object and not is_whole:
             text = start + stream.read(_MAX_VALUE - len(start))
             whole = _parse(text)
             if isinstance(whole, _Malformed) or stream.read(1).strip():
@@ -319,6 +326,24 @@ def _values(path: Path) -> Iterator[tuple[int, Any]]:
                 yield 1, whole
         else:
             yield from _lines(head, stream, path)
+
+
+def _list_in(text: str) -> int | None:
+    """Return where the rows begin in what an API returns (``{"meta": {…}, "jobs": [{…``), by the name of the list."""
+    decoder, place = json.JSONDecoder(), 1
+    while (key := _KEY.match(text, place)) is not None:
+        place = key.end()
+        is_list = key["name"].lower() in COLUMN_NAMES["lists"]
+        if is_list and text.startswith("[", place):
+            return place + 1
+        if is_list and text.startswith("{", place):
+            place += 1
+            continue
+        try:
+            _, place = decoder.raw_decode(text, place)
+        except (ValueError, RecursionError):
+            return None
+    return None
 
 
 def _lines(head: str, stream: io.TextIOBase, path: Path) -> Iterator[tuple[int, Any]]:

@@ -11,7 +11,7 @@ from foundation.errors import InputError
 from telemetry.dataset.channels import CATALOGUE
 from telemetry.importing.asking.questions import Inquiry, look, refuse_open
 from telemetry.importing.mapping import load_mapping
-from tests.telemetry.helpers import gpu, inventory_frame, run_import
+from tests.telemetry.helpers import gpu, run_import
 
 GWDG = Path(__file__).parents[3].parent / "shared/data/gwdg"
 
@@ -31,27 +31,6 @@ def test_zones_orders_and_columns_of_all_tables_are_asked_at_once(tmp_path: Path
         refuse_open(given, load_mapping(None), CATALOGUE)
     for text in ("'odd'", "smi.csv", "2026/03/01 00:00:00", "03/04/2026 10:00", "timezone:", "order: dmy"):
         assert text in str(caught.value)
-
-
-def test_an_export_of_a_helpdesk_imports_by_what_is_suggested(tmp_path: Path) -> None:
-    (tmp_path / "tickets.csv").write_text(
-        "Number,Opened,Resolved,Host,GPU slot,Short description,Priority\n"
-        "INC1,28/02/2026 10:00,01/03/2026 09:00,node-0,1,GPU 1 fell off the bus,2\n"
-        "INC2,01/03/2026 12:00,01/03/2026 15:00,node-1,0,GPU replaced,3\n"
-    )
-    (tmp_path / "smi.csv").write_text(
-        "timestamp,uuid,power.draw [W]\n"
-        + "".join(f"2026/03/01 {h:02}:00:00,{gpu(n)},300 W\n" for h in range(20) for n in range(4))
-    )
-    given = {"samples": [tmp_path / "smi.csv"], "events": [tmp_path / "tickets.csv"]}
-    text = suggested(tmp_path, given)
-    result = run_import(
-        tmp_path, samples=given["samples"], events=given["events"], inventory=inventory_frame(), mapping=text
-    )
-    events = result.dataset.events()
-    assert {"failure", "replacement"} <= set(events["type"])
-    assert set(events["gpu"].dropna()) == {gpu(1), gpu(2)}
-    assert pd.Timestamp("2026-02-28T10:00Z") in events["timestamp"].tolist()
 
 
 @pytest.mark.skipif(not GWDG.is_dir(), reason="the published telemetry of GWDG is absent")

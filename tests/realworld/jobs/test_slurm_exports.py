@@ -1,0 +1,133 @@
+"""Slurm's own exports as tables of jobs: host lists, resources, states and steps, without a mapping of columns."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from tests.telemetry.helpers import run_import, samples_frame
+
+UTC = "timezone: UTC\n"
+SACCT = """\
+JobID|User|Partition|JobName|ReqTRES|NNodes|State|Start|End|NodeList|AllocTRES|ExitCode
+1001|ann|gpu|train|gres/gpu=4|2|COMPLETED|2026-03-01T00:00:00|2026-03-01T01:00:00|node-[0-1]|cpu=32,gres/gpu=4,node=2|0:0
+1001.batch||||||COMPLETED|2026-03-01T00:00:00|2026-03-01T01:00:00|node-0|cpu=16,gres/gpu=2,mem=100G,node=1|0:0
+1001.extern||||||COMPLETED|2026-03-01T00:00:00|2026-03-01T01:00:00|node-[0-1]|billing=32,gres/gpu=4,node=2|0:0
+1001.0||||||COMPLETED|2026-03-01T00:00:10|2026-03-01T01:00:00|node-[0-1]|cpu=32,gres/gpu=4,mem=200G,node=2|0:0
+1002_7|a|gpu|s||1|CANCELLED by 1000|2026-03-01T00:10:00|2026-03-01T00:20:00|node-1|gres/gpu:h100=1,gres/gpu=1|0:15
+1003|bob|gpu|run|gres/gpu=1|1|RUNNING|2026-03-01T00:30:00|Unknown|node-0|billing=8,cpu=8,gres/gpu=1,mem=50G|0:0
+1004|bob|gpu|wait|gres/gpu=1|1|PENDING|Unknown|Unknown|None assigned||0:0
+1005|bob|gpu|gone|gres/gpu=1|1|CANCELLED by 0|None|2026-03-01T00:30:00|None assigned||0:0
+1006|bob|gpu|shared|gres/shard=2|1|NODE_FAIL|2026-03-01T00:30:00|2026-03-01T00:45:00|node-1|cpu=8,gres/shard=2,node=1|0:0
+1007|bob|gpu|cpus|cpu=4|1|OUT_OF_ME+|2026-03-01T00:30:00|2026-03-01T00:45:00|node-1|billing=4,cpu=4,mem=9G,node=1|0:9
+1008|bob|gpu|odd|gres/gpu=3|2|TIMEOUT|2026-03-01T00:00:00|2026-03-01T00:45:00|node-[0-1]|gres/gpu=3,node=2|0:0
+"""
+JOBS = [
+    *(("1001", f"node-{number}", "00:00", "01:00", 2, "completed") for number in (0, 1)),
+    ("1002_7", "node-1", "00:10", "00:20", 1, "cancelled"),
+    ("1003", "node-0", "00:30", None, 1, None),
+    ("1006", "node-1", "00:30", "00:45", 1, "node_fail"),
+    ("1007", "node-1", "00:30", "00:45", 0, "out_of_me"),
+    *(("1008", f"node-{number}", "00:00", "00:45", None, "timeout") for number in (0, 1)),
+]
+
+
+def imported(folder: Path, name: str, text: str, mapping: str | None = UTC) -> tuple[list[tuple[object, ...]], object]:
+    (folder / name).write_text(text)
+    result = run_import(folder, samples=samples_frame(), jobs=folder / name, mapping=mapping)
+    jobs = result.dataset.jobs()
+    assert jobs is not None
+    jobs = jobs.sort_values(["job", "node"])
+    return [
+        (
+            row.job,
+            row.node,
+            row.started_at.strftime("%H:%M"),
+            None if pd.isna(row.ended_at) else row.ended_at.strftime("%H:%M"),
+            None if pd.isna(row.gpus) else row.gpus,
+            None if pd.isna(row.outcome) else row.outcome,
+        )
+        for row in jobs.itertuples()
+    ], result
+
+
+def test_sacct_in_its_parsable_form(tmp_path: Path) -> None:
+    jobs, result = imported(tmp_path, "sacct.csv", SACCT)
+    assert jobs == JOBS
+    account = result.accounting.tables["jobs"]  # type: ignore[attr-defined]
+    assert dict(account.left_out) == {"step of a job": 3, "has not started": 2}
+    assert account.read == account.used + account.left_out.total() + account.waiting.total()
+
+
+def test_a_mapping_of_the_columns_gives_the_same(tmp_path: Path) -> None:
+    columns = "JobID: job, State: outcome, Start: started_at, End: ended_at, NodeList: node, AllocTRES: gpus"
+    jobs, _ = imported(tmp_path, "sacct.csv", SACCT, f"{UTC}jobs: {{columns: {{{columns}}}, ignore_others: true}}\n")
+    assert jobs == JOBS
+
+
+def sacct_json(**more: object) -> dict[str, object]:
+    return {
+        "job_id": 7,
+        "name": "train",
+        "nodes": "node-[0-1]",
+        "state": {"current": ["COMPLETED"], "reason": "None"},
+        "time": {"start": 1772323200, "end": 1772326800, "elapsed": 3600, "submission": 1772320000},
+        "tres": {"allocated": [{"type": "cpu", "count": 32}, {"type": "gres", "name": "gpu", "count": 4}]},
+        "steps": [{"step": {"id": "7.batch"}}],
+        **more,
+    }
+
+
+def squeue_json() -> dict[str, object]:
+    def number(value: int) -> dict[str, object]:
+        return {"set": True, "infinite": False, "number": value}
+
+    return {
+        "job_id": 7,
+        "nodes": "node-[0-1]",
+        "job_state": ["RUNNING"],
+        "start_time": number(1772323200),
+        "end_time": number(1772326800),
+        "tres_alloc_str": "cpu=32,gres/gpu=4",
+    }
+
+
+@pytest.mark.parametrize(
+    ("job", "end", "outcome"),
+    [
+        (sacct_json(), "01:00", "completed"),
+        (sacct_json(state="FAILED"), "01:00", "failed"),
+        (sacct_json(state={"current": ["RUNNING"]}, time={"start": 1772323200, "end": 0}), None, None),
+        (squeue_json(), None, None),
+    ],
+)
+def test_json_of_sacct_and_squeue(tmp_path: Path, job: dict[str, object], end: str | None, outcome: str | None) -> None:
+    pending = sacct_json() | {"job_id": 8, "nodes": "None assigned"} if "time" in job else None
+    rows = [job, *([pending] if pending else [])]
+    text = json.dumps({"meta": {"plugin": {"type": ""}}, "errors": [], "jobs": rows, "warnings": []}, indent=1)
+    jobs, _ = imported(tmp_path, "jobs.json", text, None)
+    assert jobs == [("7", f"node-{number}", "00:00", end, 2, outcome) for number in (0, 1)]
+
+
+def test_a_number_that_looks_like_a_step_is_a_job_where_there_is_no_such_job(tmp_path: Path) -> None:
+    table = "job,node,started_at,ended_at,gpus,outcome\n" + "".join(
+        f"{name},node-0,2026-03-01T00:00:00,2026-03-01T01:00:00,1,done\n" for name in ("12.0", "13", "13.0", "train.4")
+    )
+    jobs, _ = imported(tmp_path, "jobs.csv", table)
+    assert [job[0] for job in jobs] == ["12.0", "13", "train.4"]
+
+
+def test_nodes_without_telemetry_are_left_out_of_a_job_and_reported(tmp_path: Path) -> None:
+    table = "JobID|State|Start|End|NodeList|AllocTRES\n" + "".join(
+        f"{name}|COMPLETED|2026-03-01T00:00:00|2026-03-01T01:00:00|{nodes}|gres/gpu=4\n"
+        for name, nodes in (("1", "node-0,other-1"), ("2", "other-[1-2]"), ("3", "node-["))
+    )
+    (tmp_path / "sacct.csv").write_text(table)
+    result = run_import(tmp_path, samples=samples_frame(), jobs=tmp_path / "sacct.csv", mapping=UTC, max_loss=1.0)
+    jobs = result.dataset.jobs()
+    assert jobs is not None
+    assert jobs[["job", "node", "gpus"]].to_numpy().tolist() == [["1", "node-0", 2]]
+    assert result.quarantined == {"unknown node": 3}

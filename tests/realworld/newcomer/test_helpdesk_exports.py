@@ -1,0 +1,159 @@
+"""Exports of helpdesks, as files and from their APIs, imported by the mapping that is suggested for them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from telemetry.dataset.channels import CATALOGUE
+from telemetry.importing.asking.questions import Inquiry, look
+from telemetry.importing.mapping import load_mapping
+from tests.telemetry.helpers import gpu, run_import, samples_frame
+
+CSV = {
+    "helpdesk": "Ticket,Opened,Resolved,Host,Slot,Summary\n"
+    "HD-1,2026-03-01 00:10,2026-03-01 02:00,node-0,1,GPU fell off the bus\n",
+    "order of day and month, and zone": "Number,Opened,Resolved,Host,GPU slot,Short description,Priority\n"
+    "INC1,01/03/2026 00:10,01/03/2026 02:00,node-0,1,GPU 1 fell off the bus,2\n",
+    "servicenow": '"Number","Opened","Updated","Resolved","Closed","Due date",'
+    '"Configuration item","u_slot","Short description"\n'
+    '"INC1","2026-03-01 00:10:00","2026-03-09 00:00:00","2026-03-01 02:00:00","2026-03-08 02:00:00","2026-03-02",'
+    '"node-0.cluster.local","1","GPU fell off the bus"\n',
+    "jira": "Summary,Issue key,Issue Type,Created,Updated,Resolved,Labels,Labels,Custom field (Node),"
+    "Custom field (GPU index)\n"
+    '"GPU fell off the bus",OPS-1,Bug,01/Mar/26 12:10 AM,02/Mar/26 1:00 AM,01/Mar/26 2:00 AM,gpu,ecc,node-0,1\n',
+    "zendesk": "Id,Subject,Requested,Created at,Updated at,Solved at,Group,Host [txt],Slot [int]\n"
+    "35,GPU broken,2026-03-01,2026-03-01 00:10,2026-03-03 03:00,2026-03-01 02:00,HPC,node-0,1\n",
+    "glpi": '"ID";"Title";"Opening date";"Time to resolve";"Solution date";"Associated element";"Position"\n'
+    '"12";"GPU dead";"2026-03-01 00:10";"2026-03-05 00:00";"2026-03-01 02:00";"node-0";"1"\n',
+    "glpi in French": "ID;Titre;Date d'ouverture;Date de résolution;Éléments associés;Slot\n"
+    "12;GPU lost;01-03-2026 00:10;01-03-2026 02:00;node-0;1\n",
+    "otrs": '"Number";"Ticket#";"Created";"Close Time";"Title";"Host";"Slot"\n'
+    '"1";"20260301";"2026-03-01 00:10:00";"2026-03-01 02:00:00";"GPU failed";"node-0";"1"\n',
+    "twelve hours, month first": "Date Opened,Host Name,GPU #,Problem,Date Closed\n"
+    "3/1/2026 12:10 AM,node-0,1,GPU fell off bus,3/1/2026 2:00 AM\n3/13/2026 12:10 AM,node-9,0,paper jam,N/A\n",
+}
+FIELDS = {
+    "summary": "GPU lost",
+    "created": "2026-03-01T00:10:00.000+0000",
+    "resolutiondate": "2026-03-01T02:00:00.000+0000",
+}
+RECORD = {
+    "opened_at": "2026-03-01 00:10:00",
+    "resolved_at": "2026-03-01 02:00:00",
+    "sys_updated_on": "2026-03-05 02:00:00",
+    "cmdb_ci": {"display_value": "node-0", "link": "https://desk/1"},
+    "u_slot": "1",
+    "short_description": "GPU lost",
+}
+APIS = {
+    "records": {"records": [RECORD]},
+    "result": {"result": [RECORD]},
+    "hits of a search": {"took": 3, "hits": {"total": {"value": 1}, "hits": [{"_id": "1", "_source": RECORD}]}},
+    "pages": {"next": None, "count": 1, "meta": {"page": 1}, "tickets": [RECORD]},
+    "issues": {
+        "expand": "names",
+        "total": 1,
+        "issues": [{"key": "OPS-1", "fields": {**FIELDS, "node": "node-0", "slot": 1}}],
+    },
+}
+
+
+def imported(folder: Path, name: str, text: str, mapping: str | None = None) -> pd.DataFrame:
+    path = folder / name
+    path.write_text(text)
+    if mapping is None:
+        given = {"events": [path]}
+        mapping = Inquiry(given, None, *look(given, load_mapping(None), CATALOGUE)).mapping_text()
+    result = run_import(folder, samples=samples_frame(), events=[path], mapping=mapping, max_loss=1.0)
+    assert result.accounting.tables["events"].read, "nothing was read"
+    events = result.dataset.events()
+    events["clock"] = events["timestamp"].dt.strftime("%d %H:%M")
+    return events.assign(gpu=events["gpu"].astype(object).where(events["gpu"].notna(), None))
+
+
+@pytest.mark.parametrize("text", CSV.values(), ids=CSV)
+def test_a_resolved_ticket_is_a_failure_and_its_repair(tmp_path: Path, text: str) -> None:
+    events = imported(tmp_path, "tickets.csv", text)
+    expected = [["01 00:10", "node-0", gpu(1), "failure"], ["01 02:00", "node-0", gpu(1), "repair"]]
+    assert events[["clock", "node", "gpu", "type"]].to_numpy().tolist() == expected
+
+
+@pytest.mark.parametrize("indent", [None, 2])
+@pytest.mark.parametrize("content", APIS.values(), ids=APIS)
+def test_what_an_api_returns_is_read_as_its_rows(
+    tmp_path: Path, content: dict[str, object], indent: int | None
+) -> None:
+    events = imported(tmp_path, "tickets.json", json.dumps(content, indent=indent))
+    expected = [["01 00:10", "node-0", gpu(1), "failure"], ["01 02:00", "node-0", gpu(1), "repair"]]
+    assert events[["clock", "node", "gpu", "type"]].to_numpy().tolist() == expected
+
+
+def test_lines_with_lists_of_their_own_stay_rows(tmp_path: Path) -> None:
+    row = {"timestamp": "2026-03-01T01:00:00Z", "node": "node-0", "type": "failure", "items": [{"a": 1}]}
+    mapping = "events: {ignore_others: true}\n"
+    text = json.dumps(row) + "\n" + json.dumps(row | {"node": "node-1"}) + "\n"
+    assert imported(tmp_path, "tickets.jsonl", text, mapping)["node"].tolist() == ["node-0", "node-1"]
+
+
+MAPPING = "timezone: UTC\nevents: {columns: {Title: [type, node], Opened: timestamp}}\n"
+
+
+@pytest.mark.parametrize(
+    ("title", "nodes", "number", "kind"),
+    [
+        ("node-0: GPU is lost", ["node-0"], None, "failure"),
+        (f"NODE-1.cluster.local {gpu(3)} fell off the bus", ["node-1"], 3, "failure"),
+        ("XID 79 on node-0, GPU 00000000:11:00.0", ["node-0"], 1, "xid"),
+        ("node-0 GPU 0000:11:00 and GPU 0000:10:00 lost", ["node-0"], None, "failure"),
+        ("node-1: GPU failed at 00:10:00", ["node-1"], None, "failure"),
+        ("node-0 and node-1: GPUs lost", [], None, None),
+        ("GPU lost on 0", [], None, None),
+    ],
+)
+def test_a_title_may_name_the_node_and_the_gpu(
+    tmp_path: Path, title: str, nodes: list[str], number: int | None, kind: str | None
+) -> None:
+    events = imported(tmp_path, "t.csv", f'Opened,Title\n2026-03-01 01:00,"{title}"\n', MAPPING)
+    assert events["node"].tolist() == nodes
+    assert events["gpu"].tolist() == [None if number is None else gpu(number)] * len(nodes)
+    assert events["type"].tolist() == [kind] * len(nodes)
+
+
+@pytest.mark.parametrize(
+    ("hosts", "nodes"),
+    [
+        *(("node-[0-1]", [0, 1]), ("node-0,node-1", [0, 1]), ("node-1; node-0", [1, 0]), ("node-0 and node-1", [0, 1])),
+        *(("node-0 / NODE-1", [0, 1]), ("node-0\nnode-1", [0, 1]), ("node-[0-0]", [0])),
+        *(("node-[0-9]", []), ("node-0,other", []), ("node-[1", [])),
+    ],
+)
+def test_a_ticket_of_several_hosts_is_an_event_of_each(tmp_path: Path, hosts: str, nodes: list[int]) -> None:
+    text = f'Opened,Host,Summary,Resolved\n2026-03-01 01:00,"{hosts}",GPU lost,2026-03-01 02:00\n'
+    events = imported(tmp_path, "t.csv", text)
+    for kind in ("failure", "repair"):
+        assert events["node"][events["type"] == kind].tolist() == [f"node-{number}" for number in sorted(nodes)]
+
+
+@pytest.mark.parametrize(
+    "never",
+    ["", "-", "N/A", "Unknown", "never", "None", "Pending", "0000-00-00 00:00:00", "0001-01-01T00:00:00Z", "[N/A]"],
+)
+def test_a_ticket_without_an_end_is_open_however_that_is_written(tmp_path: Path, never: str) -> None:
+    text = "Opened,Host,Summary,Resolved\n" + "".join(
+        f"2026-03-01 0{hour}:00,node-0,GPU lost,{end}\n" for hour, end in ((1, "2026-03-01 02:00"), (3, never))
+    )
+    assert imported(tmp_path, "t.csv", text)["type"].tolist() == ["failure", "repair", "failure"]
+
+
+def test_a_list_of_repairs_with_its_own_words_keeps_them(tmp_path: Path) -> None:
+    text = (
+        "date,opened,closed,node,category,comment\n"
+        "2026-03-01T00:10Z,2026-03-01T00:20Z,2026-03-01T02:00Z,node-0,failure,board was swapped\n"
+    )
+    events = imported(tmp_path, "t.csv", text)
+    assert events[["clock", "type"]].to_numpy().tolist() == [["01 00:10", "failure"], ["01 02:00", "replacement"]]
+    assert events["known_at"].dt.strftime("%H:%M").iloc[0] == "00:20"

@@ -314,8 +314,8 @@ def _batch_frame(batch: Batch, not_after: datetime) -> pd.DataFrame:
         elif name in INVENTORY.names or name in ("parent", "mig_instance"):
             content[name] = pd.Series(batch.texts(name), dtype=object)
         else:
-            column = batch.column(name)
-            content[name] = None if column is None else column.to_pandas()
+            fact = batch.column(name)
+            content[name] = None if fact is None else fact.to_pandas()
     frame = pd.DataFrame(content)
     buses = [normalise_pci_bus_id(text) or text if isinstance(text, str) else None for text in frame["pci_bus_id"]]
     frame["pci_bus_id"] = pd.Series(buses, dtype=object)

@@ -78,3 +78,23 @@ def test_a_standard_column_stays_what_it_is_beside_another_name_of_it(tmp_path: 
     ).dataset.inventory()
     assert set(inventory["product"]) == {"DGX"}
     assert "DGX" not in set(inventory["model"])
+
+
+def test_a_column_is_decided_on_once_for_all_files_of_an_inventory(tmp_path: Path):
+    """The first file that has values decides what a column is; numbers in one file are text where another has words."""
+    folder = tmp_path / "inventory"
+    folder.mkdir()
+    whole = inventory_frame(6).drop(columns="pci_bus_id")
+    places = ["0000:10:00.0", "00000000:11:00.0", "unplugged", None, "spare 4", "0000:11:00"]
+    whole = whole.assign(
+        place=places, asset=["1001", "1002", "A-3", "1004", None, "7"], size=["1", "2", "3", "4", "5", "6"]
+    )
+    for number in range(3):
+        whole[2 * number : 2 * number + 2].to_csv(folder / f"{number}.csv", index=False)
+    inventory = run_import(tmp_path, inventory=folder, samples=samples_frame(gpus=1)).dataset.inventory()
+    assert "place" not in inventory
+    assert inventory["pci_bus_id"].fillna("").tolist() == [
+        *("00000000:10:00", "00000000:11:00", "unplugged", "", "spare 4", "00000000:11:00")
+    ]
+    assert inventory["asset"].fillna("").tolist() == ["1001", "1002", "A-3", "1004", "", "7"]
+    assert inventory["size"].tolist() == [1, 2, 3, 4, 5, 6]

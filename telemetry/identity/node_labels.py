@@ -14,6 +14,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from heapq import nsmallest
 from typing import Final, Literal
 
 from telemetry.identity.nodes import are_one_node, is_address
@@ -98,12 +99,18 @@ class _Evidence:
     changes: int = 0
     crowd: int = 0
 
-    def add(self, value: str, kind: ValueKind, device: str | None, place: str | None) -> None:
+    def is_open(self, value: str) -> bool:
+        """Return whether another series may yet show what a value is."""
+        return self.kinds.get(value) in (None, "like a pod")
+
+    def settle(self, value: str, kind: ValueKind) -> None:
         known = self.kinds.get(value)
-        if known in (None, "like a pod"):
-            self.counts.subtract([known] if known is not None else [])
-            self.kinds[value] = kind
-            self.counts[kind] += 1
+        if known is not None:
+            self.counts[known] -= 1
+        self.kinds[value] = kind
+        self.counts[kind] += 1
+
+    def add(self, value: str, device: str | None, place: str | None) -> None:
         if device is None or len(self.of_device) >= _MAX_DEVICES:
             return
         values = self.of_device.setdefault(device, set())
@@ -145,10 +152,10 @@ class NodeLabels:
         self._preferred: str | None = None
         self._evidence: dict[str, _Evidence] = {}
         self._seen: set[tuple[object, ...]] = set()
-        self._order: tuple[str, ...] | None = None
+        self._order: tuple[str, ...] = ()
+        self._is_decided = False
         self._rejected: dict[str, str] = {}
-        self.revision = 0
-        """Rises whenever the decision changes: nodes that were taken from series before may differ."""
+        self._revision = 0
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -160,9 +167,15 @@ class NodeLabels:
         """Whether the node of a series is known without its labels."""
         return bool(self._trusted or self._fallback or self._default)
 
+    @property
+    def revision(self) -> int:
+        """Rises whenever the decision changes: nodes that were taken from series before may differ."""
+        self._decide()
+        return self._revision
+
     def prefer(self, label: str) -> None:
         """Put the label of an earlier decision before the others, unless evidence rejects it."""
-        self._preferred, self._order = label, None
+        self._preferred, self._is_decided = label, False
 
     def observe(self, labels: Mapping[str, str], device: str | None, place: str | None = None) -> None:
         """Take the labels of a series as evidence.
@@ -177,12 +190,11 @@ class NodeLabels:
         if len(self._seen) < 4 * _MAX_DEVICES:
             self._seen.add(key)
         for name, value in values.items():
-            kind = _kind_of(name, value, values, labels)
-            self._evidence.setdefault(name, _Evidence()).add(value, kind, device, place)
-        before = self._order
-        self._order = None
-        order = self._decide()
-        self.revision += before != order
+            evidence = self._evidence[name] = self._evidence.get(name) or _Evidence()
+            if evidence.is_open(value):
+                evidence.settle(value, _kind_of(name, value, values, labels))
+            evidence.add(value, device, place)
+        self._is_decided = False
 
     def node_of(self, labels: Mapping[str, str], device: str | None = None) -> str | None:
         """Return the node that a series is of; None if no usable label names one."""
@@ -213,17 +225,21 @@ class NodeLabels:
             doubt = "values look like names of pods"
         elif label is not None and evidence.collisions >= max(_COLLIDING * len(evidence.of_device), 1):
             doubt = "several GPUs at one PCI address share a value"
-        examples = tuple(sorted(self._name(value) for value in evidence.kinds)[:_EXAMPLES])
+        examples = tuple(self._name(value) for value in nsmallest(_EXAMPLES, evidence.kinds))
         return NodeLabelChoice(label, len(evidence.kinds), examples, dict(self._rejected), doubt)
 
     def _decide(self) -> tuple[str, ...]:
         """Return the usable labels, the first of which names the node."""
-        if self._order is not None:
-            return self._order
+        if not self._is_decided:
+            order = self._usable_labels()
+            self._revision += order != self._order
+            self._order, self._is_decided = order, True
+        return self._order
+
+    def _usable_labels(self) -> tuple[str, ...]:
         present = [name for name in self.names if name in self._evidence]
         if self.is_given:
-            self._order = tuple(name for name in self.names if name in self._evidence) or self.names
-            return self._order
+            return tuple(present) or self.names
         rejected = {name: reason for name in present if (reason := self._reason_by_kind(name)) is not None}
         if any(reason == _REASONS["pod"] for reason in rejected.values()):
             for name in present:
@@ -238,8 +254,7 @@ class NodeLabels:
         usable.sort(key=lambda name: (self._evidence[name].share("address") > 0.5, name != self._preferred))
         self._rejected = rejected
         self._preferred = usable[0] if usable else self._preferred
-        self._order = tuple(usable)
-        return self._order
+        return tuple(usable)
 
     def _reason_by_kind(self, name: str) -> str | None:
         evidence = self._evidence[name]

@@ -155,17 +155,13 @@ class RemoteWriteDecoder:
         with self._lock:
             if len(self._digests) > self._kept:
                 self._forget()
-            digests = [
-                hashlib.blake2b(_BETWEEN_LABELS.join(series.labels), digest_size=16).digest()
-                for series in request.timeseries
-            ]
-            new = self._observe(request, digests)
+            digests, new = self._observe(request)
             for series, digest in zip(request.timeseries, digests, strict=True):
                 samples = series.samples
                 known = self._digests.get(digest)
                 if known is None:
                     # A new node label empties the cache: then series are unknown that are not new.
-                    known, may_keep = self._learn(new.get(digest) or _labels(series.labels))
+                    known, may_keep = self._learn(new.get(digest) or _labels(list(series.labels), _LabelCache()))
                     if may_keep:
                         self._digests[digest] = known
                 if isinstance(known, str):
@@ -194,21 +190,27 @@ class RemoteWriteDecoder:
         keep = ~(stale | wrong)
         return Samples(book, np.array(index, np.int32)[keep], times[keep], numbers[keep], +dropped)
 
-    def _observe(self, request: Any, digests: list[bytes]) -> dict[bytes, dict[str, str]]:
-        """Choose the label that names the node from all new series of a request; return their labels by digest."""
-        new = {
-            digest: _labels(series.labels)
-            for series, digest in zip(request.timeseries, digests, strict=True)
-            if digest not in self._digests
-        }
-        if not new:
-            return new
-        revision = self._catalogue.nodes.revision
-        self._catalogue.observe(labels for labels in new.values() if labels.get("__name__") in self._metrics)
-        if self._catalogue.nodes.revision != revision:
-            self._forget()
-        self._catalogue.report_nodes()
-        return new
+    def _observe(self, request: Any) -> tuple[list[bytes], dict[bytes, dict[str, str]]]:
+        """Return the digest of each series of a request, and the labels of those that are new, by digest.
+
+        The new ones together decide which label names the node.
+        """
+        digests: list[bytes] = []
+        new: dict[bytes, dict[str, str]] = {}
+        cache = _LabelCache()
+        for series in request.timeseries:
+            encoded = list(series.labels)
+            digest = hashlib.blake2b(_BETWEEN_LABELS.join(encoded), digest_size=16).digest()
+            digests.append(digest)
+            if digest not in self._digests and digest not in new:
+                new[digest] = _labels(encoded, cache)
+        if new:
+            revision = self._catalogue.nodes.revision
+            self._catalogue.observe(labels for labels in new.values() if labels.get("__name__") in self._metrics)
+            if self._catalogue.nodes.revision != revision:
+                self._forget()
+            self._catalogue.report_nodes()
+        return digests, new
 
     def _learn(self, labels: dict[str, str]) -> tuple[_Known | str, bool]:
         """Return what a series is, or why it is left out, and whether that stays: another may yet show a GPU's node."""
@@ -225,14 +227,15 @@ class RemoteWriteDecoder:
             self._warn_of_links(name)
             return LINK
         # Series that differ in their pod only are one: remembering each of a job's pods would never end.
-        if series not in self._own:
+        known = self._own.get(series)
+        if known is None:
             rank, claim = 0, _Claim(0)
             if isinstance(series, Series):
                 rank, key = series.rank, (series.gpu, series.channel, series.mig_instance)
                 claim = self._claims.setdefault(key, _Claim(rank))
-            self._own[series] = _Known(len(self._series), rank, claim)
+            known = self._own[series] = _Known(len(self._series), rank, claim)
             self._series.append(series)
-        return self._own[series]
+        return known
 
     def _warn_of_links(self, name: str) -> None:
         # Prometheus spreads the links of one GPU over requests that come at different times: their sum is not known
@@ -292,20 +295,25 @@ def _varint(body: bytes, position: int, size: int) -> tuple[int, int]:
     return number, position
 
 
-def _labels(encoded: Any) -> dict[str, str]:
+class _LabelCache(dict[bytes, tuple[str, str]]):
+    """Name and value by encoded label, for the time of one request: its series have most of their labels in common."""
+
+    def __missing__(self, encoded: bytes) -> tuple[str, str]:
+        label = _LABEL()
+        try:
+            label.ParseFromString(encoded)
+        except DecodeError as error:
+            raise RequestRefused.unreadable(f"a label cannot be decoded: {error}") from error
+        self[encoded] = (label.name, label.value)
+        return self[encoded]
+
+
+def _labels(encoded: list[bytes], cache: _LabelCache) -> dict[str, str]:
     if len(encoded) > _LABEL_LIMIT:
         raise RequestRefused.unreadable(f"a series has {len(encoded)} labels")
     if sum(map(len, encoded)) > _LABEL_BYTES:
         raise RequestRefused.unreadable(f"the labels of a series are longer than {_LABEL_BYTES} bytes")
-    labels = {}
-    for content in encoded:
-        label = _LABEL()
-        try:
-            label.ParseFromString(content)
-        except DecodeError as error:
-            raise RequestRefused.unreadable(f"a label cannot be decoded: {error}") from error
-        labels[label.name] = label.value
-    return labels
+    return dict(map(cache.__getitem__, encoded))
 
 
 def _messages() -> tuple[Any, Any]:
@@ -322,7 +330,7 @@ def _messages() -> tuple[Any, Any]:
     message("Sample", ("value", one, kind.TYPE_DOUBLE, None), ("timestamp", one, kind.TYPE_INT64, None))
     message(
         "TimeSeries",
-        ("labels", many, kind.TYPE_BYTES, None),  # Label, decoded only for a series that is new
+        ("labels", many, kind.TYPE_BYTES, None),  # decoded only for a series that is new
         ("samples", many, kind.TYPE_MESSAGE, ".predrain.Sample"),
     )
     message("WriteRequest", ("timeseries", many, kind.TYPE_MESSAGE, ".predrain.TimeSeries"))

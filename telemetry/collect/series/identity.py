@@ -11,9 +11,8 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from foundation.errors import InputError
 from foundation.files import write_bytes
@@ -41,8 +40,7 @@ _LINKS: Final = 18  # NVLink 4 and 5 have 18 links a GPU, the most so far
 _RANK_STEP: Final = 1000
 
 
-@dataclass(frozen=True, slots=True)
-class Series:
+class Series(NamedTuple):
     """One series as we understand it.
 
     ``mig_instance``: the MIG instance or partition that the value is of; None is the whole GPU. ``part``: NVLink link:
@@ -62,8 +60,7 @@ class Series:
     rank: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class XidCount:
+class XidCount(NamedTuple):
     """One series of :data:`XID_COUNT_METRIC`: how often a GPU had one XID within the exporter's window."""
 
     gpu: str
@@ -72,8 +69,7 @@ class XidCount:
     mig_instance: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class _Metric:
+class _Metric(NamedTuple):
     channel: str
     kind: Kind
     scale: float
@@ -162,7 +158,7 @@ class SeriesCatalogue:
     def observe(self, series: Iterable[Mapping[str, str]]) -> None:
         """Take the labels of a batch as evidence of which label names the node, before :meth:`identify`."""
         for labels in series:
-            key = tuple(item for item in labels.items() if item[0] in self._device_labels)
+            key = self._device_key(labels)
             if key in self._devices:
                 continue
             if len(self._devices) >= _DEVICES_KEPT:
@@ -240,11 +236,15 @@ class SeriesCatalogue:
         if self._revision != self.nodes.revision:
             self._revision = self.nodes.revision
             self._devices.clear()
-        key = tuple(item for item in labels.items() if item[0] in self._device_labels)
+        key = self._device_key(labels)
         known = self._devices.get(key)
         if known is None:
             known = self._devices[key] = self._read_device(labels)
         return known
+
+    def _device_key(self, labels: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+        deciding = self._device_labels
+        return tuple([item for item in labels.items() if item[0] in deciding])
 
     def _read_device(self, labels: Mapping[str, str]) -> _Device | None:
         gpu, placeholder = self._gpu(labels)

@@ -9,7 +9,6 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from foundation.instants import to_ms
@@ -17,16 +16,8 @@ from foundation.instants import to_ms
 BAD_TIME: Final = "time stamp before 2000 or after 2100"
 """Reason for which a sample or row is left out: a counter, or another unit, was taken for a clock."""
 
-AHEAD_MS: Final = 86_400_000
-"""How far a clock may be ahead: more is a wrong clock."""
-
 EARLIEST_MS: Final = to_ms(datetime(2000, 1, 1, tzinfo=UTC))
 LATEST_MS: Final = to_ms(datetime(2100, 1, 1, tzinfo=UTC))
-
-
-def is_plausible(ms: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-    """Mark the milliseconds since 1970 that can be an instant of telemetry."""
-    return (ms >= EARLIEST_MS) & (ms < LATEST_MS)
 
 
 def later(when: datetime, delay: timedelta) -> datetime:

@@ -17,7 +17,7 @@ import pandas as pd
 from foundation.errors import InputError
 from telemetry.accounting import Accounting
 from telemetry.bounds import storable
-from telemetry.collect.event import Event
+from telemetry.dataset.event import Event
 from telemetry.landing.folder import Landing
 from telemetry.landing.tables import rows_table
 

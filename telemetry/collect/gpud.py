@@ -22,13 +22,13 @@ from foundation.instants import from_ms, to_ms
 from telemetry.accounting import Accounting
 from telemetry.bounds import BAD_TIME, EARLIEST_MS, LATEST_MS, later, storable
 from telemetry.collect.buffer import DROPPED
-from telemetry.collect.event import Event
 from telemetry.collect.kubernetes.faults import named_gpu, xid_faults
 from telemetry.collect.kubernetes.rules import KubernetesRules, default_rules
 from telemetry.collect.outbox import Outbox
 from telemetry.collect.scraping.collector import Fetch, Watch
 from telemetry.collect.scraping.scraper import ScrapeError
 from telemetry.collect.scraping.targets import Page, Target
+from telemetry.dataset.event import Event
 from telemetry.kernel_log.catalogue import shipped
 from telemetry.kernel_log.xid_message import DETAIL_LENGTH
 

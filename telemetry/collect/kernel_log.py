@@ -6,14 +6,14 @@ import logging
 import time
 from collections.abc import Callable
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any, Final
 
 from foundation.running import Wait
 from telemetry.accounting import Accounting
-from telemetry.collect.event import Event
 from telemetry.collect.outbox import Outbox
 from telemetry.kernel_log.catalogue import MessageCatalogue, shipped
-from telemetry.kernel_log.reader import KernelEvent, KernelLogReader, LogSource
+from telemetry.kernel_log.reader import KernelLogReader, LogSource
 
 _log = logging.getLogger(__name__)
 _SAVE_EVERY_S: Final = 5.0
@@ -45,14 +45,14 @@ def collect_kernel_log(
     # Reports of two sources may be one event, repeats within one source are not: events carry its name.
     name = f"kernel_log:{source.name}"
     try:
-        reader = KernelLogReader(catalogue or shipped(), node=node, fixed=fixed, state=outbox.position.get("nodes"))
+        state = outbox.position.get("nodes")
+        reader = KernelLogReader(catalogue or shipped(), node=node, fixed=fixed, state=state, source=name)
         reader.accounting = outbox.accounting
         saved_at_s = time.monotonic()
         while True:
             batch = source.read(0.0 if once else _WAIT_S)
-            now = clock()
             reader.count(max(batch.n_lines, len(batch.lines)), len(batch.lines))
-            events = [as_event(found, name, now, delay) for found in reader.read(batch.lines)]
+            events = list(reader.read(batch.lines, partial(known_at, clock(), delay)))
             _report(reader)
             leaving = stop(0.0) or (once and batch.drained)
             is_due = leaving or time.monotonic() - saved_at_s >= _SAVE_EVERY_S
@@ -68,15 +68,9 @@ def collect_kernel_log(
         source.close()
 
 
-def as_event(found: KernelEvent, source: str, now: datetime, delay: timedelta = timedelta(0)) -> Event:
-    """Return the event that a collector stages.
-
-    ``delay``: ``known_at`` of what is older than the collector is its time plus this, ``now`` at the latest.
-    """
-    known_at = min(now, found.when + delay) if found.history else now
-    return Event(
-        found.when, found.node, found.type, source, known_at, found.code, found.detail, found.gpu, found.pci_bus_id
-    )
+def known_at(now: datetime, delay: timedelta, when: datetime, is_history: bool) -> datetime:
+    """Return when an event is known: of what is older than the collector, its time plus ``delay``, ``now`` at most."""
+    return min(now, when + delay) if is_history else now
 
 
 def _report(reader: KernelLogReader) -> None:

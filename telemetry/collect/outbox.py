@@ -18,7 +18,7 @@ from pydantic import BaseModel, ValidationError
 from foundation.errors import InputError
 from foundation.files import take_lock, write_bytes
 from telemetry.accounting import Accounting
-from telemetry.collect.event import Event
+from telemetry.dataset.event import Event
 from telemetry.landing.folder import Landing
 from telemetry.landing.tables import Kind, Rows, rows_table
 

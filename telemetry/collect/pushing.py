@@ -142,7 +142,7 @@ class HttpTarget:
         try:
             with pq.ParquetFile(path) as stored:
                 table = stored.read()
-        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        except pa.ArrowException as error:
             raise Rejected(f"the file cannot be read: {error}") from error
         body = io.BytesIO()
         with pa.ipc.new_stream(body, table.schema) as stream:

@@ -129,7 +129,7 @@ def damage_told(where: object, do: str) -> Iterator[None]:
     """
     try:
         yield
-    except (pa.ArrowInvalid, UnicodeDecodeError, KeyError, OSError) as error:
+    except (pa.ArrowException, UnicodeDecodeError, KeyError, OSError) as error:
         if isinstance(error, OSError) and (error.errno is not None or not _OF_CONTENT.search(str(error))):
             raise
         reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")

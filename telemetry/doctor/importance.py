@@ -101,7 +101,7 @@ def _from_attributions(file: Path, known: list[str]) -> tuple[Importance, int]:
         table = pd.read_parquet(file, columns=_COLUMNS)
         models = sorted(table["model"].unique())
         model = str(profile if profile in models else models[0])
-    except (pa.ArrowInvalid, OSError, KeyError, TypeError, ValueError, IndexError) as error:
+    except (pa.ArrowException, OSError, KeyError, TypeError, ValueError, IndexError) as error:
         raise _damaged(file, str(error) or "it has no rows") from error
     rows = table[(table["model"] == model) & table["share"].notna() & (table["rows"] > 0)]
     channels = [channel if isinstance(channel, str) else None for channel in rows["channel"]]

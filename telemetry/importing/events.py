@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from foundation.errors import InputError
+from foundation.times import NEVER
 from telemetry.dataset.schema import EVENT_RUNS, EVENTS, MAINTENANCE_BEGIN, MAINTENANCE_END, ms_of
 from telemetry.identity.pci import normalise_pci_bus_id
 from telemetry.importing.batch import Batch
@@ -39,7 +40,6 @@ from telemetry.importing.tickets import (
 )
 from telemetry.kernel_log.importing import last_written, parse_kernel_log, read_lines
 from telemetry.phrases.classifier import WORK, PhraseReview
-from telemetry.xids.locating import locate
 
 AFTERWARDS: Final = frozenset({"repair", "replacement", "diagnostic", "driver", "other"})
 """Types that may follow a removal: the work on a part that is out of its node."""
@@ -102,24 +102,32 @@ def place_events(
 
 
 def _locate(text: dict[str, npt.NDArray[np.object_]], ms: npt.NDArray[np.int64], stays: InstallationIndex) -> None:
-    """Fill in the GPU, and its node, of events that name a PCI address only."""
+    """Fill in the GPU of events that name a node and a PCI address, unless several GPUs have it."""
     addresses = text.get("pci_bus_id")
     if addresses is None:
         return
     rows = np.flatnonzero(pd.isna(text["gpu"]) & ~pd.isna(addresses) & ~pd.isna(text["node"]))
     if not len(rows):
         return
-    events = pd.DataFrame({name: text[name][rows] for name in ("node", "gpu", "type")}, dtype=object)
-    events["pci_bus_id"] = [normalise_pci_bus_id(address) or address for address in addresses[rows]]
-    events["timestamp"] = times_of(ms[rows])
-    events = events.reindex(columns=[*events.columns, "code", "detail", "source"])
-    located, _ = locate(events, stays.frame, names=stays.names)
-    text["node"][rows] = located["node"].to_numpy(dtype=object)
-    text["gpu"][rows] = located["gpu"].astype(object).where(located["gpu"].notna(), None).to_numpy()
+    asked = pd.DataFrame({"row": rows, "ms": ms[rows], "node": stays.names.written_all(text["node"][rows])})
+    asked["bus"] = [normalise_pci_bus_id(address) or address for address in addresses[rows]]
+    places = stays.frame[["gpu", "node"]].astype(object)
+    buses = stays.frame["pci_bus_id"].astype(object)
+    places["bus"] = buses.map(lambda bus: normalise_pci_bus_id(bus) or bus, na_action="ignore").astype(object)
+    places["start"] = ms_of(stays.frame["installed_at"], unknown=-NEVER)
+    places["end"] = ms_of(stays.frame["removed_at"], unknown=NEVER)
+    pairs = asked.merge(places.dropna(subset="bus"), on=["node", "bus"])
+    pairs = pairs[(pairs["start"] <= pairs["ms"]) & (pairs["ms"] <= pairs["end"])]
+    # At the instant of a swap both installations cover it; the newer one is in the slot.
+    inner = pairs["ms"] < pairs["end"]
+    pairs = pairs[inner | ~pairs["row"].isin(pairs.loc[inner, "row"])]
+    match = pairs.groupby("row")["gpu"].agg(["first", "nunique"])
+    match = match[match["nunique"] == 1]
+    text["gpu"][match.index] = match["first"]
 
 
 _XID = re.compile(r"(?:XID[\s:#_-]*)?(\d{1,6})(?:\.0+)?\Z", re.IGNORECASE)
-_PLACE = ("node", "gpu", "type")
+_PLACE = ("node", "gpu", "type", "pci_bus_id")
 _TEXTS = ("node", "gpu", "code", "detail", "source")
 
 
@@ -246,11 +254,18 @@ def _read_kernel_log(
     counts["events_read"] += len(log.events) + len(log.unparsed)
     for code, times in log.unknown_codes.items():
         counts[f"xid_{code}_without_description"] += times
-    events, _ = locate(log.events, stays.frame, delay=delay, names=stays.names)
-    counts["xids_without_a_gpu"] += int((events["gpu"].isna() & (events["type"] == "xid")).sum())
+    # The sum is in microseconds, which do not stack with the milliseconds of every other source.
+    events = log.events.assign(known_at=(log.events["timestamp"] + delay).astype("datetime64[ms, UTC]"))
+    ms = ms_of(events["timestamp"])
     text = {name: events[name].astype(object).where(events[name].notna(), None).to_numpy(copy=True) for name in _PLACE}
-    reasons = place_events(text, ms_of(events["timestamp"]), stays)
-    earlier = ms_of(events["timestamp"]) < stays.begin
+    # A UUID that is in service nowhere at that time says nothing: the address does, or the event is the node's.
+    stay = stays.find(stays.codes(text["gpu"]), ms) if stays.unit == "gpu" else np.full(len(ms), -1)
+    text["gpu"][stay < 0] = None
+    text["node"][stay >= 0] = stays.nodes[stay[stay >= 0]]
+    reasons = place_events(text, ms, stays)
+    counts["xids_without_a_gpu"] += int((pd.isna(text["gpu"]) & (events["type"] == "xid")).sum())
+    events = events[EVENTS.names]
+    earlier = ms < stays.begin
     for reason in sorted(set(reasons) - {""}):
         for old in (False, True):
             part = events[(reasons == reason) & (earlier == old)]

@@ -61,9 +61,9 @@ from telemetry.importing.samples.instruments import read_instruments, write_inst
 from telemetry.importing.samples.intake import SampleIntake, no_usable_rows
 from telemetry.importing.samples.merge import SampleMerger
 from telemetry.importing.samples.reach import plan_merge, read_newest, write_newest
+from telemetry.importing.samples.xid_gauge import SOURCE
 from telemetry.importing.slots import ObservedSlots
 from telemetry.phrases.classifier import PhraseReview
-from telemetry.xids.xid_gauge import SOURCE
 
 Progress = Callable[[int, int], None]
 """Called with how much is done and how much there is: rows of samples, half for reading them, half for writing."""

@@ -71,7 +71,7 @@ def interval_of_staged(files: Sequence[Path]) -> timedelta | None:
     # A staged file may hold one scrape only: those that follow each other are looked at together.
     tables: list[pa.Table] = []
     for path in reversed(files):
-        with suppress(pa.ArrowInvalid, OSError):  # compaction puts a damaged file aside
+        with suppress(pa.ArrowException, OSError):  # compaction puts a damaged file aside
             tables.append(pq.read_table(path, columns=["timestamp", "node", "gpu"]).slice(0, _ROWS))
         if sum(table.num_rows for table in tables) >= _ROWS:
             break

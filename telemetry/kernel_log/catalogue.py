@@ -6,14 +6,14 @@ import functools
 import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, NamedTuple
+from typing import Annotated, Any, Final, Literal
 
 import yaml
 from pydantic import AfterValidator, BaseModel, ConfigDict, model_validator
 
 from telemetry.dataset.schema import EVENT_TYPES
 from telemetry.identity.pci import normalise_pci_bus_id
-from telemetry.kernel_log.xid_message import DETAIL_LENGTH, GPU_UUID, mentions_xid, parse_xid_message
+from telemetry.kernel_log.xid_message import DETAIL_LENGTH, GPU_UUID, KernelFinding, mentions_xid, parse_xid_message
 
 BOOT: Final = "boot"
 """Code of ``other`` events: the node's kernel started."""
@@ -77,23 +77,6 @@ class Driver(BaseModel):
     rules: list[MessageRule]
 
 
-class KernelFinding(NamedTuple):
-    """What a message reports; ``type`` is empty where that is no event, ``unclear`` for an XID without number or GPU.
-
-    ``again_s``: the same of one GPU within this time is part of the first report.
-    ``known``: counts only if the log has named its device as a GPU.
-    """
-
-    type: str
-    code: str = ""
-    detail: str | None = None
-    gpu: str | None = None
-    pci_bus_id: str | None = None
-    part: str = ""
-    again_s: int = 0
-    known: bool = False
-
-
 class MessageCatalogue:
     """Finds messages of GPU drivers in text and reads them.
 
@@ -138,9 +121,8 @@ class MessageCatalogue:
         for pattern, rule in self._added:
             if match := pattern.search(message):
                 return _finding(rule, match, message)
-        xid = parse_xid_message(message)
-        if xid is not None:
-            return KernelFinding("xid", xid.code, xid.detail, xid.gpu, xid.pci_bus_id)
+        if xid := parse_xid_message(message):
+            return xid
         if mentions_xid(message):
             return KernelFinding("unclear")
         for words, _, rules in self._rules:

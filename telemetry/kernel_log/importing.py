@@ -16,15 +16,13 @@ from foundation.errors import InputError
 from foundation.files import check_regular
 from foundation.running import gc_paused
 from telemetry.accounting import Accounting
+from telemetry.dataset.event import Event
 from telemetry.kernel_log.catalogue import MessageCatalogue, MessageRule, shipped
 from telemetry.kernel_log.dating import LogContext
 from telemetry.kernel_log.entries import MAX_LINE, EntryReader
 from telemetry.kernel_log.packing import open_log, packing_errors
 from telemetry.kernel_log.reader import KernelLogReader, log_lines
 from telemetry.kernel_log.xid_message import DESCRIBED_XIDS
-
-COLUMNS: Final = ("timestamp", "node", "gpu", "pci_bus_id", "type", "code", "detail", "source")
-"""Columns of parsed events, before their GPU is looked up."""
 
 _MAX_WITHOUT_END: Final = 1 << 26
 # More text without a line end is no log, but a bomb or a binary file.
@@ -34,7 +32,8 @@ _MAX_WITHOUT_END: Final = 1 << 26
 class KernelLog:
     """What a kernel log held.
 
-    ``events``: with the columns of :data:`COLUMNS`; ``gpu`` only where a message gave the UUID.
+    ``events``: with the fields of :class:`telemetry.dataset.event.Event` as columns; ``gpu`` only where a message gave
+    the UUID.
     ``unknown_codes``: XIDs without a description, with their number; their events are kept.
     ``unparsed``: line number from 1, line and problem of lines about an event that could not be used.
     ``accounting``: of all lines, table :data:`telemetry.kernel_log.reader.TABLE`.
@@ -71,17 +70,13 @@ def parse_kernel_log(
     """
     catalogue = MessageCatalogue(messages) if messages else shipped()
     splitter = EntryReader(catalogue.mentions)
-    reader = KernelLogReader(catalogue, node=node, asks=True)
+    reader = KernelLogReader(catalogue, node=node, asks=True, source=source)
     with gc_paused():
         found = log_lines(splitter.read_all(lines), catalogue, LogContext(timezone, reference_time, boot_time))
         events = list(reader.read(found))
         reader.count(splitter.number + splitter.extra, len(found))
-        codes = Counter(event.code for event in events if event.type == "xid")
-        rows = [
-            (event.when, event.node, event.gpu, event.pci_bus_id, event.type, event.code, event.detail, source)
-            for event in events
-        ]
-        frame = pd.DataFrame(rows, columns=list(COLUMNS))
+        codes = Counter(str(event.code) for event in events if event.type == "xid")
+        frame = pd.DataFrame(events, columns=list(Event._fields))
     frame["timestamp"] = pd.to_datetime(frame["timestamp"], utc=True).astype("datetime64[ms, UTC]")
     unknown = {code: number for code, number in sorted(codes.items()) if int(code) not in DESCRIBED_XIDS}
     return KernelLog(frame, unknown, reader.unused, splitter.number, reader.accounting)

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from foundation.errors import InputError
 
-DAMAGED: Final = (OSError, EOFError, lzma.LZMAError, zlib.error, pa.ArrowInvalid)
+DAMAGED: Final = (OSError, EOFError, lzma.LZMAError, zlib.error, pa.ArrowException)
 """What reading a damaged file raises."""
 
 UNPACKERS: Final[Mapping[str, Callable[[BinaryIO], Any]]] = {

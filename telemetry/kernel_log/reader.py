@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import re
 from collections import OrderedDict, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Final, NamedTuple, Protocol
 
 from foundation.errors import InputError
 from telemetry.accounting import Accounting
-from telemetry.kernel_log.catalogue import BOOT, FALLEN_OFF, KernelFinding, MessageCatalogue
+from telemetry.dataset.event import Event
+from telemetry.kernel_log.catalogue import BOOT, FALLEN_OFF, MessageCatalogue
 from telemetry.kernel_log.dating import ADVICE, LogContext, date_lines
 from telemetry.kernel_log.entries import Entry
 from telemetry.kernel_log.stamps import Stamp, parse_header
+from telemetry.kernel_log.xid_message import KernelFinding
 
 TABLE: Final = "kernel log lines"
 """Name of the table of :class:`telemetry.accounting.Accounting`."""
@@ -92,17 +94,8 @@ class LogSource(Protocol):
         ...
 
 
-class KernelEvent(NamedTuple):
-    """An event that a kernel log reports; ``history`` as in :class:`LogLine`."""
-
-    when: datetime
-    node: str
-    type: str
-    code: str
-    detail: str | None
-    gpu: str | None
-    pci_bus_id: str | None
-    history: bool
+KnownAt = Callable[[datetime, bool], datetime]
+"""When an event could first have been known: from its time, and whether it is older than the collector."""
 
 
 @dataclass(slots=True)
@@ -170,6 +163,7 @@ class KernelLogReader:
     ``node``: node of messages that name no host; with ``fixed``, of all.
     ``asks``: raise ``InputError`` where an event cannot be dated for lack of a zone, a year or the boot time.
     ``state``: of :meth:`state` of an earlier reader.
+    ``source``: of the events.
     ``accounting``: table :data:`TABLE`; :meth:`read` counts each message once.
     ``unused``: number, text and reason of lines about an event that could not be used.
     ``reported``: reasons of which the log has an example.
@@ -183,8 +177,9 @@ class KernelLogReader:
         fixed: bool = False,
         asks: bool = False,
         state: Mapping[str, Any] | None = None,
+        source: str = "kernel_log",
     ) -> None:
-        self._catalogue = catalogue
+        self._catalogue, self._source = catalogue, source
         self._node, self._fixed, self._asks = node, fixed, asks
         self._hosts: defaultdict[str | None, _Host] = defaultdict(_Host)
         for name, known in (state or {}).items():
@@ -208,7 +203,7 @@ class KernelLogReader:
         self.accounting.read(TABLE, n_lines - messages)
         self.accounting.left_out(TABLE, NOT_ABOUT_A_GPU, n_lines - messages)
 
-    def read(self, lines: Iterable[LogLine]) -> Iterator[KernelEvent]:
+    def read(self, lines: Iterable[LogLine], known_at: KnownAt = lambda when, _is_history: when) -> Iterator[Event]:
         """Yield the events of further messages.
 
         Raises ``InputError`` if an event has no node, or with ``asks`` no instant; the error says what to give.
@@ -217,13 +212,11 @@ class KernelLogReader:
             node = self._node if self._fixed or line.host is None else line.host
             self.accounting.read(TABLE)
             boot = self._new_boot(line, node)
-            if boot is not None:
-                yield boot
             outcome = self._read(line, node)
-            if isinstance(outcome, KernelEvent):
-                self.accounting.used(TABLE)
-                yield outcome
-            elif outcome is None:
+            for event in (boot, outcome):
+                if isinstance(event, Event):
+                    yield event._replace(known_at=known_at(event.timestamp, line.history))
+            if isinstance(outcome, Event) or outcome is None:
                 self.accounting.used(TABLE)
             else:
                 example = None if outcome == NOT_ABOUT_A_GPU else line.line or line.message
@@ -231,16 +224,16 @@ class KernelLogReader:
                 if outcome in (UNCLEAR, UNDATED):
                     self.unused.append((line.number, line.line or line.message, outcome))
 
-    def _new_boot(self, line: LogLine, node: str | None) -> KernelEvent | None:
+    def _new_boot(self, line: LogLine, node: str | None) -> Event | None:
         if line.boot_id is None or node is None or self._hosts[node].boot_id == line.boot_id:
             return None
         is_first = self._hosts[node].boot_id is None
         self._hosts[node] = _Host(line.boot_id, is_boot_reported=not is_first)
         if is_first or not isinstance(line.when, datetime):
             return None
-        return KernelEvent(line.when, node, "other", BOOT, f"boot id {line.boot_id}", None, None, line.history)
+        return Event(line.when, node, "other", self._source, line.when, BOOT, f"boot id {line.boot_id}")
 
-    def _read(self, line: LogLine, node: str | None) -> KernelEvent | str | None:
+    def _read(self, line: LogLine, node: str | None) -> Event | str | None:
         """Return the event of a message, why there is none, or None for a part of another event."""
         if line.quoted:
             return QUOTED
@@ -261,9 +254,7 @@ class KernelLogReader:
         when = self._instant(line)
         return UNDATED if when is None else self._event(line, node, when, finding)
 
-    def _event(
-        self, line: LogLine, node: str | None, when: datetime, finding: KernelFinding
-    ) -> KernelEvent | str | None:
+    def _event(self, line: LogLine, node: str | None, when: datetime, finding: KernelFinding) -> Event | str | None:
         if node is None:
             raise InputError(
                 "the kernel log does not name its node",
@@ -286,7 +277,7 @@ class KernelLogReader:
             return None
         gpu = finding.gpu or host.uuids.get(finding.pci_bus_id or "")
         kind, code, detail, _, bus = finding[:5]
-        return KernelEvent(when, node, kind, code, detail, gpu, bus, line.history)
+        return Event(when, node, kind, self._source, when, code, detail, gpu, bus)
 
     def _instant(self, line: LogLine) -> datetime | None:
         if isinstance(line.when, str):

@@ -8,8 +8,7 @@ sub-code, a severity and a link that decide what the event means.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from telemetry.identity.pci import normalise_pci_bus_id
 
@@ -38,20 +37,22 @@ _RECOVERY = re.compile(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class XidMessage:
-    """Content of an XID message.
+class KernelFinding(NamedTuple):
+    """What a message reports; ``type`` is empty where that is no event, ``unclear`` for an XID without number or GPU.
 
-    ``code``: the number, such as ``79``.
     ``gpu``: UUID, where the message has it.
-    ``detail``: the text without process; for 144 to 150 sub-code, severity and link (``NETIR_LINK_EVT Fatal link 00``);
-    for 154 the recovery action.
+    ``again_s``: the same of one GPU within this time is part of the first report.
+    ``known``: counts only if the log has named its device as a GPU.
     """
 
-    code: str
-    pci_bus_id: str | None
-    gpu: str | None
-    detail: str | None
+    type: str
+    code: str = ""
+    detail: str | None = None
+    gpu: str | None = None
+    pci_bus_id: str | None = None
+    part: str = ""
+    again_s: int = 0
+    known: bool = False
 
 
 def mentions_xid(message: str) -> bool:
@@ -59,8 +60,12 @@ def mentions_xid(message: str) -> bool:
     return _MENTION.search(message) is not None
 
 
-def parse_xid_message(message: str) -> XidMessage | None:
-    """Parse the text of a kernel message, with whatever is before ``NVRM:``; None if it has no code or no GPU."""
+def parse_xid_message(message: str) -> KernelFinding | None:
+    """Parse the text of a kernel message, with whatever is before ``NVRM:``; None if it has no code or no GPU.
+
+    ``detail`` is the text without process; for 144 to 150 sub-code, severity and link (``NETIR_LINK_EVT Fatal link
+    00``), for 154 the recovery action.
+    """
     match = _MESSAGE.search(message)
     if match is None:
         return None
@@ -72,7 +77,7 @@ def parse_xid_message(message: str) -> XidMessage | None:
         return None
     code = str(int(match["code"]))
     rest = match["rest"].strip().lstrip(",").strip()
-    return XidMessage(code, bus, uuid[0] if uuid else None, _detail(int(code), rest))
+    return KernelFinding("xid", code, _detail(int(code), rest), uuid[0] if uuid else None, bus)
 
 
 def _detail(code: int, rest: str) -> str | None:

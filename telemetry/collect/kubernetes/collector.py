@@ -17,12 +17,12 @@ from foundation.kubernetes.client import KubernetesClient, input_error
 from foundation.kubernetes.watching import ChangeKind, Resource, Tracker, follow
 from foundation.running import Failing, backoff_s
 from telemetry.accounting import Accounting
-from telemetry.collect.event import Event
 from telemetry.collect.kubernetes.events import NoticeReader, NoticeTracker
 from telemetry.collect.kubernetes.jobs import JobTracker, PodRun, pod_run
 from telemetry.collect.kubernetes.nodes import NodeTracker, ObservedKubernetesNode, view_of
 from telemetry.collect.kubernetes.rules import KubernetesRules
 from telemetry.collect.outbox import Outbox
+from telemetry.dataset.event import Event
 from telemetry.landing.folder import Landing
 
 log = logging.getLogger(__name__)

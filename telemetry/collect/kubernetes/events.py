@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
@@ -11,12 +11,12 @@ from foundation.instants import from_ms
 from foundation.kubernetes.api import Object, timestamp_ms
 from foundation.kubernetes.watching import Tracker
 from telemetry.accounting import Accounting
-from telemetry.collect.event import Event
-from telemetry.collect.kubernetes.faults import Fault, xid_faults
+from telemetry.collect.kubernetes.faults import xid_faults
 from telemetry.collect.kubernetes.nodes import SOURCE
 from telemetry.collect.kubernetes.rules import KubernetesRules
+from telemetry.dataset.event import Event
 from telemetry.identity.pci import normalise_pci_bus_id
-from telemetry.kernel_log.xid_message import DETAIL_LENGTH
+from telemetry.kernel_log.xid_message import DETAIL_LENGTH, KernelFinding
 
 TABLE: Final = "Kubernetes events"
 """Table of the accounting."""
@@ -36,7 +36,7 @@ class Notice:
     type: str
     code: str
     detail: str
-    faults: tuple[Fault, ...] = (Fault(""),)
+    faults: tuple[KernelFinding, ...] = (KernelFinding(""),)
 
 
 class NoticeReader:
@@ -60,14 +60,17 @@ class NoticeReader:
             self._leave_out("event without a node")
             return None
         rule, groups = match
-        named = Fault("", groups.get("gpu"), normalise_pci_bus_id(groups.get("pci", "")))
+        named = KernelFinding("", gpu=groups.get("gpu"), pci_bus_id=normalise_pci_bus_id(groups.get("pci", "")))
         faults, kind = [named], str(rule.type)
         if kind == "xid":
             xids = xid_faults("", reason, message)
             if groups.get("xid"):
                 code = str(int(groups["xid"]))
-                xids = [xid for xid in xids if xid.code == code][:1] or [Fault(code)]
-            faults = [Fault(xid.code, named.gpu or xid.gpu, named.pci_bus_id or xid.pci_bus_id) for xid in xids]
+                xids = [xid for xid in xids if xid.code == code][:1] or [KernelFinding("xid", code)]
+            faults = [
+                KernelFinding("xid", xid.code, None, named.gpu or xid.gpu, named.pci_bus_id or xid.pci_bus_id)
+                for xid in xids
+            ]
             kind, faults = (kind, faults) if faults else ("other", [named])
         series = event.get("series") or {}
         stamps = [series.get("lastObservedTime"), event.get("lastTimestamp"), event.get("eventTime")]
@@ -80,7 +83,7 @@ class NoticeReader:
             type=kind,
             code=rule.code or reason,
             detail=(f"{reason}: {message}" if message else reason)[:DETAIL_LENGTH],
-            faults=tuple(faults if rule.code is None else [replace(faults[0], code="")]),
+            faults=tuple(faults if rule.code is None else [faults[0]._replace(code="")]),
         )
         self._accounting.take(TABLE, 1, {})
         return notice

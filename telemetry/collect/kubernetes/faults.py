@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Final
 
 from telemetry.identity.pci import normalise_pci_bus_id
-from telemetry.kernel_log.xid_message import GPU_UUID, parse_xid_message
+from telemetry.kernel_log.xid_message import GPU_UUID, KernelFinding, parse_xid_message
 
 _MAX_TEXT: Final = 16_384
 _MAX_CODES: Final = 32
@@ -32,17 +31,7 @@ _AFTER_XID: Final = re.compile(
 _ONLY_CODES: Final = re.compile(r"[\s\[({\"']*((?:\d{1,3}[\s,;/|\"'\])}]*)+)")
 
 
-@dataclass(frozen=True, slots=True)
-class Fault:
-    """One fault; ``code`` is an XID or empty, ``gpu`` and ``pci_bus_id`` are null where no single GPU is named."""
-
-    code: str
-    gpu: str | None = None
-    pci_bus_id: str | None = None
-    detail: str | None = None
-
-
-def xid_faults(name: str, reason: str, message: str) -> list[Fault]:
+def xid_faults(name: str, reason: str, message: str) -> list[KernelFinding]:
     """Return a fault for each XID of a condition or event, from its message, else its reason, else its name.
 
     Kernel messages (``NVRM: Xid (PCI:…): 79, …``) give code and GPU each. Elsewhere a code follows ``XID``
@@ -53,17 +42,17 @@ def xid_faults(name: str, reason: str, message: str) -> list[Fault]:
     segments = [segment for segment in _SEGMENTS.split(message) if segment]
     kernel = [xid for xid in map(parse_xid_message, segments) if xid is not None]
     if kernel:
-        return [Fault(xid.code, xid.gpu, xid.pci_bus_id, xid.detail) for xid in kernel]
-    faults = [Fault(code, *named_gpu(segment)) for segment in segments for code in _codes(segment)]
+        return kernel
+    faults = [KernelFinding("xid", code, None, *named_gpu(segment)) for segment in segments for code in _codes(segment)]
     if not faults:
         codes = _listed_codes(reason) or _codes(reason) or _codes(name) or _listed_codes(message)
-        faults = [Fault(code, *named_gpu(message)) for code in codes]
+        faults = [KernelFinding("xid", code, None, *named_gpu(message)) for code in codes]
     return list(dict.fromkeys(faults))[:_MAX_CODES]
 
 
-def lost_gpus(message: str) -> list[Fault]:
+def lost_gpus(message: str) -> list[KernelFinding]:
     """Return a fault for each GPU that a message names by PCI address."""
-    return [Fault("", pci_bus_id=address) for address in _addresses(message[:_MAX_TEXT])]
+    return [KernelFinding("failure", pci_bus_id=address) for address in _addresses(message[:_MAX_TEXT])]
 
 
 def named_gpu(text: str) -> tuple[str | None, str | None]:

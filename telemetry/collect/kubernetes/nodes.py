@@ -13,12 +13,12 @@ from foundation.instants import from_ms, to_ms
 from foundation.kubernetes.api import Object, required, text_of, timestamp_ms
 from foundation.kubernetes.watching import Tracker
 from telemetry.accounting import Accounting
-from telemetry.collect.event import Event
-from telemetry.collect.kubernetes.faults import Fault, lost_gpus, xid_faults
+from telemetry.collect.kubernetes.faults import lost_gpus, xid_faults
 from telemetry.collect.kubernetes.rules import KubernetesRules, Rule
+from telemetry.dataset.event import Event
 from telemetry.dataset.schema import MAINTENANCE_BEGIN as BEGIN
 from telemetry.dataset.schema import MAINTENANCE_END as END
-from telemetry.kernel_log.xid_message import DETAIL_LENGTH
+from telemetry.kernel_log.xid_message import DETAIL_LENGTH, KernelFinding
 
 SOURCE: Final = "kubernetes"
 OWN_SOURCE: Final = "predrain"
@@ -212,7 +212,7 @@ def _add_condition(
     return USED
 
 
-def _faults(rule: Rule, name: str, reason: str, message: str) -> list[Fault]:
+def _faults(rule: Rule, name: str, reason: str, message: str) -> list[KernelFinding]:
     """Return the faults that a condition names; an XID code that the rule gives wins over those of the text."""
     if rule.type == "failure":
         return lost_gpus(message)

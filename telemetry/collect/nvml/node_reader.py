@@ -19,9 +19,9 @@ from typing import Any, Final, Literal
 from foundation.errors import InputError
 from foundation.running import backoff_s
 from telemetry.accounting import Accounting
-from telemetry.collect.event import Event
 from telemetry.collect.nvml.child import Message
 from telemetry.collect.nvml.library import ABSENT, LOST, RELOADED, Identity, NvmlFault
+from telemetry.dataset.event import Event
 
 _LOG = logging.getLogger(__name__)
 

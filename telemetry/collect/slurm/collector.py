@@ -15,10 +15,10 @@ from foundation.instants import from_ms, to_ms
 from foundation.programs import CommandError, Run
 from foundation.running import Failing, Wait, every
 from foundation.slurm import SlurmFormatError
-from telemetry.collect.event import Event
 from telemetry.collect.outbox import Outbox
 from telemetry.collect.slurm.jobs import SACCT_COLUMNS, Job, jobs_table, read_sacct, read_squeue
 from telemetry.collect.slurm.nodes import SOURCE, ObservedSlurmNode, changes, read_nodes
+from telemetry.dataset.event import Event
 from telemetry.landing.folder import Landing
 from telemetry.phrases.classifier import PhraseReview, PhraseRules
 

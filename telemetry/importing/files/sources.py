@@ -84,7 +84,7 @@ def read_errors(path: Path) -> Iterator[None]:
     """Turn what the reader of a file raises, such as for a download cut short, into an error that names it."""
     try:
         yield
-    except (pa.ArrowInvalid, UnicodeDecodeError, OSError, RecursionError) as error:
+    except (pa.ArrowException, UnicodeDecodeError, OSError, RecursionError) as error:
         is_text = not isinstance(error, UnicodeDecodeError) and "utf8" not in str(error).lower().replace("-", "")
         problem = "cannot be read" if is_text else "is not UTF-8 text"
         raise InputError(f"the file {problem}: {error}", str(path), "Check that it is whole, or convert it.") from error
@@ -129,7 +129,7 @@ def expected_rows(files: Iterable[Path]) -> int:
     rows = 0
     for path in files:
         if kind_of(path) == "parquet":
-            with suppress(pa.ArrowInvalid):  # reading the file reports what is wrong with it
+            with suppress(pa.ArrowException):  # reading the file reports what is wrong with it
                 rows += int(pq.read_metadata(path).num_rows)
         else:
             rows += path.stat().st_size // (_PACKED_BYTES_PER_ROW if is_packed(path) else _CSV_BYTES_PER_ROW)

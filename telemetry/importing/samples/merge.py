@@ -39,7 +39,7 @@ from telemetry.importing.samples.rollup import (
     merge_duplicates,
     roll_up,
 )
-from telemetry.xids.xid_gauge import CHANNEL, SOURCE, new_edges
+from telemetry.importing.samples.xid_gauge import CHANNEL, SOURCE, new_edges
 
 
 @dataclass(slots=True)

@@ -30,6 +30,12 @@ T0 = int(NOW.timestamp() * 1000)
 
 def push(folder: Path, table: pa.Table, kind: str) -> tuple[httpx.Response, list[dict[str, object]], str]:
     """The answer to one push, the rows that were staged and the receiver's metrics."""
+    _, answer, metrics = pushed(folder, table, kind)
+    rows = [row for path in folder.glob(f"{kind}/*.parquet") for row in pq.read_table(path).to_pylist()]
+    return answer, rows, metrics
+
+
+def pushed(folder: Path, table: pa.Table, kind: str) -> tuple[Receiver, httpx.Response, str]:
     receiver = Receiver(Landing(folder, writer="receive"), ReceiverSettings(), clock=lambda: NOW)
     body = io.BytesIO()
     with pa.ipc.new_stream(body, table.schema) as stream:
@@ -43,8 +49,7 @@ def push(folder: Path, table: pa.Table, kind: str) -> tuple[httpx.Response, list
         return answer, metrics
 
     answer, metrics = asyncio.run(run())
-    rows = [row for path in folder.glob(f"{kind}/*.parquet") for row in pq.read_table(path).to_pylist()]
-    return answer, rows, metrics.text
+    return receiver, answer, metrics.text
 
 
 def instants(*ms: int | None, unit: str = "ms") -> pa.Array:

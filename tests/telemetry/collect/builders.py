@@ -9,8 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from telemetry.collect.event import Event
-from telemetry.collect.kernel_log import as_event
+from telemetry.dataset.event import Event
 from telemetry.kernel_log.catalogue import shipped
 from telemetry.kernel_log.reader import KernelLogReader, Lines, LogLine
 from telemetry.landing.folder import Landing
@@ -63,5 +62,5 @@ class ScriptedSource:
 
 def kernel_events(source: str, *lines: LogLine, node: str, clock: Clock) -> list[Event]:
     """The events that a collector of kernel messages stages for lines."""
-    found = KernelLogReader(shipped(), node=node).read(lines)
-    return [as_event(event, f"kernel_log:{source}", clock()) for event in found]
+    reader = KernelLogReader(shipped(), node=node, source=f"kernel_log:{source}")
+    return list(reader.read(lines, lambda *_: clock()))

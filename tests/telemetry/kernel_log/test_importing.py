@@ -6,9 +6,11 @@ import pandas as pd
 import pytest
 
 from foundation.errors import InputError
+from telemetry.dataset.schema import ms_of
+from telemetry.importing.events import place_events
+from telemetry.importing.inventory import InstallationIndex
 from telemetry.kernel_log.importing import KernelLog, parse_kernel_log
 from telemetry.kernel_log.xid_message import parse_xid_message
-from telemetry.xids.locating import locate
 from tests.telemetry.helpers import gpu, quarantine_of, run_import, samples_frame
 
 FELL = "NVRM: Xid (PCI:0000:10:00): 79, pid=1234, name=python, GPU has fallen off the bus."
@@ -129,9 +131,10 @@ def inventory(*rows: tuple[str, str, str, str, str | None]) -> pd.DataFrame:
 def located(stays: pd.DataFrame, *lines: tuple[str, str, str]) -> list[tuple[str | None, str]]:
     """GPU and node of an XID at each time, host and bus."""
     logged = [f"{when}T00:00:00Z {host} kernel: {FELL.replace('10:00', bus)}" for when, host, bus in lines]
-    events, unmatched = locate(parse_kernel_log(logged).events, stays)
-    assert unmatched == events["gpu"].isna().sum()
-    return list(zip(events["gpu"], events["node"], strict=True))
+    events = parse_kernel_log(logged).events
+    text = {name: events[name].to_numpy(object, copy=True) for name in ("node", "gpu", "type", "pci_bus_id")}
+    place_events(text, ms_of(events["timestamp"]), InstallationIndex(stays, "gpu"))
+    return list(zip(text["gpu"], text["node"], strict=True))
 
 
 def test_addresses_find_the_gpu_of_that_time():

@@ -1,11 +1,14 @@
 import json
 from datetime import timedelta
+from functools import partial
 
 import pytest
 
-from telemetry.collect.kernel_log import as_event
+from foundation.instants import to_ms
+from telemetry.collect.kernel_log import known_at
+from telemetry.dataset.event import Event
 from telemetry.kernel_log.catalogue import shipped
-from telemetry.kernel_log.reader import TABLE, UNCLEAR, UNDATED, KernelEvent, KernelLogReader, LogLine
+from telemetry.kernel_log.reader import TABLE, UNCLEAR, UNDATED, KernelLogReader, LogLine
 from tests.telemetry.collect.builders import NOW
 
 UUID = "GPU-34bf77d1-c686-6821-79a8-32d326c5039c"
@@ -20,7 +23,7 @@ def reader(**more: object) -> KernelLogReader:
     return KernelLogReader(shipped(), **{"node": "n1"} | more)
 
 
-def events(*lines: LogLine) -> list[KernelEvent]:
+def events(*lines: LogLine) -> list[Event]:
     return list(reader().read(lines))
 
 
@@ -30,9 +33,9 @@ def events(*lines: LogLine) -> list[KernelEvent]:
 def test_history_is_known_when_an_import_would_say_so_and_nothing_before_it_happened(
     history: bool, after_minutes: int, known_after_minutes: int
 ):
-    (found,) = events(line(XID, history=history))
-    event = as_event(found, "kernel_log:file", NOW + timedelta(minutes=after_minutes), timedelta(minutes=10))
-    assert event.known_at == NOW + timedelta(minutes=known_after_minutes)
+    heard = partial(known_at, NOW + timedelta(minutes=after_minutes), timedelta(minutes=10))
+    (event,) = reader().read([line(XID, history=history)], heard)
+    assert event.row()["known_at"] == to_ms(NOW + timedelta(minutes=known_after_minutes))
 
 
 @pytest.mark.parametrize(

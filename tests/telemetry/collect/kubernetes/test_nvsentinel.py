@@ -6,14 +6,15 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from telemetry.collect.event import Event
 from telemetry.collect.kubernetes.events import NoticeReader, NoticeTracker
 from telemetry.collect.kubernetes.nodes import ObservedKubernetesNode, node_changes, view_of
 from telemetry.collect.kubernetes.rules import default_rules
-from telemetry.dataset.schema import INVENTORY, conform
+from telemetry.dataset.event import Event
+from telemetry.dataset.schema import EVENTS, INVENTORY, conform, ms_of
 from telemetry.importing.event_runs import dedupe_events
+from telemetry.importing.events import place_events
+from telemetry.importing.inventory import InstallationIndex
 from telemetry.kernel_log.reader import LogLine
-from telemetry.xids.locating import locate
 from tests.telemetry.collect.builders import Clock, kernel_events
 from tests.telemetry.collect.kubernetes.objects import EARLIER, NOW, event, node, saved_and_read, taint
 
@@ -122,6 +123,9 @@ def test_the_kernel_logs_report_of_the_same_xid_is_one_event_with_it() -> None:
         known_at=lambda table: pd.to_datetime(table["known_at"], unit="ms", utc=True),
     )
     place = {"gpu": GPU, "node": "n1", "pci_bus_id": "0000:ef:00.0", "installed_at": NOW - timedelta(days=9)}
-    located, nowhere = locate(events, conform(pd.DataFrame([place]), INVENTORY).to_pandas())
-    (kept,) = dedupe_events(located, timedelta(seconds=60)).to_dict("records")
-    assert (nowhere, kept["type"], kept["code"], kept["gpu"]) == (0, "xid", "79", GPU)
+    stays = InstallationIndex(conform(pd.DataFrame([place]), INVENTORY).to_pandas(), "gpu")
+    text = {name: events[name].to_numpy(object, copy=True) for name in ("node", "gpu", "type", "pci_bus_id")}
+    assert not place_events(text, ms_of(events["timestamp"]), stays).any()
+    events["gpu"] = text["gpu"]
+    (kept,) = dedupe_events(events[EVENTS.names], timedelta(seconds=60)).to_dict("records")
+    assert (kept["type"], kept["code"], kept["gpu"]) == ("xid", "79", GPU)

@@ -9,7 +9,7 @@ import pytest
 
 from foundation.kubernetes.api import ApiRefused, Object, Unreachable
 from foundation.kubernetes.watching import ChangeKind, Resource, Tracker, follow
-from telemetry.collect.event import Event
+from telemetry.dataset.event import Event
 from tests.telemetry.collect.kubernetes.memory_api import NODES, MemoryApi
 from tests.telemetry.collect.kubernetes.objects import NOW
 

@@ -27,6 +27,7 @@ from foundation.files import disk_errors
 from foundation.yaml import read_yaml
 from telemetry.dataset.layout import write_small
 from telemetry.importing.samples.block import Block, ChannelValues
+from telemetry.importing.samples.pages import Pages
 
 STATE_NAME: Final = "instruments.parquet"
 """File of a dataset: the newest state of each GPU's instruments, and its frozen stretches."""
@@ -182,12 +183,42 @@ class Instruments:
             for since_ms, until_ms in self.stretches[code]:
                 frozen |= is_known & (block.unit == code) & (block.ms >= since_ms) & (block.ms <= until_ms)
         rows = np.flatnonzero(is_new & ~is_late)
-        onsets = self._follow(block, rows, frozen)
+        is_apart = self._have_stamps_of_their_own(block, rows)
+        onsets = self._follow(block, rows[~is_apart], frozen)
         for name, marks in dead.items():
-            self._follow_zeros(name, block, rows, marks)
+            self._follow_zeros(name, block, rows[~is_apart], marks)
+        if is_apart.any():
+            onsets = np.sort(np.append(onsets, self._follow_pages(block, rows[is_apart], frozen, dead)))
         last = _ends(block.unit[rows])
         self._state["last_ms"][block.unit[rows[last]]] = block.ms[rows[last]]
         return InstrumentFindings(frozen, onsets, dead)
+
+    def _have_stamps_of_their_own(self, block: Block, rows: _Ints) -> _Bools:
+        """Mark the rows of units that never report power and temperature in one row."""
+        reported = [
+            np.logical_or.reduce([~np.isnan(_column(block, name, rows)) for name in names])
+            for names in (RULES.power, RULES.temperature)
+        ]
+        both, any_power, any_temperature = (
+            np.isin(block.unit[rows], np.unique(block.unit[rows[chosen]]))
+            for chosen in (reported[0] & reported[1], *reported)
+        )
+        return np.asarray(any_power & any_temperature & ~both)
+
+    def _follow_pages(self, block: Block, rows: _Ints, frozen: _Bools, dead: dict[str, _Bools]) -> _Ints:
+        """Follow rows that have one channel each, page by page; return the rows at which a stretch became certain."""
+        pages = Pages.of(block, rows, RULES.temperature)
+        pages.complete([name for name in RULES.device_fields.channels if name not in _SERIES])
+        every = np.arange(len(pages.block))
+        was_frozen, are_frozen = self._state["is_frozen"].copy(), np.zeros(len(every), np.bool_)
+        onsets = self._follow(pages.block, every, are_frozen)
+        frozen[rows] = pages.spread(are_frozen, was_frozen)
+        for name, marks in dead.items():
+            are_dead = np.zeros(len(every), np.bool_)
+            self._follow_zeros(name, pages.block, every, are_dead)
+            marks[rows] = pages.spread(are_dead, np.zeros(len(self._units), np.bool_))
+            marks[rows] &= _column(block, name, rows) == 0
+        return pages.ends[onsets]
 
     def _follow(self, block: Block, rows: _Ints, frozen: _Bools) -> _Ints:
         """Mark frozen rows; return the rows at which a stretch became certain."""

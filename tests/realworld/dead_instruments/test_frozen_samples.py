@@ -31,7 +31,7 @@ def block(rows: list[Row], *, old: int = 0) -> Block:
     return Block(
         unit=np.array([row.get("unit", 0) for row in rows], np.int32),
         node=np.zeros(n, np.int32),
-        ms=np.array([row["minute"] * MINUTE for row in rows], np.int64),
+        ms=np.array([round(row["minute"] * MINUTE) for row in rows], np.int64),
         order=np.where(np.arange(n) < old, -1, np.arange(n)).astype(np.int64),
         mig=np.zeros(n, np.bool_),
         count=np.ones(n, np.int32),
@@ -129,6 +129,44 @@ def test_an_energy_counter_that_stands_while_power_is_drawn_is_frozen() -> None:
 )
 def test_what_a_working_gpu_shows_is_not_frozen(rows: list[Row]) -> None:
     assert check(rows) == ([], [])
+
+
+def apart(rows: list[Row], order: int) -> list[Row]:
+    """The same with a stamp for each channel, seconds apart."""
+    names = sorted({name for row in rows for name in row} - {"unit", "minute"})[::order]
+    return [
+        {"minute": row["minute"] + place / 60, name: row[name]}
+        for row in rows
+        for place, name in enumerate(names)
+        if name in row
+    ]
+
+
+@pytest.mark.parametrize("order", [1, -1])
+@pytest.mark.parametrize("cut", [None, 60, 61, 62, 63])
+def test_channels_with_a_stamp_of_their_own_freeze_as_those_of_one_page(order: int, cut: int | None) -> None:
+    good = [working(m, **FIELDS) for m in range(0, 100, 10)]
+    rows = apart([*good, *({"minute": m, **LAST} for m in range(100, 200, 10)), working(200, **FIELDS)], order)
+    frozen = []
+    state = None
+    for part in [rows] if cut is None else [rows[:cut], rows[cut:]]:
+        instruments = Instruments(["g0"], state)
+        findings = instruments.check(block(part))
+        frozen += [row for row, is_frozen in zip(part, findings.frozen, strict=True) if is_frozen]
+        state = instruments.table()
+    minutes = {int(row["minute"]) for row in frozen}
+    assert {140, 150, 160, 170, 180, 190} <= minutes <= {120, 130, 140, 150, 160, 170, 180, 190, 200}
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_working_gpu_whose_channels_have_a_stamp_of_their_own_is_not_frozen(order: int) -> None:
+    idle = [{"minute": m, "power_w": 60.1, "gpu_temp_c": 30.0, "energy_mj": m * 9.0} for m in range(0, 900, 10)]
+    assert check(apart(idle, order)) == ([], [])
+    busy = [working(m, gr_engine_active_ratio=0.0 if m < 1100 else 0.9) for m in range(0, 1200, 30)]
+    rows = apart(busy, order)
+    dead = Instruments(["g0"]).check(block(rows)).dead["gr_engine_active_ratio"]
+    minutes = [int(rows[row]["minute"]) for row in np.flatnonzero(dead)]
+    assert (min(minutes) - 360 in (0, 30), max(minutes)) == (True, 1080), "a dead field is noticed as well"
 
 
 def test_a_gpu_that_comes_back_is_read_again_and_may_freeze_again() -> None:

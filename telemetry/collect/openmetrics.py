@@ -25,7 +25,6 @@ from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
 from foundation.errors import InputError
 from foundation.files import check_regular, disk_errors
@@ -36,11 +35,11 @@ from telemetry.collect.series.exposition import BAD_LINE, LineReader
 from telemetry.collect.series.identity import XID_COUNT_METRIC, SeriesCatalogue
 from telemetry.collect.series.xid_counts import XidCounts
 from telemetry.landing.folder import Landing
+from telemetry.packing import DAMAGED, open_packed
 
 NO_TIME: Final = "line without a time stamp"
 """Why a line is left out, in addition to the reasons of bad lines and of metrics that are no channel."""
 
-_COMPRESSION: Final = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2", ".lz4": "lz4"}
 _BLOCK_SAMPLES: Final = 100_000
 _MAX_LINE: Final = 1 << 20
 _SECONDS_BELOW: Final = 1e11
@@ -62,7 +61,7 @@ def land_dump(
     held_samples: int = 2_000_000,
     progress: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> dict[str, Any]:
-    """Stage the samples of a dump, plain or compressed (``.gz``, ``.zst``, ``.bz2``, ``.lz4``); return a report.
+    """Stage the samples of a dump, plain or packed (see :mod:`telemetry.packing`); return a report.
 
     ``accounting`` counts lines (``sample values``) and staged rows. ``delay`` is from an XID to its ``known_at``;
     ``held_samples`` are in memory at a time (some 100 bytes each); ``progress(done, total)`` counts bytes, then parts
@@ -173,8 +172,10 @@ class _DumpReader:
 
     def _read_lines(self) -> Iterator[str]:
         try:
-            stream = pa.input_stream(str(self.path), compression=_COMPRESSION.get(self.path.suffix))
-            with io.TextIOWrapper(stream, encoding="utf-8", errors="replace") as text:
+            with (
+                open_packed(self.path) as (_, stream),
+                io.TextIOWrapper(stream, encoding="utf-8", errors="replace") as text,
+            ):
                 number = 0
                 while line := text.readline(_MAX_LINE):
                     number += 1
@@ -183,7 +184,7 @@ class _DumpReader:
                         raise InputError(f"a line is longer than {_MAX_LINE} bytes", where, _DO)
                     self.characters_read += len(line)
                     yield line.rstrip("\n")
-        except (OSError, pa.ArrowException) as error:
+        except DAMAGED as error:
             raise InputError(
                 f"the file is damaged or cut: {error}", str(self.path), "Make the dump again; nothing was taken of it."
             ) from error

@@ -19,7 +19,6 @@ import pyarrow.compute as pc
 
 from foundation.errors import InputError
 from telemetry.importing.columns import as_text, resolve_columns
-from telemetry.importing.files.sources import read_errors
 from telemetry.importing.instants import (
     MISSING,
     NAIVE,
@@ -34,6 +33,7 @@ from telemetry.importing.instants import (
 )
 from telemetry.importing.mapping import TableMapping, TimeFormat
 from telemetry.importing.quarantine import BY_MAPPING, Quarantine, row_text
+from telemetry.packing import read_errors
 from telemetry.values.numbers import Decimal
 
 _SAYS_UTC: Final = re.compile(r"(?:^|[^A-Za-z])(?:utc|gmt|UTC|GMT)(?:[^A-Za-z]|$)|(?<=[a-z])(?:UTC|Utc)$")

@@ -23,7 +23,7 @@ from telemetry.identity.pci import normalise_pci_bus_id
 from telemetry.importing.batch import Batch
 from telemetry.importing.columns import KEY_ALIASES, as_counts, missing_column
 from telemetry.importing.event_runs import RUN_MS, stack_events, with_runs
-from telemetry.importing.files.sources import is_kernel_log, read_errors, stem_of
+from telemetry.importing.files.sources import is_kernel_log, stem_of
 from telemetry.importing.files.tables import read_batches
 from telemetry.importing.instants import parse_instants, times_of
 from telemetry.importing.inventory import InstallationIndex
@@ -39,6 +39,7 @@ from telemetry.importing.tickets import (
     types_of,
 )
 from telemetry.kernel_log.importing import last_written, parse_kernel_log, read_lines
+from telemetry.packing import read_errors
 from telemetry.phrases.classifier import WORK, PhraseReview
 
 AFTERWARDS: Final = frozenset({"repair", "replacement", "diagnostic", "driver", "other"})

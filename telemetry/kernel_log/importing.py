@@ -20,9 +20,9 @@ from telemetry.dataset.event import Event
 from telemetry.kernel_log.catalogue import MessageCatalogue, MessageRule, shipped
 from telemetry.kernel_log.dating import LogContext
 from telemetry.kernel_log.entries import MAX_LINE, EntryReader
-from telemetry.kernel_log.packing import open_log, packing_errors
 from telemetry.kernel_log.reader import KernelLogReader, log_lines
 from telemetry.kernel_log.xid_message import DESCRIBED_XIDS
+from telemetry.packing import open_packed, read_errors
 
 _MAX_WITHOUT_END: Final = 1 << 26
 # More text without a line end is no log, but a bomb or a binary file.
@@ -88,7 +88,7 @@ def read_lines(path: Path) -> Iterator[str]:
     Raises ``InputError`` if it is no regular file, or no text.
     """
     check_regular(path)
-    with packing_errors(path), open_log(path) as (_, stream):
+    with read_errors(path), open_packed(path) as (_, stream):
         beginning = stream.peek(2)[:2]
         # A shell on Windows redirects in UTF-16.
         encoding = "utf-16" if beginning in (b"\xff\xfe", b"\xfe\xff") else "utf-8"

@@ -21,8 +21,8 @@ from foundation.files import check_regular
 from telemetry.kernel_log.catalogue import MessageCatalogue, shipped
 from telemetry.kernel_log.dating import LogContext, machine_zone
 from telemetry.kernel_log.entries import MAX_LINE, EntryReader
-from telemetry.kernel_log.packing import DAMAGED, UNPACKERS, open_log
 from telemetry.kernel_log.reader import Lines, LogLine, log_lines
+from telemetry.packing import DAMAGED, UNPACKERS, open_packed
 
 _log = logging.getLogger(__name__)
 _HEAD: Final = 1024
@@ -107,7 +107,7 @@ class LogFile:
                 yield sibling
 
     def _read_from(self, path: Path, *, final: bool) -> Iterator[list[bytes]]:
-        with open_log(path) as (raw, stream):
+        with open_packed(path) as (raw, stream):
             head, offset = b"", 0
             if self.place is not None:
                 # The file may have been rotated since we looked: what is open is what counts.
@@ -144,7 +144,7 @@ def _skip(stream: BinaryIO, count: int) -> None:
 
 def _holds(path: Path, place: LogPosition) -> bool:
     try:
-        with open_log(path) as (raw, stream):
+        with open_packed(path) as (raw, stream):
             return _known_head(raw, stream, path, place) is not None
     except DAMAGED:
         return False

@@ -5,16 +5,17 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import math
 import re
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
 import pyarrow as pa
 
 from foundation.errors import InputError
@@ -25,8 +26,9 @@ from telemetry.collect.buffer import DROPPED, RowBuffer
 from telemetry.collect.nvml.library import Identity
 from telemetry.collect.nvml.node_reader import NodeReader, Process, Row
 from telemetry.collect.outbox import Outbox
+from telemetry.collect.series.identity import Series
+from telemetry.collect.series.rows import assemble
 from telemetry.dataset.channels import Channel
-from telemetry.dataset.schema import CHANNEL_TYPES, INSTANT
 from telemetry.landing.folder import Landing
 
 _LOG = logging.getLogger(__name__)
@@ -46,7 +48,6 @@ MAX_EVENTS: Final = 10_000
 _LISTEN_S: Final = 1.0
 # A signal sets a flag; it is looked at this often.
 _WRITER_LENGTH: Final = 100
-_INT32_MAX: Final = 2**31 - 1
 
 
 def writer_of(node: str) -> str:
@@ -194,21 +195,11 @@ class NvmlCollector:
 
 def samples_table(rows: Sequence[Row], node: str, channels: Mapping[str, Channel]) -> pa.Table:
     """Return raw samples in the landing layout: one row a reading, one column a channel that any row has."""
-    columns = {
-        "timestamp": pa.array([row.at for row in rows], INSTANT),
-        "node": pa.array([node] * len(rows)),
-        "gpu": pa.array([row.identity.gpu for row in rows]),
-    }
-    for name, channel in channels.items():
-        if any(name in row.values for row in rows):
-            values = [_typed(row.values.get(name), channel) for row in rows]
-            columns[name] = pa.array(values, CHANNEL_TYPES[channel.kind])
-    return pa.table(columns)
-
-
-def _typed(value: float | None, channel: Channel) -> float | int | None:
-    if value is None or math.isnan(value) or channel.kind in ("gauge", "counter"):
-        return value
-    number = round(value)
-    # Flags are a mask of 64 bits, an enum has 31: what does not fit is no value of the channel.
-    return number if 0 <= number < 2**64 and (channel.kind == "flags" or number <= _INT32_MAX) else None
+    values = [(row, channels[name], value) for row in rows for name, value in row.values.items() if name in channels]
+    return assemble(
+        [Series(channel.name, channel.kind, row.identity.gpu, node) for row, channel, _ in values],
+        np.arange(len(values), dtype=np.int32),
+        np.array([to_ms(row.at) for row, _, _ in values], np.int64),
+        np.array([value for _, _, value in values], np.float64),
+        problems=Counter(),
+    )

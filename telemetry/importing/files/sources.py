@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from glob import glob
 from pathlib import Path
@@ -17,13 +17,13 @@ from foundation.files import check_regular
 from telemetry.dataset.meta import META_NAME
 from telemetry.dataset.store import Dataset
 from telemetry.kernel_log.entries import is_log
+from telemetry.packing import UNPACKERS, open_packed, read_errors
 
 _SUFFIXES: Final = {
     **dict.fromkeys([".parquet", ".pq"], "parquet"),
     **dict.fromkeys([".csv", ".tsv"], "csv"),
     **dict.fromkeys([".json", ".jsonl", ".ndjson"], "json"),
 }
-_PACKED: Final = (".gz", ".bz2", ".zst", ".lz4", ".xz")
 _CSV_BYTES_PER_ROW, _PACKED_BYTES_PER_ROW = 100, 10
 
 
@@ -34,12 +34,12 @@ def stem_of(path: Path) -> str:
 
 def is_packed(path: Path) -> bool:
     """Whether a file is compressed, by its name."""
-    return path.suffix.lower() in _PACKED
+    return path.suffix.lower() in UNPACKERS
 
 
 def kind_of(path: Path) -> str:
     """Return ``parquet``, ``csv``, ``json`` or ``other`` by a file's name, seen through ``.gz`` and the like."""
-    suffixes = [suffix.lower() for suffix in path.suffixes if suffix.lower() not in _PACKED]
+    suffixes = [suffix.lower() for suffix in path.suffixes if suffix.lower() not in UNPACKERS]
     return _SUFFIXES.get(suffixes[-1] if suffixes else "", "other")
 
 
@@ -48,7 +48,7 @@ def is_kernel_log(path: Path) -> bool:
     kind = kind_of(path)
     if kind != "json":
         return kind == "other"
-    with read_errors(path), pa.input_stream(path) as stream:
+    with read_errors(path), open_packed(path) as (_, stream):
         return is_log(stream.read(1 << 20))
 
 
@@ -77,17 +77,6 @@ def _matches(written: Path) -> list[Path]:
     """Return what a glob that no shell has expanded matches; a path that exists is no glob."""
     found = [] if written.exists() else sorted(Path(name) for name in glob(str(written.expanduser()), recursive=True))
     return found or [written]
-
-
-@contextmanager
-def read_errors(path: Path) -> Iterator[None]:
-    """Turn what the reader of a file raises, such as for a download cut short, into an error that names it."""
-    try:
-        yield
-    except (pa.ArrowException, UnicodeDecodeError, OSError, RecursionError) as error:
-        is_text = not isinstance(error, UnicodeDecodeError) and "utf8" not in str(error).lower().replace("-", "")
-        problem = "cannot be read" if is_text else "is not UTF-8 text"
-        raise InputError(f"the file {problem}: {error}", str(path), "Check that it is whole, or convert it.") from error
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,11 +17,12 @@ from foundation.errors import InputError
 from foundation.files import check_regular
 from telemetry.importing.batch import Batch
 from telemetry.importing.columns import as_text
-from telemetry.importing.files.sources import kind_of, read_errors
+from telemetry.importing.files.sources import kind_of
 from telemetry.importing.files.text_files import BATCH_ROWS, FileRows, json_columns, read_csv, read_header, read_json
 from telemetry.importing.instants import DateOrder
 from telemetry.importing.mapping import LongFormat
 from telemetry.importing.quarantine import Quarantine
+from telemetry.packing import read_errors
 from telemetry.values.numbers import Decimal
 
 OTHER_METRIC: Final = "a metric that is no channel"

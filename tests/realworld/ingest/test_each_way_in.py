@@ -36,6 +36,8 @@ from tests.telemetry.collect.kubernetes.objects import NOW, event, node, pod
 from tests.telemetry.helpers import DAY, gpu, run_import
 
 GOOD, UNKNOWN, BROKEN = "good", "unknown", "broken"
+SINCE = "2026-01-01T00:00:00Z"
+ONE_SAMPLE = pd.DataFrame({"timestamp": [DAY.isoformat()], "node": ["node-0"], "gpu": [gpu(0)], "power_w": [300.5]})
 Outcome = tuple[Account, int]
 """The account of the rows, and how many came out behind it."""
 
@@ -65,9 +67,22 @@ def events(kinds: list[str], folder: Path) -> Outcome:
     rows = chosen(kinds, gpu=(gpu(0), "GPU-elsewhere", gpu(0)), type=("xid", "xid", "xid"), code=("79", "79", None))
     stamps = [(DAY + pd.Timedelta(minutes=10 * number)).isoformat() for number in range(len(kinds))]
     pd.DataFrame(rows).assign(timestamp=stamps).to_csv(folder / "e.csv", index=False)
-    frame = pd.DataFrame({"timestamp": [DAY.isoformat()], "node": ["node-0"], "gpu": [gpu(0)], "power_w": [300.5]})
-    result = run_import(folder, samples=frame, events=[folder / "e.csv"], max_loss=1.0)
+    result = run_import(folder, samples=ONE_SAMPLE, events=[folder / "e.csv"], max_loss=1.0)
     return result.accounting.tables["events"], len(result.dataset.events())
+
+
+def jobs(kinds: list[str], folder: Path) -> Outcome:
+    rows = chosen(kinds, node=("node-0", "node-77", "node-0"), started_at=(DAY.isoformat(), DAY.isoformat(), "now"))
+    pd.DataFrame(rows).assign(job=range(len(kinds))).to_csv(folder / "j.csv", index=False)
+    result = run_import(folder, samples=ONE_SAMPLE, jobs=folder / "j.csv", max_loss=1.0)
+    return result.accounting.tables["jobs"], len(result.dataset.jobs())
+
+
+def inventory(kinds: list[str], folder: Path) -> Outcome:
+    rows = chosen(kinds, node=("node-0", None, "node-0"), installed_at=(SINCE, SINCE, "then"))
+    frame = pd.DataFrame(rows).assign(gpu=[gpu(number) for number in range(len(kinds))])
+    result = run_import(folder, samples=ONE_SAMPLE, inventory=frame, max_loss=1.0)
+    return result.accounting.tables["inventory"], len(result.dataset.inventory())
 
 
 def tickets(kinds: list[str], folder: Path) -> Outcome:
@@ -169,6 +184,8 @@ WAYS: dict[str, Callable[[list[str], Path], Outcome]] = {
     "jsonl": samples(lambda frame, path: frame.to_json(path, orient="records", lines=True), "s.jsonl"),
     "parquet": samples(lambda frame, path: pq.write_table(pa.Table.from_pandas(frame), path), "s.parquet"),
     "events": events,
+    "jobs": jobs,
+    "inventory": inventory,
     "tickets": tickets,
     "push": push,
     "gpud": gpud,

@@ -1,4 +1,4 @@
-"""Logs that are packed: gzip, xz, bzip2, zstd and lz4, by the name of the file."""
+"""Files that are packed: gzip, xz, bzip2, zstd and lz4, by their names; and what reading a damaged file raises."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ UNPACKERS: Final[Mapping[str, Callable[[BinaryIO], Any]]] = {
 
 
 @contextmanager
-def open_log(path: Path) -> Iterator[tuple[io.BufferedReader, io.BufferedReader]]:
-    """Open a log; give the file itself, and its unpacked content, which is read forwards."""
+def open_packed(path: Path) -> Iterator[tuple[io.BufferedReader, io.BufferedReader]]:
+    """Open a file; give the file itself, and its unpacked content, which is read forwards."""
     with path.open("rb") as raw:
         unpack = UNPACKERS.get(path.suffix)
         if unpack is None:
@@ -42,9 +42,11 @@ def open_log(path: Path) -> Iterator[tuple[io.BufferedReader, io.BufferedReader]
 
 
 @contextmanager
-def packing_errors(path: Path) -> Iterator[None]:
-    """Turn what unpacking a damaged file raises into an error that names it."""
+def read_errors(path: Path) -> Iterator[None]:
+    """Turn what the reader of a file raises, such as for a download cut short, into an error that names it."""
     try:
         yield
-    except DAMAGED as error:
-        raise InputError(f"the file cannot be read: {error}", str(path), "Check that it is whole.") from error
+    except (*DAMAGED, UnicodeDecodeError, RecursionError) as error:
+        is_text = not isinstance(error, UnicodeDecodeError) and "utf8" not in str(error).lower().replace("-", "")
+        problem = "cannot be read" if is_text else "is not UTF-8 text"
+        raise InputError(f"the file {problem}: {error}", str(path), "Check that it is whole, or convert it.") from error

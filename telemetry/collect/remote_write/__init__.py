@@ -1,7 +1,5 @@
 """An HTTP endpoint to which Prometheus (remote write) and other collectors push telemetry; what arrives lands.
 
 ``receiver`` has the routes and the server, ``decoding`` reads remote-write bodies, ``arrow_body`` those of collectors,
-``group_commit`` writes the samples of requests, and answers these once they are on the disk. ``connections``
-bounds what clients may hold open and ``problems`` says why a request was refused; the HTTP service uses both. Start
-at ``receiver``.
+``group_commit`` writes the samples of requests, and answers these once they are on the disk. Start at ``receiver``.
 """

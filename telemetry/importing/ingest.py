@@ -266,6 +266,8 @@ class Ingest:
             shared, strays = shared_units(rows, self.step // timedelta(milliseconds=1))
             self._leave_out(strays, intake, spill)
             rows = rows.drop(strays.index)
+            in_rows = set(rows["unit"].tolist())
+            shared += sorted(code for code in in_rows - {*shared} if intake.stays.is_shared(intake.stays.units[code]))
         if shared:
             rows = self._told_apart(intake, spill, rows, shared)
         stays = intake.stays
@@ -307,7 +309,8 @@ class Ingest:
             nodes = sorted(codes, key=stays.node_names.__getitem__)
             for node in nodes:
                 place = newest.loc[(unit, node)].to_dict() if (unit, node) in newest.index else {}
-                name = place_identity(stays.node_names[node], **place)
+                name = stays.gpu(gpu, stays.node_names[node])
+                name = place_identity(stays.node_names[node], **place) if name == gpu else name
                 names[unit, node] = name or f"{stays.node_names[node]}@{gpu}"
             line = f"{gpu} is on {len(nodes)} nodes at one time: {', '.join(stays.node_names[node] for node in nodes)}"
             self.contradictions.append(f"{line}; GPUs are named by node and place, such as {names[unit, nodes[0]]}")

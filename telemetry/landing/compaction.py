@@ -50,7 +50,8 @@ from telemetry.landing.inventory import (
     merge_observations,
     no_runs,
     spell_nodes,
-    without_shared,
+    told_apart,
+    under_names,
 )
 from telemetry.landing.staged import (
     AHEAD,
@@ -195,16 +196,19 @@ class _Compaction:
         given = self._without_overlaps(self._given(inventory, before, runs))
         known = [] if given is None else list(given["node"])
         runs = spell_nodes(runs, [*known, *([] if self.existing is None else self.existing.inventory()["node"])])
-        runs, shared = without_shared(runs, waiting.step)
+        stored = () if self.existing is None else self.existing.inventory()["gpu"].dropna().tolist()
+        sightings, twins = told_apart(runs, waiting.step, stored)
+        has_strays = len(set(sightings["gpu"])) < len(set(runs["gpu"]))
+        runs = under_names(sightings, twins)
         if not any(files.values()) and (inventory is None or self.existing is None):
             return self._result()
         stays = derive_inventory(runs, given, before)
         # A dataset is made of GPUs, or of nodes that send samples. Nodes that are only watched decide nothing.
         begins = files["samples"] or (files["events"] and stays["gpu"].notna().any())
-        if (stays.empty and not shared) or (self.existing is None and not begins):
+        if (stays.empty and not has_strays) or (self.existing is None and not begins):
             self._wait_for_all()
             return self._result(waits_for="a first sample: no GPU was seen yet")
-        placed = self._events(runs, stays)
+        placed = self._events(runs, stays, twins)
         stays["installed_at"] = self._starts(stays, runs, placed.events, before)
         if (
             not any(files.values())
@@ -214,7 +218,7 @@ class _Compaction:
             return self._result()
         paths = [path for kind in KINDS for path in files[kind]]
         state = {
-            "sightings": pa.Table.from_pandas(runs, schema=RUNS, preserve_index=False),
+            "sightings": pa.Table.from_pandas(sightings, schema=RUNS, preserve_index=False),
             "pending": conform(placed.waiting, LANDED_EVENTS),
         }
         if given is not None:
@@ -249,6 +253,7 @@ class _Compaction:
                 state,
                 tuple(_key(path) for path in paths),
                 now,
+                twins,
             )
         )
         _retire(self.landing, paths, self.settings, self.now)
@@ -317,7 +322,7 @@ class _Compaction:
         self.waiting.counts["overlapping_stays_ended"] += len(ended)
         return kept
 
-    def _events(self, runs: pd.DataFrame, stays: pd.DataFrame) -> Placed:
+    def _events(self, runs: pd.DataFrame, stays: pd.DataFrame, twins: Mapping[tuple[str, str], str]) -> Placed:
         """Place the events that were staged, those that waited until now, and the changes of drivers."""
         waiting, quarantine = self.waiting, self.waiting.quarantine
         held = waiting.read_events(Path("pending"), pending_table(self._state("pending")))
@@ -330,7 +335,7 @@ class _Compaction:
         # An exact repeat of an event is in the dataset with it.
         quarantine.used("events", sum(len(frame) for frame in frames) - len(events))
         events["since_ms"] = events["since_ms"].fillna(to_ms(self.now))
-        return place_staged(events, stays, to_ms(self.now - PENDING), quarantine)
+        return place_staged(events, stays, twins, to_ms(self.now - PENDING), quarantine)
 
     def _starts(self, stays: pd.DataFrame, runs: pd.DataFrame, events: pd.DataFrame, before: pd.DataFrame) -> pd.Series:
         """Return since when each stay lasts; a GPU that was always there, since the first instant of anything known.

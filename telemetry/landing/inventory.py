@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from datetime import timedelta
 from typing import Any, Final
 
@@ -17,6 +17,7 @@ import pandas as pd
 import pyarrow as pa
 
 from telemetry.dataset.schema import EVENTS, INVENTORY, Unit, ms_of
+from telemetry.identity.devices import place_identity
 from telemetry.identity.nodes import node_key, one_spelling
 from telemetry.identity.pci import normalise_pci_bus_id
 from telemetry.importing.evidence import ATTRIBUTES, OPEN, correct_stays, records, shared_units
@@ -77,15 +78,42 @@ def spell_nodes(runs: pd.DataFrame, known: Iterable[str]) -> pd.DataFrame:
     return runs if (nodes == runs["node"]).all() else merge_observations(no_runs(), runs.assign(node=nodes))
 
 
-def without_shared(runs: pd.DataFrame, step: timedelta) -> tuple[pd.DataFrame, bool]:
-    """Leave out GPUs seen on two nodes at one time, and report whether there are any; the import separates them."""
+def told_apart(
+    runs: pd.DataFrame, step: timedelta, known: Collection[str] = ()
+) -> tuple[pd.DataFrame, dict[tuple[str, str], str]]:
+    """Name GPUs by node and place whose identity was seen on two nodes at one time.
+
+    ``known``: GPUs of the dataset, which keep their names.
+    Returns: the runs without strays, of such an identity one for each node; and the name by identity and node.
+    """
     seen = runs[runs["gpu"].notna()]
     unit, gpus = pd.factorize(seen["gpu"])
     ends = pd.DataFrame({"unit": unit, "node": pd.factorize(seen["node"])[0]})
     rows = pd.concat([ends.assign(ms=seen[name].to_numpy()) for name in ("first_ms", "last_ms")], ignore_index=True)
     shared, strays = shared_units(rows.sort_values(["unit", "ms", "node"]), step // timedelta(milliseconds=1))
-    left_out = {gpus[code] for code in {*shared, *strays["unit"]}}
-    return runs[~runs["gpu"].isin(left_out)].reset_index(drop=True), bool(left_out)
+    twins = runs[runs["gpu"].isin([gpus[code] for code in shared])].sort_values("last_ms", kind="stable")
+    names: dict[tuple[str, str], str] = {}
+    for (gpu, node), part in twins.groupby(["gpu", "node"]):
+        address, slot = (next(iter(part[name].dropna()[::-1]), None) for name in ("pci_bus_id", "slot"))
+        by_identity = f"{node}@{gpu}"
+        choices = [place_identity(node, pci_bus_id=address), place_identity(node, slot=slot), by_identity]
+        names[gpu, node] = next(
+            (name for name in choices if name in known), next((name for name in choices if name), by_identity)
+        )
+    left_out = {gpus[code] for code in (*shared, *strays["unit"])}
+    others = runs[~runs["gpu"].isin(left_out)]
+    if twins.empty:
+        return others.reset_index(drop=True), names
+    of_place = twins.groupby(["gpu", "node"], as_index=False)
+    ends = of_place.agg({"first_ms": "min", "last_ms": "max"})
+    condensed = of_place.last().drop(columns=["first_ms", "last_ms"]).merge(ends, on=["gpu", "node"])
+    return pd.concat([others, condensed[runs.columns]], ignore_index=True), names
+
+
+def under_names(runs: pd.DataFrame, names: Mapping[tuple[str, str], str]) -> pd.DataFrame:
+    """Return runs with the names of :func:`told_apart`."""
+    keys = zip(runs["gpu"], runs["node"], strict=True)
+    return runs.assign(gpu=pd.Series([names.get(key, key[0]) for key in keys], runs.index, dtype=object))
 
 
 def _points(frames: list[pd.DataFrame]) -> pd.DataFrame:

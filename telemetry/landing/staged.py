@@ -239,6 +239,7 @@ class Staged:
     """Staged tables as a source; see :class:`telemetry.importing.ingest.Source`.
 
     ``landed``: names that the dataset keeps in the same step, so that a compaction cut short is never done twice.
+    ``twins``: identity that GPUs of several nodes have, and node, to the GPU there.
     """
 
     samples: Sequence[Path]
@@ -250,10 +251,12 @@ class Staged:
     tables: Mapping[str, pa.Table]
     landed: tuple[str, ...]
     now: datetime
+    twins: Mapping[tuple[str, str], str]
 
     def stays(self, ingest: Ingest) -> InstallationIndex:
         """Return the inventory, which is the whole one."""
-        return InstallationIndex(self.inventory, "gpu" if self.inventory.empty else unit_of(self.inventory))
+        unit = "gpu" if self.inventory.empty else unit_of(self.inventory)
+        return InstallationIndex(self.inventory, unit, shared=self.twins)
 
     def events(self, ingest: Ingest, stays: InstallationIndex) -> list[pd.DataFrame]:
         """Return the events that were placed."""
@@ -292,14 +295,20 @@ class Placed:
     without_gpu: int
 
 
-def place_staged(events: pd.DataFrame, stays: pd.DataFrame, waited_ms: float, quarantine: Quarantine) -> Placed:
+def place_staged(
+    events: pd.DataFrame,
+    stays: pd.DataFrame,
+    twins: Mapping[tuple[str, str], str],
+    waited_ms: float,
+    quarantine: Quarantine,
+) -> Placed:
     """Find the node and GPU of each event, and separate those that may still find it.
 
-    ``stays``: a missing ``installed_at`` is "always there".
+    ``stays``: a missing ``installed_at`` is "always there". ``twins``: see :class:`Staged`.
     ``waited_ms``: an event that waits since before has waited long enough.
     """
     known = stays.assign(installed_at=stays["installed_at"].fillna(pd.Timestamp(0, tz="UTC")))
-    where = InstallationIndex(known, unit_of(known))
+    where = InstallationIndex(known, unit_of(known), shared=twins)
     columns = ("node", "gpu", "type", "pci_bus_id")
     text = {name: events[name].astype(object).where(events[name].notna(), None).to_numpy(copy=True) for name in columns}
     by_address = pd.isna(text["gpu"]) & ~pd.isna(text["pci_bus_id"])

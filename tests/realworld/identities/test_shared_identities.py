@@ -5,10 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pandas as pd
+import pyarrow as pa
 import pytest
 
+from telemetry.dataset.store import Dataset
 from telemetry.importing.evidence import STRAY
-from tests.telemetry.helpers import DAY, all_samples, gpu, inventory_frame, run_import, samples_frame, write_csv
+from tests.realworld.hostile_inputs.test_hostile_pushes import pushed
+from tests.telemetry.helpers import DAY, STEP, all_samples, gpu, inventory_frame, run_import, samples_frame, write_csv
+from tests.telemetry.landing.test_compaction import event, fold, landing, raw, samples_of, table_of
 
 ADDRESS = {"node-0": "00000000:10:00", "node-9": "00000000:3b:00"}
 
@@ -111,3 +115,29 @@ def test_a_gpu_whose_last_sample_is_on_a_second_node_has_moved(tmp_path: Path) -
     frame.loc[frame.index[frame["gpu"] == gpu(0)][-1], "node"] = "node-9"
     result = run_import(tmp_path, samples=frame, inventory=inventory_frame(2))
     assert result.dataset.inventory().query("gpu == @gpu(0)")["node"].tolist() == ["node-0", "node-9"]
+
+
+@pytest.mark.parametrize("later", [False, True], ids=["in one compaction", "after one"])
+def test_pushed_events_of_twins_are_of_the_gpu_at_their_place(tmp_path: Path, later: bool) -> None:
+    """Two machines with one UUID push samples, sightings and events: by UUID and node, and by address and node."""
+    frame = raw(1, 60)
+    twins = pd.concat([frame.assign(node=node) for node in ADDRESS], ignore_index=True)
+    rows = [{"node": node, "gpu": gpu(0), "seen_at": DAY.to_pydatetime()} for node in ADDRESS]
+    sightings = pa.Table.from_pylist([row | {"pci_bus_id": ADDRESS[str(row["node"])]} for row in rows])
+    events = [event(DAY + STEP / 2, "79", node=node, gpu=gpu(0)) for node in ADDRESS]
+    events += [event(DAY + STEP, "48", node=node, gpu=None, pci_bus_id=ADDRESS[node]) for node in ADDRESS]
+    staged = landing(tmp_path).root
+    for kind, table in (("samples", table_of(twins)), ("inventory", sightings)):
+        answer = pushed(staged, table, kind)[1]
+        assert answer.is_success, answer.text
+    if later:
+        fold(tmp_path)
+    whole = pa.Table.from_pylist([{"pci_bus_id": None, **row, "source": "kernel_log:journal"} for row in events])
+    answer = pushed(staged, whole, "events")[1]
+    assert answer.is_success, answer.text
+    fold(tmp_path)
+    placed = Dataset.open(tmp_path / "dataset").events()
+    assert sorted(placed[["code", "node", "gpu"]].values.tolist()) == [
+        [code, node, f"{node}@{ADDRESS[node]}"] for code in ("48", "79") for node in ADDRESS
+    ]
+    assert set(samples_of(tmp_path)["gpu"]) == {f"{node}@{address}" for node, address in ADDRESS.items()}

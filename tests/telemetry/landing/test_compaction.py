@@ -211,7 +211,7 @@ def test_jobs_land_and_are_updated(tmp_path: Path):
     fold(tmp_path)
     jobs = Dataset.open(tmp_path / "dataset").jobs()
     assert jobs is not None
-    assert jobs["outcome"].tolist() == ["COMPLETED"]
+    assert jobs["outcome"].tolist() == ["completed"]
 
 
 def test_old_samples_go_and_old_landed_files_too(tmp_path: Path):

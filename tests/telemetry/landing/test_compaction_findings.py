@@ -12,7 +12,7 @@ import pytest
 from foundation.errors import InputError
 from telemetry.dataset.schema import INVENTORY, conform
 from telemetry.dataset.store import Dataset
-from telemetry.landing.inventory import merge_observations, no_runs, without_shared
+from telemetry.landing.inventory import merge_observations, no_runs, told_apart
 from tests.telemetry.helpers import DAY, gpu, inventory_frame, run_import, samples_frame, write_csv
 from tests.telemetry.landing.test_compaction import (
     NOW,
@@ -259,11 +259,12 @@ def test_a_pushed_identity_on_two_nodes_is_two_gpus(pieces: int, tmp_path: Path)
     assert inventory["removed_at"].isna().groupby(inventory["gpu"]).sum().eq(1).all()
 
 
-def test_a_gpu_that_single_samples_show_on_two_nodes_in_turn_is_left_to_the_import():
+def test_a_gpu_that_single_samples_show_on_two_nodes_in_turn_is_named_by_its_node():
     runs = no_runs()
     for turn in range(24):
         seen = {"gpu": ["twin", "own"], "node": [f"node-{turn % 2}", "node-0"]}
         ms = 300_000 * turn
         runs = merge_observations(runs, pd.DataFrame(seen).assign(first_ms=ms, last_ms=ms))
-    left, shared = without_shared(runs, timedelta(minutes=10))
-    assert (left["gpu"].tolist(), shared) == (["own"], True)
+    left, names = told_apart(runs, timedelta(minutes=10))
+    assert left["gpu"].tolist() == ["own", "twin", "twin"], "not a row for each sample"
+    assert names == {("twin", f"node-{number}"): f"node-{number}@twin" for number in (0, 1)}

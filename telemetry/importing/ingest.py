@@ -309,8 +309,8 @@ class Ingest:
             nodes = sorted(codes, key=stays.node_names.__getitem__)
             for node in nodes:
                 place = newest.loc[(unit, node)].to_dict() if (unit, node) in newest.index else {}
-                name = stays.gpu(gpu, stays.node_names[node])
-                name = place_identity(stays.node_names[node], **place) if name == gpu else name
+                stored_name = stays.gpu(gpu, stays.node_names[node])
+                name = place_identity(stays.node_names[node], **place) if stored_name == gpu else stored_name
                 names[unit, node] = name or f"{stays.node_names[node]}@{gpu}"
             line = f"{gpu} is on {len(nodes)} nodes at one time: {', '.join(stays.node_names[node] for node in nodes)}"
             self.contradictions.append(f"{line}; GPUs are named by node and place, such as {names[unit, nodes[0]]}")

@@ -96,10 +96,9 @@ def told_apart(
     for (gpu, node), part in twins.groupby(["gpu", "node"]):
         address, slot = (next(iter(part[name].dropna()[::-1]), None) for name in ("pci_bus_id", "slot"))
         by_identity = f"{node}@{gpu}"
-        choices = [place_identity(node, pci_bus_id=address), place_identity(node, slot=slot), by_identity]
-        names[gpu, node] = next(
-            (name for name in choices if name in known), next((name for name in choices if name), by_identity)
-        )
+        places = (place_identity(node, pci_bus_id=address), place_identity(node, slot=slot), by_identity)
+        choices = [name for name in places if name is not None]
+        names[gpu, node] = next((name for name in choices if name in known), choices[0])
     left_out = {gpus[code] for code in (*shared, *strays["unit"])}
     others = runs[~runs["gpu"].isin(left_out)]
     if twins.empty:

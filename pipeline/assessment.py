@@ -23,7 +23,7 @@ from evaluation.metrics.comparison import SLIDING
 from evaluation.metrics.oracle import oracle_predictions, read_truth
 from evaluation.value.controller_replay import Controlled, Diagnostic, ReplayedFleet, rule_events
 from evaluation.value.gpu_hours import ReplayOutcome, count_outcome, net_interval, net_of
-from evaluation.value.ladder import LadderReplay
+from evaluation.value.ladder import Assumptions, LadderReplay
 from evaluation.value.load import Placements, generated_load, jobs_of_table
 from evaluation.value.marks import NOBODY
 from evaluation.value.readings import Readings
@@ -41,8 +41,6 @@ from pipeline.params import Params, with_step
 from pipeline.provenance import code_revision
 from pipeline.stages import replay
 from policy.config import PolicyConfig
-from policy.ladder.cost_benefit import CostBenefitConfig
-from policy.ladder.probes import ProbeConfig
 from policy.ladder.rungs import Rung
 from policy.stages import Stage
 from policy.tiers import TierThresholds
@@ -79,15 +77,12 @@ Begin = Callable[[str], Callable[[int, int], None]]
 
 
 def assess_fleet(
-    place: Place, params: Params, out: Path, *, costs: CostBenefitConfig, truth: Path | None = None, begin: Begin,
-    gpus_per_job: int | None = None, checkpoint_on_request: bool = True, scheduler: str = "kubernetes",
+    place: Place, params: Params, out: Path, *, assumed: Assumptions, truth: Path | None = None, begin: Begin,
+    scheduler: str = "kubernetes",
 ) -> dict[str, Any]:  # fmt: skip
     """Assess a dataset; write to ``out`` only, and reuse results there that are still valid.
 
     ``truth``: the simulator's, for the row of the oracle.
-    ``gpus_per_job``: jobs are generated with this size; None: the dataset's, or where it has none generated
-    ones as in a real trace.
-    ``checkpoint_on_request``: whether jobs write a checkpoint when they are asked to, before they are moved.
     ``scheduler``: which the controller's settings in ``act.yaml`` are for.
     Returns: what ``assessment.json`` holds.
     """
@@ -105,13 +100,13 @@ def assess_fleet(
     if math.isfinite(judged.chance):
         predictable = judged.answer in ("yes", "weakly")
         content |= _value(
-            dataset, matrix, params, out / _REPLAY, costs, truth, gpus_per_job, on_request=checkpoint_on_request,
-            sizes=predictable, allowed=_ALLOWED.get(judged.answer, ()), begin=begin,
+            dataset, matrix, params, out / _REPLAY, assumed, truth, sizes=predictable,
+            allowed=_ALLOWED.get(judged.answer, ()), begin=begin,
         )  # fmt: skip
     content = _UNPLAYED | content
     content["settings"] = settings_of(content["recommended"], content["replayed"]["thresholds"])
     content["settings"]["scheduler"] = scheduler
-    write_settings(out / "act.yaml", content["settings"], params, costs)
+    write_settings(out / "act.yaml", content["settings"], params, assumed)
     return _written(content, out / "assessment.json")
 
 
@@ -128,8 +123,7 @@ def write_value(backtest: Path, place: Place, matrix: FeatureMatrix, params: Par
     if math.isfinite(judged.chance):
         content |= _value(
             Dataset.open(place), matrix, with_step(params, matrix.config.step, str(place)), backtest,
-            CostBenefitConfig(), None, None, on_request=True, sizes=False, allowed=_ALLOWED.get(judged.answer, ()),
-            begin=begin,
+            Assumptions(), None, sizes=False, allowed=_ALLOWED.get(judged.answer, ()), begin=begin,
         )  # fmt: skip
     _written(content, backtest / VALUE)
 
@@ -227,10 +221,14 @@ def _predictions(folder: Path, *models: str) -> pd.DataFrame:
 
 
 def _value(
-    dataset: Dataset, matrix: FeatureMatrix, params: Params, out: Path, costs: CostBenefitConfig, truth: Path | None,
-    gpus_per_job: int | None, *, on_request: bool, sizes: bool, allowed: Collection[Rung], begin: Begin,
+    dataset: Dataset, matrix: FeatureMatrix, params: Params, out: Path, assumed: Assumptions, truth: Path | None, *,
+    sizes: bool, allowed: Collection[Rung], begin: Begin,
 ) -> dict[str, Any]:  # fmt: skip
-    """Replay policies on the fleet's failures and jobs; ``sizes``: also with jobs of each of :data:`SIZES`."""
+    """Replay policies on the fleet's failures and jobs.
+
+    ``sizes``: also with jobs of each of :data:`SIZES`, and of all sizes as in a real trace.
+    """
+    costs, gpus_per_job, on_request = assumed.costs, assumed.gpus_per_job, assumed.checkpoint_on_request
     predictions = _predictions(out, params.models.profile)
     since, end = int(milliseconds(predictions["decision_time"]).min()), instant_ms(matrix.span[1])
     fleet = ReplayedFleet.of(dataset.inventory(), matrix.incidents(), since, end)
@@ -248,9 +246,7 @@ def _value(
         return Readings(frame, folds, delay=labels.gap, lasts=lasts)
 
     reach = timedelta(hours=evaluation.drain_hours)
-    acting = _Acting(
-        fleet, rule_events(dataset.events(), fleet.boots()), costs, horizon, reach, params.seed, on_request
-    )
+    acting = _Acting(fleet, rule_events(dataset.events(), fleet.boots()), assumed, horizon, reach, params.seed)
     if own and table is not None:
         loads = [replace(jobs_of_table(table, fleet.names, fleet.gpus, end, every), on_request=on_request)]
     else:
@@ -268,12 +264,12 @@ def _value(
     if truth is not None and any(truth.iterdir()):
         best = oracle_predictions(predictions, read_truth(truth), evaluation.k)
         ways["oracle, a diagnostic that finds all"] = (scores_of(best), "perfect")
-    rounds = [size for size in SIZES if sizes and size <= total]
+    rounds: list[int | None] = [*(size for size in SIZES if size <= total), None] if sizes else []
     count = begin("policies")
     count(0, 1 + len(rounds))
     tasks = [
         delayed(acting.played)(loads, ways, scores, allowed),
-        *(delayed(acting.with_size)(size, scores) for size in rounds),
+        *(delayed(acting.with_size)(size, scores, allowed) for size in rounds),
     ]
     done: list[dict[str, Any]] = []
     at_once = min(os.cpu_count() or 1, len(tasks)) if total >= _LARGE else 1
@@ -289,9 +285,10 @@ def _value(
             name: format_duration(getattr(costs, name))
             for name in ("checkpoint", "restart", "reset", "reboot", "verify", "planned_repair", "unplanned_repair")
         }
-        | {"probe": format_duration(_PROBES.duration)},
-        "found": dict(_PROBES.found),
-        "idle_cost": _PROBES.idle_cost,
+        | {"probe": format_duration(assumed.probes.duration)},
+        "found": dict(assumed.probes.found),
+        "idle_cost": assumed.probes.idle_cost,
+        "spare_nodes": assumed.spare_nodes,
         "jobs": {
             "from": "the dataset" if own else "a generated load",
             "mean_gpus_by_gpu_hours": float(np.average(gangs, weights=hours)) if len(gangs) else 0.0,
@@ -305,8 +302,6 @@ def _value(
 _Way = tuple[Readings | None, Diagnostic]
 """Scores (None: no action), and what follows on a drain."""
 
-_PROBES: Final = ProbeConfig()
-
 _ALLOWED: Final[Mapping[str, tuple[Rung, ...]]] = {
     "yes": ("avoid", "probe", "checkpoint", "swap", "drain"), "weakly": ("avoid", "probe", "checkpoint"),
 }  # fmt: skip
@@ -319,31 +314,30 @@ class _Acting:
 
     fleet: ReplayedFleet
     events: Sequence[Mapping[str, Any]]
-    costs: CostBenefitConfig
+    assumed: Assumptions
     horizon: timedelta
     reach: timedelta
     seed: int
-    on_request: bool
 
     def loads(self, size: int | None) -> list[Placements]:
         """Generate jobs, of one size in GPUs if one is given."""
-        fleet, every = self.fleet, self.costs.checkpoint_every
+        fleet, every = self.fleet, self.assumed.costs.checkpoint_every
         return [
             replace(
                 generated_load(fleet.gpus, fleet.begin, fleet.end, self.seed + k, every, size),
-                on_request=self.on_request,
+                on_request=self.assumed.checkpoint_on_request,
             )
             for k in range(min(LOADS, max(2, _AVERAGED // int(fleet.gpus.sum()))))
         ]
 
-    def with_size(self, size: int, scores: Readings) -> dict[str, Any]:
-        """Replay the rungs one by one under generated jobs of one size."""
-        return {"gpus_per_job": size, "ladder": self.ladder(self.loads(size), scores).rows(())["ladder"]}
+    def with_size(self, size: int | None, scores: Readings, allowed: Collection[Rung]) -> dict[str, Any]:
+        """Replay the ladder under generated jobs, of one size if one is given."""
+        return {"gpus_per_job": size} | self.ladder(self.loads(size), scores).rows(allowed)
 
     def ladder(self, loads: Sequence[Placements], scores: Readings) -> LadderReplay:
         """Make the replay of the ladder under jobs."""
         return LadderReplay(
-            self.fleet, loads, scores, self.events, self.costs, self.horizon, self.reach, self.seed, REPLICATES
+            self.fleet, loads, scores, self.events, self.assumed, self.horizon, self.reach, self.seed, REPLICATES
         )
 
     def played(
@@ -352,7 +346,10 @@ class _Acting:
         """Replay ways to act under jobs, the first of which is compared with, and the ladder."""
         ladder = self.ladder(loads, scores)
         thresholds = ladder.thresholds("drain")
-        settings = PolicyConfig(TierThresholds(**thresholds), horizon=self.horizon, cost_benefit=self.costs)
+        costs = self.assumed.costs
+        settings = PolicyConfig(
+            TierThresholds(**thresholds), horizon=self.horizon, cost_benefit=costs, budget=self.assumed.budget
+        )
         outcomes: dict[str, ReplayOutcome] = {}
         held = 0
         for name, (read, diagnostic) in ways.items():
@@ -362,7 +359,7 @@ class _Acting:
                 acting = Controlled(self.fleet, read, self.events, loads[0], policy, self.reach, diagnostic)
                 acts = acting.marks()
             held = acts.refused if name == "drains" else held
-            outcomes[name] = count_outcome(self.fleet, loads, acts, self.costs, reach=self.reach)
+            outcomes[name] = count_outcome(self.fleet, loads, acts, costs, reach=self.reach)
         nobody = next(iter(outcomes.values()))
         rows = ladder.rows(allowed)
         top: Rung = "swap" if "swap" in rows["recommended"] else "drain"
@@ -409,20 +406,31 @@ _UNPLAYED: Final[dict[str, Any]] = {
 def settings_of(recommended: Sequence[Rung], thresholds: Mapping[str, float | None]) -> dict[str, Any]:
     """Return the settings of the controller for the recommended rungs; ``stage``: the highest that these need."""
     hard = {"swap", "drain"} & {*recommended}
-    stage: Stage = "hard" if hard else "soft" if "avoid" in recommended else "shadow"
+    stage: Stage = "hard" if hard else "soft" if {"avoid", "probe", "checkpoint"} & {*recommended} else "shadow"
     return {"stage": stage, "rungs": [*recommended], "thresholds": dict(thresholds)}
 
 
-def write_settings(path: Path, settings: dict[str, Any], params: Params, costs: CostBenefitConfig) -> None:
+def write_settings(path: Path, settings: dict[str, Any], params: Params, assumed: Assumptions) -> None:
     """Write what `predrain act --settings` reads; ``settings``: from :func:`settings_of`, and the ``scheduler``."""
     tiers = {name: float(f"{value:.4g}") for name, value in settings["thresholds"].items() if value is not None}
-    policy = {
+    policy: dict[str, Any] = {
         "thresholds": tiers,
         "horizon": format_duration(params.labels.horizon),  # as scores tell theirs, which the controller compares
         "rungs": settings["rungs"],
         "stages": {"ceiling": settings["stage"]},
-        "cost_benefit": {"checkpoint_every": format_duration(costs.checkpoint_every)},
+        "cost_benefit": {
+            name: format_duration(getattr(assumed.costs, name))
+            for name in ("checkpoint_every", "checkpoint", "restart", "verify")
+        },
+        "probes": {"duration": format_duration(assumed.probes.duration)},
     }
+    if assumed.spare_nodes is not None:
+        budgets = [dataclasses.asdict(budget) for budget in assumed.budget.disruption_budgets]
+        policy["budget"] = {
+            "disruption_budgets": [
+                {name: limit for name, limit in budget.items() if limit is not None} for budget in budgets
+            ]
+        }
     written: dict[str, Any] = {"policy": policy}
     if settings["scheduler"] == "slurm":  # state that all controllers share
         written["slurm"] = {"folder": str(path.parent.resolve() / "slurm")}

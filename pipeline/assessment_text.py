@@ -12,6 +12,7 @@ from typing import Any, Final
 from markupsafe import Markup, escape
 
 from foundation.files import disk_errors, write_bytes
+from pipeline.report.plots import net_by_job_size
 from pipeline.report.report import render
 from pipeline.report.tables import Cell, Table
 from pipeline.report.wording import NONE, between, count, join, number, percent
@@ -75,7 +76,7 @@ def verdict_lines(content: dict[str, Any]) -> list[str]:
 def write_page(content: dict[str, Any], out: Path, dataset: str, params: Sequence[Path]) -> Path:
     """Write ``OUT/index.html``; arguments as :func:`verdict_text` takes them."""
     held, _ = data(content["data"])
-    rungs = ladder(content)
+    rungs, picture = ladder(content), net_by_job_size(content)
     page = render(
         "assessment.html.j2",
         words=_words,
@@ -84,6 +85,7 @@ def write_page(content: dict[str, Any], out: Path, dataset: str, params: Sequenc
         answer=answer(content),
         recommendation=recommendation(content),
         ladder=rungs,
+        picture=picture and (Markup(picture.svg), picture.caption),  # noqa: S704 - escaped there
         settings=str(out / "act.yaml"),
         thresholds=thresholds(content["settings"]),
         commands=commands(content, out, dataset, params),
@@ -195,11 +197,15 @@ def detail_tables(content: dict[str, Any]) -> list[Table]:
     if sizes:
         rungs = [row["rung"] for row in sizes[0]["ladder"][1:]]
         rows = [
-            (f"{size['gpus_per_job']:,} GPUs", *(f"{row['net']:,.0f} ({_interval(row)})" for row in size["ladder"][1:]))
+            (
+                "sizes of a trace" if size["gpus_per_job"] is None else f"{size['gpus_per_job']:,} GPUs",
+                *(f"{row['net']:,.0f} ({_interval(row)})" for row in size["ladder"][1:]),
+                ", ".join(size["recommended"]),
+            )
             for size in sizes
-        ]
+        ]  # fmt: skip
         by_size = "Net GPU-hours of each action with jobs all of one size, with 95 % intervals"
-        tables.append(_table(by_size, ("jobs of", *rungs), rows))
+        tables.append(_table(by_size, ("jobs of", *rungs, "recommended"), rows))
     drains = [
         (
             row["policy"], f"{row['drains']}", f"{row['right']} of {row['known']}", f"{row['caught']}",
@@ -269,6 +275,12 @@ def recommendation(content: dict[str, Any]) -> list[str]:
         )
     elif content["ladder"]:
         lines.append("No other action is sure to pay here.")
+    guided = [row for row in content.get("probing", ()) if row["guided"] and row["share_found"] is not None]
+    if guided:
+        least = min((row["share_found"] for row in guided if row["net_low"] > 0), default=None)
+        shares = join([percent(row["share_found"]) for row in guided])
+        pays = "from none of these on" if least is None else f"from {percent(least)} on"
+        lines.append(f"Of diagnostics that find {shares} of the failures, probes by risk pay {pays}.")
     if content["ladder"] and content["predictable"]["answer"] not in ("yes", "weakly"):
         unguided = next(row for row in content["probing"] if not row["guided"] and row["share_found"] is None)
         lines.append(

@@ -74,6 +74,14 @@ def assess(
     gpus_per_job: Annotated[
         int | None, typer.Option(min=1, help="GPUs of a typical training job. Instead of the dataset's jobs, if any.")
     ] = None,
+    checkpoint: Annotated[str, typer.Option(help="How long a checkpoint on request takes.")] = "5m",
+    restart: Annotated[str, typer.Option(help="From the end of a job until it computes again elsewhere.")] = "15m",
+    diagnostic: Annotated[str, typer.Option(help="How long the diagnostic of an emptied node takes.")] = "2h",
+    probe: Annotated[str, typer.Option(help="How long the diagnostic of an idle node takes.")] = "15m",
+    spare_nodes: Annotated[
+        int | None,
+        typer.Option(min=0, help="At most so many nodes are out of service at once.  Default: a tenth of them."),
+    ] = None,
     *,
     access: ConnectionOptions,
     out: Annotated[Path, typer.Option(help="Folder of all that is written.")] = Path("assessment"),
@@ -95,12 +103,25 @@ def assess(
     logs = [*(events or ()), *(kernel_log or ())]
     if dataset is not None and (logs or jobs or inventory or mapping):
         raise typer.BadParameter("files go with --samples or --prometheus; a dataset has its own")
+    from evaluation.value.ladder import Assumptions
     from pipeline.assessment import assess_fleet
     from policy.ladder.cost_benefit import CostBenefitConfig
+    from policy.ladder.probes import ProbeConfig
 
     if scheduler is None and sys.stdin.isatty() and not as_json:
         scheduler = _asked_scheduler()
-    every = duration_option(checkpoint_every, "--checkpoint-every", least="1s")
+    assumed = Assumptions(
+        CostBenefitConfig(
+            checkpoint_every=duration_option(checkpoint_every, "--checkpoint-every", least="1s"),
+            checkpoint=duration_option(checkpoint, "--checkpoint"),
+            restart=duration_option(restart, "--restart"),
+            verify=duration_option(diagnostic, "--diagnostic", least="1s"),
+        ),
+        ProbeConfig(duration=duration_option(probe, "--probe", least="1s")),
+        gpus_per_job,
+        checkpoint_on_request,
+        spare_nodes,
+    )
     loaded = read_params(params)
     made = out / "dataset"
     of_files, of_metrics = _mappings(mapping or (), metrics=prometheus is not None)
@@ -120,11 +141,9 @@ def assess(
             place,
             loaded,
             out,
-            costs=CostBenefitConfig(checkpoint_every=every),
+            assumed=assumed,
             truth=beside if beside is not None and beside.is_dir() else None,
             begin=stages.begin,
-            gpus_per_job=gpus_per_job,
-            checkpoint_on_request=checkpoint_on_request,
             scheduler=(scheduler or SchedulerKind.KUBERNETES).value,
         )
     _show(content, account, out, dataset or str(made), params_files(params), as_json=as_json)

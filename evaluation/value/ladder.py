@@ -34,6 +34,7 @@ from evaluation.value.probing import (
     replay_probes,
 )
 from evaluation.value.readings import Readings
+from policy.budget import BudgetConfig, DisruptionBudget
 from policy.config import PolicyConfig
 from policy.episodes import Bools, Floats
 from policy.fleet import Level
@@ -72,6 +73,33 @@ def thresholds_of(price: Price, usual: float) -> dict[str, float | None]:
     return {"watch": elevated / 2, "elevated": elevated, "high": high}
 
 
+@dataclass(frozen=True, slots=True)
+class Assumptions:
+    """What the data do not tell.
+
+    ``gpus_per_job``: jobs are generated with this size; None: the dataset's, or where it has none generated ones as in
+    a real trace.
+    ``checkpoint_on_request``: whether jobs write a checkpoint when they are asked to, before they are moved.
+    ``spare_nodes``: at most so many nodes are out of service at once, those in repair included; None: a tenth.
+    """
+
+    costs: CostBenefitConfig = field(default_factory=CostBenefitConfig)
+    probes: ProbeConfig = field(default_factory=ProbeConfig)
+    gpus_per_job: int | None = None
+    checkpoint_on_request: bool = True
+    spare_nodes: int | None = None
+
+    @property
+    def budget(self) -> BudgetConfig:
+        """The controller's, with a limit for the spare nodes."""
+        usual = BudgetConfig()
+        if self.spare_nodes is None:
+            return usual
+        spare = DisruptionBudget("fleet", max_unavailable=self.spare_nodes)
+        others = tuple(budget for budget in usual.disruption_budgets if budget.scope != "fleet")
+        return replace(usual, disruption_budgets=(spare, *others))
+
+
 @dataclass
 class LadderReplay:
     """Replays rungs under given jobs; arguments as those of :class:`Controlled`.
@@ -87,12 +115,11 @@ class LadderReplay:
     loads: Sequence[Placements]
     scores: Readings
     events: Sequence[Mapping[str, Any]]
-    costs: CostBenefitConfig
+    assumed: Assumptions
     horizon: timedelta
     reach: timedelta
     seed: int
     replicates: int
-    probes: ProbeConfig = field(default_factory=ProbeConfig)
 
     risks: Floats = field(init=False)
     prices: Mapping[Rung, Price] = field(init=False)
@@ -101,6 +128,7 @@ class LadderReplay:
     nobody: ReplayOutcome = field(init=False)
 
     def __post_init__(self) -> None:
+        self.costs, self.probes = self.assumed.costs, self.assumed.probes
         self._probed: dict[Rung | None, list[Probes]] = {}
         self._passed: dict[float, Floats] = {}  # risks of nodes that have passed a probe, by the share that it finds
         self.risks = node_risks(self.fleet, self.scores)
@@ -118,8 +146,9 @@ class LadderReplay:
         """Return when nodes are kept from new jobs with ``avoid``, ``swap`` or ``drain`` as the highest rung."""
         rungs: Ladder = RUNGS[: RUNGS.index(rung) + 1]
         settings = PolicyConfig(
-            TierThresholds(**self.thresholds(rung)), horizon=self.horizon, cost_benefit=self.costs, rungs=rungs
-        )
+            TierThresholds(**self.thresholds(rung)), horizon=self.horizon, cost_benefit=self.costs, rungs=rungs,
+            budget=self.assumed.budget, probes=self.probes,
+        )  # fmt: skip
         policy = self.fleet.stage(settings, "soft" if rung == "avoid" else "hard")
         least = Level.AVOID if rung == "avoid" else Level.SWAP
         return Controlled(

@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from html import escape
-from typing import Final
+from typing import Any, Final
 
 import matplotlib as mpl
 import numpy as np
@@ -206,6 +206,54 @@ def calibration(evaluation: Evaluation, profile: str) -> Plot | None:
     return _render("calibration", "Calibration", caption, draw, height=3.6, width=5.4)
 
 
+def net_by_job_size(content: Mapping[str, Any]) -> Plot | None:
+    """Net GPU-hours of each rung against the size of jobs, and its break-even beside the precision that it has.
+
+    ``content``: an assessment; None where it has no jobs of several sizes.
+    """
+    sizes = [size for size in content.get("by_job_size") or () if size["gpus_per_job"] is not None]
+    if not sizes:
+        return None
+    gpus = [size["gpus_per_job"] for size in sizes]
+    rungs = [row["rung"] for row in sizes[0]["ladder"][1:]]
+
+    def draw(axes: Any) -> None:
+        left, right = axes
+        for place, rung in enumerate(rungs):
+            rows = [next(row for row in size["ladder"] if row["rung"] == rung) for size in sizes]
+            look = {"color": _COLOURS[place % len(_COLOURS)], "linestyle": _STYLES[place % len(_STYLES)]}
+            net, even, measured = (
+                np.array([np.nan if value is None else value for value in values], dtype=np.float64)
+                for values in (
+                    [row["net"] for row in rows], [row["break_even"] or None for row in rows],
+                    [row["right"] / row["known"] if row["known"] and row["right"] else None for row in rows],
+                )
+            )  # fmt: skip
+            error = np.abs(np.array([[row["net_low"], row["net_high"]] for row in rows], dtype=np.float64).T - net)
+            shifted = np.array(gpus) * 1.05 ** (place - len(rungs) // 2)
+            left.errorbar(shifted, net, yerr=error, marker="o", markersize=4, elinewidth=1.0, label=rung, **look)
+            right.plot(gpus, even, **look)
+            right.plot(shifted, measured, "o", color=look["color"], markersize=5)
+        left.axhline(0, color=_INK, linewidth=0.9)
+        left.set(ylabel="net GPU-hours")
+        left.set_yscale("symlog", linthresh=100)
+        left.yaxis.set_major_formatter(FuncFormatter(lambda value, _at: f"{value:,.0f}"))
+        right.set(ylabel="break-even (lines), measured (dots)", yscale="log")
+        _in_percent(right.yaxis)
+        for one in axes:
+            one.set(xscale="log", xlabel="GPUs of a job")
+            one.set_xticks(gpus, [f"{size:,}" for size in gpus])
+            one.minorticks_off()
+        right.legend(*left.get_legend_handles_labels(), loc="upper left", bbox_to_anchor=(1.0, 1.02))
+
+    caption = (
+        "Left: GPU-hours that each action nets against the size of jobs, with 95 % intervals. Right: the precision at "
+        "which it breaks even (lines) beside the precision measured (dots; of probes, the share that finds a fault). "
+        "An action pays where its dot is above its line; avoid is free."
+    )
+    return _render("job-size", "Net GPU-hours by job size", caption, draw, height=3.6, width=10.4, columns=2)
+
+
 PLOTS: Final[Mapping[str, Callable[[Evaluation, str], Plot | None]]] = {
     "precision_recall": precision_recall,
     "by_month": precision_by_month,
@@ -229,12 +277,13 @@ def _in_percent(*of: Axis) -> None:
 
 
 def _render(
-    key: str, title: str, description: str, draw: Callable[[Axes], None], *, height: float, width: float = 7.2
-) -> Plot:
+    key: str, title: str, description: str, draw: Callable[[Any], None], *, height: float, width: float = 7.2,
+    columns: int = 1,
+) -> Plot:  # fmt: skip
     with mpl.rc_context({**mpl.rcParamsDefault, **_SETTINGS}):
         figure = Figure(figsize=(width, height), layout="constrained")
         FigureCanvasSVG(figure)
-        draw(figure.subplots())
+        draw(figure.subplots(ncols=columns))
         buffer = io.StringIO()
         figure.savefig(buffer, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
     return Plot(svg=_inline(buffer.getvalue(), key, title, description), caption=description)

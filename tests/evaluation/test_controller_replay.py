@@ -9,13 +9,12 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from benchmarks.jobs_saved import differing
 from evaluation.value.controller_replay import Controlled, ReplayedFleet, rule_events
 from evaluation.value.gpu_hours import count_outcome, net_interval, net_of
 from evaluation.value.load import HOUR_MS, Placements
-from evaluation.value.marks import NOBODY
+from evaluation.value.marks import NOBODY, ReplayMarks
 from evaluation.value.readings import Readings
-from features.times import NEVER, instant_ms
+from features.times import NEVER, duration_ms, instant_ms
 from policy.config import PolicyConfig
 from policy.fleet import Level
 from policy.ladder.cost_benefit import CostBenefitConfig
@@ -30,6 +29,17 @@ STEP, DELAY, REACH = 6 * HOUR, timedelta(minutes=10), 72 * HOUR
 POLICY = PolicyConfig(TierThresholds(0.05, 0.15, 0.4))
 H = HOUR_MS
 BEGIN = instant_ms(T0)
+
+
+def differing(one: ReplayMarks, other: ReplayMarks, decision: timedelta) -> list[str]:
+    """Name the drains of one that the other has not on the same node within a decision, and those of the other."""
+    wrong = []
+    for mine, theirs, whose in ((one, other, "the controller"), (other, one, "the replay")):
+        for node, at, until in zip(mine.node, mine.at, mine.until, strict=True):
+            near = (theirs.node == node) & (np.abs(theirs.at - at) <= duration_ms(decision))
+            if not (near & (np.abs(theirs.until - until) <= duration_ms(decision))).any():
+                wrong.append(f"{whose} marks node {node} from {at} to {until}, the other does not")
+    return wrong
 
 
 class World:

@@ -15,7 +15,7 @@ from defusedxml import ElementTree
 from evaluation.metrics.evaluation import evaluate
 from evaluation.metrics.oracle import oracle_predictions
 from pipeline.report import AlertEntry, ReportContext, Simulated, select_alerts, tables, wording
-from pipeline.report.plots import PLOTS, as_file
+from pipeline.report.plots import PLOTS, as_file, net_by_job_size
 from pipeline.report.report import render_report
 from pipeline.report.summary import sentences
 from tests.models.fleet_predictions import T0, fleet, truth_of
@@ -383,6 +383,18 @@ def test_every_plot_is_an_image_that_needs_no_page_and_no_network(evaluation):
             assert root.tag == "{http://www.w3.org/2000/svg}svg"
             assert "var(" not in as_file(plot)
             assert "http" not in as_file(plot).replace("http://www.w3.org/2000/svg", "")
+
+
+def test_the_picture_of_the_ladder_has_each_rung_and_size_and_no_mark_without_a_measurement():
+    row = {"break_even": 0.2, "right": 0, "known": 0, "net": 5.0, "net_low": -1.0, "net_high": 9.0}
+    ladder = [row | {"rung": rung} for rung in ("publish", "probe", "drain")]
+    ladder[2] |= {"right": 3, "known": 10, "break_even": None}
+    sizes = [{"gpus_per_job": size, "ladder": ladder} for size in (8, 1024, None)]
+    svg = as_file(net_by_job_size({"by_job_size": sizes}))
+    texts = {element.text for element in ElementTree.fromstring(svg).iter("{http://www.w3.org/2000/svg}text")}
+    assert {"probe", "drain", "8", "1,024", "net GPU-hours"} <= texts
+    assert "publish" not in texts
+    assert net_by_job_size({}) is None
 
 
 def test_numbers_are_worded_as_documented():

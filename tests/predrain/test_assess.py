@@ -17,10 +17,13 @@ import pytest
 from typer import BadParameter
 from typer.testing import CliRunner
 
+from evaluation.value.ladder import Assumptions
 from pipeline.assessment import repairs, settings_of, write_settings
 from pipeline.assessment_text import commands, data, write_page
 from pipeline.params import Params
+from policy.budget import BudgetConfig
 from policy.ladder.cost_benefit import CostBenefitConfig
+from policy.ladder.probes import ProbeConfig
 from policy.ladder.rungs import RUNGS
 from predrain.assess import _asked_scheduler
 from predrain.command import app
@@ -121,7 +124,7 @@ def test_gangs_of_the_operators_size_are_replayed_on_the_same_scores(fleets):
     assert content["predictable"] == before["predictable"]
     assert (content["jobs"]["from"], content["jobs"]["mean_gpus_by_gpu_hours"]) == ("a generated load", 64)
     sizes = [size["gpus_per_job"] for size in content["by_job_size"]]
-    assert sizes == [8, 64], "no larger one fits"
+    assert sizes == [8, 64, None], "no larger one fits, and last come sizes as in a trace"
 
 
 def test_more_gpus_than_there_are_is_refused(fleets):
@@ -139,7 +142,8 @@ def test_the_page_needs_nothing_else_has_the_verdict_first_and_escapes_what_it_i
         page.index(part) for part in ("<h1>", "Recommended:", "<caption>What each action", "predrain act", "channels")
     ]
     assert order == sorted(order)
-    assert not re.search(r"(src|href)=|url\(|@import", page)
+    assert not re.search(r"(src|href)=.(?!#)|url\((?!#)|@import", page)
+    assert page.index("<figure>") < page.index("<caption>What each action"), "the picture comes first"
     content = read(fleets.assess("base", 15))
     content["data"]["to_do"][0] |= {"what": "<script>1</script>", "steps": ["`<b>` & more"]}
     written = write_page(content, tmp_path, "<i>mine</i>", []).read_text()
@@ -151,7 +155,7 @@ def test_the_page_needs_nothing_else_has_the_verdict_first_and_escapes_what_it_i
 
 @pytest.mark.parametrize(
     ("rungs", "stage"),
-    [(["publish"], "shadow"), (["publish", "probe"], "shadow"), (["publish", "avoid"], "soft"),
+    [(["publish"], "shadow"), (["publish", "probe"], "soft"), (["publish", "avoid"], "soft"),
      (["publish", "swap"], "hard"), (["publish", "probe", "drain"], "hard")],
 )  # fmt: skip
 def test_the_recommended_settings_allow_no_more_than_the_rungs_need(rungs, stage):
@@ -238,7 +242,7 @@ def test_the_three_commands_that_it_names_run_as_they_stand_and_take_the_recomme
 @pytest.mark.parametrize("kind", ["kubernetes", "slurm", "file"])
 def test_the_settings_and_the_commands_are_for_the_scheduler_that_is_named(tmp_path, monkeypatch, kind):
     settings = settings_of(["publish", "avoid"], {"watch": 0.1, "elevated": 0.2, "high": None}) | {"scheduler": kind}
-    write_settings(tmp_path / "act.yaml", settings, Params(), CostBenefitConfig())
+    write_settings(tmp_path / "act.yaml", settings, Params(), Assumptions())
     assert (read_settings(tmp_path / "act.yaml").slurm is not None) == (kind == "slurm")
     content = {"predictable": {"answer": "yes"}, "ladder": [{}], "settings": settings}
     line = commands(content, tmp_path, "fleet", [])[-1]
@@ -249,6 +253,18 @@ def test_the_settings_and_the_commands_are_for_the_scheduler_that_is_named(tmp_p
     monkeypatch.setattr("typer.prompt", lambda *_args, **_more: "pbs")
     with pytest.raises(BadParameter):
         _asked_scheduler()
+
+
+def test_the_settings_hold_what_was_assumed_and_every_other_budget(tmp_path):
+    costs = CostBenefitConfig(timedelta(minutes=9), timedelta(minutes=40), verify=timedelta(hours=3))
+    assumed = Assumptions(costs, ProbeConfig(duration=timedelta(minutes=20)), spare_nodes=3)
+    write_settings(tmp_path / "act.yaml", settings_of(["publish"], {}) | {"scheduler": "file"}, Params(), assumed)
+    policy, usual = read_settings(tmp_path / "act.yaml").policy, BudgetConfig()
+    assert (policy.cost_benefit, policy.probes) == (costs, assumed.probes)
+    fleet, *others = policy.budget.disruption_budgets
+    assert (fleet.scope, fleet.allowed(1000)) == ("fleet", 3)
+    assert [budget for budget in usual.disruption_budgets if budget.scope != "fleet"] == others
+    assert policy.budget.rate_limits == usual.rate_limits
 
 
 def test_samples_every_half_hour_are_scored_by_the_commands_that_it_names(fleets, monkeypatch):

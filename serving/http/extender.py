@@ -39,6 +39,42 @@ _UNKNOWN: Final = 7
 # ranks with the best nodes of tier watch: it is no better than a clear one, and must not be shunned.
 
 
+_SMALL: Final = 8
+"""GPUs up to which a job is small: it fits on one node."""
+
+_GPU: Final = "nvidia.com/gpu"
+_COUNTS: Final = ("kueue.x-k8s.io/pod-group-total-count", "leaderworkerset.sigs.k8s.io/size")
+_GANGS: Final = (
+    "batch.kubernetes.io/job-completion-index", "jobset.sigs.k8s.io/jobset-name", "kueue.x-k8s.io/pod-group-name",
+    "leaderworkerset.sigs.k8s.io/name", "scheduling.k8s.io/group-name", "scheduling.x-k8s.io/pod-group",
+    "training.kubeflow.org/job-name", "volcano.sh/job-name",
+)  # fmt: skip
+"""Labels and annotations that tell how many pods a gang has, and that a pod belongs to one."""
+
+
+def may_risk(args: Any) -> bool:
+    """Return whether the pod of ``ExtenderArgs`` may use nodes at risk: it is small, or preemptible.
+
+    Small: the whole job has at most :data:`_SMALL` GPUs. Preemptible: its priority is below 0. What cannot be read is
+    neither; so is a pod of a gang whose size is not known.
+    """
+    pod: Any = {str(key).lower(): value for key, value in args.items()}.get("pod")
+    try:
+        meta, spec = pod.get("metadata") or {}, pod.get("spec") or {}
+        if isinstance(priority := spec.get("priority"), int) and priority < 0:
+            return True
+        marks = {**(meta.get("labels") or {}), **(meta.get("annotations") or {})}
+        of_pod = sum(int(one["resources"]["limits"][_GPU]) for one in spec["containers"] if _GPU in _limits(one))
+        pods = next((int(marks[name]) for name in _COUNTS if name in marks), 1)
+        return 0 < of_pod * pods <= _SMALL and (pods > 1 or not any(name in marks for name in _GANGS))
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return False
+
+
+def _limits(container: Any) -> Any:
+    return (container.get("resources") or {}).get("limits") or {}
+
+
 def candidates(args: Any) -> list[str]:
     """Read the nodes that ``ExtenderArgs`` names, in the scheduler's order.
 
@@ -108,9 +144,15 @@ def filter_result(kept: list[str], removed: dict[str, str]) -> dict[str, Any]:
     return {"Nodes": None, "NodeNames": kept, **failed, "Error": ""}
 
 
-def priorities(names: Sequence[str], fleet: ScoredFleet | None, now: datetime) -> list[dict[str, Any]]:
-    """Return ``HostPriorityList``."""
-    return [{"Host": name, "Score": priority(_state(name, fleet, now))} for name in names]
+def priorities(
+    names: Sequence[str], fleet: ScoredFleet | None, now: datetime, *, risks: bool = False
+) -> list[dict[str, Any]]:
+    """Return ``HostPriorityList``; ``risks``: nodes below tier ``high`` are all the same to the pod."""
+    scores = {name: priority(_state(name, fleet, now)) for name in names}
+    least = _BEST["elevated"] - _SPREAD["elevated"]
+    return [
+        {"Host": name, "Score": MOST_PRIORITY if risks and score >= least else score} for name, score in scores.items()
+    ]
 
 
 def add_extender(
@@ -128,17 +170,19 @@ def add_extender(
         fleet = cache.served.fleet
         return None if fleet is None or fleet.stale(now, settings.stale_after_s) else fleet
 
-    async def read(request: Request) -> list[str]:
-        body = await request.body()
-        if len(body) <= _AT_ONCE:
-            return candidates(read_json(body))
-        return await reading.run(lambda: candidates(read_json(body)))
+    def parsed(body: bytes) -> tuple[list[str], bool]:
+        args = read_json(body)
+        return candidates(args), may_risk(args)
 
-    def verb(answer: Callable[[list[str], datetime], Any], open_answer: Callable[[list[str]], Any]) -> Any:
+    async def read(request: Request) -> tuple[list[str], bool]:
+        body = await request.body()
+        return parsed(body) if len(body) <= _AT_ONCE else await reading.run(lambda: parsed(body))
+
+    def verb(answer: Callable[[list[str], bool, datetime], Any], open_answer: Callable[[list[str]], Any]) -> Any:
         async def handle(request: Request) -> Response:
-            asked = await read(request)
+            asked, risks = await read(request)
             try:
-                return as_json(answer(asked, clock()))
+                return as_json(answer(asked, risks, clock()))
             except Exception:  # a fault of the service does not keep a pod from running
                 metrics.passed_through.inc()
                 _LOG.exception("the extender lets all of %d nodes pass", len(asked))
@@ -146,7 +190,7 @@ def add_extender(
 
         return handle
 
-    def filtered(asked: list[str], now: datetime) -> dict[str, Any]:
+    def filtered(asked: list[str], _risks: bool, now: datetime) -> dict[str, Any]:
         out = decisions.out if settings.extender_filter == "ledger" else None
         kept, removed = kept_nodes(asked, fleet_at(now), now, out, settings.extender_max_share)
         metrics.removed.inc(len(removed))
@@ -154,7 +198,7 @@ def add_extender(
 
     filter_nodes = verb(filtered, lambda asked: filter_result(asked, {}))
     prioritize = verb(
-        lambda asked, now: priorities(asked, fleet_at(now), now),
+        lambda asked, risks, now: priorities(asked, fleet_at(now), now, risks=risks),
         lambda asked: [{"Host": name, "Score": 0} for name in asked],
     )
     app.add_api_route("/scheduler/filter", filter_nodes, methods=["POST"])

@@ -127,11 +127,11 @@ class KubernetesCluster:
         path = "/apis/apps/v1/namespaces/default/deployments"
         self.server.request("POST", path, {"metadata": {"name": name}, "spec": spec})
 
-    def pod(self, name: str, gpus: int = 1) -> None:
-        """Create a pod of its own."""
+    def pod(self, name: str, gpus: int = 1, annotations: dict[str, str] | None = None, **more: Any) -> None:
+        """Create a pod of its own; ``more``: of its spec."""
         limits = {"nvidia.com/gpu": str(gpus)} if gpus else {}
-        spec = {"containers": [{"name": "c", "image": "x", "resources": {"limits": limits}}]}
-        self.server.request("POST", PODS, {"metadata": {"name": name}, "spec": spec})
+        spec = {"containers": [{"name": "c", "image": "x", "resources": {"limits": limits}}], **more}
+        self.server.request("POST", PODS, {"metadata": {"name": name, "annotations": annotations or {}}, "spec": spec})
 
     def budget(self, name: str, available: int) -> None:
         """Create a disruption budget for a deployment."""

@@ -67,12 +67,12 @@ def only(cluster: KubernetesCluster, *names: str) -> None:
         cluster.change(name, unschedulable=None if name in names else True)
 
 
-def place(cluster: KubernetesCluster, count: int, gpus: int = 1) -> list[str]:
+def place(cluster: KubernetesCluster, count: int, gpus: int = 1, **spec: Any) -> list[str]:
     """Create pods and return the nodes that they were bound to."""
     before = {pod["metadata"]["name"] for pod in cluster.pods()}
     names = [f"pod-{len(before) + number}" for number in range(count)]
     for name in names:
-        cluster.pod(name, gpus)
+        cluster.pod(name, gpus, **spec)
 
     def bound() -> list[str] | None:
         nodes = [pod["spec"]["nodeName"] for pod in cluster.pods() if pod["metadata"]["name"] in names]
@@ -122,11 +122,40 @@ def tidy(cluster: KubernetesCluster) -> Iterator[None]:
 
 def test_gpu_pods_avoid_the_risky_node_and_prefer_the_sound_one(cluster: KubernetesCluster, predrain: Predrain) -> None:
     before = predrain.asked()
-    nodes = place(cluster, 12)
+    nodes = place(cluster, 12, annotations={"scheduling.x-k8s.io/pod-group": "gang"})
     assert "risky" not in nodes
-    # By its own plugins the scheduler would spread them evenly over the three.
+    # By its own plugins the scheduler would spread them evenly over the three, as it does with small pods.
     assert nodes.count("sound") > nodes.count("doubtful")
     assert predrain.asked() - before >= 12
+    cluster.clear()
+    small = place(cluster, 12)
+    assert "risky" not in small
+    assert small.count("doubtful") > nodes.count("doubtful")
+
+
+def test_the_shipped_affinity_keeps_a_gang_off_nodes_at_risk_and_the_toleration_lets_small_jobs_use_them(
+    cluster: KubernetesCluster, predrain: Predrain
+) -> None:
+    large, small = (yaml.safe_load((SHIPPED.parent / f"{size}-job.yaml").read_text()) for size in ("large", "small"))
+    predrain.kill()  # the scheduler's own plugins are what the recipes are for
+    only(cluster, "doubtful", "sound")
+    taint = [{"key": "predrain.io/at-risk", "value": "elevated", "effect": "PreferNoSchedule"}]
+    cluster.server.request(
+        "PATCH", "/api/v1/nodes/doubtful",
+        {"metadata": {"labels": {"predrain.io/risk-tier": "elevated"}}, "spec": {"taints": taint}},
+    )  # fmt: skip
+    try:
+        assert place(cluster, 2, gpus=2, **large) == ["sound"] * 2
+        cluster.clear()
+        only(cluster, "doubtful", "sound")
+        assert set(place(cluster, 4, **small)) == {"doubtful", "sound"}
+    finally:
+        cluster.server.request(
+            "PATCH",
+            "/api/v1/nodes/doubtful",
+            {"metadata": {"labels": {"predrain.io/risk-tier": None}}, "spec": {"taints": None}},
+        )
+        predrain.start()
 
 
 def test_gpu_pods_run_on_the_risky_node_when_only_it_remains(cluster: KubernetesCluster) -> None:

@@ -18,7 +18,7 @@ from scheduler.ledger.reader import LedgerReader
 from scheduler.ledger.sqlite_ledger import SqliteLedger
 from scheduler.ports.readings import Switches
 from serving.http.acting import ControllerDecisions
-from serving.http.extender import MOST_PRIORITY, filter_result, kept_nodes, priorities, priority
+from serving.http.extender import MOST_PRIORITY, filter_result, kept_nodes, may_risk, priorities, priority
 from serving.http.limits import ServiceSettings
 from serving.scores.fleet import ScoredFleet, state_of
 from serving.scores.reading import Scores
@@ -148,6 +148,40 @@ def test_a_node_of_which_nothing_is_known_is_neither_best_nor_shunned() -> None:
     fleet = fleet_of(small_fleet())
     scores = {node: priority(fleet.state(node, NOW)) for node in ("n1", "n2", "n3", "n4", "n5", "n6")}
     assert scores == {"n1": 0, "n2": 3, "n3": 7, "n4": 10, "n5": 7, "n6": 7}
+
+
+def pod(gpus: Any = 8, priority: Any = 0, **marks: str) -> dict[str, Any]:
+    limits = {"nvidia.com/gpu": gpus}
+    spec = {"priority": priority, "containers": [{"name": "c"}, {"resources": {"limits": limits}}]}
+    return {
+        "metadata": {"name": "p", "annotations": {name.replace("_", "-"): text for name, text in marks.items()}},
+        "spec": spec,
+    }
+
+
+GANG, COUNT = {"scheduling.x-k8s.io/pod-group": "g"}, "kueue.x-k8s.io/pod-group-total-count"
+
+
+@pytest.mark.parametrize(
+    ("one", "may"),
+    [(pod(), True), (pod("4"), True), (pod(16), False), (pod(**GANG), False), (pod(1, **GANG, **{COUNT: "8"}), True),
+     (pod(8, **GANG, **{COUNT: "32"}), False), (pod(8, -10, **GANG), True), (pod(16, 10), False), (pod(0), False),
+     (pod("many"), False), (pod(1, **{COUNT: "-3"}), False), ({"spec": {"priority": "low"}}, False), (None, False),
+     ([], False), ({"metadata": [], "spec": 3}, False)],
+)  # fmt: skip
+def test_small_and_preemptible_pods_may_use_nodes_at_risk_and_what_is_not_known_may_not(one: Any, may: bool) -> None:
+    assert may_risk({"pod": one, "NodeNames": []}) is may
+
+
+def test_gangs_avoid_nodes_at_risk_and_small_jobs_leave_the_others_to_them(service: Running) -> None:
+    names = ["n1", "n2", "n3", "n4", "other"]
+
+    def scores(one: dict[str, Any]) -> list[int]:
+        answer = service.extender().post("/scheduler/prioritize", {"Pod": one, "NodeNames": names})
+        return [score["Score"] for score in answer]
+
+    assert scores(pod(**GANG)) == [0, 3, 7, 10, 7]
+    assert scores(pod(2)) == [0, 10, 10, 10, 10], "but for the node that is about to be drained, all are the same"
 
 
 POD = {"metadata": {"name": "train-0", "namespace": "default"}, "spec": {"containers": []}}

@@ -186,6 +186,9 @@ class Controller:
             raise lost
         if decision is not None:
             self._follow_up(decision, executor, log, ready=ready)
+        elif self.evacuation is not None and ready:
+            with log.boundary("the evacuation"):
+                self.evacuation.end_probes(log, "nothing could be decided in this round")
 
     def _follow_up(self, decision: _Decision, executor: Executor, log: RoundLog, *, ready: bool) -> None:
         """Do what follows the marks: restore, announce and evacuate."""

@@ -119,6 +119,15 @@ class Evacuation:
         if not self._keep(cases, results, log):
             log.report.notes.append("how far nodes are emptied is read again in the next round")
 
+    def end_probes(self, log: RoundLog, why: str) -> None:
+        """End the probes that run, after :meth:`load`: without a decision nobody sees that a job wants their node."""
+        nodes = dict(self._progress.nodes)
+        for name, entry in self._progress.nodes.items():
+            if entry.rung == "probe":
+                self._end(name, nodes.pop(name), why, log)
+        self._progress = replace(self._progress, nodes=nodes)
+        self._keep((), (), log)
+
     def rehearse(self, plan: Plan, views: Mapping[str, NodeView], report: RoundReport) -> None:
         """Report what would be asked of whom on nodes that are or would be drained, after :meth:`load`; nothing is."""
         if not self.settings.enabled:

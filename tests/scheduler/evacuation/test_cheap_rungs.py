@@ -136,6 +136,20 @@ STOPS = {
 }  # fmt: skip
 
 
+def test_a_running_probe_is_ended_by_a_round_that_decides_nothing(monkeypatch: pytest.MonkeyPatch):
+    cluster = idle_cluster()
+    cluster.scored(n7=0.08)
+    cluster.round()
+
+    def fails(*_: Any) -> None:
+        raise RuntimeError("broken")
+
+    monkeypatch.setattr("scheduler.controller.controller.decide", fails)
+    assert "broken" in str(cluster.later().errors)
+    assert cluster.verification.dropped == list(cluster.verification.probes)
+    assert cluster.progress().nodes == {}
+
+
 @pytest.mark.parametrize("stop", STOPS)
 def test_a_running_probe_is_ended_when_its_ground_is_gone(stop: str):
     cluster = idle_cluster()

@@ -208,16 +208,18 @@ class KernelLogReader:
 
         Raises ``InputError`` if an event has no node, or with ``asks`` no instant; the error says what to give.
         """
+        self._known_at = known_at
         for line in lines:
             node = self._node if self._fixed or line.host is None else line.host
             self.accounting.read(TABLE)
             boot = self._new_boot(line, node)
+            if boot is not None:
+                yield boot
             outcome = self._read(line, node)
-            for event in (boot, outcome):
-                if isinstance(event, Event):
-                    yield event._replace(known_at=known_at(event.timestamp, line.history))
             if isinstance(outcome, Event) or outcome is None:
                 self.accounting.used(TABLE)
+                if outcome is not None:
+                    yield outcome
             else:
                 example = None if outcome == NOT_ABOUT_A_GPU else line.line or line.message
                 self.accounting.left_out(TABLE, outcome, example=example)
@@ -231,7 +233,8 @@ class KernelLogReader:
         self._hosts[node] = _Host(line.boot_id, is_boot_reported=not is_first)
         if is_first or not isinstance(line.when, datetime):
             return None
-        return Event(line.when, node, "other", self._source, line.when, BOOT, f"boot id {line.boot_id}")
+        known_at = self._known_at(line.when, line.history)
+        return Event(line.when, node, "other", self._source, known_at, BOOT, f"boot id {line.boot_id}")
 
     def _read(self, line: LogLine, node: str | None) -> Event | str | None:
         """Return the event of a message, why there is none, or None for a part of another event."""
@@ -277,7 +280,7 @@ class KernelLogReader:
             return None
         gpu = finding.gpu or host.uuids.get(finding.pci_bus_id or "")
         kind, code, detail, _, bus = finding[:5]
-        return Event(when, node, kind, self._source, when, code, detail, gpu, bus)
+        return Event(when, node, kind, self._source, self._known_at(when, line.history), code, detail, gpu, bus)
 
     def _instant(self, line: LogLine) -> datetime | None:
         if isinstance(line.when, str):

@@ -13,7 +13,7 @@ from scheduler.evacuation.progress import Asked, Leaving, key_of
 from scheduler.evacuation.settings import EvacuationSettings
 from scheduler.ledger.round_log import RoundLog
 from scheduler.ports.codec import plain_of
-from scheduler.ports.errors import SchedulerError
+from scheduler.ports.errors import SchedulerError, described
 from scheduler.ports.readings import WriteResult
 from scheduler.ports.records import FindingKind, PendingCall
 from scheduler.ports.workloads import (
@@ -24,6 +24,7 @@ from scheduler.ports.workloads import (
     Fence,
     Hook,
     HookKind,
+    HookReply,
     Workload,
     Workloads,
 )
@@ -295,7 +296,10 @@ class Drainer:
             self._asked(request, answer, state, log)
 
     def _tell(self, request: Request) -> tuple[WriteResult, CheckpointState]:
-        reply = self.hooks[request.offer.means].tell(request.payload(), request.ask.key)
+        try:
+            reply = self.hooks[request.offer.means].tell(request.payload(), request.ask.key)
+        except Exception as error:  # one hook must not keep others from being asked
+            reply = HookReply("timeout", described(error))
         if reply.kind in ("refused", "timeout"):
             return WriteResult(reply.kind, reply.message), CheckpointState("waiting", reply.message)
         states: dict[HookKind, CheckpointKind] = {"done": "acknowledged", "waiting": "waiting", "failed": "failed"}

@@ -15,7 +15,7 @@ from scheduler.evacuation.progress import SETTLED, Evacuating, EvacuationProgres
 from scheduler.evacuation.settings import EvacuationSettings
 from scheduler.ledger.round_log import RoundLog
 from scheduler.ports.errors import SchedulerError
-from scheduler.ports.protocols import Clock, LeaseLostError, SchedulerAdapter
+from scheduler.ports.protocols import Clock, SchedulerAdapter
 from scheduler.ports.readings import NodeReading, Switches
 from scheduler.ports.records import PendingCall, Settled
 from scheduler.ports.report import RoundReport, WorkStep
@@ -112,8 +112,7 @@ class Evacuation:
         results: list[Result] = []
         try:
             self._act(cases, evacuating, results, log)
-        except LeaseLostError:
-            # what was done is known all the same, and the version says whether it may still be kept
+        except Exception:  # also without the lease: the version says whether it may still be stored
             self._keep(cases, results, log)
             raise
         if not self._keep(cases, results, log):
@@ -160,8 +159,9 @@ class Evacuation:
                 self._drainer.finish(case, log)
         for case in cases:
             if case.entry.phase == "verifying":
-                result = self._diagnostics.advance(case, log)
-                results += [] if result is None else [result]
+                with log.boundary(f"the diagnostic of {case.node}", blocks=False):  # others go on
+                    result = self._diagnostics.advance(case, log)
+                    results += [] if result is None else [result]
             if case.entry.request is not None:
                 continue
             self._stuck(case, log)

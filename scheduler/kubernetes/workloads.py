@@ -57,6 +57,9 @@ OPT_OUTS: Final[Mapping[str, bool]] = {
     "cluster-autoscaler.kubernetes.io/safe-to-evict": True,
     "descheduler.alpha.kubernetes.io/prefer-no-eviction": False,
     "nodeset.slinky.slurm.net/pod-protect": False,
+    "cluster.x-k8s.io/drain": False,
+    "nvidia.com/gpu-driver-upgrade-drain.skip": False,
+    "nvidia.com/ofed-driver-upgrade-drain.skip": False,
 }
 """Annotations and labels of other tools by which a pod asks not to be moved, and the value that lets it go."""
 

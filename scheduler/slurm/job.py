@@ -21,6 +21,8 @@ HELD: Final = frozenset({
 
 _ENDING: Final = frozenset({"COMPLETING", "STAGE_OUT"})
 _SUSPENDED: Final = frozenset({"SUSPENDED", "STOPPED"})
+_AT_WORK: Final = frozenset({"RESIZING", "SIGNALING"})
+# Flags of a running job. 22.05 reports a flag in place of the state.
 _MINUTE: Final = timedelta(minutes=1)
 _LIMITLESS: Final = timedelta(days=300)
 # Slurm gives a job without a time limit an end a year ahead.
@@ -160,6 +162,7 @@ def job_of(row: Mapping[str, Any], gres: str) -> SlurmJob | None:
     states = frozenset(states_of(row.get("job_state")))
     if not states:
         raise ValueError(f"job {row.get('job_id')} without a state")
+    states |= {"RUNNING"} if states & _AT_WORK else set()
     listed = row.get("nodes")
     if not states & HELD or not isinstance(listed, str) or listed.strip() in ("", "(null)"):
         return None

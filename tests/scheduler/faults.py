@@ -23,6 +23,30 @@ class Crash(BaseException):
     """The process dies here. No handler of ordinary errors may catch it."""
 
 
+class Watch:
+    """Checks of calls that a controller makes. It takes whatever a call raises for a fault of the call, and goes on.
+
+    ``broken``: what the checks found, to be asserted where no controller is above.
+    """
+
+    def __init__(self) -> None:
+        self.broken: list[Exception] = []
+
+    def over(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the call, of which each error but a planned one is recorded."""
+
+        def watched(*args: Any, **others: Any) -> Any:
+            try:
+                return call(*args, **others)
+            except SchedulerError:
+                raise
+            except Exception as error:
+                self.broken.append(error)
+                raise
+
+        return watched
+
+
 @dataclass(slots=True)
 class _Planned:
     kind: FaultKind

@@ -6,22 +6,26 @@ import json
 import sqlite3
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
 
-from policy.fleet import Level
+from policy.breaker import BreakerConfig, CommonCauseConfig
+from policy.fleet import JobView, Level, UnitView
+from policy.ladder.probes import ProbeConfig
+from policy.ladder.rungs import RUNGS
 from scheduler.controller import controller as controller_module
 from scheduler.evacuation.engine import Evacuation
-from scheduler.evacuation.settings import CheckpointSettings, EvacuationSettings, VerificationSettings
+from scheduler.evacuation.settings import VerificationSettings
 from scheduler.ledger.sqlite_ledger import SqliteLedger
 from scheduler.ports.errors import LedgerError, SchedulerError, SourceError
 from scheduler.ports.readings import Switches, WriteResult
 from scheduler.ports.report import RoundReport
-from scheduler.ports.workloads import Workload
-from tests.policy.decide_world import STEP
+from scheduler.ports.workloads import CheckpointOffer, HookReply
+from tests.policy.decide_world import STEP, config
 from tests.scheduler.cluster import Cluster
+from tests.scheduler.evacuation.emptying_cluster import FAST, Recording, workload
 from tests.scheduler.faults import MemoryVerification, MemoryWorkloads
 
 EXCEPTIONS = (
@@ -34,6 +38,9 @@ FEW = EXCEPTIONS[-4:]
 LEDGER = (
     "unsettled", "last_digest", "begin", "begin_releases", "intend", "settle", "skip", "alerts", "open_calls", "call",
     "settle_call", "find",
+)  # fmt: skip
+WORK = (
+    "on_node", "load_progress", "save_progress", "ask_checkpoint", "checkpoint_state", "evict", "preview",
 )  # fmt: skip
 
 
@@ -61,47 +68,90 @@ class Hooked:
 
 
 class World:
-    """A cluster with one drained node whose workload does not go, and hands on everything that is not the scheduler."""
+    """A cluster on which the next round makes every call there is, with hands on all that is not the scheduler.
+
+    The marks of n3 and n5 have expired, the others are current; other nodes are newly at risk.
+    """
+
+    expired = ("n3", "n5")
+    current = ("n1", "n2", "n4")
 
     def __init__(self) -> None:
-        self.cluster = cluster = Cluster(3, ledger=Hooked(SqliteLedger(None)))
+        self.cluster = cluster = Cluster(
+            12, ledger=Hooked(SqliteLedger(None)),
+            policy=config(
+                "g", free=True, rungs=RUNGS, probes=ProbeConfig(max_concurrent=2, max_idle_share=1.0),
+                breaker=BreakerConfig(max_risky=1.0, jump=100.0, max_missing=1.0, common_cause=CommonCauseConfig(100)),
+            ),
+        )  # fmt: skip
         cluster.risks, cluster.facts = Hooked(cluster.risks), Hooked(cluster.facts)
-        workload = Workload("w1", "team/trainer", "n1", 2)
-        self.workloads = Hooked(MemoryWorkloads([workload], cluster.clock))
-        self.workloads.inner.blocked["w1"] = "a disruption budget"
-        self.verification = Hooked(MemoryVerification())
-        self.evacuation: Any = None
+        self.work = MemoryWorkloads(
+            [workload("w0", "n0"), workload("w1", "n1", checkpoint=None), workload("w2", "n2"),
+             workload("w7", "n7", checkpoint=CheckpointOffer("webhook"))],
+            cluster.clock,
+        )  # fmt: skip
+        self.work.blocked["w1-uid"] = "a disruption budget"
+        self.diagnostics, self.probes = MemoryVerification(), MemoryVerification()
+        self.hook = Recording(HookReply("waiting"))
+        self.hooked = [Hooked(part) for part in (self.work, self.diagnostics, self.probes, self.hook)]
+        for name in ("n8", "n9", "n11"):
+            cluster.change(name, jobs=())
         self.restart()
-        cluster.scored(n1=0.9)
+        cluster.scored(n1=0.9, n2=0.9, n3=0.4, n4=0.9, n5=0.9, n8=0.25, n9=0.2)
+        early = cluster.clock.now() + timedelta(minutes=9)
+        units = {name: (self._until(cluster.risks.risks.nodes[name][0], early),) for name in self.expired}
+        cluster.risks.risks = replace(cluster.risks.risks, nodes={**cluster.risks.risks.nodes, **units})
         assert not cluster.round().failed
-        assert cluster.level("n1") is Level.DRAIN
+        assert {name for name, level in cluster.levels().items() if level.hard} == {"n5", *self.current}
+        assert {node for node, _ in self.probes.started.values()} == {"n8", "n9"}
+        cluster.clock.move(timedelta(minutes=10))
+        cluster.scored(n0=0.9, n3=None, n5=None, n6=0.25, n7=0.9, n10=0.9, n11=0.4)
+        cluster.change("n6", jobs=())
+        cluster.change("n9", jobs=(JobView("j9", 8),))
+        cluster.settings = replace(cluster.settings, max_new_per_round=6)
+        cluster.policy = replace(cluster.policy, probes=replace(cluster.policy.probes, max_concurrent=8))
+
+    @staticmethod
+    def _until(unit: UnitView, end: datetime) -> UnitView:
+        assert unit.score is not None
+        return replace(unit, score=replace(unit.score, expires_at=end))
 
     def restart(self) -> None:
         cluster = self.cluster
-        settings = EvacuationSettings(
-            enabled=True, checkpoint=CheckpointSettings(), verification=VerificationSettings(method="scheduler")
-        )
-        self.evacuation = Hooked(
-            Evacuation(cluster.scheduler, self.workloads, cluster.clock, settings, {}, self.verification)
+        settings = replace(FAST, verification=VerificationSettings(method="scheduler"))
+        work, diagnostics, probes, hook = self.hooked
+        self.evacuation: Any = Hooked(
+            Evacuation(cluster.scheduler, work, cluster.clock, settings, {"webhook": hook}, diagnostics, probes)
         )
         cluster.restart(holder="p")
         cluster.controller.evacuation = self.evacuation
 
-    def breaks(self, part: str, call: str, error: Exception) -> None:
-        """Let one call raise from now on."""
-        part_of: dict[str, Any] = {
-            "ledger": self.cluster.ledger, "scores": self.cluster.risks, "events": self.cluster.facts,
-            "workloads": self.workloads, "verification": self.verification, "evacuation": self.evacuation,
-        }  # fmt: skip
-        if part in part_of:
-            part_of[part].breaks(call, error)
-        else:  # the safety state, which the scheduler stores
+    def snapshot(self) -> Callable[[], None]:
+        """Return what puts all back as it is now, under another process."""
+        scheduler, work = self.cluster.scheduler, self.work
+        nodes, state, running, text = dict(scheduler.nodes), scheduler.state, dict(work.running), work.text
 
-            def fail(*_: Any) -> Any:
-                raise error
-
-            setattr(self.cluster.scheduler, call, fail)
+        def restore() -> None:
+            scheduler.nodes, scheduler.state = dict(nodes), state
+            work.running, work.asked, work.text = dict(running), {}, text
             self.restart()
+
+        return restore
+
+    def breaks(self, part: str, call: str, error: Exception) -> Hooked:
+        """Let one call raise from now on."""
+        cluster = self.cluster
+        parts: dict[str, Any] = {
+            "ledger": cluster.ledger, "scores": cluster.risks, "events": cluster.facts, "evacuation": self.evacuation,
+            **dict(zip(("workloads", "diagnostics", "probes", "hooks"), self.hooked, strict=True)),
+        }  # fmt: skip
+        if part == "state":  # the safety state, which the scheduler stores
+            parts["state"] = Hooked(cluster.scheduler)
+            parts["state"].breaks(call, error)
+            setattr(cluster.scheduler, call, getattr(parts["state"], call))
+            self.restart()
+        parts[part].breaks(call, error)
+        return parts[part]
 
     def round(self) -> RoundReport:
         return self.cluster.round()
@@ -111,35 +161,38 @@ CALLS = [
     *(("ledger", call) for call in LEDGER),
     ("scores", "read"), ("events", "read"), ("events", "outcomes"),
     ("state", "load_state"), ("state", "save_state"),
-    ("evacuation", "load"), ("evacuation", "round"),
-    ("workloads", "on_node"), ("workloads", "load_progress"), ("workloads", "save_progress"),
-    ("workloads", "evict"), ("workloads", "checkpoint_state"),
-    ("verification", "result"), ("verification", "drop"),
+    *(("evacuation", call) for call in ("load", "round", "results", "probes")),
+    *(("workloads", call) for call in WORK),
+    *(("diagnostics", call) for call in ("start", "result", "drop")),
+    *(("probes", call) for call in ("start", "result", "drop")),
+    ("hooks", "tell"),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("part", "call"), CALLS)
 def test_expired_marks_are_released_whatever_raises(part: str, call: str) -> None:
     world = World()
-    start = world.cluster.scheduler.nodes["n1"], world.cluster.scheduler.state, world.workloads.inner.text
-    world.cluster.clock.move(2 * STEP)
+    restore, calls = world.snapshot(), 0
     for error in EXCEPTIONS:
-        world.restart()
-        world.cluster.scheduler.nodes["n1"], world.cluster.scheduler.state, world.workloads.inner.text = start
-        world.breaks(part, call, error)
+        restore()
+        if call == "begin_releases":
+            world.cluster.controller.unusable = "the settings are broken"
+        broken = world.breaks(part, call, error)
         report = world.round()
         assert report.active, error
-        assert world.cluster.levels() == {}, f"{error!r}: {report.errors}"
+        assert not {*world.expired} & world.cluster.levels().keys(), f"{error!r}: {report.errors}"
+        assert {*world.current} <= world.cluster.levels().keys(), "a current mark is lost"
+        calls += broken.calls
+    assert calls >= len(EXCEPTIONS), "the round makes the call"
 
 
 @pytest.mark.parametrize(("part", "call"), CALLS)
 def test_a_release_of_everything_is_complete_whatever_raises(part: str, call: str) -> None:
     world = World()
     world.cluster.scheduler.set_switches(Switches(release_all=True))
-    start = world.cluster.scheduler.nodes["n1"], world.cluster.scheduler.state, world.workloads.inner.text
+    restore = world.snapshot()
     for error in FEW:
-        world.restart()
-        world.cluster.scheduler.nodes["n1"], world.cluster.scheduler.state, world.workloads.inner.text = start
+        restore()
         world.breaks(part, call, error)
         report = world.round()
         assert world.cluster.levels() == {}, f"{error!r}: {report.errors}"
@@ -148,37 +201,38 @@ def test_a_release_of_everything_is_complete_whatever_raises(part: str, call: st
 SOURCES = {
     ("ledger", "unsettled"): "the ledger", ("ledger", "begin"): "the ledger", ("ledger", "alerts"): "alert outcomes",
     ("scores", "read"): "the scores", ("events", "read"): "the events", ("events", "outcomes"): "alert outcomes",
-    ("state", "load_state"): "the safety state", ("evacuation", "load"): "the evacuation state",
+    ("state", "load_state"): "the safety state", ("state", "save_state"): "the safety state",
+    ("evacuation", "load"): "the evacuation state",
 }  # fmt: skip
 
 
 @pytest.mark.parametrize(("part", "call"), SOURCES)
 def test_nothing_new_is_done_and_no_current_mark_is_lost_while_a_source_is_broken(part: str, call: str) -> None:
     world, source = World(), SOURCES[part, call]
-    before = world.cluster.scheduler.nodes
+    before, started = world.cluster.levels(), {**world.diagnostics.started, **world.probes.started}
+    restore = world.snapshot()
     for error in FEW:
-        world.cluster.scheduler.nodes = dict(before)
-        world.restart()
-        world.cluster.clock.move(timedelta(minutes=1))
-        world.cluster.scored(n1=0.9, n2=0.95)
+        restore()
         world.breaks(part, call, error)
         report = world.round()
         assert any(message.startswith(source) or message == str(error) for message in report.errors), report.errors
-        assert world.cluster.levels() == {"n1": Level.DRAIN}, f"{error!r}: {report.steps}"
+        levels = world.cluster.levels()
+        assert {*world.current} <= levels.keys()
+        assert all(level <= before.get(name, Level.NONE) for name, level in levels.items()), f"{error!r}"
+        assert {**world.diagnostics.started, **world.probes.started} == started
+        assert (world.work.evicted, world.hook.told) == ([], [])
         if not isinstance(error, LedgerError | SourceError | SchedulerError):
             assert any(type(error).__name__ in message for message in report.errors)
 
 
 def test_a_mark_whose_reasons_cannot_be_read_stands_until_it_expires() -> None:
     world = World()
-    world.cluster.scored()
     for part, call in (("scores", "read"), ("state", "load_state")):
         world.breaks(part, call, MemoryError(part))
     world.restart()
-    world.cluster.clock.move(STEP)
     assert len(world.round().errors) == 2
-    assert world.cluster.levels() == {"n1": Level.DRAIN}
-    world.cluster.clock.move(STEP)
+    assert {*world.current} <= world.cluster.levels().keys()
+    world.cluster.clock.move(2 * STEP)
     world.round()
     assert world.cluster.levels() == {}
 
@@ -186,33 +240,31 @@ def test_a_mark_whose_reasons_cannot_be_read_stands_until_it_expires() -> None:
 @pytest.mark.parametrize("function", ["decide", "odd_thresholds", "settled_by_reading", "carried_out"])
 def test_a_fault_in_a_rule_of_the_round_releases_all_the_same(function: str, monkeypatch: pytest.MonkeyPatch) -> None:
     world = World()
-    world.cluster.clock.move(2 * STEP)
-    world.cluster.scored(n1=None, n2=0.95)
 
     def fail(*_: Any, **__: Any) -> Any:
         raise OverflowError(function)
 
     monkeypatch.setattr(controller_module, function, fail)
     world.round()
-    assert world.cluster.level("n1") is Level.NONE
+    assert not {*world.expired} & world.cluster.levels().keys()
 
 
 def test_a_release_without_a_decision_is_recorded_and_is_not_taken_for_a_persons(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     world = World()
-    world.cluster.clock.move(2 * STEP)
     with monkeypatch.context() as patched:
         patched.setattr(controller_module, "decide", lambda *_: 1 / 0)
         report = world.round()
     assert report.errors == ["the decision: ZeroDivisionError: division by zero"]
-    assert [(step.action.verb, step.action.node, step.outcome) for step in report.steps] == [("release", "n1", "done")]
-    service = world.cluster.ledger.service(world.cluster.clock.now() - STEP)
-    assert [(node, out) for _, node, out in service] == [("n1", False)]
+    released = [(step.action.verb, step.action.node, step.outcome) for step in report.steps]
+    assert released == [("release", name, "done") for name in world.expired]
+    service = world.cluster.ledger.service(world.cluster.clock.now())
+    assert [(node, out) for _, node, out in service] == [("n3", False), ("n5", False)]
     world.cluster.clock.move(timedelta(minutes=1))
-    world.cluster.scored(n1=0.9)
+    world.cluster.scored(n5=0.9)
     world.round()
-    assert world.cluster.level("n1") is Level.DRAIN, "nobody took the mark off by hand"
+    assert world.cluster.level("n5") is Level.DRAIN, "nobody took the mark off by hand"
 
 
 def test_one_node_that_cannot_be_released_keeps_no_other_from_it() -> None:

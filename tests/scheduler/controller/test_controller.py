@@ -10,7 +10,7 @@ import pytest
 from policy.fleet import Fact, Level, UnitView
 from scheduler.file import LeaseEntry
 from scheduler.ports import stored_state
-from scheduler.ports.errors import LedgerError, SourceError
+from scheduler.ports.errors import SourceError
 from scheduler.ports.readings import Switches
 from scheduler.ports.risks import NO_RISKS, ReportedFacts
 from scheduler.ports.stored_state import stored_policy_state
@@ -58,20 +58,6 @@ def test_a_drained_node_that_falls_to_elevated_is_softly_tainted_and_is_drained_
         if risk == 0.4:
             assert cluster.level("n1") is Level.AVOID
     assert cluster.level("n1") is Level.DRAIN, "nobody took a mark off"
-
-
-def test_a_second_round_changes_nothing_at_all():
-    cluster = Cluster()
-    cluster.scored(n1=0.9, n4=0.4)
-    cluster.round()
-    cluster.clock.move(MINUTE)
-    before = (dict(cluster.scheduler.nodes), cluster.scheduler.state, cluster.ledger.unsettled())
-    cluster.scheduler.faults.calls.clear()
-    report = cluster.round()
-    assert came(report) == []
-    assert report.number is None
-    assert (dict(cluster.scheduler.nodes), cluster.scheduler.state, cluster.ledger.unsettled()) == before
-    assert {"apply", "save_state"} & set(cluster.scheduler.faults.calls) == set()
 
 
 def test_a_prediction_that_is_not_renewed_is_taken_off_when_it_expires():
@@ -224,23 +210,6 @@ def test_a_leader_that_was_asleep_writes_nothing_after_another_one_took_over():
     assert report.notes == ["stopped: the lease ended while the node was read"]
 
 
-def test_without_a_ledger_only_releases_are_done():
-    cluster = drained()
-    cluster.clock.move(STEP)
-    cluster.scored(n1=None, n4=0.95)
-
-    def full(*_):
-        raise LedgerError("the ledger cannot be written: disk full")
-
-    cluster.ledger.begin = full
-    cluster.write("n1", lambda node: replace(node, labels={**node.labels, "predrain.io/managed": "false"}))
-    report = cluster.round()
-    assert report.failed
-    assert cluster.levels() == {}
-    assert ("release", "n1", "done") in came(report)
-    assert ("swap", "n4", "skipped") in came(report)
-
-
 def test_a_lost_ledger_changes_no_decision():
     plain, lost = Cluster(), Cluster()
     for cluster in (plain, lost):
@@ -255,20 +224,6 @@ def test_a_lost_ledger_changes_no_decision():
         cluster.round()
     assert plain.levels() == lost.levels()
     assert sum(level.hard for level in lost.levels().values()) == 2
-
-
-def test_a_state_that_is_not_kept_lets_nothing_new_happen_and_does_not_hold_a_release_back():
-    cluster = drained()
-    cluster.clock.move(2 * STEP)
-    cluster.scored(n1=0.01, n4=0.9)
-    cluster.write("n1", lambda node: replace(node, labels={**node.labels, "predrain.io/managed": "false"}))
-    cluster.scheduler.faults.plan("refused", "save_state")
-    report = cluster.round()
-    assert report.failed
-    assert cluster.levels() == {}
-    cluster.clock.move(MINUTE)
-    cluster.round()
-    assert cluster.level("n4") is Level.DRAIN
 
 
 def test_another_writer_of_the_state_stops_the_round():

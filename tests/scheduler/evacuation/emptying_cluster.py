@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 from policy.fleet import JobView, Level
 from scheduler.controller.controller import Controller
@@ -12,7 +12,7 @@ from scheduler.controller.facts import VerifiedFacts
 from scheduler.evacuation.engine import Evacuation
 from scheduler.evacuation.progress import EvacuationProgress, stored_progress
 from scheduler.evacuation.settings import EvacuationSettings, VerificationSettings
-from scheduler.ports.workloads import CheckpointOffer, Hook, Workload
+from scheduler.ports.workloads import CheckpointOffer, Hook, Workload, Workloads
 from tests.policy.decide_world import T0, config
 from tests.scheduler.cluster import Cluster
 from tests.scheduler.faults import MemoryVerification, MemoryWorkloads
@@ -102,6 +102,23 @@ class EmptyingCluster(Cluster):
         stored = stored_progress(self.workloads)
         assert stored.load() is None
         return stored.value
+
+
+def silent_waits(report, workloads: Workloads, levels: Mapping[str, Level], now: datetime) -> list[str]:
+    """Nodes that wait for longer than they may without it being reported, and workloads that a round does not name."""
+    stored = stored_progress(workloads)
+    assert stored.load() is None
+    held = {step.node for step in report.work if step.verb == "hold"}
+    named = {(step.node, step.workload) for step in report.work}
+    silent = []
+    for name, entry in stored.value.nodes.items():
+        if entry.phase != "evacuating" or levels.get(name) is not Level.DRAIN:
+            continue
+        late = now >= (entry.waiting_since or entry.began_at) + FAST.stuck_after
+        silent += [name] if late and "stuck" not in entry.reported else []
+        left = () if name in held else workloads.on_node(name)
+        silent += [item.name for item in left if item.stays is None and (name, item.name) not in named]
+    return silent
 
 
 def work(report) -> list[tuple[str, str, str | None]]:

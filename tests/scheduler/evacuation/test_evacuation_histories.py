@@ -17,8 +17,8 @@ from scheduler.ports.readings import Switches
 from scheduler.ports.workloads import ANYWHERE, DiagnosticResult, Placement
 from tests.policy.decide_world import HOUR, config
 from tests.scheduler.cluster import without_our_taints
-from tests.scheduler.evacuation.emptying_cluster import FAST, MINUTE, SCHEDULER, EmptyingCluster, workload
-from tests.scheduler.faults import Crash
+from tests.scheduler.evacuation.emptying_cluster import FAST, MINUTE, SCHEDULER, EmptyingCluster, silent_waits, workload
+from tests.scheduler.faults import Crash, Watch
 
 PINNED = Placement(False, "it requires this node")
 PLACEMENTS = st.sampled_from([ANYWHERE, ANYWHERE, ANYWHERE, PINNED, Placement(None, "no right to list nodes")])
@@ -48,7 +48,7 @@ class Evacuations(RuleBasedStateMachine):
         self.made = self.crashes = 0
         self.moved: Counter[tuple[str, object, str]] = Counter()  # evictions by node, drain and origin
         self.asked_at: dict[str, tuple[object, object]] = {}  # uid: when it was first shown a request, and its deadline
-        self.broken: list[AssertionError] = []
+        self.watch = Watch()
         self._watch()
 
     def _watch(self) -> None:
@@ -84,18 +84,9 @@ class Evacuations(RuleBasedStateMachine):
             assert not [w for w in workloads.running.values() if w.node == node and w.stays is None], "not empty"
             return start(node, units, key, fence, remedy, probe=probe)
 
-        def watching(call):
-            def watched(*args, **others):
-                try:
-                    return call(*args, **others)
-                except AssertionError as error:  # the round would take it for a fault of the scheduler
-                    self.broken.append(error)
-                    raise
-
-            return watched
-
-        workloads.evict, workloads.ask_checkpoint = watching(watched_evict), watching(watched_ask)
-        cluster.verification.start = watching(watched_start)
+        over = self.watch.over
+        workloads.evict, workloads.ask_checkpoint = over(watched_evict), over(watched_ask)
+        cluster.verification.start = over(watched_start)
 
     def _may_go(self, target) -> None:
         cluster, now = self.cluster, self.cluster.clock.now()
@@ -291,7 +282,7 @@ class Evacuations(RuleBasedStateMachine):
         for name in blocked_before - released:
             assert cluster.level(name) is Level.DRAIN
         if not report.failed and report.active:
-            self._every_wait_is_reported(report)
+            assert silent_waits(report, cluster.workloads, cluster.levels(), cluster.clock.now()) == []
         unasked = any(step.outcome in ("failed", "unknown") for step in report.work)  # it is asked again
         if report.failed or unasked or not report.active:
             return
@@ -301,19 +292,6 @@ class Evacuations(RuleBasedStateMachine):
             new = [s for s in again.work if s.outcome in ("done", "blocked") and s.verb in ("checkpoint", "evict")]
             assert new == [], "a second run does something again"
 
-    def _every_wait_is_reported(self, report):
-        cluster, now = self.cluster, self.cluster.clock.now()
-        held = {step.node for step in report.work if step.verb == "hold"}
-        named = {(step.node, step.workload) for step in report.work}
-        for name, entry in cluster.progress().nodes.items():
-            if entry.phase != "evacuating" or cluster.level(name) is not Level.DRAIN:
-                continue
-            if now >= (entry.waiting_since or entry.began_at) + FAST.stuck_after:
-                assert "stuck" in entry.reported, f"{name} waits in silence"
-            for item in cluster.workloads.running.values():
-                if item.node == name and item.stays is None and name not in held:
-                    assert (name, item.name) in named, f"nothing is said about {item.name}"
-
     @invariant()
     def what_comes_back_is_not_evicted_for_ever(self):
         # of each process that died, the last eviction may not have been noted
@@ -321,7 +299,7 @@ class Evacuations(RuleBasedStateMachine):
 
     @invariant()
     def every_call_was_allowed(self):
-        assert self.broken == []
+        assert self.watch.broken == []
 
     @invariant()
     def nothing_foreign_is_changed(self):

@@ -8,12 +8,13 @@ from datetime import timedelta
 
 import pytest
 
+from policy.breaker import BreakerConfig, CommonCauseConfig
 from policy.fleet import JobView
 from scheduler.evacuation.settings import WebhookSettings
 from scheduler.ports.errors import SchedulerError
 from scheduler.ports.readings import Switches, WriteResult
-from scheduler.ports.workloads import HookReply, Placement
-from tests.policy.decide_world import T0
+from scheduler.ports.workloads import CheckpointOffer, HookReply, Placement
+from tests.policy.decide_world import T0, config
 from tests.scheduler.evacuation.emptying_cluster import (
     FAST,
     MINUTE,
@@ -323,3 +324,32 @@ def test_a_leader_whose_clock_is_behind_that_of_the_mark_goes_on_with_the_same_d
         cluster.round()
     assert found(cluster, "started") == began
     assert cluster.workloads.asked["w1-uid"] == first
+
+
+def test_a_hook_or_diagnostic_that_raises_keeps_no_other_from_its_turn():
+    asks = CheckpointOffer("webhook")
+    cluster = EmptyingCluster(
+        hooks={"webhook": Recording(HookReply("waiting"))},
+        policy=config(
+            "g", free=True, breaker=BreakerConfig(max_risky=1.0, jump=100.0, common_cause=CommonCauseConfig(100))
+        ),
+    )
+    cluster.workloads.running = {
+        item.uid: item for item in (workload("w1", "n1", checkpoint=asks), workload("w2", "n2", checkpoint=None))
+    }
+    start, hook = cluster.verification.start, cluster.hooks["webhook"].tell
+
+    def odd(node, *args, **others):
+        if node == "n0":
+            raise KeyError("spec")
+        return start(node, *args, **others)
+
+    cluster.verification.start = odd
+    cluster.hooks["webhook"].tell = lambda *_: hook() / 0
+    cluster.scored(n0=0.95, n1=0.9, n2=0.9, n3=0.8)
+    report = cluster.round()
+    assert cluster.evicted() == ["w2-uid"]
+    assert {node for node, _ in cluster.verification.started.values()} == {"n3"}
+    assert report.errors == ["the diagnostic of n0: KeyError: 'spec'"]
+    assert ("checkpoint", "unknown", "w1") in work(report)
+    assert cluster.progress().nodes["n2"].evicted == {"w2": 1}

@@ -52,6 +52,7 @@ class World:
         self.agents: set[str] = set()
         self.params: list[dict[str, str]] = []
         self.budgets: dict[str, str] = {}
+        self.evicted: list[tuple[Raw, Raw]] = []  # pods and their nodes, as they were when it was accepted
         self.expire_pages = 0
         self.discovery: dict[str, Raw] = {}
         self.denied: set[tuple[str, str]] = set()
@@ -169,6 +170,7 @@ class World:
             content = _status(429, "Cannot evict pod as it would violate the pod's disruption budget.")[1]
             cause = {"reason": "DisruptionBudget", "message": f"The disruption budget {self.budgets[path]} needs 2"}
             return 429, {**content, "details": {"causes": [cause]}}
+        self.evicted.append((pod, self.objects.get(f"/api/v1/nodes/{pod['spec']['nodeName']}", {})))
         self.edit(path, lambda raw: raw["metadata"].update(deletionTimestamp="2026-11-02T00:00:00Z"))
         return 201, {"kind": "Status", "status": "Success"}
 

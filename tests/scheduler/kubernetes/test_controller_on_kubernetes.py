@@ -12,19 +12,27 @@ from foundation.kubernetes.client import KubernetesClient
 from policy.breaker import BreakerConfig
 from policy.budget import BudgetConfig, DisruptionBudget
 from policy.config import PolicyConfig
+from policy.fleet import Level
 from policy.hysteresis import HysteresisConfig
+from policy.ladder.cost_benefit import CostBenefitConfig
 from policy.stages import StagesConfig
 from policy.tiers import TierThresholds
 from scheduler.controller.controller import Controller
+from scheduler.controller.facts import VerifiedFacts
 from scheduler.controller.settings import ControllerSettings
+from scheduler.evacuation.engine import Evacuation
+from scheduler.evacuation.progress import stored_progress
+from scheduler.evacuation.settings import EvacuationSettings
 from scheduler.kubernetes.scheduler import KubernetesScheduler
 from scheduler.kubernetes.settings import KubernetesSettings
+from scheduler.kubernetes.workloads import KubernetesWorkloads
 from scheduler.ledger.sqlite_ledger import SqliteLedger
 from scheduler.ports.clock import ManualClock
 from scheduler.ports.readings import Switches
 from scheduler.ports.report import RoundReport
 from scheduler.ports.risks import MemoryFacts, MemoryRisks
 from tests.scheduler.cluster import risks_of
+from tests.scheduler.evacuation.emptying_cluster import FAST, silent_waits
 from tests.scheduler.kubernetes.api_world import MEANWHILE, Raw, World, managed, served
 from tests.scheduler.kubernetes.objects import SETTINGS, T0, Elapsed, add, node, pod
 
@@ -36,6 +44,7 @@ POLICY = PolicyConfig(
     stages=StagesConfig(pinned={"kubernetes/none": "hard"}),
     budget=BudgetConfig((DisruptionBudget("cluster", max_unavailable=MOST_OUT),), ()),
     breaker=BreakerConfig(max_risky=1.0, jump=100.0),
+    cost_benefit=CostBenefitConfig(always=True, may_wait=False),
 )
 OURS = "predrain.io/"
 
@@ -48,6 +57,7 @@ class Fleet:
         self.clock, self.elapsed = ManualClock(T0), Elapsed()
         self.risks, self.values = MemoryRisks(), dict.fromkeys(NAMES, 0.01)
         self.restarts = 0
+        self.evacuation = EvacuationSettings()
         self.theirs: dict[str, object] = {}
         self.claimed: dict[str, set[str]] = {}  # what somebody made of our marks on a node, and is theirs since
         self.scored()
@@ -59,9 +69,11 @@ class Fleet:
         scheduler = KubernetesScheduler(
             self.cluster, self.clock, self.settings, elapsed=self.elapsed, sleep=self.elapsed.sleep
         )
+        self.workloads = KubernetesWorkloads(scheduler)
+        evacuation = Evacuation(scheduler, self.workloads, self.clock, self.evacuation, {}, None)
         self.controller = Controller(
-            scheduler, self.risks, MemoryFacts(), SqliteLedger(None), self.clock, POLICY, ControllerSettings(),
-            holder=f"p{self.restarts}", code="1.0",
+            scheduler, self.risks, VerifiedFacts(MemoryFacts(), evacuation.results), SqliteLedger(None), self.clock,
+            POLICY, ControllerSettings(), holder=f"p{self.restarts}", code="1.0", evacuation=evacuation,
         )  # fmt: skip
 
     def scored(self, **values: float) -> None:
@@ -77,7 +89,14 @@ class Fleet:
     def round(self) -> RoundReport:
         """One round, a minute after the last."""
         self.later(timedelta(minutes=1))
-        return self.controller.round()
+        self.world.evicted.clear()
+        report = self.controller.round()
+        for target, home in self.world.evicted:
+            assert target["metadata"].get("labels", {}).get("kind", "free") in MOVABLE
+            assert f"{OURS}drain" in home["metadata"]["annotations"], "nothing drains its node"
+            assert home["metadata"]["name"] not in self.claimed
+            assert not home["spec"].get("unschedulable"), "somebody else has its node"
+        return report
 
     def ours(self, name: str) -> list[str]:
         """The effects of our taints on a node."""
@@ -109,6 +128,18 @@ class Fleet:
 
 
 CLAIMS = ("value", "record", "copy")
+JOBS = "/apis/batch/v1/namespaces/team/jobs"
+PODS: dict[str, dict[str, object]] = {
+    "free": {},
+    "pinned": {"nodeSelector": {"kubernetes.io/hostname": "here"}},
+    "opted-out": {"annotations": {"karpenter.sh/do-not-disrupt": "24h"}},
+    "unmanaged": {"owner": None},
+    "local": {"volumes": [{"name": "scratch", "emptyDir": {}}]},
+    "indexed": {"owner": "Job"},
+    "last-try": {"owner": "Job"},
+}
+"""Pods by what may be done with them: those of ``MOVABLE`` may be evicted."""
+MOVABLE = ("free", "indexed")
 FAULTS = st.tuples(
     st.sampled_from(["GET", "PATCH", "PUT", "POST"]),
     st.sampled_from(["nodes", "leases", "configmaps", "pods", "events"]),
@@ -122,7 +153,37 @@ STEPS = st.one_of(
     st.tuples(st.just("edit"), st.sampled_from(NAMES), st.sampled_from(["taint", "cordon", "label", "race", *CLAIMS])),
     st.tuples(st.just("later"), st.sampled_from([1, 7])),
     st.tuples(st.just("restart")),
+    st.tuples(st.just("drain"), st.sampled_from(NAMES), st.lists(st.sampled_from([*PODS]), min_size=1, max_size=3)),
+    st.tuples(st.just("ended"), st.sampled_from(["gone", "back", "hangs"])),
 )
+
+
+def run_pods(fleet: Fleet, name: str, kinds: list[str]) -> None:
+    """Let pods run on a node at risk; tasks of an indexed job run on other nodes too."""
+    for kind in kinds:
+        spec = dict(PODS[kind])
+        if "nodeSelector" in spec:
+            spec["nodeSelector"] = {"kubernetes.io/hostname": name}
+        owner = {"apiVersion": "batch/v1", "kind": "Job", "name": kind, "uid": f"u-{kind}", "controller": True}
+        for place in (name, *(other for other in NAMES if other != name and kind == "indexed")):
+            made = pod(f"{kind}-{fleet.world.version}", place, **spec)
+            made["metadata"]["labels"] = {"kind": kind}
+            made["metadata"]["ownerReferences"] = (
+                [owner] if spec.get("owner") == "Job" else (made["metadata"]["ownerReferences"])
+            )
+            add(fleet.world, made)
+    fleet.scored(**{name: 0.9})
+
+
+def end_pods(fleet: Fleet, what: str) -> None:
+    """What was evicted ends, and perhaps another one comes to its node, which tolerates every taint; or it hangs."""
+    world = fleet.world
+    for path, raw in [(path, raw) for path, raw in world.objects.items() if "/pods/" in path]:
+        if raw["metadata"].get("deletionTimestamp") and what != "hangs":
+            del world.objects[path]
+            kind = raw["metadata"].get("labels", {}).get("kind", "free")
+            if what == "back":
+                run_pods(fleet, raw["spec"]["nodeName"], [kind])
 
 
 def edit(fleet: Fleet, name: str, what: str) -> None:
@@ -134,7 +195,8 @@ def edit(fleet: Fleet, name: str, what: str) -> None:
         fleet.theirs = fleet.foreign()
 
     def race() -> None:
-        taint(next(path for method, path in reversed(fleet.world.asked) if method == "GET" and "/nodes/" in path))
+        read = (asked for method, asked in reversed(fleet.world.asked) if method == "GET" and "/nodes/" in asked)
+        taint(next(read, path))
 
     path = f"/api/v1/nodes/{name}"
     changes = {
@@ -189,6 +251,10 @@ def test_through_any_history_floors_hold_others_things_stay_and_all_is_given_bac
     add(world, *(node(name) for name in NAMES), *(pod(f"p{i}", name) for i, name in enumerate(NAMES)))
     with served(world) as cluster:
         fleet = Fleet(cluster, world)
+        fleet.evacuation = FAST
+        fleet.restart()
+        for name, tries in (("indexed", 6), ("last-try", 0)):
+            world.put(f"{JOBS}/{name}", {"spec": {"backoffLimit": tries}})
         for kind, *how in steps:
             if kind == "score":
                 fleet.scored(**{how[0]: how[1]})
@@ -199,11 +265,18 @@ def test_through_any_history_floors_hold_others_things_stay_and_all_is_given_bac
                 edit(fleet, how[0], how[1])
             elif kind == "later":
                 fleet.later(timedelta(hours=how[0]))
+            elif kind == "drain":
+                run_pods(fleet, how[0], how[1])
+            elif kind == "ended":
+                end_pods(fleet, how[0])
             else:
                 fleet.restart()
             fleet.theirs = fleet.foreign()
-            fleet.round()
+            report = fleet.round()
             assert fleet.foreign() == fleet.theirs
+            if not report.failed and report.active and not world.faults:
+                levels = {name: Level.DRAIN for name in NAMES if "NoSchedule" in fleet.ours(name)}
+                assert silent_waits(report, fleet.workloads, levels, fleet.clock.now()) == []
             for name, claimed in fleet.claimed.items():
                 assert claimed <= fleet.named_ours(name), "what somebody edited or copied stands"
             out = [name for name in NAMES if "NoSchedule" in fleet.ours(name) and name not in fleet.claimed]
@@ -214,6 +287,9 @@ def test_through_any_history_floors_hold_others_things_stay_and_all_is_given_bac
         for _ in range(3):
             fleet.round()
             fleet.scored()
+        progress = stored_progress(fleet.workloads)
+        assert progress.load() is None
+        assert not progress.value.nodes.keys() - fleet.claimed.keys()
         assert {name for name in NAMES if fleet.named_ours(name)} <= fleet.claimed.keys()
         quiet = len(world.asked)
         assert fleet.round().steps == []

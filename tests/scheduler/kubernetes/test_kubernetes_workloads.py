@@ -108,6 +108,8 @@ def test_a_pod_with_gpus_that_is_bound_to_its_node_is_no_part_of_it_and_is_waite
         *(("karpenter.sh/do-not-disrupt", value, True) for value in ("6h1m", "1d", "361m")),
         *(("karpenter.sh/do-not-disrupt", value, False) for value in ("false", "off", "6h", "5h59m59s", "300m")),
         *((f"{AUTOSCALER}/safe-to-evict", value, True) for value in ("false", "False", "no", "0", "never", "1h")),
+        *(("cluster.x-k8s.io/drain", value, True) for value in ("skip", "wait-completed")),
+        ("nvidia.com/gpu-driver-upgrade-drain.skip", "true", True),
         *((f"{AUTOSCALER}/safe-to-evict", value, False) for value in ("true", "yes")),
     ],
 )  # fmt: skip

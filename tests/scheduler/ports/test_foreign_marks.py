@@ -35,6 +35,7 @@ AT_REST = [
     tainted("node.cloudprovider.kubernetes.io/shutdown"),
     NodeObject("n", annotations={"weave.works/kured-reboot-in-progress": "2026-11-21T12:05:00Z"}),
     NodeObject("n", annotations={"kured.dev/kured-reboot-in-progress": "x"}),
+    NodeObject("n", annotations={"talos.dev/cordoned": "true"}),
     NodeObject("n", annotations={"harvesterhci.io/maintain-status": "running"}),
     NodeObject("n", annotations={"machineconfiguration.openshift.io/state": "Working"}),
     NodeObject("n", {"nvidia.com/gpu-driver-upgrade-state": "drain-required"}),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime
@@ -113,15 +114,21 @@ class MemorySlurm:
         fault = self.failing.pop(0) if self.failing else None
         if fault == "timeout_before":
             return WriteResult("timeout", "no answer")
-        self.sent.append((job.number, signal.name))
+        self.sent += [(other.number, signal.name) for other in self.reached(job.name)]
         return WriteResult("timeout", "no answer") if fault == "timeout_after" else WriteResult("done")
 
     def requeue(self, job: SlurmJob) -> WriteResult:
         if job.number not in self.running:
             return WriteResult("gone", "Invalid job id specified")
         self.requeued.append(job.requeue_name)
-        self.running = {n: other for n, other in self.running.items() if other.leader != job.leader}
+        reached = self.reached(job.requeue_name)
+        self.running = {n: other for n, other in self.running.items() if other not in reached}
         return WriteResult("done")
+
+    def reached(self, name: str) -> list[SlurmJob]:
+        """The jobs that a request with this name reaches: that of an array or a heterogeneous job reaches all of it."""
+        of = {job: {job.name, str(job.number), *re.split("[_+]", job.name)[:1]} for job in self.running.values()}
+        return [job for job, names in of.items() if name in names]
 
     def _answers(self) -> None:
         if self.unreadable:

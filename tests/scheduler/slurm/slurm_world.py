@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
 
 from policy.breaker import BreakerConfig
 from policy.budget import BudgetConfig
 from policy.fleet import Level, Marks
+from policy.ladder.cost_benefit import CostBenefitConfig
 from policy.plan import Action
 from scheduler.controller.controller import Controller
+from scheduler.controller.facts import VerifiedFacts
 from scheduler.controller.settings import ControllerSettings
+from scheduler.evacuation.engine import Evacuation
+from scheduler.evacuation.settings import VerificationSettings
 from scheduler.ledger.sqlite_ledger import SqliteLedger
 from scheduler.ports.clock import ManualClock
 from scheduler.ports.readings import Precondition, WriteResult
@@ -23,6 +28,7 @@ from scheduler.slurm.settings import SlurmSettings
 from scheduler.slurm.workloads import SlurmWorkloads
 from tests.policy.decide_world import STEP, T0, config
 from tests.scheduler.cluster import DISRUPTION_BUDGETS, RATE_LIMITS, risks_of
+from tests.scheduler.evacuation.emptying_cluster import FAST
 from tests.scheduler.slurm.memory_port import MemorySlurm
 
 LEASE = timedelta(seconds=30)
@@ -32,15 +38,17 @@ ME = "me"
 class World:
     """All of it; the wall clock and the monotonic one are one and the same here, until a test moves them apart."""
 
-    def __init__(self, folder: Path, nodes: int = 8, **settings: object) -> None:
+    def __init__(self, folder: Path, nodes: int = 8, *, evacuates: bool = False, **settings: object) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.clock = ManualClock(T0)
         self.seconds = 0.0
         self.slurm = MemorySlurm(self.clock, nodes)
         self.settings = SlurmSettings(str(folder), cluster="c", rack_prefix="rack_", **settings)
         self.policy = config(
-            "g", budget=BudgetConfig(DISRUPTION_BUDGETS, RATE_LIMITS), breaker=BreakerConfig(max_risky=1.0, jump=100.0)
-        )
+            "g", budget=BudgetConfig(DISRUPTION_BUDGETS, RATE_LIMITS), breaker=BreakerConfig(max_risky=1.0, jump=100.0),
+            cost_benefit=CostBenefitConfig(always=evacuates, may_wait=not evacuates),
+        )  # fmt: skip
+        self.evacuation_settings = replace(FAST, enabled=evacuates, verification=VerificationSettings())
         self.risks = MemoryRisks()
         self.values = dict.fromkeys(self.slurm.all, 0.01)
         self.ledger = SqliteLedger(None)
@@ -57,9 +65,10 @@ class World:
         self.folder = SharedFolder(Path(self.settings.folder), self.clock, self.monotonic)
         self.scheduler = SlurmScheduler(self.slurm, self.folder, self.clock, self.settings)
         self.workloads = SlurmWorkloads(self.slurm, self.folder, self.clock)
+        evacuation = Evacuation(self.scheduler, self.workloads, self.clock, self.evacuation_settings, {}, None)
         self.controller = Controller(
-            self.scheduler, self.risks, MemoryFacts(), self.ledger, self.clock, self.policy,
-            ControllerSettings(lease=LEASE), holder=f"p{self.restarts}", code="1.0",
+            self.scheduler, self.risks, VerifiedFacts(MemoryFacts(), evacuation.results), self.ledger, self.clock,
+            self.policy, ControllerSettings(lease=LEASE), holder=f"p{self.restarts}", code="1.0", evacuation=evacuation,
         )  # fmt: skip
 
     def scored(self, lasts: timedelta = 2 * STEP, **risks: float | None) -> None:

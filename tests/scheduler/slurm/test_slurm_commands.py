@@ -243,6 +243,13 @@ def test_a_program_that_leaves_children_behind_is_ended_in_time():
         run_program(command, timeout_s=0.3, max_bytes=100, environment=os.environ)
 
 
+@pytest.mark.parametrize("state", ["RUNNING", "SIGNALING", "RESIZING"])
+def test_a_running_job_that_is_reported_by_a_flag_alone_is_still_asked_for_its_checkpoint(state):
+    job = job_of(job_row(5, "n0", state=state, comment="predrain.checkpoint=USR1"), "gpu")
+    assert job is not None
+    assert (job.state, "RUNNING" in job.states) == ("running", True)
+
+
 def test_a_deadline_tells_until_when_a_job_may_start_again():
     def start_by(**fields: object) -> object:
         job = job_of(job_row(5, "n0", **fields), "gpu")

@@ -11,43 +11,94 @@ from pathlib import Path
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from policy.fleet import Level
+from scheduler.evacuation.progress import stored_progress
 from scheduler.ports.readings import Switches
+from scheduler.slurm.job import Requirements, SlurmJob
 from scheduler.slurm.marks import KEY, standing_on, with_record
 from scheduler.slurm.node import NodeChange, SlurmNode
 from scheduler.slurm.settings import SlurmSettings
-from tests.policy.decide_world import HOUR
+from tests.policy.decide_world import HOUR, T0
 from tests.scheduler.cluster import RATE_LIMITS
-from tests.scheduler.faults import Crash
+from tests.scheduler.evacuation.emptying_cluster import silent_waits
+from tests.scheduler.faults import Crash, Watch
 from tests.scheduler.slurm.memory_port import MemorySlurm
 from tests.scheduler.slurm.slurm_world import LEASE, World
 
 NODES = st.sampled_from([f"n{i}" for i in range(8)])
+ANY = Requirements()
+NEEDS = (
+    lambda _: {}, lambda _: {}, lambda nodes: {"nodes": frozenset(nodes)}, lambda _: {"reservation": "gone"},
+    lambda nodes: {"excluded": frozenset(f"n{i}" for i in range(8)) - {*nodes}},
+)  # fmt: skip
+FACTS = (
+    {}, {}, {}, {}, {"states": frozenset({"SUSPENDED"})}, {"held": True}, {"requeue": False}, {"batch": False},
+    {"comment": "predrain.keep"}, {"start_by": T0},
+)  # fmt: skip
+EVENLY = st.randoms(use_true_random=True)
+"""Draws evenly, which hypothesis does not."""
 FAULTS = st.sampled_from(["refused", "timeout_before", "timeout_after", "crash_before", "crash_after"])
 
 
 class Watched(MemorySlurm):
-    """It sees to it that nothing of ours is written where another's reason stands."""
+    """It sees to it that nothing is written where another's reason stands, and no work is reached that may not be."""
 
     crash: str | None = None
     settings = SlurmSettings("/nowhere")  # of the installation that writes
+    kill = False
 
-    def update(self, node, change):
+    def __init__(self, clock):
+        super().__init__(clock)
+        self.watch = Watch()
+        for name in ("update", "signal", "requeue"):
+            setattr(self, name, self.watch.over(getattr(self, f"_{name}")))
+
+    def _update(self, node, change):
         current = self.all[node]
-        theirs = current.reason is not None and not standing_on(current, self.settings, self.clock.now()).marks.tainted
+        theirs = current.reason is not None and not self.marks(node).tainted
         if theirs:
             assert (change.state, change.reason) == (None, None), (current, change)
         assert current.readable, (current, change)
         assert not current.rebooting, (current, change)
+        return self._crashing("update", MemorySlurm.update, node, change)
+
+    def _signal(self, job, signal):
+        assert self.reached(job.name) == [job], "another task is reached"
+        assert any(self.marks(name).drained for name in job.nodes)
+        assert "RUNNING" in job.states
+        return self._crashing("signal", MemorySlurm.signal, job, signal)
+
+    def _requeue(self, job):
+        reached = self.reached(job.requeue_name)
+        assert reached == [job] or "+" in job.name, "another task is reached"
+        drained = [name for other in reached for name in other.nodes if self.marks(name).drained]
+        assert drained, "nothing of it is on a node that is drained"
+        assert not self.kill
+        for other in reached:
+            assert other.states == {"RUNNING"}
+            assert other.batch
+            assert other.requeue
+            assert not other.held
+            assert "keep" not in other.comment
+            assert not other.needs.nodes & {*drained}, "it requires the node"
+            assert not other.needs.reservation, "which nodes it may use is not known"
+            free = {name for name, node in self.all.items() if not node.out and not node.down}
+            assert len(free - {*other.needs.excluded, *drained}) >= len(other.nodes), "there is no other place"
+        return self._crashing("requeue", MemorySlurm.requeue, job)
+
+    def _crashing(self, name, call, *args):
         crash, self.crash = self.crash, None
         if crash == "crash_before":
-            raise Crash("update")
-        answer = super().update(node, change)
+            raise Crash(name)
+        answer = call(self, *args)
         if crash == "crash_after":
-            raise Crash("update")
+            raise Crash(name)
         return answer
+
+    def marks(self, node):
+        return standing_on(self.all[node], self.settings, self.clock.now()).marks
 
 
 class SlurmHistories(RuleBasedStateMachine):
@@ -56,7 +107,7 @@ class SlurmHistories(RuleBasedStateMachine):
     def __init__(self):
         super().__init__()
         self.folder = Path(tempfile.mkdtemp(prefix="sh"))
-        self.world = World(self.folder)
+        self.world = World(self.folder, evacuates=True)
         watched = Watched(self.world.clock)
         watched.all, watched.configured = self.world.slurm.all, self.world.slurm.configured
         self.world.slurm = watched
@@ -68,7 +119,7 @@ class SlurmHistories(RuleBasedStateMachine):
         self.reasons: dict[str, tuple[frozenset[str], str | None]] = {}
         self.frozen: dict[str, SlurmNode] = {}  # with a record that somebody edited: nothing on it is ours any more
         self.wiped: set[str] = set()  # of these the record with the weight that was found may be gone
-        self.taken = 0
+        self.taken = self.made = 0
 
     @property
     def slurm(self) -> Watched:
@@ -78,6 +129,65 @@ class SlurmHistories(RuleBasedStateMachine):
     @rule(node=NODES, risk=st.sampled_from([0.01, 0.15, 0.4, 0.7, 0.95, None]))
     def one_is_scored(self, node, risk):
         self.world.scored(**{node: risk})
+
+    @initialize(node=NODES, random=EVENLY)
+    def a_history_begins_with_work_at_risk(self, node, random):
+        self.work_runs_on_a_node_at_risk(node, random)
+
+    @rule(node=NODES, random=EVENLY)
+    def work_runs_on_a_node_at_risk(self, node, random):
+        mark, width = random.choice([("", 1), ("", 1), ("", 2), ("_", 3), ("+", 3)])
+        facts, needs, names = random.choice(FACTS), random.choice(NEEDS), sorted(self.slurm.all)
+        nodes = tuple((names + names)[names.index(node) :][:width])
+        first, comment = self.made + 1, random.choice(["", "predrain.checkpoint=USR1"])
+        self.made += width
+        for index, places in enumerate([nodes] if not mark else [(place,) for place in nodes]):
+            number = first + index  # of the first task that of the array, of the first component that of the whole job
+            known = {
+                "needs": replace(ANY, **needs(places)), "comment": comment, "gpus": 8 * len(places), "requeue": True,
+                "batch": True, "started_at": self.world.clock.now(), **facts,
+            }  # fmt: skip
+            self.slurm.running[number] = SlurmJob(
+                number, f"{first}{mark}{index if mark else ''}", first if mark == "+" else number, f"{number}.0",
+                places, **{"states": frozenset({"RUNNING"}), **known},
+            )  # fmt: skip
+        self.world.clock.move(25 * HOUR)  # the rate allows another one
+        for _ in range(3):
+            self.world.scored(**{node: 0.95})
+            self._round()
+            self.world.clock.move(HOUR / 12)
+
+    @rule(data=st.data(), what=st.sampled_from(["ends", "suspend", "resume", "hold", "answer", "pin", "completes"]))
+    def something_happens_to_a_job(self, data, what):
+        running = self.slurm.running
+        if not running:
+            return
+        number = data.draw(st.sampled_from(sorted(running)))
+        job = running[number]
+        if what == "ends":
+            del running[number]
+            return
+        states = {"suspend": {"SUSPENDED"}, "resume": {"RUNNING"}, "completes": {"COMPLETING"}}
+        changes = {
+            "hold": {"held": not job.held}, "pin": {"needs": replace(job.needs, nodes=frozenset(job.nodes))},
+            "answer": {"comment": f"{job.comment} predrain.checkpointed={number}"},
+            **{name: {"states": frozenset(value)} for name, value in states.items()},
+        }  # fmt: skip
+        running[number] = replace(job, **changes[what])
+
+    @rule(rounds=st.integers(1, 4))
+    def what_was_requeued_comes_back_to_its_nodes(self, rounds):
+        for _ in range(rounds):
+            before = dict(self.slurm.running)
+            self._round()
+            for number in before.keys() - self.slurm.running.keys():
+                self.slurm.running[number] = replace(before[number], uid=f"{before[number].uid}+")
+
+    @rule(seconds=st.sampled_from([-20, 20]))
+    def another_leader_has_another_clock(self, seconds):
+        self.world.clock.move(timedelta(seconds=seconds))
+        self.world.seconds -= seconds
+        self.another_process_takes_over()
 
     @rule(hours=st.sampled_from([0.01, 0.5, 7, 13]))
     def time_passes(self, hours):
@@ -113,8 +223,8 @@ class SlurmHistories(RuleBasedStateMachine):
 
     @rule(node=NODES)
     def a_person_reboots_the_node(self, node):
-        current = self.slurm.all[node]
         self._cleaned(node)
+        current = self.slurm.all[node]
         self.slurm.all[node] = replace(current, states=current.states | {"REBOOT_ISSUED", "DOWN"} - {"IDLE"})
         before = self.slurm.all[node]
         self._round()
@@ -159,6 +269,7 @@ class SlurmHistories(RuleBasedStateMachine):
     @rule(kill=st.booleans())
     def a_person_switches(self, kill):
         self.world.scheduler.set_switches(Switches(kill=kill))
+        self.slurm.kill = kill
 
     @rule()
     def another_process_takes_over(self):
@@ -223,7 +334,10 @@ class SlurmHistories(RuleBasedStateMachine):
         before = {name for name in self.slurm.all if self.world.level(name).hard}
         theirs = {name: node for name, node in self.slurm.all.items() if self.other.level(name)}
         try:
-            self.world.round()
+            report = self.world.round()
+            if report.active and not report.failed:
+                levels = {name: self.world.level(name) for name in self.slurm.all}
+                assert silent_waits(report, self.world.workloads, levels, self.world.clock.now()) == []
         except Crash:
             self.world.restart()
             self.world.round()
@@ -231,6 +345,10 @@ class SlurmHistories(RuleBasedStateMachine):
         assert {name: self.slurm.all[name] for name in theirs} == theirs
         after = {name for name in self.slurm.all if self.world.level(name).hard}
         self.taken = max(len(after - before), self.taken)
+
+    @invariant()
+    def every_call_was_allowed(self):
+        assert self.slurm.watch.broken == []
 
     @invariant()
     def what_people_wrote_stands(self):
@@ -258,12 +376,15 @@ class SlurmHistories(RuleBasedStateMachine):
                 self.world.clock.move(LEASE)
                 self._others(self.other.round)
                 self.world.round()
+            progress = stored_progress(self.world.workloads)
+            assert progress.load() is None
+            assert progress.value.nodes == {}
             for name, node in self.slurm.all.items():
                 assert self.world.level(name) is Level.NONE
                 if name in self.frozen:
                     assert node == self.frozen[name]
                     continue
-                assert node.extra == self.extras[name]
+                assert node.extra == self.extras[name], (name, node, self.extras[name])
                 assert node.out == (self.reasons[name][0] if name in self.reasons else frozenset())
                 assert node.weight == self.slurm.configured[name] or name in self.wiped
         finally:
@@ -271,7 +392,7 @@ class SlurmHistories(RuleBasedStateMachine):
 
 
 SlurmHistories.TestCase.settings = settings(
-    max_examples=10, stateful_step_count=16, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=16, stateful_step_count=12, deadline=None, suppress_health_check=list(HealthCheck)
 )
 TestSlurmHistories = SlurmHistories.TestCase
 
@@ -291,6 +412,7 @@ def test_a_mark_never_outlives_its_prediction_whatever_dies_on_the_way(tmp_path)
         world.clock.move(LEASE)
         assert world.round().active
         assert watched.all == before
+        assert watched.watch.broken == []
 
 
 def _crashing(world: World, slurm: Watched, step: int, crash: str) -> None:

@@ -98,22 +98,6 @@ def test_a_person_who_resumes_the_node_is_not_undone(drained):
         assert world.slurm.all["n3"].out == frozenset()
 
 
-def test_a_person_who_gives_another_reason_takes_the_node_over(drained):
-    world = drained
-    world.slurm.person("n3", "DRAIN", "RMA 42")
-    held = world.slurm.all["n3"]
-    for _ in range(3):
-        world.clock.move(HOUR / 2)
-        report = world.round()
-        assert not report.failed, report.errors
-        node = world.slurm.all["n3"]
-        assert replace(node, extra=held.extra, weight=held.weight) == held
-    assert world.level("n3") is Level.NONE  # our weight and record are gone
-    world.slurm.person("n3", "RESUME")
-    world.round()
-    assert world.slurm.all["n3"].out == frozenset()  # not again in this episode
-
-
 def test_a_reason_that_comes_at_the_same_time_stands_and_ours_is_taken_back(world):
     before = world.slurm.all["n0"]
     world.slurm.meanwhile.append(lambda: world.slurm.person("n0", "DRAIN", "bad cable"))

@@ -216,7 +216,7 @@ def main() -> None:
         took = run_json(__file__, "--build", place, "--out", folder / "matrix", *everything)
         check_rows(dataset, FeatureMatrix.open(folder / "matrix"))
         read, copied = reading(dataset), copying()
-    held = samples * (len(dataset.meta.channels) * 8 + 8)
+    samples_bytes = samples * (len(dataset.meta.channels) * 8 + 8)
     made = f"{took['rows']:,.0f} rows of {took['columns']} columns"
     print(f"{samples:,} samples of {len(dataset.meta.channels)} channels to {made}")
     print(f"{took['wall']:.1f} s, {took['cpu']:.1f} s of CPU, peak {took['peak_mb']:.0f} MB")
@@ -225,8 +225,8 @@ def main() -> None:
     print(f"before that, {took['loading']:.1f} s until the process had loaded its compiler (once a process)")
     print(f"reading the files alone takes {read:.1f} s: {read / took['wall']:.0%} of it")
     print(
-        f"copying the samples once as doubles takes {held / copied:.1f} s at {copied / 1e9:.1f} GB/s: "
-        f"{held / copied / took['wall']:.0%} of it"
+        f"copying the samples once as doubles takes {samples_bytes / copied:.1f} s at {copied / 1e9:.1f} GB/s: "
+        f"{samples_bytes / copied / took['wall']:.0%} of it"
     )
     aim: str | None = AIM
     met: bool | None = samples / took["wall"] >= REQUIRED_A_SECOND and took["peak_mb"] < REQUIRED_MB

@@ -155,11 +155,11 @@ def written(dataset: Dataset, replay: Path, period: tuple[str, str], replicates:
     positive = ends_in_failure(first["decision_time"], first["gpu"], dataset)
     names, unit = np.unique(first["gpu"].astype(str).to_numpy(), return_inverse=True)
     weights = np.vstack([np.ones(len(names)), resample(len(names), replicates, seed=0)])
-    judged = {key: judge(part["risk"].to_numpy(np.float64), positive, unit, weights) for key, part in models.items()}
-    own, static = judged[profile, "sliding"], judged.get((profile, "train_once"))
+    results = {key: judge(part["risk"].to_numpy(np.float64), positive, unit, weights) for key, part in models.items()}
+    own, static = results[profile, "sliding"], results.get((profile, "train_once"))
     members = {
         name: judgement
-        for (name, variant), judgement in judged.items()
+        for (name, variant), judgement in results.items()
         if variant == "sliding" and name not in ENSEMBLES
     }
     best = max(members, key=lambda name: members[name].values["average precision"][0])
@@ -181,7 +181,7 @@ def written(dataset: Dataset, replay: Path, period: tuple[str, str], replicates:
             + " | ".join(judgement.cell(s) for s in STATISTICS)
             + " |"
             for (name, variant), judgement in sorted(
-                judged.items(), key=lambda item: -item[1].values["average precision"][0]
+                results.items(), key=lambda item: -item[1].values["average precision"][0]
             )
         ),
         "| best seen elsewhere | | " + " | ".join(f"{AIM[s]:g}" for s in STATISTICS) + " |",

@@ -193,14 +193,14 @@ def _tail(chance: Floats, hits: int) -> float:
 
 def _apart(failures: pd.DataFrame, by: list[str]) -> pd.DataFrame:
     """Leave out failures that follow one of the same node, and source, within :data:`OUTAGE` days."""
-    kept: list[int] = []
+    selected: list[int] = []
     for _, days in failures.groupby(by, sort=False)["day"]:
         newest = -OUTAGE - 1
         for position, day in days.items():
             if day - newest > OUTAGE:
-                kept.append(int(str(position)))
+                selected.append(int(str(position)))
                 newest = day
-    return failures.loc[sorted(kept)]
+    return failures.loc[sorted(selected)]
 
 
 def _failures(events: pd.DataFrame, labels: LabelSection, nodes: pd.Index, first: int, days: int) -> pd.DataFrame:

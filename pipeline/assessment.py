@@ -93,12 +93,12 @@ def assess_fleet(
     content: dict[str, Any] = {"data": _data(place, dataset, matrix, incidents, params)}
     selection = examine_selection(dataset, params.labels)
     if selection is not None and selection.reasons:
-        judged = Predictability("cannot tell", 0, reason="; ".join(selection.reasons))
+        assessed = Predictability("cannot tell", 0, reason="; ".join(selection.reasons))
     else:
-        judged = _replayed(matrix, params, out, truth, incidents["common_cause"].nunique(), begin)
-    content["predictable"] = dataclasses.asdict(judged)
-    if math.isfinite(judged.chance):
-        predictable = judged.answer in ("yes", "weakly")
+        assessed = _replayed(matrix, params, out, truth, incidents["common_cause"].nunique(), begin)
+    content["predictable"] = dataclasses.asdict(assessed)
+    if math.isfinite(assessed.chance):
+        predictable = assessed.answer in ("yes", "weakly")
         content |= _value(
             dataset, matrix, params, out / _REPLAY, assumed, truth, sizes=predictable,
             allowed=_ALLOWED.get(judged.answer, ()), begin=begin,
@@ -118,9 +118,9 @@ def _written(content: dict[str, Any], path: Path) -> dict[str, Any]:
 
 def write_value(backtest: Path, place: Place, matrix: FeatureMatrix, params: Params, begin: Begin) -> None:
     """Write ``BACKTEST/value.json``: what acting on the risks of a finished backtest comes to, in GPU-hours."""
-    judged = _judged(backtest, params)
-    content: dict[str, Any] = _UNPLAYED | {"predictable": dataclasses.asdict(judged)}
-    if math.isfinite(judged.chance):
+    assessed = _judged(backtest, params)
+    content: dict[str, Any] = _UNPLAYED | {"predictable": dataclasses.asdict(assessed)}
+    if math.isfinite(assessed.chance):
         content |= _value(
             Dataset.open(place), matrix, with_step(params, matrix.config.step, str(place)), backtest,
             Assumptions(), None, sizes=False, allowed=_ALLOWED.get(judged.answer, ()), begin=begin,
@@ -240,10 +240,10 @@ def _value(
     evaluation, context = load_evaluation(out)
     labels, folds = params.labels, context.folds[context.folds["variant"] == SLIDING]
     horizon = labels.gap + labels.horizon
-    lasts = min(horizon, labels.gap + 2 * params.decision.every)
+    lifetime = min(horizon, labels.gap + 2 * params.decision.every)
 
     def scores_of(frame: pd.DataFrame) -> Readings:
-        return Readings(frame, folds, delay=labels.gap, lasts=lasts)
+        return Readings(frame, folds, delay=labels.gap, lasts=lifetime)
 
     reach = timedelta(hours=evaluation.drain_hours)
     acting = _Acting(fleet, rule_events(dataset.events(), fleet.boots()), assumed, horizon, reach, params.seed)
@@ -272,8 +272,8 @@ def _value(
         *(delayed(acting.with_size)(size, scores, allowed) for size in rounds),
     ]
     done: list[dict[str, Any]] = []
-    at_once = min(os.cpu_count() or 1, len(tasks)) if total >= _LARGE else 1
-    for result in Parallel(n_jobs=at_once, return_as="generator")(tasks):
+    workers = min(os.cpu_count() or 1, len(tasks)) if total >= _LARGE else 1
+    for result in Parallel(n_jobs=workers, return_as="generator")(tasks):
         done.append(result)
         count(len(done), len(tasks))
     played, *by_size = done
@@ -351,7 +351,7 @@ class _Acting:
             TierThresholds(**thresholds), horizon=self.horizon, cost_benefit=costs, budget=self.assumed.budget
         )
         outcomes: dict[str, ReplayOutcome] = {}
-        held = 0
+        refused = 0
         for name, (read, diagnostic) in ways.items():
             acts = NOBODY
             if read is not None:
@@ -365,12 +365,12 @@ class _Acting:
         top: Rung = "swap" if "swap" in rows["recommended"] else "drain"
         return rows | {
             "probing": ladder.probing(),
-            "policies": [_policy_row(name, outcome, nobody, self.seed) for name, outcome in outcomes.items()],
+            "policies": [_policy_row(name, outcome, no_action, self.seed) for name, outcome in outcomes.items()],
             "replayed": {
                 "nodes": len(self.fleet.nodes),
                 "failures": len(self.fleet.at),
                 "thresholds": ladder.thresholds(top),
-                "held_back": held,
+                "held_back": refused,
             },
         }
 

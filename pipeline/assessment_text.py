@@ -43,9 +43,9 @@ def verdict_text(content: dict[str, Any], out: Path, dataset: str, params: Seque
 
     ``content``: as :func:`pipeline.assessment.assess_fleet` returns it; ``params``: the files that it was made with.
     """
-    held, todos = data(content["data"])
+    contents, todos = data(content["data"])
     lines = [f"What the data holds{' (a simulated fleet)' if content['data']['simulated'] else ''}"]
-    lines += [f"  {line}" for line in held] + [f"    {todo}" for todo in todos]
+    lines += [f"  {line}" for line in contents] + [f"    {todo}" for todo in todos]
     lines += ["", f"Are failures predictable here?  {answer(content)}"]
     lines += [f"  {line}" for line in figures(content["predictable"])]
     for table, notes in ((ladder(content), policy_notes), *((table, None) for table in detail_tables(content))):
@@ -91,7 +91,7 @@ def write_page(content: dict[str, Any], out: Path, dataset: str, params: Sequenc
         commands=commands(content, out, dataset, params),
         figures=figures(content["predictable"]),
         details=detail_tables(content),
-        held=held,
+        held=contents,
         to_do=content["data"]["to_do"],
         assumptions=[*policy_notes(content), *assumptions(content)] if rungs else [],
     )
@@ -133,8 +133,8 @@ def data(data: dict[str, Any]) -> tuple[list[str], list[str]]:
 
 def answer(content: dict[str, Any]) -> str:
     """Say whether failures are predictable."""
-    judged = content["predictable"]
-    return ANSWERS[judged["answer"]].format(more=judged["more"])
+    predictable = content["predictable"]
+    return ANSWERS[predictable["answer"]].format(more=predictable["more"])
 
 
 def figures(judged: dict[str, Any]) -> list[str]:

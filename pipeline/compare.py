@@ -74,7 +74,7 @@ def compare_backtests(one: Path, two: Path, *, seed: int = 42) -> dict[str, Any]
             for name, row in rows.items()
         },
         "params": {
-            name: [held.get(name) for held in params]
+            name: [values.get(name) for values in params]
             for name in sorted({*params[0], *params[1]})
             if params[0].get(name) != params[1].get(name)
         },

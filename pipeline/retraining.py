@@ -211,10 +211,10 @@ def _judged(
     if champion is None:
         return verdict, True, "the first champion: there was none to compare with", recipe
     if same:
-        told = f"worse in {', '.join(failed)}" if failed else "not significantly worse"
-        return verdict, not failed, f"the champion's own recipe with newer data, {told}", recipe
-    told = "passed the gate" if verdict.passed else f"did not pass the gate: {'; '.join(verdict.reasons)}"
-    return verdict, verdict.passed, f"another recipe, which {told}", recipe
+        result = f"worse in {', '.join(failed)}" if failed else "not significantly worse"
+        return verdict, not failed, f"the champion's own recipe with newer data, {result}", recipe
+    result = "passed the gate" if verdict.passed else f"did not pass the gate: {'; '.join(verdict.reasons)}"
+    return verdict, verdict.passed, f"another recipe, which {result}", recipe
 
 
 def _far_off(matrix: FeatureMatrix, params: Params, newest: Bundle, known: Bundle) -> str:

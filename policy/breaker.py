@@ -87,10 +87,10 @@ def bursts(nodes: Sequence[tuple[NodeView, Sequence[Report]]], config: CommonCau
     own = {node.name for node, reports in onsets if any((node.name, report) not in shared for report in reports)}
     merged: dict[str, Burst] = {}
     for scope, chain in sorted(found, key=lambda burst: -len(burst[1])):
-        told = {name for burst in merged.values() for name in burst.nodes}
-        held = {name for _, name, _ in chain} - own
-        if held - told:
-            burst = _burst(scope, chain, tuple(sorted(held)))
+        covered = {name for burst in merged.values() for name in burst.nodes}
+        other_nodes = {name for _, name, _ in chain} - own
+        if other_nodes - covered:
+            burst = _burst(scope, chain, tuple(sorted(other_nodes)))
             merged.setdefault(burst.key, burst)
     return tuple(merged.values())
 
@@ -101,14 +101,14 @@ _NEAR = (RISK, TEST)
 
 def _onsets(reports: Sequence[Report], gap: timedelta) -> list[Report]:
     """Leave out what follows a report: a node that continues reporting must not tie others' reports together."""
-    kept: list[Report] = []
+    reports_left: list[Report] = []
     last: dict[bool, datetime] = {}
     for report in sorted(reports, key=lambda report: report.seen_at):
         of_risk = report.fact == RISK
         if of_risk not in last or report.seen_at - last[of_risk] > gap:
-            kept.append(report)
+            reports_left.append(report)
         last[of_risk] = report.seen_at
-    return kept
+    return reports_left
 
 
 def _chains(seen: Iterable[_Seen], gap: timedelta) -> Iterator[list[_Seen]]:
@@ -385,11 +385,11 @@ def _of_group(name: str, members: list[ObservedNode], past: tuple[RiskyShare, ..
             without += observed.known < here
     usual = median(share.share for share in past) if len(past) >= config.min_history else None
     if risky >= config.min_risky:
-        at_once = f"{risky} of {total} nodes of {where} are at risk at the same time"
+        sentence = f"{risky} of {total} nodes of {where} are at risk at the same time"
         if risky > config.max_risky * total:
-            causes[f"risky {name}"] = group, f"{at_once}, {config.max_risky:.0%} may be"
+            causes[f"risky {name}"] = group, f"{sentence}, {config.max_risky:.0%} may be"
         elif usual is not None and risky > max(config.jump * usual, config.min_jump) * total:
-            causes[f"risky {name}"] = group, f"{at_once}, usually {usual:.1%}"
+            causes[f"risky {name}"] = group, f"{sentence}, usually {usual:.1%}"
     if without > 1 and missing > config.max_missing * units:
         causes[f"missing {name}"] = group, f"{missing} of {units} units of {where} have no valid score"
     if name and changed > 1 and changed > config.max_changed * total:

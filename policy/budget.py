@@ -213,9 +213,9 @@ def grant(
     come after all others, so that those that cannot be marked keep none from it.
     """
     since = now - config.memory
-    kept = [start if start.at <= now else replace(start, at=now) for start in starts if start.at > since]
+    recent = [start if start.at <= now else replace(start, at=now) for start in starts if start.at > since]
     own: dict[tuple[str, datetime], datetime] = {}
-    for start in kept:
+    for start in recent:
         key = (start.node, start.episode)
         own[key] = max(own.get(key, start.at), start.at)
     scopes = {node.name: node.scopes for node in nodes}
@@ -230,8 +230,8 @@ def grant(
     limited: dict[str, list[DisruptionBudget]] = {}
     for budget in config.disruption_budgets:
         limited.setdefault(budget.scope, []).append(budget)
-    begun = [
-        Counter(chain.from_iterable([start.scopes for start in kept if start.at > now - rate.window]))
+    counters = [
+        Counter(chain.from_iterable([start.scopes for start in recent if start.at > now - rate.window]))
         for rate in config.rate_limits
     ]
     granted: set[str] = set()
@@ -251,7 +251,7 @@ def grant(
                 allowed = budget.allowed(of)
                 if lost[scope] + 1 > allowed:
                     return f"{_name(scope)}: {lost[scope]} of {of} nodes are out of service, {allowed} may be"
-        for counter, rate, counts_in in zip(begun, config.rate_limits, counted, strict=True):
+        for counter, rate, counts_in in zip(counters, config.rate_limits, counted, strict=True):
             for scope in scopes[node] if counts_in else ():
                 if scope[0] == rate.scope and counter[scope] >= (allowed := rate.allowed(total[scope])):
                     hours = rate.window / timedelta(hours=1)
@@ -272,17 +272,17 @@ def grant(
         lost.update(mine)
         total.update(mine if ask.node in resting else ())
         if any(counted) or (ask.node, ask.episode) not in own:
-            kept = [start for start in kept if (start.node, start.episode) != (ask.node, ask.episode)]
-            kept.append(Start(ask.node, now, ask.episode, mine))
-            for counter, counts_in in zip(begun, counted, strict=True):
+            recent = [start for start in recent if (start.node, start.episode) != (ask.node, ask.episode)]
+            recent.append(Start(ask.node, now, ask.episode, mine))
+            for counter, counts_in in zip(counters, counted, strict=True):
                 counter.update(mine if counts_in else ())
     uses = tuple(
         Use(scope, total[scope], lost[scope], min(budget.allowed(total[scope]) for budget in limited[scope[0]]))
         for scope in sorted(touched)
         if scope[0] in limited and scope not in stops_once
     )
-    kept.sort(key=lambda start: (start.at, start.node))
-    return Grant(frozenset(granted), refused, tuple(kept), uses)
+    recent.sort(key=lambda start: (start.at, start.node))
+    return Grant(frozenset(granted), refused, tuple(recent), uses)
 
 
 def _name(scope: ScopeName) -> str:

@@ -210,8 +210,8 @@ def _actions(case: Case, config: PolicyConfig, now: datetime) -> list[Action]:
     verbs: list[tuple[Verb, Level]] = []
     if target < level:
         bare = target is Level.AVOID and not marks.soft  # below the hard mark there is no soft taint to keep
-        stands = Level.PUBLISH if marks.published else Level.NONE
-        verbs.append(("release", stands if bare else target))
+        published_level = Level.PUBLISH if marks.published else Level.NONE
+        verbs.append(("release", published_level if bare else target))
     if target >= Level.PUBLISH and not case.mute and _republish(case, config, now):
         verbs.append(("publish", Level.PUBLISH))
     if target is Level.AVOID and not marks.soft and level != Level.AVOID:

@@ -126,19 +126,23 @@ def advance(
     older = [prediction for prediction in state.support if prediction.unit not in reading.known]
     ended = {prediction.unit: why for prediction in older if (why := _why_ended(prediction, reading, now))}
     alive = [prediction for prediction in older if prediction.unit not in ended]
-    fresh = held = reading.risk
+    fresh = supported_risk = reading.risk
     if alive:
-        held = risks.combine([prediction.risk for prediction in (*reading.known.values(), *alive)])
+        supported_risk = risks.combine([prediction.risk for prediction in (*reading.known.values(), *alive)])
     if ended:
-        tier = "clear" if held is None else min(state.tier, thresholds.rise.tier(held), key=TIERS.index)
+        tier = (
+            "clear"
+            if supported_risk is None
+            else min(state.tier, thresholds.rise.tier(supported_risk), key=TIERS.index)
+        )
         if tier != state.tier:
             state = _moved(state, tier, "; ".join(ended.values()))
         state = changed(state, calm=0, calm_worst=0.0)
-    if held is None:
+    if supported_risk is None:
         return changed(state, tier="clear", elevated=NO_STREAK, high=NO_STREAK, calm=0, support=())
     if fresh is not None and reading.decided_at is not None:
         if state.counted is None or reading.decided_at > state.counted:
-            state = _count(state, reading, fresh, held, thresholds)
+            state = _count(state, reading, fresh, supported_risk, thresholds)
     else:
         state = changed(state, elevated=NO_STREAK, high=NO_STREAK)
     return changed(state, support=_support(state, reading, alive, thresholds, risks))

@@ -153,12 +153,12 @@ def reported(rows: Iterable[Mapping[str, Any]], now: datetime) -> dict[str, tupl
     for unit in sorted({*facts, *void}):
         ends = [end for key in (unit, (homes.get(unit, unit),)) if (end := cured.get(key)) is not None]
         end = max(ends, default=None)
-        kept = tuple(
+        facts_left = tuple(
             fact for fact in facts[unit].values() if end is None or fact.name not in _CURED or fact.seen_at >= end
         )
         repaired = max((time for time in (void.get(unit), void.get(homes.get(unit, ""))) if time), default=None)
-        if kept or repaired is not None:
-            result[unit] = kept, repaired
+        if facts_left or repaired is not None:
+            result[unit] = facts_left, repaired
     return result
 
 
@@ -341,8 +341,8 @@ def assess(
     hits = rule_hits(node, rules, now)
     by_rule: Tier = hits[0].rule.tier if hits else "clear"
     tier = max(tiered.tier, by_rule, key=TIERS.index)
-    kept = [prediction for prediction in tiered.support if prediction.unit not in reading.known]
-    risk = risks.combine([prediction.risk for prediction in (*reading.known.values(), *kept)]) if kept else fresh
+    carried = [prediction for prediction in tiered.support if prediction.unit not in reading.known]
+    risk = risks.combine([prediction.risk for prediction in (*reading.known.values(), *carried)]) if carried else fresh
     state, undone = _remember(node, before, hits, tier, tiered, now)
     ends = [hit.expires_at for hit in hits if hit.rule.tier == tier]
     if tiered.tier == tier and (end := tiered.expires_at) is not None:

@@ -168,13 +168,15 @@ class _Ordered:
 
     @classmethod
     def of(cls, evidence: ScoredDecisions, deepest: float = DEEPEST) -> _Ordered:
-        kept = np.arange(len(evidence.risk))
-        rows = math.ceil(deepest * len(kept))
-        if rows < len(kept):
+        selected = np.arange(len(evidence.risk))
+        rows = math.ceil(deepest * len(selected))
+        if rows < len(selected):
             # Ties at the edge stay together, so a prefix means the same as it would among all rows.
-            kept = np.flatnonzero(evidence.risk >= np.partition(evidence.risk, len(kept) - rows)[len(kept) - rows])
-        within = np.lexsort((evidence.node[kept], evidence.time[kept], -evidence.risk[kept]))
-        order = kept[within].astype(np.int64)
+            selected = np.flatnonzero(
+                evidence.risk >= np.partition(evidence.risk, len(selected) - rows)[len(selected) - rows]
+            )
+        within = np.lexsort((evidence.node[selected], evidence.time[selected], -evidence.risk[selected]))
+        order = selected[within].astype(np.int64)
         risk = evidence.risk[order]
         _, first, node = np.unique(evidence.node[order], return_index=True, return_inverse=True)
         fresh = np.zeros(len(order), dtype=np.int64)

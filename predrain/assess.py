@@ -136,7 +136,7 @@ def assess(
             account = _from_files(tables, of_files, out, loaded, stages).accounting
         place = read_place(dataset or str(made), out if dataset else out / "matrix")
         _announce_dataset(place, loaded)
-        beside = place.resolve().with_name(f"{place.name}-truth") if isinstance(place, Path) else None
+        truth_folder = place.resolve().with_name(f"{place.name}-truth") if isinstance(place, Path) else None
         content = assess_fleet(
             place,
             loaded,

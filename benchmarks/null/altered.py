@@ -66,11 +66,13 @@ def with_incidents(source: Path, out: Path, *, count: int, seed: int, planted: b
     original = Dataset.open(source)
     drawn = draw_incidents(original, count, seed)
     own = original.events()
-    kept = own[own["type"] == "driver"]
-    drawn = drawn[kept.columns]
+    driver_events = own[own["type"] == "driver"]
+    drawn = drawn[driver_events.columns]
     for column in ("timestamp", "known_at"):
-        drawn[column] = drawn[column].astype(kept[column].dtype)
-    events = pd.concat([kept, drawn], ignore_index=True).sort_values("timestamp", kind="stable", ignore_index=True)
+        drawn[column] = drawn[column].astype(driver_events[column].dtype)
+    events = pd.concat([driver_events, drawn], ignore_index=True).sort_values(
+        "timestamp", kind="stable", ignore_index=True
+    )
     failures = drawn[drawn["type"] == "failure"]
     starts = {gpu: times.to_numpy(dtype="datetime64[ms]") for gpu, times in failures.groupby("gpu")["timestamp"]}
     with DatasetWriter(

@@ -237,8 +237,8 @@ def run_fleet(fleet: Fleet, work: Path, prior: str) -> Path:
 def _kept(replay: str, params: Params) -> set[str]:
     profile = params.models.profile
     members = params.models.parallel.members
-    kept = {PROFILE: {profile, *members, "history_count", "vendor_rules"}, PAPER: {profile, CASCADE}}
-    return kept.get(replay, {profile})
+    models_by_profile = {PROFILE: {profile, *members, "history_count", "vendor_rules"}, PAPER: {profile, CASCADE}}
+    return models_by_profile.get(replay, {profile})
 
 
 def keep(result: BacktestResult, models: set[str], path: Path) -> None:

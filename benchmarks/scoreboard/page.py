@@ -172,11 +172,11 @@ def promises_of(fleets: Sequence[Measured]) -> list[Claim]:
         if not made:
             continue
         sums = [added([one], PROFILE) for one in made]
-        kept = sum(share(own, f"right@{target:g}", name)[0] >= target for own in sums)
+        promises_met = sum(share(own, f"right@{target:g}", name)[0] >= target for own in sums)
         together = added(made, PROFILE)
         right, drains = share(together, f"right@{target:g}", name), int(together[name][0])
         bounds = honest_interval(right[1:], point=float(right[0]), counts=np.ones(drains))
-        own = f"{percent(right[0])} of {count(drains)} drains, kept on {kept} of {len(made)} fleets"
+        own = f"{percent(right[0])} of {count(drains)} drains, kept on {promises_met} of {len(made)} fleets"
         figure = _share(right[0], bounds)
         claims.append(Claim(PROMISED, _fleets(made), own, f"{percent(target)} promised", figure, bounds, least=target))
     return claims or [Claim(PROMISED, "all", "no promise brought a drain", NONE, NONE, Interval(math.nan, math.nan))]

@@ -142,16 +142,16 @@ def _table(
     units: list[tuple[str, str, int]], times: np.ndarray, channels: dict[str, Channel], rng: np.random.Generator
 ) -> pa.Table:
     n = len(units) * times.size
-    kept = rng.random(n) >= MISSING
-    repeated = np.repeat(np.arange(len(units), dtype=np.int32), times.size)[kept]
+    present = rng.random(n) >= MISSING
+    repeated = np.repeat(np.arange(len(units), dtype=np.int32), times.size)[present]
     columns: dict[str, pa.Array] = {
-        "timestamp": pa.array(np.tile(times, len(units))[kept]).cast(pa.timestamp("ms", tz="UTC")),
+        "timestamp": pa.array(np.tile(times, len(units))[present]).cast(pa.timestamp("ms", tz="UTC")),
         "node": pa.DictionaryArray.from_arrays(repeated, [unit[0] for unit in units]).cast(pa.string()),
         "gpu": pa.DictionaryArray.from_arrays(repeated, [unit[1] for unit in units]).cast(pa.string()),
     }
     for channel in channels.values():
-        unknown = rng.random(n)[kept] < MISSING
-        columns[channel.name] = _series(channel, len(units), times.size, kept, unknown, rng)
+        unknown = rng.random(n)[present] < MISSING
+        columns[channel.name] = _series(channel, len(units), times.size, present, unknown, rng)
     return pa.table(columns)
 
 

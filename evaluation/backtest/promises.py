@@ -260,11 +260,11 @@ class _Judged:
             asked[fold] = np.inf if decision.threshold is None else decision.threshold
         alerts = np.flatnonzero(self.nodes.highest(unit_risk) >= asked[self.fold])
         # over all folds together: a node that stays alerted over a refit is drained already
-        begun = alerts[openings(self.node[alerts], self.time[alerts], self.reach_ms)]
+        episode_starts = alerts[openings(self.node[alerts], self.time[alerts], self.reach_ms)]
         positive = np.flatnonzero(self.incident >= 0)
         out = []
         for fold in decisions:
-            drains = begun[self.fold[begun] == fold]
+            drains = episode_starts[self.fold[episode_starts] == fold]
             hits = drains[self.label[drains] == 1]
             there = positive[self.fold[positive] == fold]
             out.append(

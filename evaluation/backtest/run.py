@@ -266,8 +266,8 @@ def run_backtest(
     """
     fits = None if checkpoint is None else checkpoint.resolve() / f"fits-{digest_of()}"
     setup = BacktestSetup(training, models, backtest, seed, explain, full, fits)
-    begun = Backtest(matrix, setup)
-    store, total = None, len(begun.schedule.refits_ms)
+    backtest_run = Backtest(matrix, setup)
+    store, total = None, len(backtest_run.schedule.refits_ms)
     if checkpoint is not None:
         content: dict[str, Any] = {
             "training": training.model_dump(mode="json"),
@@ -276,10 +276,10 @@ def run_backtest(
         }
         if training.prior is not None:
             content["prior"] = load_prior(training.prior).card.sha256
-        digest = digest_of(matrix=begun.matrix.digest, seed=seed, explain=explain, full=full, **content)
+        digest = digest_of(matrix=backtest_run.matrix.digest, seed=seed, explain=explain, full=full, **content)
         store = FoldStore(checkpoint.resolve(), digest)
-    kept = {} if store is None else {fold: store.load(fold) for fold in range(total)}
-    done = {fold: stored for fold, stored in kept.items() if stored is not None}
+    stored_folds = {} if store is None else {fold: store.load(fold) for fold in range(total)}
+    done = {fold: stored for fold, stored in stored_folds.items() if stored is not None}
 
     def report() -> None:
         if progress is not None:
@@ -296,7 +296,7 @@ def run_backtest(
     def check_drift() -> None:
         while watch and (at := len(drift)) < total and all(fold in done for fold in range(at)):
             stored = None if store is None else store.load_check(at)
-            drift.append(begun.check_drift([done[fold] for fold in range(at)]) if stored is None else stored[0])
+            drift.append(backtest_run.check_drift([done[fold] for fold in range(at)]) if stored is None else stored[0])
             if store is not None and stored is None:
                 store.save_check(at, drift[at])
 
@@ -304,31 +304,35 @@ def run_backtest(
     check_drift()
     report()
     if engine is None:
-        run_here(begun, done, take)
+        run_here(backtest_run, done, take)
     else:
-        run_refits(engine, RefitTask.of(matrix, setup), list(begun.plan(done)), take)
+        run_refits(engine, RefitTask.of(matrix, setup), list(backtest_run.plan(done)), take)
     folds = [done[fold] for fold in range(total)]
     if store is not None and fits is not None:
         store.forget_others(but=fits)
         FitStore(fits).shrink()
-    _refuse_if_none_fitted(folds, begun.schedule, training)
-    drains = drain_labels(begun.matrix, models.precision_targets.horizon)
-    reach = (drains["complete_at"].iloc[0] - begun.matrix.rows["decision_time"].iloc[0]).to_pytimedelta()
+    _refuse_if_none_fitted(folds, backtest_run.schedule, training)
+    drains = drain_labels(backtest_run.matrix, models.precision_targets.horizon)
+    reach = (drains["complete_at"].iloc[0] - backtest_run.matrix.rows["decision_time"].iloc[0]).to_pytimedelta()
     categories = model_names(models)
-    predictions = predictions_of(begun.matrix, folds, begun.names, begun.schedule, drains["label"], categories)
+    predictions = predictions_of(
+        backtest_run.matrix, folds, backtest_run.names, backtest_run.schedule, drains["label"], categories
+    )
     if backtest.cooldown is not None:
-        predictions["alert"] = cooled_down(predictions, begun.k, reach, backtest.cooldown)
+        predictions["alert"] = cooled_down(predictions, backtest_run.k, reach, backtest.cooldown)
     return BacktestResult(
         predictions=predictions,
-        folds=fold_frame(folds, begun.schedule, begun.rows, full=full),
-        k=begun.k,
+        folds=fold_frame(folds, backtest_run.schedule, backtest_run.rows, full=full),
+        k=backtest_run.k,
         drain_reach=reach,
         horizons=horizon_maps([fold.facts["horizons"] for fold in folds]),
-        skipped=skipped_of(folds, begun.schedule),
-        models=begun.names,
+        skipped=skipped_of(folds, backtest_run.schedule),
+        models=backtest_run.names,
         drift=tuple(drift),
-        reasons=alert_reasons(begun.matrix, [reason for fold in folds for reason in fold.facts["reasons"]]),
-        attributions=attribution_frame(begun.matrix, models.profile, [fold.facts["attributions"] for fold in folds])
+        reasons=alert_reasons(backtest_run.matrix, [reason for fold in folds for reason in fold.facts["reasons"]]),
+        attributions=attribution_frame(
+            backtest_run.matrix, models.profile, [fold.facts["attributions"] for fold in folds]
+        )
         if explain
         else None,
     )

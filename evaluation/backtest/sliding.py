@@ -242,10 +242,10 @@ class Backtest:
         labels = self._trainer.labels_at(refit_ms)
         if refit.source is None:
             return self._trainer.stand_in(refit_ms, labels, refit.span)
-        held = self._fitted
-        if held is None or held[0] != refit.source:
-            held = self._fitted = refit.source, self._trainer.fit(refit_ms, labels, refit.span)
-        return held[1]
+        cached = self._fitted
+        if cached is None or cached[0] != refit.source:
+            cached = self._fitted = refit.source, self._trainer.fit(refit_ms, labels, refit.span)
+        return cached[1]
 
     def _explained(self, fold: int, used: FittedModels, table: pa.Table) -> dict[str, Any]:
         """Explain a fold's riskiest alerts."""

@@ -226,9 +226,9 @@ class Controlled:
         heapq.heappush(self._todo, at)
 
     def _round(self, at: int) -> None:
-        begun = self._started(at)
-        begun = begun[(self.jobs.start[begun] > self._now) & np.isin(self.jobs.node[begun], list(self._open))]
-        self._left[begun] = self.jobs.start[begun]  # it runs elsewhere
+        started = self._started(at)
+        started = started[(self.jobs.start[started] > self._now) & np.isin(self.jobs.node[started], list(self._open))]
+        self._left[started] = self.jobs.start[started]  # it runs elsewhere
         self._now, now = at, instant(at)
         for node in [node for node, (ends, _) in self._tests.items() if ends < at]:
             self._tested(node)
@@ -245,10 +245,10 @@ class Controlled:
 
     def _started(self, at: int) -> Ints:
         """Give the entries that started since the last round, and take them and what has ended into account."""
-        begun = self._by_start[self._count : (count := int(np.searchsorted(self._starts, at, side="right")))]
-        self._count, active = count, np.concatenate([self._active, begun])
+        started = self._by_start[self._count : (count := int(np.searchsorted(self._starts, at, side="right")))]
+        self._count, active = count, np.concatenate([self._active, started])
         self._active = active[self.jobs.end[active] >= at]
-        return begun
+        return started
 
     def _running(self) -> Ints:
         """Give the entries that run now where they were put."""
@@ -319,11 +319,13 @@ class Controlled:
 
     def _fleet_at(self, at: int, now: datetime, newest: ScoredDecision) -> list[NodeView]:
         heard = min(now - LONGEST, newest.decided_at)  # older reports neither hold nor void anything now
-        said = reported(self.events[bisect_right(self._known, instant_ms(heard)) : bisect_right(self._known, at)], now)
+        reports = reported(
+            self.events[bisect_right(self._known, instant_ms(heard)) : bisect_right(self._known, at)], now
+        )
         down = self.fleet.down(at)
         spoken = {unit for unit, time in self._void.items() if time > heard}
         spoken |= {unit for unit, fact in self._sick.items() if fact.seen_at > heard}
-        known, unknown, quiet = self._quiet(at, newest, said.keys() | spoken)
+        known, unknown, quiet = self._quiet(at, newest, reports.keys() | spoken)
         running: defaultdict[int, list[JobView]] = defaultdict(list)
         entries = self._running()
         # jobs on quiet nodes alone matter to no decision
@@ -340,7 +342,7 @@ class Controlled:
             node, jobs = self.fleet.nodes[place], tuple(running.get(place, ()))
             if not calm:
                 units = tuple(
-                    self._unit(newest.view(name, code), said.get(name) or said.get(node.name))
+                    self._unit(newest.view(name, code), reports.get(name) or reports.get(node.name))
                     for (name, since, until), code in zip(self.fleet.stays[place], self._code[place], strict=True)
                     if since <= at < until
                 )

@@ -129,10 +129,10 @@ def _counted(
         mine = np.arange(bounds[node], bounds[node + 1])
         out = marks.found[mark] < NEVER
         repaired[node] += fleet.gpus[node] * shorter * out
-        begun = mine[(jobs.start[mine] > at) & (jobs.start[mine] <= until)]
+        started = mine[(jobs.start[mine] > at) & (jobs.start[mine] <= until)]
         if free is not None and not out:
-            begun = begun[jobs.gpus[begun] <= free(jobs.start[begun])]
-        off[begun] = jobs.start[begun]  # it runs elsewhere
+            started = started[jobs.gpus[started] <= free(jobs.start[started])]
+        off[started] = jobs.start[started]  # it runs elsewhere
         if drained < until:
             gone, left_by = evicted(fleet, jobs, int(node), int(drained), off, costs.checkpoint)
             rework = gone - duration_ms(LEAVE) - drained if jobs.on_request else jobs.unsaved(left_by, int(drained))
@@ -166,11 +166,11 @@ def _counted(
 
 def _free(fleet: ReplayedFleet, jobs: Placements, marks: ReplayMarks) -> Callable[[Ints], Ints]:
     """Give what counts the GPUs that are free at a time on nodes that are neither marked nor down, at least."""
-    held = (
+    occupied = (
         (jobs.gpus, jobs.start, jobs.end), (fleet.gpus[marks.node], marks.at, marks.until),
         (fleet.gpus[fleet.failed], fleet.at, fleet.until),
     )  # fmt: skip
-    steps = [(gpus, at, sign) for gpus, begin, end in held for at, sign in ((begin, 1), (end, -1))]
+    steps = [(gpus, at, sign) for gpus, begin, end in occupied for at, sign in ((begin, 1), (end, -1))]
     at = np.concatenate([times for _, times, _ in steps])
     order = np.argsort(at, kind="stable")
     taken = np.concatenate([[0], np.cumsum(np.concatenate([sign * gpus for gpus, _, sign in steps])[order])])

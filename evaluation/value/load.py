@@ -71,9 +71,9 @@ class Placements:
         """Build from entries in any order; ``fewest``: GPUs that the job continues with."""
         order = np.lexsort((start, node))
         size = np.bincount(job, weights=gpus)[job[order]].astype(np.float64)
-        often, kept, least = (np.broadcast_to(given, job.shape)[order] for given in (every, saved, fewest))
+        often, saved_at, least = (np.broadcast_to(given, job.shape)[order] for given in (every, saved, fewest))
         shrinks = size - gpus[order] >= np.maximum(least, 1)
-        return cls(job[order], node[order], gpus[order], start[order], end[order], often, kept, size, shrinks)
+        return cls(job[order], node[order], gpus[order], start[order], end[order], often, saved_at, size, shrinks)
 
     def unsaved(self, entry: Ints, at: Ints | int) -> Ints:
         """Give the milliseconds of work that jobs lose when they are hit.
@@ -109,16 +109,16 @@ def jobs_of_table(jobs: pd.DataFrame, nodes: pd.Index, gpus: Ints, end: int, che
     jobs, place = jobs[place >= 0], place[place >= 0].astype(np.int64)
     on_node = jobs["gpus"].to_numpy(dtype=np.float64, na_value=np.nan)
     whole = np.where(jobs["gpu"].notna().to_numpy(), 1.0, gpus[place].astype(np.float64))
-    held = np.where(np.isnan(on_node), whole, on_node).astype(np.int64)
+    gpus_on_node = np.where(np.isnan(on_node), whole, on_node).astype(np.int64)
     hit = jobs["outcome"].astype("str").str.lower().eq("node_fail").to_numpy()
     every = np.full(len(jobs), checkpoint_every.total_seconds())
     if "checkpoint_every_s" in jobs:
-        told = jobs["checkpoint_every_s"].to_numpy(dtype=np.float64, na_value=np.nan)
-        every = np.where(told >= 0, told, every)
+        recorded = jobs["checkpoint_every_s"].to_numpy(dtype=np.float64, na_value=np.nan)
+        every = np.where(recorded >= 0, recorded, every)
     saved = milliseconds(jobs["checkpointed_at"])
     fewest = jobs["min_gpus"].astype("Float64") if "min_gpus" in jobs else pd.Series(pd.NA, jobs.index, "Float64")
     return Placements.ordered(
-        coded(jobs["job"].astype("str"))[0].astype(np.int64), place, np.minimum(held, gpus[place]),
+        coded(jobs["job"].astype("str"))[0].astype(np.int64), place, np.minimum(gpus_on_node, gpus[place]),
         milliseconds(jobs["started_at"]), np.minimum(milliseconds(jobs["ended_at"]), end) + _LATE_MS * hit,
         (every * 1000).astype(np.int64), np.where(saved == NEVER, -1, saved),
         fewest.fillna(float(NEVER // 2)).to_numpy(dtype=np.int64),
@@ -141,17 +141,17 @@ def generated_load(
         sizes = np.full(len(sizes), gpus_per_job)
     total, span = int(gpus.sum()), end - begin
     hours = np.array([_hours_of(row[2], (np.arange(1000) + 0.5) / 1000).mean() for row in _SHAPE])
-    held = np.minimum(sizes, total)
+    capped = np.minimum(sizes, total)
     wanted = UTILIZATION * total * span / HOUR_MS
-    count = max(1, round(wanted / float((shares * held * hours).sum() / shares.sum())))
+    count = max(1, round(wanted / float((shares * capped * hours).sum() / shares.sum())))
     kind = rng.choice(len(sizes), count, p=shares / shares.sum())
-    lasts = np.empty(count)
+    durations = np.empty(count)
     for number, row in enumerate(_SHAPE):
         mine = kind == number
-        lasts[mine] = _hours_of(row[2], rng.random(int(mine.sum())))
+        durations[mine] = _hours_of(row[2], rng.random(int(mine.sum())))
     arrival = np.sort(rng.integers(begin, end, count))
-    long = np.maximum(1, (lasts * HOUR_MS)).astype(np.int64)
-    return first_fit(gpus, held[kind], arrival, long, end, duration_ms(checkpoint_every))
+    long = np.maximum(1, (durations * HOUR_MS)).astype(np.int64)
+    return first_fit(gpus, capped[kind], arrival, long, end, duration_ms(checkpoint_every))
 
 
 def _hours_of(quantiles: tuple[float, ...], at: Floats) -> Floats:
@@ -173,17 +173,17 @@ def first_fit(gpus: Ints, size: Ints, arrival: Ints, lasts: Ints, end: int, ever
         now = max(now, came)
         while True:
             while running and running[0][0] <= now:
-                _, _, nodes, held = heapq.heappop(running)
-                free[nodes] += held
-            nodes, held = _room(free, gpus, wanted)
+                _, _, nodes, gpus_by_node = heapq.heappop(running)
+                free[nodes] += gpus_by_node
+            nodes, gpus_by_node = _room(free, gpus, wanted)
             if nodes:
                 break
             now = running[0][0]
         if now >= end:
             break
-        free[nodes] -= held
-        rows += [(job, node, gpus_there, now, now + long) for node, gpus_there in zip(nodes, held, strict=True)]
-        heapq.heappush(running, (now + long, job, nodes, held))
+        free[nodes] -= gpus_by_node
+        rows += [(job, node, gpus_there, now, now + long) for node, gpus_there in zip(nodes, gpus_by_node, strict=True)]
+        heapq.heappush(running, (now + long, job, nodes, gpus_by_node))
     columns = np.array(rows, dtype=np.int64).reshape(-1, 5).T
     return Placements.ordered(columns[0], columns[1], columns[2], columns[3], columns[4], every)
 

@@ -141,12 +141,12 @@ def replay_probes(
     rows: list[tuple[int, int, int, bool, int]] = []
     idle: dict[int, int] = {}  # until when, by node
     rounds = sorted({*at, *(_next_round(since) for _, since, _ in gaps)})
-    begun = 0
+    next_gap = 0
     while rounds:
         now = heapq.heappop(rounds)
-        while begun < len(gaps) and gaps[begun][1] <= now:
-            idle[gaps[begun][0]] = gaps[begun][2]
-            begun += 1
+        while next_gap < len(gaps) and gaps[next_gap][1] <= now:
+            idle[gaps[next_gap][0]] = gaps[next_gap][2]
+            next_gap += 1
         idle = {place: until for place, until in idle.items() if until > now}
         running = {name: ends for name, ends in running.items() if ends > now}
         known = bisect_right(at, now) - 1

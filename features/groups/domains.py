@@ -175,18 +175,18 @@ class Domain:
         """
         if scope == "age":
             of_stay, of_event = None, _ages(stays, stays.unit[stay], time)
-            held, begin, end = _stays_by_age(stays)
-            entities = int(max(held.max(initial=-1), of_event.max(initial=-1))) + 1
+            stay_ids, begin, end = _stays_by_age(stays)
+            entities = int(max(stay_ids.max(initial=-1), of_event.max(initial=-1))) + 1
         else:
             of_stay, entities = _entities(scope, stays, inventory)
-            held, begin, end = of_stay, stays.installed, stays.removed
+            stay_ids, begin, end = of_stay, stays.installed, stays.removed
             of_event = of_stay[stay]
-        kept = (stay >= 0) & (of_event >= 0) & (kinds != 0)
+        usable = (stay >= 0) & (of_event >= 0) & (kinds != 0)
         entity, time, known, until, kinds, count = (
-            values[kept] for values in (of_event, time, known, until, kinds, count)
+            values[usable] for values in (of_event, time, known, until, kinds, count)
         )
         events = EventVersions.of(entity, entities, time=time, known=known, until=until, kinds=kinds, size=count)
-        return cls(scope, of_stay, events, Exposure.of(held, begin, end, entities))
+        return cls(scope, of_stay, events, Exposure.of(stay_ids, begin, end, entities))
 
     def entities_at(self, stays: Installations, stay: Int64Array, time: Int64Array) -> Int64Array:
         """Give the entity of rows by the stay that they are in (-1: none) and their time."""

@@ -151,16 +151,16 @@ class EventHistory:
         scopes: dict[Scope, EventVersions] = {}
         for scope in _scopes(features, unit):
             entity, number = entities[scope]
-            kept = (entity >= 0) & (kinds != 0)
+            usable = (entity >= 0) & (kinds != 0)
             scopes[scope] = EventVersions.of(
-                entity[kept],
+                entity[usable],
                 number,
-                time=time[kept],
-                known=known[kept],
-                kinds=kinds[kept],
-                size=count[kept],
-                until=ceases[kept],
-                code=code[kept],
+                time=time[usable],
+                known=known[usable],
+                kinds=kinds[usable],
+                size=count[usable],
+                until=ceases[usable],
+                code=code[usable],
                 codes=len(distinct),
             )
         windows = np.asarray([duration_ms(w) for w in (*features.history_windows, DISTINCT_WINDOW)], dtype=np.int64)

@@ -246,7 +246,7 @@ def _percentiles(logs: FloatArray, kind: IntArray, quantile: float, least: int, 
     """Write the percentile of each kind and column into ``out``, shape (kinds, columns), as linear interpolation."""
     rows, columns = logs.shape
     order = np.argsort(kind)
-    held = np.empty(rows, dtype=np.float64)
+    buffer = np.empty(rows, dtype=np.float64)
     begin = 0
     while begin < rows:
         end = begin
@@ -258,10 +258,10 @@ def _percentiles(logs: FloatArray, kind: IntArray, quantile: float, least: int, 
             for i in range(begin, end):
                 value = logs[order[i], column]
                 if not np.isnan(value):
-                    held[n] = value
+                    buffer[n] = value
                     n += 1
             if n >= least:
-                ordered = np.sort(held[:n])
+                ordered = np.sort(buffer[:n])
                 place = quantile * (n - 1)
                 low = int(place)
                 high = min(low + 1, n - 1)

@@ -162,17 +162,17 @@ def _median(sorted_values: Float32Array) -> float:
 def _medians(values: Float32Array, model: IntArray, out: FloatArray) -> None:
     n_models = out.shape[1]
     counts = np.zeros(n_models, dtype=np.int64)
-    held = np.empty((n_models, model.size), dtype=np.float32)
+    buffer = np.empty((n_models, model.size), dtype=np.float32)
     for time in range(values.shape[0]):
         counts[:] = 0
         for pair in range(model.size):
             value = values[time, pair]
             if not np.isnan(value):
-                held[model[pair], counts[model[pair]]] = value
+                buffer[model[pair], counts[model[pair]]] = value
                 counts[model[pair]] += 1
         for m in range(n_models):
             if counts[m] > 0:
-                out[time, m] = _median(np.sort(held[m, : counts[m]]))
+                out[time, m] = _median(np.sort(buffer[m, : counts[m]]))
 
 
 @njit(cache=True, nogil=True)

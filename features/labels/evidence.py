@@ -381,8 +381,8 @@ def _node_incident(open_ones: list[_Failure], unit: int, window: int) -> list[_F
         return []
     newest = [failure for failure in open_ones if failure.unit == unit] or open_ones
     target = max(newest, key=lambda failure: (failure.time, failure.unit))
-    beside = [f for f in open_ones if f is target or (target.node and f.node == target.node)]
-    times = sorted(failure.time for failure in beside)
+    related = [f for f in open_ones if f is target or (target.node and f.node == target.node)]
+    times = sorted(failure.time for failure in related)
     first = last = times.index(target.time)
     while first > 0 and times[first] - times[first - 1] <= window:
         first -= 1
@@ -390,5 +390,5 @@ def _node_incident(open_ones: list[_Failure], unit: int, window: int) -> list[_F
         last += 1
     newest_of = {f.unit: f for f in sorted(open_ones, key=lambda failure: failure.time)}
     return sorted(
-        (f for f in beside if newest_of[f.unit] is f and times[first] <= f.time <= times[last]), key=lambda f: f.unit
+        (f for f in related if newest_of[f.unit] is f and times[first] <= f.time <= times[last]), key=lambda f: f.unit
     )

@@ -88,11 +88,11 @@ def find_incidents(
     frame["incident"] = np.arange(len(incidents), dtype=np.int64)
     for name, at in (("start", 0), ("end", 2), ("known_at", 3)):
         frame[name] = instants(np.asarray([row[at] for row in incidents], dtype=np.int64))
-    begun, whose = (np.asarray([row[at] for row in incidents], dtype=np.int64) for at in (0, 1))
+    starts, whose = (np.asarray([row[at] for row in incidents], dtype=np.int64) for at in (0, 1))
     maintenance = Maintenance.of(facts, stays)
-    frame["in_maintenance"] = maintenance.within(whose, begun)
+    frame["in_maintenance"] = maintenance.within(whose, starts)
     frame["node_incident"], frame["common_cause"] = number_node_incidents(
-        stays, maintenance, whose, begun, labels.node_window, by_unit=labels.acts_on == "unit"
+        stays, maintenance, whose, starts, labels.node_window, by_unit=labels.acts_on == "unit"
     )
     return frame[list(INCIDENT_COLUMNS)]
 
@@ -230,11 +230,11 @@ def out_of_use(record: IncidentEvidence) -> pd.DataFrame:
     disjoint. Whether a time lies in an interval depends only on facts known at that time.
     """
     stays, facts = record.stays, record.facts
-    begun, begun_unit = facts.at_units(facts.drains() & ~facts.own(), stays)
+    drain_rows, drain_unit = facts.at_units(facts.drains() & ~facts.own(), stays)
     ended, ended_unit = facts.at_units(facts.releases() | facts.ends() | facts.diagnostics(passed=True), stays)
     drained = _intervals(
-        np.stack([begun_unit, facts.known[begun], facts.time[begun]]),
-        np.stack([ended_unit, facts.known[ended], facts.time[ended]])[:, np.isin(ended_unit, begun_unit)],
+        np.stack([drain_unit, facts.known[drain_rows], facts.time[drain_rows]]),
+        np.stack([ended_unit, facts.known[ended], facts.time[ended]])[:, np.isin(ended_unit, drain_unit)],
         duration_ms(LONGEST_DRAIN),
     )
     return _frame(record, np.concatenate([_down(record), drained, record.maintenance.out()], axis=1))
@@ -259,10 +259,12 @@ def _down(record: IncidentEvidence) -> Int64Array:
         if kept:
             signs.setdefault(unit, []).append(sign)
     revised = {unit for unit, of_unit in signs.items() if any(sign.until < NEVER for sign in of_unit)}
-    begun = [(unit, s.established, s.time) for unit, of_unit in signs.items() if unit not in revised for s in of_unit]
+    onsets_known = [
+        (unit, s.established, s.time) for unit, of_unit in signs.items() if unit not in revised for s in of_unit
+    ]
     ends = [(unit, known, time) for unit, evidence in record.evidence.items() for time, known in evidence.ends]
     by_then = [(u, *span) for u in sorted(revised) for span in _revised(signs[u], record.evidence[u].ends, cooldown)]
-    begins, ended = (np.array(rows, dtype=np.int64).reshape(-1, 3).T for rows in (begun, ends))
+    begins, ended = (np.array(rows, dtype=np.int64).reshape(-1, 3).T for rows in (onsets_known, ends))
     steady = _intervals(begins, ended, cooldown)
     return np.concatenate([steady, np.array(by_then, dtype=np.int64).reshape(-1, 3).T], axis=1)
 
@@ -271,10 +273,10 @@ def _revised(signs: list[Sign], ends: list[tuple[int, int]], cooldown: int) -> I
     """Tell from when until when a unit was known to be down, some of whose signs ceased to count."""
     moments = {moment for sign in signs for moment in (sign.established, sign.until)} | {known for _, known in ends}
     for moment, following in pairwise(sorted({*moments, NEVER})):
-        begun = max((sign.time for sign in signs if sign.established <= moment < sign.until), default=-NEVER)
+        last_sign = max((sign.time for sign in signs if sign.established <= moment < sign.until), default=-NEVER)
         ended = max((time for time, known in ends if known <= moment), default=-NEVER)
-        if ended < begun and moment < begun + cooldown:
-            yield moment, min(following, begun + cooldown)
+        if ended < last_sign and moment < last_sign + cooldown:
+            yield moment, min(following, last_sign + cooldown)
 
 
 def _intervals(begins: Int64Array, ends: Int64Array, longest: int) -> Int64Array:
@@ -291,8 +293,8 @@ def _intervals(begins: Int64Array, ends: Int64Array, longest: int) -> Int64Array
     last_end = _newest(np.where(is_begin, -NEVER, time), unit)
     following = np.append(np.where(unit[1:] == unit[:-1], known[1:], NEVER), NEVER)[: unit.size]
     until = np.minimum(following, last_begin + longest)
-    held = (last_end < last_begin) & (known < until)
-    return np.stack([unit[held], known[held], until[held]])
+    overlapping = (last_end < last_begin) & (known < until)
+    return np.stack([unit[overlapping], known[overlapping], until[overlapping]])
 
 
 def _newest(values: Int64Array, unit: Int64Array) -> Int64Array:

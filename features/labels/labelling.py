@@ -153,9 +153,9 @@ def _drained_by_predrain(
         returned, cleared = back.after(int(code), since), passed.after(int(code), since)
         # Either the drain begins inside the horizon, or it began before t and the unit was still out of use at t.
         begins = (since > decided[chosen]) & (since <= complete[chosen])
-        lasts = (since <= decided[chosen]) & (returned > decided[chosen])
+        still_absent = (since <= decided[chosen]) & (returned > decided[chosen])
         failed_before = _failed_between(onset, code, decided[chosen], since)
-        out[chosen] |= ((begins & ~failed_before) | lasts) & (cleared > complete[chosen])
+        out[chosen] |= ((begins & ~failed_before) | still_absent) & (cleared > complete[chosen])
     return out
 
 

@@ -159,13 +159,13 @@ def _first_other_event(before: pa.Table, after: pa.Table) -> int:
     """Return when the first event after the common prefix of two tables, sorted by known-at, was known."""
     if before.column_names != after.column_names:
         return -NEVER
-    alike = min(before.num_rows, after.num_rows)
-    one, two = before.slice(0, alike), after.slice(0, alike)
+    common_rows = min(before.num_rows, after.num_rows)
+    one, two = before.slice(0, common_rows), after.slice(0, common_rows)
     if not one.equals(two):
         old, new = (table.to_pandas().astype(object) for table in (one, two))
         same = ((old == new) | (old.isna() & new.isna())).all(axis=1).to_numpy()
-        alike = alike if same.all() else int(same.argmin())
-    rest = [table.column("known_at").slice(alike).cast(pa.int64()).to_numpy() for table in (before, after)]
+        common_rows = common_rows if same.all() else int(same.argmin())
+    rest = [table.column("known_at").slice(common_rows).cast(pa.int64()).to_numpy() for table in (before, after)]
     return min((int(known.min()) for known in rest if known.size), default=NEVER)
 
 

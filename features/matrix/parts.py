@@ -227,10 +227,10 @@ class ExistingParts:
             return computed
         existing = read_file(self.folder / file).replace_schema_metadata(None)
         times = [existing.column(name).cast(pa.int64()).to_numpy() for name in ("decision_time", "established_at")]
-        held = np.maximum(*times) < self.since
-        existing = existing.filter(pa.array(held))
+        reusable = np.maximum(*times) < self.since
+        existing = existing.filter(pa.array(reusable))
         begin = computed.column("decision_time").cast(pa.int64()).to_numpy()[:1]
-        if not begin.size or not held.any() or times[0][held].max() < begin[0]:
+        if not begin.size or not reusable.any() or times[0][reusable].max() < begin[0]:
             return pa.concat_tables([existing, computed]).unify_dictionaries()  # what is computed comes after all else
         twice = _row_index(computed).isin(_row_index(existing))
         both = pa.concat_tables([existing, computed.filter(pa.array(~twice))]).unify_dictionaries()

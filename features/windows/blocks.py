@@ -304,11 +304,11 @@ def _number(column: pa.ChunkedArray) -> _Column:
 def _column(column: pa.ChunkedArray) -> _Column:
     chunk = column.chunk(0)
     validity, content = chunk.buffers()
-    held = np.frombuffer(content, dtype=chunk.type.to_pandas_dtype())[chunk.offset : chunk.offset + len(chunk)]
+    values = np.frombuffer(content, dtype=chunk.type.to_pandas_dtype())[chunk.offset : chunk.offset + len(chunk)]
     # Arrow's readers leave bits for a column that lacks nothing, too. An empty array is read-only, as Arrow's memory
     # is, so that one kernel is compiled for both.
     bits = np.frombuffer(validity if chunk.null_count else b"", dtype=np.uint8)
-    return _Column(held, bits, chunk.offset)
+    return _Column(values, bits, chunk.offset)
 
 
 @njit(cache=True, nogil=True)

@@ -93,8 +93,8 @@ def index_panes(times: IntArray, begins: IntArray, ends: IntArray, spec: PaneSpe
     if levels == 0:
         none = np.zeros(0, dtype=np.int64)
         return PaneIndex(spec.length, spec.phase, 0, none, none, none, none, none, none, 0)
-    held = ends > begins
-    begins, ends = begins[held], ends[held]
+    nonempty = ends > begins
+    begins, ends = begins[nonempty], ends[nonempty]
     if times.size:
         far = np.flatnonzero(np.diff(times) > spec.look_back) + 1
         run_first = np.unique(np.concatenate((begins, far)))

@@ -223,10 +223,10 @@ class KubernetesClient:
                 answer = _response(response.status, response.read1(2**16), response.headers)
                 raise ApiRefused(answer.status, answer.message, answer.retry_after_s)
             begun()
-            held = b""
+            remainder = b""
             for chunk in response.stream(2**16, decode_content=False):
-                *lines, held = (held + chunk).split(b"\n")
-                if len(held) > _MAX_LINE_BYTES:
+                *lines, remainder = (remainder + chunk).split(b"\n")
+                if len(remainder) > _MAX_LINE_BYTES:
                     raise Unreachable("a watched object is larger than any that a server can hold")
                 yield from (orjson.loads(line) for line in lines if line.strip())
 

@@ -168,8 +168,8 @@ def _survivors(oof: Floats, y: Ints, recall_floor: float) -> tuple[float | None,
     if len(positives) == 0:
         return None, np.arange(len(y))
     threshold = keep_threshold(oof[positives], recall_floor)
-    kept = scored[oof[scored] >= threshold]
+    survivors = scored[oof[scored] >= threshold]
     # A stage that separates (nearly) perfectly leaves the next nothing to distinguish: it learns from all rows.
-    if len(np.unique(y[kept])) < 2 or len(kept) < MIN_SURVIVORS:
-        kept = scored if len(np.unique(y[scored])) == 2 else np.arange(len(y))
-    return threshold, kept
+    if len(np.unique(y[survivors])) < 2 or len(survivors) < MIN_SURVIVORS:
+        survivors = scored if len(np.unique(y[scored])) == 2 else np.arange(len(y))
+    return threshold, survivors

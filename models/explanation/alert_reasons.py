@@ -90,9 +90,9 @@ def _fleets(matrix: Matrix, read: RowReader, rows: Ints, among: Ints) -> tuple[l
     at = np.searchsorted(asked, times[order])
     most = max(2, min(_FLEET_UNITS, _FLEET_ROWS // len(asked)))
     size = np.bincount(at, minlength=len(asked))
-    kept = (position_in_group(at) % (-(-size // most))[at] == 0) | np.isin(among[order], rows)
-    fleet = read(among[order[kept]])
-    ends = np.cumsum(np.bincount(at[kept], minlength=len(asked)))
+    selected = (position_in_group(at) % (-(-size // most))[at] == 0) | np.isin(among[order], rows)
+    fleet = read(among[order[selected]])
+    ends = np.cumsum(np.bincount(at[selected], minlength=len(asked)))
     # views, one a decision time: alerts of one time share it
     parts = np.split(fleet, ends[:-1])
     return [parts[position] for position in np.searchsorted(asked, own)], bool((size > most).any())

@@ -66,8 +66,8 @@ class Prior:
 
     def coverage(self, columns: Sequence[FeatureColumn]) -> float:
         """Give the share of the gain of the prior's splits that lies on columns, from 0 to 1."""
-        held = {column.name for column in columns}
-        known = [name in held for name in self.card.columns]
+        names = {column.name for column in columns}
+        known = [name in names for name in self.card.columns]
         features = re.findall(r"^split_feature=(.*)$", self.model, re.MULTILINE)
         gains = re.findall(r"^split_gain=(.*)$", self.model, re.MULTILINE)
         gain = np.array(" ".join(gains).split(), dtype=np.float64)
@@ -133,8 +133,8 @@ def load_prior(place: str) -> Prior:
 
 def _tree(text: str, position: Mapping[int, int]) -> list[str]:
     """Rewrite one tree of LightGBM's text: features renumbered, those without a position cut out."""
-    held = dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
-    parts = {key: value.split() for key, value in held.items()}
+    fields = dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
+    parts = {key: value.split() for key, value in fields.items()}
     nodes: list[int] = []
     leaves: list[int] = []
     children: dict[int, tuple[int, int]] = {}
@@ -154,7 +154,7 @@ def _tree(text: str, position: Mapping[int, int]) -> list[str]:
         children[own] = walk(left), walk(right)
         return own
 
-    walk(0 if int(held["num_leaves"]) > 1 else -1)
+    walk(0 if int(fields["num_leaves"]) > 1 else -1)
     values = [parts["leaf_value"][leaf] for leaf in leaves]
     lines = [f"num_leaves={len(leaves)}", "num_cat=0"]
     if not nodes:

@@ -119,8 +119,8 @@ def refuse_moved(client: Any, tracking_uri: str) -> None:
         return
     for experiment in client.search_experiments():
         recorded = local_file_uri_to_path(experiment.artifact_location)
-        beside = database.resolve().parent / ARTIFACTS / experiment.name
-        if recorded is not None and beside.is_dir() and recorded.resolve() != beside.resolve():
+        new_folder = database.resolve().parent / ARTIFACTS / experiment.name
+        if recorded is not None and new_folder.is_dir() and recorded.resolve() != new_folder.resolve():
             old, new = recorded.parent.parent, database.resolve().parent
             raise InputError(
                 f"the store was moved or copied: its files are recorded at {old}",

@@ -71,12 +71,12 @@ class HeldRows:
             return self._matrix.values(rows)
         with self._turn:
             ring = self._extended(int(rows.min()), int(rows.max()) + 1)
-            held = rows >= self._first
-            if held.all():
+            cached = rows >= self._first
+            if cached.all():
                 return ring[rows % self._capacity]
             out = np.empty((len(rows), self._columns), dtype=np.float32)
-            out[held] = ring[rows[held] % self._capacity]
-        out[~held] = self._matrix.values(rows[~held])
+            out[cached] = ring[rows[cached] % self._capacity]
+        out[~cached] = self._matrix.values(rows[~cached])
         return out
 
     def _extended(self, lowest: int, until: int) -> np.ndarray:

@@ -106,8 +106,8 @@ class SequenceClassifier(ClassifierMixin, BaseEstimator):
             self.epochs if self.early_stopped_ else self.fixed_epochs,
             self.patience,
         )
-        held = None if tail is None else inputs(tail)
-        self.weights_, self.epochs_ = fit_network(self._shape(), inputs(fit_on), held, schedule, seed=seed)
+        tail_inputs = None if tail is None else inputs(tail)
+        self.weights_, self.epochs_ = fit_network(self._shape(), inputs(fit_on), tail_inputs, schedule, seed=seed)
         return self
 
     def _split(self, y: Ints, weight: Floats, times: Ints, *, purged: bool) -> tuple[Bools, Bools | None]:

@@ -181,12 +181,12 @@ def _reference_counts(reference: Distribution, edges: Floats) -> Floats:
 
 def _usual(plain: Distribution, values: np.ndarray, there: np.ndarray, blocks: Ints) -> tuple[float, float]:
     rows = np.bincount(blocks)
-    held = np.flatnonzero(rows >= _LEAST_ROWS)
-    if len(held) < 2:
+    filled = np.flatnonzero(rows >= _LEAST_ROWS)
+    if len(filled) < 2:
         return float("nan"), float("nan")
     gone = np.bincount(blocks, weights=~there)
-    others = (gone.sum() - gone[held]) / (rows.sum() - rows[held])
-    usual_missing = float(np.abs(gone[held] / rows[held] - others).max())
+    others = (gone.sum() - gone[filled]) / (rows.sum() - rows[filled])
+    usual_missing = float(np.abs(gone[filled] / rows[filled] - others).max())
     edges = plain.edges()
     if not len(edges):
         return 0.0, usual_missing
@@ -194,7 +194,7 @@ def _usual(plain: Distribution, values: np.ndarray, there: np.ndarray, blocks: I
     code = np.searchsorted(edges, values[there].astype(np.float64), side="left")
     counts = np.bincount(blocks[there] * bins + code, minlength=len(rows) * bins).reshape(-1, bins).astype(np.float64)
     whole = counts.sum(axis=0)
-    psi = [stability_index(whole - counts[at], counts[at]) for at in held if counts[at].sum()]
+    psi = [stability_index(whole - counts[at], counts[at]) for at in filled if counts[at].sum()]
     return max(psi, default=0.0), usual_missing
 
 

@@ -85,9 +85,9 @@ def plan_schedule(
     # A refit that no decision follows before the next one would be fitted for nothing.
     next_test = tested[np.searchsorted(tested, refits)]
     used = np.r_[next_test[:-1] < refits[1:], True]
-    kept = tuple(int(refit) for refit in refits[used])
-    never = tuple(span for span in candidates(training) if kept[-1] - reach_ms - duration_ms(span) < first_ms)
-    return Schedule(kept, int(tested[-1]), never)
+    used_refits = tuple(int(refit) for refit in refits[used])
+    never = tuple(span for span in candidates(training) if used_refits[-1] - reach_ms - duration_ms(span) < first_ms)
+    return Schedule(used_refits, int(tested[-1]), never)
 
 
 def alert_budget(rows: TrainingRows, labels: Labels, backtest: BacktestSection, *, as_of_ms: int) -> int:

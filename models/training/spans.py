@@ -140,14 +140,14 @@ def _well_filled(
     rows: TrainingRows, labels: Labels, spans: Sequence[timedelta], least: int, *, refit_ms: int, newest_ms: int
 ) -> Sequence[timedelta]:
     """Keep the candidates that hold enough incidents, and the longest."""
-    kept = []
+    candidates = []
     for span in spans:
         start = newest_ms - duration_ms(span)
         known = known_rows(rows, labels, start_ms=start, complete_by_ms=refit_ms, as_of_ms=refit_ms)
         positives = np.flatnonzero(known & ~rows.augmented & (labels.label == 1))
         if span == max(spans) or count_incidents(rows.tie[positives], labels.incident[positives]) >= least:
-            kept.append(span)
-    return kept
+            candidates.append(span)
+    return candidates
 
 
 def _tail_scores(

@@ -201,9 +201,9 @@ class Trainer:
         again = split.held_out and self.models.calibration.refit
         names = learners_of(self.models, self.names)
         steps = _steps(self._progress, (len(names) + (CASCADE in self.names)) * (2 if again else 1))
-        held = split.slice_rows[split.slice_label == 1] if split.held_out else None
+        positives = split.slice_rows[split.slice_label == 1] if split.held_out else None
         incidents = chosen.n_incidents
-        learners, cascade = self._fit_on(chosen, names, refit_ms, incidents, steps, held=held)
+        learners, cascade = self._fit_on(chosen, names, refit_ms, incidents, steps, held=positives)
         if self.prior is not None and self.models.profile not in (*BASELINES, CASCADE):
             learners[PRIOR] = self.prior.on(self.matrix.columns)
         fitted = self._fitted(refit_ms, span, chosen, learners=learners, cascade=cascade, calibrated=split.held_out)
@@ -276,13 +276,13 @@ class Trainer:
         slice_label = labels.label[slice_rows]
         positive = slice_rows[slice_label == 1]
         incidents = count_incidents(self.rows.tie[positive], labels.incident[positive])
-        held = self._choose(refit_ms, labels, start, slice_start)
-        held_out = incidents >= MIN_INCIDENTS and held.n_incidents >= MIN_INCIDENTS and held.usable
+        choice = self._choose(refit_ms, labels, start, slice_start)
+        held_out = incidents >= MIN_INCIDENTS and choice.n_incidents >= MIN_INCIDENTS and choice.usable
         positives = int((labels.label[in_span] == 1).sum())
         again = not held_out or self.models.calibration.refit
-        whole = self._choose(refit_ms, labels, start, refit_ms) if again else held
+        whole = self._choose(refit_ms, labels, start, refit_ms) if again else choice
         return _Split(
-            training=held if held_out else whole,
+            training=choice if held_out else whole,
             whole=whole,
             slice_rows=slice_rows,
             # Rows that the models are fitted on must not calibrate them; their scores still say where the scale lies.
@@ -398,8 +398,10 @@ class Trainer:
             own = np.mean([answers[name] for name in learners_of(self.models, (self.models.profile,))], axis=0)
             positive, incidents = split.slice_label == 1, split.slice_incidents
             share = fit_share(own, answers[PRIOR], positive, n_incidents=incidents, believed=share)
-        kept = fitted.learners if share else {name: fitted.learners[name] for name in fitted.learners if name != PRIOR}
-        return replace(fitted, learners=kept, prior_weight=share)
+        learners = (
+            fitted.learners if share else {name: fitted.learners[name] for name in fitted.learners if name != PRIOR}
+        )
+        return replace(fitted, learners=learners, prior_weight=share)
 
 
 def _counts(chosen: TrainingSet) -> dict[str, Any]:

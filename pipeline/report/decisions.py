@@ -74,12 +74,12 @@ def _made(mine: pd.DataFrame, context: ReportContext) -> str:
 
 
 def _counted(promises: pd.DataFrame) -> str:
-    judged = promises[promises["kept"].notna()]
-    if judged.empty:
+    evaluated = promises[promises["kept"].notna()]
+    if evaluated.empty:
         return "No model of this run gave reason for a promise that could be evaluated."
-    kept = int(judged["kept"].sum())
+    met = int(evaluated["kept"].sum())
     return (
-        f"Over all models and targets {count(len(judged))} promises could be evaluated, and {count(kept)} were kept. "
+        f"Over all models and targets {count(len(evaluated))} promises could be evaluated, and {count(met)} were kept. "
         "Models share their incidents, so these are not independent."
     )
 

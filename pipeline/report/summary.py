@@ -63,10 +63,10 @@ def _alerts(evaluation: Evaluation, context: ReportContext, row: pd.Series) -> s
     text = f"{context.profile} gave {count(row['alerts'])} alerts of nodes, at most {evaluation.k} per "
     text += f"{context.budget_period}. "
     if row["alerts"]:
-        lasts = duration(evaluation.drain_horizon(context.gap))
+        horizon = duration(evaluation.drain_horizon(context.gap))
         text += (
             f"They make {count(row['episodes'])} drain episodes, {number(row['episodes_per_day'], 1)} a day: an "
-            f"episode lasts {lasts}, and later alerts of its node until then belong to it. The most alerted node "
+            f"episode lasts {horizon}, and later alerts of its node until then belong to it. The most alerted node "
             f"took {percent(row['alerts_of_one_node'] / row['alerts'])} of all alerts. "
         )
     if not row["episodes_known"]:

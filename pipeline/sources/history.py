@@ -97,12 +97,12 @@ def fetch_history(
     plan = replace(plan, delay=params.features.delay)
     progress = begin("fetching")
     first = replace(plan, end=min(plan.start + plan.chunk, plan.end))
-    begun = time.monotonic()
+    started_s = time.monotonic()
     report = {"samples": 0}
     with suppress(InputError):  # the server keeps less than was asked for, or the fetch of all says what is wrong
         report = backfill(connection, first, root, channels=channels, mapping=mapping)
     if report["samples"]:
-        measured(Rate(int(report["samples"]), time.monotonic() - begun, first.end - first.start))
+        measured(Rate(int(report["samples"]), time.monotonic() - started_s, first.end - first.start))
     backfill(connection, plan, root, channels=channels, mapping=mapping, progress=progress)
     return compact(
         dataset,
@@ -117,8 +117,8 @@ def refuse_removed(dataset: Path) -> None:
     """Raise ``InputError`` where an earlier run fetched history and its dataset is gone: that is not fetched again."""
     root = landing_of(dataset)
     recover_folder(dataset)
-    begun = any((root / "state").glob("prometheus-*.json"))
-    if begun and not dataset.exists() and not Landing(root, writer="prometheus").waiting("samples"):
+    resumed = any((root / "state").glob("prometheus-*.json"))
+    if resumed and not dataset.exists() and not Landing(root, writer="prometheus").waiting("samples"):
         raise InputError(
             "history was fetched before, but the dataset does not exist",
             str(dataset),

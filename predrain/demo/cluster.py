@@ -210,8 +210,8 @@ class ReplayedCluster:
         """Go round, and give when the jobs that a drain waits for write a checkpoint or end."""
         since = self.clock.now()
         hard = np.array([level.hard for level in self._levels().values()])
-        begun = (self.jobs.start > instant_ms(since)) & (self.jobs.start <= instant_ms(at)) & hard[self.jobs.node]
-        self.left[begun] = np.minimum(self.left[begun], self.jobs.start[begun])
+        started = (self.jobs.start > instant_ms(since)) & (self.jobs.start <= instant_ms(at)) & hard[self.jobs.node]
+        self.left[started] = np.minimum(self.left[started], self.jobs.start[started])
         self.clock.move(at - since)
         self._show(at)
         report = self.controller.round()
@@ -254,8 +254,10 @@ class ReplayedCluster:
             entries = there[(jobs.node[there] == place) & (place not in down)]
             for entry, view in zip(entries, job_views(jobs, entries, now), strict=True):
                 offer = CheckpointOffer("scheduler") if view.can_checkpoint else None
-                held = self.workloads.running.get(str(entry))
-                running[str(entry)] = held or Workload(view.name, str(entry), "job", name, job=view, checkpoint=offer)
+                workload = self.workloads.running.get(str(entry))
+                running[str(entry)] = workload or Workload(
+                    view.name, str(entry), "job", name, job=view, checkpoint=offer
+                )
                 views.append(view)
             units = tuple(UnitView(unit) for unit, since, until in stays if since <= now < until)
             base = replace(self.fleet.nodes[place], jobs=tuple(views), down=place in down, units=units)

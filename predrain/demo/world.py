@@ -210,10 +210,10 @@ class World:
         )  # fmt: skip
         jobs = self.cluster.jobs
         marks = self.cluster.marks_by(at)
-        nobody = count_outcome(fleet, [jobs], NOBODY, costs, reach=_REACH)
+        no_action = count_outcome(fleet, [jobs], NOBODY, costs, reach=_REACH)
         acted = count_outcome(fleet, [jobs], marks, costs, reach=_REACH)
         failures = int((fleet.at >= fleet.begin).sum())
-        saved = float(nobody.hit.sum() - acted.hit.sum() + acted.repaired.sum())
+        saved = float(no_action.hit.sum() - acted.hit.sum() + acted.repaired.sum())
         spent = float(acted.spent.sum() + acted.idle.sum())
         self.balance = Balance(failures, acted.caught, acted.drains, saved, spent)
         return self.balance

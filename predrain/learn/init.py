@@ -38,13 +38,13 @@ def init(
         raise InputError(f"{', '.join(there)} already there", str(folder), "Choose another folder, or remove them.")
     with disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        step, held = _contents_of(folder / dataset)
+        step, contents = _contents_of(folder / dataset)
         for source, name in _FILES.items():
             text = files("predrain").joinpath("scaffold", source).read_text(encoding="utf-8")
             text = text.replace("dataset: ../fleet  ", f"dataset: {dataset}  ")
             text = text.replace("decision:\n", f"telemetry:\n  step: {step}\ndecision:\n") if step else text
             write_bytes(folder / name, text.encode())
-    show({"folder": str(folder), "files": ", ".join(_FILES.values()), **held, "next": "README.md"}, as_json=as_json)
+    show({"folder": str(folder), "files": ", ".join(_FILES.values()), **contents, "next": "README.md"}, as_json=as_json)
 
 
 def _contents_of(dataset: Path) -> tuple[str, dict[str, Any]]:

@@ -85,11 +85,11 @@ def build(
             parts.append(simulated or _rows(own[number], seed))
             advance(number + 1, made_of["fleets"])
         names = list(dict.fromkeys(name for columns, *_ in parts for name in columns))
-        values = np.full((sum(len(held) for *_, held in parts), len(names)), np.nan, np.float32)
+        values = np.full((sum(len(rows) for *_, rows in parts), len(names)), np.nan, np.float32)
         end = 0
-        for columns, _, held in parts:
-            values[end : end + len(held), [names.index(name) for name in columns]] = held
-            end += len(held)
+        for columns, _, rows in parts:
+            values[end : end + len(rows), [names.index(name) for name in columns]] = rows
+            end += len(rows)
         label, weight = (np.concatenate([getattr(part[1], name) for part in parts]) for name in ("label", "weight"))
         if not label.any() or label.all():
             raise InputError("failures in no fleet or in every row", "prior build", "Give more or larger fleets.")
@@ -144,5 +144,5 @@ def _rows(
     )
     values = matrix.values(chosen.rows)
     values[:, [column.channel in hidden for column in matrix.columns]] = float("nan")
-    kept = [i for i, column in enumerate(matrix.columns) if column.group in GROUPS]
-    return [matrix.columns[i].name for i in kept], chosen, values[:, kept]
+    usable = [i for i, column in enumerate(matrix.columns) if column.group in GROUPS]
+    return [matrix.columns[i].name for i in usable], chosen, values[:, usable]

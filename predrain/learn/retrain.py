@@ -53,14 +53,14 @@ def _once(dataset: Path, registry: str, params: list[Path] | None, as_json: bool
     from pipeline.retraining import retrain as run
     from pipeline.stages import MODEL
 
-    begun, decision = datetime.now(UTC), None
+    started_at, decision = datetime.now(UTC), None
     loaded = read_params(params)
     try:
         matrix = recent_matrix(dataset, None, loaded)
         with progress("retraining") as advance:
             decision = run(matrix, loaded, registry=registry, model=MODEL, progress=advance)
     finally:
-        write_bytes(dataset.with_name(f"{dataset.name}-retrain.prom"), page_of(begun, decision).encode())
+        write_bytes(dataset.with_name(f"{dataset.name}-retrain.prom"), page_of(started_at, decision).encode())
     sys.stdout.write(json.dumps(decision.to_json(), sort_keys=True) + "\n" if as_json else summary_text(decision))
     sys.stdout.flush()
     return decision.done

@@ -141,8 +141,8 @@ class Controller:
         levels = {view.name: view.marks.level for view in views}
         for action in plan.actions:
             levels[action.node] = level_after(action, levels[action.node])
-        stands = signals_of(plan, views, levels, self.policy)
-        writes = self.scheduler.announcing(stands, new=new)
+        signals = signals_of(plan, views, levels, self.policy)
+        writes = self.scheduler.announcing(signals, new=new)
         report.notes += [f"would be written besides: {write.message}" for write in writes]
 
     def stop(self) -> None:
@@ -161,26 +161,26 @@ class Controller:
             decision = self._decide(fleet, log, ready=ready)
         else:
             log.error(f"nothing is decided, and only expired marks are released: {self.unusable}")
-        held = frozenset[str]() if decision is None else self._held(decision)
+        blocked = frozenset[str]() if decision is None else self._held(decision)
         views = tuple(reading.view for reading in fleet.nodes) if decision is None else decision.views
         boots = {reading.view.name: reading.boot_id for reading in fleet.nodes}
         expected = {view.name: Expected(view, boots[view.name], view.marks.level) for view in views}
-        executor = Executor(self.scheduler, log, self.settings, expected, self._newest, held)
-        kept, lost = False, None
+        executor = Executor(self.scheduler, log, self.settings, expected, self._newest, blocked)
+        saved, lost = False, None
         try:
             if decision is not None:
                 self._record(decision, log)
                 self._lease.hold()
-                kept = self._store.known and self._keep(decision.plan.state, log)
-                log.forward = log.forward and kept
+                saved = self._store.known and self._keep(decision.plan.state, log)
+                log.forward = log.forward and saved
                 with log.boundary("the actions"):
                     executor.carry_out(decision.plan)
             self._release_expired(due, executor, log)
         except LeaseLostError as error:
             lost = error
-        state = decision.plan.state if decision is not None and kept else self._store.value
+        state = decision.plan.state if decision is not None and saved else self._store.value
         # Also without the lease: a state that another replica replaced since has another version, and stays.
-        if kept or (executor.done and self._store.known):
+        if saved or (executor.done and self._store.known):
             self._keep(carried_out(state, executor.done), log)
         if lost is not None:
             raise lost

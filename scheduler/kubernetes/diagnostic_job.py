@@ -155,8 +155,8 @@ class KubernetesVerification:
         variables = {"PREDRAIN_NODE": node, "PREDRAIN_KEY": key, "PREDRAIN_GPUS": ",".join(units)}
         variables["PREDRAIN_REMEDY"] = remedy or ""
         for container in pod["containers"]:
-            kept = [entry for entry in container.get("env") or () if entry.get("name") not in variables]
-            container["env"] = [*kept, *({"name": name, "value": value} for name, value in variables.items())]
+            variables_left = [entry for entry in container.get("env") or () if entry.get("name") not in variables]
+            container["env"] = [*variables_left, *({"name": name, "value": value} for name, value in variables.items())]
         return job
 
 

@@ -87,11 +87,11 @@ def pod_part(pod: Object, rules: KubernetesRules, keys: PodKeys) -> PodPart | No
         return PodPart(node, f"{metadata.get('namespace')}/{metadata.get('name')}", 1)
     if run is None or run.outcome is not None:
         return None
-    said = annotations_of(pod)
+    annotations = annotations_of(pod)
     checkpointed_at = None if run.checkpointed_ms is None else from_ms(run.checkpointed_ms)
     return PodPart(
         run.node, run.job, run.gpus, from_ms(run.started_ms), checkpointed_at, ends_at(pod, keys),
-        keys.checkpoint in said, said.get(keys.elastic) == "true", run.namespace, run.claims,
+        keys.checkpoint in annotations, annotations.get(keys.elastic) == "true", run.namespace, run.claims,
     )  # fmt: skip
 
 
@@ -132,11 +132,11 @@ def ends_at(pod: Object, keys: PodKeys) -> datetime | None:
     if stated is not None:
         return stated
     spec, status = pod.get("spec") or {}, pod.get("status") or {}
-    started, lasts = instant(status.get("startTime")), spec.get("activeDeadlineSeconds")
-    if started is None or not isinstance(lasts, int):
+    started, deadline_s = instant(status.get("startTime")), spec.get("activeDeadlineSeconds")
+    if started is None or not isinstance(deadline_s, int):
         return None
     try:
-        return started + timedelta(seconds=lasts)
+        return started + timedelta(seconds=deadline_s)
     except OverflowError:
         return None
 
@@ -189,12 +189,12 @@ class ClaimCounts:
         """
         seen: set[tuple[str, str, str]] = set()
         for part in parts:
-            held = 0
+            claimed = 0
             for claim in part.claims:
                 if (part.job, part.namespace, claim) not in seen:
                     seen.add((part.job, part.namespace, claim))
-                    held += self._held.get((part.namespace, claim), 1)
-            yield replace(part, gpus=part.gpus + held) if part.claims else part
+                    claimed += self._held.get((part.namespace, claim), 1)
+            yield replace(part, gpus=part.gpus + claimed) if part.claims else part
 
     def _view(self, raw: Object) -> tuple[Claim, int] | None:
         try:

@@ -156,10 +156,10 @@ class KubernetesWorkloads:
             for value in (annotations.get(key), labels.get(key)):
                 if value is None or read_switch(value) is lets_go:
                     continue
-                lasts = None if lets_go else duration(value)
-                if lasts is None:
+                wait = None if lets_go else duration(value)
+                if wait is None:
                     return unclear(key, value) or f"{key}={value}"
-                if not self._ran_for(pod, lasts):
+                if not self._ran_for(pod, wait):
                     return f"{key}={value}, counted from its start"
         if owner is not None and str(owner.get("apiVersion") or "").startswith(_SLURM_GROUP):
             return "Slurm runs in it: its jobs leave through Slurm"

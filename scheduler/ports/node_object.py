@@ -310,10 +310,10 @@ def _released(action: Action, node: NodeObject, own: OwnMarks, keys: Keys) -> No
     if old is None:
         return node
     annotations, labels, record = dict(node.annotations), dict(node.labels), old
-    kept = {"NoSchedule": action.to >= Level.SWAP, "PreferNoSchedule": action.to >= Level.AVOID}
+    taint_effects = {"NoSchedule": action.to >= Level.SWAP, "PreferNoSchedule": action.to >= Level.AVOID}
     taints = tuple(
         taint for taint in node.taints
-        if taint.key != keys.taint or taint.effect not in own.taints or kept.get(taint.effect, False)
+        if taint.key != keys.taint or taint.effect not in own.taints or taint_effects.get(taint.effect, False)
     )  # fmt: skip
     present = _present(node, keys)
 
@@ -340,7 +340,9 @@ def _released(action: Action, node: NodeObject, own: OwnMarks, keys: Keys) -> No
     if action.to < Level.PUBLISH:
         return _recorded(then, replace(record, level=Level.NONE, since=None) if stays else None, own, keys)
     if not remembered and record.level > action.to:
-        soft, tainted = (effect in own.taints and kept[effect] for effect in ("PreferNoSchedule", "NoSchedule"))
+        soft, tainted = (
+            effect in own.taints and taint_effects[effect] for effect in ("PreferNoSchedule", "NoSchedule")
+        )
         drained = keys.drain in annotations
         level = Marks(Published(record.tier, record.until), soft, tainted, tainted and drained).level
         record = replace(record, level=level, since=record.since if level.hard else None)

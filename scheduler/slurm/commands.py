@@ -172,12 +172,12 @@ class SlurmCommands(SlurmPort):
     def _run(self, program: str, *arguments: str) -> tuple[int, str, bytes]:
         """Run a program; gives its exit status, the start of its errors, and its output."""
         settings = self._settings
-        kept = {name: text for name, text in os.environ.items() if not name.startswith(_FOREIGN_FILTERS)}
+        environment = {name: text for name, text in os.environ.items() if not name.startswith(_FOREIGN_FILTERS)}
         conf = {} if settings.slurm_conf is None else {"SLURM_CONF": settings.slurm_conf}
         path = program if settings.bin_dir is None else str(Path(settings.bin_dir) / program)
         ended = run_program(
             [path, *arguments], timeout_s=settings.timeout.total_seconds(),
-            max_bytes=settings.max_response_bytes, environment={**kept, "LC_ALL": "C", **conf},
+            max_bytes=settings.max_response_bytes, environment={**environment, "LC_ALL": "C", **conf},
         )  # fmt: skip
         return ended.status, ended.errors[:400], ended.output
 

@@ -121,8 +121,8 @@ class SharedFolder:
         self._own = None
         try:
             with self._locked("lease"):
-                held = self._lease()
-                if held is not None and held.holder != holder and not self._ended(held, began):
+                lease = self._lease()
+                if lease is not None and lease.holder != holder and not self._ended(lease, began):
                     return None
                 own = _Held(holder, secrets.token_hex(8), lasts.total_seconds(), before.isoformat())
                 self._write("lease", plain_of(own))
@@ -136,8 +136,8 @@ class SharedFolder:
         """Give the lease back, if it is held; a failure is passed over."""
         self._own = None
         with contextlib.suppress(SchedulerError), self._locked("lease"):
-            held = self._lease()
-            if held is not None and held.holder == holder:
+            lease = self._lease()
+            if lease is not None and lease.holder == holder:
                 (self.path / "lease.json").unlink()
 
     @contextlib.contextmanager
@@ -149,10 +149,10 @@ class SharedFolder:
         """
         with self._locked("lease"):
             own, ends = self._own or (None, 0.0)
-            held = self._lease()
+            lease = self._lease()
             if own is None or own.holder != holder:
                 yield f"{holder} does not hold the lease"
-            elif held is None or (held.holder, held.beat) != (own.holder, own.beat):
+            elif lease is None or (lease.holder, lease.beat) != (own.holder, own.beat):
                 yield f"{holder} does not hold the lease any more"
             elif self._monotonic() >= ends or self._clock.now() >= until:
                 yield f"the lease of {holder} has ended"

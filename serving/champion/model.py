@@ -119,9 +119,9 @@ class ModelHolder:
         self._seen, self._wait = stamp, _RETRY_ROUNDS
         try:
             named = self._source.named()
-            held = self.model
-            version = held is not None and (named.version is None or held.version == str(named.version))
-            if held is not None and version and held.digest == manifest_digest(named.path):
+            current = self.model
+            version = current is not None and (named.version is None or current.version == str(named.version))
+            if current is not None and version and current.digest == manifest_digest(named.path):
                 self.refused = named.note
                 return False
             model = load_model(named.path, version=named.version)

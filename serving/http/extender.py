@@ -192,9 +192,9 @@ def add_extender(
 
     def filtered(asked: list[str], _risks: bool, now: datetime) -> dict[str, Any]:
         out = decisions.out if settings.extender_filter == "ledger" else None
-        kept, removed = kept_nodes(asked, fleet_at(now), now, out, settings.extender_max_share)
+        passed, removed = kept_nodes(asked, fleet_at(now), now, out, settings.extender_max_share)
         metrics.removed.inc(len(removed))
-        return filter_result(kept, removed)
+        return filter_result(passed, removed)
 
     filter_nodes = verb(filtered, lambda asked: filter_result(asked, {}))
     prioritize = verb(

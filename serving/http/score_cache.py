@@ -68,8 +68,8 @@ class ScoreCache:
         except InputError as error:
             if str(error) != self.served.trouble:
                 fleet = self.served.fleet
-                kept = "" if fleet is None else f"; decision {fleet.scores.decision} is kept"
-                _LOG.warning("newer scores cannot be served: %s%s", error, kept)
+                suffix = "" if fleet is None else f"; decision {fleet.scores.decision} is kept"
+                _LOG.warning("newer scores cannot be served: %s%s", error, suffix)
             self.failures += 1
             self.served = replace(self.served, trouble=str(error))
             return False

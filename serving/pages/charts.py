@@ -158,8 +158,8 @@ def risk_chart(
         word = ""
         if free is not None:  # without room its title alone says what it is
             ends[free] = start + width_px
-            beside, height = at - 3 if side == "end" else at + 3, _TOP + 10 + 12 * free
-            word = f'<text class="tick {side}" x="{beside}" y="{height}">{escape(mark.word)}</text>'
+            label_x, height = at - 3 if side == "end" else at + 3, _TOP + 10 + 12 * free
+            word = f'<text class="tick {side}" x="{label_x}" y="{height}">{escape(mark.word)}</text>'
         parts.append(
             f'<g class="mark {escape(mark.kind)}"><title>{escape(mark.words)}</title>'
             f'<path d="M{at} {_TOP}V{_HEIGHT - _BOTTOM}"/>{word}</g>'

@@ -133,8 +133,8 @@ def table_rows(
     nodes, gpus = [], []
     for state in fleet.states(now):
         records = fleet.scores.nodes[state.node]
-        held = [record for record in records if record.status == "ok" and not record.expired(now)]
-        worst = max(held or records, key=lambda record: -1.0 if record.risk is None else record.risk)
+        valid = [record for record in records if record.status == "ok" and not record.expired(now)]
+        worst = max(valid or records, key=lambda record: -1.0 if record.risk is None else record.risk)
         place = places.get(worst.unit, NOWHERE)
         nodes.append(
             FleetRow(
@@ -146,7 +146,7 @@ def table_rows(
                 units=len(records),
                 unknown=state.unknown + state.expired,
                 worst=worst,
-                selected=state.tier in _QUIET and any(record.alert for record in held),
+                selected=state.tier in _QUIET and any(record.alert for record in valid),
                 place=place,
                 searched=_searched(state.node, place, *(record.unit for record in records)),
                 order=natural(state.node),

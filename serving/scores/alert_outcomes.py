@@ -140,13 +140,13 @@ def outcomes_of(
     happenings: dict[str, list[Happening]] = {}
     for node, happening in placed:
         happenings.setdefault(node, []).append(happening)
-    judged: list[dict[str, Any]] = []
+    alerts: list[dict[str, Any]] = []
     for alert, tier, risk in _alerts(decisions, labels.gap, drain_horizon):
         outcome = judge(alert, happenings.get(alert.node, ()), data_end)
         first = next(
             (onset for onset in onsets.get(alert.node, ()) if alert.at < onset[0] <= alert.at + alert.horizon), None
         )
-        judged.append(
+        alerts.append(
             {
                 "unit": alert.unit,
                 "node": alert.node,
@@ -159,23 +159,23 @@ def outcomes_of(
                 "lead_hours": None if first is None else round((first[0] - alert.at).total_seconds() / 3600, 2),
             }
         )
-    leads = sorted(alert["lead_hours"] for alert in judged if alert["lead_hours"] is not None)
-    listed = sorted(judged, key=lambda alert: (alert["at"], alert["unit"]), reverse=True)[:_MOST_LISTED]
+    leads = sorted(alert["lead_hours"] for alert in alerts if alert["lead_hours"] is not None)
+    listed = sorted(alerts, key=lambda alert: (alert["at"], alert["unit"]), reverse=True)[:_MOST_LISTED]
     return {
         "since": None if not decisions else decisions[0][0].isoformat(),
         "until": data_end.isoformat(),
         "decisions": len(decisions),
         "horizon_hours": None if not decisions else max(decisions[-1][1], drain_horizon.total_seconds()) / 3600,
-        **_counted(judged),
+        **_counted(alerts),
         "by_tier": {
-            tier: _counted([alert for alert in judged if alert["tier"] == tier])
-            for tier in sorted({alert["tier"] for alert in judged})
+            tier: _counted([alert for alert in alerts if alert["tier"] == tier])
+            for tier in sorted({alert["tier"] for alert in alerts})
         },
-        "weeks": _by_week(judged),
+        "weeks": _by_week(alerts),
         **_recall(decisions, sure[sure["start"] <= data_end], labels.gap, drain_horizon),
         "lead_hours": None if not leads else {"median": median(leads), "least": leads[0], "greatest": leads[-1]},
         "alerts": listed,
-        "not_listed": len(judged) - len(listed),
+        "not_listed": len(alerts) - len(listed),
     }
 
 
@@ -207,10 +207,10 @@ def judged_by(scores: Path) -> tuple[LabelSection, timedelta]:
 
 def _counted(alerts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     verdicts = Counter(alert["verdict"] for alert in alerts)
-    judged = verdicts["right"] + verdicts["wrong"]
+    evaluated = verdicts["right"] + verdicts["wrong"]
     return {
         "verdicts": {name: verdicts[name] for name in ("right", "wrong", "inconclusive", "open")},
-        "precision": verdicts["right"] / judged if judged else None,
+        "precision": verdicts["right"] / evaluated if evaluated else None,
     }
 
 
@@ -219,11 +219,11 @@ def _by_week(alerts: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     for alert in alerts:
         at = datetime.fromisoformat(alert["at"])
         weeks.setdefault(f"{at - timedelta(days=at.weekday()):%Y-%m-%d}", []).append(alert)
-    begun = sorted(weeks)
-    so_far = [[alert for week in begun[: number + 1] for alert in weeks[week]] for number in range(len(begun))]
+    ordered = sorted(weeks)
+    so_far = [[alert for week in ordered[: number + 1] for alert in weeks[week]] for number in range(len(ordered))]
     return [
         {"week": week, **_counted(weeks[week]), "precision": _counted(known)["precision"]}
-        for week, known in zip(begun, so_far, strict=True)
+        for week, known in zip(ordered, so_far, strict=True)
     ]
 
 

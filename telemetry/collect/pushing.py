@@ -122,8 +122,10 @@ class Spool:
         aside = self._landing.put_aside(path, "refused")
         self.counts["files_rejected"] += 1
         _LOG.error("refused for good, put aside as %s: %s", aside, reason)
-        kept = sorted(aside.parent.parent.glob("*/*.parquet"), key=lambda path: path.stat().st_mtime_ns, reverse=True)
-        for old in kept[REFUSED_FILES:]:
+        rejected = sorted(
+            aside.parent.parent.glob("*/*.parquet"), key=lambda path: path.stat().st_mtime_ns, reverse=True
+        )
+        for old in rejected[REFUSED_FILES:]:
             old.unlink(missing_ok=True)
 
 

@@ -90,12 +90,12 @@ class Installations:
         # A stay without a beginning has always been there.
         installed = np.where(installed == NEVER, -NEVER, installed)
         removed = np.where(removed > as_of_ms, NEVER, removed)
-        kept = installed <= as_of_ms
+        known = installed <= as_of_ms
         slots = inventory["slot"] if "slot" in inventory.columns else pd.Series([None] * len(inventory))
         code, units = pd.factorize(names, sort=True)
         code, units = code.astype(np.int64), np.asarray(units, dtype=object)
         order = np.lexsort((removed, installed, code))
-        order = order[kept[order]]
+        order = order[known[order]]
         return cls(
             units=units,
             unit=code[order],
@@ -128,10 +128,10 @@ class Installations:
     def on_node(self, node: NDArray[np.object_], time: Int64Array) -> tuple[Int64Array, Int64Array]:
         """Pairs (position in ``node``, unit code) of the units on each node at each time, both ends included."""
         asked = pd.DataFrame({"node": node, "time": time, "position": np.arange(len(node))})
-        held = pd.DataFrame(
+        table = pd.DataFrame(
             {"node": self.node, "unit": self.unit, "installed": self.installed, "removed": self.removed}
         )
-        both = asked.merge(held, on="node", how="inner")
+        both = asked.merge(table, on="node", how="inner")
         both = both[(both["installed"] <= both["time"]) & (both["time"] <= both["removed"])]
         both = both[["position", "unit"]].drop_duplicates().sort_values(["position", "unit"])
         return both["position"].to_numpy(np.int64), both["unit"].to_numpy(np.int64)

@@ -73,8 +73,8 @@ class Dataset:
             return cls(stored.place, stored.meta, stored)
         refuse_storage(place)
         recover_folder(place)
-        held = ReadLease(place) if lease and place.is_dir() else None
-        files = FolderFiles(place, held)
+        read_lease = ReadLease(place) if lease and place.is_dir() else None
+        files = FolderFiles(place, read_lease)
         return cls(place, read_meta(files.root, place), files)
 
     @property
@@ -184,10 +184,10 @@ class Dataset:
         first, last = since_in_ms(since), since_in_ms(until)
         runs = [run for run in self.runs_of(bucket) if self.meta.runs.overlaps(run, first, last)]
         parts = [self._read(bucket, run, names, first, last) for run in runs]
-        held = sum(rows for _, rows in parts)
+        total_rows = sum(rows for _, rows in parts)
         expected = self.meta.counts["samples_by_bucket"].get(str(bucket), 0)
-        if runs == self.runs_of(bucket) and held != expected:
-            raise self._damaged(f"bucket {bucket} holds {held} samples, dataset.json says {expected}", bucket)
+        if runs == self.runs_of(bucket) and total_rows != expected:
+            raise self._damaged(f"bucket {bucket} holds {total_rows} samples, dataset.json says {expected}", bucket)
         return [table for tables, _ in parts for table in tables]
 
     def read_run(self, bucket: int, run: int, columns: Sequence[str] | None = None) -> pa.Table:
@@ -215,11 +215,13 @@ class Dataset:
         for name in self._names_of(bucket, run):
             try:
                 with self._files.opened(name) as stream:
-                    part, held = read_part(stream, names, since_ms=since_ms, until_ms=until_ms, ahead=self._files.far)
+                    part, row_count = read_part(
+                        stream, names, since_ms=since_ms, until_ms=until_ms, ahead=self._files.far
+                    )
             except FileNotFoundError:
                 raise self._damaged(f"bucket {bucket} has lost {name.rpartition('/')[2]}", bucket) from None
             tables += [table if table.schema == schema else table.cast(schema) for table in part]
-            rows += held
+            rows += row_count
         if self.meta.run_days is None and len(tables) > 1:  # files one after the other make one sorted table
             tables = [pa.concat_tables(tables)]
         return [table.unify_dictionaries() for table in tables], rows

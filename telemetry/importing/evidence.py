@@ -156,8 +156,8 @@ def split_stays(
     end = pd.Series(times_of(np.full(len(left), first_ms)), left.index)
     end = end.where(start.isna() | (end > start), start + pd.Timedelta(milliseconds=1))
     end = end.where(left["removed_at"].isna() | (left["removed_at"] > end), left["removed_at"])
-    kept = left.assign(removed_at=end.astype("datetime64[ms, UTC]"))
-    return pd.concat([split, kept], ignore_index=True)
+    closed = left.assign(removed_at=end.astype("datetime64[ms, UTC]"))
+    return pd.concat([split, closed], ignore_index=True)
 
 
 def with_places(given: pd.DataFrame, places: pd.DataFrame) -> pd.DataFrame:

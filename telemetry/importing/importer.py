@@ -206,7 +206,7 @@ class _Files:
             )
         unnamed = frame[unit].isna()
         quarantine.set_aside_frame("missing gpu", "inventory", self.inventory, frame[unnamed])
-        kept, dropped, ended = end_overlaps(frame[~unnamed], unit)
+        installed, dropped, ended = end_overlaps(frame[~unnamed], unit)
         quarantine.set_aside_frame("in two places from the same time", "inventory", self.inventory, dropped)
         if ended:
             ingest.counts["overlapping_stays_ended"] += len(ended)
@@ -214,7 +214,7 @@ class _Files:
         if is_new:
             account = quarantine.tables["inventory"]
             account.used = account.read - account.left_out.total()
-        stays = InstallationIndex(kept, unit, parents, self.mapping.nodes.aliases)
+        stays = InstallationIndex(installed, unit, parents, self.mapping.nodes.aliases)
         stays.names.used_aliases |= names.used_aliases
         return stays
 

@@ -348,10 +348,10 @@ class Ingest:
         plan = plan_merge(spill, self.existing, intake, self.step, self.keep_from)
         writer.declare(plan.channels, unit=stays.unit, sample_count=plan.rolled, runs=plan.runs)
         merger = SampleMerger(plan, self.existing, self.delay, list(source.samples), self.quarantine)
-        for bucket, table, kept in merger.run(spill):
-            if kept:
+        for bucket, table, row_count in merger.run(spill):
+            if row_count:
                 assert self.existing is not None
-                writer.adopt(self.existing, bucket, kept)
+                writer.adopt(self.existing, bucket, row_count)
             if table is not None:
                 writer.write_samples(bucket, table)
             self.progress(rows + rows * bucket // writer.buckets, 2 * rows)
@@ -398,11 +398,11 @@ class Ingest:
         merged = merge_floods(together)
         # The stored edges too: a kernel log that comes after the samples makes the same dataset as one before them.
         better = drop_known_edges(merged, max(self.step, self.dedupe), SOURCE)
-        kept = dedupe_events(better, self.dedupe)
+        events = dedupe_events(better, self.dedupe)
         self.counts["xids_from_gauge_told_elsewhere"] += len(merged) - len(better)
-        self.counts["events_deduplicated"] += total_count(together) - total_count(kept) - (len(merged) - len(better))
-        self.counts["events_in_runs"] += total_count(kept) - len(kept)
-        return stored_layout(stack_events([old[~may_change], kept]))
+        self.counts["events_deduplicated"] += total_count(together) - total_count(events) - (len(merged) - len(better))
+        self.counts["events_in_runs"] += total_count(events) - len(events)
+        return stored_layout(stack_events([old[~may_change], events]))
 
     def _span(self, events: pd.DataFrame, source: Source) -> tuple[datetime, datetime]:
         stored = () if self.existing is None else self.existing.meta.span

@@ -427,14 +427,14 @@ def end_overlaps(frame: pd.DataFrame, unit: Unit) -> tuple[pd.DataFrame, pd.Data
     """
     ordered = frame.sort_values([unit, "installed_at"], kind="stable", na_position="first")
     twice = ordered.duplicated([unit, "installed_at"], keep="last")
-    kept, dropped = ordered[~twice].reset_index(drop=True), ordered[twice]
-    followed = kept[unit].eq(kept[unit].shift(-1))
-    next_start = kept["installed_at"].shift(-1)
-    overlap = followed & (kept["removed_at"].isna() | (next_start < kept["removed_at"]))
+    first, dropped = ordered[~twice].reset_index(drop=True), ordered[twice]
+    followed = first[unit].eq(first[unit].shift(-1))
+    next_start = first["installed_at"].shift(-1)
+    overlap = followed & (first["removed_at"].isna() | (next_start < first["removed_at"]))
     lines = [
-        f"{unit} {kept[unit][row]!r} leaves node {kept['node'][row]!r} at {instant_text(next_start[row])}, when it is "
-        f"installed in node {kept['node'][row + 1]!r}"
+        f"{unit} {first[unit][row]!r} leaves node {first['node'][row]!r} at {instant_text(next_start[row])}, when it "
+        f"is installed in node {first['node'][row + 1]!r}"
         for row in np.flatnonzero(overlap.to_numpy())
     ]
-    kept["removed_at"] = kept["removed_at"].where(~overlap, next_start)
-    return kept, dropped, lines
+    first["removed_at"] = first["removed_at"].where(~overlap, next_start)
+    return first, dropped, lines

@@ -197,8 +197,8 @@ class LogFiles:
             if once and not path.exists():
                 raise InputError("the log file does not exist", str(path), "Check the path.")
             check_regular(path)
-            kept = position.get(str(path))
-            self._files.append(LogFile(path, None if kept is None else LogPosition(**kept)))
+            saved = position.get(str(path))
+            self._files.append(LogFile(path, None if saved is None else LogPosition(**saved)))
 
     def read(self, wait_s: float) -> Lines:
         """Return the available lines; see :class:`LogSource`."""

@@ -299,9 +299,9 @@ def _sentence(host: _Host, finding: KernelFinding, when: datetime) -> KernelFind
     if finding.part == "begin":
         host.sentence = when, finding.pci_bus_id
     elif finding.part == "end":
-        begun, host.sentence = host.sentence, None
-        if begun is not None and abs(when - begun[0]) <= _SENTENCE:
-            return finding._replace(pci_bus_id=begun[1])
+        sentence, host.sentence = host.sentence, None
+        if sentence is not None and abs(when - sentence[0]) <= _SENTENCE:
+            return finding._replace(pci_bus_id=sentence[1])
     return finding
 
 

@@ -316,21 +316,21 @@ class _Compaction:
         if given is None:
             return None
         unit = unit_of(given)
-        kept, dropped, ended = end_overlaps(given[given[unit].notna()], unit)
+        installed, dropped, ended = end_overlaps(given[given[unit].notna()], unit)
         reason, quarantine = "in two places from the same time", self.waiting.quarantine
         quarantine.set_aside_frame(reason, "inventory", Path("inventory"), dropped, rows=0)
         self.waiting.counts["overlapping_stays_ended"] += len(ended)
-        return kept
+        return installed
 
     def _events(self, runs: pd.DataFrame, stays: pd.DataFrame, twins: Mapping[tuple[str, str], str]) -> Placed:
         """Place the events that were staged, those that waited until now, and the changes of drivers."""
         waiting, quarantine = self.waiting, self.waiting.quarantine
-        held = waiting.read_events(Path("pending"), pending_table(self._state("pending")))
+        pending = waiting.read_events(Path("pending"), pending_table(self._state("pending")))
         changes = driver_changes(runs)
         if self.existing is not None:
             changes = changes[~_rows(changes).isin(set(_rows(self.existing.events())))]
         quarantine.read("events", len(changes))
-        frames = [held, *waiting.events, changes]
+        frames = [pending, *waiting.events, changes]
         events = as_pending(frames)
         # An exact repeat of an event is in the dataset with it.
         quarantine.used("events", sum(len(frame) for frame in frames) - len(events))

@@ -278,8 +278,8 @@ class Staged:
 
     def entries(self, old: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Remember the staged files instead of those of the last compaction."""
-        kept = [entry for entry in old if entry.get("role") != LANDED_ROLE]
-        return kept + [{"role": LANDED_ROLE, "name": name} for name in self.landed]
+        entries = [entry for entry in old if entry.get("role") != LANDED_ROLE]
+        return entries + [{"role": LANDED_ROLE, "name": name} for name in self.landed]
 
     def observed(self) -> Sequence[datetime]:
         """Return nothing beyond the rows."""

@@ -136,9 +136,9 @@ class JobTracker(Tracker[PodRun, PodRun]):
             # A start that was corrected: it stays where it was reported first.
             run = replace(run, job=known.job, node=known.node, started_ms=known.started_ms)
         if run.claims:
-            held = sum(self._claimed_gpus(run.namespace, claim) for claim in run.claims)
-            if held:
-                run = replace(run, gpus=run.gpus + held, claims=())
+            claimed = sum(self._claimed_gpus(run.namespace, claim) for claim in run.claims)
+            if claimed:
+                run = replace(run, gpus=run.gpus + claimed, claims=())
             elif not run.gpus:
                 return []
         while known is None and run.key in self._keys:

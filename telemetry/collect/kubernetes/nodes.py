@@ -114,9 +114,13 @@ def view_of(node: Object, rules: KubernetesRules) -> ObservedKubernetesNode:
             "drain", "cordon", "drain", "uncordon", source, since_ms, f"by {by}" if by else None
         )
     key = f"{rules.prefix}/maintenance"
-    told = [place[key] for place in (labels, metadata.get("annotations") or {}) if place.get(key, "false") != "false"]
-    if told:
-        markers["maintenance"] = NodeMarker("maintenance", BEGIN, "maintenance", END, detail=f"{key}={told[0]}")
+    maintenance_keys = [
+        place[key] for place in (labels, metadata.get("annotations") or {}) if place.get(key, "false") != "false"
+    ]
+    if maintenance_keys:
+        markers["maintenance"] = NodeMarker(
+            "maintenance", BEGIN, "maintenance", END, detail=f"{key}={maintenance_keys[0]}"
+        )
     transitions_ms: dict[str, int | None] = {}
     for taint in taints:
         markers |= _taint_marker(taint, rules)
@@ -256,8 +260,8 @@ class NodeTracker(Tracker[ObservedKubernetesNode, ObservedKubernetesNode]):
         if before is not None:
             # A node that has just registered again may not say yet which machine it is: until then, it is the old one.
             system_uuid, boot_id = view.system_uuid or before.system_uuid, view.boot_id or before.boot_id
-            held = {key: marker for key, marker in before.markers.items() if _is_of(key, view.unknown)}
-            markers = {**view.markers, **held}
+            unknown_markers = {key: marker for key, marker in before.markers.items() if _is_of(key, view.unknown)}
+            markers = {**view.markers, **unknown_markers}
             view = replace(view, system_uuid=system_uuid, boot_id=boot_id, markers=markers)
         self.known[view.name] = view
         return [] if view == before else node_changes(before, view, at)

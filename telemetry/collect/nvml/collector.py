@@ -99,7 +99,7 @@ class NvmlCollector:
         self._state: dict[str, Any] = {"inventory": "", "inventory_at": 0, **self._outbox.position}
         if self._state.get("boot") != boot:
             self._state |= {"boot": boot, "known": [], "troubles": {}}
-        known = {kept["index"]: Identity(**kept) for kept in self._state["known"]}
+        known = {entry["index"]: Identity(**entry) for entry in self._state["known"]}
         self._reader = NodeReader(
             spawn,
             node,

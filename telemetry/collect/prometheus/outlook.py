@@ -79,7 +79,7 @@ def look_ahead(
                 counts = np.bincount(answer.index, minlength=len(numbers))
                 return _Window(numbers, counts, sampling_interval(answer.index, answer.ms))
 
-            largest, fetched, begun, length_ms = metrics[0], 0, time.monotonic(), whole.length_ms
+            largest, fetched, started_s, length_ms = metrics[0], 0, time.monotonic(), whole.length_ms
             for length_ms in _lengths(whole):
                 for end_ms in _ends(whole, length_ms):
                     newest = {metric: await window(metric, end_ms, length_ms) for metric in metrics}
@@ -92,7 +92,7 @@ def look_ahead(
                 outlook.interval = known[len(known) // 2] if known else None
                 if outlook.interval is not None and _INTERVALS * outlook.interval <= timedelta(milliseconds=length_ms):
                     break
-            outlook.samples_per_second = fetched / max(time.monotonic() - begun, 1e-3)
+            outlook.samples_per_second = fetched / max(time.monotonic() - started_s, 1e-3)
             interval_ms = int((outlook.interval or timedelta(minutes=2)) / timedelta(milliseconds=1))
             reach_ms = min(whole.length_ms, _INTERVALS * interval_ms)
             for end_ms in np.linspace(whole.after_ms + reach_ms, whole.until_ms, _INSTANTS).astype(np.int64).tolist():

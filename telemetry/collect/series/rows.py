@@ -91,9 +91,9 @@ def assemble(
     if len(start):
         row, channel, values = row[start], channel[start], np.add.reduceat(values, start)
 
-    kept = _exact(list(channels.values()), channel, values, reasons)
-    used, row = np.unique(row[kept], return_inverse=True)
-    channel, values = channel[kept], values[kept]
+    exact = _exact(list(channels.values()), channel, values, reasons)
+    used, row = np.unique(row[exact], return_inverse=True)
+    channel, values = channel[exact], values[exact]
     taken = pa.array(row_place[used])
     arrays: dict[str, pa.Array] = {"timestamp": pa.array(row_ms[used]).cast(INSTANT)}
     for name, texts in (

@@ -39,12 +39,12 @@ class XidCounts:
 
     def __init__(self, delay: timedelta, state: Mapping[str, Any] | None = None) -> None:
         self._delay_ms = delay // timedelta(milliseconds=1)
-        held = state or {}
+        stored = state or {}
         self._last: dict[Key, tuple[int, float]] = {
             (str(gpu), str(node), str(instance), int(xid)): (int(ms), float(count))
-            for gpu, node, instance, xid, ms, count in held.get("counts", [])
+            for gpu, node, instance, xid, ms, count in stored.get("counts", [])
         }
-        self._seen: dict[str, int] = {str(gpu): int(ms) for gpu, ms in held.get("seen", {}).items()}
+        self._seen: dict[str, int] = {str(gpu): int(ms) for gpu, ms in stored.get("seen", {}).items()}
 
     def as_state(self) -> dict[str, Any]:
         """Return what the next span needs to know, as plain JSON types."""
@@ -91,13 +91,13 @@ class XidCounts:
 
     def _before(self, key: Key, when_ms: int, watched: Mapping[str, tuple[int, int]]) -> float | None:
         """Return the count before ``when_ms``; None if it is not known."""
-        held = self._last.get(key)
-        if held is not None and when_ms - held[0] <= FORGOTTEN_AFTER_MS:
-            return held[1]
+        last = self._last.get(key)
+        if last is not None and when_ms - last[0] <= FORGOTTEN_AFTER_MS:
+            return last[1]
         first = watched.get(key[0], (when_ms, when_ms))[0]
         was_watched = (
             first < when_ms or when_ms - self._seen.get(key[0], when_ms - FORGOTTEN_AFTER_MS - 1) <= FORGOTTEN_AFTER_MS
         )
         if was_watched:
             return 0.0
-        return None if held is None else held[1]
+        return None if last is None else last[1]

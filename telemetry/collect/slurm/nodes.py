@@ -95,8 +95,8 @@ def read_nodes(report: str, accounting: Accounting) -> dict[str, ObservedSlurmNo
 
 def out_of_service(states: Iterable[str]) -> str | None:
     """Return ``down``, ``fail`` or ``drain`` for a node's states in upper case; None where it takes jobs."""
-    held = set(states)
-    return next((code for code, known in _OUT if held & known), None)
+    known_states = set(states)
+    return next((code for code, known in _OUT if known_states & known), None)
 
 
 def _read_node(row: Mapping[str, Any]) -> ObservedSlurmNode | str:

@@ -414,11 +414,11 @@ def without_dead_values(block: Block, findings: InstrumentFindings) -> Block:
 
 def has_values(block: Block) -> npt.NDArray[np.bool_]:
     """Mark the rows that hold anything: raw samples, or a channel that a frozen instrument does not concern."""
-    held = block.count > 0
-    if not held.all():
+    present = block.count > 0
+    if not present.all():
         for series in block.series.values():
-            held = held | series.valid
-    return held
+            present = present | series.valid
+    return present
 
 
 def read_instruments(root: Path) -> pa.Table:

@@ -112,15 +112,15 @@ class SampleMerger:
         self.counts["samples_repeated"] += repeated
         self._set_aside("conflicting duplicate sample", before_merge, np.isin(before_merge.order, conflicting))
         self._refuse_impossible_rises(block)
-        held = self._held(before_merge, block)
+        stored = self._held(before_merge, block)
         if CHANNEL in block.series:
-            self._find_xids(block, held.get(CHANNEL, np.zeros(len(block), dtype=bool)))
+            self._find_xids(block, stored.get(CHANNEL, np.zeros(len(block), dtype=bool)))
         self._note_newest(block)
         block, frozen = self._without_dead(block)
         new_rows = int((before_merge.order >= 0).sum())
         self.quarantine.used("samples", new_rows - len(conflicting) - frozen)
         if plan.rolled:
-            add_rollup_columns(block, plan.channels, held)
+            add_rollup_columns(block, plan.channels, stored)
             before = len(block)
             block = roll_up(block, plan.channels, self._to_roll(block), plan.step_ms)
             self.counts["samples_rolled_up"] += before - len(block)
@@ -162,13 +162,13 @@ class SampleMerger:
         old, into = given.order < 0, merged.order < 0
         if not old.any():
             return {}
-        held = {}
+        stored = {}
         for name, channel in self.plan.channels.items():
             if channel.kind == "counter" or name == CHANNEL:
-                held[name] = np.zeros(len(merged), dtype=bool)
+                stored[name] = np.zeros(len(merged), dtype=bool)
                 # An old row is the first of its key, so the old rows stay in their order.
-                held[name][into] = given.series[name].valid[old]
-        return held
+                stored[name][into] = given.series[name].valid[old]
+        return stored
 
     def _without_dead(self, block: Block) -> tuple[Block, int]:
         """Leave out what dead instruments repeat, and make an event of each frozen stretch.

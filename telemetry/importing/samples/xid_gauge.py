@@ -70,21 +70,21 @@ def new_edges(
     was_edge[rows[xid_edges(unit[rows], values[rows], held[rows])]] = True
     reported = np.flatnonzero(valid)
     held_place = np.flatnonzero(held[reported])
-    kept = []
+    events = []
     for edge in edges[~was_edge[edges]].tolist():
         place = int(np.searchsorted(reported, edge))
         turn = int(np.searchsorted(held_place, place))
         next_place = int(held_place[turn]) if turn < len(held_place) else -1
         if next_place < 0 or unit[reported[next_place]] != unit[edge]:
-            kept.append(edge)
+            events.append(edge)
             continue
         between, following = reported[place:next_place], int(reported[next_place])
         if (values[between] != values[edge]).any():
-            kept.append(edge)
+            events.append(edge)
             continue
         since = int(ms[reported[next_place - 1]]) if next_place and unit[reported[next_place - 1]] == unit[edge] else -1
         times = known.get((int(unit[edge]), int(values[edge])), ())
         moved = bool(was_edge[following]) and values[following] == values[edge]
         if not moved and not any(since < time <= ms[following] for time in times):
-            kept.append(edge)
-    return np.array(kept, np.int64)
+            events.append(edge)
+    return np.array(events, np.int64)

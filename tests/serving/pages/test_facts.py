@@ -75,7 +75,7 @@ def test_outcomes_begin_with_the_backtest_and_give_the_precision_so_far(tmp_path
         text = look(started, "/outcomes").text
     assert "5 of 20" in text
     assert "25 % of the drains would have been right" in text
-    assert "9 of 30 failures of nodes would have been caught" in text
+    assert "9 of 30 node failures would have been caught" in text
 
 
 def test_the_facts_name_each_unit_and_each_alert(scores: Path, small_fleet: Path) -> None:

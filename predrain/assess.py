@@ -42,37 +42,39 @@ if TYPE_CHECKING:
 def assess(
     dataset: Annotated[str | None, typer.Option(help=DATASET_HELP)] = None,
     samples: Annotated[
-        list[Path] | None, typer.Option(help="Instead of a dataset: samples, as `predrain import` takes them.")
+        list[Path] | None, typer.Option(help="Sample files, as for `predrain import`, instead of a dataset.")
     ] = None,
     prometheus: Annotated[
         str | None,
         typer.Option(
-            help="Instead of a dataset: address of a Prometheus, Thanos or VictoriaMetrics.  Default: "
+            help="URL of a Prometheus, Thanos or VictoriaMetrics server, instead of a dataset. Default: "
             "PREDRAIN_PROMETHEUS."
         ),
     ] = None,
-    since: Annotated[str, typer.Option(help="With --prometheus: how much history is fetched, or from when.")] = "90d",
+    since: Annotated[
+        str, typer.Option(help="With --prometheus: start of the history, as an age (90d) or a time.")
+    ] = "90d",
     match: Annotated[
-        str | None, typer.Option(help="With --prometheus: take only series that match, such as '{cluster=\"a\"}'.")
+        str | None, typer.Option(help="With --prometheus: series selector, such as '{cluster=\"a\"}'.")
     ] = None,
     inventory: Annotated[
-        Path | None, typer.Option(help="Inventory of GPUs (Parquet or CSV).  Default: where the samples place them.")
+        Path | None, typer.Option(help="Inventory of GPUs (Parquet or CSV). Default: derived from the samples.")
     ] = None,
     events: Annotated[list[Path] | None, typer.Option(help="Tickets and other events: Parquet or CSV.")] = None,
     kernel_log: Annotated[list[Path] | None, typer.Option(help="Kernel logs (.log, .txt, .jsonl).")] = None,
-    jobs: Annotated[Path | None, typer.Option(help="What ran where: Parquet or CSV.")] = None,
+    jobs: Annotated[Path | None, typer.Option(help="Jobs with their nodes and times (Parquet or CSV).")] = None,
     mapping: Annotated[
         list[Path] | None,
-        typer.Option(help="YAML file that maps your columns, or a Prometheus' metrics, units and zone; one of each."),
+        typer.Option(help="Mapping file (YAML) for columns, or for the metrics of Prometheus; one of each."),
     ] = None,
     checkpoint_every: Annotated[
-        str, typer.Option(help="How often a job writes a checkpoint, where its table does not tell.")
+        str, typer.Option(help="Checkpoint interval of jobs, if the jobs table has no column for it.")
     ] = "1h",
     checkpoint_on_request: Annotated[
-        bool, typer.Option(help="Whether a job writes a checkpoint when it is asked to, before it is moved.")
+        bool, typer.Option(help="Whether jobs write a checkpoint on request before a drain.")
     ] = True,
     gpus_per_job: Annotated[
-        int | None, typer.Option(min=1, help="GPUs of a typical training job. Instead of the dataset's jobs, if any.")
+        int | None, typer.Option(min=1, help="GPUs of a typical training job; replaces the jobs of the dataset.")
     ] = None,
     checkpoint: Annotated[str, typer.Option(help="How long a checkpoint on request takes.")] = "5m",
     restart: Annotated[str, typer.Option(help="From the end of a job until it computes again elsewhere.")] = "15m",
@@ -84,15 +86,15 @@ def assess(
     ] = None,
     *,
     access: ConnectionOptions,
-    out: Annotated[Path, typer.Option(help="Folder of all that is written.")] = Path("assessment"),
+    out: Annotated[Path, typer.Option(help="Output directory.")] = Path("assessment"),
     scheduler: Annotated[
         SchedulerKind | None,
-        typer.Option(help="Scheduler that OUT/act.yaml is for.  Default: asked on a terminal, else kubernetes."),
+        typer.Option(help="Scheduler for OUT/act.yaml. Default: a prompt on a terminal, else kubernetes."),
     ] = None,
     params: ParamsOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Answer whether failures are predictable here, and what predrain would have saved. Reads, and acts on nothing.
+    """Assess a fleet: are failures predictable, and what would acting have saved? Read-only.
 
     Example: predrain assess --dataset fleet
     """

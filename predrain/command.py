@@ -64,7 +64,7 @@ class Verbs(TyperGroup):
 app = typer.Typer(
     name="predrain",
     cls=Verbs,
-    help="Learn from a GPU fleet's telemetry which GPUs are about to fail, and backtest what that would have saved.",
+    help="Predict GPU failures from fleet telemetry, and drain nodes before they fail.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )

@@ -36,14 +36,13 @@ _BACKTEST, _BUNDLE = Path("data/backtest"), Path("data/models/candidate")
 def doctor(
     source: Annotated[
         str | None,
-        typer.Argument(
-            help="An exporter's page (URL, host:port or a saved file), or a dataset (its folder or s3://BUCKET/PREFIX)."
-        ),
+        typer.Argument(help="Exporter page (URL, host:port or saved file) or dataset (folder or s3://BUCKET/PREFIX)."),
     ] = None,
     prometheus: Annotated[
         str | None,
         typer.Option(
-            help="Instead of SOURCE: address of a Prometheus, Thanos or VictoriaMetrics. Default: PREDRAIN_PROMETHEUS."
+            help="URL of a Prometheus, Thanos or VictoriaMetrics server, instead of SOURCE. Default: "
+            "PREDRAIN_PROMETHEUS."
         ),
     ] = None,
     channels: Annotated[
@@ -51,37 +50,39 @@ def doctor(
     ] = False,
     backtest: Annotated[
         Path | None,
-        typer.Option(help="Folder of a backtest, for the importance of channels. Default: data/backtest."),
+        typer.Option(help="Backtest with the importance of channels. Default: data/backtest."),
     ] = None,
     model: Annotated[
         Path | None,
         typer.Option(
-            help="A trained bundle, for the channels it uses (default: data/models/candidate); with --matrix, the "
-            "model to check for drift."
+            help="Trained bundle whose channels are required (default: data/models/candidate); with "
+            "--matrix, the model to check for drift."
         ),
     ] = None,
     match: Annotated[
-        str | None, typer.Option(help="With --prometheus: only series that match, such as '{job=\"dcgm-exporter\"}'.")
+        str | None, typer.Option(help="With --prometheus: series selector, such as '{job=\"dcgm-exporter\"}'.")
     ] = None,
     mapping: Annotated[
-        Path | None, typer.Option(help="YAML file that maps metrics and labels to channels, with their units.")
+        Path | None, typer.Option(help="Mapping file (YAML) from metrics and labels to channels and units.")
     ] = None,
     matrix: Annotated[
         Path | None,
-        typer.Option(help="Instead of SOURCE, with --model: a feature matrix with decisions after the model's fit."),
+        typer.Option(help="With --model, instead of SOURCE: feature matrix with decisions after the fit."),
     ] = None,
     until: Annotated[
         str | None, typer.Option(help="With --matrix: time of the check. Default: the end of the matrix.")
     ] = None,
-    timeout: Annotated[str | None, typer.Option(help="For one answer. Default: 10s, and 60s of a Prometheus.")] = None,
+    timeout: Annotated[
+        str | None, typer.Option(help="Timeout of one response. Default: 10s, for Prometheus 60s.")
+    ] = None,
     *,
     access: ConnectionOptions,
     params: ParamsOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Inspect a source of telemetry: available and missing channels, their importance, and what to do.
+    """Check a source of telemetry: available and missing channels, their importance, and how to enable them.
 
-    Or at a trained model (--model and --matrix): whether fleet, telemetry, workload or failures changed.
+    With --model and --matrix, check a trained model for drift of fleet, telemetry, workload or failures.
 
     Exit code 0: every channel of the model is available, and no drift; 1: a channel is missing or a check failed; 2:
     wrong usage.

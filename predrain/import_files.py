@@ -16,36 +16,32 @@ from predrain.options import JsonOption, ParamsOption, read_params
 def import_files(
     inventory: Annotated[
         Path | None,
-        typer.Option(help="Inventory of GPUs (Parquet or CSV). Default: where the samples place them."),
+        typer.Option(help="Inventory of GPUs (Parquet or CSV). Default: derived from the samples."),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder of the dataset; an existing one is added to.")] = None,
-    samples: Annotated[
-        list[Path] | None, typer.Option(help="Telemetry samples, Parquet or CSV: files, or folders of them.")
-    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Dataset directory; rows are added to an existing dataset.")] = None,
+    samples: Annotated[list[Path] | None, typer.Option(help="Samples (Parquet or CSV): files or folders.")] = None,
     events: Annotated[
         list[Path] | None,
-        typer.Option(help="Events (Parquet, CSV) or kernel logs (.log, .txt, .jsonl): files, or folders of them."),
+        typer.Option(help="Events (Parquet, CSV) or kernel logs (.log, .txt, .jsonl): files or folders."),
     ] = None,
-    jobs: Annotated[Path | None, typer.Option(help="What ran where: Parquet or CSV.")] = None,
-    mapping: Annotated[
-        Path | None, typer.Option(help="YAML file that maps your columns, units and time zone to predrain's.")
-    ] = None,
+    jobs: Annotated[Path | None, typer.Option(help="Jobs with their nodes and times (Parquet or CSV).")] = None,
+    mapping: Annotated[Path | None, typer.Option(help="Mapping file (YAML) for columns, units and time zone.")] = None,
     suggest_mapping: Annotated[
         Path | None,
-        typer.Option(help="Instead of importing: write a mapping of the columns that are not known, to be checked."),
+        typer.Option(help="Write a draft mapping of unknown columns to this file instead of importing."),
     ] = None,
     max_loss: Annotated[
         float,
         typer.Option(
             min=0,
             max=1,
-            help="Share of a file's rows, or of a channel's values, that may be unusable before it is refused.",
+            help="Maximum share of unusable rows of a file, or values of a channel; above it, the import fails.",
         ),
     ] = 0.05,
     params: ParamsOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Read your own files into a dataset. Rows that cannot be used go to OUT/quarantine with the reason, counted.
+    """Import files into a dataset. Invalid rows are counted and written to OUT/quarantine with a reason.
 
     Example: predrain import --samples dcgm.parquet --events tickets.csv --inventory hosts.csv --out fleet
     """

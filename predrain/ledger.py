@@ -13,23 +13,23 @@ from predrain.options import JsonOption
 
 ledger_app = typer.Typer(
     name="ledger",
-    help="Query the audit log of every decision and action.\n\nExample: predrain ledger why gpu-node-17",
+    help="Query the audit log of decisions and actions.\n\nExample: predrain ledger why gpu-node-17",
     no_args_is_help=True,
     add_completion=False,
 )
 
-LedgerOption = Annotated[Path, typer.Option("--ledger", help="File of the ledger.")]
-LimitOption = Annotated[int, typer.Option(help="How many decisions at most, the newest first.", min=1)]
+LedgerOption = Annotated[Path, typer.Option("--ledger", help="Ledger file.")]
+LimitOption = Annotated[int, typer.Option(help="Maximum number of decisions, newest first.", min=1)]
 
 
 @ledger_app.command("why")
 def why(
-    node: Annotated[str, typer.Argument(help="Name of the node.")],
+    node: Annotated[str, typer.Argument(help="Node name.")],
     ledger: LedgerOption = Path("ledger.db"),
     limit: LimitOption = 20,
     as_json: JsonOption = False,
 ) -> None:
-    """Tell what was decided about a node and why, what was called, and what the scheduler answered.
+    """Show decisions about a node with reasons, calls and responses of the scheduler.
 
     Example: predrain ledger why gpu-node-17
     """
@@ -72,7 +72,7 @@ def why(
 
 @ledger_app.command("list")
 def listing(ledger: LedgerOption = Path("ledger.db"), limit: LimitOption = 20, as_json: JsonOption = False) -> None:
-    """List decisions that led to something, or reported something new.
+    """List decisions with an action or a new report.
 
     Example: predrain ledger list --json
     """
@@ -94,7 +94,7 @@ def replay(
     ledger: LedgerOption = Path("ledger.db"),
     as_json: JsonOption = False,
 ) -> None:
-    """Decide again from what was recorded and compare; exits with 1 if it comes out otherwise.
+    """Repeat a decision from its recorded inputs; exit with 1 if the result differs.
 
     Example: predrain ledger replay 17
     """
@@ -116,10 +116,10 @@ def replay(
 
 @ledger_app.command("export")
 def export(
-    out: Annotated[Path, typer.Option(help="Parquet file of events to write.")],
+    out: Annotated[Path, typer.Option(help="Output file (Parquet).")],
     ledger: LedgerOption = Path("ledger.db"),
 ) -> None:
-    """Write our own drains, releases and diagnostics as events, for `predrain import --events`.
+    """Export drains, releases and diagnostics of predrain as events for `predrain import --events`.
 
     Example: predrain ledger export --out drains.parquet
     """

@@ -26,12 +26,11 @@ ParamsOption = Annotated[
     list[Path] | None,
     typer.Option(
         "--params",
-        help="Parameter file; may be given more than once, later files override earlier ones.  "
-        "Default: params.yaml of the current folder, where there is one.",
+        help="Parameter file; repeatable, later files override earlier ones. Default: ./params.yaml, if it exists.",
     ),
 ]
 
-DATASET_HELP = "A dataset: its folder, or s3://BUCKET/PREFIX where one lies in a bucket."
+DATASET_HELP = "Dataset: a folder or s3://BUCKET/PREFIX."
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object on stdout.")]
 
@@ -69,15 +68,15 @@ def grouped(verb: Callable[..., None]) -> Callable[..., None]:
 class ConnectionOptions:
     """How a verb logs in to an HTTP server, and which certificates it trusts."""
 
-    bearer_token_file: Annotated[Path | None, typer.Option(help="File with a token.")] = None
+    bearer_token_file: Annotated[Path | None, typer.Option(help="File with a bearer token.")] = None
     basic_auth_file: Annotated[Path | None, typer.Option(help="File with user:password.")] = None
-    ca_file: Annotated[Path | None, typer.Option(help="PEM file of the authority to trust.")] = None
-    client_cert: Annotated[Path | None, typer.Option(help="PEM file of the client certificate, for mutual TLS.")] = None
-    client_key: Annotated[Path | None, typer.Option(help="PEM file of its key.")] = None
+    ca_file: Annotated[Path | None, typer.Option(help="CA certificate (PEM).")] = None
+    client_cert: Annotated[Path | None, typer.Option(help="Client certificate (PEM), for mutual TLS.")] = None
+    client_key: Annotated[Path | None, typer.Option(help="Key of the client certificate (PEM).")] = None
     insecure_skip_verify: Annotated[bool, typer.Option("--insecure-skip-verify", help="Skip TLS verification.")] = False
     header: Annotated[
         list[str] | None,
-        typer.Option(help="Header to send, NAME=VALUE, such as X-Scope-OrgID=hpc; may be repeated."),
+        typer.Option(help="HTTP header NAME=VALUE, such as X-Scope-OrgID=hpc. Repeatable."),
     ] = None
 
     def to(self, url: str) -> Connection:
@@ -195,7 +194,7 @@ RegistryOption = Annotated[
 RecordOption = Annotated[
     str | None,
     typer.Option(
-        "--registry", help="MLflow URI to record the run at, such as sqlite:///mlflow.db.  Default: it is not recorded."
+        "--registry", help="MLflow tracking URI for the run, such as sqlite:///mlflow.db. Default: not recorded."
     ),
 ]
 
@@ -232,11 +231,11 @@ class EngineOptions:
     ] = EngineName.local
     dask_address: Annotated[
         str | None,
-        typer.Option(help="Scheduler of a running cluster, tcp://HOST:PORT. It sees the same folders."),
+        typer.Option(help="Scheduler of a running Dask cluster with access to the same folders, tcp://HOST:PORT."),
     ] = None
     dask_workers: Annotated[
         int | None,
-        typer.Option(min=1, help="Workers to start on this machine instead. Default: one for each core."),
+        typer.Option(min=1, help="Dask workers to start on this machine. Default: one per core."),
     ] = None
 
     @contextmanager

@@ -38,17 +38,16 @@ _NOTED = 3
 
 def score(
     dataset: Annotated[str, typer.Option(help=DATASET_HELP)],
-    model: Annotated[str, typer.Option(help="Folder of a bundle, or `champion`: that of the registry.")],
-    out: Annotated[Path, typer.Option(help="Folder of the scores; decisions are added to those in it.")],
+    model: Annotated[str, typer.Option(help="Bundle directory, or `champion` for the champion of the registry.")],
+    out: Annotated[Path, typer.Option(help="Output directory of scores; new decisions are added.")],
     at: Annotated[
         str | None,
-        typer.Option(help="Decision time to score (ISO 8601 with a zone).  Default: the newest that is due."),
+        typer.Option(help="Decision time to score (ISO 8601 with a zone). Default: the newest one due."),
     ] = None,
     interval: Annotated[
         str | None,
         typer.Option(
-            help="Run until SIGTERM, with one round per interval (such as 5m).  A round costs little until a "
-            "decision is due."
+            help="Repeat at this interval, such as 5m, until SIGTERM. Rounds without a due decision are cheap."
         ),
     ] = None,
     registry: RegistryOption = None,
@@ -56,9 +55,9 @@ def score(
     params: ParamsOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Write each GPU's risk, tier and reasons at the newest decision time that is due, if that was not done yet.
+    """Write risk, tier and reasons of each GPU for the newest decision time due, once per decision time.
 
-    A GPU without enough fresh telemetry is `unknown`.  Exits with 1 if the (last) round failed; OUT/status.json and
+    GPUs without enough fresh telemetry are `unknown`.  Exits with 1 if the (last) round failed; OUT/status.json and
     OUT/predrain_score.prom say so too.
 
     Example: predrain score --dataset fleet --model champion --out scores --interval 5m

@@ -23,72 +23,70 @@ class ExtenderFilter(StrEnum):
 
 
 def serve(
-    scores: Annotated[Path, typer.Option(help="Folder that `predrain score --out` writes; need not exist yet.")],
+    scores: Annotated[Path, typer.Option(help="Output directory of `predrain score`; may not exist yet.")],
     model: Annotated[
         str | None,
         typer.Option(
-            help="Bundle that scores rows, or `champion`: that of the registry.  A newer one is taken up "
-            "by itself.  Default: rows are not scored."
+            help="Bundle for /v1/predict, or `champion` for the champion of the registry; reloaded on "
+            "change. Default: no predictions."
         ),
     ] = None,
     state: Annotated[
         Path | None,
-        typer.Option(help="Folder that keeps the champion's bundle between restarts.  Needs --model champion."),
+        typer.Option(help="Folder that caches the champion's bundle across restarts. Requires --model champion."),
     ] = None,
     registry: RegistryOption = None,
     name: ModelNameOption = "predrain",
-    champion_interval: Annotated[str, typer.Option(help="How often the registry is asked who is champion.")] = "30s",
+    champion_interval: Annotated[str, typer.Option(help="Polling interval of the registry.")] = "30s",
     listen: Annotated[
-        str, typer.Option(metavar="HOST:PORT", help="Address to listen on; port 0 takes a free one.")
+        str, typer.Option(metavar="HOST:PORT", help="Listen address; port 0 selects a free port.")
     ] = "127.0.0.1:8080",
     extender_listen: Annotated[
         str,
-        typer.Option(metavar="HOST:PORT", help="Address of the Kubernetes scheduler extender, of this machine only."),
+        typer.Option(metavar="HOST:PORT", help="Loopback address of the Kubernetes scheduler extender."),
     ] = "127.0.0.1:8081",
-    extender: Annotated[bool, typer.Option(help="Whether to serve the scheduler extender.")] = True,
+    extender: Annotated[bool, typer.Option(help="Serve the scheduler extender.")] = True,
     extender_filter: Annotated[
         ExtenderFilter,
         typer.Option(
-            help="Nodes that the extender removes: those that the newest decision in --ledger keeps new work off (none "
-            "without it), or all of tier high by the scores."
+            help="Nodes that the extender removes: those closed to new work by the newest decision in "
+            "--ledger (without it: none), or all nodes of tier high in the scores."
         ),
     ] = ExtenderFilter.LEDGER,
     extender_max_share: Annotated[
         float,
-        typer.Option(min=0.0, max=1.0, help="Largest share of nodes that the extender removes; at least one."),
+        typer.Option(min=0.0, max=1.0, help="Maximum share of nodes that the extender removes; at least one node."),
     ] = 0.1,
     tokens: Annotated[
         Path | None,
-        typer.Option(help="File of bearer tokens' hashes and scopes; needed unless the address is a loopback one."),
+        typer.Option(help="File with hashes and scopes of bearer tokens; required unless the address is loopback."),
     ] = None,
     ledger: Annotated[
         Path | None,
-        typer.Option(help="Ledger of `predrain act`, for the fleet page and the extender; need not exist yet."),
+        typer.Option(help="Ledger of `predrain act`, for pages and extender; may not exist yet."),
     ] = None,
     tls_cert: Annotated[
         Path | None,
-        typer.Option(help="Certificate and those above it, PEM; renewed when the file changes.  Default: plain HTTP."),
+        typer.Option(help="Certificate chain (PEM); reloaded on change. Default: plain HTTP."),
     ] = None,
-    tls_key: Annotated[
-        Path | None, typer.Option(help="The certificate's private key, PEM, without a password.")
-    ] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="Private key (PEM) without a password.")] = None,
     allow_host: Annotated[
         list[str] | None,
         typer.Option(
-            help="Name under which requests may come, next to localhost and addresses, where no token is asked for: of "
-            "a proxy on this machine.  May be given more than once."
+            help="Additional host name accepted without tokens, such as the name of a local proxy. Repeatable."
         ),
     ] = None,
     stale_after: Annotated[
         str | None,
         typer.Option(
-            help="Scores older than this, such as 13h, fail /readyz and keep no pod away.  Default: they expire."
+            help="Age, such as 13h, at which scores fail /readyz and are ignored by the extender. Default: "
+            "their expiry."
         ),
     ] = None,
 ) -> None:
-    """Answer over HTTP until SIGTERM: node risks with reasons, predictions, health, metrics, the scheduler extender.
+    """Serve node risks with reasons, predictions, health, metrics and the scheduler extender over HTTP.
 
-    One line of JSON a request goes to standard error. Newer scores are taken up by themselves.
+    Each request is logged to stderr as a line of JSON. New scores are reloaded automatically.
 
     Example: predrain serve --scores scores --tokens tokens.txt --listen 0.0.0.0:8080
     """

@@ -26,25 +26,23 @@ class ExplainingScenarios(TyperCommand):
 
 
 def simulate(
-    out: Annotated[Path, typer.Option(help="Folder of the dataset to write; replaced if it is one already.")],
-    gpus: Annotated[int, typer.Option(help="Number of GPUs; 8 to a node.")] = 512,
+    out: Annotated[Path, typer.Option(help="Dataset directory; an existing dataset is replaced.")],
+    gpus: Annotated[int, typer.Option(help="Number of GPUs, 8 per node.")] = 512,
     days: Annotated[int, typer.Option(help="Length in days.")] = 120,
-    seed: Annotated[int, typer.Option(help="Seed; the same seed gives the same bytes.")] = 7,
-    scenario: Annotated[str, typer.Option(help="One of the scenarios explained below.")] = "base",
-    start: Annotated[
-        str, typer.Option(help="First day, from 00:00 UTC, or 30d ago; the last one ends --days later.")
-    ] = "2026-01-01",
+    seed: Annotated[int, typer.Option(help="Seed; results are reproducible byte by byte.")] = 7,
+    scenario: Annotated[str, typer.Option(help="Scenario, see below.")] = "base",
+    start: Annotated[str, typer.Option(help="First day (00:00 UTC), such as 2026-01-01 or 30d (ago).")] = "2026-01-01",
     truth: Annotated[
-        Path | None, typer.Option(help="Folder for the hidden truth; default: OUT-truth, a sibling. Never inside OUT.")
+        Path | None, typer.Option(help="Directory of the truth, outside of OUT. Default: OUT-truth.")
     ] = None,
     acceleration: Annotated[
-        float, typer.Option(help="Factor on all failure rates, so that a small fleet has enough.")
+        float, typer.Option(help="Factor on all failure rates, for enough failures in a small fleet.")
     ] = 1.0,
     as_json: JsonOption = False,
 ) -> None:
-    """Write the telemetry, events, inventory and jobs of a simulated fleet that ages and fails.
+    """Simulate a fleet with failures: telemetry, events, inventory and jobs.
 
-    The true risk of each GPU goes to a folder next to the dataset that only the evaluation reads.
+    The true risk of each GPU is written to a separate folder that only the evaluation reads.
     """
     with progress("simulating") as advance:
         from simulator.simulate import simulate as run

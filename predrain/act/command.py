@@ -35,52 +35,52 @@ _MOST_STANDING = 20
 
 def act(
     scheduler: Annotated[
-        SchedulerKind, typer.Option(help="What is acted on: a real cluster, or a file that describes one.")
+        SchedulerKind, typer.Option(help="Scheduler to act on; `file` is a cluster described in a file.")
     ] = SchedulerKind.FILE,
     cluster: Annotated[
-        Path | None, typer.Option(help="File that describes the cluster, for --scheduler file; it is read and written.")
+        Path | None, typer.Option(help="Cluster file for --scheduler file; markers are written to it.")
     ] = None,
-    scores: Annotated[Path | None, typer.Option(help="Folder of scores that `predrain score` writes.")] = None,
+    scores: Annotated[Path | None, typer.Option(help="Output directory of `predrain score`.")] = None,
     events: Annotated[
         Path | None,
         typer.Option(
-            help="The dataset, or its events.parquet: XIDs and diagnostics that bypass the model, repairs, and (with "
-            "the inventory next to it) what became of earlier alerts."
+            help="Dataset or its events.parquet: XIDs and diagnostics for the hard rules, repairs, and "
+            "(with inventory.parquet in the same folder) alert outcomes."
         ),
     ] = None,
     settings: Annotated[
         Path | None,
-        typer.Option(
-            help="YAML with the sections policy, controller and evacuation.  Default: act.yaml of the current folder."
-        ),
+        typer.Option(help="Settings file with the sections policy, controller and evacuation. Default: ./act.yaml."),
     ] = None,
-    ledger: Annotated[Path, typer.Option(help="File of the ledger; made where there is none.")] = Path("ledger.db"),
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print exactly what would be written, write nothing.")] = (
-        False
-    ),
+    ledger: Annotated[Path, typer.Option(help="Ledger file, created if missing.")] = Path("ledger.db"),
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print every field that would be written; write nothing.")
+    ] = False,
     loop: Annotated[bool, typer.Option("--loop", help="Run until SIGTERM; one replica is active at a time.")] = False,
-    kill: Annotated[bool, typer.Option("--kill", help="Set the kill switch: from now on nothing new anywhere.")] = (
-        False
-    ),
-    resume: Annotated[bool, typer.Option("--resume", help="Clear what --kill and --release-all set.")] = False,
+    kill: Annotated[
+        bool, typer.Option("--kill", help="Set the kill switch: block all new actions. Releases continue.")
+    ] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Clear --kill and --release-all.")] = False,
     release_all: Annotated[
         bool,
-        typer.Option("--release-all", help="Remove all predrain taints and labels; put nothing on until --resume."),
+        typer.Option(
+            "--release-all", help="Remove all predrain taints and labels, and block new actions until --resume."
+        ),
     ] = False,
     wait: Annotated[
         str | None,
         typer.Option(help="With --release-all: run until no marker is left, by any replica; timeout, such as 10m."),
     ] = None,
-    reset_breaker: Annotated[bool, typer.Option("--reset-breaker", help="Close the breaker by hand.")] = False,
+    reset_breaker: Annotated[bool, typer.Option("--reset-breaker", help="Close the circuit breaker.")] = False,
     listen: Annotated[
-        str | None, typer.Option(help="host:port of /metrics and /healthz, with --loop; port 0 is any free one.")
+        str | None, typer.Option(help="With --loop: host:port of /metrics and /healthz; port 0 selects a free port.")
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Turn the newest scores into taints and drains, under budgets and stages, and take them off when they expire.
+    """Set taints and drains from the newest scores, within budgets and stages, and remove them at expiry.
 
-    Exits with 0 when every action was confirmed, was not right any more, or there was none (also: another replica is
-    active); with 1 when something failed.  A checkpoint that could not be requested is reported, and is not a failure:
+    Exit code 0: every action was confirmed or no longer needed, or another replica is active. Exit code 1: an action
+    failed.  A checkpoint that could not be requested is reported, and is not a failure:
     what runs there is moved at its deadline.
 
     Example: predrain act --cluster cluster.json --scores scores --settings act.yaml --dry-run

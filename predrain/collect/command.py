@@ -15,7 +15,7 @@ from predrain.collect.schedulers import collect_kubernetes, slurm
 
 SOURCES = typer.Typer(
     name="collect",
-    help="Gather telemetry, events and jobs from where they are, and fold them into a dataset.\n\n"
+    help="Collect telemetry, events and jobs from their sources into a dataset.\n\n"
     "Example: predrain collect exporters --targets gpu-nodes.txt --dataset fleet",
     no_args_is_help=True,
 )

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 
 def compact(
-    dataset: Annotated[Path, typer.Option(help="The dataset that collectors write for; made if there is none.")],
+    dataset: Annotated[Path, typer.Option(help="Dataset; created if missing.")],
     inventory: Annotated[
-        Path | None, typer.Option(help="Known installations (Parquet or CSV); they override what was observed.")
+        Path | None, typer.Option(help="Known installations (Parquet or CSV); they override observations.")
     ] = None,
     interval: Annotated[
         str | None, typer.Option(help="Repeat at this interval (such as 1h) until SIGTERM. Default: once.")
@@ -27,7 +27,7 @@ def compact(
     params: ParamsOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Compact what collectors have written into the dataset, without disturbing readers or collectors.
+    """Merge staged rows into the dataset. Readers and collectors may run concurrently.
 
     Example: predrain collect compact --dataset fleet --interval 1h
     """

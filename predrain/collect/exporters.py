@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 TimeoutOption = Annotated[
     str | None,
-    typer.Option("--timeout", help="Time for one answer, to its last byte. Default: 10s, or the interval if shorter."),
+    typer.Option("--timeout", help="Timeout of one complete response. Default: 10s, or the interval if shorter."),
 ]
 
 
@@ -34,9 +34,9 @@ def exporters(
     targets: Annotated[
         list[str],
         typer.Option(
-            help="What to scrape: host:port or a URL (several with commas between), a file (a target and its node a "
-            "line, or Prometheus file_sd JSON/YAML; read again when it changes), or "
-            "kubernetes:NAMESPACE/SERVICE[:PORT]; may be repeated."
+            help="Targets to scrape: host:port or URL (comma-separated), a file (one target with an "
+            "optional node per line, or Prometheus file_sd; reloaded on change), or "
+            "kubernetes:NAMESPACE/SERVICE[:PORT]. Repeatable."
         ),
     ],
     dataset: DatasetOption,
@@ -51,7 +51,7 @@ def exporters(
     params: ParamsOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Scrape dcgm-exporter's and AMD's pages until SIGTERM. How the scraping goes is telemetry too.
+    """Scrape dcgm-exporter and AMD's exporter until SIGTERM, including scrape metadata.
 
     Example: predrain collect exporters --targets gpu-nodes.txt --interval 30s --dataset fleet
     """
@@ -92,8 +92,8 @@ def gpud(
     targets: Annotated[
         list[str],
         typer.Option(
-            help="Where gpud runs: host, host:port (15132) or a URL (several with commas between), or a file, as for "
-            "`collect exporters`; may be repeated."
+            help="Addresses of gpud: host, host:port (default 15132) or URL (comma-separated), or a file, "
+            "as for `collect exporters`. Repeatable."
         ),
     ],
     dataset: DatasetOption,
@@ -107,9 +107,9 @@ def gpud(
     params: ParamsOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Ask gpud on each node, until SIGTERM: XIDs, boots, and other trouble of GPUs, days back the first time.
+    """Poll gpud on each node for XIDs, boots and other faults until SIGTERM; the first round reads recent days.
 
-    gpud's certificate is signed by itself, and new at each start: --insecure-skip-verify, or put a proxy before it.
+    gpud creates a self-signed certificate at each start: use --insecure-skip-verify or a proxy.
 
     Example: predrain collect gpud --targets gpu-nodes.txt --insecure-skip-verify --dataset fleet
     """

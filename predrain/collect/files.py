@@ -29,10 +29,9 @@ def openmetrics(
     params: ParamsOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Read what `promtool tsdb dump`, `dump-openmetrics` or a backfill tool wrote. A file counts once.
+    """Read dumps of `promtool tsdb dump`, `dump-openmetrics` or a backfill tool. Files are read once.
 
-    Run the same command again after an interruption: nothing counts twice. The file is sorted on disk, which takes some
-    20 bytes a sample next to the dataset while it runs.
+    Repeat the command after an interruption. Sorting needs about 20 bytes of disk space per sample next to the dataset.
 
     Example: predrain collect openmetrics march.om.gz --dataset fleet
     """
@@ -67,16 +66,17 @@ def tickets(
     ],
     dataset: DatasetOption,
     mapping: Annotated[
-        Path | None, typer.Option(help="YAML file with an `events` section, as for `predrain import --mapping`.")
+        Path | None,
+        typer.Option(help="Mapping file (YAML) with an `events` section, as for `predrain import --mapping`."),
     ] = None,
     max_loss: Annotated[
         float,
-        typer.Option(min=0, max=1, help="Share of a table's rows that may be unusable before it is refused."),
+        typer.Option(min=0, max=1, help="Maximum share of unusable rows; above it, the table is rejected."),
     ] = 0.05,
     params: ParamsOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Write the events of a table of tickets; the same table again changes nothing.
+    """Read events from a table of tickets. Repeating a table has no effect.
 
     Example: predrain collect tickets rma.csv --dataset fleet --mapping rma.yaml
     """
@@ -116,25 +116,25 @@ def tickets(
 def diagnostics(
     files: Annotated[list[Path], typer.Argument(help="Output of `dcgmi diag -r LEVEL -j`, DCGM 3 or 4.")],
     dataset: DatasetOption,
-    node: Annotated[str, typer.Option(help="The node that was tested.")],
+    node: Annotated[str, typer.Option(help="Name of the tested node.")],
     gpus: Annotated[
         Path | None,
         typer.Option(
-            help="CSV of `nvidia-smi --query-gpu=index,uuid,serial --format=csv`.  Default: what the dataset and its "
-            "landing folder know of the node."
+            help="Output of `nvidia-smi --query-gpu=index,uuid,serial --format=csv`. Default: the GPUs of "
+            "the node in the dataset and its staging folder."
         ),
     ] = None,
     at: Annotated[
-        str | None, typer.Option(help="When the run ended (ISO 8601).  Default: when the file was written.")
+        str | None, typer.Option(help="End of the run (ISO 8601). Default: modification time of the file.")
     ] = None,
     may_skip: Annotated[
         list[str] | None,
-        typer.Option(help="A test that does not count when skipped, such as eud; may be repeated."),
+        typer.Option(help="Test that may be skipped, such as eud. Repeatable."),
     ] = None,
     params: ParamsOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Write pass, fail or inconclusive for each GPU; what was skipped, warned or cut short is never a pass.
+    """Read `dcgmi diag` results per GPU. Skipped, warned and interrupted tests never count as passed.
 
     Example: predrain collect diagnostics diag.json --dataset fleet --node node07 --gpus gpus.csv
     """

@@ -17,33 +17,34 @@ from predrain.options import JsonOption, ParamsOption, grouped, instant_option, 
 def kernel_log(
     source: Annotated[
         list[str],
-        typer.Option(help="journal, or a log file (syslog, dmesg --time-format iso); files may be repeated."),
+        typer.Option(help="`journal`, or a log file (syslog, dmesg --time-format iso). Repeatable."),
     ],
     *,
     given: SendingOptions,
     node: Annotated[
         str | None,
-        typer.Option(help="This node's name.  Default: the host name; of a file, the hosts that its lines name."),
+        typer.Option(help="Node name. Default: the host name; for files, the hosts in the log."),
     ] = None,
     timezone: Annotated[
-        str | None, typer.Option(help="Zone of time stamps without an offset.  Default: this machine's.")
+        str | None, typer.Option(help="Time zone of timestamps without an offset. Default: the zone of this machine.")
     ] = None,
     since: Annotated[
-        str | None, typer.Option(help="Where to begin in a journal the first time (ISO 8601).  Default: at the boot.")
+        str | None, typer.Option(help="First position in a journal (ISO 8601). Default: the last boot.")
     ] = None,
     mapping: Annotated[
-        Path | None, typer.Option(help="YAML file with rules for more messages (`kernel_log: {messages: …}`).")
+        Path | None,
+        typer.Option(help="Mapping file (YAML) with rules for further messages (`kernel_log: {messages: …}`)."),
     ] = None,
     listen: ListenOption = None,
     once: OnceOption = False,
     params: ParamsOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Follow the kernel log, through rotations and restarts, until SIGTERM; nothing is read twice or left out.
+    """Follow the kernel log until SIGTERM, across rotations and restarts, without gaps or duplicates.
 
     Example: predrain collect kernel-log --source journal --dataset fleet
 
-    On a node without the dataset: --spool /var/lib/predrain --push https://predrain.example --bearer-token-file token
+    On a node without the dataset: --spool /var/lib/predrain --push https://HOST --bearer-token-file token
     """
     import functools
     import socket

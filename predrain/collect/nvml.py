@@ -17,15 +17,15 @@ def nvml(
     *,
     given: SendingOptions,
     interval: IntervalOption = "30s",
-    node: Annotated[str | None, typer.Option(help="Name of this node. Default: its host name.")] = None,
+    node: Annotated[str | None, typer.Option(help="Node name. Default: the host name.")] = None,
     listen: ListenOption = None,
     once: OnceOption = False,
     params: ParamsOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Read this node's GPUs through NVML, every 30 s until SIGTERM, with the XIDs that the driver reports.
+    """Read the GPUs of this node through NVML until SIGTERM, with the XIDs reported by the driver.
 
-    For nodes without an exporter. One GPU that is lost or blocks the driver does not stop the others.
+    For nodes without an exporter. A lost or hanging GPU does not block the others.
 
     Example: predrain collect nvml --spool /var/lib/predrain --push https://predrain.example --bearer-token-file token
     """

@@ -17,23 +17,21 @@ if TYPE_CHECKING:
 
 DatasetOption = Annotated[
     Path,
-    typer.Option("--dataset", help="Dataset to collect for; rows are written to the folder DATASET.live next to it."),
+    typer.Option("--dataset", help="Dataset; rows are staged in DATASET.live."),
 ]
-IntervalOption = Annotated[str, typer.Option("--interval", help="Time from one round to the next.")]
+IntervalOption = Annotated[str, typer.Option("--interval", help="Interval between rounds.")]
 ListenOption = Annotated[
     str | None,
-    typer.Option("--listen", help="Serve the collector's own /metrics and /healthz here, such as 127.0.0.1:9210."),
+    typer.Option("--listen", help="Address of the collector's /metrics and /healthz, such as 127.0.0.1:9210."),
 ]
-OnceOption = Annotated[bool, typer.Option("--once", help="Read the available data once, then exit.")]
+OnceOption = Annotated[bool, typer.Option("--once", help="Run one round, then exit.")]
 RulesOption = Annotated[
     Path | None,
-    typer.Option(
-        "--rules", help="YAML file with rules for taints, conditions and events; they go before the defaults."
-    ),
+    typer.Option("--rules", help="Rules (YAML) for taints, conditions and events; they precede the defaults."),
 ]
 SourceMappingOption = Annotated[
     Path | None,
-    typer.Option("--mapping", help="YAML file that maps metric names and labels that differ from the exporters'."),
+    typer.Option("--mapping", help="Mapping file (YAML) for renamed metrics and labels."),
 ]
 
 

@@ -25,34 +25,30 @@ from predrain.options import (
 def collect_prometheus(
     prometheus: Annotated[
         str,
-        typer.Option(envvar=PROMETHEUS, help="Address of the server (Prometheus, Thanos, VictoriaMetrics, Mimir)."),
+        typer.Option(envvar=PROMETHEUS, help="URL of the server (Prometheus, Thanos, VictoriaMetrics or Mimir)."),
     ],
-    since: Annotated[str, typer.Option(help="First instant, such as 2026-01-01, or 90d ago.")],
-    until: Annotated[str, typer.Option(help="Last instant; at most two minutes ago.")],
-    dataset: Annotated[Path, typer.Option(help="The dataset; an existing one is added to.")],
-    mapping: Annotated[
-        Path | None, typer.Option(help="YAML file that says which metric and label is what, and in which unit.")
-    ] = None,
-    match: Annotated[
-        str | None, typer.Option(help="Take only series that match, such as '{job=\"dcgm-exporter\"}'.")
-    ] = None,
+    since: Annotated[str, typer.Option(help="Start time, such as 2026-01-01 or 90d (ago).")],
+    until: Annotated[str, typer.Option(help="End time; at least two minutes ago.")],
+    dataset: Annotated[Path, typer.Option(help="Dataset; rows are added to an existing dataset.")],
+    mapping: Annotated[Path | None, typer.Option(help="Mapping file (YAML) for metrics, labels and units.")] = None,
+    match: Annotated[str | None, typer.Option(help="Series selector, such as '{job=\"dcgm-exporter\"}'.")] = None,
     chunk: Annotated[str, typer.Option(help="Time span of one request; halved if the server refuses.")] = "6h",
     concurrency: Annotated[int, typer.Option(help="Concurrent requests.", min=1, max=64)] = 4,
     *,
     access: ConnectionOptions,
     allow_partial: Annotated[
-        bool, typer.Option("--allow-partial", help="Take answers of which the server says that something is missing.")
+        bool, typer.Option("--allow-partial", help="Accept responses that the server marks as partial.")
     ] = False,
     inventory: Annotated[
-        Path | None, typer.Option(help="What you know of who was where, when: Parquet or CSV; it holds against labels.")
+        Path | None, typer.Option(help="Inventory of GPUs (Parquet or CSV); it overrides labels.")
     ] = None,
     no_compact: Annotated[
-        bool, typer.Option("--no-compact", help="Leave what was fetched in DATASET.live for `collect compact`.")
+        bool, typer.Option("--no-compact", help="Leave the rows in DATASET.live for `collect compact`.")
     ] = False,
     params: ParamsOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Fetch raw samples with their own time stamps and compact them into the dataset. Killed, it resumes.
+    """Fetch raw samples with their timestamps and merge them into the dataset. Resumes after an interruption.
 
     Example: predrain collect prometheus --prometheus http://prom:9090 --since 2026-01-01 --until 2026-03-01
     --dataset fleet

@@ -18,18 +18,18 @@ def receive(
     tokens: Annotated[
         Path | None,
         typer.Option(
-            help="File of bearer tokens, one a line; needed unless the address is a loopback one. There, without it, a "
-            "token is made at the first start, in the file DATASET.receive-token."
+            help="File of bearer tokens, one per line; required unless the address is loopback. On "
+            "loopback, the first start creates a token in DATASET.receive-token."
         ),
     ] = None,
     mapping: SourceMappingOption = None,
     params: ParamsOption = None,
 ) -> None:
-    """Take telemetry over HTTP until SIGTERM: POST /api/v1/write (Prometheus remote write 1.0) and /v1/telemetry.
+    """Receive Prometheus remote write 1.0 (/api/v1/write) and pushed rows (/v1/telemetry) until SIGTERM.
 
-    Both ask for a token, from this machine too.
+    Both require a token, even on loopback.
 
-    A request is answered once it is on the disk, so each waits up to a second: let Prometheus send large
+    A request is acknowledged after an fsync, which takes up to a second. Configure Prometheus to send large
     requests (`queue_config: {max_samples_per_send: 10000}`) of these series only (`write_relabel_configs`).
 
     Example: predrain collect receive --listen 0.0.0.0:9201 --tokens tokens.txt --dataset fleet

@@ -24,19 +24,20 @@ from predrain.options import JsonOption, instant_option
 def slurm(
     dataset: DatasetOption,
     since: Annotated[
-        str | None, typer.Option(help="Where jobs begin the first time (ISO 8601).  Default: a day ago.")
+        str | None, typer.Option(help="Start time of jobs in the first round (ISO 8601). Default: a day ago.")
     ] = None,
     interval: IntervalOption = "60s",
     reasons: Annotated[
-        Path | None, typer.Option(help="YAML rules for drain reasons, before those of docs/reference/phrases.md.")
+        Path | None,
+        typer.Option(help="Rules (YAML) for drain reasons; they precede those of docs/reference/phrases.md."),
     ] = None,
-    cluster: Annotated[str, typer.Option(help="Name of the cluster, where several feed one dataset.")] = "default",
-    timeout: Annotated[str, typer.Option(help="Time limit of each Slurm command.")] = "60s",
+    cluster: Annotated[str, typer.Option(help="Cluster name, if several clusters share a dataset.")] = "default",
+    timeout: Annotated[str, typer.Option(help="Timeout of each Slurm command.")] = "60s",
     listen: ListenOption = None,
     once: OnceOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Ask Slurm on an interval, until SIGTERM, and write what changed. Run one for a cluster, where `sinfo` works.
+    """Poll Slurm for drains, reservations and jobs until SIGTERM. Run it once per cluster, where `sinfo` works.
 
     Example: predrain collect slurm --dataset fleet --since 2026-01-01T00:00:00Z
     """
@@ -77,24 +78,24 @@ def collect_kubernetes(
         Path | None, typer.Option(help="Kubeconfig file.  Default: the pod's service account, else kubectl's.")
     ] = None,
     context: Annotated[str | None, typer.Option(help="Context of the kubeconfig.")] = None,
-    cluster: Annotated[str | None, typer.Option(help="Name of the cluster in the inventory.")] = None,
+    cluster: Annotated[str | None, typer.Option(help="Cluster name in the inventory.")] = None,
     node_selector: Annotated[
         str | None,
-        typer.Option(help="Labels of the nodes to read; given, nodes without GPUs too. Default: all GPU nodes."),
+        typer.Option(help="Label selector of nodes; it includes nodes without GPUs. Default: all GPU nodes."),
     ] = None,
     namespace_selector: Annotated[
-        str | None, typer.Option(help="Labels of the namespaces whose GPU pods are jobs. Default: all.")
+        str | None, typer.Option(help="Label selector of namespaces whose GPU pods are jobs. Default: all.")
     ] = None,
-    jobs: Annotated[bool, typer.Option(help="Read pods.")] = True,
+    jobs: Annotated[bool, typer.Option(help="Collect jobs from pods.")] = True,
     rules: RulesOption = None,
     interval: IntervalOption = "60s",
     listen: ListenOption = None,
     once: OnceOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Follow nodes, events and pods of a Kubernetes cluster: drains, repairs, node problems, jobs on GPUs.
+    """Watch nodes, events and pods of a Kubernetes cluster for drains, repairs, node problems and GPU jobs.
 
-    It needs to get, list and watch nodes, pods and events, and changes nothing: deploy/kubernetes/collector-rbac.yaml.
+    Read-only. Required permissions: deploy/kubernetes/collector-rbac.yaml.
 
     Example: predrain collect kubernetes --dataset fleet --cluster east
     """

@@ -20,22 +20,20 @@ if TYPE_CHECKING:
 class SendingOptions:
     """Where a collector writes, and where it sends that."""
 
-    dataset: Annotated[
-        Path | None, typer.Option(help="Dataset to write next to; `predrain collect compact` adds the rows to it.")
-    ] = None
-    spool: Annotated[
-        Path | None, typer.Option(help="Folder to write to instead, where the dataset is on another machine.")
-    ] = None
+    dataset: Annotated[Path | None, typer.Option(help="Dataset; rows are staged in DATASET.live.")] = None
+    spool: Annotated[Path | None, typer.Option(help="Local folder for rows, if the dataset is on another machine.")] = (
+        None
+    )
     push: Annotated[
         str | None,
-        typer.Option(help="Send what was written to `predrain collect receive` at this address (https://…)."),
+        typer.Option(help="URL of a `predrain collect receive` to push rows to (https://…)."),
     ] = None
     bearer_token_file: Annotated[
-        Path | None, typer.Option(help="File with a token of the receiver; read again when it changes.")
+        Path | None, typer.Option(help="File with a token of the receiver; reloaded on change.")
     ] = None
-    ca_file: Annotated[Path | None, typer.Option(help="Certificates (PEM) to trust instead of the system's.")] = None
+    ca_file: Annotated[Path | None, typer.Option(help="CA certificates (PEM), instead of those of the system.")] = None
     spool_limit: Annotated[
-        str, typer.Option(help="Size beyond which the oldest samples that could not be pushed are dropped.")
+        str, typer.Option(help="Maximum size of unpushed rows; then the oldest samples are dropped.")
     ] = "1GiB"
 
 

@@ -20,17 +20,17 @@ if TYPE_CHECKING:
 
 def demo(
     listen: Annotated[
-        str, typer.Option(metavar="HOST:PORT", help="Address to listen on; port 0 takes a free one.")
+        str, typer.Option(metavar="HOST:PORT", help="Listen address; port 0 selects a free port.")
     ] = "127.0.0.1:8088",
-    speed: Annotated[str, typer.Option(help="Simulated time that passes in a second.")] = "1h",
-    stop_after: Annotated[str, typer.Option(help="End after this time; Ctrl-C ends it earlier.")] = "1h",
+    speed: Annotated[str, typer.Option(help="Simulated time per second.")] = "1h",
+    stop_after: Annotated[str, typer.Option(help="Duration of the demo; Ctrl-C stops it earlier.")] = "1h",
     gpus: Annotated[int, typer.Option(min=64, max=4096, help="GPUs of the simulated fleet.")] = 256,
     seed: Annotated[int, typer.Option(help="Seed of the fleet.")] = 11,
 ) -> None:
-    """Show a simulated cluster at work: scores, taints, checkpoints, drains, diagnostics, failures, the ledger.
+    """Run a simulated cluster with scores, taints, checkpoints, drains, diagnostics and failures.
 
-    The scores, the controller, the service and its pages are the real ones; the cluster is in memory, and its clock is
-    fast.  Nothing is left behind.
+    Scoring, controller, service and pages are those of production.  The cluster is in memory, and its clock is
+    accelerated.  No files are left.
 
     Example: predrain demo --speed 30m
     """

@@ -26,35 +26,31 @@ if TYPE_CHECKING:
 
 @grouped
 def backtest(
-    out: Annotated[
-        Path, typer.Option(help="Folder for metrics.json, predictions.parquet, predictions_all.parquet, report/.")
-    ],
+    out: Annotated[Path, typer.Option(help="Output directory for metrics.json, predictions and report.")],
     dataset: Annotated[
-        str | None, typer.Option(help=f"{DATASET_HELP}  Its features are computed into OUT/matrix.")
+        str | None, typer.Option(help=f"{DATASET_HELP}  Its features are written to OUT/matrix.")
     ] = None,
-    matrix: Annotated[Path | None, typer.Option(help="Folder of a feature matrix, instead of a dataset.")] = None,
+    matrix: Annotated[Path | None, typer.Option(help="Feature matrix, instead of a dataset.")] = None,
     truth: Annotated[
         Path | None,
-        typer.Option(
-            help="The simulator's truth, read by the evaluation only. Default: DATASET-truth next to it, if any."
-        ),
+        typer.Option(help="Truth of the simulator, for the evaluation only. Default: DATASET-truth, if it exists."),
     ] = None,
     params: ParamsOption = None,
     full: Annotated[
         bool,
         typer.Option(
             "--full",
-            help="Also fit and compare what the profile does not need: other learners and combiners, the cascade, and "
-            "each model trained once. What the profile predicts stays the same.",
+            help="Also fit and compare all other learners and combiners, the cascade, and static models. "
+            "The predictions of the profile do not change.",
         ),
     ] = False,
-    report: Annotated[bool, typer.Option(help="Also write OUT/report/.")] = True,
+    report: Annotated[bool, typer.Option(help="Write OUT/report/index.html.")] = True,
     registry: RecordOption = None,
     *,
     engine: EngineOptions,
     as_json: JsonOption = False,
 ) -> None:
-    """Replay history: at each decision time, score with models fitted only on what was known then, and compare.
+    """Replay history: score each decision time with models fitted on data known then, and compare models.
 
     Example: predrain backtest --dataset fleet --out replay --full
     """

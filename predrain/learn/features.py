@@ -22,13 +22,13 @@ from predrain.options import (
 @grouped
 def features(
     dataset: Annotated[str, typer.Option(help=DATASET_HELP)],
-    out: Annotated[Path, typer.Option(help="Folder of the feature matrix to write.")],
+    out: Annotated[Path, typer.Option(help="Output directory of the feature matrix.")],
     params: ParamsOption = None,
     *,
     engine: EngineOptions,
     as_json: JsonOption = False,
 ) -> None:
-    """Compute the feature matrix: a row for each GPU in service at each decision time.
+    """Compute the feature matrix: one row per GPU in service and decision time.
 
     Example: predrain features --dataset fleet --out matrix
     """

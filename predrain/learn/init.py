@@ -20,13 +20,13 @@ _FILES: Final = {
 
 
 def init(
-    folder: Annotated[Path, typer.Argument(help="Folder to make; what is in it already is never replaced.")],
-    dataset: Annotated[str, typer.Option(help="Folder of the dataset, as the new folder sees it.")] = "../fleet",
+    folder: Annotated[Path, typer.Argument(help="Project directory to create; existing files are not replaced.")],
+    dataset: Annotated[str, typer.Option(help="Dataset directory, relative to the project directory.")] = "../fleet",
     as_json: JsonOption = False,
 ) -> None:
-    """Make a folder in which `dvc repro` learns from your fleet, and `dvc exp` compares experiments.
+    """Create a project for `dvc repro` and `dvc exp` on your dataset.
 
-    The parameters have the step of the dataset, if there is one.
+    The parameters use the step of the dataset, if it exists.
 
     Example: predrain init fleet-model --dataset /srv/predrain/fleet
     """

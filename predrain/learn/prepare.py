@@ -14,11 +14,11 @@ from predrain.options import JsonOption, ParamsOption, read_params
 
 
 def prepare(
-    out: Annotated[Path, typer.Option(help="Folder of the dataset; its truth, if any, goes to OUT-truth.")],
+    out: Annotated[Path, typer.Option(help="Dataset directory; the truth, if any, is written to OUT-truth.")],
     params: ParamsOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Simulate the demo fleet, or take the dataset that params.yaml names under data.dataset.
+    """Simulate the demo fleet, or use the dataset of `data.dataset` in params.yaml.
 
     Example: predrain prepare --params params.yaml --out data/dataset
     """

@@ -19,7 +19,10 @@ if TYPE_CHECKING:
     from simulator.scenarios.drawn import DrawnFleet
 
 prior_app = typer.Typer(
-    name="prior", help="Build a model of other fleets for a young one.", no_args_is_help=True, add_completion=False
+    name="prior",
+    help="Build a prior: a model of other fleets for a fleet with few failures.",
+    no_args_is_help=True,
+    add_completion=False,
 )
 
 GROUPS = ("history", "peers", "onset", "gaps")
@@ -35,27 +38,27 @@ def options() -> None:
 
 @prior_app.command("build")
 def build(
-    out: Annotated[Path, typer.Option(help="Folder of the prior to write; replaced if it is one already.")],
-    fleets: Annotated[int, typer.Option(help="Number of fleets to simulate.", min=1)] = 48,
-    gpus: Annotated[int, typer.Option(help="GPUs of each fleet.", min=8)] = 256,
-    days: Annotated[int, typer.Option(help="Length of each fleet in days.", min=14)] = 60,
-    seed: Annotated[int, typer.Option(help="Seed; the same arguments give the same bytes.", min=0)] = 7,
+    out: Annotated[Path, typer.Option(help="Output directory of the prior; an existing prior is replaced.")],
+    fleets: Annotated[int, typer.Option(help="Number of simulated fleets.", min=1)] = 48,
+    gpus: Annotated[int, typer.Option(help="GPUs per fleet.", min=8)] = 256,
+    days: Annotated[int, typer.Option(help="Days per fleet.", min=14)] = 60,
+    seed: Annotated[int, typer.Option(help="Seed; results are reproducible byte by byte.", min=0)] = 7,
     without_silent: Annotated[
         tuple[float, float] | None,
-        typer.Option(help="Leave out fleets whose share of failures without a precursor lies between these."),
+        typer.Option(help="Omit fleets whose share of failures without a precursor is in this range."),
     ] = None,
     matrix: Annotated[
         list[Path] | None,
-        typer.Option(help="Feature matrix of another cluster of yours, instead of simulated fleets. Repeat for more."),
+        typer.Option(help="Feature matrix of another cluster, instead of simulated fleets. Repeatable."),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Simulate fleets whose parameters are drawn at random, and fit one model on all of them.
+    """Fit one model on simulated fleets with random parameters.
 
-    With --matrix the fleets are other clusters of yours. Columns are matched by name; static ones are left out, so that
-    no cluster is known by its racks or models. Name the folder in `training.prior`, and `predrain backtest` and
-    `predrain train` pool it with their own models. A prior to measure on a simulated fleet must not know its like:
-    --without-silent leaves such fleets out.
+    With --matrix, the fleets are your other clusters. Columns are matched by name. Static columns are omitted, because
+    they identify the cluster. Name the folder in `training.prior`, and `predrain backtest` and
+    `predrain train` pool it with their own models. To evaluate a prior on a simulated fleet, omit similar fleets
+    with --without-silent.
 
     Example: predrain prior build --out prior --fleets 48
     """

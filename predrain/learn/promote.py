@@ -20,25 +20,25 @@ if TYPE_CHECKING:
 
 def promote(
     dataset: Annotated[
-        Path | None, typer.Option(help="Folder of a dataset of recent data; its features go to DATASET-matrix.")
+        Path | None, typer.Option(help="Dataset with recent data; its features are written to DATASET-matrix.")
     ] = None,
-    matrix: Annotated[Path | None, typer.Option(help="Folder of a feature matrix, instead of a dataset.")] = None,
+    matrix: Annotated[Path | None, typer.Option(help="Feature matrix, instead of a dataset.")] = None,
     registry: RegistryOption = None,
     name: ModelNameOption = "predrain",
-    to: Annotated[int | None, typer.Option(help="Version to promote.  Default: the challenger.", min=1)] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Evaluate, but change and record nothing.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Promote whatever the gate says; needs --reason.")] = False,
-    reason: Annotated[str, typer.Option(help="Why it is forced or rolled back, for the record.")] = "",
+    to: Annotated[int | None, typer.Option(help="Version to promote. Default: the challenger.", min=1)] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Evaluate only; change and record nothing.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Promote regardless of the gate; requires --reason.")] = False,
+    reason: Annotated[str, typer.Option(help="Reason of --force or --rollback, recorded in the registry.")] = "",
     rollback: Annotated[
-        bool, typer.Option("--rollback", help="Go back to the champion before; again: one step further.")
+        bool, typer.Option("--rollback", help="Restore the previous champion. Repeat to go further back.")
     ] = False,
     params: ParamsOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Compare champion and challenger on recent decisions that neither was trained on; promote past a gate only.
+    """Compare champion and challenger on unseen recent decisions; promote through a gate.
 
-    Exits with 0 if the champion was changed, with 1 if the gate refused (or on an error, which is one line on stderr),
-    with 2 on wrong usage.
+    Exit code 0: the champion was changed. Exit code 1: the gate rejected the challenger, or an error occurred. Exit
+    code 2: wrong usage.
 
     Example: predrain promote --dataset fleet --registry sqlite:///mlflow.db
     """

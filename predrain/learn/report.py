@@ -17,20 +17,20 @@ if TYPE_CHECKING:
 
 
 def report(
-    backtest: Annotated[Path | None, typer.Option(help="Folder that `predrain backtest` wrote.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder for report/index.html; default: the backtest's own.")] = None,
+    backtest: Annotated[Path | None, typer.Option(help="Output directory of `predrain backtest`.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Directory for report/index.html. Default: the backtest.")] = None,
     summary: Annotated[
-        Path | None, typer.Option("--show", help="Only print the summary table of this backtest.")
+        Path | None, typer.Option("--show", help="Print the summary table of this backtest only.")
     ] = None,
     dataset: Annotated[
         str | None,
-        typer.Option(help="The dataset, with --matrix: adds what acting on the risks comes to, in GPU-hours."),
+        typer.Option(help="Dataset, with --matrix: adds the GPU-hours saved and spent by actions."),
     ] = None,
-    matrix: Annotated[Path | None, typer.Option(help="The feature matrix that was replayed.")] = None,
+    matrix: Annotated[Path | None, typer.Option(help="Feature matrix of the backtest.")] = None,
     params: ParamsOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Write the report of a backtest as one self-contained HTML page, or print its summary.
+    """Write the report of a backtest as a self-contained HTML page, or print its summary.
 
     Example: predrain report --backtest replay
     """
@@ -60,11 +60,11 @@ def report(
 
 
 def compare(
-    one: Annotated[Path, typer.Argument(help="Folder that `predrain backtest` wrote.")],
-    two: Annotated[Path, typer.Argument(help="Another, of the same fleet and question.")],
+    one: Annotated[Path, typer.Argument(help="Output directory of `predrain backtest`.")],
+    two: Annotated[Path, typer.Argument(help="Another backtest of the same fleet and horizon.")],
     as_json: JsonOption = False,
 ) -> None:
-    """Compare the profiles of two backtests at equal alerts, and name the parameters that differ.
+    """Compare the profiles of two backtests at equal numbers of alerts, and list differing parameters.
 
     Example: predrain compare replay replay-short-window
     """

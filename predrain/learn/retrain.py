@@ -16,19 +16,19 @@ from predrain.options import JsonOption, ParamsOption, RegistryOption, duration_
 
 
 def retrain(
-    dataset: Annotated[Path, typer.Option(help="Folder of the dataset; its features go to DATASET-matrix.")],
+    dataset: Annotated[Path, typer.Option(help="Dataset; its features are written to DATASET-matrix.")],
     registry: RegistryOption = None,
     params: ParamsOption = None,
-    interval: Annotated[str | None, typer.Option(help="Do it again after so long, such as 7d, until SIGTERM.")] = None,
+    interval: Annotated[str | None, typer.Option(help="Repeat at this interval, such as 7d, until SIGTERM.")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Extend the features, fit to the end of the data, and make that the champion past a gate.
+    """Extend the features, refit to the end of the data, and promote the fit through a gate.
 
-    The champion's own parameters with newer data go live unless they are shown to be worse; other parameters have to
-    pass the gate of `predrain promote`, by a fit that has not seen the newest two weeks.  The first fit goes live.
+    With the parameters of the champion, the new fit goes live unless it is significantly worse.  Other parameters must
+    pass the gate of `predrain promote` with a fit that excludes the newest two weeks.  The first fit goes live.
 
-    DATASET-retrain.prom says what came of it, for node-exporter's textfile collector.  Exits with 0 if the champion is
-    the newest fit, with 1 if the gate refused or the (last) round failed.
+    DATASET-retrain.prom reports the outcome for node-exporter's textfile collector.  Exit code 0: the newest fit is
+    champion.  Exit code 1: the gate rejected it, or the (last) round failed.
 
     Example: predrain retrain --dataset fleet --registry sqlite:///mlflow.db --interval 7d
     """

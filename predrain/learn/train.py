@@ -12,23 +12,24 @@ from predrain.options import JsonOption, ParamsOption, RecordOption, instant_opt
 
 
 def train(
-    matrix: Annotated[Path, typer.Option(help="Folder of a feature matrix.")],
-    out: Annotated[Path, typer.Option(help="Folder of the bundle to write.")],
+    matrix: Annotated[Path, typer.Option(help="Feature matrix.")],
+    out: Annotated[Path, typer.Option(help="Output directory of the bundle.")],
     params: ParamsOption = None,
     registry: RecordOption = None,
     until: Annotated[
         str | None,
         typer.Option(
-            help="Fit as of this time, with labels as known then: the newest decisions stay untouched for "
-            "`predrain promote`.  Default: the end of the data."
+            help="Fit as of this time, with the labels known then; newer decisions remain unseen for "
+            "`predrain promote`. Default: the end of the data."
         ),
     ] = None,
     backtest: Annotated[
-        Path | None, typer.Option(help="Output of a backtest whose measurements the model card shows.")
+        Path | None,
+        typer.Option(help="Backtest with the measurements for the model card and the thresholds of the tiers."),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Fit learners and ensembles as of the end of the data, and save the bundle that scoring loads.
+    """Fit learners and ensembles to the end of the data, and save a bundle for scoring.
 
     Example: predrain train --matrix matrix --out bundle --registry sqlite:///mlflow.db
     """

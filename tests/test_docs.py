@@ -11,6 +11,7 @@ import typer
 import yaml
 
 from predrain.command import app
+from tests.policy.test_risk_record import KNOWN
 from tests.reference_pages import pages
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -55,6 +56,11 @@ def test_every_source_of_collect_is_on_its_page() -> None:
     page = (ROOT / "docs" / "collect.md").read_text()
     sources = COMMANDS.commands["collect"].commands
     assert {name for name in sources if f"collect {name}" not in page} == set()
+
+
+def test_the_page_of_scores_names_every_field_of_a_record() -> None:
+    page = (ROOT / "docs" / "reference" / "scores.md").read_text()
+    assert {name for name in KNOWN.to_json() if f"`{name}`" not in page} == set()
 
 
 @pytest.mark.parametrize("name", sorted(pages()))

@@ -24,6 +24,10 @@ from tests.scheduler.score_files import record, write
 
 DEPLOY = Path(__file__).parents[1] / "deploy"
 SERVICES = sorted((DEPLOY / "systemd").glob("*.service"))
+HARDENING = {
+    *("NoNewPrivileges", "ProtectSystem", "ProtectHome", "PrivateTmp", "PrivateDevices", "ProtectKernelTunables"),
+    *("RestrictAddressFamilies", "RestrictNamespaces", "CapabilityBoundingSet", "SystemCallFilter", "UMask", "User"),
+}
 SETTINGS = dict(
     line.split("=", 1) for line in (DEPLOY / "systemd" / "predrain.env").read_text().splitlines() if line[:1].isupper()
 )
@@ -54,6 +58,21 @@ def test_systemd_finds_nothing_wrong_with_the_units() -> None:
     command = ["systemd-analyze", "verify", "--man=no", *units]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert [line for line in done.stderr.splitlines() if "predrain" in line] == []
+
+
+@pytest.mark.parametrize("verb", ["serve", "act", "score"])
+def test_units_are_hardened_and_restart_or_fail_visibly(verb: str) -> None:
+    text = (DEPLOY / "systemd" / f"predrain-{verb}.service").read_text(encoding="utf-8")
+    keys = dict(re.findall(r"^(\w+)=(.*)$", text, flags=re.M))
+    assert keys.keys() >= HARDENING
+    assert (keys["ProtectSystem"], keys["User"], keys["CapabilityBoundingSet"]) == ("strict", "predrain", "")
+    if verb == "score":
+        assert keys["Type"] == "oneshot"  # a failed run is a failed unit
+        assert "NUMBA_CACHE_DIR=%C/predrain/numba" in text
+    else:
+        # a registry may be down for an hour
+        assert (keys["Restart"], keys["KillMode"], keys["StartLimitIntervalSec"]) == ("always", "mixed", "0")
+        assert keys["MemoryMax"]
 
 
 def script(name: str, root: Path, *options: str) -> subprocess.CompletedProcess[str]:

@@ -48,7 +48,7 @@ DRIVER_CLASSES: Mapping[str, FailureClass] = {
 
 def _class_name(value: str) -> str:
     if not re.fullmatch(r"[a-z][a-z0-9_]*", value) or value == "all":  # "all" represents every class in reports
-        raise ValueError(f"{value!r} is no name of a failure class: write it in snake_case, such as 'power_supply'")
+        raise ValueError(f"{value!r} is not a valid failure class: write snake_case, such as 'power_supply'")
     return value
 
 
@@ -228,7 +228,7 @@ class FeatureSection(Section):
     @classmethod
     def _something(cls, value: tuple[Group, ...]) -> tuple[Group, ...]:
         if not value:
-            raise ValueError("an empty list leaves nothing to learn from: name at least one group")
+            raise ValueError("the list is empty: name at least one group")
         return value
 
     @property

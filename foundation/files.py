@@ -63,13 +63,13 @@ def disk_errors(target: Path) -> Iterator[None]:
             raise InputError(
                 "the disk is full",
                 f"while writing {target}",
-                "Free space or write to another file system, then run again; what was there before is unchanged.",
+                "Free space or write to another file system, then run again; previous output is unchanged.",
             ) from error
         if error.errno in _NO_LOCKS:
             raise InputError(
-                "this file system cannot lock files",
+                "the file system does not support file locks",
                 str(target),
-                "Use one that can, such as a local disk.",
+                "Use another file system, such as a local disk.",
             ) from error
         if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
             raise InputError(
@@ -86,7 +86,7 @@ def check_regular(path: Path) -> None:
         return
     system = path.resolve().parts[:2] in (("/", "proc"), ("/", "sys"), ("/", "dev"))
     if system or not path.is_file():
-        raise InputError("not a regular file", str(path), "Save what it gives to a file, and name that.")
+        raise InputError("not a regular file", str(path), "Save its output to a file, and give the file.")
 
 
 def refuse_other_writers(folder: Path, inside: Iterable[Path] = ()) -> None:
@@ -105,8 +105,8 @@ def refuse_other_writers(folder: Path, inside: Iterable[Path] = ()) -> None:
         others = seen.st_mode & stat.S_IWOTH or (seen.st_mode & stat.S_IWGRP and seen.st_gid not in groups)
         if others or seen.st_uid not in (os.geteuid(), owner, 0):
             raise InputError(
-                "others may write it, and drains follow from it", str(path),
-                "Take that right away (chmod -R go-w), and let the user who runs predrain, or the folder's, own it.",
+                "other users can write it, and drains depend on it", str(path),
+                "Remove the permission (chmod -R go-w). The owner must be the user of predrain or of the folder.",
             )  # fmt: skip
 
 

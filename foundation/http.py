@@ -76,7 +76,7 @@ class Connection:
             pair = _secret(self.basic_auth_file, "--basic-auth-file")
             if ":" not in pair:
                 raise InputError(
-                    "the file does not hold a user and a password",
+                    "the file does not contain user:password",
                     f"--basic-auth-file {self.basic_auth_file}",
                     "Write one line into it: user:password",
                 )
@@ -118,10 +118,12 @@ def connect_to(
     """
     if files.get("bearer_token_file") is not None and files.get("basic_auth_file") is not None:
         raise InputError(
-            "two ways to log in", "--bearer-token-file and --basic-auth-file", "Give the one that the server asks for."
+            "two authentication methods",
+            "--bearer-token-file and --basic-auth-file",
+            "Give only the method that the server requires.",
         )
     if files.get("client_key") is not None and files.get("client_cert") is None:
-        raise InputError("a key without its certificate", "--client-key", "Give --client-cert too.")
+        raise InputError("a client key without a certificate", "--client-key", "Give --client-cert too.")
     pairs = []
     for header in headers:
         name, separator, value = header.partition("=")
@@ -269,7 +271,7 @@ def _http_errors(url: str) -> Iterator[None]:
         text = "connection refused" if is_refused else str(error)[:_SHOWN]
         raise HttpError(f"{type(error).__name__}: {text}") from error
     except httpx.InvalidURL as error:
-        raise InputError("the address cannot be used", shown_url(url), "Correct the address.") from error
+        raise InputError("the URL is invalid", shown_url(url), "Correct the address.") from error
 
 
 def check_status(answer: HttpResponse, url: str) -> None:
@@ -342,7 +344,7 @@ def parse_listen(text: str, option: str = "--listen") -> tuple[str, int]:
     host, colon, port = text.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not colon or not host or not (port.isascii() and port.isdigit()) or int(port) > 65535:
-        raise InputError(f"{text!r} is no address to listen on", option, "Write HOST:PORT, such as 127.0.0.1:9201.")
+        raise InputError(f"{text!r} is not a listen address", option, "Write HOST:PORT, such as 127.0.0.1:9201.")
     return host, int(port)
 
 
@@ -359,9 +361,9 @@ def _base(url: str, option: str) -> str:
         ) from None
     if parts.username is not None or parts.password is not None:
         raise InputError(
-            "the address holds a user or a password",
+            "the URL contains a user or password",
             option,
-            "Put user:password into a file and give --basic-auth-file: addresses end up in logs.",
+            "Use --basic-auth-file: URLs appear in logs.",
         )
     path = _API.sub("", parts.path.rstrip("/"))
     return urlunsplit((parts.scheme, parts.netloc, path.rstrip("/"), "", ""))
@@ -377,5 +379,5 @@ def _secret(path: Path, option: str) -> str:
             "Give a file that this user may read.",
         ) from error
     if not text or "\n" in text or not text.isprintable():
-        raise InputError("the file does not hold one line of text", f"{option} {path}", "Write the secret into it.")
+        raise InputError("the file must contain exactly one line of text", f"{option} {path}", "Write the secret.")
     return text

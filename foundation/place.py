@@ -57,7 +57,7 @@ def place_of(written: str, option: str = "--dataset") -> Place:
     prefix = prefix.strip("/")
     if not _BUCKET.match(bucket) or {"", ".", ".."} & set(prefix.split("/")) or "?" in prefix:
         raise InputError(
-            f"{written!r} does not name a prefix in a bucket", option, "Write s3://BUCKET/PREFIX, say s3://fleets/east."
+            f"{written!r} is not a prefix in a bucket", option, "Write s3://BUCKET/PREFIX, say s3://fleets/east."
         )
     return S3Place(bucket, prefix)
 

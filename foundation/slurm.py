@@ -46,7 +46,7 @@ def check_row(row: object, numbers: Iterable[str]) -> Mapping[str, Any]:
         value = row.get(name)
         value = value.get("number") if isinstance(value, Mapping) else value
         if isinstance(value, int | float) and not abs(value) < 1 << 64:  # so for NaN, too
-            raise ValueError(f"{name} is no number that fits into 64 bits")
+            raise ValueError(f"{name} is not a 64-bit number")
     return row
 
 
@@ -120,7 +120,7 @@ def _numbers(ranges: str) -> list[str]:
         match = _RANGE.match(written)
         low, high = (0, -1) if match is None else (int(match["low"]), int(match["high"] or match["low"]))
         if match is None or not 0 <= high - low < MAX_NODES:
-            raise ValueError(f"{written!r} is no range of numbers")
+            raise ValueError(f"{written!r} is not a range of numbers")
         numbers += [f"{number:0{len(match['low'])}d}" for number in range(low, high + 1)]
     return numbers
 

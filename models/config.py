@@ -109,7 +109,7 @@ class ParallelSection(Section):
     def _distinct(cls, value: tuple[Learner, ...]) -> tuple[Learner, ...]:
         twice = [name for name in value if value.count(name) > 1]
         if twice:
-            raise ValueError(f"names {twice[0]} twice: its vote would count twice")
+            raise ValueError(f"contains {twice[0]} twice")
         return value
 
 
@@ -160,7 +160,7 @@ class CostsSection(Section):
     @model_validator(mode="after")
     def _worth_it(self) -> CostsSection:
         if self.missed_failure + self.lost_job <= self.needed_drain:
-            raise ValueError("missed_failure + lost_job must be above needed_drain, or no drain is ever worth it")
+            raise ValueError("missed_failure + lost_job must exceed needed_drain, otherwise no drain pays")
         return self
 
 

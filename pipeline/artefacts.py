@@ -94,7 +94,7 @@ def save_evaluation(out: Path, evaluation: Evaluation, context: ReportContext) -
     """
     target = out / EVALUATION_FOLDER
     if target.exists() and not (target / "context.json").is_file() and any(target.iterdir()):
-        raise InputError(f"{target} exists and is not a backtest's", str(out), "Choose another --out.")
+        raise InputError(f"{target} exists and is not a backtest", str(out), "Choose another --out.")
     with FolderSwap(target) as swap, disk_errors(target):
         for name in _FRAMES:
             write_frame(getattr(evaluation, name), swap.path / f"{name}.parquet")
@@ -136,7 +136,7 @@ def load_evaluation(out: Path) -> tuple[Evaluation, ReportContext]:
     measured: dict[str, Any] = content["evaluation"]
     if "nodes" not in measured:
         raise InputError(
-            "the backtest was written by an older version, which counted GPUs",
+            "the backtest is from an older version that counted GPUs",
             str(out),
             "Run `predrain backtest` again.",
         )

@@ -39,7 +39,7 @@ def compare_backtests(one: Path, two: Path, *, seed: int = 42) -> dict[str, Any]
     common = frames[0].merge(frames[1][[*_KEY, "label"]], on=_KEY, suffixes=("", "_other"))
     where = f"{one} and {two}"
     if common.empty:
-        raise InputError("the backtests have no decision of one unit in common", where, _DO)
+        raise InputError("the backtests have no common decision", where, _DO)
     differing = int((common["label"].fillna(-1) != common["label_other"].fillna(-1)).sum())
     if differing:
         problem = f"{differing} of {len(common)} rows have another label: another gap, horizon or set of failures"

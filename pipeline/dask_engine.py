@@ -102,9 +102,9 @@ class DaskEngine:
                     future.release()
         except distributed.KilledWorker as error:
             raise InputError(
-                f"every worker that took {_name_of(job)} was lost on the way ({error})",
+                f"every worker that took {_name_of(job)} died ({error})",
                 self.place,
-                "Look into the workers' logs; most often they need more memory, or fewer threads each.",
+                "Check the logs of the workers. Usually they need more memory, or fewer threads each.",
             ) from error
         except distributed.CancelledError as error:
             raise self._lost() from error
@@ -148,14 +148,14 @@ class DaskEngine:
             self._seen = time.monotonic()
         elif time.monotonic() - self._seen > NO_WORKER_S:
             raise InputError(
-                f"there has been no worker for {NO_WORKER_S:.0f} seconds",
+                f"no worker for {NO_WORKER_S:.0f} seconds",
                 self.place,
                 "Start workers and run again.",
             )
         return bool(workers)
 
     def _lost(self) -> InputError:
-        return InputError("the scheduler was lost", self.place, "Start it again and run again.")
+        return InputError("the connection to the Dask scheduler was lost", self.place, "Restart it, then run again.")
 
 
 def _local_cluster(closing: contextlib.ExitStack, workers: int | None) -> Any:
@@ -180,7 +180,7 @@ def _local_cluster(closing: contextlib.ExitStack, workers: int | None) -> Any:
         raise InputError(
             f"workers could not be started: {error}",
             f"option --dask-workers {count}",
-            "Look whether this machine has memory and processes left for them, or use --engine local.",
+            "Check the memory and process limits of this machine, or use --engine local.",
         ) from error
 
 
@@ -191,7 +191,9 @@ def _connected(target: Any) -> Any:
     where = f"option --dask-address {target}"
     if isinstance(target, str) and re.fullmatch(r"(tcp|tls)://[^\s/]+:\d{1,5}", target) is None:
         raise InputError(
-            f"{target!r} is no address of a Dask scheduler", where, "Write it as tcp://HOST:PORT or tls://HOST:PORT."
+            f"{target!r} is not the address of a Dask scheduler",
+            where,
+            "Write it as tcp://HOST:PORT or tls://HOST:PORT.",
         )
     try:
         return distributed.Client(target, timeout=CONNECT_S, set_as_default=False)
@@ -224,7 +226,7 @@ def refuse_other_versions(by_worker: Mapping[str, Mapping[str, str]]) -> None:
             raise InputError(
                 f"a worker runs {', '.join(other)}",
                 f"worker {worker}",
-                "Install the same versions on every machine: results could not be the same otherwise.",
+                "Install the same versions on every machine: otherwise results differ.",
             )
 
 

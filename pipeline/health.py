@@ -125,7 +125,7 @@ def check_health(bundle: Path, matrix: Path, *, until: datetime | None = None) -
     reference = loaded.fitted.reference
     if reference is None:
         raise InputError(
-            "the bundle keeps no reference of what it was fitted on",
+            "the bundle has no reference of its training data",
             str(bundle),
             "Train it again with this version of predrain.",
         )
@@ -133,9 +133,9 @@ def check_health(bundle: Path, matrix: Path, *, until: datetime | None = None) -
     windowed = with_windows(opened, fitted.learner_names)
     if [column.name for column in windowed.columns] != [column.name for column in fitted.columns]:
         raise InputError(
-            "the matrix's features are not those that the bundle was trained on",
+            "the features of the matrix and the bundle differ",
             str(matrix),
-            "Compute it with the params that the bundle was trained with, or train the bundle again.",
+            "Compute the matrix with the parameters of the bundle, or train the bundle again.",
         )
     rows = TrainingRows.of(opened.rows)
     fit_ms = instant_ms(fitted.refit_at)
@@ -145,7 +145,7 @@ def check_health(bundle: Path, matrix: Path, *, until: datetime | None = None) -
         raise InputError(
             f"no decision between the fit at {format_instant(fit_ms)} and the check at {format_instant(end_ms - 1)}",
             str(matrix),
-            "Bring the matrix up to date with `predrain features`, or give a later --until.",
+            "Update the matrix with `predrain features`, or give a later --until.",
         )
     frame = opened.labels(instant_of(end_ms))
     labelled = LabelledRows.join(rows, frame)

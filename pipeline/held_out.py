@@ -116,7 +116,7 @@ def _reader(matrix: FeatureMatrix, bundle: Bundle, name: str) -> RowReader:
         raise InputError(
             f"{len(absent)} of its {len(wanted)} features are not in the matrix ({', '.join(absent[:3])})",
             f"the bundle of {name}",
-            "Compute the matrix with the params that it was trained with.",
+            "Compute the matrix with the parameters of the bundle.",
         )
     names = [column.name for column in wanted]
     order = [have[name][0] for name in names]
@@ -198,7 +198,7 @@ def _same_question(matrix: FeatureMatrix, name: str, bundle: Bundle) -> None:
             raise InputError(
                 f"{name} was trained for labels.{key} {trained[key]}, the matrix has {mine[key]}",
                 f"bundle {bundle.digest[:12]}",
-                "Compare bundles that answer the same question; train the other one again.",
+                "Compare bundles with the same labels; train the other one again.",
             )
 
 

@@ -60,6 +60,6 @@ def check_made_with(matrix: FeatureMatrix, params: Params) -> Params:
         raise InputError(
             f"the matrix was made with {name_some(others)}",
             f"matrix {matrix.path}",
-            "Make it again with these parameters (`predrain features`), or give the ones that it was made with.",
+            "Compute it again with these parameters (`predrain features`), or use its parameters.",
         )
     return with_step(params, matrix.config.step, f"matrix {matrix.path}")

@@ -114,7 +114,7 @@ def promote(
             )
         if number == standing.champion:
             raise InputError(
-                f"version {number} is the champion already",
+                f"version {number} is already the champion",
                 f"model {model}",
                 "Train a new challenger with `predrain train --registry`, or name another version with --to.",
             )

@@ -62,7 +62,7 @@ def retrain(
     The champion's own recipe with newer data goes live unless a criterion of the gate failed: what is undecided does
     not hold it back. Another recipe has to pass the gate. Without a champion the first fit goes live.
 
-    Returns: what was done; ``kept`` where the newest fit is the champion already.
+    Returns: what was done; ``kept`` where the newest fit is already the champion.
     Raises ``InputError`` if nothing can be fitted, the data does not continue the champion's, the champion's alias was
     removed, or another promotion or retraining is at work.
     """

@@ -45,7 +45,7 @@ class DisruptionBudget:
     def __post_init__(self) -> None:
         if (self.max_unavailable, self.max_unavailable_share, self.min_available) == (None, None, None):
             raise ValueError(
-                f"the disruption budget of scope {self.scope} limits nothing: give max_unavailable, "
+                f"the disruption budget of scope {self.scope} has no limit: give max_unavailable, "
                 "max_unavailable_share or min_available"
             )
 
@@ -76,7 +76,7 @@ class RateLimit:
 
     def __post_init__(self) -> None:
         if self.max_nodes is None and self.max_share is None:
-            raise ValueError(f"the rate limit of scope {self.scope} limits nothing: give max_nodes or max_share")
+            raise ValueError(f"the rate limit of scope {self.scope} has no limit: give max_nodes or max_share")
 
     def allowed(self, total: int) -> int:
         """Give how many nodes of a scope of ``total`` may newly be taken out within the window."""

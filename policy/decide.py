@@ -64,7 +64,7 @@ def decide(
     breaker, opened = (state.breaker, ()) if signals.release_all else _breaker(cases, state, signals, config, now)
     stages, moved = _stages(cases, state, signals.outcomes, config, now)
     reasons = ["release all: everything of ours is taken off"] if signals.release_all else []
-    reasons += ["the kill switch is on: nothing new anywhere"] if signals.kill else []
+    reasons += ["the kill switch is on: no new actions"] if signals.kill else []
     reasons += notices_of(fleet)
     removals = removals_of([(case.node, case.assessment) for case in cases if case.assessment.undone])
     for case in cases:

@@ -56,7 +56,7 @@ def _duration(seconds: float) -> timedelta:
     try:
         return timedelta(seconds=seconds)
     except (TypeError, OverflowError):
-        raise ValueError(f"{seconds!r} is no number of seconds") from None
+        raise ValueError(f"{seconds!r} is not a number of seconds") from None
 
 
 Instant = Annotated[datetime, BeforeValidator(parse_utc), PlainSerializer(format_utc)]
@@ -143,7 +143,7 @@ class RiskRecord:
         if known == (self.unknown_reason is not None):
             raise ValueError(f"{named}, with the reason {self.unknown_reason!r}")
         if not known and (self.alert or self.risks or self.reasons):
-            raise ValueError(f"{self.unit} is unknown, and yet alerted, given other risks or explained")
+            raise ValueError(f"{self.unit} is unknown, but has an alert, other risks or reasons")
         if known != (self.tier != UNKNOWN) or (known and self.tier not in TIERS):
             raise ValueError(f"{named}, of tier {self.tier!r}")
         for name, share in [("risk", self.risk), *self.risks.items(), ("completeness", self.completeness)]:

@@ -72,7 +72,7 @@ def reported() -> Iterator[None]:
     except OSError as error:
         file = error.filename2 or error.filename or "no file named"
         do = next((text for kind, text in WRONG_PATHS.items() if isinstance(error, kind)), "")
-        fail(f"{error.strerror or error} ({file}). {do}What was there before is unchanged.")
+        fail(f"{error.strerror or error} ({file}). {do}Previous output is unchanged.")
     except ModuleNotFoundError as error:
         missing = (error.name or "").partition(".")[0]
         for extra, modules in EXTRAS.items():
@@ -80,7 +80,7 @@ def reported() -> Iterator[None]:
                 fail(f"this needs the package {missing}, which is not installed. Run: pip install 'predrain[{extra}]'.")
         raise
     except KeyboardInterrupt:
-        fail("interrupted. What was there before is unchanged; run the same command again to continue.")
+        fail("interrupted. Previous output is unchanged. Run the same command again to continue.")
 
 
 @contextmanager

@@ -154,7 +154,7 @@ def _source(
     path = Path(source)
     if not path.exists() and "://" not in source and landing_of(path).is_dir():
         raise InputError(
-            "there is no dataset yet, only what collectors wrote for it",
+            "there is no dataset yet, only staged files",
             source,
             f"Compact it first: `predrain collect compact --dataset {source}`.",
         )
@@ -209,7 +209,7 @@ def _report(
 
     for option, folder in (("--backtest", backtest), ("--model", model)):
         if folder is not None and not folder.is_dir():
-            raise InputError(f"there is no folder {folder}", option, "Give what `predrain backtest` or `train` wrote.")
+            raise InputError(f"there is no folder {folder}", option, "Give the output of `backtest` or `train`.")
     backtest = backtest or (_BACKTEST if _BACKTEST.is_dir() else None)
     model = model or (_BUNDLE if _BUNDLE.is_dir() else None)
     importance, importance_source = read_importance(backtest, model, known)

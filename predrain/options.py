@@ -137,7 +137,7 @@ def check_scores(folder: Path | None) -> None:
     names = {path.name for path in folder.iterdir() if not path.name.startswith(".")} if folder.is_dir() else {"a file"}
     if names - {"lost+found"} and not names & {"latest.json", "status.json", "decisions"}:
         do = "Give the folder that `predrain score --out` writes."
-        raise InputError("these are no scores", f"--scores {folder}", do)
+        raise InputError("not a folder of scores", f"--scores {folder}", do)
 
 
 def instant_option(written: str, option: str, now: datetime | None = None) -> datetime:

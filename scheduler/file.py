@@ -202,7 +202,7 @@ class FileScheduler(SchedulerExtras):
     def __init__(self, path: Path, clock: Clock) -> None:
         self.path, self._clock = path, clock
         if not path.is_file():
-            raise InputError("there is no file of a cluster here", str(path), _SHAPE)
+            raise InputError("the cluster file does not exist", str(path), _SHAPE)
         self._active = self._lock("lease", timeout_s=0.0)
         self._lease: LeaseEntry | None = None
         self.read_fleet = self._reading(MemoryScheduler.read_fleet)
@@ -216,7 +216,7 @@ class FileScheduler(SchedulerExtras):
         try:
             self._load()
         except (OSError, ValueError, RecursionError) as error:
-            raise InputError(f"the file of the cluster cannot be used: {error}", str(path), _SHAPE) from None
+            raise InputError(f"the cluster file is invalid: {error}", str(path), _SHAPE) from None
 
     def hold_lease(self, holder: str, lasts: timedelta) -> datetime | None:
         """Take or prolong the lease."""

@@ -72,7 +72,7 @@ def serve(
         loop, leaving = asyncio.get_running_loop(), asyncio.Event()
 
         def leave(number: signal.Signals) -> None:
-            _LOG.info("%s: leaving once what was accepted is answered", number.name)
+            _LOG.info("%s: shutting down after in-flight requests finish", number.name)
             leaving.set()
 
         if stop is None:
@@ -138,11 +138,11 @@ class Tls:
             self.context.load_cert_chain(self._certificate, self._key, _no_password)
         except (InputError, OSError) as error:
             # Certificate and key are often replaced one after the other: what is half done is looked at again.
-            _LOG.warning("the new certificate cannot be used, the one of before stays: %s", error)
+            _LOG.warning("the new certificate is invalid, the previous one stays in use: %s", error)
             return False
         finally:
             self._seen = stamps
-        _LOG.info("the certificate has been renewed")
+        _LOG.info("the certificate was reloaded")
         return True
 
     def _stamps(self) -> tuple[object, ...]:
@@ -168,7 +168,7 @@ def _context(certificate: Path, key: Path) -> ssl.SSLContext:
         raise InputError(
             f"the certificate and the key cannot be used: {reason}",
             f"--tls-cert {certificate}, --tls-key {key}",
-            "Give PEM files that belong together and that this user may read, the key without a password.",
+            "Give matching PEM files that this user can read, and a key without a password.",
         ) from None
     return context
 

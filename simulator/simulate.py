@@ -179,15 +179,13 @@ def _check_places(out: Path, truth: Path) -> None:
         raise InputError(
             f"the truth folder {truth} lies inside the dataset {out}",
             "truth",
-            "Put it elsewhere: nothing that learns from the dataset may find it.",
+            "Choose a folder outside of the dataset.",
         )
     if hidden in dataset.parents:
-        raise InputError(
-            f"the dataset {out} lies inside the truth folder {truth}", "truth", "Put the two next to each other."
-        )
+        raise InputError(f"the dataset {out} lies inside the truth folder {truth}", "truth", "Choose separate folders.")
     if hidden.exists() and (not hidden.is_dir() or (any(hidden.iterdir()) and not (hidden / "truth.json").is_file())):
         raise InputError(
-            f"{truth} holds something that is not a simulation's truth",
+            f"{truth} exists and is not the truth of a simulation",
             "truth",
-            "Name another folder, or remove this one yourself.",
+            "Choose another folder, or remove this one.",
         )

@@ -49,4 +49,4 @@ def read_errors(path: Path) -> Iterator[None]:
     except (*DAMAGED, UnicodeDecodeError, RecursionError) as error:
         is_text = not isinstance(error, UnicodeDecodeError) and "utf8" not in str(error).lower().replace("-", "")
         problem = "cannot be read" if is_text else "is not UTF-8 text"
-        raise InputError(f"the file {problem}: {error}", str(path), "Check that it is whole, or convert it.") from error
+        raise InputError(f"the file {problem}: {error}", str(path), "Check the file, or convert it.") from error

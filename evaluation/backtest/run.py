@@ -160,7 +160,7 @@ class RefitTask:
         """Make a task; raises ``InputError`` if the matrix is not in a folder."""
         path = getattr(matrix, "path", None)
         if path is None:
-            raise InputError("the matrix is in no folder that others could read", "matrix", "Use the engine local.")
+            raise InputError("the matrix is not in a folder that workers can read", "matrix", "Use the engine local.")
         return cls(Path(path).resolve(), matrix.digest, setup, source_digest(*ROOMS))
 
     def __call__(self, refit: Refit) -> Fold:
@@ -176,9 +176,9 @@ class RefitTask:
         """Open the matrix; raises ``InputError`` if this machine does not see it, or has other code."""
         if source_digest(*ROOMS) != self.code:
             raise InputError(
-                "a worker runs other code of predrain's than the command",
+                "a worker runs another version of predrain than the command",
                 "refit",
-                "Install the same versions on every machine, and start the workers again.",
+                "Install the same versions on every machine, and restart the workers.",
             )
         try:
             matrix = FeatureMatrix.open(self.matrix)

@@ -67,7 +67,7 @@ def oracle_predictions(predictions: pd.DataFrame, truth: pd.DataFrame, k: int) -
     risk = joined["truth"].to_numpy()
     if not np.isfinite(risk).any():
         raise InputError(
-            "no true risk for any of the decisions", "truth", "Give the truth folder that belongs to this dataset."
+            "the truth has no risk for any decision", "truth", "Give the truth folder that belongs to this dataset."
         )
     order = np.lexsort((-np.nan_to_num(risk, nan=-1.0), time))
     rank = np.empty(len(rows), np.int64)
@@ -86,6 +86,6 @@ def _columns(truth: pd.DataFrame, where: str) -> str:
     missing = [name for name in (time, "gpu", "risk") if name not in truth.columns]
     if missing:
         raise InputError(
-            f"no column {', '.join(missing)}", where, "Give risk.parquet as `predrain simulate` writes it."
+            f"no column {', '.join(missing)}", where, "Give a risk.parquet written by `predrain simulate`."
         )
     return time

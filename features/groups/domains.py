@@ -76,7 +76,7 @@ def check_scopes(scopes: Sequence[DomainScope], inventory: pd.DataFrame) -> None
             if name not in inventory.columns or name in ("installed_at", "removed_at"):
                 have = ", ".join(sorted(set(inventory.columns) - {"installed_at", "removed_at"}))
                 raise InputError(
-                    f"'{name}' is no column of the inventory that units could share",
+                    f"'{name}' is not a column of the inventory that units can share",
                     "parameter features.history_scopes",
                     f"Choose among fleet, age, {have}, or lists of these.",
                 )

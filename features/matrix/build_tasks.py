@@ -165,9 +165,9 @@ class Build:
             meta = read_meta(order.target)
             if meta.digest != order.base:
                 raise InputError(
-                    "the matrix that was to be extended is another one now",
+                    "the matrix was replaced while it was extended",
                     str(order.target),
-                    "Do not replace a matrix while it is extended; run again.",
+                    "Run the command again.",
                 )
             self.existing = ExistingParts(order.target, {part.file: part for part in meta.parts}, order.since)
             self.parts = self.existing.with_stale(self.parts)
@@ -196,13 +196,13 @@ class Build:
             ) from None
         if dataset.digest != order.config.dataset_digest:
             raise InputError(
-                "a worker sees another dataset than the one that the build began with",
+                "a worker sees another dataset than the build",
                 f"{here}: {order.dataset}",
                 "Do not replace a dataset while it is read. " + _SHARED,
             )
         if not order.folder.is_dir():
             raise InputError(
-                "a worker does not see the folder that the matrix is built in",
+                "a worker does not see the output directory of the matrix",
                 f"{here}: {order.target.parent}",
                 _SHARED,
             )

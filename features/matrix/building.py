@@ -263,9 +263,9 @@ def _existing(out: Path) -> FeatureMatrix | None:
     if not (out / META_NAME).exists():
         if out.exists() and (not out.is_dir() or any(out.iterdir())):
             raise InputError(
-                "there is something here that is not a feature matrix, and it would be replaced",
+                "the path exists and is not a feature matrix",
                 str(out),
-                "Choose another folder, or remove this one yourself.",
+                "Choose another folder, or remove this one.",
             )
         return None
     try:

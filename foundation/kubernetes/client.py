@@ -321,7 +321,7 @@ def connect(
     except (ConfigException, yaml.YAMLError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         reason = str(error).strip().splitlines()
         raise InputError(
-            f"no way to the Kubernetes API server: {reason[0] if reason else type(error).__name__}",
+            f"no connection to the Kubernetes API server: {reason[0] if reason else type(error).__name__}",
             where,
             "Give --kubeconfig and --context (predrain act: kubernetes.kubeconfig and kubernetes.context in its "
             "settings), or run in a pod with a service account.",

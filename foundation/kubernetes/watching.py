@@ -93,7 +93,7 @@ class Resource:
         except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError, RecursionError) as error:
             metadata = item.get("metadata") if isinstance(item, Mapping) else None
             name = metadata.get("name") if isinstance(metadata, Mapping) else None
-            log.warning("%s: %r cannot be read and is left out: %r", self.name, name, error)
+            log.warning("%s: skipped unreadable %r: %r", self.name, name, error)
             self.unreadable[f"{type(error).__name__}: {error}"[:200]] += 1
             return None
 
@@ -115,7 +115,7 @@ def follow(api: KubernetesClient, resource: Resource, take: Take, wait: Wait) ->
                 take(resource, *_change(event, resource))
                 resource.hear()
                 if failures:
-                    log.info("%s: %s are followed again", api.name, resource.name)
+                    log.info("%s: watching %s again", api.name, resource.name)
                 failures = 0
             if resource.relists and time.monotonic() - resource.heard_s >= IDLE_S:
                 resource.version = None  # the line was dead

@@ -165,7 +165,7 @@ def listen(host: str, port: int, option: str = "--listen") -> socket.socket:
         raise InputError(
             f"cannot listen on {host}:{port}: {error.strerror}",
             option,
-            "Choose another address, or end what listens there.",
+            "Choose another address, or stop the process that listens there.",
         ) from error
     return listener
 

@@ -41,7 +41,7 @@ def own_token_file(path: Path) -> Path:
         hint = "Give --tokens FILE, a file with one token a line."
         raise InputError(f"no token file can be made: {error.strerror or error}", str(path), hint) from None
     if not stat.S_ISREG(seen.st_mode) or seen.st_mode & 0o077 or seen.st_uid != os.geteuid():
-        raise InputError("others may read or replace the token file", str(path), "Remove it, and start again.")
+        raise InputError("other users can read or replace the token file", str(path), "Remove it, and restart.")
     return path
 
 
@@ -73,7 +73,7 @@ class TokenFile(Generic[Grant]):
                 self._grants = self._usable(self._lines())
                 _LOG.info("the token file has changed: %d tokens", len(self._grants))
             except InputError as error:
-                _LOG.warning("the token file cannot be read, the tokens of before hold: %s", error)
+                _LOG.warning("the token file cannot be read; the previous tokens stay valid: %s", error)
         given = digest_of(token.strip())
         matching = [grant for digest, grant in self._grants if hmac.compare_digest(digest, given)]
         return matching[0] if matching else None
@@ -94,7 +94,7 @@ class TokenFile(Generic[Grant]):
             try:
                 digest, grant = self._parse(line, number, f"{self._path}, line {number}")
             except InputError as error:
-                _LOG.warning("a line of the token file is ignored: %s", error)
+                _LOG.warning("ignored a line of the token file: %s", error)
                 continue
             if grants.setdefault(digest, grant) != grant:
                 _LOG.warning("a token with two grants is ignored: %s, line %d", self._path, number)

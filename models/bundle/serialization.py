@@ -108,7 +108,7 @@ def _read_sklearn(name: str, content: bytes, where: str) -> Any:
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             if sum(entry.file_size for entry in archive.infolist()) > _MAX_UNPACKED:
-                raise ValueError("it unpacks to more than 2 GiB")
+                raise ValueError("its uncompressed size exceeds 2 GiB")
         foreign = sorted(set(skops.io.get_untrusted_types(data=content)) - set(TRUSTED))
     except (zipfile.BadZipFile, KeyError, ValueError, TypeError) as error:
         raise _unreadable(name, where, str(error)) from None

@@ -97,7 +97,7 @@ def _of_own_features(learner: Any, X: np.ndarray) -> tuple[Floats, str]:
         network = learner.classifier_
         values, method = _along_gradients(network.coefs_, network.intercepts_, network.activation, scaled), GRADIENTS
     else:
-        raise TypeError(f"no way to explain a {type(learner).__name__}")
+        raise TypeError(f"no explanation method for a {type(learner).__name__}")
     return np.asarray(values, np.float64), method
 
 

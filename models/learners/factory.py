@@ -250,7 +250,7 @@ def fit_all(fits: Sequence[Fit], fitted: Callable[[str], None] | None = None, ke
             raise InputError(
                 f"{one.name} could not be fitted: {line}",
                 f"parameter models.settings.{one.name}",
-                "Correct the setting that is named; if none is, report a defect.",
+                "Correct the named setting; without one, report a bug.",
             ) from error
 
     def run(one: Fit) -> Any:

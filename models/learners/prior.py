@@ -127,7 +127,7 @@ def load_prior(place: str) -> Prior:
     except (ValidationError, UnicodeDecodeError) as error:
         raise InputError(f"the prior in {place} is not readable: {str(error).splitlines()[0]}", where, again) from None
     if hashlib.sha256(model.encode()).hexdigest() != card.sha256:
-        raise InputError(f"the model of the prior in {place} is not the one that its card names", where, again)
+        raise InputError(f"the model of the prior in {place} does not match its card", where, again)
     return Prior(card, model)
 
 

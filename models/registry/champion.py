@@ -81,7 +81,7 @@ class ChampionHistory:
         left = [version for version in dict.fromkeys(reversed(self.unseated)) if version in self.versions]
         names = ", ".join(f"version {version}" for version in left) or "all of them were deleted"
         raise InputError(
-            f"the alias '{CHAMPION}' is gone, but the model had champions (newest first: {names})",
+            f"the alias '{CHAMPION}' is missing, but the model had champions (newest first: {names})",
             f"model {model}",
             f"Restore one: `predrain promote --to {left[0] if left else 'VERSION'} --force --reason WHY`.",
         )
@@ -191,10 +191,10 @@ def tag_version(tracking_uri: str, model: str, version: int, tags: Mapping[str, 
 
 
 def nothing_before(model: str, version: int | None) -> InputError:
-    """Say that there is nothing to go back to."""
+    """Say that there is there is no previous champion."""
     what = f"version {version} is the first champion" if version is not None else "there is no champion"
     return InputError(
-        f"{what}: nothing to go back to", f"model {model}", "Promote another version with `predrain promote --to`."
+        f"{what}: there is no previous champion", f"model {model}", "Use `predrain promote --to VERSION`."
     )
 
 
@@ -214,11 +214,11 @@ def alone(tracking_uri: str) -> Iterator[None]:
         lock.acquire()
     except Timeout:
         raise InputError(
-            "another promotion is at work on this store", tracking_uri, "Wait until it has ended, then run again."
+            "another promotion is running on this store", tracking_uri, "Wait for its end, then run again."
         ) from None
     except OSError as error:
         raise InputError(
-            f"cannot lock the store: {error.strerror}", str(path), "Run as a user who may write next to the store."
+            f"cannot lock the store: {error.strerror}", str(path), "Run as a user with write permission."
         ) from None
     try:
         yield
@@ -273,9 +273,9 @@ def _expect(client: Any, model: str, expected: int | None) -> ChampionHistory:
 
 def _changed(model: str, expected: int | None, current: Any) -> InputError:
     return InputError(
-        f"the champion was {_name(expected)} when the comparison began and is {_name(current)} now",
+        f"the champion was {_name(expected)} at the start of the comparison and is {_name(current)} now",
         f"model {model}",
-        "Run the promotion again: it will compare with the new champion.",
+        "Run the promotion again to compare with the new champion.",
     )
 
 

@@ -172,7 +172,7 @@ def opened_store(tracking_uri: str) -> Iterator[Any]:
     """
     if not tracking_uri.startswith((_SQLITE, "http://", "https://")):
         raise InputError(
-            f"'{tracking_uri}' is no store that MLflow 3 writes",
+            f"'{tracking_uri}' is not an MLflow 3 store",
             "tracking store",
             "Give sqlite:///PATH or the address of a tracking server.",
         )
@@ -228,8 +228,8 @@ def _make_database(mlflow: Any, database: Path) -> None:
         try:
             lock.acquire(timeout=_CREATION_TIMEOUT_S)
         except Timeout:
-            do = "Wait until it has ended, then run again."
-            raise InputError("another process is making this store", str(database), do) from None
+            do = "Wait for its end, then run again."
+            raise InputError("another process is creating this store", str(database), do) from None
         try:
             if database.exists():
                 return

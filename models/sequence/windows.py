@@ -36,9 +36,9 @@ def with_windows(matrix: Matrix, learners: Iterable[str]) -> Matrix:
     require_torch(asked[0])
     if getattr(matrix, "sequences", None) is None:
         raise InputError(
-            f"the learner {asked[0]} reads raw windows, and the feature matrix was made without",
+            f"the learner {asked[0]} reads raw windows, and the feature matrix has none",
             "parameter features.sequence.channels",
-            "Set it to 'auto' (as params/paper.yaml does) and make the features again.",
+            "Set it to 'auto' (as params/paper.yaml does) and compute the features again.",
         )
     return WindowedMatrix(matrix)
 

@@ -35,9 +35,9 @@ def refit_time(span: tuple[datetime, datetime], until: datetime | None) -> datet
         raise InputError(f"{until.isoformat()} has no time zone", "--until", "Write it as 2026-01-01T00:00:00Z.")
     if not span[0] < until <= span[1]:
         raise TooEarlyError(
-            f"{until.isoformat()} lies outside the data, {span[0].isoformat()} to {span[1].isoformat()}",
+            f"{until.isoformat()} is outside the data, {span[0].isoformat()} to {span[1].isoformat()}",
             "--until",
-            "Give a time inside them.",
+            "Give a time within the data.",
         )
     return until
 

@@ -202,9 +202,7 @@ class Costs:
         if not self.unneeded_drain > 0:
             raise ValueError(f"unneeded_drain is {self.unneeded_drain}: give a positive number")
         if not self.saved > 0:
-            raise ValueError(
-                f"a drain saves {self.saved} (missed_failure + lost_job - needed_drain): no drain can ever be worth it"
-            )
+            raise ValueError(f"a drain saves {self.saved} (missed_failure + lost_job - needed_drain): no drain can pay")
 
     @property
     def saved(self) -> float:

@@ -136,9 +136,9 @@ def evacuation_of(chosen: ChosenScheduler, given: ActSettings, clock: Clock, *, 
     if chosen.workloads is None:
         if settings.enabled and not undo:
             raise InputError(
-                "evacuation.enabled is true, and nothing tells what runs on the nodes",
+                "evacuation.enabled is true, but the scheduler does not report what runs on the nodes",
                 chosen.where,
-                "Set it to false: the jobs of drained nodes then end by themselves.",
+                "Set it to false; jobs of drained nodes then end by themselves.",
             )
         return None
     verification = _verification(chosen, settings)

@@ -167,7 +167,7 @@ def _until_released(controller: Controller, chosen: ChosenScheduler, wait: timed
         if time.monotonic() > until:
             named = ", ".join(left[:_MOST_STANDING])
             what = trouble or f"{len(left)} nodes still carry marks ({named})"
-            raise InputError(what, chosen.where, "See what the active replica says, and try again.")
+            raise InputError(what, chosen.where, "Check the log of the active replica, and retry.")
         time.sleep(min(2.0, wait.total_seconds() / 4))
         controller.round()
 
@@ -306,7 +306,7 @@ def _refuse_unknown_groups(given: ActSettings, chosen: ChosenScheduler) -> None:
     groups = {reading.view.group_key for reading in chosen.adapter.read_fleet().nodes}
     for group in given.policy.stages.pinned.keys() - groups if groups else ():
         do = nearest_hint(group, groups, f"Groups are {', '.join(sorted(groups))}.")
-        raise InputError(f"policy.stages.pinned names {group!r}, and no node is in that group", chosen.where, do)
+        raise InputError(f"policy.stages.pinned names {group!r}, but no node is in this group", chosen.where, do)
 
 
 def _ledger(file: Path, cluster: str, *, dry_run: bool, undo: bool) -> SqliteLedger:

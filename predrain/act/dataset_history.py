@@ -51,7 +51,7 @@ class DatasetHistory:
                 self._load(labels)
                 self._key = key
         except (OSError, ArrowException, KeyError, ValueError, InputError) as error:
-            raise SourceError(f"what happened cannot be read from {self._folder}: {error}") from error
+            raise SourceError(f"cannot read events and inventory from {self._folder}: {error}") from error
         units: dict[str, list[Happening]] = {}
         for known_at, unit, happening in self._happenings:
             if known_at <= now:

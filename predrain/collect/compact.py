@@ -47,7 +47,7 @@ def compact(
             failures += 1
             sys.stderr.write(f"predrain: error: {error} ({failures} consecutive failures; files wait)\n")
     if failures:
-        fail("the last compaction failed; files wait in the landing folder")
+        fail("the last compaction failed; files wait in the staging folder")
 
 
 def _compacted(dataset: Path, inventory: Path | None, params: list[Path] | None) -> CompactResult:
@@ -56,12 +56,12 @@ def _compacted(dataset: Path, inventory: Path | None, params: list[Path] | None)
 
     if not dataset.exists() and not landing_of(dataset).exists():
         raise InputError(
-            f"there is no dataset {dataset}, and nothing has landed for it",
+            f"there is no dataset {dataset}, and no staged files",
             str(landing_of(dataset)),
-            "Check the path: give the --dataset that the collectors were given.",
+            "Check the path: use the same --dataset as the collectors.",
         )
     if dataset.name.endswith(".live"):
-        raise InputError(f"{dataset} is a landing folder", "--dataset", f"Give {str(dataset).removesuffix('.live')}.")
+        raise InputError(f"{dataset} is a staging folder", "--dataset", f"Give {str(dataset).removesuffix('.live')}.")
     return compact_once(dataset, read_params(params), inventory)
 
 

@@ -63,9 +63,9 @@ def collect_prometheus(
 
     if inventory is not None and no_compact:
         raise InputError(
-            "an inventory that nothing would read",
+            "the inventory would not be read",
             "--inventory with --no-compact",
-            "Give it to `predrain collect compact`, which takes in what was fetched.",
+            "Pass it to `predrain collect compact`.",
         )
     loaded = read_params(params)
     channels = resolve_channels(loaded.channels)

@@ -89,9 +89,9 @@ class Sending:
 
         if self._pusher is not None and (later := self._pusher.push()) is not None:
             raise InputError(
-                f"what was read could not be pushed: {later}",
+                f"cannot push rows: {later}",
                 "--push",
-                "It waits in the spool; run again when the other side is up.",
+                "The rows wait in the spool. Run again when the receiver is reachable.",
             )
 
     @property

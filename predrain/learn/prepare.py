@@ -44,16 +44,16 @@ def _take(source: Path, out: Path) -> dict[str, object]:
     for one, other in ((source, out), (truth, out), (source, truth_out)):
         if one.is_relative_to(other) or other.is_relative_to(one):
             raise InputError(
-                f"{one} and {other} are the same folder, or one lies in the other",
+                f"{one} and {other} are the same folder, or nested",
                 "params.yaml data.dataset and --out",
-                "Prepare into another folder.",
+                "Choose another folder.",
             )
     for folder, mark in ((out, "dataset.json"), (truth_out, "truth.json")):
         if folder.exists() and not (folder / mark).is_file() and (not folder.is_dir() or any(folder.iterdir())):
             raise InputError(
                 f"{folder} exists and has no {mark}",
                 "--out",
-                "Choose another folder, or remove its content yourself.",
+                "Choose another folder, or remove its content.",
             )
     # dvc wants each output to exist; empty: there is no truth
     for folder, copied in ((out, source), (truth_out, truth if truth.is_dir() else None)):

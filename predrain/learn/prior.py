@@ -71,13 +71,13 @@ def build(
     from simulator.scenarios.drawn import FACTORS, VALUES, draw_fleet
 
     if out.exists() and not (out / CARD).is_file():
-        raise InputError(f"{out} exists and is no prior", "--out", "Choose another folder, or remove this one.")
+        raise InputError(f"{out} exists and is not a prior", "--out", "Choose another folder, or remove this one.")
     own = [FeatureMatrix.open(path) for path in matrix or ()]
     draws = [] if own else [draw_fleet(seed, number) for number in range(fleets)]
     if without_silent is not None:
         draws = [fleet for fleet in draws if not without_silent[0] < fleet.silent < without_silent[1]]
     if not own and not draws:
-        raise InputError("every fleet is left out", "--without-silent", "Give a narrower range, or more fleets.")
+        raise InputError("every fleet is omitted", "--without-silent", "Give a narrower range, or more fleets.")
     made_of: dict[str, Any] = {"fleets": len(own or draws), "seed": seed}
     made_of |= {} if without_silent is None else {"without_silent": list(without_silent)}
     made_of |= {"matrices": [feature_matrix.digest for feature_matrix in own]} if own else {"gpus": gpus, "days": days}

@@ -125,7 +125,7 @@ def _sentence(decision: PromotionResult) -> str:
         why = decision.reason or "; ".join(() if verdict is None else verdict.reasons)
         return f"{name} {would}refused, the champion stays {before}: {why}"
     if decision.action == "kept":
-        return f"{name} is the champion already: nothing is newer"
+        return f"{name} is already the champion: nothing is newer"
     if decision.action == "rolled back":
         return f"{name} {would}rolled back: version {decision.champion} {'would be' if would else 'is'} champion again"
     how = f"by force ({decision.reason})" if decision.action == "forced" else "past the gate"

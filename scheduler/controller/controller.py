@@ -160,7 +160,7 @@ class Controller:
             ready = self._load_evacuation(log)  # what diagnostics came to is among the facts
             decision = self._decide(fleet, log, ready=ready)
         else:
-            log.error(f"nothing is decided, and only expired marks are released: {self.unusable}")
+            log.error(f"no decision; only expired marks are released: {self.unusable}")
         blocked = frozenset[str]() if decision is None else self._held(decision)
         views = tuple(reading.view for reading in fleet.nodes) if decision is None else decision.views
         boots = {reading.view.name: reading.boot_id for reading in fleet.nodes}
@@ -231,7 +231,7 @@ class Controller:
             fleet = replace(fleet, nodes=tuple(once[name] for name in listed))
         if fleet.partial:
             log.forward = False
-            log.error(f"the scheduler cannot be read entirely: {fleet.trouble}")
+            log.error(f"the scheduler state is incomplete: {fleet.trouble}")
         return fleet
 
     def _decide(self, fleet: FleetReading, log: RoundLog, *, ready: bool) -> _Decision | None:
@@ -330,7 +330,7 @@ class Controller:
             why = self._store.save(state)
             stored = why is None
             if why is not None:
-                log.error(f"the safety state is not kept, so nothing new is done: {why}")
+                log.error(f"the safety state cannot be stored: no new actions: {why}")
         return stored
 
     def _release_expired(self, due: frozenset[str], executor: Executor, log: RoundLog) -> None:

@@ -115,7 +115,7 @@ class Executor:
                 return
             reading, writes = ready
             if self.log.clock.now() >= until:
-                raise LeaseLostError("the lease ended while the node was read")
+                raise LeaseLostError("the lease expired while the node was read")
             intent = self._intend(action, reading, writes)
             if intent is None and action.verb != "release":
                 self._skip(action, "it could not be recorded, so it is not done")

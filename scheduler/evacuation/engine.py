@@ -208,7 +208,7 @@ class Evacuation:
             before = self.clock.now()
             if before >= deadline:  # so that what was read can still be emptied in this round
                 self._unread = frozenset(left[place:])
-                log.error(f"{len(self._unread)} nodes, {name} first, wait for the next round: reading takes too long")
+                log.error(f"{len(self._unread)} nodes, {name} first, wait for the next round: reads are too slow")
                 break
             try:
                 reading = self.scheduler.revalidate(name)
@@ -302,7 +302,7 @@ class Evacuation:
         self._progress = then
         why = None if then == self._store.value else self._store.save(then)
         if why is not None:
-            log.error(f"how far nodes are emptied may not be kept: {why}")
+            log.error(f"the progress of evacuations may not be stored: {why}")
         return why is None
 
     def _stuck(self, case: DrainCase, log: RoundLog) -> None:

@@ -40,7 +40,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
     except (KeyError, TypeError):
         good = False
     if not good:
-        raise InputError("the diagnostic's manifest is no batch/v1 Job with containers", str(path), "Correct it.")
+        raise InputError("the manifest is not a batch/v1 Job with containers", str(path), "Correct it.")
     return job
 
 

@@ -104,7 +104,7 @@ def _parsed(
     view = view_of(node_object, base, keys, now)
     own = next((condition for condition in conditions if condition.get("type") == CONDITION), None)
     if not metadata["resourceVersion"]:
-        raise ValueError("a patch without a version would be taken whatever the node is by then")
+        raise ValueError("a patch without a resourceVersion has no optimistic locking")
     reading = NodeReading(view, metadata["resourceVersion"], collected.boot_id)
     return NodeSnapshot(reading, node_object, taints, own, collected.has_gpus)
 

@@ -94,7 +94,7 @@ class KubernetesWorkloads:
             try:
                 workload = self._workload(raw)
             except (KeyError, TypeError, AttributeError, ValueError) as error:
-                raise SchedulerError(f"a pod on {node} cannot be understood: {error!r}") from error
+                raise SchedulerError(f"a pod on {node} is invalid: {error!r}") from error
             asks = workload.checkpoint is not None and workload.checkpoint.means == "scheduler"
             namespace = workload.name.partition("/")[0]
             if workload.immovable is not None or not asks or self._may_annotate(namespace):
@@ -277,7 +277,7 @@ class KubernetesWorkloads:
         for resource in (self._api.read(_CORE) or {}).get("resources") or ():
             if isinstance(resource, dict) and resource.get("name") == "pods/eviction":
                 return f"{resource.get('group') or 'policy'}/{resource.get('version') or 'v1'}"
-        raise SchedulerError("the server offers no evictions")
+        raise SchedulerError("the server does not support evictions")
 
     def _another(self, current: Response, workload: Workload) -> WriteResult | None:
         """Report that a pod is gone or was replaced; None: it is the expected one."""

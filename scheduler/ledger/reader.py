@@ -258,9 +258,7 @@ def _json(text: str | None) -> Any:
     try:
         return None if text is None else json.loads(text)
     except (ValueError, TypeError, RecursionError) as error:
-        raise InputError(
-            f"a row is damaged: {error}", "the ledger", "Keep the file, and begin with a new one."
-        ) from None
+        raise InputError(f"a row is damaged: {error}", "the ledger", "Keep the file, and start a new ledger.") from None
 
 
 def _differences(then: Any, again: Any, place: str) -> Iterator[str]:

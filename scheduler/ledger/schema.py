@@ -112,9 +112,9 @@ def connect(path: Path | None, *, writable: bool, cluster: str | None = None) ->
     if path is not None and not writable and not path.is_file():
         raise InputError("there is no ledger here", where, "Give the file that `predrain act` writes.")
     if path is not None and writable and not path.parent.is_dir():
-        raise InputError("the folder of the ledger does not exist", where, "Make it, or give another file.")
+        raise InputError("the folder of the ledger does not exist", where, "Create it, or give another file.")
     if path is not None and path.is_dir():
-        raise InputError("a folder where the ledger's file belongs", where, "Give a file, such as ledger.db.")
+        raise InputError("the ledger path is a folder", where, "Give a file, such as ledger.db.")
     mode = "rwc" if writable else "ro"
     name = ":memory:" if path is None else f"{path.resolve().as_uri()}?mode={mode}"
     try:
@@ -155,7 +155,7 @@ def _check(link: sqlite3.Connection, where: str) -> None:
     version = link.execute("PRAGMA user_version").fetchone()[0]
     tables = _tables(link)
     if application != APPLICATION:
-        raise InputError("this file is no ledger", where, "Give another file.")
+        raise InputError("the file is not a ledger", where, "Give another file.")
     if version > VERSION:
         raise InputError(
             f"the ledger has version {version}, this code knows {VERSION}", where, "Use the predrain that wrote it."
@@ -208,9 +208,7 @@ def _claim(link: sqlite3.Connection, cluster: str, where: str) -> None:
         link.execute("INSERT INTO cluster VALUES (?)", (cluster,))
     link.execute("COMMIT")
     if row is not None and row[0] != cluster:
-        raise InputError(
-            f"this is the ledger of {row[0]}, not of {cluster}", where, "Give each cluster a ledger of its own."
-        )
+        raise InputError(f"this is the ledger of {row[0]}, not of {cluster}", where, "Use one ledger per cluster.")
 
 
 def _make(link: sqlite3.Connection) -> None:

@@ -144,7 +144,7 @@ def _record_of(text: str, node: str, owner: str) -> tuple[OwnershipRecord | None
     except DamagedRecordError as error:
         return None, error
     except (ValueError, RecursionError):
-        return None, DamagedRecordError("the record of predrain is no JSON")
+        return None, DamagedRecordError("the record of predrain is not JSON")
 
 
 def _present(node: NodeObject, keys: Keys) -> dict[str, str]:

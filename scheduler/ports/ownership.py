@@ -96,7 +96,7 @@ def unsealed(content: object, node: str, owner: str) -> OwnershipRecord:
     Raises ``DamagedRecordError`` if it is not exactly as predrain wrote it there, or another installation wrote it.
     """
     if not isinstance(content, dict):
-        raise DamagedRecordError("the record of predrain is no JSON object")
+        raise DamagedRecordError("the record of predrain is not a JSON object")
     plain = {name: value for name, value in content.items() if name != _SEAL}
     if content.get(_SEAL) != _seal(plain, node):
         raise DamagedRecordError("the record of predrain was edited, or copied from another node")

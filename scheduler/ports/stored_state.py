@@ -129,7 +129,7 @@ def unpacked(head: str, kind: type[T], text: str, what: str) -> T:
     except (binascii.Error, zlib.error) as error:
         raise ValueError(f"{what} is damaged: {error}") from None
     if unpacker.unconsumed_tail or not unpacker.eof or hashlib.sha256(plain).hexdigest() != digest:
-        raise ValueError(f"{what} is damaged: its check sum does not fit")
+        raise ValueError(f"{what} is damaged: checksum mismatch")
     return _from_json(kind, json.loads(plain), what)
 
 

@@ -62,13 +62,13 @@ class SharedFolder:
     def __init__(self, path: Path, clock: Clock, monotonic: Callable[[], float] = time.monotonic) -> None:
         if not path.is_dir():
             raise InputError(
-                "there is no folder for the controllers' state here", str(path),
-                "Make it on a disk that all controllers share, or mount that disk.",
+                "the state folder of the controllers does not exist", str(path),
+                "Create it on a disk shared by all controllers, or mount the disk.",
             )  # fmt: skip
         if path.stat().st_mode & stat.S_IWOTH:
             raise InputError(
-                "everybody may write into the folder for the controllers' state", str(path),
-                "Take that right away (chmod o-w): whoever writes there can stop us, or take the lease.",
+                "every user can write to the state folder of the controllers", str(path),
+                "Remove the permission (chmod o-w): writers can stop the controller or take the lease.",
             )  # fmt: skip
         self.path = path
         self._clock, self._monotonic = clock, monotonic
@@ -207,7 +207,7 @@ class SharedFolder:
         except FileNotFoundError:
             if self.path.is_dir():
                 return {}, NONE_YET
-            raise SchedulerError(f"{self.path} is not there: is its disk mounted?") from None
+            raise SchedulerError(f"{self.path} does not exist: is its disk mounted?") from None
         except OSError as error:
             raise SchedulerError(f"{file}: {error.strerror}") from None
         if len(content) > _LONGEST_FILE:
@@ -233,7 +233,7 @@ class SharedFolder:
     def _locked(self, name: str) -> Iterator[None]:
         """Hold a document's lock; what goes wrong with its file in the block is a ``SchedulerError``."""
         if not self.path.is_dir():
-            raise SchedulerError(f"{self.path} is not there: is its disk mounted?")
+            raise SchedulerError(f"{self.path} does not exist: is its disk mounted?")
         lock = FileLock(
             self.path / f".{name}.lock", timeout=_LOCK_WAIT_S, poll_interval=_POLL_S, mode=0o600, fallback_to_soft=False
         )

@@ -100,7 +100,7 @@ class SlurmRest(SlurmPort):
             if status == _NOT_FOUND and self._version is None:
                 continue
             if status in _DENIED:
-                raise SchedulerError(f"{self._where}: HTTP {status}: slurmrestd does not take our token")
+                raise SchedulerError(f"{self._where}: HTTP {status}: slurmrestd rejects the token")
             try:
                 if status != _OK:
                     raise SlurmFormatError(f"HTTP {status}: {errors_in(content) or ''}")
@@ -138,7 +138,7 @@ class SlurmRest(SlurmPort):
                 headers["X-SLURM-USER-TOKEN"] = file.read_text(encoding="ascii").strip()
             except (OSError, UnicodeDecodeError) as error:
                 raise InputError(
-                    f"slurmrestd's token cannot be read: {error}", str(file), "Write the JWT into it, for us alone."
+                    f"slurmrestd's token cannot be read: {error}", str(file), "Write the JWT to it."
                 ) from None
         return headers
 

@@ -140,7 +140,7 @@ class ModelHolder:
             return False
         self.model, self.trouble, self.refused = model, None, named.note
         self.loads += 1
-        _LOG.info("model %s (%s) is loaded", model.digest[:12], model.bundle.profile)
+        _LOG.info("loaded model %s (%s)", model.digest[:12], model.bundle.profile)
         return True
 
     def _refuse(self, why: str) -> None:

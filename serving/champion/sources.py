@@ -156,7 +156,7 @@ def held_folder(state: Path) -> Path:
     """
     with disk_errors(state):
         if state.exists() and not state.is_dir():
-            raise InputError("there is a file here", str(state), "Choose another folder.")
+            raise InputError("the path is a file", str(state), "Choose another folder.")
         state.mkdir(parents=True, exist_ok=True)
     do = "End it, or give each its own --state."
     lock = take_lock(state / "lock", "another predrain serve keeps its state here", str(state), do).lock
@@ -267,5 +267,5 @@ class ChampionBundle(ChampionCopy):
         except Exception as fault:  # the next look may go well: a registry is restarted, a disk freed
             error = str(fault).partition("\n")[0] or type(fault).__name__
             if error != self.error:
-                _LOG.warning("the champion cannot be taken: %s", error)
+                _LOG.warning("cannot load the champion: %s", error)
         self.error = error

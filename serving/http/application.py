@@ -114,7 +114,7 @@ def make_application(access: Access) -> FastAPI:
     return app
 
 
-NOTHING_HERE: Final = RequestRefused(404, "there is nothing here: /openapi.json lists what there is", "path")
+NOTHING_HERE: Final = RequestRefused(404, "not found: /openapi.json lists all paths", "path")
 
 
 def problem_response(_: Request, refused: RequestRefused) -> Response:

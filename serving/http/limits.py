@@ -96,7 +96,7 @@ class ThreadWork:
         A job whose request has ended continues counting until it is done: threads cannot be stopped.
         """
         if len(self._jobs) >= self._max_jobs:
-            raise RequestRefused(503, "too much work waits", "work", retry_after_s=self._retry_after_s)
+            raise RequestRefused(503, "too many waiting requests", "work", retry_after_s=self._retry_after_s)
         future = self._executor.submit(job)
         self._jobs.add(future)
         future.add_done_callback(self._jobs.discard)

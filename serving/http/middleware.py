@@ -153,8 +153,8 @@ class _Exchange:
             detail = f"no answer within {settings.body_timeout_s + settings.work_timeout_s:g} s: ask for less"
             return RequestRefused(503, detail, "time", retry_after_s=settings.retry_after_s)
         number = secrets.token_hex(8)
-        _LOG.error("fault %s while answering %s %s", number, self.method, self.path[:200], exc_info=error)
-        return RequestRefused(500, f"a fault of the service; its log tells more under {number}", "fault")
+        _LOG.error("internal error %s in %s %s", number, self.method, self.path[:200], exc_info=error)
+        return RequestRefused(500, f"internal error; see the service log for {number}", "fault")
 
     async def _refuse(self, refused: RequestRefused) -> None:
         response = self.guard.access.refusal(Request(self.scope, self._receive), refused)
@@ -184,7 +184,7 @@ class _Exchange:
             taken = self._class(grant)
             if guard.active[taken] >= guard.limit(taken):
                 retry = guard.settings.retry_after_s
-                raise RequestRefused(503, "too many requests at a time", "concurrency", retry_after_s=retry)
+                raise RequestRefused(503, "too many concurrent requests", "concurrency", retry_after_s=retry)
         if taken is not None:
             guard.active[taken] += 1
         return taken

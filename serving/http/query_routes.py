@@ -125,7 +125,7 @@ class QueryRoutes:
         fleet, now = self.fleet(), self.clock()
         if query.decision is not None and query.decision != fleet.scores.decision:
             raise RequestRefused(
-                409, f"newer scores are served ({fleet.scores.decision}): begin with the first page", "decision"
+                409, f"newer scores are served ({fleet.scores.decision}): restart at the first page", "decision"
             )
         states = fleet.states(now)
         tiers = query.tier or (["elevated", "high"] if query.format == "hostlist" else [])

@@ -181,7 +181,7 @@ def _places(names: Sequence[str], columns: Sequence[str]) -> dict[str, int]:
     places = {name: place for place, name in enumerate(columns)}
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
-        raise RequestRefused(422, f"column {shown(twice)} comes twice", "invalid")
+        raise RequestRefused(422, f"column {shown(twice)} is duplicated", "invalid")
     for name in names:
         if name not in places and name not in _OWN:
             raise RequestRefused(422, unknown_name(name, [*columns, *_OWN], "feature"), "invalid")

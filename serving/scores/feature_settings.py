@@ -47,7 +47,7 @@ def live_config(bundle: Bundle, meta: DatasetMeta) -> MatrixConfig:
     where = f"bundle {bundle.path}"
     params = bundle.manifest.get("params")
     if not isinstance(params, Mapping):
-        raise InputError("it does not say which parameters it was trained with", where, _TRAIN)
+        raise InputError("it has no training parameters", where, _TRAIN)
     step, unit = _trained_on(bundle, params, where)
     window = window_of(bundle.columns)
     if meta.step != step:
@@ -103,7 +103,7 @@ def window_plan(bundle: Bundle, config: MatrixConfig) -> SequencePlan | None:
         return None
     plan = SequencePlan.of(config)
     if plan.columns != bundle.columns[len(config.columns) :]:
-        raise InputError("this version of predrain makes other raw windows", f"bundle {bundle.path}", "Train it again.")
+        raise InputError("this version of predrain computes other raw windows", f"bundle {bundle.path}", "Train again.")
     return plan
 
 
@@ -131,7 +131,7 @@ def _trained_on(bundle: Bundle, params: Mapping[str, Any], where: str) -> tuple[
     try:
         step = parse_duration(params["telemetry"]["step"])
     except (KeyError, TypeError, ValueError):
-        raise InputError("it does not say which step it was trained on", where, _TRAIN) from None
+        raise InputError("it has no training step", where, _TRAIN) from None
     data = bundle.manifest.get("data")
     unit = data.get("unit") if isinstance(data, Mapping) else None
     return step, None if unit is None else str(unit)
@@ -146,7 +146,7 @@ def _channels(bundle: Bundle, meta: DatasetMeta, params: Mapping[str, Any], wher
     unknown = [name for name in names if name not in known]
     if unknown:
         raise InputError(
-            f"nothing says what kind of series its channel '{unknown[0]}' is",
+            f"the kind of series is unknown for its channel '{unknown[0]}' is",
             where,
             "Score a dataset that has the channel, or train again on one without.",
         )

@@ -82,12 +82,12 @@ class ScoresFolder:
         self.path = path
         with disk_errors(path):
             if path.exists() and not path.is_dir():
-                raise InputError("there is a file here", str(path), "Choose another folder.")
+                raise InputError("the path is a file", str(path), "Choose another folder.")
             path.mkdir(parents=True, exist_ok=True)
             there = [entry.name for entry in path.iterdir() if not entry.name.startswith(".")]
             if there and not _OWN & set(there):
                 raise InputError(
-                    f"there is something here that is not a folder of scores ({sorted(there)[0]})",
+                    f"the path exists and is not a folder of scores ({sorted(there)[0]})",
                     str(path),
                     "Choose another folder.",
                 )

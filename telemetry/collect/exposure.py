@@ -27,7 +27,7 @@ def exposing(
     """Serve the account of a collector at ``host:port`` from a thread while the context lasts; None: serve nothing.
 
     ``problem``: why the collector is unhealthy. ``more``: further metrics.
-    Raises ``InputError`` if the address cannot be used.
+    Raises ``InputError`` if the URL is invalid.
     """
     if address is None:
         yield

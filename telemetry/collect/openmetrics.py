@@ -186,7 +186,7 @@ class _DumpReader:
                     yield line.rstrip("\n")
         except DAMAGED as error:
             raise InputError(
-                f"the file is damaged or cut: {error}", str(self.path), "Make the dump again; nothing was taken of it."
+                f"the file is damaged or truncated: {error}", str(self.path), "Create it again; no rows were read."
             ) from error
 
     def _number(self, name: str, labels: dict[str, str]) -> int | str:

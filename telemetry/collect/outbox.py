@@ -108,5 +108,5 @@ class Outbox(contextlib.AbstractContextManager["Outbox"]):
             raise InputError(
                 f"the collector's state cannot be read: {error.errors()[0]['msg']}",
                 str(self._path),
-                "Remove it: the collector then starts from scratch, and what it writes twice counts once.",
+                "Remove it: the collector then starts from scratch; duplicates are ignored.",
             ) from None

@@ -109,7 +109,7 @@ class Spool:
         over_bytes = sum(sizes.values()) - self._limit_bytes
         if over_bytes > 0 and not self._is_over:
             limit = self._limit_bytes
-            _LOG.error("the spool %s is over its limit of %d bytes: the oldest samples go", self._landing.root, limit)
+            _LOG.error("the spool %s exceeds %d bytes: dropping the oldest samples", self._landing.root, limit)
         self._is_over = over_bytes > 0
         for path in sorted(sizes, key=lambda path: _DROP_ORDER.index(path.parent.name)):
             if over_bytes > 0:
@@ -121,7 +121,7 @@ class Spool:
         """Put a file aside that the receiver will never take."""
         aside = self._landing.put_aside(path, "refused")
         self.counts["files_rejected"] += 1
-        _LOG.error("refused for good, put aside as %s: %s", aside, reason)
+        _LOG.error("permanently rejected, moved to %s: %s", aside, reason)
         rejected = sorted(
             aside.parent.parent.glob("*/*.parquet"), key=lambda path: path.stat().st_mtime_ns, reverse=True
         )

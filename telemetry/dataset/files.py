@@ -205,7 +205,7 @@ class StoredFiles(FolderFiles):
         missing = sorted(names - set(listed))
         if missing:
             raise InputError(
-                f"the dataset is not whole: {missing[0]} is missing, one of {len(missing)}", str(place), UPLOAD_AGAIN
+                f"the dataset is incomplete: {missing[0]} is missing, one of {len(missing)}", str(place), UPLOAD_AGAIN
             )
         late = sorted(name for name in names if _whole_seconds(listed[name].mtime) > newest)
         if late:
@@ -245,7 +245,7 @@ class StoredFiles(FolderFiles):
         """Hold a table that is read whole against dataset.json."""
         digest = hashlib.sha256(content).hexdigest()
         if digest != self.meta.files.get(name, digest):
-            raise InputError("a file is not the one that dataset.json names", f"{self.place}/{name}", UPLOAD_AGAIN)
+            raise InputError("a file does not match dataset.json", f"{self.place}/{name}", UPLOAD_AGAIN)
         return pa.BufferReader(content)
 
 

@@ -76,9 +76,9 @@ class DatasetWriter:
         recover_folder(path)
         if path.exists() and not (path / META_NAME).exists() and (not path.is_dir() or any(path.iterdir())):
             raise InputError(
-                "there is something here that is not a dataset, and it would be replaced",
+                "the path exists and is not a dataset",
                 str(path),
-                "Choose another folder, or remove this one yourself.",
+                "Choose another folder, or remove this one.",
             )
         self._step = step
         self.buckets = buckets
@@ -102,7 +102,7 @@ class DatasetWriter:
     ) -> None:
         """Say what samples are like, before any is written; for a writer made before it was known."""
         if self._rows:
-            raise ValueError("samples were written already")
+            raise ValueError("samples were already written")
         self._unit = unit
         self._channels = dict(channels)
         self._sample_count = sample_count
@@ -116,7 +116,7 @@ class DatasetWriter:
         """
         same = dataset.meta.buckets == self.buckets and dataset.meta.run_days == self._runs.days
         if dataset.schema != self._schema or not same:
-            raise ValueError(f"bucket {bucket} of {dataset.path} does not fit this dataset")
+            raise ValueError(f"bucket {bucket} of {dataset.path} does not match this dataset")
         whole = dataset.runs_of(bucket)
         chosen = whole if runs is None else sorted(runs)
         rows = 0
@@ -280,7 +280,7 @@ class DatasetWriter:
             return column_as(table, field)
         except pa.ArrowInvalid as error:
             raise InputError(
-                f"column {field.name!r} does not fit its type {field.type}: {error}",
+                f"column {field.name!r} does not match its type {field.type}: {error}",
                 f"bucket {bucket}",
                 "Correct the values, or declare the channel with another kind.",
             ) from error

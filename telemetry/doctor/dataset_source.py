@@ -211,7 +211,7 @@ def _findings(dataset: Dataset, events: pd.DataFrame, silent: pd.DataFrame, now:
         ),
         (
             0 < meta.counts.get("samples", 0) < 100 * aside,
-            f"{aside:,} rows or values were set aside, most for: {reason}",
+            f"{aside:,} rows or values were quarantined, most for: {reason}",
             f"Look at {dataset.place}/quarantine and correct the source or the mapping.",
         ),
     )

@@ -173,7 +173,7 @@ def observe_prometheus(
     try:
         return asyncio.run(observe())
     except TooMuch as error:
-        raise InputError(f"the server does not answer: {error}", where, "Ask for less series by --match.") from error
+        raise InputError(f"the server does not answer: {error}", where, "Select fewer series with --match.") from error
 
 
 async def _observe_server(
@@ -195,7 +195,7 @@ async def _observe_server(
         raise InputError(
             "the server has no series of the last day",
             where,
-            "Is anything scraped? Of old data: `predrain collect prometheus`, then `predrain doctor DATASET`.",
+            "Check the scrape configuration. Old data: `predrain collect prometheus`, then `predrain doctor DATASET`.",
         )
     read = [name for name in names if name in known]
     if not read:

@@ -173,7 +173,7 @@ def resolve_columns(
             by_name = mapping.columns.keys().isdisjoint({name, source.get(target, name)}) and target not in _KEYS
             if target in source and not by_name:  # else: one value under two names, such as nvidia-smi's power.draw
                 raise InputError(
-                    f"two source columns are {target!r}: {source[target]!r} and {name!r}",
+                    f"two source columns map to {target!r}: {source[target]!r} and {name!r}",
                     where,
                     "Map one of them to null in the mapping.",
                 )

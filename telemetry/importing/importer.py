@@ -129,7 +129,7 @@ def check_step(existing: Dataset, step: timedelta) -> None:
     if existing.meta.step != step:
         old, new = format_duration(existing.meta.step), format_duration(step)
         raise InputError(
-            f"the dataset has a step of {old}, what is brought in one of {new}",
+            f"the dataset has a step of {old}, the new data one of {new}",
             f"{existing.path}, telemetry.step",
             "Set telemetry.step to the dataset's, or give an empty folder.",
         )

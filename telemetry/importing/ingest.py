@@ -221,7 +221,7 @@ class Ingest:
         """Make sure, now that no other run can write, that the dataset is still the one that was looked at."""
         now = Dataset.open(self.out, lease=False).digest if (self.out / META_NAME).exists() else None
         if now != (None if self.existing is None else self.existing.digest):
-            raise InputError("another run changed the dataset just now", str(self.out), "Run the import again.")
+            raise InputError("another run changed the dataset", str(self.out), "Run the import again.")
 
     def _bucket_number(self, files: Sequence[Path]) -> int:
         rows = max(expected_rows(files), self.expected_rows)
@@ -413,7 +413,7 @@ class Ingest:
             if self.quarantine.counts:
                 raise no_usable_rows("sample" if source.samples else "event", self.quarantine, str(self.out))
             raise InputError(
-                "nothing was observed: there are no samples and no events",
+                "no observations: there are no samples and no events",
                 str(self.out),
                 "Give --samples or --events with rows, or `span:` in the mapping if a quiet period was observed.",
             )

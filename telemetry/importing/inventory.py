@@ -202,7 +202,7 @@ def with_parts(table: pa.Table, parts: Mapping[str, re.Pattern[str]], where: str
     for name, pattern in parts.items():
         if name not in table.column_names:
             raise InputError(
-                f"the mapping takes parts of column {name!r}, which is not there",
+                f"the mapping takes parts of column {name!r}, which does not exist",
                 where,
                 nearest_hint(name, table.column_names) or f"Its columns are {', '.join(table.column_names)}.",
             )
@@ -212,7 +212,7 @@ def with_parts(table: pa.Table, parts: Mapping[str, re.Pattern[str]], where: str
                 raise InputError(
                     f"the mapping takes {group!r} out of {name!r}, and there is a column of that name",
                     where,
-                    "Name the group otherwise.",
+                    "Rename the group.",
                 )
             table = table.append_column(str(group), pa.array(values, pa.string(), from_pandas=True))
     return table

@@ -235,7 +235,7 @@ class Quarantine(Accounting):
 
     @contextmanager
     def stored_in(self, folder: Path) -> Iterator[None]:
-        """Store the rows in a folder, which is made with the first; those that were set aside before, too."""
+        """Store the rows in a folder, which is made with the first; those that were quarantined before, too."""
         self._path = folder / _new_name(folder)
         try:
             yield

@@ -69,7 +69,7 @@ class Journal:
     def _starts_again(self, error: Exception) -> bool:
         if not (self._follow and self._has_worked and isinstance(error, InputError)):
             return False
-        _log.warning("%s; starting it again", error.what)
+        _log.warning("%s; restarting it", error.what)
         return True
 
     def _read(self, wait_s: float) -> Lines:
@@ -154,7 +154,7 @@ class Journal:
             return
         reason = (stderr.decode("utf-8", errors="replace").strip() or f"exit status {code}").splitlines()[-1][:300]
         if "cursor" in reason.lower() and not self._by_time and self._cursor is not None:
-            _log.warning("the journal no longer has the cursor (%s): reading on by time", reason)
+            _log.warning("the cursor (%s) is not in the journal any more: continuing by time", reason)
             self._by_time = True
             return
         raise InputError(

@@ -73,7 +73,7 @@ class LogFile:
             try:
                 yield from self._read_from(path, final=True)
             except DAMAGED as error:
-                _log.warning("the rotated log %s cannot be read on: %s", path, error)
+                _log.warning("cannot finish the rotated log %s: %s", path, error)
             self.place = None
         with suppress(FileNotFoundError):
             yield from self._read_from(self.path, final=final)
@@ -94,7 +94,7 @@ class LogFile:
                 # A log that is being compressed is there twice for a while.
                 return [path, *(newer for newer in paths[index + 1 :] if not _holds(newer, place))]
         if place.offset:
-            _log.warning("%s was replaced, and what became of its old content is not known", self.path)
+            _log.warning("%s was replaced; the fate of its old content is unknown", self.path)
         self.place = None
         return []
 
@@ -209,9 +209,9 @@ class LogFiles:
                 raw = file.read(final=self._once and self._is_done(file.path))
             except PermissionError as error:
                 raise InputError(
-                    "the log file may not be read",
+                    "no permission to read the log file",
                     str(error.filename or file.path),
-                    "Run as a user of the group adm, or take `--source journal`.",
+                    "Run as a user of the group adm, or use `--source journal`.",
                 ) from None
             drained &= not raw
             splitter = self._splitters[file.path]

@@ -388,7 +388,7 @@ class _Compaction:
             raise InputError(
                 f"a state file is damaged: {error}",
                 str(path),
-                "Remove it: what was seen of GPUs is then learned from scratch.",
+                "Remove it: observations of GPUs then restart.",
             ) from error
 
 

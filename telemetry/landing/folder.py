@@ -71,7 +71,7 @@ class Landing:
         Raises ``InputError`` if the disk is full or may not be written to; nothing is then half written.
         """
         if name is not None and not _NAME.match(name):
-            raise ValueError(f"{name!r} cannot name a landed file: use letters, digits, - . and _, at most 180")
+            raise ValueError(f"{name!r} cannot name a staged file: use letters, digits, - . and _, at most 180")
         if table.num_rows == 0 or (name is not None and self.has_landed(kind, name)):
             return None
         laid = lay_out(kind, table, self._channels)

@@ -211,9 +211,9 @@ class Waiting:
         try:
             target = self.landing.put_aside(path, "refused")
         except (OSError, InputError) as problem:
-            _LOG.error("%s cannot be used, and cannot be put aside: %s", path, problem)
+            _LOG.error("%s is invalid and cannot be moved: %s", path, problem)
         else:
-            _LOG.error("%s cannot be used and is put aside as %s: %s", path, target, error)
+            _LOG.error("%s is invalid, moved to %s: %s", path, target, error)
         self.refused += 1
 
 

@@ -68,18 +68,18 @@ def lay_out(kind: Kind, table: pa.Table, channels: Mapping[str, Channel]) -> pa.
         schema = _FIXED[kind]
     unknown = [name for name in table.column_names if name not in schema.names]
     if unknown:
-        raise ValueError(f"{kind} cannot land with the columns {unknown}; it knows {schema.names}")
+        raise ValueError(f"{kind} cannot be staged with the columns {unknown}; it knows {schema.names}")
     missing = [field.name for field in schema if not field.nullable and field.name not in table.column_names]
     if missing:
-        raise ValueError(f"{kind} cannot land without the columns {missing}")
+        raise ValueError(f"{kind} cannot be staged without the columns {missing}")
     arrays = []
     for field in schema:
         try:
             column = column_as(table, field)
         except pa.ArrowInvalid as error:
-            raise ValueError(f"{kind} cannot land: column {field.name!r}: {error}") from error
+            raise ValueError(f"{kind} cannot be staged: column {field.name!r}: {error}") from error
         if not field.nullable and column.null_count:
-            raise ValueError(f"{kind} cannot land with {column.null_count} nulls in {field.name!r}")
+            raise ValueError(f"{kind} cannot be staged with {column.null_count} nulls in {field.name!r}")
         if field.name == "gpu":
             column = pc.if_else(pc.equal(column, ""), pa.scalar(None, pa.string()), column)  # it names no GPU
         arrays.append(column)

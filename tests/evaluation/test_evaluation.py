@@ -249,7 +249,7 @@ def test_predictions_that_cannot_be_evaluated_are_refused(spoil, message):
 
 def test_truth_of_another_dataset_is_refused(tmp_path):
     frame = fleet(14)
-    with pytest.raises(InputError, match="no true risk for any of the decisions"):
+    with pytest.raises(InputError, match="the truth has no risk for any decision"):
         oracle_predictions(frame, truth_of(frame).assign(gpu="elsewhere"), 2)
     with pytest.raises(InputError, match="no column risk"):
         oracle_predictions(frame, truth_of(frame).drop(columns="risk"), 2)

@@ -242,7 +242,7 @@ def test_a_drain_is_judged_by_the_longer_of_the_two_horizons(walked):
 def test_targets_and_costs_that_make_no_sense_are_refused():
     with pytest.raises(ValueError, match="give precisions between 0 and 1"):
         PrecisionTargetsSection(values=(0.5, 1.0))
-    with pytest.raises(ValueError, match="no drain is ever worth it"):
+    with pytest.raises(ValueError, match="no drain pays"):
         PrecisionTargetsSection(costs={"unneeded_drain": 1, "missed_failure": 1, "needed_drain": 2})
 
 

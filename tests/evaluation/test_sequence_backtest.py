@@ -111,7 +111,7 @@ def test_reasons_say_which_members_are_explained_exactly(result):
 def test_a_matrix_without_windows_is_refused_with_what_to_set(matrix):
     with pytest.raises(InputError) as raised:
         replayed(FakeMatrix(), WITH)
-    assert raised.value.what == "the learner cnn1d reads raw windows, and the feature matrix was made without"
+    assert raised.value.what == "the learner cnn1d reads raw windows, and the feature matrix has none"
     assert raised.value.where == "parameter features.sequence.channels"
     assert with_windows(matrix, PLAIN.learners) is matrix
 

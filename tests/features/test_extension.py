@@ -218,7 +218,7 @@ def test_a_matrix_that_was_replaced_meanwhile_is_not_mixed_with_another(tmp_path
         begin(self, order, *more)
 
     monkeypatch.setattr(build_tasks.Build, "__init__", replaced)
-    with pytest.raises(InputError, match="the matrix that was to be extended is another one now"):
+    with pytest.raises(InputError, match="the matrix was replaced while it was extended"):
         build(longer, tmp_path / "m")
 
 

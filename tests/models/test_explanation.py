@@ -308,5 +308,5 @@ def test_a_loaded_bundle_explains_the_same(X, tmp_path):
 
 
 def test_a_learner_of_unknown_type_is_refused():
-    with pytest.raises(TypeError, match="no way to explain a object"):
+    with pytest.raises(TypeError, match="no explanation method for a object"):
         contributions(object(), np.zeros((1, 6), np.float32))

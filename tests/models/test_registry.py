@@ -174,7 +174,7 @@ def test_champions_follow_each_other_and_are_unwound_step_by_step(store):
     crown(uri, "predrain", 1, expected=2, tags={})
     assert standing_of(uri, "predrain").history == (*start, 1)
     assert version_at(uri, "predrain", 1).tags[PREVIOUS_TAG] == "2"
-    with pytest.raises(InputError, match="the champion was version 2 when the comparison began and is version 1 now"):
+    with pytest.raises(InputError, match=r"the champion was version 2 .* and is version 1 now"):
         crown(uri, "predrain", 2, expected=2, tags={})
     assert step_back(uri, "predrain", expected=1, tags={"rolled_back_reason": "worse"}) == 2
     assert standing_of(uri, "predrain").history == start
@@ -199,7 +199,7 @@ def test_the_history_ends_with_the_alias_wherever_a_kill_came(written, alias, hi
 def test_two_promotions_at_once_do_not_interleave(store):
     with (
         champion.alone(store[0]),
-        pytest.raises(InputError, match="another promotion is at work on this store"),
+        pytest.raises(InputError, match="another promotion is running on this store"),
         champion.alone(store[0]),
     ):
         pass
@@ -217,8 +217,7 @@ def test_a_store_or_model_that_does_not_exist_is_refused(store, tmp_path):
     with pytest.raises(InputError) as raised:
         log_run("./mlruns", "x", name="r", params={}, metrics={}, tags={})
     assert str(raised.value) == (
-        "'./mlruns' is no store that MLflow 3 writes (tracking store). "
-        "Give sqlite:///PATH or the address of a tracking server."
+        "'./mlruns' is not an MLflow 3 store (tracking store). Give sqlite:///PATH or the address of a tracking server."
     )
     with pytest.raises(InputError, match=r"no model nobody is registered yet"):
         standing_of(store[0], "nobody")

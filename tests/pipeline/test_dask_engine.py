@@ -134,7 +134,7 @@ def test_a_worker_that_does_not_see_the_folder_says_so(dataset, tmp_path, monkey
             building_path(tmp_path / "matrix").rename(tmp_path / "elsewhere")
             super().run(job, items, on_result, max_workers=max_workers)
 
-    with pytest.raises(InputError, match=r"a worker does not see the folder that the matrix is built in \(machine "):
+    with pytest.raises(InputError, match=r"a worker does not see the output directory of the matrix \(machine "):
         build(dataset, tmp_path / "matrix", Elsewhere())
 
 

@@ -144,12 +144,12 @@ def test_a_bundle_without_reference_a_matrix_of_other_columns_and_one_without_ro
     other = fleet()
     other.columns = other.columns[::-1]
     opened(other)
-    with pytest.raises(InputError, match="the matrix's features are not those that the bundle was trained on"):
+    with pytest.raises(InputError, match="the features of the matrix and the bundle differ"):
         check_health(bundle, tmp_path)
     fitted = load_bundle(bundle).fitted
     older = tmp_path / "older"
     save_bundle(older, replace(fitted, reference=None), {"profile": "logistic"})
-    with pytest.raises(InputError, match="the bundle keeps no reference of what it was fitted on"):
+    with pytest.raises(InputError, match="the bundle has no reference of its training data"):
         check_health(older, tmp_path)
 
 

@@ -74,7 +74,7 @@ def test_later_files_override_key_by_key(tmp_path: Path) -> None:
         ("models: {groups: {lstm: [onset]}}", r"lstm reads raw windows"),
         ("training: {window: 0s}", r"must be positive.*training\.window"),
         ("labels: {horizon: 0s}", r"must be positive.*labels\.horizon"),
-        ("features: {groups: []}", r"nothing to learn from.*features\.groups"),
+        ("features: {groups: []}", r"the list is empty.*features\.groups"),
         ("seed: -1", r"greater than or equal to 0.*parameter seed"),
         ("[1, 2]", r"a list where sections were expected"),
         ("labels: {gap: [", r"not valid YAML"),

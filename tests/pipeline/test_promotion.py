@@ -70,7 +70,7 @@ def test_a_model_lives_from_its_first_promotion_to_a_rollback(world) -> None:
     assert second.verdict is not None
     assert (second.version, second.verdict.challenger, second.verdict.champion) == (2, "version 2", "version 1")
     assert second.champion == standing_of(store, "predrain").champion == 2
-    with pytest.raises(InputError, match="version 2 is the champion already"):
+    with pytest.raises(InputError, match="version 2 is already the champion"):
         promote(lambda: matrix, params, registry=store, model="predrain")
     (bundle,) = (folder / "mlartifacts").glob("predrain/models/*/artifacts/artifacts/early")
     gone = bundle.rename(folder / "gone")
@@ -82,7 +82,7 @@ def test_a_model_lives_from_its_first_promotion_to_a_rollback(world) -> None:
     back = roll_back(registry=store, model="predrain", reason="precision fell")
     assert (back.action, back.version, back.champion) == ("rolled back", 2, 1)
     assert standing_of(store, "predrain").history == (1,)
-    with pytest.raises(InputError, match="version 1 is the first champion: nothing to go back to"):
+    with pytest.raises(InputError, match="version 1 is the first champion: there is no previous champion"):
         roll_back(registry=store, model="predrain")
     with opened_store(store) as mlflow:
         client = mlflow.MlflowClient()

@@ -141,7 +141,7 @@ def test_the_kill_switch_stands_above_everything_but_a_release():
     fleet = [*fleet, *healthy(30)]
     plan = once(fleet, config(free=True), kill=True)
     assert [(action.verb, action.node) for action in plan.actions] == [("release", "over")]
-    assert plan.reasons[0] == "the kill switch is on: nothing new anywhere"
+    assert plan.reasons[0] == "the kill switch is on: no new actions"
     assert "the kill switch is on" in why(plan, "new")
 
 

@@ -82,7 +82,7 @@ def test_fields_of_a_later_version_are_passed_over() -> None:
         (KNOWN, {"risk": None}, "GPU-1 is ok, with risk None"),
         (UNKNOWN, {"risk": 0.5}, r"GPU-1 is unknown, with risk 0\.5"),
         (UNKNOWN, {"unknown_reason": None}, "GPU-1 is unknown, with the reason None"),
-        (UNKNOWN, {"alert": True}, "GPU-1 is unknown, and yet alerted"),
+        (UNKNOWN, {"alert": True}, "GPU-1 is unknown, but has an alert"),
         (UNKNOWN, {"tier": "clear"}, "GPU-1 is unknown, of tier 'clear'"),
         (KNOWN, {"tier": "red"}, "GPU-1 is ok, of tier 'red'"),
         (KNOWN, {"risk": 1.5}, r"GPU-1 has a risk of 1\.5"),

@@ -31,7 +31,7 @@ ZERO = timedelta(0)
             {"scope": "rack", "max_unavailable_share": float("nan")},
             "max_unavailable_share",
         ),
-        (RateLimit, {"scope": "fleet"}, "the rate limit of scope fleet limits nothing: give max_nodes or max_share"),
+        (RateLimit, {"scope": "fleet"}, "the rate limit of scope fleet has no limit: give max_nodes or max_share"),
         (HysteresisConfig, {"rise_after": 0}, "rise_after"),
         (HysteresisConfig, {"fall_share": 0}, "fall_share"),
         (StagesConfig, {"confidence": 0.2}, "confidence"),

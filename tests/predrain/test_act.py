@@ -138,7 +138,7 @@ def test_wrong_usage_exits_with_2_and_bad_files_with_1_and_one_line(place):
     assert "the events in act.yaml cannot be read: " in absent.stderr
     assert ": expected a dataset's events.parquet\n" in absent.stderr
     assert "or by --reset-breaker" in absent.stdout
-    assert "a folder where the ledger's file belongs (scores)." in run(*GO, "--ledger", "scores", code=1).stderr
+    assert "the ledger path is a folder (scores)." in run(*GO, "--ledger", "scores", code=1).stderr
     run(*GO, "--kill", "--resume", code=2)
     run(*GO, "--loop", "--dry-run", code=2)
     (place / "act.yaml").write_text("polcy: {}")

@@ -29,7 +29,7 @@ def test_a_mistyped_dataset_is_an_error_and_makes_nothing(tmp_path: Path):
     assert "there is no dataset" in typo.stderr
     assert "Check the path" in typo.stderr
     live = predrain(*COMPACT, tmp_path / "dataset.live", code=1)
-    assert "is a landing folder" in live.stderr
+    assert "is a staging folder" in live.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["dataset.live"]
 
 

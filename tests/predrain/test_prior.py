@@ -48,7 +48,7 @@ def test_a_folder_that_is_no_prior_is_not_replaced(tmp_path):
 
 def test_a_prior_to_measure_knows_no_fleet_like_those_measured(tmp_path):
     refused = run("prior", "build", "--out", tmp_path / "prior", "--fleets", 3, "--without-silent", 0, 1)
-    assert (refused.exit_code, "every fleet is left out" in refused.output) == (1, True)
+    assert (refused.exit_code, "every fleet is omitted" in refused.output) == (1, True)
     between = (0, (draw_fleet(7, 0).silent + draw_fleet(7, 1).silent) / 2)
     some = ("--fleets", 2, "--gpus", 24, "--days", 14, "--without-silent", *between)
     built = run("prior", "build", "--out", tmp_path / "prior", *some)

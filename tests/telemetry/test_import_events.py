@@ -99,9 +99,9 @@ def test_event_files_that_cannot_be_used(tmp_path: Path):
         (good.assign(colour="red"), "1 unknown column: 'colour'"),
         (
             good.assign(type="1"),
-            f"no event row can be used: 1 were set aside, 1 of them for {NUMBER_AS_TYPE!r}",
+            f"no event row can be used: 1 were quarantined, 1 of them for {NUMBER_AS_TYPE!r}",
         ),
-        (good[:0], "nothing was observed"),
+        (good[:0], "no observations"),
     ]:
         with pytest.raises(InputError) as caught:
             run_import(tmp_path, events=frame)

@@ -254,7 +254,7 @@ def test_naive_timestamps(tmp_path: Path):
 def test_no_rows(tmp_path: Path):
     refused(tmp_path, "the sample files have no rows", "samples.csv", "period", samples=samples_frame()[:0])
     strange = samples_frame().assign(gpu="GPU-unknown", node=None)
-    texts = ("no sample row can be used: 24 were set aside", "'unknown gpu'", "samples.csv, row 1", "inventory")
+    texts = ("no sample row can be used: 24 were quarantined", "'unknown gpu'", "samples.csv, row 1", "inventory")
     refused(tmp_path, *texts, samples=strange)
 
 
@@ -277,7 +277,7 @@ def test_files_that_are_none(tmp_path: Path):
         ("samples: {scales: {power_w: 1}}", ["samples.scales", "Did you mean 'scale'?"]),
         ("samples: {columns: {watts: power_w}}", ["names a source column 'watts' that is not there"]),
         ("samples: {columns: {power_w: pow_w}}", ["unknown target column 'pow_w'", "Did you mean 'power_w'?"]),
-        ("samples: {columns: {node: gpu, gpu: gpu}}", ["two source columns are 'gpu'"]),
+        ("samples: {columns: {node: gpu, gpu: gpu}}", ["two source columns map to 'gpu'"]),
         ("samples: {time: {timezone: Mars}}", ["invalid timezone: Mars"]),
         ("span: [2026-03-02T00:00:00Z, 2026-03-01T00:00:00Z]", ["span is empty"]),
     ],

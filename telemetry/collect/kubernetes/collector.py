@@ -131,7 +131,7 @@ class KubernetesCollector:
                 self._commit_or_wait(stop)
         with self._lock:
             self._commit()
-        log.info("%s: left, with everything landed", self._api.name)
+        log.info("%s: stopped, all rows staged", self._api.name)
 
     def accounting(self) -> Accounting:
         """Return what was read so far and what became of it: node conditions, Kubernetes events, pods."""

@@ -321,7 +321,7 @@ class NodeReader:
 
     def _recovered(self, key: str) -> None:
         if self.troubles.pop(key, None) is not None:
-            _LOG.info("%s answers again", key)
+            _LOG.info("%s responds again", key)
 
     def _later(self, reason: str) -> None:
         """Give the child up, and open the driver again after a pause."""

@@ -235,8 +235,7 @@ class _Run:
             raise InputError(
                 f"no series names a GPU and its node; the labels of {name} are {labels or 'none'}",
                 f"the labels of the server's series{f' (rejected as node: {rejected})' if rejected else ''}",
-                "Say which label is which in a --mapping file, such as "
-                "`labels: {gpu: [device_uuid], node: [kubernetes_node]}`.",
+                "Map labels in a --mapping file, such as `labels: {gpu: [device_uuid], node: [kubernetes_node]}`.",
             )
 
     def _stage(self, span: Span) -> None:
@@ -281,9 +280,9 @@ async def find_metrics(client: PrometheusClient, catalogue: SeriesCatalogue, mat
     where = f"--match {{{matchers}}}" if matchers else ""
     if not names:
         raise InputError(
-            "the server has no metrics in this time",
+            "the server has no metrics in this period",
             where or "--since and --until",
-            "Check the time against the server's retention, and --match against its labels.",
+            "Check the period against the retention of the server, and --match against its labels.",
         )
     candidates = [name for name in names if not is_unused(name)] or list(names)
     # What a GPU exporter or a recording rule over it is called, before the rest in alphabetical order.
@@ -293,5 +292,5 @@ async def find_metrics(client: PrometheusClient, catalogue: SeriesCatalogue, mat
     raise InputError(
         f"none of the server's {len(names)} metrics is known; there are {', '.join(candidates[:_SHOWN])}{more}",
         where or "the server's metric names",
-        "Say which metric is which channel in a --mapping file, such as `metrics: {my_gpu_temperature: gpu_temp_c}`.",
+        "Map metrics to channels in a --mapping file, such as `metrics: {my_gpu_temperature: gpu_temp_c}`.",
     )

@@ -80,7 +80,7 @@ class SampleWriter:
         try:
             self._save()
         except (InputError, OSError) as error:
-            _LOG.warning("the XID counts cannot be kept for the next start: %s", error)
+            _LOG.warning("cannot save the XID counts for the next start: %s", error)
 
     def _hold_events(self, events: pa.Table) -> None:
         """Keep the rises until they have landed: each is reported once, and known when it is read here."""
@@ -107,7 +107,7 @@ class SampleWriter:
         except FileNotFoundError:
             pass
         except (OSError, ValueError, InputError) as error:
-            _LOG.warning("the former XID counts cannot be read, they begin again: %s", error)
+            _LOG.warning("cannot read the saved XID counts, they restart: %s", error)
         return XidCounts(timedelta(0), state)
 
 

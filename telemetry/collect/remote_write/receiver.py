@@ -41,7 +41,7 @@ disable_created_metrics()
 def _plain_token(line: str, _number: int, where: str) -> tuple[bytes, bool]:
     if len(line) < _MIN_LENGTH:
         raise InputError(
-            f"a token of {len(line)} characters can be guessed",
+            f"a token of {len(line)} characters is too short",
             where,
             f"Use {_MIN_LENGTH} characters or more, for instance of `openssl rand -hex 32`.",
         )
@@ -143,7 +143,7 @@ class Receiver:
 
         async def guarded(request: Request) -> Response:
             if self._active >= self.settings.concurrency:
-                return self._refuse(route, RequestRefused.busy("too many requests at a time", "concurrency"))
+                return self._refuse(route, RequestRefused.busy("too many concurrent requests", "concurrency"))
             self._active += 1
             try:
                 scheme, _, token = request.headers.get("authorization", "").partition(" ")
@@ -155,7 +155,7 @@ class Receiver:
             except RequestRefused as refused:
                 return self._refuse(route, refused)
             except ClientDisconnect:
-                return self._refuse(route, RequestRefused(400, "the client went away", "disconnect"))
+                return self._refuse(route, RequestRefused(400, "the client disconnected", "disconnect"))
             finally:
                 self._active -= 1
             self.metrics.requests.labels(route, response.status_code).inc()
@@ -223,7 +223,7 @@ class Receiver:
                 raise ValueError(f"no row can be used: {', '.join(left_out)}, such as {example}")
             landed = self._landing.stage(known, table, name=name)
         except (InputError, OSError) as error:
-            _LOG.error("a push cannot be landed: %s", error)
+            _LOG.error("cannot stage a push: %s", error)
             raise RequestRefused.busy(f"the push cannot be stored now: {error}", "disk") from error
         except (ValueError, pa.ArrowException) as error:
             raise RequestRefused(422, str(error), "invalid") from error
@@ -300,6 +300,6 @@ def serve(receiver: Receiver, host: str, port: int, *, started: Callable[[int], 
             if started is not None:
                 started(server.port)
             await stop.wait()
-            _LOG.info("leaving once what waits is written")
+            _LOG.info("shutting down after waiting rows are written")
 
     asyncio.run(run())

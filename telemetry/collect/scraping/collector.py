@@ -237,7 +237,7 @@ class ScrapeCollector(Generic[_Batch]):
         if self.problem is not None:
             raise InputError(
                 f"the last rows could not be written and are lost: {self.problem}",
-                "the landing folder",
+                "the staging folder",
                 "Free space and start the collector again.",
             )
 

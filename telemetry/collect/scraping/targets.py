@@ -98,7 +98,7 @@ def _of_service(value: str, page: Page) -> list[Target]:
     namespace, slash, rest = value.removeprefix(_KUBERNETES).partition("/")
     service, colon, port = rest.partition(":")
     if not (namespace and slash and service) or (colon and not port):
-        raise InputError(f"{value!r} names no service", "--targets", "Write kubernetes:NAMESPACE/SERVICE[:PORT].")
+        raise InputError(f"{value!r} is not a service", "--targets", "Write kubernetes:NAMESPACE/SERVICE[:PORT].")
     from telemetry.collect.kubernetes import discovery  # an optional dependency
 
     exporters = discovery.service_exporters(namespace, service, int(port) if port.isdigit() else port or None)
@@ -121,7 +121,7 @@ def _of_file(path: Path, page: Page) -> Iterator[Target]:
         fields = line.split("#", 1)[0].split()
         where = f"{path}, line {number}"
         if len(fields) > 2:
-            raise InputError(f"{line.strip()!r} is no target", where, "Write a target and its node, or a target.")
+            raise InputError(f"{line.strip()!r} is not a target", where, "Write a target and its node, or a target.")
         if fields:
             yield parse_target(fields[0], where, node=fields[1] if len(fields) == 2 else None, page=page)
 
@@ -185,7 +185,7 @@ def parse_target(
             raise ValueError("no page")
     except ValueError:
         raise InputError(
-            f"{written!r} is no address of a page", where, "Write host, host:port or http(s)://host:port/path."
+            f"{written!r} is not the address of a page", where, "Write host, host:port or http(s)://host:port/path."
         ) from None
     path = parts.path if parts.path not in ("", "/") else page.path
     return Target(urlunsplit((parts.scheme, parts.netloc, path, parts.query, "")), node, labels)

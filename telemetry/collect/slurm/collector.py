@@ -148,7 +148,7 @@ class SlurmCollector:
                 if "accounting storage is" not in error.reason.lower():
                     raise
                 self._accounting = False
-                _log.warning("Slurm keeps no accounting: jobs come from the controller's memory, from now on only")
+                _log.warning("Slurm has no accounting: jobs come from the memory of the controller, starting now")
                 break
             self._stage(read_sacct(report, self.accounting), known, floor=end - WINDOW - OVERLAP)
             start = min(end, now)

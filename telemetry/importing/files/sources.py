@@ -64,7 +64,7 @@ def expand_sources(paths: tuple[Path, ...], what: str) -> list[Path]:
         check_regular(path)
         if (path / META_NAME).is_file():
             part = path / ("telemetry" if what == "samples" else "events.parquet")
-            raise InputError(f"a dataset where {what} are expected", str(path), f"Give {part}, or your own files.")
+            raise InputError(f"a dataset instead of {what}", str(path), f"Give {part}, or your own files.")
         inside = sorted(path.rglob("*")) if path.is_dir() else []
         inside = [file for file in inside if file.is_file() and not file.name.startswith((".", "_"))]
         if path.is_dir() and not inside:

@@ -113,7 +113,7 @@ def read_header(path: Path) -> CsvHeader:
     value = next((cell.strip() for cell in written if _VALUE.fullmatch(cell.strip())), None)
     if value is not None:
         raise InputError(
-            f"the file has no header line: its first line holds values, such as {value!r}",
+            f"the file has no header line: its first line has values, such as {value!r}",
             str(path),
             "Write the names of the columns above the rows; nvidia-smi writes them unless it is given `noheader`.",
         )
@@ -290,7 +290,7 @@ def _batch(numbers: list[int], records: list[dict[str, str | None]], names: Mapp
 
 def _check_columns(names: Mapping[str, None], path: Path) -> None:
     if len(names) > MAX_COLUMNS:
-        raise InputError(f"the objects have more than {MAX_COLUMNS} keys", str(path), "Write keys that vary as values.")
+        raise InputError(f"the objects have more than {MAX_COLUMNS} keys", str(path), "Move variable keys to values.")
 
 
 def _records(path: Path) -> Iterator[tuple[int, dict[str, str | None] | _Malformed]]:

@@ -396,7 +396,7 @@ def no_usable_rows(what: str, quarantine: Quarantine, where: str) -> InputError:
         return InputError(f"no {what} row can be used", where, "Check the file.")
     reason, number = quarantine.counts.most_common(1)[0]
     return InputError(
-        f"no {what} row can be used: {sum(quarantine.counts.values())} were set aside, {number} of them for "
+        f"no {what} row can be used: {sum(quarantine.counts.values())} were quarantined, {number} of them for "
         f"{reason!r}, such as {quarantine.example(reason)}",
         where,
         advice(reason),

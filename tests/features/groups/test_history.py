@@ -112,7 +112,7 @@ def test_a_domain_is_read_from_inventory_columns_and_ranges_of_a_number():
     rate, other = (values[:, names.index(f"history__{name}_incident__rate__4d")] for name in ("rack", "serial_100"))
     np.testing.assert_allclose(rate, [1000 / 8, 1000 / 8, 0, np.nan])  # one of two units in four days each
     np.testing.assert_allclose(other, [0, 1000 / 8, 1000 / 8, np.nan])
-    with pytest.raises(InputError, match=r"'pod' is no column of the inventory .*fleet, age, gpu, node, rack"):
+    with pytest.raises(InputError, match=r"'pod' is not a column of the inventory .*fleet, age, gpu, node, rack"):
         check_scopes([("rack", "pod")], held)
 
 

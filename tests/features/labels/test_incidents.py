@@ -105,7 +105,7 @@ def test_classes_may_be_the_operators_own_and_incidents_be_made_of_some_only():
     with pytest.raises(ValueError, match=r"only: there is no failure class 'fans' among memory, .*, cooling_loop"):
         LabelSection(classes=classes, only=("fans",))
     for name in ("all", "Fan", "two words"):
-        with pytest.raises(ValueError, match="write it in snake_case"):
+        with pytest.raises(ValueError, match="write snake_case"):
             LabelSection(classes={"fan": name})
 
 

@@ -199,7 +199,7 @@ def test_a_process_that_dies_anywhere_leaves_a_build_that_starts_again(small, tm
 def test_another_folder_is_never_replaced(small, tmp_path):
     (tmp_path / "m").mkdir()
     (tmp_path / "m" / "thesis.txt").write_text("x")
-    with pytest.raises(InputError, match="there is something here that is not a feature matrix"):
+    with pytest.raises(InputError, match="exists and is not a feature matrix"):
         make_matrix(small[0], tmp_path / "m")
     assert (tmp_path / "m" / "thesis.txt").exists()
 

@@ -207,7 +207,7 @@ def test_a_leader_that_was_asleep_writes_nothing_after_another_one_took_over():
     assert slept
     assert cluster.levels() == {}
     assert not report.active
-    assert report.notes == ["stopped: the lease ended while the node was read"]
+    assert report.notes == ["stopped: the lease expired while the node was read"]
 
 
 def test_a_lost_ledger_changes_no_decision():

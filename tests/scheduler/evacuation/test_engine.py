@@ -198,10 +198,10 @@ def test_a_slow_scheduler_leaves_less_urgent_nodes_to_the_next_round_which_begin
 
     cluster.scheduler.revalidate = slow
     report = cluster.round()
-    assert "1 nodes, n2 first, wait for the next round: reading takes too long" in report.errors
+    assert "1 nodes, n2 first, wait for the next round: reads are too slow" in report.errors
     assert cluster.evicted() == ["w1-uid"]
     report = cluster.later()
-    assert "1 nodes, n1 first, wait for the next round: reading takes too long" in report.errors
+    assert "1 nodes, n1 first, wait for the next round: reads are too slow" in report.errors
     assert cluster.evicted() == ["w1-uid", "w2-uid"]
 
 
@@ -370,7 +370,7 @@ def test_progress_that_is_damaged_is_begun_anew_and_everybody_is_asked_again():
     first = cluster.workloads.asked["w1-uid"]
     cluster.workloads.text = "nonsense"
     report = cluster.later(6)
-    assert "evacuations are restarted: how far nodes are emptied begins with 'nonsense'" in report.errors[0]
+    assert "evacuations are restarted: the progress of evacuations begins with 'nonsense'" in report.errors[0]
     assert cluster.evicted() == [], "no deadline is over"
     assert cluster.workloads.asked["w1-uid"].key != first.key
 

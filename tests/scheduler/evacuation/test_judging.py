@@ -174,5 +174,5 @@ def test_incidents_are_those_that_the_model_of_the_scores_was_trained_on(tmp_pat
 
 
 def test_a_dataset_that_cannot_be_read_reports_where(tmp_path):
-    with pytest.raises(SourceError, match="what happened cannot be read from"):
+    with pytest.raises(SourceError, match="cannot read events and inventory from"):
         DatasetHistory(tmp_path).read(T0)

@@ -83,7 +83,7 @@ def test_what_is_wrong_is_reported_and_never_stops_the_stopping(place: Path, wor
     world.fail("GET", "configmaps", 403, content={"message": "configmaps is forbidden"})
     assert "the switches cannot be read: 127.0.0.1" in act("--kill", code=1).stderr
     settings(place, context="other")
-    assert "no way to the Kubernetes API server" in act("--kill", code=1).stderr
+    assert "no connection to the Kubernetes API server" in act("--kill", code=1).stderr
 
 
 def break_everything(place: Path) -> None:

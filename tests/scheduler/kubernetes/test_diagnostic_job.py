@@ -115,7 +115,7 @@ def test_our_own_diagnostic_is_no_job_and_nothing_that_has_to_go(world: World, h
 def test_a_manifest_that_is_no_job_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "job.yaml"
     file.write_text("kind: Pod")
-    with pytest.raises(InputError, match="is no batch/v1 Job with containers"):
+    with pytest.raises(InputError, match="is not a batch/v1 Job with containers"):
         read_manifest(file)
     with pytest.raises(InputError, match="cannot be read"):
         read_manifest(tmp_path / "none.yaml")

@@ -199,7 +199,7 @@ def test_a_newer_foreign_or_damaged_file_is_refused(file, tmp_path):
     link.execute("CREATE TABLE theirs (x)")
     link.commit()
     link.close()
-    with pytest.raises(InputError, match="this file is no ledger"):
+    with pytest.raises(InputError, match="the file is not a ledger"):
         SqliteLedger(other)
 
     text = tmp_path / "text.db"

@@ -108,7 +108,7 @@ def test_what_is_missing_is_named(fake, tmp_path):
     settings(tmp_path, POLICY)
     assert "the settings have no section slurm (--settings)" in run(*GO, code=1).stderr
     settings(tmp_path, POLICY + SLURM.replace("shared", "gone"))
-    assert "there is no folder for the controllers' state here" in run(*GO, code=1).stderr
+    assert "the state folder of the controllers does not exist" in run(*GO, code=1).stderr
     settings(tmp_path, POLICY + "slurm: {folder: /x, hard_stat: fail}\n")
     assert "Did you mean 'hard_state'?" in run(*GO, code=1).stderr
     assert "goes with --scheduler file only" in run(*GO, "--cluster", "x", code=2).stderr
@@ -155,7 +155,7 @@ def test_a_cluster_whose_workloads_nobody_lists_is_not_emptied_and_reports_it(pl
     (place / "cluster.json").write_text(json.dumps({"format": 1, "nodes": nodes}))
     file = ("act", "--cluster", "cluster.json", "--settings", "act.yaml")
     failed = run(*file, "--scores", "scores", code=1)
-    assert "evacuation.enabled is true, and nothing tells what runs on the nodes (cluster.json)." in failed.stderr
+    assert "evacuation.enabled is true" in failed.stderr
     run(*file, "--release-all")
 
 

@@ -46,10 +46,10 @@ def another(shared: SharedFolder, time: Time) -> SharedFolder:
 
 
 def test_a_folder_that_is_not_there_or_writable_by_everybody_is_refused(tmp_path):
-    with pytest.raises(InputError, match=re.escape("there is no folder for the controllers' state here")):
+    with pytest.raises(InputError, match=re.escape("the state folder of the controllers does not exist")):
         SharedFolder(tmp_path / "not mounted", ManualClock(T0))
     tmp_path.chmod(0o777)
-    with pytest.raises(InputError, match="everybody may write into the folder"):
+    with pytest.raises(InputError, match="every user can write"):
         SharedFolder(tmp_path, ManualClock(T0))
     assert list(tmp_path.iterdir()) == []
 

@@ -146,7 +146,7 @@ def test_a_token_is_read_anew_for_each_request(token):
         port = opened(where, token)
         port.nodes()
         rest.token = "renewed"
-        with pytest.raises(SchedulerError, match="does not take our token"):
+        with pytest.raises(SchedulerError, match="rejects the token"):
             port.nodes()
         Path(token).write_text("renewed")
         assert len(port.nodes()) == 2

@@ -186,5 +186,5 @@ def test_a_state_folder_is_one_process_s(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="another predrain serve keeps its state here"):
         held_folder(tmp_path / "state")
     (tmp_path / "file").write_text("")
-    with pytest.raises(InputError, match="there is a file here"):
+    with pytest.raises(InputError, match="the path is a file"):
         held_folder(tmp_path / "file")

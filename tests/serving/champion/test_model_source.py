@@ -23,7 +23,7 @@ def test_a_bundle_that_anyone_may_write_scores_nothing(bundles: list[Path], tmp_
     place = tmp_path / "bundle"
     shutil.copytree(bundles[0], place)
     (place / "manifest.json").chmod(0o646)
-    with pytest.raises(InputError, match="others may write it"):
+    with pytest.raises(InputError, match="other users can write it"):
         ModelSource(str(place), registry="sqlite:///none.db", name="predrain").current()
 
 

@@ -92,7 +92,7 @@ def test_the_token_file_may_change_while_the_service_runs(tmp_path: Path, caplog
     assert tokens.grant(f"Bearer {ADMIN}") is not None
     path.unlink()
     assert tokens.grant(f"Bearer {ADMIN}") is not None
-    assert "the tokens of before hold" in caplog.text
+    assert "the previous tokens stay valid" in caplog.text
 
 
 @pytest.mark.parametrize("others", ["", "\n# nobody\n", "nonsense\n", "read no-digest\n"])
@@ -214,7 +214,7 @@ def test_more_requests_at_a_time_than_allowed_get_503_with_retry_after(folder: P
         client = service.client()
         wait(lambda: client.send("GET", "/v1/nodes")[0] == 503)
         status, problem, headers = client.send("GET", "/v1/nodes")
-        assert (status, problem["detail"], headers["Retry-After"]) == (503, "too many requests at a time", "2")
+        assert (status, problem["detail"], headers["Retry-After"]) == (503, "too many concurrent requests", "2")
         for path in ("/healthz", "/readyz", "/metrics"):
             assert client.send("GET", path)[0] == 200
         for held in sockets:

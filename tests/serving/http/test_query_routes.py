@@ -94,7 +94,7 @@ def test_a_wrong_query_is_refused_with_the_nearest_name(client: Client, query: s
 def test_a_page_of_older_scores_is_refused(client: Client) -> None:
     status, problem, _ = client.send("GET", "/v1/nodes?decision=20250101T000000Z")
     assert status == 409
-    assert problem["detail"] == "newer scores are served (20260101T060000Z): begin with the first page"
+    assert problem["detail"] == "newer scores are served (20260101T060000Z): restart at the first page"
 
 
 def test_a_node_is_returned_with_its_gpus_and_reasons(client: Client) -> None:

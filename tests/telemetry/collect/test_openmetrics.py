@@ -183,8 +183,8 @@ def test_files_that_cannot_be_used_are_refused(tmp_path: Path) -> None:
     assert "It holds acme: no channel (2 lines)" in refusal("a.om", b"acme 1 1772323200\nacme 1 1772323201\n")
     assert "a line cannot be read: line 1" in refusal("b.om", b"{{{ 1 2\n")
     whole = gzip.compress(dump().encode())
-    assert refusal("c.om.gz", whole[: len(whole) // 2]).startswith("the file is damaged or cut")
-    assert refusal("z.om.zst", b"no zstd at all").startswith("the file is damaged or cut")
+    assert refusal("c.om.gz", whole[: len(whole) // 2]).startswith("the file is damaged or truncated")
+    assert refusal("z.om.zst", b"no zstd at all").startswith("the file is damaged or truncated")
     assert "a line is longer than 1048576 bytes" in refusal("l.om", b"x" * 9_000_000)
     assert {path.suffix for path in (tmp_path / "live" / "state").iterdir()} <= {".lock"}
 

@@ -32,8 +32,8 @@ def test_a_place_is_read_and_written_alike(written, place):
 @pytest.mark.parametrize(
     ("written", "message"),
     [
-        *((f"s3://{rest}", "does not name a prefix in a bucket") for rest in ("", "a b/east", "fleets", "fleets/a//b")),
-        ("s3://fleets/../east", r"does not name a prefix in a bucket \(--dataset\)\. Write s3://BUCKET/PREFIX"),
+        *((f"s3://{rest}", "is not a prefix in a bucket") for rest in ("", "a b/east", "fleets", "fleets/a//b")),
+        ("s3://fleets/../east", r"is not a prefix in a bucket \(--dataset\)\. Write s3://BUCKET/PREFIX"),
         ("gs://fleets/east", "'gs://fleets/east' is neither a folder nor an address of S3-compatible"),
     ],
 )

@@ -98,7 +98,7 @@ def test_a_file_that_dataset_json_does_not_name_is_not_the_dataset_s(place, writ
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("events.parquet", r"not the one that dataset\.json names .*events\.parquet"),
+        ("events.parquet", r"does not match dataset\.json .*events\.parquet"),
         ("dataset.json", r"dataset\.json is damaged.*east/dataset\.json"),
     ],
 )

@@ -141,7 +141,7 @@ def test_what_is_no_dataset(tmp_path: Path):
         Dataset.open(tmp_path)
     (tmp_path / "d").mkdir()
     (tmp_path / "d" / "thesis.txt").write_text("my only copy")
-    with pytest.raises(InputError, match=r"something here that is not a dataset.*Choose another folder"):
+    with pytest.raises(InputError, match=r"exists and is not a dataset.*Choose another folder"):
         write(tmp_path / "d", [])
     assert (tmp_path / "d" / "thesis.txt").read_text() == "my only copy"
 

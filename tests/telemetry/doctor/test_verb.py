@@ -66,7 +66,7 @@ def test_a_dataset_that_only_landed_files_wait_for() -> None:
     Path("fleet.live").mkdir()
     code, _, err = run("fleet")
     assert code == 1
-    assert "there is no dataset yet, only what collectors wrote for it (fleet). Compact it first" in err
+    assert "there is no dataset yet, only staged files (fleet). Compact it first" in err
 
 
 def test_a_word_that_is_no_file_may_have_been_meant_for_one() -> None:

@@ -50,7 +50,7 @@ def test_a_value_that_does_not_match_has_no_parts_and_a_pattern_that_matches_not
 @pytest.mark.parametrize(
     ("parts", "texts"),
     [
-        ('{plce: "(?P<rack>.*)"}', r"parts of column 'plce', which is not there .*Did you mean 'place'"),
+        ('{plce: "(?P<rack>.*)"}', r"parts of column 'plce', which does not exist .*Did you mean 'place'"),
         ('{place: "(?P<node>.*)"}', r"takes 'node' out of 'place', and there is a column of that name"),
         ('{place: "(.*)"}', r"the pattern has no named group"),
         ('{place: "(?P<rack>"}', r"should be a valid regular expression"),

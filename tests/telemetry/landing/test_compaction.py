@@ -260,7 +260,7 @@ def test_another_step_is_refused(tmp_path: Path):
     land(tmp_path, raw())
     fold(tmp_path)
     land(tmp_path, raw(start=DAY + pd.Timedelta("1h")))
-    with pytest.raises(InputError, match="a step of 10m, what is brought in one of 5m"):
+    with pytest.raises(InputError, match="a step of 10m, the new data one of 5m"):
         fold(tmp_path, step="5m")
 
 

@@ -38,8 +38,8 @@ def test_what_lands_has_the_schema_of_its_kind(tmp_path: Path):
 @pytest.mark.parametrize(
     ("table", "message"),
     [
-        (pa.table({"timestamp": [WHEN], "node": ["n"], "x": [1]}), "cannot land with the columns .'x'"),
-        (pa.table({"timestamp": [WHEN], "gpu_temp_c": [1.0]}), "cannot land without the columns .'node'"),
+        (pa.table({"timestamp": [WHEN], "node": ["n"], "x": [1]}), "cannot be staged with the columns .'x'"),
+        (pa.table({"timestamp": [WHEN], "gpu_temp_c": [1.0]}), "cannot be staged without the columns .'node'"),
         (pa.table({"timestamp": [None], "node": ["n"], "gpu_temp_c": [1.0]}), "1 nulls in 'timestamp'"),
         (pa.table({"timestamp": [WHEN], "node": ["n"], "xid_last": [2**40]}), "column 'xid_last'"),
     ],
@@ -123,7 +123,7 @@ def test_the_landing_folder_is_a_sibling_of_what_a_link_points_to(tmp_path: Path
 
 
 def test_a_name_with_a_path_in_it_is_refused(tmp_path: Path):
-    with pytest.raises(ValueError, match="cannot name a landed file"):
+    with pytest.raises(ValueError, match="cannot name a staged file"):
         Landing(tmp_path, writer="test").stage("samples", samples(), name="../x")
     with pytest.raises(ValueError, match="cannot name a collector"):
         Landing(tmp_path, writer="a b")

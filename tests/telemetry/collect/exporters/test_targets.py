@@ -32,7 +32,7 @@ def test_what_is_no_address(text: str) -> None:
     with pytest.raises(InputError) as caught:
         parse_target(text, "targets.txt, line 3")
     assert str(caught.value) == (
-        f"{text!r} is no address of a page (targets.txt, line 3). Write host, host:port or http(s)://host:port/path."
+        f"{text!r} is not the address of a page (targets.txt, line 3). Write host, host:port or http(s)://host:port/path."
     )
 
 
@@ -90,7 +90,7 @@ def test_a_service_is_asked_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
         ([], "no target is given (--targets). Give a file, kubernetes:NAMESPACE/SERVICE, or host:port."),
         (
             ["kubernetes:dcgm"],
-            "'kubernetes:dcgm' names no service (--targets). Write kubernetes:NAMESPACE/SERVICE[:PORT].",
+            "'kubernetes:dcgm' is not a service (--targets). Write kubernetes:NAMESPACE/SERVICE[:PORT].",
         ),
         (
             ["missing.txt"],

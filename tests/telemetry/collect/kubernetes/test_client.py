@@ -204,7 +204,7 @@ def test_a_kubeconfig_gives_address_and_token(server: Server, tmp_path: Path) ->
     server.answers = [answer(200, {"a": 1})]
     assert connect(file).get("/x") == {"a": 1}
     assert server.tokens == ["Bearer secret"]
-    with pytest.raises(InputError, match=r"no way to the Kubernetes API server.*--kubeconfig and --context"):
+    with pytest.raises(InputError, match=r"no connection to the Kubernetes API server.*--kubeconfig and --context"):
         connect(file, "nothing")
 
 
@@ -213,7 +213,7 @@ def test_a_kubeconfig_that_cannot_be_used(tmp_path: Path, content: str | None) -
     file = tmp_path / "config"
     if content is not None:
         file.write_text(content)
-    with pytest.raises(InputError, match=r"no way to the Kubernetes API server.*config\)"):
+    with pytest.raises(InputError, match=r"no connection to the Kubernetes API server.*config\)"):
         connect(file)
 
 

@@ -172,7 +172,7 @@ def test_a_long_life_stays_small(world: World) -> None:
 @pytest.mark.parametrize(
     ("options", "status", "message"),
     [
-        (["--kubeconfig=nothing", "--once"], 1, "predrain: error: no way to the Kubernetes API server"),
+        (["--kubeconfig=nothing", "--once"], 1, "predrain: error: no connection to the Kubernetes API server"),
         (["--interval=0s"], 2, "--interval"),
     ],
 )

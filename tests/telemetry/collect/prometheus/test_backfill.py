@@ -144,16 +144,14 @@ def test_recording_rules_come_through_the_mapping(fake: FakePrometheus, fetch: F
     fake.add("job:gpu_power_mw:max", labels, [(START_MS + 1, 250_000.0)])
     with pytest.raises(InputError) as caught:
         fetch()
-    assert str(caught.value) == (
-        "none of the server's 1 metrics is known; there are job:gpu_power_mw:max (the server's metric names). Say "
-        "which metric is which channel in a --mapping file, such as `metrics: {my_gpu_temperature: gpu_temp_c}`."
-    )
+    assert "job:gpu_power_mw:max" in str(caught.value)
+    assert "--mapping" in str(caught.value)
     known = {"metrics": {"job:gpu_power_mw:max": "power_w"}, "scale": {"power_w": 0.001}}
     with pytest.raises(InputError) as caught:
         fetch(mapping=SourceMapping.model_validate(known))
     assert str(caught.value) == (
         "no series names a GPU and its node; the labels of job:gpu_power_mw:max are device_uuid, kubernetes_node "
-        "(the labels of the server's series). Say which label is which in a --mapping file, such as "
+        "(the labels of the server's series). Map labels in a --mapping file, such as "
         "`labels: {gpu: [device_uuid], node: [kubernetes_node]}`."
     )
     named = {**known, "labels": {"gpu": ["device_uuid"], "node": ["kubernetes_node"]}}
@@ -170,7 +168,7 @@ def test_matchers_narrow_everything_that_is_asked(fake: FakePrometheus, fetch: F
     assert values_of(landed(tmp_path), "gpu_temp_c") == {(gpu_labels(9)["UUID"], START_MS + 5): 1.0}
     with pytest.raises(InputError, match="'job=1' is not a list of matchers"):
         fetch(match="job=1")
-    with pytest.raises(InputError, match=r"the server has no metrics in this time \(--match \{job=\"none\"\}\)"):
+    with pytest.raises(InputError, match=r"the server has no metrics in this period \(--match \{job=\"none\"\}\)"):
         fetch(match='{job="none"}')
 
 

@@ -350,8 +350,8 @@ def test_a_push_of_a_table_lands_once_by_its_name(tmp_path: Path) -> None:
         ("?kind=samples", b"garbage", 400, "no Arrow IPC stream"),
         ("?kind=samples", arrow(sample_table())[:-150], 400, "no Arrow IPC stream"),
         ("", arrow(sample_table()), 422, "kind is None: use one of"),
-        ("?kind=samples&name=../x", arrow(sample_table()), 422, "cannot name a landed file"),
-        ("?kind=events", arrow(sample_table()), 422, "events cannot land with the columns"),
+        ("?kind=samples&name=../x", arrow(sample_table()), 422, "cannot name a staged file"),
+        ("?kind=events", arrow(sample_table()), 422, "events cannot be staged with the columns"),
         ("?kind=samples", arrow(sample_table(500)), 413, "more than 400 rows"),
         ("?kind=samples", arrow(sample_table(), "zstd"), 400, "send it without compression"),
         (

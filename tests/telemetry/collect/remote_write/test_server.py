@@ -41,7 +41,7 @@ TOKEN = "0123456789abcdef0123"
 def test_addresses(text: str, pair: tuple[str, int]) -> None:
     assert parse_listen(text) == pair
     for wrong in ("9201", ":9201", "host:", "host:x", "host:70000"):
-        with pytest.raises(InputError, match=r"is no address to listen on \(--listen\). Write HOST:PORT"):
+        with pytest.raises(InputError, match=r"is not a listen address \(--listen\). Write HOST:PORT"):
             parse_listen(wrong)
 
 
@@ -79,11 +79,11 @@ def test_a_token_file_that_others_may_read_or_replace_is_refused_and_another_sta
     assert len(written) == 65
     assert own_token_file(file).read_text() == written
     file.chmod(0o640)
-    with pytest.raises(InputError, match="others may read or replace"):
+    with pytest.raises(InputError, match="other users can read or replace"):
         own_token_file(file)
     link = tmp_path / "link"
     link.symlink_to(file)
-    with pytest.raises(InputError, match="others may read or replace"):
+    with pytest.raises(InputError, match="other users can read or replace"):
         own_token_file(link)
 
 

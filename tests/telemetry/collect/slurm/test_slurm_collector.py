@@ -120,7 +120,7 @@ def test_without_accounting_jobs_come_from_the_controller(watched: Watched, capl
     watched.slurm.accounting = False
     watched.look(2)
     assert [row["job"] for row in landed(watched.where, "jobs")] == ["5"]
-    assert caplog.text.count("Slurm keeps no accounting") == 1
+    assert caplog.text.count("Slurm has no accounting") == 1
 
 
 def test_a_controller_that_is_down_is_tried_again_and_logged_once(watched: Watched, caplog: pytest.LogCaptureFixture):

@@ -199,5 +199,5 @@ def test_tokens_are_kept_and_what_an_uninstall_set_is_told(server: KubernetesSer
     again = rendered(server, "elsewhere")
     assert objects(again)["Secret", "elsewhere", "predrain-tokens"] == secret
     notes = [next(text for name, text in made.items() if name.endswith("NOTES.txt")) for made in (first, again)]
-    assert ["release-all IS SET" in text for text in notes] == [False, True]
-    assert "kill IS SET" not in notes[1]
+    assert ["release-all is set" in text for text in notes] == [False, True]
+    assert "kill is set" not in notes[1]

@@ -84,7 +84,7 @@ def test_later_files_override_key_by_key(tmp_path: Path) -> None:
         ),
         (
             "models: {parallel: {members: [lightgbm, lightgbm, logistic]}}",
-            r"names lightgbm twice.*parameter models\.parallel\.members",
+            r"lightgbm twice.*parameter models\.parallel\.members",
         ),
     ],
 )

@@ -25,7 +25,7 @@ ZERO = timedelta(0)
         (BreakerConfig, {"history": 2}, r"min_history is 4: give at most history \(2\)"),
         (BreakerConfig, {"quiet": ZERO}, "quiet"),
         (BreakerConfig, {"settle": -HOUR}, "settle"),
-        (DisruptionBudget, {"scope": "group"}, "the disruption budget of scope group limits nothing: give max_.*"),
+        (DisruptionBudget, {"scope": "group"}, "the disruption budget of scope group has no limit: give max_.*"),
         (
             DisruptionBudget,
             {"scope": "rack", "max_unavailable_share": float("nan")},

@@ -176,7 +176,7 @@ ROW = {NAMES[0]: 60.0}
             "/invocations",
             {"dataframe_split": {"columns": [NAMES[0]] * 2, "data": [[1, 2]]}},
             422,
-            f"column '{NAMES[0]}' comes twice",
+            f"column '{NAMES[0]}' is duplicated",
         ),
         ("/invocations", {"dataframe_split": [1]}, 422, "dataframe_split is no object with columns and data"),
         ("/invocations", {"inputs": [[1.0]]}, 422, "inputs is no list of objects, each of feature names and numbers"),

@@ -101,7 +101,7 @@ def assess_fleet(
         predictable = assessed.answer in ("yes", "weakly")
         content |= _value(
             dataset, matrix, params, out / _REPLAY, assumed, truth, sizes=predictable,
-            allowed=_ALLOWED.get(judged.answer, ()), begin=begin,
+            allowed=_ALLOWED.get(assessed.answer, ()), begin=begin,
         )  # fmt: skip
     content = _UNPLAYED | content
     content["settings"] = settings_of(content["recommended"], content["replayed"]["thresholds"])
@@ -123,7 +123,7 @@ def write_value(backtest: Path, place: Place, matrix: FeatureMatrix, params: Par
     if math.isfinite(assessed.chance):
         content |= _value(
             Dataset.open(place), matrix, with_step(params, matrix.config.step, str(place)), backtest,
-            Assumptions(), None, sizes=False, allowed=_ALLOWED.get(judged.answer, ()), begin=begin,
+            Assumptions(), None, sizes=False, allowed=_ALLOWED.get(assessed.answer, ()), begin=begin,
         )  # fmt: skip
     _written(content, backtest / VALUE)
 
@@ -358,9 +358,9 @@ class _Acting:
                 policy = self.fleet.stage(settings, "hard")
                 acting = Controlled(self.fleet, read, self.events, loads[0], policy, self.reach, diagnostic)
                 acts = acting.marks()
-            held = acts.refused if name == "drains" else held
+            refused = acts.refused if name == "drains" else refused
             outcomes[name] = count_outcome(self.fleet, loads, acts, costs, reach=self.reach)
-        nobody = next(iter(outcomes.values()))
+        no_action = next(iter(outcomes.values()))
         rows = ladder.rows(allowed)
         top: Rung = "swap" if "swap" in rows["recommended"] else "drain"
         return rows | {

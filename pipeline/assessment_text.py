@@ -75,7 +75,7 @@ def verdict_lines(content: dict[str, Any]) -> list[str]:
 
 def write_page(content: dict[str, Any], out: Path, dataset: str, params: Sequence[Path]) -> Path:
     """Write ``OUT/index.html``; arguments as :func:`verdict_text` takes them."""
-    held, _ = data(content["data"])
+    contents, _ = data(content["data"])
     rungs, picture = ladder(content), net_by_job_size(content)
     page = render(
         "assessment.html.j2",

@@ -144,7 +144,7 @@ def assess(
             loaded,
             out,
             assumed=assumed,
-            truth=beside if beside is not None and beside.is_dir() else None,
+            truth=truth_folder if truth_folder is not None and truth_folder.is_dir() else None,
             begin=stages.begin,
             scheduler=(scheduler or SchedulerKind.KUBERNETES).value,
         )

@@ -33,12 +33,21 @@ UNPACKERS: Final[Mapping[str, Callable[[BinaryIO], Any]]] = {
 def open_packed(path: Path) -> Iterator[tuple[io.BufferedReader, io.BufferedReader]]:
     """Open a file; give the file itself, and its unpacked content, which is read forwards."""
     with path.open("rb") as raw:
-        unpack = UNPACKERS.get(path.suffix)
+        unpack = UNPACKERS.get(path.suffix.lower())
         if unpack is None:
             yield raw, raw
         else:
             with io.BufferedReader(unpack(raw)) as content:
                 yield raw, content
+
+
+def open_for_arrow(path: Path) -> pa.NativeFile:
+    """Open the unpacked content of a file for Arrow, which knows neither xz nor suffixes in upper case."""
+    suffix = path.suffix.lower()
+    if suffix == ".xz":
+        return pa.PythonFile(lzma.open(path), mode="r")
+    known = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd", ".lz4": "lz4"}
+    return pa.input_stream(path, compression=known.get(suffix))
 
 
 @contextmanager

@@ -27,6 +27,7 @@ import pyarrow.csv as pa_csv
 from foundation.errors import InputError
 from telemetry.importing.columns import COLUMN_NAMES
 from telemetry.importing.quarantine import Quarantine
+from telemetry.packing import open_for_arrow
 
 BATCH_ROWS: Final = 1 << 17
 MAX_COLUMNS: Final = 20_000
@@ -91,7 +92,7 @@ def read_header(path: Path) -> CsvHeader:
 
     Raises ``InputError`` if the file is empty or has no header, or its header is longer than any header is.
     """
-    with pa.input_stream(path) as stream:
+    with open_for_arrow(path) as stream:
         content = stream.read(_MAX_HEADER_BYTES)
     text = codecs.getincrementaldecoder("utf-8-sig")().decode(content)  # may end within a character
     lines = text.splitlines()
@@ -136,7 +137,7 @@ def read_csv(path: Path, header: CsvHeader, table: str, quarantine: Quarantine) 
     released = threading.Event()
     weakref.finalize(skip, released.set)
     reader = pa_csv.open_csv(
-        path,
+        open_for_arrow(path),
         read_options=pa_csv.ReadOptions(use_threads=False, block_size=_BLOCK_BYTES, skip_rows=header.skipped_lines),
         parse_options=pa_csv.ParseOptions(
             delimiter=header.separator, newlines_in_values=True, invalid_row_handler=skip
@@ -307,7 +308,7 @@ def _records(path: Path) -> Iterator[tuple[int, dict[str, str | None] | _Malform
 
 
 def _values(path: Path) -> Iterator[tuple[int, Any]]:
-    with io.TextIOWrapper(pa.input_stream(path), encoding="utf-8-sig") as stream:
+    with io.TextIOWrapper(open_for_arrow(path), encoding="utf-8-sig") as stream:
         head = stream.read(_CHUNK)
         start = head.lstrip()
         line, _, rest = start.partition("\n")

@@ -1,8 +1,15 @@
 """Reading a CSV in batches."""
 
+import bz2
 import gc
+import gzip
+import lzma
+from collections.abc import Callable
 from pathlib import Path
 from types import FunctionType
+
+import pyarrow as pa
+import pytest
 
 from telemetry.importing.files.text_files import read_csv, read_header
 from telemetry.importing.quarantine import Quarantine
@@ -31,3 +38,23 @@ def test_a_reader_that_is_left_early_leaves_no_callback_to_a_thread(tmp_path: Pa
             assert _handlers() == 0
     finally:
         gc.unfreeze()
+
+
+@pytest.mark.parametrize(
+    ("suffix", "pack"),
+    [
+        ("csv", bytes),
+        ("csv.gz", gzip.compress),
+        ("CSV.GZ", gzip.compress),
+        ("csv.xz", lzma.compress),
+        ("csv.bz2", bz2.compress),
+        ("csv.zst", lambda content: pa.compress(content, "zstd", asbytes=True)),
+    ],
+)
+def test_a_packed_table_has_the_rows_of_the_plain_one(
+    tmp_path: Path, suffix: str, pack: Callable[[bytes], bytes]
+) -> None:
+    path = tmp_path / f"samples.{suffix}"
+    path.write_bytes(pack(b"node,value\nn1,1\nn2,2\n"))
+    (rows,) = read_csv(path, read_header(path), "samples", Quarantine())
+    assert rows.table.to_pydict() == {"node": ["n1", "n2"], "value": ["1", "2"]}

@@ -46,7 +46,8 @@ class TrainingSection(Section):
 
     window: Duration | Literal["auto", "expanding"] = "auto"
     """Training window (the paper's L_train); ``auto`` chooses at each refit, on a purged tail, among all there is
-    and those of ``candidate_windows`` with enough incidents; ``expanding`` takes it all, in whole days."""
+    and those of ``candidate_windows`` with enough incidents, and takes it all where features are histories and static
+    ones alone; ``expanding`` takes it all, in whole days."""
 
     candidate_windows: tuple[PositiveDuration, ...] = Field(
         tuple(timedelta(days=days) for days in (7, 14, 28, 56, 90)), min_length=1
@@ -57,7 +58,8 @@ class TrainingSection(Section):
     """Time between two refits of the sliding training."""
 
     negative_ratio: int = Field(default=200, ge=1)
-    """Negatives kept for each positive in a training set; scores are corrected back (prior odds)."""
+    """Negatives kept for each positive in a training set; scores are corrected back (prior odds). Where features are
+    histories and static ones alone, 50,000 negatives are enough, or five for each positive."""
 
     augmentation: int = Field(default=4, ge=0)
     """Extra training windows for each incident at times off the decision grid, all within the horizon; 0: none."""

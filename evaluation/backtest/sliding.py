@@ -209,10 +209,8 @@ class Backtest:
 
     def _nothing_new(self, source: int, refit_ms: int) -> str | None:
         """Say why a refit would repeat an earlier one; None: it would not."""
-        before = self.schedule.refits_ms[source]
-        if not self._trainer.nothing_new(before, refit_ms):
-            return None
-        return f"refit at {format_instant(refit_ms)}: no telemetry and no incident since {format_instant(before)}"
+        why = self._trainer.nothing_new(self.schedule.refits_ms[source], refit_ms)
+        return None if why is None else f"refit at {format_instant(refit_ms)}: {why}"
 
     def refit(self, refit: Refit) -> Fold:
         """Fit and score a fold; several threads may do so at the same time."""
@@ -254,7 +252,9 @@ class Backtest:
         return {
             "horizons": used.horizons[self._profile].to_json() if used.horizons else None,
             "reasons": explain_rows(used, self.matrix, self._profile, alerted, among=tested, values=read),
-            "attributions": attribute(used, self.matrix, self._profile, alerted, tested) if self._explain else None,
+            "attributions": attribute(used, self.matrix, self._profile, alerted, tested, read)
+            if self._explain
+            else None,
         }
 
     def _scores(self, fold: int, models: FittedModels) -> dict[str, Any]:

@@ -45,6 +45,9 @@ _SKLEARN_TYPES = (RandomForestClassifier, PreparedClassifier)
 # NumPy parses an array's header as Python, and CPython before 3.11.5 fails where two threads parse (gh-106905).
 _ONE_AT_A_TIME = threading.Lock()
 
+_HASHING = threading.Lock()
+"""Rows are hashed for the first of the learners that share them; the others wait for its digest."""
+
 # The zip format cannot hold an earlier date; a fixed one keeps a file's bytes those of its content.
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 
@@ -208,11 +211,12 @@ class FitStore:
 
     def __call__(self, fit: Fit, do: Callable[[], Any]) -> Any:
         """Give a fit's learner, or fit it and keep it; a disk without room for it does not stop the fit."""
-        path = self._folder / _key_of(fit)
+        with _HASHING:
+            path = self._folder / _key_of(fit)
         columns = fit.learner.columns if isinstance(fit.learner, ColumnSubset) else None
         try:
             with _ONE_AT_A_TIME:
-                read = read_learner(fit.name, path.read_bytes(), str(path), len(columns or range(fit.X.shape[1])))
+                read = read_learner(fit.name, path.read_bytes(), str(path), len(columns or range(fit.rows.X.shape[1])))
             os.utime(path)
             return read if columns is None else ColumnSubset.around(read, columns)
         except (OSError, InputError):
@@ -235,8 +239,5 @@ class FitStore:
 
 def _key_of(fit: Fit) -> str:
     settings = {name: repr(value) for name, value in fit.learner.get_params(deep=True).items()}
-    digest = hashlib.blake2b(json.dumps([fit.name, fit.X.shape, settings], sort_keys=True).encode(), digest_size=16)
-    for array in (fit.X, fit.y) if fit.weight is None else (fit.X, fit.y, fit.weight):
-        digest.update(str(array.dtype).encode())
-        digest.update(np.ascontiguousarray(array).data)
-    return digest.hexdigest()
+    content = json.dumps([fit.name, fit.rows.digest, settings], sort_keys=True)
+    return hashlib.blake2b(content.encode(), digest_size=16).hexdigest()

@@ -11,7 +11,7 @@ import numpy as np
 from scipy.special import expit
 from sklearn.base import clone
 
-from models.learners.factory import Fit, Kept, fit_all
+from models.learners.factory import Fit, FitRows, Kept, fit_all
 from models.rows.ranking import Bools, Floats, Ints
 from models.rows.row_reader import log_odds
 
@@ -107,16 +107,20 @@ def fit_cascade(
     ``kept``: where learners fitted before are found.
     Raises ``InputError`` if a stage's library refuses its settings.
     """
+
+    def rows_of(at: Ints) -> FitRows:
+        return FitRows(X[at], y[at], weight[at])
+
     held = np.zeros((0, X.shape[1])) if held is None else held
     rows = np.arange(len(y))
     done: list[tuple[str, Any]] = []
     own_thresholds: list[float] = []
     for name, stage in stages[:-1]:
         folds = list(splits(y[rows], times=times[rows], purge_ms=purge_ms))
-        fits = [Fit(name, clone(stage), X[rows[at]], y[rows[at]], weight[rows[at]]) for at, _ in folds]
+        fits = [Fit(name, clone(stage), rows_of(rows[at])) for at, _ in folds]
         first = fitted_first if not done else None
         if first is None:
-            fits.append(Fit(name, clone(stage), X[rows], y[rows], weight[rows]))
+            fits.append(Fit(name, clone(stage), rows_of(rows)))
         models = fit_all(fits, kept=kept)
         fitted = models.pop() if first is None else first
         oof = np.full(len(rows), np.nan)
@@ -133,7 +137,7 @@ def fit_cascade(
         done.append((name, fitted))
         rows = rows[survived]
     name, last = stages[-1]
-    done.append((name, fit_all([Fit(name, clone(last), X[rows], y[rows], weight[rows])], kept=kept)[0]))
+    done.append((name, fit_all([Fit(name, clone(last), rows_of(rows))], kept=kept)[0]))
     ordered_by = done if order_by == "mean" else done[-1:]
     final = np.sum([log_odds(stage, X[rows]) for _, stage in ordered_by], axis=0) / len(ordered_by)
     return Cascade(done, own_thresholds, min(float(np.quantile(final, 0.01, method="lower")), 0.0), order_by)

@@ -118,10 +118,13 @@ SAMPLED_ROWS: Final = 256
 COLUMNS: Final = ("fold", "model", "feature", "group", "channel", "share", "rows")
 
 
-def attribute(fitted: FittedModels, matrix: Matrix, model: str, alerted: Ints, tested: Ints) -> dict[str, Any]:
+def attribute(
+    fitted: FittedModels, matrix: Matrix, model: str, alerted: Ints, tested: Ints, values: RowReader | None = None
+) -> dict[str, Any]:
     """Take the mean absolute contribution of each feature over a sample of a fold's rows.
 
     ``model``: one of ``fitted.models``.
+    ``values``: as for :func:`explain_rows`.
     Returns: ``shares`` (list of float, one a feature, adding up to 1; empty if nothing moved a score) and ``rows``;
     JSON-able.
     """
@@ -130,7 +133,7 @@ def attribute(fitted: FittedModels, matrix: Matrix, model: str, alerted: Ints, t
     rows = np.unique(np.concatenate([alerted, spread]))
     if rows.size == 0:
         return {"shares": [], "rows": 0}
-    sizes = np.abs(explained_by(fitted, model, matrix.values(rows))[0]).mean(axis=0)
+    sizes = np.abs(explained_by(fitted, model, (values or matrix.values)(rows))[0]).mean(axis=0)
     total = float(sizes.sum())
     return {"shares": [float(size / total) for size in sizes] if total > 0 else [], "rows": int(rows.size)}
 

@@ -9,9 +9,11 @@ on simulated fleets fewer leaves, fewer features a tree and larger penalties eac
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import joblib
@@ -219,15 +221,31 @@ class LoadedLightGBM:
         return np.column_stack([1 - positive, positive])
 
 
-@dataclass(frozen=True, slots=True)
-class Fit:
-    """A learner to fit: its name among :data:`models.config.ALL_LEARNERS`, unfitted, and its rows, of both classes."""
+@dataclass(frozen=True)
+class FitRows:
+    """Rows of both classes to fit on: features, labels and weights, shared by all learners that are fitted on them."""
 
-    name: str
-    learner: Any
     X: np.ndarray
     y: np.ndarray
     weight: np.ndarray | None = None
+
+    @cached_property
+    def digest(self) -> str:
+        """Hash of the content, computed once."""
+        arrays = [self.X, self.y] if self.weight is None else [self.X, self.y, self.weight]
+        digest = hashlib.blake2b(repr([(array.shape, str(array.dtype)) for array in arrays]).encode(), digest_size=16)
+        for array in arrays:
+            digest.update(np.ascontiguousarray(array).data)
+        return digest.hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """A learner to fit: its name among :data:`models.config.ALL_LEARNERS`, unfitted, and its rows."""
+
+    name: str
+    learner: Any
+    rows: FitRows
 
 
 Kept = Callable[[Fit, Callable[[], Any]], Any]
@@ -244,7 +262,7 @@ def fit_all(fits: Sequence[Fit], fitted: Callable[[str], None] | None = None, ke
 
     def fit(one: Fit) -> Any:
         try:
-            return one.learner.fit(one.X, one.y, sample_weight=one.weight)
+            return one.learner.fit(one.rows.X, one.rows.y, sample_weight=one.rows.weight)
         except (lightgbm.basic.LightGBMError, TypeError, ValueError) as error:  # XGBoost's is a ValueError
             line = _PLACE.sub("", next(iter(str(error).strip().splitlines()), type(error).__name__)).rstrip(" .")
             raise InputError(
@@ -273,7 +291,8 @@ def fit_learners(
     kept: Kept | None = None,
 ) -> dict[str, Any]:
     """Fit several learners on the same rows; see :func:`fit_all`."""
-    fits = [Fit(name, learner, X, y, sample_weight) for name, learner in learners.items()]
+    rows = FitRows(X, y, sample_weight)
+    fits = [Fit(name, learner, rows) for name, learner in learners.items()]
     return dict(zip(learners, fit_all(fits, fitted, kept), strict=True))
 
 

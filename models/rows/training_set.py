@@ -20,6 +20,10 @@ from features.times import NEVER, coded, milliseconds
 from features.vocabulary import FeatureColumn
 from models.rows.ranking import Bools, Floats, Hashes, Ints, mix, name_hashes, position_in_group, seed_of
 
+MAX_NEGATIVES = 50_000
+MIN_RATIO = 5
+"""Negatives of a training set without telemetry: at most so many, but so many for each positive."""
+
 
 class Matrix(Protocol):
     """What the models room asks of a feature matrix; :class:`features.matrix.matrix.FeatureMatrix` has it."""
@@ -188,6 +192,7 @@ def choose_rows(
     negative_ratio: int,
     seed: int,
     max_rows: int | None = None,
+    events_only: bool = False,
 ) -> TrainingSet:
     """Choose all positives and ``negative_ratio`` negatives for each.
 
@@ -200,6 +205,8 @@ def choose_rows(
     ``seed``: seed of the draw, which depends on a row's unit and time and on nothing else: not on the order of rows.
     ``max_rows``: rows that there is room for. Where as many negatives as asked for would take more, as many are drawn
     for each positive as fit, at least one: positives are never left out.
+    ``events_only``: no feature comes from telemetry. Negatives then repeat one another, and :data:`MAX_NEGATIVES` are
+    enough, or :data:`MIN_RATIO` for each positive.
     Returns: possibly of one class only: see :attr:`TrainingSet.usable`.
     """
     known = known_rows(rows, labels, start_ms=start_ms, complete_by_ms=complete_by_ms, as_of_ms=as_of_ms)
@@ -208,6 +215,8 @@ def choose_rows(
     priority = mix(mix(rows.tie, rows.time), seed_of(seed, "negatives"))
 
     ratio, thinned_to = negative_ratio, None
+    if events_only:
+        ratio = min(ratio, max(MAX_NEGATIVES // max(int(positive.sum()), 1), MIN_RATIO))
     while True:
         on_rows, on_weight = _on_grid(rows, positive & ~rows.augmented, negative & ~rows.augmented, ratio, priority)
         off_rows, off_weight, matched = _off_grid(

@@ -64,6 +64,9 @@ AT_ONCE = min(os.cpu_count() or 1, 4)
 STAND_IN = "history_count"
 """The baseline that scores for every model while nothing could be fitted yet and there is no prior."""
 
+NEW_INCIDENTS, MAX_SKIPPED = 10, 3
+"""New incidents that are worth another fit of events alone, and refits in a row that may be left out without."""
+
 _LOOKED_AT = 2000
 """Rows in which a refit looks for telemetry: if one in a hundred has any, it misses them once in 500 million times."""
 
@@ -90,6 +93,7 @@ class _Split:
 class Trainer:
     """Fits all models of a matrix at any refit, several at a time where threads ask for them.
 
+    ``events_only``: whether features are histories and static ones alone, as without telemetry.
     ``k``: alert budget a decision time.
     ``names``: models to fit; default: all that ``models`` asks for.
     ``progress``: called with the fits of a refit done so far, all of them, and what was fitted, from any thread.
@@ -111,6 +115,7 @@ class Trainer:
         self._progress = progress
         self._kept = kept
         self.matrix = matrix
+        self.events_only = {column.group for column in matrix.columns} <= {"history", "static"}
         self.training = training
         self.models = models
         prior = None if training.prior is None else load_prior(training.prior)
@@ -139,10 +144,16 @@ class Trainer:
             return self._labels[refit_ms]
 
     def choose_span(self, refit_ms: int, labels: Labels, current: timedelta | None) -> timedelta | None:
-        """Choose the span at a refit; None if none fits."""
+        """Choose the span at a refit; None if none fits.
+
+        Without telemetry ``auto`` is the whole history: what changes with time is in the history features already, and
+        the few incidents of a tail cannot tell the candidates apart.
+        """
         spans = usable_spans(self.training, refit_ms=refit_ms, first_ms=self.first_ms, reach_ms=self.reach_ms)
         if not spans:
             return None
+        if self.events_only and self.training.window == "auto":
+            return max(spans)
         return choose_span(
             tabular_values(self.matrix, self.values),
             self.rows,
@@ -172,19 +183,27 @@ class Trainer:
             return f"{where}: no incident gives it a positive row (0 positives; negatives are drawn at their times)"
         return f"{where}: {chosen.n_positive} positives and {chosen.n_negative} negatives"
 
-    def nothing_new(self, since_ms: int, refit_ms: int) -> bool:
-        """Whether no incident became known between two refits, and no row that became complete has telemetry.
+    def nothing_new(self, since_ms: int, refit_ms: int) -> str | None:
+        """Say why a refit would repeat the one at ``since_ms``; None: it would not.
 
-        Of many rows :data:`_LOOKED_AT` are read. Without columns of telemetry, each row is new.
+        With telemetry: no incident became known since, and no row that became complete has telemetry. Of many rows
+        :data:`_LOOKED_AT` are read. From events only: fewer than :data:`NEW_INCIDENTS` became known, and fewer than a
+        tenth of those before; the level of risks is set again after :data:`MAX_SKIPPED` refits all the same.
         """
-        telemetry = [at for at, column in enumerate(self.matrix.columns) if column.group == "telemetry"]
         known = milliseconds(self.matrix.incidents(instant_of(refit_ms))["known_at"], "known_at")
-        if not telemetry or ((known > since_ms) & (known <= refit_ms)).any():
-            return False
+        earlier, new = int((known <= since_ms).sum()), int(((known > since_ms) & (known <= refit_ms)).sum())
+        since = f"since {format_instant(since_ms)}"
+        if self.events_only:
+            due = refit_ms - since_ms > MAX_SKIPPED * duration_ms(self.training.refit_every)
+            few = new < min(NEW_INCIDENTS, earlier / 10)
+            return f"{new} new incidents {since}, too few for another fit" if few and not due else None
+        telemetry = [at for at, column in enumerate(self.matrix.columns) if column.group == "telemetry"]
+        if new or not telemetry:
+            return None
         complete = self.rows.time + self.reach_ms
         rows = np.flatnonzero(~self.rows.augmented & (complete > since_ms) & (complete <= refit_ms))
         rows = np.sort(rows[np.argsort(mix(self.rows.tie[rows], self.rows.time[rows]))][:_LOOKED_AT])
-        return bool(np.isnan(self.values(rows)[:, telemetry]).all())
+        return f"no telemetry and no incident {since}" if np.isnan(self.values(rows)[:, telemetry]).all() else None
 
     def fit(self, refit_ms: int, labels: Labels, span: timedelta) -> FittedModels:
         """Fit all models on the span that ends gap + horizon before a refit.
@@ -264,6 +283,7 @@ class Trainer:
             negative_ratio=self.training.negative_ratio,
             seed=self.seed,
             max_rows=self.max_rows,
+            events_only=self.events_only,
         )
 
     def _split(self, refit_ms: int, labels: Labels, span: timedelta) -> _Split:

@@ -15,6 +15,7 @@ from sklearn.linear_model import LogisticRegression
 from evaluation.backtest.frames import Fold
 from evaluation.backtest.run import FoldStore, run_backtest
 from evaluation.backtest.sliding import Backtest, BacktestSetup, DriftWatch
+from features.vocabulary import FeatureColumn
 from foundation.errors import InputError
 from models.config import (
     BacktestSection,
@@ -292,6 +293,24 @@ def test_a_refit_without_telemetry_or_incident_since_the_last_is_not_fitted_agai
     assert "no telemetry and no incident since" in str(again[0].unfit)
     for empty, quiet in ((True, False), (False, True)):
         assert not [refit for refit in plan(empty, quiet)[0] if "no telemetry" in str(refit.unfit)]
+
+
+def test_from_events_alone_refits_take_the_whole_history_and_wait_for_new_incidents():
+    matrix = FakeMatrix(units=8, days=120, incidents=150, augmentation=0, seed=1)
+    quiet = matrix.events["start"] > START + timedelta(days=80)
+    matrix.events = matrix.events[~quiet].reset_index(drop=True)
+    matrix.columns = [FeatureColumn.of("history", f"f{i}", "recency", scope="node") for i in range(6)]
+    replay = Backtest(matrix, BacktestSetup(TrainingSection(refit_every="5d"), QUICK, AUTO, 7))
+    at = [instant_of(refit_ms) for refit_ms in replay.schedule.refits_ms]
+    refits = list(replay.plan({}))
+    for refit in refits:
+        assert refit.chosen == timedelta(days=(at[refit.source] - GAP - HORIZON - START) // timedelta(days=1))
+        known = matrix.events["known_at"]
+        new = int(((known > at[refit.source]) & (known <= at[refit.fold])).sum())
+        assert refit.fold == refit.source or (new < 10 and refit.fold - refit.source <= 3)
+    skipped = [refit.fold - refit.source for refit in refits]
+    assert max(skipped) == 3  # the quiet end is fitted again now and then: the level of risks falls
+    assert "new incidents since" in str(refits[skipped.index(3)].unfit)
 
 
 def test_a_fold_without_positives_falls_back_and_is_listed():

@@ -24,7 +24,7 @@ from models.bundle import serialization
 from models.bundle.manifest import sealed
 from models.bundle.serialization import FitStore, read_learner, write_learner
 from models.bundle.store import load_bundle, save_bundle
-from models.learners.factory import Fit, make_learner
+from models.learners.factory import Fit, FitRows, make_learner
 from tests.models.small_models import COLUMNS, fitted_models, score
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -248,8 +248,8 @@ def test_threads_that_keep_learners_write_one_at_a_time(tmp_path, monkeypatch):
         writing.remove(name)
 
     monkeypatch.setattr(serialization, "write_learner", write)
-    X, y = np.zeros((4, 2)), np.array([0, 1, 0, 1])
-    fits = [Fit("random_forest", make_learner("random_forest", seed=seed), X, y) for seed in range(6)]
+    rows = FitRows(np.zeros((4, 2)), np.array([0, 1, 0, 1]))
+    fits = [Fit("random_forest", make_learner("random_forest", seed=seed), rows) for seed in range(6)]
     with ThreadPoolExecutor(3) as threads:
         assert list(threads.map(lambda fit: FitStore(tmp_path)(fit, object), fits))
     assert most == [1] * 6

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from scipy.special import expit
 from sklearn.metrics import roc_auc_score
 
-from features.times import instant_ms
+from features.times import NEVER, instant_ms
 from models.config import ALL_LEARNERS, SEQUENCE
 from models.learners.factory import fit_learners, make_learner
 from models.rows.row_reader import log_odds
@@ -75,6 +75,19 @@ def test_negatives_make_room_for_positives_and_weigh_what_they_did(matrix, max_r
     drawn = np.log(picked.n_positive / picked.weight[picked.label == 0].sum())
     before = np.log(all_of_them.n_positive / all_of_them.weight[all_of_them.label == 0].sum())
     assert drawn + picked.prior_shift == pytest.approx(before + all_of_them.prior_shift)
+
+
+@pytest.mark.parametrize(("positives", "ratio"), [(100, 200), (2_000, 25), (30_000, 5)])
+def test_from_events_alone_many_positives_get_fewer_negatives_each(positives, ratio):
+    count = 250_000
+    same = np.zeros(count, dtype=np.int64)
+    rows = TrainingRows(same, same != 0, same - NEVER, np.arange(count, dtype=np.uint64), np.arange(count))
+    labels = Labels((np.arange(count) < positives).astype(np.int8), same + 1, same - 1)
+    limits = {"start_ms": 0, "complete_by_ms": 1, "as_of_ms": 1, "negative_ratio": 200, "seed": 1}
+    picked = choose_rows(rows, labels, **limits, events_only=True)
+    assert (picked.n_positive, picked.n_negative) == (positives, ratio * positives)
+    # the odds are corrected for what was left out
+    assert picked.sampled_log_odds + picked.prior_shift == pytest.approx(np.log(positives / (count - positives)))
 
 
 def test_the_clock_tells_nothing_of_the_label(matrix):

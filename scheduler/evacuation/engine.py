@@ -116,7 +116,7 @@ class Evacuation:
             self._keep(cases, results, log)
             raise
         if not self._keep(cases, results, log):
-            log.report.notes.append("how far nodes are emptied is read again in the next round")
+            log.report.notes.append("the progress of evacuations is read again in the next round")
 
     def end_probes(self, log: RoundLog, why: str) -> None:
         """End the probes that run, after :meth:`load`: without a decision nobody sees that a job wants their node."""

@@ -324,7 +324,7 @@ def test_a_leader_whose_progress_somebody_else_replaced_stops():
     cluster.workloads.faults.plan("conflict", "save_progress")
     report = cluster.later()
     assert not report.active
-    assert "another process wrote how far nodes are emptied" in report.notes[-1]
+    assert "another process wrote the progress of evacuations" in report.notes[-1]
 
 
 def test_progress_that_may_not_be_kept_stops_what_is_new():

@@ -96,8 +96,8 @@ class Evacuations(RuleBasedStateMachine):
         assert not node.object.unschedulable
         assert "predrain.io/managed" not in node.object.labels
         assert not cluster.scheduler.switches.kill
-        assert target.immovable is None
-        assert target.stays is None
+        assert (target.state, target.placement.elsewhere) == ("running", True)
+        assert (target.opt_out, target.loss, target.stays) == (None, None, None)
         published = cluster.scheduler.revalidate(target.node).view.marks.published
         assert published.expires_at > now, "its prediction has expired"
         # what hangs has lost its place
@@ -125,8 +125,9 @@ class Evacuations(RuleBasedStateMachine):
         self.cluster.scored(**{node: risk})
         self.a_round()
 
-    @rule(node=NODES, writes=st.booleans())
-    def one_is_drained_and_asked(self, node, writes):
+    @rule(node=NODES, writes=st.booleans(), state=st.sampled_from(["running", "suspended", "held"]))
+    def one_is_drained_and_asked(self, node, writes, state="running"):
+        self.a_workload_comes(node, None, None, None, None, None, ANYWHERE, state)
         self.one_is_scored(node, 0.95)
         for uid in sorted(self.cluster.workloads.asked):
             if writes and uid in self.cluster.workloads.running:

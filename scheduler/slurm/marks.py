@@ -97,7 +97,7 @@ def reason_for(action: Action, until: datetime) -> str:
 class SlurmMarks:
     """Predrain's marks on a node.
 
-    ``foreign``: the reason that a person or tool set on it, drained, down or neither.
+    ``foreign``: the reason that a person or tool set on it, drained or down.
     ``record``: from its extra, if it is intact.
     ``damaged``: why the record is not intact, or not of this installation: nothing on the node is its own then.
     ``lost_weight``: the soft mark is recorded, and Slurm has the weight of its configuration again, as after each

@@ -30,6 +30,7 @@ _REBOOT: Final = frozenset({"REBOOT_REQUESTED", "REBOOT_ISSUED"})
 _KNOWN: Final = frozenset({
     "IDLE", "MIXED", "ALLOCATED", "DOWN", "ERROR", "PLANNED", "RESERVED", "MAINT", "COMPLETING", *_POWER, *_REBOOT,
 })  # fmt: skip
+_OUT: Final = frozenset({"DRAIN", "FAIL"})
 _FAILED: Final = frozenset({"DOWN", "ERROR", "INVALID_REG"})
 _BUSY: Final = frozenset({"IDLE", "MIXED", "ALLOCATED", "COMPLETING", "PLANNED", "NOT_RESPONDING"})
 # What jobs and pings change in a state: no sign that a person or tool wrote to the node.
@@ -40,7 +41,7 @@ class SlurmNode:
     """One node.
 
     ``states``: base state and flags, upper case and by one name each, see :func:`flags_of`.
-    ``reason``, ``user``: exactly as Slurm holds it; None: none. Who set it.
+    ``reason``, ``user``: exactly as Slurm holds it; None: none, or the node is in service. Who set it.
     ``extra``: exactly as Slurm holds it.
     ``gpus``: of the generic resource that makes the fleet.
     ``whole``: False: the report lacks something without which nothing may be written.
@@ -65,7 +66,7 @@ class SlurmNode:
     @property
     def out(self) -> frozenset[str]:
         """``DRAIN`` and ``FAIL``, if set."""
-        return self.states & {"DRAIN", "FAIL"}
+        return self.states & _OUT
 
     @property
     def rebooting(self) -> bool:
@@ -128,11 +129,13 @@ def node_of(row: Mapping[str, Any], gres: str) -> SlurmNode:
     reason, extra, weight = row.get("reason"), row.get("extra"), number(row.get("weight"))
     whole = isinstance(reason, str) and isinstance(extra, str) and weight is not None and bool(states)
     user = row.get("reason_set_by_user")
+    # 24.11 keeps the reason of a drain that has ended until a job starts: it says nothing of a node in service.
+    holds = bool(states & (_FAILED | _REBOOT | _OUT))
     return SlurmNode(
         name, states,
-        reason if isinstance(reason, str) and reason.strip() else None,
-        user if isinstance(user, str) and user else None,
-        instant(row.get("reason_changed_at")), instant(row.get("boot_time")),
+        reason if holds and isinstance(reason, str) and reason.strip() else None,
+        user if holds and isinstance(user, str) and user else None,
+        instant(row.get("reason_changed_at")) if holds else None, instant(row.get("boot_time")),
         extra if isinstance(extra, str) else "", weight if weight is not None else 0,
         count_of(str(row.get("gres") or ""), gres), _names(row.get("features")), _names(row.get("partitions")), whole,
         number(row.get("cpus")), number(row.get("real_memory")), types_of(str(row.get("gres") or ""), gres),

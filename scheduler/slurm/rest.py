@@ -23,6 +23,7 @@ _FIRST_WITH_NUMBER_OBJECTS: Final = 40
 _OK: Final = 200
 _NOT_FOUND: Final = 404
 _DENIED: Final = frozenset({401, 403, 511})  # 511: slurmrestd's answer to a token that it does not take
+_NO_SUCH_NODE: Final = ("invalid node name", "failure to query node")  # the latter, with error number 0, is 24.11's
 
 
 class _NoAnswerError(Exception):
@@ -106,7 +107,7 @@ class SlurmRest(SlurmPort):
                     raise SlurmFormatError(f"HTTP {status}: {errors_in(content) or ''}")
                 rows, _ = read_report(content, key)
             except SlurmFormatError as error:
-                if one and (status == _NOT_FOUND or "invalid node name" in str(error).lower()):
+                if one and (status == _NOT_FOUND or any(text in str(error).lower() for text in _NO_SUCH_NODE)):
                     return []
                 raise SchedulerError(f"{self._where}: {error}") from None
             self._version = version

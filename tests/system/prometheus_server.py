@@ -45,13 +45,13 @@ def load_blocks(openmetrics: Path, data: Path) -> None:
 
 
 @contextmanager
-def prometheus(data: Path, *options: str, config: str = CONFIG) -> Iterator[str]:
+def prometheus(data: Path, *options: str, config: str = CONFIG, program: str | Path = "prometheus") -> Iterator[str]:
     """Run a server on a data folder until the block ends; gives its address."""
     data.mkdir(parents=True, exist_ok=True)
     file, log, port = data.with_name(f"{data.name}.yml"), data.with_name(f"{data.name}.log"), free_port()
     file.write_text(config)
     flags = (f"--config.file={file}", f"--storage.tsdb.path={data}", f"--web.listen-address=127.0.0.1:{port}")
-    command = ["prometheus", *flags, "--storage.tsdb.retention.time=100y", "--log.level=warn", *options]
+    command = [str(program), *flags, "--storage.tsdb.retention.time=100y", "--log.level=warn", *options]
     with running(command, log) as process:
         wait(lambda: process.poll() is not None or answers(port, "/-/ready"))
         assert process.poll() is None, log.read_text()[-2000:]

@@ -1,6 +1,7 @@
 """A real Slurm on loopback: munged, slurmctld and some slurmd, each in the foreground, ended by their handles.
 
 Needs Debian's munge, slurmctld, slurmd and slurm-client, and root; accounting is off (slurmdbd would want a MariaDB).
+Beside the installed release (Debian 12: 22.05) tests run on that of Debian 13 (24.11), which they unpack themselves.
 """
 
 from __future__ import annotations
@@ -11,10 +12,19 @@ import re
 import shutil
 import socket
 import subprocess
+import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
+
+import pytest
+
+from foundation.slurm import states_of
+
+RELEASES: Final = ("installed", "trixie")
+"""Releases of Debian whose Slurm is tested."""
 
 PROGRAMS: Final = ("munged", "slurmctld", "slurmd", "sinfo", "scontrol", "squeue", "sbatch")
 CONFIG: Final = """\
@@ -69,6 +79,28 @@ def _path() -> str:
     return os.environ.get("PATH", "") + ":/usr/sbin:/sbin"
 
 
+def programs_of(release: str) -> Path | None:
+    """Return the folder of a release's programs, None: the PATH; skips the test where they cannot be had."""
+    if release == "installed":
+        return None
+    script = Path(__file__).with_name(f"unpack_{release}.sh")
+    made = subprocess.run([script], capture_output=True, text=True, timeout=1500, check=False)
+    if made.returncode == 3:
+        pytest.skip(made.stderr.strip()[-500:])
+    assert made.returncode == 0, made.stderr
+    return Path(made.stdout.strip()) / "bin"
+
+
+@contextmanager
+def cluster_of(release: str, *, nodes: int = 2, more: str = "") -> Iterator[SlurmCluster]:
+    """Run a cluster in a folder whose name is short enough for a socket."""
+    with (
+        tempfile.TemporaryDirectory(prefix="sl", ignore_cleanup_errors=True) as folder,
+        SlurmCluster(Path(folder), release, nodes=nodes, more=more) as cluster,
+    ):
+        yield cluster
+
+
 def free_ports(count: int) -> list[int]:
     """Return ports on loopback that were free just now."""
     sockets = [socket.socket() for _ in range(count)]
@@ -86,12 +118,18 @@ class SlurmCluster:
 
     ``root``: its folder. Unix sockets in it bear about 100 characters: keep it short.
     ``nodes``, ``gpus``: nodes, and GPUs of each. ``more``: further lines of its configuration.
+    ``release``: of :data:`RELEASES`. ``settings``: those of predrain that name this cluster.
     """
 
-    def __init__(self, root: Path, *, nodes: int | Sequence[str] = 2, gpus: int = 8, more: str = "") -> None:
-        self.root, self.gpus, self.more = root, gpus, more
+    def __init__(
+        self, root: Path, release: str, *, nodes: int | Sequence[str] = 2, gpus: int = 8, more: str = ""
+    ) -> None:
+        self.root, self.release, self.gpus, self.more = root, release, gpus, more
         self.nodes = [f"n{number}" for number in range(1, nodes + 1)] if isinstance(nodes, int) else list(nodes)
-        self.environment = {**os.environ, "SLURM_CONF": str(root / "slurm.conf"), "PATH": _path()}
+        programs = programs_of(release)
+        path = _path() if programs is None else f"{programs}:{_path()}"
+        self.settings: dict[str, Any] = {"slurm_conf": str(root / "slurm.conf"), "bin_dir": programs and str(programs)}
+        self.environment = {**os.environ, "SLURM_CONF": str(root / "slurm.conf"), "PATH": path}
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
 
     def __enter__(self) -> SlurmCluster:
@@ -147,9 +185,10 @@ class SlurmCluster:
         return re.findall(r"\b(?:State|Weight)=\S+|\b(?:Reason|Extra)=.*", said)
 
     def job(self, number: str) -> dict[str, Any]:
-        """Return a job of the controller's memory."""
+        """Return a job of the controller's memory; its state is one word in each release."""
         jobs = json.loads(self.run("squeue", "--states=all", "--json"))["jobs"]
-        return next(job for job in jobs if str(job["job_id"]) == number)
+        job = next(job for job in jobs if str(job["job_id"]) == number)
+        return job | {"job_state": "+".join(states_of(job["job_state"]))}
 
     def wait(self, ready: Callable[[], bool], timeout_s: float = 300.0) -> None:
         """Wait until something is so.
@@ -168,8 +207,9 @@ class SlurmCluster:
         self._start("slurmctld", "slurmctld", "-D", "-f", str(self.root / "slurm.conf"))
 
     def wait_until_saved(self) -> None:
-        """Wait until the controller has saved its nodes, some seconds after a change; a kill loses the rest."""
+        """Wait until the controller has saved its nodes, as it does after a change; a kill loses the rest."""
         now = time.time()
+        self.update(self.nodes[0], comment="saved")
         saved = self.root / "state" / "node_state"
         self.wait(lambda: saved.exists() and saved.stat().st_mtime > now)
 

@@ -25,6 +25,7 @@ from telemetry.landing.folder import landing_of
 from tests.processes import PREDRAIN, predrain, running
 from tests.system.prometheus_server import load_blocks, need_prometheus, prometheus
 from tests.system.simulated_exposition import exposition, same_values, samples_of, write_openmetrics
+from tests.system.slurm_cluster import programs_of
 from tests.waiting import free_port, wait
 
 pytestmark = pytest.mark.system
@@ -94,6 +95,15 @@ def test_the_history_comes_back_as_it_was(fleet: Fleet, tmp_path: Path) -> None:
     digest = Dataset.open(tmp_path / "out").digest
     collect(fleet.url, tmp_path / "out", end="2026-02-02T00:00:00Z")
     assert Dataset.open(tmp_path / "out").digest == digest
+
+
+def test_a_newer_prometheus_gives_the_same(fleet: Fleet, tmp_path: Path) -> None:
+    newer = programs_of("trixie")
+    assert newer is not None
+    shutil.copytree(fleet.data, tmp_path / "data", ignore=shutil.ignore_patterns("lock", "queries.active"))
+    with prometheus(tmp_path / "data", program=newer / "prometheus") as url:
+        collect(url, tmp_path / "out", "--inventory", fleet.truth.path / "inventory.parquet")
+    assert_same_telemetry(fleet, tmp_path / "out")
 
 
 def test_killed_anywhere_it_goes_on_without_gaps_or_duplicates(fleet: Fleet, tmp_path: Path) -> None:

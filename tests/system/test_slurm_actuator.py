@@ -6,7 +6,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -29,7 +28,7 @@ from scheduler.slurm.workloads import SlurmWorkloads
 from tests.scheduler.score_files import record, write
 from tests.serving.http.world import NOW, running, write_scores
 from tests.serving.http.world import record as scored
-from tests.system.slurm_cluster import SlurmCluster, _path, why_not
+from tests.system.slurm_cluster import RELEASES, SlurmCluster, _path, cluster_of, why_not
 
 pytestmark = [pytest.mark.system, pytest.mark.skipif(why_not() is not None, reason=why_not() or "")]
 ROOT = Path(__file__).parents[2]
@@ -45,13 +44,10 @@ while true; do sleep 0.2; done
 """
 
 
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[SlurmCluster]:
-    """Three nodes of eight GPUs, in a folder whose name is short enough for a socket."""
-    with (
-        tempfile.TemporaryDirectory(prefix="sl", ignore_cleanup_errors=True) as folder,
-        SlurmCluster(Path(folder), nodes=3) as made,
-    ):
+@pytest.fixture(scope="module", params=RELEASES)
+def cluster(request: pytest.FixtureRequest) -> Iterator[SlurmCluster]:
+    """Three nodes of eight GPUs."""
+    with cluster_of(request.param, nodes=3) as made:
         yield made
 
 
@@ -61,7 +57,7 @@ class Actuator:
     def __init__(self, cluster: SlurmCluster, folder: Path, **settings: Any) -> None:
         folder.mkdir(exist_ok=True)
         self.cluster, self.clock = cluster, SystemClock()
-        self.settings = SlurmSettings(str(folder), cluster="c", slurm_conf=str(cluster.root / "slurm.conf"), **settings)
+        self.settings = SlurmSettings(str(folder), cluster="c", **cluster.settings, **settings)
         self.scheduler: SlurmScheduler = open_slurm(self.settings, self.clock)
         self.workloads = SlurmWorkloads(self.scheduler.port, self.scheduler.folder, self.clock)
 
@@ -123,7 +119,7 @@ controller: {{interval: 1s}}
 evacuation:
   enabled: true
   verification: {{method: command, command: {{argv: ["{python}", "-SE", "{diagnose}"]}}}}
-slurm: {{folder: "{folder}", cluster: c, slurm_conf: "{slurm_conf}"}}
+slurm: {{folder: "{folder}", cluster: c}}
 """
 DIAGNOSE = """\
 import datetime, json, sys
@@ -148,12 +144,7 @@ def test_the_command_empties_a_node_before_it_fails_and_gives_it_back_after_a_di
     records = [record(f"gpu-{name}", name, 0.95 if name == "n1" else 0.01, now) for name in cluster.nodes]
     write(tmp_path / "scores", *records, at=now, model={"fitted_at": (now - timedelta(days=1)).isoformat()})
     diagnose.write_text(DIAGNOSE)
-    act.write_text(
-        ACT.format(
-            python=sys.executable, diagnose=diagnose, folder=actuator.scheduler.folder.path,
-            slurm_conf=cluster.root / "slurm.conf",
-        )
-    )  # fmt: skip
+    act.write_text(ACT.format(python=sys.executable, diagnose=diagnose, folder=actuator.scheduler.folder.path))
     command = (
         PREDRAIN, "act", "--scheduler", "slurm", "--settings", str(act), "--scores", str(tmp_path / "scores"),
         "--ledger", str(tmp_path / "ledger.db"),
@@ -382,13 +373,15 @@ def test_a_submit_script_keeps_a_job_off_risky_nodes_and_goes_on_without_scores(
 
 
 @pytest.mark.skipif(shutil.which("slurmrestd", path=_path()) is None, reason="slurmrestd is not installed")
-def test_slurmrestd_of_this_version_is_read_like_the_commands_and_not_written_to(cluster, actuator, tmp_path):
-    socket = cluster.root / "rest.sock"
-    job = cluster.submit("-w", "n1", "--gres=gpu:1", "-c1", script="sleep 300")
+def test_slurmrestd_is_read_like_the_commands_and_written_to_where_its_version_can(cluster, actuator, tmp_path):
+    socket, log = cluster.root / "rest.sock", tmp_path / "log"
+    script = f"trap 'echo asked >> {log}' USR1; while true; do sleep 0.1; done"
+    job = cluster.submit("-w", "n1", "--gres=gpu:1", "--comment=predrain.checkpoint=B:USR1", script=script)
     cluster.update("n2", state="drain", reason="ADMIN", extra='{"a": 1}')
     cluster.wait(lambda: cluster.job(job)["job_state"] == "RUNNING")
+    interface = "openapi/v0.0.38" if cluster.release == "installed" else "openapi/slurmctld"
     process = subprocess.Popen(
-        ["slurmrestd", "-f", str(cluster.root / "slurm.conf"), "-s", "openapi/v0.0.38", "-a", "rest_auth/local",
+        ["slurmrestd", "-f", str(cluster.root / "slurm.conf"), "-s", interface, "-a", "rest_auth/local",
          f"unix:{socket}"],
         env={**cluster.environment, "SLURMRESTD_SECURITY": "disable_user_check"},
         stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
@@ -402,9 +395,27 @@ def test_slurmrestd_of_this_version_is_read_like_the_commands_and_not_written_to
         }
         assert rest.scheduler.port.jobs() == actuator.scheduler.port.jobs()
         fleet = rest.scheduler.read_fleet()
-        assert fleet.trouble == "slurmrestd's v0.0.38 cannot write nodes: Slurm is only read"
-        assert rest.apply(an("swap", "n1")).kind == "refused"
-        assert rest.node("n1").out == frozenset()
+        if cluster.release == "installed":
+            assert fleet.trouble == "slurmrestd's v0.0.38 cannot write nodes: Slurm is only read"
+            assert rest.apply(an("swap", "n1")).kind == "refused"
+            assert rest.node("n1").out == frozenset()
+            return
+        assert fleet.trouble is None
+        assert rest.apply(an("swap", "n2")).kind == "refused"
+        for _ in range(2):  # again after a release
+            for verb in ("publish", "avoid", "swap", "drain"):
+                assert rest.apply(an(verb, "n1")).kind == "done"
+            node = actuator.node("n1")
+            assert (node.out, node.weight, rest.level("n1")) == ({"DRAIN"}, 1_000_001, Level.DRAIN)
+            assert (node.reason or "").startswith("predrain: tier=high")
+            assert rest.apply(an("release", "n1")).kind == "done"
+            node = actuator.node("n1")
+            assert (node.out, node.reason, node.weight, node.extra) == (frozenset(), None, 1, "")
+        work = rest.job("n1", job)
+        ask = CheckpointAsk("a" * 32, datetime.now(UTC) + HOUR, "high")
+        assert rest.workloads.ask_checkpoint(work, ask, rest.fence()).kind == "done"
+        cluster.wait(log.exists)
+        assert rest.workloads.evict(work, rest.fence()).kind == "refused"
     finally:
         process.terminate()
         process.wait(120)

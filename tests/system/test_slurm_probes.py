@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 import time
 from collections.abc import Iterator
 from datetime import timedelta
@@ -17,7 +16,7 @@ from scheduler.slurm.probes import SlurmProbes
 from scheduler.slurm.scheduler import SlurmScheduler, open_slurm
 from scheduler.slurm.settings import ProbeJobSettings, SlurmSettings
 from scheduler.slurm.workloads import SlurmWorkloads
-from tests.system.slurm_cluster import SlurmCluster, why_not
+from tests.system.slurm_cluster import RELEASES, SlurmCluster, cluster_of, why_not
 
 pytestmark = [pytest.mark.system, pytest.mark.skipif(why_not() is not None, reason=why_not() or "")]
 PREEMPTIBLE = """\
@@ -30,12 +29,9 @@ SCRIPT = '#!/bin/sh\nread -r what < {root}/what\ncase "$what" in passed) exit 0;
 MANY_S = 15.0
 
 
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[SlurmCluster]:
-    with (
-        tempfile.TemporaryDirectory(prefix="sp", ignore_cleanup_errors=True) as folder,
-        SlurmCluster(Path(folder), nodes=2, more=PREEMPTIBLE) as made,
-    ):
+@pytest.fixture(scope="module", params=RELEASES)
+def cluster(request: pytest.FixtureRequest) -> Iterator[SlurmCluster]:
+    with cluster_of(request.param, more=PREEMPTIBLE) as made:
         made.run("scontrol", "update", "PartitionName=gpu", "PriorityTier=10", "PreemptMode=OFF")
         script = made.root / "probe.sh"
         script.write_text(SCRIPT.format(root=made.root))
@@ -48,8 +44,7 @@ def scheduler(cluster: SlurmCluster, tmp_path: Path) -> SlurmScheduler:
     folder = tmp_path / "shared"
     folder.mkdir()
     probe = ProbeJobSettings(str(cluster.root / "probe.sh"), partition="probes")
-    conf = str(cluster.root / "slurm.conf")
-    return open_slurm(SlurmSettings(str(folder), cluster="c", slurm_conf=conf, probe=probe), SystemClock())
+    return open_slurm(SlurmSettings(str(folder), cluster="c", probe=probe, **cluster.settings), SystemClock())
 
 
 def begun(cluster: SlurmCluster, scheduler: SlurmScheduler, key: str, what: str, node: str = "n1") -> SlurmProbes:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -15,19 +14,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.system.slurm_cluster import SlurmCluster, why_not
+from tests.system.slurm_cluster import RELEASES, SlurmCluster, cluster_of, why_not
 
 pytestmark = [pytest.mark.system, pytest.mark.skipif(why_not() is not None, reason=why_not() or "")]
 PREDRAIN = str(Path(sys.executable).with_name("predrain"))
 
 
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[SlurmCluster]:
-    """Two nodes of eight GPUs, in a folder whose name is short enough for a socket."""
-    with (
-        tempfile.TemporaryDirectory(prefix="sl", ignore_cleanup_errors=True) as folder,
-        SlurmCluster(Path(folder)) as made,
-    ):
+@pytest.fixture(scope="module", params=RELEASES)
+def cluster(request: pytest.FixtureRequest) -> Iterator[SlurmCluster]:
+    """Two nodes of eight GPUs."""
+    with cluster_of(request.param) as made:
         yield made
 
 
@@ -65,7 +61,6 @@ def test_drains_a_job_and_a_killed_controller(cluster: SlurmCluster, tmp_path: P
     cluster.wait(lambda: cluster.job(job)["job_state"] == "COMPLETED")
     collect(cluster, dataset)
 
-    cluster.update("n2", weight="5")  # a change, so that the nodes are saved anew
     cluster.wait_until_saved()
     cluster.kill("slurmctld")
     failed = collect(cluster, dataset, "--timeout", "5s", check=False)

@@ -149,7 +149,7 @@ def test_a_week_on_slurm_from_installation_to_a_model_that_learned_from_the_fail
     fleet = simulated(root)
     with (
         prometheus(root / "data") as url,
-        SlurmCluster(root / "s", nodes=fleet.nodes) as cluster,
+        SlurmCluster(root / "s", "installed", nodes=fleet.nodes) as cluster,
         contextlib.closing(SlurmLoop(root, fleet, url, cluster)) as loop,
     ):
         loop.week()

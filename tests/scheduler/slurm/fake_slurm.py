@@ -92,7 +92,8 @@ if name == "scontrol" and args[0] == "update":
         node["state"] = [*(s for s in node["state"] if s not in ("DRAIN", "FAIL")), state]
     if state == "UNDRAIN":
         node["state"] = [s for s in node["state"] if s not in ("DRAIN", "FAIL")]
-        node.update(reason="", reason_changed_at=0, reason_set_by_user="")
+        if version < 42:  # 24.11 keeps the reason
+            node.update(reason="", reason_changed_at=0, reason_set_by_user="")
     if "Reason" in given:
         node.update(reason=given["Reason"].removeprefix('"').removesuffix('"'), reason_changed_at=1771000000)
         node.update(reason_set_by_user="slurm")

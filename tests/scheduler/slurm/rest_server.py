@@ -33,6 +33,9 @@ class Rest:
             return 404, {"errors": [{"error": "Unable to find requested URL"}]}
         kind, _, name = rest.partition("/")
         if method == "GET" and kind in ("nodes", "node"):
+            if name and name not in self.nodes and int(version) >= 42:
+                error = {"description": f"Failure to query node {name}", "error_number": 0, "error": "No error"}
+                return 200, {"nodes": [], "errors": [error]}
             if name and name not in self.nodes:
                 return 500, {"nodes": [], "errors": [{"error": "Invalid node name specified", "error_number": 2007}]}
             return 200, self._report("nodes", [self.nodes[name]] if name else list(self.nodes.values()))
@@ -53,7 +56,9 @@ class Rest:
                 return 500, {"errors": [{"error": "a reason is needed"}]}
             node["state"] = ["IDLE", body["state"][0]]
         if body.get("state") == ["UNDRAIN"]:
-            node.update(state=["IDLE"], reason="", reason_changed_at=number_of(0))
+            node["state"] = ["IDLE"]
+            if max(self.versions) < 42:  # 24.11 keeps the reason
+                node.update(reason="", reason_changed_at=number_of(0))
         if "reason" in body:
             node.update(reason=body["reason"], reason_changed_at=number_of(1771000000), reason_set_by_user="slurm")
         if "extra" in body:

@@ -37,6 +37,10 @@ def test_every_version_is_read_and_written_alike(tmp_path, version):
     assert node is not None
     assert (node.out, node.reason, node.extra, node.weight) == ({"DRAIN"}, 'it "is" so', '{"a": "b c"}', 9)
     assert node.reason_at == datetime.fromtimestamp(1771000000, UTC)
+    assert port.update("n1", NodeChange("UNDRAIN")).kind == "done"
+    released = port.node("n1")
+    assert released is not None
+    assert (released.out, released.reason) == (frozenset(), None)
     assert port.node("zz") is None
     assert port.update("zz", change).kind == "gone"
     fake.tell(denied=True)

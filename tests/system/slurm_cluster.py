@@ -209,7 +209,7 @@ class SlurmCluster:
     def wait_until_saved(self) -> None:
         """Wait until the controller has saved its nodes, as it does after a change; a kill loses the rest."""
         now = time.time()
-        self.update(self.nodes[0], comment="saved")
+        self.update(self.nodes[-1], weight="5")  # it is saved at once, or within seconds
         saved = self.root / "state" / "node_state"
         self.wait(lambda: saved.exists() and saved.stat().st_mtime > now)
 

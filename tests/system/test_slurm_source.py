@@ -53,11 +53,12 @@ def test_drains_a_job_and_a_killed_controller(cluster: SlurmCluster, tmp_path: P
     assert json.loads(collect(cluster, dataset).stdout)["events"] == 0
 
     began = datetime.now(UTC) - timedelta(seconds=2)
-    job = cluster.submit("-w", "n1", "--gres=gpu:2", "-c1", script="sleep 12")
+    job = cluster.submit("-w", "n1", "--gres=gpu:2", "-c1", script=f"until test -e {tmp_path}/end; do sleep 0.2; done")
     cluster.wait(lambda: cluster.job(job)["job_state"] == "RUNNING")
     cluster.update("n1", state="drain", reason="xid 79 on gpu 3")
     assert json.loads(collect(cluster, dataset).stdout)["jobs"] == 1
     cluster.update("n1", state="drain", reason="gpu 3 replaced, burn-in")
+    (tmp_path / "end").touch()
     cluster.wait(lambda: cluster.job(job)["job_state"] == "COMPLETED")
     collect(cluster, dataset)
 
@@ -96,5 +97,5 @@ def test_drains_a_job_and_a_killed_controller(cluster: SlurmCluster, tmp_path: P
         2,
         "completed",
     )
-    assert timedelta(seconds=2) <= done["ended_at"] - done["started_at"] <= timedelta(seconds=60)
+    assert done["started_at"] < done["ended_at"] <= datetime.now(UTC)
     cluster.update("n2", state="resume")

@@ -101,7 +101,7 @@ def test_act_then_kill_then_undo(fake):
     run(*ACT, "--resume")
     run(*ACT, "--release-all")
     left = fake.told["nodes"][3]
-    assert (left["state"], left["reason"], left["extra"], left["weight"]) == (["IDLE"], "", "", 1)
+    assert (left["state"], left["extra"], left["weight"]) == (["IDLE"], "", 1)
 
 
 def test_what_is_missing_is_named(fake, tmp_path):
@@ -131,7 +131,7 @@ def test_from_the_risk_to_the_release_with_commands_as_hooks(fake, place):
     assert "passed   verify n3: level 3" in run(*GO).stdout
     assert "done     release n3" in run(*GO).stdout
     left = fake.told["nodes"][3]
-    assert (left["state"], left["reason"], left["extra"]) == (["IDLE"], "", "")
+    assert (left["state"], left["extra"]) == (["IDLE"], "")
 
     assert len({argv[1] for argv, payload in hook_calls(place) if payload["kind"] == "checkpoint"}) == 1
     why = run("ledger", "why", "n3").stdout

@@ -67,7 +67,13 @@ def why(
     for entry in work:
         of = f" {entry['workload']}" if entry.get("workload") else ""
         answer = f" through {entry['means']}: {entry['answer']}" if entry["answer"] is not None else ""
-        _write(f"  {entry['at']} {entry['kind']}{of}{answer}" + (f": {entry['message']}" if entry["message"] else ""))
+        spent = ""
+        if "idle_gpu_hours" in entry:
+            spent = (
+                f" ({entry['idle_gpu_hours']:.2f} idle GPU-hours, expected to save {entry['expected']['saves']:.2f})"
+            )
+        message = f": {entry['message']}" if entry["message"] else ""
+        _write(f"  {entry['at']} {entry['kind']}{of}{answer}{message}{spent}")
 
 
 @ledger_app.command("list")

@@ -34,6 +34,7 @@ class Ledger:
                 "target": "swap", "model": {"profile": "mean_log_odds", "digest": "ab" * 32},
                 "scores_of": "2026-01-01T06:00:00Z", "reasons": ["ECC errors rose"], "over_budget": "rack r1 is full",
                 "breaker": {"jump": "scores jumped"}, "calls": [call], "skipped": [skip]}  # fmt: skip
+        entry["request"] = {"rung": "checkpoint", "saves": 3.25, "costs": 0.5, "reasons": ["much unsaved work"]}
         return [entry]
 
     def work(self, node: str, most: int) -> list[dict[str, Any]]:
@@ -46,7 +47,9 @@ class Ledger:
             "message": "",
         }
         found = {"at": "2026-01-01T06:18:00Z", "kind": "empty", "answer": None, "message": "nothing is left on it"}
-        return [call, found]
+        probed = {"at": "2026-01-01T06:40:00Z", "kind": "probed", "answer": None, "message": "passed",
+                  "idle_gpu_hours": 2.0, "expected": {"saves": 1.5}}  # fmt: skip
+        return [call, found, probed]
 
     def standing(self) -> dict[str, tuple[str, str]]:
         return {"n1": ("swap", "2026-01-01T06:12:00Z")}
@@ -134,6 +137,8 @@ def test_the_ledger_page_says_what_was_decided_called_and_not_done(service: Runn
         "Over budget: rack r1 is full", "Breaker open: scores jumped", "swap n1: done",
         "/spec/taints : (none) → predrain.io/at-risk", "drain n1: not done, the stage is soft",
         "checkpoint train-7: done", "empty : nothing is left on it",
+        "checkpoint : expected to save 3.25 GPU-hours, costs 0.50", "much unsaved work",
+        "probed : passed (2.00 idle GPU-hours, expected to save 1.50)",
     ):  # fmt: skip
         assert part in text
     page = look(service, "/ledger")

@@ -58,7 +58,8 @@ def read_jobs(
             batch.refuse(f"impossible number in {name}", wrong.to_numpy())
             content[name] = numbers.mask(wrong).astype("Int32")
         frame = pd.DataFrame(content)
-        states = frame["outcome"].map(_slurm_state, na_action="ignore")
+        # Not by Series.map: without any state of Slurm the result is a column of floats.
+        states = pd.Series([_slurm_state(outcome) for outcome in frame["outcome"]], index=frame.index, dtype=object)
         runs = states.isin(UNFINISHED)  # squeue gives one that runs the end of its time limit
         frame["ended_at"] = frame["ended_at"].mask(runs)
         frame["outcome"] = states.str.lower().fillna(frame["outcome"]).mask(runs, None).astype(object)
@@ -127,8 +128,10 @@ def _nodes(text: str) -> list[str]:
         return [text]
 
 
-def _slurm_state(outcome: str) -> str | None:
+def _slurm_state(outcome: object) -> str | None:
     """Return the state in a text of sacct or in its JSON; None if it is another program's word."""
+    if not isinstance(outcome, str):
+        return None
     if outcome.startswith('["'):
         outcome = outcome.strip('["]').partition('"')[0]
     return state_of(outcome) if _STATE.fullmatch(outcome) else None

@@ -214,6 +214,17 @@ def test_jobs_land_and_are_updated(tmp_path: Path):
     assert jobs["outcome"].tolist() == ["completed"]
 
 
+def test_jobs_without_a_state_of_slurm_land_as_they_are(tmp_path: Path):
+    land(tmp_path, raw())
+    job = {"job": "default/train", "node": "node-0", "started_at": DAY.to_pydatetime()}
+    runs = {**job, "job": "default/tune", "outcome": None}
+    land_rows(tmp_path, "jobs", {**job, "outcome": "completed"}, runs)
+    fold(tmp_path)
+    jobs = Dataset.open(tmp_path / "dataset").jobs()
+    assert jobs is not None
+    assert jobs["outcome"].tolist() == ["completed", None]
+
+
 def test_old_samples_go_and_old_landed_files_too(tmp_path: Path):
     for day in range(6):
         path = land(tmp_path, raw(gpus=1, times=12, every="10min", start=DAY + pd.Timedelta(days=day)))

@@ -222,7 +222,7 @@ def test_jobs_without_a_state_of_slurm_land_as_they_are(tmp_path: Path):
     fold(tmp_path)
     jobs = Dataset.open(tmp_path / "dataset").jobs()
     assert jobs is not None
-    assert jobs["outcome"].tolist() == ["completed", None]
+    assert jobs["outcome"].fillna("unknown").tolist() == ["completed", "unknown"]
 
 
 def test_old_samples_go_and_old_landed_files_too(tmp_path: Path):

@@ -180,9 +180,12 @@ class SlurmCluster:
         return self.run("sbatch", "--parsable", "-o", str(out), *options, "--wrap", script).strip()
 
     def node(self, name: str) -> list[str]:
-        """Return what stands on a node: its state, weight, reason and extra, as ``scontrol`` shows them."""
-        said = self.run("scontrol", "show", "node", name)
-        return re.findall(r"\b(?:State|Weight)=\S+|\b(?:Reason|Extra)=.*", said)
+        """Return a node's state, weight, extra and, out of service, its reason, as ``scontrol`` shows them."""
+        shown = self.run("scontrol", "show", "node", name)
+        fields = re.findall(r"\b(?:State|Weight)=\S+|\b(?:Reason|Extra)=.*", shown)
+        if re.search(r"State=\S*(?:DRAIN|FAIL|DOWN)", shown):
+            return fields
+        return [field for field in fields if not field.startswith("Reason=")]  # 24.11 keeps that of an ended drain
 
     def job(self, number: str) -> dict[str, Any]:
         """Return a job of the controller's memory; its state is one word in each release."""

@@ -17,7 +17,7 @@ import yaml
 
 from tests.processes import ROOT
 from tests.system.prometheus_server import prometheus
-from tests.system.slurm_cluster import SlurmCluster, why_not
+from tests.system.slurm_cluster import RELEASES, SlurmCluster, programs_of, why_not
 from tests.system.whole_loop import ADMINS, PARAMS, POLICY, RETRY_AFTER, SICK, SINCE, Fleet, Loop, simulated
 from tests.waiting import wait
 
@@ -56,7 +56,8 @@ class SlurmLoop(Loop):
         (self.state / "slurm").mkdir(parents=True)
         programs.mkdir()
         scontrol = programs / "scontrol"
-        scontrol.write_text(f'#!/bin/sh\necho "$*" >>{self._calls}\nexec {shutil.which("scontrol")} "$@"\n')
+        real = shutil.which("scontrol", path=cluster.environment["PATH"])
+        scontrol.write_text(f'#!/bin/sh\necho "$*" >>{self._calls}\nexec {real} "$@"\n')
         scontrol.chmod(0o755)
         (root / "params.yaml").write_text(PARAMS)
         (root / "diagnose.py").write_text(DIAGNOSE)
@@ -145,11 +146,15 @@ def root() -> Iterator[Path]:
         yield Path(folder)
 
 
-def test_a_week_on_slurm_from_installation_to_a_model_that_learned_from_the_failure_it_foresaw(root: Path) -> None:
+@pytest.mark.parametrize("release", RELEASES)
+def test_a_week_on_slurm_from_installation_to_a_model_that_learned_from_the_failure_it_foresaw(
+    root: Path, release: str
+) -> None:
+    programs = programs_of(release) or Path()
     fleet = simulated(root)
     with (
-        prometheus(root / "data") as url,
-        SlurmCluster(root / "s", "installed", nodes=fleet.nodes) as cluster,
+        prometheus(root / "data", program=programs / "prometheus") as url,
+        SlurmCluster(root / "s", release, nodes=fleet.nodes) as cluster,
         contextlib.closing(SlurmLoop(root, fleet, url, cluster)) as loop,
     ):
         loop.week()

@@ -8,7 +8,7 @@ from typing import Final
 
 import numpy as np
 
-from policy.episodes import Ints
+from policy.episodes import Bools, Ints
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +32,12 @@ class ReplayMarks:
         """Take rows of these."""
         node, at, until, drained, found = np.array(sorted(rows), dtype=np.int64).reshape(-1, 5).T
         return cls(node, at, until, drained, found, refused)
+
+    def chosen(self, which: Bools) -> ReplayMarks:
+        """Return some of these; shape (marks,)."""
+        columns = self.node, self.at, self.until, self.drained, self.found
+        node, at, until, drained, found = (column[which] for column in columns)
+        return ReplayMarks(node, at, until, drained, found)
 
     def joined(self, rows: Iterable[list[int]]) -> ReplayMarks:
         """Return these and others, without those that begin while another one has the node in repair."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from itertools import pairwise
@@ -25,6 +25,7 @@ from features.times import NEVER, duration_ms
 from policy.config import PolicyConfig
 from policy.episodes import Bools, Floats, Ints
 from policy.fleet import JobView, Signals, UnitView
+from policy.ladder.cost_benefit import CostBenefitConfig
 from policy.ladder.probes import ProbeConfig
 from policy.ladder.requests import Candidate, requests_of, risk_after_pass
 from policy.plan import LastRequest
@@ -46,6 +47,12 @@ class Probes:
     end: Ints
     preempted: Bools
     failure: Ints
+
+    @classmethod
+    def of(cls, rows: Iterable[Sequence[int]]) -> Probes:
+        """Take rows of these."""
+        node, begin, end, preempted, failure = np.array(list(rows), dtype=np.int64).reshape(-1, 5).T
+        return cls(node, begin, end, preempted.astype(np.bool_), failure)
 
     def repairs(self, fleet: ReplayedFleet) -> list[list[int]]:
         """Return rows of :class:`ReplayMarks`: a node with a found fault is out of service until it is over."""
@@ -176,8 +183,7 @@ def replay_probes(
             running[request.node] = ends
             heapq.heappush(rounds, _next_round(ends))
             rows.append((place, now, ends, preempted, failure))
-    columns = np.array(rows, dtype=np.int64).reshape(-1, 5).T
-    return Probes(columns[0], columns[1], columns[2], columns[3].astype(np.bool_), columns[4])
+    return Probes.of(rows)
 
 
 _FREE: Final[Mapping[str, str | None]] = {"probe": None, "checkpoint": None}
@@ -199,6 +205,14 @@ class Checkpoints:
     at: Ints
     hours: Floats
 
+    @classmethod
+    def of(cls, jobs: Placements, rows: Iterable[tuple[int, int]], costs: CostBenefitConfig) -> Checkpoints:
+        """Take rows of jobs and times."""
+        job, at = np.array(list(rows), dtype=np.int64).reshape(-1, 2).T
+        sizes = dict(zip(jobs.job.tolist(), jobs.size.tolist(), strict=True))
+        hours = [sizes[one] * (costs.checkpoint / timedelta(hours=1)) for one in job.tolist()]
+        return cls(job, at, np.array(hours, dtype=np.float64))
+
     def unsaved(self, job: int, at: int) -> int:
         """Return how long ago, in milliseconds, a job was last asked."""
         asked = self.at[(self.job == job) & (self.at <= at)]
@@ -217,7 +231,7 @@ def replay_checkpoints(
     cost, jobs_of = duration_ms(policy.cost_benefit.checkpoint), int(jobs.job.max()) + 1
     last_asked = np.full(jobs_of, -1)
     remembered: Mapping[str, LastRequest] = {}
-    rows: list[tuple[int, int, float]] = []
+    rows: list[tuple[int, int]] = []
     for number, now in enumerate(at):
         runs = np.flatnonzero((jobs.start <= now) & (jobs.end > now) & ~np.isnan(risks[number, jobs.node]))
         # no more work can be lost than the interval, and no job is at more than the sum of its nodes' risks
@@ -225,14 +239,14 @@ def replay_checkpoints(
         runs = runs[jobs.every[runs] * most[jobs.job[runs]] > cost]
         views: dict[int, JobView] = {}
         on_node: defaultdict[int, list[JobView]] = defaultdict(list)
-        sizes: dict[str, tuple[int, float]] = {}
+        names: dict[str, int] = {}
         for entry, view in zip(runs.tolist(), job_views(jobs, runs, now), strict=True):
             job, saved_at = int(jobs.job[entry]), view.checkpointed_at
             if saved_at is not None and last_asked[job] >= 0:
                 saved_at = max(saved_at, instant(int(last_asked[job])))
             views.setdefault(job, replace(view, checkpointed_at=saved_at))
             on_node[int(jobs.node[entry])].append(views[job])
-            sizes[view.name] = job, float(jobs.size[entry])
+            names[view.name] = job
         decided_at = instant(now)
         candidates = [
             Candidate(
@@ -243,10 +257,7 @@ def replay_checkpoints(
         ]  # fmt: skip
         signals = Signals(read_at=decided_at, checkpoints=True)
         requests, _, remembered = requests_of(candidates, 0.0, signals, remembered, policy, decided_at)
-        for job, size in (sizes[name] for request in requests for name in request.jobs):
+        for job in (names[name] for request in requests for name in request.jobs):
             last_asked[job] = now
-            rows.append((job, now, size * cost / HOUR_MS))
-    if not rows:
-        return NO_CHECKPOINTS
-    asked, when, hours = zip(*rows, strict=True)
-    return Checkpoints(np.array(asked, dtype=np.int64), np.array(when, dtype=np.int64), np.array(hours))
+            rows.append((job, now))
+    return Checkpoints.of(jobs, rows, policy.cost_benefit)

@@ -24,6 +24,7 @@ from foundation.instants import from_ms
 from policy.config import PolicyConfig
 from policy.fleet import Level, UnitView
 from policy.ladder.cost_benefit import CostBenefitConfig
+from policy.ladder.probes import ProbeConfig
 from policy.ladder.remedies import Remedy
 from policy.risk_record import ModelName
 from scheduler.controller.controller import Controller
@@ -45,6 +46,8 @@ _FURTHER: Final = (1 * MINUTE, 6 * MINUTE, 8 * MINUTE)
 """Rounds after one that drained something: the request, what was answered, what is gone. A controller goes round each
 minute; in between nothing of these changes here."""
 
+_PROBE: Final = ProbeConfig().duration
+
 _VALID_FOR: Final = VerificationSettings().valid_for
 """After one that passed, a node that is drained again is emptied then."""
 
@@ -63,6 +66,8 @@ class InMemoryDiagnostic:
         diagnostic: Diagnostic,
     ) -> None:
         self.begun: dict[str, tuple[datetime, Remedy | None]] = {}
+        self.probes: dict[str, list[int]] = {}
+        """Node, begin, end, whether it was preempted, and failure (-1: none) of each probe, by its key."""
         self.failed: dict[str, datetime] = {}
         self._clock, self._costs, self._fleet, self._within, self._kind = clock, costs, fleet, within, diagnostic
 
@@ -79,12 +84,17 @@ class InMemoryDiagnostic:
         """Start one."""
         if key in self.begun:
             return WriteResult("already")
-        self.begun[key] = self._clock.now(), "diagnose" if node in self.failed else remedy
+        self.begun[key] = now, _ = self._clock.now(), "diagnose" if node in self.failed else remedy
+        if probe:
+            begin = instant_ms(now)
+            self.probes[key] = [self._fleet.names.get_loc(node), begin, begin + duration_ms(_PROBE), 1, -1]
         return WriteResult("done")
 
     def ends(self, key: str) -> datetime | None:
         """Return when one ends; None: nothing is run."""
         began, remedy = self.begun[key]
+        if key in self.probes:
+            return began + _PROBE
         takes = procedure(remedy, self._kind, self._costs)
         return None if takes is None else began + takes
 
@@ -99,8 +109,11 @@ class InMemoryDiagnostic:
             return DiagnosticResult("running")
         at, place = instant_ms(ends), self._fleet.names.get_loc(node)
         ahead = (self._fleet.failed == place) & (self._fleet.at <= at + duration_ms(self._within))
-        sick = tuple(self._fleet.unit[failure] for failure in np.flatnonzero(ahead & (at < self._fleet.until)))
-        if not (finds(remedy, self._kind) and sick):
+        faults = np.flatnonzero(ahead & (at < self._fleet.until))
+        if key in self.probes:
+            self.probes[key][2:] = [at, 0, int(faults[0]) if len(faults) else -1]
+        sick = tuple(self._fleet.unit[fault] for fault in faults)
+        if not ((finds(remedy, self._kind) or key in self.probes) and sick):
             return DiagnosticResult("passed", at=ends)
         self.failed.setdefault(node, began if remedy == "replace" else ends)
         return DiagnosticResult("failed", "a fault", () if "" in sick else sick, ends)
@@ -108,6 +121,8 @@ class InMemoryDiagnostic:
     def drop(self, node: str, key: str) -> None:
         """Forget one."""
         self.begun.pop(key, None)
+        if key in self.probes and self.probes[key][3]:
+            self.probes[key][2] = min(self.probes[key][2], instant_ms(self._clock.now()))
 
 
 class ReplayedCluster:
@@ -141,7 +156,7 @@ class ReplayedCluster:
         method = VerificationSettings(method="scheduler", timeout=timedelta(days=9))
         evacuation = Evacuation(
             self.scheduler, self.workloads, self.clock, EvacuationSettings(enabled=True, verification=method), {},
-            self.diagnostic,
+            self.diagnostic, self.diagnostic if "probe" in policy.rungs else None,
         )  # fmt: skip
         self.controller = Controller(
             self.scheduler, risks or self, VerifiedFacts(_Reported(events), evacuation.results),
@@ -165,6 +180,11 @@ class ReplayedCluster:
         }  # fmt: skip
         self.left = np.full(len(jobs.node), NEVER)
         self._asked: dict[str, datetime] = {}
+        self.checkpoints: dict[str, tuple[int, int]] = {}
+        """Job and time of each checkpoint that a job was asked for while its node stayed in service, by key."""
+        self.avoided: list[list[int]] = []
+        """Rows of :class:`ReplayMarks` of the times in which nodes had a soft taint."""
+        self._soft: dict[int, list[int]] = {}
         self._rows: list[list[int]] = []
         self._open: dict[int, list[int]] = {}
 
@@ -221,6 +241,11 @@ class ReplayedCluster:
             if workload.ending:
                 self.left[int(uid)] = min(self.left[int(uid)], instant_ms(at + LEAVE))
         for place, level in enumerate(self._levels().values()):
+            if level is Level.AVOID and place not in self._soft:
+                self._soft[place] = [place, instant_ms(at), self.fleet.end, NEVER, NEVER]
+                self.avoided.append(self._soft[place])
+            if level is not Level.AVOID and place in self._soft:
+                self._soft.pop(place)[2] = instant_ms(at)
             if level.hard and place not in self._open:
                 self._open[place] = [place, instant_ms(at), NEVER, NEVER, NEVER]
                 self._rows.append(self._open[place])
@@ -241,7 +266,10 @@ class ReplayedCluster:
 
     def _show(self, at: datetime) -> None:
         """Let the scheduler see what runs and what is down now."""
-        for ask in self.workloads.asked.values():
+        levels = self._levels()
+        for uid, ask in self.workloads.asked.items():
+            if ask.key not in self._asked and not levels[self.fleet.nodes[self.jobs.node[int(uid)]].name].hard:
+                self.checkpoints[ask.key] = int(self.jobs.job[int(uid)]), instant_ms(at)
             if at - self._asked.setdefault(ask.key, at) >= self.policy.cost_benefit.checkpoint:
                 self.workloads.written.add(ask.key)
         now, jobs = instant_ms(at), self.jobs

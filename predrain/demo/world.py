@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from functools import partial
@@ -15,11 +15,12 @@ import numpy as np
 import pandas as pd
 
 from evaluation.value.controller_replay import ReplayedFleet, rule_events
-from evaluation.value.gpu_hours import count_outcome
+from evaluation.value.gpu_hours import Extras, ReplayOutcome, count_outcome, net_of
 from evaluation.value.load import generated_load
-from evaluation.value.marks import NOBODY
+from evaluation.value.marks import NOBODY, ReplayMarks
+from evaluation.value.probing import Checkpoints, Probes
 from features.matrix.matrix import FeatureMatrix
-from features.times import duration_ms, instant_ms
+from features.times import NEVER, duration_ms, instant_ms
 from foundation.instants import from_ms
 from models.bundle.store import load_bundle
 from models.config import ServingSection
@@ -29,6 +30,8 @@ from pipeline.stages import train_bundle
 from policy.budget import BudgetConfig, DisruptionBudget
 from policy.config import PolicyConfig
 from policy.hysteresis import HysteresisConfig
+from policy.ladder.cost_benefit import CostBenefitConfig
+from policy.ladder.rungs import RUNGS, Rung
 from policy.tiers import TierThresholds
 from predrain.demo.cluster import ReplayedCluster
 from scheduler.controller.scores_reader import ScoresReader
@@ -56,6 +59,9 @@ _COUNT_EVERY_S: Final = 2.0
 _GANG: Final = 64
 """GPUs of a job: where drains pay, a failure stops many nodes."""
 
+_PAUSE: Final = timedelta(hours=2)
+"""Between two jobs, in which the nodes are idle and may be probed."""
+
 _REACH: Final = timedelta(hours=72)
 _ACCELERATION: Final = 25.0
 _TIERS: Final = TierThresholds(watch=0.02, elevated=0.08, high=0.25)
@@ -76,6 +82,8 @@ class Balance:
     drains: int = 0
     saved: float = 0.0
     spent: float = 0.0
+    rungs: Mapping[Rung, tuple[int, float]] = field(default_factory=dict)
+    """How often each was used, and the net GPU-hours of it alone."""
 
 
 class ArrivedDataset(Dataset):
@@ -158,6 +166,8 @@ class World:
         fleet = ReplayedFleet.of(dataset.inventory(), matrix.incidents(), first, last)
         policy = PolicyConfig(
             thresholds_from="scores",
+            rungs=RUNGS,
+            cost_benefit=CostBenefitConfig(checkpoint=timedelta(minutes=2), checkpoint_every=timedelta(hours=12)),
             hysteresis=HysteresisConfig(rise_after=1),
             budget=BudgetConfig(disruption_budgets=(DisruptionBudget("fleet", max_unavailable_share=0.25),)),
         )
@@ -166,6 +176,7 @@ class World:
         clock_of: list[ManualClock] = []
         every = policy.cost_benefit.checkpoint_every
         jobs = generated_load(fleet.gpus, first - duration_ms(PAST), last, seed, every, gpus_per_job=_GANG)
+        jobs = replace(jobs, end=np.maximum(jobs.start + 1, jobs.end - duration_ms(_PAUSE)))
         events = rule_events(dataset.events(), fleet.boots())
         cluster = ReplayedCluster(
             fleet, None, events, jobs, fleet.stage(policy, "hard"), diagnostic="perfect",
@@ -208,14 +219,31 @@ class World:
             whole, failed=whole.failed[seen], unit=tuple(whole.unit[place] for place in seen), at=whole.at[seen],
             until=np.minimum(whole.until[seen], at), end=at,
         )  # fmt: skip
-        jobs = self.cluster.jobs
-        marks = self.cluster.marks_by(at)
-        no_action = count_outcome(fleet, [jobs], NOBODY, costs, reach=_REACH)
-        acted = count_outcome(fleet, [jobs], marks, costs, reach=_REACH)
+        cluster, jobs = self.cluster, self.cluster.jobs
+        marks = cluster.marks_by(at)
+        probes = Probes.of(
+            [*row[:4], row[4] if row[4] < len(seen) else -1] for row in cluster.diagnostic.probes.values()
+        )
+        checkpoints = Checkpoints.of(jobs, cluster.checkpoints.values(), costs)
+
+        def counted(marks: ReplayMarks = NOBODY, *, soft: bool = False, **cheap: Any) -> ReplayOutcome:
+            return count_outcome(fleet, [jobs], marks, costs, reach=_REACH, soft=soft, extras=[Extras(**cheap)])
+
+        no_action, acted = counted(), counted(marks, probes=probes, checkpoints=checkpoints)
+        drained = marks.drained < NEVER
+        avoided = ReplayMarks.of([*row[:2], min(row[2], at), *row[3:]] for row in cluster.avoided)
+        alone: dict[Rung, tuple[int, ReplayOutcome]] = {
+            "avoid": (len(avoided.at), counted(avoided, soft=True)),
+            "probe": (len(probes.node), counted(probes=probes)),
+            "checkpoint": (len(checkpoints.at), counted(checkpoints=checkpoints)),
+            "swap": (int((~drained).sum()), counted(marks.chosen(~drained))),
+            "drain": (int(drained.sum()), counted(marks.chosen(drained))),
+        }
         failures = int((fleet.at >= fleet.begin).sum())
         saved = float(no_action.hit.sum() - acted.hit.sum() + acted.repaired.sum())
         spent = float(acted.spent.sum() + acted.idle.sum())
-        self.balance = Balance(failures, acted.caught, acted.drains, saved, spent)
+        rungs = {rung: (times, float(net_of(no_action, outcome).sum())) for rung, (times, outcome) in alone.items()}
+        self.balance = Balance(failures, acted.caught, len(marks.at), saved, spent, rungs)
         return self.balance
 
     def run(self, speed: float, stop: Event) -> None:
@@ -239,7 +267,8 @@ class World:
         return (
             f"Simulated demo, {now:%Y-%m-%d %H:%M} UTC. Failures so far: {so_far.failures}, of them on nodes that were "
             f"emptied or kept free before: {so_far.caught}. Nodes taken out: {so_far.drains}. GPU-hours against "
-            f"no action: {so_far.saved:,.0f} saved, {so_far.spent:,.0f} spent."
+            f"no action: {so_far.saved:,.0f} saved, {so_far.spent:,.0f} spent. Net of each action alone: "
+            + ", ".join(f"{rung} {net:,.0f} ({times}x)" for rung, (times, net) in so_far.rungs.items())
         )
 
 

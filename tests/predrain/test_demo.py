@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from policy.fleet import Level
+from policy.ladder.rungs import RUNGS
 from predrain.demo.world import ArrivedDataset, World
 from scheduler.ports.node_object import marks_of
 from tests.processes import PREDRAIN
@@ -20,12 +21,12 @@ from tests.processes import PREDRAIN
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> World:
-    """A world in which something was drained."""
+    """A world in which something was drained, and something probed."""
     made = World.make(tmp_path_factory.mktemp("demo"), gpus=128, seed=11, say=lambda _: None, ahead=timedelta(days=40))
     assert made is not None
     for _ in range(300):
         made.step(made.now + timedelta(hours=1))
-        if Level.DRAIN in levels(made):
+        if Level.DRAIN in levels(made) and made.cluster.diagnostic.probes:
             return made
     raise AssertionError("nothing was drained")
 
@@ -62,6 +63,10 @@ def test_what_came_of_acting_is_counted_until_now(world: World) -> None:
     assert balance.drains >= 1
     assert balance.failures == int(((fleet.at >= fleet.begin) & (fleet.at < world.now.timestamp() * 1000)).sum())
     assert f"Failures so far: {balance.failures}" in world.notice()
+    assert list(balance.rungs) == list(RUNGS[1:])
+    assert sum(balance.rungs[rung][0] for rung in ("swap", "drain")) == balance.drains
+    assert balance.rungs["probe"][0] > 0
+    assert all(f"{rung} {net:,.0f} ({times}x)" in world.notice() for rung, (times, net) in balance.rungs.items())
 
 
 def test_the_model_does_not_grow_too_old_to_act_on(world: World) -> None:

@@ -276,7 +276,7 @@ def recommendation(content: dict[str, Any]) -> list[str]:
     elif content["ladder"]:
         lines.append("No other action is sure to pay here.")
     guided = [row for row in content.get("probing", ()) if row["guided"] and row["share_found"] is not None]
-    if guided:
+    if guided and content["predictable"]["answer"] in ("yes", "weakly"):
         least = min((row["share_found"] for row in guided if row["net_low"] > 0), default=None)
         shares = join([percent(row["share_found"]) for row in guided])
         pays = "from none of these on" if least is None else f"from {percent(least)} on"

@@ -9,6 +9,7 @@ from urllib.parse import quote, urlencode
 from foundation.errors import InputError
 from foundation.http import BodyTooLarge, Connection, HttpError, NoAnswerInTime, ask
 from foundation.slurm import SlurmFormatError, expand_hostlist
+from scheduler.ports.codec import read_json
 from scheduler.ports.errors import SchedulerError
 from scheduler.ports.readings import WriteResult
 from scheduler.slurm.job import CheckpointSignal, SlurmJob
@@ -23,7 +24,6 @@ _FIRST_WITH_NUMBER_OBJECTS: Final = 40
 _OK: Final = 200
 _NOT_FOUND: Final = 404
 _DENIED: Final = frozenset({401, 403, 511})  # 511: slurmrestd's answer to a token that it does not take
-_NO_SUCH_NODE: Final = ("invalid node name", "failure to query node")  # the latter, with error number 0, is 24.11's
 
 
 class _NoAnswerError(Exception):
@@ -107,7 +107,7 @@ class SlurmRest(SlurmPort):
                     raise SlurmFormatError(f"HTTP {status}: {errors_in(content) or ''}")
                 rows, _ = read_report(content, key)
             except SlurmFormatError as error:
-                if one and (status == _NOT_FOUND or any(text in str(error).lower() for text in _NO_SUCH_NODE)):
+                if one and (status == _NOT_FOUND or _is_unknown_node(content)):
                     return []
                 raise SchedulerError(f"{self._where}: {error}") from None
             self._version = version
@@ -168,3 +168,18 @@ class SlurmRest(SlurmPort):
             reason = f"no whole answer within {timeout_s:g} s" if late else error
             raise _NoAnswerError(f"{self._where}: {reason}") from None
         return answer.status, answer.body
+
+
+def _is_unknown_node(content: bytes) -> bool:
+    """Whether an answer says that the node does not exist."""
+    if "invalid node name" in (errors_in(content) or "").lower():
+        return True
+    # 24.11 reports any failed query of a node in these words; only without an error number was there no such node.
+    try:
+        errors = read_json(content)["errors"]
+        return bool(errors) and all(
+            error["error_number"] == 0 and error["description"].lower().startswith("failure to query node ")
+            for error in errors
+        )
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return False

@@ -92,7 +92,8 @@ def serving(rest: Rest, socket: Path | None = None) -> Iterator[str]:
             if self.headers.get("X-SLURM-USER-TOKEN") != rest.token:
                 status, report = 401, {"errors": [{"error": "Authentication failure"}]}
             if fault == "errors":  # as slurmrestd does where slurmctld does not answer it
-                report = {**report, "errors": [{"error": "Unable to contact slurm controller"}]}
+                error = {"error": "Unable to contact slurm controller", "error_number": 1800}
+                report = {**report, "errors": [{**error, "description": "Failure to query node n0"}]}
             made = b"<html>" if fault == "garbage" else json.dumps(report).encode()
             headers = {"Content-Length": str(len(made))}
             if fault == "redirect":

@@ -70,7 +70,7 @@ def test_an_answer_of_200_with_errors_is_no_list_of_nodes_and_no_write(token):
         port = opened(where, token)
         port.nodes()
         rest.fault = "errors"
-        for read in (port.nodes, port.jobs):
+        for read in (port.nodes, port.jobs, lambda: port.node("n0")):
             with pytest.raises(SchedulerError, match="Unable to contact slurm controller"):
                 read()
         assert port.update("n0", NodeChange(weight=2)).kind == "timeout"

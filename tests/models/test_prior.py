@@ -69,7 +69,7 @@ def test_laid_onto_other_columns_it_scores_as_with_the_missing_ones_unknown(orde
     [
         (lambda folder: (folder / CARD).unlink(), "no prior in "),
         (lambda folder: (folder / CARD).write_text("{}"), "is not readable"),
-        (lambda folder: (folder / MODEL).write_text(prior().model.replace("0.", "1.", 1)), "not the one that its card"),
+        (lambda folder: (folder / MODEL).write_text(prior().model.replace("0.", "1.", 1)), "does not match its card"),
     ],
 )
 def test_a_damaged_prior_is_refused(tmp_path, damage, what):

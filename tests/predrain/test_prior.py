@@ -42,7 +42,7 @@ def test_it_is_built_from_other_clusters_by_name_and_without_what_tells_them_apa
 def test_a_folder_that_is_no_prior_is_not_replaced(tmp_path):
     (tmp_path / "notes.txt").write_text("keep")
     refused = run("prior", "build", "--out", tmp_path)
-    assert (refused.exit_code, "is no prior" in refused.output) == (1, True)
+    assert (refused.exit_code, "is not a prior" in refused.output) == (1, True)
     assert (tmp_path / "notes.txt").read_text() == "keep"
 
 

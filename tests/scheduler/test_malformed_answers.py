@@ -151,7 +151,7 @@ def test_what_is_no_list_of_nodes_of_slurm_is_an_error(answer: str) -> None:
 def test_a_node_that_slurm_lists_for_each_partition_is_one_and_two_of_a_name_stay_two() -> None:
     same = json.dumps({"meta": META, "nodes": [NODE, NODE]})
     assert len(Answering(same).nodes()) == 1
-    other = {**NODE, "reason": "RMA"}
+    other = {**NODE, "weight": 9}
     assert len(Answering(json.dumps({"meta": META, "nodes": [NODE, other]})).nodes()) == 2
 
 

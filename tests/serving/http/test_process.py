@@ -54,7 +54,7 @@ def test_the_command_answers_and_ends_orderly(tmp_path: Path) -> None:
         assert [line["message"] for line in lines if line.get("level")] == [
             f"serving on 127.0.0.1:{port}, extender on {lines[0]['message'].split()[-1]}",
             f"serving decision {now:%Y%m%dT%H%M%SZ}: 9 units on 5 nodes",
-            "SIGTERM: leaving once what was accepted is answered",
+            "SIGTERM: shutting down after in-flight requests finish",
         ]
         requests = [line for line in lines if "route" in line]
         assert (requests[-1]["route"], requests[-1]["status"]) == ("/v1/predict", 200)

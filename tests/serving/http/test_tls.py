@@ -64,7 +64,7 @@ def test_a_certificate_that_cannot_be_used_leaves_the_one_of_before(
     for broken in (b"", b"garbage", other.read_bytes()):
         certificate.write_bytes(broken)
         assert not tls.look()
-        assert "the one of before stays" in caplog.messages[-1]
+        assert "the previous one stays in use" in caplog.messages[-1]
     assert not tls.look()
     assert len(caplog.messages) == 3, "each is said once"
     certificate.unlink()

@@ -120,7 +120,7 @@ def test_a_refusal_is_waited_out_as_long_as_asked_and_logged_once(
     assert all(wait > 0 for wait in seen.waits)
     assert [record.message.split(": ", 1)[1] for record in caplog.records] == [
         "nodes cannot be followed, retrying: HTTP 429: slow down",
-        "nodes are followed again",
+        "watching nodes again",
     ]
 
 
@@ -129,7 +129,7 @@ def test_an_object_that_cannot_be_read_is_left_out_and_the_rest_is_not(
 ) -> None:
     api.put(NODES, {"metadata": {"name": "bad"}})
     assert Followed(api, 1).values.known == {"n": 1}
-    assert "'bad' cannot be read" in caplog.text
+    assert "unreadable 'bad'" in caplog.text
 
 
 def test_a_server_that_ends_watches_immediately_is_not_asked_in_a_hurry() -> None:

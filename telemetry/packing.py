@@ -17,7 +17,7 @@ import pyarrow as pa
 from foundation.errors import InputError
 
 DAMAGED: Final = (OSError, EOFError, lzma.LZMAError, zlib.error, pa.ArrowException)
-"""What reading a damaged file raises."""
+"""Exceptions that reading a damaged file raises."""
 
 UNPACKERS: Final[Mapping[str, Callable[[BinaryIO], Any]]] = {
     ".gz": lambda raw: gzip.GzipFile(fileobj=raw),

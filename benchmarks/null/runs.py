@@ -90,7 +90,7 @@ def run_checks(
     *,
     done: Callable[[Outcome], None] | None = None,
 ) -> dict[str, Outcome]:
-    """Run the checks asked for and give their outcomes by name; ``done`` is told each as soon as it exists."""
+    """Run the checks asked for and give their outcomes by name; ``done`` is called with each as soon as it exists."""
     out: dict[str, Outcome] = {}
 
     def look(name: str, matrix: Any) -> None:

@@ -25,7 +25,7 @@ CHANCE = (0.45, 0.55)
 """Area under the ROC curve that counts as chance."""
 
 NO_SIGN, BY_CLASS = "`noprecursor`", ("`base`", "`announced`")
-"""Fleets in which nothing announces itself, and those whose failure classes are distinguished."""
+"""Fleets without precursors, and those whose failure classes are reported separately."""
 
 READ = (
     "A row is a node at a decision time: its risk is that of its riskiest GPU. *Precision* is that of the K nodes of "

@@ -80,7 +80,7 @@ class Assumptions:
     ``gpus_per_job``: jobs are generated with this size; None: the dataset's, or where it has none generated ones as in
     a real trace.
     ``checkpoint_on_request``: whether jobs write a checkpoint when they are asked to, before they are moved.
-    ``spare_nodes``: at most so many nodes are out of service at once, those in repair included; None: a tenth.
+    ``spare_nodes``: maximum number of nodes out of service at the same time, including repairs; None: a tenth.
     """
 
     costs: CostBenefitConfig = field(default_factory=CostBenefitConfig)

@@ -207,7 +207,7 @@ def calibration(evaluation: Evaluation, profile: str) -> Plot | None:
 
 
 def net_by_job_size(content: Mapping[str, Any]) -> Plot | None:
-    """Net GPU-hours of each rung against the size of jobs, and its break-even beside the precision that it has.
+    """Net GPU-hours of each rung against the size of jobs, and its break-even next to the measured precision.
 
     ``content``: an assessment; None where it has no jobs of several sizes.
     """

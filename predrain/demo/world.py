@@ -75,7 +75,7 @@ _PARAMS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Balance:
-    """What came of acting so far, against no action on the same failures."""
+    """Outcomes of the actions so far, compared with no action on the same failures."""
 
     failures: int = 0
     caught: int = 0

@@ -119,7 +119,7 @@ class Evacuation:
             log.report.notes.append("the progress of evacuations is read again in the next round")
 
     def end_probes(self, log: RoundLog, why: str) -> None:
-        """End the probes that run, after :meth:`load`: without a decision nobody sees that a job wants their node."""
+        """End running probes, after :meth:`load`: without a decision no round checks whether a job wants their node."""
         nodes = dict(self._progress.nodes)
         for name, entry in self._progress.nodes.items():
             if entry.rung == "probe":

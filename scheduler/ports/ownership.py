@@ -43,7 +43,7 @@ class OtherInstallationError(DamagedRecordError):
 class OwnershipRecord:
     """What predrain put on a node, and until when.
 
-    ``level``: the highest mark; if the actual level is lower before ``until``, somebody else removed it.
+    ``level``: the highest mark; if the actual level is lower before ``until``, another client removed it.
     ``marks``: digest of each mark as written, by its name.
     ``set_at``: when the highest mark was set.
     ``since``: when the node was taken out of service.

@@ -22,7 +22,7 @@ HELD: Final = frozenset({
 _ENDING: Final = frozenset({"COMPLETING", "STAGE_OUT"})
 _SUSPENDED: Final = frozenset({"SUSPENDED", "STOPPED"})
 _AT_WORK: Final = frozenset({"RESIZING", "SIGNALING"})
-# Flags of a running job. 22.05 reports a flag in place of the state.
+# Flags of a running job. 22.05 reports a flag instead of the state.
 _MINUTE: Final = timedelta(minutes=1)
 _LIMITLESS: Final = timedelta(days=300)
 # Slurm gives a job without a time limit an end a year ahead.

@@ -167,7 +167,7 @@ def held_folder(state: Path) -> Path:
 
 
 CHAMPION: Final = "champion"
-"""Names the champion of the registry in place of a folder."""
+"""Names the champion of the registry instead of a folder."""
 
 
 def copy_champion(copy: ChampionCopy, registry: str, name: str, *, again: bool = False) -> bool:

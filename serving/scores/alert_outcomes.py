@@ -1,4 +1,4 @@
-"""What came of the alerts that were given: evaluated by the events of the dataset whenever a decision is written."""
+"""Outcomes of the alerts so far, evaluated by the events of the dataset whenever a decision is written."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _COLUMNS: Final = ["unit", "node", "status", "risk", "tier", "alert", "horizon_s
 
 
 def write_facts(scores: ScoresFolder, dataset: Dataset) -> None:
-    """Write where units are and what came of earlier alerts, for the service's pages.
+    """Write the places of units and the outcomes of earlier alerts, for the service's pages.
 
     Raises ``InputError`` if the dataset cannot be read, or the disk is full.
     """

@@ -1,8 +1,8 @@
 """Scores as ``predrain score`` writes them, read and checked: a folder's newest decision as one immutable value.
 
 ``latest.json`` names a decision; ``decisions/NAME/risks.jsonl`` holds one risk record a unit and ``summary.json`` what
-is true of all of them; ``fleet.json`` tells where units are and what came of earlier alerts. The service reads all of
-it, and never loads pandas.
+is true of all of them; ``fleet.json`` has the places of units and the outcomes of earlier alerts. The service reads
+all of it, and never loads pandas.
 """
 
 from __future__ import annotations

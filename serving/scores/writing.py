@@ -4,7 +4,7 @@
 
     SCORES/
       decisions/20260101T060000Z/   risks.parquet, risks.jsonl, summary.json; immutable
-      fleet.json                    where units are, and what came of earlier alerts
+      fleet.json                    places of units, and outcomes of earlier alerts
       latest.json                   {"format": 2, "decision": "20260101T060000Z"}; replaced last
       status.json                   how the last runs went
       predrain_score.prom           the same for node-exporter's textfile collector

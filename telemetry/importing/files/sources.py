@@ -53,7 +53,7 @@ def is_kernel_log(path: Path) -> bool:
 
 
 def expand_sources(paths: tuple[Path, ...], what: str) -> list[Path]:
-    """Return the files behind ``paths``: a folder represents the files in it, a glob for what it matches, sorted.
+    """Return the files of ``paths``, sorted: those in each folder and those that each glob matches.
 
     Raises ``InputError`` if a path does not exist, a glob matches nothing, or a folder is empty.
     """

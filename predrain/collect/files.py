@@ -114,7 +114,7 @@ def tickets(
 
 
 def diagnostics(
-    files: Annotated[list[Path], typer.Argument(help="Output of `dcgmi diag -r LEVEL -j`, DCGM 3 or 4.")],
+    files: Annotated[list[Path], typer.Argument(help="Output of `dcgmi diag` (DCGM 3 or 4), JSON or table.")],
     dataset: DatasetOption,
     node: Annotated[str, typer.Option(help="Name of the tested node.")],
     gpus: Annotated[

@@ -66,6 +66,21 @@ _STATUSES: Final = {
 _NODE: Final = ""
 # Index of a result that names no GPU: it is about the node, as most tests of the software are.
 
+_TABLE: Final = "table of dcgmi diag"
+_TABLE_HEADER: Final = re.compile(r"\|\s*Diagnostic\s*\|\s*Result\s*\|")
+_TABLE_END: Final = re.compile(r"\+-{20,}\+-{20,}\+")
+_DEVICE_IDS: Final = re.compile(r"GPU Device IDs Detected\s*\|([^|]*)\|")
+_SECTION: Final = re.compile(r"[|+]\s*-{3,}\s+(\w+)\s+-{3,}")
+_ROW: Final = re.compile(r"\|([^|]*)\|([^|]*)\|\s*\Z")
+_NOTES: Final = ("Info", "Warning", "Error")
+_TABLE_RESULT: Final = re.compile(
+    r"(?:(?P<entity>[A-Za-z]+)(?P<number>\d+): )?(?P<status>Pass|Fail|Skip|Warn(?:ing)?|Not Run)"
+    r"(?: - (?P<gpus>All|GPUs?:? \d[\d, ]*)(?::.*)?)?",
+    re.IGNORECASE,
+)
+_MORE_INDICES: Final = re.compile(r"[\d, ]*\d[\d, ]*")
+_NUMBER: Final = re.compile(r"\d+")
+
 _Results = list[tuple[str, str]]
 # Test and status.
 
@@ -85,15 +100,19 @@ class GpuVerdict:
     detail: str | None
 
 
-def read_diagnostics(report: str, *, may_skip: Collection[str] = ()) -> list[GpuVerdict]:
-    """Read the JSON of one run, cut short or not; text around it is passed over.
+def read_diagnostics(report: str, *, may_skip: Collection[str] = (), indices: Collection[str] = ()) -> list[GpuVerdict]:
+    """Read the JSON or the table of one run, cut short or not; text around it is ignored.
 
     ``may_skip``: names of tests (without case) that do not count when they were skipped or not run, such as ``eud``,
     which needs a package of its own.
+    ``indices``: GPUs of the node; a table may write ``Pass - All`` instead of naming them.
     Returns: by index; a single one with an empty index where nothing is known of any GPU.
+    Raises ``InputError`` if a table has several runs, or does not show which GPUs it tested.
     """
     try:
-        content, _ = json.JSONDecoder().raw_decode(report, max(0, report.find("{")))
+        content = _read_table(report, indices)
+        if content is None:
+            content, _ = json.JSONDecoder().raw_decode(report, max(0, report.find("{")))
     except (ValueError, RecursionError):
         content = None
     if not isinstance(content, dict):
@@ -127,6 +146,75 @@ def _verdict(own: _Results, of_node: _Results, *, is_cut: bool) -> tuple[Verdict
     if not reasons and not any(status == "pass" for _, status in own):
         reasons = ["no test of this GPU"]
     return ("inconclusive", "; ".join(reasons)) if reasons else ("pass", None)
+
+
+def _read_table(report: str, indices: Collection[str]) -> dict[str, Any] | None:
+    """Return a report that is a table in the structure of the JSON; None if it is none."""
+    headers = list(_TABLE_HEADER.finditer(report))
+    if not headers:
+        return None
+    if len(headers) > 1:
+        raise InputError(f"the report has {len(headers)} runs", _TABLE, "Give a file for each run.")
+    rows = report[headers[0].end() :]
+    texts, errors = _table_tests(rows)
+    if not _TABLE_END.search(rows):
+        errors.append("the table has no end")
+    tests = {name: [_table_result(text) for text in found] for name, found in texts.items()}
+    device_ids = _DEVICE_IDS.search(rows)
+    device_count = len(device_ids[1].split(",")) if device_ids else 0
+    named = {index for results in tests.values() for result in results for index in result.get("gpu_ids", ())}
+    tested = next((known for known in (named, set(indices)) if len(known) == device_count), set[str]())
+    for name, results in tests.items():
+        for result in results:
+            if result.pop("is_all", False):
+                if not tested:
+                    what = f"{name!r} has a result of all GPUs, and the table does not show which were tested"
+                    raise InputError(what, f"{_TABLE}, {device_count} GPUs", f"{_DO} List the tested GPUs only.")
+                result["gpu_ids"] = sorted(tested)
+        # DCGM 4 sums up what it reports of each GPU.
+        if any("entity_id" in result and result["status"] == results[0]["status"] for result in results[1:]):
+            del results[0]
+    categories = [{"tests": [{"name": name, "results": results} for name, results in tests.items()]}]
+    body = {"test_categories": categories}
+    return {_REPORTS[0]: body, "GPU Device Serials": dict.fromkeys(tested), "errors": errors}
+
+
+def _table_tests(rows: str) -> tuple[dict[str, list[str]], list[str]]:
+    """Return the results of each test as they are written, and errors that no test reports."""
+    tests: dict[str, list[str]] = {}
+    errors: list[str] = []
+    texts, is_metadata, is_note = list[str](), True, False
+    for line in rows.splitlines():
+        if section := _SECTION.search(line):
+            is_metadata = section[1] == "Metadata"
+        row = _ROW.search(line)
+        if row is None:
+            continue
+        name, text = row[1].strip(), row[2][1:].rstrip()
+        is_result = _TABLE_RESULT.fullmatch(text) is not None
+        if name in _NOTES:
+            errors += [text] if name == "Error" and not tests else []
+            is_note = True
+        elif name and (is_result or not is_metadata):
+            texts, is_note = tests.setdefault(name, []), False
+            texts.append(text)
+        elif is_result and texts:
+            texts.append(text)
+            is_note = False
+        elif texts and not is_note and _MORE_INDICES.fullmatch(text):  # the line above is full
+            texts[-1] += text
+    return tests, errors
+
+
+def _table_result(text: str) -> dict[str, Any]:
+    match = _TABLE_RESULT.fullmatch(text)
+    if match is None:
+        return {"status": text}
+    if match["entity"]:
+        return {"status": match["status"], "entity_group": match["entity"], "entity_id": match["number"]}
+    if not match["gpus"]:
+        return {"status": match["status"]}
+    return {"status": match["status"], "gpu_ids": _NUMBER.findall(match["gpus"]), "is_all": match["gpus"] == "All"}
 
 
 def _serials(content: Mapping[str, Any]) -> dict[str, str | None]:
@@ -180,7 +268,7 @@ def collect_diagnostics(
     may_skip: Collection[str] = (),
     accounting: Accounting,
 ) -> dict[str, int] | None:
-    """Write the verdicts of one output of ``dcgmi diag -j`` to the landing folder, once.
+    """Write the verdicts of one output of ``dcgmi diag`` to the landing folder, once.
 
     ``delay``: ``known_at`` is the run's time plus this. ``at``: when the run ended; default: when the file was written.
     Returns: verdicts by code; None where the report was written before.
@@ -188,14 +276,19 @@ def collect_diagnostics(
     """
     try:
         if path.stat().st_size > _MAX_BYTES:
-            raise InputError("the report is over 64 MiB", str(path), "Give the output of one `dcgmi diag -j`.")
+            raise InputError("the report is over 64 MiB", str(path), "Give the output of one `dcgmi diag`.")
         content = path.read_bytes()
         when = at or datetime.fromtimestamp(path.stat().st_mtime, UTC)
     except OSError as error:
         raise InputError(f"the report cannot be read: {error.strerror}", str(path), "Check the path.") from None
-    if content.strip() and b"{" not in content:
-        raise InputError("the file holds no JSON", str(path), "Give the output of `dcgmi diag -j`.")
-    verdicts = read_diagnostics(content.decode("utf-8", errors="replace"), may_skip=may_skip)
+    report = content.decode("utf-8", errors="replace")
+    if report.strip() and "{" not in report and not _TABLE_HEADER.search(report):
+        raise InputError("the file holds no report", str(path), "Give the output of `dcgmi diag`, best with -j.")
+    indices = [index for key, index in names if key == "slot"]
+    try:
+        verdicts = read_diagnostics(report, may_skip=may_skip, indices=indices)
+    except InputError as error:
+        raise InputError(error.what, f"{path}, node {node}, {error.where}", error.do) from None
     rows = []
     for verdict in verdicts:
         gpu = names.get(("serial", verdict.serial or "")) or names.get(("slot", verdict.index))

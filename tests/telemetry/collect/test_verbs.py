@@ -68,7 +68,7 @@ def test_a_file_that_is_no_report_of_diagnostics_is_refused(tmp_path: Path):
     (tmp_path / "x.json").write_text("hello\n")
     done = predrain(tmp_path, "diagnostics", "x.json", "--node", "n1")
     assert done.exit_code == 1
-    assert "the file holds no JSON (x.json)" in done.stderr
+    assert "the file holds no report (x.json)" in done.stderr
 
 
 def test_wrong_words(tmp_path: Path):

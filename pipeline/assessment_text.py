@@ -30,7 +30,7 @@ ANSWERS: Final = {
 }
 RUNGS: Final = {
     "publish": "publish the risk",
-    "avoid": "keep new jobs off nodes at risk while others are free",
+    "avoid": "keep large jobs off nodes at risk while others are free",
     "probe": "run a diagnostic on idle nodes, riskiest first",
     "checkpoint": "ask jobs on nodes at risk for a checkpoint",
     "swap": "take nodes at risk out when their jobs end",

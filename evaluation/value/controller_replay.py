@@ -167,6 +167,8 @@ class Controlled:
         self._stands = [NO_MARKS] * len(self.fleet.nodes)
         self._rows: list[list[int]] = []
         self._open: dict[int, list[int]] = {}  # the active marks, by node
+        self._high: list[list[int]] = []
+        self._is_high: dict[int, list[int]] = {}  # those of these that last
         self._left = np.full(len(self.jobs.node), NEVER)  # when a job is not on its node any more
         self._by_start = np.argsort(self.jobs.start, kind="stable")
         self._starts, self._count = self.jobs.start[self._by_start], 0  # how many of them have started
@@ -210,9 +212,9 @@ class Controlled:
             at = heapq.heappop(self._todo)
             if self._now < at < self.fleet.end and (at in self._certain or self._awaited(at)):
                 self._round(at)
-        for row in self._rows:
+        for row in (*self._rows, *self._high):
             row[2] = min(row[2], self.fleet.end)
-        return ReplayMarks.of(self._rows, len(self._refused))
+        return ReplayMarks.of(self._rows, len(self._refused), self._high)
 
     def _awaited(self, at: int) -> bool:
         """Tell whether something may follow from nodes that are better now."""
@@ -256,7 +258,8 @@ class Controlled:
 
     def _follow(self, place: int, plan: Plan) -> None:
         """Update the marks of a node."""
-        level = self._stands[place].level
+        level, decision = self._stands[place].level, plan.nodes.get(self.fleet.nodes[place].name)
+        self._note_high(place, high=level >= self.least and decision is not None and decision.tier == "high")
         if level is not Level.DRAIN:
             self._due.pop(place, None)
             self._tests.pop(place, None)
@@ -269,7 +272,6 @@ class Controlled:
         if place not in self._open:
             self._open[place] = [place, self._now, NEVER, NEVER, NEVER]
             self._rows.append(self._open[place])
-        decision = plan.nodes.get(self.fleet.nodes[place].name)
         if decision is None:  # all its GPUs are removed, and a node without units is not decided about
             return
         if level is Level.DRAIN and self._open[place][3] == NEVER and decision.target is Level.DRAIN:
@@ -287,6 +289,13 @@ class Controlled:
                 self._wake(int(self.jobs.turns(runs, self._now).min()) + _MINUTE_MS)
             elif len(runs) and "drain" not in self.policy.rungs:
                 self._wake(int(self.jobs.end[runs].max()) + _MINUTE_MS)
+
+    def _note_high(self, place: int, *, high: bool) -> None:
+        if not high and place in self._is_high:
+            self._is_high.pop(place)[2] = self._now
+        elif high and place not in self._is_high:
+            self._is_high[place] = [place, self._now, NEVER]
+            self._high.append(self._is_high[place])
 
     def _empty(self, place: int, remedy: Remedy | None) -> None:
         at = self._due.pop(place)

@@ -23,7 +23,7 @@ from features.times import NEVER, duration_ms
 from policy.episodes import Floats, Ints
 from policy.ladder.cost_benefit import CostBenefitConfig, JobHours
 from policy.ladder.probes import ProbeConfig
-from policy.ladder.rungs import Price, Rung, prices
+from policy.ladder.rungs import Price, Rung, may_use_risk, prices
 from policy.thresholds import bound_of_sizes
 
 _CONFIDENCE: Final = 0.9
@@ -74,7 +74,8 @@ def count_outcome(
 
     ``loads``: the fleet's own jobs, or several generated loads, which are averaged.
     ``reach``: a mark is right if its node fails within it.
-    ``soft``: new jobs only prefer other nodes: they go there while GPUs are free, so that no GPU is idle for it.
+    ``soft``: new jobs for which :func:`policy.ladder.rungs.may_use_risk` does not hold prefer other nodes: they go
+    there while GPUs are free, so that no GPU is idle for it.
     ``extras``: probes and checkpoints of each load. Without marks, these are what is counted as actions.
     """
     within, ready = duration_ms(reach), duration_ms(costs.checkpoint + LEAVE)
@@ -131,7 +132,9 @@ def _counted(
         repaired[node] += fleet.gpus[node] * shorter * out
         started = mine[(jobs.start[mine] > at) & (jobs.start[mine] <= until)]
         if free is not None and not out:
-            started = started[jobs.gpus[started] <= free(jobs.start[started])]
+            times = jobs.start[started]
+            avoid = np.logical_not(may_use_risk(size[started], high=marks.high_at(node, times)))
+            started = started[avoid & (jobs.gpus[started] <= free(times))]
         off[started] = jobs.start[started]  # it runs elsewhere
         if drained < until:
             gone, left_by = evicted(fleet, jobs, int(node), int(drained), off, costs.checkpoint)

@@ -18,6 +18,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from foundation.server.problems import RequestRefused
+from policy.ladder.rungs import may_use_risk
 from serving.http.acting import ControllerDecisions
 from serving.http.bodies import as_json, read_json
 from serving.http.limits import ServiceSettings, ThreadWork
@@ -39,9 +40,6 @@ _UNKNOWN: Final = 7
 # ranks with the best nodes of tier watch: it is no better than a clear one, and must not be shunned.
 
 
-_SMALL: Final = 8
-"""GPUs up to which a job is small: it fits on one node."""
-
 _GPU: Final = "nvidia.com/gpu"
 _COUNTS: Final = ("kueue.x-k8s.io/pod-group-total-count", "leaderworkerset.sigs.k8s.io/size")
 _GANGS: Final = (
@@ -52,23 +50,26 @@ _GANGS: Final = (
 """Labels and annotations that tell how many pods a gang has, and that a pod belongs to one."""
 
 
-def may_risk(args: Any) -> bool:
-    """Return whether the pod of ``ExtenderArgs`` may use nodes at risk: it is small, or preemptible.
+_Job = tuple[float, bool]
 
-    Small: the whole job has at most :data:`_SMALL` GPUs. Preemptible: its priority is below 0. What cannot be read is
-    neither; so is a pod of a gang whose size is not known.
+
+def job_of(args: Any) -> _Job:
+    """Return the GPUs of the job that the pod of ``ExtenderArgs`` belongs to, and whether it is preemptible.
+
+    Preemptible: its priority is below 0. Infinite: what cannot be read, no GPU, or a gang whose size is not known.
     """
     pod: Any = {str(key).lower(): value for key, value in args.items()}.get("pod")
     try:
         meta, spec = pod.get("metadata") or {}, pod.get("spec") or {}
         if isinstance(priority := spec.get("priority"), int) and priority < 0:
-            return True
+            return math.inf, True
         marks = {**(meta.get("labels") or {}), **(meta.get("annotations") or {})}
         of_pod = sum(int(one["resources"]["limits"][_GPU]) for one in spec["containers"] if _GPU in _limits(one))
         pods = next((int(marks[name]) for name in _COUNTS if name in marks), 1)
-        return 0 < of_pod * pods <= _SMALL and (pods > 1 or not any(name in marks for name in _GANGS))
+        unsized = pods == 1 and any(name in marks for name in _GANGS)
+        return (math.inf if unsized or of_pod * pods <= 0 else of_pod * pods), False
     except (AttributeError, KeyError, TypeError, ValueError):
-        return False
+        return math.inf, False
 
 
 def _limits(container: Any) -> Any:
@@ -145,13 +146,14 @@ def filter_result(kept: list[str], removed: dict[str, str]) -> dict[str, Any]:
 
 
 def priorities(
-    names: Sequence[str], fleet: ScoredFleet | None, now: datetime, *, risks: bool = False
+    names: Sequence[str], fleet: ScoredFleet | None, now: datetime, gpus: float = math.inf, preemptible: bool = False
 ) -> list[dict[str, Any]]:
-    """Return ``HostPriorityList``; ``risks``: nodes below tier ``high`` are all the same to the pod."""
-    scores = {name: priority(_state(name, fleet, now)) for name in names}
-    least = _BEST["elevated"] - _SPREAD["elevated"]
+    """Return ``HostPriorityList`` for a pod; ``gpus``, ``preemptible``: of its job."""
+    states = {name: _state(name, fleet, now) for name in names}
+    free = {high: may_use_risk(gpus, high=high, preemptible=preemptible) for high in (False, True)}
     return [
-        {"Host": name, "Score": MOST_PRIORITY if risks and score >= least else score} for name, score in scores.items()
+        {"Host": name, "Score": MOST_PRIORITY if free[state is not None and state.tier == "high"] else priority(state)}
+        for name, state in states.items()
     ]
 
 
@@ -170,19 +172,19 @@ def add_extender(
         fleet = cache.served.fleet
         return None if fleet is None or fleet.stale(now, settings.stale_after_s) else fleet
 
-    def parsed(body: bytes) -> tuple[list[str], bool]:
+    def parsed(body: bytes) -> tuple[list[str], _Job]:
         args = read_json(body)
-        return candidates(args), may_risk(args)
+        return candidates(args), job_of(args)
 
-    async def read(request: Request) -> tuple[list[str], bool]:
+    async def read(request: Request) -> tuple[list[str], _Job]:
         body = await request.body()
         return parsed(body) if len(body) <= _AT_ONCE else await reading.run(lambda: parsed(body))
 
-    def verb(answer: Callable[[list[str], bool, datetime], Any], open_answer: Callable[[list[str]], Any]) -> Any:
+    def verb(answer: Callable[[list[str], _Job, datetime], Any], open_answer: Callable[[list[str]], Any]) -> Any:
         async def handle(request: Request) -> Response:
-            asked, risks = await read(request)
+            asked, job = await read(request)
             try:
-                return as_json(answer(asked, risks, clock()))
+                return as_json(answer(asked, job, clock()))
             except Exception:  # a fault of the service does not keep a pod from running
                 metrics.passed_through.inc()
                 _LOG.exception("the extender lets all of %d nodes pass", len(asked))
@@ -190,7 +192,7 @@ def add_extender(
 
         return handle
 
-    def filtered(asked: list[str], _risks: bool, now: datetime) -> dict[str, Any]:
+    def filtered(asked: list[str], _job: _Job, now: datetime) -> dict[str, Any]:
         out = decisions.out if settings.extender_filter == "ledger" else None
         passed, removed = kept_nodes(asked, fleet_at(now), now, out, settings.extender_max_share)
         metrics.removed.inc(len(removed))
@@ -198,7 +200,7 @@ def add_extender(
 
     filter_nodes = verb(filtered, lambda asked: filter_result(asked, {}))
     prioritize = verb(
-        lambda asked, risks, now: priorities(asked, fleet_at(now), now, risks=risks),
+        lambda asked, job, now: priorities(asked, fleet_at(now), now, *job),
         lambda asked: [{"Host": name, "Score": 0} for name in asked],
     )
     app.add_api_route("/scheduler/filter", filter_nodes, methods=["POST"])

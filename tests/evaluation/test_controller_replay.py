@@ -236,6 +236,8 @@ def test_a_drained_node_whose_gpus_are_removed_ends_no_replay():
 def test_a_stage_below_hard_only_keeps_new_jobs_off():
     marks, count = marked(foretold(), stage="soft", least=Level.AVOID)
     assert (count.hits, count.moved) == (1, 0)
+    high = marks.high_at(3, (np.arange(48) * H + BEGIN))
+    assert np.flatnonzero(high).tolist() == list(range(13, 31)), "until its repair"
     assert (marks.drained == NEVER).all()
 
 

@@ -169,14 +169,18 @@ def test_a_drain_before_it_spares_the_gang_and_costs_the_move_and_the_idle_node_
     assert outcome.idle.sum() == pytest.approx(8 * (20.5 - 0.1 + 92 - 50.5))
 
 
-@pytest.mark.parametrize(("nodes", "stays"), [(4, 0), (2, 1)], ids=["there is room", "every other node is full"])
-def test_a_soft_taint_sends_new_jobs_elsewhere_while_there_is_room_and_leaves_no_gpu_idle(nodes, stays):
+@pytest.mark.parametrize(
+    ("size", "high", "nodes", "stays"),
+    [(16, (), 4, 0), (16, (), 2, 1), (8, (), 4, 1), (8, (25, 35), 4, 0), (8, (31, 35), 4, 1)],
+    ids=["a gang avoids", "every other node is full", "a small job may use it", "but not in tier high", "before that"],
+)
+def test_new_jobs_avoid_a_node_by_the_rule_of_the_extender_while_there_is_room(size, high, nodes, stays):
     load = Placements.ordered(ints(0, 1), ints(0, 1), ints(8, 8), ints(30 * H, 0), ints(90 * H, 200 * H), H)
-    outcome = count_outcome(
-        fleet((0, 40.5), nodes=nodes), [load], mark(0, 20, 92, drained=False), COSTS, reach=72 * HOUR, soft=True
-    )
+    marks = changed(mark(0, 20, 92, drained=False), high=ints(0, *(hours * H for hours in high or (0, 0)))[None])
+    load = changed(load, size=np.array([size, 8.0]))
+    outcome = count_outcome(fleet((0, 40.5), nodes=nodes), [load], marks, COSTS, reach=72 * HOUR, soft=True)
     assert outcome.hits == stays
-    assert outcome.hit.sum() == pytest.approx(stays * 8 * (0.5 + 0.25))
+    assert outcome.hit.sum() == pytest.approx(stays * size * (0.5 + 0.25))
     assert outcome.idle.sum() == outcome.spent.sum() == 0
 
 

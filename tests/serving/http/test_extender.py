@@ -12,13 +12,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from policy.ladder.rungs import may_use_risk
 from policy.risk_record import RiskRecord
 from policy.stages import StagesConfig
 from scheduler.ledger.reader import LedgerReader
 from scheduler.ledger.sqlite_ledger import SqliteLedger
 from scheduler.ports.readings import Switches
 from serving.http.acting import ControllerDecisions
-from serving.http.extender import MOST_PRIORITY, filter_result, kept_nodes, may_risk, priorities, priority
+from serving.http.extender import MOST_PRIORITY, filter_result, job_of, kept_nodes, priorities, priority
 from serving.http.limits import ServiceSettings
 from serving.scores.fleet import ScoredFleet, state_of
 from serving.scores.reading import Scores
@@ -170,7 +171,8 @@ GANG, COUNT = {"scheduling.x-k8s.io/pod-group": "g"}, "kueue.x-k8s.io/pod-group-
      ([], False), ({"metadata": [], "spec": 3}, False)],
 )  # fmt: skip
 def test_small_and_preemptible_pods_may_use_nodes_at_risk_and_what_is_not_known_may_not(one: Any, may: bool) -> None:
-    assert may_risk({"pod": one, "NodeNames": []}) is may
+    gpus, preemptible = job_of({"pod": one, "NodeNames": []})
+    assert may_use_risk(gpus, high=False, preemptible=preemptible) == may
 
 
 def test_gangs_avoid_nodes_at_risk_and_small_jobs_leave_the_others_to_them(service: Running) -> None:

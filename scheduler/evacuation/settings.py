@@ -98,7 +98,7 @@ class VerificationSettings:
 class EvacuationSettings:
     """How nodes with a drain mark are emptied.
 
-    docs/reference/evacuation.md has the table of all settings.
+    docs/reference/settings.md has the table of all settings.
     """
 
     enabled: bool = False

@@ -22,7 +22,7 @@ _Label = Annotated[str, Field(pattern=f"^({_DNS_NAME}/)?{_LABEL_PART}={_LABEL_PA
 
 @checked(frozen=True, slots=True)
 class KubernetesSettings:
-    """How the Kubernetes adapter works; docs/reference/kubernetes-actuator.md has the table of all settings."""
+    """How the Kubernetes adapter works; docs/reference/settings.md has the table of all settings."""
 
     kubeconfig: str | None = None
     context: str | None = None

@@ -37,7 +37,7 @@ class ProbeJobSettings:
 class SlurmSettings:
     """How the adapter works.
 
-    docs/reference/slurm-actuator.md has the table of all settings.
+    docs/reference/settings.md has the table of all settings.
     """
 
     folder: Annotated[str, Field(min_length=1)]

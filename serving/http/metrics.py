@@ -26,24 +26,23 @@ disable_created_metrics()
 
 
 class RequestMetrics:
-    """Requests answered and how long they took.
+    """Counts and latencies of requests.
 
-    Labels are bounded: routes are those of the service (others count as ``unmatched``), statuses those it answers.
+    The cardinality is bounded: routes are those of the service, all others count as ``unmatched``.
     """
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry(auto_describe=False)
-        self.active = Gauge("predrain_http_active_requests", "Requests being answered.", registry=self.registry)
-        text = "Extender answers that left every node in because of trouble."
+        self.active = Gauge("predrain_http_active_requests", "Requests in progress.", registry=self.registry)
+        text = "Extender responses that passed all nodes because of an error."
         self.passed_through = Counter("predrain_extender_passed_through", text, registry=self.registry)
-        text = "Nodes that the filter has taken out."
+        text = "Nodes removed by the extender's filter."
         self.removed = Counter("predrain_extender_removed_nodes", text, registry=self.registry)
-        self._requests = Counter(
-            "predrain_http_requests", "Requests answered.", ("route", "status"), registry=self.registry
-        )
+        text = "Responses; unknown paths count as route unmatched, disconnected clients as status 499."
+        self._requests = Counter("predrain_http_requests", text, ("route", "status"), registry=self.registry)
         self._seconds = Histogram(
             "predrain_http_request_duration_seconds",
-            "Time from a request's head to its answer.",
+            "Time from the request head to the end of the response.",
             ("route",),
             buckets=BOUNDS_S,
             registry=self.registry,
@@ -51,14 +50,14 @@ class RequestMetrics:
         Info("predrain_build", "Version of predrain.", registry=self.registry).info({"version": predrain_version()})
 
     def note(self, route: str, status: int, seconds: float) -> None:
-        """Count one answer."""
+        """Count a response."""
         self._requests.labels(route, str(status)).inc()
         self._seconds.labels(route).observe(seconds)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StateMetrics:
-    """What the service holds: scores, the model, the log; read when Prometheus asks."""
+    """State of the service (scores, model, log), read at each scrape."""
 
     scores: ScoreCache
     model: ModelHolder
@@ -67,16 +66,16 @@ class StateMetrics:
     ready: Callable[[], bool]
 
     def collect(self) -> Iterable[Metric]:
-        """Give everything that is known now."""
+        """Yield the current values."""
         yield _counter("log_lines_dropped", "Log lines dropped because the reader was too slow.", self.log.dropped)
-        yield _counter("score_loads", "Decisions that were read.", self.scores.loads)
-        yield _counter("score_load_failures", "Attempts to read scores that failed.", self.scores.failures)
-        yield _gauge("ready", "Whether /readyz says so.", self.ready())
+        yield _counter("score_loads", "Decisions loaded.", self.scores.loads)
+        yield _counter("score_load_failures", "Failed attempts to load scores.", self.scores.failures)
+        yield _gauge("ready", "1 if /readyz returns 200, else 0.", self.ready())
         fleet = self.scores.served.fleet
         if fleet is not None:
             yield from self._of_scores(fleet)
-        yield _counter("model_loads", "Models that were taken.", self.model.loads)
-        yield _counter("model_refusals", "Models that were refused.", self.model.refusals)
+        yield _counter("model_loads", "Models loaded.", self.model.loads)
+        yield _counter("model_refusals", "Models rejected.", self.model.refusals)
         if self.model.wanted:
             yield from self._of_model()
 
@@ -84,32 +83,34 @@ class StateMetrics:
         scores, now = fleet.scores, self.clock()
         yield _labelled("units", "Units by tier, as scored.", "tier", fleet.tiers)
         yield _labelled("nodes", "Nodes by tier, as scored.", "tier", fleet.node_tiers)
-        text = "Whether no unit's risk holds: all have expired, or none is known."
+        text = "1 if no unit has a valid risk, else 0."
         yield _gauge("scores_expired", text, not fleet.holds(now))
         yield _gauge("scores_decision_timestamp_seconds", "Decision time of the scores.", scores.decided.timestamp())
-        yield _gauge("scores_expiry_timestamp_seconds", "When the last score expires.", scores.expires.timestamp())
+        yield _gauge("scores_expiry_timestamp_seconds", "Expiry of the last valid score.", scores.expires.timestamp())
         age_s = (now - scores.decided).total_seconds()
-        yield _gauge("scores_age_seconds", "Time since the decision.", age_s)
+        yield _gauge("scores_age_seconds", "Time since the decision of the scores.", age_s)
         fitted = fitted_at(scores.summary)
         if fitted is not None:
-            text = "Time since the model of the scores was fitted."
+            text = "Time since the fit of the model that made the scores."
             yield _gauge("scores_model_age_seconds", text, (now - fitted).total_seconds())
         ages = [record.sample_age_seconds for record in scores.units.values() if record.sample_age_seconds is not None]
         if ages:
             values = {"newest": min(ages) + age_s, "oldest": max(ages) + age_s}
-            yield _labelled("sample_age_seconds", "Age of the units' newest samples.", "which", values)
+            text = "Age of the newest sample of the freshest unit (newest) and of the stalest unit (oldest)."
+            yield _labelled("sample_age_seconds", text, "which", values)
 
     def _of_model(self) -> Iterable[Metric]:
         model = self.model.model
-        yield _gauge("model_loaded", "Whether rows can be scored.", model is not None)
-        yield _gauge("model_current", "Whether it is the one that is asked for.", self.model.refused is None)
+        yield _gauge("model_loaded", "1 if the model for feature rows is loaded, else 0.", model is not None)
+        text = "0 if a newer model was rejected or the registry is unavailable, else 1."
+        yield _gauge("model_current", text, self.model.refused is None)
         if model is not None:
             age_s = (self.clock() - model.bundle.fitted.refit_at).total_seconds()
-            yield _gauge("model_age_seconds", "Time since the model was fitted.", age_s)
+            yield _gauge("model_age_seconds", "Time since the fit of the model for feature rows.", age_s)
 
 
 def predrain_version() -> str:
-    """Return the version that is installed; ``0`` in a checkout that is not."""
+    """Return the installed version, or ``0`` in a checkout without an installation."""
     try:
         return version("predrain")
     except PackageNotFoundError:
@@ -117,7 +118,7 @@ def predrain_version() -> str:
 
 
 def fitted_at(summary: Mapping[str, object]) -> datetime | None:
-    """Return when the model of a decision was fitted; None where its summary does not say."""
+    """Return when the model of a decision was fitted, or None if the summary does not contain it."""
     model = summary.get("model")
     try:
         return parse_utc(model.get("fitted_at")) if isinstance(model, dict) else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import is_dataclass
+from dataclasses import fields, is_dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
@@ -18,6 +18,7 @@ from policy.stages import FIXED
 from policy.tiers import TierThresholds
 from scheduler.controller.settings import ActSettings, ControllerSettings, read_scheduler_settings, read_settings
 from scheduler.evacuation.settings import EvacuationSettings
+from scheduler.kubernetes.settings import KubernetesSettings
 from tests.policy.decide_world import HOUR, T0
 
 ROOT = Path(__file__).parents[3]
@@ -42,6 +43,13 @@ def test_the_operators_page_names_files_that_are_there_and_the_stages_as_they_ar
     for share in FIXED.values():
         assert f"{share:.0%}".replace("%", " %") in page
     assert f"rises only with {stages.min_outcomes} outcomes" in page.replace("\n", " ")
+
+
+@pytest.mark.parametrize("kind", [ControllerSettings, EvacuationSettings, KubernetesSettings])
+def test_the_page_of_settings_names_every_key(kind: type) -> None:
+    page = (ROOT / "docs" / "reference" / "settings.md").read_text()
+    section = page.split(f"\n## {kind.__name__.removesuffix('Settings').lower()}\n")[1].split("\n## ")[0]
+    assert [key.name for key in fields(kind) if not re.search(rf"`{key.name}[`.]", section)] == []
 
 
 def test_a_budget_that_names_no_fleet_keeps_the_limits_of_the_fleet(tmp_path: Path) -> None:

@@ -207,9 +207,12 @@ class Controller:
                 self.evacuation.round(log, decision.plan, known, drained, unheard=executor.held)
 
     def _load_evacuation(self, log: RoundLog) -> bool:
+        """Read the evacuation state; False: there is none, or it cannot be read."""
         ready = False
         with log.boundary("the evacuation state"):
-            ready = self.evacuation is not None and self.evacuation.load(log.report)
+            if self.evacuation is not None:
+                self.evacuation.load(log.report)
+                ready = True
         return ready
 
     def _settle_open(self, report: RoundReport) -> None:

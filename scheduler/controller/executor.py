@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import Final
 
 from policy.fleet import Level, NodeView, UnitView
 from policy.plan import Action, Plan
@@ -17,9 +15,6 @@ from scheduler.ports.protocols import LeaseLostError, SchedulerAdapter
 from scheduler.ports.readings import NodeReading, Precondition, Switches, Write, WriteResult, stands
 from scheduler.ports.records import Intent, Settled, key_of
 from scheduler.ports.report import Step
-
-_TOGETHER: Final = 32
-"""Actions whose calls are recorded in one transaction, where their nodes are known."""
 
 
 @dataclass(slots=True)
@@ -40,7 +35,6 @@ class Executor:
     held: frozenset[str] = frozenset()
     done: list[Action] = field(default_factory=list)
     _stuck: set[str] = field(default_factory=set)
-    _ahead: dict[tuple[str, str], tuple[int, NodeReading]] = field(default_factory=dict)
     _new: int = 0
 
     def carry_out(self, plan: Plan) -> None:
@@ -49,9 +43,7 @@ class Executor:
         Raises ``LeaseLostError`` if the lease is lost on the way; what was done until then is in ``done``.
         """
         began = self.log.clock.now()
-        for place, action in enumerate(plan.actions):
-            if place % _TOGETHER == 0:
-                self._record_ahead(plan.actions[place : place + _TOGETHER])
+        for action in plan.actions:
             if self.log.clock.now() - began > self.settings.max_round_duration:
                 why: str | None = "the round took too long: left to the next one"
             else:
@@ -62,37 +54,12 @@ class Executor:
                 else:
                     self._one(action)
             except LeaseLostError:
-                self._void(*self._ahead)
                 raise
             except Exception as error:  # one odd node must not keep the others from being released
                 self._stuck.add(action.node)
                 self._note(action, "failed", described(error))
-            self._void((action.node, action.verb))
 
-    def _record_ahead(self, actions: Sequence[Action]) -> None:
-        """Record the next calls to nodes that are known, for each transaction waits for the disk."""
-        intents: dict[str, Intent] = {}
-        for action in actions:
-            if action.node in intents or self._held_back(action, len(intents)) is not None:
-                continue
-            with contextlib.suppress(Exception):  # the call itself, later, reports what is wrong
-                reading = self.scheduler.as_known(action.node)
-                writes = () if reading is None else self.scheduler.preview((action,), reading)[0]
-                intent = self._intent(action, reading, writes) if reading is not None and writes else None
-                if intent is not None:
-                    intents[action.node] = intent
-        if intents:
-            with self.log.recording():
-                numbers = self.log.ledger.intend(*intents.values())
-                recorded = zip(numbers, intents.values(), strict=True)
-                self._ahead = {(intent.node, intent.verb): (number, intent.read) for number, intent in recorded}
-
-    def _void(self, *calls: tuple[str, str]) -> None:
-        """Settle calls that were recorded ahead and not made so."""
-        for number, _ in [self._ahead.pop(call) for call in calls if call in self._ahead]:
-            self._settle(number, Settled(self.log.clock.now(), "refused", False, "the call was not made"))
-
-    def _held_back(self, action: Action, ahead: int = 0) -> str | None:
+    def _held_back(self, action: Action) -> str | None:
         if action.node in self.held:
             return "what its marks rest on cannot be read, and they have not expired"
         if action.verb == "release":
@@ -103,7 +70,7 @@ class Executor:
             return None
         if action.node in self._stuck:
             return "an earlier step on the node was not confirmed"
-        if self._new + ahead >= self.settings.max_new_per_round:
+        if self._new >= self.settings.max_new_per_round:
             return f"{self.settings.max_new_per_round} new marks were made in this round: left to the next one"
         return None
 
@@ -172,31 +139,19 @@ class Executor:
         )
 
     def _intend(self, action: Action, reading: NodeReading, writes: tuple[Write, ...]) -> int | None:
-        """Record a call, unless it was recorded ahead; None: it could not be recorded."""
-        call = action.node, action.verb
-        if call in self._ahead and self._ahead[call][1] == reading:
-            return self._ahead.pop(call)[0]
-        intent = self._intent(action, reading, writes)
-        numbers: list[int] = []
-        if intent is not None:
-            with self.log.recording():
-                numbers = self.log.ledger.intend(intent)
-        return numbers[0] if numbers else None
-
-    def _intent(self, action: Action, reading: NodeReading, writes: tuple[Write, ...]) -> Intent | None:
-        decision, now = self.log.report.number, self.log.clock.now()
+        """Record a call; None: it could not be recorded."""
+        decision = self.log.report.number
         if decision is None:
             return None
-        return Intent(
-            decision, now, action.node, action.verb, action.to, key_of(decision, action), action, reading, writes
-        )
+        now, key = self.log.clock.now(), key_of(decision, action)
+        return self.log.intend(Intent(decision, now, action.node, action.verb, action.to, key, action, reading, writes))
 
     def _answered(self, action: Action, intent: int | None, answer: WriteResult) -> bool:
         """Take note of an answer; False: try again."""
         if answer.kind == "timeout":
             self._unanswered(action, intent, answer)
             return True
-        self._settle(
+        self.log.settle(
             intent, Settled(self.log.clock.now(), answer.kind, answer.confirmed, answer.message, answer.writes)
         )
         if answer.confirmed:
@@ -216,7 +171,7 @@ class Executor:
             self._note(action, "unknown", f"no answer, and the node could not be read again: {described(error)}")
             return  # the intent stays unsettled: the next round, or the next process, looks again
         settled = settled_by_reading(action, reading, self.log.clock.now(), answer.message)
-        self._settle(intent, settled)
+        self.log.settle(intent, settled)
         if settled.confirmed:
             self._confirmed(action, WriteResult("done", settled.message))
         else:
@@ -229,11 +184,6 @@ class Executor:
         self.expected[action.node] = replace(before, level=level_after(action, before.level))
         self._new += action.verb not in ("release", "publish") and answer.kind == "done"
         self.log.report.steps.append(Step(action, answer.kind, answer.message, answer.writes))
-
-    def _settle(self, intent: int | None, settled: Settled) -> None:
-        if intent is not None:
-            with self.log.recording():
-                self.log.ledger.settle(intent, settled)
 
     def _skip(self, action: Action, why: str) -> None:
         if action.verb != "release":

@@ -9,9 +9,10 @@ from typing import Any
 from policy.plan import NodeDecision
 from scheduler.evacuation.progress import Evacuating
 from scheduler.ledger.round_log import RoundLog
+from scheduler.ports.codec import plain_of
 from scheduler.ports.readings import NodeReading
 from scheduler.ports.records import FindingKind
-from scheduler.ports.workloads import Workload
+from scheduler.ports.workloads import CheckpointAsk, CheckpointOffer, Workload
 
 OUTCOMES: Mapping[str, str] = {
     "done": "done", "already": "already", "gone": "gone", "blocked": "blocked", "conflict": "gone",
@@ -85,6 +86,34 @@ class DrainCase:
         if self.first_time(what):
             log.find(self.node, kind, message, content)
             log.step(self.node, "report", "done", None, message)
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A request for a checkpoint.
+
+    ``first``: whether it is to be asked; else only whether it was written.
+    ``others``: case and uid of further parts: a run of a job on several nodes is asked once, and a gang by its hook.
+    """
+
+    case: DrainCase
+    workload: Workload
+    offer: CheckpointOffer
+    ask: CheckpointAsk
+    first: bool
+    others: tuple[tuple[DrainCase, str], ...] = ()
+
+    def payload(self) -> dict[str, Any]:
+        """Return what a hook is sent."""
+        workload = self.workload
+        return {
+            "kind": "checkpoint", "key": self.ask.key, "node": workload.node, "reason": self.ask.why,
+            "deadline": plain_of(self.ask.deadline),
+            "workload": {
+                "name": workload.name, "uid": workload.uid, "kind": workload.kind, "owner": workload.owner,
+                "job": plain_of(workload.job),
+            },
+        }  # fmt: skip
 
 
 Still = Callable[[DrainCase], str | None]

@@ -127,7 +127,7 @@ class Diagnostics:
         if number is None:
             return None
         answer = verification.start(case.node, case.units, key, fence, remedy, probe=entry.request is not None)
-        log.settle(number, answer)
+        log.answered(number, answer)
         started = answer.kind in ("done", "already")
         case.change(started_at=now if started else None, remedy=remedy, message=answer.message)
         outcome = "waiting" if answer.confirmed else OUTCOMES[answer.kind]

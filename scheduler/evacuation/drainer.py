@@ -6,13 +6,12 @@ from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from typing import Any, Literal
+from typing import Literal
 
-from scheduler.evacuation.case import OUTCOMES, DrainCase, Still
+from scheduler.evacuation.case import OUTCOMES, DrainCase, Request, Still
 from scheduler.evacuation.progress import Asked, Leaving, key_of
 from scheduler.evacuation.settings import EvacuationSettings
 from scheduler.ledger.round_log import RoundLog
-from scheduler.ports.codec import plain_of
 from scheduler.ports.errors import SchedulerError, described
 from scheduler.ports.readings import WriteResult
 from scheduler.ports.records import FindingKind, PendingCall
@@ -39,34 +38,6 @@ _TIME = "%Y-%m-%d %H:%M:%S"
 
 Next = Literal["going", "ask", "await", "held", "left", "later", "evict"]
 Planned = tuple[DrainCase, Workload, Leaving, Next, str]
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """A request for a checkpoint.
-
-    ``first``: whether it is to be asked; else only whether it was written.
-    ``others``: case and uid of further parts: a run of a job on several nodes is asked once, and a gang by its hook.
-    """
-
-    case: DrainCase
-    workload: Workload
-    offer: CheckpointOffer
-    ask: CheckpointAsk
-    first: bool
-    others: tuple[tuple[DrainCase, str], ...] = ()
-
-    def payload(self) -> dict[str, Any]:
-        """Return what a hook is sent."""
-        workload = self.workload
-        return {
-            "kind": "checkpoint", "key": self.ask.key, "node": workload.node, "reason": self.ask.why,
-            "deadline": plain_of(self.ask.deadline),
-            "workload": {
-                "name": workload.name, "uid": workload.uid, "kind": workload.kind, "owner": workload.owner,
-                "job": plain_of(workload.job),
-            },
-        }  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,7 +263,7 @@ class Drainer:
             by_hook = request.offer.means != "scheduler"
             answer, state = next(replies) if by_hook else self._through_scheduler(request, fence)
             if number is not None:
-                log.settle(number, answer)
+                log.answered(number, answer)
             self._asked(request, answer, state, log)
 
     def _tell(self, request: Request) -> tuple[WriteResult, CheckpointState]:
@@ -402,7 +373,7 @@ class Drainer:
         if number is None:
             return False
         answer = self.workloads.evict(workload, fence)
-        log.settle(number, answer)
+        log.answered(number, answer)
         self._evicted(case, workload, answer, log.clock.now())
         log.step(case.node, "evict", OUTCOMES[answer.kind], workload.name, answer.message, answer.writes)
         return answer.kind in ("done", "already", "timeout")

@@ -64,17 +64,12 @@ class Evacuation:
             return None
         return tuple(sorted(name for name, entry in self._progress.nodes.items() if entry.rung == "probe"))
 
-    def load(self, report: RoundReport) -> bool:
-        """Read how far each node is; False: it cannot be read, and nothing is emptied in this round."""
-        try:
-            trouble = self._store.load()
-        except SchedulerError as error:
-            report.errors.append(f"no node is emptied, for it cannot be read how far each is: {error}")
-            return False
+    def load(self, report: RoundReport) -> None:
+        """Read how far each node is; raises ``SchedulerError`` if it cannot be read."""
+        trouble = self._store.load()
         if trouble is not None:
             report.errors.append(f"evacuations are restarted: {trouble}")
         self._progress = self._store.value
-        return True
 
     def round(
         self, log: RoundLog, plan: Plan, views: Mapping[str, NodeView], drained: frozenset[str], unheard: frozenset[str]
@@ -335,7 +330,7 @@ class Evacuation:
                 except SchedulerError:
                     continue  # the next round looks again
                 answer = Settled(self.clock.now(), "found" if kind else "not_found", kind, message)
-                log.ledger.settle_call(number, answer)
+                log.ledger.settle(number, answer)
                 log.report.notes.append(f"{call.kind} on {call.node} was interrupted: {message}")
 
     def _became(self, call: PendingCall, listed: dict[str, Mapping[str, Workload]]) -> tuple[bool, str]:

@@ -91,7 +91,7 @@ class LedgerReader:
 
     def node(self, name: str) -> str:
         """Return a node's name as it is recorded; raises ``InputError`` if it may be that of several nodes."""
-        tables = ("decisions", "intents", "calls", "findings")
+        tables = ("decisions", "calls", "findings")
         rows = self._rows(" UNION ".join(f"SELECT node FROM {table}" for table in tables))  # noqa: S608 - constants
         names = NodeNames(node for (node,) in rows)
         if names.is_ambiguous(name):
@@ -107,8 +107,8 @@ class LedgerReader:
         that was never emptied.
         """
         calls = self._rows(
-            "SELECT c.at, c.kind, c.content, s.kind, s.content FROM calls c LEFT JOIN calls_settled s ON s.call = c.id "
-            "WHERE c.node = ? ORDER BY c.id DESC LIMIT ?", node, most,
+            "SELECT c.at, c.verb, c.content, s.kind, s.content FROM calls c LEFT JOIN settled s ON s.call = c.id "
+            "WHERE c.round IS NULL AND c.node = ? ORDER BY c.id DESC LIMIT ?", node, most,
         )  # fmt: skip
         findings = self._rows(
             "SELECT at, kind, content FROM findings WHERE node = ? ORDER BY id DESC LIMIT ?", node, most
@@ -133,9 +133,9 @@ class LedgerReader:
     def standing(self) -> dict[str, tuple[str, str]]:
         """Return what was last done on each node, but for publishing: verb or finding, and when."""
         newest = self._rows(
-            "SELECT i.node, i.verb, s.at FROM intents i JOIN settled s ON s.intent = i.id WHERE i.id IN "
-            "(SELECT MAX(i.id) FROM intents i JOIN settled s ON s.intent = i.id WHERE s.confirmed = 1 "
-            "AND i.verb <> 'publish' GROUP BY i.node) "
+            "SELECT i.node, i.verb, s.at FROM calls i JOIN settled s ON s.call = i.id WHERE i.id IN "
+            "(SELECT MAX(i.id) FROM calls i JOIN settled s ON s.call = i.id WHERE s.confirmed = 1 "
+            "AND i.round IS NOT NULL AND i.verb <> 'publish' GROUP BY i.node) "
             "UNION ALL SELECT node, kind, at FROM findings WHERE id IN (SELECT MAX(id) FROM findings GROUP BY node)"
         )
         return {node: (done, at) for node, done, at in sorted(newest, key=lambda row: row[2])}
@@ -164,8 +164,8 @@ class LedgerReader:
     def drains(self, since: str) -> list[dict[str, Any]]:
         """List confirmed drains, the newest first, each with what it was weighed to be worth; null: it was not."""
         rows = self._rows(
-            "SELECT i.at, i.node, json_extract(d.content, '$.worth') FROM intents i "
-            "JOIN settled s ON s.intent = i.id AND s.confirmed LEFT JOIN decisions d ON d.round = i.round "
+            "SELECT i.at, i.node, json_extract(d.content, '$.worth') FROM calls i "
+            "JOIN settled s ON s.call = i.id AND s.confirmed LEFT JOIN decisions d ON d.round = i.round "
             "AND d.node = i.node WHERE i.verb = 'drain' AND i.at >= ? ORDER BY i.id DESC",
             since,
         )
@@ -209,15 +209,16 @@ class LedgerReader:
     def marks(self) -> list[dict[str, Any]]:
         """Return every confirmed change of a node's service: hard marks and their releases, oldest first."""
         rows = self._rows(
-            "SELECT i.content, s.at FROM intents i JOIN settled s ON s.intent = i.id WHERE s.confirmed = 1 "
+            "SELECT i.content, s.at FROM calls i JOIN settled s ON s.call = i.id WHERE s.confirmed = 1 "
             "AND i.verb IN ('swap', 'drain', 'release') ORDER BY i.id"
         )
         return [{**_json(text), "settled_at": at} for text, at in rows]
 
     def _calls(self, where: str, *values: Any, order: str = "i.id", most: int = -1) -> list[dict[str, Any]]:
         rows = self._rows(
-            f"SELECT i.id, i.round, i.at, i.node, i.verb, i.content, s.kind, s.confirmed, s.content FROM intents i "  # noqa: S608
-            f"LEFT JOIN settled s ON s.intent = i.id WHERE {where} ORDER BY {order} LIMIT ?", *values, most,
+            f"SELECT i.id, i.round, i.at, i.node, i.verb, i.content, s.kind, s.confirmed, s.content FROM calls i "  # noqa: S608
+            f"LEFT JOIN settled s ON s.call = i.id WHERE i.round IS NOT NULL AND {where} ORDER BY {order} LIMIT ?",
+            *values, most,
         )  # fmt: skip
         calls = []
         for number, decision, at, node, verb, content, kind, confirmed, settled in rows:

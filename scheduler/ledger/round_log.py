@@ -12,7 +12,7 @@ from scheduler.ledger.sqlite_ledger import SqliteLedger
 from scheduler.ports.errors import described
 from scheduler.ports.protocols import Clock, Lease, LeaseLostError
 from scheduler.ports.readings import Write, WriteResult
-from scheduler.ports.records import FindingKind, PendingCall, Settled
+from scheduler.ports.records import FindingKind, Intent, PendingCall, Settled
 from scheduler.ports.report import RoundReport, WorkStep
 from scheduler.ports.workloads import Fence
 
@@ -66,19 +66,23 @@ class RoundLog:
         """Use the ledger within: what cannot be recorded must not be done."""
         return self.boundary("the ledger")
 
-    def intend(self, call: PendingCall) -> int | None:
-        """Record a call; None: it could not be recorded, and must not be made."""
+    def intend(self, call: Intent | PendingCall) -> int | None:
+        """Record a call; None: it could not be recorded, and nothing new may be done by it."""
         number = None
         with self.recording():
             number = self.ledger.call(call)
         return number
 
-    def settle(self, number: int, answer: WriteResult) -> None:
-        """Record the outcome of a call."""
+    def settle(self, number: int | None, settled: Settled) -> None:
+        """Record the outcome of a call, if that was recorded."""
+        if number is not None:
+            with self.recording():
+                self.ledger.settle(number, settled)
+
+    def answered(self, number: int, answer: WriteResult) -> None:
+        """Record the answer to a call of an evacuation."""
         confirmed = answer.confirmed or answer.kind == "gone"  # a workload that is gone is where it should be
-        settled = Settled(self.clock.now(), answer.kind, confirmed, answer.message, answer.writes)
-        with self.recording():
-            self.ledger.settle_call(number, settled)
+        self.settle(number, Settled(self.clock.now(), answer.kind, confirmed, answer.message, answer.writes))
 
     def find(self, node: str, kind: FindingKind, message: str, content: Mapping[str, Any] | None = None) -> None:
         """Record a finding."""

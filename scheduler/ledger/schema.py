@@ -8,8 +8,8 @@ from pathlib import Path
 
 from foundation.errors import InputError
 
-VERSION = 1
-"""Version of the schema; it rises when an older reader could no longer read a ledger."""
+VERSION = 2
+"""Version of the schema; one of another version is refused."""
 
 APPLICATION = 0x70726472
 """``prdr``: SQLite's application id, by which a file is known to be a ledger."""
@@ -44,18 +44,18 @@ CREATE TABLE alerts (
     content TEXT NOT NULL
 );
 CREATE INDEX alerts_by_time ON alerts (at);
-CREATE TABLE intents (
+CREATE TABLE calls (
     id INTEGER PRIMARY KEY AUTOINCREMENT,
-    round INTEGER NOT NULL REFERENCES rounds (id),
+    round INTEGER REFERENCES rounds (id),
     at TEXT NOT NULL,
     node TEXT NOT NULL,
     verb TEXT NOT NULL,
     content TEXT NOT NULL
 );
-CREATE INDEX intents_by_node ON intents (node, id);
-CREATE INDEX intents_by_round ON intents (round);
+CREATE INDEX calls_by_node ON calls (node, id);
+CREATE INDEX calls_by_round ON calls (round);
 CREATE TABLE settled (
-    intent INTEGER PRIMARY KEY REFERENCES intents (id),
+    call INTEGER PRIMARY KEY REFERENCES calls (id),
     at TEXT NOT NULL,
     kind TEXT NOT NULL,
     confirmed INTEGER NOT NULL,
@@ -69,21 +69,6 @@ CREATE TABLE skipped (
     why TEXT NOT NULL
 );
 CREATE INDEX skipped_by_node ON skipped (node, round);
-CREATE TABLE calls (
-    id INTEGER PRIMARY KEY AUTOINCREMENT,
-    at TEXT NOT NULL,
-    node TEXT NOT NULL,
-    kind TEXT NOT NULL,
-    content TEXT NOT NULL
-);
-CREATE INDEX calls_by_node ON calls (node, id);
-CREATE TABLE calls_settled (
-    call INTEGER PRIMARY KEY REFERENCES calls (id),
-    at TEXT NOT NULL,
-    kind TEXT NOT NULL,
-    confirmed INTEGER NOT NULL,
-    content TEXT NOT NULL
-);
 CREATE TABLE findings (
     id INTEGER PRIMARY KEY AUTOINCREMENT,
     at TEXT NOT NULL,
@@ -95,7 +80,7 @@ CREATE INDEX findings_by_node ON findings (node, id);
 """
 
 _NAMES = (
-    "blobs", "rounds", "decisions", "alerts", "intents", "settled", "skipped", "calls", "calls_settled", "findings",
+    "blobs", "rounds", "decisions", "alerts", "calls", "settled", "skipped", "findings",
 )  # fmt: skip
 
 
@@ -106,7 +91,7 @@ def connect(path: Path | None, *, writable: bool, cluster: str | None = None) ->
     ``writable``: a ledger that is only read must exist.
     ``cluster``: whose ledger it must be; one that names none yet becomes this cluster's.
     Returns: Write-ahead log, each commit forced to the disk, no change of a row but its insertion.
-    Raises ``InputError`` if the file is no ledger, damaged, of a newer version or another cluster, or cannot be opened.
+    Raises ``InputError`` if the file is no ledger, damaged, of another version or cluster, or cannot be opened.
     """
     where = "the ledger in memory" if path is None else str(path)
     if path is not None and not writable and not path.is_file():
@@ -156,10 +141,9 @@ def _check(link: sqlite3.Connection, where: str) -> None:
     tables = _tables(link)
     if application != APPLICATION:
         raise InputError("the file is not a ledger", where, "Give another file.")
-    if version > VERSION:
-        raise InputError(
-            f"the ledger has version {version}, this code knows {VERSION}", where, "Use the predrain that wrote it."
-        )
+    if version != VERSION:
+        do = "Use the predrain that wrote it." if version > VERSION else _AWAY
+        raise InputError(f"the ledger has version {version}, this code reads {VERSION}", where, do)
     if not set(_NAMES) <= tables:
         missing = ", ".join(sorted(set(_NAMES) - tables))
         raise InputError(f"the ledger is damaged: it lacks {missing}", where, _AWAY)

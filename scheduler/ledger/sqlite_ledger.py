@@ -37,7 +37,7 @@ class SqliteLedger:
     ``cluster``: what it is the ledger of; None: not checked. Calls to nodes of another cluster would be looked for on
     nodes of the same name in this one.
     ``required``: False: a file that cannot be used is a ``LedgerError`` of each call, which tries to open it again.
-    Raises ``InputError`` if the file is required and is no ledger, damaged, of a newer version or another cluster.
+    Raises ``InputError`` if the file is required and is no ledger, damaged, or of another version or cluster.
 
     What went into a decision is kept as packed blobs under their digest, so that scores, settings and nodes that did
     not change are kept once. Of the nodes, the units with their scores make one blob, all else another.
@@ -103,20 +103,22 @@ class SqliteLedger:
                 _text(_summary(plan, 0, ())),
             )  # fmt: skip
 
-    def intend(self, *intents: Intent) -> list[int]:
-        """Record calls before the first of them is made."""
+    def call(self, call: Intent | PendingCall) -> int:
+        """Record a call before it is made."""
+        decision, verb = (call.round, call.verb) if isinstance(call, Intent) else (None, call.kind)
         with self._adding():
-            return [
-                self._add(
-                    "INSERT INTO intents (round, at, node, verb, content) VALUES (?, ?, ?, ?, ?)",
-                    intent.round, _words(intent.at), intent.node, intent.verb, _text(plain_of(intent)),
-                )
-                for intent in intents
-            ]  # fmt: skip
+            return self._add(
+                "INSERT INTO calls (round, at, node, verb, content) VALUES (?, ?, ?, ?, ?)",
+                decision, _words(call.at), call.node, verb, _text(plain_of(call)),
+            )  # fmt: skip
 
-    def settle(self, intent: int, settled: Settled) -> None:
+    def settle(self, number: int, settled: Settled) -> None:
         """Record what a call came to."""
-        self._settle("settled", intent, settled)
+        with self._adding(at_once=False):
+            self._add(
+                "INSERT INTO settled VALUES (?, ?, ?, ?, ?)",
+                number, _words(settled.at), settled.kind, int(settled.confirmed), _text(plain_of(settled)),
+            )  # fmt: skip
 
     def skip(self, number: int, at: datetime, action: Action, why: str) -> None:
         """Record that an action was not carried out."""
@@ -125,7 +127,7 @@ class SqliteLedger:
 
     def unsettled(self) -> tuple[tuple[int, Intent], ...]:
         """Return the calls of unknown outcome, oldest first."""
-        return self._unsettled("intents", "intent FROM settled", Intent)
+        return self._unsettled("NOT NULL", Intent)
 
     def last_digest(self) -> str | None:
         """Return what the last recorded decision came to."""
@@ -140,21 +142,9 @@ class SqliteLedger:
         except (ValueError, TypeError, RecursionError) as error:
             raise LedgerError(f"an alert in the ledger cannot be read: {error}") from error
 
-    def call(self, call: PendingCall) -> int:
-        """Record a call of an evacuation before it is made."""
-        with self._adding():
-            return self._add(
-                "INSERT INTO calls (at, node, kind, content) VALUES (?, ?, ?, ?)",
-                _words(call.at), call.node, call.kind, _text(plain_of(call)),
-            )  # fmt: skip
-
-    def settle_call(self, number: int, settled: Settled) -> None:
-        """Record what a call of an evacuation came to."""
-        self._settle("calls_settled", number, settled)
-
     def open_calls(self) -> tuple[tuple[int, PendingCall], ...]:
         """Return the calls of evacuations of unknown outcome, oldest first; of a workload, what identifies it."""
-        return self._unsettled("calls", "call FROM calls_settled", PendingCall)
+        return self._unsettled("NULL", PendingCall)
 
     def find(self, at: datetime, node: str, kind: FindingKind, message: str, content: Mapping[str, Any]) -> None:
         """Record what was found out on the way; ``content``: what belongs to it, as plain JSON."""
@@ -167,8 +157,8 @@ class SqliteLedger:
     def service(self, since: datetime) -> tuple[tuple[datetime, str, bool], ...]:
         """Return each time we took a node out of service or gave it back: when, which, whether it was taken out."""
         rows = self._read(
-            "SELECT s.at, i.node, i.verb, json_extract(i.content, '$.to') FROM intents i JOIN settled s "
-            "ON s.intent = i.id WHERE s.confirmed = 1 AND i.verb IN ('swap', 'drain', 'release') AND s.at >= ? "
+            "SELECT s.at, i.node, i.verb, json_extract(i.content, '$.to') FROM calls i JOIN settled s "
+            "ON s.call = i.id WHERE s.confirmed = 1 AND i.verb IN ('swap', 'drain', 'release') AND s.at >= ? "
             "ORDER BY i.id", _words(since),
         )  # fmt: skip
         return tuple(
@@ -177,17 +167,10 @@ class SqliteLedger:
             if verb != "release" or Level[to.upper()] < Level.SWAP
         )
 
-    def _settle(self, table: str, number: int, settled: Settled) -> None:
-        with self._adding(at_once=False):
-            self._add(
-                f"INSERT INTO {table} VALUES (?, ?, ?, ?, ?)",  # noqa: S608 - a name of ours
-                number, _words(settled.at), settled.kind, int(settled.confirmed), _text(plain_of(settled)),
-            )  # fmt: skip
-
-    def _unsettled(self, table: str, settled: str, kind: Any) -> tuple[tuple[int, Any], ...]:
+    def _unsettled(self, decision: str, kind: Any) -> tuple[tuple[int, Any], ...]:
         rows = self._read(
-            f"SELECT id, content FROM {table} "  # noqa: S608 - names of ours
-            f"WHERE id NOT IN (SELECT {settled}) ORDER BY id LIMIT 1000"
+            f"SELECT id, content FROM calls WHERE round IS {decision} "  # noqa: S608 - a word of ours
+            "AND id NOT IN (SELECT call FROM settled) ORDER BY id LIMIT 1000"
         )
         try:
             return tuple(

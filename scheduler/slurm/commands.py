@@ -74,16 +74,7 @@ class SlurmCommands(SlurmPort):
 
     def submit(self, *arguments: str) -> WriteResult:
         """Submit a batch job; its number is the message."""
-        refused = self.read_only()
-        if refused is not None:
-            return WriteResult("refused", refused)
-        try:
-            status, errors, output = self._run("sbatch", *arguments)
-        except CommandError as error:
-            return WriteResult("refused" if error.lasting else "timeout", str(error))
-        if status != 0:
-            return WriteResult(kind_of(errors), errors or f"exit status {status}")
-        return WriteResult("done", output.decode("utf-8", errors="replace").strip().partition(";")[0])
+        return self._write("sbatch", *arguments)
 
     def cancel(self, job: int) -> WriteResult:
         """Cancel a batch job."""
@@ -158,16 +149,17 @@ class SlurmCommands(SlurmPort):
         raise SchedulerError(message)
 
     def _write(self, *command: str) -> WriteResult:
-        refused = self.read_only()
-        if refused is not None:
-            return WriteResult("refused", refused)
+        """Run a command that changes something; what it prints, such as the number of a job, is the message."""
+        barred = self.read_only()
+        if barred is not None:
+            return WriteResult("refused", barred)
         try:
-            status, errors, _ = self._run(*command)
+            status, errors, output = self._run(*command)
         except CommandError as error:
             return WriteResult("refused" if error.lasting else "timeout", str(error))
-        if status == 0:
-            return WriteResult("done", errors)
-        return WriteResult(kind_of(errors), errors or f"exit status {status}")
+        if status != 0:
+            return WriteResult(kind_of(errors), errors or f"exit status {status}")
+        return WriteResult("done", output.decode("utf-8", errors="replace").strip() or errors)
 
     def _run(self, program: str, *arguments: str) -> tuple[int, str, bytes]:
         """Run a program; gives its exit status, the start of its errors, and its output."""

@@ -49,7 +49,7 @@ class SlurmProbes:
                     return WriteResult("already", "it was submitted before")
                 answer = self._port.submit(*self._arguments(node, key), self._settings.script)
                 if answer.kind == "done":
-                    entry = {"job": int(answer.message), "gpus": len(units), "at": self._now_s()}
+                    entry = {"job": int(answer.message.partition(";")[0]), "gpus": len(units), "at": self._now_s()}
                     oldest = self._now_s() - 86_400
                     self._folder.note(_SUBMITTED, key, entry, lambda noted: int(noted.get("at") or 0) > oldest)
                 return answer

@@ -316,7 +316,7 @@ class Histories(RuleBasedStateMachine):
 
 
 class HistoriesOfKnownNodes(Histories):
-    """The same where the scheduler gives nodes as they were listed, and calls are recorded ahead."""
+    """The same where the scheduler gives nodes as they were listed."""
 
     def __init__(self) -> None:
         super().__init__()

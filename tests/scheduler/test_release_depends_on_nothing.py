@@ -36,8 +36,7 @@ EXCEPTIONS = (
 )  # fmt: skip
 FEW = EXCEPTIONS[-4:]
 LEDGER = (
-    "unsettled", "last_digest", "begin", "begin_releases", "intend", "settle", "skip", "alerts", "open_calls", "call",
-    "settle_call", "find",
+    "unsettled", "last_digest", "begin", "begin_releases", "call", "settle", "skip", "alerts", "open_calls", "find",
 )  # fmt: skip
 WORK = (
     "on_node", "load_progress", "save_progress", "ask_checkpoint", "checkpoint_state", "evict", "preview",

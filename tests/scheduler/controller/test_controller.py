@@ -99,7 +99,7 @@ def test_what_a_person_took_off_stays_off_in_this_episode_also_for_a_new_process
         cluster.clock.move(HOUR)
         cluster.scored(n1=0.9)
         cluster.round()
-        assert not any(cluster.scheduler.keys.owns(t) for t in cluster.scheduler.nodes["n1"].object.taints)
+        assert cluster.scheduler.keys.taint not in {t.key for t in cluster.scheduler.nodes["n1"].object.taints}
 
 
 CHANGES = {
@@ -163,6 +163,25 @@ def test_a_lost_update_would_erase_another_tools_taint_and_a_conflict_prevents_i
     assert cluster.level("n1") is Level.DRAIN
     assert "other.example/new" in {taint.key for taint in cluster.scheduler.nodes["n1"].object.taints}
     assert not report.failed
+
+
+def test_a_node_that_the_scheduler_knows_is_read_again_only_where_its_write_meets_another_version():
+    cluster = Cluster(policy=config("g", free=True))
+    cluster.knows_nodes()
+    cluster.scored(n1=0.15, n2=0.15)
+    apply = cluster.scheduler.apply
+
+    def raced(action, precondition):
+        cluster.scheduler.apply = apply
+        cluster.change("n2", rack="r9")
+        cluster.change("n2", rack="r0")
+        return apply(action, precondition)
+
+    cluster.scheduler.apply = raced
+    cluster.scheduler.faults.calls.clear()
+    assert not cluster.round().failed
+    assert cluster.levels() == {"n1": Level.PUBLISH, "n2": Level.PUBLISH}
+    assert cluster.scheduler.faults.calls.count("revalidate") == 1
 
 
 def test_a_node_that_somebody_else_keeps_writing_to_is_given_up_for_this_round():

@@ -204,7 +204,7 @@ def test_a_job_is_asked_once_for_a_checkpoint_where_its_work_exceeds_the_cost_ov
         cluster.clock.move(HOUR)
         cluster.scored(n1=0.99)
         cluster.round()
-    calls = cluster.ledger._read("SELECT kind FROM calls WHERE kind = 'checkpoint'")
+    calls = cluster.ledger._read("SELECT verb FROM calls WHERE verb = 'checkpoint'")
     assert len(calls) == 1
     assert cluster.evicted() == []
     assert cluster.progress().nodes == {}

@@ -1,6 +1,6 @@
-"""Pages of docs/reference made from catalogues: ``python -m tests.reference_pages`` writes them.
+"""Generate the pages of docs/reference from catalogues: ``python -m tests.reference_pages``.
 
-The text of a page stands beside its catalogue, with ``{{tables}}`` in braces.
+The template of a page is next to its catalogue, with ``{{name}}`` as the place of a table.
 """
 
 from collections.abc import Iterable, Sequence
@@ -27,7 +27,7 @@ def pages() -> dict[str, str]:
 
 def _page(template: str, tables: dict[str, str]) -> str:
     text = (ROOT / template).read_text(encoding="utf-8")
-    made = "This page is made by `python -m tests.reference_pages`; a test keeps it current."
+    made = "This page is generated (`python -m tests.reference_pages`)."
     for name, table in {"made": made, **tables}.items():
         text = text.replace(f"{{{{{name}}}}}", table)
     return text
@@ -73,7 +73,7 @@ def _messages() -> str:
     for driver in drivers():
         if driver.rules:
             parts.append(f"## {driver.driver[0].upper()}{driver.driver[1:]}\n")
-            parts.append("| event | what it means | example |\n|---|---|---|")
+            parts.append("| event | meaning | example |\n|---|---|---|")
         for rule in driver.rules:
             event = {"": "–", "unclear": "counted as unclear"}.get(rule.type, f"`{rule.type}` `{rule.code}`")
             cells = (event, rule.meaning, f"`{' ⏎ '.join(rule.example.splitlines())}`")

@@ -1,6 +1,6 @@
 """The catalogue's channels in groups that are switched on together, with what each group is for and what it needs.
 
-And dcgm-exporter's counter file: what its stock file has, and the line that switches a channel on.
+Also the fields of dcgm-exporter's default counter file, and the line that enables a channel.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def channels_page(channels: Mapping[str, Channel]) -> str:
         title = group.name[0].upper() + group.name[1:]
         condition = f" {group.condition}" if group.condition else ""
         parts.append(f"\n## {title}\n\n{group.why[0].upper()}{group.why[1:]}.{condition}\n")
-        columns = ("channel", "what", "kind", "unit", "range", "DCGM", "NVML", "AMD", "stock")
+        columns = ("channel", "meaning", "kind", "unit", "range", "DCGM", "NVML", "AMD", "default")
         parts.append(f"| {' | '.join(columns)} |\n{'|---' * len(columns)}|")
         parts += [_row(channel) for channel in members]
     return "\n".join(parts) + "\n"
@@ -95,8 +95,8 @@ def channels_page(channels: Mapping[str, Channel]) -> str:
 def _row(channel: Channel) -> str:
     names = channel.dcgm_names
     dcgm = "" if channel.dcgm_id is None else f"{channel.dcgm_id} " + " ".join(f"`{name}`" for name in names)
-    switched = (word for word, fields in (("yes", STOCK_FIELDS), ("later", LATER_FIELDS)) if fields & set(names))
-    stock = next(switched, "no" if names else "")
+    enabled = (word for word, fields in (("yes", STOCK_FIELDS), ("later", LATER_FIELDS)) if fields & set(names))
+    default = next(enabled, "no" if names else "")
     low = "" if channel.low is None else f"{channel.low:g}"
     high = "" if channel.high is None else f"to {channel.high:g}"
     cells = (
@@ -108,6 +108,6 @@ def _row(channel: Channel) -> str:
         dcgm,
         f"`{channel.nvml}`" if channel.nvml else "",
         " ".join(f"`{name}`" for name in channel.amd),
-        stock,
+        default,
     )
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"

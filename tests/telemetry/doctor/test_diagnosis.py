@@ -28,7 +28,7 @@ def test_what_is_missing_is_to_do_most_important_first() -> None:
     assert "the model never saw it: its importance is not known" in as_text(diagnosis)
     steps = diagnosis.todos[0].steps
     assert "    DCGM_FI_DEV_ECC_SBE_VOL_TOTAL, counter, corrected memory errors since driver load" in steps
-    assert any("ECC must be on" in step for step in steps)
+    assert any("ECC is enabled" in step for step in steps)
 
 
 def test_without_a_model_the_groups_with_precursors_count() -> None:

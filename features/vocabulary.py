@@ -27,19 +27,19 @@ from foundation.durations import format_duration
 
 
 def describe_percentile(column: FeatureColumn, value: float, fleet: NDArray[np.float32], noun: str = "GPUs") -> str:
-    """Say where a value is in the fleet: its median, a percentile beyond which it lies, and the rank of the value.
+    """Describe the position of a value in the fleet: median, 1st or 99th percentile, and rank.
 
-    ``fleet``: the value of each unit at the same time, the unit's own among them; NaN: unknown; shape (n_units,).
+    ``fleet``: values of all units, including this one, at the same time; NaN: unknown; shape (n_units,).
     """
     known, own = fleet[~np.isnan(fleet)], np.float32(value)
     same = fleet.size - known.size if math.isnan(value) else int((known == own).sum())
     if math.isnan(value) or column.categories or column.unit == "bool" or not known.size:
-        return f"as of {percent(same / max(fleet.size, 1))} of the fleet at that time"
+        return f"the same on {percent(same / max(fleet.size, 1))} of the fleet at that time"
     # percentiles that a unit has: half an error is none
     low, median, high = np.percentile(known, [1, 50, 99], method="nearest").tolist()
     middle = f"fleet at that time: median {amount(column, median)}"
     if value == median:
-        return f"{middle}, the same"
+        return f"equal to the median of the fleet at that time, {amount(column, median)}"
     is_high = value > median
     above, below = int((known > own).sum()), int((known < own).sum())
     others, beaten = (above, below) if is_high else (below, above)
@@ -131,7 +131,7 @@ def describe(column: FeatureColumn, value: float) -> str:
     >>> from datetime import timedelta
     >>> power = FeatureColumn.of("telemetry", "power_w", "std", window=timedelta(hours=24), unit="W")
     >>> describe(power, 42.0)
-    'power varied by 42.0 W (standard deviation) over the last 24 h'
+    'power had a standard deviation of 42.0 W over the last 24 h'
     """
     if math.isnan(value):
         return _unknown(column)
@@ -139,14 +139,14 @@ def describe(column: FeatureColumn, value: float) -> str:
 
 
 def amount(column: FeatureColumn, value: float) -> str:
-    """Write a value of a column without saying what it is of: the number and its unit."""
+    """Format a value with its unit."""
     return "unknown" if math.isnan(value) else _quantity(column, value)
 
 
 def _unknown(column: FeatureColumn) -> str:
     if column.group == "history" and column.statistic == "since":
         one, _ = _counted(column)
-        return f"no {one} {_scope(column)} so far"
+        return f"no earlier {one} {_scope(column)}"
     over = f" over the last {duration(column.window)}" if column.window is not None else ""
     return f"{_subject(column)} unknown{over}"
 
@@ -163,7 +163,7 @@ def _subject(column: FeatureColumn) -> str:
 
 
 def _quantity(column: FeatureColumn, value: float) -> str:
-    """Write a value the way its sentence does."""
+    """Format a value as in the sentence about it."""
     if column.group == "onset":
         return f"{_ratio(value)} times"
     if column.statistic in ("since", "age", "longest_gap"):
@@ -180,39 +180,39 @@ def _quantity(column: FeatureColumn, value: float) -> str:
 
 
 def _measured(column: FeatureColumn, value: float) -> str:
-    """Say a value of the groups ``telemetry``, ``gaps`` and ``workload``, whose statistics have names of their own."""
+    """Describe a value of the groups ``telemetry``, ``gaps`` and ``workload``."""
     name = channel_words(str(column.channel))
     span = duration(column.window) if column.window is not None else ""
     size, shown, share = _quantity(column, abs(value)), _quantity(column, value), percent(value)
     flag = column.unit == "bool"
     sentences = {
-        "last": f"{name} was {_yes(value) if flag else shown} when last seen",
+        "last": f"{name} was {_yes(value) if flag else shown} in the last sample",
         "mean": f"{name} averaged {shown} over the last {span}",
-        "std": f"{name} varied by {shown} (standard deviation) over the last {span}",
-        "min": f"{name} fell as low as {shown} in the last {span}",
-        "max": f"{name} was {_yes(value)} at some time in the last {span}"
+        "std": f"{name} had a standard deviation of {shown} over the last {span}",
+        "min": f"{name} fell to {shown} in the last {span}",
+        "max": f"{name} was {'' if value else 'never '}set in the last {span}"
         if flag
         else f"{name} reached {shown} in the last {span}",
-        "slope": f"{name} {_moved(value, f'by {size} an hour')} over the last {span}",
+        "slope": f"{name} {_moved(value, f'by {size} per hour')} over the last {span}",
         "delta": _against(f"{name} averaged", value, size, "higher", "lower", span),
         "rise": f"{name} rose by {shown} in the last {span}" if value else f"{name} did not rise in the last {span}",
         "rise_delta": _against(f"{name} rose by", value, size, "more", "less", span),
         "share": f"{name} was active in {shown} of samples over the last {span}",
         "changes": f"{name} changed {_times(value)} in the last {span}",
-        "step_mean": f"{name} averaged {shown} in the step that began {span} back",
-        "step_rise": f"{name} rose by {shown} in the step that began {span} back",
+        "step_mean": f"{name} averaged {shown} in the interval that started {span} earlier",
+        "step_rise": f"{name} rose by {shown} in the interval that started {span} earlier",
         "missing": f"{share} of the samples expected in the last {span} are missing",
-        "longest_gap": f"{shown} without a sample at the longest in the last {span}",
+        "longest_gap": f"longest gap between samples in the last {span}: {shown}",
         "age": f"{shown} since the last sample",
-        "repeated": f"{share} of samples in the last {span} repeat the one before in every reading",
-        "vanished": f"{whole(value)} {'channel' if value == 1 else 'channels'} fell silent in the last {span}",
-        "fresh": f"{share} of the node's GPUs sent a sample in the last {span}",
+        "repeated": f"{share} of samples in the last {span} are identical to the previous one",
+        "vanished": f"{whole(value)} {'channel' if value == 1 else 'channels'} stopped reporting in the last {span}",
+        "fresh": f"{share} of the GPUs of the node reported in the last {span}",
         "idle_share": f"idle in {share} of samples over the last {span}",
         "busy_share": f"busy in {share} of samples over the last {span}",
         "transitions": f"switched between idle and busy {_times(value)} in the last {span}",
         "swing": f"power swung by {shown} within the last {span}",
         "swing_ratio": f"the latest power swing is {share} of that of the last {span}",
-        "step_change": f"power changed by {shown} from sample to sample over the last {span}",
+        "step_change": f"power changed by {shown} between samples over the last {span}",
     }
     return sentences[column.statistic]
 
@@ -228,19 +228,19 @@ def _history(column: FeatureColumn, value: float) -> str:
     if column.statistic == "distinct":
         return f"{whole(value)} different {one if value == 1 else many} {scope}{span}"
     if column.statistic in ("rate", "recency_rate"):
-        when = span or ", the newest counted most"
+        when = span or ", weighted by recency"
         return f"{decimal(value)} {many} per 1,000 unit-days {scope}{when}"
     if column.statistic == "relative":
-        return f"{many} {scope} at {decimal(value)} times the fleet's rate{span}"
-    return f"recent {many} {scope} weigh {decimal(value)} (the newest count most)"
+        return f"{many} {scope}{span}: {decimal(value)} times the rate of the fleet"
+    return f"{many} {scope}, weighted by recency: {decimal(value)}"
 
 
 def _peers(column: FeatureColumn, value: float) -> str:
     name = channel_words(str(column.channel))
     span = duration(column.window) if column.window is not None else ""
     if column.statistic == "node_rank":
-        return f"{name} was above that of {percent(value)} of the node's other GPUs over the last {span}"
-    peers = "the node's other GPUs" if column.statistic == "node_deviation" else "the fleet's units of this model"
+        return f"{name} was higher than on {percent(value)} of the other GPUs of the node over the last {span}"
+    peers = "the other GPUs of the node" if column.statistic == "node_deviation" else "units of this model"
     size = _quantity(column, abs(value))
     if value == 0:
         return f"{name} equal to the median of {peers} over the last {span}"
@@ -251,17 +251,18 @@ def _onset(column: FeatureColumn, value: float) -> str:
     span = duration(column.window) if column.window is not None else ""
     times = _ratio(value)
     joined = {
-        "surge_max": "the error counter that surged most",
-        "surge_sum": "all error counters that surged, multiplied,",
+        "surge_max": "largest increase of an error counter",
+        "surge_sum": "increases of all error counters, multiplied,",
         "excess_max": "the error counter furthest above the fleet",
         "excess_sum": "all error counters above the fleet, multiplied,",
     }
     name = joined.get(column.statistic, channel_words(str(column.channel)))
+    peers = "the 95th percentile of units of this model"
     if value <= 0:
-        return f"{name} did not rise beyond the usual in the last {span}"
+        return f"{name} in the last {span}: not above the usual rate"
     if column.statistic.startswith("excess"):
-        return f"{name} rose {times} times as much as 95% of like units in the last {span}"
-    return f"{name} rose {times} times as much in the last {span} as before and as 95% of like units"
+        return f"{name} in the last {span}: {times} times {peers}"
+    return f"{name} in the last {span}: at least {times} times the rate before and {peers}"
 
 
 def _ratio(logarithm: float) -> str:
@@ -273,7 +274,7 @@ def _static(column: FeatureColumn, value: float) -> str:
     if column.categories:
         code = int(value)
         known = 0 <= code < len(column.categories)
-        return f"{name} is {column.categories[code]}" if known else f"{name} is not one seen in training"
+        return f"{name} is {column.categories[code]}" if known else f"{name} does not occur in the training data"
     if column.statistic == "days":
         return f"{shown} {STAY_WORDS.get(str(column.channel), f'since {name}')}"
     return f"{name} {shown}" if column.statistic == "ordinal" else f"{name} is {shown}"

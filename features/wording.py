@@ -1,4 +1,4 @@
-"""Words for channels, counted things and quantities, as reasons use them."""
+"""Names of channels, events and quantities in reasons."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from datetime import timedelta
 CHANNEL_WORDS: dict[str, str] = {
     "gpu_temp_c": "GPU temperature",
     "mem_temp_c": "memory temperature",
-    "gpu_margin_c": "distance from the GPU's slowdown temperature",
-    "memory_margin_c": "distance from the memory's highest operating temperature",
+    "gpu_margin_c": "margin to the slowdown temperature",
+    "memory_margin_c": "margin to the maximum memory temperature",
     "slowdown_temp_c": "slowdown temperature",
     "power_w": "power",
     "power_instant_w": "instantaneous power",
     "power_limit_w": "power limit",
     "energy_mj": "energy used",
     "fan_speed_pct": "fan speed",
-    "power_violation_ns": "time slowed by power",
-    "thermal_violation_ns": "time slowed by temperature",
-    "reliability_violation_ns": "time slowed by voltage reliability",
+    "power_violation_ns": "time with clocks limited by power",
+    "thermal_violation_ns": "time with clocks limited by temperature",
+    "reliability_violation_ns": "time with clocks limited by voltage",
     "sm_clock_mhz": "SM clock",
     "mem_clock_mhz": "memory clock",
-    "gpu_util_pct": "GPU utilisation",
-    "mem_util_pct": "memory utilisation",
-    "enc_util_pct": "encoder utilisation",
-    "dec_util_pct": "decoder utilisation",
-    "fb_used_mib": "memory in use",
+    "gpu_util_pct": "GPU utilization",
+    "mem_util_pct": "memory utilization",
+    "enc_util_pct": "encoder utilization",
+    "dec_util_pct": "decoder utilization",
+    "fb_used_mib": "used memory",
     "fb_free_mib": "free memory",
     "fb_reserved_mib": "reserved memory",
     "gr_engine_active_ratio": "engine activity",
@@ -46,7 +46,7 @@ CHANNEL_WORDS: dict[str, str] = {
     "sram_threshold_exceeded": "on-chip memory error threshold exceeded",
     "retired_pages_sbe_total": "memory pages retired for correctable errors",
     "retired_pages_dbe_total": "memory pages retired for uncorrectable errors",
-    "retired_pages_pending": "memory pages waiting to be retired",
+    "retired_pages_pending": "pending page retirements",
     "row_remap_uncorrectable_total": "memory rows remapped for uncorrectable errors",
     "row_remap_correctable_total": "memory rows remapped for correctable errors",
     "row_remap_failure": "memory row remap failure",
@@ -59,17 +59,17 @@ CHANNEL_WORDS: dict[str, str] = {
     "nvlink_replay_total": "NVLink replays",
     "nvlink_recovery_total": "NVLink recoveries",
     "nvlink_bandwidth_mib_s": "NVLink traffic",
-    "clocks_event_reasons": "clock limits",
-    "clocks_event_reasons_hw_slowdown": "hardware slowdown of the clocks",
+    "clocks_event_reasons": "throttle reasons",
+    "clocks_event_reasons_hw_slowdown": "hardware slowdown",
     "clocks_event_reasons_sw_thermal": "software thermal slowdown",
     "clocks_event_reasons_hw_thermal": "hardware thermal slowdown",
     "clocks_event_reasons_power_brake": "power brake slowdown",
     "xid_last": "last XID",
     "pstate": "performance state",
-    "recovery_action": "recovery action asked for by the driver",
+    "recovery_action": "recovery action requested by the driver",
     "fabric_health": "NVLink fabric health",
 }
-"""The catalogue's channels and the parts of its bitmasks, in words that fit into a sentence."""
+"""Names of the built-in channels, and of the bits of bitmasks, for use in a sentence."""
 
 COUNTED_WORDS: dict[str, tuple[str, str]] = {
     "xid_memory": ("memory XID", "memory XIDs"),
@@ -87,13 +87,13 @@ COUNTED_WORDS: dict[str, tuple[str, str]] = {
     "driver": ("driver change", "driver changes"),
     "diagnostic_failed": ("failed diagnostic", "failed diagnostics"),
 }
-"""What the history group counts: one of it, and several."""
+"""Singular and plural of the events that the group ``history`` counts."""
 
-STATIC_WORDS: dict[str, str] = {"slot": "slot", "driver": "driver version", "moves": "moves so far"}
-"""Inventory columns whose name is not its own word."""
+STATIC_WORDS: dict[str, str] = {"slot": "slot", "driver": "driver version", "moves": "moves"}
+"""Names of inventory columns that differ from the column name."""
 
-STAY_WORDS: dict[str, str] = {"age": "in service", "in_place": "in this place"}
-"""Days of what is not a column of the inventory."""
+STAY_WORDS: dict[str, str] = {"age": "in service", "in_place": "in this position"}
+"""Durations in days that are not inventory columns."""
 
 SCOPE_WORDS: dict[str, str] = {
     "gpu": "on this GPU",
@@ -102,14 +102,14 @@ SCOPE_WORDS: dict[str, str] = {
     "fleet": "in the fleet",
     "age": "among units of this age",
 }
-"""Whose history it is; that of another failure domain is ``in this ...``."""
+"""Scopes of a history; other failure domains are ``in this ...``."""
 
 _UNIT_WORDS = {"C": "°C", "%": "%", "bitmask": "", "bool": "", "ratio": "", "generation": "", "count": ""}
 _SUFFIXES = ("_total", "_ratio", "_count", "_pct", "_mhz", "_mib", "_c", "_w")
 
 
 def channel_words(channel: str) -> str:
-    """Name a channel in words; an unknown one by its own name without underscores.
+    """Return the readable name of a channel; for one that is not built in, its name without underscores.
 
     >>> channel_words("power_w"), channel_words("bus_errors_total")
     ('power', 'bus errors')
@@ -124,7 +124,7 @@ def channel_words(channel: str) -> str:
 
 
 def with_unit(number: str, unit: str) -> str:
-    """Put a unit behind a number."""
+    """Append a unit to a number."""
     word = _UNIT_WORDS.get(unit, unit)
     if word == "%":
         return f"{number}%"
@@ -133,7 +133,7 @@ def with_unit(number: str, unit: str) -> str:
 
 
 def decimal(value: float) -> str:
-    """Write a measured number: one decimal, none from a thousand on, up to three digits below one.
+    """Format a number: one decimal, none from 1,000 on, up to three significant digits below 1.
 
     >>> decimal(42), decimal(17700.4), decimal(0.5), decimal(0.04321), decimal(0.0)
     ('42.0', '17,700', '0.5', '0.0432', '0.0')
@@ -149,17 +149,17 @@ def decimal(value: float) -> str:
 
 
 def whole(value: float) -> str:
-    """Write a count: no decimals where it has none."""
+    """Format a count, with decimals only if it is not an integer."""
     return f"{value:,.0f}" if value == round(value) else f"{value:,.1f}"
 
 
 def percent(value: float) -> str:
-    """Write a share."""
+    """Format a share as a percentage."""
     return f"{value * 100:.0f}%" if value == 0 or abs(value) >= 0.01 else f"{value * 100:.1f}%"
 
 
 def duration(value: timedelta) -> str:
-    """Write a window in words."""
+    """Format a window."""
     seconds = value.total_seconds()
     if seconds > 2 * 86400 and seconds % 86400 == 0:
         return f"{seconds / 86400:.0f} d"

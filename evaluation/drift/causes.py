@@ -85,7 +85,7 @@ def fleet_verdicts(reference: Reference, recent: Recent) -> list[DriftVerdict]:
         if column.name.startswith("static__age__"):
             new = float((values > reference.end_ms / _DAY_MS).mean()) if len(values) else 0.0
             if new >= SIZE_LIMIT:
-                facts.append(f"{percent(new)} of rows are of units installed since")
+                facts.append(f"{percent(new)} of rows belong to units installed since the fit")
         if column.group != "static" or not column.categories:
             continue
         old = pd.Series(before.shares(), index=before.knots, dtype="float64")
@@ -103,10 +103,10 @@ def fleet_verdicts(reference: Reference, recent: Recent) -> list[DriftVerdict]:
     ratio = recent.rows_per_time / reference.rows_per_time if reference.rows_per_time else 1.0
     if abs(ratio - 1) >= SIZE_LIMIT:
         facts.append(
-            f"{reference.rows_per_time:,.0f} units a decision time before, {recent.rows_per_time:,.0f} now "
+            f"units per decision time: {reference.rows_per_time:,.0f} before, {recent.rows_per_time:,.0f} now "
             f"({100 * (ratio - 1):+.0f} %)"
         )
-    changed = [DriftVerdict("fleet", True, "The fleet is made up of other units than before.", tuple(facts))]
+    changed = [DriftVerdict("fleet", True, "The composition of the fleet changed.", tuple(facts))]
     return [*(changed if facts else ()), *notes]
 
 
@@ -129,13 +129,13 @@ def reading_verdicts(reference: Reference, recent: Recent, moves: Sequence[Movem
     parts = [
         f"{_some(sorted(names))} {happened}"
         for names, happened in (
-            (aligned.keys() - silent.keys(), "read differently since a driver or exporter changed"),
-            (gone, "fell silent on part of the fleet"),
-            (silent.keys() - gone, "began to report on part of the fleet"),
+            (aligned.keys() - silent.keys(), "changed with a driver or exporter update"),
+            (gone, "stopped reporting on part of the fleet"),
+            (silent.keys() - gone, "started reporting on part of the fleet"),
         )
         if names
     ]
-    parts += ["samples come with other gaps than before"] if gaps_moved else []
+    parts += ["gaps between samples changed"] if gaps_moved else []
     if parts:
         text = "; ".join(parts)
         out.append(DriftVerdict("telemetry", True, f"{text[0].upper()}{text[1:]}.", tuple(facts)))
@@ -151,13 +151,13 @@ def reading_verdicts(reference: Reference, recent: Recent, moves: Sequence[Movem
     if busy or (workload and len(work_moved) >= WORKLOAD_SHARE * len(workload)):
         gauges = {channel: moved for channel, moved in rest.items() if _is_gauge(moved)}
         facts = [*_furthest(work_moved), *_channel_facts(busy | gauges)]
-        out.append(DriftVerdict("workload", True, "The GPUs are used otherwise than before.", tuple(facts)))
+        out.append(DriftVerdict("workload", True, "The workload changed.", tuple(facts)))
         rest = {channel: moved for channel, moved in rest.items() if channel not in gauges}
     # A silent channel's values are those of the units that still report: another mix, not another reading.
     rest = {channel: moved for channel, moved in rest.items() if channel not in silent}
     if rest:
         names = _some(list(rest))
-        text = f"{names[0].upper()}{names[1:]} read differently, and neither workload, gaps nor drivers explain it."
+        text = f"{names[0].upper()}{names[1:]} changed; workload, gaps and drivers do not explain it."
         out.append(DriftVerdict("readings", True, text, tuple(_channel_facts(rest))))
     return out
 
@@ -174,16 +174,16 @@ def failure_verdicts(
     facts: list[str] = []
     text = ""
     if changes and changes[0].p < ALPHA:
-        text = f"Failures come {'more' if changes[0].ratio > 1 else 'less'} often than before."
+        text = f"The failure rate {'increased' if changes[0].ratio > 1 else 'decreased'}."
         facts.append(_rate_fact(changes[0]))
     odd = [change for change in changes[1:] if change.p < ALPHA / len(changes[1:])]
     if odd:
-        text = text or "Failures are of other classes than before."
+        text = text or "The mix of failure classes changed."
         facts += [_rate_fact(change) for change in odd]
     if fell is not None and fell[0] < ALPHA:
         facts.append(fell[1])
         if not anything_moved:
-            text = text or "Alerts are right less often than before, though no feature moved."
+            text = text or "The precision of alerts decreased without feature drift."
     return [DriftVerdict("failures", True, text, tuple(facts))] if text else []
 
 
@@ -199,12 +199,10 @@ def risk_verdicts(risks: RiskCounts | None) -> list[DriftVerdict]:
     too_low, too_high = low > 1 and risks.ratio > RISKS_HOLD[1], high < 1 and risks.ratio < RISKS_HOLD[0]
     if not (too_low or too_high):
         return []
-    text = (
-        f"Risks are too {'low' if too_low else 'high'}: units fail {'more' if too_low else 'less'} often than they say."
-    )
+    text = f"Risks are too {'low' if too_low else 'high'}: {'more' if too_low else 'fewer'} failures than predicted."
     fact = (
-        f"{risks.positives} decision rows of {risks.incidents} incidents failed where the risks add up to "
-        f"{risks.expected:.1f}: {risks.ratio:.2f} times as many [{low:.2f}, {high:.2f}] "
+        f"{risks.positives} positive decision rows ({risks.incidents} incidents), {risks.expected:.1f} predicted: "
+        f"ratio {risks.ratio:.2f} [{low:.2f}, {high:.2f}] "
         f"({100 * (1 - ALPHA):g} %, exact for independent incidents)"
     )
     return [DriftVerdict("risks", True, text, (fact,))]
@@ -238,7 +236,7 @@ def _aligned(reference: Reference, recent: Recent, moves: Sequence[Movement]) ->
                 if effect is not None and effect.found:
                     facts.append(
                         f"{move.column.name} moved by {100 * effect.effect:+.0f} of 100 ranks on units whose "
-                        f"{column.channel} changed, against units that had not changed on the same days "
+                        f"{column.channel} changed, compared with other units on the same days "
                         f"(t = {effect.t:+.1f}, clustered by node)"
                     )
         # One feature alone may be chance where so many are tried.
@@ -290,6 +288,6 @@ def _some(channels: Sequence[str]) -> str:
 def _rate_fact(change: RateChange) -> str:
     what = f"class {change.failure_class}" if change.failure_class else "all classes"
     return (
-        f"{what}: {change.before} incidents before, {change.now} now; rate {change.ratio:.2f} times as high "
-        f"[{change.low:.2f}, {change.high:.2f}], p = {change.p:.2g} if nothing changed (exact)"
+        f"{what}: {change.before} incidents before, {change.now} now; rate ratio {change.ratio:.2f} "
+        f"[{change.low:.2f}, {change.high:.2f}], p = {change.p:.2g} (exact test)"
     )

@@ -39,9 +39,9 @@ def test_a_counter_that_a_new_driver_counts_otherwise_is_laid_to_the_telemetry()
     check = fleet.check(42)
     assert check.causes == ("telemetry",)
     verdict = drift_verdict(check, "telemetry")
-    assert verdict.text == "PCIe replays read differently since a driver or exporter changed."
+    assert verdict.text == "PCIe replays changed with a driver or exporter update."
     assert any(
-        "on units whose driver changed, against units that had not changed on the same days" in f for f in verdict.facts
+        "on units whose driver changed, compared with other units on the same days" in f for f in verdict.facts
     )
     assert check.summary == "the telemetry changed"
 
@@ -53,7 +53,7 @@ def test_a_reading_that_moves_on_all_units_while_the_driver_rolls_is_not_laid_to
     check = fleet.check(45)
     assert check.causes == ("readings",)
     assert drift_verdict(check, "readings").text == (
-        "PCIe replays read differently, and neither workload, gaps nor drivers explain it."
+        "PCIe replays changed; workload, gaps and drivers do not explain it."
     )
 
 
@@ -62,7 +62,7 @@ def test_a_channel_that_falls_silent_on_part_of_the_fleet_is_laid_to_the_telemet
     silent = (fleet.day >= 36) & (fleet.node % 3 == 0)
     fleet.X[np.ix_(silent, fleet.column("gpu_temp_c"))] = np.nan
     verdict = drift_verdict(fleet.check(45), "telemetry")
-    assert verdict.text == "GPU temperature fell silent on part of the fleet."
+    assert verdict.text == "GPU temperature stopped reporting on part of the fleet."
     assert any(fact.startswith("GPU temperature: missing in 0% of rows before, in 3") for fact in verdict.facts)
 
 
@@ -71,7 +71,7 @@ def test_samples_that_come_with_other_gaps_are_laid_to_the_telemetry():
     late = fleet.day >= 36
     for at in fleet.column("gaps__samples"):
         fleet.X[late, at] = fleet.rng.binomial(30, 0.3, int(late.sum())) / 30
-    assert drift_verdict(fleet.check(45), "telemetry").text == "Samples come with other gaps than before."
+    assert drift_verdict(fleet.check(45), "telemetry").text == "Gaps between samples changed."
 
 
 def test_idle_gpus_are_laid_to_the_workload_and_the_temperature_with_them():
@@ -82,7 +82,7 @@ def test_idle_gpus_are_laid_to_the_workload_and_the_temperature_with_them():
         fleet.X[late, at] = low + 0.4 * (fleet.X[late, at] - low)
     check = fleet.check(45)
     assert check.causes == ("workload",)
-    assert drift_verdict(check, "workload").text == "The GPUs are used otherwise than before."
+    assert drift_verdict(check, "workload").text == "The workload changed."
     assert any("GPU temperature" in fact for fact in drift_verdict(check, "workload").facts)
 
 
@@ -90,7 +90,7 @@ def test_gpus_of_a_new_model_are_a_change_of_the_fleet():
     fleet = DriftingFleet(seed=6)
     fleet.X[(fleet.day >= 36) & (fleet.unit % 5 == 0), fleet.column("static__model")[0]] = 2
     verdict = drift_verdict(fleet.check(45), "fleet")
-    assert verdict.text == "The fleet is made up of other units than before."
+    assert verdict.text == "The composition of the fleet changed."
     assert any(fact.startswith("model C: 0% before, ") for fact in verdict.facts)
 
 
@@ -133,8 +133,8 @@ def test_what_moves_within_makes_is_reported_though_others_join():
         fleet.X[fleet.day >= 38, at] += 10
     check = fleet.check(49)
     assert set(check.causes) == {"fleet", "telemetry", "readings"}
-    assert drift_verdict(check, "telemetry").text == "GPU temperature fell silent on part of the fleet."
-    assert drift_verdict(check, "readings").text.startswith("PCIe replays read differently")
+    assert drift_verdict(check, "telemetry").text == "GPU temperature stopped reporting on part of the fleet."
+    assert drift_verdict(check, "readings").text.startswith("PCIe replays changed")
 
 
 @pytest.mark.parametrize("share", [8, 2])
@@ -143,7 +143,7 @@ def test_units_that_join_silent_are_reported_where_their_make_reported_before(sh
     new = fleet.node % share == 0
     fleet.X[np.ix_(new, fleet.column("gpu_temp_c"))] = np.nan
     fleet.leave_out(new & (fleet.day < 36))
-    assert "GPU temperature fell silent" in drift_verdict(fleet.check(49), "telemetry").text
+    assert "GPU temperature stopped reporting" in drift_verdict(fleet.check(49), "telemetry").text
 
 
 def test_a_driver_that_is_another_everywhere_is_not_reported_for_a_part():
@@ -156,9 +156,9 @@ def test_a_driver_that_is_another_everywhere_is_not_reported_for_a_part():
 @pytest.mark.parametrize(
     ("positives", "incidents", "expected", "text"),
     [
-        (40, 20, 10.0, "Risks are too low: units fail more often than they say."),
-        (10, 5, 100.0, "Risks are too high: units fail less often than they say."),
-        (0, 0, 50.0, "Risks are too high: units fail less often than they say."),
+        (40, 20, 10.0, "Risks are too low: more failures than predicted."),
+        (10, 5, 100.0, "Risks are too high: fewer failures than predicted."),
+        (0, 0, 50.0, "Risks are too high: fewer failures than predicted."),
         (0, 0, 20.0, None),  # five incidents' worth: chance, one in 150
         (1, 1, 12.0, None),
         (12, 3, 3.0, None),  # four times as many, of three incidents: chance
@@ -190,7 +190,7 @@ def test_more_failures_and_other_failures_are_a_change_of_the_failures():
     check = fleet.check(49)
     assert check.causes == ("failures",)
     verdict = drift_verdict(check, "failures")
-    assert verdict.text == "Failures come more often than before."
+    assert verdict.text == "The failure rate increased."
     assert any(fact.startswith("class bus: 0 incidents before, ") for fact in verdict.facts)
     assert check.outcomes["ratio"] > 2
 
@@ -198,7 +198,7 @@ def test_more_failures_and_other_failures_are_a_change_of_the_failures():
 def test_alerts_that_fail_while_nothing_moves_are_laid_to_the_failures():
     fell = (0.0001, "2 of 40 alerted nodes failed, 5.0 %; before 20 of 40, 50.0 %")
     [verdict] = failure_verdicts([], fell, anything_moved=False)
-    assert verdict.text == "Alerts are right less often than before, though no feature moved."
+    assert verdict.text == "The precision of alerts decreased without feature drift."
     assert failure_verdicts([], fell, anything_moved=True) == []
     assert rate_changes(Outcomes(0, {}), Outcomes(5, {"bus": 1})) == []
 

@@ -71,19 +71,20 @@ MODEL = FeatureColumn.of("static", "model", "code", categories=("A100", "H100"))
             "3 memory XIDs on this node in the last 7 d",
         ),
         (SLOT_REPAIR, 0.5, "0.5 h since the last repair in this slot"),
-        (SLOT_REPAIR, math.nan, "no repair in this slot so far"),
+        (SLOT_REPAIR, math.nan, "no earlier repair in this slot"),
         (
             FeatureColumn.of("peers", "gpu_temp_c", "node_deviation", window=6 * HOUR, unit="C"),
             7.25,
-            "GPU temperature 7.2 °C above the median of the node's other GPUs over the last 6 h",
+            "GPU temperature 7.2 °C above the median of the other GPUs of the node over the last 6 h",
         ),
         (
             FeatureColumn.of("onset", "pcie_replay_total", "surge", window=6 * HOUR),
             math.log(12),
-            "PCIe replays rose 12.0 times as much in the last 6 h as before and as 95% of like units",
+            "PCIe replays in the last 6 h: "
+            "at least 12.0 times the rate before and the 95th percentile of units of this model",
         ),
         (MODEL, 1.0, "model is H100"),
-        (MODEL, 7.0, "model is not one seen in training"),
+        (MODEL, 7.0, "model does not occur in the training data"),
     ],
 )
 def test_reasons_read_as_plain_words(made, value, text):

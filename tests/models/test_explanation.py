@@ -217,7 +217,9 @@ ONSET = [
     *(FeatureColumn.of("onset", "errors", name, window=SIX) for name in ("surge_max", "surge_sum", "excess_max")),
     FeatureColumn.of("telemetry", "gpu_temp_c", "max", window=SIX, unit="C"),
 ]
-PCIE = "PCIe replays rose 12.0 times as much in the last 6 h as before and as 95% of like units"
+PCIE = (
+    "PCIe replays in the last 6 h: at least 12.0 times the rate before and the 95th percentile of units of this model"
+)
 
 
 @pytest.mark.parametrize(
@@ -234,7 +236,11 @@ PCIE = "PCIe replays rose 12.0 times as much in the last 6 h as before and as 95
         # nothing surges
         ([0.5, 0.2, 0.5, 1, 9], [0.0, 0.0, 0.2, 0.0, 0.7], [("the error counter furthest above the fleet", 0.9)]),
         ([math.nan, math.nan, math.nan, math.nan, 9], [0, 0, 0, 0, 1], [("the error counter furthest", 1.0)]),
-        ([math.nan, 3, 3, 3, 3], [0, 0, 1, 0, 0], [("correctable ECC errors (volatile) rose 3.0 times", 1.0)]),
+        (
+            [math.nan, 3, 3, 3, 3],
+            [0, 0, 1, 0, 0],
+            [("correctable ECC errors (volatile) in the last 6 h: at least 3.0", 1.0)],
+        ),
     ],
 )
 def test_an_onset_names_the_counter_that_leads(row, contributions, expected):
@@ -277,9 +283,9 @@ CODE = FeatureColumn.of("static", "model", "code", categories=("A", "B"))
             [*range(200)],
             "fleet at that time: median 100, 99th percentile 197; among the 2 highest of 200 GPUs",
         ),
-        (RISE, 0.0, [0, 0, 0, 9], "fleet at that time: median 0, the same"),
-        (RISE, math.nan, [0, math.nan, 1, math.nan], "as of 50% of the fleet at that time"),
-        (CODE, 1.0, [0, 0, 0, 1], "as of 25% of the fleet at that time"),
+        (RISE, 0.0, [0, 0, 0, 9], "equal to the median of the fleet at that time, 0"),
+        (RISE, math.nan, [0, math.nan, 1, math.nan], "the same on 50% of the fleet at that time"),
+        (CODE, 1.0, [0, 0, 0, 1], "the same on 25% of the fleet at that time"),
     ],
 )
 def test_percentiles_in_text(column, value, fleet, text):

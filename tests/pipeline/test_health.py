@@ -110,7 +110,7 @@ def test_risks_a_tenth_of_the_failures_are_drift(bundle, opened, tmp_path, monke
     result = check_health(bundle, tmp_path, until=LATER)
     assert result.findings.causes == ("risks",)
     assert not result.healthy
-    assert "DRIFT: the risks are not right. Risks are too low: units fail more often than they say." in result.to_text()
+    assert "DRIFT: the risks are not right. Risks are too low: more failures than predicted." in result.to_text()
 
 
 def test_what_was_not_known_at_the_check_changes_nothing(bundle, opened, tmp_path):
@@ -128,7 +128,7 @@ def test_the_doctor_says_what_changed_and_fails(bundle, opened, tmp_path):
     arguments = ["doctor", "--model", str(bundle), "--matrix", str(tmp_path), "--until", "2026-02-04"]
     shown = CliRunner().invoke(app, arguments)
     assert shown.exit_code == 1
-    assert "DRIFT: the readings changed, for no known reason. F0, f1 read differently" in shown.output
+    assert "DRIFT: the readings changed, for no known reason. F0, f1 changed" in shown.output
     content = json.loads(CliRunner().invoke(app, [*arguments, "--json"]).output)
     assert content["healthy"] is False
     assert {verdict["cause"] for verdict in content["findings"]["verdicts"]} >= {"readings"}
@@ -190,7 +190,7 @@ def test_the_report_tells_what_changed_at_each_refit(tmp_path):
     assert section.title == "What changed between the refits"
     assert "checks found drift" in section.before[0]
     texts = [cell.text + cell.note for table in section.tables for row in table.rows for cell in row]
-    assert any("F0, f1 read differently" in text for text in texts)
+    assert any("F0, f1 changed" in text for text in texts)
     for table in section.tables:
         assert all(len(row) == len(table.header) for row in table.rows)
     assert what_changed(SimpleNamespace(extras={})) is None

@@ -84,9 +84,11 @@ class ConfigMapText:
                 else:
                     response = self._api.request("PUT", self.path, body=changed)
                 if response.ok:
-                    if is_named(response.content, self._name):
-                        return WriteResult("done", "", (), _stored(response.content).version)
-                    return WriteResult("timeout", "the answer is not the ConfigMap")
+                    if not is_named(response.content, self._name):
+                        return WriteResult("timeout", "the answer is not the ConfigMap")
+                    if not _holds(response.content, changed):
+                        return WriteResult("refused", "the server accepted it and keeps something else: a webhook?")
+                    return WriteResult("done", "", (), _stored(response.content).version)
                 if response.status == 404 and current is None:
                     return WriteResult("refused", f"{response.problem} (is there a namespace {self._namespace}?)")
                 if response.status not in (404, 409):
@@ -132,6 +134,10 @@ class SwitchAnnotations:
             self.reset_breaker_at: None if reset is None else reset.astimezone(UTC).isoformat(),
         }
         return self._stored.annotate(wanted)
+
+
+def _holds(answer: Object, sent: Object) -> bool:
+    return _stored(answer) == _stored(sent) and annotations_of(sent).items() <= annotations_of(answer).items()
 
 
 def _stored(current: Object) -> StoredState:

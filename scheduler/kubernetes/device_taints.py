@@ -27,6 +27,7 @@ _PAGE: Final = 250
 _MAX_NEW: Final = 50
 """Rules created in one round; the rest is left to the next."""
 
+_MAX_TRIES: Final = 2
 _GONE: Final = 404
 _EXISTS: Final = 409
 _UUIDS: Final = ("uuid", "parentUUID")
@@ -58,6 +59,7 @@ class DeviceTaints:
         self._key = f"{prefix}/at-risk"
         self._drivers = frozenset(drivers)
         self._offered: tuple[str, str] | None = None
+        self._set: dict[str, int] = {}  # how often each rule was set that is still wanted
 
     def follow(
         self, signals: Sequence[NodeSignal], blocked: Callable[[], str | None], may_begin: Callable[[], bool]
@@ -121,9 +123,12 @@ class DeviceTaints:
             }
         edited = sorted(name for name, rule in existing.items() if self._about_of(rule).get("seal") != _seal(rule))
         notes += [f"device taint {name} was edited since predrain set it: it is left as it is" for name in edited]
+        self._set = {name: times for name, times in self._set.items() if name in wanted}
+        undone = [name for name in sorted(wanted) if name not in existing and self._set.get(name, 0) >= _MAX_TRIES]
+        notes += [f"device taint {name} was removed {_MAX_TRIES} times: it is not set again" for name in undone]
         over = sorted(existing.keys() - wanted.keys() - set(edited))
         obsolete = {name: existing[name] for name in over if self._about_of(existing[name]).get("node") not in unclear}
-        missing = [wanted[name] for name in sorted(wanted) if name not in existing]
+        missing = [wanted[name] for name in sorted(wanted) if name not in existing and name not in undone]
         return notes, obsolete, missing[:_MAX_NEW]
 
     def _about_of(self, rule: Object) -> Mapping[str, Any]:
@@ -174,6 +179,8 @@ class DeviceTaints:
         if why is None:
             response = self._api.request("POST", f"{GROUP}/{version}/{RULES}", body=rule)
             if response.ok or response.status == _EXISTS:
+                name = rule["metadata"]["name"]
+                self._set[name] = self._set.get(name, 0) + 1
                 return f"set: {subject}"
             why = response.problem
         return f"no {subject}: {why}"

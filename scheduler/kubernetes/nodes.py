@@ -43,10 +43,10 @@ class NodeSnapshot:
     gpus: bool
 
     @property
-    def concerns_us(self) -> bool:
-        """Whether it has GPUs, or carries anything managed by predrain."""
+    def marked(self) -> bool:
+        """Whether it carries anything managed by predrain."""
         view = self.reading.view
-        return self.gpus or view.marks.level > Level.NONE or view.notice is not None or self.condition is not None
+        return view.marks.level > Level.NONE or view.notice is not None or self.condition is not None
 
     def outside(self) -> NodeSnapshot:
         """Return the snapshot of a node that is selected no more: whatever of predrain's is there is removed."""

@@ -25,6 +25,7 @@ _HOSTNAME: Final = "kubernetes.io/hostname"
 _RETRIES: Final = 6  # of a Job that states no backoffLimit
 _INDEX_FAILURES: Final = "batch.kubernetes.io/job-index-failure-count"
 _HARD: Final = ("NoSchedule", "NoExecute")
+_BY_SIGNAL: Final = (137, 143)  # exit codes of a program that an eviction ends
 T = TypeVar("T")
 
 
@@ -55,28 +56,27 @@ class PlacementCheck:
         """Return why an eviction would end the work of a pod for good: to its Job it is a failure like any other."""
         if owner.get("kind") != "Job" or not str(owner.get("apiVersion")).startswith("batch/"):
             return None
-        namespace, name = pod["metadata"].get("namespace") or "default", owner["name"]
+        name = owner["name"]
         try:
-            job = self._object(
-                f"/apis/batch/v1/namespaces/{quote(namespace, safe='')}/jobs/{quote(name, safe='')}", "jobs"
-            )
-            spec, status = job["spec"], job.get("status") or {}
+            job = self._object(_path(pod, "batch/v1", "jobs", name), "jobs")
             above = [ref for ref in job["metadata"].get("ownerReferences") or () if ref.get("controller")]
-            if any(ref.get("kind") != "CronJob" for ref in above):  # such as a JobSet, which starts its Jobs again
+            if any(ref.get("kind") not in ("CronJob", "JobSet") for ref in above):  # a tool that starts its Jobs again
                 return None
-            rules = (spec.get("podFailurePolicy") or {}).get("rules") or ()
-            if any(_ignores_evictions(rule) for rule in rules):
+            why = _fails(job, (pod["metadata"].get("annotations") or {}).get(_INDEX_FAILURES))
+            if why is None:
                 return None
-            limit, failures = spec.get("backoffLimit", _RETRIES), status.get("failed") or 0
-            if spec.get("backoffLimitPerIndex") is not None:
-                limit = spec["backoffLimitPerIndex"]
-                failures = (pod["metadata"].get("annotations") or {}).get(_INDEX_FAILURES) or 0
-            left = int(limit) - int(failures)
+            for ref in (ref for ref in above if ref["kind"] == "JobSet"):
+                whole = self._object(_path(pod, "jobset.x-k8s.io/v1alpha2", "jobsets", ref["name"]), "jobsets")
+                most = ((whole.get("spec") or {}).get("failurePolicy") or {}).get("maxRestarts") or 0
+                restarts = (whole.get("status") or {}).get("restarts") or 0
+                if int(most) > int(restarts):
+                    return None
+                why = f"{why}, and JobSet {ref['name']} has no restart left"
         except _UndecidedError as undecided:
             return f"it is not known whether Job {name} would start it again: {undecided}"
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             return f"it is not known whether Job {name} would start it again: {error!r}"
-        return None if left > 0 else f"Job {name} would fail for good: an eviction counts, and no retry is left"
+        return f"Job {name} would fail for good: {why}"
 
     def of(self, pod: Object) -> Placement:
         """Decide about a pod; what cannot be read leaves it undecided."""
@@ -281,11 +281,42 @@ def _holds(node: _Node, requests: Mapping[str, Decimal]) -> bool:
     return all(amount <= node.size[name] if name in node.size else "/" not in name for name, amount in requests.items())
 
 
-def _ignores_evictions(rule: Object) -> bool:
-    conditions = rule.get("onPodConditions") or ()
-    return rule.get("action") == "Ignore" and any(
-        wanted.get("type") == "DisruptionTarget" and wanted.get("status", "True") == "True" for wanted in conditions
-    )
+def _path(pod: Object, group: str, resource: str, name: str) -> str:
+    namespace = quote(pod["metadata"].get("namespace") or "default", safe="")
+    return f"/apis/{group}/namespaces/{namespace}/{resource}/{quote(name, safe='')}"
+
+
+def _fails(job: Object, index_failures: object) -> str | None:
+    """Return why a Job fails by one more evicted pod; None: it starts another."""
+    spec, status = job["spec"], job.get("status") or {}
+    decided = _action_on_eviction((spec.get("podFailurePolicy") or {}).get("rules") or ())
+    if decided == "Ignore":
+        return None
+    if decided in ("FailJob", "FailIndex"):
+        return f"its podFailurePolicy has {decided} for an eviction"
+    limit, failures = spec.get("backoffLimit", _RETRIES), status.get("failed") or 0
+    if spec.get("backoffLimitPerIndex") is not None:
+        limit, failures = spec["backoffLimitPerIndex"], index_failures or 0
+    return None if int(limit) > int(failures) else "an eviction counts, and no retry is left"
+
+
+def _action_on_eviction(rules: Iterable[Object]) -> str | None:
+    """Return what a policy does about an evicted pod: the first rule that matches decides; None: none does.
+
+    Which exit code the pod ends with is not known. A rule on exit codes counts where it could fail the Job.
+    """
+    for rule in rules:
+        codes, action = rule.get("onExitCodes"), str(rule.get("action"))
+        excluded = codes is not None and set(_BY_SIGNAL) <= set(codes.get("values") or ())
+        by_code = codes is not None and action.startswith("Fail") and (
+            bool(set(_BY_SIGNAL) & set(codes.get("values") or ())) if codes.get("operator") == "In" else not excluded
+        )  # fmt: skip
+        if by_code or any(
+            wanted.get("type") == "DisruptionTarget" and wanted.get("status", "True") == "True"
+            for wanted in rule.get("onPodConditions") or ()
+        ):
+            return action
+    return None
 
 
 def _label(node: _Node, key: str) -> str | None:
@@ -370,12 +401,15 @@ def _pod_terms(spec: Object, kind: str) -> list[Object]:
 
 
 def _requests(spec: Object) -> dict[str, Decimal]:
-    """Return what a pod requests: its containers' together, or an init container's where that is more."""
+    """Return what a pod requests: its containers' and sidecars' together, or an init container's where that is more."""
     total: dict[str, Decimal] = {}
-    for container in spec.get("containers") or ():
+    before = spec.get("initContainers") or ()
+    sidecars = [container for container in before if container.get("restartPolicy") == "Always"]
+    overhead = {"resources": {"requests": spec.get("overhead") or {}}}
+    for container in (*(spec.get("containers") or ()), *sidecars, overhead):
         for name, amount in _asked(container):
             total[name] = total.get(name, Decimal(0)) + amount
-    for container in spec.get("initContainers") or ():
+    for container in (*before, spec):  # the pod itself may state what it needs as a whole
         for name, amount in _asked(container):
             total[name] = max(total.get(name, Decimal(0)), amount)
     return total

@@ -28,6 +28,7 @@ LIVING: Final = "status.phase!=Succeeded,status.phase!=Failed"
 
 _GROUP: Final = "/apis/resource.k8s.io"
 _PAGE: Final = 250
+_GROUP_INDEX: Final = "leaderworkerset.sigs.k8s.io/group-index"
 
 Claim = tuple[str, str]
 """Namespace and name."""
@@ -89,8 +90,11 @@ def pod_part(pod: Object, rules: KubernetesRules, keys: PodKeys) -> PodPart | No
         return None
     annotations = annotations_of(pod)
     checkpointed_at = None if run.checkpointed_ms is None else from_ms(run.checkpointed_ms)
+    # each group of a LeaderWorkerSet is a replica, which stops by itself
+    group = (pod["metadata"].get("labels") or {}).get(_GROUP_INDEX)
+    job = run.job if group is None else f"{run.job}/{group}"
     return PodPart(
-        run.node, run.job, run.gpus, from_ms(run.started_ms), checkpointed_at, ends_at(pod, keys),
+        run.node, job, run.gpus, from_ms(run.started_ms), checkpointed_at, ends_at(pod, keys),
         keys.checkpoint in annotations, annotations.get(keys.elastic) == "true", run.namespace, run.claims,
     )  # fmt: skip
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any, Final
@@ -322,18 +322,20 @@ class KubernetesScheduler(SchedulerExtras):
     def _nodes(self) -> list[NodeSnapshot]:
         if not self.settings.selector:
             return self._listed({})
-        # marks on a node that is selected no more are to be removed
-        marked, selected = (
-            self._listed({"labelSelector": label}) for label in (self.keys.tier, self.settings.selector)
-        )
+        # marks on a node that is selected no more are to be removed, also where somebody removed their label
+        selected = self._listed({"labelSelector": self.settings.selector})
         chosen = {snapshot.node_object.name for snapshot in selected}
-        left = [snapshot.outside() for snapshot in marked if snapshot.node_object.name not in chosen]
+        left = [snapshot.outside() for snapshot in self._listed({}, outside=chosen)]
         return [*left, *selected]
 
-    def _listed(self, params: Mapping[str, str]) -> list[NodeSnapshot]:
+    def _listed(self, params: Mapping[str, str], outside: Collection[str] | None = None) -> list[NodeSnapshot]:
+        """List nodes of the fleet; or those that carry anything of predrain's and are not among some names."""
+
         def view(raw: Mapping[str, Any]) -> NodeSnapshot | None:
             snapshot = snapshot_of(raw, self.settings, self.rules, self.keys, self.clock.now())
-            return snapshot if snapshot is not None and snapshot.concerns_us else None
+            if snapshot is None or (outside is not None and snapshot.node_object.name in outside):
+                return None
+            return snapshot if snapshot.marked or (snapshot.gpus and outside is None) else None
 
         return self.api.listing(NODES, params, self.settings.node_page_size, view)
 

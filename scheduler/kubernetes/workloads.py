@@ -58,6 +58,8 @@ OPT_OUTS: Final[Mapping[str, bool]] = {
     "descheduler.alpha.kubernetes.io/prefer-no-eviction": False,
     "nodeset.slinky.slurm.net/pod-protect": False,
     "cluster.x-k8s.io/drain": False,
+    "autoscaling.cast.ai/removal-disabled": False,
+    "spotinst.io/restrict-scale-down": False,
     "nvidia.com/gpu-driver-upgrade-drain.skip": False,
     "nvidia.com/ofed-driver-upgrade-drain.skip": False,
 }
@@ -207,6 +209,8 @@ class KubernetesWorkloads:
             "PATCH", _path(workload), {"fieldManager": FIELD_MANAGER}, content, content_type=MERGE_PATCH,
             timeout=self._scheduler.leadership.left(),
         )  # fmt: skip
+        if response.ok and annotations_of(response.content).get(self._keys.requested) != text:
+            return WriteResult("refused", "the server's answer lacks the request: an admission webhook removes it")
         if response.ok:
             write = Write(f"pod {workload.name}", f"metadata.annotations[{self._keys.requested}]", standing, text)
             return WriteResult("done", "", (write,))

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
+from foundation.kubernetes.opt_out import read_switch
 from foundation.slurm import expand_hostlist, instant, number, states_of
 from policy.fleet import JobView
 from scheduler.ports.workloads import WorkState
@@ -29,7 +30,7 @@ _LIMITLESS: Final = timedelta(days=300)
 PROBE_PREFIX: Final = "predrain-probe-"
 CHECKPOINTED: Final = "checkpointed"
 CHECKPOINT_FAILED: Final = "checkpoint-failed"
-_TOKEN = re.compile(r"(?:^|[\s,;])predrain\.(?P<name>[a-z-]+)(?:=(?P<value>[^\s,;]+))?(?=$|[\s,;])")
+_TOKEN = re.compile(r"(?:^|[\s,;])predrain\.(?P<name>[a-z-]+)(?:=(?P<value>[^\s,;]*))?(?=$|[\s,;])", re.IGNORECASE)
 _SIGNAL = re.compile(r"(?P<batch>B:)?(?:SIG)?(?P<name>[A-Z][A-Z0-9]{1,9})(?:@(?P<seconds>\d{1,6}))?\Z")
 _DEADLY: Final = frozenset({"KILL", "STOP", "TSTP", "TTIN", "TTOU"})
 
@@ -138,9 +139,15 @@ class SlurmJob:
         return _epoch(self._tokens().get(CHECKPOINTED))
 
     @property
-    def stays_by_wish(self) -> bool:
-        """Whether its comment has ``predrain.keep``: it is not requeued."""
-        return "keep" in self._tokens()
+    def opt_out(self) -> str | None:
+        """Why it is not requeued, by its comment: ``predrain.keep``, or a checkpoint signal that cannot be read."""
+        tokens = self._tokens()
+        keep, signal = tokens.get("keep"), tokens.get("checkpoint")
+        if keep is not None and read_switch(keep) is not False:
+            return f"its comment says predrain.keep{keep and '='}{keep}"
+        if signal is not None and self.signal is None:
+            return f"its comment says predrain.checkpoint={signal}, which is no signal for a checkpoint"
+        return None
 
     def view(self) -> JobView:
         """Return it as the policy sees it; the components of a heterogeneous job are one job."""
@@ -154,7 +161,7 @@ class SlurmJob:
         )
 
     def _tokens(self) -> dict[str, str]:
-        return {match["name"]: match["value"] or "" for match in _TOKEN.finditer(self.comment)}
+        return {match["name"].lower(): match["value"] or "" for match in _TOKEN.finditer(self.comment)}
 
 
 def job_of(row: Mapping[str, Any], gres: str) -> SlurmJob | None:

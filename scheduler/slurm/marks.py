@@ -181,7 +181,7 @@ def _notice(node: SlurmNode, standing: SlurmMarks) -> str | None:
     if standing.damaged is not None:
         left = f"; nothing is removed from the node until its extra holds no {KEY!r}" if standing.damaged.advice else ""
         return f"{standing.damaged}{left}"
-    looks_like_ours = node.reason is not None and node.reason.strip().casefold().startswith(OWN_PREFIX)
+    looks_like_ours = node.reason is not None and OWN_PREFIX in node.reason.casefold()
     if standing.foreign is None or not looks_like_ours or not node.out:
         return None
     why = "no record of predrain is on the node"

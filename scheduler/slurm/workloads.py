@@ -81,7 +81,7 @@ class SlurmWorkloads:
         """Return a job as the model of work has it; the same facts decide on listing it and right before a requeue."""
         return Workload(
             job.name, job.uid, "job", node, f"user {job.user}", state=job.state, placement=self._placement(job, node),
-            opt_out="its comment says predrain.keep" if job.stays_by_wish else None,
+            opt_out=job.opt_out,
             loss=self._port.cannot_requeue or _loss(job, self._clock.now()),
             checkpoint=_offer(job),
         )  # fmt: skip
@@ -275,7 +275,7 @@ def _admits(node: SlurmNode, need: Requirements, reserved: Collection[str] | Non
 
 
 def _takes(node: SlurmNode, need: Requirements, gpus: int) -> bool:
-    in_service = not node.out and not node.down
+    in_service = not node.out and not node.down and "FUTURE" not in node.states
     in_partition = not need.partitions or bool(need.partitions & set(node.partitions))
     big_enough = (
         node.gpus >= gpus

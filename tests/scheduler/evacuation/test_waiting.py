@@ -62,6 +62,9 @@ STUCK = {
     "ends only in days": lambda c: c.runs(
         "w1-uid", opt_out="keep", job=JobView("w1", 2, T0, ends_at=T0 + timedelta(days=9))
     ),
+    "each eviction is refused": lambda c: setattr(c.workloads, "evict", lambda *_: WriteResult("refused", "no right")),
+    "each eviction is a conflict": lambda c: setattr(c.workloads, "evict", lambda *_: WriteResult("conflict", "x")),
+    "each eviction has no answer": lambda c: setattr(c.workloads, "evict", lambda *_: WriteResult("timeout", "x")),
     "its list cannot be read": lambda c: setattr(c.workloads, "on_node", _unreadable),
 }
 

@@ -189,6 +189,18 @@ def test_a_device_taint_that_somebody_edited_stays_and_is_reported_and_a_time_of
     assert any(names["n1"] in note and "edited" in note for note in report.notes)
 
 
+def test_a_device_taint_that_is_removed_twice_is_not_set_again_and_is_reported(world: World, drains: Drains) -> None:
+    for _ in range(5):
+        report = drains.round(a=0.9)
+        for name in rules_of(world):
+            del world.objects[f"/apis/resource.k8s.io/v1/devicetaintrules/{name}"]
+    assert devices(world) == []
+    assert any("removed 2 times: it is not set again" in note for note in report.notes)
+    drains.round()
+    drains.round(a=0.9)
+    assert devices(world) == ["n1/gpu-0"], "in the next episode it is"
+
+
 def test_a_server_without_device_taints_is_reported_and_asked_again(world: World, cluster: KubernetesClient) -> None:
     drains = Drains(world, cluster)
     notes = [note for note in drains.round(a=0.9).notes if "device" in note]

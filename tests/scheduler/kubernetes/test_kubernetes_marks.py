@@ -244,6 +244,10 @@ def test_switches_are_annotations_that_people_may_set_too(world: World, hand: Ha
     assert fleet.trouble == "switches that cannot be parsed: predrain.io/kill='yes please'"
     assert scheduler.set_switches(Switches()).kind == "done"
     assert world.objects[path]["metadata"]["annotations"] == {"a": "b"}
+    for kept in ({}, {"predrain.io/kill": "false"}):  # what a webhook makes of it
+        answer = {**world.objects[path], "metadata": {**world.objects[path]["metadata"], "annotations": kept}}
+        world.fail("PUT", "configmaps", 200, content=answer)
+        assert scheduler.set_switches(Switches(kill=True)).kind == "refused", "the operator must learn of it"
 
 
 def test_switches_are_read_at_most_every_100_ms_and_at_once_after_they_were_set_here(world: World, hand: Hand) -> None:

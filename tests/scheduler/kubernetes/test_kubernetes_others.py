@@ -186,7 +186,10 @@ def test_a_cordon_that_two_clients_wrote_is_not_ours_alone(world: World, cordons
     assert cordons.raw()["spec"]["unschedulable"] is True
 
 
-def test_marks_end_on_a_node_that_left_the_selector(world: World, cluster: KubernetesClient) -> None:
+@pytest.mark.parametrize("also", [(), ("predrain.io/risk-tier",)])
+def test_marks_end_on_a_node_that_left_the_selector(
+    world: World, cluster: KubernetesClient, also: tuple[str, ...]
+) -> None:
     add(world, *(node(name) for name in NAMES))
     for name in NAMES:
         world.edit(f"/api/v1/nodes/{name}", lambda raw: raw["metadata"]["labels"].update(pool="train"))
@@ -194,7 +197,7 @@ def test_marks_end_on_a_node_that_left_the_selector(world: World, cluster: Kuber
     fleet.scored(n1=0.9)
     fleet.round()
     assert "NoSchedule" in fleet.ours("n1")
-    world.edit(NODE, lambda raw: raw["metadata"]["labels"].pop("pool"))
+    world.edit(NODE, lambda raw: [raw["metadata"]["labels"].pop(key) for key in ("pool", *also)])
     fleet.later(timedelta(minutes=1))
     report = fleet.round()
     assert fleet.ours("n1") == []

@@ -16,7 +16,12 @@ from tests.scheduler.kubernetes.objects import SETTINGS, T0, Hand, add, pod
 
 FENCE = Fence("me", T0 + timedelta(seconds=30))
 ASK = CheckpointAsk("a" * 32, T0 + timedelta(minutes=5), "n1 is drained")
+LWS = "leaderworkerset.sigs.k8s.io/"
 AUTOSCALER = "cluster-autoscaler.kubernetes.io"
+REMOVAL = (
+    "nvidia.com/gpu-driver-upgrade-drain.skip", "autoscaling.cast.ai/removal-disabled",
+    "spotinst.io/restrict-scale-down",
+)  # fmt: skip
 BY_NAME = {
     "nodeAffinity": {
         "requiredDuringSchedulingIgnoredDuringExecution": {
@@ -109,7 +114,7 @@ def test_a_pod_with_gpus_that_is_bound_to_its_node_is_no_part_of_it_and_is_waite
         *(("karpenter.sh/do-not-disrupt", value, False) for value in ("false", "off", "6h", "5h59m59s", "300m")),
         *((f"{AUTOSCALER}/safe-to-evict", value, True) for value in ("false", "False", "no", "0", "never", "1h")),
         *(("cluster.x-k8s.io/drain", value, True) for value in ("skip", "wait-completed")),
-        ("nvidia.com/gpu-driver-upgrade-drain.skip", "true", True),
+        *((key, value, value != "off") for key in REMOVAL for value in ("true", "True", "1", "soon", "off")),
         *((f"{AUTOSCALER}/safe-to-evict", value, False) for value in ("true", "yes")),
     ],
 )  # fmt: skip
@@ -174,6 +179,19 @@ def test_the_pods_of_a_job_are_one_gang_unless_it_goes_on_without_some(world: Wo
     assert the(pods).gang is not None
     assert the(pods).gang == the(pods, "b", "n2").gang
     assert (the(pods, "web").gang, the(pods, "replica").gang) == (None, None)
+    for name, on, labels in (
+        ("js-0", "n1", {"jobset.sigs.k8s.io/jobset-name": "js"}),
+        ("js-1", "n2", {"jobset.sigs.k8s.io/jobset-name": "js"}),
+        *((f"lws-{at}", "n1", {LWS + "name": "lws", LWS + "group-index": group}) for at, group in enumerate("001")),
+    ):
+        part = pod(name, on, gpus=1, owner="Job" if name.startswith("js") else "StatefulSet")
+        part["metadata"]["labels"] = labels
+        part["metadata"]["ownerReferences"][0].update(name=name, uid=f"u-{name}")
+        add(world, part)
+    hand.scheduler.read_fleet()
+    assert the(pods, "js-0").gang == the(pods, "js-1", "n2").gang, "a JobSet restarts as a whole"
+    assert the(pods, "lws-0").gang == the(pods, "lws-1").gang
+    assert the(pods, "lws-1").gang != the(pods, "lws-2").gang, "a group is a replica, the set is not"
     for name in ("a", "b"):
         path = f"/api/v1/namespaces/team/pods/{name}"
         world.edit(path, lambda raw: raw["metadata"].update(annotations={"predrain.io/elastic": "true"}))
@@ -244,6 +262,16 @@ def test_a_checkpoint_is_asked_for_once_and_acknowledged_by_its_key(world: World
     assert says(f'{{"key": "{ASK.key}", "failed": "cut \\ud83d"}}') == "failed"
     assert pods.checkpoint_state(workload, ASK.key).message == "cut ?", "the ledger takes no half of a surrogate pair"
     assert says(json.dumps({"key": ASK.key, "at": "2026-11-21T12:01:00Z"})) == "acknowledged"
+
+
+@pytest.mark.parametrize("left", [{}, {"predrain.io/checkpoint-requested": "another"}])
+def test_a_request_that_the_answer_lacks_is_not_asked(world: World, pods: KubernetesWorkloads, left: Raw) -> None:
+    asks = {"predrain.io/checkpoint": "annotation"}
+    add(world, pod("a", "n1", annotations=asks))
+    workload = the(pods)
+    answer = {**world.objects[PATH], "metadata": {**world.objects[PATH]["metadata"], "annotations": asks | left}}
+    world.fail("PATCH", "/pods/a", 200, content=answer)
+    assert pods.ask_checkpoint(workload, ASK, FENCE).kind == "refused"
 
 
 def test_without_the_right_to_patch_pods_a_pod_that_asks_by_annotation_is_held_and_the_rest_goes(

@@ -91,8 +91,16 @@ def place(world: World, cluster: KubernetesClient) -> Place:
         ({"gpus": 0, "containers": [{"resources": {"requests": {"cpu": "64001m"}}}]}, False),
         ({"gpus": 0, "containers": [{"resources": {"requests": {"rdma/hca": "1"}}}]}, False),
         ({"gpus": 4, "initContainers": [{"resources": {"limits": {"nvidia.com/gpu": "16"}}}]}, False),
+        ({"gpus": 4, "initContainers": [{"resources": {"limits": {"nvidia.com/gpu": "8"}}}]}, True),
+        ({"gpus": 4, "initContainers": [{"restartPolicy": "Always", "resources": {"limits": {"nvidia.com/gpu": "8"}}}]},
+         False),
+        ({"gpus": 8, "overhead": {"cpu": "65"}}, False),
+        ({"gpus": 8, "overhead": {"cpu": "250m"}}, True),
+        ({"gpus": 8, "resources": {"requests": {"cpu": "65"}}}, False),
+        ({"affinity": affinity(fields=[rule("metadata.name", "NotIn", "n2", "n3")])}, False),
+        ({"nodeSelector": {"zone": "a"}, "affinity": affinity(rule("slot", "In", "1"))}, False),
     ],
-)
+)  # fmt: skip
 def test_what_a_pod_requires_decides_where_it_can_run(place, spec, elsewhere):
     decided = place.decide(**spec)
     assert decided.elsewhere is elsewhere
@@ -257,6 +265,10 @@ def test_a_pod_goes_where_its_spread_allows_it(place, constraints, others, elsew
     assert place.placements.of(mine).elsewhere is elsewhere
 
 
+def codes(operator: str, *values: int) -> Raw:
+    return {"action": "FailJob", "onExitCodes": {"operator": operator, "values": list(values)}}
+
+
 IGNORED = {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget"}]}
 
 
@@ -266,13 +278,26 @@ IGNORED = {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget"}]
         ({"backoffLimit": 0}, True),
         ({"backoffLimit": 0, "podFailurePolicy": {"rules": [IGNORED]}}, False),
         ({"backoffLimit": 0, "podFailurePolicy": {"rules": [{**IGNORED, "action": "FailJob"}]}}, True),
+        ({"backoffLimit": 9, "podFailurePolicy": {"rules": [{**IGNORED, "action": "FailJob"}]}}, True),
+        ({"backoffLimit": 9, "podFailurePolicy": {"rules": [{**IGNORED, "action": "FailIndex"}, IGNORED]}}, True),
+        ({"backoffLimit": 0, "podFailurePolicy": {"rules": [IGNORED, {**IGNORED, "action": "FailJob"}]}}, False),
+        ({"backoffLimit": 9, "podFailurePolicy": {"rules": [{**IGNORED, "action": "Count"}]}}, False),
+        ({"podFailurePolicy": {"rules": [codes("In", 1, 143), IGNORED]}}, True),
+        ({"podFailurePolicy": {"rules": [codes("In", 1, 42), IGNORED]}}, False),
+        ({"podFailurePolicy": {"rules": [codes("NotIn", 3), IGNORED]}}, True),
+        ({"podFailurePolicy": {"rules": [codes("NotIn", 137, 143), IGNORED]}}, False),
         ({"backoffLimit": 2}, False),
         ({"backoffLimit": 2, "failed": 2}, True),
         ({}, False),
         ({"failed": 6}, True),
         ({"backoffLimitPerIndex": 1}, False),
         ({"backoffLimitPerIndex": 1, "failures": "1"}, True),
-        ({"backoffLimit": 0, "owner": "JobSet"}, False),
+        ({"backoffLimit": 0, "owner": "AppWrapper"}, False),
+        ({"backoffLimit": 0, "owner": "JobSet", "restarts": (3, 0)}, False),
+        ({"backoffLimit": 0, "owner": "JobSet", "restarts": (3, 3)}, True),
+        ({"backoffLimit": 0, "owner": "JobSet", "restarts": (None, None)}, True),
+        ({"backoffLimit": 0, "owner": "JobSet"}, True),  # it cannot be read
+        ({"backoffLimit": 1, "owner": "JobSet"}, False),
         ({"backoffLimit": 0, "owner": "CronJob"}, True),
         ({"backoffLimit": "many"}, True),
     ],
@@ -281,7 +306,11 @@ def test_a_job_that_would_fail_for_good_by_an_eviction_keeps_its_pod(place, job,
     job = dict(job)
     status = {"failed": job.pop("failed")} if "failed" in job else {}
     above = [{"kind": job.pop("owner"), "name": "x", "controller": True}] if "owner" in job else []
-    failures = job.pop("failures", None)
+    failures, restarts = job.pop("failures", None), job.pop("restarts", None)
+    if restarts is not None:
+        whole = {"metadata": {"name": "x"}, "spec": {"failurePolicy": {"maxRestarts": restarts[0]}}}
+        whole = {**whole, "status": {"restarts": restarts[1]}}
+        place.world.put("/apis/jobset.x-k8s.io/v1alpha2/namespaces/team/jobsets/x", whole)
     raw = {"metadata": {"name": "train", "ownerReferences": above}, "spec": job, "status": status}
     place.world.put("/apis/batch/v1/namespaces/team/jobs/train", raw)
     notes = {} if failures is None else {"batch.kubernetes.io/job-index-failure-count": failures}

@@ -47,6 +47,9 @@ AT_REST = [
     NodeObject("n", conditions={"DrainScheduled": "True"}),
     tainted("karpenter.sh/unregistered", "NoExecute"),
     tainted("node.cloudprovider.kubernetes.io/uninitialized"),
+    tainted("node.cilium.io/agent-not-ready", "NoExecute"),
+    tainted("ebs.csi.aws.com/agent-not-ready"),
+    tainted("autoscaling.cast.ai/draining"),
 ]
 IN_REPAIR = [
     tainted("AggregatedNodeHealth"),
@@ -98,6 +101,7 @@ OPT_OUTS = [
     *[("predrain.io/managed", value) for value in ("", "until friday", "tru")],
     *[("nvsentinel.dgxc.nvidia.com/managed", value) for value in ("false", "False", "no")],
     ("karpenter.sh/do-not-disrupt", "true"),
+    *[("autoscaling.cast.ai/removal-disabled", value) for value in ("true", "1", "until friday")],
     *[("remediation.medik8s.io/exclude-from-remediation", value) for value in ("true", "True", "1", "")],
 ]
 

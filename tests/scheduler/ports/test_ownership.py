@@ -64,6 +64,7 @@ EDITED: dict[str, Change] = {
     "another label": lambda node: replace(node, labels={**node.labels, KEYS.tier: "clear"}),
     "a later end": annotated(KEYS.prediction, lambda text: text.replace("2026-03-01", "2027-03-01")),
     "a note in the prediction": annotated(KEYS.prediction, lambda text: text.replace("why", "why - RMA 4711")),
+    "the prediction in another layout": annotated(KEYS.prediction, lambda text: text.replace(", ", ",")),
     "an empty prediction": annotated(KEYS.prediction, lambda _: ""),
     "another start of the drain": annotated(KEYS.drain, lambda _: "2026-02-01T00:00:00+00:00"),
 }
@@ -71,6 +72,7 @@ UNPROVED: dict[str, Change] = {
     "no record": annotated(KEYS.applied, lambda _: None),
     "an edited record": annotated(KEYS.applied, lambda text: text.replace('"drain"', '"avoid"')),
     "a record with more": annotated(KEYS.applied, lambda text: text.replace("{", '{"note": "RMA 4711", ', 1)),
+    "a record twice": annotated(KEYS.applied, lambda text: f"[{text}, {text}]"),
     "an empty record": annotated(KEYS.applied, lambda _: ""),
     "a record that is no object": annotated(KEYS.applied, lambda _: "[1]"),
     "a copy of another node": lambda node: replace(node, name="m"),

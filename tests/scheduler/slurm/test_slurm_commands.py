@@ -224,21 +224,23 @@ def test_a_job_that_cannot_be_read_spoils_the_list(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("comment", "signal", "kept"),
+    ("comment", "signal", "held"),
     [
         ("predrain.checkpoint=USR1", CheckpointSignal("USR1", False, None), False),
+        ("Predrain.Checkpoint=USR1", CheckpointSignal("USR1", False, None), False),
         ("a; predrain.checkpoint=SIGUSR2@9, predrain.keep", CheckpointSignal("USR2", False, 9 * SECOND), True),
-        ("predrain.checkpoint=KILL", None, False),
-        ("predrain.checkpoint=usr1", None, False),
-        ("predrain.checkpoint=$(reboot)", None, False),
-        ("notpredrain.checkpoint=USR1", None, False),
+        *((f"predrain.checkpoint={text}", None, True) for text in ("KILL", "usr1", "$(reboot)", "USR1@5m", "")),
+        *((f"predrain.keep{text}", None, True) for text in ("=yes", "=until-friday", "=", "=24h")),
+        *((f"predrain.keep={text}", None, False) for text in ("no", "False", "0")),
+        ("PREDRAIN.KEEP", None, True),
+        ("notpredrain.checkpoint=USR1 notpredrain.keep", None, False),
         ("", None, False),
     ],
 )  # fmt: skip
-def test_a_comment_names_the_signal_and_keeps_the_job(comment, signal, kept):
+def test_a_comment_names_the_signal_and_an_unclear_one_keeps_the_job(comment, signal, held):
     job = job_of(job_row(5, "n0", comment=comment), "gpu")
     assert job is not None
-    assert (job.signal, job.stays_by_wish) == (signal, kept)
+    assert (job.signal, job.opt_out is not None) == (signal, held)
 
 
 def test_a_program_that_leaves_children_behind_is_ended_in_time():

@@ -205,6 +205,8 @@ TAKEN_OVER = {
     "a word taken off": {"reason": lambda node: node.reason[:-4]},
     "another case": {"reason": lambda node: node.reason.upper()},
     "another blank": {"reason": lambda node: node.reason + " "},
+    "a health check before it": {"reason": lambda node: f"NHC: {node.reason}"},
+    "only our first words": {"reason": lambda node: node.reason.partition(";")[0]},
     "a later end": {"reason": lambda node: node.reason.replace("T06", "T23")},
     "the same words of another user": {"user": "ann"},
     "the same words set again": {"reason_at": T0 + HOUR},

@@ -50,6 +50,9 @@ def names(*listed: str) -> frozenset[str]:
         ({"features": "a100|b200"}, False),
         ({"features": "[rack1*2&rack2*2]"}, None),
         ({"features": "(a|b)&c"}, None),
+        ({"features": "h100&!ib"}, None),
+        ({"features": "h100*2"}, None),
+        ({"nodes": names("n2"), "excluded": names("n2")}, False),
         ({"contiguous": True}, None),
         ({"reservation": "r1"}, None),
         ({"cpus": 64, "memory_mb": 1000}, True),
@@ -71,7 +74,7 @@ def test_in_a_reservation_only_its_nodes_count(nodes, elsewhere):
 
 
 @pytest.mark.parametrize(
-    "state", ["DRAIN", "FAIL", "DOWN", "NOT_RESPONDING", "RESERVED", "MAINTENANCE"]
+    "state", ["DRAIN", "FAIL", "DOWN", "NOT_RESPONDING", "RESERVED", "MAINTENANCE", "FUTURE", "ERROR", "INVALID_REG"]
 )  # fmt: skip
 def test_nodes_that_take_no_jobs_are_no_other_place(state):
     other = replace(NODE, states=frozenset({"IDLE", state}))
@@ -79,8 +82,9 @@ def test_nodes_that_take_no_jobs_are_no_other_place(state):
     assert decide(n2=replace(other, name="n2"), n3=replace(other, name="n3")).elsewhere is False
 
 
-def test_busy_nodes_are_another_place_because_a_requeued_job_waits_in_its_queue():
-    busy = replace(NODE, states=frozenset({"ALLOCATED"}))
+@pytest.mark.parametrize("state", ["ALLOCATED", "POWERED_DOWN", "PLANNED"])
+def test_busy_and_sleeping_nodes_are_another_place_because_a_requeued_job_waits_in_its_queue(state):
+    busy = replace(NODE, states=frozenset({state}))
     assert decide(n2=replace(busy, name="n2"), n3=replace(busy, name="n3")).elsewhere is True
 
 

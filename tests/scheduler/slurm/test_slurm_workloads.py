@@ -143,7 +143,7 @@ def test_a_job_answers_by_its_comment_or_by_its_end(world):
     assert world.workloads.checkpoint_state(work, ASK.key).kind == "gone"
 
 
-@pytest.mark.parametrize("ahead", [timedelta(hours=-5), timedelta(0), timedelta(hours=5)])
+@pytest.mark.parametrize("ahead", [timedelta(days=days) for days in (-400, -0.2, 0, 0.2, 400)])
 def test_an_answer_is_a_changed_comment_whatever_the_clock_of_the_job_says(world, ahead):
     comment(world, "checkpointed", ahead)
     (work,) = world.workloads.on_node("n0")

@@ -40,9 +40,7 @@ def test_a_counter_that_a_new_driver_counts_otherwise_is_laid_to_the_telemetry()
     assert check.causes == ("telemetry",)
     verdict = drift_verdict(check, "telemetry")
     assert verdict.text == "PCIe replays changed with a driver or exporter update."
-    assert any(
-        "on units whose driver changed, compared with other units on the same days" in f for f in verdict.facts
-    )
+    assert any("on units whose driver changed, compared with other units on the same days" in f for f in verdict.facts)
     assert check.summary == "the telemetry changed"
 
 

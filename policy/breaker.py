@@ -128,8 +128,8 @@ def _burst(scope: tuple[str, str], chain: Sequence[_Seen], held: tuple[str, ...]
     where = "of the fleet" if scope[0] == "fleet" else f"of {scope[0]} {scope[1]}"
     first, count = chain[0][0], len({name for _, name, _ in chain})
     message = (
-        f"{count} nodes {where} report {facts} together, from {first:%Y-%m-%d %H:%M} UTC: one cause, and no evidence "
-        "against each of them"
+        f"{count} nodes {where} report {facts} together, from {first:%Y-%m-%d %H:%M} UTC: a common cause, "
+        "without other evidence against single nodes"
     )
     return Burst(f"together {scope[0]} {scope[1]} {first:%Y-%m-%dT%H}", message, held)
 
@@ -311,9 +311,9 @@ def _settle(
         if state.decided_at is None and now - asked > config.quiet:
             # the switch outlives the state: what was asked of an earlier one closes nothing that was not seen then
             when = f"{asked:%Y-%m-%d %H:%M} UTC"
-            reasons.append(f"not closed by hand: that was asked for at {when}, and no state is left")
+            reasons.append(f"manual reset ignored: it was requested at {when}, before the state was lost")
         else:
-            reasons += [f"closed by hand: {cause.message}" for _, cause in sorted(causes.items())]
+            reasons += [f"closed by manual reset: {cause.message}" for _, cause in sorted(causes.items())]
             causes, acknowledged = {}, set(present)
         state = replace(state, reset_at=asked)
     for key, (group, reason) in present.items():
@@ -328,7 +328,7 @@ def _settle(
             causes[key] = replace(cause, last_at=now)
         elif key not in present and now - cause.last_at >= config.quiet:
             del causes[key]
-            reasons.append(f"closed after a quiet time: {cause.message}")
+            reasons.append(f"closed, cause gone: {cause.message}")
     causes = dict(sorted(causes.items()))
     return replace(state, causes=causes, acknowledged=tuple(sorted(acknowledged - _MOMENTARY))), tuple(reasons)
 
@@ -336,21 +336,21 @@ def _settle(
 def _of_signals(state: BreakerState, signals: Signals, config: BreakerConfig, now: datetime) -> Causes:
     causes: Causes = {}
     if signals.scheduler_error is not None:
-        causes["scheduler"] = None, f"the scheduler could not be read: {signals.scheduler_error}"
+        causes["scheduler"] = None, f"cannot read the scheduler: {signals.scheduler_error}"
     elif signals.read_at is None:
         causes["scheduler"] = None, "the scheduler was not read"
     elif now - signals.read_at > config.max_read_age:
         causes["scheduler"] = None, f"the scheduler was last read at {signals.read_at:%Y-%m-%d %H:%M} UTC"
     if signals.model_fitted_at is None:
-        causes["model"] = None, "the age of the model is not known"
+        causes["model"] = None, "the age of the model is unknown"
     elif now - signals.model_fitted_at > config.max_model_age:
         days = (now - signals.model_fitted_at) / timedelta(days=1)
         most = config.max_model_age / timedelta(days=1)
         causes["model"] = None, f"the model's data end {days:.0f} days ago, {most:.0f} may be"
     for channel in signals.missing_channels:
-        causes[f"channel {channel}"] = None, f"the model's channel {channel} no longer arrives"
+        causes[f"channel {channel}"] = None, f"channel {channel} of the model no longer arrives"
     if state.decided_at is not None and state.decided_at - now > config.clock_slack:
-        causes["clock"] = None, f"the clock went back from {state.decided_at:%Y-%m-%d %H:%M} UTC"
+        causes["clock"] = None, f"the clock went backwards from {state.decided_at:%Y-%m-%d %H:%M} UTC"
     return causes
 
 
@@ -359,13 +359,13 @@ def _of_listing(
 ) -> Causes:
     causes: Causes = {}
     if state.nodes - len(listed) > config.max_shrunk * state.nodes and state.nodes - len(listed) > 1:
-        causes["listing"] = None, f"{len(listed)} nodes with known GPUs are listed, and {state.nodes} were before"
+        causes["listing"] = None, f"{len(listed)} nodes with known GPUs are listed, {state.nodes} before"
     down = sum(observed.node.down and observed.node.resting is None for observed in nodes)
     if down >= config.min_risky and down > config.max_down * len(nodes):
-        causes["down"] = None, f"{down} of {len(nodes)} nodes are down: the control plane rather than the nodes"
+        causes["down"] = None, f"{down} of {len(nodes)} nodes are down: probably a failure of the control plane"
     blind = sum(not observed.node.readable for observed in nodes)
     if blind > 1 and blind > config.max_unreadable * len(nodes):
-        causes["unreadable"] = None, f"the state of {blind} of {len(nodes)} nodes could not be read"
+        causes["unreadable"] = None, f"the state of {blind} of {len(nodes)} nodes cannot be read"
     return causes
 
 

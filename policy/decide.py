@@ -63,8 +63,8 @@ def decide(
     # fleet then would open the breaker, and keep it open when they continue.
     breaker, opened = (state.breaker, ()) if signals.release_all else _breaker(cases, state, signals, config, now)
     stages, moved = _stages(cases, state, signals.outcomes, config, now)
-    reasons = ["release all: everything of ours is taken off"] if signals.release_all else []
-    reasons += ["the kill switch is on: no new actions"] if signals.kill else []
+    reasons = ["release-all is set: all predrain markers are removed"] if signals.release_all else []
+    reasons += ["the kill switch is set: no new actions"] if signals.kill else []
     reasons += notices_of(fleet)
     removals = removals_of([(case.node, case.assessment) for case in cases if case.assessment.undone])
     for case in cases:
@@ -81,7 +81,7 @@ def decide(
     )
     for case in cases:
         if case.asks and case.node.name in granted.refused:
-            case.lower(Level.AVOID, f"over budget, so only softly tainted: {granted.refused[case.node.name]}")
+            case.lower(Level.AVOID, f"over budget, soft taint only: {granted.refused[case.node.name]}")
         cap(case, config)  # breaker and budget fall back to a soft taint, which may not be among the rungs
         weigh(case)
     actions = [(case, action) for case in cases if case.target or case.level for action in _actions(case, config, now)]

@@ -179,19 +179,21 @@ def judge(
             when = f"{event.at:%Y-%m-%d %H:%M} UTC"
             return AlertOutcome(alert, "right", f"{_FAILURES[event.kind]} followed at {when}")
     if now >= end and not _out_of_service(seen, alert.at, end):
-        return AlertOutcome(alert, "wrong", "the unit served on through the horizon")
+        return AlertOutcome(alert, "wrong", "the unit stayed in service through the horizon")
     for passed in (event for event in after if event.kind == "diagnostic_passed"):
         until = passed.at + alert.horizon
         if any(event.kind in (*_FAILURES, "left") and passed.at < event.at <= until for event in after):
             continue
         if now >= until:
-            return AlertOutcome(alert, "wrong", "it passed a diagnostic and a further horizon without an incident")
-        return AlertOutcome(alert, "open", f"it passed a diagnostic and is watched until {until:%Y-%m-%d %H:%M} UTC")
+            return AlertOutcome(alert, "wrong", "it passed a diagnostic, and no incident followed within a horizon")
+        return AlertOutcome(
+            alert, "open", f"it passed a diagnostic; the horizon after it ends at {until:%Y-%m-%d %H:%M} UTC"
+        )
     if any(event.kind == "left" for event in after):
-        return AlertOutcome(alert, "inconclusive", "it left the fleet, neither failed nor cleared")
+        return AlertOutcome(alert, "inconclusive", "it left the fleet without a failure or a diagnostic")
     if now < end + timeout:
-        return AlertOutcome(alert, "open", "the horizon, or the time to wait for a diagnostic, is not over")
-    return AlertOutcome(alert, "inconclusive", "it was out of service in the horizon, and no diagnostic told why")
+        return AlertOutcome(alert, "open", "the horizon or the wait for a diagnostic has not ended")
+    return AlertOutcome(alert, "inconclusive", "it was out of service within the horizon, without a diagnostic")
 
 
 def _out_of_service(seen: list[Happening], start: datetime, end: datetime) -> bool:

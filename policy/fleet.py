@@ -232,7 +232,7 @@ class NodeView:
     def foreign(self) -> str | None:
         """Why the node is not ours to act on, in words; None: it is."""
         if not self.readable:
-            return "its state could not be read"
+            return "its state cannot be read"
         if self.opt_out is not None:
             return f"it opted out ({self.opt_out})"
         if self.owner is not None:
@@ -255,7 +255,7 @@ class NodeView:
         if self.cordoned_by is not None:
             return f"cordoned by {self.cordoned_by}"
         if self.owner is not None:
-            return f"in the hands of {self.owner}"
+            return f"owned by {self.owner}"
         return None
 
     @property
@@ -275,7 +275,7 @@ def notices_of(fleet: Sequence[NodeView]) -> list[str]:
     """Return what an operator should look at, on nodes without units too; of many nodes the first."""
     notices = sorted(f"{node.name}: {node.notice}" for node in fleet if node.notice is not None)
     more = len(notices) - _NOTICES_SHOWN
-    return [*notices[:_NOTICES_SHOWN], *([f"and {more} more nodes with such a notice"] if more > 0 else [])]
+    return [*notices[:_NOTICES_SHOWN], *([f"and {more} more nodes with this notice"] if more > 0 else [])]
 
 
 @dataclass(frozen=True, slots=True)

@@ -167,7 +167,7 @@ def adopt(at_most: Tier, reading: RiskReading, thresholds: Thresholds, risks: No
     tier = "clear" if fresh is None else thresholds.held(fresh, at_most)
     if fresh is None or tier == "clear":
         return TierState()
-    state = TierState(tier=tier, moved=f"{tier} as it was marked, nothing else being remembered: a risk of {fresh:.1%}")
+    state = TierState(tier=tier, moved=f"{tier} restored from the marker, no other state: risk {fresh:.1%}")
     return replace(state, support=_support(state, reading, (), thresholds, risks))
 
 
@@ -228,7 +228,7 @@ def _why_ended(prediction: ValidRisk, reading: RiskReading, now: datetime) -> st
     unit = prediction.unit
     present = next((view for view in reading.units if view.name == unit), None)
     if present is None:
-        return f"{unit} is not in the node any more"
+        return f"{unit} was removed from the node"
     if present.valid_from is not None and prediction.decided_at < present.valid_from:
         return f"{unit} was repaired or passed a diagnostic"
     if now >= prediction.expires_at:
@@ -319,9 +319,9 @@ def _why_unknown(unit: UnitView, now: datetime) -> str:
     if score is None:
         return f"{unit.name}: no score"
     if score.risk is None:
-        return f"{unit.name}: the score says unknown"
+        return f"{unit.name}: the score is unknown"
     if now >= score.expires_at:
         return f"{unit.name}: the prediction expired at {score.expires_at:%Y-%m-%d %H:%M} UTC"
     if score.decided_at > now:
         return f"{unit.name}: the score is from the future ({score.decided_at:%Y-%m-%d %H:%M} UTC)"
-    return f"{unit.name}: the score is from before it came, was repaired or passed a diagnostic"
+    return f"{unit.name}: the score is older than its installation, repair or passed diagnostic"

@@ -96,7 +96,7 @@ def limit(
     node, assessment = case.node, case.assessment
     level = node.marks.level
     if signals.release_all:
-        case.lower(Level.NONE, "everything is to be released")
+        case.lower(Level.NONE, "release-all is set")
     if node.opt_out is not None:
         case.lower(Level.NONE, f"it opted out ({node.opt_out})")
     stage = stages[node.group_key].stage
@@ -105,25 +105,25 @@ def limit(
     if assessment.state.episode is not None and not assessment.ruled and case.target.hard and not level.hard:
         case.held_out = held_out(node.name, assessment.state.episode, config.stages.holdout)
         if case.held_out:
-            case.lower(Level.AVOID, "held out: left undrained, to measure")
+            case.lower(Level.AVOID, "hold-out: not drained, to measure precision")
     if node.foreign is not None:
-        case.keep(f"nothing new on it but what is published: {node.foreign}", publish=True)
+        case.keep(f"no new action except publish: {node.foreign}", publish=True)
     if assessment.undone:
-        case.keep(f"{removed}: not set again in this episode", publish=True)
+        case.keep(f"{removed}: not re-applied during this episode", publish=True)
     if node.uncordoned:
-        case.lower(Level.PUBLISH, "a person undid our cordon, so the rest goes with it")
+        case.lower(Level.PUBLISH, "an operator uncordoned the node: the other predrain markers are removed")
     _freeze(case, signals, config, now)
     if assessment.calm:
-        case.lower(max(level, Level.PUBLISH), "its risk is calm or unknown now: nothing new on it")
+        case.lower(max(level, Level.PUBLISH), "risk is low or unknown: no new action")
     if case.target.hard and case.target > level:
         soft = max(level, Level.AVOID)
         frozen = breaker.frozen(node.group_key, node.name)
         if frozen:
             case.lower(soft, f"the breaker is open: {'; '.join(frozen)}")
         if not assessment.ruled and assessment.changed_within(config.breaker.settle, now):
-            case.lower(soft, "its driver or exporter changed lately, and the model knows the old one")
+            case.lower(soft, "its driver or exporter changed after the model was fitted")
         if assessment.instant != "high":
-            case.lower(soft, "its risk is below the threshold of high now: nothing hard that is new")
+            case.lower(soft, "risk is below the threshold of tier high: no new drain")
     case.asks = case.target.hard and not level.hard
 
 
@@ -133,11 +133,11 @@ def cap(case: Case, config: PolicyConfig) -> None:
     if rules and rules[0].rule.tier == case.assessment.tier:  # a fault that was reported, not a prediction
         return
     if "drain" not in rungs and case.node.jobs:
-        case.lower(Level.SWAP, "its jobs end by themselves: drain is not among the rungs")
+        case.lower(Level.SWAP, "jobs are not moved: drain is not in policy.rungs")
     if "drain" not in rungs and "swap" not in rungs:
-        case.lower(Level.AVOID, "neither swap nor drain is among the rungs")
+        case.lower(Level.AVOID, "neither swap nor drain is in policy.rungs")
     if "avoid" not in rungs and not case.target.hard:
-        case.lower(Level.PUBLISH, "avoid is not among the rungs")
+        case.lower(Level.PUBLISH, "avoid is not in policy.rungs")
 
 
 def _freeze(case: Case, signals: Signals, config: PolicyConfig, now: datetime) -> None:
@@ -145,17 +145,17 @@ def _freeze(case: Case, signals: Signals, config: PolicyConfig, now: datetime) -
     blind = is_blind(signals, config, now)
     case.mute = signals.kill or blind or case.node.opt_out is not None or not case.node.readable
     if unwritable is not None:
-        case.reasons += [f"nothing is written to it, releases included, until this is over: {unwritable}"]
+        case.reasons += [f"writes are suspended, releases included: {unwritable}"]
     if signals.kill:
-        case.keep("the kill switch is on", publish=False)
+        case.keep("the kill switch is set", publish=False)
         if published is not None and now >= published.expires_at:
-            case.lower(Level.NONE, "what was published has expired, and the kill switch lets nothing be renewed")
+            case.lower(Level.NONE, "the prediction has expired, and the kill switch blocks its renewal")
     if blind:
-        case.keep("the scheduler was not read lately", publish=False)
+        case.keep("the state of the scheduler is stale", publish=False)
 
 
 def is_blind(signals: Signals, config: PolicyConfig, now: datetime) -> bool:
-    """Whether the scheduler was not read lately."""
+    """Whether the state of the scheduler is stale."""
     return signals.read_at is None or now - signals.read_at > config.breaker.max_read_age
 
 
@@ -172,8 +172,8 @@ def weigh(case: Case) -> None:
     if case.worth is None or case.target is not Level.DRAIN or case.node.marks.drained:
         return
     if case.worth.choice == "wait":
-        case.lower(Level.SWAP, f"its drain waits: {case.worth.message}")
+        case.lower(Level.SWAP, f"drain postponed: {case.worth.message}")
     elif case.worth.choice == "leave":
-        case.lower(Level.SWAP, f"its jobs are left to end by themselves: {case.worth.message}")
+        case.lower(Level.SWAP, f"swap instead of drain: {case.worth.message}")
     else:
         case.reasons.append(case.worth.message)

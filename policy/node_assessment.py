@@ -63,18 +63,22 @@ class HardRule:
 
 
 RULES: tuple[HardRule, ...] = (
-    HardRule("row_remap_failure", "high", _DAY, "a memory row could not be remapped: the spare rows are used up"),
-    HardRule("row_remap_pending", "elevated", _DAY, "a memory row waits for a reset to be remapped", remedy="reset"),
+    HardRule("row_remap_failure", "high", _DAY, "row remap failed: no spare memory rows left"),
+    HardRule("row_remap_pending", "elevated", _DAY, "row remap pending until the next reset", remedy="reset"),
     HardRule("xid 64", "high", 7 * _DAY, "XID 64: a row remap or page retirement failed", event=True, remedy="reset"),
     HardRule("xid 79", "high", 2 * _DAY, "XID 79: the GPU has fallen off the bus", event=True, remedy="reboot"),
     HardRule("xid 95", "high", _DAY, "XID 95: an uncontained memory error", event=True, remedy="reset"),
-    HardRule("recovery_action reset", "high", _DAY, "the driver asks for a GPU reset", remedy="reset"),
-    HardRule("recovery_action reboot", "high", _DAY, "the driver asks for a reboot of the node", remedy="reboot"),
+    HardRule("recovery_action reset", "high", _DAY, "the driver requests a GPU reset", remedy="reset"),
+    HardRule("recovery_action reboot", "high", _DAY, "the driver requests a reboot of the node", remedy="reboot"),
     HardRule(
-        "recovery_action drain_p2p", "high", _DAY, "the driver asks to end all peer traffic of the GPU", remedy="reset"
+        "recovery_action drain_p2p",
+        "high",
+        _DAY,
+        "the driver requests an end of all peer traffic of the GPU",
+        remedy="reset",
     ),
     HardRule(
-        "recovery_action drain_and_reset", "high", _DAY, "the driver asks for a drain and a GPU reset", remedy="reset"
+        "recovery_action drain_and_reset", "high", _DAY, "the driver requests a drain and a GPU reset", remedy="reset"
     ),
     HardRule("diagnostic_failed", "high", 7 * _DAY, "a diagnostic failed", event=True),
 )
@@ -219,7 +223,7 @@ class RuleHit:
         """The rule's reason with the unit, the remedy and both times."""
         seen, end = (f"{when:%Y-%m-%d %H:%M} UTC" for when in (self.seen_at, self.expires_at))
         remedy = INSTRUCTIONS[self.rule.remedy]
-        return f"{self.unit}: {self.rule.description} (seen {seen}, holds until {end}; remedy: {remedy})"
+        return f"{self.unit}: {self.rule.description} (seen {seen}, valid until {end}; remedy: {remedy})"
 
 
 def hits_of(node: NodeView, config: HardRulesConfig, now: datetime) -> Iterator[RuleHit]:
@@ -418,9 +422,9 @@ def removals_of(undone: Iterable[tuple[NodeView, Assessment]]) -> dict[str, str]
     quick = sum(age is not None and age <= _QUICK for age in ages.values())
     removals: dict[str, str] = {}
     for name, age in ages.items():
-        removals[name] = "an operator or another tool removed predrain's mark"
+        removals[name] = "an operator or another tool removed predrain's marker"
         if age is not None and age <= _QUICK:
-            within = f"predrain's mark was removed within {age.total_seconds():.0f} s"
+            within = f"predrain's marker was removed within {age.total_seconds():.0f} s"
             by = (
                 f", on {quick} nodes: another controller or an admission webhook" if quick > 1 else " by another client"
             )
@@ -441,7 +445,7 @@ def _explain(
             if prediction.unit in reading.known and (score := scores[prediction.unit]) is not None:
                 explanations += [f"{prediction.unit}: {reason}" for reason in score.reasons]
     elif not hits:
-        explanations.append("nothing valid is known of it" if risk is None else f"a node risk of {risk:.1%}")
+        explanations.append("no valid risk" if risk is None else f"a node risk of {risk:.1%}")
     unknown = reading.unknown
     explanations += unknown[:_UNKNOWN_SHOWN]
     if len(unknown) > _UNKNOWN_SHOWN:

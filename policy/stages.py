@@ -161,13 +161,13 @@ def advance_stage(
     """
     pinned = config.pinned.get(group)
     if pinned is not None and (state is None or state.stage != pinned):
-        return StageState(pinned, now), (f"group {group} is set to {pinned} by hand",)
+        return StageState(pinned, now), (f"group {group} is pinned to {pinned}",)
     if state is None:
-        return StageState("shadow", now), (f"group {group} is new and begins in shadow",)
+        return StageState("shadow", now), (f"group {group} is new and starts in shadow",)
     if pinned is not None:
         return state, ()
     if STAGES.index(state.stage) > STAGES.index(config.ceiling):
-        why = f"group {group} goes from {state.stage} back to {config.ceiling}, the ceiling of the settings"
+        why = f"group {group} moves down from {state.stage} to {config.ceiling}, the ceiling of the settings"
         return StageState(config.ceiling, now), (why,)
     if state.since > now:  # a clock went back
         state = StageState(state.stage, now)
@@ -178,7 +178,7 @@ def advance_stage(
         record, least = _record_for(state.stage, counted, config, now, needed)
         if record.bound.alerts >= config.min_outcomes and record.upper < least:
             down = STAGES[at - 1]
-            why = f"group {group} goes from {state.stage} back to {down}: {record.summary}, below {least:.1%}"
+            why = f"group {group} moves down from {state.stage} to {down}: {record.summary}, below {least:.1%}"
             return StageState(down, now), (why,)
     return (state, ()) if state.stage == config.ceiling else _promoted(group, state, counted, config, now, needed)
 
@@ -201,7 +201,7 @@ def _promoted(
     if share > limit:
         why = f"group {group} has earned {up}, but {share:.0%} of its alerts are inconclusive, {limit:.0%} may be"
         return state, (why,)
-    why = f"group {group} goes from {state.stage} to {up}: {record.summary}, above {least:.1%}"
+    why = f"group {group} moves up from {state.stage} to {up}: {record.summary}, above {least:.1%}"
     return StageState(up, now), (why,)
 
 

@@ -146,7 +146,7 @@ def for_budget(evidence: ScoredDecisions, k: float, confidence: float) -> Thresh
     end = ordered.at_most(rows) if len(evidence.risk) else 0
     if end == 0:
         none = not len(evidence.risk)
-        why = "there are no earlier decisions" if none else "the riskiest rows are more than the budget"
+        why = "there are no earlier decisions" if none else "more rows share the highest risk than the budget allows"
         return ThresholdChoice.refused("budget", k, confidence, why, math.nan)
     bound = ordered.bound(end, confidence)
     why = f"{bound.hits} of {bound.alerts} drains within the budget would have been right"

@@ -173,14 +173,14 @@ def node_risk(risks: Iterable[float | None]) -> float | None:
 
 def _derive(name: str, decisions: Sequence[Mapping[str, Any]] | None, why_none: str) -> tuple[float | None, str]:
     if decisions is None:
-        return None, f"none: {why_none}" if why_none else "none: the bundle carries no decisions"
+        return None, f"none: {why_none}" if why_none else "none: the bundle has no decisions"
     wanted = PROMISED.get(name)
     kind, asked = ("budget", "budget") if wanted is None else ("precision", f"precision of {wanted:.0%}")
     for decision in decisions:
         if decision["kind"] != kind or (wanted is not None and not math.isclose(decision["asked"], wanted)):
             continue
         if wanted is None:
-            source = f"the budget of {decision['asked']:g} alerts a decision time"
+            source = f"the budget of {decision['asked']:g} alerts per decision time"
             refusal = f"{source} gives no threshold"
         else:
             source, refusal = f"a promised {asked}", f"a {asked} is not promised"
@@ -188,4 +188,4 @@ def _derive(name: str, decisions: Sequence[Mapping[str, Any]] | None, why_none: 
         if not decision["promised"] or value is None or not 0 < value <= 1:
             return None, f"none: {refusal} ({decision.get('why') or 'no evidence'})"
         return float(value), source
-    return None, f"none: no {asked} was asked of the backtest"
+    return None, f"none: no {asked} was requested of the backtest"

@@ -82,11 +82,11 @@ def candidates_of(
         )
         for rung, bar in bars.items():
             if bar is None and rung not in config.rungs:
-                bars[rung] = f"{rung} is not among the rungs"
+                bars[rung] = f"{rung} is not in policy.rungs"
         if max(case.level, case.target) is Level.DRAIN:
-            bars["checkpoint"] = bars["checkpoint"] or "its drain asks for the checkpoint"
+            bars["checkpoint"] = bars["checkpoint"] or "the drain requests the checkpoint"
         if case.level.hard or case.target.hard or case.held_out:
-            bars["probe"] = bars["probe"] or "it is taken out of service, or held out"
+            bars["probe"] = bars["probe"] or "it is taken out of service or in the hold-out"
         idle = not node.jobs and node.lost is None and node.resting is None
         ends = min(prediction.expires_at for prediction in case.assessment.reading.known.values())
         known = state.nodes.get(node.name)
@@ -107,15 +107,15 @@ def _bar(
     node, assessment = case.node, case.assessment
     stage, frozen = stages[node.group_key].stage, breaker.frozen(node.group_key, node.name)
     bars = {
-        "everything is to be released": signals.release_all,
-        "the kill switch is on": signals.kill,
-        "the scheduler was not read lately": is_blind(signals, config, now),
+        "release-all is set": signals.release_all,
+        "the kill switch is set": signals.kill,
+        "the state of the scheduler is stale": is_blind(signals, config, now),
         f"group {node.group_key} is in stage {stage}": stage == "shadow",
         f"{node.foreign}": node.foreign is not None,
         f"{node.unwritable}": node.unwritable is not None,
-        "another client removed a predrain mark": assessment.undone or node.uncordoned,
+        "another client removed a predrain marker": assessment.undone or node.uncordoned,
         f"the breaker is open: {'; '.join(frozen)}": bool(frozen),
-        "its driver or exporter changed lately, and the model knows the old one": assessment.changed_within(
+        "its driver or exporter changed after the model was fitted": assessment.changed_within(
             config.breaker.settle, now
         ),
     }
@@ -164,7 +164,7 @@ def probes_of(
 
 def _why_stopped(candidate: Candidate | None) -> str | None:
     if candidate is None:
-        return "no risk of it is known any more"
+        return "its risk is no longer known"
     if candidate.barred["probe"] is not None:
         return candidate.barred["probe"]
     return None if candidate.idle else "a job runs on it"
@@ -210,8 +210,7 @@ def checkpoints_of(
             "checkpoint", name, candidate.risk, candidate.expires_at,
             math.fsum(job.gpus * gain for job, gain in by_node[name]),
             math.fsum(job.gpus for job, _ in by_node[name]) * (costs.checkpoint / _HOUR),
-            (f"at a risk of {candidate.risk:.1%} the work since the last checkpoint exceeds what one costs over the "
-             "risk",),
+            (f"unsaved work exceeds the cost of a checkpoint divided by the risk, {candidate.risk:.1%}",),
             tuple(job.name for job, _ in by_node[name]),
         )
         for name, candidate in sorted(riskiest.items(), key=lambda item: (-item[1].risk, item[0]))

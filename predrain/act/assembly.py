@@ -124,7 +124,7 @@ def _slurm(settings: ActSettings) -> ChosenScheduler:
 def evacuation_of(chosen: ChosenScheduler, given: ActSettings, clock: Clock, *, undo: bool) -> Evacuation | None:
     """Make what empties nodes.
 
-    ``undo``: everything is to be released: then what the settings ask for beyond the scheduler is no reason to stop.
+    ``undo``: release-all is set: then what the settings ask for beyond the scheduler is no reason to stop.
     Returns: none where the scheduler cannot tell what runs on its nodes. Switched off it still reads results of
     diagnostics, so that what they say holds.
     Raises ``InputError`` if the settings ask for what this scheduler cannot do.

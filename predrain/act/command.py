@@ -244,7 +244,7 @@ def _switch(
         raise InputError(f"the switches are not set: {answer.message}", chosen.where, "Try again.")
     state = ["kill switch on" if switches.kill else "kill switch off"]
     state += ["release all"] if switches.release_all else []
-    state += ["breaker closed by hand"] if reset_breaker else []
+    state += ["breaker closed by manual reset"] if reset_breaker else []
     sys.stderr.write(f"predrain act: {', '.join(state)}\n")
     return {"switches": plain_of(switches)}
 

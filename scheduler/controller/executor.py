@@ -229,14 +229,14 @@ def _forbidden(action: Action, view: NodeView, switches: Switches) -> str | None
     if switches.kill:
         return "the kill switch was set"
     if switches.release_all:
-        return "everything is to be released"
+        return "release-all is set"
     if view.opt_out is not None:
         return f"it opted out ({view.opt_out})"
     if action.verb == "publish":
         return None
     if view.foreign is not None:
         return view.foreign
-    return "another client removed a predrain mark" if view.undone else None
+    return "another client removed a predrain marker" if view.undone else None
 
 
 def _other_node(expected: Expected, reading: NodeReading) -> str | None:

@@ -251,7 +251,7 @@ class Evacuation:
         if switches.kill:
             return "the kill switch is set"
         if switches.release_all:
-            return "everything is to be released"
+            return "release-all is set"
         if view.foreign is not None:
             return view.foreign
         if case.entry.request is not None:
@@ -259,7 +259,7 @@ class Evacuation:
         if not view.marks.drained:
             return "its drain mark is gone"
         if view.undone:
-            return "another client removed a predrain mark"
+            return "another client removed a predrain marker"
         if published is None or published.expires_at <= now:
             return "what its drain rests on has expired"
         if decision is None or decision.target is not Level.DRAIN:
@@ -373,7 +373,7 @@ def _barred(request: RungRequest, view: NodeView, now: datetime) -> str | None:
     if request.rung == "probe" and (view.marks.level.hard or view.lost is not None or view.resting is not None):
         return "it is out of service"
     if view.undone or view.uncordoned:
-        return "another client removed a predrain mark"
+        return "another client removed a predrain marker"
     if view.unwritable is not None:
         return view.unwritable
     return "the prediction has expired" if now >= request.expires_at else None

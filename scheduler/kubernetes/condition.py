@@ -40,7 +40,7 @@ def condition_after(action: Action, current: Object | None, now: datetime) -> Ob
     """
     if action.verb != "release":
         status, reason = _OF_TIER.get(action.tier, ("Unknown", "RiskUnknown"))
-        end = "" if action.expires_at is None else f", holds until {format_utc(action.expires_at)}"
+        end = "" if action.expires_at is None else f", valid until {format_utc(action.expires_at)}"
         risk = "" if action.risk is None else f" (risk {action.risk:.3g})"
         message = f"tier {action.tier}{risk}{end}: {'; '.join(action.reasons[:3]) or 'no reasons given'}"
         return _condition(status, reason, message, current, now)

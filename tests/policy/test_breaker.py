@@ -84,10 +84,10 @@ def test_a_group_of_its_own_is_frozen_alone():
     [
         ({"read_at": None}, "the scheduler was not read"),
         ({"read_at": T0 - HOUR}, "the scheduler was last read at 2026-02-28 23:00 UTC"),
-        ({"scheduler_error": "503"}, "the scheduler could not be read: 503"),
-        ({"model_fitted_at": None}, "the age of the model is not known"),
+        ({"scheduler_error": "503"}, "cannot read the scheduler: 503"),
+        ({"model_fitted_at": None}, "the age of the model is unknown"),
         ({"model_fitted_at": T0 - 30 * DAY}, "the model's data end 30 days ago, 21 may be"),
-        ({"missing_channels": ("power_w",)}, "the model's channel power_w no longer arrives"),
+        ({"missing_channels": ("power_w",)}, "channel power_w of the model no longer arrives"),
     ],
 )
 def test_signals_of_the_whole_fleet_open_it(others, cause):
@@ -106,17 +106,17 @@ def test_missing_scores_open_it_and_nodes_that_are_down_are_not_missing():
 def test_many_nodes_down_at_once_are_taken_for_a_sick_control_plane():
     nodes = fleet(10)
     nodes = [replace(node, node=replace(node.node, down=k < 4)) for k, node in enumerate(nodes)]
-    assert run(nodes)[0].frozen("c/g") == ("4 of 10 nodes are down: the control plane rather than the nodes",)
+    assert run(nodes)[0].frozen("c/g") == ("4 of 10 nodes are down: probably a failure of the control plane",)
 
 
 def test_unreadable_nodes_and_a_listing_that_shrank_open_it():
     nodes = [replace(node, node=replace(node.node, readable=k > 3)) for k, node in enumerate(fleet(10))]
-    assert run(nodes)[0].frozen("c/g") == ("the state of 4 of 10 nodes could not be read",)
+    assert run(nodes)[0].frozen("c/g") == ("the state of 4 of 10 nodes cannot be read",)
     state, _ = run(fleet(100))
     state, _ = run(fleet(10), state)
-    assert state.frozen("c/g") == ("10 nodes with known GPUs are listed, and 100 were before",)
+    assert state.frozen("c/g") == ("10 nodes with known GPUs are listed, 100 before",)
     empty, _ = run([], run(fleet(100))[0])
-    assert empty.frozen("c/g") == ("0 nodes with known GPUs are listed, and 100 were before",)
+    assert empty.frozen("c/g") == ("0 nodes with known GPUs are listed, 100 before",)
 
 
 def test_new_software_on_part_of_a_group_freezes_the_group():
@@ -130,7 +130,7 @@ def test_a_clock_that_goes_back_opens_it_and_no_cause_outlives_its_quiet_time_fo
     ahead = T0 + 3000 * DAY
     state, _ = run(fleet(50, 20), now=ahead, decided_at=ahead)
     state, _ = run(fleet(50), state, T0)
-    assert "the clock went back from 2034-05-18 00:00 UTC" in state.frozen("c/g")
+    assert "the clock went backwards from 2034-05-18 00:00 UTC" in state.frozen("c/g")
     assert len(state.causes) == 3
     state, _ = run(fleet(50), state, T0 + HOUR)
     assert state.causes == {}
@@ -142,7 +142,7 @@ def test_it_closes_after_a_quiet_time_and_not_before():
     assert state.frozen("c/g")
     state, reasons = run(fleet(50), state, T0 + HOUR)
     assert state.frozen("c/g") == ()
-    assert reasons == ("closed after a quiet time: the model's channel a no longer arrives",)
+    assert reasons == ("closed, cause gone: channel a of the model no longer arrives",)
 
 
 def test_a_hand_closes_it_for_what_is_there_and_a_new_cause_or_the_same_anew_opens_it_again():
@@ -150,24 +150,24 @@ def test_a_hand_closes_it_for_what_is_there_and_a_new_cause_or_the_same_anew_ope
     later = T0 + timedelta(minutes=1)
     reset = {"reset_breaker_at": later}
     state, reasons = run(fleet(50), state, later, missing_channels=("a",), **reset)
-    assert reasons == ("closed by hand: the model's channel a no longer arrives",)
+    assert reasons == ("closed by manual reset: channel a of the model no longer arrives",)
     assert state.frozen("c/g") == ()
     state, _ = run(fleet(50), state, later + HOUR, missing_channels=("a",), **reset)
     assert state.frozen("c/g") == ()
     state, _ = run(fleet(50), state, later + HOUR, missing_channels=("a", "b"), **reset)
-    assert state.frozen("c/g") == ("the model's channel b no longer arrives",)
+    assert state.frozen("c/g") == ("channel b of the model no longer arrives",)
     state, _ = run(fleet(50), state, later + 3 * HOUR, **reset)
     state, _ = run(fleet(50), state, later + 4 * HOUR, missing_channels=("a",), **reset)
-    assert state.frozen("c/g") == ("the model's channel a no longer arrives",)
+    assert state.frozen("c/g") == ("channel a of the model no longer arrives",)
 
 
 def test_a_hand_that_closed_an_earlier_breaker_does_not_close_one_whose_state_was_lost():
     long_ago = {"reset_breaker_at": T0 - 21 * DAY}
     state, reasons = run(fleet(50), missing_channels=("a",), **long_ago)
-    assert state.frozen("c/g") == ("the model's channel a no longer arrives",)
-    assert "not closed by hand: that was asked for at 2026-" in reasons[0]
+    assert state.frozen("c/g") == ("channel a of the model no longer arrives",)
+    assert "manual reset ignored: it was requested at 2026-" in reasons[0]
     again, reasons = run(fleet(50), state, T0 + HOUR, missing_channels=("a",), **long_ago)
-    assert again.frozen("c/g") == ("the model's channel a no longer arrives",)
+    assert again.frozen("c/g") == ("channel a of the model no longer arrives",)
     assert reasons == (), "said once"
     state, _ = run(fleet(50), again, T0 + HOUR, missing_channels=("a",), reset_breaker_at=T0 + HOUR / 2)
     assert state.frozen("c/g") == ()

@@ -77,7 +77,7 @@ def test_over_budget_means_softly_tainted_and_listed():
     assert verbs(plan, "b") == ["swap", "drain", "publish"]
     assert verbs(plan, "a") == ["avoid", "publish"]
     assert plan.over_budget == {"a": "cluster c: 1 of 32 nodes are out of service, 1 may be"}
-    assert "over budget, so only softly tainted: cluster c" in why(plan, "a")
+    assert "over budget, soft taint only: cluster c" in why(plan, "a")
     assert plan.uses[0].lost == 1
 
 
@@ -95,7 +95,7 @@ def test_a_job_that_ends_soon_is_waited_for_behind_the_taint_and_the_drain_follo
     fleet = [busy, *healthy(12)]
     plan = once(fleet, config())
     assert verbs(plan, "n") == ["swap", "publish"]
-    assert "its drain waits" in why(plan, "n")
+    assert "drain postponed" in why(plan, "n")
     fleet = carry_out(fleet, plan.actions, T0)
     fleet[0] = replace(fleet[0], jobs=())
     assert verbs(once(fleet, config(), ends, plan.state), "n") == ["drain"]
@@ -112,7 +112,7 @@ def test_a_node_over_budget_whose_risk_went_down_is_not_taken_when_there_is_room
     later = once(lower, config(), now, plan.state)
     assert later.nodes["n"].tier == "high"
     assert not {"swap", "drain"} & set(verbs(later, "n"))
-    assert "its risk is below the threshold of high now" in why(later, "n")
+    assert "risk is below the threshold of tier high" in why(later, "n")
 
 
 def test_a_demoted_group_gives_its_hard_marks_back():
@@ -141,8 +141,8 @@ def test_the_kill_switch_stands_above_everything_but_a_release():
     fleet = [*fleet, *healthy(30)]
     plan = once(fleet, config(free=True), kill=True)
     assert [(action.verb, action.node) for action in plan.actions] == [("release", "over")]
-    assert plan.reasons[0] == "the kill switch is on: no new actions"
-    assert "the kill switch is on" in why(plan, "new")
+    assert plan.reasons[0] == "the kill switch is set: no new actions"
+    assert "the kill switch is set" in why(plan, "new")
 
 
 def test_what_is_published_is_renewed_when_its_end_moves_and_not_at_every_round():

@@ -154,7 +154,7 @@ def test_a_node_that_a_person_returned_would_be_taken_again_and_is_left_alone_fo
     now = T0 + HOUR
     plan = once(returned, config(), now, state)
     assert verbs(plan, "n") == ["publish"]
-    assert "not set again in this episode" in why(plan, "n")
+    assert "not re-applied during this episode" in why(plan, "n")
     now = T0 + STEP
     still = [node("n", 0.95, at=now), *healthy(40, now)]
     assert not hard(once(still, config(), now, plan.state))
@@ -185,7 +185,7 @@ def test_a_person_who_undoes_our_cordon_gets_the_node_back_whole_and_keeps_it():
     plan = once([replace(fleet[0], undone=True, uncordoned=True), *fleet[1:]], config(), T0 + HOUR, state)
     assert verbs(plan, "n") == ["release"]
     assert [action.to for action in plan.actions] == [Level.PUBLISH]
-    assert plan.nodes["n"].reasons[0] == "a person undid our cordon, so the rest goes with it"
+    assert plan.nodes["n"].reasons[0] == "an operator uncordoned the node: the other predrain markers are removed"
     free = carry_out(fleet, plan.actions, T0 + HOUR)
     assert not hard(once(free, config(), T0 + 2 * HOUR, plan.state))
     lost_state = once([node("n", 0.9, undone=True), *healthy(12)], config())
@@ -198,7 +198,7 @@ def test_a_person_who_undoes_our_cordon_gets_the_node_back_whole_and_keeps_it():
         ({"cordoned_by": "ann"}, "ann took it out of service"),
         ({"owner": "NVSentinel"}, "NVSentinel owns it"),
         ({"opt_out": "predrain.io/managed=false"}, "it opted out (predrain.io/managed=false)"),
-        ({"readable": False}, "its state could not be read"),
+        ({"readable": False}, "its state cannot be read"),
     ],
 )
 def test_what_is_not_ours_would_be_written_over_and_is_not(others, reason):
@@ -247,7 +247,7 @@ def test_an_api_server_that_lists_nothing_or_little_would_start_a_drain_of_what_
     assert hard(once(little, config())) == {"n"}
     plan = once(little, config(), T0, full.state)
     assert hard(plan) == set()
-    assert "4 nodes with known GPUs are listed, and 40 were before" in why(plan, "n")
+    assert "4 nodes with known GPUs are listed, 40 before" in why(plan, "n")
 
 
 def test_an_old_reading_of_the_scheduler_leads_to_nothing_new_at_all():
@@ -280,7 +280,7 @@ def test_a_new_driver_would_make_the_old_model_drain_the_node_and_does_not_for_a
     assert naive(fleet, now) == {"n"}
     changed = once(fleet, config(), now, plan.state)
     assert verbs(changed, "n") == ["avoid", "publish"]
-    assert "its driver or exporter changed lately" in why(changed, "n")
+    assert "its driver or exporter changed after the model was fitted" in why(changed, "n")
     sick = [node("n", 0.9, at=now, facts=["xid 79"], software="560"), *healthy(20, now)]
     assert hard(once(sick, config(), now, plan.state)) == {"n"}
     later = now + timedelta(hours=24)

@@ -60,6 +60,6 @@ def test_the_worst_rule_comes_first_and_each_fact_once_with_its_newest_time():
     assert [hit.rule.fact for hit in hits] == ["xid 79", "row_remap_pending"]
     assert hits[0].seen_at == T0
     assert hits[0].reason == (
-        "n-0: XID 79: the GPU has fallen off the bus (seen 2026-03-01 00:00 UTC, holds until 2026-03-03 00:00 UTC;"
+        "n-0: XID 79: the GPU has fallen off the bus (seen 2026-03-01 00:00 UTC, valid until 2026-03-03 00:00 UTC;"
         " remedy: reboot the node)"
     )

@@ -30,7 +30,7 @@ def released(fleet, state, settings=None, now=T0 + HOUR, **signals):
 @pytest.mark.parametrize(
     ("node_change", "given", "first"),
     [
-        ({}, {"release_all": True}, "everything is to be released"),
+        ({}, {"release_all": True}, "release-all is set"),
         ({"opt_out": "predrain.io/managed=false"}, {}, "it opted out (predrain.io/managed=false)"),
         ({}, {"settings": config(stage="soft")}, "group c/g is in stage soft"),
     ],

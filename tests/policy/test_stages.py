@@ -72,12 +72,12 @@ def test_an_aborted_diagnostic_is_no_outcome():
 def test_a_group_begins_in_shadow_and_earns_soft_and_hard_by_the_lower_bound():
     state, reasons = advance_stage("c/g", None, [], CONFIG, T0)
     assert state == StageState("shadow", T0)
-    assert reasons == ("group c/g is new and begins in shadow",)
+    assert reasons == ("group c/g is new and starts in shadow",)
     state, reasons = advance_stage("c/g", state, outcomes(18, 12, tier="elevated"), CONFIG, NOW)
     assert state == StageState("soft", NOW)
     assert reasons == (
-        "group c/g goes from shadow to soft: 18 of 30 alerts right, precision 60% (46% to 72%), 0 inconclusive, 0 open,"
-        " above 30.0%",
+        "group c/g moves up from shadow to soft: 18 of 30 alerts right, precision 60% (46% to 72%), 0 inconclusive, "
+        "0 open, above 30.0%",
     )
     later = NOW + 30 * DAY
     state, _ = advance_stage("c/g", state, outcomes(30, 2, at=NOW + DAY), CONFIG, later)
@@ -132,7 +132,7 @@ def test_a_group_falls_back_when_even_the_upper_bound_is_too_low_and_must_earn_i
     assert advance_stage("c/g", hard, outcomes(16, 9), CONFIG, NOW)[0].stage == "hard", "64 % may yet be 70 %"
     state, reasons = advance_stage("c/g", hard, outcomes(8, 22), CONFIG, NOW)
     assert state == StageState("soft", NOW)
-    assert reasons[0].startswith("group c/g goes from hard back to soft: 8 of 30 alerts right, precision 27%")
+    assert reasons[0].startswith("group c/g moves down from hard to soft: 8 of 30 alerts right, precision 27%")
     assert reasons[0].endswith("below 70.0%")
     # The old record does not count again, neither for nor against.
     assert advance_stage("c/g", state, outcomes(30, 0), CONFIG, NOW + 10 * DAY)[0] == state
@@ -159,7 +159,7 @@ def test_promotion_waits_for_its_time_and_for_enough_conclusive_alerts_and_says_
 def test_a_person_may_pin_a_stage_and_cap_promotions():
     pinned = replace(CONFIG, pinned={"c/g": "soft"})
     state, reasons = advance_stage("c/g", StageState("hard", T0), outcomes(40, 0), pinned, NOW)
-    assert (state, reasons) == (StageState("soft", NOW), ("group c/g is set to soft by hand",))
+    assert (state, reasons) == (StageState("soft", NOW), ("group c/g is pinned to soft",))
     assert advance_stage("c/g", state, outcomes(40, 0), pinned, NOW + HOUR) == (state, ())
     assert StagesConfig().ceiling == "shadow"
     capped = replace(CONFIG, ceiling="soft")
@@ -171,7 +171,7 @@ def test_a_ceiling_that_is_lowered_brings_down_a_group_above_it():
         "c/g", StageState("hard", T0), outcomes(40, 0), replace(CONFIG, ceiling="shadow"), NOW
     )
     assert state == StageState("shadow", NOW)
-    assert reasons == ("group c/g goes from hard back to shadow, the ceiling of the settings",)
+    assert reasons == ("group c/g moves down from hard to shadow, the ceiling of the settings",)
     pinned = replace(CONFIG, ceiling="soft", pinned={"c/g": "hard"})
     assert advance_stage("c/g", StageState("hard", T0), outcomes(40, 0), pinned, NOW) == (StageState("hard", T0), ())
 

@@ -115,7 +115,7 @@ def test_a_budget_is_never_exceeded_and_spent_where_no_ties_forbid(seed, k, step
     data = evidence(np.random.default_rng(seed), units=60, risk_step=step)
     decision = for_budget(data, k, 0.9)
     if decision.threshold is None:
-        assert decision.why == "the riskiest rows are more than the budget"
+        assert decision.why == "more rows share the highest risk than the budget allows"
         return
     alerts = int((data.risk >= decision.threshold).sum())
     assert alerts == decision.bound.alerts

@@ -62,7 +62,7 @@ def test_thresholds_are_derived_from_the_budget_and_the_promises() -> None:
     )
     assert chosen.thresholds == TierThresholds(0.1, 0.4, 0.9)
     assert chosen.sources == {
-        "watch": "the budget of 3 alerts a decision time",
+        "watch": "the budget of 3 alerts per decision time",
         "elevated": "a promised precision of 50%",
         "high": "a promised precision of 85%",
     }
@@ -72,7 +72,7 @@ def test_a_promise_that_is_not_made_gives_no_threshold_and_says_why() -> None:
     chosen = choose_thresholds(TierThresholds(), [promise(0.5, None, promised=False), budget(0.1)])
     assert chosen.thresholds == TierThresholds(0.1, None, None)
     assert chosen.sources["elevated"] == ("none: a precision of 50% is not promised (too few drains)")
-    assert chosen.sources["high"] == "none: no precision of 85% was asked of the backtest"
+    assert chosen.sources["high"] == "none: no precision of 85% was requested of the backtest"
 
 
 def test_a_bundle_without_decisions_gives_none() -> None:

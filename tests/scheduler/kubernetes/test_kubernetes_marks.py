@@ -226,7 +226,7 @@ def test_a_preview_reports_exactly_what_is_written(hand: Hand) -> None:
 def hand_message(hand: Hand) -> str:
     """What the condition says of an action of the hand."""
     end = (hand.clock.now() + timedelta(hours=6)).strftime("%Y-%m-%dT%H:%M:%SZ")
-    return f"tier high (risk 0.9), holds until {end}: its errors rise"
+    return f"tier high (risk 0.9), valid until {end}: its errors rise"
 
 
 def test_switches_are_annotations_that_people_may_set_too(world: World, hand: Hand) -> None:

@@ -23,9 +23,10 @@ from telemetry.importing.slots import is_index, slot_key
 from telemetry.phrases.classifier import OTHER, UNSURE, WORK, PhraseReview, classify
 
 RESOLVED: Final = "resolved_at"
+REPLACED: Final = "replaced_at"
 RESOLUTION: Final = "resolution"
 GPU_COLUMNS: Final = ("slot", "pci_bus_id", "serial")
-TICKET_COLUMNS: Final = (RESOLVED, RESOLUTION, *GPU_COLUMNS)
+TICKET_COLUMNS: Final = (RESOLVED, REPLACED, RESOLUTION, *GPU_COLUMNS)
 """Columns that a table of events may have besides those of the dataset."""
 
 UNKNOWN_GPU: Final = "events_of_the_node_as_their_gpu_is_unknown"
@@ -99,27 +100,30 @@ def nodes_of_list(text: str, stays: InstallationIndex) -> list[str]:
 def resolve_tickets(
     batch: Batch, rows: dict[str, npt.NDArray[Any]], opened_ms: npt.NDArray[np.int64], counts: Counter[str]
 ) -> None:
-    """Read :data:`RESOLVED`: a ticket that was resolved is what was opened, and its repair.
+    """Read :data:`RESOLVED` and :data:`REPLACED`: a ticket that was resolved is what was opened, and its repair.
 
     Adds ``resolved_ms`` (-1: none) and ``resolved_type`` to ``rows``. Where the type of a resolved ticket is the work
     on it (``repair``, ``replacement``), the ticket was opened for a ``failure``. :data:`RESOLUTION` is the text of the
-    second event, and tells a replacement from a repair.
+    second event, and tells a replacement from a repair; so does an instant of :data:`REPLACED`, the second event's.
     """
-    resolved = batch.instants(RESOLVED, optional=True, day_end=True)
-    if resolved is None:
+    ends = [batch.instants(name, optional=True, day_end=True) for name in (RESOLVED, REPLACED)]
+    if ends == [None, None]:
         return
-    given = resolved.ok & batch.good
-    early = given & (resolved.ms < opened_ms)
+    never = np.zeros(len(batch.rows), np.int64), np.zeros(len(batch.rows), np.bool_)
+    (resolved_ms, is_resolved), (replaced_ms, is_replaced) = ((end.ms, end.ok) if end else never for end in ends)
+    ms = np.where(is_replaced, replaced_ms, resolved_ms)
+    given = (is_resolved | is_replaced) & batch.good
+    early = given & (ms < opened_ms)
     counts["tickets_resolved_before_they_were_opened"] += int(early.sum())
     kinds, details = rows["type"], rows["detail"]
     notes = batch.texts(RESOLUTION) if RESOLUTION in batch else np.full(len(kinds), None, dtype=object)
-    work = np.array(
-        [_work_of(kind, texts) for kind, *texts in zip(kinds, notes, details, strict=True)], dtype=object
-    )  # fmt: skip
+    texts = zip(kinds, notes, details, strict=True)
+    work = np.array([_work_of(kind, of_ticket) for kind, *of_ticket in texts], dtype=object)
+    work[is_replaced] = "replacement"
     has_work = np.array([kind is not None for kind in work], dtype=bool)
     counts["tickets_resolved_without_work"] += int((given & ~has_work).sum())
     chosen = given & ~early & has_work
-    rows["resolved_ms"] = np.where(chosen, resolved.ms, -1)
+    rows["resolved_ms"] = np.where(chosen, ms, -1)
     rows["resolved_type"] = work
     rows["resolved_detail"] = np.where(pd.isna(notes), details, notes)
     rows["type"] = np.where(chosen & np.isin(kinds.astype(str), sorted(WORK)), "failure", kinds)

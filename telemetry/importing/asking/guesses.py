@@ -48,6 +48,7 @@ INSTANTS: Final = (
     "timestamp",
     "known_at",
     "resolved_at",
+    "replaced_at",
     "installed_at",
     "removed_at",
     "started_at",

@@ -82,6 +82,35 @@ def test_a_resolved_ticket_is_a_failure_and_its_repair(tmp_path: Path, text: str
     assert events[["clock", "node", "gpu", "type"]].to_numpy().tolist() == expected
 
 
+@pytest.mark.parametrize(
+    ("header", "row", "expected"),
+    [
+        ("Replaced on", "2026-03-01 02:00", [("01 02:00", "replacement")]),
+        ("Replacement date", "1 Mar 2026 02:00", [("01 02:00", "replacement")]),
+        ("RMA shipped", "2026-03-01", [("01 23:59", "replacement")]),
+        ("Ausgetauscht am", "01.03.2026 02:00", [("01 02:00", "replacement")]),
+        ("Resolved,Date replaced", "2026-03-01 05:00,2026-03-01 02:00", [("01 02:00", "replacement")]),
+        ("Resolved,GPU replaced", "2026-03-01 05:00,", [("01 05:00", "repair")]),
+        ("Replaced on", "", []),
+        ("Swapped", "N/A", []),
+        ("Repaired on", "2026-03-01 02:00", [("01 02:00", "repair")]),
+    ],
+)
+def test_a_date_of_replacement_replaces_the_gpu(
+    tmp_path: Path, header: str, row: str, expected: list[tuple[str, str]]
+) -> None:
+    never = "," * header.count(",")  # a second ticket is open
+    text = (
+        f"Opened,Host,Slot,Summary,{header}\n2026-03-01 00:10,node-0,1,GPU fell off the bus,{row}\n"
+        f"2026-03-01 00:20,node-1,0,GPU lost,{never}\n"
+    )
+    events = imported(tmp_path, "t.csv", text)
+    assert events["type"].tolist().count("failure") == 2
+    work = events[events["type"] != "failure"]
+    assert [*zip(work["clock"], work["type"], strict=True)] == expected
+    assert work["gpu"].tolist() == [gpu(1)] * len(expected)
+
+
 @pytest.mark.parametrize("indent", [None, 2])
 @pytest.mark.parametrize("content", APIS.values(), ids=APIS)
 def test_what_an_api_returns_is_read_as_its_rows(

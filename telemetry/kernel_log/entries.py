@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
-from telemetry.kernel_log.stamps import Stamp, parse_time
+from telemetry.kernel_log.stamps import RelativeStamps, Stamp, parse_time
 
 MAX_LINE: Final = 1 << 20
 """Characters of a line that are read; the kernel writes no more than a thousandth of them."""
@@ -68,6 +68,7 @@ class EntryReader:
         self._kind = ""
         self._record: list[str] = []
         self._depth = 0
+        self._relative = RelativeStamps()
 
     def read(self, line: str) -> Iterable[Entry]:
         """Return the entries that a line completes."""
@@ -91,7 +92,9 @@ class EntryReader:
         is_stamped = line[:1] == "[" and line[1:2] != "{" and line[-1] not in " \t[{"  # and no opening of JSON
         if (line[:1] in _BEGINNINGS and not is_stamped) or "[s=" in line:
             return self._begin(line)
-        return (plain_entry(self.number, line),) if self._is_wanted(line) else ()
+        is_wanted = bool(self._is_wanted(line))
+        stamp = self._relative.read(line, is_about_a_gpu=is_wanted)
+        return (plain_entry(self.number, line)._replace(stored=stamp),) if is_wanted else ()
 
     def _read_on(self, line: str) -> Iterator[Entry]:
         if self._kind == "json":

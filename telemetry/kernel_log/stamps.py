@@ -97,6 +97,12 @@ _SINCE_BOOT = re.compile(
     r"\[\s*(?P<seconds>\d{1,10}\.\d{1,9})(?:\s*<[^>]{0,40}>)?\]|(?<![^\n])\d+,\d+,(?P<us>\d{1,15}),[^;]*;"
 )
 
+_RELATIVE = re.compile(
+    r"(?:\x1b\[[\d;]*m|\w{3,8} *:\w{3,6} *: )*"
+    r"\[(?: *\+(?P<delta>\d{1,3}\.\d{1,9})|(?P<name>[^\W\d_]{2,14}|\d{1,2}[月월])\.? *(?P<day>\d{1,2}) "
+    r"(?P<hour>\d\d):(?P<minute>\d\d))\]"
+)
+
 _NO_HOST = (
     r"(?!(?:stdout|stderr|kernel|emerg|alert|crit|err|error|warn|warning|notice|info|debug|fatal|(?-i:[FP]))(?![\w.-]))"
     r"(?!(?:kern|user|daemon|syslog|auth|authpriv|local\d)\.\w+\s)"
@@ -108,6 +114,37 @@ _HOST = re.compile(
     re.IGNORECASE,
 )
 _LABEL = re.compile(r"""\b(?:host|hostname|node|nodename|node_name|instance)["']?\s*[=:]\s*["']([A-Za-z0-9][\w.-]*)""")
+
+
+class RelativeStamps:
+    """Stamps of ``dmesg --reltime``: a minute where it is new, else the seconds since the line before.
+
+    A line is dated by its minute and the deltas since, which is up to a minute early. A filter for GPUs may have
+    removed the line with the minute: deltas count where lines about something else are there.
+    """
+
+    def __init__(self) -> None:
+        self._last: datetime | None = None
+        self._is_whole = False
+
+    def read(self, line: str, *, is_about_a_gpu: bool) -> Stamp | None:
+        """Return the stamp of a further line; None where it has another form, or no known minute."""
+        match = _RELATIVE.match(line)
+        if match is None:
+            self._last = self._last if line[:1].isspace() else None  # a message of several lines goes on
+            return None
+        self._is_whole |= not is_about_a_gpu
+        try:
+            if match["delta"] is None:
+                month = _MONTHS.get(match["name"].lower(), 0)
+                day, hour, minute = (int(match[name]) for name in ("day", "hour", "minute"))
+                self._last = datetime(2000, month, day, hour, minute)  # noqa: DTZ001
+            elif self._last is not None:
+                self._last += timedelta(seconds=float(match["delta"]))
+        except ValueError:  # the 77th of March
+            self._last = None
+        is_dated = self._last is not None and (self._is_whole or match["delta"] is None)
+        return Stamp(naive=self._last, yearless=True) if is_dated else None
 
 
 def parse_header(prefix: str) -> LinePrefix:

@@ -191,6 +191,34 @@ def test_a_stamp_that_cannot_be_read_is_counted_with_its_line(line: str) -> None
     assert log.accounting.tables["kernel log lines"].left_out == {"no usable time stamp": 1}
 
 
+USB = "usb 1-1: new high-speed USB device"
+
+
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        ([f"[Mar 1 02:20] {XID}"], "02:20:00"),
+        ([f"[Mar 1 02:20] {USB}", f"[  +0.000012] {USB}", f"[ +12.500000] {XID}"], "02:20:12.500"),
+        ([f"\x1b[32m[Mar 1 02:20] \x1b[0m{USB}", f"\x1b[32m[  +0.500000] \x1b[0m{XID}"], "02:20:00.500"),
+        ([f"kern  :info  : [Mar 1 02:20] {USB}", f"kern  :err   : [  +0.500000] {XID}"], "02:20:00.500"),
+        ([f"[Mär 1 02:20] {USB}", "  goes on", f"[ +59.000000] {XID}"], "02:20:59"),
+        ([f"[Mar 1 02:19] {USB}", f"[Mar 1 02:20] {USB}", f"[  +3.000000] {XID}"], "02:20:03"),
+        # no minute: cut off, of a day that does not exist, or removed by a filter
+        ([f"[  +0.000012] {USB}", f"[  +0.000012] {XID}"], None),
+        ([f"[Mar77 02:20] {USB}", f"[  +0.000012] {XID}"], None),
+        (["[Mar 1 02:20] NVRM: loading NVIDIA UNIX x86_64 Kernel Module  550.54", f"[  +0.000012] {XID}"], None),
+        ([f"[Mar 1 02:20] {USB}", "--", f"[  +0.000012] {XID}"], None),
+    ],
+)  # fmt: skip
+def test_deltas_of_dmesg_count_from_the_minute_before(lines: list[str], expected: str | None) -> None:
+    log = parse_kernel_log(lines, node="here", timezone=UTC, reference_time=datetime(2026, 3, 2, tzinfo=UTC))
+    xids = log.events[log.events["type"] == "xid"]
+    instants = [] if expected is None else [pd.Timestamp(f"2026-03-01T{expected}Z")]
+    assert xids["timestamp"].tolist() == instants
+    assert [number for number, *_ in log.unparsed] == ([len(lines)] if expected is None else [])
+    assert log.accounting.tables["kernel log lines"].unaccounted == 0
+
+
 def test_a_zone_name_that_several_zones_share_is_taken_from_the_mapping() -> None:
     line = f"Sun 2026-03-01 02:20:00 CST node-0 kernel: {XID}"
     (event,) = parse_kernel_log([line], timezone=ZoneInfo("Asia/Shanghai")).events.to_dict("records")

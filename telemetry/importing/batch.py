@@ -24,7 +24,6 @@ from telemetry.importing.instants import (
     NAIVE,
     PROBLEMS,
     WRONG_CLOCK,
-    DateOrder,
     Instants,
     UndecidedOrderError,
     order_shown,
@@ -34,6 +33,7 @@ from telemetry.importing.instants import (
 from telemetry.importing.mapping import TableMapping, TimeFormat
 from telemetry.importing.quarantine import BY_MAPPING, Quarantine, row_text
 from telemetry.packing import read_errors
+from telemetry.values.dates import DateOrder
 from telemetry.values.numbers import Decimal
 
 _SAYS_UTC: Final = re.compile(r"(?:^|[^A-Za-z])(?:utc|gmt|UTC|GMT)(?:[^A-Za-z]|$)|(?<=[a-z])(?:UTC|Utc)$")

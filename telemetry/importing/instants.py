@@ -1,13 +1,12 @@
-"""Instants as sources write them, to milliseconds since the epoch in UTC."""
+"""Columns of instants as sources write them, to milliseconds since the epoch in UTC."""
 
 from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterable, Sequence
-from datetime import UTC, datetime, timedelta
-from typing import Final, Literal, NamedTuple
-from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+from collections.abc import Iterable
+from typing import Final, NamedTuple
+from zoneinfo import ZoneInfo
 
 import numpy as np
 import numpy.typing as npt
@@ -17,162 +16,8 @@ import pyarrow.compute as pc
 
 from foundation.errors import InputError
 from telemetry.importing.mapping import TimeFormat
+from telemetry.values.dates import DateOrder, read_dates
 from telemetry.values.numbers import NO_VALUE_WORDS
-from telemetry.values.tables import read_table
-
-DateOrder = Literal["dmy", "mdy", "ymd"]
-
-
-_MONTHS: Final = {
-    name: int(row["month"]) for row in read_table("months.csv", __file__) for name in row["names"].split()
-}
-_OFFSETS: Final = {row["name"]: int(row["offset_minutes"]) for row in read_table("zones.csv", __file__)}
-
-_WORD = r"[^\W\d_]{3,12}\.?"
-_WEEKDAY = r"(?:(?:mon|tue|wed|thu|fri|sat|sun|mo|di|mi|do|fr|sa|so)[a-z]*\.?,?\s+)?"
-_TIME = (
-    r"(?P<hour>\d{1,2}):(?P<minute>\d\d)(?::(?P<second>\d\d)(?:[.,](?P<fraction>\d+))?)?"
-    r"(?:\s*(?P<half>[ap])\.?m\b\.?)?"
-)
-_ZONE = r"(?P<zone>[+-]\d\d(?::?\d\d)?|[A-Za-z]{1,5}(?:[+-]\d\d(?::?\d\d)?)?|[A-Za-z]+/[A-Za-z_/+-]+\d*)"
-_AFTER = rf"(?:(?:\s*[T,]\s*|\s+(?:at\s+)?){_TIME}(?:\s*\(?{_ZONE}\)?)?)?"
-_SHAPES: Final = [
-    re.compile(_WEEKDAY + shape + r"\s*\Z", re.IGNORECASE)
-    for shape in (
-        r"(?P<year>\d{4})[-/.](?P<month>\d{1,2})[-/.](?P<day>\d{1,2})" + _AFTER,
-        r"(?P<first>\d{1,2})(?P<mark>[-/.])(?P<other>\d{1,2})(?P=mark)(?P<year>\d{4}|\d\d)" + _AFTER,
-        rf"(?P<day>\d{{1,2}})(?:st|nd|rd|th|\.)?[ /-]?\s*(?P<name>{_WORD})[ ,/.-]?\s*(?P<year>\d{{4}}|\d\d)" + _AFTER,
-        rf"(?P<name>{_WORD})[ -]\s*(?P<day>\d{{1,2}})(?:st|nd|rd|th)?,?[ -]\s*(?P<year>\d{{4}})" + _AFTER,
-        rf"(?P<name>{_WORD})\s+(?P<day>\d{{1,2}})\s+{_TIME}\s+(?:{_ZONE}\s+)?(?P<year>\d{{4}})",
-        r"(?P<year>\d{4})(?P<month>\d\d)(?P<day>\d\d)"
-        rf"(?:[T ]?(?P<hour>\d\d):?(?P<minute>\d\d)(?::?(?P<second>\d\d)(?:[.,](?P<fraction>\d+))?)?{_ZONE}?)?",
-        rf"{_TIME}(?:\s*\(?{_ZONE}\)?)?[\s,]+(?P<first>\d{{1,2}})(?P<mark>[-/.])(?P<other>\d{{1,2}})(?P=mark)"
-        r"(?P<year>\d{4}|\d\d)",
-    )
-]
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-_PIVOT: Final = 70
-_MAX_LENGTH: Final = 80
-
-
-class Dates(NamedTuple):
-    """Parsed texts.
-
-    ``ms``: milliseconds since 1970 of the local time, or in UTC where ``is_aware``; shape (n,).
-    ``is_read``, ``is_aware``, ``is_date``: whether a text is a date, names an offset, has no time; shape (n,).
-    ``order``: of day and month, as the texts showed it; None if none of them does.
-    ``undecided``: a text that can be two dates; None if there is none.
-    """
-
-    ms: npt.NDArray[np.int64]
-    is_read: npt.NDArray[np.bool_]
-    is_aware: npt.NDArray[np.bool_]
-    is_date: npt.NDArray[np.bool_]
-    order: DateOrder | None
-    undecided: str | None
-
-
-def read_dates(texts: Sequence[str], order: DateOrder | None = None) -> Dates:
-    """Read texts of one column.
-
-    ``order``: of day and month in dates such as 03/04/2026; None lets the other texts decide.
-    """
-    matches = [_match(text) for text in texts]
-    shown = order or _order_of(matches)
-    undecided = None
-    ms = np.zeros(len(texts), np.int64)
-    is_read, is_aware, is_date = (np.zeros(len(texts), np.bool_) for _ in range(3))
-    for place, (text, parts) in enumerate(zip(texts, matches, strict=True)):
-        if parts is None:
-            continue
-        if parts.get("first") and _is_undecided(parts) and shown is None:
-            undecided = undecided or text
-            continue
-        read = _moment(parts, shown)
-        if read is not None:
-            ms[place], is_aware[place], is_read[place] = read[0], read[1], True
-            is_date[place] = parts.get("hour") is None
-    return Dates(ms, is_read, is_aware, is_date, shown, undecided)
-
-
-def _match(text: str) -> dict[str, str] | None:
-    if len(text) > _MAX_LENGTH:
-        return None
-    for shape in _SHAPES:
-        match = shape.match(text)
-        if match is not None:
-            return match.groupdict()
-    return None
-
-
-def _order_of(matches: Sequence[dict[str, str] | None]) -> DateOrder | None:
-    """Return the order that numbers above 12 show; None where none does, or where they contradict each other."""
-    orders: set[DateOrder] = set()
-    for parts in matches:
-        if parts and parts.get("first") and parts["mark"] != ".":
-            orders |= {"dmy"} if int(parts["first"]) > 12 else set()
-            orders |= {"mdy"} if int(parts["other"]) > 12 else set()
-    return orders.pop() if len(orders) == 1 else None
-
-
-def _is_undecided(parts: dict[str, str]) -> bool:
-    first, other = int(parts["first"]), int(parts["other"])
-    return parts["mark"] != "." and first <= 12 and other <= 12 and first != other
-
-
-def _moment(parts: dict[str, str], order: DateOrder | None) -> tuple[int, bool] | None:
-    """Return milliseconds, and whether they are in UTC; None if there is no such day or time."""
-    year, month, day = parts.get("year") or "", parts.get("month"), parts.get("day")
-    if parts.get("name"):
-        month = str(_MONTHS.get(parts["name"].lower().rstrip("."), 0))
-    elif parts.get("first"):
-        first, other = parts["first"], parts["other"]
-        if order == "ymd" and len(year) == 2:
-            year, month, day = first, other, year
-        else:
-            is_month_first = parts["mark"] != "." and (order == "mdy" if int(first) <= 12 else False)
-            is_month_first |= int(other) > 12
-            month, day = (first, other) if is_month_first else (other, first)
-    full_year = int(year) + (0 if len(year) == 4 else 2000 if int(year) < _PIVOT else 1900)
-    hour, half = int(parts.get("hour") or 0), (parts.get("half") or "").lower()
-    if half and not 1 <= hour <= 12:
-        return None
-    hour = hour % 12 + (12 if half == "p" else 0) if half else hour
-    fraction = int((parts.get("fraction") or "0").ljust(3, "0")[:3])
-    try:
-        moment = datetime(full_year, int(month or 0), int(day or 0), tzinfo=UTC)
-        moment += timedelta(hours=hour, minutes=int(parts.get("minute") or 0), seconds=int(parts.get("second") or 0))
-        is_time = hour < 24 and int(parts.get("minute") or 0) < 60 and int(parts.get("second") or 0) <= 60
-        offset = _offset(parts.get("zone"), moment)
-    except (ValueError, OverflowError):
-        return None
-    if not is_time:
-        return None
-    ms = (moment - _EPOCH) // timedelta(milliseconds=1) + fraction
-    return (ms, False) if offset is None else (ms - offset // timedelta(milliseconds=1), True)
-
-
-def _offset(zone: str | None, moment: datetime) -> timedelta | None:
-    """Return an offset from UTC; None where no zone is written. ``ValueError`` if the zone is unknown or ambiguous."""
-    if not zone:
-        return None
-    if "/" in zone:
-        try:
-            return moment.replace(tzinfo=ZoneInfo(zone)).utcoffset()
-        except (ZoneInfoNotFoundError, OSError) as error:
-            raise ValueError(zone) from error
-    match = re.fullmatch(r"([A-Za-z]*)([+-])?(\d\d)?:?(\d\d)?", zone)
-    name = match[1].upper() if match else ""
-    if match is None or (name and name not in _OFFSETS):
-        raise ValueError(zone)
-    offset = timedelta(minutes=_OFFSETS.get(name, 0))
-    if match[2]:
-        written = timedelta(hours=int(match[3]), minutes=int(match[4] or 0))
-        offset += written if match[2] == "+" else -written
-    if abs(offset) >= timedelta(hours=24):
-        raise ValueError(zone)
-    return offset
-
 
 OK: Final = 0
 """The instant is usable."""

@@ -170,7 +170,7 @@ def name_gpus(
     """
     gpu, node = rows["gpu"], rows["node"]
     given = {name: batch.texts(name) for name in GPU_COLUMNS if name in batch and name not in rows}
-    places = None if stays is None or stays.unit != "gpu" else _Places(stays)
+    places = None if stays is None or stays.unit != "gpu" else GpuPlaces(stays)
     for row in range(len(gpu)):
         if places is not None and isinstance(gpu[row], str) and places.is_known(gpu[row]):
             continue
@@ -205,8 +205,8 @@ def _keep_address(rows: Mapping[str, Texts], row: int, names: list[str]) -> None
     rows["detail"][row] = "; ".join(dict.fromkeys([*([detail] if isinstance(detail, str) else []), *names]))
 
 
-class _Places:
-    """GPUs by serial number, and by node and PCI address or slot, with the time that each was there."""
+class GpuPlaces:
+    """Finds GPUs by serial number, and by node and PCI address or slot, with the time that each was there."""
 
     def __init__(self, stays: InstallationIndex) -> None:
         self._stays = stays
@@ -222,6 +222,7 @@ class _Places:
         self._gpus = GpuNames(map(str, stays.units), serials)
 
     def is_known(self, name: str) -> bool:
+        """Return whether a name is the identity of a GPU."""
         return int(self._stays.codes([name])[0]) >= 0
 
     def find(self, names: list[str], slot: object, node: object, ms: int) -> str | None:

@@ -1,22 +1,20 @@
 """Time stamps and hosts in what is before a kernel message.
 
 Tools write a stamp in dozens of forms, and forwarders put theirs before it. So stamps are searched for anywhere before
-the message, in all forms, instead of matching each tool's line as a whole. Names of months and zones are data:
-``months.csv`` (a row a locale) and ``zones.csv`` (an empty offset marks a name that several zones share).
+the message, in all forms, instead of matching each tool's line as a whole. Names of months and
+zones are those of :mod:`telemetry.values.dates`.
 """
 
 from __future__ import annotations
 
-import csv
 import re
 import unicodedata
-from datetime import UTC, datetime, timedelta, timezone, tzinfo
+from datetime import UTC, datetime, timedelta
 from functools import lru_cache
-from pathlib import Path
 from typing import Final, NamedTuple
-from zoneinfo import ZoneInfo
 
-_FOLDER: Final = Path(__file__).parent
+from telemetry.values.dates import MONTHS, ZONES, zone_of_offset
+
 _MAX_PREFIX: Final = 1000
 # Longer prefixes are no header of a log line.
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -40,36 +38,6 @@ class LinePrefix(NamedTuple):
 
     stamps: tuple[Stamp, ...] = ()
     host: str | None = None
-
-
-def _month_numbers() -> dict[str, int]:
-    numbers: dict[str, int] = {}
-    with (_FOLDER / "months.csv").open(encoding="utf-8", newline="") as stream:
-        for row in csv.DictReader(stream):
-            for number in range(1, 13):
-                for name in row[str(number)].split("|"):
-                    if numbers.setdefault(name.lower(), number) != number:
-                        raise ValueError(f"months.csv: {name!r} names two months ({row['locale']})")
-    return numbers
-
-
-def _zones() -> dict[str, tzinfo | None]:
-    with (_FOLDER / "zones.csv").open(encoding="utf-8", newline="") as stream:
-        return {row["name"]: _zone(row["offset"]) for row in csv.DictReader(stream)}
-
-
-@lru_cache(maxsize=256)
-def _zone(text: str) -> tzinfo | None:
-    if not text:
-        return None
-    if "/" in text:
-        return ZoneInfo(text)
-    hours, minutes = int(text[1:3]), int(text[3:].lstrip(":") or 0)
-    return timezone((-1 if text[0] == "-" else 1) * timedelta(hours=hours, minutes=minutes))
-
-
-_MONTHS: Final = _month_numbers()
-_ZONES: Final = _zones()
 
 
 _NAME = r"(?<![^\W_])(?P<name>[^\W\d_]{2,14}|\d{1,2}[月월])\.?"
@@ -136,7 +104,7 @@ class RelativeStamps:
         self._is_whole |= not is_about_a_gpu
         try:
             if match["delta"] is None:
-                month = _MONTHS.get(match["name"].lower(), 0)
+                month = MONTHS.get(match["name"].lower(), 0)
                 day, hour, minute = (int(match[name]) for name in ("day", "hour", "minute"))
                 self._last = datetime(2000, month, day, hour, minute)  # noqa: DTZ001
             elif self._last is not None:
@@ -225,7 +193,7 @@ def _calendar(match: re.Match[str]) -> tuple[Stamp | None, int]:
     """Return the stamp, None for a date that does not exist, and where it ends."""
     groups = match.groupdict()
     name, zone_name, year = groups.get("name"), groups["zone"], groups.get("year") or groups.get("year2")
-    month = int(groups["month"]) if name is None else _MONTHS.get(name.lower())
+    month = int(groups["month"]) if name is None else MONTHS.get(name.lower())
     if month is None:
         return None, 0
     hour = int(groups["hour"])
@@ -242,9 +210,9 @@ def _calendar(match: re.Match[str]) -> tuple[Stamp | None, int]:
     end = match.end()
     zone = None
     if zone_name and not zone_name[0].isalpha():
-        zone = _zone(zone_name)
-    elif zone_name in _ZONES:
-        zone = _ZONES[zone_name]
+        zone = zone_of_offset(zone_name)
+    elif zone_name in ZONES:
+        zone = ZONES[zone_name]
     elif zone_name and not groups.get("year2"):
         end = match.start("zone")  # a host in capitals
     if year and zone is not None:

@@ -17,12 +17,13 @@ from foundation.errors import InputError
 from foundation.files import check_regular
 from telemetry.importing.batch import Batch
 from telemetry.importing.columns import as_text
+from telemetry.importing.files.dmon import dmon_columns, is_dmon, read_dmon
 from telemetry.importing.files.sources import kind_of
 from telemetry.importing.files.text_files import BATCH_ROWS, FileRows, json_columns, read_csv, read_header, read_json
-from telemetry.importing.instants import DateOrder
 from telemetry.importing.mapping import LongFormat
 from telemetry.importing.quarantine import Quarantine
 from telemetry.packing import read_errors
+from telemetry.values.dates import DateOrder
 from telemetry.values.numbers import Decimal
 
 OTHER_METRIC: Final = "a metric that is no channel"
@@ -108,11 +109,11 @@ def read_batches(
     """Read a source file in batches that fit into memory.
 
     ``path``: ``.parquet``, ``.csv``, ``.tsv``, ``.json`` (a list of objects) or ``.jsonl``; text may be compressed
-    (``.csv.gz``). Objects inside an object become columns named ``outer.inner``.
+    (``.csv.gz``). Samples may be a table of dmon. Objects inside an object become columns named ``outer.inner``.
     ``long``: set for a file with a row for each value; ``wanted`` tells the metrics that become columns.
     Raises ``InputError`` if the file is of another kind, damaged, or not UTF-8.
     """
-    kind = _table_kind(path, table)
+    kind = table_kind(path, table)
     known_orders: dict[str, DateOrder] = {}
 
     def leave_out(metric: str, number: int) -> None:
@@ -125,6 +126,8 @@ def read_batches(
             header = read_header(path)
             decimal = "," if header.separator == ";" else "."
             batches = read_csv(path, header, table, quarantine)
+        elif kind == "dmon":
+            batches = read_dmon(path, table, quarantine)
         else:
             batches = _read_parquet(path) if kind == "parquet" else read_json(path, table, quarantine)
         if long is not None:
@@ -146,7 +149,7 @@ def column_names(
     wanted: Callable[[str], bool] = lambda _name: True,
 ) -> list[str]:
     """Return the columns of a file; JSON, and tables with a row for each value, are read once for it."""
-    kind = _table_kind(path, table)
+    kind = table_kind(path, table)
     with read_errors(path):
         if long is not None:
             for name in (long.metric, long.value):
@@ -160,13 +163,19 @@ def column_names(
             return long_columns(batches, long, wanted)
         if kind == "parquet":
             return list(pq.read_schema(path).names)
+        if kind == "dmon":
+            return dmon_columns(path)
         return read_header(path).names if kind == "csv" else json_columns(path)
 
 
-def _table_kind(path: Path, table: str) -> str:
+def table_kind(path: Path, table: str) -> str:
+    """Return ``parquet``, ``csv``, ``json`` or ``dmon``; ``InputError`` if a file is none of them."""
     kind = kind_of(path)
     if path.exists():
         check_regular(path)
+        with read_errors(path):
+            if kind in ("csv", "other") and table == "samples" and is_dmon(path):
+                return "dmon"
     if kind == "other":
         problem = f"files of the kind {path.suffix or path.name!r} are not read as {table}"
         raise InputError(problem, str(path), "Give Parquet, CSV, TSV or JSON.")

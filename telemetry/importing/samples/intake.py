@@ -31,13 +31,14 @@ from telemetry.importing.columns import (
     source_names,
 )
 from telemetry.importing.event_runs import event_frame
-from telemetry.importing.files.tables import column_names, read_batches
+from telemetry.importing.files.tables import column_names, read_batches, table_kind
 from telemetry.importing.instants import WRONG_CLOCK
 from telemetry.importing.inventory import InstallationIndex
 from telemetry.importing.mapping import TableMapping
 from telemetry.importing.quarantine import Quarantine, advice
 from telemetry.importing.samples.block import DTYPES, ORDER_SHIFT, Spill
 from telemetry.importing.slots import PlaceRuns
+from telemetry.importing.tickets import GpuPlaces
 from telemetry.values.names import EXACT_NAMES, spellings
 from telemetry.values.numbers import Numbers, is_sentinel_outside, read_numbers, split_header
 
@@ -151,6 +152,7 @@ class SampleIntake:
         for file in self.files:
             names = column_names(file, long=self.mapping.long, wanted=self._is_channel)
             required, where = ["timestamp", self.stays.unit], str(file)
+            required += ["node"] if table_kind(file, "samples") == "dmon" else []  # which no such table names
             columns = resolve_columns(
                 names, self.mapping, known, where, required, aliases=aliases, ignored=left_out_of_samples, declare=True
             )
@@ -222,7 +224,7 @@ class SampleIntake:
         unit_index, unit_names = _encoded(batch.column("node" if by_node else "gpu"), length)
         node_index, node_names = _encoded(batch.column("node"), length)
         if not by_node:
-            unit_index, unit_names = self._named_by_place(batch, unit_index, unit_names, node_index, node_names)
+            unit_index, unit_names = self._named_by_place(batch, ms, unit_index, unit_names, node_index, node_names)
         batch.refuse("missing node" if by_node else "missing gpu", unit_index < 0)
         self._learn(unit_index, unit_names, node_index, node_names, batch.good)
         codes = np.append(self.stays.codes(unit_names), -1)[unit_index]
@@ -289,12 +291,16 @@ class SampleIntake:
     def _named_by_place(
         self,
         batch: Batch,
+        ms: npt.NDArray[np.int64],
         unit_index: npt.NDArray[np.int64],
         unit_names: list[str],
         node_index: npt.NDArray[np.int64],
         node_names: list[str],
     ) -> tuple[npt.NDArray[np.int64], list[str]]:
-        """Name GPUs by node and PCI address, or slot, where their identity is a placeholder."""
+        """Name GPUs by node and PCI address, or slot, where their identity is a placeholder.
+
+        A GPU that the inventory has in this place is that one.
+        """
         # What the inventory names is an identity, whatever it looks like.
         names_nothing = np.array([is_placeholder(name) for name in unit_names], bool)
         names_nothing &= self.stays.codes(unit_names) < 0
@@ -305,12 +311,16 @@ class SampleIntake:
             name: as_text(batch.column(name), len(unit_index)) if name in batch else None
             for name in ("pci_bus_id", "slot")
         }
+        places = GpuPlaces(self.stays)
         names = pd.Series([*unit_names, None], dtype=object).to_numpy()[unit_index]
         for row in np.flatnonzero(no_identity).tolist():
             address, slot = (None if column is None else column[row] for column in texts.values())
             address = None if address is None else normalise_pci_bus_id(address) or address
-            names[row] = place_identity(node_names[node_index[row]], pci_bus_id=address, slot=slot)
-        self.place_names += int(pd.notna(names[no_identity]).sum())
+            node, keys = node_names[node_index[row]], [key for key in (address, slot) if key is not None]
+            names[row] = places.find(keys, slot, node, int(ms[row]))
+            if names[row] is None:
+                names[row] = place_identity(node, pci_bus_id=address, slot=slot)
+                self.place_names += names[row] is not None
         codes, distinct = pd.factorize(names)
         return codes.astype(np.int64), list(distinct)
 

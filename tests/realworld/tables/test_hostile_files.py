@@ -23,9 +23,10 @@ from foundation.errors import InputError
 from foundation.yaml import read_yaml
 from telemetry.importing.files.sources import expand_sources
 from telemetry.importing.files.tables import column_names, read_batches
-from telemetry.importing.instants import parse_instants, read_dates
+from telemetry.importing.instants import parse_instants
 from telemetry.importing.mapping import TimeFormat, load_mapping
 from telemetry.importing.quarantine import Quarantine
+from telemetry.values.dates import read_dates
 from telemetry.values.numbers import read_numbers
 from tests.realworld.hostile_inputs.test_fuzzed_live_readers import damaged
 

@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foundation.errors import InputError
-from telemetry.importing.instants import OK, PROBLEMS, parse_instants, read_dates
+from telemetry.importing.instants import OK, PROBLEMS, parse_instants
 from telemetry.importing.mapping import ImportMapping, TimeFormat
+from telemetry.values.dates import read_dates
 
 ZONE = TimeFormat(timezone=ZoneInfo("Europe/Berlin"))
 

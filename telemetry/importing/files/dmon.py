@@ -1,0 +1,140 @@
+"""Tables of ``nvidia-smi dmon`` and ``dcgmi dmon``: cells between blanks, GPUs by index, headers every few rows.
+
+Neither names its node or its GPUs. ``nvidia-smi dmon -o DT`` writes date and time; before the rows of ``dcgmi dmon``
+they are those of ``ts`` or of the script that recorded them. The columns are in ``dmon.csv``.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from foundation.errors import InputError
+from telemetry.importing.files.text_files import BATCH_ROWS, NULL_TEXTS, REPEATED_HEADER, FileRows
+from telemetry.importing.quarantine import Quarantine
+from telemetry.packing import open_packed
+from telemetry.values.tables import read_table
+
+OTHER_ENTITY: Final = "a row of dcgmi dmon about something else than a GPU"
+
+_HEADER: Final = re.compile(r"(?P<before>[^#]*)#\s*(?P<names>(?:Date\s+)?(?:Time\s+)?gpu\s.*|Entity\s.*)\s*")
+_UNITS: Final = re.compile(r"[^#]*#.*\bIdx\b.*\s*|(?:[^#]*\s)?I[Dd]\s*")
+_CHANNELS: Final = {row["name"]: row for row in read_table("dmon.csv", __file__)}
+_NO_IDENTITY: Final = "no UUID"  # a placeholder: the GPU is the one in this slot
+_NULLS: Final = frozenset({*NULL_TEXTS, "-"})
+_MAX_LINE: Final = 1 << 16
+_BEGINNING: Final = 1 << 12
+
+
+class _Header(NamedTuple):
+    """``before``: how many cells of whoever recorded the table are before the named ones."""
+
+    before: int
+    names: list[str]
+
+
+def is_dmon(path: Path) -> bool:
+    """Return whether a file begins as such a table does."""
+    return _read_header(path) is not None
+
+
+def dmon_columns(path: Path) -> list[str]:
+    """Return the dataset's columns of a table, and its own names of unknown ones.
+
+    Raises ``InputError`` if its rows have no date or no time.
+    """
+    header = _read_header(path)
+    assert header is not None
+    has_date, has_time = (name in header.names for name in ("Date", "Time"))
+    if not header.before and not (has_date and has_time):
+        lacking = "date" if has_time else "time" if has_date else "date and time"
+        what = f"the rows of this table of dmon have no {lacking}"
+        advice = "Record it with `nvidia-smi dmon -o DT`, or behind `ts '%FT%T%z'` of moreutils."
+        raise InputError(what, str(path), advice)
+    return ["timestamp", "gpu", "slot", *filter(None, map(_column, header.names))]
+
+
+def _column(name: str) -> str | None:
+    """Return the column that a name of the header becomes; None for none."""
+    if name in ("Date", "Time", "gpu", "Entity"):
+        return None
+    row = _CHANNELS.get(name)
+    if row is None:
+        return name
+    return f"{row['channel']} [{row['unit']}]" if row["unit"] and row["channel"] else row["channel"] or None
+
+
+def read_dmon(path: Path, table: str, quarantine: Quarantine) -> Iterator[FileRows]:
+    """Read a table in batches.
+
+    Raises ``InputError`` if a later header has other columns.
+    """
+    columns, first = dmon_columns(path), _read_header(path)
+    assert first is not None
+    n_headers = 0
+    numbers: list[int] = []
+    rows: list[list[str | None]] = []
+    with open_packed(path) as (_, content), io.TextIOWrapper(content, "utf-8-sig", "replace") as stream:
+        for number, line in enumerate(iter(partial(stream.readline, _MAX_LINE), ""), 1):
+            if (header := _header(line)) is not None:
+                if header != first:
+                    advice = "Give the tables before and after it as files of their own."
+                    raise InputError("the columns change within this table of dmon", f"{path}, line {number}", advice)
+                quarantine.read_rows(table, path, n_headers > 0)
+                quarantine.leave_out(table, path, REPEATED_HEADER, n_headers > 0)
+                n_headers += 1
+            elif line.strip() and _UNITS.fullmatch(line) is None:
+                row, problem = _row(line.replace(",", " ").split(), first)
+                if row:
+                    numbers.append(number)
+                    rows.append(row)
+                elif problem == OTHER_ENTITY:
+                    quarantine.read_rows(table, path, 1)
+                    quarantine.leave_out(table, path, problem, 1, line.strip())
+                else:
+                    quarantine.read_rows(table, path, 1)
+                    quarantine.set_aside("malformed row", table, path, number, line.strip(), problem)
+            if len(rows) == BATCH_ROWS:
+                yield _batch(numbers, rows, columns)
+                numbers, rows = [], []
+    yield _batch(numbers, rows, columns)
+
+
+def _read_header(path: Path) -> _Header | None:
+    with open_packed(path) as (_, content):
+        lines = content.read(_BEGINNING).decode("utf-8-sig", "replace").splitlines()
+    return next(filter(None, map(_header, lines)), None)
+
+
+def _header(line: str) -> _Header | None:
+    match = _HEADER.fullmatch(line.replace(",", " ")) if "#" in line else None
+    return None if match is None else _Header(len(match["before"].split()), match["names"].split())
+
+
+def _row(cells: list[str], header: _Header) -> tuple[list[str | None], str]:
+    """Return the cells of a row by :func:`dmon_columns`; none, and why, where it is no row of a GPU."""
+    before, named = cells[: header.before], cells[header.before :]
+    if header.names[0] == "Entity":
+        if named[:1] != ["GPU"]:
+            return [], OTHER_ENTITY
+        del named[0]
+    if len(named) != len(header.names):
+        return [], f"expected {len(header.names)} cells"
+    cell_of = dict(zip(header.names, named, strict=True))
+    time = [cell_of["Date"], cell_of["Time"]] if {"Date", "Time"} <= cell_of.keys() else before
+    slot = cell_of.get("gpu") or cell_of["Entity"]
+    values = [None if cell in _NULLS else cell for name, cell in cell_of.items() if _column(name) is not None]
+    return [" ".join(time).strip("[]"), _NO_IDENTITY, slot, *values], ""
+
+
+def _batch(numbers: list[int], rows: list[list[str | None]], columns: list[str]) -> FileRows:
+    values = zip(*rows, strict=True) if rows else ([] for _ in columns)
+    table = pa.table([pa.array(column, pa.string()) for column in values], names=columns)
+    return FileRows(np.array(numbers, np.int64), table, {})

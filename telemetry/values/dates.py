@@ -1,0 +1,190 @@
+"""Dates and times as text: forms of many tools and locales, names of months and zones (``months.csv``, ``zones.csv``).
+
+``months.csv`` has a row a locale. An empty offset in ``zones.csv`` marks a name that several zones share.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta, timezone, tzinfo
+from functools import lru_cache
+from typing import Final, Literal, NamedTuple
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+import numpy as np
+import numpy.typing as npt
+
+from telemetry.values.tables import read_table
+
+DateOrder = Literal["dmy", "mdy", "ymd"]
+
+
+@lru_cache(maxsize=256)
+def zone_of_offset(text: str) -> tzinfo | None:
+    """Return the zone of an offset such as ``+05:30`` or ``-08``, or of a name of the zone database; None for none."""
+    if "/" in text or not text:
+        return ZoneInfo(text) if text else None
+    hours, minutes = int(text[1:3]), int(text[3:].lstrip(":") or 0)
+    return timezone((-1 if text[0] == "-" else 1) * timedelta(hours=hours, minutes=minutes))
+
+
+def _month_numbers() -> dict[str, int]:
+    numbers: dict[str, int] = {}
+    for row in read_table("months.csv"):
+        for number in range(1, 13):
+            for name in filter(None, row[str(number)].split("|")):
+                if numbers.setdefault(name.lower(), number) != number:
+                    raise ValueError(f"months.csv: {name!r} names two months ({row['locale']})")
+    return numbers
+
+
+MONTHS: Final = _month_numbers()
+"""Number of a month by its name in small letters, in any locale."""
+
+ZONES: Final = {row["name"]: zone_of_offset(row["offset"]) for row in read_table("zones.csv")}
+"""Zone by its name in capitals; None where several zones share the name."""
+
+_WORD = r"[^\W\d_]{3,12}\.?"
+_WEEKDAY = r"(?:(?:mon|tue|wed|thu|fri|sat|sun|mo|di|mi|do|fr|sa|so)[a-z]*\.?,?\s+)?"
+_TIME = (
+    r"(?P<hour>\d{1,2}):(?P<minute>\d\d)(?::(?P<second>\d\d)(?:[.,](?P<fraction>\d+))?)?"
+    r"(?:\s*(?P<half>[ap])\.?m\b\.?)?"
+)
+_ZONE = r"(?P<zone>[+-]\d\d(?::?\d\d)?|[A-Za-z]{1,5}(?:[+-]\d\d(?::?\d\d)?)?|[A-Za-z]+/[A-Za-z_/+-]+\d*)"
+_AFTER = rf"(?:(?:\s*[T,]\s*|\s+(?:at\s+)?){_TIME}(?:\s*\(?{_ZONE}\)?)?)?"
+_SHAPES: Final = [
+    re.compile(_WEEKDAY + shape + r"\s*\Z", re.IGNORECASE)
+    for shape in (
+        r"(?P<year>\d{4})[-/.](?P<month>\d{1,2})[-/.](?P<day>\d{1,2})" + _AFTER,
+        r"(?P<first>\d{1,2})(?P<mark>[-/.])(?P<other>\d{1,2})(?P=mark)(?P<year>\d{4}|\d\d)" + _AFTER,
+        rf"(?P<day>\d{{1,2}})(?:st|nd|rd|th|\.)?[ /-]?\s*(?P<name>{_WORD})[ ,/.-]?\s*(?P<year>\d{{4}}|\d\d)" + _AFTER,
+        rf"(?P<name>{_WORD})[ -]\s*(?P<day>\d{{1,2}})(?:st|nd|rd|th)?,?[ -]\s*(?P<year>\d{{4}})" + _AFTER,
+        rf"(?P<name>{_WORD})\s+(?P<day>\d{{1,2}})\s+{_TIME}\s+(?:{_ZONE}\s+)?(?P<year>\d{{4}})",
+        r"(?P<year>\d{4})(?P<month>\d\d)(?P<day>\d\d)"
+        rf"(?:[T ]?(?P<hour>\d\d):?(?P<minute>\d\d)(?::?(?P<second>\d\d)(?:[.,](?P<fraction>\d+))?)?{_ZONE}?)?",
+        rf"{_TIME}(?:\s*\(?{_ZONE}\)?)?[\s,]+(?P<first>\d{{1,2}})(?P<mark>[-/.])(?P<other>\d{{1,2}})(?P=mark)"
+        r"(?P<year>\d{4}|\d\d)",
+    )
+]
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_PIVOT: Final = 70
+_MAX_LENGTH: Final = 80
+
+
+class Dates(NamedTuple):
+    """Parsed texts.
+
+    ``ms``: milliseconds since 1970 of the local time, or in UTC where ``is_aware``; shape (n,).
+    ``is_read``, ``is_aware``, ``is_date``: whether a text is a date, names an offset, has no time; shape (n,).
+    ``order``: of day and month, as the texts showed it; None if none of them does.
+    ``undecided``: a text that can be two dates; None if there is none.
+    """
+
+    ms: npt.NDArray[np.int64]
+    is_read: npt.NDArray[np.bool_]
+    is_aware: npt.NDArray[np.bool_]
+    is_date: npt.NDArray[np.bool_]
+    order: DateOrder | None
+    undecided: str | None
+
+
+def read_dates(texts: Sequence[str], order: DateOrder | None = None) -> Dates:
+    """Read texts of one column.
+
+    ``order``: of day and month in dates such as 03/04/2026; None lets the other texts decide.
+    """
+    matches = [_match(text) for text in texts]
+    shown = order or _order_of(matches)
+    undecided = None
+    ms = np.zeros(len(texts), np.int64)
+    is_read, is_aware, is_date = (np.zeros(len(texts), np.bool_) for _ in range(3))
+    for place, (text, parts) in enumerate(zip(texts, matches, strict=True)):
+        if parts is None:
+            continue
+        if parts.get("first") and _is_undecided(parts) and shown is None:
+            undecided = undecided or text
+            continue
+        read = _moment(parts, shown)
+        if read is not None:
+            ms[place], is_aware[place], is_read[place] = read[0], read[1], True
+            is_date[place] = parts.get("hour") is None
+    return Dates(ms, is_read, is_aware, is_date, shown, undecided)
+
+
+def _match(text: str) -> dict[str, str] | None:
+    if len(text) > _MAX_LENGTH:
+        return None
+    for shape in _SHAPES:
+        match = shape.match(text)
+        if match is not None:
+            return match.groupdict()
+    return None
+
+
+def _order_of(matches: Sequence[dict[str, str] | None]) -> DateOrder | None:
+    """Return the order that numbers above 12 show; None where none does, or where they contradict each other."""
+    orders: set[DateOrder] = set()
+    for parts in matches:
+        if parts and parts.get("first") and parts["mark"] != ".":
+            orders |= {"dmy"} if int(parts["first"]) > 12 else set()
+            orders |= {"mdy"} if int(parts["other"]) > 12 else set()
+    return orders.pop() if len(orders) == 1 else None
+
+
+def _is_undecided(parts: dict[str, str]) -> bool:
+    first, other = int(parts["first"]), int(parts["other"])
+    return parts["mark"] != "." and first <= 12 and other <= 12 and first != other
+
+
+def _moment(parts: dict[str, str], order: DateOrder | None) -> tuple[int, bool] | None:
+    """Return milliseconds, and whether they are in UTC; None if there is no such day or time."""
+    year, month, day = parts.get("year") or "", parts.get("month"), parts.get("day")
+    if parts.get("name"):
+        month = str(MONTHS.get(parts["name"].lower().rstrip("."), 0))
+    elif parts.get("first"):
+        first, other = parts["first"], parts["other"]
+        if order == "ymd" and len(year) == 2:
+            year, month, day = first, other, year
+        else:
+            is_month_first = parts["mark"] != "." and (order == "mdy" if int(first) <= 12 else False)
+            is_month_first |= int(other) > 12
+            month, day = (first, other) if is_month_first else (other, first)
+    full_year = int(year) + (0 if len(year) == 4 else 2000 if int(year) < _PIVOT else 1900)
+    hour, half = int(parts.get("hour") or 0), (parts.get("half") or "").lower()
+    if half and not 1 <= hour <= 12:
+        return None
+    hour = hour % 12 + (12 if half == "p" else 0) if half else hour
+    fraction = int((parts.get("fraction") or "0").ljust(3, "0")[:3])
+    try:
+        moment = datetime(full_year, int(month or 0), int(day or 0), tzinfo=UTC)
+        moment += timedelta(hours=hour, minutes=int(parts.get("minute") or 0), seconds=int(parts.get("second") or 0))
+        is_time = hour < 24 and int(parts.get("minute") or 0) < 60 and int(parts.get("second") or 0) <= 60
+        offset = _offset(parts.get("zone"), moment)
+    except (ValueError, OverflowError):
+        return None
+    if not is_time:
+        return None
+    ms = (moment - _EPOCH) // timedelta(milliseconds=1) + fraction
+    return (ms, False) if offset is None else (ms - offset // timedelta(milliseconds=1), True)
+
+
+def _offset(zone: str | None, moment: datetime) -> timedelta | None:
+    """Return an offset from UTC; None where no zone is written. ``ValueError`` if the zone is unknown or ambiguous."""
+    if not zone:
+        return None
+    if "/" in zone:
+        try:
+            return moment.replace(tzinfo=ZoneInfo(zone)).utcoffset()
+        except (ZoneInfoNotFoundError, OSError) as error:
+            raise ValueError(zone) from error
+    match = re.fullmatch(r"([A-Za-z]*)([+-]\d\d(?::?\d\d)?)?", zone)
+    named = ZONES.get(match[1].upper() or "UTC") if match else None
+    if match is None or named is None:
+        raise ValueError(zone)
+    written = zone_of_offset(match[2] or "+00")
+    assert written is not None
+    offset = sum((part.utcoffset(moment) or timedelta(0) for part in (named, written)), timedelta(0))
+    if abs(offset) >= timedelta(hours=24):
+        raise ValueError(zone)
+    return offset

@@ -416,13 +416,14 @@ def finds(remedy: Remedy | None, diagnostic: Diagnostic) -> bool:
 def job_views(jobs: Placements, entries: Ints, at: int) -> list[JobView]:
     """Show jobs as a scheduler does, which knows when they last wrote a checkpoint, and not when they end."""
     columns = (jobs.job, jobs.size, jobs.start, jobs.every, jobs.shrinks)
-    rows = zip(*(column[entries].tolist() for column in columns), jobs.unsaved(entries, at).tolist(), strict=True)
+    more = (jobs.writes(entries), jobs.unsaved(entries, at))
+    rows = zip(*(column.tolist() for column in (*(column[entries] for column in columns), *more)), strict=True)
     return [
         JobView(
             f"job-{job}", int(size), instant(start), instant(at - unsaved) if every else None,
-            can_checkpoint=jobs.on_request and every > 0, can_shrink=shrinks,
+            can_checkpoint=writes, can_shrink=shrinks,
         )
-        for job, size, start, every, shrinks, unsaved in rows
+        for job, size, start, every, shrinks, writes, unsaved in rows
     ]  # fmt: skip
 
 
@@ -435,6 +436,6 @@ def evicted(
     """
     entry = np.arange(*np.searchsorted(jobs.node, (node, node + 1)))
     entry = entry[(jobs.start[entry] <= at) & (left[entry] > at) & (node not in fleet.down(at))]
-    writes = at + np.where(jobs.on_request & (jobs.every[entry] > 0), duration_ms(checkpoint), 0)
+    writes = at + np.where(jobs.writes(entry), duration_ms(checkpoint), 0)
     stays = jobs.end[entry] > writes
     return writes[stays] + duration_ms(LEAVE), entry[stays]

@@ -138,7 +138,8 @@ def _counted(
         off[started] = jobs.start[started]  # it runs elsewhere
         if drained < until:
             gone, left_by = evicted(fleet, jobs, int(node), int(drained), off, costs.checkpoint)
-            rework = gone - duration_ms(LEAVE) - drained if jobs.on_request else jobs.unsaved(left_by, int(drained))
+            written = gone - duration_ms(LEAVE) - drained
+            rework = np.where(jobs.writes(left_by), written, jobs.unsaved(left_by, int(drained)))
             off[left_by], moved = gone, moved + len(left_by)
             spent[node] += float((size[left_by] * (again[left_by] + rework)).sum()) / HOUR_MS
         left.append(off[mine].copy())
@@ -218,5 +219,5 @@ def _mean_load(fleet: ReplayedFleet, jobs: Placements, costs: CostBenefitConfig)
     again = jobs.again(costs) / HOUR_MS
     ask, unsaved = costs.checkpoint / timedelta(hours=1), jobs.every / 2 / HOUR_MS
     hit = busy * (unsaved + again) * jobs.gpus / fleet.gpus[jobs.node]
-    able = busy * jobs.on_request * (jobs.every > 0)
+    able = busy * jobs.writes(np.arange(len(busy)))
     return np.array([(busy * (ask + again)).sum(), hit.sum(), (able * ask).sum(), (able * unsaved).sum()])

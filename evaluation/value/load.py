@@ -49,7 +49,7 @@ class Placements:
     ``every``: how often the job writes a checkpoint, in milliseconds; 0: it loses no work.
     ``saved``: its last checkpoint before ``end``; -1: not known.
     ``shrinks``: whether the job continues with its other GPUs.
-    ``on_request``: whether jobs that write checkpoints also write one when they are asked to.
+    ``on_request``: whether jobs that write checkpoints also write one when they are asked to; of all, or of each.
     """
 
     job: Ints
@@ -61,7 +61,7 @@ class Placements:
     saved: Ints
     size: Floats
     shrinks: Bools
-    on_request: bool = True
+    on_request: Bools | bool = True
 
     @classmethod
     def ordered(
@@ -83,6 +83,10 @@ class Placements:
         start, every, saved = self.start[entry], self.every[entry], self.saved[entry]
         known = (saved >= start) & (saved <= at) & (self.end[entry] <= at + _LATE_MS)
         return np.where(every > 0, np.where(known, at - saved, (at - start) % np.maximum(every, 1)), 0)
+
+    def writes(self, entry: Ints) -> Bools:
+        """Give whether jobs write a checkpoint when they are asked to."""
+        return np.asarray(np.broadcast_to(self.on_request, self.every.shape)[entry] & (self.every[entry] > 0))
 
     def again(self, costs: CostBenefitConfig) -> Ints:
         """Give how long it takes from a job's stop on a node until it computes again, in milliseconds; shape (n,)."""

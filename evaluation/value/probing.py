@@ -226,7 +226,7 @@ def replay_checkpoints(
     fleet: ReplayedFleet, jobs: Placements, at: list[int], risks: Floats, policy: PolicyConfig
 ) -> Checkpoints:
     """Ask jobs on nodes at risk for checkpoints, once at each decision; ``at``, ``risks``: of :func:`replay_probes`."""
-    if not jobs.on_request or not len(jobs.job):
+    if not np.any(jobs.on_request) or not len(jobs.job):
         return NO_CHECKPOINTS
     cost, jobs_of = duration_ms(policy.cost_benefit.checkpoint), int(jobs.job.max()) + 1
     last_asked = np.full(jobs_of, -1)

@@ -22,10 +22,12 @@ from evaluation.value.readings import Readings
 from features.times import NEVER, duration_ms, instant_ms
 from foundation.instants import from_ms
 from policy.config import PolicyConfig
+from policy.episodes import Bools, Ints
 from policy.fleet import Level, UnitView
 from policy.ladder.cost_benefit import CostBenefitConfig
 from policy.ladder.probes import ProbeConfig
 from policy.ladder.remedies import Remedy
+from policy.ladder.rungs import may_use_risk
 from policy.risk_record import ModelName
 from scheduler.controller.controller import Controller
 from scheduler.controller.facts import VerifiedFacts, facts_at
@@ -129,6 +131,7 @@ class ReplayedCluster:
     """The cluster, under a controller; its arguments: :class:`evaluation.value.controller_replay.Controlled`.
 
     ``risks``: where the controller reads scores, instead of ``scores``; ``ledger``: where it records, if anywhere.
+    ``gangs_avoid``: new jobs follow soft taints while GPUs are free.
 
     A job that is moved, or would have started on a node that we keep out of service, runs elsewhere. Nodes fail as they
     failed, drained or not.
@@ -146,7 +149,9 @@ class ReplayedCluster:
         reach: timedelta,
         risks: RiskSource | None = None,
         ledger: SqliteLedger | None = None,
+        gangs_avoid: bool = False,
     ) -> None:
+        self._gangs_avoid = gangs_avoid
         self.fleet, self.events, self.jobs, self.policy = fleet, events, jobs, policy
         self.clock = ManualClock(from_ms(fleet.begin))
         nodes = [MemoryNode(NodeObject(node.name), node, "boot") for node in fleet.nodes]
@@ -182,8 +187,13 @@ class ReplayedCluster:
         self._asked: dict[str, datetime] = {}
         self.checkpoints: dict[str, tuple[int, int]] = {}
         """Job and time of each checkpoint that a job was asked for while its node stayed in service, by key."""
-        self.avoided: list[list[int]] = []
+        self.softly: list[list[int]] = []
         """Rows of :class:`ReplayMarks` of the times in which nodes had a soft taint."""
+        self.avoided: set[int] = set()
+        """Entries of jobs that started elsewhere for a soft taint."""
+        self.swaps: set[tuple[int, int]] = set()
+        """Node and begin of the marks whose jobs ended by themselves, or have not ended yet."""
+        self._high: Bools = np.zeros(len(fleet.nodes), dtype=np.bool_)
         self._soft: dict[int, list[int]] = {}
         self._rows: list[list[int]] = []
         self._open: dict[int, list[int]] = {}
@@ -229,8 +239,8 @@ class ReplayedCluster:
     def go_round(self, at: datetime) -> list[int]:
         """Go round, and give when the jobs that a drain waits for write a checkpoint or end."""
         since = self.clock.now()
-        hard = np.array([level.hard for level in self._levels().values()])
-        started = (self.jobs.start > instant_ms(since)) & (self.jobs.start <= instant_ms(at)) & hard[self.jobs.node]
+        started = np.flatnonzero((self.jobs.start > instant_ms(since)) & (self.jobs.start <= instant_ms(at)))
+        started = started[self._elsewhere(started, instant_ms(at))]
         self.left[started] = np.minimum(self.left[started], self.jobs.start[started])
         self.clock.move(at - since)
         self._show(at)
@@ -240,17 +250,20 @@ class ReplayedCluster:
         for uid, workload in self.workloads.running.items():
             if workload.ending:
                 self.left[int(uid)] = min(self.left[int(uid)], instant_ms(at + LEAVE))
+        decisions = {} if report.plan is None else report.plan.nodes
+        self._high[:] = [node.name in decisions and decisions[node.name].tier == "high" for node in self.fleet.nodes]
+        busy = {workload.node for workload in self.workloads.running.values()}
         for place, level in enumerate(self._levels().values()):
-            if level is Level.AVOID and place not in self._soft:
-                self._soft[place] = [place, instant_ms(at), self.fleet.end, NEVER, NEVER]
-                self.avoided.append(self._soft[place])
-            if level is not Level.AVOID and place in self._soft:
-                self._soft.pop(place)[2] = instant_ms(at)
+            self._follow_soft(place, level, at)
             if level.hard and place not in self._open:
                 self._open[place] = [place, instant_ms(at), NEVER, NEVER, NEVER]
                 self._rows.append(self._open[place])
+            if level is Level.SWAP:
+                self.swaps.add((place, self._open[place][1]))
             if level is Level.DRAIN and self._open[place][3] == NEVER:
                 self._open[place][3] = instant_ms(at)
+                if self.fleet.nodes[place].name in busy:
+                    self.swaps.discard((place, self._open[place][1]))
             found = self.diagnostic.failed.get(self.fleet.nodes[place].name)
             if level is Level.DRAIN and found is not None:
                 self._open[place][4] = min(self._open[place][4], instant_ms(found))
@@ -258,11 +271,32 @@ class ReplayedCluster:
                 self.diagnostic.failed.pop(self.fleet.nodes[place].name, None)
                 self._open.pop(place)[2] = instant_ms(at)
                 self.left[self.jobs.node == place] = NEVER  # jobs are back
-        decisions = {} if report.plan is None else report.plan.nodes
         waits = [name for name, one in decisions.items() if one.worth is not None and one.worth.choice == "wait"]
         entries = self.jobs.running(instant_ms(at), self.left)
         entries = entries[np.isin(self.jobs.node[entries], self.fleet.names.get_indexer(waits))]
         return [turn + duration_ms(MINUTE) for turn in self.jobs.turns(entries, instant_ms(at)).tolist()]
+
+    def _follow_soft(self, place: int, level: Level, at: datetime) -> None:
+        if level is Level.AVOID and place not in self._soft:
+            self._soft[place] = [place, instant_ms(at), self.fleet.end, NEVER, NEVER]
+            self.softly.append(self._soft[place])
+        elif level is not Level.AVOID and place in self._soft:
+            self._soft.pop(place)[2] = instant_ms(at)
+            if not level.hard:
+                self.left[self.jobs.node == place] = NEVER  # jobs are back
+
+    def _elsewhere(self, started: Ints, now: int) -> Bools:
+        """Return which jobs that start are not placed on their node, because it is out of service or at risk."""
+        jobs, fleet, level = self.jobs, self.fleet, np.array(list(self._levels().values()))
+        hard, usable = level >= Level.SWAP, level < Level.AVOID
+        usable[list(fleet.down(now))] = False
+        runs = jobs.running(now, self.left)
+        free = fleet.gpus[usable].sum() - jobs.gpus[runs[usable[jobs.node[runs]]]].sum()
+        node = jobs.node[started]
+        avoids = np.logical_not(may_use_risk(jobs.size[started], high=self._high[node]))
+        avoids &= self._gangs_avoid & (level[node] == Level.AVOID) & (jobs.gpus[started] <= free)
+        self.avoided.update(started[avoids].tolist())
+        return np.asarray(hard[node] | avoids)
 
     def _show(self, at: datetime) -> None:
         """Let the scheduler see what runs and what is down now."""

@@ -20,7 +20,7 @@ from evaluation.value.load import generated_load
 from evaluation.value.marks import NOBODY, ReplayMarks
 from evaluation.value.probing import Checkpoints, Probes
 from features.matrix.matrix import FeatureMatrix
-from features.times import NEVER, duration_ms, instant_ms
+from features.times import duration_ms, instant_ms
 from foundation.instants import from_ms
 from models.bundle.store import load_bundle
 from models.config import ServingSection
@@ -176,11 +176,12 @@ class World:
         clock_of: list[ManualClock] = []
         every = policy.cost_benefit.checkpoint_every
         jobs = generated_load(fleet.gpus, first - duration_ms(PAST), last, seed, every, gpus_per_job=_GANG)
-        jobs = replace(jobs, end=np.maximum(jobs.start + 1, jobs.end - duration_ms(_PAUSE)))
+        end = np.maximum(jobs.start + 1, jobs.end - duration_ms(_PAUSE))
+        jobs = replace(jobs, end=end, on_request=jobs.job % 2 == 0)  # where no checkpoint can be requested, swaps pay
         events = rule_events(dataset.events(), fleet.boots())
         cluster = ReplayedCluster(
             fleet, None, events, jobs, fleet.stage(policy, "hard"), diagnostic="perfect",
-            reach=_REACH, ledger=SqliteLedger(folder / "ledger.sqlite"),
+            reach=_REACH, gangs_avoid=True, ledger=SqliteLedger(folder / "ledger.sqlite"),
             risks=_Scores(folder / "scores", clock_of, settings.max_score_lifetime),
         )  # fmt: skip
         clock_of.append(cluster.clock)
@@ -230,14 +231,14 @@ class World:
             return count_outcome(fleet, [jobs], marks, costs, reach=_REACH, soft=soft, extras=[Extras(**cheap)])
 
         no_action, acted = counted(), counted(marks, probes=probes, checkpoints=checkpoints)
-        drained = marks.drained < NEVER
-        avoided = ReplayMarks.of([*row[:2], min(row[2], at), *row[3:]] for row in cluster.avoided)
+        swapped = np.array([mark in cluster.swaps for mark in zip(marks.node, marks.at, strict=True)], dtype=np.bool_)
+        softly = ReplayMarks.of([*row[:2], min(row[2], at), *row[3:]] for row in cluster.softly)
         alone: dict[Rung, tuple[int, ReplayOutcome]] = {
-            "avoid": (len(avoided.at), counted(avoided, soft=True)),
+            "avoid": (len(cluster.avoided), counted(softly, soft=True)),
             "probe": (len(probes.node), counted(probes=probes)),
             "checkpoint": (len(checkpoints.at), counted(checkpoints=checkpoints)),
-            "swap": (int((~drained).sum()), counted(marks.chosen(~drained))),
-            "drain": (int(drained.sum()), counted(marks.chosen(drained))),
+            "swap": (int(swapped.sum()), counted(marks.chosen(swapped))),
+            "drain": (int((~swapped).sum()), counted(marks.chosen(~swapped))),
         }
         failures = int((fleet.at >= fleet.begin).sum())
         saved = float(no_action.hit.sum() - acted.hit.sum() + acted.repaired.sum())

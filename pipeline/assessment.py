@@ -21,7 +21,8 @@ from joblib import Parallel, delayed
 
 from evaluation.metrics.comparison import SLIDING
 from evaluation.metrics.oracle import oracle_predictions, read_truth
-from evaluation.value.controller_replay import Controlled, Diagnostic, ReplayedFleet, rule_events
+from evaluation.value.controller_replay import Controlled, Diagnostic, rule_events
+from evaluation.value.fleet import ReplayedFleet
 from evaluation.value.gpu_hours import ReplayOutcome, count_outcome, net_interval, net_of
 from evaluation.value.ladder import Assumptions, LadderReplay
 from evaluation.value.load import Placements, generated_load, jobs_of_table

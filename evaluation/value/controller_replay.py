@@ -18,10 +18,12 @@ from typing import Any, Final, Literal
 import numpy as np
 import pandas as pd
 
+from evaluation.value.fleet import ReplayedFleet, evicted, job_views
 from evaluation.value.load import Placements
 from evaluation.value.marks import ReplayMarks
+from evaluation.value.probing import ProbeReplay
 from evaluation.value.readings import Readings, ScoredDecision, instant
-from features.times import NEVER, duration_ms, instant_ms, milliseconds
+from features.times import NEVER, duration_ms, instant_ms
 from policy.config import PolicyConfig
 from policy.decide import carried_out, decide
 from policy.episodes import Bools, Ints
@@ -31,96 +33,16 @@ from policy.ladder.remedies import Remedy, duration_of
 from policy.maintenance import planned
 from policy.node_assessment import BOOT, KINDS, LONGEST, REPAIRS, RULES, reported
 from policy.plan import Plan, PolicyState
-from policy.stages import Stage, StagesConfig
 
 Diagnostic = Literal["none", "blind", "perfect", "stated"]
 """What follows on a node that was emptied on a prediction. ``blind``: it finds nothing, and the node comes back.
 ``perfect``: it finds whatever is broken or will fail within reach. ``stated``: of that, the failures that are given."""
-
-LEAVE: Final = timedelta(minutes=1)
-"""From an eviction until the job is gone; assumption."""
 
 _MINUTE_MS: Final = 60_000
 _AGAIN_MS: Final = duration_ms(timedelta(hours=12))
 _RETRY_MS: Final = duration_ms(timedelta(days=1))
 """Defaults of the controller's diagnostics: for so long after one that passed jobs are not moved again unless a rule
 asks for it, and after one that failed it is run again."""
-
-
-@dataclass(frozen=True, slots=True)
-class ReplayedFleet:
-    """A fleet while it was scored.
-
-    ``nodes``: without units, jobs and marks; other fields hold positions in it.
-    ``stays``: of each node, its units with begin and end of their time there.
-    ``gpus``: GPUs of each node; shape (nodes,).
-    ``failed``, ``unit``, ``at``, ``until``: node, unit (empty: the whole node), begin and end of each failure, ordered
-    by time; a node is down in between; shape (failures,).
-    ``begin``, ``end``: in milliseconds, as all times.
-    ``family``: class of each failure.
-    """
-
-    nodes: tuple[NodeView, ...]
-    stays: tuple[tuple[tuple[str, int, int], ...], ...]
-    gpus: Ints
-    failed: Ints
-    unit: tuple[str, ...]
-    at: Ints
-    until: Ints
-    begin: int
-    end: int
-    family: tuple[str, ...] = ()
-
-    @classmethod
-    def of(cls, inventory: pd.DataFrame, failures: pd.DataFrame, begin: int, end: int) -> ReplayedFleet:
-        """Take a fleet from its tables; ``failures``: ``gpu``, ``node``, ``start``, ``end`` (null: not over)."""
-        known = inventory.astype(object).where(inventory.notna(), None)
-        since, until = milliseconds(inventory["installed_at"]), milliseconds(inventory["removed_at"])
-        nodes: dict[str, NodeView] = {}
-        stays: defaultdict[str, list[tuple[str, int, int]]] = defaultdict(list)
-        domains = [known[name] if name in known else [None] * len(known) for name in _PLACE]
-        for node, gpu, first, last, *place in zip(known["node"], known["gpu"], since, until, *domains, strict=True):
-            if first < end and last > begin:
-                cluster, group, rack, domain = place
-                nodes[node] = NodeView(node, cluster or "cluster", group or "all", rack, domain)
-                stays[node].append((gpu or node, int(first), int(last)))
-        names = sorted(nodes)
-        most = [max(sum(a <= since < b for _, a, b in stays[name]) for _, since, _ in stays[name]) for name in names]
-        place, at = pd.Index(names).get_indexer(failures["node"].astype("str")), milliseconds(failures["start"])
-        chosen = np.flatnonzero((place >= 0) & (at < end) & (milliseconds(failures["end"]) > begin))
-        chosen = chosen[np.argsort(at[chosen], kind="stable")]
-        return cls(
-            tuple(nodes[name] for name in names), tuple(tuple(stays[name]) for name in names),
-            np.array(most, dtype=np.int64), place[chosen].astype(np.int64),
-            tuple(failures["gpu"].astype(object).where(failures["gpu"].notna(), "").iloc[chosen]),
-            at[chosen], np.minimum(milliseconds(failures["end"]), end)[chosen], begin, end,
-            tuple(failures["failure_class"].iloc[chosen]) if "failure_class" in failures else ("other",) * len(chosen),
-        )  # fmt: skip
-
-    @property
-    def names(self) -> pd.Index:
-        """The nodes' names."""
-        return pd.Index([node.name for node in self.nodes])
-
-    def boots(self) -> list[dict[str, Any]]:
-        """Return an event for each end of a failure: a node that is back in service has booted since it failed."""
-        ends = sorted({*zip(self.until.tolist(), self.failed.tolist(), strict=True)})
-        return [
-            dict.fromkeys(("timestamp", "known_at"), instant(until))
-            | {"node": self.nodes[node].name, "gpu": None, "type": BOOT[0], "code": BOOT[1], "detail": None}
-            for until, node in ends
-        ]
-
-    def down(self, at: int) -> set[int]:
-        """Give the nodes in repair at a time, on which no job runs."""
-        return set(self.failed[(self.at <= at) & (at < self.until)].tolist())
-
-    def stage(self, policy: PolicyConfig, stage: Stage) -> PolicyConfig:
-        """Give settings with every group in a stage, as if it had earned that."""
-        return replace(policy, stages=StagesConfig(pinned={node.group_key: stage for node in self.nodes}))
-
-
-_PLACE: Final = ("cluster", "group", "rack", "nvlink_domain")
 
 
 def rule_events(events: pd.DataFrame, more: Iterable[dict[Any, Any]] = ()) -> list[dict[Any, Any]]:
@@ -149,6 +71,7 @@ class Controlled:
     ``reach``: within which a perfect diagnostic sees a failure coming.
     ``least``: the lowest level that counts as a mark.
     ``findable``: which failures a ``stated`` diagnostic finds; shape (failures,).
+    ``probing``: probes idle nodes; what passes has a lower risk here.
     """
 
     fleet: ReplayedFleet
@@ -160,6 +83,7 @@ class Controlled:
     diagnostic: Diagnostic = "none"
     least: Level = Level.SWAP
     findable: Bools | None = None
+    probing: ProbeReplay | None = None
 
     def __post_init__(self) -> None:
         self._place = {node.name: place for place, node in enumerate(self.fleet.nodes)}
@@ -208,7 +132,12 @@ class Controlled:
 
     def marks(self) -> ReplayMarks:
         """Let it act, and give what it marked."""
+        heapq.heappush(self._todo, NEVER)
         while self._todo:
+            while self.probing is not None and self.probing.next_round < self._todo[0]:
+                for place, ends in self.probing.go_round():
+                    self._better[ends].append(self.fleet.nodes[place].name)
+                    heapq.heappush(self._todo, ends)
             at = heapq.heappop(self._todo)
             if self._now < at < self.fleet.end and (at in self._certain or self._awaited(at)):
                 self._round(at)
@@ -244,6 +173,8 @@ class Controlled:
             self._stands[place] = action.after(self._stands[place], now)
         for place in sorted({self._place[action.node] for action in plan.actions} | self._open.keys()):
             self._follow(place, plan)
+        if self.probing is not None:
+            self.probing.set_closed([place for place, marks in enumerate(self._stands) if marks.level.hard], at)
 
     def _started(self, at: int) -> Ints:
         """Give the entries that started since the last round, and take them and what has ended into account."""
@@ -350,8 +281,9 @@ class Controlled:
         for place, (calm, here, gone) in enumerate(zip(quiet.tolist(), known.tolist(), unknown.tolist(), strict=True)):
             node, jobs = self.fleet.nodes[place], tuple(running.get(place, ()))
             if not calm:
+                passed = None if self.probing is None else self.probing.passed_at(place, at)
                 units = tuple(
-                    self._unit(newest.view(name, code), reports.get(name) or reports.get(node.name))
+                    self._unit(newest.view(name, code), reports.get(name) or reports.get(node.name), passed)
                     for (name, since, until), code in zip(self.fleet.stays[place], self._code[place], strict=True)
                     if since <= at < until
                 )
@@ -391,13 +323,17 @@ class Controlled:
         quiet[[*loud, *(self._homes[name] for name in spoken if name in self._homes)]] = False
         return known, total - known, quiet
 
-    def _unit(self, scored: UnitView, said: tuple[tuple[Fact, ...], datetime | None] | None) -> UnitView:
+    def _unit(
+        self, scored: UnitView, said: tuple[tuple[Fact, ...], datetime | None] | None, passed: int | None
+    ) -> UnitView:
+        if passed is not None:
+            scored = replace(scored, probed_at=instant(passed))
         void, sick = self._void.get(scored.name), self._sick.get(scored.name)
         if said is None and void is None and sick is None:
             return scored
         facts, repaired = said or ((), None)
         since = max((time for time in (void, repaired) if time is not None), default=None)
-        return UnitView(scored.name, scored.score, (*facts, *(() if sick is None else (sick,))), since)
+        return replace(scored, facts=(*facts, *(() if sick is None else (sick,))), valid_from=since)
 
 
 def procedure(remedy: Remedy | None, diagnostic: Diagnostic, costs: CostBenefitConfig) -> timedelta | None:
@@ -411,31 +347,3 @@ def procedure(remedy: Remedy | None, diagnostic: Diagnostic, costs: CostBenefitC
 def finds(remedy: Remedy | None, diagnostic: Diagnostic) -> bool:
     """Return whether remedy and diagnostic find a fault that exists or appears within reach."""
     return remedy in ("diagnose", "replace") or diagnostic in ("perfect", "stated")
-
-
-def job_views(jobs: Placements, entries: Ints, at: int) -> list[JobView]:
-    """Show jobs as a scheduler does, which knows when they last wrote a checkpoint, and not when they end."""
-    columns = (jobs.job, jobs.size, jobs.start, jobs.every, jobs.shrinks)
-    more = (jobs.writes(entries), jobs.unsaved(entries, at))
-    rows = zip(*(column.tolist() for column in (*(column[entries] for column in columns), *more)), strict=True)
-    return [
-        JobView(
-            f"job-{job}", int(size), instant(start), instant(at - unsaved) if every else None,
-            can_checkpoint=writes, can_shrink=shrinks,
-        )
-        for job, size, start, every, shrinks, writes, unsaved in rows
-    ]  # fmt: skip
-
-
-def evicted(
-    fleet: ReplayedFleet, jobs: Placements, node: int, at: int, left: Ints, checkpoint: timedelta
-) -> tuple[Ints, Ints]:
-    """Give when jobs of a node that is emptied at a time are gone, and which: those that run on until then.
-
-    ``left``: when jobs have left their node; shape (entries,).
-    """
-    entry = np.arange(*np.searchsorted(jobs.node, (node, node + 1)))
-    entry = entry[(jobs.start[entry] <= at) & (left[entry] > at) & (node not in fleet.down(at))]
-    writes = at + np.where(jobs.writes(entry), duration_ms(checkpoint), 0)
-    stays = jobs.end[entry] > writes
-    return writes[stays] + duration_ms(LEAVE), entry[stays]

@@ -11,7 +11,6 @@ import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from functools import cached_property
 from itertools import compress, product
 from statistics import NormalDist
 from typing import Any, Final
@@ -19,15 +18,17 @@ from typing import Any, Final
 import numpy as np
 
 from evaluation.metrics.metrics import Interval
-from evaluation.value.controller_replay import Controlled, ReplayedFleet
+from evaluation.value.controller_replay import Controlled
+from evaluation.value.fleet import ReplayedFleet
 from evaluation.value.gpu_hours import Extras, ReplayOutcome, count_outcome, mean_prices, net_interval, net_of
 from evaluation.value.load import Placements
 from evaluation.value.marks import NOBODY, ReplayMarks
 from evaluation.value.probing import (
     NO_CHECKPOINTS,
     NO_PROBES,
-    Checkpoints,
+    ProbeReplay,
     Probes,
+    after_passes,
     findable,
     node_risks,
     replay_checkpoints,
@@ -129,7 +130,7 @@ class LadderReplay:
 
     def __post_init__(self) -> None:
         self.costs, self.probes = self.assumed.costs, self.assumed.probes
-        self._probed: dict[Rung | None, list[Probes]] = {}
+        self._replayed: dict[tuple[Rung | None, bool], tuple[ReplayMarks, list[Probes]]] = {}
         self._passed: dict[float, Floats] = {}  # risks of nodes that have passed a probe, by the share that it finds
         self.risks = node_risks(self.fleet, self.scores)
         known = self.risks[~np.isnan(self.risks)]
@@ -142,7 +143,7 @@ class LadderReplay:
         """Return the thresholds that a rung is replayed at; of ``avoid``, the drain's ``high`` plays no part."""
         return thresholds_of(self.prices["drain" if rung == "avoid" else rung], self.usual)
 
-    def marks(self, rung: Rung) -> ReplayMarks:
+    def marks(self, rung: Rung, probing: ProbeReplay | None) -> ReplayMarks:
         """Return when nodes are kept from new jobs with ``avoid``, ``swap`` or ``drain`` as the highest rung."""
         rungs: Ladder = RUNGS[: RUNGS.index(rung) + 1]
         settings = PolicyConfig(
@@ -152,46 +153,60 @@ class LadderReplay:
         policy = self.fleet.stage(settings, "soft" if rung == "avoid" else "hard")
         least = Level.AVOID if rung == "avoid" else Level.SWAP
         return Controlled(
-            self.fleet, self.scores, self.events, self.loads[0], policy, self.reach, "stated", least, self.findable
-        ).marks()
+            self.fleet, self.scores, self.events, self.loads[0], policy, self.reach, "stated", least, self.findable,
+            probing,
+        ).marks()  # fmt: skip
 
-    @cached_property
-    def checkpoints(self) -> list[Checkpoints]:
-        """Return what jobs on nodes at risk are asked for, under each load."""
-        policy, at = self.settings(self.probes), self.scores.at
-        return [replay_checkpoints(self.fleet, jobs, at, self.risks, policy) for jobs in self.loads]
+    def replayed(self, top: Rung | None, *, probed: bool) -> tuple[ReplayMarks, list[Probes]]:
+        """Return the marks with ``top`` as the highest rung of these, and the probes of each load.
 
-    def extras(self, ladder: Collection[Rung], closed: ReplayMarks, key: Rung | None) -> list[Extras]:
-        """Return probes and checkpoints of each load, where they are among the rungs; ``key``: names ``closed``."""
-        if "probe" in ladder and key not in self._probed:
-            self._probed[key] = [self.probed(jobs, closed, self.probes, self.findable) for jobs in self.loads]
-        probes = self._probed[key] if "probe" in ladder else [NO_PROBES] * len(self.loads)
-        checkpoints = self.checkpoints if "checkpoint" in ladder else [NO_CHECKPOINTS] * len(self.loads)
-        return [Extras(*cheap, self.probes) for cheap in zip(probes, checkpoints, strict=True)]
+        Probes and marks depend on each other: a node out of service is not probed, and one that passed has a lower
+        risk. Under the first load they are replayed together; the marks are those of every load.
+        """
+        if (top, probed) not in self._replayed:
+            replays = [self.probe_replay(jobs, self.probes, self.findable) for jobs in self.loads] if probed else []
+            marks = NOBODY if top is None else self.marks(top, replays[0] if replays else None)
+            closed = NOBODY if top == "avoid" else marks
+            self._replayed[top, probed] = marks, [replay_probes(replay, closed) for replay in replays]
+        return self._replayed[top, probed]
+
+    def extras(self, ladder: Collection[Rung], probes: list[Probes]) -> list[Extras]:
+        """Return probes and checkpoints of each load, where they are among the rungs."""
+        chosen = probes or [NO_PROBES] * len(self.loads)
+        if "checkpoint" not in ladder:
+            return [Extras(probed, NO_CHECKPOINTS, self.probes) for probed in chosen]
+        policy, at, passed = self.settings(self.probes), self.scores.at, self.risks_after(self.probes.mean_found)
+        lowered = [after_passes(at, self.risks, passed, probed, self.probes) for probed in chosen]
+        checkpoints = [
+            replay_checkpoints(self.fleet, jobs, at, risks, policy)
+            for jobs, risks in zip(self.loads, lowered, strict=True)
+        ]
+        return [Extras(*cheap, self.probes) for cheap in zip(chosen, checkpoints, strict=True)]
+
+    def risks_after(self, found: float) -> Floats:
+        """Return the risks of nodes that have passed a diagnostic that finds a share."""
+        if found not in self._passed:
+            self._passed[found] = node_risks(self.fleet, self.scores, found)
+        return self._passed[found]
 
     def settings(self, probes: ProbeConfig) -> PolicyConfig:
         """Return the settings of the controller for the cheap rungs."""
         return PolicyConfig(rungs=RUNGS, horizon=self.horizon, cost_benefit=self.costs, probes=probes)
 
-    def probed(
-        self, jobs: Placements, closed: ReplayMarks, config: ProbeConfig, found: Bools, *, guided: bool = True
-    ) -> Probes:
-        """Return the probes under one load; without guidance all nodes are at the same risk."""
-        share = config.mean_found
-        if guided and share not in self._passed:
-            self._passed[share] = node_risks(self.fleet, self.scores, share)
+    def probe_replay(self, jobs: Placements, config: ProbeConfig, found: Bools, *, guided: bool = True) -> ProbeReplay:
+        """Return the replay of probes under one load; without guidance all nodes are at the same risk."""
         risks = self.risks if guided else np.ones_like(self.risks)
-        passed = self._passed[share] if guided else risks
+        passed = self.risks_after(config.mean_found) if guided else risks
         policy = self.settings(config)
-        return replay_probes(self.fleet, jobs, self.scores.at, risks, passed, closed, found, self.reach, policy)
+        return ProbeReplay(self.fleet, jobs, self.scores.at, risks, passed, found, self.reach, policy)
 
-    def outcome(self, ladder: Collection[Rung], marks: Mapping[Rung, ReplayMarks]) -> ReplayOutcome:
+    def outcome(self, ladder: Collection[Rung]) -> ReplayOutcome:
         """Count what comes of some rungs together."""
         top = next((rung for rung in reversed(_OUT) if rung in ladder), None)
-        out, soft = (NOBODY, False) if top is None else (marks[top], top == "avoid")
-        closed: tuple[ReplayMarks, Rung | None] = (NOBODY, None) if soft else (out, top)
-        extras = self.extras(ladder, *closed) if {"probe", "checkpoint"} & set(ladder) else None
-        return count_outcome(self.fleet, self.loads, out, self.costs, reach=self.reach, soft=soft, extras=extras)
+        marks, probes = self.replayed(top, probed="probe" in ladder)
+        extras = self.extras(ladder, probes) if {"probe", "checkpoint"} & set(ladder) else None
+        soft = top == "avoid"
+        return count_outcome(self.fleet, self.loads, marks, self.costs, reach=self.reach, soft=soft, extras=extras)
 
     def rows(self, allowed: Collection[Rung]) -> dict[str, Any]:
         """Replay each rung, and combinations of those that are allowed.
@@ -199,13 +214,12 @@ class LadderReplay:
         Returns: ``ladder``, a row a rung; ``recommended``, the rungs that pay together, none but ``publish`` where none
         does; ``recommended_net``, evaluated where it was not chosen.
         """
-        marks = {rung: self.marks(rung) for rung in _OUT}
-        singles: dict[Rung, ReplayOutcome] = {rung: self.outcome((rung,), marks) for rung in RUNGS[1:]}
+        singles: dict[Rung, ReplayOutcome] = {rung: self.outcome((rung,)) for rung in RUNGS[1:]}
         rows = [self._row("publish", self.nobody, singles["avoid"])]
         rows += [self._row(rung, outcome, outcome) for rung, outcome in singles.items()]
         nets: dict[Ladder, Floats] = {}
         for ladder in _ladders([rung for rung in allowed if rung in singles and singles[rung].drains]):
-            outcome = singles[ladder[0]] if len(ladder) == 1 else self.outcome(ladder, marks)
+            outcome = singles[ladder[0]] if len(ladder) == 1 else self.outcome(ladder)
             nets[ladder] = net_of(self.nobody, outcome)
         chosen, value = choose_ladder(nets, replicates=self.replicates, seed=self.seed)
         return {"ladder": rows, "recommended": ["publish", *chosen], "recommended_net": value}
@@ -241,7 +255,7 @@ class LadderReplay:
             config = replace(config, min_lift=lift, base_every=_NEVER)
         found = self.findable if share is None else findable(self.fleet, config.found, self.seed)
         extras = [
-            Extras(self.probed(jobs, NOBODY, config, found, guided=guided), NO_CHECKPOINTS, config)
+            Extras(replay_probes(self.probe_replay(jobs, config, found, guided=guided), NOBODY), config=config)
             for jobs in self.loads
         ]
         outcome = count_outcome(self.fleet, self.loads, NOBODY, self.costs, reach=self.reach, extras=extras)

@@ -1,14 +1,14 @@
 """The cheap rungs in a fleet's past: probes of idle nodes, and checkpoints that jobs on nodes at risk are asked for.
 
 What is requested is decided by the controller's own :func:`policy.ladder.requests.requests_of`, in a group that has
-earned it; simulated are the diagnostic and the jobs. Taints and drains do not know of probes that passed.
+earned it; simulated are the diagnostic and the jobs. A node that passed a probe has a lower risk for every rung.
 """
 
 from __future__ import annotations
 
 import heapq
 from bisect import bisect_right
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -17,7 +17,7 @@ from typing import Final
 
 import numpy as np
 
-from evaluation.value.controller_replay import ReplayedFleet, job_views
+from evaluation.value.fleet import ReplayedFleet, job_views
 from evaluation.value.load import HOUR_MS, Placements
 from evaluation.value.marks import ReplayMarks
 from evaluation.value.readings import Readings, instant
@@ -104,93 +104,152 @@ def node_risks(fleet: ReplayedFleet, scores: Readings, found: float = 0.0) -> Fl
     return risks
 
 
-def idle_times(fleet: ReplayedFleet, jobs: Placements, closed: ReplayMarks) -> tuple[Ints, Ints, Ints]:
-    """Return node, begin and end of the times in which a node has no job, is not down and is not out of service."""
-    node = np.concatenate([jobs.node, fleet.failed, closed.node])
-    begin = np.concatenate([jobs.start, fleet.at, closed.at])
-    end = np.concatenate([jobs.end, fleet.until, closed.until])
+def idle_times(fleet: ReplayedFleet, jobs: Placements) -> list[tuple[int, int, int]]:
+    """Return begin, end and node of the times in which a node has no job and is not down, in the order of time."""
+    node = np.concatenate([jobs.node, fleet.failed])
+    begin, end = np.concatenate([jobs.start, fleet.at]), np.concatenate([jobs.end, fleet.until])
     order = np.lexsort((begin, node))
     bounds = np.searchsorted(node[order], np.arange(len(fleet.nodes) + 1))
-    parts = []
+    gaps: list[tuple[int, int, int]] = []
     for place, rows in enumerate(pairwise(bounds)):
         mine = order[slice(*rows)]
         since = np.maximum.accumulate(np.concatenate([[fleet.begin], end[mine]]))
         until = np.minimum(np.concatenate([begin[mine], [fleet.end]]), fleet.end)
-        gap = until > since
-        parts.append(np.stack([np.full(int(gap.sum()), place), since[gap], until[gap]]))
-    node, since, until = np.concatenate(parts, axis=1)
-    return node, since, until
-
-
-def replay_probes(
-    fleet: ReplayedFleet, jobs: Placements, at: list[int], risks: Floats, passed: Floats, closed: ReplayMarks,
-    found: Bools, reach: timedelta, policy: PolicyConfig,
-) -> Probes:  # fmt: skip
-    """Probe idle nodes: a round follows each decision, and each minute in which a node becomes idle or a probe ends.
-
-    ``at``: when the scores of each decision are available, in milliseconds; ``risks``, ``passed``: of each node, as
-    :func:`node_risks` returns them, and those after a diagnostic that passed.
-    ``closed``: nodes out of service, which are not probed.
-    ``found``: failures that a diagnostic finds when they begin within ``reach`` of its end.
-    """
-    config = policy.probes
-    takes, within, lowers = duration_ms(config.duration), duration_ms(reach), duration_ms(config.lowers_for)
-    gaps = sorted(zip(*(column.tolist() for column in idle_times(fleet, jobs, closed)), strict=True), key=_since)
-    views = [
-        replace(node, units=tuple(UnitView(f"{unit}") for unit in range(gpus)))
-        for node, gpus in zip(fleet.nodes, fleet.gpus.tolist(), strict=True)
-    ]
-    names = {view.name: place for place, view in enumerate(views)}
-    passed_until = np.zeros(len(views), dtype=np.int64)
-    probed: dict[int, LastRequest] = {}
-    shut: dict[int, int] = {}
-    running: dict[str, int] = {}
-    rows: list[tuple[int, int, int, bool, int]] = []
-    idle: dict[int, int] = {}  # until when, by node
-    rounds = sorted({*at, *(_next_round(since) for _, since, _ in gaps)})
-    next_gap = 0
-    while rounds:
-        now = heapq.heappop(rounds)
-        while next_gap < len(gaps) and gaps[next_gap][1] <= now:
-            idle[gaps[next_gap][0]] = gaps[next_gap][2]
-            next_gap += 1
-        idle = {place: until for place, until in idle.items() if until > now}
-        running = {name: ends for name, ends in running.items() if ends > now}
-        known = bisect_right(at, now) - 1
-        if known < 0 or np.isnan(risks[known]).all():
-            continue
-        risk = np.where(passed_until > now, passed[known], risks[known])
-        decided_at, expires_at = instant(at[known]), instant(at[known]) + policy.horizon
-        candidates = [
-            Candidate(views[place], float(risk[place]), decided_at, expires_at, _FREE, True, probed.get(place))
-            for place in idle
-            if now >= shut.get(place, 0) and not np.isnan(risk[place])
-        ]
-        signals = Signals(read_at=instant(now), probes=tuple(running))
-        requests, _, _ = requests_of(candidates, float(np.nanmean(risk)), signals, {}, policy, instant(now))
-        for request in requests:
-            place = names[request.node]
-            ends = min(now + takes, idle[place])
-            preempted, failure = ends < now + takes, -1
-            if not preempted:
-                ahead = (fleet.failed == place) & (fleet.at > ends) & (fleet.at <= ends + within) & found
-                failure = int(ahead.argmax()) if ahead.any() else -1
-            if failure >= 0:
-                shut[place] = int(fleet.until[failure])
-            elif not preempted:
-                passed_until[place] = ends + lowers
-            probed[place] = LastRequest(instant(now), request.risk, decided_at)
-            running[request.node] = ends
-            heapq.heappush(rounds, _next_round(ends))
-            rows.append((place, now, ends, preempted, failure))
-    return Probes.of(rows)
+        gaps += [(*gap, place) for gap in zip(since.tolist(), until.tolist(), strict=True) if gap[1] > gap[0]]
+    return sorted(gaps)
 
 
 _FREE: Final[Mapping[str, str | None]] = {"probe": None, "checkpoint": None}
 
 
-def _since(gap: tuple[int, int, int]) -> int:
-    return gap[1]
+class ProbeReplay:
+    """Probes idle nodes: a round follows each decision, and each minute in which a node becomes idle or a probe ends.
+
+    ``at``: when the scores of each decision are available, in milliseconds; ``risks``, ``passed``: of each node, as
+    :func:`node_risks` returns them, and those after a diagnostic that passed.
+    ``found``: failures that a diagnostic finds when they begin within ``reach`` of its end.
+    """
+
+    def __init__(
+        self, fleet: ReplayedFleet, jobs: Placements, at: list[int], risks: Floats, passed: Floats, found: Bools,
+        reach: timedelta, policy: PolicyConfig,
+    ) -> None:  # fmt: skip
+        self._fleet, self._at, self._risks, self._passed, self._found = fleet, at, risks, passed, found
+        self._policy, self._reach = policy, duration_ms(reach)
+        self._gaps = deque(idle_times(fleet, jobs))
+        self._views = [
+            replace(node, units=tuple(UnitView(f"{unit}") for unit in range(gpus)))
+            for node, gpus in zip(fleet.nodes, fleet.gpus.tolist(), strict=True)
+        ]
+        self._place = {view.name: place for place, view in enumerate(self._views)}
+        self._idle: dict[int, int] = {}  # until when, by node
+        self._closed: set[int] = set()
+        self._broken_until: dict[int, int] = {}
+        self._passed_at: dict[int, int] = {}
+        self._probed: dict[int, LastRequest] = {}
+        self._running: dict[int, list[int]] = {}
+        self._rows: list[list[int]] = []
+        self._rounds = sorted({*at, *(_next_round(since) for since, *_ in self._gaps)})
+
+    @property
+    def next_round(self) -> int:
+        """Time of the next round; :data:`features.times.NEVER`: there is none."""
+        return self._rounds[0] if self._rounds else NEVER
+
+    @property
+    def probes(self) -> Probes:
+        """The probes so far."""
+        return Probes.of(self._rows)
+
+    def passed_at(self, place: int, now: int) -> int | None:
+        """Return when a node last passed a probe; None: not yet."""
+        self._settle(now)
+        return self._passed_at.get(place)
+
+    def set_closed(self, places: Iterable[int], now: int) -> None:
+        """Take nodes out of service, which ends their probes, and the others back."""
+        self._settle(now)
+        closed = set(places)
+        for place in closed & self._running.keys():
+            self._running[place][2:] = [now, 1, -1]
+        if self._closed - closed:
+            heapq.heappush(self._rounds, _next_round(now))
+        self._closed = closed
+
+    def _settle(self, now: int) -> None:
+        """Take note of the probes that have ended."""
+        for place, (_, _, ends, preempted, failure) in [*self._running.items()]:
+            if ends <= now:
+                del self._running[place]
+                if failure >= 0:
+                    self._broken_until[place] = int(self._fleet.until[failure])
+                elif not preempted:
+                    self._passed_at[place] = ends
+
+    def go_round(self) -> list[tuple[int, int]]:
+        """Probe nodes; return each with the end of its probe."""
+        now, config = heapq.heappop(self._rounds), self._policy.probes
+        while self._gaps and self._gaps[0][0] <= now:
+            _, until, place = self._gaps.popleft()
+            self._idle[place] = until
+        self._idle = {place: until for place, until in self._idle.items() if until > now}
+        self._settle(now)
+        known = bisect_right(self._at, now) - 1
+        if known < 0 or np.isnan(self._risks[known]).all():
+            return []
+        risk, lowers = self._risks[known].copy(), duration_ms(config.lowers_for)
+        lowered = [place for place, at in self._passed_at.items() if now < at + lowers]
+        risk[lowered] = self._passed[known, lowered]
+        decided_at, expires_at = instant(self._at[known]), instant(self._at[known]) + self._policy.horizon
+        candidates = [
+            Candidate(
+                self._views[place], float(risk[place]), decided_at, expires_at, _FREE, True, self._probed.get(place)
+            )
+            for place in self._idle
+            if place not in self._closed and now >= self._broken_until.get(place, 0) and not np.isnan(risk[place])
+        ]
+        running = tuple(self._views[place].name for place in self._running)
+        signals = Signals(read_at=instant(now), probes=running)
+        requests, _, _ = requests_of(candidates, float(np.nanmean(risk)), signals, {}, self._policy, instant(now))
+        begun = []
+        for request in requests:
+            place = self._place[request.node]
+            self._probed[place] = LastRequest(instant(now), request.risk, decided_at)
+            begun.append((place, self._begin(place, now)))
+        return begun
+
+    def _begin(self, place: int, now: int) -> int:
+        fleet, takes = self._fleet, duration_ms(self._policy.probes.duration)
+        ends = min(now + takes, self._idle[place])
+        preempted, failure = ends < now + takes, -1
+        if not preempted:
+            ahead = (fleet.failed == place) & (fleet.at > ends) & (fleet.at <= ends + self._reach) & self._found
+            failure = int(ahead.argmax()) if ahead.any() else -1
+        self._running[place] = [place, now, ends, preempted, failure]
+        self._rows.append(self._running[place])
+        heapq.heappush(self._rounds, _next_round(ends))
+        return ends
+
+
+def replay_probes(replay: ProbeReplay, closed: ReplayMarks) -> Probes:
+    """Probe nodes that are not out of service; ``closed``: when they are."""
+    turns = sorted({*closed.at.tolist(), *closed.until.tolist()})
+    while replay.next_round < NEVER:
+        while turns and turns[0] <= replay.next_round:
+            now = turns.pop(0)
+            replay.set_closed(closed.node[(closed.at <= now) & (now < closed.until)].tolist(), now)
+        replay.go_round()
+    return replay.probes
+
+
+def after_passes(at: list[int], risks: Floats, passed: Floats, probes: Probes, config: ProbeConfig) -> Floats:
+    """Return the risks at each decision with those of nodes lowered that passed a probe lately."""
+    lowered, times = risks.copy(), np.array(at)
+    good = (probes.failure < 0) & ~probes.preempted
+    for node, end in zip(probes.node[good], probes.end[good], strict=True):
+        rows = (times >= end) & (times < end + duration_ms(config.lowers_for))
+        lowered[rows, node] = passed[rows, node]
+    return lowered
 
 
 def _next_round(at: int) -> int:

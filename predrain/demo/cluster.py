@@ -15,7 +15,8 @@ from typing import Final
 import numpy as np
 import pandas as pd
 
-from evaluation.value.controller_replay import LEAVE, Diagnostic, ReplayedFleet, finds, job_views, procedure
+from evaluation.value.controller_replay import Diagnostic, finds, procedure
+from evaluation.value.fleet import LEAVE, ReplayedFleet, job_views
 from evaluation.value.load import Placements
 from evaluation.value.marks import ReplayMarks
 from evaluation.value.readings import Readings

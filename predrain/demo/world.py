@@ -14,7 +14,8 @@ from typing import Any, Final, Self
 import numpy as np
 import pandas as pd
 
-from evaluation.value.controller_replay import ReplayedFleet, rule_events
+from evaluation.value.controller_replay import rule_events
+from evaluation.value.fleet import ReplayedFleet
 from evaluation.value.gpu_hours import Extras, ReplayOutcome, count_outcome, net_of
 from evaluation.value.load import generated_load
 from evaluation.value.marks import NOBODY, ReplayMarks
@@ -64,7 +65,7 @@ _PAUSE: Final = timedelta(hours=2)
 
 _REACH: Final = timedelta(hours=72)
 _ACCELERATION: Final = 25.0
-_TIERS: Final = TierThresholds(watch=0.02, elevated=0.08, high=0.25)
+_TIERS: Final = TierThresholds(watch=0.02, elevated=0.05, high=0.25)
 _PARAMS: Final = {
     "features": {"groups": ["history", "onset", "peers", "gaps"]},
     "training": {"window": "expanding", "negative_ratio": 50},

@@ -9,7 +9,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from evaluation.value.controller_replay import Controlled, ReplayedFleet, rule_events
+from evaluation.value.controller_replay import Controlled, rule_events
+from evaluation.value.fleet import ReplayedFleet
 from evaluation.value.gpu_hours import count_outcome, net_interval, net_of
 from evaluation.value.load import HOUR_MS, Placements
 from evaluation.value.marks import NOBODY, ReplayMarks

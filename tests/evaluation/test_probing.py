@@ -7,26 +7,39 @@ from dataclasses import replace
 from datetime import timedelta
 
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import settings as settings_of_hypothesis
 from hypothesis import strategies as st
 
-from evaluation.value.controller_replay import ReplayedFleet
+from evaluation.value.controller_replay import Controlled
+from evaluation.value.fleet import ReplayedFleet
 from evaluation.value.gpu_hours import Extras, count_outcome, net_of
 from evaluation.value.load import HOUR_MS, Placements
 from evaluation.value.marks import NOBODY, ReplayMarks
-from evaluation.value.probing import Checkpoints, Probes, findable, idle_times, replay_checkpoints, replay_probes
-from evaluation.value.readings import instant
+from evaluation.value.probing import (
+    Checkpoints,
+    ProbeReplay,
+    Probes,
+    after_passes,
+    findable,
+    idle_times,
+    node_risks,
+    replay_checkpoints,
+    replay_probes,
+)
+from evaluation.value.readings import Readings, instant
 from features.times import NEVER
 from policy.config import PolicyConfig
 from policy.decide import decide
-from policy.fleet import JobView, NodeView, Score, Signals, UnitView
+from policy.fleet import JobView, Level, NodeView, Score, Signals, UnitView
 from policy.ladder.cost_benefit import CostBenefitConfig
 from policy.ladder.probes import ProbeConfig
 from policy.ladder.rungs import RUNGS
 from policy.plan import PolicyState
 from policy.stages import StagesConfig
+from policy.tiers import TierThresholds
 
 H, HOUR = HOUR_MS, timedelta(hours=1)
 COSTS = CostBenefitConfig()
@@ -65,14 +78,13 @@ def probed(
     found: bool = True, reach: int = 72, config: ProbeConfig = ALL,
 ) -> Probes:  # fmt: skip
     risks, can_be_found = np.tile(np.array(risk), (len(AT), 1)), np.full(len(where.at), found)
-    return replay_probes(where, BUSY, AT, risks, risks, closed, can_be_found, reach * HOUR, settings(config))
+    replay = ProbeReplay(where, BUSY, AT, risks, risks, can_be_found, reach * HOUR, settings(config))
+    return replay_probes(replay, closed)
 
 
-def test_a_node_is_idle_while_it_has_no_job_is_not_down_and_not_out_of_service():
-    marks = ReplayMarks.of([[2, 80 * H, 90 * H, NEVER, NEVER]])
-    node, since, until = idle_times(fleet((0, 70.0, 75.0)), BUSY, marks)
-    gaps = sorted(zip(node.tolist(), (since / H).tolist(), (until / H).tolist(), strict=True))
-    assert gaps == [(0, 20, 20.1), (0, 60, 70), (0, 75, 100), (2, 50, 80), (2, 90, 100)]
+def test_a_node_is_idle_while_it_has_no_job_and_is_not_down():
+    gaps = sorted((node, since / H, until / H) for since, until, node in idle_times(fleet((0, 70.0, 75.0)), BUSY))
+    assert gaps == [(0, 20, 20.1), (0, 60, 70), (0, 75, 100), (2, 50, 100)]
 
 
 def test_a_job_preempts_a_probe_that_then_finds_nothing():
@@ -106,9 +118,36 @@ def test_a_failure_is_found_if_a_diagnostic_can_and_it_begins_within_reach(reach
     assert (probes.failure == 0).any() == found
 
 
-def test_nodes_out_of_service_are_not_probed():
-    closed = ReplayMarks.of([[2, 0, 100 * H, NEVER, NEVER]])
-    assert not (probed(fleet(), closed=closed).node == 2).any()
+def test_nodes_out_of_service_are_not_probed_and_a_running_probe_ends():
+    begin = 50 * H + H // 10
+    closed = ReplayMarks.of([[2, begin, 80 * H, NEVER, NEVER]])
+    probes = probed(fleet((2, 70.0, 75.0)), risk=(0.1, 0.1, 0.3), closed=closed)
+    of_it = probes.node == 2
+    assert (probes.begin[of_it][0], probes.end[of_it][0], probes.failure[of_it][0]) == (50 * H, begin, -1)
+    assert probes.begin[of_it][1] == 80 * H
+
+
+def test_a_passed_probe_lowers_the_risk_that_taints_and_checkpoints_go_by():
+    share = 0.95
+    config = replace(ALL, found={"other": share}, lowers_for=timedelta(hours=24))
+    where, scores = fleet(), Readings(
+        pd.DataFrame({"decision_time": pd.to_datetime(np.repeat(AT, 3), unit="ms", utc=True),
+                      "unit": ["a-0", "b-0", "c-0"] * len(AT), "risk": [0.01, 0.01, 0.3] * len(AT), "fold": 0}),
+        pd.DataFrame({"fold": [0], "refit_at": [pd.Timestamp(0, tz="UTC")]}), delay=timedelta(0), lasts=12 * HOUR,
+    )  # fmt: skip
+    risks, passed = node_risks(where, scores), node_risks(where, scores, share)
+    policy = where.stage(replace(settings(config), thresholds=TierThresholds(0.1, 0.2, 0.9)), "soft")
+    probing = ProbeReplay(where, BUSY, AT, risks, passed, np.zeros(0, dtype=bool), 72 * HOUR, policy)
+    without, marks = (
+        Controlled(where, scores, [], BUSY, policy, 72 * HOUR, "none", Level.AVOID, None, replay).marks()
+        for replay in (None, probing)
+    )
+    assert (without.node.tolist(), without.until.tolist()) == ([2], [where.end])
+    passes = probing.probes.end[int(np.argmax(probing.probes.node == 2))]
+    fell = AT[-(-passes // (6 * H)) + policy.hysteresis.fall_after - 1]
+    assert (marks.node[0], marks.until[0]) == (2, fell), "the decisions after the pass see a low risk"
+    low = after_passes(AT, risks, passed, probing.probes, config)[:, 2] < 0.1
+    assert low.tolist()[:12] == [at >= passes for at in AT[:12]]
 
 
 def test_a_larger_share_finds_what_a_smaller_one_does_and_more():
@@ -159,7 +198,7 @@ def test_the_replay_probes_what_the_controller_would_request(drawn, fails, most)
     policy = replace(settings(probes), stages=StagesConfig(pinned={"c/g": "soft"}))
     passed = risks * (1 - share) / (1 - risks * share)
     found = np.ones(len(where.at), dtype=bool)
-    replayed = replay_probes(where, BUSY, AT, risks, passed, NOBODY, found, 72 * HOUR, policy)
+    replayed = replay_probes(ProbeReplay(where, BUSY, AT, risks, passed, found, 72 * HOUR, policy), NOBODY)
 
     state, expected, running, passes = PolicyState(), [], {}, {}
     shut: dict[str, int] = {}

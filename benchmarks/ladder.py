@@ -2,9 +2,10 @@
 
     python benchmarks/ladder.py [--quick] [--fleets announced-311 base-312]
 
-Each fleet is simulated and assessed as an operator would, by ``predrain assess``. Finished ones are kept under
-benchmarks/work/ladder as long as code and parameters stay the same. Without ``--fleets``, all of :data:`FLEETS`; of
-those, ``base-77`` is the fleet of the README, whose picture (docs/images/ladder.svg) is drawn too.
+Each fleet is simulated and assessed as an operator would, by ``predrain assess``. Assessments are kept under
+benchmarks/work/ladder. ``--fleets`` assesses these alone, anew; the page has all that are kept. ``base-77``, which is
+also assessed un-accelerated, is the fleet of the README: its picture (docs/images/ladder.svg) and its excerpt are
+written too.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,39 +26,78 @@ if str(ROOT) not in sys.path:  # run as a file, this folder's parent is not on t
 
 from foundation.files import write_bytes
 from pipeline.report.plots import as_file, net_by_job_size
+from policy.ladder.rungs import RUNGS
 
 PAGE = ROOT / "benchmarks" / "results" / "ladder.md"
 PICTURE = ROOT / "docs" / "images" / "ladder.svg"
+FRONT = ROOT / "README.md"
 WORK = ROOT / "benchmarks" / "work" / "ladder"
 README: Final = "base-77"
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A fleet of the page; its name is scenario and seed."""
+
+    gpus: int = 600
+    acceleration: int = 5
+    days: int = 100
+    options: tuple[str, ...] = ()
+
+
+TRACE: Final = ("--largest-job", "512")
 FLEETS: Final = {
-    README: 1000, "base-312": 600, "announced-311": 600, "noprecursor-313": 600, "drift-314": 600,
-}  # fmt: skip
-"""GPUs of each fleet, by scenario and seed; 100 days at five times the usual failure rates."""
-
-QUICK: Final = {"announced-100": 128}
+    README: Part(2000, options=TRACE),
+    f"{README}-un-accelerated": Part(2000, 1, options=TRACE),
+    **{name: Part() for name in ("base-312", "announced-311", "noprecursor-313", "drift-314")},
+}
+QUICK: Final = {"announced-100": Part(128, days=45)}
 SHAPES: Final = {64: "64 GPUs", 256: "256 GPUs", None: "sizes of a trace"}
+EXCERPT: Final = (
+    "Are failures", "  precision of alerts", "  caught", "  rung", *(f"  {rung} " for rung in RUNGS), "Recommended:",
+    "  Net",
+)  # fmt: skip
+"""Beginnings of the printed lines that the README shows."""
 
 
-def assessed(fleet: str, gpus: int, days: int) -> dict[str, Any]:
+def assess(name: str, part: Part) -> None:
     """Simulate a fleet, unless it is there, and assess it."""
-    (scenario, seed), place = fleet.split("-"), WORK / f"{fleet}-{gpus}"
+    scenario, seed, *_ = name.split("-")
+    place = WORK / f"{name}-{part.gpus}"
     if not (place / "dataset").is_dir():
         run(
-            "simulate", "--gpus", gpus, "--days", days, "--seed", seed, "--scenario", scenario, "--acceleration", 5,
-            "--out", place / "dataset",
+            "simulate", "--gpus", part.gpus, "--days", part.days, "--seed", seed, "--scenario", scenario,
+            "--acceleration", part.acceleration, "--out", place / "dataset",
         )  # fmt: skip
     params = ROOT / "params" / "lightgbm.yaml"
-    run("assess", "--dataset", place / "dataset", "--out", place / "assessment", "--params", params)
-    content: dict[str, Any] = json.loads((place / "assessment" / "assessment.json").read_text(encoding="utf-8"))
-    return content
+    words = ("--dataset", place / "dataset", "--out", place / "assessment", "--params", params, *part.options)
+    write_bytes(place / "printed.txt", run("assess", *words).encode())
 
 
-def run(*words: object) -> None:
-    """Run predrain; what it prints goes to stderr."""
+def kept(fleets: Mapping[str, Part]) -> dict[str, dict[str, Any]]:
+    """Read the assessments that are there, by name."""
+    paths = {name: WORK / f"{name}-{part.gpus}" / "assessment" / "assessment.json" for name, part in fleets.items()}
+    return {name: json.loads(path.read_text(encoding="utf-8")) for name, path in paths.items() if path.is_file()}
+
+
+def excerpt(readme: str, printed: str) -> str:
+    """Return the README with the lines of :data:`EXCERPT` in the block that holds an assessment."""
+    lines = [line for line in printed.splitlines() if line.startswith(EXCERPT)]
+    table = next(at for at, line in enumerate(lines) if line.startswith("  rung"))
+    once = {line.split()[0]: line for line in lines[table + 1 :] if line.split()[0] in RUNGS}
+    ends = [line.split(" (publish", 1)[0] for line in lines if line.startswith(EXCERPT[-2:])]
+    chosen = [*lines[: table + 1], *once.values(), *ends]
+    begin = readme.index("```text\nAre failures") + len("```text\n")
+    return readme[:begin] + "\n".join(chosen) + readme[readme.index("\n```", begin) :]
+
+
+def run(*words: object) -> str:
+    """Run predrain; return what it prints."""
     code = "from predrain.command import main; main()"
     command = [sys.executable, "-c", code, *map(str, words)]
-    subprocess.run(command, check=True, stdout=sys.stderr, cwd=ROOT)
+    printed = subprocess.run(command, check=True, stdout=subprocess.PIPE, cwd=ROOT, text=True).stdout
+    sys.stderr.write(printed)
+    return printed
 
 
 def page(fleets: dict[str, dict[str, Any]], command: str) -> str:
@@ -63,10 +105,10 @@ def page(fleets: dict[str, dict[str, Any]], command: str) -> str:
     lines = [
         "# Which actions pay on simulated fleets",
         "",
-        f"Made by `{command}`: {', '.join(fleets)} (scenario and seed; 100 days at five times the usual failure rates, "
-        "600 GPUs, base-77 1,000). Each is assessed as by `predrain assess --params params/lightgbm.yaml`. No setting "
-        "was chosen on these seeds, but for base-77, the example of the README. Net GPU-hours against nobody acting, "
-        "with 95 % intervals by node.",
+        f"Made by `{command}`: {', '.join(fleets)} (scenario and seed; 100 days at five times the usual failure rates "
+        "if not un-accelerated; 600 GPUs, base-77 2,000 with `--largest-job 512`). Each is assessed as by `predrain "
+        "assess --params params/lightgbm.yaml`. No setting was chosen on these seeds, but for base-77, the example of "
+        "the README. Net GPU-hours against nobody acting, with 95 % intervals by node.",
         "",
         "## The recommended ladder",
         "",
@@ -76,7 +118,7 @@ def page(fleets: dict[str, dict[str, Any]], command: str) -> str:
     short = []
     for name, content in fleets.items():
         shapes = {size["gpus_per_job"]: size for size in content.get("by_job_size") or ()}
-        replays = {"dataset": content} | {SHAPES[size]: shapes[size] for size in SHAPES if size in shapes}
+        replays = {"its own": content} | {SHAPES[size]: shapes[size] for size in SHAPES if size in shapes}
         for shape, replayed in replays.items():
             net, rows = replayed["recommended_net"], replayed["ladder"][1:]
             best = max(rows, key=lambda row: row["net"], default=None)
@@ -87,14 +129,14 @@ def page(fleets: dict[str, dict[str, Any]], command: str) -> str:
             if best is not None and best["net"] > net["value"]:
                 less = f"{best['net'] - net['value']:,.0f} GPU-hours less than {best['rung']} alone"
                 unsure = ", whose interval contains 0" if best["net_low"] <= 0 else ""
-                short.append(f"- {name}, jobs of {shape}: {less}{unsure}.")
+                short.append(f"- {name}, jobs: {shape}: {less}{unsure}.")
     lines += [
         "",
         "Where a single action nets more than the recommendation, which is chosen on other nodes than it is",
         "evaluated on:",
         "",
     ]
-    lines += [*(short or ["- nowhere."]), "", "## Each action alone, with the jobs of the dataset", ""]
+    lines += [*(short or ["- nowhere."]), "", "## Each action alone, with its own jobs", ""]
     lines += [
         "| fleet | predictable | failures | "
         + " | ".join(("avoid", "probe", "checkpoint", "swap", "drain", "hard rules alone"))
@@ -121,18 +163,22 @@ def main() -> None:
     """Assess the fleets and write the page; a part of the plan says so in its head."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="one small fleet, which proves nothing; to stdout")
-    parser.add_argument("--fleets", nargs="+", choices=list(FLEETS), help="only these")
+    parser.add_argument("--fleets", nargs="+", choices=list(FLEETS), help="assess these alone")
     args = parser.parse_args()
     begin = time.monotonic()
-    fleets = QUICK if args.quick else {name: FLEETS[name] for name in args.fleets or FLEETS}
-    contents = {name: assessed(name, gpus, 45 if args.quick else 100) for name, gpus in fleets.items()}
-    text = page(contents, " ".join(["python benchmarks/ladder.py", *sys.argv[1:]]))
+    fleets = QUICK if args.quick else FLEETS
+    for name in args.fleets or fleets:
+        assess(name, fleets[name])
+    contents = kept(fleets)
+    text = page(contents, "python benchmarks/ladder.py")
     if args.quick:
         sys.stdout.write(text)
     else:
         write_bytes(PAGE, text.encode())
-    if README in contents:
+    if README in (args.fleets or fleets):
         write_bytes(PICTURE, as_file(net_by_job_size(contents[README])).encode())
+        printed = (WORK / f"{README}-{FLEETS[README].gpus}" / "printed.txt").read_text(encoding="utf-8")
+        write_bytes(FRONT, excerpt(FRONT.read_text(encoding="utf-8"), printed).encode())
     lost = [name for name, content in contents.items() if content["recommended_net"]["low"] < 0]
     line = {
         "name": "ladder", "value": round(time.monotonic() - begin), "unit": "s", "peer": None, "ratio": None,

@@ -234,10 +234,11 @@ def _value(
     since, end = int(milliseconds(predictions["decision_time"]).min()), instant_ms(matrix.span[1])
     fleet = ReplayedFleet.of(dataset.inventory(), matrix.incidents(), since, end)
     table, every, total = dataset.jobs(), costs.checkpoint_every, int(fleet.gpus.sum())
-    if gpus_per_job is not None and gpus_per_job > total:
-        raise InputError(f"{gpus_per_job} on a fleet of {total} GPUs", "--gpus-per-job", "give fewer")
+    for option, size in (("--gpus-per-job", gpus_per_job), ("--largest-job", assumed.largest_job)):
+        if size is not None and size > total:
+            raise InputError(f"{size} on a fleet of {total} GPUs", option, "give fewer")
 
-    own = gpus_per_job is None and table is not None and len(table) > 0
+    own = gpus_per_job is None and assumed.largest_job is None and table is not None and len(table) > 0
     evaluation, context = load_evaluation(out)
     labels, folds = params.labels, context.folds[context.folds["variant"] == SLIDING]
     horizon = labels.gap + labels.horizon
@@ -322,10 +323,10 @@ class _Acting:
 
     def loads(self, size: int | None) -> list[Placements]:
         """Generate jobs, of one size in GPUs if one is given."""
-        fleet, every = self.fleet, self.assumed.costs.checkpoint_every
+        fleet, every, largest = self.fleet, self.assumed.costs.checkpoint_every, self.assumed.largest_job
         return [
             replace(
-                generated_load(fleet.gpus, fleet.begin, fleet.end, self.seed + k, every, size),
+                generated_load(fleet.gpus, fleet.begin, fleet.end, self.seed + k, every, size, largest),
                 on_request=self.assumed.checkpoint_on_request,
             )
             for k in range(min(LOADS, max(2, _AVERAGED // int(fleet.gpus.sum()))))

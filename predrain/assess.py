@@ -76,6 +76,10 @@ def assess(
     gpus_per_job: Annotated[
         int | None, typer.Option(min=1, help="GPUs of a typical training job; replaces the jobs of the dataset.")
     ] = None,
+    largest_job: Annotated[
+        int | None,
+        typer.Option(min=1, help="Job sizes of a real trace, up to so many GPUs; replaces the jobs of the dataset."),
+    ] = None,
     checkpoint: Annotated[str, typer.Option(help="How long a checkpoint on request takes.")] = "5m",
     restart: Annotated[str, typer.Option(help="From the end of a job until it computes again elsewhere.")] = "15m",
     diagnostic: Annotated[str, typer.Option(help="How long the diagnostic of an emptied node takes.")] = "2h",
@@ -123,6 +127,7 @@ def assess(
         gpus_per_job,
         checkpoint_on_request,
         spare_nodes,
+        largest_job,
     )
     loaded = read_params(params)
     made = out / "dataset"

@@ -80,6 +80,7 @@ class Assumptions:
 
     ``gpus_per_job``: jobs are generated with this size; None: the dataset's, or where it has none generated ones as in
     a real trace.
+    ``largest_job``: likewise, with sizes as in a real trace up to this one.
     ``checkpoint_on_request``: whether jobs write a checkpoint when they are asked to, before they are moved.
     ``spare_nodes``: maximum number of nodes out of service at the same time, including repairs; None: a tenth.
     """
@@ -89,6 +90,7 @@ class Assumptions:
     gpus_per_job: int | None = None
     checkpoint_on_request: bool = True
     spare_nodes: int | None = None
+    largest_job: int | None = None
 
     @property
     def budget(self) -> BudgetConfig:

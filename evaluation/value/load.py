@@ -130,16 +130,20 @@ def jobs_of_table(jobs: pd.DataFrame, nodes: pd.Index, gpus: Ints, end: int, che
 
 
 def generated_load(
-    gpus: Ints, begin: int, end: int, seed: int, checkpoint_every: timedelta, gpus_per_job: int | None = None
-) -> Placements:
+    gpus: Ints, begin: int, end: int, seed: int, checkpoint_every: timedelta, gpus_per_job: int | None = None,
+    largest: int | None = None,
+) -> Placements:  # fmt: skip
     """Generate a load and pack it on a fleet first fit.
 
     ``gpus``: GPUs of each node.
     ``gpus_per_job``: all jobs are of this size, and last as long as those of the trace's nearest size of at most
     :data:`_LARGEST` GPUs; None: sizes as in the trace.
+    ``largest``: of the largest jobs, instead of those of the trace.
     """
     rng = np.random.default_rng(seed)
     sizes, shares = np.array([row[0] for row in _SHAPE]), np.array([row[1] for row in _SHAPE])
+    if largest is not None:
+        sizes = np.minimum(np.append(sizes[:-1], largest), largest)
     if gpus_per_job is not None:
         shares = (sizes == sizes[np.searchsorted(sizes, min(gpus_per_job, _LARGEST))]).astype(np.float64)
         sizes = np.full(len(sizes), gpus_per_job)

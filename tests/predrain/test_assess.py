@@ -127,10 +127,11 @@ def test_gangs_of_the_operators_size_are_replayed_on_the_same_scores(fleets):
     assert sizes == [8, 64, None], "no larger one fits, and last come sizes as in a trace"
 
 
-def test_more_gpus_than_there_are_is_refused(fleets):
+@pytest.mark.parametrize("option", ["--gpus-per-job", "--largest-job"])
+def test_more_gpus_than_there_are_is_refused(fleets, option):
     out = fleets.assess("noprecursor", 90)
     words = ["assess", "--dataset", fleets.folder / "noprecursor-90", "--out", out, "--params", fleets.params]
-    done = CliRunner().invoke(app, [*map(str, words), "--gpus-per-job", "4096"])
+    done = CliRunner().invoke(app, [*map(str, words), option, "4096"])
     assert done.exit_code == 1
     assert "4096 on a fleet of" in done.stderr
 

@@ -65,7 +65,7 @@ _PAUSE: Final = timedelta(hours=2)
 
 _REACH: Final = timedelta(hours=72)
 _ACCELERATION: Final = 25.0
-_TIERS: Final = TierThresholds(watch=0.02, elevated=0.05, high=0.25)
+_TIERS: Final = TierThresholds(watch=0.02, elevated=0.08, high=0.25)
 _PARAMS: Final = {
     "features": {"groups": ["history", "onset", "peers", "gaps"]},
     "training": {"window": "expanding", "negative_ratio": 50},

@@ -1,7 +1,5 @@
 """The Helm chart, rendered by Helm's own code."""
 
-from __future__ import annotations
-
 from functools import cache
 from pathlib import Path
 from typing import Any

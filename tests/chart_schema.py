@@ -1,7 +1,5 @@
 """The JSON schema of settings, from the program's own types: keys, and the values of settings that are a choice."""
 
-from __future__ import annotations
-
 import json
 import re
 import types

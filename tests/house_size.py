@@ -1,7 +1,5 @@
 """Counts of the checkout that `make size` prints and `test_house` holds: lines, modules, importers, folders, cycles."""
 
-from __future__ import annotations
-
 import ast
 from collections import Counter
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """A small real HTTP server in a thread of this process: what the tests put in the place of a server."""
 
-from __future__ import annotations
-
 import contextlib
 import socketserver
 import ssl

@@ -1,7 +1,5 @@
 """Functions run in processes of their own that may die anywhere; the imports are paid for once, not at each death."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 from collections.abc import Callable, Iterable

@@ -1,7 +1,5 @@
 """A server that speaks S3, in a process of its own, and a proxy before it that lets requests fail."""
 
-from __future__ import annotations
-
 import contextlib
 import http.client
 import importlib.util

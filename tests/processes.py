@@ -1,7 +1,5 @@
 """Our command, and other programs, as processes of their own."""
 
-from __future__ import annotations
-
 import contextlib
 import http.client
 import os

@@ -3,8 +3,6 @@
 ``make screenshots`` writes docs/images/{fleet,node,ledger}{,-phone}.png.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import re

@@ -1,7 +1,5 @@
 """What is shipped for operators reads only metrics that the Helm chart's processes and `predrain retrain` export."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """The Helm chart: one value brings everything up, in shadow, and what it makes fits the published schemas."""
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 import json

@@ -1,7 +1,5 @@
 """The shipped Kubernetes manifests fit the published schemas, and give no right that is not needed."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The null check at small size: nothing where nothing is, something where something is, and a leak is noticed."""
 
-from __future__ import annotations
-
 import pytest
 
 from benchmarks.null.finding import Finding, Outcome, show

@@ -1,7 +1,5 @@
 """Each role runs with its own extras alone: what another role needs is not imported."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import json
 import re

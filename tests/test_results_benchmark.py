@@ -1,7 +1,5 @@
 """The page of results: counts of alerts are right and add up over fleets, and claims are judged by their intervals."""
 
-from __future__ import annotations
-
 import json
 from datetime import timedelta
 from types import SimpleNamespace

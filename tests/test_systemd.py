@@ -1,7 +1,5 @@
 """The systemd units and Slurm's installer: what is started parses, one file sets it, and nothing is left behind."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """`deploy/uv_pip.py` gives uv the index that pip is configured with and installs with pip where uv is unavailable."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """A port that is free, and waiting for a fact rather than for a time."""
 
-from __future__ import annotations
-
 import contextlib
 import socket
 import time

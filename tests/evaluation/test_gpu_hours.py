@@ -1,7 +1,5 @@
 """Jobs packed on a fleet, and drains and taints replayed against its failures: what a hand would count."""
 
-from __future__ import annotations
-
 from dataclasses import replace as changed
 from datetime import timedelta
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Which rungs are recommended: those that pay where they were not chosen."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

@@ -1,7 +1,5 @@
 """A failure of a node counts once, however many GPUs it takes, and so does what takes several nodes."""
 
-from __future__ import annotations
-
 import json
 from datetime import timedelta
 

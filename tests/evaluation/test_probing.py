@@ -1,7 +1,5 @@
 """Probes of idle nodes in a fleet's past, against a plain count."""
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from dataclasses import replace
 from datetime import timedelta

@@ -1,7 +1,5 @@
 """The gate's verdict on hand-made predictions, against plain counting."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

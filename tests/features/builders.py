@@ -1,7 +1,5 @@
 """Small events, inventories and clocks for the tests of features."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime, timedelta
 
 import pandas as pd

@@ -1,7 +1,5 @@
 """The groups ``gaps`` and ``workload`` in plain, slow Python: one unit, one decision time; minutes throughout."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta

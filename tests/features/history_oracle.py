@@ -1,7 +1,5 @@
 """The history features in plain, slow Python: one unit, one decision time, one column."""
 
-from __future__ import annotations
-
 import math
 from datetime import timedelta
 

@@ -1,7 +1,5 @@
 """Slow, plain readings of the label rules that the fast code is compared with."""
 
-from __future__ import annotations
-
 from datetime import datetime, timedelta
 from itertools import combinations
 

@@ -1,7 +1,5 @@
 """Small datasets for the tests of the matrix."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta

@@ -1,7 +1,5 @@
 """Samples in several runs give the blocks, and so the matrix, that the same samples give in one."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import numpy as np

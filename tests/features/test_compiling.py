@@ -1,7 +1,5 @@
 """Kernels are compiled, or loaded, before the first bucket, so that threads do not wait for one another."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

@@ -1,7 +1,5 @@
 """A longer dataset extends the matrix that stands; the result is the matrix built from scratch, byte for byte."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta

@@ -1,7 +1,5 @@
 """The window statistics in plain, slow Python: one unit, one decision time, one column."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from datetime import timedelta

@@ -1,7 +1,5 @@
 """Random small fleets for property tests: three GPUs on two nodes, events of every kind, known early or late."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 

@@ -1,7 +1,5 @@
 """What may be read: no pipes, no devices, and nothing that drains follow from and others may write."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Opt-outs are read in any spelling, and what cannot be read keeps predrain off."""
 
-from __future__ import annotations
-
 import pytest
 
 from foundation.kubernetes.opt_out import is_set, is_unmanaged, read_switch, unclear

@@ -1,7 +1,5 @@
 """A small fleet in memory whose rows can be made to drift, for the tests of evaluation/drift."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime, timedelta
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A small matrix in memory with the interface of features.matrix.matrix.FeatureMatrix."""
 
-from __future__ import annotations
-
 import hashlib
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Hand-made predictions of a small fleet, for the tests of evaluation and report."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime, timedelta
 
 import numpy as np

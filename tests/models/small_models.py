@@ -1,7 +1,5 @@
 """All models of one refit, fitted on a few rows in a moment, for the tests of bundle, explanation and registry."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime, timedelta
 from functools import cache
 

@@ -1,7 +1,5 @@
 """What the scores are made of: shares that add up, of every feature, with the ones that matter in front."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import numpy as np

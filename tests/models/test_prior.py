@@ -1,7 +1,5 @@
 """A prior: laid onto columns, pooled with own learners by the fleet's newest labels, and alone before any failure."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from datetime import timedelta
 from functools import cache

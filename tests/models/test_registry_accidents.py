@@ -1,7 +1,5 @@
 """What people and disks do to a store: aliases removed, versions deleted, folders moved, disks full, two at once."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys

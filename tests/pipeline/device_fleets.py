@@ -1,7 +1,5 @@
 """Two small fleets that are no GPUs under load, written as their operators would: disks, and GPUs without telemetry."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Champion and challenger of a small simulated fleet, from training to rollback."""
 
-from __future__ import annotations
-
 import json
 from datetime import UTC, datetime, timedelta
 from pathlib import Path

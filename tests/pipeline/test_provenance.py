@@ -1,7 +1,5 @@
 """Where a result comes from."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys

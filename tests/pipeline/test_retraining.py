@@ -1,7 +1,5 @@
 """Retraining: the newest fit of a recipe goes live, unless the recipe is shown, or may be, to be worse."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """A small fleet to decide about, and a scheduler that does what it is told."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta

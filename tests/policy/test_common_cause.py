@@ -1,7 +1,5 @@
 """Incidents in which one cause makes many nodes look sick: none of them is drained, and the breaker says why."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from datetime import timedelta
 

@@ -1,7 +1,5 @@
 """Known failures of other tools: each first shown to be possible with the obvious rule, then not to happen."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from datetime import timedelta
 

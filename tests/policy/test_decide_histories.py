@@ -5,8 +5,6 @@ something; here blocks of them run side by side, and a failure names the one tha
 begins with whatever marks and risks; what takes a further decision to check is checked now and then.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Random histories of a fleet: what must hold at every step, whatever happens."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Episodes: which alerts open one, by the rule read alert after alert, and which units may open another."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

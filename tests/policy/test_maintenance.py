@@ -1,7 +1,5 @@
 """Boots and maintenance: what they cured or caused is no evidence, and nothing new is put on a node within."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from datetime import timedelta
 

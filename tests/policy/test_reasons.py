@@ -1,7 +1,5 @@
 """Reasons are told in the order in which they decided: a release never begins with why the tier once rose."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

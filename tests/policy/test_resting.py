@@ -1,7 +1,5 @@
 """Nodes at rest as planned are no failures, and no capacity that stands in for others."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from datetime import timedelta
 

@@ -1,7 +1,5 @@
 """The risk record: its JSON form, and what it refuses."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta

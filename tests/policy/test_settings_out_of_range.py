@@ -1,7 +1,5 @@
 """Settings out of their range are refused by name."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 
 import pytest

@@ -1,7 +1,5 @@
 """`thresholds_from: costs`: a node is high where a drain of it, with the jobs on it, is worth its cost."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from datetime import timedelta
 

@@ -1,7 +1,5 @@
 """Tiers: what a risk is called, thresholds that ascend, and the risk of a node."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`predrain act` and `predrain ledger` on a cluster in a file, as an operator uses them."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

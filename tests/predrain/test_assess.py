@@ -1,7 +1,5 @@
 """`predrain assess` on small simulated fleets: what it answers, what it recommends, and that it writes nowhere else."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

@@ -1,7 +1,5 @@
 """`predrain collect tickets` takes a folder of exports, as the unit and the chart give it."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

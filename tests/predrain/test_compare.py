@@ -1,7 +1,5 @@
 """Two backtests side by side, and a folder of one's own."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

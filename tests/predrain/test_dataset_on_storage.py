@@ -1,7 +1,5 @@
 """Datasets on S3-compatible storage, as a user of the command meets them."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

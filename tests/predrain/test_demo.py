@@ -1,7 +1,5 @@
 """The live demo: its world at work, and the command that shows it and leaves nothing behind."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

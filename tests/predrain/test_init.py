@@ -1,7 +1,5 @@
 """``predrain init`` beside a dataset."""
 
-from __future__ import annotations
-
 import json
 from datetime import timedelta
 from pathlib import Path

@@ -1,7 +1,5 @@
 """``predrain prior build``: the same bytes again, from simulated fleets or from matrices of other clusters."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from typer.testing import CliRunner

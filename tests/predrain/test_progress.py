@@ -1,7 +1,5 @@
 """Long jobs say how far they are, also where there is no terminal."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

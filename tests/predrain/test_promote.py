@@ -1,7 +1,5 @@
 """The verb ``promote``: usage, messages, exit codes."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The verb ``score``: usage, messages, exit codes, and the loop."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

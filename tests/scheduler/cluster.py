@@ -1,7 +1,5 @@
 """A small cluster in memory with a controller over it, and hands that change it as people and other tools do."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import datetime, timedelta

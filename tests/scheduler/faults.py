@@ -1,7 +1,5 @@
 """Failures on demand, and workloads and diagnostics in memory."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial

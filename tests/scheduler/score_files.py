@@ -1,7 +1,5 @@
 """Folders of scores, as `predrain score` writes them."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 
 from policy.risk_record import ModelName, RiskReason, RiskRecord

@@ -1,7 +1,5 @@
 """tests/failure-table.md names tests that exist, and each of its rows some."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

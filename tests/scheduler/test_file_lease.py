@@ -1,7 +1,5 @@
 """The lease of a cluster in a file is a lock of the system: no clock keeps it, and no process outlives it."""
 
-from __future__ import annotations
-
 import gc
 import json
 from datetime import timedelta

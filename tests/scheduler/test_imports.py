@@ -1,7 +1,5 @@
 """What the room imports."""
 
-from __future__ import annotations
-
 import ast
 import subprocess
 import sys

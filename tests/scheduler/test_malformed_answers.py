@@ -1,7 +1,5 @@
 """An answer that is no whole list of nodes is an error, and never an empty fleet: both schedulers."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Whatever raises in a round: expired marks are released, on request all marks are, and nothing new is done."""
 
-from __future__ import annotations
-
 import json
 import sqlite3
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """A small dataset, its matrix, and a bundle fitted on it in a moment, for the tests of batch scoring."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path

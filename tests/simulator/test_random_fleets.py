@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from simulator.scenarios.drawn import STEPS, draw_fleet
 
 

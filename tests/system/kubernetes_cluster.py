@@ -4,8 +4,6 @@ The kubelets are one thread: it tells that nodes are ready, lets bound pods run,
 after their own grace time, as kubelets do.
 """
 
-from __future__ import annotations
-
 import contextlib
 import threading
 import time

@@ -5,8 +5,6 @@ each: ``admin``, and ``collector``, ``publisher`` and ``actuator``, who are the 
 ``deploy/kubernetes/*-rbac.yaml`` and may nothing until those files are applied.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

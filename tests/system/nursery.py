@@ -3,8 +3,6 @@
 Each fork is the leader of a process group and has a time, an environment and output files of its own.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import subprocess

@@ -1,7 +1,5 @@
 """A real Prometheus for tests: its own port and data, loaded from OpenMetrics text by promtool."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from collections.abc import Iterator

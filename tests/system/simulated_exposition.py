@@ -1,7 +1,5 @@
 """A simulated fleet as a dcgm-exporter would have shown it to Prometheus: OpenMetrics text with time stamps."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

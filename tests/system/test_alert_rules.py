@@ -1,7 +1,5 @@
 """The shipped alert rules, by Prometheus' own checker: they are valid, fire when they should, and else are silent."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from pathlib import Path

@@ -1,7 +1,5 @@
 """``predrain assess`` from a real Prometheus in one command, and what it names next, run as it is written."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator

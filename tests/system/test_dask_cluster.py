@@ -1,7 +1,5 @@
 """Features, a backtest and training on a Dask cluster of processes of their own, one of which is killed on the way."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import subprocess

@@ -1,7 +1,5 @@
 """The demo in a real Chromium: from a risk and its reasons to a drain, a failure that was spared, and the ledger."""
 
-from __future__ import annotations
-
 import re
 import shutil
 

@@ -3,8 +3,6 @@
 ``predrain serve`` runs on scores of a simulated fleet and on the ledger that ``predrain act`` wrote from them.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Iterator

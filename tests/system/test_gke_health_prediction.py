@@ -1,7 +1,5 @@
 """Google's prediction in a real Prometheus, through the shipped rules and parameters: a channel of each GPU."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from datetime import UTC, datetime, timedelta

@@ -1,7 +1,5 @@
 """The Helm chart on a real API server: installed, at work and uninstalled by Helm's own code, and installed again."""
 
-from __future__ import annotations
-
 import re
 import shutil
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Each role's image, built without a daemon on Debian's packages: its command works as one user on a read-only root."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """A folder of the operator's own: every command of its README works in it."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """The controller against a real control plane: from a risk to an empty node and back, past people, races and cuts."""
 
-from __future__ import annotations
-
 import json
 import threading
 import time

@@ -1,7 +1,5 @@
 """A registered bundle behind MLflow's own server: it answers the bundle's risks, and refuses what it cannot score."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import os

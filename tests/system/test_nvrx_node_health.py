@@ -1,7 +1,5 @@
 """The daemon that NVIDIA's resiliency extension asks before a rendezvous, asked by that extension's own client."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

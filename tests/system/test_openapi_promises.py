@@ -5,8 +5,6 @@ media type and shape; what fits is taken, what contradicts is refused, nothing i
 had without.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """A real Prometheus with 30 days of a simulated fleet, pulled back through its API: the simulator's own dataset."""
 
-from __future__ import annotations
-
 import json
 import random
 import shutil

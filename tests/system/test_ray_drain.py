@@ -1,7 +1,5 @@
 """The command that drains Ray's nodes, on a real Ray: a task ends in peace, then its node leaves."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

@@ -1,7 +1,5 @@
 """`predrain serve --model champion` and a real MLflow store: followed, kept when the store is gone, ended in order."""
 
-from __future__ import annotations
-
 import json
 import signal
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The controller on a real Slurm: marks, jobs that move, people who come between, restarts of its controller."""
 
-from __future__ import annotations
-
 import shutil
 import signal
 import subprocess

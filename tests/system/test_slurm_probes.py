@@ -1,7 +1,5 @@
 """Probes on a real Slurm: jobs of a preemptible partition that end for any other job, read by their exit code."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from datetime import timedelta

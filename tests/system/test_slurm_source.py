@@ -1,7 +1,5 @@
 """Drains, resumes, repairs and jobs of a real Slurm, through the command; its controller is killed in between."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Every command of README and the tutorial runs as it is written."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

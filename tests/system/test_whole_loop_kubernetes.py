@@ -3,8 +3,6 @@
 The server keeps the real time, which is years before that of predrain's processes; the kubelets have theirs.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

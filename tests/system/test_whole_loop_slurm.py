@@ -1,7 +1,5 @@
 """The whole loop on a real Slurm, with the units that are installed there."""
 
-from __future__ import annotations
-
 import contextlib
 import re
 import shlex

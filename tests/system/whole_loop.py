@@ -5,8 +5,6 @@ random moment and run again. The fleet's telemetry and tickets are simulated; th
 alone.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import random

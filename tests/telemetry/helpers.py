@@ -1,7 +1,5 @@
 """Small fleets written by hand, for the tests of this folder."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Adding to a dataset that is cut into runs: the same samples and events as in one run, and old runs left alone."""
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager

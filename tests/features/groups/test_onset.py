@@ -1,7 +1,5 @@
 """The group ``onset``: surges against the fleet and against the unit's own past."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from datetime import timedelta

@@ -1,7 +1,5 @@
 """The controller's rounds on a cluster in memory."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from datetime import timedelta
 

@@ -1,7 +1,5 @@
 """Which scores count for which node."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

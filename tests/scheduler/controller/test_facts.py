@@ -1,7 +1,5 @@
 """Facts from the events of a dataset."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 
 import pyarrow as pa

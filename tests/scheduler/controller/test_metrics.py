@@ -1,7 +1,5 @@
 """The controller's numbers and its page, over rounds on a cluster in memory."""
 
-from __future__ import annotations
-
 import urllib.error
 import urllib.request
 from dataclasses import replace

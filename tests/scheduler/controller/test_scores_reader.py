@@ -1,7 +1,5 @@
 """Reading a folder of scores, as `predrain score` writes it."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from datetime import timedelta

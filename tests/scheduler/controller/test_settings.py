@@ -1,7 +1,5 @@
 """Settings are read, refused where wrong, and shipped with their defaults."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass

@@ -1,7 +1,5 @@
 """`thresholds_from: scores`: the controller calls the same nodes high as the scores, the service and its pages do."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Other clients of the same nodes: webhooks and reconcilers change predrain's writes, tools share its cordon."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Iterator
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Which pods could run on another node, by their selectors, affinity, volumes and size, and by what nodes take."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

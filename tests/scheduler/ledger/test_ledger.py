@@ -1,7 +1,5 @@
 """The ledger: what it keeps, what it refuses, and whether a decision comes out again."""
 
-from __future__ import annotations
-
 import json
 import random
 import sqlite3

@@ -1,7 +1,5 @@
 """Marks of other tools: who has a node, whether it rests, and what keeps predrain's cordon."""
 
-from __future__ import annotations
-
 import pytest
 
 from foundation.kubernetes.foreign_marks import ForeignMark

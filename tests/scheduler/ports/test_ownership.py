@@ -1,7 +1,5 @@
 """Only what predrain recorded, and nobody changed since, is predrain's."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import replace

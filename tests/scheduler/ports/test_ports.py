@@ -1,7 +1,5 @@
 """Records as JSON, the stored state, marks on a node."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from datetime import timedelta

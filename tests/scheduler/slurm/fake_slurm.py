@@ -1,7 +1,5 @@
 """Slurm's commands as one small real program: it answers what files beside it hold, and does what slurmctld would."""
 
-from __future__ import annotations
-
 import json
 import os
 import stat

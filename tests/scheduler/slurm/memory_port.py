@@ -1,7 +1,5 @@
 """A Slurm in memory behind the adapter's port: what slurmctld does to nodes and jobs, and failures on demand."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """A small real HTTP server that answers as slurmrestd does, over TCP or a unix socket."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import time

@@ -1,7 +1,5 @@
 """A small Slurm with a controller over it."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path

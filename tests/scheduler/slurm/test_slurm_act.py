@@ -1,7 +1,5 @@
 """`predrain act --scheduler slurm`, as an operator uses it: marks, emptied nodes with commands as hooks, undoing."""
 
-from __future__ import annotations
-
 import json
 import sys
 from datetime import UTC, datetime, timedelta

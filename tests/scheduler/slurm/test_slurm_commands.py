@@ -1,7 +1,5 @@
 """Slurm by its commands: versions, shapes, and every way in which a program can fail to answer."""
 
-from __future__ import annotations
-
 import os
 from datetime import UTC, datetime, timedelta
 

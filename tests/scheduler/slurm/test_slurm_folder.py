@@ -1,7 +1,5 @@
 """The folder that the controllers share: versions, switches, the lease between processes, a disk that goes away."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os

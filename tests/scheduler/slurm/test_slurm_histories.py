@@ -1,7 +1,5 @@
 """Random histories of a Slurm cluster with a process that dies at any call: what must hold whatever happens."""
 
-from __future__ import annotations
-
 import itertools
 import shutil
 import tempfile

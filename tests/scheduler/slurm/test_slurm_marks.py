@@ -1,7 +1,5 @@
 """Our marks on a Slurm node: what is written, what is read back, and what is never touched."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from datetime import timedelta

@@ -1,7 +1,5 @@
 """Which Slurm jobs could run on other nodes than those they have."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Reports of a real Slurm 24.11, as recorded: n1 was resumed, n2 is drained, a task of an array runs, a job failed."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from scheduler.slurm.job import job_of

@@ -1,7 +1,5 @@
 """Slurm through slurmrestd: the version that both sides know, tokens, answers of every kind."""
 
-from __future__ import annotations
-
 import contextlib
 import re
 import socketserver

@@ -1,7 +1,5 @@
 """The controller over Slurm: the whole way of a node, people who come between, failures, restarts, two replicas."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from datetime import timedelta
 

@@ -1,7 +1,5 @@
 """Jobs on a node that is to be emptied: asked once for a checkpoint, requeued only as the very run that was meant."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from datetime import timedelta

@@ -1,7 +1,5 @@
 """Which model scores: a folder's bundle or the registry's champion, and the last good one when that fails."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Batch scoring of a whole dataset: the risks of training's own kernels, once, and no guess."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from datetime import datetime, timedelta

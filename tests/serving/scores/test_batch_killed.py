@@ -1,7 +1,5 @@
 """A run that is killed while it writes leaves the scores as they were or as they should be, never in between."""
 
-from __future__ import annotations
-
 import json
 import signal
 import subprocess

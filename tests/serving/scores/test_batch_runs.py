@@ -1,7 +1,5 @@
 """Scoring reads the newest runs of a dataset, and scores as if it had read them all."""
 
-from __future__ import annotations
-
 from contextlib import AbstractContextManager
 from datetime import timedelta
 from pathlib import Path

@@ -1,7 +1,5 @@
 """status.json and the textfile: a late or failed run is seen."""
 
-from __future__ import annotations
-
 import json
 from datetime import UTC, datetime, timedelta
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Bundles with sequence learners: the raw windows of a scored decision are those of the training matrix."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path

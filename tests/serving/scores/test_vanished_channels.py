@@ -1,7 +1,5 @@
 """A channel that the model was trained on and that stops arriving opens the breaker, from the batch to the decision."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path

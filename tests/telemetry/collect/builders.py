@@ -1,7 +1,5 @@
 """What tests of logs, Slurm, diagnostics and tickets share: a clock, what landed, sources written by hand."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any

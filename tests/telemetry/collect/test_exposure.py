@@ -1,7 +1,5 @@
 """What a running collector serves of itself."""
 
-from __future__ import annotations
-
 import socket
 import urllib.error
 import urllib.request

@@ -1,7 +1,5 @@
 """What gpud has on each node, asked for over TLS as its events API answers, becomes events."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

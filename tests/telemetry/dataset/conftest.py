@@ -1,7 +1,5 @@
 """A server that speaks S3 for all tests here, a bucket for each, and small datasets to publish."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Failures between this host and a bucket: retried, given up in time, and reported."""
 
-from __future__ import annotations
-
 import socket
 import threading
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Digests of days: the same day has the same one in whatever file, another value or sample another one."""
 
-from __future__ import annotations
-
 import pyarrow as pa
 import pyarrow.parquet as pq
 from hypothesis import given, settings

@@ -1,7 +1,5 @@
 """A dataset in a bucket reads as the one in the folder does, and never as two states of it."""
 
-from __future__ import annotations
-
 import json
 import pickle
 import time

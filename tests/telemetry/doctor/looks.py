@@ -1,7 +1,5 @@
 """Pages and observations that the doctor's tests look at."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime
 from typing import Any
 

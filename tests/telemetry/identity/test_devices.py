@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 
 from telemetry.identity.devices import GpuNames, device_key, is_placeholder, parent_of_mig, place_identity

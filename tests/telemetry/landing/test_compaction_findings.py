@@ -1,7 +1,5 @@
 """What may go wrong around a fold in a real cluster: wrong clocks, lagging sources, unknown GPUs, damaged files."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 from pathlib import Path
 

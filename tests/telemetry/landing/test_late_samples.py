@@ -1,7 +1,5 @@
 """Samples that land after later ones were folded: rises and XIDs are those of one import."""
 
-from __future__ import annotations
-
 import tempfile
 from pathlib import Path
 from random import Random

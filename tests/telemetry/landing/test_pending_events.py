@@ -1,7 +1,5 @@
 """Events and jobs that come before their GPU or node was seen, or that call the node otherwise than the inventory."""
 
-from __future__ import annotations
-
 import shutil
 from datetime import timedelta
 from pathlib import Path

@@ -1,7 +1,5 @@
 """An API server in memory: objects of a few kinds, every change kept, watches that end when there is nothing more."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """Small API objects, as servers write them."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 

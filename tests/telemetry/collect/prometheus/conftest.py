@@ -1,7 +1,5 @@
 """Fixtures: a fake server that runs, and a backfill that does not wait."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import timedelta

@@ -1,7 +1,5 @@
 """A small Prometheus in this process: answers range selectors from lists, and fails on command."""
 
-from __future__ import annotations
-
 import json
 import re
 import ssl

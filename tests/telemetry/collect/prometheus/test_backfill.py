@@ -1,7 +1,5 @@
 """The backfill against a fake server: every sample once, whatever the server's rules and limits."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The verb: from a server to a dataset in one command, and what it says when it cannot."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Faults of servers and of what stands before them: survived where they pass, reported clearly where they do not."""
 
-from __future__ import annotations
-
 import shutil
 import socket
 import ssl

@@ -1,7 +1,5 @@
 """Remote-write bodies written by hand, and a call of the receiver without a server."""
 
-from __future__ import annotations
-
 import asyncio
 import struct
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """XID counts: what is skipped for speed changes nothing, and spans may be cut anywhere."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 
 import numpy as np

@@ -63,7 +63,6 @@ def write() -> None:
     for name, schema in settings_schemas().items():
         # A definition of the program's has one line, in `definitions`, which come first.
         line = re.search(rf'^    "{name}": .*?(?=,?$)', text, re.MULTILINE)
-        assert line is not None
         text = text[: line.start()] + f'    "{name}": {json.dumps(schema)}' + text[line.end() :]
     SCHEMA.write_text(text, encoding="utf-8")
 

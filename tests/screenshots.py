@@ -31,7 +31,6 @@ def demo(*options: str) -> Iterator[str]:
     command = [sys.executable, "-c", code, "demo", "--listen", "127.0.0.1:0", *options]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
         try:
-            assert process.stdout is not None
             yield process.stdout.readline().strip()
         finally:
             process.terminate()

@@ -15,7 +15,6 @@ from tests.processes import ROOT
 
 SCRIPT = ROOT / "deploy" / "uv_pip.py"
 specification = importlib.util.spec_from_file_location("uv_pip", SCRIPT)
-assert specification is not None
 assert specification.loader is not None
 uv_pip = importlib.util.module_from_spec(specification)
 specification.loader.exec_module(uv_pip)

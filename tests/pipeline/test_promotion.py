@@ -56,7 +56,6 @@ def test_decisions_to_compare_on_begin_when_no_side_knows_a_label(world) -> None
 def test_a_model_lives_from_its_first_promotion_to_a_rollback(world) -> None:
     folder, matrix, store, params = world
     tried = promote(lambda: matrix, params, registry=store, model="predrain", to=1, dry_run=True)
-    assert tried.verdict is not None
     assert tried.verdict.champion == "history_count, vendor_rules"
     assert standing_of(store, "predrain").champion is None
     strict = params.model_copy(update={"promotion": params.promotion.model_copy(update={"min_incidents": 10_000})})
@@ -65,7 +64,6 @@ def test_a_model_lives_from_its_first_promotion_to_a_rollback(world) -> None:
     first = promote(None, params, registry=store, model="predrain", to=1, force_reason="nobody else")
     assert (first.action, first.champion_before, first.champion) == ("forced", None, 1)
     second = promote(lambda: matrix, params, registry=store, model="predrain", force_reason="take it whatever it is")
-    assert second.verdict is not None
     assert (second.version, second.verdict.challenger, second.verdict.champion) == (2, "version 2", "version 1")
     assert second.champion == standing_of(store, "predrain").champion == 2
     with pytest.raises(InputError, match="version 2 is already the champion"):

@@ -158,7 +158,6 @@ def test_the_loop_serves_metrics_until_it_is_stopped(place):
     command = [Path(sys.executable).with_name("predrain"), *GO, "--loop", "--listen", "127.0.0.1:0"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         try:
-            assert process.stderr is not None
             port = int(process.stderr.readline().rpartition(" ")[2])
             page = ""
             while "predrain_act_rounds_total" not in page or 'result="decided"} 0.0' in page:

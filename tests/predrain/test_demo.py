@@ -72,7 +72,6 @@ def test_the_command_shows_the_fleet_and_leaves_nothing_behind(tmp_path: Path) -
     command = [*PREDRAIN, "demo", "--listen", "127.0.0.1:0", "--gpus", "64"]
     environment = os.environ | {"TMPDIR": str(tmp_path)}
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
-    assert process.stdout is not None
     address = process.stdout.readline().strip()
     with urllib.request.urlopen(address, timeout=60) as answer:
         page = answer.read().decode()

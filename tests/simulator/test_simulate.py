@@ -70,7 +70,6 @@ def test_the_dataset_keeps_the_contract(written: dict[str, Any]) -> None:
     start, end = data.meta.span
     assert events["timestamp"].between(start, end + timedelta(hours=1)).all()
     jobs = data.jobs()
-    assert jobs is not None
     done = jobs.dropna(subset=["ended_at"])
     assert (done["ended_at"] > done["started_at"]).all()
     saved = done.dropna(subset=["checkpointed_at"])

@@ -127,7 +127,6 @@ class KubernetesServer:
 
     def kill_api(self) -> None:
         """Kill the API server, as a crash would."""
-        assert self._api is not None
         self._api.kill()
         self._api.wait(120)
 

@@ -222,7 +222,6 @@ def test_jobs(tmp_path: Path):
     result = run_import(tmp_path, samples=samples_frame(), jobs=write_csv(tmp_path / "jobs.csv", jobs))
     assert result.quarantined == {"job ends before it starts": 1, "unknown node": 1}
     stored = result.dataset.jobs()
-    assert stored is not None
     assert stored["node"].tolist() == ["node-0", "node-1"]
     assert stored["ended_at"].isna().tolist() == [False, True]
     assert stored["checkpoint_every_s"].fillna(-1).tolist() == [3600, -1]

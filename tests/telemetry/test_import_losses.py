@@ -91,7 +91,6 @@ def test_what_is_dated_in_the_future_is_quarantined_and_moves_no_span(tmp_path: 
     assert result.quarantined == {"a clock that cannot be right": 4}
     assert result.dataset.meta.span[1] < NOW
     held = result.dataset.jobs()
-    assert held is not None
     assert held["job"].tolist() == ["1"]
     assert held["ended_at"].isna().all()
 
@@ -170,5 +169,4 @@ def test_all_sources_may_be_compressed_and_a_log_is_still_of_the_node_in_its_nam
     assert result.dataset.events()[["node", "gpu"]].to_numpy().tolist() == [["node-0", gpu(0)]]
     assert (result.quarantined, result.dataset.meta.counts["samples"]) == ({}, 24)
     held = result.dataset.jobs()
-    assert held is not None
     assert [str(end) for end in held["ended_at"]] == ["2026-03-01 23:59:59.999000+00:00", "NaT"]

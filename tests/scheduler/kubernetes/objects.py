@@ -128,5 +128,4 @@ class Hand:
     def level(self, name: str = "n1") -> Level:
         """What of ours stands on a node."""
         reading = self.scheduler.revalidate(name)
-        assert reading is not None
         return reading.view.marks.level

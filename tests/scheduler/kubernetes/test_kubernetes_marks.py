@@ -113,7 +113,6 @@ def test_publishing_needs_no_right_but_that_of_a_nodes_status(world: World, hand
 def test_who_writes_between_reading_and_patching_wins(world: World, hand: Hand) -> None:
     reading = hand.scheduler.revalidate("n1")
     world.edit("/api/v1/nodes/n1", lambda raw: raw["spec"].update(taints=[TEAM]))
-    assert reading is not None
     expected = Precondition(reading.version, reading.boot_id, reading.view.marks, "me", T0 + timedelta(seconds=9))
     answer = hand.scheduler.apply(hand.action("swap"), expected)
     assert (answer.kind, answer.writes) == ("conflict", ())
@@ -271,7 +270,6 @@ def test_a_node_is_known_for_10_s_after_it_was_listed_or_written_and_no_longer_t
     scheduler.read_fleet()
     add(world, pod("late", "n1", gpus=2))
     known = scheduler.as_known("n1")
-    assert known is not None
     assert [job.gpus for job in known.view.jobs] == [2], "its jobs are as they are now"
     world.edit("/api/v1/nodes/n1", lambda raw: raw["spec"].update(taints=[TEAM]))
     expected = Precondition(known.version, known.boot_id, known.view.marks, "me", T0 + timedelta(seconds=9))
@@ -279,7 +277,6 @@ def test_a_node_is_known_for_10_s_after_it_was_listed_or_written_and_no_longer_t
     assert scheduler.as_known("n1") is None
     assert hand.do("swap").kind == "done"
     again = scheduler.as_known("n1")
-    assert again is not None
     assert (again.version, again.view.marks.tainted) == (hand.raw()["metadata"]["resourceVersion"], True)
     hand.elapsed.now += 11
     assert (scheduler.as_known("n1"), scheduler.as_known("n2")) == (None, None)
@@ -300,7 +297,6 @@ def test_a_node_without_a_version_is_not_readable(version: str | None) -> None:
     raw = node("n1")
     raw["metadata"]["resourceVersion"] = version
     seen = snapshot_of(raw, KubernetesSettings(), KubernetesSettings().rules, Keys(), T0)
-    assert seen is not None
     assert not seen.reading.view.readable
 
 
@@ -323,11 +319,9 @@ def test_whatever_stood_there_only_what_is_ours_changes(taints: Any, notes: Any,
     foreign = [taint for taint in raw["spec"]["taints"] if not _ours(taint)]
     for verb in verbs:
         seen = snapshot_of(raw, KubernetesSettings(), rules, keys, clock.now())
-        assert seen is not None
         then = after(Hand.action(_At(clock), verb), seen.node_object, keys, clock.now())
         merge(raw, patch_of(seen, then))
         again = snapshot_of(raw, KubernetesSettings(), rules, keys, clock.now())
-        assert again is not None
         assert again.node_object == then
     assert [item for item in raw["spec"].get("taints") or [] if not _ours(item)] == foreign
     kept = {key: value for key, value in (notes or {}).items() if not key.startswith("predrain.io/")}

@@ -55,7 +55,6 @@ def outcomes(report: RoundReport, name: str = "n1") -> dict[str, str]:
 
 
 def text_of(report: RoundReport) -> str:
-    assert report.plan is not None
     decided = [reason for decision in report.plan.nodes.values() for reason in decision.reasons]
     return "; ".join((*report.plan.reasons, *decided, *(step.message for step in report.steps)))
 
@@ -163,7 +162,6 @@ def test_our_cordon_stays_while_another_tool_relies_on_it_and_ends_after_that(
         assert cordons.raw()["spec"]["unschedulable"] is True
         assert not [taint for taint in cordons.raw()["spec"].get("taints") or [] if taint["key"].startswith(OURS)]
         reading = cordons.scheduler.revalidate("n1")
-        assert reading is not None
         assert "cordon stays while" in (reading.view.notice or "")
         assert (reading.view.marks.level, reading.view.lost) == (Level.NONE, None)
         assert cordons.do("release").kind == "already"

@@ -52,7 +52,6 @@ def test_a_pod_of_a_job_goes_with_its_own_grace_and_the_whole_job_is_known(world
     assert (workload.uid, workload.kind, workload.node) == (world.objects[PATH]["metadata"]["uid"], "pod", "n1")
     assert workload.owner == "ReplicaSet team/train"
     assert workload.grace == timedelta(seconds=45)
-    assert workload.job is not None
     assert workload.job.gpus == 16
     assert (workload.stays, workload.immovable, workload.ending, workload.checkpoint) == (None, None, False, None)
 

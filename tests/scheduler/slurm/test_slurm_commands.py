@@ -32,12 +32,10 @@ def test_every_version_is_read_and_written_alike(tmp_path, version):
     change = NodeChange("DRAIN", 'it "is" so', extra='{"a": "b c"}', weight=9)
     assert port.update("n1", change).kind == "done"
     node = port.node("n1")
-    assert node is not None
     assert (node.out, node.reason, node.extra, node.weight) == ({"DRAIN"}, 'it "is" so', '{"a": "b c"}', 9)
     assert node.reason_at == datetime.fromtimestamp(1771000000, UTC)
     assert port.update("n1", NodeChange("UNDRAIN")).kind == "done"
     released = port.node("n1")
-    assert released is not None
     assert (released.out, released.reason) == (frozenset(), None)
     assert port.node("zz") is None
     assert port.update("zz", change).kind == "gone"
@@ -237,7 +235,6 @@ def test_a_job_that_cannot_be_read_spoils_the_list(tmp_path):
 )  # fmt: skip
 def test_a_comment_names_the_signal_and_an_unclear_one_keeps_the_job(comment, signal, held):
     job = job_of(job_row(5, "n0", comment=comment), "gpu")
-    assert job is not None
     assert (job.signal, job.opt_out is not None) == (signal, held)
 
 
@@ -250,14 +247,12 @@ def test_a_program_that_leaves_children_behind_is_ended_in_time():
 @pytest.mark.parametrize("state", ["RUNNING", "SIGNALING", "RESIZING"])
 def test_a_running_job_that_is_reported_by_a_flag_alone_is_still_asked_for_its_checkpoint(state):
     job = job_of(job_row(5, "n0", state=state, comment="predrain.checkpoint=USR1"), "gpu")
-    assert job is not None
     assert (job.state, "RUNNING" in job.states) == ("running", True)
 
 
 def test_a_deadline_tells_until_when_a_job_may_start_again():
     def start_by(**fields: object) -> object:
         job = job_of(job_row(5, "n0", **fields), "gpu")
-        assert job is not None
         return job.start_by
 
     end = int((T0 + 3 * HOUR).timestamp())

@@ -136,7 +136,6 @@ def test_each_action_adds_to_the_marks_and_a_second_one_changes_nothing():
     assert levels == [Level.PUBLISH, Level.AVOID, Level.SWAP, Level.DRAIN]
     assert (node.weight, node.states) == (1_000_003, frozenset({"MIXED", "DRAIN"}))
     marks = standing_on(node, SETTINGS, T0).marks
-    assert marks.published is not None
     assert (marks.published.expires_at, marks.hard_since) == (T0 + 6 * HOUR, T0)
 
 

@@ -43,13 +43,11 @@ def test_nodes_are_read_and_written(token, version):
         assert port.read_only() is None
         assert port.update("n0", NodeChange("DRAIN", "r", '{"a": 1}', 9)).kind == "done"
         node = port.node("n0")
-        assert node is not None
         assert (node.out, node.reason, node.extra, node.weight) == ({"DRAIN"}, "r", '{"a": 1}', 9)
         weight = rest.asked[-2][2]["weight"]
         assert weight == (9 if version == 39 else {"set": True, "infinite": False, "number": 9})
         assert port.update("n0", NodeChange("UNDRAIN")).kind == "done"
         released = port.node("n0")
-        assert released is not None
         assert (released.out, released.reason) == (frozenset(), None)
         assert port.node("zz") is None
         assert port.update("zz", NodeChange(weight=1)).kind == "gone"

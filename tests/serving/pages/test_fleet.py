@@ -144,7 +144,6 @@ def test_files_may_be_kept_because_their_address_changes_with_them(service: Runn
     files += [attributes["src"] for tag, attributes in page.tags if tag == "script"]
     assert len(files) == 3
     for address in files:
-        assert address is not None
         assert address.startswith("/page/")
         status, body, headers = service.client().send("GET", address)
         assert status == 200
@@ -221,7 +220,6 @@ def test_eight_gpus_of_low_risk_make_a_high_node_by_a_threshold_of_ones_own_alon
     eight = [record(f"GPU-{place}", "node", 0.05) for place in range(8)]
     by = {"thresholds": {"high": 0.3}, "threshold_sources": {"high": source}}
     state = ScoredFleet(Scores.of(eight, by)).state("node", NOW)
-    assert state is not None
     assert state.tier == tier
 
 

@@ -69,7 +69,6 @@ def test_the_name_of_a_run_says_its_first_day_and_is_read_back(day: int, length:
     runs = Runs(length)
     run = int(runs.of(np.array([day * DAY_MS + 5]))[0])
     span = runs.span(run)
-    assert span is not None
     assert span[0] <= datetime(1970, 1, 1, tzinfo=UTC) + timedelta(days=day) < span[1]
     assert (span[0].date() - date(1970, 1, 1)).days % length == 0
     assert runs.file_name(run) == f"part-{span[0]:%Y%m%d}.parquet"

@@ -44,7 +44,6 @@ def test_shares_are_averaged_over_folds_by_their_rows_for_the_profile(tmp_path: 
     )
     (tmp_path / "metrics.json").write_text('{"profile": "mean_rank"}')
     importance, source = read_importance(tmp_path, None, CATALOGUE)
-    assert importance is not None
     assert importance.shares == pytest.approx({"power_w": 0.5, "clocks_event_reasons": 0.3, XIDS: 0.2})
     assert importance.used == {"power_w", "clocks_event_reasons"}
     assert importance.of(["power_w", "gpu_temp_c"]) == pytest.approx(0.5)
@@ -56,7 +55,6 @@ def test_shares_are_averaged_over_folds_by_their_rows_for_the_profile(tmp_path: 
 def test_a_bundle_tells_what_it_uses(tmp_path: Path) -> None:
     write_bundle(tmp_path)
     importance, _ = read_importance(None, tmp_path, CATALOGUE)
-    assert importance is not None
     assert importance.used == {"power_w", "gpu_temp_c"}
     assert importance.of(["power_w"]) is None
 

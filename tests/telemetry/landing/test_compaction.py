@@ -192,7 +192,6 @@ def test_an_operator_need_not_say_since_when_a_gpu_is_there(tmp_path: Path):
 def test_a_damaged_file_is_put_aside(tmp_path: Path):
     land(tmp_path, raw())
     damaged = land(tmp_path, raw(start=DAY + pd.Timedelta("1h")))
-    assert damaged is not None
     damaged.write_bytes(damaged.read_bytes()[:-40])
     result = fold(tmp_path)
     assert (result.refused, result.compacted["samples"]) == (1, 1)
@@ -208,7 +207,6 @@ def test_jobs_land_and_are_updated(tmp_path: Path):
     land_rows(tmp_path, "jobs", ended)
     fold(tmp_path)
     jobs = Dataset.open(tmp_path / "dataset").jobs()
-    assert jobs is not None
     assert jobs["outcome"].tolist() == ["completed"]
 
 
@@ -219,7 +217,6 @@ def test_jobs_without_a_state_of_slurm_land_as_they_are(tmp_path: Path):
     land_rows(tmp_path, "jobs", {**job, "outcome": "completed"}, runs)
     fold(tmp_path)
     jobs = Dataset.open(tmp_path / "dataset").jobs()
-    assert jobs is not None
     assert jobs["outcome"].fillna("unknown").tolist() == ["completed", "unknown"]
 
 

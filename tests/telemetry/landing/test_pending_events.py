@@ -144,7 +144,6 @@ def test_events_and_jobs_find_a_node_under_more_or_less_of_its_domain(seen: str,
     assert fold(tmp_path).quarantined == {}
     assert events_of(tmp_path) == {"79": (seen, gpu(0)), "48": (seen, gpu(0)), "cordon": (seen, None)}
     jobs = Dataset.open(tmp_path / "dataset").jobs()
-    assert jobs is not None
     assert jobs["node"].tolist() == [seen]
 
 

@@ -35,7 +35,6 @@ def server(tmp_path: Path) -> Iterator[tuple[int, int]]:
         (tmp_path / "log").open("w") as log,
         subprocess.Popen([sys.executable, "-c", CHILD, str(tmp_path)], stdout=subprocess.PIPE, stderr=log) as process,
     ):
-        assert process.stdout is not None
         yield int(process.stdout.readline()), process.pid
         process.terminate()
         assert process.wait(60) == 0

@@ -1,3 +1,5 @@
+"""Decisions, their hard rules, and the order of their reasons."""
+
 import json
 from dataclasses import replace
 from datetime import timedelta
@@ -6,11 +8,12 @@ import pytest
 
 from policy.budget import BudgetConfig, DisruptionBudget
 from policy.decide import decide
-from policy.fleet import JobView, Level, Marks
+from policy.fleet import Fact, JobView, Level, Marks, UnitView
+from policy.node_assessment import RULES, HardRulesConfig, rule_hits
 from policy.plan import PolicyState
 from policy.stages import StagesConfig
 from scheduler.ports.stored_state import state_from_json, state_json
-from tests.policy.decide_world import HOUR, STEP, T0, carry_out, config, healthy, node, once, signals, verbs, why
+from tests.policy.decide_world import HOUR, STEP, T0, carry_out, config, healthy, node, once, score, signals, verbs, why
 
 DAY = timedelta(days=1)
 
@@ -206,3 +209,117 @@ def test_inputs_that_make_no_sense_are_refused():
         once([node("a"), node("b"), node("a")], config())
     with pytest.raises(ValueError, match=r"^now is 2026-03-01 00:00:00: give a time with a zone$"):
         decide([], PolicyState(), signals(), config(), T0.replace(tzinfo=None))
+
+
+def drained():
+    fleet = [node("n", 0.9), *healthy(40)]
+    plan = once(fleet, config())
+    return carry_out(fleet, plan.actions, T0), plan.state
+
+
+def changed(fleet, **others):
+    return [replace(fleet[0], **others), *fleet[1:]]
+
+
+def released(fleet, state, settings=None, now=T0 + HOUR, **signals):
+    plan = once(fleet, settings or config(), now, state, **signals)
+    (action,) = [action for action in plan.actions if action.verb == "release"]
+    assert plan.nodes["n"].reasons == action.reasons
+    return action.reasons
+
+
+@pytest.mark.parametrize(
+    ("node_change", "given", "first"),
+    [
+        ({}, {"release_all": True}, "release-all is set"),
+        ({"opt_out": "predrain.io/managed=false"}, {}, "it opted out (predrain.io/managed=false)"),
+        ({}, {"settings": config(stage="soft")}, "group c/g is in stage soft"),
+    ],
+)
+def test_where_a_limit_takes_a_mark_off_it_comes_first_and_the_tier_after_it(node_change, given, first):
+    fleet, state = drained()
+    reasons = released(changed(fleet, **node_change), state, **given)
+    assert reasons[0] == first
+    assert reasons[1] == "its tier is high: from clear to high: a risk of 90.0% at 2026-03-01 00:00 UTC"
+    assert sum("from clear to high" in reason for reason in reasons) == 1
+
+
+def test_of_several_limits_the_last_that_lowered_it_decided():
+    fleet, state = drained()
+    reasons = released(changed(fleet, cordoned_by="ann"), state, config(stage="soft"))
+    assert "from clear to high" not in reasons[0]
+    assert any(reason == "group c/g is in stage soft" for reason in reasons[:2])
+
+
+def test_where_the_tier_fell_by_itself_that_comes_first():
+    fleet, state = drained()
+    now = T0 + 2 * STEP
+    gone = changed(fleet, units=(UnitView("n-0", score(None, now)),))
+    reasons = released([gone[0], *healthy(40, now)], state, now=now)
+    assert reasons[0].startswith("from high to clear: the prediction on n-0 expired")
+
+
+def test_where_a_mark_is_put_on_the_tier_comes_first_and_what_held_more_back_after_it():
+    fleet = [node("n", 0.9), *healthy(40)]
+    plan = once(fleet, config(stage="soft"))
+    (soft,) = [action for action in plan.actions if action.verb == "avoid"]
+    assert soft.reasons[:2] == (
+        "from clear to high: a risk of 90.0% at 2026-03-01 00:00 UTC",
+        "group c/g is in stage soft",
+    )
+
+
+RULED = HardRulesConfig()
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.fact)
+def test_each_rule_reaches_its_action_whatever_the_model_says_and_ends_with_its_reason(rule):
+    fleet = [node("sick", 0.001, facts=[rule.fact]), *healthy(12)]
+    plan = once(fleet, config())
+    last = "drain" if rule.tier == "high" else "avoid"
+    assert verbs(plan, "sick")[-2:] == [last, "publish"]
+    assert rule.description in why(plan, "sick")
+    assert plan.nodes["sick"].expires_at == T0 + rule.holds
+
+    fleet = carry_out(fleet, plan.actions, T0)
+    end = T0 + rule.holds
+    still = once(fleet, config(), end - timedelta(seconds=1), plan.state)
+    assert "release" not in verbs(still, "sick")
+    over = once(fleet, config(), end, plan.state)
+    assert verbs(over, "sick") == ["release"]
+
+
+def test_the_rules_named_by_the_vendor_are_there():
+    high = {rule.fact for rule in RULES if rule.tier == "high"}
+    assert {"row_remap_failure", "xid 64", "xid 79", "xid 95"} <= high
+    assert {"recovery_action reset", "recovery_action reboot", "recovery_action drain_and_reset"} <= high
+    assert {rule.fact for rule in RULES if rule.tier == "elevated"} == {"row_remap_pending"}
+
+
+def test_a_gauge_that_keeps_its_last_xid_would_hold_a_node_for_ever_and_the_time_of_the_event_does_not():
+    # The exporter shows XID 79 at every scrape until it restarts: a rule on the scrape's time never ends.
+    later = T0 + timedelta(days=30)
+    scraped = replace(node("n"), units=(replace(node("n").units[0], facts=(Fact("xid 79", later),)),))
+    assert rule_hits(scraped, RULED, later)
+    happened = node("n", facts=["xid 79"])
+    assert not rule_hits(happened, RULED, later)
+
+
+def test_what_a_repair_or_a_wrong_clock_made_void_does_not_count():
+    sick = node("n", facts=["xid 79"])
+    fixed = replace(sick, units=(replace(sick.units[0], valid_from=T0 + HOUR),))
+    assert not rule_hits(fixed, RULED, T0 + 2 * HOUR)
+    assert not rule_hits(sick, RULED, T0 - HOUR)
+    assert not rule_hits(node("n", facts=["xid 45", "xid 31"]), RULED, T0)
+
+
+def test_the_worst_rule_comes_first_and_each_fact_once_with_its_newest_time():
+    unit = node("n").units[0]
+    facts = (Fact("row_remap_pending", T0), Fact("xid 79", T0 - HOUR), Fact("xid 79", T0))
+    hits = rule_hits(replace(node("n"), units=(replace(unit, facts=facts),)), RULED, T0)
+    assert [hit.rule.fact for hit in hits] == ["xid 79", "row_remap_pending"]
+    assert hits[0].seen_at == T0
+    assert hits[0].reason == (
+        "n-0: XID 79: the GPU has fallen off the bus (seen 2026-03-01 00:00 UTC, valid until 2026-03-03 00:00 UTC;"
+        " remedy: reboot the node)"
+    )

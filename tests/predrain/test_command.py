@@ -1,18 +1,24 @@
-"""The command as a user meets it: help, exit codes, messages, JSON."""
+"""The command as a user meets it: help, exit codes, messages, JSON, progress; `init` and `promote`."""
 
 import json
 import os
+import re
 import shutil
 import subprocess
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
+from pipeline.params import load_params
+from pipeline.promotion import PromotionResult
+from predrain import console
 from predrain.command import app
+from predrain.console import progress
 from predrain.options import instant_option, prometheus_address
 from tests.processes import PREDRAIN, predrain
+from tests.telemetry.helpers import run_import, samples_frame
 
 VERBS = (
     *("simulate", "import", "prepare", "features", "train", "promote"),
@@ -175,3 +181,84 @@ def test_a_shell_completes_verbs():
     named = [PREDRAIN[0], "-c", "import sys; sys.argv[0] = 'predrain'; from predrain.command import main; main()"]
     done = subprocess.run(named, env={**os.environ, **asked}, capture_output=True, text=True, check=False)
     assert done.stdout.split() == ["backtest"]
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    now = [100.0]
+    monkeypatch.setattr(console.time, "monotonic", lambda: now[0])
+    return now
+
+
+def test_a_long_job_says_now_and_then_how_far_it_is_how_fast_and_how_long_still(clock, capsys):
+    with progress("features") as advance:
+        advance(2_000_000, 10_000_000)  # an earlier run had done so much
+        for step in range(1, 61):
+            clock[0] += 1
+            advance(2_000_000 + 50_000 * step, 10_000_000)
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.splitlines() == [
+        "predrain: features: 3,500,000 of 10,000,000 (35%), 50,000 a second, about 0:02:10 left",
+        "predrain: features: 5,000,000 of 10,000,000 (50%), 50,000 a second, about 0:01:40 left",
+    ]
+
+
+def test_slow_and_standing_jobs_are_reported_too(clock, capsys):
+    with progress("backtest") as advance:
+        advance(0, 12)
+        clock[0] += 40
+        advance(0, 12)
+        clock[0] += 40
+        advance(1, 12)
+    first, second = capsys.readouterr().err.splitlines()
+    assert first == "predrain: backtest: 0 of 12 (0%)"
+    assert re.fullmatch(r"predrain: backtest: 1 of 12 \(8%\), 0\.013 a second, about 0:14:40 left", second)
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_the_parameters_have_the_step_of_the_dataset_and_its_counts_are_shown(tmp_path: Path, is_there: bool) -> None:
+    if is_there:
+        samples = samples_frame(every="30min")
+        samples.loc[0, "gpu_temp_c"] = 1e9
+        run_import(tmp_path, samples=samples, step=timedelta(minutes=30), out="fleet", max_loss=1.0)
+    done = CliRunner().invoke(app, ["init", str(tmp_path / "model"), "--dataset", "../fleet", "--json"])
+    assert done.exit_code == 0, done.output
+    shown = json.loads(done.stdout)
+    params = load_params([tmp_path / "model" / "predrain.yaml"])
+    assert params.telemetry.step == (timedelta(minutes=30) if is_there else None)
+    assert params.data.dataset == "../fleet"
+    assert (shown.get("samples"), shown.get("quarantined")) == (
+        (24, {"value out of range": 1}) if is_there else (None, None)
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ([], "the gate compares on recent data"),
+        (["--matrix", "a", "--dataset", "b"], "give either --dataset or --matrix"),
+        (["--force"], "--force needs --reason"),
+        (["--rollback", "--to", "3"], "--rollback takes no"),
+    ],
+)
+def test_what_makes_no_sense_is_a_usage_error(given: list[str], message: str) -> None:
+    done = CliRunner().invoke(app, ["promote", *given], env={"COLUMNS": "200"})
+    assert done.exit_code == 2
+    assert message in done.output
+
+
+def test_an_absent_store_is_one_line_and_is_not_made(tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, ["promote", "--rollback", "--registry", f"sqlite:///{tmp_path / 'no.db'}"])
+    assert done.exit_code == 1
+    assert "no store here" in done.output
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("action", "code"), [("promoted", 0), ("forced", 0), ("refused", 1)])
+def test_a_verdict_is_printed_and_is_the_exit_code(action: str, code: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    decision = PromotionResult(action, "predrain", 2, 1, 1 if action == "refused" else 2, dry_run=False)
+    monkeypatch.setattr("pipeline.promotion.promote", lambda *_args, **_kwargs: decision)
+    done = CliRunner().invoke(app, ["promote", "--matrix", "m", "--json"])
+    assert done.exit_code == code
+    assert json.loads(done.output)["action"] == action

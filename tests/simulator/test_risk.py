@@ -1,3 +1,5 @@
+"""Risks, lives and drifts of simulated GPUs."""
+
 from collections.abc import Callable
 
 import numpy as np
@@ -6,10 +8,11 @@ import pytest
 from scipy.linalg import expm
 
 from simulator.fleet import DAY, HOUR
-from simulator.hazards import LOG_GRID
+from simulator.hazards import LOG_GRID, PRECURSOR, FailureCause, mean_multiplier, multiplier_index
 from simulator.risk import HiddenRows, generator_matrix, hidden_rows, recurrence_survival, true_risk
-from simulator.run import Simulation
-from tests.simulator.conftest import failure_rows, outcomes
+from simulator.run import Simulation, node_devices
+from simulator.scenarios.named import SCENARIOS
+from tests.simulator.conftest import failure_rows, gpu_years, outcomes
 
 Fleet = Callable[..., Simulation]
 
@@ -116,3 +119,92 @@ def test_recurrence_survival_ends_at_the_share_that_is_cured(fleet: Fleet) -> No
     assert survival[0] == 1.0
     assert survival[1] == pytest.approx(1 - hazards.recurs / 2)
     assert survival[2] == pytest.approx(1 - hazards.recurs, abs=1e-3)
+
+
+@pytest.fixture(scope="module")
+def large(fleet: Fleet) -> Simulation:
+    return fleet("base", 8000, 348)
+
+
+def test_segments_tile_each_stay(fleet: Fleet) -> None:
+    simulation = fleet("drift", 160, 60, acceleration=20.0)
+    clock = simulation.clock
+    for life in simulation.lives:
+        for slot, stay, installed, removed, _ in life.stays.tolist():
+            own = life.segments[(life.segments[:, 0] == slot) & (life.segments[:, 1] == stay)]
+            assert own[0, 2] == max(installed, clock.origin)
+            assert own[-1, 3] == min(removed, clock.end)
+            assert (own[1:, 2] == own[:-1, 3]).all()
+            assert (own[:, 3] >= own[:, 2]).all()
+
+
+def test_failures_come_at_the_calibrated_rate(large: Simulation) -> None:
+    # Llama-3: 0.111 GPU failures a GPU-year; the bounds of the studies are 0.05 to 0.30.
+    rate = len(failure_rows(large)) / gpu_years(large)
+    assert 0.10 < rate < 0.16
+
+
+def test_half_of_the_failures_have_no_precursor(large: Simulation) -> None:
+    rows = failure_rows(large)
+    share = {name: np.mean([PRECURSOR[cause] == name for cause in rows[:, 5]]) for name in set(PRECURSOR)}
+    assert share["none"] + share["structural"] == pytest.approx(0.5, abs=0.07)
+    assert share["weak"] == pytest.approx(0.3, abs=0.06)
+    assert share["strong"] == pytest.approx(0.2, abs=0.06)
+
+
+def test_acceleration_multiplies_incidents_and_keeps_the_leads(fleet: Fleet) -> None:
+    slow, fast = fleet("noprecursor", 4000, 120), fleet("noprecursor", 4000, 120, acceleration=4.0)
+    rates = [len(failure_rows(lives)) / gpu_years(lives) for lives in (slow, fast)]
+    assert rates[1] / rates[0] == pytest.approx(4.0, rel=0.3)
+    assert np.array_equal(slow.chain.heal, fast.chain.heal)
+    assert np.array_equal(slow.chain.fail, fast.chain.fail)
+    assert np.allclose(4.0 * slow.chain.onset, fast.chain.onset)
+
+
+def test_without_precursors_failures_have_no_memory(fleet: Fleet) -> None:
+    simulation = fleet("noprecursor", 4000, 120, acceleration=4.0)
+    rows = failure_rows(simulation)
+    assert set(rows[:, 5]) == {FailureCause.DIRECT}
+    count = np.bincount(rows[:, 0], minlength=len(simulation.nodes))
+    assert count.var() / count.mean() == pytest.approx(1.0, abs=0.25)
+    assert mean_multiplier(SCENARIOS["noprecursor"].parameters.heterogeneity) == 1.0
+    degraded = sum(int((life.segments[:, 4] > 0).sum()) for life in simulation.lives)
+    assert degraded > 100  # they still look ill now and then
+
+
+@pytest.mark.parametrize("scenario", sorted(set(SCENARIOS) - {"drift"}))
+def test_only_drift_inflates_a_counter(fleet: Fleet, scenario: str) -> None:
+    assert fleet("drift", 64, 20).inflation > 9.9
+    simulation = fleet(scenario, 64, 20)
+    assert simulation.inflation == 1.0
+    assert all(device.inflation == 1.0 for device in node_devices(simulation, 0))
+
+
+def test_only_drift_finds_the_faults_nobody_looked_for(fleet: Fleet) -> None:
+    simulation = fleet("drift", 2000, 100, acceleration=5.0)
+    rows = failure_rows(simulation)
+    faults = rows[rows[:, 5] == FailureCause.HEALTH_CHECK]
+    assert len(faults) > 30
+    assert faults[:, 3].min() >= simulation.laws.check_day
+    assert (simulation.laws.check_day - simulation.clock.start) % DAY == 0
+    late = rows[rows[:, 3] >= simulation.laws.check_day]
+    bus = late[(late[:, 4] == 0)]
+    assert len(faults) / len(bus) == pytest.approx(1.0, abs=0.5)  # the apparent rate of the class doubles
+    base = failure_rows(fleet("base", 3000, 60, acceleration=5.0))
+    assert FailureCause.HEALTH_CHECK not in set(base[:, 5])
+
+
+def test_an_epidemic_grows_where_it_is_on(fleet: Fleet) -> None:
+    ages = fleet("base", 16, 10, acceleration=5.0).laws.ages
+    for name in SCENARIOS:
+        laws = fleet(name, 64, 120).laws
+        if "epidemic" in SCENARIOS[name].drifts:
+            assert laws.epidemic[0] == 1.0
+            assert laws.epidemic[-3] > 20.0
+            assert (np.diff(laws.epidemic) >= 0).all()
+        else:
+            assert set(laws.epidemic) == {-1.0}
+    sound = multiplier_index(400 * DAY, 0, False, 1.0, 22.0, ages)
+    ill = multiplier_index(400 * DAY, 0, True, 1.0, 22.0, ages)
+    assert sound == 0
+    assert ill == pytest.approx(np.log(22.0) / 0.02, abs=1)

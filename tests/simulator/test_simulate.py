@@ -1,3 +1,5 @@
+"""Simulated datasets: the same bytes again, and labels that are what happened."""
+
 import errno
 import json
 import re
@@ -10,8 +12,12 @@ import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 
+from features.labels.incidents import find_incidents
 from foundation.errors import InputError
+from pipeline.params import load_params
+from simulator.randomness import poisson, stream
 from simulator.samples import channels
+from simulator.scenarios.drawn import STEPS, draw_fleet
 from simulator.simulate import simulate
 from telemetry.dataset.schema import EVENT_TYPES
 from telemetry.dataset.store import Dataset
@@ -179,3 +185,71 @@ def test_a_full_disk_leaves_the_old_fleet_and_its_truth(tmp_path: Path, monkeypa
     with pytest.raises(InputError, match="the disk is full"):
         simulate(tmp_path / "d", seed=2, **SMALL)
     assert content(tmp_path) == before
+
+
+@pytest.mark.parametrize("mean", [0.0, 1e-4, 0.3, 4.0, 29.0, 31.0, 5000.0])
+def test_poisson_numbers_have_their_mean_and_variance(mean: float) -> None:
+    state = stream(7, 0, 0, 1)
+    draws = np.array([poisson(state, mean, np.exp(-mean)) for _ in range(20_000)])
+    assert (draws >= 0).all()
+    assert (draws == np.floor(draws)).all()
+    assert draws.mean() == pytest.approx(mean, abs=5 * np.sqrt(mean / 20_000) + 1e-9)
+    if mean > 0.1:
+        assert draws.var() == pytest.approx(mean, rel=0.06)
+
+
+def test_a_fleet_depends_on_its_seed_and_number_only():
+    assert draw_fleet(7, 3) == draw_fleet(7, 3)
+    drawn = [draw_fleet(seed, number) for seed in (7, 8) for number in range(30)]
+    assert len({fleet.seed for fleet in drawn}) == len(drawn)
+    assert {fleet.step for fleet in drawn} == set(STEPS)
+    assert any(fleet.hidden and fleet.scenario.drifts for fleet in drawn)
+    for fleet in drawn:
+        for mechanism in fleet.scenario.parameters.hazards.mechanisms:
+            announced = mechanism.weak + mechanism.strong + mechanism.structural
+            assert announced == 0 or abs(announced - (1 - fleet.silent)) < 1e-9
+
+
+LABELS = load_params([Path("params.yaml")]).labels
+
+
+@pytest.fixture(scope="module")
+def events(written: dict[str, Any]) -> pd.DataFrame:
+    return Dataset.open(Path(written["dataset"])).events()
+
+
+@pytest.fixture(scope="module")
+def failures(written: dict[str, Any]) -> pd.DataFrame:
+    return pd.read_parquet(Path(written["truth"]) / "failures.parquet")
+
+
+def test_incidents_found_by_the_labels_are_the_failures(written: dict[str, Any], failures: pd.DataFrame) -> None:
+    data = Dataset.open(Path(written["dataset"]))
+    incidents = find_incidents(data.events(), data.inventory(), LABELS)
+    columns = ["gpu", "start", "failure_class"]
+    left = incidents[columns].astype({"gpu": object}).sort_values("start")
+    right = failures[["gpu", "logged", "failure_class"]].rename(columns={"logged": "at", "failure_class": "true_class"})
+    right = right.assign(start=right["at"]).astype({"gpu": object}).sort_values("start")
+    both = pd.merge_asof(left, right, on="start", by="gpu", direction="nearest", tolerance=pd.Timedelta("1s"))
+    # A recurrence within the hour, or a ticket dated into another failure, is one incident by the labels' rules.
+    assert len(incidents) >= 0.93 * len(failures)
+    assert both["at"].notna().mean() > 0.97
+    known = both.dropna(subset=["at"])
+    assert (known["failure_class"] == known["true_class"]).mean() > 0.97
+
+
+def test_recoverable_link_errors_never_come_twice_in_a_day(events: pd.DataFrame, failures: pd.DataFrame) -> None:
+    links = events[(events["type"] == "xid") & (events["code"] == "74")].sort_values("timestamp")
+    fatal = set(failures[failures["mechanism"] == "nvlink"]["logged"])
+    spared = links[~links["timestamp"].isin(fatal)]
+    gaps = spared.groupby("gpu")["timestamp"].diff().dropna()
+    assert len(spared) > 20
+    assert (gaps >= pd.Timedelta(days=1)).all()
+
+
+def test_tickets_are_known_when_they_were_entered(events: pd.DataFrame) -> None:
+    tickets = events[events["source"] == "ticket"]
+    assert (tickets["known_at"] >= tickets["timestamp"]).all()
+    assert (tickets["known_at"] > tickets["timestamp"]).mean() > 0.8
+    kernel = events[events["source"] == "kernel"]
+    assert ((kernel["known_at"] - kernel["timestamp"]) == pd.Timedelta("10min")).all()

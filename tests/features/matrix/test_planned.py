@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 
 from features.matrix.meta import ROW_COLUMNS
-from tests.features.matrix.test_live_rows import window
+from tests.features.matrix.test_matrix import window
 from tests.features.small_fleet import (
     HOUR,
     T0,

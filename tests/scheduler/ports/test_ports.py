@@ -1,6 +1,7 @@
-"""Records as JSON, the stored state, marks on a node."""
+"""Records and marks on a node: what is predrain's, and what is of other tools."""
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 
@@ -8,11 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from foundation.kubernetes.foreign_marks import ForeignMark
 from policy.episodes import Alert, AlertOutcome
 from policy.fleet import Level, NodeView, Signals
 from policy.plan import Action, PolicyState
 from scheduler.ports.codec import object_of, plain_of
 from scheduler.ports.node_object import Keys, NodeObject, Taint, after, marks_of, view_of, writes_between
+from scheduler.ports.ownership import DamagedRecordError, OwnershipRecord, digest_of, foreign_marks, sealed, unsealed
 from scheduler.ports.stored_state import packed, unpacked
 from tests.policy.decide_world import HOUR, T0, config, node, once
 
@@ -23,13 +26,9 @@ def action(verb, to, tier="high", ends=T0 + 12 * HOUR):
     return Action(verb, "n", tier, to, 0.9, None if verb == "release" else ends, ("why",))
 
 
-FORWARD = [
-    action("publish", Level.PUBLISH),
-    action("avoid", Level.AVOID),
-    action("swap", Level.SWAP),
-    action("drain", Level.DRAIN),
-]
-RELEASES = [action("release", level) for level in (Level.NONE, Level.PUBLISH, Level.AVOID, Level.SWAP)]
+LEVELS = (Level.NONE, Level.PUBLISH, Level.AVOID, Level.SWAP)
+FORWARD = [action(level.name.lower(), level) for level in (*LEVELS[1:], Level.DRAIN)]
+RELEASES = [action("release", level) for level in LEVELS]
 
 
 def test_every_setting_and_signal_comes_back_from_json():
@@ -78,3 +77,270 @@ def test_a_mark_that_is_gone_before_its_time_was_taken_off_by_somebody_and_after
     assert view_of(gone, base, KEYS, T0 + HOUR).undone
     assert not view_of(gone, base, KEYS, T0 + 12 * HOUR).undone
     assert not view_of(after(RELEASES[0], gone, KEYS, T0), base, KEYS, T0).undone
+
+
+OWN_KEYS = Keys(avoid="team.example/avoid=yes")
+THEIRS = NodeObject("n", {"zone": "a"}, {"note": "theirs"}, (Taint("team", "a", "NoSchedule"),))
+RECORD = OwnershipRecord("high", 0.5, T0 + HOUR, Level.SWAP).with_mark("reason", "a b")
+Change = Callable[[NodeObject], NodeObject]
+
+
+def drained() -> NodeObject:
+    node = THEIRS
+    for step in FORWARD:
+        node = after(step, node, OWN_KEYS, T0)
+    return node
+
+
+def annotated(key: str, change: Callable[[str], str | None]) -> Change:
+    def edit(node: NodeObject) -> NodeObject:
+        text = change(node.annotations[key])
+        rest = {name: value for name, value in node.annotations.items() if name != key}
+        return replace(node, annotations=rest if text is None else {**rest, key: text})
+
+    return edit
+
+
+def tainted(**fields: object) -> Change:
+    """Change predrain's hard taint."""
+
+    def edit(node: NodeObject) -> NodeObject:
+        hard = next(taint for taint in node.taints if taint.effect == "NoSchedule" and taint.key == OWN_KEYS.taint)
+        return replace(node, taints=tuple(replace(t, **fields) if t is hard else t for t in node.taints))
+
+    return edit
+
+
+EDITED: dict[str, Change] = {
+    "another value of the taint": tainted(value="rma-4711"),
+    "another case of the value": tainted(value="High"),
+    "another effect of the taint": tainted(effect="NoExecute"),
+    "another label": lambda node: replace(node, labels={**node.labels, OWN_KEYS.tier: "clear"}),
+    "a later end": annotated(OWN_KEYS.prediction, lambda text: text.replace("2026-03-01", "2027-03-01")),
+    "a note in the prediction": annotated(OWN_KEYS.prediction, lambda text: text.replace("why", "why - RMA 4711")),
+    "the prediction in another layout": annotated(OWN_KEYS.prediction, lambda text: text.replace(", ", ",")),
+    "an empty prediction": annotated(OWN_KEYS.prediction, lambda _: ""),
+    "another start of the drain": annotated(OWN_KEYS.drain, lambda _: "2026-02-01T00:00:00+00:00"),
+}
+UNPROVED: dict[str, Change] = {
+    "no record": annotated(OWN_KEYS.applied, lambda _: None),
+    "an edited record": annotated(OWN_KEYS.applied, lambda text: text.replace('"drain"', '"avoid"')),
+    "a record with more": annotated(OWN_KEYS.applied, lambda text: text.replace("{", '{"note": "RMA 4711", ', 1)),
+    "a record twice": annotated(OWN_KEYS.applied, lambda text: f"[{text}, {text}]"),
+    "an empty record": annotated(OWN_KEYS.applied, lambda _: ""),
+    "a record that is no object": annotated(OWN_KEYS.applied, lambda _: "[1]"),
+    "a copy of another node": lambda node: replace(node, name="m"),
+}
+
+
+def ours(node: NodeObject) -> dict[str, object]:
+    return {
+        **{key: value for key, value in node.labels.items() if key not in THEIRS.labels},
+        **{key: value for key, value in node.annotations.items() if key not in THEIRS.annotations},
+        **{taint.effect: taint for taint in node.taints if taint.key == OWN_KEYS.taint},
+    }
+
+
+@pytest.mark.parametrize("change", EDITED.values(), ids=EDITED.keys())
+def test_a_mark_that_somebody_edited_is_theirs_and_all_else_of_ours_goes(change):
+    node, base = change(drained()), NodeView("n", "c", "g")
+    view = view_of(node, base, OWN_KEYS, T0)
+    assert view.opt_out is not None
+    assert "edited" in (view.notice or "") or "no record" in (view.notice or "")
+    for step in FORWARD:
+        assert after(step, node, OWN_KEYS, T0) == node, "nothing is written over"
+    edited = {key: value for key, value in ours(node).items() if ours(drained()).get(key) != value}
+    assert edited
+    for _ in range(3):
+        node = after(RELEASES[0], node, OWN_KEYS, T0)
+        assert ours(node) == edited
+        assert view_of(node, base, OWN_KEYS, T0).notice is not None, "reported until somebody removes it"
+    assert marks_of(node, OWN_KEYS, T0).level is Level.NONE
+
+
+@pytest.mark.parametrize("change", UNPROVED.values(), ids=UNPROVED.keys())
+def test_without_an_intact_record_nothing_is_ours_and_nothing_changes(change):
+    node = change(drained())
+    view = view_of(node, NodeView("n", "c", "g"), OWN_KEYS, T0)
+    assert (view.marks.level, view.opt_out is not None, view.cordoned_by is not None) == (Level.NONE, True, True)
+    assert view.notice is not None
+    for step in (*FORWARD, RELEASES[0]):
+        assert after(step, node, OWN_KEYS, T0) == node
+
+
+@pytest.mark.parametrize("effect", ["NoSchedule", "PreferNoSchedule", "NoExecute"])
+def test_a_taint_under_our_key_that_nobody_recorded_stays(effect):
+    node = replace(THEIRS, taints=(*THEIRS.taints, Taint(OWN_KEYS.taint, "high", effect)))
+    view = view_of(node, NodeView("n", "c", "g"), OWN_KEYS, T0)
+    assert (view.marks.level, view.opt_out is not None) == (Level.NONE, True)
+    assert all(after(step, node, OWN_KEYS, T0) == node for step in (*FORWARD, RELEASES[0]))
+
+
+def test_a_mark_is_set_beside_what_a_person_removed_and_all_of_ours_goes():
+    for key in (OWN_KEYS.prediction, OWN_KEYS.drain):
+        node = annotated(key, lambda _: None)(drained())
+        assert view_of(node, NodeView("n", "c", "g"), OWN_KEYS, T0).notice is None
+        assert after(RELEASES[0], node, OWN_KEYS, T0) == THEIRS
+    assert after(RELEASES[0], drained(), OWN_KEYS, T0) == THEIRS
+
+
+def test_a_record_is_of_one_node_and_of_exactly_its_content():
+    content = json.loads(json.dumps(sealed(RECORD, "n")))
+    assert unsealed(content, "n", "a") == RECORD
+    assert unsealed(dict(reversed(content.items())), "n", "a") == RECORD
+    for wrong in ({**content, "level": "avoid"}, {**content, "more": 1}, {**content, "marks": {}}, {}, None, [content]):
+        with pytest.raises(DamagedRecordError):
+            unsealed(wrong, "n", "a")
+    with pytest.raises(DamagedRecordError):
+        unsealed(content, "m", "a")
+
+
+def test_a_mark_is_ours_where_it_is_exactly_the_recorded_one():
+    assert foreign_marks(RECORD, {"reason": "a b"}) == {}
+    assert foreign_marks(RECORD, {}) == {}
+    for content in ("a  b", "A b", "a b ", "a b - RMA"):
+        assert "edited" in foreign_marks(RECORD, {"reason": content})["reason"]
+    assert "no record" in foreign_marks(RECORD, {"weight": "1"})["weight"]
+    assert "no record" in foreign_marks(None, {"reason": "a b"})["reason"]
+
+
+def test_marks_of_another_installation_stay_and_one_of_an_unnamed_one_is_ours():
+    node, other = drained(), Keys(avoid=OWN_KEYS.avoid, owner="other/lease")
+    for step in (*FORWARD, RELEASES[0]):
+        assert after(step, node, other, T0) == node
+    view = view_of(node, NodeView("n", "c", "g"), other, T0)
+    assert (view.marks.level, view.opt_out is not None, view.cordoned_by is not None) == (Level.NONE, True, True)
+    assert f"of another installation, {OWN_KEYS.owner}" in (view.notice or "")
+    assert "by hand" not in (view.notice or "")
+    content = json.loads(node.annotations[OWN_KEYS.applied])
+    content.pop("owner")
+    unnamed = json.dumps(sealed(unsealed(_resealed(content, "n"), "n", "any"), "n"))
+    older = replace(node, annotations={**node.annotations, OWN_KEYS.applied: unnamed})
+    assert marks_of(older, other, T0).drained
+    assert after(RELEASES[0], older, other, T0) == THEIRS
+
+
+def _resealed(content: dict[str, object], node: str) -> dict[str, object]:
+    plain = {name: value for name, value in content.items() if name != "seal"}
+    return {**plain, "seal": digest_of(f"{node}\n{json.dumps(plain, sort_keys=True, separators=(',', ':'))}")}
+
+
+BASE = NodeView("n", "c", "g", down=True)
+
+
+def view(node: NodeObject, keys: Keys = KEYS) -> NodeView:
+    return view_of(node, BASE, keys, T0)
+
+
+def with_taints(key: str, effect: str = "NoSchedule") -> NodeObject:
+    return NodeObject("n", taints=(Taint(key, "", effect),))
+
+
+AT_REST = [
+    with_taints("ToBeDeletedByClusterAutoscaler"),
+    with_taints("karpenter.sh/disrupted"),
+    with_taints("medik8s.io/drain"),
+    with_taints("kubevirt.io/drain"),
+    with_taints("aws-node-termination-handler/scheduled-maintenance"),
+    with_taints("aws-node-termination-handler/spot-itn"),
+    with_taints("cloud.google.com/impending-node-termination"),
+    with_taints("node.cloudprovider.kubernetes.io/shutdown"),
+    NodeObject("n", annotations={"weave.works/kured-reboot-in-progress": "2026-11-21T12:05:00Z"}),
+    NodeObject("n", annotations={"kured.dev/kured-reboot-in-progress": "x"}),
+    NodeObject("n", annotations={"talos.dev/cordoned": "true"}),
+    NodeObject("n", annotations={"harvesterhci.io/maintain-status": "running"}),
+    NodeObject("n", annotations={"machineconfiguration.openshift.io/state": "Working"}),
+    NodeObject("n", {"nvidia.com/gpu-driver-upgrade-state": "drain-required"}),
+    NodeObject("n", {"cloud.google.com/active-node-maintenance": "ONGOING"}),
+    NodeObject("n", {"sagemaker.amazonaws.com/deep-health-check-status": "InProgress"}),
+    NodeObject("n", {"autopilot.ibm.com/gpuhealth": "TESTING"}),
+    NodeObject("n", conditions={"VMEventScheduled": "True"}),
+    NodeObject("n", conditions={"NebiusMaintenanceScheduled": "True", "SlurmNodeDrain": "True"}),
+    NodeObject("n", conditions={"DrainScheduled": "True"}),
+    with_taints("karpenter.sh/unregistered", "NoExecute"),
+    with_taints("node.cloudprovider.kubernetes.io/uninitialized"),
+    with_taints("node.cilium.io/agent-not-ready", "NoExecute"),
+    with_taints("ebs.csi.aws.com/agent-not-ready"),
+    with_taints("autoscaling.cast.ai/draining"),
+]
+IN_REPAIR = [
+    with_taints("AggregatedNodeHealth"),
+    with_taints("medik8s.io/remediation", "NoExecute"),
+    with_taints("node.kubernetes.io/out-of-service", "NoExecute"),
+    with_taints("nvidia.com/gpu-error"),
+    NodeObject("n", {"dgxc.nvidia.com/nvsentinel-state": "quarantined"}),
+    NodeObject("n", {"nvidia.com/gpu-driver-upgrade-state": "upgrade-failed"}),
+    NodeObject("n", {"sagemaker.amazonaws.com/node-health-status": "UnschedulablePendingReplacement"}),
+    NodeObject("n", {"autopilot.ibm.com/gpuhealth": "EVICT"}),
+    NodeObject("n", conditions={"HardwareIssuesSuspected": "True"}),
+    with_taints("node.coreweave.cloud/evict"),
+]
+NOBODYS = [
+    with_taints("nvidia.com/gpu"),
+    with_taints("ToBeDeletedByClusterAutoscaler", "PreferNoSchedule"),
+    NodeObject("n", annotations={"weave.works/kured-most-recent-reboot-needed": "2026-11-21T12:05:00Z"}),
+    NodeObject("n", annotations={"machineconfiguration.openshift.io/state": "Done"}),
+    NodeObject("n", {"nvidia.com/gpu-driver-upgrade-state": "upgrade-done"}),
+    NodeObject("n", {"nvidia.com/gpu-driver-upgrade-state": "upgrade-required"}),
+    NodeObject("n", {"nvidia.com/mig.config.state": "success"}),
+    NodeObject("n", {"cloud.google.com/perform-maintenance": "false"}),
+    NodeObject("n", {"sagemaker.amazonaws.com/node-health-status": "Schedulable"}),
+    NodeObject("n", {"autopilot.ibm.com/gpuhealth": "PASS"}),
+    NodeObject("n", conditions={"VMEventScheduled": "False", "SlurmNodeReboot": "Unknown", "Ready": "True"}),
+]
+
+
+@pytest.mark.parametrize("node", AT_REST, ids=str)
+def test_planned_maintenance_and_removal_are_capacity_at_rest(node):
+    seen = view(node)
+    assert seen.owner is not None
+    assert (seen.down, seen.lost, seen.counted) == (False, None, False)
+
+
+@pytest.mark.parametrize("node", IN_REPAIR, ids=str)
+def test_a_node_in_repair_is_out_of_service(node):
+    seen = view(node)
+    assert (seen.owner is not None, seen.counted, seen.lost) == (True, True, "down")
+
+
+@pytest.mark.parametrize("node", NOBODYS, ids=str)
+def test_what_is_over_or_takes_no_node_away_is_nobodys(node):
+    assert (view(node).owner, view(node).opt_out, view(node).resting) == (None, None, None)
+
+
+OPT_OUTS = [
+    *[("predrain.io/managed", value) for value in ("false", "False", "FALSE", "no", "off", "0", "disabled", " false ")],
+    *[("predrain.io/managed", value) for value in ("", "until friday", "tru")],
+    *[("nvsentinel.dgxc.nvidia.com/managed", value) for value in ("false", "False", "no")],
+    ("karpenter.sh/do-not-disrupt", "true"),
+    *[("autoscaling.cast.ai/removal-disabled", value) for value in ("true", "1", "until friday")],
+    *[("remediation.medik8s.io/exclude-from-remediation", value) for value in ("true", "True", "1", "")],
+]
+
+
+@pytest.mark.parametrize("where", ["labels", "annotations"])
+@pytest.mark.parametrize(("key", "value"), OPT_OUTS)
+def test_an_opt_out_is_read_in_any_spelling_and_an_unclear_one_holds(where, key, value):
+    seen = view(NodeObject("n", **{where: {key: value}}))
+    assert seen.opt_out is not None
+    assert (seen.notice is not None) == (key == "predrain.io/managed" and value in ("", "until friday", "tru"))
+
+
+@pytest.mark.parametrize("value", ["true", "True", "yes", "on", "1", "enabled"])
+def test_a_clear_yes_is_no_opt_out(value):
+    assert view(NodeObject("n", {"predrain.io/managed": value})).opt_out is None
+
+
+@pytest.mark.parametrize(("value", "held"), [("", True), ("RAM swap", True), ("True", True), ("False", False),
+                                             ("no", False), ("off", False)])  # fmt: skip
+def test_maintenance_ends_with_a_clear_no(value, held):
+    assert (view(NodeObject("n", annotations={"predrain.io/maintenance": value})).maintenance is not None) is held
+
+
+def test_settings_add_marks_of_other_tools():
+    content = [{"tool": "our janitor", "meaning": "planned", "label": "example.com/janitor*", "value": "wip|drain*"}]
+    keys = Keys(foreign=object_of(tuple[ForeignMark, ...], content, "kubernetes.foreign_marks"))
+    assert view(NodeObject("n", {"example.com/janitor-1": "drain now"}), keys).owner == "our janitor"
+    assert view(NodeObject("n", {"example.com/janitor-1": "idle"}), keys).owner is None
+    with pytest.raises(ValueError, match="give one of taint"):
+        ForeignMark("x", "planned", label="a", taint="b")

@@ -1,8 +1,11 @@
-"""The fleet page: who is at risk, found by words, tiers and racks, in any order."""
+"""The fleet page: who is at risk, found by words, tiers and racks; its charts; who may look."""
 
+import base64
 import gzip
+import hashlib
+import re
 from collections.abc import Iterator
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import get_args
 
@@ -10,11 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serving.pages.charts import MOST_NODES, draw, shade
+from serving.pages.charts import MOST_NODES, Mark, draw, risk_chart, shade
 from serving.pages.fleet_table import FleetQuery, PageSort, natural, select, table_rows
 from serving.pages.rendering import percent
 from serving.scores.fleet import ScoredFleet
-from serving.scores.reading import Scores, UnitPlace, read_scores, span
+from serving.scores.reading import PastScore, Scores, UnitPlace, read_scores, span
 from tests.serving.http.world import DECIDED, NOW, Running, record, running, small_fleet, write_scores
 from tests.serving.pages.page_world import Page, a_week, look
 
@@ -232,3 +235,67 @@ def test_numbers_in_words() -> None:
     ]  # fmt: skip
     assert sorted(["n10", "n2", "a", "n"], key=natural) == ["a", "n", "n2", "n10"]
     assert DECIDED < NOW
+
+
+READ, WRITE = "read-token-0123456789", "write-token-0123456789"
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    folder = tmp_path_factory.mktemp("access")
+    hashes = {scope: hashlib.sha256(token.encode()).hexdigest() for scope, token in (("read", READ), ("write", WRITE))}
+    (folder / "tokens").write_text("".join(f"{scope} sha256:{digest}\n" for scope, digest in hashes.items()))
+    write_scores(folder / "scores", small_fleet())
+    with running(folder / "scores", tokens=folder / "tokens") as started:
+        yield started
+
+
+def password(token: str, user: str = "me") -> str:
+    return "Basic " + base64.b64encode(f"{user}:{token}".encode()).decode()
+
+
+def test_a_browser_is_asked_for_a_token_and_let_in_with_it(guarded: Running) -> None:
+    client = guarded.client()
+    for path in ("/", "/nodes/n1", "/gpus/GPU-n1-0", "/outcomes", "/ledger?node=n1", "/page/decision"):
+        status, body, headers = client.send("GET", path)
+        assert status == 401
+        assert headers["WWW-Authenticate"].startswith("Basic realm=")
+        assert "Send one of the guarded" in body.decode()
+        assert client.send("GET", path, Authorization=password(READ))[0] == 200
+    assert guarded.client(READ).send("GET", "/")[0] == 200
+    assert client.send("GET", "/page/style.css")[0] == 200
+
+
+def test_a_password_opens_the_pages_alone(guarded: Running) -> None:
+    for path in ("/v1/nodes", "/metrics"):
+        status, _, headers = guarded.client().send("GET", path, Authorization=password(READ))
+        assert (status, headers["WWW-Authenticate"]) == (401, 'Bearer realm="predrain"')
+
+
+@pytest.mark.parametrize(
+    ("header", "status"),
+    [(password("wrong"), 401), (password(""), 401), ("Basic", 401), ("Basic !", 401), ("Basic /w==", 401),
+     (f"Basic {READ}", 401), (password(WRITE), 403), (password(READ, ""), 200)],
+)  # fmt: skip
+def test_another_password_opens_none(guarded: Running, header: str, status: int) -> None:
+    assert guarded.client().send("GET", "/", Authorization=header)[0] == status
+
+
+BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
+WORD = re.compile(r'<g class="mark[^>]*>.*?<text class="tick (end|start)" x="([\d.-]+)" y="([\d.]+)">([^<]*)</text>')
+
+
+@given(st.lists(st.tuples(st.floats(0, 300), st.sampled_from(["drain", "soft taint", "failure"])), max_size=30))
+def test_no_word_of_a_timeline_covers_another_and_every_mark_has_a_title(happened):
+    scores = [PastScore(BEGIN + timedelta(hours=6 * step), 0.1, "watch") for step in range(40)]
+    marks = [Mark(BEGIN + timedelta(hours=hours), "action", word, word) for hours, word in happened]
+    drawn = str(risk_chart(scores, {}, "risk", marks))
+    assert drawn.count('<g class="mark') == drawn.count("</title><path") == len(marks)
+    taken = []
+    for side, beside, line, word in WORD.findall(drawn):
+        end = float(beside) if side == "end" else float(beside) + 6.5 * len(word)
+        start = end - 6.5 * len(word)
+        assert 0 <= start < end <= 720
+        assert all(line != other or end <= left or right <= start for left, right, other in taken)
+        taken.append((start, end, line))
+    assert bool(taken) == bool(marks)

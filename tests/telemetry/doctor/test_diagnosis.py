@@ -1,9 +1,26 @@
-"""What is missing, what that costs, what to do, in which order."""
+"""What is missing, what that costs and what to do: groups of channels and their importance."""
 
 import json
+from pathlib import Path
 
-from telemetry.dataset.channels import CATALOGUE
-from telemetry.doctor.diagnosis import ChannelState, Diagnosis, as_dict, as_text, diagnose
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from features.config import FAILURE_CLASSES
+from foundation.errors import InputError
+from telemetry.dataset.channels import CATALOGUE, Channel
+from telemetry.doctor.diagnosis import ChannelState, Diagnosis, absent_on, as_dict, as_text, diagnose
+from telemetry.doctor.groups import (
+    GROUPS,
+    LATER_FIELDS,
+    OTHER,
+    channels_page,
+    counter_line,
+    counter_name,
+    grouped,
+)
+from telemetry.doctor.importance import XIDS, read_importance
 from telemetry.doctor.observation import ChannelSeen, TelemetryFinding
 from tests.telemetry.doctor.looks import H100, IMPORTANCE, observation, without
 
@@ -138,3 +155,157 @@ def test_the_text_shows_channels_by_group_with_their_importance() -> None:
     assert lines[at + 2].split() == ["pcie_link_gen", "ok", "8", "-"]
     assert "said" in lines
     assert lines[lines.index("What to do, most important first") + 1] == "  1. PCIe: pcie_replay_total missing [20.0%]"
+
+
+FILE = Path(__file__).resolve().parents[3] / "deploy" / "dcgm-exporter" / "predrain-counters.csv"
+DCGM = [channel for channel in CATALOGUE.values() if channel.dcgm_names]
+
+
+def later_lines() -> str:
+    marked = [line.removeprefix("#later ") for line in FILE.read_text().splitlines() if line.startswith("#later ")]
+    return "\n".join(marked)
+
+
+def types_of(text: str) -> dict[str, str]:
+    """Read a counter file by the exporter's rules: it does not start with one that breaks them."""
+    types: dict[str, str] = {}
+    for line in text.splitlines():
+        if line and not line.startswith("#"):
+            assert '"' not in line
+            field, kind, what = (cell.strip(" ") for cell in line.split(","))
+            assert field not in types  # it would give a page with repeated lines
+            assert kind in ("gauge", "counter", "label")
+            assert what
+            types[field] = kind
+    return types
+
+
+def all_lines() -> dict[str, str]:
+    return types_of(FILE.read_text() + later_lines() + "\n")
+
+
+def test_every_channel_that_dcgm_has_is_in_it_under_the_name_that_all_exporters_accept() -> None:
+    lines = all_lines()
+    assert len(lines) < 100  # DCGM takes 128 fields a group at most
+    for channel in DCGM:
+        name = counter_name(channel)
+        assert name in lines, channel.name
+        assert lines[name] == ("counter" if channel.kind == "counter" else "gauge"), channel.name
+        assert (counter_line(channel) or "").startswith(f"{name}, {lines[name]}, ")
+
+
+def test_nothing_is_in_it_that_predrain_does_not_read() -> None:
+    ours = {name for channel in DCGM for name in channel.dcgm_names}
+    ours |= {"DCGM_EXP_XID_ERRORS_COUNT", "DCGM_FI_DRIVER_VERSION", "DCGM_FI_DEV_SERIAL"}
+    assert set(all_lines()) <= ours
+
+
+def test_names_that_stop_older_exporters_are_switched_off() -> None:
+    assert not types_of(FILE.read_text()).keys() & LATER_FIELDS
+    assert types_of(later_lines()).keys() == LATER_FIELDS
+
+
+def test_every_channel_of_the_catalogue_is_in_one_group_and_every_group_holds_only_such() -> None:
+    names = [name for group in GROUPS for name in group.channels]
+    assert sorted(names) == sorted(CATALOGUE)
+
+
+def test_a_declared_channel_stands_in_a_group_of_its_own() -> None:
+    mine = Channel("bus_errors_total", "counter", "errors", 0.0, None, "declared | in params")
+    channels = {**CATALOGUE, mine.name: mine}
+    assert grouped(channels)[-1] == (OTHER, [mine])
+    page = channels_page(channels)
+    assert "| `bus_errors_total` | declared \\| in params | counter | errors | from 0 |" in page
+
+
+@pytest.mark.parametrize(
+    ("model", "channel", "absent"),
+    [
+        ("NVIDIA L4", "nvlink_replay_total", True),
+        ("NVIDIA H100 80GB HBM3", "nvlink_replay_total", False),
+        ("NVIDIA A100-SXM4-80GB", "retired_pages_sbe_total", True),
+        ("Tesla V100-SXM2-32GB", "row_remap_pending", True),
+        ("Tesla V100-SXM2-32GB", "retired_pages_sbe_total", False),
+        ("NVIDIA H100 80GB HBM3", "fabric_health", False),
+        ("NVIDIA A100-SXM4-80GB", "fabric_health", True),
+        ("NVIDIA H100 80GB HBM3", "fan_speed_pct", True),
+        ("NVIDIA GeForce RTX 4090", "ecc_sbe_volatile_total", True),
+        ("NVIDIA GeForce RTX 4090", "dram_active_ratio", True),
+        ("NVIDIA L40S", "mem_temp_c", True),
+        ("AMD Instinct MI300X", "retired_pages_sbe_total", False),
+        ("Some Accelerator 9000", "ecc_sbe_volatile_total", False),
+    ],
+)
+def test_what_boards_cannot_report(model: str, channel: str, absent: bool) -> None:
+    assert channel in CATALOGUE
+    assert (absent_on(model, channel) is not None) is absent
+
+
+def test_the_failure_classes_of_groups_are_those_of_labels():
+    assert {name for group in GROUPS for name in group.classes} <= set(FAILURE_CLASSES)
+    assert all(group.classes for group in GROUPS if group.precursor)
+
+
+def write_attributions(folder: Path, rows: list[tuple[int, str, str, str, str | None, float, int]]) -> None:
+    names = ("fold", "model", "feature", "group", "channel", "share", "rows")
+    table = pa.table({name: [row[at] for row in rows] for at, name in enumerate(names)})
+    (folder / "evaluation").mkdir(parents=True)
+    pq.write_table(table, folder / "evaluation" / "attributions.parquet")
+
+
+def write_bundle(folder: Path) -> None:
+    features = [("telemetry", "power_w_max"), ("peers", "gpu_temp_c"), ("history", "xid_memory"), ("static", "age")]
+    manifest = {
+        "profile": "mean_rank",
+        "features": [
+            {"group": group, "channel": channel, "name": f"f{n}"} for n, (group, channel) in enumerate(features)
+        ],
+    }
+    folder.mkdir(exist_ok=True)
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+
+
+def test_shares_are_averaged_over_folds_by_their_rows_for_the_profile(tmp_path: Path) -> None:
+    write_attributions(
+        tmp_path,
+        [
+            (0, "mean_rank", "a", "telemetry", "power_w", 0.6, 300),
+            (0, "mean_rank", "b", "telemetry", "clocks_event_reasons_power_brake", 0.4, 300),
+            (1, "mean_rank", "a", "telemetry", "power_w", 0.2, 100),
+            (1, "mean_rank", "c", "history", "xid_memory", 0.8, 100),
+            (0, "xgboost", "a", "telemetry", "gpu_temp_c", 1.0, 300),
+        ],
+    )
+    (tmp_path / "metrics.json").write_text('{"profile": "mean_rank"}')
+    importance, source = read_importance(tmp_path, None, CATALOGUE)
+    assert importance.shares == pytest.approx({"power_w": 0.5, "clocks_event_reasons": 0.3, XIDS: 0.2})
+    assert importance.used == {"power_w", "clocks_event_reasons"}
+    assert importance.of(["power_w", "gpu_temp_c"]) == pytest.approx(0.5)
+    assert importance.of(["gpu_temp_c"]) is None
+    assert "attributions of mean_rank over 2 folds" in source
+    assert "not what its precision would lose" in source
+
+
+def test_a_bundle_tells_what_it_uses(tmp_path: Path) -> None:
+    write_bundle(tmp_path)
+    importance, _ = read_importance(None, tmp_path, CATALOGUE)
+    assert importance.used == {"power_w", "gpu_temp_c"}
+    assert importance.of(["power_w"]) is None
+
+
+def test_without_files_it_says_what_to_run(tmp_path: Path) -> None:
+    importance, source = read_importance(tmp_path, tmp_path / "bundle", CATALOGUE)
+    assert importance is None
+    assert f"{tmp_path}/evaluation/attributions.parquet is not there; {tmp_path}/bundle holds no bundle" in source
+    assert "Run `predrain train` or `predrain backtest`" in source
+
+
+def test_damaged_files_are_named(tmp_path: Path) -> None:
+    (tmp_path / "evaluation").mkdir()
+    (tmp_path / "evaluation" / "attributions.parquet").write_bytes(b"PAR0")
+    with pytest.raises(InputError, match="the file cannot be used"):
+        read_importance(tmp_path, None, CATALOGUE)
+    (tmp_path / "bundle").mkdir()
+    (tmp_path / "bundle" / "manifest.json").write_text("{}")
+    with pytest.raises(InputError, match=r"lacks or misstates 'features'.*manifest.json"):
+        read_importance(None, tmp_path / "bundle", CATALOGUE)

@@ -1,15 +1,26 @@
-"""Scrapes against servers that answer well, badly, slowly and never."""
+"""Targets, scrapes of servers that answer well, badly and never, and collectors that are processes."""
 
 import asyncio
 import gzip
+import json
+import signal
+import socket
+import urllib.error
+import urllib.request
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 
+from foundation.errors import InputError
 from foundation.http import Connection, HttpResponse
+from telemetry.collect.kubernetes import discovery
 from telemetry.collect.scraping.scraper import PAGE_BYTES, ScrapeError, Scraper
-from tests.telemetry.collect.exporters.exporter_pages import exporter_page
+from telemetry.collect.scraping.targets import Target, parse_target, read_targets
+from tests.telemetry.collect.exporters.exporter_pages import exporter_page, landed
+from tests.telemetry.collect.exporters.page_server import page_server, start_collector
 
 Handler = Callable[[bytes, asyncio.StreamWriter], Awaitable[None]]
 PAGE = exporter_page("n1", 1).encode()
@@ -138,3 +149,157 @@ def test_credentials_are_shown_and_read_again(tmp_path: Path) -> None:
     fetch(handler, token=token, times=2)
     assert b"Authorization: Bearer first\r\n" in heads[0]
     assert b"Authorization: Bearer second\r\n" in heads[1]
+
+
+@pytest.mark.parametrize(
+    ("text", "url", "address"),
+    [
+        ("node07", "http://node07:9400/metrics", "node07:9400"),
+        ("node07:9100", "http://node07:9100/metrics", "node07:9100"),
+        ("10.0.0.7:9400/gpu", "http://10.0.0.7:9400/gpu", "10.0.0.7:9400/gpu"),
+        ("fd00::7", "http://[fd00::7]:9400/metrics", "[fd00::7]:9400"),
+        ("[fd00::7]:81", "http://[fd00::7]:81/metrics", "[fd00::7]:81"),
+        ("https://h/", "https://h/metrics", "h"),
+        ("https://h:1/m?token=geheim", "https://h:1/m?token=geheim", "h:1/m"),
+    ],
+)
+def test_targets_are_read_as_people_write_them(text: str, url: str, address: str) -> None:
+    target = parse_target(text, "test")
+    assert target.url == url
+    assert target.address == address
+
+
+@pytest.mark.parametrize(
+    "text", ["node 07", "node:99999", "node:x", "ftp://h/m", "http://", "a:b:c", "/metrics", "http://h:70000/m"]
+)
+def test_what_is_no_address(text: str) -> None:
+    with pytest.raises(InputError) as caught:
+        parse_target(text, "targets.txt, line 3")
+    assert str(caught.value) == (
+        f"{text!r} is not the address of a page (targets.txt, line 3). Write host, host:port or http(s)://host:port/path."
+    )
+
+
+def test_a_password_in_an_address_is_refused_and_not_repeated() -> None:
+    with pytest.raises(InputError) as caught:
+        parse_target("http://user:geheim@node07/metrics", "test")
+    assert str(caught.value) == "the address of node07 holds a password (targets). Give it with --basic-auth-file."
+
+
+def test_a_text_file_is_read_and_read_again(tmp_path: Path) -> None:
+    path = tmp_path / "gpu-nodes.txt"
+    path.write_text("# all\nn1\nn2:81  worker-2  # new\n\n")
+    assert read_targets([str(path)]) == [
+        Target("http://n1:9400/metrics"),
+        Target("http://n2:81/metrics", "worker-2"),
+    ]
+    path.write_text("n3\n")
+    assert read_targets([str(path)]) == [Target("http://n3:9400/metrics")]
+
+
+@pytest.mark.parametrize("suffix", [".json", ".yaml"])
+def test_file_sd_is_read(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"targets{suffix}"
+    path.write_text(
+        '[{"targets": ["n1:9400", "n2:9400"], "labels": {"rack": "r1", "__metrics_path__": "/m", "job": "dcgm"}},'
+        ' {"targets": ["n3:1"], "labels": {"node": "worker-3", "__scheme__": "https"}}, {"targets": []}]'
+    )
+    rack = (("rack", "r1"),)
+    assert read_targets([str(path)]) == [
+        Target("http://n1:9400/m", None, rack),
+        Target("http://n2:9400/m", None, rack),
+        Target("https://n3:1/metrics", "worker-3"),
+    ]
+
+
+def test_a_service_is_asked_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    running = [discovery.Exporter("http://10.0.0.1:9400", "n1")]
+    asked = []
+
+    def service_exporters(namespace: str, service: str, port: object) -> list[discovery.Exporter]:
+        asked.append((namespace, service, port))
+        return list(running)
+
+    monkeypatch.setattr(discovery, "service_exporters", service_exporters)
+    values = ["kubernetes:gpu-operator/dcgm:9400", "n9,n8:1"]
+    assert [target.node for target in read_targets(values)].count("n1") == 1
+    running.append(discovery.Exporter("http://10.0.0.2:9400", "n2"))
+    assert len(read_targets(values)) == 4
+    assert asked == [("gpu-operator", "dcgm", 9400)] * 2
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ([], "no target is given (--targets). Give a file, kubernetes:NAMESPACE/SERVICE, or host:port."),
+        (
+            ["kubernetes:dcgm"],
+            "'kubernetes:dcgm' is not a service (--targets). Write kubernetes:NAMESPACE/SERVICE[:PORT].",
+        ),
+        (
+            ["missing.txt"],
+            "the list of targets cannot be read: No such file or directory (missing.txt). Give a file with targets.",
+        ),
+    ],
+)
+def test_options_that_name_no_targets(values: list[str], message: str) -> None:
+    with pytest.raises(InputError) as caught:
+        read_targets(values)
+    assert str(caught.value) == message
+
+
+def check_whole(live: Path) -> Counter[str]:
+    """Check that every file can be read and no page counts twice; return the rows by GPU."""
+    for kind in ("samples", "inventory", "events"):
+        for path in (live / kind).glob("*"):
+            assert path.suffix == ".parquet"
+            assert pq.read_table(path).num_rows > 0
+    rows = landed(live, "samples").to_pylist()
+    assert max(Counter((row["gpu"], row["energy_mj"]) for row in rows).values()) == 1
+    assert max(Counter((row["gpu"], row["timestamp"]) for row in rows).values()) == 1
+    return Counter(row["gpu"] for row in rows)
+
+
+def test_a_second_collector_is_refused_until_the_first_is_gone(tmp_path: Path) -> None:
+    dataset = tmp_path / "fleet"
+    with page_server() as server:
+        first = start_collector(dataset, server.targets(4))
+        try:
+            server.wait_for(8)
+            second = start_collector(dataset, server.targets(4))
+            assert "another collector scrapes for this dataset" in second.communicate(timeout=90)[1]
+            assert second.returncode == 1
+        finally:
+            first.kill()
+            first.communicate()
+        third = start_collector(dataset, server.targets(4), "--once")
+        _, err = third.communicate(timeout=90)
+        assert third.returncode == 0, err
+    assert len(check_whole(tmp_path / "fleet.live")) == 8
+
+
+def test_a_signal_lands_everything_and_the_collector_reports_its_state(tmp_path: Path) -> None:
+    dataset = tmp_path / "fleet"
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        listen = f"127.0.0.1:{free.getsockname()[1]}"
+    with page_server() as server:
+        targets = server.targets(2) + ",127.0.0.1:1/dead"
+        process = start_collector(dataset, targets, "--listen", listen, "--json")
+        try:
+            server.wait_for(6)
+            assert urllib.request.urlopen(f"http://{listen}/healthz", timeout=60).read() == b"ok\n"
+            metrics = urllib.request.urlopen(f"http://{listen}/metrics", timeout=60).read().decode()
+            process.send_signal(signal.SIGTERM)
+            out, err = process.communicate(timeout=90)
+        finally:
+            process.kill()
+            process.communicate()
+        assert process.returncode == 0, err
+    report = json.loads(out)
+    assert (
+        report["rows_written"] == 2 * report["scrapes_succeeded"] == sum(check_whole(tmp_path / "fleet.live").values())
+    )
+    assert report["scrapes_failed"] > 0
+    assert "predrain_exporters_targets_owned 3.0\n" in metrics
+    assert 'predrain_exporters_targets{state="failing"} 1.0\n' in metrics

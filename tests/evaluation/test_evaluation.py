@@ -231,20 +231,14 @@ def test_metrics_are_json_with_null_for_what_is_undefined():
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
-        (lambda f: f.iloc[:0],
-         "no predictions to evaluate (backtest). "
-         "Choose backtest.first_test and backtest.last_test inside the dataset."),
-        (lambda f: f.drop(columns=["rank", "risk"]),
-         "no column risk, rank (predictions to evaluate). Give predictions as `predrain backtest` makes them."),
-        (lambda f: pd.concat([f, f.iloc[[0]]]),
-         "is scored twice at 2026-01-30T00:00:00+00:00 (predictions of xgboost (sliding)). "
-         "Give one row for each unit and decision time."),
+        (lambda f: f.iloc[:0], "no predictions .*backtest.first_test and backtest.last_test"),
+        (lambda f: f.drop(columns=["rank", "risk"]), "no column risk, rank .*`predrain backtest`"),
+        (lambda f: pd.concat([f, f.iloc[[0]]]), r"twice at 2026-01-30T00:00:00.00:00 .*of xgboost \(sliding\)"),
     ],
-)  # fmt: skip
+)
 def test_predictions_that_cannot_be_evaluated_are_refused(spoil, message):
-    with pytest.raises(InputError) as raised:
+    with pytest.raises(InputError, match=message):
         evaluate(spoil(fleet(13)), k=2, bootstrap=0, seed=0)
-    assert str(raised.value).endswith(message)
 
 
 def test_truth_of_another_dataset_is_refused(tmp_path):

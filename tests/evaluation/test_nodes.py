@@ -17,7 +17,7 @@ from features.times import milliseconds
 from models.config import PromotionSection
 from models.rows.ranking import top_nodes
 from models.rows.training_set import node_codes
-from tests.evaluation.test_promises import SECTION, FleetMatrix, folds, predictions
+from tests.evaluation.fleet_matrix import SECTION, FleetMatrix, folds, predictions
 from tests.models.fleet_predictions import fleet
 
 COPIES = 4

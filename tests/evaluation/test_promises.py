@@ -1,95 +1,14 @@
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 
 import numpy as np
 import pandas as pd
 import pytest
-from scipy.special import expit
 
 from evaluation.backtest.promises import FOLD_COLUMNS, decisions_frame, walk_promises
 from evaluation.metrics.lead_time import unforeseen_incidents
 from models.config import CostsSection, PrecisionTargetsSection
-
-START = datetime(2026, 1, 1, tzinfo=UTC)
-EVERY, GAP, HORIZON = timedelta(hours=6), timedelta(minutes=10), timedelta(hours=24)
-FOLD = timedelta(days=7)
-UNITS, TIMES = 300, 4 * 28
-
-
-class FleetMatrix:
-    """Labels of a grid as known at a time: an incident is known ``late`` after its start."""
-
-    def __init__(self, late=timedelta(0), incidents=260, seed=0):
-        rng = np.random.default_rng(seed)
-        self.span = (START, START + TIMES * EVERY)
-        self.late = late
-        times = [START + at * EVERY for at in range(TIMES)]
-        names = [f"g{at:03d}" for at in range(UNITS)]
-        grid = pd.MultiIndex.from_product([times, names], names=["decision_time", "unit"]).to_frame(index=False)
-        grid["decision_time"] = grid["decision_time"].dt.as_unit("ms")
-        self.rows = grid.assign(augmented=False, node="n" + grid["unit"], gpu=grid["unit"])
-        self.starts = np.sort(rng.uniform(0, TIMES * 6.0, incidents))
-        self.of = rng.integers(0, UNITS, incidents)
-        self.final = self._label(None)
-
-    def _label(self, as_of, horizon=HORIZON):
-        label = np.zeros((TIMES, UNITS), dtype=np.int8)
-        incident = np.full((TIMES, UNITS), -1)
-        hours = np.arange(TIMES) * 6.0 + 1 / 6
-        for number in range(len(self.starts) - 1, -1, -1):
-            start = START + timedelta(hours=float(self.starts[number]))
-            if as_of is None or start + self.late <= as_of:
-                hit = (hours < self.starts[number]) & (self.starts[number] <= hours + horizon / timedelta(hours=1))
-                label[hit, self.of[number]] = 1
-                incident[hit, self.of[number]] = number
-        return label.ravel(), incident.ravel()
-
-    def incidents(self, as_of=None):
-        number = np.arange(len(self.starts))
-        node = [f"ng{unit:03d}" for unit in self.of]
-        return pd.DataFrame({"incident": number, "node_incident": number, "common_cause": number, "node": node})
-
-    def labels(self, as_of=None, *, horizon=None, rows=None):
-        horizon = HORIZON if horizon is None else horizon
-        label, incident = self._label(as_of, horizon)
-        complete = self.rows["decision_time"] + GAP + horizon
-        unknown = (complete > (self.span[1] if as_of is None else as_of)) & (label == 0)
-        frame = pd.DataFrame(
-            {
-                "label": pd.array(label, dtype="Int8"),
-                "incident": pd.array(incident, dtype="Int64"),
-                "complete_at": complete.dt.as_unit("ms"),
-            }
-        ).assign(label=lambda frame: frame["label"].mask(unknown), incident=lambda f: f["incident"].mask(incident < 0))
-        return frame if rows is None else frame.iloc[rows]
-
-
-def predictions(matrix, sharp=6.0, seed=1):
-    """A model whose risk is high for most rows before an incident; and one that knows nothing."""
-    rng = np.random.default_rng(seed)
-    labels = matrix.labels()
-    label, incident = matrix.final
-    shown = (label == 1) & (incident % 4 != 0)
-    frames = []
-    for model, strength in (("good", sharp), ("blind", 0.0)):
-        score = -7 + strength * shown + rng.normal(size=len(label))
-        frame = matrix.rows[["decision_time", "node", "gpu", "unit"]].copy()
-        frame["model"], frame["variant"] = model, "sliding"
-        frame["risk"] = expit(score).astype(np.float32)
-        frame["rank"] = frame.groupby("decision_time")["risk"].rank(ascending=False, method="first").astype(int)
-        frame["label"], frame["incident"] = labels["label"], labels["incident"]
-        frame["node_incident"] = frame["common_cause"] = labels["incident"]
-        frame["incident_start"], frame["score"], frame["alert"] = pd.NaT, frame["risk"], False
-        frame["failure_class"] = np.where(label == 1, "memory", None)
-        frame["fold"] = ((frame["decision_time"] - START) // FOLD).astype(np.int32)
-        frames.append(frame)
-    return pd.concat(frames, ignore_index=True)
-
-
-def folds():
-    return pd.DataFrame({"fold": range(4), "variant": "sliding"})
-
-
-SECTION = PrecisionTargetsSection(values=(0.5, 0.85), horizon=None)
+from tests.evaluation.fleet_matrix import FOLD, SECTION, UNITS, FleetMatrix, folds, predictions
+from tests.models.fake_matrix import GAP, HORIZON, START
 
 
 @pytest.fixture(scope="module")

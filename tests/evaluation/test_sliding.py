@@ -204,13 +204,10 @@ def test_defaults_score_the_last_third_of_45_days():
 
 
 def test_no_span_fits(matrix):
-    with pytest.raises(InputError) as caught:
+    with pytest.raises(
+        InputError, match=r"60 d, 90 d .*needs 61\.01 d, .* span 39\.75 d \(parameter training\.candidate_windows\)"
+    ):
         backtest(matrix, TrainingSection(candidate_windows=("60d", "90d")))
-    assert str(caught.value) == (
-        "no training window fits: the shortest of 60 d, 90 d with gap and horizon (1.01 d) needs 61.01 d, the data "
-        "before the last decision time span 39.75 d (parameter training.candidate_windows). Give a shorter "
-        "window, or a dataset with more history."
-    )
     for span, reported in (("60d", "candidates 60 d"), ("expanding", "expanding, from 60 d on")):
         with pytest.raises(InputError, match=rf"fits: the data span 40 d, gap .* take 1\.01 d; {reported} \("):
             fit_final(
@@ -229,13 +226,10 @@ def test_no_span_fits(matrix):
 
 
 def test_a_first_test_before_any_span_fits(matrix):
-    with pytest.raises(InputError) as caught:
+    with pytest.raises(
+        InputError, match=r"first_test 2026-01-11 .*from 2026-01-17 00:10 UTC on \(parameter backtest\.first_test\)"
+    ):
         backtest(matrix, section=BacktestSection(first_test=START + timedelta(days=10)))
-    assert str(caught.value) == (
-        "first_test 2026-01-11 00:00 UTC comes before any training window fits: the shortest (15 d) with gap and "
-        "horizon fits from 2026-01-17 00:10 UTC on (parameter backtest.first_test). Give that time or a later one, a "
-        "shorter one in training.candidate_windows, or 'auto'."
-    )
 
 
 def test_an_empty_test_period(matrix):
@@ -258,13 +252,10 @@ def test_an_empty_matrix():
 
 def test_one_class_in_every_span_is_an_error_that_says_where(matrix):
     quiet = FakeMatrix(units=6, days=30, incidents=0)
-    with pytest.raises(InputError) as caught:
+    with pytest.raises(
+        InputError, match=r"one class only in .*every refit \(3 from .*, span 10 d: .*Give a longer window"
+    ):
         backtest(quiet, TrainingSection(window="10d"))
-    assert str(caught.value).startswith(
-        "one class only in the training window of every refit (3 from 2026-01-12 06:00 UTC to 2026-01-26 06:00 UTC); "
-        "refit at 2026-01-26 06:00 UTC, span 10 d: no incident gives it a positive row"
-    )
-    assert "Give a longer window, or a dataset with more history" in str(caught.value)
     only = r"one class only in the training window: refit at 2026-01-31 .*no incident gives it a positive row"
     with pytest.raises(InputError, match=only):
         fit_final(quiet, training=TrainingSection(window="10d"), models=QUICK, backtest=AUTO, seed=1)
@@ -409,10 +400,8 @@ def test_a_full_disk_keeps_the_folds_before(tmp_path, monkeypatch):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(pq, "write_table", full)
-    with pytest.raises(InputError) as caught:
+    with pytest.raises(InputError, match=r"the finished fold 1: No space left .*Free some space and run again"):
         store.save(1, Fold(pa.table({"x": [2]}), {"fold": 1}))
-    assert "cannot write the finished fold 1: No space left on device" in str(caught.value)
-    assert "Free some space and run again; the folds before it are kept." in str(caught.value)
     assert [path.name for path in sorted((tmp_path / "abc").iterdir())] == ["fold-0000.parquet"]
     assert store.load(0).facts == {"fold": 0}
     assert store.load(1) is None

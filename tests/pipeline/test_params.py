@@ -64,10 +64,7 @@ def test_later_files_override_key_by_key(tmp_path: Path) -> None:
         ("features: {windows: [6h, 1h]}", r"ascending"),
         ("labels: {gap: '1:30:00'}", r"not a duration: write .* such as '90m'.*labels\.gap"),
         ("labels: {gap: 1h or so}", r"'1h or so' is not a duration.*labels\.gap"),
-        (
-            "telemetry: {step: 10m}\ndecision: {every: 25m}",
-            r"25m is not a positive multiple.*10m.*decision\.every",
-        ),
+        ("telemetry: {step: 10m}\ndecision: {every: 25m}", r"25m is not a positive multiple.*10m.*decision\.every"),
         ("channels: {volts: {kind: gauge, range: [5, 1]}}", r"range \[5\.0, 1\.0\] is empty"),
         ("channels: {volts: {kind: number}}", r"'number' is not valid.*channels\.volts\.kind"),
         ("models: {groups: {lightgbm: [onsett]}}", r"'onsett' is not valid.*Did you mean 'onset'\?"),
@@ -78,14 +75,8 @@ def test_later_files_override_key_by_key(tmp_path: Path) -> None:
         ("seed: -1", r"greater than or equal to 0.*parameter seed"),
         ("[1, 2]", r"a list where sections were expected"),
         ("labels: {gap: [", r"not valid YAML"),
-        (
-            "training: {window: 28d}\nseed: 3\ntraining: {refit_every: 3d}",
-            r"(?s)'training' is duplicated in one mapping: first.*line 1.*and again.*line 3",
-        ),
-        (
-            "models: {parallel: {members: [lightgbm, lightgbm, logistic]}}",
-            r"lightgbm twice.*parameter models\.parallel\.members",
-        ),
+        ("seed: 1\nk: 2\nseed: 3", r"(?s)'seed' is duplicated in one mapping: first.*line 1.*and again.*line 3"),
+        ("models: {parallel: {members: [mlp, mlp, logistic]}}", r"mlp twice.*parameter models\.parallel\.members"),
     ],
 )
 def test_bad_values_say_what_where_and_what_to_do(tmp_path: Path, text: str, expected: str) -> None:

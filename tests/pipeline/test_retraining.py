@@ -377,9 +377,8 @@ def test_decisions_to_compare_on_begin_when_no_side_knows_a_label(world) -> None
     assert not rows["augmented"].any()
     assert (matrix.labels(None).iloc[positions]["complete_at"] <= matrix.span[1]).all()
     train_bundle(matrix, params, folder / "whole")
-    with pytest.raises(InputError, match="no decision to compare on: whole knows labels up to") as raised:
+    with pytest.raises(InputError, match=r"no decision to compare on: whole knows labels up to.*--until 2026-01-3"):
         untouched(matrix, [*bundles, ("whole", load_bundle(folder / "whole"))], timedelta(days=28))
-    assert "`predrain train --until 2026-01-3" in raised.value.do
 
 
 def test_a_model_lives_from_its_first_promotion_to_a_rollback(world) -> None:
@@ -399,9 +398,8 @@ def test_a_model_lives_from_its_first_promotion_to_a_rollback(world) -> None:
         promote(lambda: matrix, params, registry=store, model="predrain")
     (bundle,) = (folder / "mlartifacts").glob("predrain/models/*/artifacts/artifacts/early")
     gone = bundle.rename(folder / "gone")
-    with pytest.raises(InputError, match="it holds no bundles") as raised:
+    with pytest.raises(InputError, match=r"it holds no bundles.*Bring the files of version 1 back"):
         roll_back(registry=store, model="predrain")
-    assert raised.value.do.startswith("Bring the files of version 1 back, or give the alias to a version whose files")
     assert standing_of(store, "predrain").champion == 2
     gone.rename(bundle)
     back = roll_back(registry=store, model="predrain", reason="precision fell")

@@ -167,9 +167,8 @@ def test_the_truth_is_never_inside_the_dataset(tmp_path: Path, out: str, truth: 
 def test_a_folder_that_is_no_truth_is_not_replaced(tmp_path: Path) -> None:
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes" / "mine.txt").write_text("keep")
-    with pytest.raises(InputError, match="is not the truth of a simulation") as caught:
+    with pytest.raises(InputError, match=r"is not the truth of a simulation.*Choose another folder"):
         simulate(tmp_path / "d", gpus=8, days=1, seed=1, scenario="base", truth=tmp_path / "notes")
-    assert caught.value.do == "Choose another folder, or remove this one."
     assert (tmp_path / "notes" / "mine.txt").read_text() == "keep"
     assert not (tmp_path / "d").exists()
 

@@ -113,24 +113,11 @@ def test_all_takes_every_column_but_those_that_name_the_unit():
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        (
-            "removed_at",
-            "'removed_at' cannot be a feature (parameter features.static). "
-            "Leave it out: a removal is not known before it happens.",
-        ),
-        (
-            "installed_at",
-            "'installed_at' cannot be a feature (parameter features.static). "
-            "Name 'in_place' instead: days since the installation.",
-        ),
-        (
-            "colour",
-            "the inventory has no column 'colour' (parameter features.static). "
-            "Choose among: age, driver, gpu, in_place, model, moves, node, rack, slot.",
-        ),
+        ("removed_at", r"'removed_at' cannot be a feature \(parameter features\.static\)"),
+        ("installed_at", "'installed_at' cannot be a feature .*Name 'in_place' instead"),
+        ("colour", "no column 'colour' .*Choose among: age, driver, gpu, in_place, model, moves, node, rack, slot"),
     ],
 )
 def test_a_wrong_name_is_explained(name, message):
-    with pytest.raises(InputError) as error:
+    with pytest.raises(InputError, match=message):
         StaticPlan.of(inventory_of(gpus(2)), events_of([]), (name,))
-    assert str(error.value) == message

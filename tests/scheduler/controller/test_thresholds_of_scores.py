@@ -124,19 +124,12 @@ def test_damaged_thresholds_are_refused(tmp_path, thresholds):
 @pytest.mark.parametrize(
     ("policy", "message"),
     [
-        (
-            "{thresholds_from: scores, thresholds: {high: 0.4}}",
-            "policy.thresholds are given, and policy.thresholds_from is 'scores': leave one of them out",
-        ),
-        (
-            "{thresholds_from: costs, thresholds: {high: 0.4}}",
-            "policy.thresholds.high is given, and policy.thresholds_from is 'costs': leave one of them out",
-        ),
-        ("{thresholds_from: model}", "settings.policy.thresholds_from: "),
+        ("{thresholds_from: scores, thresholds: {high: 0.4}}", "thresholds are given, .*thresholds_from is 'scores'"),
+        ("{thresholds_from: costs, thresholds: {high: 0.4}}", "thresholds.high is given, .*thresholds_from is 'costs'"),
+        ("{thresholds_from: model}", r"settings\.policy\.thresholds_from: "),
     ],
 )
 def test_settings_that_contradict_each_other_are_refused(tmp_path, policy, message):
     (tmp_path / "act.yaml").write_text(f"policy: {policy}")
-    with pytest.raises(InputError) as error:
+    with pytest.raises(InputError, match=message):
         read_settings(tmp_path / "act.yaml")
-    assert message in str(error.value)

@@ -106,36 +106,22 @@ def test_a_token_that_was_taken_out_of_the_file_is_never_valid_again(tmp_path: P
         assert (tokens.grant(f"Bearer {ADMIN}") is not None) == (ADMIN in left or "admin" in left)
 
 
-DO = (
-    "Write lines of `SCOPE[,SCOPE] sha256:HEX [NAME]`: TOKEN=$(openssl rand -hex 32); "
-    'printf %s "$TOKEN" | sha256sum gives HEX.'
-)
-
-
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("# none\n\n", "the token file holds no token ({path}). " + DO),
-        (
-            "secret-token-that-stands-alone\n",
-            "a line does not begin with scopes ({path}, line 1). Choose of read, write, admin. " + DO,
-        ),
-        ("read plain-token\n", "a line holds no SHA-256 of a token ({path}, line 1). " + DO),
-        (f"read sha256:{'z' * 64}\n", "a line holds no SHA-256 of a token ({path}, line 1). " + DO),
-        (
-            token_line("read", READ) + token_line("admin", READ),
-            "the token file holds a token twice ({path}). Give each token one line with its scopes.",
-        ),
+        ("# none\n\n", r"no token \(.*tokens\)\. Write lines of `SCOPE\[,SCOPE\] sha256:HEX"),
+        ("secret-token-that-stands-alone\n", r"tokens, line 1\)\. Choose of read, write, admin\. Write lines of"),
+        ("read secret-token\n", r"no SHA-256 of a token \(.*tokens, line 1\)"),
+        (f"read sha256:secret{'z' * 58}\n", r"no SHA-256 of a token \(.*tokens, line 1\)"),
+        (token_line("read", READ) + token_line("admin", READ), r"a token twice \(.*tokens\)"),
     ],
 )
-def test_a_wrong_token_file_is_refused_without_repeating_what_may_be_a_token(
-    tmp_path: Path, content: str, message: str
-) -> None:
-    path = tmp_path / "tokens"
-    path.write_text(content)
-    with pytest.raises(InputError) as error:
-        ScopedTokens(path)
-    assert str(error.value) == message.format(path=path)
+def test_a_wrong_token_file_is_refused_without_repeating_what_may_be_a_token(tmp_path, content, message):
+    (tmp_path / "tokens").write_text(content)
+    with pytest.raises(InputError, match=message) as error:
+        ScopedTokens(tmp_path / "tokens")
+    assert "secret" not in str(error.value)
+    assert READ not in str(error.value)
 
 
 def test_a_body_that_is_too_large_is_refused_before_it_is_read(guarded: Running) -> None:

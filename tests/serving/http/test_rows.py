@@ -48,18 +48,9 @@ def records(values: Any, units: list[str], times: list[str]) -> list[dict[str, A
 def expected(values: Any, units: list[str], times: list[str]) -> list[dict[str, Any]]:
     """What the bundle says, asked directly."""
     scored = fitted_models().score(values, pd.Series(pd.to_datetime(times, utc=True)), units)
-    mine = scored[scored["model"] == "cascade"]
+    mine = scored[scored["model"] == "cascade"].astype({"risk": float, "score": float})
     table = mine[["unit", "risk", "score", "rank", "alert"]].itertuples(index=False)
-    return [
-        {
-            "unit": row.unit,
-            "risk": float(row.risk),
-            "score": float(row.score),
-            "rank": row.rank,
-            "alert": row.alert,
-        }
-        for row in table
-    ]
+    return [row._asdict() for row in table]
 
 
 def arrow(columns: dict[str, Any]) -> bytes:
@@ -129,17 +120,14 @@ def test_ping_answers_once_the_model_is_there(client: Client) -> None:
 
 
 ROW = {NAMES[0]: 60.0}
+TIMED = ROW | {"decision_time": "2026-01-01T06:00:00Z"}
+SPLIT = "dataframe_split"
 
 
 @pytest.mark.parametrize(
     ("path", "body", "status", "detail"),
     [
-        (
-            "/v1/predict",
-            {"rows": [{NAMES[0][:-1]: 1}]},
-            422,
-            f"feature '{NAMES[0][:-1]}' is not known: did you mean '{NAMES[0]}'?",
-        ),
+        ("/v1/predict", {"rows": [{NAMES[0][:-1]: 1}]}, 422, f"did you mean '{NAMES[0]}'?"),
         ("/v1/predict", {"rows": []}, 422, "rows holds no row"),
         ("/v1/predict", {"rows": [1]}, 422, "rows is no list of objects, each of feature names and numbers"),
         ("/v1/predict", {"rows": [ROW] * 501}, 413, "rows holds 501 rows: send at most 500"),
@@ -152,51 +140,24 @@ ROW = {NAMES[0]: 60.0}
             f"rows: row 0, {NAMES[1]}: 1e+39 is beyond what can be held",
         ),
         ("/v1/predict", {"rows": [ROW | {"unit": 3}]}, 422, "rows: row 0, unit: 3 is no name"),
-        (
-            "/v1/predict",
-            {"rows": [ROW | {"decision_time": "2026-01-01"}]},
-            422,
-            "rows: row 0, decision_time: '2026-01-01' is no time with a zone: write ISO 8601, such as "
-            "'2026-01-01T06:00:00Z'",
-        ),
-        (
-            "/v1/predict",
-            {"rows": [ROW | {"decision_time": "2026-01-01T06:00:00Z"}, ROW | {"decision_time": None}]},
-            422,
-            "rows: row 1 has no decision_time, and others have one: give each row its own, or none to any",
-        ),
-        (
-            "/invocations",
-            {"dataframe_split": {"columns": [NAMES[0]], "data": [[1, 2]]}},
-            422,
-            "dataframe_split: row 0 has 2 values for 1 columns",
-        ),
-        (
-            "/invocations",
-            {"dataframe_split": {"columns": [NAMES[0]] * 2, "data": [[1, 2]]}},
-            422,
-            f"column '{NAMES[0]}' is duplicated",
-        ),
-        ("/invocations", {"dataframe_split": [1]}, 422, "dataframe_split is no object with columns and data"),
+        ("/v1/predict", {"rows": [ROW | {"decision_time": "2026-01-01"}]}, 422, "'2026-01-01' is no time with a zone"),
+        ("/v1/predict", {"rows": [TIMED, ROW | {"decision_time": None}]}, 422, "rows: row 1 has no decision_time"),
+        ("/invocations", {SPLIT: {"columns": [NAMES[0]], "data": [[1, 2]]}}, 422, "row 0 has 2 values for 1 columns"),
+        ("/invocations", {SPLIT: {"columns": [NAMES[0]] * 2, "data": [[1, 2]]}}, 422, f"'{NAMES[0]}' is duplicated"),
+        ("/invocations", {SPLIT: [1]}, 422, "dataframe_split is no object with columns and data"),
         ("/invocations", {"inputs": [[1.0]]}, 422, "inputs is no list of objects, each of feature names and numbers"),
         ("/invocations", {"inputs": {NAMES[0]: [1], NAMES[1]: []}}, 422, "inputs: the columns have different lengths"),
-        (
-            "/invocations",
-            {"dataframe_record": [ROW]},
-            422,
-            "key 'dataframe_record' is not known: did you mean 'dataframe_records'?",
-        ),
-        (
-            "/invocations",
-            {"instances": [ROW], "params": {"a": 1}},
-            422,
-            "this model has no params: leave them out",
-        ),
+        ("/invocations", {"dataframe_record": [ROW]}, 422, "did you mean 'dataframe_records'?"),
+        ("/invocations", {"instances": [ROW], "params": {"a": 1}}, 422, "this model has no params: leave them out"),
     ],
 )
 def test_rows_that_do_not_fit_are_refused(client: Client, path: str, body: Any, status: int, detail: str) -> None:
     got, problem, _ = client.send("POST", path, body)
-    assert (got, problem["detail"]) == (status, detail)
+    assert (got, detail in problem["detail"]) == (status, True), problem
+
+
+def of_time(times: list[int | None], *kind: str) -> dict[str, Any]:
+    return {NAMES[0]: [1.0] * len(times), "decision_time": pa.array(times, pa.timestamp(*kind))}
 
 
 @pytest.mark.parametrize(
@@ -208,21 +169,9 @@ def test_rows_that_do_not_fit_are_refused(client: Client, path: str, body: Any, 
         ({NAMES[0]: pa.array([], pa.float64())}, 422, "the table holds no row"),
         ({NAMES[0]: np.zeros(501)}, 413, "the body holds more than 500 rows: send smaller ones"),
         ({NAMES[0]: [[1.0]]}, 400, f"column '{NAMES[0]}' has the type list<item: double>: send numbers, strings"),
-        (
-            {NAMES[0]: [1.0], "decision_time": pa.array([0], pa.timestamp("ms"))},
-            422,
-            "decision_time: timestamp[ms] has no time zone: send timestamps with one, such as UTC",
-        ),
-        (
-            {NAMES[0]: [1.0, 2.0], "decision_time": pa.array([0, None], pa.timestamp("ms", "UTC"))},
-            422,
-            "the table: row 1 has no decision_time, and others have one: give each row its own, or none to any",
-        ),
-        (
-            {NAMES[0]: [1.0], "decision_time": pa.array([2**62], pa.timestamp("s", "UTC"))},
-            422,
-            "decision_time: a time lies outside the years 1 to 9999 (UTC)",
-        ),
+        (of_time([0], "ms"), 422, "decision_time: timestamp[ms] has no time zone"),
+        (of_time([0, None], "ms", "UTC"), 422, "the table: row 1 has no decision_time"),
+        (of_time([2**62], "s", "UTC"), 422, "decision_time: a time lies outside the years 1 to 9999 (UTC)"),
         ({NAMES[0]: [1.0], "unit": [7]}, 422, "the table: row 0, unit: 7 is no name"),
     ],
 )
@@ -248,10 +197,7 @@ def test_a_bundle_that_cannot_be_loaded_is_reported_and_the_rest_is_served(tmp_p
         wait(lambda: "no bundle" in str(service.service.holder.trouble), 60)
         status, problem, _ = client.send("GET", "/readyz")
         assert status == 503
-        assert problem["reasons"] == [
-            f"the model cannot be served: no bundle in {tmp_path / 'none'} ({tmp_path / 'none' / 'manifest.json'}). "
-            "Give the folder that `predrain train` wrote."
-        ]
+        assert f"the model cannot be served: no bundle in {tmp_path / 'none'} (" in str(problem["reasons"])
         assert client.send("GET", "/ping")[0] == 503
         assert client.send("POST", "/v1/predict", {"rows": [ROW]})[0] == 503
         assert client.send("POST", "/v1/predict", {"nodes": ["n1"]})[0] == 200

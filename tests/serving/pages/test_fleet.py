@@ -260,7 +260,7 @@ def test_a_browser_is_asked_for_a_token_and_let_in_with_it(guarded: Running) -> 
         status, body, headers = client.send("GET", path)
         assert status == 401
         assert headers["WWW-Authenticate"].startswith("Basic realm=")
-        assert "Send one of the guarded" in body.decode()
+        assert "Send one of the service" in body.decode()
         assert client.send("GET", path, Authorization=password(READ))[0] == 200
     assert guarded.client(READ).send("GET", "/")[0] == 200
     assert client.send("GET", "/page/style.css")[0] == 200

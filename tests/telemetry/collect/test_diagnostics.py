@@ -153,9 +153,8 @@ def test_verdicts_land_on_their_gpus_once(tmp_path: Path):
 
 def test_a_gpu_that_cannot_be_named_is_refused(tmp_path: Path):
     where = landing(tmp_path)
-    with pytest.raises(InputError, match="it is not known which GPU index 0, serial 1652222000001 is") as error:
+    with pytest.raises(InputError, match=r"not known which GPU index 0, serial 1652222000001 is.*nvidia-smi"):
         collect_diagnostics(DATA / "dcgm4.json", where, node="n1", names={}, delay=timedelta(0))
-    assert "nvidia-smi" in error.value.do
     assert landed(where) == []
     with pytest.raises(InputError, match="the report cannot be read: No such file"):
         collect_diagnostics(tmp_path / "none", where, node="n1", names={}, delay=timedelta(0))

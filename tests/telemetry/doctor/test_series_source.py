@@ -97,9 +97,8 @@ def test_a_missing_file_and_a_page_of_something_else(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="the page cannot be read: No such file"):
         observe_file(tmp_path / "no.prom", channels=CATALOGUE, now=NOW)
     (tmp_path / "other.prom").write_text("go_goroutines 7\n")
-    with pytest.raises(InputError, match="the page holds no series of a GPU") as caught:
+    with pytest.raises(InputError, match=r"no series of a GPU.*device-metrics-exporter"):
         observe_file(tmp_path / "other.prom", channels=CATALOGUE, now=NOW)
-    assert "dcgm-exporter or AMD's device-metrics-exporter" in str(caught.value)
 
 
 def seen_at(*answer: Any) -> Observation:

@@ -87,9 +87,8 @@ def test_a_kill_at_any_write_loses_and_repeats_nothing(tmp_path: Path, monkeypat
 
 def test_a_line_without_a_host_is_refused_before_it_counts_as_read(tmp_path: Path):
     where = landing(tmp_path)
-    with pytest.raises(InputError, match="the kernel log does not name its node") as error:
+    with pytest.raises(InputError, match=r"does not name its node.*--node NAME"):
         collect(where, [[xid(1)]], node=None)
-    assert "--node NAME" in error.value.do
     assert collect(where, [[xid(1)]]).used == 1
 
 

@@ -178,9 +178,8 @@ def test_files_follow_and_go_on_after_a_restart(tmp_path: Path):
 
 
 def test_a_file_that_is_not_there(tmp_path: Path):
-    with pytest.raises(InputError, match="the log file does not exist") as error:
+    with pytest.raises(InputError, match=r"the log file does not exist.*Check the path"):
         LogFiles([tmp_path / "none.log"], {}, clock=Clock(), once=True)
-    assert error.value.do == "Check the path."
     assert LogFiles([tmp_path / "none.log"], {}, clock=Clock()).read(0.0).lines == []
 
 

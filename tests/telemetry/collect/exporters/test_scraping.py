@@ -3,6 +3,7 @@
 import asyncio
 import gzip
 import json
+import re
 import signal
 import socket
 import urllib.error
@@ -173,17 +174,13 @@ def test_targets_are_read_as_people_write_them(text: str, url: str, address: str
     "text", ["node 07", "node:99999", "node:x", "ftp://h/m", "http://", "a:b:c", "/metrics", "http://h:70000/m"]
 )
 def test_what_is_no_address(text: str) -> None:
-    with pytest.raises(InputError) as caught:
+    with pytest.raises(InputError, match=re.escape(f"{text!r} is not the address of a page (targets.txt, line 3)")):
         parse_target(text, "targets.txt, line 3")
-    assert str(caught.value) == (
-        f"{text!r} is not the address of a page (targets.txt, line 3). Write host, host:port or http(s)://host:port/path."
-    )
 
 
 def test_a_password_in_an_address_is_refused_and_not_repeated() -> None:
-    with pytest.raises(InputError) as caught:
+    with pytest.raises(InputError, match=r"node07 holds a password .*--basic-auth-file"):
         parse_target("http://user:geheim@node07/metrics", "test")
-    assert str(caught.value) == "the address of node07 holds a password (targets). Give it with --basic-auth-file."
 
 
 def test_a_text_file_is_read_and_read_again(tmp_path: Path) -> None:
@@ -231,21 +228,14 @@ def test_a_service_is_asked_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ([], "no target is given (--targets). Give a file, kubernetes:NAMESPACE/SERVICE, or host:port."),
-        (
-            ["kubernetes:dcgm"],
-            "'kubernetes:dcgm' is not a service (--targets). Write kubernetes:NAMESPACE/SERVICE[:PORT].",
-        ),
-        (
-            ["missing.txt"],
-            "the list of targets cannot be read: No such file or directory (missing.txt). Give a file with targets.",
-        ),
+        ([], r"no target is given \(--targets\)"),
+        (["kubernetes:dcgm"], r"'kubernetes:dcgm' is not a service .*NAMESPACE/SERVICE\[:PORT\]"),
+        (["missing.txt"], r"No such file or directory \(missing\.txt\)"),
     ],
 )
 def test_options_that_name_no_targets(values: list[str], message: str) -> None:
-    with pytest.raises(InputError) as caught:
+    with pytest.raises(InputError, match=message):
         read_targets(values)
-    assert str(caught.value) == message
 
 
 def check_whole(live: Path) -> Counter[str]:

@@ -102,13 +102,8 @@ def test_chunks_are_halved_where_the_server_refuses_and_the_size_is_remembered(
 def test_a_minute_that_is_refused_is_an_error(fake: FakePrometheus, fetch: Fetch) -> None:
     fake.add(TEMPERATURE, gpu_labels(0), [(START_MS + 1, 40.0)])
     fake.max_samples = 0
-    with pytest.raises(InputError) as caught:
+    with pytest.raises(InputError, match=rf"too many samples .*metric {TEMPERATURE}.*--query\.max-samples.*by --match"):
         fetch()
-    assert str(caught.value) == (
-        "the server refuses even one minute of a metric: query processing would load too many samples into memory in "
-        f"query execution (metric {TEMPERATURE}). Raise its limits (Prometheus: --query.max-samples, --query.timeout), "
-        "or fetch parts by --match."
-    )
 
 
 @pytest.mark.parametrize(
@@ -140,18 +135,13 @@ def test_every_sample_is_accounted_for(fake: FakePrometheus, fetch: Fetch) -> No
 def test_recording_rules_come_through_the_mapping(fake: FakePrometheus, fetch: Fetch, tmp_path: Path) -> None:
     labels = {"device_uuid": "GPU-1", "kubernetes_node": "n1.cluster.example:9400"}
     fake.add("job:gpu_power_mw:max", labels, [(START_MS + 1, 250_000.0)])
-    with pytest.raises(InputError) as caught:
+    with pytest.raises(InputError, match=r"job:gpu_power_mw:max.*--mapping"):
         fetch()
-    assert "job:gpu_power_mw:max" in str(caught.value)
-    assert "--mapping" in str(caught.value)
     known = {"metrics": {"job:gpu_power_mw:max": "power_w"}, "scale": {"power_w": 0.001}}
-    with pytest.raises(InputError) as caught:
+    with pytest.raises(
+        InputError, match=r"device_uuid, kubernetes_node .*gpu: \[device_uuid\], node: \[kubernetes_node\]"
+    ):
         fetch(mapping=SourceMapping.model_validate(known))
-    assert str(caught.value) == (
-        "no series names a GPU and its node; the labels of job:gpu_power_mw:max are device_uuid, kubernetes_node "
-        "(the labels of the server's series). Map labels in a --mapping file, such as "
-        "`labels: {gpu: [device_uuid], node: [kubernetes_node]}`."
-    )
     named = {**known, "labels": {"gpu": ["device_uuid"], "node": ["kubernetes_node"]}}
     fetch(mapping=SourceMapping.model_validate(named))
     frame = landed(tmp_path)
@@ -182,10 +172,8 @@ def test_partial_answers_are_a_failure_unless_allowed(
         return None
 
     fake.fault = one_store_down
-    with pytest.raises(InputError) as caught:
+    with pytest.raises(InputError, match=r"not whole: store 2 is down.*--allow-partial"):
         fetch()
-    assert "the answer is not whole: store 2 is down" in str(caught.value)
-    assert str(caught.value).endswith("--allow-partial takes what there is.")
     assert {asked.parameters["partial_response"] for asked in fake.asked} == {"false"}
     fetch(allow_partial=True)
     assert values_of(landed(tmp_path), "gpu_temp_c") == expected
@@ -199,12 +187,8 @@ def test_the_newest_two_minutes_are_left_for_later(fake: FakePrometheus, fetch: 
     assert len(landed(tmp_path)) == 29
     fetch(now=START + timedelta(hours=2))
     assert len(values_of(landed(tmp_path), "gpu_temp_c")) == 60
-    with pytest.raises(InputError) as caught:
+    with pytest.raises(InputError, match=r"nothing between 2026-01-01T.* and 2025-12-31T23:58.*Start earlier"):
         fetch(now=START)
-    assert str(caught.value) == (
-        "there is nothing between 2026-01-01T00:00:00+00:00 and 2025-12-31T23:58:00+00:00 (--since and --until). "
-        "Start earlier: the newest two minutes are left out."
-    )
 
 
 def test_rising_xid_counts_are_events_and_the_first_sight_is_none(

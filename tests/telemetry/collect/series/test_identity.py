@@ -140,12 +140,8 @@ def test_a_declared_channel_is_known_by_its_own_name_and_a_counter_also_with_tot
 
 
 def test_a_channel_that_does_not_exist_is_refused_with_the_nearest() -> None:
-    with pytest.raises(InputError) as error:
+    with pytest.raises(InputError, match=r"'gpu_tmp_c' .*metrics\.m\)\. Did you mean 'gpu_temp_c'\?.*`channels:`"):
         SeriesCatalogue(CATALOGUE, SourceMapping(metrics={"m": "gpu_tmp_c"}))
-    assert str(error.value) == (
-        "the mapping names a channel 'gpu_tmp_c' that does not exist (mapping, metrics.m). Did you mean 'gpu_temp_c'? "
-        "A channel of your own must be declared in params `channels:`."
-    )
 
 
 def test_known_metrics_that_are_left_out_have_a_reason() -> None:

@@ -1,14 +1,21 @@
-"""Jobs on a node that is to be emptied: asked once for a checkpoint, requeued only as the very run that was meant."""
+"""Jobs on a node that is to be emptied, where else they could run, and as a real Slurm reports them."""
 
 import re
 from dataclasses import replace
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 
 from scheduler.ports.errors import SchedulerError
-from scheduler.ports.workloads import CheckpointAsk, Fence
-from scheduler.slurm.job import Requirements, SlurmJob
+from scheduler.ports.workloads import CheckpointAsk, Fence, Placement
+from scheduler.slurm.job import Requirements, SlurmJob, job_of
+from scheduler.slurm.node import SlurmNode, node_of
+from scheduler.slurm.port import read_report
+from scheduler.slurm.workloads import placement_of
+from telemetry.accounting import Accounting
+from telemetry.collect.slurm.jobs import read_squeue
+from telemetry.collect.slurm.nodes import read_nodes
 from tests.policy.decide_world import HOUR, T0
 from tests.scheduler.slurm.slurm_world import ME, World
 
@@ -240,3 +247,125 @@ def test_the_parts_of_a_heterogeneous_job_are_one_job_and_go_together(world):
     assert (part.job.name, part.job.gpus) == ("8", 12)
     assert world.workloads.evict(part, fence(world)).kind == "done"
     assert world.workloads.on_node("n2") == ()
+
+
+NODE = SlurmNode(
+    "n1", frozenset({"IDLE"}), gpus=8, features=("h100", "ib"), partitions=("gpu",), cpus=64, memory_mb=1000,
+    gpu_types=frozenset({"h100"}),
+)  # fmt: skip
+PLACED = SlurmJob(7, "7", 7, "7.0.1", ("n1",), frozenset({"RUNNING"}), gpus=8)
+
+
+def decide(job: SlurmJob = PLACED, reserved: frozenset[str] | None = None, **others: SlurmNode) -> Placement:
+    """Decide with three nodes alike, some of them changed."""
+    nodes = {name: replace(NODE, name=name) for name in ("n1", "n2", "n3")} | others
+    return placement_of(job, "n1", tuple(nodes.values()), reserved)
+
+
+def needing(**requirements: object) -> SlurmJob:
+    return replace(PLACED, needs=Requirements(**requirements))
+
+
+def names(*listed: str) -> frozenset[str]:
+    return frozenset(listed)
+
+
+@pytest.mark.parametrize(
+    ("requirements", "elsewhere"),
+    [
+        ({}, True),
+        ({"nodes": names("n1")}, False),
+        ({"nodes": names("n2")}, True),
+        ({"nodes": names("n9")}, False),
+        ({"excluded": names("n2")}, True),
+        ({"excluded": names("n2", "n3")}, False),
+        ({"partitions": names("gpu", "debug")}, True),
+        ({"partitions": names("debug")}, False),
+        ({"features": "h100&ib"}, True),
+        ({"features": "h100,ib"}, True),
+        ({"features": "a100|h100"}, True),
+        ({"features": "h100&nvswitch"}, False),
+        ({"features": "a100|b200"}, False),
+        ({"features": "[rack1*2&rack2*2]"}, None),
+        ({"features": "(a|b)&c"}, None),
+        ({"features": "h100&!ib"}, None),
+        ({"features": "h100*2"}, None),
+        ({"nodes": names("n2"), "excluded": names("n2")}, False),
+        ({"contiguous": True}, None),
+        ({"reservation": "r1"}, None),
+        ({"cpus": 64, "memory_mb": 1000}, True),
+        ({"cpus": 65}, False),
+        ({"memory_mb": 1001}, False),
+        ({"gpu_type": "h100"}, True),
+        ({"gpu_type": "a100"}, False),
+    ],
+)
+def test_what_a_job_requires_decides_where_it_can_run(requirements, elsewhere):
+    decided = decide(needing(**requirements))
+    assert decided.elsewhere is elsewhere
+    assert bool(decided.reason) is (elsewhere is not True)
+
+
+@pytest.mark.parametrize(("nodes", "elsewhere"), [({"n1", "n2"}, True), ({"n1"}, False), (set(), False)])
+def test_in_a_reservation_only_its_nodes_count(nodes, elsewhere):
+    assert decide(needing(reservation="r1"), frozenset(nodes)).elsewhere is elsewhere
+
+
+@pytest.mark.parametrize(
+    "state", ["DRAIN", "FAIL", "DOWN", "NOT_RESPONDING", "RESERVED", "MAINTENANCE", "FUTURE", "ERROR", "INVALID_REG"]
+)  # fmt: skip
+def test_nodes_that_take_no_jobs_are_no_other_place(state):
+    other = replace(NODE, states=frozenset({"IDLE", state}))
+    assert decide(n2=replace(other, name="n2")).elsewhere is True
+    assert decide(n2=replace(other, name="n2"), n3=replace(other, name="n3")).elsewhere is False
+
+
+@pytest.mark.parametrize("state", ["ALLOCATED", "POWERED_DOWN", "PLANNED"])
+def test_busy_and_sleeping_nodes_are_another_place_because_a_requeued_job_waits_in_its_queue(state):
+    busy = replace(NODE, states=frozenset({state}))
+    assert decide(n2=replace(busy, name="n2"), n3=replace(busy, name="n3")).elsewhere is True
+
+
+def test_a_job_on_several_nodes_needs_as_many_without_the_one_that_is_emptied():
+    two = replace(PLACED, nodes=("n1", "n2"), gpus=16)
+    assert decide(two).elsewhere is True
+    assert decide(replace(two, nodes=("n1", "n2", "n3"), gpus=24)).elsewhere is False
+
+
+def test_smaller_nodes_are_no_other_place_and_a_report_that_exceeds_the_node_itself_is_cut():
+    small = replace(NODE, gpus=4)
+    assert decide(n2=replace(small, name="n2"), n3=replace(small, name="n3")).elsewhere is False
+    assert decide(replace(PLACED, gpus=16)).elsewhere is True
+
+
+RECORDED = Path(__file__).parents[2] / "data" / "slurm"
+
+
+def test_the_reason_that_24_11_keeps_of_a_drain_that_has_ended_says_nothing():
+    content = (RECORDED / "24.11-nodes.json").read_bytes()
+    rows, version = read_report(content, "nodes")
+    assert (version, rows[0]["reason"]) == (42, "xid 79 on gpu 3")
+    resumed, drained = (node_of(row, "gpu") for row in rows)
+    assert (resumed.out, resumed.reason, resumed.user, resumed.reason_at) == (frozenset(), None, None, None)
+    assert (drained.out, drained.reason, drained.user) == ({"DRAIN"}, "predrain: tier=high", "root")
+    assert drained.reason_at is not None
+    for node in (resumed, drained):
+        assert (node.readable, node.gpus, node.weight, node.partitions) == (True, 8, 1, ("gpu", "probes"))
+    observed = read_nodes(content.decode(), Accounting())
+    assert [(node.out, node.reason) for node in observed.values()] == [(None, None), ("drain", "predrain: tier=high")]
+
+
+def test_jobs_of_24_11():
+    content = (RECORDED / "24.11-jobs.json").read_bytes()
+    rows, _ = read_report(content, "jobs")
+    (task,) = filter(None, (job_of(row, "gpu") for row in rows))
+    assert (task.name, task.nodes, task.gpus, task.requeue, task.batch) == ("1_7", ("n2",), 2, True, True)
+    assert (task.signal.name, task.signal.batch, task.state) == ("USR1", True, "running")
+    assert task.ends_at is not None
+    assert task.started_at is not None
+    assert (task.ends_at - task.started_at).total_seconds() == 3600
+    accounting = Accounting()
+    jobs = {job.job: job for job in read_squeue(content.decode(), accounting)}
+    assert {name: (job.nodes, job.gpus, job.outcome) for name, job in jobs.items()} == {
+        "1_7": (("n2",), (2,), None), "2": (("n2",), (1,), "failed"),
+    }  # fmt: skip

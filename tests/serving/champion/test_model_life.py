@@ -1,8 +1,12 @@
-"""A model's life in a service: swapped under load, refused and kept, and copied from a registry."""
+"""The model of a service: its bundle, where it comes from, swapped under load, refused and kept."""
 
+import json
 import shutil
+import subprocess
+import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +17,9 @@ import pytest
 from foundation.errors import InputError
 from foundation.files import previous_path
 from models.bundle.store import Bundle, load_bundle, save_bundle
-from serving.champion.model import ModelHolder
-from serving.champion.sources import ChampionCopy, NotNamedYet, held_folder
+from models.ensembles.combining import Stacker
+from serving.champion.model import FeatureRows, ModelHolder, load_model
+from serving.champion.sources import ChampionCopy, ModelSource, NotNamedYet, held_folder
 from serving.http.limits import ServiceSettings
 from tests.models.small_models import fitted_models, rows
 from tests.serving.http.world import running
@@ -188,3 +193,86 @@ def test_a_state_folder_is_one_process_s(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match="the path is a file"):
         held_folder(tmp_path / "file")
+
+
+ROOT = Path(__file__).resolve().parents[3]
+MODEL_FACTS = {"profile": "logistic", "version": 7, "params": {"labels": {"horizon": "24h"}}}
+
+
+def model_rows() -> FeatureRows:
+    values, _ = rows(40, seed=6)
+    return FeatureRows(values, [f"g{at % 20}" for at in range(40)], np.arange(40) // 20 * 3_600_000)
+
+
+def test_a_bundle_is_loaded_and_scores_rows(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = save_bundle(tmp_path / "bundle", fitted_models(), MODEL_FACTS).path
+    model = load_model(path)
+    assert model.about() == {"digest": load_bundle(path).digest, "profile": "logistic", "version": "7"}
+    assert model.horizon_seconds == 86_400
+    assert caplog.records == []
+    answers = model.score(model_rows())
+    assert [set(answer) for answer in answers] == [{"unit", "risk", "score", "rank", "alert"}] * 40
+    assert [answer["unit"] for answer in answers] == model_rows().units
+    assert sorted(answer["rank"] for answer in answers[:20]) == list(range(1, 21))
+
+
+LOADS = """
+import json, sys
+from pathlib import Path
+from serving.champion.model import load_model
+
+load_model(Path(sys.argv[1]))
+others = ("mlflow", "torch", "shap", "skops", "matplotlib", "numba")
+print(json.dumps([name for name in others if name in sys.modules]))
+"""
+
+
+def test_a_server_that_scores_rows_imports_only_what_the_profile_needs(tmp_path: Path) -> None:
+    whole = fitted_models()
+    alone = replace(
+        whole, models=("lightgbm",), learners={"lightgbm": whole.learners["lightgbm"]}, members=(), cascade=None
+    )
+    alone = replace(alone, stacker=Stacker(()))
+    path = save_bundle(tmp_path / "bundle", alone, {"profile": "lightgbm"}).path
+    done = subprocess.run(
+        [sys.executable, "-c", LOADS, str(path)], capture_output=True, text=True, cwd=ROOT, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert json.loads(done.stdout) == []
+
+
+@pytest.fixture(scope="module")
+def source_bundles(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    folder = tmp_path_factory.mktemp("bundles")
+    return [save_bundle(folder / name, fitted_models(), {"profile": name}).path for name in ("stacked", "lightgbm")]
+
+
+def test_a_bundle_that_anyone_may_write_scores_nothing(source_bundles: list[Path], tmp_path: Path) -> None:
+    place = tmp_path / "bundle"
+    shutil.copytree(source_bundles[0], place)
+    (place / "manifest.json").chmod(0o646)
+    with pytest.raises(InputError, match="other users can write it"):
+        ModelSource(str(place), registry="sqlite:///none.db", name="predrain").current()
+
+
+def test_a_folder_is_read_again_when_it_changes_and_the_old_model_kept_when_it_is_damaged(
+    source_bundles: list[Path], tmp_path: Path
+) -> None:
+    place = tmp_path / "bundle"
+    with pytest.raises(InputError, match="no bundle in"):
+        ModelSource(str(place), registry="sqlite:///none.db", name="predrain").current()
+    shutil.copytree(source_bundles[0], place)
+    source = ModelSource(str(place), registry="sqlite:///none.db", name="predrain")
+    first = source.current()
+    assert source.current().bundle is first.bundle
+    shutil.rmtree(place)
+    shutil.copytree(source_bundles[1], place)
+    second = source.current()
+    assert (second.bundle.profile, second.version, second.note) == ("lightgbm", None, "")
+    (place / "learners" / "lightgbm.txt").write_text("tree")
+    (place / "manifest.json").write_text((place / "manifest.json").read_text().replace("lightgbm", "xgboost", 1))
+    kept = source.current()
+    assert kept.bundle is second.bundle
+    assert kept.note.startswith("the model in use is kept: ")
+    with pytest.raises(InputError):
+        ModelSource(str(place), registry="sqlite:///none.db", name="predrain").current()

@@ -1,11 +1,16 @@
+"""Kernel logs: from files, from the journal, and line by line."""
+
 import bz2
 import gzip
 import json
 import lzma
 import os
 import shutil
+import stat
+import time
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from zoneinfo import ZoneInfo
 
@@ -15,10 +20,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from foundation.errors import InputError
+from foundation.instants import to_ms
+from telemetry.collect.kernel_log import known_at
+from telemetry.dataset.event import Event
 from telemetry.kernel_log import log_files
+from telemetry.kernel_log.catalogue import shipped
 from telemetry.kernel_log.dating import LogContext as LogClock
 from telemetry.kernel_log.dating import date_lines
+from telemetry.kernel_log.journal import MAX_ENTRY_BYTES, Journal
 from telemetry.kernel_log.log_files import LogFile, LogFiles, LogPosition
+from telemetry.kernel_log.reader import TABLE, UNCLEAR, UNDATED, KernelLogReader, LogLine
 from telemetry.kernel_log.stamps import parse_header
 from tests.telemetry.collect.builders import NOW, Clock
 
@@ -190,3 +201,199 @@ def test_once_takes_a_last_line_that_is_not_continued(tmp_path: Path):
     assert LogFiles([log], {}, clock=Clock(), zone=UTC, once=True).read(0.0).lines == []
     age(log, 3600)
     assert len(LogFiles([log], {}, clock=Clock(), zone=UTC, once=True).read(0.0).lines) == 1
+
+
+UUID = "GPU-34bf77d1-c686-6821-79a8-32d326c5039c"
+XID_LINE = "NVRM: Xid (PCI:0000:10:00): 79, pid=1, name=x, GPU has fallen off the bus."
+
+
+def line(message: str, *, seconds: float = 0.0, **more: object) -> LogLine:
+    return LogLine(message, NOW + timedelta(seconds=seconds), **more)
+
+
+def reader(**more: object) -> KernelLogReader:
+    return KernelLogReader(shipped(), **{"node": "n1"} | more)
+
+
+def events(*lines: LogLine) -> list[Event]:
+    return list(reader().read(lines))
+
+
+@pytest.mark.parametrize(
+    ("history", "after_minutes", "known_after_minutes"), [(True, 60, 10), (True, 1, 1), (False, 60, 60), (False, -1, 0)]
+)
+def test_history_is_known_when_an_import_would_say_so_and_nothing_before_it_happened(
+    history: bool, after_minutes: int, known_after_minutes: int
+):
+    heard = partial(known_at, NOW + timedelta(minutes=after_minutes), timedelta(minutes=10))
+    (event,) = reader().read([line(XID_LINE, history=history)], heard)
+    assert event.row()["known_at"] == to_ms(NOW + timedelta(minutes=known_after_minutes))
+
+
+@pytest.mark.parametrize(
+    ("module", "version", "detail"),
+    [
+        ("x86_64 Kernel Module  550.144.03  Mon Dec 30 17:44:08 2024", "550.144.03", None),
+        ("Open Kernel Module for x86_64  580.105.08  Release Build  (dvs@u)", "580.105.08", "open kernel module"),
+    ],
+)
+def test_a_driver_load(module: str, version: str, detail: str | None):
+    (event,) = events(line(f"NVRM: loading NVIDIA UNIX {module}"))
+    assert (event.type, event.code, event.detail, event.pci_bus_id) == ("driver", version, detail, None)
+
+
+def test_a_new_boot_id_is_a_boot_and_the_first_one_is_not():
+    first = reader()
+    assert list(first.read([line("hello", boot_id="a"), line("hello", boot_id="a")])) == []
+    (boot,) = first.read([line("hello", seconds=1, boot_id="b"), line("hello", boot_id="b")])
+    assert (boot.type, boot.code, boot.detail) == ("other", "boot", "boot id b")
+    again = reader(state=json.loads(json.dumps(first.state())))
+    assert list(again.read([line("hello", boot_id="b")])) == []
+    assert len(list(again.read([line("hello", boot_id="c")]))) == 1
+
+
+BANNER = "Linux version 6.1.0-13-amd64 (debian@x) (gcc) #1 SMP"
+
+
+def test_the_kernels_first_message_is_a_boot():
+    (boot,) = events(line(BANNER))
+    assert (boot.code, boot.detail) == ("boot", "Linux 6.1.0-13-amd64")
+
+
+def test_a_boot_that_its_id_reports_is_not_reported_again_by_the_banner():
+    found = events(
+        line(BANNER, boot_id="a"), line(BANNER, seconds=9, boot_id="b"), line(XID_LINE, seconds=9, boot_id="b")
+    )
+    assert [(event.code, event.detail) for event in found[:2]] == [
+        ("boot", "Linux 6.1.0-13-amd64"), ("boot", "boot id b"),
+    ]  # fmt: skip
+    assert [event.code for event in found[2:]] == ["79"]
+
+
+def test_a_uuid_reported_before_is_remembered_until_the_next_boot():
+    introduction = line(f"NVRM: GPU at PCI:0000:10:00: {UUID}")
+    first, second = events(introduction, line(XID_LINE), line("Linux version 6.1.0 (x)"), line(XID_LINE))[::2]
+    assert (first.gpu, second.gpu) == (UUID, None)
+
+
+def test_what_makes_no_event_is_counted():
+    unnamed = reader(node=None)
+    lines = [
+        line("NVRM: Xid (invalid): x", host="a"),
+        line("NVRM: Xid (invalid): y", host="a"),
+        LogLine(XID_LINE, None, "a"),
+    ]
+    assert list(unnamed.read(lines)) == []
+    account = unnamed.accounting.tables[TABLE]
+    assert account.left_out == {UNCLEAR: 2, UNDATED: 1}
+    assert (account.read, account.unaccounted) == (3, 0)
+
+
+JOURNAL_XID = "NVRM: Xid (PCI:0000:10:00): 79, pid=1"
+
+
+def entry(number: int, message: str = JOURNAL_XID, *, boot: str = "b1") -> str:
+    us = int(NOW.timestamp() * 1e6) + number
+    content = {"__CURSOR": f"s=1;i={number}", "__REALTIME_TIMESTAMP": str(us), "_HOSTNAME": "h1", "_BOOT_ID": boot}
+    return json.dumps(content | {"MESSAGE": message})
+
+
+def program(folder: Path, body: str) -> list[str]:
+    """A journalctl by hand; its arguments go to a file."""
+    path = folder / "journalctl"
+    path.write_text(f'#!/bin/sh\necho "$@" >> {folder}/arguments\n{body}\n')
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return [str(path)]
+
+
+def arguments(folder: Path) -> list[str]:
+    return (folder / "arguments").read_text().splitlines()
+
+
+def read(source: Journal, count: int) -> list[LogLine]:
+    lines: list[LogLine] = []
+    deadline = time.monotonic() + 60
+    while len(lines) < count:
+        assert time.monotonic() < deadline, "the journal gave too little"
+        lines += source.read(0.05).lines
+    return lines
+
+
+def test_entries_until_the_end(tmp_path: Path):
+    (tmp_path / "entries").write_text("\n".join(entry(number) for number in range(3)) + "\n")
+    source = Journal({}, follow=False, command=program(tmp_path, f"cat {tmp_path}/entries"))
+    lines = read(source, 3)
+    while not (got := source.read(0.05)).drained:
+        pass
+    assert [line.when for line in lines] == [NOW + timedelta(microseconds=number) for number in range(3)]
+    assert {(line.host, line.boot_id, line.history) for line in lines} == {("h1", "b1", True)}
+    assert got.position["cursor"] == "s=1;i=2"
+
+
+@pytest.mark.parametrize(
+    ("position", "since", "expected"),
+    [
+        ({}, None, "--boot"),
+        ({}, NOW, f"--since=@{int(NOW.timestamp())}"),
+        ({"cursor": "s=1;i=2", "realtime_us": 5}, NOW, "--after-cursor=s=1;i=2"),  # beyond the boot
+    ],
+)
+def test_where_it_begins(tmp_path: Path, position: dict[str, object], since: datetime | None, expected: str):
+    source = Journal(position, follow=False, since=since, command=program(tmp_path, "exit 0"))
+    while not source.read(0.05).drained:
+        pass
+    fixed = "--quiet --no-pager --all --output=json --output-fields=MESSAGE,_HOSTNAME,_BOOT_ID"
+    assert arguments(tmp_path) == [f"{fixed} {expected} _TRANSPORT=kernel"]
+
+
+def test_one_that_ends_is_started_again_at_the_cursor(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    (tmp_path / "0").write_text(entry(1) + "\n" + entry(2)[:20])
+    (tmp_path / "1").write_text(entry(2) + "\n")
+    body = f"cat {tmp_path}/$(grep -c after-cursor {tmp_path}/arguments); echo killed >&2; exit 1"
+    source = Journal({}, follow=True, command=program(tmp_path, body))
+    assert [line.when for line in read(source, 2)] == [NOW + timedelta(microseconds=number) for number in (1, 2)]
+    source.close()
+    assert [text.split()[5] for text in arguments(tmp_path)] == ["--boot", "--after-cursor=s=1;i=1"]
+    assert "journalctl ended: killed" in caplog.text
+
+
+def test_one_that_never_works_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    source = Journal({}, follow=True, command=program(tmp_path, "echo denied >&2; exit 1"))
+    with pytest.raises(InputError, match="journalctl ended: denied"):
+        read(source, 1)
+    assert len(arguments(tmp_path)) == 1
+    (tmp_path / "one").write_text(entry(1) + "\n")
+    monkeypatch.setattr("telemetry.kernel_log.journal.RESTARTS", 2)
+    source = Journal({}, follow=True, command=program(tmp_path, f"cat {tmp_path}/one; rm {tmp_path}/one; exit 1"))
+    read(source, 1)
+    with pytest.raises(InputError, match="journalctl ended: "):
+        read(source, 99)
+    source.close()
+
+
+def test_a_cursor_that_is_gone_falls_back_on_the_time(tmp_path: Path):
+    us = int(NOW.timestamp() * 1e6) + 1
+    refusal = 'case "$*" in *after-cursor*) echo "Failed to seek to cursor: Invalid argument" >&2; exit 1;; esac'
+    body = f"{refusal}\ncat {tmp_path}/all"
+    (tmp_path / "all").write_text("".join(entry(number) + "\n" for number in range(4)))
+    source = Journal({"cursor": "gone", "realtime_us": us}, follow=False, command=program(tmp_path, body))
+    assert [line.when for line in read(source, 2)] == [NOW + timedelta(microseconds=us) for us in (2, 3)]
+    source.close()
+    assert f"--since=@{us // 1_000_000}" in arguments(tmp_path)[-1]
+
+
+def test_an_entry_beyond_any_use_is_passed_over_in_bounded_memory(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    long = entry(1, "x" * (3 * MAX_ENTRY_BYTES))
+    (tmp_path / "entries").write_text(f"{entry(0)}\n{long}\n{entry(2)}\n")
+    source = Journal({}, follow=False, command=program(tmp_path, f"cat {tmp_path}/entries"))
+    lines: list[LogLine] = []
+    while not (got := source.read(1.0)).drained:
+        lines += got.lines
+        assert len(source._rest) <= MAX_ENTRY_BYTES
+    assert [line.when for line in lines] == [NOW, NOW + timedelta(microseconds=2)]
+    assert "a journal entry cannot be read" in caplog.text
+
+
+def test_no_journalctl(tmp_path: Path):
+    with pytest.raises(InputError, match="journalctl cannot be started: No such file or directory"):
+        Journal({}, follow=False, command=[str(tmp_path / "none")]).read(0.0)

@@ -1,17 +1,22 @@
-"""From samples of series to rows, against a plain slow version."""
+"""From text formats to samples of series, XID counts and rows, against plain slow versions."""
 
 import math
 from collections import Counter
+from contextlib import suppress
+from datetime import timedelta
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from telemetry.collect.series.batch import observed_spans
-from telemetry.collect.series.identity import Series
+from telemetry.collect.series.exposition import BAD_LINE, LineReader, is_openmetrics, parse_line
+from telemetry.collect.series.identity import Series, XidCount
 from telemetry.collect.series.rows import CONFLICT, INEXACT, INFINITE, NOT_WHOLE, OUTSIDE, SENTINEL, assemble
+from telemetry.collect.series.xid_counts import FORGOTTEN_AFTER_MS, XidCounts
 from telemetry.dataset.channels import CATALOGUE, Kind
 from telemetry.landing.tables import lay_out
 
@@ -162,3 +167,150 @@ def test_a_busy_link_passes_through_the_blanks_of_32_bits_and_a_counter_of_error
     ]
     _, made_rows = rows(samples)
     assert [(row["timestamp"], row["pcie_rx_bytes_s"]) for row in made_rows] == [(1, 2.0**31)]
+
+
+MINUTE = 60_000
+counts = st.dictionaries(st.integers(0, 90), st.integers(0, 3), max_size=25)
+SeriesSamples = list[tuple[int, str, str]]
+
+
+def slowly(series: list[dict[int, int]], watched_minutes: set[int]) -> SeriesSamples:
+    """Every sample looked at, one after the other."""
+    rises: SeriesSamples = []
+    for number, samples in enumerate(series):
+        last: tuple[int, int] | None = None
+        for minute, count in sorted(samples.items()):
+            before: int | None = None
+            if last is not None and (minute - last[0]) * MINUTE <= FORGOTTEN_AFTER_MS:
+                before = last[1]
+            elif any(0 < (minute - other) * MINUTE <= FORGOTTEN_AFTER_MS for other in watched_minutes):
+                before = 0
+            elif last is not None:
+                before = last[1]
+            if before is not None and count > before:
+                rises.append((minute * MINUTE, f"GPU-{number % 2}", str(31 + number)))
+            last = (minute, count)
+    return sorted(rises)
+
+
+def follow(series: list[dict[int, int]], watched: set[int], cuts: list[int], *, saved: bool) -> SeriesSamples:
+    follower = XidCounts(timedelta(minutes=10))
+    rises: SeriesSamples = []
+    for after, until in zip([-1, *cuts], [*cuts, 200], strict=True):
+        names, index, ms, values = [], [], [], []
+        for number, samples in enumerate(series):
+            names.append(XidCount(f"GPU-{number % 2}", "n1", 31 + number))
+            for minute, count in samples.items():
+                if after < minute <= until:
+                    index.append(number)
+                    ms.append(minute * MINUTE)
+                    values.append(count)
+        seen = [minute for minute in watched if after < minute <= until]
+        spans = {f"GPU-{n}": (min(seen) * MINUTE, max(seen) * MINUTE) for n in (0, 1)} if seen else {}
+        table = follower.follow(
+            names, np.array(index, np.int32), np.array(ms, np.int64), np.array(values, np.float64), watched=spans
+        ).to_pylist()
+        rises += [(int(row["timestamp"].timestamp() * 1000), row["gpu"], row["code"]) for row in table]
+        if saved:
+            follower = XidCounts(timedelta(minutes=10), follower.as_state())
+    return sorted(rises)
+
+
+@given(st.lists(counts, min_size=1, max_size=3), st.lists(st.integers(0, 95), max_size=4), st.booleans())
+def test_events_are_those_of_looking_at_every_sample(
+    series: list[dict[int, int]], cuts: list[int], saved: bool
+) -> None:
+    watched = set(range(96))  # a GPU that is always there
+    assert follow(series, watched, sorted(set(cuts)), saved=saved) == slowly(series, watched)
+
+
+@pytest.mark.parametrize(
+    ("line", "openmetrics", "sample"),
+    [
+        ("x 1", False, ("x", {}, 1.0, None)),
+        ('x{a="b c",d="}"} NaN 1700000000123', False, ("x", {"a": "b c", "d": "}"}, "nan", 1700000000123)),
+        ('x{a="b"} 1 1700000000.5', True, ("x", {"a": "b"}, 1.0, 1700000000500)),
+        (r'x{a="q\"\\\n"} +Inf', False, ("x", {"a": 'q"\\\n'}, "inf", None)),
+        ('{"a.b",c="d"} 5', False, ("a.b", {"c": "d"}, 5.0, None)),
+        ('x_total{a="b"} 3 # {trace="} 1"} 0.5 1700000000.5', True, ("x_total", {"a": "b"}, 3.0, None)),
+        ('x{a="b # {c}"} 1', True, ("x", {"a": "b # {c}"}, 1.0, None)),
+    ],
+)
+def test_lines_are_read(line: str, openmetrics: bool, sample: tuple[object, ...]) -> None:
+    read_sample = parse_line(line, openmetrics=openmetrics)
+    assert read_sample is not None
+    value = read_sample.value if isinstance(sample[2], float) else str(read_sample.value)
+    assert (read_sample.name, read_sample.labels, value, read_sample.timestamp_ms) == sample
+
+
+@pytest.mark.parametrize("line", ["", "  ", "# HELP x text", "# EOF"])
+def test_comments_and_blanks_are_no_samples(line: str) -> None:
+    assert parse_line(line) is None
+
+
+@pytest.mark.parametrize(
+    "line", ["x", 'x{a="b', "x abc", "1x 3", 'x{a="1",a="2"} 3', "x 1_000", 'x{a="b"} 1 2 3', "<html> 1", "x 1 nan"]
+)
+def test_what_is_no_line_of_the_format(line: str) -> None:
+    with pytest.raises(ValueError, match=r".+"):
+        parse_line(line)
+
+
+def test_the_format_is_known_by_the_end_mark() -> None:
+    assert is_openmetrics("x 1\n# EOF\n")
+    assert is_openmetrics("x 1\n# EOF")
+    assert not is_openmetrics("x 1\n# EOF is not here\n")
+    assert not is_openmetrics("x 1\n")
+
+
+def read(parser: LineReader[tuple[str, str]], page: str) -> tuple[list[object], Counter[str]]:
+    problems: Counter[str] = Counter()
+    rows = list(parser.read(page.split("\n"), openmetrics=False, problems=problems))
+    return rows, problems
+
+
+def test_a_faulty_line_does_not_cost_the_others_and_a_known_series_is_identified_once() -> None:
+    asked = []
+
+    def identify(name: str, labels: dict[str, str]) -> tuple[str, str]:
+        asked.append(name)
+        return name, labels.get("gpu", "")
+
+    parser = LineReader(identify)
+    page = 'x{gpu="0"} 1\nx{gpu="1" 2\ny{gpu="0"} 3 1772323200017\nx{gpu="2"} 4 # {t="a"} 5\n'
+    first = [(("x", "0"), 1.0, None), (("y", "0"), 3.0, 1_772_323_200_017), (("x", "2"), 4.0, None)]
+    assert read(parser, page) == (first, Counter({BAD_LINE: 1}))
+    again, _ = read(parser, page.replace("1\n", "8\n", 1))
+    assert again == [(("x", "0"), 8.0, None), *first[1:]]
+    assert asked.count("x") == 3  # once, and the line with an exemplar each time
+
+
+def test_what_is_remembered_is_bounded_in_bytes() -> None:
+    parser = LineReader(lambda name, labels: (name, labels["gpu"]), max_bytes=2000)
+    for number in range(200):
+        rows, _ = read(parser, f'x{{gpu="{number}",pod="{"p" * 500}"}} {number}')
+        assert rows == [(("x", str(number)), float(number), None)]
+    assert sum(map(len, parser._known)) <= 2000
+
+
+HEADS = st.sampled_from(['x{a="b"}', 'x{a="c",pod="x y 1 2"}', 'x{a="b c",pod="} 1 1772323200"}', 'x{a="b', "x"])
+SHOWN = st.floats().map(repr) | st.sampled_from(
+    ["NaN", "+Inf", "1_0", "0x10", "infinity", "1e3", "1E-3", "+5", "", "x", ".5", "5.", str(-(10**20))]
+)
+TIMES = st.integers(0, 10**6).map(lambda us: f"1772323200.{us:06d}") | st.sampled_from(
+    ["", "1772323200", "1772323200.5e0", "1_772323200", "NaN", "12 # {} 1", '1772323200 # {a="b"} 2 3']
+)
+COMMENTS = st.sampled_from(["# TYPE a gauge", "# EOF", "  ", "\t"])
+
+
+@given(st.lists(st.tuples(HEADS, SHOWN, TIMES).map(" ".join) | COMMENTS, max_size=8))
+def test_lines_of_known_series_are_read_as_single_lines(lines: list[str]) -> None:
+    lines = [*lines, *lines]  # the second time from what is remembered
+    expected = []
+    for line in lines:
+        with suppress(ValueError):
+            sample = parse_line(line, openmetrics=True)
+            if sample is not None and sample.timestamp_ms in (None, *range(1_772_323_200_000, 1_772_323_201_001)):
+                expected.append(((sample.name, sample.labels), sample.value, sample.timestamp_ms))
+    reader = LineReader(lambda name, labels: (name, labels))
+    assert str(list(reader.read(lines, openmetrics=True, problems=Counter()))) == str(expected)

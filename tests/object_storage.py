@@ -8,16 +8,15 @@ import os
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 from pyarrow.fs import S3FileSystem
 
+from tests.http_server import Handler, serving
 from tests.waiting import free_port
 
 READY_WITHIN_S = 240.0
@@ -103,43 +102,32 @@ def proxy(storage: Storage) -> Iterator[tuple[dict[str, str], Requests]]:
     """
     requests = Requests()
 
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
+    class Forwarding(Handler):
         def forward(self) -> None:
             number = next(requests.numbers)
             requests.seen.append((self.command, self.path))
             body = self.body()
             fault = requests.fault(number, self.command, self.path)
+            self.close_connection = fault in ("lost", "cut")
             if fault == "lost":
-                self.close_connection = True
                 return
             if fault == "busy":
-                self.send_response(503)
-                self.send_header("Content-Length", "0")
-                self.end_headers()
+                self.reply(503)
                 return
             upstream = http.client.HTTPConnection(storage.address, timeout=30)
             headers = {name: value for name, value in self.headers.items() if name.lower() not in OF_THE_TRANSFER}
             upstream.request(self.command, self.path, body, headers)
             answer = upstream.getresponse()
             content = answer.read()
-            self.send_response(answer.status)
-            for name, value in answer.getheaders():
-                if name.lower() not in OF_THE_TRANSFER:
-                    self.send_header(name, value)
+            headers = {name: value for name, value in answer.getheaders() if name.lower() not in OF_THE_TRANSFER}
             length = answer.getheader("Content-Length") if self.command == "HEAD" else str(len(content))
-            self.send_header("Content-Length", length or "0")
-            self.end_headers()
-            if fault == "cut":
-                content = content[: len(content) // 2]
-                self.close_connection = True
-            self.wfile.write(content)
+            content = content[: len(content) // 2] if fault == "cut" else content
+            self.reply(answer.status, content, headers | {"Content-Length": length or "0"})
             upstream.close()
 
         def body(self) -> bytes:
             if self.headers.get("Transfer-Encoding") != "chunked":
-                return self.rfile.read(int(self.headers.get("Content-Length", 0)))
+                return super().body()
             content = b""
             while size := int(self.rfile.readline(), 16):
                 content += self.rfile.read(size)
@@ -149,15 +137,5 @@ def proxy(storage: Storage) -> Iterator[tuple[dict[str, str], Requests]]:
 
         do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = forward
 
-        def log_message(self, *_: object) -> None:
-            """Say nothing."""
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        server.daemon_threads = True
-        running = threading.Thread(target=server.serve_forever, daemon=True)
-        running.start()
-        try:
-            yield storage.environment | {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{server.server_address[1]}"}, requests
-        finally:
-            server.shutdown()
-            running.join()
+    with serving(Forwarding) as address:
+        yield storage.environment | {"AWS_ENDPOINT_URL": address}, requests

@@ -1,4 +1,4 @@
-"""Our command, and other programs, as processes of their own."""
+"""Our command, here or as a process of its own, and other programs."""
 
 import contextlib
 import http.client
@@ -8,6 +8,10 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
+from click.testing import Result
+from typer.testing import CliRunner
+
+from predrain.command import app
 from tests.waiting import free_port, wait
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -19,6 +23,14 @@ def predrain(*arguments: object, cwd: Path = ROOT, code: int = 0, **more: str) -
     command, env = [*PREDRAIN, *map(str, arguments)], os.environ | {"COLUMNS": "200"} | more
     done = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == code, done.stdout + done.stderr
+    return done
+
+
+def invoke(*arguments: object, cwd: Path = Path(), code: int = 0, **more: str) -> Result:
+    """Run the command to its end as :func:`predrain` does, but in this process, whose imports are paid for."""
+    with contextlib.chdir(cwd):
+        done = CliRunner().invoke(app, [*map(str, arguments)], env={"COLUMNS": "200"} | more)
+    assert done.exit_code == code, (done.output, done.exception)
     return done
 
 

@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 import typer
 import yaml
-from typer.testing import CliRunner
 
 from predrain.command import app
 from scheduler.controller.settings import read_settings
 from scheduler.slurm.settings import SlurmSettings
+from tests.processes import invoke
 from tests.scheduler.score_files import record, write
 
 DEPLOY = Path(__file__).parents[1] / "deploy"
@@ -138,7 +138,7 @@ def marked(root: Path) -> Path:
     settings.write_text(text)
     ledger.parent.mkdir(parents=True)
     words = ["act", "--cluster", cluster, "--scores", root / "scores", "--settings", settings, "--ledger", ledger]
-    assert CliRunner().invoke(app, [str(word) for word in words]).exit_code == 0
+    invoke(*words)
     (root / "etc/predrain/predrain.env").write_text(
         "# where the units act\nPREDRAIN_SCHEDULER=file\n"
         f"PREDRAIN_ACT_OPTIONS=--cluster {cluster}\nPREDRAIN_LEDGER={ledger}\n"

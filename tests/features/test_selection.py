@@ -7,10 +7,9 @@ from functools import partial
 import numpy as np
 import pandas as pd
 import pytest
-from typer.testing import CliRunner
 
 from features.selection import find_selection
-from predrain.command import app
+from tests.processes import invoke
 from tests.telemetry.helpers import run_import
 
 DAYS, NODES = 240, 40
@@ -161,8 +160,7 @@ def windows_around_failures(tmp_path_factory):
 
 
 def test_doctor_reports_the_selection_and_fails(windows_around_failures):
-    done = CliRunner().invoke(app, ["doctor", str(windows_around_failures), "--json"])
-    assert done.exit_code == 1
+    done = invoke("doctor", windows_around_failures, "--json", code=1)
     assert any(
         "because of failures: telemetry covers" in finding["what"] for finding in json.loads(done.stdout)["findings"]
     )
@@ -172,8 +170,7 @@ def test_assess_gives_no_verdict_on_a_selection_and_recommends_nothing(windows_a
     params = tmp_path / "light.yaml"
     params.write_text("decision: {every: 1d}\nfeatures: {groups: [history], history_windows: [7d]}\n")
     command = ["assess", "--dataset", windows_around_failures, "--out", tmp_path / "out", "--params", params]
-    done = CliRunner().invoke(app, [str(word) for word in command])
-    assert done.exit_code == 0, done.stderr
+    done = invoke(*command)
     content = json.loads((tmp_path / "out" / "assessment.json").read_text())
     assert content["predictable"]["answer"] == "cannot tell"
     assert content["predictable"]["reason"].startswith("telemetry covers ")

@@ -4,7 +4,6 @@ import signal
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 from features.config import DecisionSection, LabelSection
 from features.engine import LocalEngine
@@ -15,7 +14,6 @@ from foundation.errors import InputError
 from foundation.files import building_path
 from pipeline import dask_engine
 from pipeline.dask_engine import DaskEngine, refuse_other_versions, running_versions
-from predrain.command import app
 from telemetry.dataset.store import Dataset
 from tests.features.small_fleet import (
     HOUR,
@@ -29,6 +27,7 @@ from tests.features.small_fleet import (
     write_dataset,
     xid,
 )
+from tests.processes import invoke
 
 # Where a worker is killed, distributed leaves sockets to it to the garbage collector.
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed <ssl.SSLSocket:ResourceWarning")
@@ -181,6 +180,5 @@ def test_a_task_that_ends_every_worker_is_given_up(cluster, monkeypatch):
 )
 @pytest.mark.parametrize(("verb", "source"), [("features", "dataset"), ("backtest", "dataset")])
 def test_options_that_contradict_each_other_are_refused(verb, source, options, message, tmp_path):
-    result = CliRunner().invoke(app, [verb, f"--{source}", str(tmp_path), "--out", str(tmp_path / "m"), *options])
-    assert result.exit_code == 2
+    result = invoke(verb, f"--{source}", tmp_path, "--out", tmp_path / "m", *options, code=2)
     assert message in result.output

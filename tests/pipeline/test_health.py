@@ -6,7 +6,6 @@ from types import SimpleNamespace
 import numpy as np
 import pandas as pd
 import pytest
-from typer.testing import CliRunner
 
 from evaluation.backtest.run import run_backtest
 from evaluation.drift.verdict import drift_frames
@@ -19,8 +18,8 @@ from models.training.fitted import FittedModels
 from pipeline import health
 from pipeline.health import check_health
 from pipeline.report.drift import what_changed
-from predrain.command import app
 from tests.models.fake_matrix import START, FakeMatrix
+from tests.processes import invoke
 
 MODELS = ModelsSection(
     profile="logistic",
@@ -124,13 +123,12 @@ def test_what_was_not_known_at_the_check_changes_nothing(bundle, opened, tmp_pat
 def test_the_doctor_says_what_changed_and_fails(bundle, opened, tmp_path):
     opened(fleet(jump=3.0))
     arguments = ["doctor", "--model", str(bundle), "--matrix", str(tmp_path), "--until", "2026-02-04"]
-    shown = CliRunner().invoke(app, arguments)
-    assert shown.exit_code == 1
+    shown = invoke(*arguments, code=1)
     assert "DRIFT: the readings changed, for no known reason. F0, f1 changed" in shown.output
-    content = json.loads(CliRunner().invoke(app, [*arguments, "--json"]).output)
+    content = json.loads(invoke(*arguments, "--json", code=1).output)
     assert content["healthy"] is False
     assert {verdict["cause"] for verdict in content["findings"]["verdicts"]} >= {"readings"}
-    assert CliRunner().invoke(app, ["doctor", "--model", str(bundle)]).exit_code == 2
+    invoke("doctor", "--model", bundle, code=2)
 
 
 def test_a_bundle_without_reference_a_matrix_of_other_columns_and_one_without_rows_are_refused(

@@ -12,7 +12,6 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 import yaml
-from typer.testing import CliRunner
 
 from features.matrix.matrix import FeatureMatrix
 from foundation.errors import InputError
@@ -26,10 +25,10 @@ from pipeline.params import Params
 from pipeline.promotion import EXPERIMENT, promote, roll_back
 from pipeline.retraining import FLOOD, MEAN_RISK, QUIET, page_of, retrain
 from pipeline.stages import train_bundle
-from predrain.command import app
 from predrain.learn.promote import summary_text
 from serving.scores.writing import TEXTFILE
 from simulator.simulate import simulate
+from tests.processes import invoke
 
 Standing = Callable[[datetime], Path]
 OLD, NEWER = datetime(2026, 1, 20, tzinfo=UTC), datetime(2026, 2, 1, tzinfo=UTC)
@@ -224,8 +223,7 @@ def test_the_command_extends_the_matrix_fits_and_promotes(
     dataset = tmp_path / "fleet"
     shutil.copytree(small_fleet, dataset)
     words = ["retrain", "--dataset", dataset, "--registry", store, "--params", small_params_file, "--json"]
-    result = CliRunner().invoke(app, [str(word) for word in words])
-    assert result.exit_code == 0, result.output
+    result = invoke(*words)
     assert json.loads(result.stdout.splitlines()[-1])["champion"] == 1
     assert "predrain_retrain_success 1" in (tmp_path / "fleet-retrain.prom").read_text()
 
@@ -242,8 +240,7 @@ def test_scoring_waits_for_the_first_champion(small_fleet: Path, store: str, tmp
         "--out",
         tmp_path / "scores",
     ]
-    result = CliRunner().invoke(app, [str(word) for word in words])
-    assert result.exit_code == 0, result.output
+    result = invoke(*words)
     assert "no model predrain is registered yet" in result.stdout
 
 
@@ -326,8 +323,7 @@ def test_scoring_fails_where_the_champions_alias_was_removed(
     without_alias(store)
     scores = tmp_path / "scores"
     words = ["score", "--dataset", small_fleet, "--model", "champion", "--registry", store, "--out", scores]
-    result = CliRunner().invoke(app, [str(word) for word in words])
-    assert result.exit_code == 1
+    result = invoke(*words, code=1)
     assert "promote --to 1 --force" in result.output
     assert "predrain_score_success 0" in (scores / TEXTFILE).read_text()
 
@@ -338,12 +334,9 @@ def test_scoring_fails_where_the_registry_lost_a_model_that_scored_before(
     shutil.copy(standing(NEWER), tmp_path)
     scores = tmp_path / "scores"
 
-    def score(registry: str) -> int:
-        words = ["score", "--dataset", small_fleet, "--model", "champion", "--registry", registry, "--out", scores]
-        return CliRunner().invoke(app, [str(word) for word in [*words, "--at", "2026-02-10T00:00Z"]]).exit_code
-
-    assert score(store) == 0
-    assert score(f"sqlite:///{empty_store}") == 1
+    words = ["score", "--dataset", small_fleet, "--model", "champion", "--out", scores, "--at", "2026-02-10T00:00Z"]
+    invoke(*words, "--registry", store)
+    invoke(*words, "--registry", f"sqlite:///{empty_store}", code=1)
     assert "predrain_score_success 0" in (scores / TEXTFILE).read_text()
 
 

@@ -10,12 +10,11 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 from policy.risk_record import RiskReason
-from predrain.command import app
 from scheduler.file import FileScheduler
 from scheduler.ports.clock import SystemClock
+from tests.processes import invoke
 from tests.scheduler.score_files import record, write
 
 SETTINGS = """
@@ -50,19 +49,13 @@ ACT = ("act", "--cluster", "cluster.json")
 GO = (*ACT, "--scores", "scores", "--settings", "act.yaml")
 
 
-def run(*args, code=0):
-    result = CliRunner().invoke(app, list(args))
-    assert result.exit_code == code, (result.output, result.exception)
-    return result
-
-
 def node(place, name="n3"):
     return next(entry for entry in json.loads((place / "cluster.json").read_text())["nodes"] if entry["name"] == name)
 
 
 def test_a_dry_run_prints_what_would_be_written_and_writes_nothing(place):
     before = (place / "cluster.json").read_bytes()
-    shown = run(*GO, "--dry-run").stdout
+    shown = invoke(*GO, "--dry-run").stdout
     assert "would    swap n3 (high)" in shown
     assert "node n3: spec.taints: team=x:NoSchedule -> team=x:NoSchedule, predrain.io/at-risk=high:NoSchedule" in shown
     assert (place / "cluster.json").read_bytes() == before
@@ -71,86 +64,86 @@ def test_a_dry_run_prints_what_would_be_written_and_writes_nothing(place):
 
 def test_act_then_ask_then_replay_then_undo(place):
     plain = node(place)
-    done = json.loads(run(*GO, "--json").stdout)
+    done = json.loads(invoke(*GO, "--json").stdout)
     assert [(step["verb"], step["outcome"]) for step in done["steps"]] == [
         ("swap", "done"),
         ("drain", "done"),
         ("publish", "already"),
     ]
     assert {"key": "predrain.io/at-risk", "value": "high", "effect": "NoSchedule"} in node(place)["taints"]
-    again = run(*GO)
+    again = invoke(*GO)
     assert "nothing to do" in again.stdout
 
-    explained = run("ledger", "why", "n3").stdout
+    explained = invoke("ledger", "why", "n3").stdout
     assert "high, risk 90.0%, drain" in explained
     assert "why: " in explained
     assert "spec.taints: team=x:NoSchedule -> " in explained
-    number = json.loads(run("ledger", "list", "--json").stdout)["decisions"][0]["decision"]
-    assert "equal in everything" in run("ledger", "replay", str(number)).stdout
-    assert json.loads(run("ledger", "replay", str(number), "--json").stdout)["equal"] is True
-    assert "1 events in drains.parquet" in run("ledger", "export", "--out", "drains.parquet").stdout
-    refused = run("ledger", "export", "--out", "scores", code=1).stderr
+    number = json.loads(invoke("ledger", "list", "--json").stdout)["decisions"][0]["decision"]
+    assert "equal in everything" in invoke("ledger", "replay", str(number)).stdout
+    assert json.loads(invoke("ledger", "replay", str(number), "--json").stdout)["equal"] is True
+    assert "1 events in drains.parquet" in invoke("ledger", "export", "--out", "drains.parquet").stdout
+    refused = invoke("ledger", "export", "--out", "scores", code=1).stderr
     assert "Is a directory (scores). Give a file, not a folder." in refused
 
-    assert "release n3" in run(*ACT, "--release-all", "--dry-run").stdout
-    run(*ACT, "--release-all")
+    assert "release n3" in invoke(*ACT, "--release-all", "--dry-run").stdout
+    invoke(*ACT, "--release-all")
     left = node(place)
     assert (left["labels"], left["annotations"], left["taints"]) == (plain["labels"], {}, plain["taints"])
-    after = run(*GO).stdout
+    after = invoke(*GO).stdout
     assert "nothing to do" in after
     assert "note: nothing new is put on any node until `predrain act --resume`" in after
-    run(*ACT, "--resume")
-    run(*GO)
+    invoke(*ACT, "--resume")
+    invoke(*GO)
     assert len(node(place)["taints"]) == 2
 
 
 def test_to_wait_for_the_release_fails_while_another_replica_leaves_marks(place):
-    run(*GO)
+    invoke(*GO)
     other = FileScheduler(place / "cluster.json", SystemClock())
     assert other.hold_lease("another", timedelta(seconds=30)) is not None
-    left = run(*ACT, "--release-all", "--wait", "1s", code=1)
+    left = invoke(*ACT, "--release-all", "--wait", "1s", code=1)
     assert "standby" in left.stdout
     assert "1 nodes still carry marks (n3)" in left.stderr
     other.drop_lease("another")
-    run(*ACT, "--release-all", "--wait", "1m")
+    invoke(*ACT, "--release-all", "--wait", "1m")
     assert len(node(place)["taints"]) == 1
-    run(*ACT, "--kill", "--wait", "1m", code=2)
+    invoke(*ACT, "--kill", "--wait", "1m", code=2)
 
 
 def test_a_damaged_ledger_stops_it_and_does_not_stop_the_undoing(place):
-    run(*GO)
+    invoke(*GO)
     (place / "ledger.db").write_bytes(b"no ledger" * 1000)
     for file in place.glob("ledger.db-*"):
         file.unlink()
-    failed = run(*GO, code=1)
+    failed = invoke(*GO, code=1)
     assert re.search(r"the ledger is damaged: .+ \(ledger\.db\)\. Keep the file", failed.stderr)
-    undone = run(*ACT, "--release-all")
+    undone = invoke(*ACT, "--release-all")
     assert "Everything is released all the same" in undone.stderr
     assert len(node(place)["taints"]) == 1
 
 
 def test_wrong_usage_exits_with_2_and_bad_files_with_1_and_one_line(place):
-    assert "--scores" in run(*ACT, code=2).output
-    absent = run(*ACT, "--scores", "absent", "--events", "act.yaml", "--dry-run", code=1)
+    assert "--scores" in invoke(*ACT, code=2).output
+    absent = invoke(*ACT, "--scores", "absent", "--events", "act.yaml", "--dry-run", code=1)
     assert "there are no scores in absent: run `predrain score` with --out on this folder" in absent.stderr
     assert "the events in act.yaml cannot be read: " in absent.stderr
     assert ": expected a dataset's events.parquet\n" in absent.stderr
     assert "or by --reset-breaker" in absent.stdout
-    assert "the ledger path is a folder (scores)." in run(*GO, "--ledger", "scores", code=1).stderr
-    run(*GO, "--kill", "--resume", code=2)
-    run(*GO, "--loop", "--dry-run", code=2)
+    assert "the ledger path is a folder (scores)." in invoke(*GO, "--ledger", "scores", code=1).stderr
+    invoke(*GO, "--kill", "--resume", code=2)
+    invoke(*GO, "--loop", "--dry-run", code=2)
     (place / "act.yaml").write_text("polcy: {}")
-    assert "settings.polcy: unknown key. Did you mean 'policy'? (act.yaml)" in run(*GO, code=1).stderr
+    assert "settings.polcy: unknown key. Did you mean 'policy'? (act.yaml)" in invoke(*GO, code=1).stderr
     (place / "cluster.json").write_text('{"format": 1, "nodes": [{"name": "a", "cluster": "c", "grup": "g"}]}')
-    failed = run(*GO, code=1)
+    failed = invoke(*GO, code=1)
     assert "cluster.nodes.0.grup: unknown key. Did you mean 'group'?" in failed.stderr
-    assert "there is no ledger here" in run("ledger", "why", "n3", "--ledger", "absent.db", code=1).stderr
+    assert "there is no ledger here" in invoke("ledger", "why", "n3", "--ledger", "absent.db", code=1).stderr
 
 
 def test_a_standby_says_so_and_is_no_failure(place):
     other = FileScheduler(place / "cluster.json", SystemClock())
     assert other.hold_lease("other", timedelta(seconds=30)) is not None
-    assert "standby: another replica holds the lease" in run(*GO).stdout
+    assert "standby: another replica holds the lease" in invoke(*GO).stdout
     assert len(node(place)["taints"]) == 1
 
 
@@ -169,66 +162,66 @@ def test_the_loop_serves_metrics_until_it_is_stopped(place):
             assert process.wait(120) == 0
         finally:
             process.kill()
-    run(*GO, "--listen", "127.0.0.1:0", code=2)
+    invoke(*GO, "--listen", "127.0.0.1:0", code=2)
 
 
 def test_to_release_everything_without_scores_would_open_the_breaker_for_an_hour_and_leaves_it_closed(place):
-    run(*GO)
-    run(*ACT, "--release-all")
-    run(*ACT, "--resume")
-    again = json.loads(run(*GO, "--json").stdout)
+    invoke(*GO)
+    invoke(*ACT, "--release-all")
+    invoke(*ACT, "--resume")
+    again = json.loads(invoke(*GO, "--json").stdout)
     assert again["breaker"] == {}
     assert [step["verb"] for step in again["steps"]] == ["swap", "drain", "publish"]
 
 
 def test_switches_and_a_release_of_everything_are_answered_by_one_json_document(place):
-    content = json.loads(run(*ACT, "--resume", "--reset-breaker", "--json").stdout)
+    content = json.loads(invoke(*ACT, "--resume", "--reset-breaker", "--json").stdout)
     assert content["switches"].pop("reset_breaker_at") is not None
     assert content == {"switches": {"kill": False, "release_all": False}}
-    run(*GO)
-    rehearsed = json.loads(run(*ACT, "--release-all", "--dry-run", "--json").stdout)
+    invoke(*GO)
+    rehearsed = json.loads(invoke(*ACT, "--release-all", "--dry-run", "--json").stdout)
     assert (rehearsed["rehearsed"], "switches" in rehearsed) == (True, False)
-    content = json.loads(run(*ACT, "--release-all", "--json").stdout)
+    content = json.loads(invoke(*ACT, "--release-all", "--json").stdout)
     assert content["switches"]["release_all"] is True
     assert [step["verb"] for step in content["steps"]] == ["release"]
 
 
 def test_all_missing_options_are_named_in_one_error_with_the_default_file(place):
     (place / "act.yaml").unlink()
-    bare = run("act", code=2).output.replace("│", " ")
+    bare = invoke("act", code=2).output.replace("│", " ")
     text = " ".join(bare.split())
     assert "a scheduler: --cluster FILE, or --scheduler kubernetes or slurm" in text
     assert "--scores FOLDER, which predrain score writes" in text
     assert "--settings FILE; there is no act.yaml in this folder either" in text
     assert "policy.thresholds" in text
-    only = " ".join(run(*ACT, "--scores", "scores", code=2).output.replace("│", " ").split())
+    only = " ".join(invoke(*ACT, "--scores", "scores", code=2).output.replace("│", " ").split())
     assert "--settings FILE" in only
     assert "--scores FOLDER" not in only
 
 
 def test_settings_in_the_folder_are_found_and_none_are_needed_to_stop_or_undo(place):
-    assert "swap n3" in run(*ACT, "--scores", "scores").stdout
+    assert "swap n3" in invoke(*ACT, "--scores", "scores").stdout
     (place / "act.yaml").unlink()
-    undone = run(*ACT, "--release-all").stdout
+    undone = invoke(*ACT, "--release-all").stdout
     assert "release n3" in undone
     assert "no threshold" not in undone
-    run(*ACT, "--resume")
-    run(*ACT, "--kill")
+    invoke(*ACT, "--resume")
+    invoke(*ACT, "--kill")
 
 
 def test_broken_settings_do_not_keep_everything_from_being_released(place):
-    run(*GO)
+    invoke(*GO)
     (place / "act.yaml").write_text("polcy: {}")
-    undone = run(*ACT, "--release-all")
+    undone = invoke(*ACT, "--release-all")
     assert "release n3" in undone.stdout
     assert "Everything is released all the same." in undone.stderr
-    assert "Did you mean 'policy'?" in run(*ACT, "--scores", "scores", code=1).stderr
+    assert "Did you mean 'policy'?" in invoke(*ACT, "--scores", "scores", code=1).stderr
 
 
 def test_a_pinned_group_that_does_not_exist_is_refused_and_nothing_new_is_done(place):
     (place / "act.yaml").write_text(SETTINGS.replace("c/g", "c/gg"))
     for more in ((), ("--dry-run",)):
-        refused = run(*GO, *more, code=1).stderr
+        refused = invoke(*GO, *more, code=1).stderr
         assert "policy.stages.pinned names 'c/gg'" in refused
         assert "'c/g'" in refused
     assert len(node(place)["taints"]) == 1
@@ -240,7 +233,7 @@ def test_a_reason_forges_no_line_and_moves_no_cursor(place):
     records = [record(f"gpu{i}", f"n{i}", 0.9 if i == 3 else 0.01, now) for i in range(12)]
     reasoned = replace(records[3], reasons=(RiskReason(forged, "telemetry", 1.0, None),))
     write(place / "scores", *records[:3], reasoned, *records[4:], at=now, model={"fitted_at": now.isoformat()})
-    for shown in (run(*GO).stdout, run("ledger", "why", "n3").stdout):
+    for shown in (invoke(*GO).stdout, invoke("ledger", "why", "n3").stdout):
         (line,) = (line for line in shown.split("\n") if "hot" in line)
         assert "decision 9" in line
         assert line.isprintable()
@@ -248,6 +241,6 @@ def test_a_reason_forges_no_line_and_moves_no_cursor(place):
 
 def test_settings_without_any_threshold_say_that_no_score_has_a_tier(place):
     (place / "act.yaml").write_text("controller: {interval: 1m}")
-    shown = run(*GO).stdout
+    shown = invoke(*GO).stdout
     assert "note: the settings give no threshold (policy.thresholds), so no score has a tier" in shown
     assert "nothing to do" in shown

@@ -13,7 +13,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from typer import BadParameter
-from typer.testing import CliRunner
 
 from evaluation.value.ladder import Assumptions
 from pipeline.assessment import repairs, settings_of, write_settings
@@ -24,11 +23,10 @@ from policy.ladder.cost_benefit import CostBenefitConfig
 from policy.ladder.probes import ProbeConfig
 from policy.ladder.rungs import RUNGS
 from predrain.assess import _asked_scheduler
-from predrain.command import app
 from scheduler.controller.settings import read_settings
 from simulator.simulate import simulate
 from telemetry.dataset.store import Dataset
-from tests.processes import predrain
+from tests.processes import invoke
 from tests.telemetry.collect.prometheus.fake_prometheus import FakePrometheus, serving
 from tests.telemetry.helpers import events_frame, inventory_frame, samples_frame, write_csv
 
@@ -65,8 +63,7 @@ class Fleets:
         """Run the command, and give what it prints."""
         source = [] if dataset is None else ["--dataset", dataset]
         words = ["assess", *source, "--out", out, "--params", self.params, *more]
-        done = CliRunner().invoke(app, [str(word) for word in words])
-        assert done.exit_code == 0, done.stderr
+        done = invoke(*words)
         return done.stdout
 
 
@@ -129,8 +126,7 @@ def test_gangs_of_the_operators_size_are_replayed_on_the_same_scores(fleets):
 def test_more_gpus_than_there_are_is_refused(fleets, option):
     out = fleets.assess("noprecursor", 90)
     words = ["assess", "--dataset", fleets.folder / "noprecursor-90", "--out", out, "--params", fleets.params]
-    done = CliRunner().invoke(app, [*map(str, words), option, "4096"])
-    assert done.exit_code == 1
+    done = invoke(*words, option, "4096", code=1)
     assert "4096 on a fleet of" in done.stderr
 
 
@@ -199,9 +195,7 @@ def test_channels_that_are_dropped_are_named_group_by_group_with_how_they_are_sw
     pq.write_table(table, tmp_path / "samples.parquet")
     files = {"samples": tmp_path / "samp*.parquet", "inventory": tmp_path / "whole" / "inventory.parquet"}
     words = [f"--{name}={path}" for name, path in files.items()]
-    done = CliRunner().invoke(app, ["assess", *words, "--events", str(whole.path / "events.parquet"), "--json",
-                                    "--out", str(tmp_path / "out")])  # fmt: skip
-    assert done.exit_code == 0, done.stderr
+    invoke("assess", *words, "--events", whole.path / "events.parquet", "--json", "--out", tmp_path / "out")
     to_do = {todo["what"].split(":")[0]: todo for todo in read(tmp_path / "out")["data"]["to_do"]}
     for group, failures, counter in (("PCIe", "bus", "PCIE_REPLAY"), ("NVLink", "interconnect", "NVLINK")):
         assert f"precursors of {failures} failures" in to_do[group]["shows"]
@@ -221,8 +215,7 @@ def test_the_three_commands_that_it_names_run_as_they_stand_and_take_the_recomme
     train, score, act = (line.split()[1:] for line in lines)
     monkeypatch.chdir(fleets.folder)
     for command in (train, score):
-        done = CliRunner().invoke(app, command)
-        assert done.exit_code == 0, done.output
+        invoke(*command)
     chosen = read(out)["settings"]
     (summary,) = (out / "scores" / "decisions").rglob("summary.json")
     assert json.loads(summary.read_text())["thresholds"] == pytest.approx(chosen["thresholds"], rel=1e-3)
@@ -230,8 +223,7 @@ def test_the_three_commands_that_it_names_run_as_they_stand_and_take_the_recomme
     cluster = {"format": 1, "nodes": [{"name": name, "cluster": "c", "group": "g"} for name in nodes]}
     (fleets.folder / "cluster.json").write_text(json.dumps(cluster))
     act[act.index("kubernetes")] = "file"
-    done = CliRunner().invoke(app, [*act, "--cluster", "cluster.json"])
-    assert done.exit_code == 0, done.output
+    done = invoke(*act, "--cluster", "cluster.json")
     assert "policy.horizon" not in done.output, "that of the settings is the scores'"
     settings = read_settings(out / "act.yaml").policy
     assert settings.stages.ceiling == chosen["stage"]
@@ -272,8 +264,7 @@ def test_samples_every_half_hour_are_scored_by_the_commands_that_it_names(fleets
     lines = fleets.run(dataset, out).split("What to do next\n")[1].splitlines()
     monkeypatch.chdir(fleets.folder)
     for line in lines[:2]:
-        done = CliRunner().invoke(app, shlex.split(line)[1:])
-        assert done.exit_code == 0, done.output
+        invoke(*shlex.split(line)[1:])
     (decided,) = (out / "scores" / "decisions").rglob("*.parquet")
     risks = pq.read_table(decided).to_pandas()["risk"]
     assert len(risks) == 32
@@ -322,8 +313,7 @@ def test_what_matches_of_a_prometheus_is_fetched_into_the_folder_and_judged(flee
     words += ["--match", '{cluster="a"}']
     with serving(server):
         words[2] = server.url
-        done = CliRunner().invoke(app, [str(word) for word in words])
-    assert done.exit_code == 0, done.stderr
+        done = invoke(*words)
     printed = done.stdout
     assert "4 GPUs, at most " in done.stderr, "before anything is fetched"
     assert all(asked.headers["Authorization"] == "Bearer s3cret" for asked in server.asked)
@@ -338,11 +328,11 @@ def test_unknown_columns_are_written_to_a_mapping_that_nothing_is_imported_by(tm
     hosts = write_csv(tmp_path / "hosts.csv", inventory_frame())
     command = ["assess", "--samples", samples, "--inventory", hosts, "--out", tmp_path / "out"]
     for name in ("mapping.yaml", "mapping-2.yaml"):
-        done = predrain(*command, code=1)
+        done = invoke(*command, code=1)
         assert f"guesses are in {tmp_path / 'out' / name}" in done.stderr
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["mapping-2.yaml", "mapping.yaml"]
     assert re.search("gpu core temp: .*gpu_temp_c", (tmp_path / "out" / "mapping.yaml").read_text())
-    done = predrain("import", "--samples", samples, "--suggest-mapping", tmp_path / "out" / "mapping.yaml", code=1)
+    done = invoke("import", "--samples", samples, "--suggest-mapping", tmp_path / "out" / "mapping.yaml", code=1)
     assert "exists already" in done.stderr
 
 
@@ -352,8 +342,7 @@ def test_a_mapping_that_is_none_of_files_is_refused_and_not_passed_over(tmp_path
     samples = write_csv(tmp_path / "smi.csv", samples_frame())
     hosts = write_csv(tmp_path / "hosts.csv", inventory_frame())
     command = ["assess", "--samples", samples, "--inventory", hosts, "--mapping", tmp_path / "mapping.yaml"]
-    done = CliRunner().invoke(app, [str(word) for word in [*command, "--out", tmp_path / "out"]])
-    assert done.exit_code == 1
+    done = invoke(*command, "--out", tmp_path / "out", code=1)
     assert "mapping.yaml" in done.stderr
     assert not (tmp_path / "out").exists()
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from telemetry.dataset.store import Dataset
 from telemetry.landing.folder import Landing, landing_of
-from tests.processes import PREDRAIN, ROOT, predrain, running
+from tests.processes import PREDRAIN, ROOT, invoke, running
 from tests.telemetry.landing.test_compaction import DAY, land, raw, samples_of
 from tests.waiting import wait
 
@@ -15,18 +15,17 @@ COMPACT = ("collect", "compact", "--dataset")
 
 def test_landed_files_are_compacted_and_counted(tmp_path: Path):
     land(tmp_path, raw())
-    done = predrain(*COMPACT, tmp_path / "dataset", "--json")
-    result = json.loads(done.stdout)
+    result = json.loads(invoke(*COMPACT, tmp_path / "dataset", "--json").stdout)
     assert result["compacted files"] == {"samples": 1}
     assert result["samples"] == len(samples_of(tmp_path))
 
 
 def test_a_mistyped_dataset_is_an_error_and_makes_nothing(tmp_path: Path):
     land(tmp_path, raw())
-    typo = predrain(*COMPACT, tmp_path / "datsaet", code=1)
+    typo = invoke(*COMPACT, tmp_path / "datsaet", code=1)
     assert "there is no dataset" in typo.stderr
     assert "Check the path" in typo.stderr
-    live = predrain(*COMPACT, tmp_path / "dataset.live", code=1)
+    live = invoke(*COMPACT, tmp_path / "dataset.live", code=1)
     assert "is a staging folder" in live.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["dataset.live"]
 
@@ -62,9 +61,9 @@ def test_concurrent_collectors_and_compactions_lose_nothing(tmp_path: Path):
         subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path), str(number)], cwd=ROOT) for number in range(2)
     ]
     while any(writer.poll() is None for writer in writers):
-        predrain(*COMPACT, tmp_path / "dataset")
+        invoke(*COMPACT, tmp_path / "dataset")
     assert [writer.wait() for writer in writers] == [0, 0]
-    predrain(*COMPACT, tmp_path / "dataset")
+    invoke(*COMPACT, tmp_path / "dataset")
     samples = samples_of(tmp_path)
     assert samples["sample_count"].sum() == 4 * 48
     assert Landing(landing_of(tmp_path / "dataset"), writer="t").waiting() == []

@@ -4,11 +4,9 @@ import json
 from pathlib import Path
 
 import pyarrow.parquet as pq
-from typer.testing import CliRunner
 
-from predrain.command import app
 from telemetry.landing.folder import Landing, landing_of
-from tests.processes import predrain
+from tests.processes import invoke
 
 
 def test_each_export_of_a_folder_is_staged_once(tmp_path: Path) -> None:
@@ -17,7 +15,7 @@ def test_each_export_of_a_folder_is_staged_once(tmp_path: Path) -> None:
         row = f"2026-03-0{gpu}T10:00:00Z,n1,GPU-0000000{gpu}-0000-0000-0000-000000000000,replacement"
         (exports / f"{name}.csv").write_text(f"timestamp,node,gpu,type\n{row}\n")
     for _ in range(2):
-        predrain("collect", "tickets", exports, "--dataset", tmp_path / "fleet")
+        invoke("collect", "tickets", exports, "--dataset", tmp_path / "fleet")
     staged = Landing(landing_of(tmp_path / "fleet"), writer="test").waiting("events")
     gpus = sorted(gpu for path in staged for gpu in pq.read_table(path)["gpu"].to_pylist())
     assert gpus == [f"GPU-0000000{gpu}-0000-0000-0000-000000000000" for gpu in (1, 2)]
@@ -29,10 +27,7 @@ def test_a_table_that_cannot_be_used_stops_no_other(tmp_path: Path) -> None:
     good = "2026-03-01T10:00:00Z,n1,repair\n"
     (exports / "b.csv").write_text("timestamp,node,type\n" + good * 8 + "yesterday,n1,repair\n" * 2)
     (exports / "c.csv").write_text("timestamp,node,type\n" + good)
-    report = CliRunner().invoke(
-        app, ["collect", "tickets", str(exports), "--dataset", str(tmp_path / "fleet"), "--json"]
-    )
-    assert report.exit_code == 1
+    report = invoke("collect", "tickets", exports, "--dataset", tmp_path / "fleet", "--json", code=1)
     files = json.loads(report.stdout)["accounting"]["files"]
     assert (files["read"], files["used"], files["left_out"][0]["count"]) == (3, 2, 1)
     staged = Landing(landing_of(tmp_path / "fleet"), writer="test").waiting("events")
@@ -42,7 +37,6 @@ def test_a_table_that_cannot_be_used_stops_no_other(tmp_path: Path) -> None:
 def test_a_table_that_loses_more_than_it_may_is_refused(tmp_path: Path) -> None:
     rows = "2026-03-01T10:00:00Z,n1,repair\n" * 80 + "yesterday,n1,repair\n" * 20
     (tmp_path / "t.csv").write_text(f"timestamp,node,type\n{rows}")
-    command = ["collect", "tickets", str(tmp_path / "t.csv"), "--dataset", str(tmp_path / "fleet")]
-    refused = CliRunner().invoke(app, command)
-    assert (refused.exit_code, "unreadable timestamp" in refused.stderr) == (1, True)
-    assert CliRunner().invoke(app, [*command, "--max-loss", "0.3"]).exit_code == 0
+    command = ["collect", "tickets", tmp_path / "t.csv", "--dataset", tmp_path / "fleet"]
+    assert "unreadable timestamp" in invoke(*command, code=1).stderr
+    invoke(*command, "--max-loss", "0.3")

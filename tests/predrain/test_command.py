@@ -9,15 +9,13 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 from pipeline.params import load_params
 from pipeline.promotion import PromotionResult
 from predrain import console
-from predrain.command import app
 from predrain.console import progress
 from predrain.options import instant_option, prometheus_address
-from tests.processes import PREDRAIN, predrain
+from tests.processes import PREDRAIN, invoke
 from tests.telemetry.helpers import run_import, samples_frame
 
 VERBS = (
@@ -34,8 +32,7 @@ SOURCES = (
                                    *(("ledger", verb) for verb in ("why", "list", "replay", "export")),
                                    ("prior", "build"), ("collect",), ("ledger",)])  # fmt: skip
 def test_every_verb_has_help_with_an_example(arguments: tuple[str, ...]) -> None:
-    shown = CliRunner().invoke(app, [*arguments, "--help"], env={"COLUMNS": "200"})
-    assert shown.exit_code == 0
+    shown = invoke(*arguments, "--help")
     assert f"Example: predrain {' '.join(arguments)}" in shown.stdout
     if arguments == ("simulate",):
         assert all(f"{name}:" in shown.stdout for name in ("base", "drift", "epidemic", "noprecursor", "announced"))
@@ -57,7 +54,7 @@ def test_bad_input_exits_with_1_and_one_line_without_a_traceback(tmp_path: Path,
     (tmp_path / "fleet").mkdir()
     for name in ("file", "fleet/dataset.json"):
         (tmp_path / name).write_text("no: json")
-    failed = predrain(*arguments.split(), cwd=tmp_path, code=1)
+    failed = invoke(*arguments.split(), cwd=tmp_path, code=1)
     assert failed.stderr.startswith("predrain: error: ")
     assert message in failed.stderr
     assert failed.stderr.count("\n") == 1
@@ -73,19 +70,19 @@ def test_a_reader_that_has_enough_of_the_output_is_no_error() -> None:
 
 
 def test_what_a_backtest_comes_to_is_printed_with_the_path_of_its_page_last(small_backtest: Path) -> None:
-    shown = CliRunner().invoke(app, ["report", "--show", str(small_backtest)]).stdout
+    shown = invoke("report", "--show", small_backtest).stdout
     lines = shown.rstrip().splitlines()
     assert lines[-1] == f"Report: {(small_backtest / 'report' / 'index.html').resolve()}"
     assert any(line.startswith("parallel: the profile's (mean_log_odds) ") and line.endswith("*") for line in lines)
     for mechanism in ("best single model", "parallel: the paper's (intersection)", "cascade"):
         assert any(line.startswith(mechanism) for line in lines)
-    summary = json.loads(CliRunner().invoke(app, ["report", "--show", str(small_backtest), "--json"]).stdout)
+    summary = json.loads(invoke("report", "--show", small_backtest, "--json").stdout)
     assert (summary["profile"], summary["report"]) == ("mean_log_odds", str(small_backtest / "report" / "index.html"))
 
 
 def test_prepare_takes_the_dataset_that_the_parameters_name(tmp_path: Path, small_fleet: Path) -> None:
     (tmp_path / "params.yaml").write_text(f"data: {{dataset: {small_fleet}}}\n")
-    predrain("prepare", "--out", "data/dataset", cwd=tmp_path)
+    invoke("prepare", "--out", "data/dataset", cwd=tmp_path)
     original = (small_fleet / "dataset.json").read_bytes()
     assert (tmp_path / "data" / "dataset" / "dataset.json").read_bytes() == original
     assert (tmp_path / "data" / "dataset-truth" / "risk.parquet").is_file()
@@ -103,7 +100,7 @@ def test_prepare_replaces_no_folder_of_another_tool(tmp_path: Path, small_fleet:
         (tmp_path / "home").mkdir()
         (tmp_path / kept).write_text("precious")
     (tmp_path / "params.yaml").write_text(f"data: {{dataset: {'home/fleet' if inside else small_fleet}}}\n")
-    refused = predrain("prepare", "--out", "home", cwd=tmp_path, code=1)
+    refused = invoke("prepare", "--out", "home", cwd=tmp_path, code=1)
     assert message in refused.stderr
     assert (tmp_path / kept).is_file()
 
@@ -113,15 +110,14 @@ def test_prepare_replaces_no_folder_of_another_tool(tmp_path: Path, small_fleet:
 )
 def test_results_are_not_written_into_their_source(tmp_path: Path, verb: str, source: str) -> None:
     (tmp_path / source).mkdir()
-    refused = CliRunner().invoke(app, [verb, f"--{source}", str(tmp_path / source), "--out", f"{tmp_path}/{source}/x"])
-    assert refused.exit_code == 1
+    refused = invoke(verb, f"--{source}", tmp_path / source, "--out", f"{tmp_path}/{source}/x", code=1)
     assert f"lies in the {source}" in refused.output
     assert not list((tmp_path / source).iterdir())
 
 
 @pytest.mark.parametrize("given", [[], ["--dataset", "a", "--matrix", "b"]])
 def test_a_backtest_of_neither_or_both_is_a_usage_error(tmp_path: Path, given: list[str]) -> None:
-    wrong = predrain("backtest", *given, "--out", "replay", cwd=tmp_path, code=2)
+    wrong = invoke("backtest", *given, "--out", "replay", cwd=tmp_path, code=2)
     assert "--dataset or --matrix" in wrong.stderr
 
 
@@ -138,17 +134,17 @@ def test_import_says_what_it_understood_and_a_second_one_changes_nothing(tmp_pat
         "2026-02-04T06:00:00+01:00,n1,GPU-z,failure,dead\n"
     )
     command = ["import", "--events", "dmesg.log", "tickets.csv", "--inventory", "hosts.csv", "--out", "fleet"]
-    first = predrain(*command, "--json", cwd=tmp_path)
+    first = invoke(*command, "--json", cwd=tmp_path)
     result = json.loads(first.stdout)
     assert result["changed"] is True
     assert result["units"] == 2
     assert result["events"] == {"xid": 1, "repair": 1}
     assert sum(result["quarantined"].values()) == 1
     assert result["notes"] is None
-    assert json.loads(predrain(*command, "--json", cwd=tmp_path).stdout)["changed"] is False
+    assert json.loads(invoke(*command, "--json", cwd=tmp_path).stdout)["changed"] is False
     hours = "".join(f"2026-02-03T{hour:02}:00:00Z,n1,GPU-a,300\n" for hour in range(24))
     (tmp_path / "hourly.csv").write_text(f"timestamp,node,gpu,power_w\n{hours}")
-    assert "`telemetry.step: 1h`" in predrain(*command, "--samples", "hourly.csv", cwd=tmp_path).stdout
+    assert "`telemetry.step: 1h`" in invoke(*command, "--samples", "hourly.csv", cwd=tmp_path).stdout
 
 
 @pytest.mark.parametrize(
@@ -164,8 +160,7 @@ def test_an_instant_may_be_a_day_a_time_with_its_zone_or_how_long_ago(written, i
 
 
 def test_a_duration_beyond_all_calendars_is_wrong_usage():
-    refused = CliRunner().invoke(app, ["collect", "compact", "--dataset", "d", "--interval", "99999999999999d"])
-    assert refused.exit_code == 2
+    refused = invoke("collect", "compact", "--dataset", "d", "--interval", "99999999999999d", code=2)
     assert "is too long a duration" in refused.output
 
 
@@ -222,8 +217,7 @@ def test_the_parameters_have_the_step_of_the_dataset_and_its_counts_are_shown(tm
         samples = samples_frame(every="30min")
         samples.loc[0, "gpu_temp_c"] = 1e9
         run_import(tmp_path, samples=samples, step=timedelta(minutes=30), out="fleet", max_loss=1.0)
-    done = CliRunner().invoke(app, ["init", str(tmp_path / "model"), "--dataset", "../fleet", "--json"])
-    assert done.exit_code == 0, done.output
+    done = invoke("init", tmp_path / "model", "--dataset", "../fleet", "--json")
     shown = json.loads(done.stdout)
     params = load_params([tmp_path / "model" / "predrain.yaml"])
     assert params.telemetry.step == (timedelta(minutes=30) if is_there else None)
@@ -243,14 +237,12 @@ def test_the_parameters_have_the_step_of_the_dataset_and_its_counts_are_shown(tm
     ],
 )
 def test_what_makes_no_sense_is_a_usage_error(given: list[str], message: str) -> None:
-    done = CliRunner().invoke(app, ["promote", *given], env={"COLUMNS": "200"})
-    assert done.exit_code == 2
+    done = invoke("promote", *given, code=2)
     assert message in done.output
 
 
 def test_an_absent_store_is_one_line_and_is_not_made(tmp_path: Path) -> None:
-    done = CliRunner().invoke(app, ["promote", "--rollback", "--registry", f"sqlite:///{tmp_path / 'no.db'}"])
-    assert done.exit_code == 1
+    done = invoke("promote", "--rollback", "--registry", f"sqlite:///{tmp_path / 'no.db'}", code=1)
     assert "no store here" in done.output
     assert not list(tmp_path.iterdir())
 
@@ -259,6 +251,5 @@ def test_an_absent_store_is_one_line_and_is_not_made(tmp_path: Path) -> None:
 def test_a_verdict_is_printed_and_is_the_exit_code(action: str, code: int, monkeypatch: pytest.MonkeyPatch) -> None:
     decision = PromotionResult(action, "predrain", 2, 1, 1 if action == "refused" else 2, dry_run=False)
     monkeypatch.setattr("pipeline.promotion.promote", lambda *_args, **_kwargs: decision)
-    done = CliRunner().invoke(app, ["promote", "--matrix", "m", "--json"])
-    assert done.exit_code == code
+    done = invoke("promote", "--matrix", "m", "--json", code=code)
     assert json.loads(done.output)["action"] == action

@@ -8,16 +8,11 @@ import numpy as np
 import pandas as pd
 import pytest
 import yaml
-from typer.testing import CliRunner, Result
 
 from models.learners.prior import load_prior
 from pipeline.params import Params, load_params
-from predrain.command import app
 from simulator.scenarios.drawn import draw_fleet
-
-
-def run(*words: object) -> Result:
-    return CliRunner().invoke(app, [str(word) for word in words])
+from tests.processes import invoke
 
 
 @pytest.fixture
@@ -34,7 +29,7 @@ def other(small_backtest: Path, tmp_path: Path) -> Path:
 
 
 def test_a_backtest_is_no_better_than_itself(small_backtest: Path) -> None:
-    result = json.loads(run("compare", small_backtest, small_backtest, "--json").stdout)
+    result = json.loads(invoke("compare", small_backtest, small_backtest, "--json").stdout)
     assert result["params"] == {}
     for row in result["statistics"].values():
         assert row["difference"] == 0
@@ -42,7 +37,7 @@ def test_a_backtest_is_no_better_than_itself(small_backtest: Path) -> None:
 
 
 def test_precision_is_that_of_as_many_alerts_on_both_sides(small_backtest: Path, other: Path) -> None:
-    result = json.loads(run("compare", small_backtest, other, "--json").stdout)
+    result = json.loads(invoke("compare", small_backtest, other, "--json").stdout)
     for side, folder in (("one", small_backtest), ("two", other)):
         frame = pd.read_parquet(folder / "predictions_all.parquet")
         mine = frame[(frame["model"] == result["profiles"][0]) & (frame["variant"] == "sliding")]
@@ -55,41 +50,29 @@ def test_precision_is_that_of_as_many_alerts_on_both_sides(small_backtest: Path,
     assert row["low"] <= row["difference"] <= row["high"]
 
 
-def test_other_labels_are_not_compared(small_backtest: Path, other: Path) -> None:
+@pytest.mark.parametrize(
+    ("column", "change", "message"),
+    [("label", lambda held: 1 - held, "another label"), ("unit", lambda held: "other-" + held, "no common decision")],
+)
+def test_another_fleet_or_other_labels_are_not_compared(small_backtest, other, column, change, message):
     frame = pd.read_parquet(other / "predictions_all.parquet")
-    frame["label"] = 1 - frame["label"]
+    frame[column] = change(frame[column].astype(str) if column == "unit" else frame[column])
     frame.to_parquet(other / "predictions_all.parquet")
-    result = run("compare", small_backtest, other)
-    assert result.exit_code == 1
-    assert "another label" in result.stderr
-
-
-def test_another_fleet_is_not_compared(small_backtest: Path, other: Path) -> None:
-    frame = pd.read_parquet(other / "predictions_all.parquet")
-    frame["unit"] = "other-" + frame["unit"].astype(str)
-    frame.to_parquet(other / "predictions_all.parquet")
-    result = run("compare", small_backtest, other)
-    assert result.exit_code == 1
-    assert "no common decision" in result.stderr
+    assert message in invoke("compare", small_backtest, other, code=1).stderr
 
 
 def test_a_new_folder_holds_the_defaults_and_replaces_nothing(tmp_path: Path) -> None:
-    assert run("init", tmp_path / "mine", "--dataset", "/srv/fleet").exit_code == 0
+    invoke("init", tmp_path / "mine", "--dataset", "/srv/fleet")
     held = load_params([tmp_path / "mine" / "predrain.yaml"]).model_dump(exclude={"data"})
     assert held == Params().model_dump(exclude={"data"})
     assert yaml.safe_load((tmp_path / "mine" / "predrain.yaml").read_text())["data"] == {"dataset": "/srv/fleet"}
     before = sorted(path.name for path in (tmp_path / "mine").iterdir())
     (tmp_path / "mine" / "dvc.yaml").unlink()
-    again = run("init", tmp_path / "mine")
-    assert again.exit_code == 1
+    again = invoke("init", tmp_path / "mine", code=1)
     assert "predrain.yaml, .gitignore, README.md exist already" in again.stderr
     assert sorted(path.name for path in (tmp_path / "mine").iterdir()) == [
         name for name in before if name != "dvc.yaml"
     ]
-
-
-def build_prior(*arguments: object):
-    return CliRunner().invoke(app, [str(word) for word in arguments])
 
 
 def groups_of(prior: Path) -> set[str]:
@@ -98,39 +81,32 @@ def groups_of(prior: Path) -> set[str]:
 
 def test_it_is_built_to_the_same_bytes_again(tmp_path):
     for out in (tmp_path / "one", tmp_path / "two"):
-        built = build_prior("prior", "build", "--out", out, "--fleets", 2, "--gpus", 48, "--days", 20)
-        assert built.exit_code == 0, built.output
+        invoke("prior", "build", "--out", out, "--fleets", 2, "--gpus", 48, "--days", 20)
     for file in ("card.json", "model.txt"):
         assert (tmp_path / "one" / file).read_bytes() == (tmp_path / "two" / file).read_bytes()
     assert groups_of(tmp_path / "one") == {"history", "peers", "onset", "gaps"}
 
 
 def test_it_is_built_from_other_clusters_by_name_and_without_what_tells_them_apart(tmp_path):
-    build_prior("simulate", "--out", tmp_path / "fleet", "--gpus", 48, "--days", 20, "--acceleration", 30)
+    invoke("simulate", "--out", tmp_path / "fleet", "--gpus", 48, "--days", 20, "--acceleration", 30)
     for name, groups in (("one", "[onset, static]"), ("two", "[history, static]")):
         (tmp_path / f"{name}.yaml").write_text(f"features: {{groups: {groups}}}")
         params = ("--dataset", tmp_path / "fleet", "--params", tmp_path / f"{name}.yaml")
-        assert build_prior("features", *params, "--out", tmp_path / name).exit_code == 0
-    built = build_prior(
-        "prior", "build", "--out", tmp_path / "p", "--matrix", tmp_path / "one", "--matrix", tmp_path / "two"
-    )
-    assert built.exit_code == 0, built.output
+        invoke("features", *params, "--out", tmp_path / name)
+    invoke("prior", "build", "--out", tmp_path / "p", "--matrix", tmp_path / "one", "--matrix", tmp_path / "two")
     assert groups_of(tmp_path / "p") == {"onset", "history"}
 
 
 def test_a_folder_that_is_no_prior_is_not_replaced(tmp_path):
     (tmp_path / "notes.txt").write_text("keep")
-    refused = build_prior("prior", "build", "--out", tmp_path)
-    assert (refused.exit_code, "is not a prior" in refused.output) == (1, True)
+    assert "is not a prior" in invoke("prior", "build", "--out", tmp_path, code=1).output
     assert (tmp_path / "notes.txt").read_text() == "keep"
 
 
 def test_a_prior_to_measure_knows_no_fleet_like_those_measured(tmp_path):
-    refused = build_prior("prior", "build", "--out", tmp_path / "prior", "--fleets", 3, "--without-silent", 0, 1)
-    assert (refused.exit_code, "every fleet is omitted" in refused.output) == (1, True)
+    build = ("prior", "build", "--out", tmp_path / "prior", "--fleets")
+    assert "every fleet is omitted" in invoke(*build, 3, "--without-silent", 0, 1, code=1).output
     between = (0, (draw_fleet(7, 0).silent + draw_fleet(7, 1).silent) / 2)
-    some = ("--fleets", 2, "--gpus", 24, "--days", 14, "--without-silent", *between)
-    built = build_prior("prior", "build", "--out", tmp_path / "prior", *some)
-    assert built.exit_code == 0, built.output
+    invoke(*build, 2, "--gpus", 24, "--days", 14, "--without-silent", *between)
     made_of = load_prior(str(tmp_path / "prior")).card.made_of
     assert (made_of["fleets"], made_of["without_silent"]) == (1, [*between])

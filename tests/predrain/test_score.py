@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 from predrain import score
 from predrain.command import app
+from tests.processes import invoke
 from tests.serving.batch_world import World, make_world
 
 WIDE = {"COLUMNS": "200"}
@@ -40,17 +41,13 @@ def given(world: World, out: Path, *more: str, dataset: Path | None = None) -> l
     ],
 )
 def test_what_makes_no_sense_is_a_usage_error(tmp_path: Path, more: list[str], message: str) -> None:
-    done = CliRunner().invoke(
-        app, ["score", "--dataset", "d", "--model", "m", "--out", str(tmp_path / "s"), *more], env=WIDE
-    )
-    assert done.exit_code == 2
+    done = invoke("score", "--dataset", "d", "--model", "m", "--out", tmp_path / "s", *more, code=2)
     assert message in done.output
     assert not (tmp_path / "s").exists()
 
 
 def test_it_scores_once_and_says_so_the_second_time(world: World, tmp_path: Path) -> None:
-    first = CliRunner().invoke(app, given(world, tmp_path, "--json"))
-    assert first.exit_code == 0, first.output
+    first = invoke(*given(world, tmp_path, "--json"))
     result = json.loads(first.stdout)
     assert (result["decision"], result["written"]) == ("2026-01-02T00:00:00Z", True)
     assert result["tiers"]["unknown"] == 5
@@ -59,8 +56,7 @@ def test_it_scores_once_and_says_so_the_second_time(world: World, tmp_path: Path
     assert expired.startswith("these scores have expired already")
     assert thresholds == "no tier has a threshold, so no unit is above clear (none: no backtest was given)"
     assert result["lag_seconds"] > 0  # the data end in the past
-    again = CliRunner().invoke(app, given(world, tmp_path))
-    assert again.exit_code == 0
+    again = invoke(*given(world, tmp_path))
     assert "written      no" in again.stdout
     status = json.loads((tmp_path / "status.json").read_text())
     assert (status["error"], status["decision"]) == (None, "2026-01-02T00:00:00Z")
@@ -69,8 +65,7 @@ def test_it_scores_once_and_says_so_the_second_time(world: World, tmp_path: Path
 
 def test_a_failed_run_exits_with_1_and_leaves_its_mark(world: World, tmp_path: Path) -> None:
     out = tmp_path / "scores"
-    done = CliRunner().invoke(app, given(world, out, dataset=tmp_path / "absent"))
-    assert done.exit_code == 1
+    done = invoke(*given(world, out, dataset=tmp_path / "absent"), code=1)
     assert "predrain: error: not a dataset" in done.output
     status = json.loads((out / "status.json").read_text())
     assert status["error"].startswith("not a dataset")
@@ -82,12 +77,11 @@ def test_a_failed_run_exits_with_1_and_leaves_its_mark(world: World, tmp_path: P
 def test_thresholds_come_from_the_parameters(world: World, tmp_path: Path) -> None:
     params = tmp_path / "tiers.yaml"
     params.write_text("policy: {thresholds: {watch: 0.000001, high: 1.0}}\nserving: {max_explained: 1}\n")
-    done = CliRunner().invoke(app, given(world, tmp_path / "out", "--params", str(params), "--json"))
+    done = invoke(*given(world, tmp_path / "out", "--params", str(params), "--json"))
     assert "no tier has a threshold" not in json.loads(done.stdout)["notes"]
     assert json.loads(done.stdout)["tiers"] == {"clear": 0, "watch": 7, "elevated": 0, "high": 0, "unknown": 5}
     params.write_text("policy: {thresholds: {watch: 0.5, high: 0.1}}")
-    done = CliRunner().invoke(app, given(world, tmp_path / "out", "--params", str(params)))
-    assert done.exit_code == 1
+    done = invoke(*given(world, tmp_path / "out", "--params", str(params)), code=1)
     assert "a higher tier needs a higher risk: watch <= elevated <= high" in done.output
 
 
@@ -153,9 +147,8 @@ def test_a_round_with_nothing_due_reads_neither_model_nor_data(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(score, "_now", lambda: datetime(2026, 1, 1, 21, 30, tzinfo=UTC))
-    assert CliRunner().invoke(app, given(world, tmp_path)).exit_code == 0
+    invoke(*given(world, tmp_path))
     monkeypatch.setattr(score, "_now", lambda: datetime(2026, 1, 1, 21, 30, tzinfo=UTC) + timedelta(hours=1))
-    done = CliRunner().invoke(app, given(world, tmp_path, "--json", dataset=tmp_path / "absent"))
-    assert done.exit_code == 0
+    done = invoke(*given(world, tmp_path, "--json", dataset=tmp_path / "absent"))
     assert json.loads(done.stdout)["written"] is False
     assert json.loads((tmp_path / "status.json").read_text())["last_success"] == "2026-01-01T22:30:00Z"

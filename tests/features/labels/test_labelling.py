@@ -16,7 +16,7 @@ from tests.features.builders import at, event, events, inventory, rows, stay
 from tests.features.worlds import twins, worlds
 
 LABELS = LabelSection()
-SLOW = settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.too_slow])
+SLOW = settings(deadline=None, max_examples=30, suppress_health_check=[HealthCheck.too_slow])
 MS = timedelta(milliseconds=1)
 LATE = at(days=60)
 
@@ -173,7 +173,6 @@ def test_labels_as_of_r_depend_only_on_what_was_known_at_r(pair):
 
 
 FLEET = [stay(f"g{i}", f"n{i // 2}", str(i % 2)) for i in range(6)]
-SLOWLY = settings(deadline=None, max_examples=30)
 
 
 def failure(gpu, time, code="79", **more):
@@ -269,7 +268,7 @@ def groups_by(numbers):
     return {frozenset(i for i, n in enumerate(numbers) if n == number) for number in numbers}
 
 
-@SLOWLY
+@SLOW
 @given(STORIES)
 def test_groups_are_those_of_the_plain_reading(story):
     found = table(*told(story))
@@ -285,7 +284,7 @@ def test_groups_are_those_of_the_plain_reading(story):
     assert all(len({row["common_cause"] for row in found if row["node_incident"] == n}) == 1 for n in nodes)
 
 
-@SLOWLY
+@SLOW
 @given(STORIES, st.randoms(use_true_random=False))
 def test_four_gpus_that_fail_together_are_counted_as_one_and_the_order_of_events_does_not_matter(story, random):
     one, four = table(*told(story)), table(*told(story, copies=4))
@@ -296,7 +295,7 @@ def test_four_gpus_that_fail_together_are_counted_as_one_and_the_order_of_events
     assert table(random.sample(rows, len(rows)), held) == one
 
 
-@SLOWLY
+@SLOW
 @given(STORIES, TIMES)
 def test_what_is_known_to_be_one_node_incident_stays_one(story, r):
     failures = [(gpu, time, kind) for gpu, time, kind in story if kind == "xid"]

@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 import yaml
 from click.testing import Result
-from typer.testing import CliRunner
 
 from foundation.kubernetes.client import KubernetesClient
-from predrain.command import app
 from tests.policy.decide_world import STEP
+from tests.processes import invoke
 from tests.scheduler.kubernetes.api_world import World
 from tests.scheduler.score_files import record, write
 
@@ -53,9 +52,7 @@ def settings(place: Path, **kubernetes: Any) -> None:
 
 
 def act(*options: str, code: int = 0) -> Result:
-    result = CliRunner().invoke(app, ["act", "--scheduler=kubernetes", "--settings=act.yaml", *options])
-    assert result.exit_code == code, (result.output, result.exception)
-    return result
+    return invoke("act", "--scheduler=kubernetes", "--settings=act.yaml", *options, code=code)
 
 
 @pytest.mark.usefixtures("place")

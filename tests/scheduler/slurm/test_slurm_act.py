@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from typer.testing import CliRunner
 
-from predrain.command import app
 from telemetry.dataset.schema import EVENTS
+from tests.processes import invoke
 from tests.scheduler.score_files import record, write
 from tests.scheduler.slurm.fake_slurm import FakeSlurm, job_row
 
@@ -72,12 +71,6 @@ ACT = ("act", "--scheduler", "slurm", "--settings", "act.yaml")
 GO = (*ACT, "--scores", "scores")
 
 
-def run(*args, code=0):
-    result = CliRunner().invoke(app, list(args))
-    assert result.exit_code == code, (result.output, result.exception)
-    return result
-
-
 def hook_calls(place):
     lines = (place / "told").read_text().splitlines() if (place / "told").exists() else []
     return [json.loads(line) for line in lines]
@@ -85,59 +78,59 @@ def hook_calls(place):
 
 def test_act_then_kill_then_undo(fake):
     before = fake.told["nodes"]
-    assert "node n3: State: (none) -> DRAIN" in run(*GO, "--dry-run").stdout
+    assert "node n3: State: (none) -> DRAIN" in invoke(*GO, "--dry-run").stdout
     assert fake.told["nodes"] == before
-    done = json.loads(run(*GO, "--json").stdout)
+    done = json.loads(invoke(*GO, "--json").stdout)
     assert [(step["verb"], step["outcome"]) for step in done["steps"]] == [
         ("swap", "done"), ("drain", "done"), ("publish", "already"),
     ]  # fmt: skip
     node = fake.told["nodes"][3]
     assert node["state"] == ["IDLE", "DRAIN"]
     assert node["reason"].startswith("predrain: tier=high risk=0.9000 until=")
-    assert "kill switch on" in run(*ACT, "--kill").stderr
-    assert "nothing to do" in run(*GO).stdout
-    run(*ACT, "--resume")
-    run(*ACT, "--release-all")
+    assert "kill switch on" in invoke(*ACT, "--kill").stderr
+    assert "nothing to do" in invoke(*GO).stdout
+    invoke(*ACT, "--resume")
+    invoke(*ACT, "--release-all")
     left = fake.told["nodes"][3]
     assert (left["state"], left["extra"], left["weight"]) == (["IDLE"], "", 1)
 
 
 def test_what_is_missing_is_named(fake, tmp_path):
     settings(tmp_path, POLICY)
-    assert "the settings have no section slurm (--settings)" in run(*GO, code=1).stderr
+    assert "the settings have no section slurm (--settings)" in invoke(*GO, code=1).stderr
     settings(tmp_path, POLICY + SLURM.replace("shared", "gone"))
-    assert "the state folder of the controllers does not exist" in run(*GO, code=1).stderr
+    assert "the state folder of the controllers does not exist" in invoke(*GO, code=1).stderr
     settings(tmp_path, POLICY + "slurm: {folder: /x, hard_stat: fail}\n")
-    assert "Did you mean 'hard_state'?" in run(*GO, code=1).stderr
-    assert "goes with --scheduler file only" in run(*GO, "--cluster", "x", code=2).stderr
+    assert "Did you mean 'hard_state'?" in invoke(*GO, code=1).stderr
+    assert "goes with --scheduler file only" in invoke(*GO, "--cluster", "x", code=2).stderr
 
 
 def test_from_the_risk_to_the_release_with_commands_as_hooks(fake, place):
-    shown = run(*GO, "--dry-run").stdout
+    shown = invoke(*GO, "--dry-run").stdout
     assert "would    evict 5 on n3: after a checkpoint by command" in shown
     assert hook_calls(place) == []
 
-    assert "waiting  checkpoint 5 on n3: exit code 75" in run(*GO).stdout
-    run(*GO)
+    assert "waiting  checkpoint 5 on n3: exit code 75" in invoke(*GO).stdout
+    invoke(*GO)
     (place / "written").touch()
-    gone = run(*GO).stdout
+    gone = invoke(*GO).stdout
     assert "done     checkpoint 5 on n3" in gone
     assert "done     evict 5 on n3" in gone
     assert ["scontrol", "requeue", "5"] in [call[:3] for call in fake.calls]
     fake.tell(jobs=[])
-    assert "done     empty n3" in run(*GO).stdout
-    assert "passed   verify n3: level 3" in run(*GO).stdout
-    assert "done     release n3" in run(*GO).stdout
+    assert "done     empty n3" in invoke(*GO).stdout
+    assert "passed   verify n3: level 3" in invoke(*GO).stdout
+    assert "done     release n3" in invoke(*GO).stdout
     left = fake.told["nodes"][3]
     assert (left["state"], left["extra"]) == (["IDLE"], "")
 
     assert len({argv[1] for argv, payload in hook_calls(place) if payload["kind"] == "checkpoint"}) == 1
-    why = run("ledger", "why", "n3").stdout
+    why = invoke("ledger", "why", "n3").stdout
     for message in ("checkpoint 5 through command: done", "evict 5 through scheduler: done", "verified: pass"):
         assert message in why
-    kinds = [step["kind"] for step in json.loads(run("ledger", "why", "n3", "--json").stdout)["work"]]
+    kinds = [step["kind"] for step in json.loads(invoke("ledger", "why", "n3", "--json").stdout)["work"]]
     assert kinds == ["started", "checkpoint", "acknowledged", "evict", "empty", "verify", "verified", "ended"]
-    run("ledger", "export", "--out", "own.parquet")
+    invoke("ledger", "export", "--out", "own.parquet")
     exported = pq.read_table("own.parquet")
     assert exported.schema.equals(EVENTS)
     events = exported.to_pylist()
@@ -152,11 +145,11 @@ def test_a_cluster_whose_workloads_nobody_lists_is_not_emptied_and_reports_it(pl
     nodes = [{"name": f"n{i}", "cluster": "c", "group": "g", "units": [f"gpu{i}"]} for i in range(12)]
     (place / "cluster.json").write_text(json.dumps({"format": 1, "nodes": nodes}))
     file = ("act", "--cluster", "cluster.json", "--settings", "act.yaml")
-    failed = run(*file, "--scores", "scores", code=1)
+    failed = invoke(*file, "--scores", "scores", code=1)
     assert "evacuation.enabled is true" in failed.stderr
-    run(*file, "--release-all")
+    invoke(*file, "--release-all")
 
 
 def test_a_diagnostic_that_the_scheduler_cannot_start_is_refused_at_once(place):
     settings(place, (place / "act.yaml").read_text().replace("method: command", "method: scheduler"))
-    assert "this scheduler starts no diagnostics here (Slurm c)" in run(*GO, code=1).stderr
+    assert "this scheduler starts no diagnostics here (Slurm c)" in invoke(*GO, code=1).stderr

@@ -241,32 +241,26 @@ def test_a_server_that_scores_rows_imports_only_what_the_profile_needs(tmp_path:
     assert json.loads(done.stdout) == []
 
 
-@pytest.fixture(scope="module")
-def source_bundles(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    folder = tmp_path_factory.mktemp("bundles")
-    return [save_bundle(folder / name, fitted_models(), {"profile": name}).path for name in ("stacked", "lightgbm")]
-
-
-def test_a_bundle_that_anyone_may_write_scores_nothing(source_bundles: list[Path], tmp_path: Path) -> None:
+def test_a_bundle_that_anyone_may_write_scores_nothing(bundles: list[Bundle], tmp_path: Path) -> None:
     place = tmp_path / "bundle"
-    shutil.copytree(source_bundles[0], place)
+    shutil.copytree(bundles[2].path, place)
     (place / "manifest.json").chmod(0o646)
     with pytest.raises(InputError, match="other users can write it"):
         ModelSource(str(place), registry="sqlite:///none.db", name="predrain").current()
 
 
 def test_a_folder_is_read_again_when_it_changes_and_the_old_model_kept_when_it_is_damaged(
-    source_bundles: list[Path], tmp_path: Path
+    bundles: list[Bundle], tmp_path: Path
 ) -> None:
     place = tmp_path / "bundle"
     with pytest.raises(InputError, match="no bundle in"):
         ModelSource(str(place), registry="sqlite:///none.db", name="predrain").current()
-    shutil.copytree(source_bundles[0], place)
+    shutil.copytree(bundles[2].path, place)
     source = ModelSource(str(place), registry="sqlite:///none.db", name="predrain")
     first = source.current()
     assert source.current().bundle is first.bundle
     shutil.rmtree(place)
-    shutil.copytree(source_bundles[1], place)
+    shutil.copytree(bundles[0].path, place)
     second = source.current()
     assert (second.bundle.profile, second.version, second.note) == ("lightgbm", None, "")
     (place / "learners" / "lightgbm.txt").write_text("tree")

@@ -1,9 +1,7 @@
 """status.json and the textfile of a run that is late, failed or killed."""
 
 import json
-import signal
-import subprocess
-import sys
+import os
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -12,8 +10,10 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from foundation.errors import InputError
 from policy.risk_record import ModelName, RiskRecord
 from serving.scores.writing import ScoresFolder, ScoringResult, record_attempt, write_decision
+from tests.killed import die_at, exit_code_of
 
 T = datetime(2026, 1, 1, 6, tzinfo=UTC)
 SUMMARY: dict[str, Any] = {
@@ -127,43 +127,22 @@ def test_a_damaged_status_or_summary_does_not_stop_the_next_run(tmp_path: Path) 
         assert metrics(tmp_path)["success"] == 1
 
 
-ROOT = Path(__file__).resolve().parents[3]
 RECORD = RiskRecord(
     unit="g1", gpu="g1", node="n1", slot=None, status="ok", unknown_reason=None, risk=0.1, risks={}, score=-2.0, rank=1,
     alert=True, tier="clear", decision_time=T, issued_at=T, expires_at=T + timedelta(hours=12),
     horizon=timedelta(hours=24), model=ModelName("d", "p"), sample_age_seconds=600.0, completeness=1.0,
 )  # fmt: skip
 
-# Kills itself at the Nth call that the operating system is asked to sync or rename something.
-SCRIPT = """
-import json, os, pathlib, signal, sys
-from datetime import datetime
-from policy.risk_record import RiskRecord
-from serving.scores.writing import ScoresFolder, write_decision
-out, at, record = pathlib.Path(sys.argv[1]), int(sys.argv[2]), RiskRecord.from_json(json.loads(sys.argv[3]))
-calls = 0
-def counted(real):
-    def call(*given, **more):
-        global calls
-        calls += 1
-        if calls == at:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return real(*given, **more)
-    return call
-os.fsync, os.rename, os.replace = counted(os.fsync), counted(os.rename), counted(os.replace)
-pathlib.Path.rename, pathlib.Path.replace = counted(pathlib.Path.rename), counted(pathlib.Path.replace)
-scores = ScoresFolder(out)
-with scores.building(record.decision_time) as swap:
-    write_decision(swap.path, [record] * 50, {"format": 2})
-    swap.commit()
-scores.point_to_newest()
-print("CALLS", calls)
-"""
 
-
-def run(out: Path, at: int, record: RiskRecord) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", SCRIPT, str(out), str(at), json.dumps(record.to_json())]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+def write_killed_at(out: Path, at: int, record: RiskRecord) -> None:
+    """Write a decision, and die before the call of that number among those that the disk sees; 7 if it did not."""
+    die_at(at, ((os, "fsync"), (os, "rename"), (os, "replace"), (Path, "rename"), (Path, "replace")))
+    scores = ScoresFolder(out)
+    with scores.building(record.decision_time) as swap:
+        write_decision(swap.path, [record] * 50, {"format": 2})
+        swap.commit()
+    scores.point_to_newest()
+    os._exit(7)
 
 
 def pointed(out: Path) -> str:
@@ -183,14 +162,14 @@ def test_a_kill_at_any_write_leaves_old_or_new_and_the_next_run_goes_on(tmp_path
     record = replace(RECORD, decision_time=T + timedelta(hours=6))
     killed = 0
     for at in range(1, 12):
-        done = run(tmp_path, at, record)
+        code = exit_code_of(write_killed_at, tmp_path, at, record)
         current = pointed(tmp_path)
         whole = ScoresFolder(tmp_path).stamps()
         assert whole in (["20260101T060000Z"], ["20260101T060000Z", "20260101T120000Z"])
-        if done.returncode == 0:
+        if code == 7:
             assert (current, len(whole)) == ("20260101T120000Z", 2)
             break
-        assert done.returncode == -signal.SIGKILL, done.stderr
+        assert code == 9
         killed += 1
         assert current in whole
         if len(whole) == 2:  # it was killed before the pointer: the next run of any kind sets it
@@ -205,8 +184,6 @@ def test_a_kill_at_any_write_leaves_old_or_new_and_the_next_run_goes_on(tmp_path
 
 
 def test_a_full_disk_leaves_no_decision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from foundation.errors import InputError
-
     def full(*_given: object, **_more: object) -> None:
         raise OSError(28, "No space left on device")
 

@@ -7,10 +7,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from typer.testing import CliRunner
 
 from foundation.errors import InputError
-from predrain.command import app
 from telemetry.accounting import Accounting
 from telemetry.bounds import BAD_TIME
 from telemetry.collect.openmetrics import NO_TIME, land_dump
@@ -19,6 +17,7 @@ from telemetry.collect.series.identity import SeriesCatalogue
 from telemetry.collect.series.mapping import SourceMapping
 from telemetry.dataset.channels import CATALOGUE
 from telemetry.landing.folder import Landing
+from tests.processes import invoke
 
 T0 = 1_772_323_200
 METRICS = ("DCGM_FI_DEV_GPU_TEMP", "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION", "DCGM_FI_DEV_XID_ERRORS")
@@ -192,8 +191,7 @@ def test_files_that_cannot_be_used_are_refused(tmp_path: Path) -> None:
 def test_the_verb_lands_and_reports_what_was_left_out(tmp_path: Path) -> None:
     (tmp_path / "d.om").write_text(dump(gpus=1, times=4))
     arguments = ["collect", "openmetrics", str(tmp_path / "d.om"), "--dataset", str(tmp_path / "fleet"), "--json"]
-    result = CliRunner().invoke(app, arguments)
-    assert result.exit_code == 0, result.output
+    result = invoke(*arguments)
     assert '"rows landed": 4' in result.output
     assert len(landed(tmp_path / "fleet.live")) == 4
 

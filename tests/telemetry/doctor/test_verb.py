@@ -4,10 +4,9 @@ import json
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from predrain.command import app
 from telemetry.dataset.channels import CATALOGUE
+from tests.processes import invoke
 from tests.telemetry.doctor.looks import page
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -19,22 +18,14 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def run(*arguments: str) -> tuple[int, str, str]:
-    result = CliRunner().invoke(app, ["doctor", *arguments])
-    return result.exit_code, result.stdout, result.stderr
-
-
 def test_a_page_with_everything_exits_with_0() -> None:
     Path("page.prom").write_text(page())
-    code, out, _ = run("page.prom")
-    assert code == 0, out
-    assert "OK: nothing" in out
+    assert "OK: nothing" in invoke("doctor", "page.prom").stdout
 
 
 def test_a_page_that_lacks_what_precedes_failures_exits_with_1_and_says_what_to_add() -> None:
     Path("page.prom").write_text(page({name: 1.0 for name in HEALTHY if name != "ecc_sbe_volatile_total"}))
-    code, out, _ = run("page.prom")
-    assert code == 1
+    out = invoke("doctor", "page.prom", code=1).stdout
     assert "DCGM_FI_DEV_ECC_SBE_VOL_TOTAL, counter, corrected memory errors since driver load" in out
     assert "The importance of channels is not known: no backtest and no bundle were given." in out
 
@@ -44,32 +35,28 @@ def test_a_bundle_beside_says_what_the_model_uses() -> None:
     features = [{"group": "telemetry", "channel": "gpu_temp_c", "name": "f"}]
     Path("data/models/candidate/manifest.json").write_text(json.dumps({"profile": "mean_rank", "features": features}))
     Path("page.prom").write_text(page({"gpu_temp_c": 40.0}))
-    code, out, _ = run("page.prom")
-    assert code == 0, out
-    assert "gpu_temp_c*" in out
-    code, out, _ = run("page.prom", "--json")
-    assert json.loads(out)["channels"]["gpu_temp_c"]["status"] == "ok"
+    assert "gpu_temp_c*" in invoke("doctor", "page.prom").stdout
+    shown = json.loads(invoke("doctor", "page.prom", "--json").stdout)
+    assert shown["channels"]["gpu_temp_c"]["status"] == "ok"
 
 
 def test_the_page_of_channels_is_up_to_date() -> None:
     text = (ROOT / "docs" / "reference" / "channels.md").read_text()
-    assert run("--channels") == (0, text, ""), "run: predrain doctor --channels > docs/reference/channels.md"
+    assert invoke("doctor", "--channels").output == text, "run: predrain doctor --channels > docs/reference/channels.md"
 
 
 @pytest.mark.parametrize("arguments", [(), ("page.prom", "--channels"), ("page.prom", "--timeout", "soon")])
 def test_wrong_usage_exits_with_2(arguments: tuple[str, ...]) -> None:
     Path("page.prom").write_text(page())
-    assert run(*arguments)[0] == 2
+    invoke("doctor", *arguments, code=2)
 
 
 def test_a_dataset_that_only_landed_files_wait_for() -> None:
     Path("fleet.live").mkdir()
-    code, _, err = run("fleet")
-    assert code == 1
+    err = invoke("doctor", "fleet", code=1).stderr
     assert "there is no dataset yet, only staged files (fleet). Compact it first" in err
 
 
 def test_a_word_that_is_no_file_may_have_been_meant_for_one() -> None:
-    code, _, err = run("127.0.0.1/fleet")
-    assert code == 1
+    err = invoke("doctor", "127.0.0.1/fleet", code=1).stderr
     assert "there is no file or folder '127.0.0.1/fleet', and as an exporter's host it gives no answer" in err

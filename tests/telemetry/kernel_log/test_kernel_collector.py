@@ -13,13 +13,7 @@ from telemetry.collect.outbox import Outbox
 from telemetry.dataset.event import Event
 from telemetry.kernel_log.reader import TABLE, LogLine
 from telemetry.landing.folder import Landing
-from tests.telemetry.collect.builders import (
-    NOW,
-    Clock,
-    ScriptedSource,
-    landed,
-    landing,
-)
+from tests.telemetry.collect.builders import NOW, Clock, ScriptedSource, landed, landing
 
 
 def xid(number: int) -> LogLine:

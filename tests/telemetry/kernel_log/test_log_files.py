@@ -289,10 +289,7 @@ def test_what_makes_no_event_is_counted():
     assert (account.read, account.unaccounted) == (3, 0)
 
 
-JOURNAL_XID = "NVRM: Xid (PCI:0000:10:00): 79, pid=1"
-
-
-def entry(number: int, message: str = JOURNAL_XID, *, boot: str = "b1") -> str:
+def entry(number: int, message: str = XID.removeprefix("kernel: "), *, boot: str = "b1") -> str:
     us = int(NOW.timestamp() * 1e6) + number
     content = {"__CURSOR": f"s=1;i={number}", "__REALTIME_TIMESTAMP": str(us), "_HOSTNAME": "h1", "_BOOT_ID": boot}
     return json.dumps(content | {"MESSAGE": message})

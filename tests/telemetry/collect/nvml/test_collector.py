@@ -12,9 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from typer.testing import CliRunner
 
-from predrain.command import app
 from telemetry.collect.buffer import DROPPED
 from telemetry.collect.nvml import collector as module
 from telemetry.collect.nvml.child import ASK_AGAIN_S, Gpu
@@ -24,6 +22,7 @@ from telemetry.collect.nvml.questions import CALLS, FIELDS, LINK_COUNTERS, PROFI
 from telemetry.dataset.channels import CATALOGUE
 from telemetry.doctor.diagnosis import absent_on
 from telemetry.landing.folder import Landing
+from tests.processes import invoke
 from tests.telemetry.collect.nvml.memory_nvml import MemoryGpu, MemoryNode, MemoryNvml
 
 START = datetime(2026, 3, 1, tzinfo=UTC)
@@ -197,8 +196,7 @@ def test_options_that_make_no_sense_are_usage_errors(
     options: list[str], problem: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "300")
-    result = CliRunner().invoke(app, ["collect", "nvml", *options])
-    assert result.exit_code == 2
+    result = invoke("collect", "nvml", *options, code=2)
     assert problem in result.output
 
 

@@ -20,18 +20,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import uvicorn
-from typer.testing import CliRunner
 
 from foundation.errors import InputError
 from foundation.http import parse_listen
 from foundation.server.connections import refuse_open_port, serving
 from foundation.server.token_file import own_token_file
-from predrain.command import app
 from telemetry.collect.pushing import HttpTarget, Later, Rejected
 from telemetry.collect.remote_write.group_commit import ReceiverSettings
 from telemetry.collect.remote_write.receiver import Receiver, application, serve
 from telemetry.landing.folder import Landing
-from tests.processes import PREDRAIN, running
+from tests.processes import PREDRAIN, invoke, running
 from tests.telemetry.collect.builders import landed
 from tests.waiting import free_port, wait
 
@@ -154,9 +152,7 @@ def test_a_kernel_log_is_sent_from_a_spool_once(port: int, tmp_path: Path) -> No
     log.write_text("2026-03-01T10:00:00+00:00 h1 kernel: NVRM: Xid (PCI:0000:10:00): 79, GPU has fallen off the bus.\n")
     words = ["collect", "kernel-log", "--source", log, "--once", "--spool", tmp_path / "spool", "--json", "--push"]
     words += [f"http://127.0.0.1:{port}", "--bearer-token-file", tmp_path / "tokens"]
-    sent = [CliRunner().invoke(app, [str(word) for word in words]) for _ in range(2)]
-    assert [done.exit_code for done in sent] == [0, 0], [done.output for done in sent]
-    first, second = (json.loads(done.stdout) for done in sent)
+    first, second = (json.loads(invoke(*words).stdout) for _ in range(2))
     assert (first["events_written"], first["files_pushed"], first["files_pending"]) == (1, 1, 0)
     assert (second["events_written"], second["files_pushed"]) == (0, 0)
     (event,) = landed(Landing(tmp_path / "d.live", writer="test"))

@@ -18,7 +18,7 @@ def test_a_quote_that_is_not_closed_is_refused_with_the_file_and_its_share(tmp_p
     lines = path.read_text().splitlines(keepends=True)
     lines[20] = '"' + lines[20]
     path.write_text("".join(lines))
-    with pytest.raises(InputError, match=r"lost \(9.*samples\.csv.*--max-loss"):
+    with pytest.raises(InputError, match=r"samples\.csv.* lost \(9.*--max-loss"):
         run_import(tmp_path, samples=[path])
     assert not (tmp_path / "dataset").exists()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -30,12 +31,9 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from foundation.http import Connection
-    from foundation.place import Place
     from pipeline.params import Params
-    from pipeline.sources.estimates import Work
     from telemetry.accounting import Accounting
     from telemetry.importing.asking.questions import Tables
-    from telemetry.importing.ingest import ImportResult
 
 
 @grouped
@@ -111,8 +109,11 @@ def assess(
         raise typer.BadParameter("files go with --samples or --prometheus; a dataset has its own")
     from evaluation.value.ladder import Assumptions
     from pipeline.assessment import assess_fleet
+    from pipeline.sources.estimates import Work
+    from pipeline.sources.history import import_tables
     from policy.ladder.cost_benefit import CostBenefitConfig
     from policy.ladder.probes import ProbeConfig
+    from telemetry.dataset.store import Dataset
 
     if scheduler is None and sys.stdin.isatty() and not as_json:
         scheduler = _asked_scheduler()
@@ -140,9 +141,11 @@ def assess(
             connection = access.to_prometheus(prometheus)
             account = _from_prometheus(connection, since, match, tables, of_files, of_metrics, out, loaded, stages)
         elif dataset is None:
-            account = _from_files(tables, of_files, out, loaded, stages).accounting
+            _ask_first(tables, of_files, loaded, out, None)
+            begin = stages.begin("importing")
+            account = import_tables(tables, made, loaded, mapping=of_files, progress=begin).accounting
         place = read_place(dataset or str(made), out if dataset else out / "matrix")
-        _announce_dataset(place, loaded)
+        sys.stderr.write(f"predrain: {Work.of_dataset(Dataset.open(place).meta, loaded)}\n")
         truth_folder = place.resolve().with_name(f"{place.name}-truth") if isinstance(place, Path) else None
         content = assess_fleet(
             place,
@@ -184,12 +187,14 @@ def _from_prometheus(
 
     plan = period_of(out, connection, since, match, lambda end: instant_option(since, "--since", end))
     source_mapping = load_source_mapping(metrics)
-    outlook = look_ahead(connection, plan, channels=resolve_channels(params.channels), mapping=source_mapping)
+    channels = resolve_channels(params.channels)
+    outlook = look_ahead(connection, plan, channels=channels, mapping=source_mapping, now=datetime.now(UTC))
     given = {role: paths for role, paths in tables.items() if role != "inventory"}
     _ask_first(given, mapping, params, out, known_gpus(outlook, plan.start))
     keep_period(out, connection, since, plan)
     work = Work.of_history(outlook, plan, params)
-    sys.stderr.write(f"predrain: {work}\n")
+    facts = "; ".join(f"{name}: {fact}" for name, fact in outlook.facts.items())
+    sys.stderr.write(f"predrain: {work}\npredrain: {facts}\n")
     made, inventory = out / "dataset", next(iter(tables.get("inventory", ())), None)
     account = fetch_history(
         connection,
@@ -198,7 +203,9 @@ def _from_prometheus(
         params,
         mapping=source_mapping,
         begin=stages.begin,
-        measured=lambda rate: _report_time(work.measured(rate)),
+        measured=lambda rate: sys.stderr.write(
+            f"predrain: by the first chunk: {work.measured(rate).time_text} from now on\n"
+        ),
         inventory=inventory,
     ).accounting
     if any(given.values()):
@@ -206,18 +213,6 @@ def _from_prometheus(
         imported = import_tables(given, made, params, mapping=mapping, progress=stages.begin("importing"))
         account.add(imported.accounting)
     return account
-
-
-def _report_time(work: Work) -> None:
-    sys.stderr.write(f"predrain: by the first chunk: {work.time_text} from now on\n")
-
-
-def _from_files(tables: Tables, mapping: Path | None, out: Path, params: Params, stages: Stages) -> ImportResult:
-    """Check the files, then import them."""
-    from pipeline.sources.history import import_tables
-
-    _ask_first(tables, mapping, params, out, None)
-    return import_tables(tables, out / "dataset", params, mapping=mapping, progress=stages.begin("importing"))
 
 
 def _ask_first(tables: Tables, mapping: Path | None, params: Params, out: Path, known: pd.DataFrame | None) -> None:
@@ -262,11 +257,3 @@ def _mappings(paths: Sequence[Path], *, metrics: bool) -> tuple[Path | None, Pat
             raise typer.BadParameter("give one of columns and one of metrics at most", param_hint="--mapping")
         found[of_files] = path
     return found.get(True), found.get(False)
-
-
-def _announce_dataset(place: Place, params: Params) -> None:
-    """Report how large the rest of the work is, and how long it takes."""
-    from pipeline.sources.estimates import Work
-    from telemetry.dataset.store import Dataset
-
-    sys.stderr.write(f"predrain: {Work.of_dataset(Dataset.open(place).meta, params)}\n")

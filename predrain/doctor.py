@@ -112,7 +112,6 @@ def doctor(
         return
     timeout_s = None if timeout is None else duration_option(timeout, "--timeout").total_seconds()
     if prometheus is not None:
-        from telemetry.collect.prometheus.client import check_match
         from telemetry.collect.series.mapping import load_source_mapping
         from telemetry.doctor.series_source import observe_prometheus
 
@@ -120,7 +119,7 @@ def doctor(
             access.to_prometheus(prometheus),
             channels=known,
             mapping=load_source_mapping(mapping),
-            matchers=check_match(match),
+            match=match,
             timeout_s=timeout_s or 60.0,
             now=datetime.now(UTC),
         )

@@ -51,30 +51,12 @@ def import_files(
     if out is None:
         raise typer.BadParameter("give the folder of the dataset: --out")
     with progress("importing") as advance:
-        from telemetry.dataset.channels import resolve_channels
+        from pipeline.sources.history import import_tables
         from telemetry.doctor.dataset_source import sparse_samples
         from telemetry.importing.event_runs import count_by_type
-        from telemetry.importing.importer import import_dataset
-        from telemetry.importing.mapping import load_mapping
-        from telemetry.importing.sampling import step_of
 
-        loaded = read_params(params)
-        known, rules = resolve_channels(loaded.channels), load_mapping(mapping)
-        step = loaded.telemetry.step or step_of(out, samples or (), rules.samples, known)
-        result = import_dataset(
-            out,
-            samples=samples or (),
-            events=events or (),
-            inventory=inventory,
-            jobs=jobs,
-            mapping=mapping,
-            step=step,
-            channels=known,
-            dedupe=loaded.events.dedupe,
-            delay=loaded.features.delay,
-            progress=advance,
-            max_loss=max_loss,
-        )
+        tables = tables_of(samples, events, inventory, jobs)
+        result = import_tables(tables, out, read_params(params), mapping=mapping, max_loss=max_loss, progress=advance)
         meta = result.dataset.meta
         show(
             {

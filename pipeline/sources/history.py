@@ -85,7 +85,7 @@ def fetch_history(
     *,
     mapping: SourceMapping | None,
     begin: Callable[[str], Progress],
-    measured: Callable[[Rate], None],
+    measured: Callable[[Rate], object],
     inventory: Path | None = None,
 ) -> CompactResult:
     """Fetch a server's history and compact it into a dataset; a run that was cut short is continued.

@@ -93,7 +93,7 @@ def observe_dataset(
         where=str(place),
         at=now,
         units=len(sending),
-        nodes=int(in_service["node"].nunique()),
+        nodes=int(looked_at.loc[is_sending, "node"].nunique()),
         models={
             str(model): int(count)
             for model, count in looked_at.loc[is_sending, "model"].value_counts().sort_index().items()

@@ -2,33 +2,24 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from datetime import datetime
+from collections.abc import Mapping, Sequence, Set
+from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
+import numpy as np
 import pandas as pd
 
 from foundation.errors import InputError
-from foundation.http import (
-    BodyTooLarge,
-    Connection,
-    HttpError,
-    HttpResponse,
-    ask,
-    check_status,
-    retried,
-    retry_policy,
-    shown_url,
-)
-from foundation.instants import to_ms
+from foundation.http import BodyTooLarge, Connection, HttpError, HttpResponse, ask, check_status, shown_url
 from telemetry.accounting import Accounting
 from telemetry.collect.exporters import clock_skew_s
-from telemetry.collect.prometheus.client import Bounds, PrometheusClient, TooMuch, quoted, selector
+from telemetry.collect.prometheus.backfill import BackfillPlan
+from telemetry.collect.prometheus.client import Bounds
+from telemetry.collect.prometheus.outlook import look_ahead
+from telemetry.collect.series.batch import SeriesBook, SeriesValue
 from telemetry.collect.series.exposition import LineReader, Sample, is_openmetrics
 from telemetry.collect.series.identity import XID_COUNT_METRIC, Series, SeriesCatalogue
 from telemetry.collect.series.mapping import SourceMapping
@@ -40,17 +31,15 @@ from telemetry.values.numbers import is_sentinel
 MAX_BYTES: Final = 64 << 20
 """Size of a page, and of each answer of a Prometheus: four metrics of 50,000 GPUs."""
 
-LOOK_BACK_MS: Final = 86_400_000
+LOOK_BACK: Final = timedelta(days=1)
 """A metric that had a sample within this time and has none now has stopped."""
 
-_MAX_PAUSE_S: Final = 10.0
 _RETRY_FOR_S: Final = 30.0
-_NAMES_AT_ONCE: Final = 4
 _SKEW_S: Final = 5.0  # a Date header is whole seconds, and NTP keeps clocks far closer
 _SLOW_S: Final = 5.0  # half of the usual scrape timeout of 10 s
-_OLD_STAMP_S: Final = 300.0  # the look-back of Prometheus
+_OLD: Final = timedelta(minutes=5)  # the look-back of Prometheus
 _GPU_METRIC: Final = re.compile(r"DCGM_|dcgm_|gpu_|amd_|nvidia_", re.IGNORECASE)
-_COLUMNS: Final = ("channel", "metric", "gpu", "node", "mig", "model", "driver", "value")
+_COLUMNS: Final = ("metric", "channel", "gpu", "node", "mig", "model", "driver", "value")
 
 
 def observe_file(
@@ -91,12 +80,19 @@ def observe_body(
     lines: LineReader[tuple[str, dict[str, str]]] = LineReader(lambda name, labels: (name, labels))
     problems: Counter[str] = Counter()
     examples: dict[str, str] = {}
-    values = lines.read(text.split("\n"), openmetrics=openmetrics, problems=problems, examples=examples)
-    samples = [Sample(*series, value, ms) for series, value, ms in values]
+    readings = lines.read(text.split("\n"), openmetrics=openmetrics, problems=problems, examples=examples)
+    samples = [Sample(*series, value, ms) for series, value, ms in readings]
+    known = {*catalogue.metric_names(), XID_COUNT_METRIC}
+    left_out = Counter(catalogue.left_out_reason(sample.name) for sample in samples if sample.name not in known)
+    book, of_channels = SeriesBook(catalogue), [sample for sample in samples if sample.name in known]
+    numbers = [book.number((("__name__", sample.name), *sample.labels.items())) for sample in of_channels]
+    book.identify()
+    values = np.array([sample.value for sample in of_channels], np.float64)
+    newest = list(book.read(np.array(numbers, np.int32), values, left_out))
     accounting = Accounting()
     accounting.take("sample values", problems.total(), problems, examples)
-    series, nameless = _identified(samples, catalogue, accounting)
-    if series.empty:
+    if not newest:
+        nameless = _nameless(catalogue, left_out)
         hint = f"{nameless} lines have a channel's name but no label that names GPU and node. " if nameless else ""
         raise InputError(
             "the page holds no series of a GPU",
@@ -130,7 +126,7 @@ def observe_body(
             "only if it always was so.",
         ),
         (
-            (age_s or 0.0) > _OLD_STAMP_S,
+            timedelta(seconds=age_s or 0.0) > _OLD,
             f"the newest time stamp on a line is {age_s or 0.0:,.0f} s old",
             "Restart the exporter.",
         ),
@@ -140,12 +136,8 @@ def observe_body(
             "Save or fetch it again: it is cut short.",
         ),
     )
-    known = catalogue.metric_names()
-    unknown = {sample.name for sample in samples if not is_unused(sample.name)} - {*known, XID_COUNT_METRIC}
-    has_xids = XID_COUNT_METRIC in text
-    facts, findings = {"node": _node(catalogue)} | facts, [*findings, *_identity_findings(catalogue)]
-    seen = _observation("exporter page", where, now, series, nameless, has_xids, facts, findings, unknown)
-    return replace(seen, accounting=accounting)
+    names = {sample.name for sample in samples} | ({XID_COUNT_METRIC} if XID_COUNT_METRIC in text else set())
+    return _observation("exporter page", where, now, catalogue, newest, names, left_out, facts, findings, accounting)
 
 
 def observe_prometheus(
@@ -153,127 +145,53 @@ def observe_prometheus(
     *,
     channels: Mapping[str, Channel],
     mapping: SourceMapping | None = None,
-    matchers: str = "",
+    match: str | None = None,
     timeout_s: float = 60.0,
     now: datetime,
 ) -> Observation:
-    """Look at the newest value of each series of the channels that a server has.
+    """Look at the newest value of each series of the channels that a server has, as `assess` does before it fetches.
 
-    ``matchers``: of every selector, without braces; may be empty.
+    ``match``: matchers in braces that every series must meet.
     Raises ``InputError`` if the server cannot be asked, refuses, or has no metric of a channel.
     """
+    plan = BackfillPlan(start=now - LOOK_BACK, end=now, match=match, allow_partial=True)
     bounds = Bounds(request_s=timeout_s, body_bytes=MAX_BYTES, retry_for_s=_RETRY_FOR_S)
-    mapping = SourceMapping() if mapping is None else mapping
-    catalogue, where = SeriesCatalogue(channels, mapping), shown_url(connection.url)
-
-    async def observe() -> Observation:
-        async with PrometheusClient(connection, bounds=bounds, concurrency=1, allow_partial=True) as client:
-            return await _observe_server(client, where, catalogue, mapping, matchers, now)
-
-    try:
-        return asyncio.run(observe())
-    except TooMuch as error:
-        raise InputError(f"the server does not answer: {error}", where, "Select fewer series with --match.") from error
-
-
-async def _observe_server(
-    client: PrometheusClient,
-    where: str,
-    catalogue: SeriesCatalogue,
-    mapping: SourceMapping,
-    matchers: str,
-    now: datetime,
-) -> Observation:
-    at_ms, known = to_ms(now), catalogue.metric_names()
-
-    async def ask(query: str) -> list[Sample]:
-        vector = await client.vector(query, at_ms)
-        return [Sample(labels.get("__name__", ""), labels, value, None) for labels, value in vector]
-
-    names = await client.metric_names(f"{{{matchers}}}" if matchers else None, at_ms - LOOK_BACK_MS, at_ms)
-    if not names:
-        raise InputError(
-            "the server has no series of the last day",
-            where,
-            "Check the scrape configuration. Old data: `predrain collect prometheus`, then `predrain doctor DATASET`.",
-        )
-    read = [name for name in names if name in known]
-    if not read:
-        raise InputError(
-            f"none of the {len(names):,} metrics is a channel of predrain",
-            where,
-            "Check --match, or name your recording rules in a mapping file (--mapping, `metrics:`).",
-        )
-    # Without the labels of pods and links an answer is a third as large.
-    # Those of one metric are evidence of which label names the node.
-    catalogue.observe(sample.labels for sample in await ask(selector(read[0], [matchers])))
-    fields = ("node", "gpu", "serial", "pci_bus_id", "slot", "mig_instance", "model", "driver")
-    labels = [label for field in fields for name in mapping.label_names(field) for label in (f"exported_{name}", name)]
-    by = ", ".join(["__name__", *dict.fromkeys(labels), "clock_type", "clock_index"])
-    samples: list[Sample] = []
-    for start in range(0, len(read), _NAMES_AT_ONCE):
-        pattern = quoted("|".join(map(re.escape, read[start : start + _NAMES_AT_ONCE])))
-        chosen = ",".join(filter(None, (f"__name__=~{pattern}", matchers)))
-        samples += await ask(f"max by ({by}) ({{{chosen}}})")
-    accounting = Accounting()
-    series, nameless = _identified(samples, catalogue, accounting)
-    stopped = ", ".join(sorted({known[name] for name in read} - {known.get(sample.name) for sample in samples}))
-    jobs = {sample.labels["job"] for sample in await ask(f"count by (job) ({selector(read[0], [matchers])})")}
-    pattern = quoted("|".join(map(re.escape, sorted(jobs))))
-    down = sum(sample.value for sample in await ask(f"count(up{{job=~{pattern}}} == 0)")) if jobs else 0.0
+    look = look_ahead(connection, plan, channels=channels, mapping=mapping, bounds=bounds, now=now)
+    known = look.catalogue.metric_names()
+    going = {series.channel for _, series, _ in look.newest if isinstance(series, Series)}
+    stopped = ", ".join(sorted({known[name] for name in look.metrics if name in known} - going))
     findings = findings_of(
         (
             stopped,
             f"within the last day there was {stopped}, and now there is none",
             "Look at the exporters' counter file and targets: they were changed, or they stopped.",
         ),
-        (down, f"{down:,.0f} targets of the exporters' jobs are down", "Look at `up == 0` in Prometheus."),
+        (
+            look.age > max(2 * (look.interval or timedelta(0)), _OLD),
+            f"the newest sample is {look.age.total_seconds():,.0f} s old",
+            "Look at the targets of the scrape configuration: nothing of a GPU arrives.",
+        ),
+        (
+            look.targets_down,
+            f"{look.targets_down:,} targets of the exporters' jobs are down",
+            "Look at `up == 0` in Prometheus.",
+        ),
     )
-    unknown = {name for name in names if _GPU_METRIC.match(name) and not is_unused(name)} - {*known, XID_COUNT_METRIC}
-    has_xids = XID_COUNT_METRIC in names
-    findings += _identity_findings(catalogue)
-    facts = {"node": _node(catalogue)}
-    seen = _observation("Prometheus", where, now, series, nameless, has_xids, facts, findings, unknown)
-    without = {known[name]: ChannelSeen(known[name], 0, name) for name in read}
-    return replace(seen, channels=without | dict(seen.channels), accounting=accounting)
+    names = {name for name in look.names if _GPU_METRIC.match(name) or name in known}
+    where = shown_url(connection.url)
+    return _observation(
+        "Prometheus", where, now, look.catalogue, look.newest, names, look.left_out, look.facts, findings, Accounting()
+    )
 
 
 def _fetch(connection: Connection, timeout_s: float) -> HttpResponse:
-    """Get a page, and again where that may help; a person waits, so that pauses are short."""
     try:
-        for attempt in retry_policy(on=lambda error: min(retried(error), _MAX_PAUSE_S)):
-            with attempt:
-                answer = ask(connection, "GET", timeout_s=timeout_s, max_bytes=MAX_BYTES)
-                check_status(answer, connection.url)
+        answer = ask(connection, "GET", timeout_s=timeout_s, max_bytes=MAX_BYTES)
+        check_status(answer, connection.url)
         return answer
     except (HttpError, BodyTooLarge) as error:
         do = "Check the address, the credentials, that the server runs, and that this host may reach it."
         raise InputError(f"no answer: {error}", shown_url(connection.url), do) from error
-
-
-def _identified(
-    samples: Sequence[Sample], catalogue: SeriesCatalogue, accounting: Accounting
-) -> tuple[pd.DataFrame, int]:
-    """Return a row of :data:`_COLUMNS` for each sample of a channel, and how many name no GPU or no node."""
-    known = catalogue.metric_names()
-    catalogue.observe(sample.labels for sample in samples if sample.name in known)
-    rows: list[tuple[Any, ...]] = []
-    left_out: Counter[str] = Counter()
-    for sample in samples:
-        series = catalogue.identify(sample.name, sample.labels)
-        if isinstance(series, Series):
-            device = dict(series.inventory)
-            identity = (series.channel, sample.name, series.gpu, series.node, series.mig_instance)
-            rows.append((*identity, device.get("model"), device.get("driver"), sample.value))
-        elif series is None:
-            left_out[catalogue.left_out_reason(sample.name)] += 1
-    nameless = sum(left_out[catalogue.left_out_reason(name)] for name in known)
-    frame = pd.DataFrame(rows, columns=list(_COLUMNS)).astype({"value": float})
-    blank = is_sentinel(frame["value"].to_numpy())
-    left_out[SENTINEL] = int(blank.sum())
-    left_out[NO_NUMBER] = int((frame["value"].isna() & ~blank).sum())
-    accounting.take("sample values", len(samples), left_out)
-    return frame, nameless
 
 
 def _node(catalogue: SeriesCatalogue) -> str:
@@ -299,24 +217,42 @@ def _identity_findings(catalogue: SeriesCatalogue) -> list[TelemetryFinding]:
     )
 
 
+def _nameless(catalogue: SeriesCatalogue, left_out: Counter[str]) -> int:
+    return sum(left_out[catalogue.left_out_reason(name)] for name in catalogue.metric_names())
+
+
 def _observation(
     kind: SourceKind,
     where: str,
     now: datetime,
-    series: pd.DataFrame,
-    nameless: int,
-    has_xids: bool,
+    catalogue: SeriesCatalogue,
+    newest: Sequence[SeriesValue],
+    names: Set[str],
+    left_out: Counter[str],
     facts: Mapping[str, str],
     findings: list[TelemetryFinding],
-    unknown: set[str],
+    accounting: Accounting,
 ) -> Observation:
-    """Count what identified series have of each channel."""
+    """Count what newest values have of each channel; ``names``: of the metrics, those without a value included."""
+    known, nameless = catalogue.metric_names(), _nameless(catalogue, left_out)
+    seen = {known[name]: ChannelSeen(known[name], 0, name) for name in names if name in known}
+    rows = [
+        (metric, series.channel, series.gpu, series.node, series.mig_instance,
+         *map(dict(series.inventory).get, ("model", "driver")), value)
+        for metric, series, value in newest
+        if isinstance(series, Series)
+    ]  # fmt: skip
+    series = pd.DataFrame(rows, columns=list(_COLUMNS)).astype({"value": float})
     blank = is_sentinel(series["value"].to_numpy())
-    valued = series[series["value"].notna() & ~blank]
+    no_number = series["value"].isna() & ~blank
+    without_value = Counter({SENTINEL: int(blank.sum()), NO_NUMBER: int(no_number.sum())})
+    accounting.take("sample values", len(newest) + left_out.total(), left_out + without_value)
+    valued = series[~no_number & ~blank]
     gpus = valued.groupby("channel")["gpu"].nunique()
     sentinels = series.loc[blank, "channel"].value_counts()
     metrics = series["metric"].astype(str)
     is_amd = not metrics.str.startswith("DCGM").any() and bool(metrics.str.match("(?:gpu|amd)_", case=False).any())
+    has_xids = XID_COUNT_METRIC in names
     more = findings_of(
         (
             nameless,
@@ -343,6 +279,12 @@ def _observation(
         "drivers": ", ".join(sorted(series["driver"].dropna().unique())) or "unknown",
         "MIG instances": "yes" if series["mig"].notna().any() else "no",
     }
+    seen |= {
+        str(channel): ChannelSeen(
+            str(channel), int(gpus.get(channel, 0)), str(metric), None, int(sentinels.get(channel, 0))
+        )
+        for channel, metric in series.drop_duplicates("channel").set_index("channel")["metric"].items()
+    }
     models = series.dropna(subset="model").drop_duplicates("gpu", keep="last")["model"].value_counts().sort_index()
     return Observation(
         kind=kind,
@@ -351,14 +293,10 @@ def _observation(
         units=valued["gpu"].nunique(),
         nodes=series["node"].nunique(),
         models={str(model): int(count) for model, count in models.items()},
-        channels={
-            str(channel): ChannelSeen(
-                str(channel), int(gpus.get(channel, 0)), str(metric), None, int(sentinels.get(channel, 0))
-            )
-            for channel, metric in series.drop_duplicates("channel").set_index("channel")["metric"].items()
-        },
+        channels=seen,
         xid_events=has_xids,
-        facts={"node": facts["node"]} | exporter | dict(facts) if "node" in facts else exporter | dict(facts),
-        findings=(*findings, *more),
-        unknown=tuple(sorted(unknown)),
+        facts={"node": _node(catalogue)} | exporter | dict(facts),
+        findings=(*findings, *_identity_findings(catalogue), *more),
+        unknown=tuple(sorted(name for name in names - {*known, XID_COUNT_METRIC} if not is_unused(name))),
+        accounting=accounting,
     )

@@ -212,7 +212,8 @@ class Quarantine(Accounting):
         ``rows``: rows that are left out with it: 0 where only a value is, more where it has swallowed others.
         ``lost``: whether they might have been of use.
         """
-        example = f"{file.name}, row {row}: {detail or content}"[:EXAMPLE_LENGTH]
+        place = file.name if row is None else f"{file.name}, row {row}"
+        example = f"{place}: {detail or content}"[:EXAMPLE_LENGTH]
         self.counts[reason] += 1
         if table in self.tables:
             self.tables[table].examples.setdefault(reason, example)

@@ -29,6 +29,9 @@ GPU_COLUMNS: Final = ("slot", "pci_bus_id", "serial")
 TICKET_COLUMNS: Final = (RESOLVED, REPLACED, RESOLUTION, *GPU_COLUMNS)
 """Columns that a table of events may have besides those of the dataset."""
 
+EARLY: Final = "resolved before it was opened"
+"""Why a ticket has no second event; its first stays."""
+
 UNKNOWN_GPU: Final = "events_of_the_node_as_their_gpu_is_unknown"
 """Count of events whose slot, address or index names no GPU at their time."""
 
@@ -114,7 +117,7 @@ def resolve_tickets(
     ms = np.where(is_replaced, replaced_ms, resolved_ms)
     given = (is_resolved | is_replaced) & batch.good
     early = given & (ms < opened_ms)
-    counts["tickets_resolved_before_they_were_opened"] += int(early.sum())
+    batch.set_aside(EARLY, np.flatnonzero(early), rows=0)
     kinds, details = rows["type"], rows["detail"]
     notes = batch.texts(RESOLUTION) if RESOLUTION in batch else np.full(len(kinds), None, dtype=object)
     texts = zip(kinds, notes, details, strict=True)
@@ -136,10 +139,9 @@ def _work_of(kind: object, texts: Sequence[object]) -> str | None:
     """
     if kind in WORK or kind == "drain":
         return str(kind)
-    if kind not in ("failure", "xid", "diagnostic"):
-        return None
     types = (classify(text, "ticket").type for text in texts if isinstance(text, str))
-    return next((work for work in types if work in WORK), "repair")
+    unnamed = "repair" if kind in ("failure", "xid", "diagnostic") else None
+    return next((work for work in types if work in WORK), unnamed)
 
 
 def resolutions(rows: Mapping[str, npt.NDArray[Any]], good: npt.NDArray[np.bool_], delay: timedelta) -> pd.DataFrame:

@@ -62,12 +62,12 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield server
 
 
-def look(url: str, matchers: str = "", at: datetime = END - timedelta(seconds=10)) -> Observation:
-    return observe_prometheus(connect_to(url), channels=CATALOGUE, matchers=matchers, timeout_s=20.0, now=at)
+def look(url: str, match: str | None = None, at: datetime = END - timedelta(seconds=10)) -> Observation:
+    return observe_prometheus(connect_to(url), channels=CATALOGUE, match=match, timeout_s=20.0, now=at)
 
 
 def test_it_reports_what_is_there_for_how_many_and_how_well(url: str) -> None:
-    seen = look(url, 'job="dcgm"')
+    seen = look(url, '{job="dcgm"}')
     assert (seen.units, seen.nodes, dict(seen.models), seen.xid_events) == (4, 2, {H100: 4}, False)
     assert seen.channels["gpu_temp_c"].gpus == 4
     assert (seen.channels["mem_temp_c"].gpus, seen.channels["mem_temp_c"].sentinels) == (0, 4)
@@ -84,7 +84,7 @@ def test_it_reports_what_is_there_for_how_many_and_how_well(url: str) -> None:
 
 
 def test_no_known_metric_and_a_wrong_address(url: str) -> None:
-    with pytest.raises(InputError, match="none of the 1 metrics is a channel of predrain"):
-        look(url, 'job="rules"')
+    with pytest.raises(InputError, match="none of the server's 1 metrics is known"):
+        look(url, '{job="rules"}')
     with pytest.raises(InputError, match=r"HTTP 404"):
         look(f"{url}/graph", at=END)

@@ -24,6 +24,7 @@ import numpy.typing as npt
 
 from foundation.errors import InputError
 from foundation.http import Connection
+from foundation.instants import from_ms
 from telemetry.accounting import Accounting
 from telemetry.collect.outbox import Outbox
 from telemetry.collect.prometheus.client import Bounds, PrometheusClient, RawSamples, TooMuch, check_match, selector
@@ -153,7 +154,7 @@ class _Run:
         spans = deque(rest for chunk in cut for rest in without(chunk, self.state.done))
         done_before = count_done()
         async with self.client as client:
-            metrics = await find_metrics(client, self.catalogue, self.matchers, whole)
+            metrics, _ = await find_metrics(client, self.catalogue, self.matchers, whole)
             while spans:
                 progress(count_done(), len(cut))
                 span = spans.popleft()
@@ -261,8 +262,10 @@ class _Run:
         self.outbox.commit(self.state.model_dump(mode="json"))
 
 
-async def find_metrics(client: PrometheusClient, catalogue: SeriesCatalogue, matchers: str, whole: Span) -> list[str]:
-    """Return the names of the server's metrics that hold channels; ``matchers``: the user's, without braces.
+async def find_metrics(
+    client: PrometheusClient, catalogue: SeriesCatalogue, matchers: str, whole: Span
+) -> tuple[list[str], list[str]]:
+    """Return the names of the server's metrics that hold channels, and of all; ``matchers``: without braces.
 
     Raises ``InputError`` if none is known: the message names some of the existing ones.
     """
@@ -276,12 +279,12 @@ async def find_metrics(client: PrometheusClient, catalogue: SeriesCatalogue, mat
         ) from error
     known = sorted({*catalogue.metric_names(), XID_COUNT_METRIC} & set(names))
     if known and known != [XID_COUNT_METRIC]:
-        return known
+        return known, names
     where = f"--match {{{matchers}}}" if matchers else ""
     if not names:
         raise InputError(
             "the server has no metrics in this period",
-            where or "--since and --until",
+            where or f"{from_ms(whole.after_ms)} to {from_ms(whole.until_ms)}",
             "Check the period against the retention of the server, and --match against its labels.",
         )
     candidates = [name for name in names if not is_unused(name)] or list(names)

@@ -1,29 +1,40 @@
-"""A look at a server before its history is fetched: its GPUs, their sampling interval, the number of samples."""
+"""A look at a server: its GPUs, their newest values, the sampling interval, and how many samples a period holds."""
 
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
+from statistics import median_high
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from foundation.http import Connection
-from telemetry.collect.prometheus.backfill import PAST_END_MS, BackfillPlan, find_metrics
-from telemetry.collect.prometheus.client import Bounds, PrometheusClient, check_match, selector
-from telemetry.collect.prometheus.progress import Span
-from telemetry.collect.series.batch import SeriesBook
+from foundation.durations import format_duration
+from foundation.errors import InputError
+from foundation.http import Connection, shown_url
+from telemetry.collect.prometheus.backfill import MIN_SPAN_MS, PAST_END_MS, BackfillPlan, find_metrics
+from telemetry.collect.prometheus.client import (
+    Bounds,
+    PrometheusClient,
+    RawSamples,
+    TooMuch,
+    check_match,
+    quoted,
+    selector,
+)
+from telemetry.collect.series.batch import SeriesBook, SeriesValue
 from telemetry.collect.series.identity import Series, SeriesCatalogue
 from telemetry.collect.series.mapping import SourceMapping
 from telemetry.dataset.channels import Channel
 from telemetry.importing.sampling import sampling_interval
 
-_WINDOWS_MS: Final = (1_800_000, 21_600_000, 86_400_000)
+_WINDOWS_MS: Final = (300_000, 1_800_000, 21_600_000, 86_400_000)
 """Lengths of history that are looked at: the next longer one where a shorter one shows no interval."""
 
 _INTERVALS: Final = 3
@@ -32,89 +43,140 @@ _INTERVALS: Final = 3
 _INSTANTS: Final = 12
 """Instants of the period, evenly spread, at which GPUs are counted: those that are gone today are in the tickets."""
 
+_ENDED_AFTER: Final = 2
+"""Sampling intervals without a sample after which a series has ended; at least the look-back of Prometheus."""
+
+_LOOK_BACK_MS: Final = 300_000
+
 
 @dataclass(slots=True)
 class Outlook:
     """What a server holds of a plan.
 
-    ``gpus``: rows of an inventory (``node``, ``gpu``, and what labels give) by node and GPU. ``samples``: an estimate
-    for the plan. ``interval``: between two samples of a series, None if unknown. ``samples_per_second``: of the look.
+    ``names``: its metrics in the period; ``metrics``: those that are read. ``series``: of GPUs. ``newest``: values of
+    the series that have not ended; ``left_out``: those without a use, by reason. ``age``: of the newest sample at the
+    end of the period. ``targets_down``: of the jobs that scrape the GPUs. ``samples``: an estimate for the plan.
+    ``interval``: between two samples of a series, None if unknown. ``samples_per_second``: of the look.
     """
 
-    gpus: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
+    catalogue: SeriesCatalogue
+    names: list[str] = field(default_factory=list)
+    metrics: list[str] = field(default_factory=list)
+    series: list[Series] = field(default_factory=list)
+    newest: list[SeriesValue] = field(default_factory=list)
+    left_out: Counter[str] = field(default_factory=Counter)
+    age: timedelta = timedelta.max
+    targets_down: int = 0
     samples: int = 0
     interval: timedelta | None = None
     samples_per_second: float = 0.0
 
+    @property
+    def facts(self) -> dict[str, str]:
+        """What a report says first of the server."""
+        interval = "unknown" if self.interval is None else format_duration(self.interval)
+        return {"node": str(self.catalogue.nodes.decision()), "sampling interval": interval}
+
+    @property
+    def gpus(self) -> dict[tuple[str, str], dict[str, Any]]:
+        """Rows of an inventory (``node``, ``gpu``, and what labels give) by node and GPU."""
+        seen = {(series.node, series.gpu): series.inventory for series in reversed(self.series)}
+        return {(node, gpu): {"node": node, "gpu": gpu, **dict(labels)} for (node, gpu), labels in seen.items()}
+
 
 class _Window(NamedTuple):
-    """The series of an answer by their number, how many samples each has, and the interval between two."""
+    """Series by their number: how many samples each has, and the newest; the interval between two samples."""
 
     numbers: npt.NDArray[np.int32]
     counts: npt.NDArray[np.int64]
+    ms: npt.NDArray[np.int64]
+    values: npt.NDArray[np.float64]
     interval: timedelta | None
 
 
 def look_ahead(
-    connection: Connection, plan: BackfillPlan, *, channels: Mapping[str, Channel], mapping: SourceMapping | None = None
+    connection: Connection,
+    plan: BackfillPlan,
+    *,
+    channels: Mapping[str, Channel],
+    mapping: SourceMapping | None = None,
+    bounds: Bounds | None = None,
+    now: datetime,
 ) -> Outlook:
     """Look at a few windows of a plan, and keep nothing.
 
-    Raises ``InputError`` as :func:`telemetry.collect.prometheus.backfill.backfill` does.
+    Raises ``InputError`` as :func:`telemetry.collect.prometheus.backfill.backfill` does, or if the server does not
+    even answer for a minute of one metric.
     """
-    matchers, whole = check_match(plan.match), plan.span(datetime.now(UTC))
-    catalogue = SeriesCatalogue(channels, mapping)
-    outlook, book = Outlook(), SeriesBook(catalogue)
+    matchers, whole, jobs = check_match(plan.match), plan.span(now), set[str]()
+    outlook = Outlook(SeriesCatalogue(channels, mapping))
+    book = SeriesBook(outlook.catalogue)
+    client = PrometheusClient(connection, bounds=bounds or Bounds(), concurrency=1, allow_partial=plan.allow_partial)
+
+    async def window(metric: str, end_ms: int, length_ms: int) -> _Window:
+        answer = await client.samples(
+            f"{selector(metric, [matchers])}[{length_ms + PAST_END_MS}ms]", end_ms + PAST_END_MS
+        )
+        jobs.update(labels["job"] for labels in answer.labels if labels.get("job"))
+        return _newest(answer, np.array([book.number(tuple(labels.items())) for labels in answer.labels], np.int32))
+
+    async def windows(length_ms: int) -> tuple[list[_Window], int]:
+        """Return a window of each metric, shorter ones where the server refuses; the newest that is not empty."""
+        middle, oldest = (whole.after_ms + whole.until_ms + length_ms) // 2, whole.after_ms + length_ms
+        try:
+            for end_ms in (whole.until_ms, middle, oldest):
+                made = [await window(metric, end_ms, length_ms) for metric in outlook.metrics]
+                if any(len(seen.numbers) for seen in made):
+                    break
+        except TooMuch:
+            if length_ms <= MIN_SPAN_MS:
+                raise
+            return await windows(length_ms // 2)
+        return made, length_ms
 
     async def look() -> None:
-        async with PrometheusClient(
-            connection, bounds=Bounds(), concurrency=1, allow_partial=plan.allow_partial
-        ) as client:
-            metrics = await find_metrics(client, catalogue, matchers, whole)
+        outlook.metrics, outlook.names = await find_metrics(client, outlook.catalogue, matchers, whole)
+        fetched, started_s = 0, time.monotonic()
+        for longest_ms in dict.fromkeys(min(length, whole.length_ms) for length in _WINDOWS_MS):
+            newest, length_ms = await windows(longest_ms)
+            fetched += sum(int(seen.counts.sum()) for seen in newest)
+            known = [seen.interval for seen in newest if seen.interval is not None]
+            outlook.interval = median_high(known) if known else None
+            if outlook.interval is not None and _INTERVALS * outlook.interval <= timedelta(milliseconds=length_ms):
+                break
+        outlook.samples_per_second = fetched / max(time.monotonic() - started_s, 1e-3)
+        interval_ms = int((outlook.interval or timedelta(minutes=2)) / timedelta(milliseconds=1))
+        reach_ms = min(whole.length_ms, _INTERVALS * interval_ms)
+        largest = outlook.metrics[int(np.argmax([seen.counts.sum() for seen in newest]))]
+        for end_ms in np.linspace(whole.after_ms + reach_ms, whole.until_ms, _INSTANTS).astype(np.int64).tolist():
+            await window(largest, end_ms, reach_ms)
+        book.identify()
+        numbers, counts, ms, values = (np.concatenate(column) for column in list(zip(*newest, strict=True))[:4])
+        outlook.samples = int(counts[book.places(numbers, Counter()) >= 0].sum()) * whole.length_ms // length_ms
+        goes_on = ms >= ms.max(initial=0) - max(_ENDED_AFTER * interval_ms, _LOOK_BACK_MS)
+        outlook.newest = [*book.read(numbers[goes_on], values[goes_on], outlook.left_out)]
+        outlook.age = timedelta(milliseconds=int(whole.until_ms - ms.max(initial=whole.after_ms)))
+        outlook.series = [series for series in book.series if isinstance(series, Series)]
 
-            async def window(metric: str, end_ms: int, length_ms: int) -> _Window:
-                query = f"{selector(metric, [matchers])}[{length_ms + PAST_END_MS}ms]"
-                answer = await client.samples(query, end_ms + PAST_END_MS)
-                numbers = np.array([book.number(tuple(labels.items())) for labels in answer.labels], np.int32)
-                counts = np.bincount(answer.index, minlength=len(numbers))
-                return _Window(numbers, counts, sampling_interval(answer.index, answer.ms))
+    async def connected() -> None:
+        async with client:
+            await look()
+            if jobs:
+                exporters = quoted("|".join(map(re.escape, sorted(jobs))))
+                down = await client.vector(f"count(up{{job=~{exporters}}} == 0)", whole.until_ms)
+                outlook.targets_down = int(sum(value for _, value in down))
 
-            largest, fetched, started_s, length_ms = metrics[0], 0, time.monotonic(), whole.length_ms
-            for length_ms in _lengths(whole):
-                for end_ms in _ends(whole, length_ms):
-                    newest = {metric: await window(metric, end_ms, length_ms) for metric in metrics}
-                    total = sum(int(seen.counts.sum()) for seen in newest.values())
-                    fetched += total
-                    if total:
-                        break
-                largest = max(newest, key=lambda metric: newest[metric].counts.sum())
-                known = sorted(seen.interval for seen in newest.values() if seen.interval is not None)
-                outlook.interval = known[len(known) // 2] if known else None
-                if outlook.interval is not None and _INTERVALS * outlook.interval <= timedelta(milliseconds=length_ms):
-                    break
-            outlook.samples_per_second = fetched / max(time.monotonic() - started_s, 1e-3)
-            interval_ms = int((outlook.interval or timedelta(minutes=2)) / timedelta(milliseconds=1))
-            reach_ms = min(whole.length_ms, _INTERVALS * interval_ms)
-            for end_ms in np.linspace(whole.after_ms + reach_ms, whole.until_ms, _INSTANTS).astype(np.int64).tolist():
-                await window(largest, end_ms, reach_ms)
-            book.identify()
-            known_series = [(book.places(seen.numbers, Counter()) >= 0, seen.counts) for seen in newest.values()]
-            samples = sum(int(counts[is_known].sum()) for is_known, counts in known_series)
-            outlook.samples = samples * whole.length_ms // length_ms
-            for series in book.series:
-                if isinstance(series, Series):
-                    row = {"node": series.node, "gpu": series.gpu, **dict(series.inventory)}
-                    outlook.gpus.setdefault((series.node, series.gpu), row)
-
-    asyncio.run(look())
+    try:
+        asyncio.run(connected())
+    except TooMuch as error:
+        raise InputError(
+            f"the server does not answer: {error}", shown_url(connection.url), "Select fewer series with --match."
+        ) from error
     return outlook
 
 
-def _lengths(whole: Span) -> Iterator[int]:
-    yield min(_WINDOWS_MS[0], whole.length_ms)
-    yield from (length for length in _WINDOWS_MS[1:] if length <= whole.length_ms)
-
-
-def _ends(whole: Span, length_ms: int) -> tuple[int, ...]:
-    """Return ends of windows: the newest first, that in the middle and the oldest where it is empty."""
-    return whole.until_ms, (whole.after_ms + whole.until_ms + length_ms) // 2, whole.after_ms + length_ms
+def _newest(answer: RawSamples, numbers: npt.NDArray[np.int32]) -> _Window:
+    counts = np.bincount(answer.index, minlength=len(numbers))
+    last = (np.cumsum(counts) - 1)[counts > 0]  # the samples of a series follow each other, in the order of time
+    interval = sampling_interval(answer.index, answer.ms)
+    return _Window(numbers[counts > 0], counts[counts > 0], answer.ms[last], answer.values[last], interval)

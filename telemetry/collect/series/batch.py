@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple, TypeVar
 
 import numpy as np
@@ -41,6 +41,14 @@ class Tables(NamedTuple):
             if landing.stage(kind, table, name=name) is not None:
                 staged[kind] = table.num_rows
         return staged
+
+
+class SeriesValue(NamedTuple):
+    """A value of a series, and the metric's name at the source."""
+
+    metric: str
+    series: Series | XidCount
+    value: float
 
 
 class SeriesBook:
@@ -98,6 +106,16 @@ class SeriesBook:
             self.nameless.setdefault(name, labels)
             left_out[self._catalogue.left_out_reason(name)] += count
         return place
+
+    def read(
+        self, index: npt.NDArray[np.int32], values: npt.NDArray[np.float64], left_out: Counter[str]
+    ) -> Iterator[SeriesValue]:
+        """Yield the values of devices; those left out are counted as in :meth:`places`."""
+        names = [dict(labels).get("__name__", "") for labels in self._numbers]
+        places = self.places(index, left_out)
+        for number, place, value in zip(index.tolist(), places.tolist(), values.tolist(), strict=True):
+            if place >= 0:
+                yield SeriesValue(names[number], self.series[place], value)
 
 
 def read_batch(

@@ -1,24 +1,25 @@
 """Looking at exporter pages and a Prometheus: what is counted, what is amiss. tests/system has a real Prometheus."""
 
-import json
-import re
 from datetime import datetime, timedelta
 from email.utils import format_datetime
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
+from foundation.durations import format_duration
 from foundation.errors import InputError
 from foundation.http import Connection, HttpResponse
-from telemetry.collect.series.exposition import Sample, parse_line
+from foundation.instants import to_ms
+from telemetry.collect.series.exposition import parse_line
 from telemetry.collect.series.identity import SeriesCatalogue
 from telemetry.collect.series.rows import NO_NUMBER
 from telemetry.dataset.channels import CATALOGUE
 from telemetry.doctor.observation import Observation
 from telemetry.doctor.series_source import observe_body, observe_file, observe_page, observe_prometheus
 from tests.http_server import Handler, serving
+from tests.telemetry.collect.prometheus.fake_prometheus import HOUR_MS, FakePrometheus, gpu_labels
+from tests.telemetry.collect.prometheus.fake_prometheus import serving as serving_prometheus
 from tests.telemetry.doctor.looks import H100, NOW, labels, page
 
 SENTINEL = 9223372036854775794.0
@@ -133,42 +134,36 @@ def test_answers_that_are_no_page(answer: tuple[Any, ...], message: str) -> None
     assert "secret" not in str(caught.value)
 
 
-def ask_prometheus(text: str, *names: str, down: int = 0) -> Observation:
-    """Look at a server that has the series of a page, and further names of metrics."""
-    samples: list[Sample] = [sample for line in text.splitlines() if (sample := parse_line(line))]
-
-    def answer(query: str) -> list[tuple[dict[str, str], float]]:
-        if query.startswith("max by (__name__, "):
-            pattern = json.loads(query[query.index('"') : query.rindex('"') + 1])
-            chosen = [sample for sample in samples if re.fullmatch(pattern, sample.name)]
-            return [({"__name__": sample.name, **sample.labels}, sample.value) for sample in chosen]
-        return [({"job": "dcgm"}, 3.0)] if query.startswith("count by (job)") else [({}, float(down))] if down else []
-
-    class Server(Handler):
-        def do_GET(self) -> None:
-            data: Any = [*dict.fromkeys(sample.name for sample in samples), *names]
-            query = parse_qs(urlsplit(self.path).query).get("query")
-            if query:
-                data = {"result": [{"metric": metric, "value": [0, str(value)]} for metric, value in answer(query[0])]}
-            self.reply(200, json.dumps({"status": "success", "data": data}).encode())
-
-    with serving(Server) as url:
+def ask_prometheus(text: str, *stopped: str, every: timedelta = timedelta(seconds=30), down: int = 0) -> Observation:
+    """Look at a server that has the series of a page, up to now, and further metrics until three hours ago."""
+    server, now_ms, every_ms = FakePrometheus(), to_ms(NOW), every // timedelta(milliseconds=1)
+    server.targets_down = down
+    for sample in filter(None, map(parse_line, text.splitlines())):
+        times = range(now_ms - 10 * every_ms, now_ms, every_ms)
+        server.add(sample.name, {"job": "dcgm", **sample.labels}, [(ms, sample.value) for ms in times])
+    for name in stopped:
+        server.add(name, gpu_labels(0), [(now_ms - hours * HOUR_MS, 1.0) for hours in range(3, 6)])
+    with serving_prometheus(server) as url:
         return observe_prometheus(Connection(url), channels=CATALOGUE, now=NOW)
 
 
-def test_a_server_is_looked_at_as_a_page_is() -> None:
+@pytest.mark.parametrize("every", [timedelta(seconds=15), timedelta(minutes=30)])
+def test_a_server_is_looked_at_as_a_page_is(every: timedelta) -> None:
     text = page() + f"DCGM_EXP_XID_ERRORS_COUNT{{{labels(0)}}} 1\n"
-    seen = ask_prometheus(text, "DCGM_FI_DEV_SHINY", "node_load1")
+    seen = ask_prometheus(text, "DCGM_FI_DEV_SHINY", "node_load1", every=every)
     whole = look(text)
     assert (seen.units, seen.nodes, seen.models, seen.xid_events) == (2, 1, {H100: 2}, True)
     assert seen.channels == whole.channels
     assert (seen.findings, seen.unknown) == ((), ("DCGM_FI_DEV_SHINY",))
+    assert seen.facts["sampling interval"] == format_duration(every)
 
 
-def test_metrics_that_stopped_and_targets_that_are_down_are_findings() -> None:
+def test_what_stopped_and_targets_that_are_down_are_findings() -> None:
     seen = ask_prometheus(page(ONE), "DCGM_FI_DEV_POWER_USAGE", "DCGM_EXP_XID_ERRORS_COUNT", down=12)
     assert [finding.what for finding in seen.findings] == [
         "within the last day there was power_w, and now there is none",
         "12 targets of the exporters' jobs are down",
     ]
     assert seen.channels["power_w"].gpus == 0
+    old = ask_prometheus("", "DCGM_FI_DEV_POWER_USAGE")
+    assert "the newest sample is 10,680 s old" in [finding.what for finding in old.findings]

@@ -60,6 +60,7 @@ class FakePrometheus:
         self.left_open = False
         self.right_open = False
         self.max_samples: int | None = None
+        self.targets_down = 0
         self.warnings: list[str] = []
         self.warns_in = "warnings"
         self.fault: Fault | None = None
@@ -92,7 +93,11 @@ class FakePrometheus:
         return Reply(404, b"404 page not found")
 
     def _range(self, asked: Asked) -> Reply:
-        selector, length = re.fullmatch(r"(\{.*\})\[(\d+)ms\]", asked.parameters["query"]).groups()
+        asked_for = re.fullmatch(r"(\{.*\})\[(\d+)ms\]", asked.parameters["query"])
+        if asked_for is None:  # how many targets are down
+            down = [{"metric": {}, "value": [0, str(self.targets_down)]}] * bool(self.targets_down)
+            return self._good({"resultType": "vector", "result": down})
+        selector, length = asked_for.groups()
         until = round(float(asked.parameters["time"]) * 1000)
         after = until - int(length)
         result = []

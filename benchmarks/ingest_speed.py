@@ -155,21 +155,25 @@ def import_log(line: Callable[[int], str]) -> Callable[[list[Path], Path, int], 
     return measure
 
 
-def remote_write(checkouts: list[Path], folder: Path, rows: int) -> list[float]:
-    """Time the decoding of requests, first with series that are new, then with known ones."""
-    names = list(METRICS)
-    count = GPUS * 8 * len(names)
-    bodies = [request(names, GPUS * 8, minute) for minute in range(max(2, rows // count))]
-    np.save(folder / "bodies.npy", np.array(bodies, object), allow_pickle=True)
+def remote_write(*, new: bool) -> Callable[[list[Path], Path, int], list[float]]:
+    """Return the part that decodes requests: each with series of its own, or after the first with known ones."""
 
-    def run(checkout: Path, _name: str, out: Path) -> float:
-        command = [sys.executable, __file__, "--decode", str(folder / "bodies.npy")]
-        done = subprocess.run(command, env=environment(checkout), check=True, capture_output=True, text=True)
-        result = json.loads(done.stdout.splitlines()[-1])
-        out.write_text(result["samples"])
-        return float(result["seconds"])
+    def measure(checkouts: list[Path], folder: Path, rows: int) -> list[float]:
+        names, gpus = list(METRICS), GPUS * 8
+        minutes = range(max(2, rows // (gpus * len(names))))
+        bodies = [request(names, range(minute * new * gpus, (minute * new + 1) * gpus), minute) for minute in minutes]
+        np.save(folder / "bodies.npy", np.array(bodies, object), allow_pickle=True)
 
-    return compare(checkouts, folder, run, lambda out: pa.table({"samples": [out.read_text()]}), startup=False)
+        def run(checkout: Path, _name: str, out: Path) -> float:
+            command = [sys.executable, __file__, "--decode", str(folder / "bodies.npy")]
+            done = subprocess.run(command, env=environment(checkout), check=True, capture_output=True, text=True)
+            result = json.loads(done.stdout.splitlines()[-1])
+            out.write_text(result["samples"])
+            return float(result["seconds"])
+
+        return compare(checkouts, folder, run, lambda out: pa.table({"samples": [out.read_text()]}), startup=False)
+
+    return measure
 
 
 def decode(path: Path) -> None:
@@ -214,7 +218,8 @@ PARTS: Final = {
     "samples_csv": import_samples("csv"),
     "samples_parquet": import_samples("parquet"),
     "compaction": compact,
-    "remote_write": remote_write,
+    "remote_write": remote_write(new=False),
+    "remote_write_new_series": remote_write(new=True),
     "kernel_log_dated": import_log(_dated),
     "kernel_log_since_boot": import_log(_since_boot),
 }
@@ -277,13 +282,10 @@ def sorted_samples(dataset: Path) -> pa.Table:
 
 def xid_events(dataset: Path) -> pa.Table:
     """Return what both checkouts say of the XID events of a dataset."""
-    table = pq.read_table(dataset / "events.parquet", columns=["timestamp", "node", "gpu", "type", "code"])
-    keys = [("timestamp", "ascending"), ("gpu", "ascending"), ("code", "ascending")]
-    return (
-        pa.table([column.cast(pa.string()) for column in table.columns], table.column_names)
-        .sort_by(keys)
-        .combine_chunks()
-    )
+    names = ["timestamp", "gpu", "code", "node", "type"]
+    table = pq.read_table(dataset / "events.parquet", columns=names)
+    texts = pa.table([table.column(name).cast(pa.string()) for name in names], names)
+    return texts.sort_by([(name, "ascending") for name in names]).combine_chunks()
 
 
 def inventory(path: Path) -> None:
@@ -316,7 +318,7 @@ def _xid(stamp: str) -> str:
     return f"{stamp}NVRM: Xid (PCI:0000:10:00): 31, pid=4711, name=python3, Ch 00000008, intr 10000000.\n"
 
 
-def request(names: list[str], gpus: int, minute: int) -> bytes:
+def request(names: list[str], gpus: range, minute: int) -> bytes:
     """Return a remote-write request with a sample of each series: protobuf by hand, as no library is needed for it."""
 
     def field(number: int, content: bytes) -> bytes:
@@ -336,7 +338,7 @@ def request(names: list[str], gpus: int, minute: int) -> bytes:
     ms = int(START.timestamp() + minute * STEP_S) * 1000
     stamp = b"\x10" + varint(ms)
     series = []
-    for gpu, name in itertools.product(range(gpus), names):
+    for gpu, name in itertools.product(gpus, names):
         labels = {
             "__name__": name,
             "Hostname": f"gpu{gpu // 8:03d}",

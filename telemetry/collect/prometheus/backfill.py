@@ -13,14 +13,15 @@ import hashlib
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import BaseModel
 
 from foundation.errors import InputError
 from foundation.http import Connection
@@ -28,7 +29,6 @@ from foundation.instants import from_ms
 from telemetry.accounting import Accounting
 from telemetry.collect.outbox import Outbox
 from telemetry.collect.prometheus.client import Bounds, PrometheusClient, RawSamples, TooMuch, check_match, selector
-from telemetry.collect.prometheus.progress import BackfillProgress, Span, chunks, merged, without
 from telemetry.collect.series.batch import SeriesBook, read_batch
 from telemetry.collect.series.identity import NODE_LABEL_STATE, XID_COUNT_METRIC, Series, SeriesCatalogue
 from telemetry.collect.series.mapping import SourceMapping
@@ -54,6 +54,72 @@ _MS: Final = timedelta(milliseconds=1)
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _SHOWN: Final = 12
 _Samples = tuple[npt.NDArray[np.int32], npt.NDArray[np.int64], npt.NDArray[np.float64]]
+
+
+class Span(NamedTuple):
+    """The time after ``after_ms`` and up to ``until_ms``, in milliseconds since 1970, UTC."""
+
+    after_ms: int
+    until_ms: int
+
+    @property
+    def length_ms(self) -> int:
+        """Length in milliseconds."""
+        return self.until_ms - self.after_ms
+
+    def halves(self) -> tuple[Span, Span]:
+        """Return the span cut in the middle."""
+        middle = (self.after_ms + self.until_ms) // 2
+        return Span(self.after_ms, middle), Span(middle, self.until_ms)
+
+
+def chunks(whole: Span, chunk_ms: int) -> list[Span]:
+    """Cut a span at the multiples of ``chunk_ms`` since 1970, so that later runs cut at the same instants.
+
+    A span whose first instant is such a multiple, being one millisecond after its lower bound, begins a whole chunk.
+
+    >>> chunks(Span(5, 23), 10)
+    [Span(after_ms=5, until_ms=10), Span(after_ms=10, until_ms=20), Span(after_ms=20, until_ms=23)]
+    """
+    made = []
+    after = whole.after_ms
+    while after < whole.until_ms:
+        until = min(whole.until_ms, ((after + 1) // chunk_ms + 1) * chunk_ms)
+        made.append(Span(after, until))
+        after = until
+    return made
+
+
+def merged(spans: Iterable[Span]) -> list[Span]:
+    """Return the same time as few spans, sorted."""
+    made: list[Span] = []
+    for span in sorted(spans):
+        if made and span.after_ms <= made[-1].until_ms:
+            made[-1] = Span(made[-1].after_ms, max(made[-1].until_ms, span.until_ms))
+        else:
+            made.append(span)
+    return made
+
+
+def without(span: Span, done: Iterable[Span]) -> list[Span]:
+    """Return what is left of a span when the time of others is taken out, sorted."""
+    left = []
+    after = span.after_ms
+    for other in sorted(done):
+        left.append(Span(after, min(other.after_ms, span.until_ms)))
+        after = max(after, other.until_ms)
+    return [part for part in [*left, Span(after, span.until_ms)] if part.length_ms > 0]
+
+
+class BackfillProgress(BaseModel):
+    """How far a backfill is.
+
+    ``span_ms``: longest span that the server answers and that fits into memory; None until one did not.
+    """
+
+    done: list[Span] = []
+    span_ms: int | None = None
+    xid: dict[str, Any] = {}
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,15 @@ def test_each_test_that_the_page_names_exists():
     assert missing == []
 
 
+def test_each_claim_of_the_readmes_safety_model_has_its_row():
+    model = (ROOT / "README.md").read_text(encoding="utf-8").partition("## Safety model")[2].partition("\n## ")[0]
+    table = PAGE.partition("## The safety model of the README")[2]
+    leads = re.findall(r"^- \*\*([^*]+)\.\*\*|^- \*\*([^*]+)\*\*", model, re.MULTILINE)
+    words = [" ".join(lead).split()[0].strip("`").lower() for lead in leads]
+    assert len(words) >= 6
+    assert [word for word in words if word not in table.lower()] == []
+
+
 def test_each_row_names_a_guard_and_tests():
     assert len(ROWS) > 30
     for row in ROWS:

@@ -313,15 +313,7 @@ class Histories(RuleBasedStateMachine):
         assert len({name for at, name in self.begun if at > now - window}) <= RATE_LIMITS[0].max_nodes
 
 
-class HistoriesOfKnownNodes(Histories):
-    """The same where the scheduler gives nodes as they were listed."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.cluster.knows_nodes()
-
-
-SETTINGS = settings(max_examples=40, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck))
-Histories.TestCase.settings = HistoriesOfKnownNodes.TestCase.settings = SETTINGS
+Histories.TestCase.settings = settings(
+    max_examples=60, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
+)
 TestHistories = Histories.TestCase
-TestHistoriesOfKnownNodes = HistoriesOfKnownNodes.TestCase

@@ -245,6 +245,9 @@ def claim(fleet: Fleet, name: str, what: str) -> None:
 
 
 @given(st.lists(STEPS, min_size=3, max_size=9))
+@example([("edit", "n1", "value"), ("edit", "n2", "record"), ("later", 7)])
+@example([("edit", "n1", "copy"), ("edit", "n1", "cordon"), ("later", 7)])
+@example([("drain", "n1", sorted(PODS)), ("later", 1), ("edit", "n1", "race"), ("ended", "hangs"), ("later", 1)])
 @settings(max_examples=12, deadline=None)
 def test_through_any_history_floors_hold_others_things_stay_and_all_is_given_back(steps: list[tuple]) -> None:
     world = World()
@@ -307,6 +310,7 @@ CORDON_STEPS = st.one_of(
 
 @given(st.lists(CORDON_STEPS, min_size=3, max_size=9))
 @example([("toggle", "n1", 1), ("score", "n1", 0.9), ("toggle", "n1", 1)])
+@example([("score", "n1", 0.9), ("toggle", "n1", 2), ("later", "", 1)])
 @settings(max_examples=8, deadline=None)
 def test_through_any_history_no_cordon_of_a_person_is_undone_and_none_of_ours_is_left(steps: list[tuple]) -> None:
     """Who cordoned a node is kept as the server keeps it; no uncordon is overruled at once where our taint stands.

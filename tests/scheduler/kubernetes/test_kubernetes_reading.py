@@ -89,14 +89,6 @@ def test_who_took_a_node_out_of_service_is_distinguished(world: World, hand: Han
     assert views(hand)["n1"].lost == message
 
 
-@pytest.mark.parametrize(("value", "expected"), [("until Friday", True), ("", True), ("false", False)])
-def test_an_annotation_says_that_a_node_is_in_maintenance(world: World, hand: Hand, value: str, expected: bool) -> None:
-    change = {"predrain.io/maintenance": value}
-    world.edit("/api/v1/nodes/n1", lambda raw: raw["metadata"].setdefault("annotations", {}).update(change))
-    assert (views(hand)["n1"].foreign is not None) is expected
-    assert views(hand)["n2"].foreign is None
-
-
 def test_a_node_that_is_not_ready_is_down_and_one_that_is_being_deleted_rests(world: World, hand: Hand) -> None:
     world.edit("/api/v1/nodes/n1", lambda raw: raw["status"]["conditions"][0].update(status="Unknown"))
     world.edit("/api/v1/nodes/n2", lambda raw: raw["metadata"].update(deletionTimestamp="2026-11-21T00:00:00Z"))

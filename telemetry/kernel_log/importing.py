@@ -27,6 +27,14 @@ from telemetry.packing import open_packed, read_errors
 _MAX_WITHOUT_END: Final = 1 << 26
 # More text without a line end is no log, but a bomb or a binary file.
 
+_NO_LOGS: Final = {
+    b"PK\x03\x04": ("a workbook or a zip archive", "Save the sheet as CSV, or unpack the archive."),
+    b"\xd0\xcf\x11\xe0": ("an Excel workbook", "Save the sheet as CSV."),
+    b"LPKSHHRH": ("a binary journal", "Export it: `journalctl --file FILE -k -o short-iso`."),
+    b"\x1f\x8b": ("packed by gzip", "Give its name the ending .gz."),
+}
+"""How files begin that are no text: what they are, and what to do."""
+
 
 @dataclass(frozen=True, slots=True)
 class KernelLog:
@@ -89,9 +97,12 @@ def read_lines(path: Path) -> Iterator[str]:
     """
     check_regular(path)
     with read_errors(path), open_packed(path) as (_, stream):
-        beginning = stream.peek(2)[:2]
+        beginning = stream.peek(8)[:8]
+        for magic, (what, do) in _NO_LOGS.items():
+            if beginning.startswith(magic):
+                raise InputError(f"this is {what}, not a log of text", str(path), do)
         # A shell on Windows redirects in UTF-16.
-        encoding = "utf-16" if beginning in (b"\xff\xfe", b"\xfe\xff") else "utf-8"
+        encoding = "utf-16" if beginning[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8"
         with io.TextIOWrapper(stream, encoding=encoding, errors="replace", newline="\n") as text:
             length = 0
             while piece := text.readline(MAX_LINE):

@@ -205,15 +205,12 @@ def _calendar(match: re.Match[str]) -> tuple[Stamp | None, int]:
         naive = datetime(  # noqa: DTZ001
             int(year or 2000), month, int(groups["day"]), hour, int(groups["minute"]), second, fraction
         )
-    except ValueError:  # the 77th of March
+        is_name = bool(zone_name) and zone_name[0].isalpha()
+        zone = ZONES.get(zone_name) if is_name else zone_of_offset(zone_name or "")
+    except ValueError:  # the 77th of March, an offset of 99 hours
         return None, 0
     end = match.end()
-    zone = None
-    if zone_name and not zone_name[0].isalpha():
-        zone = zone_of_offset(zone_name)
-    elif zone_name in ZONES:
-        zone = ZONES[zone_name]
-    elif zone_name and not groups.get("year2"):
+    if is_name and zone_name not in ZONES and not groups.get("year2"):
         end = match.start("zone")  # a host in capitals
     if year and zone is not None:
         return _aware(naive.replace(tzinfo=zone)), end

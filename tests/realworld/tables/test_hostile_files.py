@@ -26,6 +26,7 @@ from telemetry.importing.files.tables import column_names, read_batches
 from telemetry.importing.instants import parse_instants
 from telemetry.importing.mapping import TimeFormat, load_mapping
 from telemetry.importing.quarantine import Quarantine
+from telemetry.kernel_log.importing import read_lines
 from telemetry.values.dates import read_dates
 from telemetry.values.numbers import read_numbers
 from tests.realworld.hostile_inputs.test_fuzzed_live_readers import damaged
@@ -48,6 +49,13 @@ def test_what_is_no_regular_file_is_refused_at_once(tmp_path: Path, kind: str) -
             server.bind(str(path))
     with pytest.raises(InputError, match="not a regular file"):
         expand_sources((path,), "samples")
+
+
+@pytest.mark.parametrize("content", [b"PK\x03\x04\0\0", b"LPKSHHRH\0", b"\xd0\xcf\x11\xe0\xa1", gzip.compress(b"x")])
+def test_a_file_of_another_kind_is_no_kernel_log(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "tickets.xlsx").write_bytes(content)
+    with pytest.raises(InputError, match="not a log of text"):
+        list(read_lines(tmp_path / "tickets.xlsx"))
 
 
 @pytest.mark.parametrize("text", ["a" * (2 << 20), ",".join(map(str, range(50_000))) + "\n1\n", ""])

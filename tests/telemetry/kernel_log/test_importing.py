@@ -24,6 +24,7 @@ NEW_YEAR = datetime(2026, 1, 5, tzinfo=UTC)
         (f"0001-01-01T00:00:00+05:00 kernel: {FELL}", "no usable time stamp"),
         (f"9999-12-31T23:59:59-05:00 kernel: {FELL}", "no usable time stamp"),
         (f"[99999999999.5] {FELL}", "no usable time stamp"),
+        (f"2026-03-01T01:00:00+99:99 here kernel: {FELL}", "no usable time stamp"),
         (f"9999-12-31T23:59:59Z kernel: {FELL}", None),
         (json.dumps({"__REALTIME_TIMESTAMP": "1772360430000000", "_HOSTNAME": ["a", "b"], "MESSAGE": FELL}), None),
         (json.dumps({"__REALTIME_TIMESTAMP": "1772360430000000", "MESSAGE": f"{FELL} \ud800"}), None),

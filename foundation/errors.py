@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Final
+
+_MAX_LENGTH: Final = 5_000
+
 
 class InputError(Exception):
     """Input that cannot be used: a file, a row, a parameter.
@@ -18,7 +22,9 @@ class InputError(Exception):
         self.do = do
 
     def __str__(self) -> str:
-        return f"{self.what} ({self.where}). {self.do}"
+        # A hostile value that is quoted must not fill the log.
+        what = self.what if len(self.what) <= _MAX_LENGTH else f"{self.what[:_MAX_LENGTH]} …"
+        return f"{what} ({self.where}). {self.do}"
 
 
 class TooEarlyError(InputError):

@@ -48,6 +48,8 @@ def read_yaml(text: str) -> Any:
         return loader.construct_document(node)
     except RecursionError as error:
         raise yaml.YAMLError("the document is nested too deeply") from error
+    except (ValueError, OverflowError) as error:  # a number of 5,000 digits, the 77th of March
+        raise yaml.YAMLError(f"a value cannot be read: {error}") from error
     finally:
         loader.dispose()
 

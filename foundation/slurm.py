@@ -69,12 +69,23 @@ def instant(value: object) -> datetime | None:
     return datetime.fromtimestamp(seconds, UTC)
 
 
+_SUFFIXES: Final = {
+    "~": "POWERED_DOWN", "#": "POWERING_UP", "!": "POWER_DOWN", "%": "POWERING_DOWN", "$": "MAINT",
+    "@": "REBOOT_REQUESTED", "^": "REBOOT_ISSUED", "-": "PLANNED", "*": "NOT_RESPONDING",
+}  # fmt: skip
+# sinfo(1), NODE STATE CODES: flags as suffixes.
+
+
 def states_of(value: object) -> list[str]:
-    """Return states in upper case, from one text or a list of texts."""
+    """Return states in upper case, from one text or a list of texts; a suffix such as of ``DOWN*`` as its state."""
     if isinstance(value, str):
         value = value.replace("+", " ").replace(",", " ").split()
     states = map(str, value) if isinstance(value, list) else ()
-    return [_storable(state).upper() for state in states if state.strip()]
+    names: list[str] = []
+    for state in (_storable(state).strip().upper() for state in states):
+        name = state.rstrip("".join(_SUFFIXES))
+        names += [name, *(_SUFFIXES[suffix] for suffix in state[len(name) :])]
+    return [name for name in names if name]
 
 
 def text(value: object) -> str | None:

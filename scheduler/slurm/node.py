@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import itertools
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -20,11 +19,7 @@ _NAMES_OF_STATES: Final = {
     "REBOOT": "REBOOT_REQUESTED", "BOOT": "REBOOT_ISSUED", "POW_DN": "POWERING_DOWN", "POW_UP": "POWERING_UP",
     "NO_RESPOND": "NOT_RESPONDING", "INVAL": "INVALID_REG", "UNK": "UNKNOWN", "FUTR": "FUTURE",
 }  # fmt: skip
-_SUFFIXES: Final = {
-    "~": "POWERED_DOWN", "#": "POWERING_UP", "!": "POWER_DOWN", "%": "POWERING_DOWN", "$": "MAINT",
-    "@": "REBOOT_REQUESTED", "^": "REBOOT_ISSUED", "-": "PLANNED", "*": "NOT_RESPONDING",
-}  # fmt: skip
-# sinfo(1), NODE STATE CODES: short and long names, and flags as suffixes.
+# sinfo(1), NODE STATE CODES: short and long names.
 _POWER: Final = frozenset({"POWERED_DOWN", "POWERING_DOWN", "POWERING_UP", "POWER_DOWN", "POWER_UP"})
 _REBOOT: Final = frozenset({"REBOOT_REQUESTED", "REBOOT_ISSUED"})
 _KNOWN: Final = frozenset({
@@ -148,11 +143,7 @@ def flags_of(words: Iterable[str]) -> frozenset[str]:
     >>> sorted(flags_of(["IDLE~"])), sorted(flags_of(["DRAINED*"])), sorted(flags_of(["MIX", "MAINTENANCE"]))
     (['IDLE', 'POWERED_DOWN'], ['DRAIN', 'NOT_RESPONDING'], ['MAINT', 'MIXED'])
     """
-    states: set[str] = set()
-    for word in itertools.chain.from_iterable(listed.split("+") for listed in words):
-        name = word.rstrip("".join(_SUFFIXES))
-        states |= {_NAMES_OF_STATES.get(name, name)} - {""} | {_SUFFIXES[suffix] for suffix in word[len(name) :]}
-    return frozenset(states)
+    return frozenset(_NAMES_OF_STATES.get(name, name) for name in states_of("+".join(words)))
 
 
 def count_of(resources: str, gres: str) -> int:

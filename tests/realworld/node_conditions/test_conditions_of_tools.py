@@ -66,6 +66,11 @@ def collected(folder: Path, *looks: list[dict[str, str]]) -> tuple[list[dict[str
         ("RdmaLinkFlapping", "True", "x", "", [("other", "RdmaLinkFlapping", None)]),
         ("FabricManagerDown", "True", "x", "", [("other", "FabricManagerDown", None)]),
         ("PendingPhaseState", "True", "production-powerreset", "", [("other", "PendingPhaseState", None)]),
+        ("NVLinkStatusInactive", "True", "x", "GPU 3: link 5", [("other", "NVLinkStatusInactive", None)]),
+        ("UnhealthyNvidiaDCGMServices", "True", "x", "", [("other", "UnhealthyNvidiaDCGMServices", None)]),
+        ("AcceleratedHardwareReady", "False", "NvidiaXID95Error", "XID-95", [("xid", "95", None)]),
+        ("AcceleratedHardwareReady", "True", "NvidiaAcceleratedHardwareIsReady", "", []),
+        ("GpuXid", "False", "NoXid", "last seen: Xid 79", []),
         # names that no rule has
         ("AcmeGPUHealthy", "False", "x", "", [("other", "AcmeGPUHealthy", None)]),
         ("AcmeGPUHealthy", "True", "x", "", []),

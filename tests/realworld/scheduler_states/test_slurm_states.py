@@ -49,6 +49,11 @@ IDLE: Look = (["IDLE"], "")
         [(["IDLE", "PLANNED"], ""), (["IDLE", "RESERVED"], "")],
         [(["IDLE", "CLOUD", "DYNAMIC_NORM"], ""), (["FUTURE"], "")],
         [(["IDLE", "NOT_RESPONDING"], "")],
+        # suffixes of states, as sinfo and older versions write them
+        [(["IDLE~"], ""), (["IDLE#"], ""), (["IDLE%"], "")],
+        [(["DRAIN@"], "Reboot ASAP"), (["DOWN^"], "Reboot ASAP : reboot issued")],
+        [(["IDLE-"], ""), (["MIXED-", "CLOUD"], "")],
+        [(["DOWN~"], ""), (["DOWN#*"], "Not responding")],
     ],
     ids=str,
 )
@@ -62,6 +67,8 @@ def test_planned_states_are_no_drains(tmp_path: Path, looks: list[Look]) -> None
     ("look", "code"),
     [
         ((["DOWN"], "Not responding"), "down"),
+        ((["DOWN*"], "Not responding"), "down"),
+        ((["DRAINED*", "CLOUD"], "xid 79"), "drain"),
         ((["DOWN", "CLOUD"], "Not responding"), "down"),
         ((["IDLE", "DRAIN"], "gres/gpu count reported lower than configured (7 < 8)"), "drain"),
         ((["IDLE", "DRAIN", "DYNAMIC_NORM"], "xid 79"), "drain"),

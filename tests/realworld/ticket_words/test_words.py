@@ -48,12 +48,17 @@ WORDS = {
         "replacement": ["swap", "rma", "Replaced", "GPU replacement", "GpuReplacement", "swap gpu 3"],
         "repair": ["repaired", "reseat", "fixed", "Hardware repair"],
         "failure": [
-            "fault", "ECC", "GPU fell off the bus", "lost GPU", "node_failure", "fault_start",
+            "fault", "ECC", "GPU fell off the bus", "lost GPU", "node_failure", "fault_start", "GPU 2 dead",
+            "GPU dropped off PCIe bus", "job failed, GPU lost", "PSU failed",
             "GPU not visible in nvidia-smi", "GPU 3 is not responding", "GPU can't be seen", "No devices were found",
         ],
         "diagnostic": ["Diagnostics", "burn-in"],
         "driver": ["Driver update"],
         "other": [
+            "swapped to host memory", "swapped GPUs 2 and 3 between slots", "replacement of the job script",
+            "disk failed",
+            "failed login", "user failed to authenticate", "job failed with OOM", "BMC battery dead", "lost and found",
+            "GPU retired from service", "password reset", "storage failed over", "fixed by reboot",
             "lunch", "GPU fell off the bus: false alarm", "NFF", "No replacement needed", "fault_end", "Node rebooted",
             "GPU quota not visible", "GPU fault not found",
         ],

@@ -13,7 +13,9 @@ UUID = "GPU-0A1b2c3d-4e5f-6071-8293-a4b5c6d7e8f9"
         *("GPU-00000000-0000-0000-0000-000000000000", "00000000-0000-0000-0000-000000000000", "0", "0000000000000"),
         *("GPU-ffffffff-ffff-ffff-ffff-ffffffffffff", "FFFFFFFF", "0xFFFFFFFF", "System Serial Number"),
         *("To be filled by O.E.M.", "To Be Filled By O.E.M.", "Default string", "XXXXXXXX", "0123456789", "0x", "NaN"),
-        *("GPU-unknown", "<unknown>", "DCGM_FI_DEV_UUID"),
+        *("GPU-unknown", "<unknown>", "DCGM_FI_DEV_UUID", "SerNum", "TBD", "(null)", "12345678", "0123456789ABCDEF"),
+        *("03000200-0400-0500-0006-000700080009", "Fill By OEM", "No Asset Tag", "System manufacturer", "-1"),
+        *("GPU is lost", "Insufficient Permissions", "4294967295", "Missing"),
     ],
 )
 def test_a_placeholder_identifies_nothing(text: str):
@@ -21,7 +23,7 @@ def test_a_placeholder_identifies_nothing(text: str):
 
 
 @pytest.mark.parametrize(
-    "text", [UUID, UUID[4:], "1650922004321", "gpu-0", "a", "g0", "3", "MIG-" + UUID[4:], "PF0001"]
+    "text", [UUID, UUID[4:], "1650922004321", "gpu-0", "a", "g0", "3", "MIG-" + UUID[4:], "PF0001", "1234568", "tag-1"]
 )
 def test_uuids_serial_numbers_and_an_operators_names_are_identities(text: str):
     assert not is_placeholder(text)

@@ -21,6 +21,7 @@ from telemetry.identity.nodes import are_one_node, is_address
 
 _OF_NODES: Final = (
     *("node", "kubernetes_node", "k8s_node", "k8s_node_name", "kube_node", "kubernetes_node_name", "node_name"),
+    *("kubernetes_io_hostname", "label_kubernetes_io_hostname"),
     "nodename",
 )
 """Labels that the scheduler's name of the node is written to, which is the name that drains need."""

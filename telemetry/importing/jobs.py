@@ -22,7 +22,7 @@ from telemetry.importing.batch import Batch
 from telemetry.importing.columns import names_of_jobs
 from telemetry.importing.inventory import InstallationIndex
 from telemetry.importing.mapping import TableMapping
-from telemetry.values.numbers import ANY_UNIT, read_numbers
+from telemetry.values.numbers import read_numbers
 
 _MOST = {"gpus": 100_000, "min_gpus": 1_000_000}
 """Numbers above are no GPUs."""
@@ -170,7 +170,7 @@ def _counts(batch: Batch, name: str) -> pd.Series:
         numbers_of = {text: str(gpus_of(text)) for text in resources.dropna().unique()}
         texts = [numbers_of.get(resource, text) for resource, text in zip(resources, column.to_pylist(), strict=True)]
         column = pa.chunked_array([pa.array(texts, pa.string())])
-    numbers = read_numbers(column, ANY_UNIT, decimal=batch.decimal)
+    numbers = read_numbers(column, "ratio", decimal=batch.decimal)  # 50 % of a GPU is a share
     places = np.flatnonzero(numbers.unreadable & batch.good)
     details = [f"{name} = {value}" for value in column.take(pa.array(places)).to_pylist()]
     batch.set_aside(f"not a number in {name}", places, details, rows=0)

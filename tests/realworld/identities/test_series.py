@@ -86,6 +86,26 @@ def rollout(**node_label: str) -> dict[int, list[dict[str, str]]]:
             {n: [{"Hostname": c * 12, "instance": f"gpu-{n}:9400"} for c in ("a1", "3f")] for n in (1, 2)},
             id="docker: one container after the other",
         ),
+        pytest.param(rollout(kubernetes_node="gpu-{}"), id="kubernetes_node beside pods"),
+        pytest.param(rollout(label_kubernetes_io_hostname="gpu-{}"), id="a label of the node"),
+        pytest.param(
+            {n: [{"Hostname": f"dcgm-{2 - n}", "node": f"gpu-{n}", "instance": f"10.42.{n}.7:9400"}] for n in (1, 2)},
+            id="pods of a StatefulSet, numbered otherwise than the nodes",
+        ),
+        pytest.param(
+            {n: [{"instance": "pushgateway:9091", "exported_instance": f"gpu-{n}:9400"}] for n in (1, 2)},
+            id="exported_instance behind a gateway",
+        ),
+        pytest.param(
+            {
+                n: [
+                    {"host_ip": f"10.0.0.{n}", "host_name": f"gpu-{n}", "instance": f"10.42.{n}.{p}:9400"}
+                    for p in (7, 9)
+                ]
+                for n in (1, 2)
+            },
+            id="addresses of pods beside the host",
+        ),
         pytest.param({n: [{"host": f"GPU-{n}"}, {"host": f"gpu-{n}"}][::-1] for n in (1, 2)}, id="letter case changes"),
         pytest.param(
             {n: [{"nodename": f"gpu-{n}"}, {"nodename": f"gpu-{n}.hpc.example.com"}] for n in (1, 2)},

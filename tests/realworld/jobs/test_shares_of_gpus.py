@@ -30,6 +30,8 @@ def imported(folder: Path, *gpus: object) -> ImportResult:
     [
         *((0.5, 1), (0.25, 1), (1.5, 2), (2.5, 3), (1, 1), (0, 0), ("4.0", 4), ("0.001", 1), ("2 ", 2)),
         *(("gpu:2", 2), ("gpu:a100:4", 4), ("billing=8,cpu=16,gres/gpu=4,mem=1T", 4), ("gres/gpu:h100=8", 8)),
+        *(("50%", 1), ("150 %", 2), ("gres/shard=4", 1), ("gres/mps=50", 1), ("gpu:nvidia_a100_3g.20gb:2", 1)),
+        *(("gres/gpu=6,gres/gpu:h100=4,gres/gpu:a100=2", 6), ("gpu:h100:2(S:0-1)", 2), ("cpu=4,mem=8G", 0)),
     ],
 )
 def test_a_share_of_a_gpu_is_a_gpu(tmp_path: Path, given: object, count: int) -> None:

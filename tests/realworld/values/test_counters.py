@@ -19,7 +19,22 @@ def samples(result: ImportResult) -> pd.DataFrame:
     return pd.concat([result.dataset.read_bucket(number).to_pandas() for number in result.dataset.buckets()])
 
 
-@pytest.mark.parametrize("garbage", [3_000_000_000, 4_200_000_000, 2**40, 4294967295, "4294967295", 4294967296.0])
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        3_000_000_000,
+        4_200_000_000,
+        2**40,
+        4294967295,
+        "4294967295",
+        4294967296.0,
+        18446744073709551615,
+        2147483632,
+        "0xFFFFFFFF",
+        9223372036854775794,
+        "[Unknown Error]",
+    ],
+)
 def test_garbage_in_a_counter_is_no_value_and_no_reset_follows(tmp_path: Path, garbage: object) -> None:
     frame = samples_frame(gpus=1, times=12, every="5min").astype(object)
     frame["pcie_replay_total"] = [3, 3, 3, garbage, 6, 6, 6, 6, 7, 7, 7, 7]

@@ -76,15 +76,17 @@ def assess(
     ] = None,
     largest_job: Annotated[
         int | None,
-        typer.Option(min=1, help="Job sizes of a real trace, up to so many GPUs; replaces the jobs of the dataset."),
+        typer.Option(
+            min=1, help="Maximum GPUs of a job; draws job sizes from a real trace and replaces the jobs of the dataset."
+        ),
     ] = None,
-    checkpoint: Annotated[str, typer.Option(help="How long a checkpoint on request takes.")] = "5m",
-    restart: Annotated[str, typer.Option(help="From the end of a job until it computes again elsewhere.")] = "15m",
-    diagnostic: Annotated[str, typer.Option(help="How long the diagnostic of an emptied node takes.")] = "2h",
-    probe: Annotated[str, typer.Option(help="How long the diagnostic of an idle node takes.")] = "15m",
+    checkpoint: Annotated[str, typer.Option(help="Duration of a checkpoint on request.")] = "5m",
+    restart: Annotated[str, typer.Option(help="Time to restart a job on other nodes.")] = "15m",
+    diagnostic: Annotated[str, typer.Option(help="Duration of the diagnostic of an evacuated node.")] = "2h",
+    probe: Annotated[str, typer.Option(help="Duration of the diagnostic of an idle node.")] = "15m",
     spare_nodes: Annotated[
         int | None,
-        typer.Option(min=0, help="At most so many nodes are out of service at once.  Default: a tenth of them."),
+        typer.Option(min=0, help="Maximum number of nodes out of service at once.  Default: a tenth of the nodes."),
     ] = None,
     *,
     access: ConnectionOptions,
@@ -106,7 +108,7 @@ def assess(
         raise typer.BadParameter("give one of --dataset, --prometheus, and --samples (or --inventory with --events)")
     logs = [*(events or ()), *(kernel_log or ())]
     if dataset is not None and (logs or jobs or inventory or mapping):
-        raise typer.BadParameter("files go with --samples or --prometheus; a dataset has its own")
+        raise typer.BadParameter("cannot be combined with --dataset, which has its own")
     from evaluation.value.ladder import Assumptions
     from pipeline.assessment import assess_fleet
     from pipeline.sources.estimates import Work
@@ -204,7 +206,7 @@ def _from_prometheus(
         mapping=source_mapping,
         begin=stages.begin,
         measured=lambda rate: sys.stderr.write(
-            f"predrain: by the first chunk: {work.measured(rate).time_text} from now on\n"
+            f"predrain: estimate after the first chunk: {work.measured(rate).time_text} remaining\n"
         ),
         inventory=inventory,
     ).accounting
@@ -254,6 +256,6 @@ def _mappings(paths: Sequence[Path], *, metrics: bool) -> tuple[Path | None, Pat
         content = settings_content(path) if metrics else None
         of_files = not isinstance(content, dict) or not content.keys().isdisjoint(ImportMapping.model_fields)
         if of_files in found:
-            raise typer.BadParameter("give one of columns and one of metrics at most", param_hint="--mapping")
+            raise typer.BadParameter("give at most one mapping of columns and one of metrics", param_hint="--mapping")
         found[of_files] = path
     return found.get(True), found.get(False)

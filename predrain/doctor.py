@@ -153,7 +153,7 @@ def _source(
     path = Path(source)
     if not path.exists() and "://" not in source and landing_of(path).is_dir():
         raise InputError(
-            "there is no dataset yet, only staged files",
+            "the dataset does not exist yet, only staged files",
             source,
             f"Compact it first: `predrain collect compact --dataset {source}`.",
         )
@@ -172,13 +172,13 @@ def _source(
 
     from telemetry.collect.scraping.targets import parse_target
 
-    target = parse_target(source, "SOURCE, which is no file")
+    target = parse_target(source, "SOURCE, which is not a file")
     try:
         return observe_page(access.to(target.url), channels=known, mapping=source_mapping, timeout_s=timeout_s, now=now)
     except InputError as error:
         if ":" in source:
             raise
-        what = f"there is no file or folder {source!r}, and as an exporter's host it gives {error.what}"
+        what = f"there is no file or folder {source!r}, and it is not the address of an exporter: {error.what}"
         raise InputError(what, error.where, "Check the path or the address.") from error
 
 
@@ -193,7 +193,7 @@ def _with_selection(seen: Observation, place: Place, labels: LabelSection) -> Ob
     if selection is None or not selection.reasons:
         return seen
     what = f"telemetry was collected because of failures: {'; '.join(selection.reasons)}"
-    do = "Import all nodes over one period, whether they failed or not: until then `assess` cannot tell."
+    do = "Import all nodes over one period, whether they failed or not: until then `assess` returns 'cannot tell'."
     return replace(seen, findings=(TelemetryFinding(what, do), *seen.findings))
 
 

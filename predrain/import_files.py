@@ -109,7 +109,7 @@ def write_suggestion(
     if to.exists():
         raise InputError("the file exists already", str(to), "Give another name, or remove it.")
     if not inquiry.guesses and not inquiry.questions:
-        sys.stderr.write("predrain: every column is known, no mapping is needed\n")
+        sys.stderr.write("predrain: all columns are known, no mapping is needed\n")
         return
     to.parent.mkdir(parents=True, exist_ok=True)
     write_bytes(to, inquiry.mapping_text().encode())

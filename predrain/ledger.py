@@ -112,7 +112,7 @@ def replay(
         content = {"decision": number, "code": replayed.code, "equal": equal, "differences": list(replayed.differences)}
         print_json(content)
     else:
-        result = "equal in everything" if equal else "comes out otherwise"
+        result = "identical" if equal else "differs"
         _write(f"decision {number} of predrain {replayed.code}: {result}")
         for difference in replayed.differences:
             _write(f"  {difference}")

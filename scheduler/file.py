@@ -97,7 +97,7 @@ class MemoryScheduler(SchedulerExtras):
         """Carry out an action."""
         node = self.nodes.get(action.node)
         if node is None:
-            return WriteResult("gone", f"there is no node {action.node}")
+            return WriteResult("gone", f"unknown node {action.node}")
         now = self._clock.now()
         conflict = precondition.conflict(self._reading(node))
         if conflict is not None:
@@ -389,4 +389,4 @@ class MemoryWorkloads:
         if workload.uid in self.running:
             return None
         same = any(item.name == workload.name for item in self.running.values())
-        return WriteResult("conflict", "another one has its name") if same else WriteResult("gone")
+        return WriteResult("conflict", "the name is taken by another one") if same else WriteResult("gone")

@@ -109,7 +109,9 @@ def _slurm(settings: ActSettings) -> ChosenScheduler:
 
     if settings.slurm is None:
         raise InputError(
-            "the settings have no section slurm", "--settings", "Give it with folder: a folder all controllers share."
+            "the settings have no section slurm",
+            "--settings",
+            "Add it with folder: a directory shared by all controllers.",
         )
     clock = SystemClock()
     adapter = open_slurm(settings.slurm, clock)
@@ -138,13 +140,13 @@ def evacuation_of(chosen: ChosenScheduler, given: ActSettings, clock: Clock, *, 
             raise InputError(
                 "evacuation.enabled is true, but the scheduler does not report what runs on the nodes",
                 chosen.where,
-                "Set it to false; jobs of drained nodes then end by themselves.",
+                "Set it to false; the jobs of drained nodes then end by themselves.",
             )
         return None
     verification = _verification(chosen, settings)
     if verification is None and settings.verification.method != "none" and not undo:
         raise InputError(
-            "evacuation.verification.method is 'scheduler', and this scheduler starts no diagnostics here",
+            "evacuation.verification.method is 'scheduler', and this scheduler cannot start diagnostics",
             chosen.where,
             "Use webhook or command, or none.",
         )

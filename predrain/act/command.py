@@ -69,7 +69,7 @@ def act(
     ] = False,
     wait: Annotated[
         str | None,
-        typer.Option(help="With --release-all: run until no marker is left, by any replica; timeout, such as 10m."),
+        typer.Option(help="With --release-all: wait until all markers are removed; timeout, such as 10m."),
     ] = None,
     reset_breaker: Annotated[bool, typer.Option("--reset-breaker", help="Close the circuit breaker.")] = False,
     listen: Annotated[
@@ -91,7 +91,7 @@ def act(
         loop=loop, dry_run=dry_run, listen=listen, wait=wait,
     )  # fmt: skip
     if cluster is not None and scheduler is not SchedulerKind.FILE:
-        raise typer.BadParameter("goes with --scheduler file only", param_hint="--cluster")
+        raise typer.BadParameter("requires --scheduler file", param_hint="--cluster")
     settings = settings or (DEFAULT_SETTINGS if DEFAULT_SETTINGS.is_file() else None)
     if not by_hand:
         _all_there(scheduler, cluster, scores, settings)
@@ -139,13 +139,13 @@ def _go_together(
     if sum(switches[name] for name in ("--kill", "--resume", "--release-all")) > 1:
         raise typer.BadParameter("give one of --kill, --resume and --release-all")
     if loop and (dry_run or any(switches.values())):
-        raise typer.BadParameter(f"--loop goes with none of --dry-run, {', '.join(switches)}")
+        raise typer.BadParameter(f"--loop cannot be combined with --dry-run, {', '.join(switches)}")
     if dry_run and any(on for name, on in switches.items() if name != "--release-all"):
-        raise typer.BadParameter("--dry-run goes with none of --kill, --resume and --reset-breaker")
+        raise typer.BadParameter("--dry-run cannot be combined with --kill, --resume or --reset-breaker")
     if listen is not None and not loop:
-        raise typer.BadParameter("goes with --loop", param_hint="--listen")
+        raise typer.BadParameter("requires --loop", param_hint="--listen")
     if wait is not None and (dry_run or not switches["--release-all"]):
-        raise typer.BadParameter("goes with --release-all, and not with --dry-run", param_hint="--wait")
+        raise typer.BadParameter("requires --release-all, without --dry-run", param_hint="--wait")
 
 
 def _until_released(controller: Controller, chosen: ChosenScheduler, wait: timedelta) -> RoundReport:
@@ -166,7 +166,7 @@ def _until_released(controller: Controller, chosen: ChosenScheduler, wait: timed
             return controller.round()
         if time.monotonic() > until:
             named = ", ".join(left[:_MOST_STANDING])
-            what = trouble or f"{len(left)} nodes still carry marks ({named})"
+            what = trouble or f"{len(left)} nodes still have markers ({named})"
             raise InputError(what, chosen.where, "Check the log of the active replica, and retry.")
         time.sleep(min(2.0, wait.total_seconds() / 4))
         controller.round()
@@ -215,7 +215,7 @@ def _all_there(scheduler: SchedulerKind, cluster: Path | None, scores: Path | No
             "(policy.stages); deploy/act/act.yaml is one to begin with"
         )
     if missing:
-        raise typer.BadParameter("nothing can be decided without " + "; and without ".join(missing))
+        raise typer.BadParameter("missing required option " + "; and without ".join(missing))
 
 
 def _switch(
@@ -242,7 +242,7 @@ def _switch(
         raise InputError(f"the switches cannot be read: {error}", chosen.where, "Try again.") from None
     if not answer.confirmed:
         raise InputError(f"the switches are not set: {answer.message}", chosen.where, "Try again.")
-    state = ["kill switch on" if switches.kill else "kill switch off"]
+    state = ["kill switch set" if switches.kill else "kill switch cleared"]
     state += ["release all"] if switches.release_all else []
     state += ["breaker closed by manual reset"] if reset_breaker else []
     sys.stderr.write(f"predrain act: {', '.join(state)}\n")
@@ -273,7 +273,7 @@ def _controller(
 
     scores, events = (None, None) if undo else sources
     if undo and unusable is not None:
-        sys.stderr.write(f"predrain act: {unusable} Everything is released all the same.\n")
+        sys.stderr.write(f"predrain act: {unusable} All markers are released nevertheless.\n")
         unusable = None
     clock = SystemClock()
     risks: RiskSource = MemoryRisks()
@@ -320,7 +320,9 @@ def _ledger(file: Path, cluster: str, *, dry_run: bool, undo: bool) -> SqliteLed
     try:
         return SqliteLedger(file, cluster)
     except InputError as error:
-        sys.stderr.write(f"predrain act: {error} Everything is released all the same, without a record.\n")
+        sys.stderr.write(
+            f"predrain act: {error} All markers are released nevertheless, without a record in the ledger.\n"
+        )
         return SqliteLedger(None)
 
 
@@ -383,7 +385,7 @@ def _lines(report: RoundReport) -> list[str]:
     lines += [f"over budget: {node}: {why}" for node, why in content["over_budget"].items()]
     lines += [f"breaker open: {cause}" for cause in content["breaker"].values()]
     if content["breaker"]:
-        lines.append("         closes when its cause has been gone for policy.breaker.quiet, or by --reset-breaker")
+        lines.append("         closes after policy.breaker.quiet without its cause, or by --reset-breaker")
     lines += [f"fleet: {reason}" for reason in content["fleet"]]
     lines += [f"note: {note}" for note in report.notes]
     lines += _standing(report)
@@ -403,4 +405,4 @@ def _standing(report: RoundReport) -> list[str]:
             stays += f" instead of {node.wanted.name.lower()}"
         lines.append(f"at risk: {node.node} ({node.tier}, {risk}) {stays}: {'; '.join(node.reasons)}")
     more = len(standing) - len(lines)
-    return [*lines, f"at risk: {more} more nodes, in --json under standing"] if more else lines
+    return [*lines, f"at risk: {more} more nodes, see standing in --json"] if more else lines

@@ -70,7 +70,7 @@ def _show(result: CompactResult, dataset: Path, *, as_json: bool) -> None:
     if result.waits_for:
         shown["waits for"] = result.waits_for
     if result.refused:
-        shown["unreadable files put aside"] = result.refused
+        shown["unreadable files in refused/"] = result.refused
     if result.meta is not None:
         shown["span"] = " to ".join(instant.isoformat() for instant in result.meta.span)
         shown["samples"] = int(result.meta.counts["samples"])

@@ -73,8 +73,10 @@ def exporters(
     catalogue = fleet_catalogue(channels, load_source_mapping(mapping))
     landing = Landing(landing_of(dataset), writer="exporters", channels=channels)
     read_targets(targets)
-    do = "Stop it first; one that a supervisor starts again and again takes over when the other ends."
-    with take_lock(landing.state("exporters.lock"), "another collector scrapes for this dataset", str(dataset), do):
+    do = "Stop it first. A collector that a supervisor restarts takes over when the other ends."
+    with take_lock(
+        landing.state("exporters.lock"), "another exporter collector is running for this dataset", str(dataset), do
+    ):
         collector = ScrapeCollector(
             read_targets=partial(read_targets, targets),
             fetch=Scraper(connection, timeout_s=settings.timeout_s).fetch,

@@ -60,7 +60,7 @@ def kernel_log(
     from telemetry.kernel_log.reader import TABLE, UNCLEAR, UNDATED, LogSource
 
     if "journal" in source and len(source) > 1:
-        raise typer.BadParameter("the journal needs a collector of its own", param_hint="--source")
+        raise typer.BadParameter("the journal and files cannot be read by one collector", param_hint="--source")
     paths = [] if source == ["journal"] else [Path(name).absolute() for name in source]
     start = None if since is None else instant_option(since, "--since")
     zone = _zone(timezone)
@@ -106,7 +106,7 @@ def kernel_log(
     show(written | counts | sending.counts, as_json=as_json, accounting=accounting)
     if once and counts["undated"] and not counts["events"]:
         fail(
-            f"none of {counts['undated']} lines about XIDs has a time that can be read. Write the log with "
+            f"none of {counts['undated']} lines about XIDs has a readable timestamp. Write the log with "
             "`dmesg --time-format iso`, or give it to `predrain import --events`, whose mapping knows boot times."
         )
 

@@ -95,7 +95,9 @@ def build(
             end += len(rows)
         label, weight = (np.concatenate([getattr(part[1], name) for part in parts]) for name in ("label", "weight"))
         if not label.any() or label.all():
-            raise InputError("failures in no fleet or in every row", "prior build", "Give more or larger fleets.")
+            raise InputError(
+                "the fleets have no failures, or failures in every row", "prior build", "Give more or larger fleets."
+            )
         made_of |= {"incidents": sum(chosen.n_incidents for _, chosen, _ in parts)}
         made_of |= {"positive_rows": int(label.sum()), "rows": len(label)}
         drawn = {} if own else {"factors": FACTORS, "values": VALUES}

@@ -100,7 +100,7 @@ def summary_text(decision: PromotionResult) -> str:
         lines.append(
             f"{verdict.challenger} against {verdict.champion}: {verdict.rows:,} decisions on {verdict.nodes:,} nodes, "
             f"{verdict.first_time:%Y-%m-%d %H:%M} to {verdict.last_time:%Y-%m-%d %H:%M} UTC, {verdict.incidents} "
-            f"incidents, {verdict.k} alerts a decision time"
+            f"incidents, {verdict.k} alerts per decision time"
         )
         header = ("criterion", "against", "other", "challenger", "limit", "", "finding")
         rows = [
@@ -125,7 +125,7 @@ def _sentence(decision: PromotionResult) -> str:
         why = decision.reason or "; ".join(() if verdict is None else verdict.reasons)
         return f"{name} {would}refused, the champion stays {before}: {why}"
     if decision.action == "kept":
-        return f"{name} is already the champion: nothing is newer"
+        return f"{name} is already the champion"
     if decision.action == "rolled back":
         return f"{name} {would}rolled back: version {decision.champion} {'would be' if would else 'is'} champion again"
     how = f"by force ({decision.reason})" if decision.action == "forced" else "past the gate"

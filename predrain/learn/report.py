@@ -92,7 +92,7 @@ def _table(result: dict[str, Any], one: Path, two: Path) -> Table:
         texts = (name.replace("_", " "), f"{row['one']:.4f}", f"{row['two']:.4f}", f"{row['difference']:+.4f}")
         rows.append((*map(Cell, texts), Cell(f"[{low:+.4f}, {high:+.4f}]" if known else "")))
     caption = (
-        f"{result['decisions']} decisions, {result['incidents']} incidents, {result['k']} alerts a decision "
+        f"{result['decisions']} decisions, {result['incidents']} incidents, {result['k']} alerts per decision "
         "(95 % intervals of the difference, by node; * excludes zero)"
     )
     return Table(caption, ("", str(one), str(two), "difference", ""), tuple(rows), frozenset(clear))

@@ -160,7 +160,7 @@ class Controller:
             ready = self._load_evacuation(log)  # what diagnostics came to is among the facts
             decision = self._decide(fleet, log, ready=ready)
         else:
-            log.error(f"no decision; only expired marks are released: {self.unusable}")
+            log.error(f"no decision, only expired markers are released: {self.unusable}")
         blocked = frozenset[str]() if decision is None else self._held(decision)
         views = tuple(reading.view for reading in fleet.nodes) if decision is None else decision.views
         boots = {reading.view.name: reading.boot_id for reading in fleet.nodes}
@@ -188,14 +188,14 @@ class Controller:
             self._follow_up(decision, executor, log, ready=ready)
         elif self.evacuation is not None and ready:
             with log.boundary("the evacuation"):
-                self.evacuation.end_probes(log, "nothing could be decided in this round")
+                self.evacuation.end_probes(log, "no decision in this round")
 
     def _follow_up(self, decision: _Decision, executor: Executor, log: RoundLog, *, ready: bool) -> None:
         """Do what follows the marks: restore, announce and evacuate."""
-        with log.boundary("the upkeep of marks", blocks=False):
+        with log.boundary("the upkeep of markers", blocks=False):
             put_back = self.scheduler.upkeep(self.holder, self._lease.hold())
-            log.report.notes += [f"put back, for the scheduler had lost it: {write.message}" for write in put_back]
-        with log.boundary("the announcement of marks", blocks=False):
+            log.report.notes += [f"restored, because the scheduler had lost it: {write.message}" for write in put_back]
+        with log.boundary("the announcement of markers", blocks=False):
             levels = {name: expected.level for name, expected in executor.expected.items()}
             signals = signals_of(decision.plan, decision.views, levels, decision.policy)
             new = log.forward and not decision.signals.kill
@@ -244,7 +244,7 @@ class Controller:
         with log.boundary("the safety state"):
             trouble = self._store.load()
             if trouble is not None:
-                report.errors.append(f"begins with an empty safety state, for {trouble}")
+                report.errors.append(f"starts with an empty safety state: {trouble}")
         self._evidence.refresh(self.clock.now(), log)
         with log.boundary("the decision"):
             state, policy = self._store.value, self._in_force(fleet, report)
@@ -269,7 +269,7 @@ class Controller:
         fitted_at = risks.model_fitted_at
         if fitted_at is not None and fitted_at > now + CLOCK_SKEW:
             report.notes.append(
-                f"the model was fitted in the future, at {fitted_at:%Y-%m-%d %H:%M} UTC: its age is unknown"
+                f"the fit of the model is in the future, at {fitted_at:%Y-%m-%d %H:%M} UTC: its age is unknown"
             )
             fitted_at = None
         signals = Signals(
@@ -290,7 +290,7 @@ class Controller:
         if not fleet.switches.release_all:
             report.notes += self._evidence.mismatches(views)
         if fleet.switches.kill or fleet.switches.release_all:
-            report.notes.append("nothing new is put on any node until `predrain act --resume`")
+            report.notes.append("new actions are blocked until `predrain act --resume`")
         return _Decision(plan, views, state, signals, policy)
 
     def _outcomes(self, now: datetime, log: RoundLog) -> tuple[AlertOutcome, ...]:
@@ -333,7 +333,7 @@ class Controller:
             why = self._store.save(state)
             stored = why is None
             if why is not None:
-                log.error(f"the safety state cannot be stored: no new actions: {why}")
+                log.error(f"no new actions, because the safety state cannot be stored: {why}")
         return stored
 
     def _release_expired(self, due: frozenset[str], executor: Executor, log: RoundLog) -> None:
@@ -389,7 +389,7 @@ def expired_nodes(fleet: FleetReading, now: datetime) -> frozenset[str]:
 
 def release_plan(nodes: Iterable[str], now: datetime) -> Plan:
     """Return the plan that releases nodes and does nothing else."""
-    reasons = ("its mark has expired or is to be released, and the round came to no decision about it",)
+    reasons = ("its marker has expired or must be released, and this round has no decision about it",)
     actions = tuple(Action("release", node, UNKNOWN, Level.NONE, None, None, reasons) for node in sorted(nodes))
     return Plan(now, actions, {}, {}, (), {}, {}, (), reasons, PolicyState())
 
@@ -419,14 +419,14 @@ def odd_thresholds(policy: PolicyConfig, risks: Risks) -> tuple[str, ...]:
         )
     source, given = policy.thresholds_from, policy.thresholds
     if source == "settings" and given == TierThresholds():
-        notes.append("the settings give no threshold (policy.thresholds), so no score has a tier: only hard rules act")
+        notes.append("no thresholds are set (policy.thresholds): only hard rules act")
     elif source == "costs" and given.elevated is None:
         notes.append(
-            "the settings give no threshold of tier elevated (policy.thresholds): no node is softly tainted before "
-            "a drain of it is worth its cost"
+            "no threshold of tier elevated is set (policy.thresholds): no node gets a soft taint below the break-even "
+            "of a drain"
         )
     elif source == "scores" and risks.tiers is None:
-        notes.append("the scores name no thresholds, so none of them has a tier: only hard rules act")
+        notes.append("the scores have no thresholds: only hard rules act")
     elif source == "scores" and risks.tiers is not None:
         notes += [
             f"no node is of tier {name} ({risks.tiers.sources.get(name, 'no reason given')})"

@@ -83,18 +83,18 @@ class Evidence:
     def mismatches(self, views: Iterable[NodeView]) -> tuple[str, ...]:
         """Say which records of the scores were refused, and which nodes are known to only one side."""
         refused = self.risks.refused
-        notes = [f"{len(refused)} scores are refused: {_named(refused, '; ')}"] if refused else []
+        notes = [f"{len(refused)} scores are rejected: {_named(refused, '; ')}"] if refused else []
         if self.fact_source.unreadable_events:
-            notes.append(f"{self.fact_source.unreadable_events} events are left out: their times are no times")
+            notes.append(f"{self.fact_source.unreadable_events} events are ignored: invalid timestamps")
         if not self.risks.nodes:
             return tuple(notes)
         listed = {view.name: bool(view.units) for view in views}
         strangers = sorted(self.risks.nodes.keys() - {self._spelled(name, self._scored) for name in listed})
         bare = sorted(name for name, has in listed.items() if not has)
         if strangers:
-            notes.append(f"scores of {_named(strangers)} are of no node here: no node or several have that name")
+            notes.append(f"scores of {_named(strangers)} match no node: the name is unknown or ambiguous")
         if bare:
-            notes.append(f"nothing was scored on {_named(bare)}: neither counted nor acted on")
+            notes.append(f"nothing was scored on {_named(bare)}: not counted, no actions")
         return tuple(notes)
 
     def placed(self, view: NodeView, state: PolicyState) -> NodeView:

@@ -45,7 +45,7 @@ class Executor:
         began = self.log.clock.now()
         for action in plan.actions:
             if self.log.clock.now() - began > self.settings.max_round_duration:
-                why: str | None = "the round took too long: left to the next one"
+                why: str | None = "controller.max_round_duration exceeded: left to the next round"
             else:
                 why = self._held_back(action)
             try:
@@ -61,17 +61,19 @@ class Executor:
 
     def _held_back(self, action: Action) -> str | None:
         if action.node in self.held:
-            return "what its marks rest on cannot be read, and they have not expired"
+            return "its evidence cannot be read, and its markers have not expired"
         if action.verb == "release":
             return None
         if not self.log.forward:
-            return "nothing new in this round"
+            return "no new actions in this round"
         if action.verb == "publish":  # no new mark, and perhaps all that this process has the right to
             return None
         if action.node in self._stuck:
             return "an earlier step on the node was not confirmed"
         if self._new >= self.settings.max_new_per_round:
-            return f"{self.settings.max_new_per_round} new marks were made in this round: left to the next one"
+            return (
+                f"{self.settings.max_new_per_round} new markers in this round (max_new_per_round): left to the next one"
+            )
         return None
 
     def _one(self, action: Action) -> None:
@@ -82,10 +84,10 @@ class Executor:
                 return
             reading, writes = ready
             if self.log.clock.now() >= until:
-                raise LeaseLostError("the lease expired while the node was read")
+                raise LeaseLostError("the lease expired before the write")
             intent = self._intend(action, reading, writes)
             if intent is None and action.verb != "release":
-                self._skip(action, "it could not be recorded, so it is not done")
+                self._skip(action, "it was not executed, because it cannot be recorded")
                 return
             holder = self.log.lease.holder
             precondition = Precondition(reading.version, reading.boot_id, reading.view.marks, holder, until)
@@ -93,7 +95,7 @@ class Executor:
             if self._answered(action, intent, answer):
                 return
         self._stuck.add(action.node)
-        self._note(action, "failed", f"somebody else kept writing to it, {self.settings.retries + 1} times")
+        self._note(action, "failed", f"gave up after repeated update conflicts, {self.settings.retries + 1} times")
 
     def _ready(self, action: Action) -> tuple[NodeReading, tuple[Write, ...]] | None:
         """Read the node again, and what is to be written.
@@ -102,7 +104,7 @@ class Executor:
         """
         try:
             reading = self.scheduler.as_known(action.node) or self.scheduler.revalidate(action.node)
-            why = "there is no such node any more" if reading is None else self._why_not(action, reading)
+            why = "the node was removed" if reading is None else self._why_not(action, reading)
             if reading is None or why is not None:
                 self._skip(action, why or "")
                 return None
@@ -113,7 +115,7 @@ class Executor:
             raise
         except Exception as error:
             self._stuck.add(action.node)
-            self._note(action, "failed", f"it could not be read again: {described(error)}")
+            self._note(action, "failed", f"it cannot be read again: {described(error)}")
             return None
         self._confirmed(action, WriteResult("already", "already in the desired state"))
         return None
@@ -168,7 +170,7 @@ class Executor:
             reading = self.scheduler.revalidate(action.node)
         except Exception as error:
             self._stuck.add(action.node)
-            self._note(action, "unknown", f"no answer, and the node could not be read again: {described(error)}")
+            self._note(action, "unknown", f"no response, and the node cannot be read again: {described(error)}")
             return  # the intent stays unsettled: the next round, or the next process, looks again
         settled = settled_by_reading(action, reading, self.log.clock.now(), answer.message)
         self.log.settle(intent, settled)
@@ -200,7 +202,7 @@ class Executor:
 def settled_by_reading(action: Action, reading: NodeReading | None, now: datetime, message: str) -> Settled:
     """Say by the node itself what a call without an answer came to."""
     if reading is None:
-        return Settled(now, "gone", False, "there is no such node any more")
+        return Settled(now, "gone", False, "the node was removed")
     if not reading.view.readable:
         return Settled(now, "not_found", False, f"{message}; the node's state cannot be read")
     if stands(action, reading.view.marks):
@@ -244,18 +246,18 @@ def _other_node(expected: Expected, reading: NodeReading) -> str | None:
         return "it booted since the decision"
     now_in, then_in = ({unit.name for unit in view.units} for view in (reading.view, expected.view))
     if now_in and now_in != then_in:
-        return f"other devices are in it than at the decision: {', '.join(sorted(now_in ^ then_in))}"
+        return f"its GPUs changed since the decision: {', '.join(sorted(now_in ^ then_in))}"
     return None
 
 
 def _other_marks(action: Action, expected: Expected, view: NodeView) -> str | None:
     if view.marks.level != expected.level:
         return (
-            f"its marks are those of {view.marks.level.name.lower()}, {expected.level.name.lower()} was expected: "
-            "somebody changed our marks"
+            f"its markers are those of {view.marks.level.name.lower()}, {expected.level.name.lower()} was expected: "
+            "another client changed them"
         )
     if action.verb == "drain" and not view.marks.tainted:
-        return "it is to be drained, and nothing keeps new work off it"
+        return "no marker keeps new work off the node"
     return None
 
 
@@ -263,11 +265,11 @@ def _other_evidence(
     action: Action, then: NodeView, view: NodeView, units: tuple[UnitView, ...], now: datetime
 ) -> str | None:
     if action.expires_at is None or now >= action.expires_at:
-        return "what it rests on has expired"
+        return "the prediction has expired"
     if {unit.name: unit for unit in units} != {unit.name: unit for unit in then.units}:
         return "its scores or facts changed since the decision"
     if view.scopes != then.scopes:
-        return "its jobs or its place changed since the decision, and with them the floors it counts in"
+        return "its jobs or its location changed since the decision, and with them its disruption budgets"
     if view.down and not then.down:
         return "it went down since the decision"
     return None

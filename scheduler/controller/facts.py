@@ -244,5 +244,5 @@ class VerifiedFacts:
     def _known(self) -> tuple[Result, ...]:
         known = self.results()
         if known is None:
-            raise SourceError("the results of diagnostics were never read")
+            raise SourceError("the results of diagnostics are not available yet")
         return known

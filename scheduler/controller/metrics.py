@@ -51,18 +51,20 @@ class RoundMetrics:
         for result in ("decided", "standby", "failed"):
             self._rounds.labels(result)
         self._actions = self._metric(Counter, "actions", "Actions by outcome.", "verb", "outcome")
-        self._work = self._metric(Counter, "evacuation_steps", "Steps to empty nodes by outcome.", "verb", "outcome")
+        self._work = self._metric(Counter, "evacuation_steps", "Steps of evacuations by outcome.", "verb", "outcome")
         self._last: Gauge | None = None  # no series before the first round: a zero would raise the alert on silence
         self._seconds = self._metric(Gauge, "last_round_duration_seconds", "Duration of the last round.")
-        self._leader = self._metric(Gauge, "leader", "Whether this process holds the lease.")
-        self._deferred = self._metric(Gauge, "budget_deferred_nodes", "Nodes left in service for lack of budget.")
-        self._causes = self._metric(Gauge, "breaker_open_causes", "Causes that hold the breaker open.")
-        text = "Nodes that the fullest budget of a kind still lets go; below zero where others took nodes out."
+        self._leader = self._metric(Gauge, "leader", "1 if this process holds the lease, else 0.")
+        self._deferred = self._metric(
+            Gauge, "budget_deferred_nodes", "Nodes left in service because a budget is exhausted."
+        )
+        self._causes = self._metric(Gauge, "breaker_open_causes", "Causes of the open breaker.")
+        text = "Nodes that the fullest disruption budget of each scope still allows; negative if others took out more."
         self._remaining = self._metric(Gauge, "budget_remaining_nodes", text, "scope")
         self._tiers = self._metric(Gauge, "nodes", "Nodes by tier.", "tier")
-        self._targets = self._metric(Gauge, "target_nodes", "Nodes by the level decided on.", "level")
+        self._targets = self._metric(Gauge, "target_nodes", "Nodes by decided action level.", "level")
         self._stages = self._metric(Gauge, "stage_groups", "Groups of nodes by stage.", "stage")
-        self._passes = self._metric(Gauge, "probe_passes", "Probes passed lately, by what followed.", "followed_by")
+        self._passes = self._metric(Gauge, "probe_passes", "Recently passed probes by outcome.", "followed_by")
         self._open = self._metric(Gauge, "breaker_open", "Open causes by kind.", "cause")
 
     def _metric(self, kind: type[Metric], name: str, text: str, *labels: str) -> Metric:

@@ -60,7 +60,7 @@ class ScoresReader:
             except OSError as error:
                 last = error
         if not (self.path / "latest.json").exists():
-            raise SourceError(f"there are no scores in {self.path}: run `predrain score` with --out on this folder")
+            raise SourceError(f"no scores in {self.path}: run `predrain score` with --out on this folder")
         raise SourceError(f"the scores in {self.path} cannot be read: {last}") from last
 
     def _once(self) -> Risks:
@@ -75,7 +75,7 @@ class ScoresReader:
             files = (folder / "risks.jsonl", folder / "summary.json")
             refuse_other_writers(self.path, (self.path / "latest.json", decisions, folder, *files))
         except InputError as error:
-            raise SourceError(f"the scores are not read: {error}") from None
+            raise SourceError(f"the scores are rejected: {error}") from None
         summary = _object(folder / "summary.json", _LARGEST_SUMMARY)
         decision = _Decision(name, self._clock.now(), self._max_lifetime)
         try:
@@ -85,7 +85,7 @@ class ScoresReader:
             raise SourceError(f"the scores in {folder} are damaged: {error}") from None
         units = summary.get("units")
         if isinstance(units, int) and decision.lines != units:
-            raise SourceError(f"the scores in {folder} are cut short: {decision.lines} of {units} units")
+            raise SourceError(f"the scores in {folder} are incomplete: {decision.lines} of {units} units")
         if risks.refused and not decision.records:
             raise SourceError(f"none of the scores in {folder} can be used: {risks.refused[0]}")
         self._again_at = decision.again_at
@@ -115,7 +115,7 @@ def _object(file: Path, largest: int) -> dict[str, Any]:
     try:
         value = read_json(content)
     except ValueError as error:
-        raise SourceError(f"{file} is no JSON: {error}") from None
+        raise SourceError(f"{file} is not JSON: {error}") from None
     if not isinstance(value, dict):
         raise SourceError(f"{file} holds {type(value).__name__}: expected an object")
     return value
@@ -144,7 +144,7 @@ class _Decision:
         models = Counter(record.model for record in self.records.values())
         for model, _ in models.most_common()[1:]:
             for record in [record for record in self.records.values() if record.model == model]:
-                self._refuse(record.unit, record.node, "is of another model than most")
+                self._refuse(record.unit, record.node, "has another model than the other records")
 
     def _take(self, line: bytes) -> None:
         content: Any = None
@@ -159,7 +159,7 @@ class _Decision:
                 self._refuse(f"line {self.lines}", None, f"is damaged: {error}")
             return
         if record.unit in self.records or record.unit in self.units:
-            self._refuse(record.unit, record.node, "has two records of its unit")
+            self._refuse(record.unit, record.node, "has more than one record of its unit")
         elif (why := self._not_believed(record)) is not None:
             self._refuse(record.unit, record.node, why)
         else:

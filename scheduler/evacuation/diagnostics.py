@@ -161,7 +161,7 @@ class Diagnostics:
             log.error(str(error))
             outcome = DiagnosticResult("running")
         if outcome.kind == "missing":
-            outcome = DiagnosticResult("inconclusive", "it was started, and is not there any more")
+            outcome = DiagnosticResult("inconclusive", "it was started and has disappeared")
         if outcome.kind == "running":
             if entry.started_at is None or now - entry.started_at <= self._timeout(case):
                 log.step(case.node, _verb(entry), "waiting", None, outcome.message)
@@ -256,12 +256,12 @@ class HookVerification:
         if state is None:
             if reply.kind == "waiting":
                 return DiagnosticResult("running", reply.message)
-            return DiagnosticResult("inconclusive", f"it says neither passed nor failed ({reply.message})")
+            return DiagnosticResult("inconclusive", f"it reports neither passed nor failed ({reply.message})")
         if reply.kind == "failed" and state != "failed":
-            return DiagnosticResult("inconclusive", f"it says {state}, and failed itself ({reply.message})")
+            return DiagnosticResult("inconclusive", f"it reports {state}, but ended with an error ({reply.message})")
         of = content.get("node")
         if state in ("passed", "failed") and (of, content.get("key")) != (node, key):
-            return DiagnosticResult("inconclusive", f"its result is of {of!r}, not of this node and run")
+            return DiagnosticResult("inconclusive", f"its result is for {of!r}, not for this node and run")
         units = content.get("failed_units")
         named = tuple(str(unit) for unit in units) if isinstance(units, list) else ()
         message = content.get("message")

@@ -63,7 +63,7 @@ class Drainer:
         """Return what would be done with a workload if its node were drained now, and how."""
         workload = self._understood(workload)
         if workload.immovable is not None:
-            return "wait", f"it may not be moved ({workload.immovable})"
+            return "wait", f"it cannot be moved ({workload.immovable})"
         offer = self._offer_of(workload)
         return "evict", "without a checkpoint" if offer is None else f"after a checkpoint by {offer.means}"
 
@@ -88,7 +88,7 @@ class Drainer:
             return
         if not case.going:
             case.change(phase="verifying", empty_at=now, message="")
-            log.find(case.node, "empty", "nothing that has to go is left on it")
+            log.find(case.node, "empty", "no workload is left that must leave")
             log.step(case.node, "empty", "done")
 
     def _seen(self, workload: Workload, leaving: Leaving, now: datetime) -> Leaving:
@@ -106,7 +106,7 @@ class Drainer:
         offer = workload.checkpoint
         if offer is None or workload.immovable is not None or self._offer_of(workload) is not None:
             return workload
-        return replace(workload, loss=f"it wants to be asked for a checkpoint by {offer.means}, which is not set up")
+        return replace(workload, loss=f"it requests its checkpoint by {offer.means}, which is not configured")
 
     def plan(self, case: DrainCase, now: datetime, requests: dict[str, Leaving]) -> None:
         """Decide for each workload that is new here how it is asked, and until when its answer is waited for.
@@ -198,7 +198,7 @@ class Drainer:
                 self._evicted(case, workload, WriteResult("already"), log.clock.now())
                 log.step(case.node, "wait", "waiting", workload.name, "it was stopped on another of its nodes")
             elif not again and len(under_way) >= self.settings.max_concurrent:
-                full = f"{len(under_way)} workloads are on their way out already"
+                full = f"{len(under_way)} workloads are already terminating"
                 log.step(case.node, "wait", "waiting", workload.name, full)
             elif case.stopped is None and not log.over() and self._evict_one(case, workload, log):
                 stopped.add(workload.uid)
@@ -224,7 +224,7 @@ class Drainer:
             elif step in ("ask", "await") and in_time:
                 until = "" if leaving.deadline is None else f" until {leaving.deadline:{_TIME}} UTC"
                 waiting.setdefault(
-                    workload.gang, f"the checkpoint of {workload.name}, of the same job, is waited for{until}"
+                    workload.gang, f"the checkpoint of {workload.name}, of the same job, is pending{until}"
                 )
         return waiting
 
@@ -285,7 +285,7 @@ class Drainer:
         try:
             return answer, self.workloads.checkpoint_state(workload, request.ask.key)
         except SchedulerError as error:
-            return answer, CheckpointState("waiting", f"whether it was written cannot be read: {error}")
+            return answer, CheckpointState("waiting", f"its state cannot be read: {error}")
 
     def _asked(self, request: Request, answer: WriteResult, state: CheckpointState, log: RoundLog) -> None:
         case, workload = request.case, request.workload
@@ -307,8 +307,8 @@ class Drainer:
         elif request.first:
             message = answer.message
             if not answer.confirmed:
-                then = "moved all the same" if case.entry.request is None else "left alone"
-                until = f"it is asked again until {request.ask.deadline:{_TIME}} UTC, then {then}"
+                then = "moved without it" if case.entry.request is None else "left alone"
+                until = f"it is requested again until {request.ask.deadline:{_TIME}} UTC, then {then}"
                 message = f"{message}; {until}" if message else until
             result = "waiting" if answer.confirmed else OUTCOMES[answer.kind]
             log.step(case.node, "checkpoint", result, workload.name, message)
@@ -386,7 +386,7 @@ class Drainer:
         if answer.kind in ("done", "already"):
             # it is asked again only where it neither went nor is on its way long after its grace period
             due = self._gone_by(workload, now)
-            message = f"it was asked to go at {now:{_TIME}} UTC and is still there"
+            message = f"it was evicted at {now:{_TIME}} UTC and is still there"
             case.move(
                 workload.uid, gone_by=leaving.gone_by or due, accepted=leaving.accepted + 1, again_at=due, tries=0,
                 message=message,
@@ -394,31 +394,31 @@ class Drainer:
         elif answer.kind in ("blocked", "refused", "timeout"):
             pause = now + min(settings.retry_max_delay, settings.retry_initial_delay * 2 ** min(leaving.tries, 20))
             again = max(pause, min(answer.again_at, now + settings.retry_max_delay) if answer.again_at else pause)
-            message = f"{answer.kind}: {answer.message}; tried again from {again:%H:%M:%S} UTC"
+            message = f"{answer.kind}: {answer.message}; retried from {again:%H:%M:%S} UTC"
             case.move(workload.uid, tries=leaving.tries + 1, again_at=again, message=message)
 
 
 def _next_step(workload: Workload, leaving: Leaving, now: datetime) -> tuple[Next, str]:
     """Return what is next for a workload that does not ``stay``, and why."""
     if workload.ending:
-        return "going", "it is on its way out"
+        return "going", "it is terminating"
     if leaving.deadline is not None and now < leaving.deadline and leaving.asked in ("planned", "asked"):
-        until = f"its checkpoint is waited for until {leaving.deadline:{_TIME}} UTC"
+        until = f"waiting for its checkpoint until {leaving.deadline:{_TIME}} UTC"
         return ("ask", "") if leaving.asked == "planned" else ("await", until)
     if workload.immovable is not None:
         end = workload.ends_at
         at_most = "" if end is None else f", until {end:%Y-%m-%d %H:%M} UTC at the latest"
-        return "held", f"it may not be moved ({workload.immovable}): its end is waited for{at_most}"
+        return "held", f"it cannot be moved ({workload.immovable}): waiting for its end{at_most}"
     if leaving.again_at is not None and now < leaving.again_at:
         return "later", leaving.message
     if leaving.accepted >= MAX_EVICTIONS:
-        return "left", f"it outlived {leaving.accepted} accepted evictions: it is left where it is"
+        return "left", f"it survived {leaving.accepted} accepted evictions: no further attempt"
     if leaving.returned >= MAX_EVICTIONS:
-        return "left", f"work of {leaving.origin} came back after {leaving.returned} evictions: it is left where it is"
+        return "left", f"work of {leaving.origin} returned after {leaving.returned} evictions: no further attempt"
     return "evict", ""
 
 
 def why_there(workload: Workload, leaving: Leaving | None, now: datetime) -> str:
     """Return why a workload is still on its node, for people."""
     _, message = ("", "") if leaving is None else _next_step(workload, leaving, now)
-    return message or (leaving.message if leaving is not None else "") or "it was not asked to leave yet"
+    return message or (leaving.message if leaving is not None else "") or "its eviction has not started"

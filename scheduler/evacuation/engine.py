@@ -111,7 +111,7 @@ class Evacuation:
             self._keep(cases, results, log)
             raise
         if not self._keep(cases, results, log):
-            log.report.notes.append("the progress of evacuations is read again in the next round")
+            log.report.notes.append("the evacuation state is read again in the next round")
 
     def end_probes(self, log: RoundLog, why: str) -> None:
         """End running probes, after :meth:`load`: without a decision no round checks whether a job wants their node."""
@@ -203,7 +203,7 @@ class Evacuation:
             before = self.clock.now()
             if before >= deadline:  # so that what was read can still be emptied in this round
                 self._unread = frozenset(left[place:])
-                log.error(f"{len(self._unread)} nodes, {name} first, wait for the next round: reads are too slow")
+                log.error(f"{len(self._unread)} nodes, {name} first, are left to the next round: reads are too slow")
                 break
             try:
                 reading = self.scheduler.revalidate(name)
@@ -222,9 +222,9 @@ class Evacuation:
                 since = _mark_since(reading, before)
                 known = None if entry is None else entry.mark_since
                 if entry is None or name in drained or (since is not None and known is not None and since != known):
-                    self._end(name, entry, "another drain began", log)
+                    self._end(name, entry, "another drain started", log)
                     entry = Evacuating(self.clock.now())
-                    log.find(name, "started", "its drain mark is followed")
+                    log.find(name, "started", "its drain marker is gone")
                 entry = replace(entry, mark_since=since or entry.mark_since)
             nodes[name] = entry
             units = tuple(unit.name for unit in views[name].units) if name in views else ()
@@ -242,7 +242,7 @@ class Evacuation:
             self._diagnostics.drop(name, entry)
         if entry.phase not in SETTLED:
             what = "to empty it" if entry.request is None else f"for its {entry.rung}"
-            log.step(name, "hold", "held", None, f"no more is done {what}: {why}")
+            log.step(name, "hold", "held", None, f"paused {what}: {why}")
 
     def _held(self, case: DrainCase, reading: NodeReading, switches: Switches) -> str | None:
         """Return why a marked node must not be evacuated now; None: it may be evacuated."""
@@ -257,15 +257,15 @@ class Evacuation:
         if case.entry.request is not None:
             return _barred(case.entry.request, view, now)
         if not view.marks.drained:
-            return "its drain mark is gone"
+            return "its drain marker is gone"
         if view.undone:
             return "another client removed a predrain marker"
         if published is None or published.expires_at <= now:
-            return "what its drain rests on has expired"
+            return "the prediction has expired"
         if decision is None or decision.target is not Level.DRAIN:
-            return "the decision of this round does not want it drained any more"
+            return "the current decision does not include the drain"
         if passed_at is not None and now < passed_at + self.settings.verification.valid_for and not decision.rules:
-            return f"it passed a diagnostic at {passed_at:%Y-%m-%d %H:%M} UTC: its jobs are not moved again so soon"
+            return f"it passed a diagnostic at {passed_at:%Y-%m-%d %H:%M} UTC: its jobs are not moved again yet"
         return None
 
     def _still(self, case: DrainCase) -> str | None:
@@ -274,9 +274,9 @@ class Evacuation:
             switches = self.scheduler.read_switches()
             reading = self.scheduler.revalidate(case.node)
         except SchedulerError as error:
-            return f"it could not be read again: {error}"
+            return f"it cannot be read again: {error}"
         if reading is None:
-            return "there is no such node any more"
+            return "the node was removed"
         if reading.boot_id != case.reading.boot_id:
             return "it booted since it was read"
         return self._held(case, reading, switches)
@@ -297,7 +297,7 @@ class Evacuation:
         self._progress = then
         why = None if then == self._store.value else self._store.save(then)
         if why is not None:
-            log.error(f"the progress of evacuations may not be stored: {why}")
+            log.error(f"the evacuation state may not be stored: {why}")
         return why is None
 
     def _stuck(self, case: DrainCase, log: RoundLog) -> None:
@@ -317,7 +317,7 @@ class Evacuation:
                 for workload in (case.going or ())[:10]
             ]
             message = f"not empty: {'; '.join(filter(None, waiting))}"
-        message = f"waiting since {since:%Y-%m-%d %H:%M} UTC, {message}; it keeps its taint, nothing is forced"
+        message = f"waiting since {since:%Y-%m-%d %H:%M} UTC, {message}; the taint stays"
         case.notify(log, "stuck", "stuck", message, {"workloads": left})
 
     def _settle_open(self, log: RoundLog) -> None:
@@ -339,26 +339,26 @@ class Evacuation:
             started = runner.result(call.node, call.key).kind != "missing"
             return started, "the diagnostic was started" if started else "no diagnostic was started"
         if call.kind != "evict" or call.workload is None:
-            return False, "the process ended before an answer; it is asked again with the same key where it must be"
+            return False, "the process ended before a response; if needed, the request is repeated with the same key"
         if call.node not in listed:
             listed[call.node] = {workload.uid: workload for workload in self.workloads.on_node(call.node)}
         left = listed[call.node].get(call.workload.uid)
         if left is None:
             return True, "it is gone"
-        return (True, "it is on its way out") if left.ending else (False, "it is still there")
+        return (True, "it is terminating") if left.ending else (False, "it is still there")
 
 
 def _why_ended(reading: NodeReading | None) -> str | None:
     if reading is None:
-        return "there is no such node any more"
+        return "the node was removed"
     gone = reading.view.readable and not reading.view.marks.drained
-    return "its drain mark is gone" if gone else None
+    return "its drain marker is gone" if gone else None
 
 
 def _why_over(reading: NodeReading | None, stopped: str | None) -> str | None:
     """Return why a probe or a request for checkpoints ends; None: it continues."""
     if reading is None:
-        return "there is no such node any more"
+        return "the node was removed"
     return "a drain began" if reading.view.marks.drained else stopped
 
 
@@ -382,7 +382,7 @@ def _barred(request: RungRequest, view: NodeView, now: datetime) -> str | None:
 def _frozen(plan: Plan, view: NodeView, unheard: frozenset[str]) -> str | None:
     """Return why nothing new is done on any node of a group: the breaker freezes evictions like any hard action."""
     if view.name in unheard:
-        return "what its GPUs reported cannot be read"
+        return "the events of its GPUs cannot be read"
     causes = plan.state.breaker.frozen(view.group_key, view.name)
     return f"the breaker is open: {'; '.join(causes)}" if causes else None
 

@@ -68,7 +68,7 @@ class Webhook:
         status = answer.status
         if status in (HTTPStatus.OK, HTTPStatus.NO_CONTENT, HTTPStatus.ACCEPTED):
             if answer.body.lstrip()[:1] == b"<":
-                return HookReply("timeout", f"status {status} with a page of HTML or XML: a proxy's or a login's?")
+                return HookReply("timeout", f"status {status} with an HTML or XML page: probably a proxy or login page")
             kind: HookKind = "waiting" if status == HTTPStatus.ACCEPTED else "done"
             return _reply(kind, f"status {status}", json_object(answer.body))
         later = status == HTTPStatus.TOO_MANY_REQUESTS or status >= HTTPStatus.INTERNAL_SERVER_ERROR
@@ -118,7 +118,7 @@ class CommandHook:
                 code = process.wait(self._settings.timeout.total_seconds())
             except subprocess.TimeoutExpired:
                 _kill(process)
-                return HookReply("timeout", f"{argv[0]} did not end in time and was killed")
+                return HookReply("timeout", f"{argv[0]} exceeded its timeout and was killed")
             except BaseException:
                 _kill(process)
                 raise

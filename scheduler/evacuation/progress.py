@@ -158,6 +158,6 @@ def stored_progress(workloads: Workloads) -> StoredValue[EvacuationProgress]:
     Where it is damaged, checkpoints are asked for again, and no deadline is over.
     """
     return StoredValue(
-        EvacuationProgress(), "predrain-evacuations 1", "the progress of evacuations", "verification.retention",
+        EvacuationProgress(), "predrain-evacuations 1", "the evacuation state", "verification.retention",
         workloads.load_progress, workloads.save_progress,
     )  # fmt: skip

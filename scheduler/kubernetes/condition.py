@@ -46,7 +46,7 @@ def condition_after(action: Action, current: Object | None, now: datetime) -> Ob
         return _condition(status, reason, message, current, now)
     if action.to < Level.PUBLISH:
         if action.tier == "unknown":
-            return _condition("Unknown", "PredictionExpired", "nothing is known of it any more", current, now)
+            return _condition("Unknown", "PredictionExpired", "no prediction", current, now)
         return None if current is None else _REMOVED
     return None
 

@@ -85,9 +85,11 @@ class ConfigMapText:
                     response = self._api.request("PUT", self.path, body=changed)
                 if response.ok:
                     if not is_named(response.content, self._name):
-                        return WriteResult("timeout", "the answer is not the ConfigMap")
+                        return WriteResult("timeout", "the response is not the ConfigMap")
                     if not _holds(response.content, changed):
-                        return WriteResult("refused", "the server accepted it and keeps something else: a webhook?")
+                        return WriteResult(
+                            "refused", "the server accepted it but stored something else, probably because of a webhook"
+                        )
                     return WriteResult("done", "", (), _stored(response.content).version)
                 if response.status == 404 and current is None:
                     return WriteResult("refused", f"{response.problem} (is there a namespace {self._namespace}?)")
@@ -97,7 +99,7 @@ class ConfigMapText:
             return WriteResult("refused", str(error))
         except Unreachable as error:
             return WriteResult("timeout" if error.sent else "refused", str(error))
-        return WriteResult("conflict", "others kept writing to it")
+        return WriteResult("conflict", "gave up after repeated update conflicts")
 
 
 class SwitchAnnotations:

@@ -81,7 +81,7 @@ class DeviceTaints:
             return tuple(notes)
         except (SchedulerError, Unreachable) as error:
             self._offered = None  # the server may be another one by now
-            return (f"device taints could not be looked after: {error}",)
+            return (f"device taints were not updated: {error}",)
 
     def preview(self, signals: Sequence[NodeSignal], *, new: bool) -> tuple[Write, ...]:
         """Return the rules that :meth:`follow` would delete and create; writes nothing."""
@@ -122,10 +122,10 @@ class DeviceTaints:
                 name_of(device): self._rule(rules, device, signal) for device in devices if device.uuid in signal.units
             }
         edited = sorted(name for name, rule in existing.items() if self._about_of(rule).get("seal") != _seal(rule))
-        notes += [f"device taint {name} was edited since predrain set it: it is left as it is" for name in edited]
+        notes += [f"device taint {name} was edited since predrain set it: it is left unchanged" for name in edited]
         self._set = {name: times for name, times in self._set.items() if name in wanted}
         undone = [name for name in sorted(wanted) if name not in existing and self._set.get(name, 0) >= _MAX_TRIES]
-        notes += [f"device taint {name} was removed {_MAX_TRIES} times: it is not set again" for name in undone]
+        notes += [f"device taint {name} was removed {_MAX_TRIES} times: it is not re-applied" for name in undone]
         over = sorted(existing.keys() - wanted.keys() - set(edited))
         obsolete = {name: existing[name] for name in over if self._about_of(existing[name]).get("node") not in unclear}
         missing = [wanted[name] for name in sorted(wanted) if name not in existing and name not in undone]
@@ -192,7 +192,7 @@ class DeviceTaints:
             options = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": read}
             response = self._api.request("DELETE", f"{GROUP}/{version}/{RULES}/{name}", body=options)
             if response.ok or response.status == _GONE:
-                return f"taken off: device taint {name}"
+                return f"removed: device taint {name}"
             why = response.problem
         return f"device taint {name} stays: {why}"
 

@@ -47,11 +47,11 @@ class Leadership:
         """Return why a process may not write now; None: it may."""
         if self._held is None or self._held[0] != holder:
             return f"{holder} does not hold the lease"
-        return f"the lease of {holder} has ended" if self.left() <= timedelta(0) else None
+        return f"the lease of {holder} has expired" if self.left() <= timedelta(0) else None
 
     def blocked(self, holder: str, until: datetime) -> str | None:
         """Return why a process may not write now, or not any more; None: it may."""
-        late = "the lease ended before it was sent" if self._clock.now() >= until else None
+        late = "the lease expired before it was sent" if self._clock.now() >= until else None
         return self.may_write(holder) or late
 
     def fenced(self, holder: str, until: datetime, call: Callable[[], WriteResult]) -> WriteResult:
@@ -144,7 +144,7 @@ class Leadership:
         if not response.ok and response.status != 409:
             raise SchedulerError(f"{self._api.name}{self._path}: {response.problem}")
         if response.ok and _spec(response.content).get("holderIdentity") != holder:
-            raise SchedulerError(f"{self._api.name}{self._path}: the answer is not this lease")
+            raise SchedulerError(f"{self._api.name}{self._path}: the response is not this Lease")
         self._observed.forget()
         until = asked + lasts
         self._held = holder, until, asked_s + lasts.total_seconds()

@@ -73,10 +73,10 @@ class PlacementCheck:
                     return None
                 why = f"{why}, and JobSet {ref['name']} has no restart left"
         except _UndecidedError as undecided:
-            return f"it is not known whether Job {name} would start it again: {undecided}"
+            return f"cannot determine whether Job {name} would restart it: {undecided}"
         except (KeyError, TypeError, AttributeError, ValueError) as error:
-            return f"it is not known whether Job {name} would start it again: {error!r}"
-        return f"Job {name} would fail for good: {why}"
+            return f"cannot determine whether Job {name} would restart it: {error!r}"
+        return f"Job {name} would fail permanently: {why}"
 
     def of(self, pod: Object) -> Placement:
         """Decide about a pod; what cannot be read leaves it undecided."""
@@ -85,7 +85,7 @@ class PlacementCheck:
         except _UndecidedError as undecided:
             return Placement(None, str(undecided))
         except (KeyError, TypeError, AttributeError, ValueError) as error:
-            return Placement(None, f"its specification cannot be understood: {error!r}")
+            return Placement(None, f"its specification cannot be parsed: {error!r}")
 
     def _decide(self, pod: Object) -> Placement:
         spec, here = pod["spec"], pod["spec"]["nodeName"]
@@ -137,14 +137,14 @@ class PlacementCheck:
             path = f"{_CORE}/namespaces/{quote(namespace, safe='')}/persistentvolumeclaims/{quote(claim, safe='')}"
             bound = (self._object(path, "persistentvolumeclaims").get("spec") or {}).get("volumeName")
             if not bound:
-                raise _UndecidedError(f"its claim {claim} is bound to no volume")
+                raise _UndecidedError(f"its claim {claim} is not bound")
             volume_path = f"{_CORE}/persistentvolumes/{quote(bound, safe='')}"
             source = self._object(volume_path, "persistentvolumes").get("spec") or {}
             required = (source.get("nodeAffinity") or {}).get("required")
             if required is not None:
                 yield f"its volume {bound} is bound to nodes", list(required.get("nodeSelectorTerms") or ())
             elif "hostPath" in source or "local" in source:
-                yield f"its volume {bound} is a folder of its node", []
+                yield f"its volume {bound} is a directory of the node", []
 
     def _object(self, path: str, resource: str) -> Object:
         return self._kept(path, f"get {resource}", lambda: self._api.client.get(path, None))
@@ -297,7 +297,7 @@ def _fails(job: Object, index_failures: object) -> str | None:
     limit, failures = spec.get("backoffLimit", _RETRIES), status.get("failed") or 0
     if spec.get("backoffLimitPerIndex") is not None:
         limit, failures = spec["backoffLimitPerIndex"], index_failures or 0
-    return None if int(limit) > int(failures) else "an eviction counts, and no retry is left"
+    return None if int(limit) > int(failures) else "an eviction counts as a failure, and no retry is left"
 
 
 def _action_on_eviction(rules: Iterable[Object]) -> str | None:

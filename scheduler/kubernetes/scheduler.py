@@ -133,7 +133,7 @@ class KubernetesScheduler(SchedulerExtras):
             with contextlib.suppress(Exception):  # nothing rests on a condition
                 self._repair_conditions(nodes)
         if not self.settings.read_pods:
-            troubles.append("jobs are not read (read_pods is false), so that no floor per job would hold")
+            troubles.append("jobs are not read (kubernetes.read_pods is false): budgets per job cannot be checked")
         readings = tuple(
             node.with_jobs(None if jobs is None else tuple(jobs.get(node.node_object.name, {}).values()))
             for node in nodes
@@ -197,7 +197,7 @@ class KubernetesScheduler(SchedulerExtras):
         snapshot = self._known(action.node, precondition.version) or self._read(action.node)
         self._recent.pop(action.node, None)
         if snapshot is None:
-            return WriteResult("gone", f"there is no node {action.node}")
+            return WriteResult("gone", f"unknown node {action.node}")
         conflict = precondition.conflict(snapshot.reading)
         if conflict is not None:
             return conflict
@@ -241,7 +241,7 @@ class KubernetesScheduler(SchedulerExtras):
             return WriteResult(_REFUSALS.get(response.status, "refused"), response.problem)
         left = self._remember(response.content) if is_named(response.content, node) else None
         if left is None:
-            return WriteResult("timeout", "the answer is not the node")
+            return WriteResult("timeout", "the response is not the node")
         wrong = missing_from(left.node_object, then, self.keys)
         if not wrong:
             return left
@@ -261,7 +261,7 @@ class KubernetesScheduler(SchedulerExtras):
 
         notes = self._write_due(blocked)
         if self.settings.cordon and not self._cordoner_known:
-            notes += ("no node is cordoned: the server does not tell who cordons (managedFields); the taints are",)
+            notes += ("no node is cordoned, only tainted: the server does not report field managers (managedFields)",)
         if self._device_taints is None:
             return notes
         return notes + self._device_taints.follow(signals, blocked, lambda: new and not self.read_switches().kill)
@@ -276,7 +276,7 @@ class KubernetesScheduler(SchedulerExtras):
         away: dict[bool, str] = {}
         end_s = self.api.elapsed() + _COMPANIONS_FOR_S
         for companion in sorted(self._due, key=lambda due: not due.of_node):
-            late = "no time was left in this round" if self.api.elapsed() >= end_s else None
+            late = "controller.max_round_duration exceeded" if self.api.elapsed() >= end_s else None
             problem = away.get(companion.of_node) or late or blocked()
             if problem is None:
                 try:

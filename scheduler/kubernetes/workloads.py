@@ -46,7 +46,7 @@ _REVIEW_TIMEOUT: Final = timedelta(seconds=3)
 _REVIEWED_FOR_S: Final = 300.0
 _MAX_GRACE_S: Final = 30 * 86_400  # a pod may name any int64
 
-_GONE: Final = WriteResult("gone", "there is no such pod any more")
+_GONE: Final = WriteResult("gone", "the pod was removed")
 _MIRROR: Final = "kubernetes.io/config.mirror"
 _SOURCE: Final = "kubernetes.io/config.source"
 _SLURM_GROUP: Final = "slinky.slurm.net/"
@@ -142,11 +142,11 @@ class KubernetesWorkloads:
             return "it is predrain's diagnostic"
         annotations, kind = annotations_of(pod), "" if owner is None else str(owner.get("kind"))
         if _MIRROR in annotations or annotations.get(_SOURCE) in _STATIC or kind == "Node":
-            return "its kubelet runs it by itself (a mirror pod)"
+            return "it is a mirror pod, managed by the kubelet"
         if kind == "DaemonSet":
             return f"daemon set {(owner or {}).get('name')} runs it on every node"
         if job is None and owner is not None and ("DaemonSet" in kind or _bound_by_name(pod["spec"])):
-            return f"{kind} {owner.get('name')} places it on this very node, as a daemon set does"
+            return f"{kind} {owner.get('name')} places it on this node, like a DaemonSet"
         if (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed"):
             return "it has ended"
         return "it has no GPU" if self._settings.eviction_scope == "gpu" and job is None else None
@@ -164,7 +164,7 @@ class KubernetesWorkloads:
                 if not self._ran_for(pod, wait):
                     return f"{key}={value}, counted from its start"
         if owner is not None and str(owner.get("apiVersion") or "").startswith(_SLURM_GROUP):
-            return "Slurm runs in it: its jobs leave through Slurm"
+            return "it runs slurmd: its jobs leave through Slurm"
         asked = annotations.get(keys.checkpoint)
         if asked is not None and asked not in _MEANS:  # evicted without a request, it would lose its work
             return f"{keys.checkpoint}={asked} is none of {', '.join(_MEANS)}"
@@ -180,13 +180,13 @@ class KubernetesWorkloads:
         if read_switch(annotations_of(pod).get(evict) or "") is True:
             return None
         if owner is None and not self._settings.evict_unmanaged:
-            return f"nothing would start it elsewhere ({evict}=true lets it go)"
+            return f"it has no controller that would restart it ({evict}=true allows the eviction)"
         failure = None if owner is None else self._placements.fails_owner(pod, owner)
         if failure is not None:
-            return f"{failure} ({evict}=true lets it go)"
+            return f"{failure} ({evict}=true allows the eviction)"
         local = _local_data(pod["spec"])
         if local is not None and not self._settings.evict_local_data:
-            return f"the data in its volume {local} would be lost ({evict}=true lets it go)"
+            return f"the data in its volume {local} would be lost ({evict}=true allows the eviction)"
         return None
 
     def ask_checkpoint(self, workload: Workload, ask: CheckpointAsk, fence: Fence) -> WriteResult:
@@ -200,7 +200,7 @@ class KubernetesWorkloads:
             return other
         standing = annotations_of(current.content).get(self._keys.requested)
         if _key_of(standing) == ask.key:
-            return WriteResult("already", "it was asked before")
+            return WriteResult("already", "it was already requested")
         request = {"key": ask.key, "deadline": ask.deadline.astimezone(UTC).isoformat(), "why": ask.why[:500]}
         text = json.dumps(request, ensure_ascii=False, sort_keys=True)
         # The uid in the patch makes the server refuse it for a pod that came after this one.
@@ -210,7 +210,7 @@ class KubernetesWorkloads:
             timeout=self._scheduler.leadership.left(),
         )  # fmt: skip
         if response.ok and annotations_of(response.content).get(self._keys.requested) != text:
-            return WriteResult("refused", "the server's answer lacks the request: an admission webhook removes it")
+            return WriteResult("refused", "the request is missing from the response: an admission webhook removed it")
         if response.ok:
             write = Write(f"pod {workload.name}", f"metadata.annotations[{self._keys.requested}]", standing, text)
             return WriteResult("done", "", (write,))
@@ -223,10 +223,10 @@ class KubernetesWorkloads:
         """Read the annotation by which a pod acknowledges: the key, or JSON with ``key``, ``failed`` and ``at``."""
         pod = self._api.read(_path(workload), named=workload.name.partition("/")[2])
         if pod is None or _uid(pod) != workload.uid:
-            return CheckpointState("gone", "the pod is not there any more")
+            return CheckpointState("gone", "the pod was removed")
         text = annotations_of(pod).get(self._keys.acknowledged)
         if text is None or _key_of(text) != key:
-            return CheckpointState("waiting", "" if text is None else "what it acknowledged is another request")
+            return CheckpointState("waiting", "" if text is None else "it acknowledged another request")
         content = json_object(text)
         failed, at = content.get("failed"), instant(content.get("at"))
         return CheckpointState("failed", str(failed)[:500], at) if failed else CheckpointState("acknowledged", "", at)
@@ -237,7 +237,7 @@ class KubernetesWorkloads:
 
     def _evict(self, workload: Workload) -> WriteResult:
         if workload.ending:
-            return WriteResult("already", "it is ending already")
+            return WriteResult("already", "it is already terminating")
         if self._version is None:
             self._version = self._offered()
         namespace, _, name = workload.name.partition("/")

@@ -66,7 +66,7 @@ class LedgerReader:
     def why(self, node: str, most: int = 20) -> list[dict[str, Any]]:
         """Return what was decided about a node, the newest first, with its reasons, calls and what was against it.
 
-        Raises ``InputError`` if nothing is recorded about the node.
+        Raises ``InputError`` if the ledger has no record of the node.
         """
         rows = self._rows(
             "SELECT d.round, r.at, r.code, r.model, r.decided_at, r.summary, d.content FROM decisions d JOIN rounds r "
@@ -74,7 +74,7 @@ class LedgerReader:
         )  # fmt: skip
         if not rows:
             raise InputError(
-                f"nothing is recorded about node {node!r}",
+                f"the ledger has no record of node {node!r}",
                 self._where,
                 "Check the name; nodes that were never at risk have no records.",
             )
@@ -187,7 +187,7 @@ class LedgerReader:
         """
         rows = self._rows("SELECT code, inputs, plan FROM rounds WHERE id = ?", number)
         if not rows:
-            raise InputError(f"there is no decision {number}", self._where, "`predrain ledger list` shows them.")
+            raise InputError(f"unknown decision {number}", self._where, "`predrain ledger list` shows them.")
         code, inputs, digest = rows[0]
         try:
             given = {name: self._blob(entry) for name, entry in _json(inputs).items()}
@@ -240,11 +240,11 @@ class LedgerReader:
     def _blob(self, digest: str) -> Any:
         rows = self._rows("SELECT content FROM blobs WHERE digest = ?", digest)
         if not rows:
-            raise ValueError(f"what is kept under {digest[:12]} is missing")
+            raise ValueError(f"blob {digest[:12]} is missing")
         try:
             return json.loads(zlib.decompress(rows[0][0]))
         except zlib.error as error:
-            raise ValueError(f"what is kept under {digest[:12]} is damaged: {error}") from None
+            raise ValueError(f"blob {digest[:12]} is damaged: {error}") from None
 
     def _rows(self, command: str, *values: Any) -> list[Any]:
         try:

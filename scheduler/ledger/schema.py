@@ -95,7 +95,7 @@ def connect(path: Path | None, *, writable: bool, cluster: str | None = None) ->
     """
     where = "the ledger in memory" if path is None else str(path)
     if path is not None and not writable and not path.is_file():
-        raise InputError("there is no ledger here", where, "Give the file that `predrain act` writes.")
+        raise InputError("no ledger found", where, "Give the file that `predrain act` writes.")
     if path is not None and writable and not path.parent.is_dir():
         raise InputError("the folder of the ledger does not exist", where, "Create it, or give another file.")
     if path is not None and path.is_dir():
@@ -125,10 +125,7 @@ def connect(path: Path | None, *, writable: bool, cluster: str | None = None) ->
     return link
 
 
-_AWAY = (
-    "Keep the file for whoever looks into it, move it away, and begin with a new one: what safety needs is in the "
-    "scheduler."
-)
+_AWAY = "Keep the file, move it away, and start a new one: the safety state is in the scheduler."
 
 
 _CLUSTER = "CREATE TABLE IF NOT EXISTS cluster (name TEXT NOT NULL)"

@@ -183,7 +183,7 @@ def view_of(node: NodeObject, base: NodeView, keys: Keys, now: datetime) -> Node
     if own.damaged is not None:
         wrong, advice = str(own.damaged), own.damaged.advice
     if wrong:
-        opt_out = opt_out or f"not all marks under predrain's names are predrain's ({wrong})"
+        opt_out = opt_out or f"some markers under predrain's names are foreign ({wrong})"
         notices.append("; ".join(filter(None, (f"{wrong}: predrain leaves it in place", advice))))
     if own.cordon and own.user is not None:
         notices.append(f"predrain's cordon stays while {own.user.tool} has the node")
@@ -197,8 +197,8 @@ def view_of(node: NodeObject, base: NodeView, keys: Keys, now: datetime) -> Node
     )
     if record is not None and record.refused:
         notices.append(
-            f"the server answered {record.refused} times without the mark that was set: an admission webhook or "
-            "another controller removes it"
+            f"the marker was missing from {record.refused} responses: an admission webhook or another controller "
+            "removes it"
         )
     foreign_taint = next((taint for taint in node.taints if taint.key == keys.taint and taint.effect not in own.taints
                           and taint.effect != "PreferNoSchedule"), None)  # fmt: skip
@@ -372,7 +372,7 @@ def refused(node: NodeObject, then: NodeObject, keys: Keys) -> NodeObject | None
 def missing_from(node: NodeObject, then: NodeObject, keys: Keys) -> list[str]:
     """Return what an answer lacks, or still has, of predrain's marks: a patch that a server changes is no success."""
     expected, found = _present(then, keys), _present(node, keys)
-    wrong = [f"{name} is missing from the server's answer" for name in expected if found.get(name) != expected[name]]
+    wrong = [f"{name} is missing from the response" for name in expected if found.get(name) != expected[name]]
     wrong += [f"{name} was not removed" for name in found if name not in expected]
     if node.unschedulable != then.unschedulable:
         wrong.append("its cordon is not as requested")

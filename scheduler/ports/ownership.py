@@ -105,7 +105,7 @@ def unsealed(content: object, node: str, owner: str) -> OwnershipRecord:
     except ValueError as error:
         raise DamagedRecordError(f"the record of predrain cannot be read: {error}") from None
     if record.owner not in (None, owner):
-        raise OtherInstallationError(f"predrain's marks on it are of another installation, {record.owner}")
+        raise OtherInstallationError(f"its predrain markers belong to another installation, {record.owner}")
     return record
 
 

@@ -155,7 +155,7 @@ class Lease:
             if self.until is None or self.until - self.clock.now() < self.lasts / 2:
                 self.take()
         except SchedulerError as error:
-            raise LeaseLostError(f"it is not known whether the lease is held: {error}") from error
+            raise LeaseLostError(f"the state of the lease is unknown: {error}") from error
         if self.until is None:
             raise LeaseLostError("another replica holds the lease")
         return self.until

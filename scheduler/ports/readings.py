@@ -143,7 +143,7 @@ class Precondition:
             "its state cannot be read": not reading.view.readable,
             "it booted since": reading.boot_id != self.boot_id,
             f"version {reading.version}, expected {self.version}": reading.version != self.version,
-            "it carries other predrain marks than expected": reading.view.marks.level != self.marks.level,
+            "its predrain markers are not as expected": reading.view.marks.level != self.marks.level,
         }
         return next((WriteResult("conflict", message) for message, differs in conflicts.items() if differs), None)
 

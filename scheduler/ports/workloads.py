@@ -176,7 +176,7 @@ class Workload:
     ``job``: as the policy sees it. None: it does no work that could be lost.
     ``gang``: the job whose parts stop together; a stop of one part stops all. None: it stops alone.
     ``stays``: why it neither has to leave nor counts for emptiness: a daemon set's pod, a mirror pod, a finished one.
-    ``state``: ``suspended`` and ``held`` work cannot take a request; ``ending``: it is on its way out, by any client.
+    ``state``: ``suspended`` and ``held`` work cannot take a request; ``ending``: it is terminating, by any client.
     ``placement``: whether it can run on another node.
     ``opt_out``: the wish of its owner, or of another tool, that it is not moved.
     ``loss``: what a move would destroy: nothing starts it again, or its data is on this node only.
@@ -209,7 +209,7 @@ class Workload:
 
     @property
     def ending(self) -> bool:
-        """Whether it is on its way out."""
+        """Whether it is terminating."""
         return self.state == "ending"
 
     @property
@@ -220,11 +220,11 @@ class Workload:
         if self.state == "suspended":
             return "it is suspended: it cannot take a request, and a move would lose its work"
         if self.state == "held":
-            return "it is held: started again, it would stay pending until it is released"
+            return "it is held: after a requeue it would stay pending"
         if self.placement.elsewhere is False:
             return f"it can run on this node only: {self.placement.reason}"
         if self.placement.elsewhere is None:
-            return f"it is not known whether it can run elsewhere: {self.placement.reason}"
+            return f"cannot determine whether it can run elsewhere: {self.placement.reason}"
         return self.loss
 
 

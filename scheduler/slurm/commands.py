@@ -49,7 +49,7 @@ class SlurmCommands(SlurmPort):
                     f"Slurm's report of {what} is of data parser v0.0.{version}; v0.0.{OLDEST} to v0.0.{NEWEST} are "
                     "known: it is only read"
                 )
-        return None if self._versions else "Slurm was not read yet"
+        return None if self._versions else "Slurm has not been read yet"
 
     def update(self, node: str, change: NodeChange) -> WriteResult:
         """Write to a node by ``scontrol update``."""

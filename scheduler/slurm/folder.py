@@ -153,9 +153,9 @@ class SharedFolder:
             if own is None or own.holder != holder:
                 yield f"{holder} does not hold the lease"
             elif lease is None or (lease.holder, lease.beat) != (own.holder, own.beat):
-                yield f"{holder} does not hold the lease any more"
+                yield f"{holder} no longer holds the lease"
             elif self._monotonic() >= ends or self._clock.now() >= until:
-                yield f"the lease of {holder} has ended"
+                yield f"the lease of {holder} has expired"
             else:
                 yield None
 
@@ -207,7 +207,7 @@ class SharedFolder:
         except FileNotFoundError:
             if self.path.is_dir():
                 return {}, NONE_YET
-            raise SchedulerError(f"{self.path} does not exist: is its disk mounted?") from None
+            raise SchedulerError(f"{self.path} does not exist: check that its disk is mounted") from None
         except OSError as error:
             raise SchedulerError(f"{file}: {error.strerror}") from None
         if len(content) > _LONGEST_FILE:
@@ -233,7 +233,7 @@ class SharedFolder:
     def _locked(self, name: str) -> Iterator[None]:
         """Hold a document's lock; what goes wrong with its file in the block is a ``SchedulerError``."""
         if not self.path.is_dir():
-            raise SchedulerError(f"{self.path} does not exist: is its disk mounted?")
+            raise SchedulerError(f"{self.path} does not exist: check that its disk is mounted")
         lock = FileLock(
             self.path / f".{name}.lock", timeout=_LOCK_WAIT_S, poll_interval=_POLL_S, mode=0o600, fallback_to_soft=False
         )

@@ -64,7 +64,7 @@ def _split(extra: str) -> tuple[dict[str, Any] | str, object]:
     elif (match := _IN_TEXT.search(extra)) is not None:  # after the text, unless more was added since
         others, own = extra[: match.start()] + extra[match.end() :], _object(match["record"]) or {}
     if len(_AS_KEY.findall(extra)) != (own is not None):
-        raise DamagedRecordError(f"extra holds {KEY!r} in a place, or as often, as predrain does not write it")
+        raise DamagedRecordError(f"extra contains {KEY!r} in an unexpected place or more than once")
     return others, own
 
 
@@ -163,7 +163,7 @@ def view_of(node: SlurmNode, jobs: Iterable[JobView], settings: SlurmSettings, n
         standing.undone, None if standing.record is None else standing.record.set_at,
         # a drained node that was powered down is out of service for what it was drained for
         resting=None if by is not None and "MAINT" not in node.states else node.resting,
-        unwritable="a reboot was requested or is under way" if node.rebooting else None,
+        unwritable="a reboot is requested or in progress" if node.rebooting else None,
         notice=_notice(node, standing), maintenance="a maintenance reservation" if "MAINT" in node.states else None,
     )  # fmt: skip
 
@@ -179,14 +179,16 @@ def outside(node: SlurmNode, settings: SlurmSettings) -> str | None:
 def _notice(node: SlurmNode, standing: SlurmMarks) -> str | None:
     """Return what an operator should look at: what looks like predrain's and is not, or not any more."""
     if standing.damaged is not None:
-        left = f"; nothing is removed from the node until its extra holds no {KEY!r}" if standing.damaged.advice else ""
+        left = (
+            f"; nothing is removed from the node until {KEY!r} is removed from extra" if standing.damaged.advice else ""
+        )
         return f"{standing.damaged}{left}"
     looks_like_ours = node.reason is not None and OWN_PREFIX in node.reason.casefold()
     if standing.foreign is None or not looks_like_ours or not node.out:
         return None
-    why = "no record of predrain is on the node"
+    why = "the node has no predrain record"
     if standing.record is not None:
-        why = "it was edited, or set by another user, after predrain wrote it"
+        why = "it was edited or set by another user"
     return f"{standing.foreign} looks like predrain's, but {why}: the drain stays until an operator resumes the node"
 
 

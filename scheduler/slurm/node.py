@@ -65,7 +65,7 @@ class SlurmNode:
 
     @property
     def rebooting(self) -> bool:
-        """Whether a reboot was requested or is under way: ``scontrol reboot`` relies on the drain and its reason."""
+        """Whether a reboot is requested or in progress: ``scontrol reboot`` relies on the drain and its reason."""
         return bool(self.states & _REBOOT)
 
     @property

@@ -119,9 +119,9 @@ def read_report(content: bytes, key: str) -> tuple[list[dict[str, Any]], int | N
     try:
         report = read_json(text[max(text.find("{"), 0) :])  # plugins' debug lines may come before it
     except ValueError as error:
-        raise SlurmFormatError(f"the report is cut off or no JSON: {error}") from None
+        raise SlurmFormatError(f"the output is truncated or not JSON: {error}") from None
     if not isinstance(report, dict):
-        raise SlurmFormatError("the report is no JSON object")
+        raise SlurmFormatError("the output is not a JSON object")
     if report.get("errors"):
         raise SlurmFormatError(f"Slurm reports {str(report['errors'])[:300]}")
     rows = report.get(key)

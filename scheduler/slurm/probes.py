@@ -46,7 +46,7 @@ class SlurmProbes:
                 if barred is not None:
                     return WriteResult("refused", barred)
                 if self._job(key) is not None:
-                    return WriteResult("already", "it was submitted before")
+                    return WriteResult("already", "it was already submitted")
                 answer = self._port.submit(*self._arguments(node, key), self._settings.script)
                 if answer.kind == "done":
                     entry = {"job": int(answer.message.partition(";")[0]), "gpus": len(units), "at": self._now_s()}

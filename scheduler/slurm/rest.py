@@ -52,7 +52,7 @@ class SlurmRest(SlurmPort):
     def read_only(self) -> str | None:
         """Return why nothing may be written."""
         if self._version is None:
-            return "Slurm was not read yet"
+            return "Slurm has not been read yet"
         if self._version < FIRST_WITH_NODE_WRITES:
             return f"slurmrestd's v0.0.{self._version} cannot write nodes: Slurm is only read"
         return None
@@ -112,7 +112,7 @@ class SlurmRest(SlurmPort):
                 raise SchedulerError(f"{self._where}: {error}") from None
             self._version = version
             return rows
-        raise SchedulerError(f"{self._where}: it knows none of v0.0.{OLDEST} to v0.0.{NEWEST}")
+        raise SchedulerError(f"{self._where}: it supports none of v0.0.{OLDEST} to v0.0.{NEWEST}")
 
     def _write(self, method: str, path: str, body: dict[str, Any] | None) -> WriteResult:
         refused = self.read_only()
@@ -124,7 +124,7 @@ class SlurmRest(SlurmPort):
             return WriteResult("timeout", str(error))
         errors = errors_in(content)
         if errors is None:  # a proxy, or cut off: slurmrestd answers every request with JSON
-            return WriteResult("timeout", f"HTTP {status}: no whole answer of slurmrestd")
+            return WriteResult("timeout", f"HTTP {status}: incomplete response of slurmrestd")
         if status == _OK and not errors:
             return WriteResult("done")
         return WriteResult("gone" if status == _NOT_FOUND else kind_of(errors), f"HTTP {status}: {errors}"[:400])
@@ -165,7 +165,7 @@ class SlurmRest(SlurmPort):
             )
         except (HttpError, InputError, BodyTooLarge) as error:
             late = isinstance(error, NoAnswerInTime)
-            reason = f"no whole answer within {timeout_s:g} s" if late else error
+            reason = f"no complete response within {timeout_s:g} s" if late else error
             raise _NoAnswerError(f"{self._where}: {reason}") from None
         return answer.status, answer.body
 

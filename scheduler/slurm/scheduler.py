@@ -98,14 +98,14 @@ class SlurmScheduler(SchedulerExtras):
     def apply(self, action: Action, precondition: Precondition) -> WriteResult:
         """Carry out an action."""
         if not _NAME.match(action.node):
-            return WriteResult("refused", f"{action.node!r} is no name of a single node")
+            return WriteResult("refused", f"{action.node!r} is not the name of a single node")
         try:
             with self.folder.fenced(precondition.holder, precondition.until) as barred:
                 if barred is not None:
                     return WriteResult("refused", barred)
                 node = self.port.node(action.node)
                 if node is None:
-                    return WriteResult("gone", f"there is no node {action.node}")
+                    return WriteResult("gone", f"unknown node {action.node}")
                 change = change_for(action, node, self._settings, self._clock.now())
                 return self._unfit(action, node, precondition) or self._write(action, node, change)
         except SchedulerError as error:
@@ -185,9 +185,9 @@ class SlurmScheduler(SchedulerExtras):
                 answer = self.port.update(node.name, follow_up)
                 current = self.port.node(node.name)
         except SchedulerError as error:
-            return WriteResult("timeout", f"it could not be read back: {error}")
+            return WriteResult("timeout", f"it cannot be read back: {error}")
         if current is None:
-            return WriteResult("gone", f"there is no node {node.name} any more")
+            return WriteResult("gone", f"unknown node {node.name} any more")
         return self._read_back(action, node, current, change, answer)
 
     def _follow_up(self, action: Action, current: SlurmNode) -> NodeChange:
@@ -206,9 +206,9 @@ class SlurmScheduler(SchedulerExtras):
             return WriteResult("done", answer.message, writes_of(before, change), current.version)
         self._late.seen(current, standing.foreign is not None)
         if standing.foreign is not None:
-            return WriteResult("conflict", f"a person or tool wrote to it at the same time: {standing.foreign}")
+            return WriteResult("conflict", f"concurrent change by a person or tool: {standing.foreign}")
         if answer.kind == "done":
-            return WriteResult("conflict", "it was written, and reads back otherwise: another client writes too")
+            return WriteResult("conflict", "it was written but reads back differently: another client writes too")
         return WriteResult(answer.kind if answer.kind in ("gone", "timeout") else "refused", answer.message)
 
     def _unfail(self, current: SlurmNode, answer: WriteResult) -> tuple[SlurmNode | None, WriteResult]:

@@ -67,7 +67,9 @@ class SlurmWorkloads:
                 return (Workload("a job that Slurm is ending", f"{node} completing", "job", node, state="ending"),)
             if not states & {"ALLOCATED", "MIXED"}:
                 return ()
-        raise SchedulerError(f"Slurm says that {node} is in use and lists no job on it: may this user see all jobs?")
+        raise SchedulerError(
+            f"Slurm reports {node} as in use but lists no job: check whether this user can see all jobs (PrivateData)"
+        )
 
     def _listed(self, node: str, jobs: tuple[SlurmJob, ...]) -> tuple[Workload, ...]:
         whole = self._port.jobs() if any("+" in job.name for job in jobs) else jobs  # components run elsewhere too
@@ -112,15 +114,15 @@ class SlurmWorkloads:
             return CheckpointState("gone", job.message)
         entry = self._folder.notes(ASKED).get(job.uid)
         if entry is None or key not in _keys(entry):
-            return CheckpointState("waiting", "it was not asked with this key")
+            return CheckpointState("waiting", "it has no request with this key")
         standing = entry.get("answers")
         changed = {
             name for name, value in job.answers.items() if not isinstance(standing, dict) or standing.get(name) != value
         }
         if CHECKPOINTED in changed:
-            return CheckpointState("acknowledged", "its comment says so", job.checkpointed_at)
+            return CheckpointState("acknowledged", "reported in its comment", job.checkpointed_at)
         if CHECKPOINT_FAILED in changed:
-            return CheckpointState("failed", "its comment says that it cannot")
+            return CheckpointState("failed", "failure reported in its comment")
         return CheckpointState("waiting")
 
     def evict(self, workload: Workload, fence: Fence) -> WriteResult:
@@ -160,7 +162,7 @@ class SlurmWorkloads:
                 return job
         if any(job.name == workload.name for job in jobs):
             return WriteResult("conflict", f"job {workload.name} was requeued and runs on {workload.node} again")
-        return WriteResult("gone", f"job {workload.name} holds {workload.node} no more")
+        return WriteResult("gone", f"job {workload.name} left {workload.node}")
 
     def _ask(self, job: SlurmJob, ask: CheckpointAsk) -> WriteResult:
         signal, now = job.signal, self._clock.now()
@@ -195,11 +197,11 @@ def _offer(job: SlurmJob) -> CheckpointOffer | None:
 
 def _loss(job: SlurmJob, now: datetime) -> str | None:
     if not job.batch:
-        return "it is no batch job, and cannot be requeued"
+        return "it is not a batch job and cannot be requeued"
     if not job.requeue:
-        return "it may not be requeued"
+        return "it cannot be requeued (--no-requeue)"
     late = job.start_by is not None and now >= job.start_by
-    return "started again, it could not end by its --deadline, and Slurm would remove it" if late else None
+    return "after a requeue it could not end before its --deadline" if late else None
 
 
 def _gang(job: SlurmJob) -> str | None:

@@ -79,7 +79,7 @@ def test_act_then_ask_then_replay_then_undo(place):
     assert "why: " in explained
     assert "spec.taints: team=x:NoSchedule -> " in explained
     number = json.loads(invoke("ledger", "list", "--json").stdout)["decisions"][0]["decision"]
-    assert "equal in everything" in invoke("ledger", "replay", str(number)).stdout
+    assert "identical" in invoke("ledger", "replay", str(number)).stdout
     assert json.loads(invoke("ledger", "replay", str(number), "--json").stdout)["equal"] is True
     assert "1 events in drains.parquet" in invoke("ledger", "export", "--out", "drains.parquet").stdout
     refused = invoke("ledger", "export", "--out", "scores", code=1).stderr
@@ -91,7 +91,7 @@ def test_act_then_ask_then_replay_then_undo(place):
     assert (left["labels"], left["annotations"], left["taints"]) == (plain["labels"], {}, plain["taints"])
     after = invoke(*GO).stdout
     assert "nothing to do" in after
-    assert "note: nothing new is put on any node until `predrain act --resume`" in after
+    assert "note: new actions are blocked until `predrain act --resume`" in after
     invoke(*ACT, "--resume")
     invoke(*GO)
     assert len(node(place)["taints"]) == 2
@@ -103,7 +103,7 @@ def test_to_wait_for_the_release_fails_while_another_replica_leaves_marks(place)
     assert other.hold_lease("another", timedelta(seconds=30)) is not None
     left = invoke(*ACT, "--release-all", "--wait", "1s", code=1)
     assert "standby" in left.stdout
-    assert "1 nodes still carry marks (n3)" in left.stderr
+    assert "1 nodes still have markers (n3)" in left.stderr
     other.drop_lease("another")
     invoke(*ACT, "--release-all", "--wait", "1m")
     assert len(node(place)["taints"]) == 1
@@ -118,14 +118,14 @@ def test_a_damaged_ledger_stops_it_and_does_not_stop_the_undoing(place):
     failed = invoke(*GO, code=1)
     assert re.search(r"the ledger is damaged: .+ \(ledger\.db\)\. Keep the file", failed.stderr)
     undone = invoke(*ACT, "--release-all")
-    assert "Everything is released all the same" in undone.stderr
+    assert "All markers are released nevertheless" in undone.stderr
     assert len(node(place)["taints"]) == 1
 
 
 def test_wrong_usage_exits_with_2_and_bad_files_with_1_and_one_line(place):
     assert "--scores" in invoke(*ACT, code=2).output
     absent = invoke(*ACT, "--scores", "absent", "--events", "act.yaml", "--dry-run", code=1)
-    assert "there are no scores in absent: run `predrain score` with --out on this folder" in absent.stderr
+    assert "no scores in absent: run `predrain score` with --out on this folder" in absent.stderr
     assert "the events in act.yaml cannot be read: " in absent.stderr
     assert ": expected a dataset's events.parquet\n" in absent.stderr
     assert "or by --reset-breaker" in absent.stdout
@@ -137,7 +137,7 @@ def test_wrong_usage_exits_with_2_and_bad_files_with_1_and_one_line(place):
     (place / "cluster.json").write_text('{"format": 1, "nodes": [{"name": "a", "cluster": "c", "grup": "g"}]}')
     failed = invoke(*GO, code=1)
     assert "cluster.nodes.0.grup: unknown key. Did you mean 'group'?" in failed.stderr
-    assert "there is no ledger here" in invoke("ledger", "why", "n3", "--ledger", "absent.db", code=1).stderr
+    assert "no ledger found" in invoke("ledger", "why", "n3", "--ledger", "absent.db", code=1).stderr
 
 
 def test_a_standby_says_so_and_is_no_failure(place):
@@ -214,7 +214,7 @@ def test_broken_settings_do_not_keep_everything_from_being_released(place):
     (place / "act.yaml").write_text("polcy: {}")
     undone = invoke(*ACT, "--release-all")
     assert "release n3" in undone.stdout
-    assert "Everything is released all the same." in undone.stderr
+    assert "All markers are released nevertheless." in undone.stderr
     assert "Did you mean 'policy'?" in invoke(*ACT, "--scores", "scores", code=1).stderr
 
 
@@ -242,5 +242,5 @@ def test_a_reason_forges_no_line_and_moves_no_cursor(place):
 def test_settings_without_any_threshold_say_that_no_score_has_a_tier(place):
     (place / "act.yaml").write_text("controller: {interval: 1m}")
     shown = invoke(*GO).stdout
-    assert "note: the settings give no threshold (policy.thresholds), so no score has a tier" in shown
+    assert "note: no thresholds are set (policy.thresholds): only hard rules act" in shown
     assert "nothing to do" in shown

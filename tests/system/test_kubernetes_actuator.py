@@ -192,7 +192,7 @@ def passed(pod: dict[str, Any]) -> str | None:
 def test_a_cordon_of_ours_is_known_by_who_wrote_it_and_a_persons_stays(cluster: KubernetesCluster) -> None:
     replica = Replica(cluster, "p1", cordon=True)
     replica.scored(n1=0.9)
-    assert [note for note in replica.round().notes if "does not tell who cordons" in note], "as this server begins"
+    assert [note for note in replica.round().notes if "does not report field managers" in note], "as this server begins"
     assert "unschedulable" not in cluster.node("n1")["spec"]
     replica.scored(n1=0.01)
     replica.round()

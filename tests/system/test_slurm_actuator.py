@@ -274,7 +274,7 @@ def test_jobs_that_may_not_be_requeued_are_waited_for_and_heterogeneous_ones_go_
     cluster.wait(lambda: len(listed()) == 3, 60)
     works = listed()
     assert set(works) == {kept, f"{het}+0", f"{het}+1"}
-    assert works[kept].immovable == "it may not be requeued"
+    assert works[kept].immovable == "it cannot be requeued (--no-requeue)"
     assert works[f"{het}+0"].job is not None
     fence = actuator.fence()
     assert actuator.workloads.evict(works[kept], fence).kind == "refused"

@@ -108,17 +108,17 @@ CHANGES = {
         "NVSentinel owns it",
     ),
     "booted": (lambda c: c.scheduler.edit("n1", lambda n: replace(n, boot_id="other")), "booted since"),
-    "swapped": (lambda c: c.change("n1", units=(UnitView("n1-0"), UnitView("new"))), "other devices"),
+    "swapped": (lambda c: c.change("n1", units=(UnitView("n1-0"), UnitView("new"))), "its GPUs changed"),
     "unreadable": (lambda c: c.change("n1", readable=False), "cannot be read"),
     "down": (lambda c: c.change("n1", down=True), "went down"),
-    "other_job": (lambda c: c.change("n1", jobs=()), "its jobs or its place"),
+    "other_job": (lambda c: c.change("n1", jobs=()), "its jobs or its location"),
     "scored_anew": (lambda c: c.scored(T0 + timedelta(seconds=1), n1=0.02), "its scores or facts changed"),
     "new_fact": (
         lambda c: c.facts.facts.update({"n1-1": ReportedFacts((), c.clock.now())}),
         "its scores or facts changed",
     ),
     "killed": (lambda c: c.scheduler.set_switches(Switches(kill=True)), "the kill switch was set"),
-    "gone": (lambda c: c.scheduler.nodes.pop("n1"), "no such node"),
+    "gone": (lambda c: c.scheduler.nodes.pop("n1"), "the node was removed"),
 }
 
 
@@ -224,7 +224,7 @@ def test_a_leader_that_was_asleep_writes_nothing_after_another_one_took_over():
     assert slept
     assert cluster.levels() == {}
     assert not report.active
-    assert report.notes == ["stopped: the lease expired while the node was read"]
+    assert report.notes == ["stopped: the lease expired before the write"]
 
 
 def test_a_lost_ledger_changes_no_decision():
@@ -259,7 +259,7 @@ def test_a_damaged_state_is_reported_and_what_stands_stays():
     cluster.restart()
     cluster.scheduler.lease = None
     report = cluster.round()
-    assert "begins with an empty safety state" in report.errors[0]
+    assert "starts with an empty safety state" in report.errors[0]
     assert cluster.level("n1") is Level.DRAIN
     stored = stored_policy_state(cluster.scheduler)
     assert stored.load() is None
@@ -276,7 +276,7 @@ def test_the_state_is_unpacked_only_where_another_process_wrote_it(monkeypatch):
     cluster.clock.move(MINUTE)
     assert not cluster.round().failed
     cluster.scheduler.state = f"{cluster.scheduler.state} "
-    assert "begins with an empty safety state, for unpacked" in cluster.round().errors[0]
+    assert "starts with an empty safety state: unpacked" in cluster.round().errors[0]
 
 
 def test_an_unreadable_scheduler_is_an_error_and_nothing_is_done():
@@ -396,7 +396,7 @@ def test_a_round_that_takes_too_long_leaves_the_rest_to_the_next():
     cluster.scheduler.apply = slow
     report = cluster.round()
     assert [step.outcome for step in report.steps].count("done") == 2
-    assert "the round took too long" in report.steps[-1].message
+    assert "controller.max_round_duration exceeded" in report.steps[-1].message
 
 
 def test_a_crash_after_a_write_leaves_a_call_open_and_the_next_process_looks():

@@ -61,9 +61,9 @@ def test_a_decision_that_vanishes_while_it_is_read_is_an_error_with_a_message(tm
     [
         ("latest.json", lambda t: t.replace('"format": 2', '"format": 1'), "in format 1: expected"),
         ("latest.json", lambda t: "[]", "expected an object"),
-        ("latest.json", lambda t: "[" * 60_000, "is no JSON"),
+        ("latest.json", lambda t: "[" * 60_000, "is not JSON"),
         ("latest.json", lambda t: t.replace("20260301T000000Z", "../elsewhere"), "names decision"),
-        ("decisions/20260301T000000Z/risks.jsonl", lambda t: t.splitlines(True)[0], "cut short: 1 of 2 units"),
+        ("decisions/20260301T000000Z/risks.jsonl", lambda t: t.splitlines(True)[0], "incomplete: 1 of 2 units"),
         ("decisions/20260301T000000Z/risks.jsonl", lambda t: t.replace('"format":2', '"format":9'), "format 9"),
         (
             "decisions/20260301T000000Z/risks.jsonl",
@@ -91,9 +91,9 @@ def test_damaged_scores_are_refused_with_the_place(tmp_path, file, change, messa
         ({"risk": 1.5}, "g0 is damaged: g0 has a risk of 1.5"),
         ({"risks": []}, "g0 is damaged"),
         ({"decision_time": "2026-02-01T00:00:00Z"}, "g0 is of another decision"),
-        ({"unit": "g1"}, "g1 has two records of its unit"),
+        ({"unit": "g1"}, "g1 has more than one record of its unit"),
         ({"unit": 3}, "line 1 is damaged: the risk record is damaged: unit: "),
-        ({"model": {"digest": "x", "profile": "y", "version": None}}, "g0 is of another model than most"),
+        ({"model": {"digest": "x", "profile": "y", "version": None}}, "g0 has another model than the other records"),
     ],
 )
 def test_a_record_that_cannot_be_believed_is_refused_by_itself(tmp_path, change, message):

@@ -83,7 +83,7 @@ def test_a_promise_that_is_not_made_drains_nobody_and_reports_why():
 
 def test_scores_that_name_no_thresholds_give_no_tier_and_reports_it():
     cluster = on_scores(None)
-    assert "the scores name no thresholds, so none of them has a tier: only hard rules act" in cluster.round().notes
+    assert "the scores have no thresholds: only hard rules act" in cluster.round().notes
     assert cluster.levels() == {}
 
 

@@ -198,10 +198,10 @@ def test_a_slow_scheduler_leaves_less_urgent_nodes_to_the_next_round_which_begin
 
     cluster.scheduler.revalidate = slow
     report = cluster.round()
-    assert "1 nodes, n2 first, wait for the next round: reads are too slow" in report.errors
+    assert "1 nodes, n2 first, are left to the next round: reads are too slow" in report.errors
     assert cluster.evicted() == ["w1-uid"]
     report = cluster.later()
-    assert "1 nodes, n1 first, wait for the next round: reads are too slow" in report.errors
+    assert "1 nodes, n1 first, are left to the next round: reads are too slow" in report.errors
     assert cluster.evicted() == ["w1-uid", "w2-uid"]
 
 
@@ -253,7 +253,7 @@ def test_what_wants_to_be_asked_in_a_way_that_is_not_set_up_is_not_moved_unasked
     for _ in range(3):
         report = cluster.later(30)
     assert cluster.evicted() == []
-    assert "it wants to be asked for a checkpoint by webhook, which is not set up" in report.work[0].message
+    assert "it requests its checkpoint by webhook, which is not configured" in report.work[0].message
 
 
 def test_slow_hooks_do_not_keep_what_is_ready_from_going():
@@ -302,7 +302,7 @@ def test_an_interrupted_eviction_is_settled_by_what_is_there():
     cluster.clock.move(MINUTE)
     cluster.restart()
     report = cluster.round()
-    assert "evict on n1 was interrupted: it is on its way out" in report.notes
+    assert "evict on n1 was interrupted: it is terminating" in report.notes
     assert cluster.ledger.open_calls() == ()
     assert cluster.evicted() == ["w1-uid"]
 
@@ -324,7 +324,7 @@ def test_a_leader_whose_progress_somebody_else_replaced_stops():
     cluster.workloads.faults.plan("conflict", "save_progress")
     report = cluster.later()
     assert not report.active
-    assert "another process wrote the progress of evacuations" in report.notes[-1]
+    assert "another process wrote the evacuation state" in report.notes[-1]
 
 
 def test_progress_that_may_not_be_kept_stops_what_is_new():
@@ -348,7 +348,7 @@ def test_a_process_that_never_heard_what_gpus_reported_moves_nobody():
     cluster.restart()
     report = cluster.round()
     assert cluster.evicted() == []
-    assert report.work[-1].message == "what its GPUs reported cannot be read"
+    assert report.work[-1].message == "the events of its GPUs cannot be read"
 
 
 def test_switched_off_nothing_is_asked_of_anybody():
@@ -370,7 +370,7 @@ def test_progress_that_is_damaged_is_begun_anew_and_everybody_is_asked_again():
     first = cluster.workloads.asked["w1-uid"]
     cluster.workloads.text = "nonsense"
     report = cluster.later(6)
-    assert "evacuations are restarted: the progress of evacuations begins with 'nonsense'" in report.errors[0]
+    assert "evacuations are restarted: the evacuation state begins with 'nonsense'" in report.errors[0]
     assert cluster.evicted() == [], "no deadline is over"
     assert cluster.workloads.asked["w1-uid"].key != first.key
 
@@ -398,7 +398,8 @@ def test_a_webhook_that_cannot_be_reached_would_fail_whole_rounds_and_is_one_ans
     (step,) = first.work
     assert (step.verb, step.outcome) == ("checkpoint", {"timeout": "unknown", "refused": "failed"}[kind])
     assert (
-        step.message == "w1.example: refused; it is asked again until 2026-03-01 00:05:00 UTC, then moved all the same"
+        step.message
+        == "w1.example: refused; it is requested again until 2026-03-01 00:05:00 UTC, then moved without it"
     )
     numbers = RoundMetrics(cluster.clock, HOUR, HOUR)
     numbers.note(first, 0.1)

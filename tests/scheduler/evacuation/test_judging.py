@@ -77,7 +77,7 @@ def test_what_cannot_be_read_judges_nothing():
     with pytest.raises(SourceError, match="the ledger cannot be read"):
         source.outcomes((alert(),), T0)
     source = VerifiedFacts(MemoryFacts(), lambda: None, lambda _: NodeHistories({}))
-    with pytest.raises(SourceError, match="were never read"):
+    with pytest.raises(SourceError, match="not available yet"):
         source.outcomes((alert(),), T0)
 
 
@@ -116,7 +116,7 @@ def test_results_are_facts_of_the_gpus_that_were_in_the_node():
         "g0": ReportedFacts((), T0 + HOUR),
         "g1": ReportedFacts((Fact("xid 79", T0), Fact("diagnostic_failed", T0 + 2 * HOUR)), T0 + HOUR),
     }
-    with pytest.raises(SourceError, match="were never read"):
+    with pytest.raises(SourceError, match="not available yet"):
         VerifiedFacts(inner, lambda: None).read(T0)
 
 

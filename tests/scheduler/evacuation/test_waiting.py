@@ -140,7 +140,7 @@ def test_work_that_comes_back_after_two_evictions_is_reported_and_left(replicas)
         cluster.later()
     assert len(cluster.evicted()) == 2 * replicas
     (message,) = found(cluster, "returned")
-    assert "ReplicaSet mon came back after 2 evictions" in message
+    assert "ReplicaSet mon returned after 2 evictions" in message
     assert len(found(cluster, "stuck")) == 0, "the clock of stuck has not run out yet"
 
 
@@ -171,7 +171,7 @@ def test_an_eviction_that_is_accepted_without_effect_is_repeated_once_and_then_r
     rounds(cluster, 60 * 6, 5)
     assert len(calls) <= 2
     (message,) = found(cluster, "hanging")
-    assert "outlived 2 accepted evictions" in message
+    assert "survived 2 accepted evictions" in message
 
 
 @pytest.mark.parametrize("grace", [None, timedelta(days=30)])
@@ -217,7 +217,7 @@ def test_the_pods_of_one_job_on_two_risky_nodes_wait_for_each_other_and_leave_to
     report = cluster.later()
     assert cluster.evicted() == []
     waits = {step.workload: step.message for step in report.work if step.verb == "wait"}
-    assert "the checkpoint of part on n2, of the same job, is waited for" in waits["part on n1"]
+    assert "the checkpoint of part on n2, of the same job, is pending" in waits["part on n1"]
     cluster.acknowledge("n2-part")
     cluster.later()
     assert sorted(cluster.evicted()) == ["n1-part", "n2-part"]

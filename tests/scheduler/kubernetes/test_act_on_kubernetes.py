@@ -69,14 +69,14 @@ def test_it_rehearses_acts_stops_and_undoes(world: World) -> None:
 
 
 def test_what_is_wrong_is_reported_and_never_stops_the_stopping(place: Path, world: World) -> None:
-    assert "goes with --scheduler file only" in act("--scores=scores", "--cluster=x.json", code=2).output
+    assert "requires --scheduler file" in act("--scores=scores", "--cluster=x.json", code=2).output
     settings(place, namespce="x")
     assert (
         "settings.kubernetes.namespce: unknown key. Did you mean 'namespace'?" in act("--scores=scores", code=1).stderr
     )
     settings(place, diagnostic_job="none.yaml")
     assert "the diagnostic's manifest cannot be read" in act("--scores=scores", code=1).stderr
-    assert "kill switch on" in act("--kill").stderr
+    assert "kill switch set" in act("--kill").stderr
     world.fail("GET", "configmaps", 403, content={"message": "configmaps is forbidden"})
     assert "the switches cannot be read: 127.0.0.1" in act("--kill", code=1).stderr
     settings(place, context="other")
@@ -115,4 +115,4 @@ def test_everything_is_released_with_everything_broken_but_the_server(place: Pat
     assert "done     release n1" in act("--release-all").stdout
     assert "taints" not in world.objects["/api/v1/nodes/n1"]["spec"]
     act("--resume")
-    assert "kill switch on" in act("--kill").stderr
+    assert "kill switch set" in act("--kill").stderr

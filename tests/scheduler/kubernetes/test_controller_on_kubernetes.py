@@ -382,7 +382,7 @@ def test_another_installation_leaves_marks_and_condition_alone_and_reports_them(
             other.scored(n1=value, n2=value)
             report = other.round()
             assert world.objects["/api/v1/nodes/n1"] == before
-            assert "of another installation, predrain/predrain-controller" in "; ".join(report.plan.reasons)
+            assert "belong to another installation, predrain/predrain-controller" in "; ".join(report.plan.reasons)
         other.controller.scheduler.set_switches(Switches(release_all=True))
         other.round()
         assert world.objects["/api/v1/nodes/n1"] == before

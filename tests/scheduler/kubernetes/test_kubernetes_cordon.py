@@ -133,7 +133,7 @@ def test_where_nobody_records_who_cordons_none_of_ours_could_be_recognized_and_n
     assert "unschedulable" not in hand.raw()["spec"]
     hand.scheduler.read_fleet()
     (message,) = hand.announce()
-    assert message.startswith("no node is cordoned: the server does not tell who cordons")
+    assert message.startswith("no node is cordoned, only tainted")
 
 
 ON = replace(SETTINGS, device_taints=True)
@@ -313,7 +313,7 @@ def test_a_device_taint_that_is_removed_twice_is_not_set_again_and_is_reported(w
         for name in rules_of(world):
             del world.objects[f"/apis/resource.k8s.io/v1/devicetaintrules/{name}"]
     assert devices(world) == []
-    assert any("removed 2 times: it is not set again" in note for note in report.notes)
+    assert any("removed 2 times: it is not re-applied" in note for note in report.notes)
     drains.round()
     drains.round(a=0.9)
     assert devices(world) == ["n1/gpu-0"], "in the next episode it is"

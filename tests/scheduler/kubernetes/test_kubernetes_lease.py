@@ -71,11 +71,11 @@ def test_a_clock_that_is_set_back_prolongs_nothing(cluster: KubernetesClient) ->
     assert one.take()
     one.clock.move(-timedelta(hours=2))
     one.elapsed.now += 31
-    assert one.scheduler.leadership.may_write("one") == "the lease of one has ended"
+    assert one.scheduler.leadership.may_write("one") == "the lease of one has expired"
     one.clock.move(timedelta(hours=9))
     assert one.take()
     one.clock.move(timedelta(seconds=31))
-    assert one.scheduler.leadership.may_write("one") == "the lease of one has ended", "set forward, it ends sooner"
+    assert one.scheduler.leadership.may_write("one") == "the lease of one has expired", "set forward, it ends sooner"
 
 
 def test_a_lease_that_is_given_back_is_free_at_once(cluster: KubernetesClient) -> None:

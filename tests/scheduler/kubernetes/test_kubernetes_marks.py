@@ -145,7 +145,7 @@ def test_without_the_lease_nothing_is_sent(world: World, hand: Hand) -> None:
     hand.clock.move(-timedelta(hours=1))  # the machine's clock is set back, and the lease looks long
     hand.elapsed.now += 31
     answer = hand.do("swap")
-    assert (answer.kind, answer.message) == ("refused", "the lease of me has ended")
+    assert (answer.kind, answer.message) == ("refused", "the lease of me has expired")
     assert not [request for request in world.asked[sent:] if request[0] == "PATCH"]
     hand.scheduler.drop_lease("me")
     assert hand.do("swap").message == "me does not hold the lease"

@@ -68,7 +68,7 @@ def test_an_answer_without_the_taint_is_no_success_and_is_not_tried_for_ever(fle
     assert all(outcomes(report).get("drain") != "done" for report in reports)
     assert "admission webhook" in text_of(reports[0])
     for report in reports[2:]:
-        assert "n1: the server answered 2 times without the mark" in text_of(report)
+        assert "n1: the marker was missing from 2 responses" in text_of(report)
         assert "person" not in text_of(report)
     stop()
     assert outcomes(fleet.round()).get("swap") is None, "not in this episode"

@@ -63,8 +63,8 @@ def test_a_pod_of_a_job_goes_with_its_own_grace_and_the_whole_job_is_known(world
         (pod("a", "n1", owner=None, annotations={"kubernetes.io/config.mirror": "x"}), "a mirror pod"),
         (pod("a", "n1", owner="Node"), "a mirror pod"),
         (pod("a", "n1", owner=None, annotations={"kubernetes.io/config.source": "file"}), "a mirror pod"),
-        (pod("a", "n1", gpus=0, owner="ExtendedDaemonSetReplicaSet"), "places it on this very node"),
-        (pod("a", "n1", gpus=0, owner="NodeAgent", affinity=BY_NAME), "places it on this very node"),
+        (pod("a", "n1", gpus=0, owner="ExtendedDaemonSetReplicaSet"), "places it on this node"),
+        (pod("a", "n1", gpus=0, owner="NodeAgent", affinity=BY_NAME), "places it on this node"),
     ],
 )
 def test_what_its_node_runs_by_itself_stays(world: World, pods: KubernetesWorkloads, target: Raw, message: str) -> None:
@@ -75,7 +75,7 @@ def test_what_its_node_runs_by_itself_stays(world: World, pods: KubernetesWorklo
 @pytest.mark.parametrize(
     ("target", "message"),
     [
-        (pod("a", "n1", owner=None), "nothing would start it elsewhere"),
+        (pod("a", "n1", owner=None), "it has no controller that would restart it"),
         (pod("a", "n1", volumes=volume()), "the data in its volume v would be lost"),
         (pod("a", "n1", volumes=volume(medium="Memory")), None),
         (pod("a", "n1", owner=None, volumes=volume(), annotations={"predrain.io/evict": "true"}), None),
@@ -207,7 +207,7 @@ def test_slurms_own_pods_are_left_to_slurm(world: World, pods: KubernetesWorkloa
     target = pod("a", "n1", owner="NodeSet")
     target["metadata"]["ownerReferences"][0]["apiVersion"] = "slinky.slurm.net/v1beta1"
     add(world, target)
-    assert the(pods).immovable == "Slurm runs in it: its jobs leave through Slurm"
+    assert the(pods).immovable == "it runs slurmd: its jobs leave through Slurm"
 
 
 def test_an_operator_may_let_more_go_or_less(world: World, cluster: KubernetesClient) -> None:
@@ -365,7 +365,7 @@ def test_a_pod_whose_job_has_no_retry_left_is_waited_for_unless_it_allows_its_en
     job = {"metadata": {"name": "train"}, "spec": {"backoffLimit": 0}, "status": {}}
     world.put("/apis/batch/v1/namespaces/team/jobs/train", job)
     pods = KubernetesWorkloads(hand.scheduler)
-    assert "Job train would fail for good" in (the(pods).immovable or "")
+    assert "Job train would fail permanently" in (the(pods).immovable or "")
     assert the(pods, "b").immovable is None
 
 

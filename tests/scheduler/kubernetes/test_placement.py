@@ -126,7 +126,7 @@ def test_a_volume_that_is_bound_to_a_node_binds_its_pod(place, source, elsewhere
 def test_a_claim_that_is_missing_or_unbound_leaves_it_undecided(place):
     assert place.decide(volumes=claims("nowhere")).elsewhere is None
     place.world.put("/api/v1/namespaces/team/persistentvolumeclaims/new", {"metadata": {"name": "new"}, "spec": {}})
-    assert place.decide(volumes=claims("new")).reason == "its claim new is bound to no volume"
+    assert place.decide(volumes=claims("new")).reason == "its claim new is not bound"
 
 
 @pytest.mark.parametrize(

@@ -125,9 +125,9 @@ def test_actions_are_found_by_pattern_verb_time_and_page(file):
 
 def test_why_of_an_unknown_node_reports_it(file):
     history(file)
-    with pytest.raises(InputError, match=r"nothing is recorded about node 'n99' \(.*\)\. Check the name"):
+    with pytest.raises(InputError, match=r"the ledger has no record of node 'n99' \(.*\)\. Check the name"):
         LedgerReader(file).why("n99")
-    with pytest.raises(InputError, match=r"there is no decision 99"):
+    with pytest.raises(InputError, match=r"unknown decision 99"):
         LedgerReader(file).replay(99)
 
 
@@ -187,7 +187,7 @@ def test_scores_and_settings_that_did_not_change_are_kept_once(file):
 def test_a_newer_foreign_or_damaged_file_is_refused(file, tmp_path):
     history(file)
     link = sqlite3.connect(file)
-    for version, do in ((3, "Use the predrain that wrote"), (1, "move it away, and begin with a new one")):
+    for version, do in ((3, "Use the predrain that wrote"), (1, "move it away, and start a new one")):
         link.execute(f"PRAGMA user_version = {version}")
         with pytest.raises(InputError, match=rf"the ledger has version {version}, this code reads 2 .*{do}"):
             SqliteLedger(file)
@@ -203,9 +203,9 @@ def test_a_newer_foreign_or_damaged_file_is_refused(file, tmp_path):
 
     text = tmp_path / "text.db"
     text.write_text("notes " * 1000)
-    with pytest.raises(InputError, match=r"the ledger is damaged: file is not a database .* move it away, and begin"):
+    with pytest.raises(InputError, match=r"the ledger is damaged: file is not a database .* move it away, and start"):
         SqliteLedger(text)
-    with pytest.raises(InputError, match="there is no ledger here"):
+    with pytest.raises(InputError, match="no ledger found"):
         LedgerReader(tmp_path / "absent.db")
     with pytest.raises(InputError, match="the folder of the ledger does not exist"):
         SqliteLedger(tmp_path / "absent" / "ledger.db")

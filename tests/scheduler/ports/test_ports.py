@@ -210,7 +210,7 @@ def test_marks_of_another_installation_stay_and_one_of_an_unnamed_one_is_ours():
         assert after(step, node, other, T0) == node
     view = view_of(node, NodeView("n", "c", "g"), other, T0)
     assert (view.marks.level, view.opt_out is not None, view.cordoned_by is not None) == (Level.NONE, True, True)
-    assert f"of another installation, {OWN_KEYS.owner}" in (view.notice or "")
+    assert f"another installation, {OWN_KEYS.owner}" in (view.notice or "")
     assert "by hand" not in (view.notice or "")
     content = json.loads(node.annotations[OWN_KEYS.applied])
     content.pop("owner")

@@ -87,7 +87,7 @@ def test_act_then_kill_then_undo(fake):
     node = fake.told["nodes"][3]
     assert node["state"] == ["IDLE", "DRAIN"]
     assert node["reason"].startswith("predrain: tier=high risk=0.9000 until=")
-    assert "kill switch on" in invoke(*ACT, "--kill").stderr
+    assert "kill switch set" in invoke(*ACT, "--kill").stderr
     assert "nothing to do" in invoke(*GO).stdout
     invoke(*ACT, "--resume")
     invoke(*ACT, "--release-all")
@@ -102,7 +102,7 @@ def test_what_is_missing_is_named(fake, tmp_path):
     assert "the state folder of the controllers does not exist" in invoke(*GO, code=1).stderr
     settings(tmp_path, POLICY + "slurm: {folder: /x, hard_stat: fail}\n")
     assert "Did you mean 'hard_state'?" in invoke(*GO, code=1).stderr
-    assert "goes with --scheduler file only" in invoke(*GO, "--cluster", "x", code=2).stderr
+    assert "requires --scheduler file" in invoke(*GO, "--cluster", "x", code=2).stderr
 
 
 def test_from_the_risk_to_the_release_with_commands_as_hooks(fake, place):
@@ -152,4 +152,4 @@ def test_a_cluster_whose_workloads_nobody_lists_is_not_emptied_and_reports_it(pl
 
 def test_a_diagnostic_that_the_scheduler_cannot_start_is_refused_at_once(place):
     settings(place, (place / "act.yaml").read_text().replace("method: command", "method: scheduler"))
-    assert "this scheduler starts no diagnostics here (Slurm c)" in invoke(*GO, code=1).stderr
+    assert "this scheduler cannot start diagnostics (Slurm c)" in invoke(*GO, code=1).stderr

@@ -25,7 +25,7 @@ def opened(fake: FakeSlurm, **given: object) -> SlurmCommands:
 def test_every_version_is_read_and_written_alike(tmp_path, version):
     fake = FakeSlurm(tmp_path / "bin", version)
     port = opened(fake)
-    assert port.read_only() == "Slurm was not read yet"
+    assert port.read_only() == "Slurm has not been read yet"
     assert port.update("n1", NodeChange("DRAIN", "r")).kind == "refused"
     assert [item.name for item in port.nodes()] == ["n0", "n1"]
     assert port.read_only() is None
@@ -76,8 +76,8 @@ def test_a_version_that_is_not_known_is_read_and_never_written_to(tmp_path, repo
 @pytest.mark.parametrize(
     ("fault", "message"),
     [
-        ("truncated", "the report is cut off or no JSON"),
-        ("garbage", "the report is cut off or no JSON"),
+        ("truncated", "the output is truncated or not JSON"),
+        ("garbage", "the output is truncated or not JSON"),
         ("slow", "no answer within 0.3 s"),
         ("endless", "it prints over 200,000 bytes"),
         ("fails", "Unable to contact slurm controller"),

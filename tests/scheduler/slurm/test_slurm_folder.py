@@ -143,10 +143,10 @@ def test_a_holder_who_thinks_that_it_still_holds_writes_nothing_more(shared, tim
     other = another(shared, time)
     assert other.hold_lease("b", LEASE) is not None
     with shared.fenced("a", until) as barred:
-        assert barred == "a does not hold the lease any more"
+        assert barred == "a no longer holds the lease"
     other.drop_lease("b")
     with shared.fenced("a", until) as barred:
-        assert barred == "a does not hold the lease any more"
+        assert barred == "a no longer holds the lease"
 
 
 def test_nobody_takes_the_lease_while_something_is_written_under_it(shared, time, monkeypatch):
@@ -158,7 +158,7 @@ def test_nobody_takes_the_lease_while_something_is_written_under_it(shared, time
         time.at += 1000
         assert another(shared, time).hold_lease("b", LEASE) is None
     with shared.fenced("a", T0 + HOUR) as barred:
-        assert barred == "the lease of a has ended"
+        assert barred == "the lease of a has expired"
 
 
 def test_a_damaged_lease_is_nobodys(shared):
@@ -183,7 +183,7 @@ def test_a_disk_that_goes_away_is_reported_and_not_taken_for_empty(shared):
     gone = shared.path.with_name("gone")
     shared.path.rename(gone)
     for read in (lambda: shared.load("state"), shared.read_switches, lambda: shared.hold_lease("a", LEASE)):
-        with pytest.raises(SchedulerError, match="is its disk mounted"):
+        with pytest.raises(SchedulerError, match="check that its disk is mounted"):
             read()
     assert shared.save("state", "a", NONE_YET).kind == "refused"
     assert shared.set_switches(Switches(kill=True)).kind == "refused"

@@ -207,7 +207,7 @@ TAKEN_OVER = {
     "a later end": {"reason": lambda node: node.reason.replace("T06", "T23")},
     "the same words of another user": {"user": "ann"},
     "the same words set again": {"reason_at": T0 + HOUR},
-    "no record": {"extra": '{"a": 1}'},
+    "no predrain record": {"extra": '{"a": 1}'},
     "the record of another node": {"name": "n1"},
 }
 
@@ -232,7 +232,7 @@ def test_a_drain_in_our_form_is_its_writers():
     node = replace(NODE, states=frozenset({"IDLE", "DRAIN"}), reason=reason, user="ann")
     assert not standing_on(node, SETTINGS, T0).marks.tainted
     assert change_for(release(), node, SETTINGS, T0).empty
-    assert "no record" in (view_of(node, (), SETTINGS, T0).notice or "")
+    assert "no predrain record" in (view_of(node, (), SETTINGS, T0).notice or "")
 
 
 def test_marks_of_another_installation_stay_and_those_of_an_unnamed_one_are_ours():
@@ -241,7 +241,7 @@ def test_marks_of_another_installation_stay_and_those_of_an_unnamed_one_are_ours
     assert change_for(release(), node, other, T0).empty
     view = view_of(node, (), other, T0)
     assert (view.marks.tainted, view.cordoned_by is not None, view.opt_out is not None) == (False, True, True)
-    assert view.notice == "predrain's marks on it are of another installation, predrain"
+    assert view.notice == "its predrain markers belong to another installation, predrain"
     record = standing_on(node, SETTINGS, T0).record
     assert record is not None
     unnamed = replace(node, extra=with_record(node.extra, replace(record, owner=None), "n0"))

@@ -97,9 +97,9 @@ def test_one_that_knows_no_version_of_ours_is_not_read(token):
     [
         ("cut", "RemoteProtocolError|ReadError"),
         ("truncated", "RemoteProtocolError|cut off"),
-        ("garbage", "no JSON"),
+        ("garbage", "not JSON"),
         ("redirect", "HTTP 302"),
-        ("slow", "no whole answer"),
+        ("slow", "complete response"),
     ],
 )
 def test_what_is_not_answered_wholly_is_not_read_and_not_taken_for_written(token, fault, message):
@@ -131,7 +131,7 @@ def test_headers_that_drip_end_at_the_deadline(token):
         without_deadline = threading.Timer(60, stop.set)
         without_deadline.start()
         try:
-            with pytest.raises(SchedulerError, match="no whole answer within 1 s"):
+            with pytest.raises(SchedulerError, match="no complete response within 1 s"):
                 opened(f"http://127.0.0.1:{server.server_address[1]}", token, timeout=timedelta(seconds=1)).nodes()
             assert not stop.is_set()
         finally:

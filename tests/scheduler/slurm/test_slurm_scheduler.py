@@ -171,8 +171,8 @@ def test_a_round_sets_lost_weights_again_and_reports_it(world):
     world.slurm.reconfigure()
     report = world.round()
     assert world.slurm.all["n6"].weight == soft
-    assert [note for note in report.notes if "put back" in note] == [
-        f"put back, for the scheduler had lost it: node n6: Weight: 1 -> {soft}"
+    assert [note for note in report.notes if "restored, because" in note] == [
+        f"restored, because the scheduler had lost it: node n6: Weight: 1 -> {soft}"
     ]
     world.slurm.reconfigure()
     world.scheduler.set_switches(Switches(kill=True))

@@ -68,7 +68,9 @@ def test_a_node_that_slurm_still_cleans_up_is_not_empty(world):
 
 def test_jobs_that_we_may_not_see_do_not_make_a_node_empty(world):
     world.slurm.all["n2"] = replace(world.slurm.all["n2"], states=frozenset({"MIXED", "DRAIN"}))
-    with pytest.raises(SchedulerError, match=re.escape("n2 is in use and lists no job on it: may this user see all")):
+    with pytest.raises(
+        SchedulerError, match=re.escape("n2 as in use but lists no job: check whether this user can see all")
+    ):
         world.workloads.on_node("n2")
 
 
@@ -87,8 +89,8 @@ def test_a_job_that_begins_while_a_node_is_read_is_listed(world, monkeypatch):
 @pytest.mark.parametrize(
     ("changed", "held"),
     [
-        ({"requeue": False}, "it may not be requeued"),
-        ({"batch": False}, "it is no batch job, and cannot be requeued"),
+        ({"requeue": False}, "it cannot be requeued (--no-requeue)"),
+        ({"batch": False}, "it is not a batch job and cannot be requeued"),
         ({"comment": "predrain.keep"}, "its comment says predrain.keep"),
     ],
 )
@@ -139,7 +141,7 @@ def test_a_job_answers_by_its_comment_or_by_its_end(world):
     comment(world, "checkpointed", timedelta(hours=-1))
     world.workloads.ask_checkpoint(work, ASK, fence(world))
     assert world.workloads.checkpoint_state(work, ASK.key).kind == "waiting"
-    assert world.workloads.checkpoint_state(work, "d" * 32).message == "it was not asked with this key"
+    assert world.workloads.checkpoint_state(work, "d" * 32).message == "it has no request with this key"
     comment(world, "checkpoint-failed", timedelta(seconds=1))
     assert world.workloads.checkpoint_state(work, ASK.key).kind == "failed"
     world.slurm.running.clear()
@@ -162,10 +164,10 @@ def test_an_answer_is_a_changed_comment_whatever_the_clock_of_the_job_says(world
     [
         ({"states": frozenset({"SUSPENDED"})}, "it is suspended"),
         ({"held": True}, "it is held"),
-        ({"start_by": T0}, "by its --deadline"),
+        ({"start_by": T0}, "before its --deadline"),
         ({"needs": Requirements(nodes=frozenset({"n0"}))}, "on this node only: it requires n0"),
         ({"needs": Requirements(partitions=frozenset({"small"}))}, "this node only: it needs 2 nodes (partition"),
-        ({"needs": Requirements(reservation="gone")}, "not known whether it can run elsewhere: the"),
+        ({"needs": Requirements(reservation="gone")}, "cannot determine whether it can run elsewhere: the"),
     ],
 )  # fmt: skip
 def test_work_that_a_requeue_would_harm_is_waited_for_also_if_it_changed_since_it_was_listed(world, changed, why):
@@ -185,7 +187,7 @@ def test_a_list_of_nodes_that_cannot_be_read_leaves_it_undecided(world, monkeypa
 
     monkeypatch.setattr(world.slurm, "nodes", refused)
     (work,) = world.workloads.on_node("n0")
-    assert work.immovable == "it is not known whether it can run elsewhere: sinfo: no answer"
+    assert work.immovable == "cannot determine whether it can run elsewhere: sinfo: no answer"
 
 
 def test_jobs_are_waited_for_where_the_transport_cannot_requeue(world):

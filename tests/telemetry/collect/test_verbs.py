@@ -56,7 +56,7 @@ def test_a_log_once_and_followed_until_a_signal(tmp_path: Path):
 def test_a_log_whose_times_cannot_be_read_is_an_error(tmp_path: Path):
     (tmp_path / "xids.txt").write_text(f"{XID.removeprefix('kernel: ')}\n" * 3)
     done = collect(tmp_path, "kernel-log", "--source", "xids.txt", "--node", "h1", "--once", code=1)
-    assert "none of 3 lines about XIDs has a time that can be read" in done.stderr
+    assert "none of 3 lines about XIDs has a readable timestamp" in done.stderr
     assert "predrain import --events" in done.stderr
 
 
@@ -69,7 +69,7 @@ def test_a_file_that_is_no_report_of_diagnostics_is_refused(tmp_path: Path):
 
 def test_wrong_words(tmp_path: Path):
     command = ("kernel-log", "--source", "kern.log")
-    assert "a collector of its own" in collect(tmp_path, *command, "--source", "journal", code=2).stderr
+    assert "cannot be read by one collector" in collect(tmp_path, *command, "--source", "journal", code=2).stderr
     assert "is not a time zone" in collect(tmp_path, *command, "--timezone", "Mars", code=2).stderr
 
 

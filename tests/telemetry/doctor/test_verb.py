@@ -54,9 +54,9 @@ def test_wrong_usage_exits_with_2(arguments: tuple[str, ...]) -> None:
 def test_a_dataset_that_only_landed_files_wait_for() -> None:
     Path("fleet.live").mkdir()
     err = invoke("doctor", "fleet", code=1).stderr
-    assert "there is no dataset yet, only staged files (fleet). Compact it first" in err
+    assert "the dataset does not exist yet, only staged files (fleet). Compact it first" in err
 
 
 def test_a_word_that_is_no_file_may_have_been_meant_for_one() -> None:
     err = invoke("doctor", "127.0.0.1/fleet", code=1).stderr
-    assert "there is no file or folder '127.0.0.1/fleet', and as an exporter's host it gives no answer" in err
+    assert "there is no file or folder '127.0.0.1/fleet', and it is not the address of an exporter: no answer" in err

@@ -257,7 +257,7 @@ def test_a_second_collector_is_refused_until_the_first_is_gone(tmp_path: Path) -
         try:
             server.wait_for(8)
             second = start_collector(dataset, server.targets(4))
-            assert "another collector scrapes for this dataset" in second.communicate(timeout=90)[1]
+            assert "another exporter collector is running for this dataset" in second.communicate(timeout=90)[1]
             assert second.returncode == 1
         finally:
             first.kill()

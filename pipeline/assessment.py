@@ -22,10 +22,9 @@ from joblib import Parallel, delayed
 from evaluation.metrics.comparison import SLIDING
 from evaluation.metrics.oracle import oracle_predictions, read_truth
 from evaluation.value.controller_replay import Controlled, Diagnostic, rule_events
-from evaluation.value.fleet import ReplayedFleet
 from evaluation.value.gpu_hours import ReplayOutcome, count_outcome, net_interval, net_of
 from evaluation.value.ladder import Assumptions, LadderReplay
-from evaluation.value.load import Placements, generated_load, jobs_of_table
+from evaluation.value.load import Placements, ReplayedFleet, generated_load, jobs_of_table
 from evaluation.value.marks import NOBODY
 from evaluation.value.readings import Readings
 from evaluation.value.verdict import COUNTING, ENOUGH, Predictability, predictability, unanswered

@@ -18,8 +18,7 @@ from typing import Any, Final, Literal
 import numpy as np
 import pandas as pd
 
-from evaluation.value.fleet import ReplayedFleet, evicted, job_views
-from evaluation.value.load import Placements
+from evaluation.value.load import Placements, ReplayedFleet, evicted, job_views
 from evaluation.value.marks import ReplayMarks
 from evaluation.value.probing import ProbeReplay
 from evaluation.value.readings import Readings, ScoredDecision, instant

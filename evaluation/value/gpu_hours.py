@@ -15,8 +15,7 @@ from typing import Final
 import numpy as np
 
 from evaluation.metrics.metrics import Interval, interval, resample
-from evaluation.value.fleet import LEAVE, ReplayedFleet, evicted
-from evaluation.value.load import HOUR_MS, Placements
+from evaluation.value.load import HOUR_MS, LEAVE, Placements, ReplayedFleet, evicted
 from evaluation.value.marks import ReplayMarks
 from evaluation.value.probing import NO_CHECKPOINTS, NO_PROBES, Checkpoints, Probes
 from features.times import NEVER, duration_ms

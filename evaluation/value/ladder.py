@@ -19,9 +19,8 @@ import numpy as np
 
 from evaluation.metrics.metrics import Interval
 from evaluation.value.controller_replay import Controlled
-from evaluation.value.fleet import ReplayedFleet
 from evaluation.value.gpu_hours import Extras, ReplayOutcome, count_outcome, mean_prices, net_interval, net_of
-from evaluation.value.load import Placements
+from evaluation.value.load import Placements, ReplayedFleet
 from evaluation.value.marks import NOBODY, ReplayMarks
 from evaluation.value.probing import (
     NO_CHECKPOINTS,

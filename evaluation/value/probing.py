@@ -17,8 +17,7 @@ from typing import Final
 
 import numpy as np
 
-from evaluation.value.fleet import ReplayedFleet, job_views
-from evaluation.value.load import HOUR_MS, Placements
+from evaluation.value.load import HOUR_MS, Placements, ReplayedFleet, job_views
 from evaluation.value.marks import ReplayMarks
 from evaluation.value.readings import Readings, instant
 from features.times import NEVER, duration_ms

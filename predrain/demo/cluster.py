@@ -16,8 +16,7 @@ import numpy as np
 import pandas as pd
 
 from evaluation.value.controller_replay import Diagnostic, finds, procedure
-from evaluation.value.fleet import LEAVE, ReplayedFleet, job_views
-from evaluation.value.load import Placements
+from evaluation.value.load import LEAVE, Placements, ReplayedFleet, job_views
 from evaluation.value.marks import ReplayMarks
 from evaluation.value.readings import Readings
 from features.times import NEVER, duration_ms, instant_ms

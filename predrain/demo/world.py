@@ -15,9 +15,8 @@ import numpy as np
 import pandas as pd
 
 from evaluation.value.controller_replay import rule_events
-from evaluation.value.fleet import ReplayedFleet
 from evaluation.value.gpu_hours import Extras, ReplayOutcome, count_outcome, net_of
-from evaluation.value.load import generated_load
+from evaluation.value.load import ReplayedFleet, generated_load
 from evaluation.value.marks import NOBODY, ReplayMarks
 from evaluation.value.probing import Checkpoints, Probes
 from features.matrix.matrix import FeatureMatrix

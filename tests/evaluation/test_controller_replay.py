@@ -10,9 +10,8 @@ import pandas as pd
 import pytest
 
 from evaluation.value.controller_replay import Controlled, rule_events
-from evaluation.value.fleet import ReplayedFleet
 from evaluation.value.gpu_hours import count_outcome, net_interval, net_of
-from evaluation.value.load import HOUR_MS, Placements
+from evaluation.value.load import HOUR_MS, Placements, ReplayedFleet
 from evaluation.value.marks import NOBODY, ReplayMarks
 from evaluation.value.readings import Readings
 from features.times import NEVER, duration_ms, instant_ms

@@ -10,9 +10,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evaluation.value.fleet import ReplayedFleet
 from evaluation.value.gpu_hours import _free, count_outcome, mean_prices, net_interval, net_of
-from evaluation.value.load import _AT, _SHAPE, HOUR_MS, Placements, first_fit, generated_load, jobs_of_table
+from evaluation.value.load import (
+    _AT,
+    _SHAPE,
+    HOUR_MS,
+    Placements,
+    ReplayedFleet,
+    first_fit,
+    generated_load,
+    jobs_of_table,
+)
 from evaluation.value.marks import NOBODY, ReplayMarks
 from features.times import NEVER
 from policy.fleet import NodeView

@@ -12,9 +12,8 @@ from hypothesis import settings as settings_of_hypothesis
 from hypothesis import strategies as st
 
 from evaluation.value.controller_replay import Controlled
-from evaluation.value.fleet import ReplayedFleet
 from evaluation.value.gpu_hours import Extras, count_outcome, net_of
-from evaluation.value.load import HOUR_MS, Placements
+from evaluation.value.load import HOUR_MS, Placements, ReplayedFleet
 from evaluation.value.marks import NOBODY, ReplayMarks
 from evaluation.value.probing import (
     Checkpoints,

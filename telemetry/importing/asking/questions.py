@@ -199,7 +199,8 @@ class Inquiry:
         lines = []
         for role in self.tables:
             mine = [guess for guess in self.guesses if guess.role == role]
-            unsure = [guess for guess in mine if not guess.sure]
+            long = (_long_format(mine) or {}).values() if role == "samples" else ()
+            unsure = [guess for guess in mine if not guess.sure and guess.column not in long]
             decide = f" To decide: {named(unsure)}." if unsure else ""
             lines += [f"{role}: {len(mine)} columns are not known: guesses are in {written}.{decide}"] * bool(mine)
         text = "".join(f"predrain: {line}\n" for line in [*lines, *map(str, self.questions)])

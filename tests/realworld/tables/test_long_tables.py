@@ -8,7 +8,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from telemetry.dataset.channels import CATALOGUE
+from telemetry.importing.asking.questions import Inquiry, look
 from telemetry.importing.ingest import ImportResult
+from telemetry.importing.mapping import load_mapping
 from tests.telemetry.helpers import gpu, inventory_frame, run_import
 
 TIDY = "samples: {long: {metric: metric, value: value}}\n"
@@ -40,7 +43,10 @@ def test_a_long_table_is_the_wide_one(tmp_path: Path, order: str) -> None:
     long = pd.concat([long, other])
     long = long.sample(frac=1, random_state=1) if order == "random" else long.sort_values(order, kind="stable")
     long.to_csv(tmp_path / "tidy.csv", index=False)
-    result = run_import(tmp_path, samples=[tmp_path / "tidy.csv"], mapping=TIDY, out="long")
+    given = {"samples": [tmp_path / "tidy.csv"]}
+    inquiry = Inquiry(given, None, *look(given, load_mapping(None), CATALOGUE))
+    assert "To decide" not in inquiry.report(tmp_path / "mapping.yaml")
+    result = run_import(tmp_path, samples=given["samples"], mapping=inquiry.mapping_text(), out="long")
     pd.testing.assert_frame_equal(samples(result), samples(run_import(tmp_path, samples=frame, out="wide")))
 
 

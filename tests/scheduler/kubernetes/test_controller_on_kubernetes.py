@@ -135,6 +135,7 @@ PODS: dict[str, dict[str, object]] = {
     "opted-out": {"annotations": {"karpenter.sh/do-not-disrupt": "24h"}},
     "unmanaged": {"owner": None},
     "local": {"volumes": [{"name": "scratch", "emptyDir": {}}]},
+    "undecided": {"volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": "nowhere"}}]},
     "indexed": {"owner": "Job"},
     "last-try": {"owner": "Job"},
 }

@@ -66,7 +66,12 @@ def observe_page(
 ) -> Observation:
     """Look at a served page; ``InputError`` if it cannot be had, or holds no series of a device."""
     host = connection.url.split("//", 1)[-1].split("/", 1)[0].rsplit(":", 1)[0].strip("[]")
-    answer = _fetch(connection, timeout_s)
+    try:
+        answer = ask(connection, "GET", timeout_s=timeout_s, max_bytes=MAX_BYTES)
+        check_status(answer, connection.url)
+    except (HttpError, BodyTooLarge) as error:
+        do = "Check the address, the credentials, that the server runs, and that this host may reach it."
+        raise InputError(f"no answer: {error}", shown_url(connection.url), do) from error
     catalogue = SeriesCatalogue(channels, mapping, default_node=host)
     return observe_body(answer.body, catalogue, shown_url(connection.url), now, answer)
 
@@ -182,16 +187,6 @@ def observe_prometheus(
     return _observation(
         "Prometheus", where, now, look.catalogue, look.newest, names, look.left_out, look.facts, findings, Accounting()
     )
-
-
-def _fetch(connection: Connection, timeout_s: float) -> HttpResponse:
-    try:
-        answer = ask(connection, "GET", timeout_s=timeout_s, max_bytes=MAX_BYTES)
-        check_status(answer, connection.url)
-        return answer
-    except (HttpError, BodyTooLarge) as error:
-        do = "Check the address, the credentials, that the server runs, and that this host may reach it."
-        raise InputError(f"no answer: {error}", shown_url(connection.url), do) from error
 
 
 def _node(catalogue: SeriesCatalogue) -> str:

@@ -43,10 +43,8 @@ _INTERVALS: Final = 3
 _INSTANTS: Final = 12
 """Instants of the period, evenly spread, at which GPUs are counted: those that are gone today are in the tickets."""
 
-_ENDED_AFTER: Final = 2
-"""Sampling intervals without a sample after which a series has ended; at least the look-back of Prometheus."""
-
 _LOOK_BACK_MS: Final = 300_000
+"""A series without a sample for so long, and for two intervals, has ended."""
 
 
 @dataclass(slots=True)
@@ -153,7 +151,7 @@ def look_ahead(
         book.identify()
         numbers, counts, ms, values = (np.concatenate(column) for column in list(zip(*newest, strict=True))[:4])
         outlook.samples = int(counts[book.places(numbers, Counter()) >= 0].sum()) * whole.length_ms // length_ms
-        goes_on = ms >= ms.max(initial=0) - max(_ENDED_AFTER * interval_ms, _LOOK_BACK_MS)
+        goes_on = ms >= ms.max(initial=0) - max(2 * interval_ms, _LOOK_BACK_MS)
         outlook.newest = [*book.read(numbers[goes_on], values[goes_on], outlook.left_out)]
         outlook.age = timedelta(milliseconds=int(whole.until_ms - ms.max(initial=whole.after_ms)))
         outlook.series = [series for series in book.series if isinstance(series, Series)]

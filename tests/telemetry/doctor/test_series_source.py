@@ -40,12 +40,6 @@ def test_a_whole_page_shows_every_channel_that_dcgm_has() -> None:
     assert seen.facts["time stamps on lines"] == "none"
 
 
-def test_sentinels_are_no_values() -> None:
-    seen = look(page({"mem_temp_c": SENTINEL, "gpu_temp_c": 40.0}))
-    assert (seen.channels["mem_temp_c"].gpus, seen.channels["mem_temp_c"].sentinels) == (0, 2)
-    assert seen.units == 2
-
-
 def test_nan_and_unknown_metrics() -> None:
     more = f"DCGM_FI_DEV_GPU_TEMP{{{labels(0)}}} NaN\nDCGM_FI_DEV_SHINY{{{labels(0)}}} 1\ngo_goroutines 7\n"
     seen = look(page({"power_w": 100.0}, more=more))

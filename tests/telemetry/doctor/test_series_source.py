@@ -153,7 +153,8 @@ def test_a_server_is_looked_at_as_a_page_is(every: timedelta) -> None:
 
 
 def test_what_stopped_and_targets_that_are_down_are_findings() -> None:
-    seen = ask_prometheus(page(ONE), "DCGM_FI_DEV_POWER_USAGE", "DCGM_EXP_XID_ERRORS_COUNT", down=12)
+    every, stopped = timedelta(minutes=30), ("DCGM_FI_DEV_POWER_USAGE", "DCGM_EXP_XID_ERRORS_COUNT")
+    seen = ask_prometheus(page(ONE), *stopped, every=every, down=12)
     assert [finding.what for finding in seen.findings] == [
         "within the last day there was power_w, and now there is none",
         "12 targets of the exporters' jobs are down",

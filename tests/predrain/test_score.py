@@ -17,8 +17,6 @@ from predrain.command import app
 from tests.processes import invoke
 from tests.serving.batch_world import World, make_world
 
-WIDE = {"COLUMNS": "200"}
-
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> World:

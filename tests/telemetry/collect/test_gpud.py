@@ -13,11 +13,9 @@ from urllib.parse import parse_qs, urlsplit
 
 import pandas as pd
 import pytest
-from typer.testing import CliRunner
 
 from foundation.errors import InputError
 from foundation.http import connect_to
-from predrain.command import app
 from telemetry.accounting import Accounting
 from telemetry.collect.gpud import EVENTS, NO_EVIDENCE, EventSink, EventsWatch
 from telemetry.collect.kubernetes.rules import KubernetesRules, load_rules
@@ -29,6 +27,7 @@ from telemetry.importing.event_runs import dedupe_events
 from telemetry.kernel_log.reader import LogLine
 from tests import http_server
 from tests.http_server import Handler, certify
+from tests.processes import invoke
 from tests.telemetry.collect.builders import NOW, Clock, kernel_events, landed, landing
 
 UUID = "GPU-b850f46d-d5ea-c752-ddf3-c4453e44d3f7"
@@ -258,11 +257,8 @@ def test_the_command_takes_gpuds_own_certificate_only_when_told_to(tmp_path: Pat
     context.load_cert_chain(*certify(tmp_path, "localhost"))
     with served(context) as (gpud, address):
         gpud.events[XIDS] = [entry(5, LOST) | {"time": datetime.now(UTC).isoformat()}]
-        command = ["collect", "gpud", "--targets", address, "--dataset", str(tmp_path / "fleet"), "--once", "--json"]
-        refused = CliRunner().invoke(app, command)
-        assert refused.exit_code != 0
-        assert "--insecure-skip-verify" in refused.output + str(refused.exception)
-        taken = CliRunner().invoke(app, [*command, "--insecure-skip-verify"])
-    report = json.loads(taken.stdout)
+        command = ("collect", "gpud", "--targets", address, "--dataset", tmp_path / "fleet", "--once", "--json")
+        assert "--insecure-skip-verify" in invoke(*command, code=1).output
+        report = json.loads(invoke(*command, "--insecure-skip-verify").stdout)
     assert (report["scrapes_succeeded"], report["events_written"]) == (1, 1)
     assert report["accounting"]["gpud entries"] == {"read": 1, "used": 1, "left_out": [], "waiting": []}

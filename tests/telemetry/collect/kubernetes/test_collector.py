@@ -7,15 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
 from foundation.errors import InputError
 from foundation.kubernetes.api import ApiRefused, Unreachable
-from predrain.command import app
 from telemetry.collect.kubernetes.collector import KubernetesCollector
 from telemetry.collect.kubernetes.discovery import service_exporters, slice_exporters
 from telemetry.collect.kubernetes.rules import default_rules
 from telemetry.collect.outbox import Outbox
+from tests.processes import invoke
 from tests.telemetry.collect.builders import Clock, landed, landing
 from tests.telemetry.collect.kubernetes.memory_api import EVENTS, NODES, PODS, MemoryApi
 from tests.telemetry.collect.kubernetes.objects import ended, event, node, pod
@@ -180,9 +179,7 @@ def test_a_long_life_stays_small(world: World) -> None:
 def test_what_cannot_work_is_reported_in_one_line(
     tmp_path: Path, options: list[str], status: int, message: str
 ) -> None:
-    command = ["collect", "kubernetes", f"--dataset={tmp_path / 'fleet'}", *options]
-    result = CliRunner().invoke(app, command, env={"COLUMNS": "200"})
-    assert (result.exit_code, message in result.output) == (status, True)
+    assert message in invoke("collect", "kubernetes", *options, "--dataset", tmp_path / "fleet", code=status).output
     assert not (tmp_path / "fleet.live").exists()
 
 

@@ -1,5 +1,7 @@
-"""The backfill against a fake server: every sample once, whatever the server's rules and limits."""
+"""The backfill against a fake server, and its verb: every sample once, whatever the server's rules and limits."""
 
+import json
+import shutil
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -14,6 +16,8 @@ from telemetry.accounting import Accounting
 from telemetry.collect.prometheus.client import Bounds
 from telemetry.collect.series.mapping import SourceMapping
 from telemetry.collect.series.rows import SENTINEL
+from telemetry.dataset.store import Dataset
+from tests.processes import invoke
 from tests.telemetry.collect.prometheus.fake_prometheus import (
     HOUR_MS,
     START,
@@ -216,3 +220,38 @@ def test_a_chunk_too_short_and_a_time_without_history_are_refused(fetch: Fetch) 
         fetch(chunk=timedelta(seconds=5))
     with pytest.raises(InputError, match=r"there is nothing between .* Let the end be after the start."):
         fetch(end=START - timedelta(hours=1))
+
+
+def collect(fake: FakePrometheus, dataset: Path, *options: str, code: int = 0) -> str:
+    """Run the verb, where no params.yaml of the checkout is; returns everything it wrote."""
+    span = ("--since", "2026-01-01T00:00:00Z", "--until", "2026-01-01T06:00:00+00:00")
+    words = ("collect", "prometheus", "--prometheus", fake.url, *span, "--dataset", dataset, *options)
+    return invoke(*words, cwd=dataset.parent, code=code).output
+
+
+def test_one_command_makes_a_dataset_and_a_second_adds_nothing(fake: FakePrometheus, tmp_path: Path) -> None:
+    expected = fill(fake, step_ms=600_000)
+    report = json.loads(collect(fake, tmp_path / "fleet", "--json", "--chunk", "2h").splitlines()[-1])
+    assert (report["chunks"], report["metrics"]) == (3, 2)
+    assert (report["rows"], report["samples"]) == (len(expected), 2 * len(expected))
+    dataset = Dataset.open(tmp_path / "fleet")
+    assert dataset.meta.counts["samples"] == len(expected)
+    assert set(dataset.inventory()["driver"]) == {"570.1"}
+    assert "chunks fetched before  3" in collect(fake, tmp_path / "fleet", "--chunk", "2h")
+    assert Dataset.open(tmp_path / "fleet").digest == dataset.digest
+
+
+def test_what_is_fetched_can_be_left_for_later(fake: FakePrometheus, tmp_path: Path) -> None:
+    expected = fill(fake)
+    collect(fake, tmp_path / "fleet", "--no-compact")
+    assert not (tmp_path / "fleet").exists()
+    assert len(landed(tmp_path)) == len(expected)
+
+
+def test_a_dataset_that_was_removed_is_reported(fake: FakePrometheus, tmp_path: Path) -> None:
+    fill(fake)
+    collect(fake, tmp_path / "fleet")
+    shutil.rmtree(tmp_path / "fleet")
+    text = collect(fake, tmp_path / "fleet", code=1)
+    assert "history was fetched before, but the dataset does not exist" in text
+    assert "fleet.live as well to fetch everything again." in text

@@ -5,6 +5,7 @@ import http.client
 import os
 import subprocess
 import sys
+import textwrap
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
@@ -32,6 +33,16 @@ def invoke(*arguments: object, cwd: Path = Path(), code: int = 0, **more: str) -
         done = CliRunner().invoke(app, [*map(str, arguments)], env={"COLUMNS": "200"} | more)
     assert done.exit_code == code, (done.output, done.exception)
     return done
+
+
+def printed_by(code: str, *arguments: object, cwd: Path = ROOT, **more: str) -> str:
+    """Run code in a new interpreter to its end, which has to come well, and give what it prints."""
+    command = [sys.executable, "-c", textwrap.dedent(code), *map(str, arguments)]
+    done = subprocess.run(
+        command, cwd=cwd, env=os.environ | more, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout
 
 
 @contextlib.contextmanager

@@ -18,6 +18,7 @@ from pipeline.params import Params
 from scheduler.controller.settings import ActSettings
 from serving.http.limits import ServiceSettings
 from tests.house_size import ROOMS, read_house
+from tests.processes import printed_by
 
 ROOT = Path(__file__).resolve().parents[1]
 MAX_CYCLES = 0
@@ -200,8 +201,7 @@ def test_the_help_imports_no_heavy_library() -> None:
         "import sys\nfrom predrain.command import app\ntry:\n    app(['--help'])\nexcept SystemExit:\n    pass\n"
         f"print('LOADED', [name for name in {HEAVY!r} if name in sys.modules])"
     )
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60, cwd=ROOT)
-    assert "LOADED []" in run.stdout
+    assert "LOADED []" in printed_by(code)
 
 
 def test_making_features_loads_no_learner() -> None:
@@ -210,19 +210,12 @@ def test_making_features_loads_no_learner() -> None:
         "learners = ('sklearn', 'lightgbm', 'xgboost', 'skops', 'torch', 'mlflow', 'matplotlib')\n"
         "print('LOADED', [name for name in learners if name in sys.modules])"
     )
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60, cwd=ROOT)
-    assert "LOADED []" in run.stdout
+    assert "LOADED []" in printed_by(code)
 
 
 def test_imports_run_one_way() -> None:
-    run = subprocess.run(
-        [str(Path(sys.executable).with_name("lint-imports"))],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        cwd=ROOT,
-        check=False,
-    )
+    command = Path(sys.executable).with_name("lint-imports")
+    run = subprocess.run([command], capture_output=True, text=True, timeout=120, cwd=ROOT, check=False)
     assert run.returncode == 0, run.stdout
 
 

@@ -1,9 +1,7 @@
 """Kernels are compiled, or loaded, before the first bucket, so that threads do not wait for one another."""
 
-import subprocess
-import sys
-
 from features.engine import source_digest
+from tests.processes import printed_by
 
 _COMPILE = """
 from features.windows import counters, gauges
@@ -27,9 +25,7 @@ print([len(kernel.nopython_signatures) for kernel in kernels])
 
 
 def test_every_kernel_of_a_bucket_is_there_before_any_bucket():
-    done = subprocess.run([sys.executable, "-c", _COMPILE], capture_output=True, text=True, check=False, timeout=300)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == "[1, 1, 1, 1, 1]"
+    assert printed_by(_COMPILE).strip() == "[1, 1, 1, 1, 1]"
 
 
 def test_a_change_of_any_source_file_of_a_room_shows(tmp_path):

@@ -1,10 +1,6 @@
 """Networks on raw windows: the contract, what they learn, what they must not see, and their files."""
 
 import json
-import os
-import subprocess
-import sys
-import textwrap
 from datetime import timedelta
 
 import numpy as np
@@ -18,6 +14,7 @@ from models.explanation.contributions import contributions
 from models.learners.factory import fit_learners, make_learner
 from models.sequence.classifier import SequenceClassifier
 from models.sequence.layout import SequenceLayout, SequenceScaler
+from tests.processes import printed_by
 
 torch = pytest.importorskip("torch")
 
@@ -177,11 +174,10 @@ def test_without_pytorch_everything_else_works_and_one_error_says_what_to_instal
             print(error)
         assert "torch" not in sys.modules
     """
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert "the learner lstm needs torch, which predrain does not install by itself" in done.stdout
-    assert "pip install 'predrain[sequence]'" in done.stdout
-    assert "torch==2.13.0" in done.stdout
+    printed = printed_by(script)
+    assert "the learner lstm needs torch, which predrain does not install by itself" in printed
+    assert "pip install 'predrain[sequence]'" in printed
+    assert "torch==2.13.0" in printed
 
 
 def test_a_pytorch_that_cannot_be_loaded_is_one_clear_error(tmp_path):
@@ -198,12 +194,5 @@ def test_a_pytorch_that_cannot_be_loaded_is_one_clear_error(tmp_path):
         except InputError as error:
             print(error)
     """
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script)],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "PYTHONPATH": str(tmp_path)},
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert "the learner lstm needs torch, which is installed and cannot be loaded: libtorch_cpu.so" in done.stdout
+    printed = printed_by(script, PYTHONPATH=str(tmp_path))
+    assert "the learner lstm needs torch, which is installed and cannot be loaded: libtorch_cpu.so" in printed

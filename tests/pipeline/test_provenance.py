@@ -2,12 +2,12 @@
 
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 import pipeline.provenance
+from tests.processes import printed_by
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -30,9 +30,7 @@ def checkout(tmp_path: Path) -> Path:
 
 
 def revision_at(folder: Path) -> str:
-    code = "from provenance import code_revision; print(code_revision())"
-    done = subprocess.run([sys.executable, "-c", code], cwd=folder, check=True, capture_output=True, text=True)
-    return done.stdout.strip()
+    return printed_by("from provenance import code_revision; print(code_revision())", cwd=folder).strip()
 
 
 def test_a_checkout_gives_its_commit_and_says_where_files_differ_from_it(checkout):

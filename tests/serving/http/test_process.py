@@ -6,8 +6,6 @@ import shutil
 import signal
 import socket
 import ssl
-import subprocess
-import sys
 import threading
 import time
 from datetime import UTC, datetime, timedelta
@@ -23,7 +21,7 @@ from serving.logs import AccessLog
 from serving.server import Tls, serve
 from serving.service import Service
 from tests.http_server import certify
-from tests.processes import ROOT, answers, predrain, serving
+from tests.processes import ROOT, answers, predrain, printed_by, serving
 from tests.serving.http.world import DECIDED, Client, record, routes_of, running, small_fleet, write_scores
 from tests.waiting import wait
 
@@ -106,10 +104,7 @@ with running(Path({str(tmp_path)!r})) as service:
     service.extender().post("/scheduler/filter", {{"NodeNames": ["n1", "n2"]}})
     print(client.get("/readyz")["status"], sorted({HEAVY!r} & sys.modules.keys()))
 """
-    run = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, cwd=ROOT, check=False
-    )
-    assert run.stdout == "ready []\n", run.stderr
+    assert printed_by(code) == "ready []\n"
 
 
 HEAVY = {"pandas", "mlflow", "lightgbm", "xgboost", "sklearn", "numpy", "pyarrow", "numba"}

@@ -1,8 +1,6 @@
 """The connection against a misbehaving server, and following a resource across all that servers do."""
 
 import json
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -21,6 +19,7 @@ from foundation.kubernetes.client import KubernetesClient, RequestRate, connect
 from foundation.kubernetes.watching import ChangeKind, Resource, Tracker, follow
 from telemetry.dataset.event import Event
 from tests.http_server import Handler, serving
+from tests.processes import printed_by
 from tests.telemetry.collect.kubernetes.memory_api import NODES, MemoryApi
 from tests.telemetry.collect.kubernetes.objects import NOW
 
@@ -227,9 +226,9 @@ def test_without_the_package_it_says_how_to_get_it() -> None:
         "try:\n    from foundation.kubernetes.client import connect\n    connect()\n"
         "except InputError as error:\n    print(error)"
     )
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
-    assert "not installed" in run.stdout
-    assert "pip install 'predrain[kubernetes]'" in run.stdout
+    printed = printed_by(code)
+    assert "not installed" in printed
+    assert "pip install 'predrain[kubernetes]'" in printed
 
 
 def test_requests_are_held_to_their_rate_after_a_burst(monkeypatch: pytest.MonkeyPatch) -> None:

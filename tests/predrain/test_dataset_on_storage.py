@@ -11,7 +11,7 @@ import pytest
 from features.matrix.matrix import FeatureMatrix
 from tests.features.small_fleet import events_of, gpus, inventory_of, samples_of, write_dataset, xid
 from tests.object_storage import Storage, object_storage, upload
-from tests.processes import predrain
+from tests.processes import invoke
 from tests.serving.batch_world import make_world
 
 PLACE = "s3://telemetry/fleets/east"
@@ -54,7 +54,7 @@ def home(tmp_path_factory: pytest.TempPathFactory, storage: Storage) -> Path:
 
 
 def result_of(storage: Storage, *arguments: str, cwd: Path) -> dict:
-    return json.loads(predrain(*arguments, "--json", cwd=cwd, **storage.environment).stdout)
+    return json.loads(invoke(*arguments, "--json", cwd=cwd, **storage.environment).stdout)
 
 
 @pytest.mark.system
@@ -92,8 +92,8 @@ def test_a_fleet_is_scored_from_storage_as_from_the_folder(storage: Storage, tmp
 
 
 def test_the_doctor_reads_a_stored_dataset_like_a_folder(storage: Storage, home: Path) -> None:
-    here = predrain("doctor", "fleet", "--json", cwd=home, code=1, **storage.environment)
-    there = predrain("doctor", PLACE, "--json", cwd=home, code=1, **storage.environment)
+    here = invoke("doctor", "fleet", "--json", cwd=home, code=1, **storage.environment)
+    there = invoke("doctor", PLACE, "--json", cwd=home, code=1, **storage.environment)
     assert there.stderr == here.stderr
     ours, theirs = json.loads(here.stdout), json.loads(there.stdout)
     for observed in (ours, theirs):
@@ -113,7 +113,7 @@ def test_the_doctor_reads_a_stored_dataset_like_a_folder(storage: Storage, home:
     ],
 )
 def test_what_needs_a_folder_says_so_and_makes_none(storage: Storage, tmp_path: Path, arguments) -> None:
-    refused = predrain(*arguments, cwd=tmp_path, code=1, **storage.environment)
+    refused = invoke(*arguments, cwd=tmp_path, code=1, **storage.environment)
     assert "this needs a folder and not S3-compatible storage" in refused.stderr
     assert "copy the dataset from the bucket" in refused.stderr
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith("s3")] == []
@@ -121,7 +121,7 @@ def test_what_needs_a_folder_says_so_and_makes_none(storage: Storage, tmp_path: 
 
 def test_an_error_of_the_storage_is_one_line_and_exit_code_1(storage: Storage, tmp_path: Path) -> None:
     given = ("features", "--dataset", "s3://nobody/fleet", "--out", "matrix")
-    failed = predrain(*given, cwd=tmp_path, code=1, **storage.environment)
+    failed = invoke(*given, cwd=tmp_path, code=1, **storage.environment)
     assert failed.stderr.splitlines() == [
         "predrain: error: there is no bucket 'nobody' (s3://nobody/fleet). "
         "Check its name and AWS_ENDPOINT_URL, or make it."

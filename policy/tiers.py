@@ -23,11 +23,22 @@ PROMISED: Mapping[str, float] = {"elevated": 0.5, "high": 0.85}
 85 % (the paper's figure) before it is emptied."""
 
 
+SMALL_JOB_GPUS: Final = 8
+"""GPUs up to which a job is small: it fits on one node."""
+
 GIVEN: Final = "given"
 """The source of a threshold that a person set."""
 
 Basis = Literal["any", "worst"]
 """What the risk of a node is: that any of its units fails, ``1 - prod(1 - risk)``, or that of the worst unit."""
+
+
+def may_use_risk(gpus: Any, *, high: Any, preemptible: bool = False) -> Any:
+    """Return whether new jobs may use a node at risk; the others prefer other nodes. Arrays give an array.
+
+    ``gpus``: of the whole job, on all its nodes; ``high``: whether the tier of the node is ``high``.
+    """
+    return ((gpus <= SMALL_JOB_GPUS) | preemptible) & (high ^ True)  # without NumPy, which the service does not import
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,8 +22,9 @@ from features.times import NEVER, duration_ms
 from policy.episodes import Floats, Ints
 from policy.ladder.cost_benefit import CostBenefitConfig, JobHours
 from policy.ladder.probes import ProbeConfig
-from policy.ladder.rungs import Price, Rung, may_use_risk, prices
+from policy.ladder.rungs import Price, Rung, prices
 from policy.thresholds import bound_of_sizes
+from policy.tiers import may_use_risk
 
 _CONFIDENCE: Final = 0.9
 """Of a rung's precision; that of rollout stages."""
@@ -73,7 +74,7 @@ def count_outcome(
 
     ``loads``: the fleet's own jobs, or several generated loads, which are averaged.
     ``reach``: a mark is right if its node fails within it.
-    ``soft``: new jobs for which :func:`policy.ladder.rungs.may_use_risk` does not hold prefer other nodes: they go
+    ``soft``: new jobs for which :func:`policy.tiers.may_use_risk` does not hold prefer other nodes: they go
     there while GPUs are free, so that no GPU is idle for it.
     ``extras``: probes and checkpoints of each load. Without marks, these are what is counted as actions.
     """

@@ -6,11 +6,8 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Final, Literal, TypeVar
+from typing import Final, Literal
 
-import numpy as np
-
-from policy.episodes import Bools, Floats
 from policy.ladder.cost_benefit import CostBenefitConfig, JobHours
 from policy.ladder.probes import ProbeConfig
 
@@ -19,19 +16,7 @@ RUNGS: Final[tuple[Rung, ...]] = ("publish", "avoid", "probe", "checkpoint", "sw
 """In ascending order of cost: label the node; new jobs prefer others; run a diagnostic while it is idle; ask its jobs
 for a checkpoint; take it out when its jobs stop by themselves; take its jobs off it."""
 
-SMALL_JOB_GPUS: Final = 8
-"""GPUs up to which a job is small: it fits on one node."""
-
 _HOUR = timedelta(hours=1)
-_Gpus = TypeVar("_Gpus", float, Floats)
-
-
-def may_use_risk(gpus: _Gpus, *, high: bool | Bools, preemptible: bool = False) -> Bools:
-    """Return whether new jobs may use a node at risk; the others prefer other nodes.
-
-    ``gpus``: of the whole job, on all its nodes; ``high``: whether the tier of the node is ``high``.
-    """
-    return np.asarray(((gpus <= SMALL_JOB_GPUS) | preemptible) & np.logical_not(high))
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,8 +27,8 @@ from policy.fleet import Level, UnitView
 from policy.ladder.cost_benefit import CostBenefitConfig
 from policy.ladder.probes import ProbeConfig
 from policy.ladder.remedies import Remedy
-from policy.ladder.rungs import may_use_risk
 from policy.risk_record import ModelName
+from policy.tiers import may_use_risk
 from scheduler.controller.controller import Controller
 from scheduler.controller.facts import VerifiedFacts, facts_at
 from scheduler.controller.settings import ControllerSettings

@@ -18,7 +18,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from foundation.server.problems import RequestRefused
-from policy.ladder.rungs import may_use_risk
+from policy.tiers import may_use_risk
 from serving.http.acting import ControllerDecisions
 from serving.http.bodies import as_json, read_json
 from serving.http.limits import ServiceSettings, ThreadWork

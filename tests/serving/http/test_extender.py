@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policy.ladder.rungs import may_use_risk
 from policy.risk_record import RiskRecord
 from policy.stages import StagesConfig
+from policy.tiers import may_use_risk
 from scheduler.ledger.reader import LedgerReader
 from scheduler.ledger.sqlite_ledger import SqliteLedger
 from scheduler.ports.readings import Switches

@@ -13,8 +13,6 @@ re-validates and records nothing. NVSentinel's figures are those that it publish
 0.50 s from the decision to the taint at the 99th percentile.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import resource

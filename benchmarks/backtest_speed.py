@@ -8,8 +8,6 @@ finished refits of the first and does the rest: its seconds are what evaluation 
     python benchmarks/backtest_speed.py [--quick] [--whole]
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

@@ -10,8 +10,6 @@ Start-up, compiling and loading the bundle, once a process, are left out and rep
 Checked before anything is timed: the ranks follow the scores, and each GPU is scored or reported as unknown.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

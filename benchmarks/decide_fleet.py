@@ -7,8 +7,6 @@ asked for. Checked before anything is timed: repeated immediately, the same deci
 the limits on nodes out of service hold.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import statistics

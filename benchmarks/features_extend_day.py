@@ -13,8 +13,6 @@ about a second, so it is added in several processes, each to a copy of the matri
 Checked before anything is reported: the extended matrix has the bytes of the one that was built again.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

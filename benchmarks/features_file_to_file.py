@@ -9,8 +9,6 @@ unless it equals the others.
     python benchmarks/features_file_to_file.py [--quick]
 """
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import functools

@@ -10,8 +10,6 @@ plain reading; other groups are held against theirs by tests alone.
     python benchmarks/features_out_of_core.py [--quick] [--all] [--whole] [--work FOLDER]
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

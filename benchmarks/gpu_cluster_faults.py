@@ -7,8 +7,6 @@ above 0.70 would be one until proven otherwise.
     python benchmarks/gpu_cluster_faults.py --trace FOLDER [--work FOLDER]
 """
 
-from __future__ import annotations
-
 import argparse
 import csv
 import json

@@ -6,8 +6,6 @@ Each part runs in processes of its own, in turn with the peer's; the least user 
 the same command on an empty log or one sample. Datasets and decoded samples are compared before a time is reported.
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import itertools

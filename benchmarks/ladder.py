@@ -8,8 +8,6 @@ also assessed un-accelerated, is the fleet of the README: its picture (docs/imag
 written too.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import subprocess

@@ -5,8 +5,6 @@
 ``predrain serve`` runs in a process of its own on the scores of 10,000 GPUs; every answer's node and tier are checked.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import json

@@ -18,8 +18,6 @@ sampling explains. The intervals resample GPUs; as three measures of a dozen mod
 a twentieth over their number, one-sided. ``--quick`` takes a smaller fleet and fewer trees.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

@@ -6,8 +6,6 @@ The server is a process of its own, and its time is not counted. ``--peer`` runs
 on the same history, and compares the datasets cell by cell.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -10,8 +10,6 @@ exporter pages are handled, when tickets follow the XIDs, and what past incident
 ``telemetry_raw_bz2/nodes_total_gpus_when_good_*.csv.bz2``.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

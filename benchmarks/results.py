@@ -7,8 +7,6 @@ A part of the plan, or another, goes to stdout.
     python benchmarks/results.py [--quick | --first-seed 100 --gpus 200 --days 60] [--scenarios base drift] [--seeds 1]
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

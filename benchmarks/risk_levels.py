@@ -10,8 +10,6 @@ by risk. Intervals are over fleets.
 ``--titan`` adds the forecasts alone for the failures of olcf/TitanGPULife (``gc_full.csv``), by week.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

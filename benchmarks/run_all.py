@@ -8,8 +8,6 @@ passed on as it comes. One that misses its aim keeps its line, one that fails ha
 which were which, and ends with an error if there are any.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -1,7 +1,5 @@
 """Parameters of the features room: decision times, labels, feature groups."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta

@@ -4,8 +4,6 @@ Tasks share nothing but files, and a task that is run twice writes the same byte
 often does not show in what comes out.
 """
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import os

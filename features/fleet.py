@@ -1,9 +1,8 @@
 """The fleet as pairs of node and unit: which rows, samples and stays belong together."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
@@ -34,7 +33,7 @@ class Fleet:
     stay_row: IntArray
 
     @classmethod
-    def of(cls, inventory: pd.DataFrame) -> Fleet:
+    def of(cls, inventory: pd.DataFrame) -> Self:
         """Read an inventory; its order does not matter."""
         stays = Installations.of(inventory)
         keys = list(zip(stays.node.tolist(), stays.units[stays.unit].tolist(), strict=True))

@@ -15,8 +15,6 @@ Three rules, each at the level :data:`LEVEL`; all days are days of UTC, and a no
 * Beginnings. More nodes begin to send within :data:`SOON` days after a failure than can by chance.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from datetime import date
 from typing import Any, Final

@@ -1,7 +1,5 @@
 """Times as int64 milliseconds since 1970 UTC, and columns of text with nulls."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime, timedelta
 from typing import Literal
 

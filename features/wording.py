@@ -1,7 +1,5 @@
 """Names of channels, events and quantities in reasons."""
 
-from __future__ import annotations
-
 import math
 from datetime import timedelta
 

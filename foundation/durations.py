@@ -1,7 +1,5 @@
 """Durations as people write them: ``10m``, ``6h``, ``1h30m``."""
 
-from __future__ import annotations
-
 import re
 from datetime import timedelta
 from typing import Annotated

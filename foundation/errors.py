@@ -1,7 +1,5 @@
 """The one error that a user's input can raise: what was wrong, where, and what to do about it."""
 
-from __future__ import annotations
-
 from typing import Final
 
 _MAX_LENGTH: Final = 5_000

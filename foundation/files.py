@@ -10,8 +10,6 @@ A reader that must not be disturbed takes a :class:`ReadLease`: an old folder is
 removed by the first swap after its last reader.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import fcntl
@@ -25,6 +23,7 @@ import weakref
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
+from typing import Self
 
 from filelock import AcquireReturnProxy, FileLock, Timeout
 
@@ -207,7 +206,7 @@ class FolderSwap:
             Path(self._lock.lock_file).unlink(missing_ok=True)
             self._lock.release()
 
-    def __enter__(self) -> FolderSwap:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(

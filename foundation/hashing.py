@@ -1,7 +1,5 @@
 """SplitMix64's finalizer (Steele, Lea, Flood 2014): a fixed bijection of 64 bits whose output bits look independent."""
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 

@@ -1,7 +1,5 @@
 """Instants as whole milliseconds since 1970 UTC, as they are kept everywhere."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime, timedelta
 from typing import Final
 

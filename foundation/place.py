@@ -1,7 +1,5 @@
 """Where a dataset is: a folder, or a prefix in a bucket of S3-compatible storage."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Running another program for what it prints: never without a time limit, and with no shell between."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

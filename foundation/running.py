@@ -1,7 +1,5 @@
 """What long-running processes share: signals, intervals, backoff, logs of failures, pauses of garbage collection."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import logging

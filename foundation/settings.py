@@ -1,7 +1,5 @@
 """The base of every settings model, ranges of its fields, and files of settings."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 from datetime import timedelta

@@ -1,7 +1,5 @@
 """Slurm's JSON across its versions, whose numbers became objects and states lists; its texts of nodes and GPUs."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import math

@@ -1,7 +1,5 @@
 """Close matches of misspelt names, for error messages."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Iterable
 

@@ -1,7 +1,5 @@
 """Columns of times as int64 milliseconds since 1970 UTC, and columns of text with nulls."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

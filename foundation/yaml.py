@@ -1,7 +1,5 @@
 """Strict YAML: a duplicate key in a mapping is an error; the YAML library would use the last one."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

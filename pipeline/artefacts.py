@@ -11,8 +11,6 @@
     O/evaluation/               the measurements as frames, the folds, the alerts to show, and context.json
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math
@@ -47,7 +45,7 @@ _FIGURES = (
 _COUNTS = ("alerts", "episodes", "episodes_known", "episodes_right", "incidents", "caught")
 _CONTEXT = TypeAdapter(ReportContext)
 
-_FRAMES = tuple(field.name for field in dataclasses.fields(Evaluation) if field.type in ("pd.DataFrame", pd.DataFrame))
+_FRAMES = tuple(field.name for field in dataclasses.fields(Evaluation) if field.type is pd.DataFrame)
 _SCALARS = ("k", "replicates", "nodes", "units", "times", "oracle_coverage", "drain_hours")
 
 

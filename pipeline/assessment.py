@@ -1,7 +1,5 @@
 """The assessment of a fleet: whether its failures are predictable, and what acting on risks would have saved it."""
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """An assessment in words and tables: as text for a terminal, and as a page that needs nothing else."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Sequence

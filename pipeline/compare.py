@@ -1,7 +1,5 @@
 """Two backtests side by side: at equal alerts, on the decisions that both have, with intervals of the difference."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -5,8 +5,6 @@ all machines see. Dask's own wire is pickle, so whoever reaches a scheduler can 
 here speak TLS with a certificate made for the occasion; for other clusters see ``docs/scale.md``.
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import os
@@ -17,7 +15,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
-from typing import Any
+from typing import Any, Self
 
 from features.engine import Item, Result, source_digest
 from foundation.errors import InputError
@@ -59,7 +57,7 @@ class DaskEngine:
             self.check_workers()
             self._closing = closing.pop_all()
 
-    def __enter__(self) -> DaskEngine:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_error: object) -> None:

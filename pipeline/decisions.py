@@ -1,7 +1,5 @@
 """Promised precisions, further horizons and unforeseen failures of a backtest, as its report and bundles take them."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path

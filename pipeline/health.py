@@ -1,7 +1,5 @@
 """Health of a bundle in operation: recent rows of a feature matrix against what the bundle was fitted on."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timedelta

@@ -1,7 +1,5 @@
 """The stage from a dataset to its feature matrix; apart, so that `predrain features` loads no learner."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

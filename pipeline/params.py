@@ -1,7 +1,5 @@
 """Parameters: params.yaml and its overrides, merged, validated, with the nearest valid name for a wrong one."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """From challenger to champion: compare, evaluate, move the alias, record; and back again."""
 
-from __future__ import annotations
-
 import json
 import os
 import tempfile

@@ -1,7 +1,5 @@
 """Where a result comes from: the code revision, the versions of the libraries that made it, and the fleet."""
 
-from __future__ import annotations
-
 import hashlib
 import subprocess
 from collections.abc import Collection, Iterable

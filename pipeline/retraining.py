@@ -5,8 +5,6 @@ newest decisions represents it; and the newest fit itself must not be far from w
 since.
 """
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Callable
 from datetime import datetime, timedelta

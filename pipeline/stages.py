@@ -1,7 +1,5 @@
 """The stages of the main job, each a function from files to files; dvc.yaml and the command run these."""
 
-from __future__ import annotations
-
 import platform
 from collections.abc import Callable
 from datetime import datetime

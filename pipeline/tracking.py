@@ -1,7 +1,5 @@
 """What a run leaves in MLflow: a backtest and a training, each as one run."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path

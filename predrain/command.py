@@ -1,7 +1,5 @@
 """The ``predrain`` command: collects the verbs; each verb imports what it needs only when it runs."""
 
-from __future__ import annotations
-
 import sys
 from typing import Annotated, Any
 

@@ -1,7 +1,5 @@
 """``predrain import``: Parquet, CSV and kernel logs into a validated dataset."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path

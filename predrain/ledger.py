@@ -1,7 +1,5 @@
 """``predrain ledger``: why a node was treated so, what was decided when, and whether it would be decided so again."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Annotated, Any

@@ -1,7 +1,5 @@
 """``predrain simulate``: write a simulated fleet as a dataset."""
 
-from __future__ import annotations
-
 from datetime import UTC
 from pathlib import Path
 from typing import Annotated, Any

@@ -1,7 +1,5 @@
 """The log as lines of JSON: messages of the process, and one line a request."""
 
-from __future__ import annotations
-
 import json
 import logging
 import sys

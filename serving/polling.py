@@ -1,7 +1,5 @@
 """Looks at something that changes, again and again, in a thread of its own."""
 
-from __future__ import annotations
-
 import logging
 import threading
 from collections.abc import Callable

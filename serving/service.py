@@ -1,7 +1,5 @@
 """The service: its two applications, which paths answer without a token, and whether it is ready."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path

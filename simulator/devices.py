@@ -1,7 +1,5 @@
 """What a device and a degradation look like in telemetry: per-device constants and the table of signatures."""
 
-from __future__ import annotations
-
 from enum import IntEnum
 
 import numpy as np

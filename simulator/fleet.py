@@ -1,7 +1,5 @@
 """The fleet before anything happens: racks, nodes, their static traits, and what is planned for them."""
 
-from __future__ import annotations
-
 import hashlib
 from dataclasses import dataclass
 from typing import Final

@@ -6,8 +6,6 @@ multiplier (batch, age, position, lemon node, acceleration); what happens inside
 as long and as dangerous on every GPU, so that acceleration keeps the structure of the precursors.
 """
 
-from __future__ import annotations
-
 import math
 from enum import IntEnum
 from typing import NamedTuple

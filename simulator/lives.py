@@ -4,8 +4,6 @@ Exact simulation of a continuous-time chain: between two instants at which a rat
 ends) the time to the next transition is exponential.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

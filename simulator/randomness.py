@@ -4,8 +4,6 @@ Compiled code uses SplitMix64 (Steele, Lea, Flood 2014) in a one-element array; 
 same way.
 """
 
-from __future__ import annotations
-
 import math
 from enum import IntEnum
 

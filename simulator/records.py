@@ -1,7 +1,5 @@
 """What gets written down on a node: XIDs, tickets, repairs, drains, driver changes; and what counters saw of it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from enum import IntEnum
 

@@ -5,8 +5,6 @@ reset. Within a UTC day the multiplier is constant, so survival is a product of 
 over (lemon, degradation); the recurrence after a reset is an independent competing risk with a known law.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from functools import cache

@@ -1,7 +1,5 @@
 """One simulation before any telemetry: the scenario's laws, and every node's life, records and jobs."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

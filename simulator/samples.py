@@ -3,8 +3,6 @@
 A sample depends on the hidden state at its time and before, never on what comes after.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numba

@@ -1,7 +1,5 @@
 """Writing a simulated fleet as a dataset, and its truth next to it."""
 
-from __future__ import annotations
-
 import os
 import threading
 from collections.abc import Callable

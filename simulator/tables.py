@@ -1,7 +1,5 @@
 """The small tables of a simulated dataset: inventory, events, jobs."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pandas as pd

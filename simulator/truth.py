@@ -1,7 +1,5 @@
 """The truth folder: what really happened and how likely it was. Only the evaluation reads it."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What runs on a node: gang jobs one after the other, ended early by failures, drains and application errors."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import numba

@@ -1,7 +1,5 @@
 """What is changed of a fleet so that nothing, or one known thing, can be found in it: incidents and owners."""
 
-from __future__ import annotations
-
 import hashlib
 from datetime import datetime, timedelta
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What a run of the null check found, next to what chance gives, and whether that is more than sampling explains."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Any

@@ -1,7 +1,5 @@
 """The runs of the null check on simulated fleets, and whether each came out as it must."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta

@@ -1,7 +1,5 @@
 """The task that all peers do: trailing windows of samples at decision times, Parquet in, Parquet out."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta

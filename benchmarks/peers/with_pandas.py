@@ -1,7 +1,5 @@
 """The task with pandas: rolling windows unit by unit, read at rows put in at the decision times."""
 
-from __future__ import annotations
-
 import numpy as np
 import pandas as pd
 

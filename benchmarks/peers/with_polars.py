@@ -1,7 +1,5 @@
 """The task with Polars: dynamic groups at the decision times, lazily, one window after the other."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime, timedelta
 
 import polars as pl

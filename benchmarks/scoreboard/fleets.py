@@ -11,8 +11,6 @@
     WORK/FLEET/KEY/facts.json        budget, promises; written last: without it the fleet is not finished
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import resource

@@ -1,7 +1,5 @@
 """Counts of a fleet's alerts that add up over fleets, on its nodes as they are and on resamples of them."""
 
-from __future__ import annotations
-
 import json
 import zlib
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """The page of results in Markdown: every number and every verdict comes from the counts."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """What compiling the feature kernels costs, once a machine: a tiny fleet's features with an empty cache of Numba's."""
 
-from __future__ import annotations
-
 import json
 import sys
 import tempfile

@@ -4,8 +4,6 @@ Written as a dataset, bucket by bucket. Nothing is learned from it; the simulato
 million samples this way takes minutes.
 """
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Run a part of a benchmark in a separate process, to measure its memory; free ports."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import os

@@ -1,7 +1,5 @@
 """What folds become: the result's frames, the alerts that a cool-down leaves, and the list of what was left out."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any

@@ -4,13 +4,11 @@ What is promised is the precision of drains, which are a node's episodes as :mod
 are about nodes, as :mod:`evaluation.metrics.scored` has them, and the bound is in :mod:`policy.thresholds`.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import pandas as pd
@@ -245,7 +243,7 @@ class _Judged:
     reach_ms: int
 
     @classmethod
-    def of(cls, models: _Replayed, final: Labels, groups: IncidentGroups, reach_ms: int) -> _Judged:
+    def of(cls, models: _Replayed, final: Labels, groups: IncidentGroups, reach_ms: int) -> Self:
         rows = np.arange(len(models.time))
         nodes = models.nodes(rows, final)
         first = nodes.first

@@ -5,8 +5,6 @@ Pure: from two sets of predictions of the same rows to a verdict of one row a cr
 precision, the one criterion that must be shown, is not undecided.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime

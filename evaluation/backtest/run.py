@@ -1,7 +1,5 @@
 """The backtest: every refit in its order, or several at a time, and what they became as one result."""
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import json
@@ -14,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -156,7 +154,7 @@ class RefitTask:
     name: str = "refit"
 
     @classmethod
-    def of(cls, matrix: Matrix, setup: BacktestSetup) -> RefitTask:
+    def of(cls, matrix: Matrix, setup: BacktestSetup) -> Self:
         """Make a task; raises ``InputError`` if the matrix is not in a folder."""
         path = getattr(matrix, "path", None)
         if path is None:

@@ -1,7 +1,5 @@
 """Sliding training: which models score each fold, and one fold fitted and scored without knowing the others."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta

@@ -1,7 +1,5 @@
 """Separate the causes of drift: from what moved, where and when, to verdicts."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 

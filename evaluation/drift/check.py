@@ -1,7 +1,5 @@
 """One check for drift: recent rows and outcomes against what the models in use were fitted on."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Which features and channels moved against the reference, and which did so because a driver or exporter changed."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass

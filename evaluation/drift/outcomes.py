@@ -1,7 +1,5 @@
 """What became of risks and alerts as outcomes came in: failure rates, precision, calibration, with exact intervals."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta

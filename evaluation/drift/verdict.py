@@ -1,7 +1,5 @@
 """The result of a drift check: separate causes, each as text with the facts behind it; also as tables of a backtest."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import timedelta

@@ -1,7 +1,5 @@
 """Models against each other on the same bootstrap samples, and at equal numbers of alerts."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Estimates of one model and variant: every statistic, and the same on bootstrap resamples of nodes."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What a backtest's predictions were worth: every model and variant, pooled and by fold, with intervals by node."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from datetime import datetime, timedelta

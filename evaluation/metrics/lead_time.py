@@ -1,7 +1,5 @@
 """Per-incident outcome of a model: caught or missed, lead time, and whether the node ranked in the top 5 %."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

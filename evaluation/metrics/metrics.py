@@ -4,10 +4,8 @@ Every ranking metric is a function of how many labelled rows of each unit are in
 that the point estimate and all bootstrap replicates come from one sparse product (see :class:`Ranking`).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -48,7 +46,7 @@ class Ranking:
     negatives: sparse.csr_array
 
     @classmethod
-    def build(cls, score: ArrayLike, positive: ArrayLike, unit: ArrayLike | None = None, units: int = 1) -> Ranking:
+    def build(cls, score: ArrayLike, positive: ArrayLike, unit: ArrayLike | None = None, units: int = 1) -> Self:
         """Condense labelled rows.
 
         ``score``: higher means more suspicious; finite. Integers of small range are sorted several times as fast; shape
@@ -290,9 +288,7 @@ class UnitFigures:
     calibration: Calibration
 
     @classmethod
-    def of(
-        cls, label: np.ndarray, risk: Floats, alert: Bools, incident: Ints, cluster: Ints, clusters: int
-    ) -> UnitFigures:
+    def of(cls, label: np.ndarray, risk: Floats, alert: Bools, incident: Ints, cluster: Ints, clusters: int) -> Self:
         """Count rows of units; ``label`` is 1, 0 or -1, ``cluster`` that of the unit's node; shape (rows,)."""
         known, positive = np.flatnonzero(label >= 0), label == 1
         group, right = cluster[known], positive[known]

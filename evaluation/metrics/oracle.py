@@ -1,7 +1,5 @@
 """The oracle: what a model would reach that knew the simulator's true risk. Only the evaluation may read that."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 from pathlib import Path
 

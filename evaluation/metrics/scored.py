@@ -6,11 +6,10 @@ inside an incident, or left, makes an alert of its healthy neighbour neither rig
 are nodes a row is as it was predicted.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Self
 
 import numpy as np
 import pandas as pd
@@ -49,7 +48,7 @@ class Incidents:
     def of(
         cls, *, row: Ints, number: Ints, cause: Ints, node: Ints, start_ms: Ints, failure_class: pd.Series,
         shared: Ints, nodes: int,
-    ) -> Incidents:  # fmt: skip
+    ) -> Self:  # fmt: skip
         """Read positive rows of units.
 
         ``row``: the row of the node; ``number``, ``cause``: node incident and common cause; ``start_ms``: start of the
@@ -243,7 +242,7 @@ class Grouping:
     speaks: Bools
 
     @classmethod
-    def of(cls, time: Ints, node: Ints, label: np.ndarray) -> Grouping:
+    def of(cls, time: Ints, node: Ints, label: np.ndarray) -> Self:
         """Group rows by time and node."""
         order = np.lexsort((node, time))
         starts = np.flatnonzero(group_starts(time[order], node[order]))

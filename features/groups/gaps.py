@@ -4,12 +4,10 @@ A GPU that is about to fall off the bus often stops answering first; a hung expo
 in trouble stops reporting single channels.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -79,7 +77,7 @@ class GapPlan:
     @classmethod
     def of(
         cls, layout: ChannelLayout, windows: Sequence[timedelta], *, step: timedelta, delay: timedelta, unit: str
-    ) -> GapPlan:
+    ) -> Self:
         """Plan the group for a dataset with telemetry."""
         larger = 1 if len(windows) > 1 else 0
         columns = [FeatureColumn.of("gaps", "samples", "missing", window=window) for window in windows]

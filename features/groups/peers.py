@@ -10,10 +10,9 @@ fleet of the last grid time before it, so that what the fleet costs does not gro
 newest value is not compared with an older median: the fleet's load changes through the day.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
@@ -52,7 +51,7 @@ class PeerPlan:
     fleet: IntArray
 
     @classmethod
-    def of(cls, layout: ChannelLayout, window: timedelta, *, unit: str) -> PeerPlan:
+    def of(cls, layout: ChannelLayout, window: timedelta, *, unit: str) -> Self:
         """Plan the group for a dataset with telemetry."""
         first = WindowPlan.peers(layout, window)
         columns: list[FeatureColumn] = []

@@ -1,10 +1,9 @@
 """Feature group ``workload``: how the unit is used, which wears it and explains what it reports."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
@@ -51,7 +50,7 @@ class WorkloadPlan:
     power_high: int
 
     @classmethod
-    def of(cls, layout: ChannelLayout, windows: Sequence[timedelta]) -> WorkloadPlan:
+    def of(cls, layout: ChannelLayout, windows: Sequence[timedelta]) -> Self:
         """Plan the group."""
         larger = 1 if len(windows) > 1 else 0
         gauges = {channel.name for channel in layout.gauges}

@@ -1,12 +1,10 @@
 """Events of a fleet as facts: what each tells of which unit, and from when it is known."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import pandas as pd
@@ -73,7 +71,7 @@ class EventArrays:
     count: Int64Array
 
     @classmethod
-    def of(cls, events: pd.DataFrame, stays: Installations, *, as_of_ms: int = NEVER) -> EventArrays:
+    def of(cls, events: pd.DataFrame, stays: Installations, *, as_of_ms: int = NEVER) -> Self:
         """Read events, leaving out those not known at ``as_of_ms``.
 
         Raises ``InputError`` if an event has no time or no known-at time.

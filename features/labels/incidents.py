@@ -9,8 +9,6 @@ there would count one fault eight times. It is part of the node's history. Where
 the inventory) it is the node's incident.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterator
 from datetime import datetime, timedelta

@@ -1,7 +1,5 @@
 """Labels: whether an incident of the unit starts in (t + gap, t + gap + horizon], as far as it is known."""
 
-from __future__ import annotations
-
 from datetime import datetime
 
 import numpy as np

@@ -5,13 +5,11 @@ is a ``maintenance`` event at its start. Its code is the planned end (ISO 8601, 
 lasts until the next event of the same GPU or node with the code ``end``, a month at most.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import pandas as pd
@@ -47,7 +45,7 @@ class Maintenance:
     reach: Int64Array
 
     @classmethod
-    def of(cls, facts: EventArrays, stays: Installations) -> Maintenance:
+    def of(cls, facts: EventArrays, stays: Installations) -> Self:
         """Read the windows that facts tell of."""
         windows = list(_windows(facts))
         wide = [window for window in windows if isinstance(window[0], str)]

@@ -4,8 +4,6 @@ Draining empties a node, so the failures of its units within minutes are one eve
 feed takes many nodes at one instant: however many incidents it makes, it is one piece of evidence.
 """
 
-from __future__ import annotations
-
 from datetime import timedelta
 
 import numpy as np

@@ -5,8 +5,6 @@ nothing large is sent to the machines of a cluster, and each of them finds out b
 and runs the same code.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
@@ -16,7 +14,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -93,7 +91,7 @@ class BuildInputs:
     times: PartTimes
 
     @classmethod
-    def of(cls, order: BuildOrder, dataset: Dataset) -> BuildInputs:
+    def of(cls, order: BuildOrder, dataset: Dataset) -> Self:
         """Read events and inventory, and plan columns and parts of the matrix of a dataset."""
         config = order.config
         events, inventory = reported(dataset.events(), config.features.delay), dataset.inventory()
@@ -180,7 +178,7 @@ class Build:
         self._guard = threading.Lock()
 
     @classmethod
-    def join(cls, order: BuildOrder) -> Build:
+    def join(cls, order: BuildOrder) -> Self:
         """Join a build that another machine has started.
 
         Raises ``InputError`` if this machine does not see the dataset or the folder of the matrix, or runs other code.

@@ -1,7 +1,5 @@
 """Decision rows: which units are scored at which times, and the extra training rows off the decision grid."""
 
-from __future__ import annotations
-
 import hashlib
 from datetime import datetime
 

@@ -1,7 +1,5 @@
 """Live rows: what a matrix would hold at one decision time, from the recent samples alone, through the same code."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime

@@ -11,12 +11,11 @@
       matrix.json          columns, settings, provenance; written last
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 from functools import cached_property
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
@@ -45,7 +44,7 @@ class FeatureMatrix:
         self._incidents: dict[datetime | None, pd.DataFrame] = {}
 
     @classmethod
-    def open(cls, path: Path) -> FeatureMatrix:
+    def open(cls, path: Path) -> Self:
         """Open a matrix; ``InputError`` if there is none, or it is damaged."""
         path = Path(path)
         recover_folder(path)

@@ -1,7 +1,5 @@
 """What a feature matrix says of itself: the content of its matrix.json, and the names of its files and key columns."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,11 +1,9 @@
 """The plan of a matrix: which columns it has, and the plans of its groups that fill them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Literal
+from typing import Literal, Self
 
 from features.config import GROUPS, FeatureSection, Group
 from features.groups.gaps import GapPlan
@@ -46,7 +44,7 @@ class FeaturePlan:
     static: StaticPlan | None
 
     @classmethod
-    def of(cls, config: MatrixConfig, static: StaticPlan | None) -> FeaturePlan:
+    def of(cls, config: MatrixConfig, static: StaticPlan | None) -> Self:
         """Make a plan; without channels only ``history`` and ``static`` have columns.
 
         Raises ``InputError`` if ``features.channels`` names a channel that is not there.

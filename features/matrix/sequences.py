@@ -6,12 +6,11 @@ whole steps that ended by t - delay, and holds nothing that was not known at t. 
 newest whole step may have ended up to one step earlier.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
@@ -53,7 +52,7 @@ class SequencePlan:
     delay_ms: int
 
     @classmethod
-    def of(cls, config: MatrixConfig) -> SequencePlan:
+    def of(cls, config: MatrixConfig) -> Self:
         """Plan the windows of a dataset.
 
         Raises ``InputError`` if a channel is not there or is neither gauge nor counter, or ``auto`` finds none.
@@ -124,7 +123,7 @@ class StepAxis:
     count: int
 
     @classmethod
-    def over(cls, plan: SequencePlan, decision: DecisionSection, begin_ms: int, end_ms: int) -> StepAxis:
+    def over(cls, plan: SequencePlan, decision: DecisionSection, begin_ms: int, end_ms: int) -> Self:
         """Lay whole steps over a span so that they end at decision times on the grid, less the delay."""
         anchor = instant_ms(decision.origin) - plan.delay_ms
         first = begin_ms + (anchor - begin_ms) % plan.step_ms

@@ -6,8 +6,6 @@ rise. Where a sample has its own rise within the step (``X_rise``, from a roll-u
 if no step ended in the window; changes are NaN if no value is known in it.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import numpy.typing as npt
 from numba import njit

@@ -8,8 +8,6 @@ Nodes hold all gauges of a field side by side: a row's visits are gone through o
 gauges in one loop without branches. Selects replace branches for unknown values.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import numpy.typing as npt
 from numba import njit

@@ -1,9 +1,8 @@
 """How the channels of a dataset lie in the arrays that the kernels read."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
@@ -34,7 +33,7 @@ class ChannelLayout:
     rises: Mapping[str, int]
 
     @classmethod
-    def of(cls, channels: Mapping[str, Channel]) -> ChannelLayout:
+    def of(cls, channels: Mapping[str, Channel]) -> Self:
         """Sort the channels of a dataset (roll-ups among them) into a layout."""
         base: dict[str, list[Channel]] = {"gauge": [], "counter": [], "flags": [], "enum": []}
         owners = {name: _rolled_up(name, channels) for name in channels}

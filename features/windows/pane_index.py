@@ -6,11 +6,9 @@ never on where a dataset begins, so a live row that is given only the samples of
 a training row and is bit-identical with it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import numpy as np
 from numba import njit
@@ -35,7 +33,7 @@ class PaneSpec:
     look_back: int
 
     @classmethod
-    def of(cls, *, every: int, origin: int, delay: int, step: int, look_back: int) -> PaneSpec:
+    def of(cls, *, every: int, origin: int, delay: int, step: int, look_back: int) -> Self:
         """Choose panes for a decision grid: rows of the grid begin and, where windows allow, end at their borders.
 
         ``every``, ``origin``: ``decision.every`` and ``decision.origin``, milliseconds.

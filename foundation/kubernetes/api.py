@@ -1,7 +1,5 @@
 """How a Kubernetes API server may answer, and the bounds of what collectors and the scheduler ask of it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime

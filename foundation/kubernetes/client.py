@@ -5,8 +5,6 @@ pool. Objects are read as plain JSON rather than as the package's models: those 
 age sends, and drop the fields that they do not know from what is written back.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import threading

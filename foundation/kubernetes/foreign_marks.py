@@ -1,7 +1,5 @@
 """What other tools say on a node about what they do with it: a catalogue as data, which settings extend."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from fnmatch import fnmatchcase

@@ -4,8 +4,6 @@ Such a value is typed by hand, so its spelling varies. What cannot be read is ne
 ``None`` as the safer of the two, and report the value.
 """
 
-from __future__ import annotations
-
 from typing import Final
 
 _ON: Final = frozenset({"true", "t", "yes", "y", "on", "1", "enable", "enabled"})

@@ -1,7 +1,5 @@
 """Quantities of Kubernetes resources, such as ``2``, ``500m``, ``8Gi`` or ``1e3``."""
 
-from __future__ import annotations
-
 import re
 from decimal import Decimal
 from typing import Final

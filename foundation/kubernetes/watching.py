@@ -5,8 +5,6 @@ that nothing is missed while a connection is down; where the server no longer ha
 the tracker compares the listing with what it knew.
 """
 
-from __future__ import annotations
-
 import logging
 import time
 from abc import ABC, abstractmethod

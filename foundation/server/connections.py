@@ -4,8 +4,6 @@ Any client that reaches the port may open connections before it shows a token. u
 two requests, but waits without end for the rest of a request's head.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import functools

@@ -1,9 +1,8 @@
 """Why a request was not taken, in the form of RFC 9457."""
 
-from __future__ import annotations
-
 import json
 from http import HTTPStatus
+from typing import Self
 
 _RETRY_AFTER_S = 5
 
@@ -19,17 +18,17 @@ class RequestRefused(Exception):
         self.retry_after_s = retry_after_s
 
     @classmethod
-    def unreadable(cls, detail: str) -> RequestRefused:
+    def unreadable(cls, detail: str) -> Self:
         """Return the refusal of a body that is damaged, or of another format."""
         return cls(400, detail[:500], "garbage")
 
     @classmethod
-    def too_large(cls, detail: str) -> RequestRefused:
+    def too_large(cls, detail: str) -> Self:
         """Return the refusal of a body over a limit."""
         return cls(413, detail, "too_large")
 
     @classmethod
-    def busy(cls, detail: str, reason: str) -> RequestRefused:
+    def busy(cls, detail: str, reason: str) -> Self:
         """Return the refusal of a request that will be taken when it is sent again."""
         return cls(503, detail, reason, retry_after_s=_RETRY_AFTER_S)
 

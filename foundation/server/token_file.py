@@ -1,7 +1,5 @@
 """Bearer tokens from a file that may change while a service runs; a plain hash suffices, for tokens are random."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import hmac

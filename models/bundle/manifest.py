@@ -1,7 +1,5 @@
 """The manifest of a bundle: what it holds, which files it lists, and what is refused; needs no learner's library."""
 
-from __future__ import annotations
-
 import hashlib
 import importlib.metadata
 import json

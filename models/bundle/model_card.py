@@ -1,7 +1,5 @@
 """The model card of a bundle: what it is for, what it was made from, how good it was, what it cannot do."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Mapping

@@ -5,8 +5,6 @@ of types. Nothing here pickles. XGBoost and LightGBM trust the files that they r
 hash of each file.
 """
 
-from __future__ import annotations
-
 import hashlib
 import io
 import json

@@ -5,8 +5,6 @@ format; ``MODEL_CARD.md`` says what the models are for. Scores after loading are
 before saving.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """From scores to risks: a monotone map fitted on a slice of time that the frozen model has not been fitted on."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Literal
 

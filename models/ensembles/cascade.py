@@ -1,7 +1,5 @@
 """The cascade ensemble: each stage passes on only the suspicious rows, and the last stage gives the score."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

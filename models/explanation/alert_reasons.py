@@ -1,7 +1,5 @@
 """Why the profile alerted, asked fold by fold: only the models that gave an alert can say, and they are not kept."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final

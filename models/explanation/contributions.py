@@ -9,8 +9,6 @@ therefore be weighed as the ensemble weighs it. Networks on sequences say what t
 is put to its median, baselines what their points lose when a feature is unknown: neither adds up.
 """
 
-from __future__ import annotations
-
 import functools
 import warnings
 from collections.abc import Callable, Sequence

@@ -1,11 +1,9 @@
 """Reasons, as text, of what each feature added to a score; knows nothing of learners, nor of their libraries."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import numpy as np
 
@@ -73,7 +71,7 @@ class ReasonPlan:
     most: Mapping[tuple[str, timedelta | None], int]
 
     @classmethod
-    def of(cls, columns: Sequence[FeatureColumn]) -> ReasonPlan:
+    def of(cls, columns: Sequence[FeatureColumn]) -> Self:
         """Plan the reasons of a matrix's columns."""
         keys = [reason_group(column) for column in columns]
         number = {key: at for at, key in enumerate(dict.fromkeys(keys))}

@@ -1,7 +1,5 @@
 """Baselines, which learn nothing: chance, the count of past faults, and the vendor's own thresholds."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta

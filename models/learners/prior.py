@@ -4,8 +4,6 @@ Columns are matched by name. A split on a column that a matrix lacks is cut out 
 value goes. So the prior, laid onto a matrix's columns, is an ordinary LightGBM model of that matrix.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

@@ -8,8 +8,6 @@ first champion gets the alias first: a list without an alias is then always the 
 than "no champion yet".
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager

@@ -3,8 +3,6 @@
 MLflow runs this file where a model is loaded or served; no other module imports it.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -4,8 +4,6 @@ The store is a database (``sqlite:///``); MLflow 3 refuses its old folder of fil
 telemetry is switched off before the import. Other modules reach MLflow through :func:`opened_store`.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import logging

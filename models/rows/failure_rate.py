@@ -6,8 +6,6 @@ and the weight of each is its probability given how many incidents the earlier w
 model averaging). Counts are negative binomial of several sizes: incidents that cluster are weaker evidence.
 """
 
-from __future__ import annotations
-
 from datetime import timedelta
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Ranks within a decision time, with ties broken by the identity of a unit, not its row; stable hashes."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterable, Sequence
 from typing import Any

@@ -5,12 +5,10 @@ clock instead of the failure. So negatives are drawn at the positives' own times
 until positives and negatives are in the same proportion on the grid, off it, and at each time off it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import numpy as np
 import pandas as pd
@@ -75,7 +73,7 @@ class TrainingRows:
     node: Ints
 
     @classmethod
-    def of(cls, frame: pd.DataFrame) -> TrainingRows:
+    def of(cls, frame: pd.DataFrame) -> Self:
         """Read :attr:`Matrix.rows`."""
         established = np.full(len(frame), -NEVER, dtype=np.int64)
         if "established_at" in frame.columns:
@@ -120,7 +118,7 @@ class Labels:
     incident: Ints
 
     @classmethod
-    def of(cls, frame: pd.DataFrame) -> Labels:
+    def of(cls, frame: pd.DataFrame) -> Self:
         """Read what :meth:`Matrix.labels` gives."""
         incident = frame["incident"] if "incident" in frame.columns else pd.Series(-1, index=frame.index, dtype="Int64")
         return cls(

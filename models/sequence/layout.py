@@ -1,14 +1,12 @@
 """Where a raw window and the static features are in a row, and how a network takes them: scaled, unknown marked."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.metadata
 import importlib.util
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -72,7 +70,7 @@ class SequenceLayout:
     categories: tuple[int, ...] = ()
 
     @classmethod
-    def plain(cls, features: int) -> SequenceLayout:
+    def plain(cls, features: int) -> Self:
         """Take every feature for a step of a single channel."""
         return cls(0, features, 1)
 
@@ -164,7 +162,7 @@ class SequenceScaler:
     static_scale: Float32Array
 
     @classmethod
-    def fit(cls, X: np.ndarray, layout: SequenceLayout) -> SequenceScaler:
+    def fit(cls, X: np.ndarray, layout: SequenceLayout) -> Self:
         """Learn centre and scale from training rows, shape (n, features); NaN: unknown."""
         some = X[:: -(-len(X) // _ROWS)]
         window, static = layout.split(some)

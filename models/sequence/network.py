@@ -4,8 +4,6 @@ Nothing here touches PyTorch's global random state: weights and the order of bat
 so two networks may be fitted in two concurrent threads and each gets the same bits as alone.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager

@@ -5,8 +5,6 @@ all others are wrapped to see the columns before the window, and what is built o
 scoring, explanation) need not know. Runs without a sequence learner have exactly the matrix's own rows.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Iterable, Sequence

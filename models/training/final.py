@@ -1,7 +1,5 @@
 """The fit as of the end of the data, for the bundle."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from datetime import datetime, timedelta
 

@@ -1,7 +1,5 @@
 """What one refit makes: fitted learners, ensembles and calibrators, and the one way in which rows are scored."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta

@@ -1,7 +1,5 @@
 """When a backtest tests: its first and last decision time, its refits, and its alert budget."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 

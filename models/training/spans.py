@@ -1,7 +1,5 @@
 """Which training window to fit on: a fixed one, the whole history, or the best of several on later, purged tails."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 

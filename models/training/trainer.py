@@ -1,7 +1,5 @@
 """One refit: choose the span, choose the rows, fit every learner once, build the ensembles on them, calibrate."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import threading

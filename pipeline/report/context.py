@@ -1,7 +1,5 @@
 """What a report needs in addition to the evaluation: the dataset, the choices made, the folds, the alerts to show."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta

@@ -1,7 +1,5 @@
 """The report's section on decisions: what may be promised, at what recall, and what no threshold can catch."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

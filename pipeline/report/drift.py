@@ -1,7 +1,5 @@
 """The report's section on what changed: verdicts, precision and calibration over time."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pandas as pd

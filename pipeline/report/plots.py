@@ -5,8 +5,6 @@ colours are the Okabe-Ito palette, which colour-blind readers distinguish on bot
 well.
 """
 
-from __future__ import annotations
-
 import io
 import re
 from collections.abc import Callable, Mapping

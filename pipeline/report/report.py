@@ -1,7 +1,5 @@
 """Write the report: one HTML file that needs nothing else, byte-identical for the same results."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The report's summary: a few sentences, every number of which comes from the evaluation."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pandas as pd

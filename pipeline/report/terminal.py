@@ -1,7 +1,5 @@
 """The summary of a backtest for the terminal: the table that a reader looks at first, and where the page is."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A dataset from a fleet's own sources: the history of a Prometheus, or files, with tickets, kernel logs and jobs."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Callable

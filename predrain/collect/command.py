@@ -1,7 +1,5 @@
 """The group of verbs ``predrain collect``."""
 
-from __future__ import annotations
-
 import typer
 
 from predrain.collect.compact import compact

@@ -1,7 +1,5 @@
 """``predrain collect kernel-log``: XIDs, losses, driver loads and boots from the kernel's own messages."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated, Any
 

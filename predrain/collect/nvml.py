@@ -1,7 +1,5 @@
 """``predrain collect nvml``: the GPUs of this node, read from the driver."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import typer

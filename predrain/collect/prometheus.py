@@ -1,7 +1,5 @@
 """``predrain collect prometheus``: the history that a Prometheus server has, into a dataset."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

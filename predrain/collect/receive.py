@@ -1,7 +1,5 @@
 """``predrain collect receive``: an endpoint for Prometheus' remote write and for pushes of other collectors."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """``predrain collect slurm`` and ``kubernetes``: drains, repairs, trouble and jobs from the schedulers."""
 
-from __future__ import annotations
-
 from contextlib import closing
 from pathlib import Path
 from typing import Annotated

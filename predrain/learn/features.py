@@ -1,7 +1,5 @@
 """``predrain features``: a dataset becomes a feature matrix."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """``predrain init``: a folder of the operator's own, with parameters, a DVC pipeline and what git leaves out."""
 
-from __future__ import annotations
-
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, Final

@@ -1,7 +1,5 @@
 """``predrain prepare``: the first stage of ``dvc repro``; brings the dataset of a run to one place."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from pathlib import Path

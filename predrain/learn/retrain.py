@@ -1,7 +1,5 @@
 """``predrain retrain``: the newest fit in the champion's place, past a gate; once or on an interval."""
 
-from __future__ import annotations
-
 import json
 import sys
 from datetime import UTC, datetime

@@ -1,7 +1,5 @@
 """``predrain train``: fit the models on the newest span of a feature matrix and save them as a bundle."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

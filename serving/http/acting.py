@@ -1,7 +1,5 @@
 """Follows what the controller decided last, so that the scheduler extender acts no harder than the controller."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Mapping
 from datetime import datetime

@@ -1,7 +1,5 @@
 """A FastAPI application as both ports have it: refusals are problems (RFC 9457), and a token is asked for by route."""
 
-from __future__ import annotations
-
 from typing import Any, Final
 
 from fastapi import Depends, FastAPI, Request, Response, Security

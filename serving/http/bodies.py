@@ -1,7 +1,5 @@
 """Bodies of requests and answers: strict JSON, and what a refusal says of a wrong value."""
 
-from __future__ import annotations
-
 import json
 from codecs import BOM_UTF8
 from typing import Any, Final

@@ -5,8 +5,6 @@ Protocol: ``k8s.io/kube-scheduler/extender/v1`` (``ExtenderArgs``, ``ExtenderFil
 Nodes are named, as kube-scheduler does with ``nodeCacheCapable: true``.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence

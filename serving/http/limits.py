@@ -1,7 +1,5 @@
 """Work in threads with a bounded queue, and the host names under which a service without tokens answers."""
 
-from __future__ import annotations
-
 import asyncio
 import ipaddress
 import re

@@ -1,7 +1,5 @@
 """The service's own numbers, as Prometheus reads them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime

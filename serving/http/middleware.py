@@ -1,7 +1,5 @@
 """The one middleware: who asks, how much of whom is let in, bounded bodies, slow clients, and what is logged of it."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import secrets

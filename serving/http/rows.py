@@ -3,8 +3,6 @@
 Only here and where the model is loaded is numpy needed; look-ups of nodes never come here.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Any, Final

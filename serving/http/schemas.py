@@ -1,7 +1,5 @@
 """Shapes of what the API takes and answers: the OpenAPI document is made of them. Hot answers are written past them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from datetime import datetime
 from typing import Annotated, Any, Final, Literal

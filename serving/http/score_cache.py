@@ -1,7 +1,5 @@
 """Keeps the newest scores in memory: a thread polls for newer ones, and requests use the newest."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace

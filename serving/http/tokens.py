@@ -1,7 +1,5 @@
 """Bearer tokens with scopes, from a file that holds their hashes and may be changed while the service runs."""
 
-from __future__ import annotations
-
 import base64
 import re
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Small plots as inline SVG: no script, no style attribute, colours by class so that light and dark pages differ."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The fleet as rows of a table: nodes or GPUs, filtered, sorted and cut into pages."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime

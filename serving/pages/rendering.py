@@ -1,7 +1,5 @@
 """Pages from templates, with the headers that every page carries."""
 
-from __future__ import annotations
-
 import gzip
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta

@@ -1,7 +1,5 @@
 """The pages' routes: the fleet, a node, a GPU, what came of alerts, the ledger, the API's description."""
 
-from __future__ import annotations
-
 import contextlib
 import re
 from collections import Counter

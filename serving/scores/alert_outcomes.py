@@ -1,7 +1,5 @@
 """Outcomes of the alerts so far, evaluated by the events of the dataset whenever a decision is written."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections import Counter, defaultdict

@@ -1,7 +1,5 @@
 """Batch scoring: the whole fleet at one decision time, once however often asked, and until when its risks hold."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections import Counter

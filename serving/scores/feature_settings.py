@@ -1,7 +1,5 @@
 """From a bundle to the settings that its features were made with, so that live rows have the same columns."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any

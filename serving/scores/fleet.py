@@ -1,7 +1,5 @@
 """A fleet's scores seen by node: which nodes are at risk now, and by how much."""
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Sequence

@@ -5,8 +5,6 @@ is true of all of them; ``fleet.json`` has the places of units and the outcomes 
 all of it, and never loads pandas.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import logging
@@ -15,7 +13,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from foundation.errors import InputError
 from policy.risk_record import FORMAT, RiskRecord
@@ -59,7 +57,7 @@ class Scores:
     summary: Mapping[str, Any]
 
     @classmethod
-    def of(cls, records: Iterable[RiskRecord], summary: Mapping[str, Any], decision: str | None = None) -> Scores:
+    def of(cls, records: Iterable[RiskRecord], summary: Mapping[str, Any], decision: str | None = None) -> Self:
         """Join records of one decision time.
 
         ``records``: one a unit, one at least.

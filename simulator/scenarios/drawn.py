@@ -3,8 +3,6 @@
 Ranges are wide on purpose: each contains the value of ``base``, and no fleet models a real one.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any

@@ -1,7 +1,5 @@
 """The scenarios: which parameters each changes, in plain words for ``predrain simulate --help``."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType

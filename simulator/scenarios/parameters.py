@@ -6,8 +6,6 @@ clusters), *StepFun* (400 servers, 348 d), *Titan* (18,688 K20X), *Summit* (27,7
 number gives its meaning, its unit, and where it is from.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 HOURS_PER_YEAR = 8766.0

@@ -156,14 +156,14 @@ def stamp_of(path: Path) -> tuple[int, ...]:
     return (status.st_mtime_ns, status.st_ctime_ns, status.st_ino, status.st_size)
 
 
-def take_lock(path: Path, what: str, where: str, do: str) -> AcquireReturnProxy[FileLock]:
+def take_lock(path: Path, what: str, where: str, do: str, *, mode: int = -1) -> AcquireReturnProxy[FileLock]:
     """Take a lock that another process may hold, until the context ends or its ``lock`` is released.
 
     Raises ``InputError``, with these words, if another process holds it.
     """
     try:
         with disk_errors(path):
-            return FileLock(path, blocking=False, thread_local=False, fallback_to_soft=False).acquire()
+            return FileLock(path, mode=mode, blocking=False, thread_local=False, fallback_to_soft=False).acquire()
     except Timeout:
         raise InputError(what, where, do) from None
 

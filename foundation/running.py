@@ -16,6 +16,9 @@ from typing import Final
 Wait = Callable[[float], bool]
 """Waits up to this many seconds; True: stop. The ``wait`` of a :class:`threading.Event` is one."""
 
+Progress = Callable[[int, int], None]
+"""Called with the work done and all work, in the units of the job."""
+
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 

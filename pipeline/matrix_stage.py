@@ -1,6 +1,5 @@
 """The stage from a dataset to its feature matrix; apart, so that `predrain features` loads no learner."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 from features.engine import Engine
@@ -8,11 +7,9 @@ from features.matrix.building import build_matrix
 from features.matrix.matrix import FeatureMatrix
 from foundation.errors import InputError
 from foundation.place import Place
+from foundation.running import Progress
 from pipeline.params import Params, differences, flatten, name_some, with_step
 from telemetry.dataset.store import Dataset
-
-Progress = Callable[[int, int], None]
-"""Called with the work done and all work, in the units of the stage."""
 
 
 def make_matrix(

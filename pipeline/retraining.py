@@ -6,7 +6,6 @@ since.
 """
 
 import tempfile
-from collections.abc import Callable
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, Final
@@ -18,6 +17,7 @@ from scipy.stats import binom
 from evaluation.backtest.promotion_gate import GateVerdict
 from features.matrix.matrix import FeatureMatrix
 from foundation.errors import InputError, TooEarlyError
+from foundation.running import Progress
 from models.bundle.store import Bundle, load_bundle
 from models.registry.champion import alone, standing_of
 from models.registry.store import CHALLENGER
@@ -44,9 +44,6 @@ _CHANCE: Final = 0.001
 wrong in any case, for incidents come in clusters."""
 _FLOOD_FACTOR: Final = 4
 """Times the usual number of incidents of a week from which on a fit to it is refused."""
-
-Progress = Callable[[int, int], None]
-"""Called with the work done and all work of a fit."""
 
 
 def retrain(

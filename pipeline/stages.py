@@ -16,6 +16,7 @@ from evaluation.metrics.evaluation import evaluate
 from evaluation.metrics.oracle import oracle_predictions, read_truth
 from features.engine import Engine
 from features.matrix.matrix import FeatureMatrix
+from foundation.running import Progress
 from models.bundle.store import CARD, save_bundle
 from models.config import BASELINES
 from models.learners.baselines import make_baseline
@@ -27,9 +28,6 @@ from pipeline.params import Params, flatten
 from pipeline.provenance import code_revision, fleet_sketch, library_versions
 from pipeline.report import AlertEntry, ReportContext, Simulated, select_alerts, write_report
 from pipeline.tracking import check_store, measurements_of, record_backtest
-
-Progress = Callable[[int, int], None]
-"""Called with the work done and all work, in the units of the stage."""
 
 EXPERIMENT = "predrain"
 """Name of the MLflow experiment that runs are recorded in."""

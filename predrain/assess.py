@@ -111,8 +111,7 @@ def assess(
         raise typer.BadParameter("cannot be combined with --dataset, which has its own")
     from evaluation.value.ladder import Assumptions
     from pipeline.assessment import assess_fleet
-    from pipeline.sources.estimates import Work
-    from pipeline.sources.history import import_tables
+    from pipeline.sources import Work, import_tables
     from policy.ladder.cost_benefit import CostBenefitConfig
     from policy.ladder.probes import ProbeConfig
     from telemetry.dataset.store import Dataset
@@ -181,8 +180,7 @@ def _from_prometheus(
     stages: Stages,
 ) -> Accounting:
     """Check the files, then fetch the history and import the files into the same dataset; return what was read."""
-    from pipeline.sources.estimates import Work
-    from pipeline.sources.history import fetch_history, import_tables, inventory_of, keep_period, known_gpus, period_of
+    from pipeline.sources import Work, fetch_history, import_tables, inventory_of, keep_period, known_gpus, period_of
     from telemetry.collect.prometheus.outlook import look_ahead
     from telemetry.collect.series.mapping import load_source_mapping
     from telemetry.dataset.channels import resolve_channels
@@ -219,7 +217,7 @@ def _from_prometheus(
 
 def _ask_first(tables: Tables, mapping: Path | None, params: Params, out: Path, known: pd.DataFrame | None) -> None:
     """Ask everything that an import of the files would ask, and exit if there is anything."""
-    from pipeline.sources.history import check_sources
+    from pipeline.sources import check_sources
     from telemetry.importing.asking.trial import write_inquiry
 
     if not any(tables.values()):

@@ -13,15 +13,11 @@ from predrain.console import reported
 from predrain.demo.command import demo
 from predrain.doctor import doctor
 from predrain.import_files import import_files
-from predrain.learn.backtest import backtest
-from predrain.learn.features import features
 from predrain.learn.init import init
-from predrain.learn.prepare import prepare
 from predrain.learn.prior import prior_app
-from predrain.learn.promote import promote
+from predrain.learn.promotion import promote, retrain
 from predrain.learn.report import compare, report
-from predrain.learn.retrain import retrain
-from predrain.learn.train import train
+from predrain.learn.stages import backtest, features, prepare, train
 from predrain.ledger import ledger_app
 from predrain.score import score
 from predrain.serve import serve

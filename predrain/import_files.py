@@ -43,17 +43,17 @@ def import_files(
 
     Example: predrain import --samples dcgm.parquet --events tickets.csv --inventory hosts.csv --out fleet
     """
+    tables = tables_of(samples, events, inventory, jobs)
     if suggest_mapping is not None:
-        write_suggestion(tables_of(samples, events, inventory, jobs), mapping, suggest_mapping, params)
+        write_suggestion(tables, mapping, suggest_mapping, params)
         return
     if out is None:
         raise typer.BadParameter("give the folder of the dataset: --out")
     with progress("importing") as advance:
-        from pipeline.sources.history import import_tables
+        from pipeline.sources import import_tables
         from telemetry.doctor.dataset_source import sparse_samples
         from telemetry.importing.event_runs import count_by_type
 
-        tables = tables_of(samples, events, inventory, jobs)
         result = import_tables(tables, out, read_params(params), mapping=mapping, max_loss=max_loss, progress=advance)
         meta = result.dataset.meta
         show(

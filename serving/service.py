@@ -13,10 +13,9 @@ from starlette.responses import PlainTextResponse, Response
 from foundation.server.problems import RequestRefused
 from serving.champion.model import ModelHolder
 from serving.champion.sources import FolderBundle
-from serving.http.acting import ControllerDecisions
 from serving.http.application import TOKEN, make_application, problem_response
 from serving.http.bodies import PROBLEM, as_json, write_json
-from serving.http.extender import add_extender
+from serving.http.extender import ControllerDecisions, add_extender
 from serving.http.invocations import add_invocations
 from serving.http.limits import ServiceSettings, ThreadWork
 from serving.http.metrics import MEDIA, RequestMetrics, StateMetrics

@@ -2,7 +2,6 @@
 
 import os
 import threading
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 from foundation.errors import InputError
 from foundation.files import FolderSwap, disk_errors
+from foundation.running import Progress
 from foundation.text import nearest_hint
 from simulator.devices import signatures
 from simulator.fleet import SimulatedTime
@@ -20,9 +20,6 @@ from simulator.tables import events_frame, inventory_frame, jobs_frame
 from simulator.truth import counted, failures_frame, write_truth
 from telemetry.dataset.runs import choose_runs
 from telemetry.dataset.writer import DatasetWriter
-
-Progress = Callable[[int, int], None]
-"""Called with (samples done, total samples) from time to time."""
 
 MAX_GPUS = 200_000
 """More than any fleet of today; a typing error is likelier."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import partial
@@ -40,6 +40,7 @@ from features.vocabulary import FeatureColumn
 from foundation.durations import format_duration
 from foundation.errors import InputError
 from foundation.files import FolderSwap, building_path, disk_errors, recover_folder, write_bytes
+from foundation.running import Progress
 from telemetry.dataset.runs import DAY_MS
 from telemetry.dataset.store import Dataset, SampleFile
 
@@ -184,10 +185,6 @@ def _first_other_stay(before: pa.Table, after: pa.Table) -> int:
     of_stay = other.groupby(names, dropna=False)["side"]
     only_ends = (of_stay.transform("size") == 2) & (of_stay.transform("nunique") == 2)
     return int(np.where(only_ends, times["removed_at"], began).min())
-
-
-Progress = Callable[[int, int], None]
-"""Called with the samples read and rows written so far, and with those of the whole build."""
 
 
 class Augmentation(Protocol):

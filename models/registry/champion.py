@@ -15,9 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
-
 from foundation.errors import InputError, TooEarlyError
+from foundation.files import take_lock
 from models.registry.store import CHAMPION, DIGEST_TAG, database_of, opened_store, refuse_absent, refuse_moved
 
 HISTORY_TAG = "predrain.champions"
@@ -207,21 +206,9 @@ def alone(tracking_uri: str) -> Iterator[None]:
         yield  # the comparison in `crown` is all there is
         return
     path = database.with_name(database.name + ".promotion-lock")
-    lock = FileLock(path, mode=0o666, blocking=False, fallback_to_soft=False)
-    try:
-        lock.acquire()
-    except Timeout:
-        raise InputError(
-            "another promotion is running on this store", tracking_uri, "Wait for its end, then run again."
-        ) from None
-    except OSError as error:
-        raise InputError(
-            f"cannot lock the store: {error.strerror}", str(path), "Run as a user with write permission."
-        ) from None
-    try:
+    do = "Wait for its end, then run again."
+    with take_lock(path, "another promotion is running on this store", tracking_uri, do, mode=0o666):
         yield
-    finally:
-        lock.release()
 
 
 def _standing(client: Any, model: str) -> ChampionHistory:

@@ -5,8 +5,7 @@ import typer
 from predrain.collect.compact import compact
 from predrain.collect.exporters import exporters, gpud
 from predrain.collect.files import diagnostics, openmetrics, tickets
-from predrain.collect.kernel_log import kernel_log
-from predrain.collect.nvml import nvml
+from predrain.collect.node import kernel_log, nvml
 from predrain.collect.prometheus import collect_prometheus
 from predrain.collect.receive import receive
 from predrain.collect.schedulers import collect_kubernetes, slurm

@@ -52,7 +52,7 @@ def collect_prometheus(
     --dataset fleet
     """
     from foundation.errors import InputError
-    from pipeline.sources.history import refuse_removed
+    from pipeline.sources import refuse_removed
     from telemetry.accounting import Accounting
     from telemetry.collect.prometheus.backfill import BackfillPlan, backfill
     from telemetry.collect.series.mapping import load_source_mapping

@@ -25,6 +25,7 @@ import pyarrow as pa
 from foundation.durations import format_duration
 from foundation.errors import InputError
 from foundation.files import recover_folder
+from foundation.running import Progress
 from telemetry.dataset.channels import Channel
 from telemetry.dataset.files import sha256_of
 from telemetry.dataset.meta import META_NAME
@@ -36,7 +37,7 @@ from telemetry.importing.columns import KEY_ALIASES, resolve_columns, source_nam
 from telemetry.importing.events import read_events
 from telemetry.importing.files.sources import SourceFile, expand_sources, new_sources
 from telemetry.importing.files.tables import column_names, read_batches
-from telemetry.importing.ingest import ImportResult, Ingest, Progress, unchanged
+from telemetry.importing.ingest import ImportResult, Ingest, unchanged
 from telemetry.importing.instants import WRONG_CLOCK
 from telemetry.importing.inventory import InstallationIndex, end_overlaps, merge_stays, read_inventory, unit_of
 from telemetry.importing.jobs import read_jobs

@@ -22,6 +22,7 @@ import pandas as pd
 import pyarrow as pa
 
 from foundation.errors import InputError
+from foundation.running import Progress
 from telemetry.accounting import Accounting
 from telemetry.dataset.channels import Channel
 from telemetry.dataset.layout import DEFAULT_BUCKETS, MAX_ROWS_PER_BUCKET
@@ -64,9 +65,6 @@ from telemetry.importing.samples.reach import plan_merge, read_newest, write_new
 from telemetry.importing.samples.xid_gauge import SOURCE
 from telemetry.importing.slots import ObservedSlots
 from telemetry.phrases.classifier import PhraseReview
-
-Progress = Callable[[int, int], None]
-"""Called with how much is done and how much there is: rows of samples, half for reading them, half for writing."""
 
 STATE_FOLDER: Final = "compaction"
 """Folder of a dataset for what the next compaction must know; an import leaves it as it is."""

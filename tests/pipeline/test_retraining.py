@@ -25,7 +25,7 @@ from pipeline.params import Params
 from pipeline.promotion import EXPERIMENT, promote, roll_back
 from pipeline.retraining import FLOOD, MEAN_RISK, QUIET, page_of, retrain
 from pipeline.stages import train_bundle
-from predrain.learn.promote import summary_text
+from predrain.learn.promotion import summary_text
 from serving.scores.writing import TEXTFILE
 from simulator.simulate import simulate
 from tests.processes import invoke

@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipeline.params import Params
-from pipeline.sources.history import check_sources
+from pipeline.sources import check_sources
 from telemetry.importing.asking.trial import write_inquiry
 from tests.processes import ROOT
 

@@ -18,8 +18,15 @@ from policy.tiers import may_use_risk
 from scheduler.ledger.reader import LedgerReader
 from scheduler.ledger.sqlite_ledger import SqliteLedger
 from scheduler.ports.readings import Switches
-from serving.http.acting import ControllerDecisions
-from serving.http.extender import MOST_PRIORITY, filter_result, job_of, kept_nodes, priorities, priority
+from serving.http.extender import (
+    MOST_PRIORITY,
+    ControllerDecisions,
+    filter_result,
+    job_of,
+    kept_nodes,
+    priorities,
+    priority,
+)
 from serving.http.limits import ServiceSettings
 from serving.scores.fleet import ScoredFleet, state_of
 from serving.scores.reading import Scores

@@ -1,16 +1,25 @@
-"""``predrain promote``: make a version of the model the champion if it passes the gate, or go back a step."""
+"""``predrain promote`` and ``retrain``: a new fit takes the place of the champion, past a gate."""
 
 from __future__ import annotations
 
 import json
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from predrain.console import FAILED, progress
-from predrain.options import JsonOption, ModelNameOption, ParamsOption, RegistryOption, read_params, store_uri
+from predrain.console import FAILED, progress, until_stopped
+from predrain.options import (
+    JsonOption,
+    ModelNameOption,
+    ParamsOption,
+    RegistryOption,
+    duration_option,
+    read_params,
+    store_uri,
+)
 
 if TYPE_CHECKING:
     from features.matrix.matrix import FeatureMatrix
@@ -94,6 +103,8 @@ def recent_matrix(dataset: Path | None, matrix: Path | None, params: Params) -> 
 
 def summary_text(decision: PromotionResult) -> str:
     """Give the decision as text: the table of criteria, then what was done."""
+    from pipeline.report.tables import Cell, Table
+
     lines = []
     verdict = decision.verdict
     if verdict is not None:
@@ -102,15 +113,13 @@ def summary_text(decision: PromotionResult) -> str:
             f"{verdict.first_time:%Y-%m-%d %H:%M} to {verdict.last_time:%Y-%m-%d %H:%M} UTC, {verdict.incidents} "
             f"incidents, {verdict.k} alerts per decision time"
         )
-        header = ("criterion", "against", "other", "challenger", "limit", "", "finding")
-        rows = [
+        rows = (
             (c.name, c.against, _number(c.champion), _number(c.challenger), c.limit, c.outcome, c.why)
             for c in verdict.criteria
-        ]
-        widths = [max(len(row[at]) for row in [header, *rows]) for at in range(len(header) - 1)]
-        for row in (header, *rows):
-            cells = [cell.ljust(width) for cell, width in zip(row[:-1], widths, strict=True)]
-            lines.append("  ".join([*cells, row[-1]]).rstrip())
+        )
+        header = ("criterion", "against", "other", "challenger", "limit", "", "finding")
+        cells = tuple(tuple(map(Cell, row)) for row in rows)
+        lines += Table("", header, cells, text_columns=frozenset(range(len(header)))).lines()
     lines += [f"note: {note}" for note in decision.notes]
     lines.append(_sentence(decision))
     return "\n".join(lines) + "\n"
@@ -134,3 +143,54 @@ def _sentence(decision: PromotionResult) -> str:
 
 def _number(value: float | None) -> str:
     return "" if value is None else f"{value:.3g}"
+
+
+def retrain(
+    dataset: Annotated[Path, typer.Option(help="Dataset; its features are written to DATASET-matrix.")],
+    registry: RegistryOption = None,
+    params: ParamsOption = None,
+    interval: Annotated[str | None, typer.Option(help="Repeat at this interval, such as 7d, until SIGTERM.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Extend the features, refit to the end of the data, and promote the fit through a gate.
+
+    With the parameters of the champion, the new fit goes live unless it is significantly worse.  Other parameters must
+    pass the gate of `predrain promote` with a fit that excludes the newest two weeks.  The first fit goes live.
+
+    DATASET-retrain.prom reports the outcome for node-exporter's textfile collector.  Exit code 0: the newest fit is
+    champion.  Exit code 1: the gate rejected it, or the (last) round failed.
+
+    Example: predrain retrain --dataset fleet --registry sqlite:///mlflow.db --interval 7d
+    """
+    pause = None if interval is None else duration_option(interval, "--interval", least="1s")
+    failed = False
+    for _ in [None] if pause is None else until_stopped(pause):
+        try:
+            failed = not _once(dataset, store_uri(registry), params, as_json)
+        except Exception as error:
+            if pause is None:
+                raise
+            failed = True
+            sys.stderr.write(f"predrain retrain: round failed: {error}\n")
+    if failed:
+        raise typer.Exit(FAILED)
+
+
+def _once(dataset: Path, registry: str, params: list[Path] | None, as_json: bool) -> bool:
+    """Retrain; whether the champion is the newest fit."""
+    from foundation.files import write_bytes
+    from pipeline.retraining import page_of
+    from pipeline.retraining import retrain as run
+    from pipeline.stages import MODEL
+
+    started_at, decision = datetime.now(UTC), None
+    loaded = read_params(params)
+    try:
+        matrix = recent_matrix(dataset, None, loaded)
+        with progress("retraining") as advance:
+            decision = run(matrix, loaded, registry=registry, model=MODEL, progress=advance)
+    finally:
+        write_bytes(dataset.with_name(f"{dataset.name}-retrain.prom"), page_of(started_at, decision).encode())
+    sys.stdout.write(json.dumps(decision.to_json(), sort_keys=True) + "\n" if as_json else summary_text(decision))
+    sys.stdout.flush()
+    return decision.done

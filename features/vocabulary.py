@@ -68,7 +68,6 @@ class FeatureColumn:
 
     ``name``: ``GROUP__WHAT__STATISTIC[__WINDOW]`` (history: ``GROUP__SCOPE_WHAT__STATISTIC[__WINDOW]``), unique in a
     matrix.
-    ``group``: the feature group, one of :data:`features.config.GROUPS`.
     ``channel``: the channel the column is made of; in ``history`` what is counted; in ``static`` the inventory column.
     ``statistic``: what is taken of it, such as ``mean``, ``rise``, ``count``.
     ``window``: the trailing window; None where the statistic has none.

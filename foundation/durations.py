@@ -15,7 +15,6 @@ def parse_duration(value: object) -> timedelta:
     """Read a duration such as ``10m``, ``6h`` or ``1h30m``.
 
     ``value``: a ``timedelta`` (returned as it is) or a string of numbers with the units s, m or min, h, d, w.
-    Returns: the duration, zero or positive.
     Raises ``ValueError`` if the text has no unit or is not a duration; the message shows the value and an example.
     """
     if isinstance(value, timedelta):

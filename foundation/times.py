@@ -18,7 +18,6 @@ BoolArray = NDArray[np.bool_]
 def milliseconds(values: Any, column: str = "timestamp") -> Int64Array:
     """Read times as int64 milliseconds since the epoch, null as :data:`NEVER`.
 
-    ``column``: name of the column, for the error.
     Raises ``InputError`` if the values are not times with a time zone.
     """
     series = pd.Series(values)

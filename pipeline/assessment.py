@@ -81,7 +81,6 @@ def assess_fleet(
     """Assess a dataset; write to ``out`` only, and reuse results there that are still valid.
 
     ``truth``: the simulator's, for the row of the oracle.
-    ``scheduler``: which the controller's settings in ``act.yaml`` are for.
     Returns: what ``assessment.json`` holds.
     """
     dataset = Dataset.open(place)

@@ -25,7 +25,6 @@ def compare_backtests(one: Path, two: Path, *, seed: int = 42) -> dict[str, Any]
 
     Both alert as many nodes at each decision: the smaller K of the two. Differences are the second minus the first.
 
-    ``seed``: of the resamples of nodes.
     Returns: JSON-able: ``profiles``, ``k``, ``decisions``, ``statistics`` (both values, the difference and its interval
     of each), and ``params``, those that differ.
     Raises ``InputError`` if a folder is no backtest, or if they have no decisions of the same units and labels.

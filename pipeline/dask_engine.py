@@ -212,7 +212,6 @@ def _connected(target: Any) -> Any:
 def refuse_other_versions(by_worker: Mapping[str, Mapping[str, str]]) -> None:
     """Refuse workers that run something else than this process.
 
-    ``found``: what :func:`running_versions` gave in each worker, by its address.
     Raises ``InputError`` if one differs.
     """
     here = running_versions()

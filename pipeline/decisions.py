@@ -43,7 +43,6 @@ def decision_extras(
 def with_horizons(predictions: pd.DataFrame, result: BacktestResult) -> pd.DataFrame:
     """Add the risks at further horizons to the profile's predictions, behind all other columns.
 
-    ``predictions``: the profile's rows, with ``risk`` and ``fold``.
     ``result``: holds the maps of all folds; without maps nothing is added.
     Returns: with ``risk_1h`` and so on, ascending; the main horizon's is ``risk`` and not repeated.
     """

@@ -30,9 +30,7 @@ class Health:
     """How a bundle fares.
 
     ``profile``: the model whose risks are the bundle's.
-    ``fitted_at``, ``checked_at``: when it was fitted, and the time of the check (UTC).
     ``alerts``: what became of the units it would have alerted, each once.
-    ``risks``: what became of the risks.
     """
 
     bundle: str

@@ -135,7 +135,6 @@ def in_codes_of(wanted: Sequence[FeatureColumn], have: Sequence[FeatureColumn], 
     ``wanted``: the columns whose codes are wanted. A category that they do not have is unknown (NaN), as where it is
     served.
     ``have``: the columns as they are read: the same features in the same order.
-    Returns: Float32, shape (n_rows, n_features).
     """
     recoded = {
         at: np.array([_code(category, new.categories) for category in old.categories], np.float32)

@@ -17,7 +17,6 @@ def make_matrix(
 ) -> FeatureMatrix:
     """Compute the feature matrix of a dataset, or take the one at ``out`` if it is the same.
 
-    ``dataset``: its folder, or where it is on S3-compatible storage.
     ``engine``: who does the work; default: this machine's cores. The matrix is the same, byte for byte.
     Raises ``InputError`` if there is no dataset, its step is not ``telemetry.step``, or a parameter does not fit it.
     """

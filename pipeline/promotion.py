@@ -48,14 +48,8 @@ class PromotionResult:
     """What a promotion did.
 
     ``action``: ``promoted``, ``refused``, ``forced``, ``rolled back`` or, of a retraining without newer data, ``kept``.
-    ``model``: name of the registered model.
     ``version``: the version it was about: the challenger, or the champion that was unseated.
-    ``champion_before``, ``champion``: champion before and after; None: there is none.
-    ``dry_run``: whether nothing was changed or recorded.
-    ``verdict``: the gate's; None where nothing was compared.
     ``reason``: why it was forced or rolled back, in the user's words; of a retraining, why it was decided so.
-    ``run_id``: the MLflow run that holds the record.
-    ``notes``: what a reader should know besides.
     """
 
     action: str

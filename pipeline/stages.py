@@ -145,7 +145,6 @@ def replay(
     evaluation alone (bootstrap, promises) fits nothing again. The folder may be removed.
 
     ``truth``: the simulator's truth; an empty folder counts as none. Read by the evaluation only.
-    ``full``: compare all models, as :func:`evaluation.backtest.run.run_backtest` takes it.
     ``brief``: explain no alert, and look for no drift: both read rows all over the matrix.
     ``engine``: who does the refits; default: threads of this process. The results are the same, bit for bit.
     Raises ``InputError`` if the matrix was made with other parameters, see

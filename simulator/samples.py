@@ -65,7 +65,6 @@ def sample_table(devices: list[Device], signs: FloatArray, *, seed: int, start: 
     """Make the samples of some devices.
 
     ``devices``: by name, so that the table is sorted by (gpu, timestamp).
-    ``signs``: from :func:`simulator.devices.signatures`.
     ``start``, ``step``: first sample time and interval, ms.
     Returns: in the layout of :func:`telemetry.dataset.schema.samples_schema` for :func:`channels`.
     """

@@ -39,7 +39,6 @@ class BacktestResult:
     ``k``: alert budget: nodes a decision time.
     ``drain_reach``: how long an episode lasts: gap and drain horizon.
     ``skipped``: what was left out or replaced, and why.
-    ``models``: Models, in the order of reports.
     ``drift``: for each fold what a check for drift just before it found, against the last fit; None while there was
     none.
     ``horizons``: for each fold the profile's risks at further horizons, see ``add_risks``; none
@@ -138,8 +137,6 @@ def cooled_down(predictions: pd.DataFrame, k: int, reach: timedelta, cooldown: t
     model that alerts fewer, because its members must agree or its stages pass few, keeps to the alerts that it gave.
 
     ``k``: nodes newly alerted within any 24 hours, at most.
-    ``reach``: how long an episode lasts.
-    Returns: whether each row is alerted; shape (rows,).
     """
     given, out = predictions["alert"].to_numpy(), np.zeros(len(predictions), dtype=np.bool_)
     node, time = node_codes(predictions), milliseconds(predictions["decision_time"], "decision_time")

@@ -101,7 +101,6 @@ def walk_promises(
     """Set promises at every refit on the outcomes of the folds before it, and see which were kept.
 
     ``predictions``: as :func:`evaluation.backtest.run.run_backtest` returns it; its ``sliding`` variant is used.
-    ``matrix``: tells which labels were known when.
     Returns: at a fold's refit only labels count that were complete and known by then. Thresholds are set on the
     calibrated risk: it is what the scores of different refits have in common. Models of
     ``ORDERS_ONLY`` promise nothing, and have no threshold of least cost: their riskiest unit has the

@@ -35,9 +35,7 @@ class Criterion:
 
     ``against``: name of the other side; empty for an absolute limit.
     ``champion``, ``challenger``: the two values; None where there is none.
-    ``limit``: what was asked for.
     ``outcome``: ``passed``, ``failed`` or ``undecided``.
-    ``why``: the finding, with its numbers.
     """
 
     name: str
@@ -55,10 +53,8 @@ class GateVerdict:
 
     ``challenger``, ``champion``: names of the sides; the champion's is that of the baselines where there is no
     champion.
-    ``criteria``: one row each.
     ``rows``, ``positives``, ``nodes``, ``times``, ``incidents``, ``k``: labelled decisions about nodes and positive
     ones, their nodes and decision times, incidents, and the alert budget.
-    ``first_time``, ``last_time``: first and last decision time (UTC).
     """
 
     challenger: str
@@ -104,9 +100,7 @@ def judge(
     """Compare a challenger with the champion, or with baselines where there is none yet.
 
     ``others``: the champion alone, or the baselines, the best of which its recall is compared with.
-    ``seed``: seed of the resampling of nodes, which all sides share.
     ``champion``: whether ``others`` is the champion.
-    Returns: one row a criterion.
     Raises ``ValueError`` if the sides do not hold the same rows, or there is no other side.
     """
     if not others:

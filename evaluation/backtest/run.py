@@ -70,7 +70,6 @@ class FoldStore:
     """One Parquet file a finished fold, and one JSON file a check for drift, in a folder named by the inputs' digest.
 
     ``folder``: where checkpoints are kept; folds of other inputs are left alone.
-    ``digest``: from :func:`digest_of`.
     """
 
     def __init__(self, folder: Path, digest: str) -> None:
@@ -144,7 +143,6 @@ class RefitTask:
     """Does a refit; small enough to be sent along with each.
 
     ``matrix``, ``digest``: absolute folder of the matrix, and what it must hold.
-    ``code``: digest of the code that the task comes from.
     """
 
     matrix: Path
@@ -247,7 +245,6 @@ def run_backtest(
     A refit at R uses rows whose labels are complete by R (decision time + gap + horizon) and known at R, from the span
     that ends gap + horizon before R; the decisions it scores begin at R.
 
-    ``progress``: called with the folds done, all of them, and what is being done.
     ``checkpoint``: folder for finished folds and fitted learners. A later run with the same inputs and code takes the
     folds from there; what changes the evaluation alone is no input. One with another profile or other members fits
     no learner again. What other code left there goes when all folds are done.

@@ -152,8 +152,6 @@ class Backtest:
     """The folds of a backtest: what to do for each, and doing it.
 
     ``matrix``: with raw windows where a learner reads them.
-    ``names``: models in the order of reports.
-    ``k``: alert budget: nodes a decision time.
     """
 
     def __init__(self, matrix: Matrix, setup: BacktestSetup) -> None:

@@ -52,7 +52,6 @@ def examine(
     """Check the rows since a fit.
 
     ``labelled``: rows and labels as of ``end_ms``.
-    ``nodes``: node of each row; shape (n_rows,).
     ``start_ms``, ``end_ms``: recent decision times: from ``start_ms`` to before ``end_ms``, the time of the check.
     Nothing that was not known then is looked at.
     ``failures_from_ms``: failures are compared from this decision time on; default: right after the reference.

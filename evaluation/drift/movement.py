@@ -89,12 +89,9 @@ def movements(
 ) -> list[Movement]:
     """Compare recent values with a reference.
 
-    ``before``: the reference, one for each column.
-    ``values``: recent rows; shape (n_rows, n_features).
     ``same_makes``: rows of the reference's time and recent ones with the same share of each make. What counts must have
     moved within the same makes too, or another mix of makes explains it. Static facts describe the units and may
     move with the mix.
-    Returns: one for each feature, with the numbers of the whole fleet.
     """
     out = []
     for at, (column, reference) in enumerate(zip(columns, before, strict=True)):

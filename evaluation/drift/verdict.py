@@ -31,7 +31,6 @@ _RATES = ("ratio", "ratio_low", "ratio_high", "p")
 class DriftVerdict:
     """One thing that was found.
 
-    ``cause``: one of :data:`CAUSES`.
     ``drift``: whether the models may no longer fit; False: a note, such as a driver upgrade that moved no reading.
     """
 
@@ -47,8 +46,6 @@ class CheckFindings:
 
     ``start_ms``, ``end_ms``: the recent window: first decision time, and the time of the check (not included).
     ``rows``: recent rows that were compared; 0: there was nothing to compare.
-    ``verdicts``: in the order of :data:`CAUSES`.
-    ``groups``: movements by feature group, see :func:`evaluation.drift.movement.by_group`.
     ``features``: the features furthest from the reference, see :meth:`evaluation.drift.movement.Movement.to_json`.
     ``outcomes``: ``incidents_before``, ``incidents_now``, ``ratio``, ``ratio_low``, ``ratio_high``, ``p``.
     """

@@ -83,7 +83,6 @@ def equal_alerts(estimates: Sequence[Estimate], weights: Floats) -> pd.DataFrame
     An intersection looks precise only because it alerts less: here a learner gives, at each decision time, as many
     alerts as the ensemble does, taken from the top of its ranking.
 
-    ``weights``: bootstrap samples; shape (replicates, clusters).
     Returns: one row for each (model, other model) of a variant: alerts, both precisions, ``difference`` (positive:
     ``model`` is better at equal alerts), its interval, the share of resamples in which it is better, and ``best`` (no
     learner is more precise at as many alerts than ``other_model``; chosen after the fact, which favours it).
@@ -134,7 +133,6 @@ def most_precise(precision: Mapping[str, float]) -> str | None:
 def budgets(estimates: Sequence[Estimate], weights: Floats) -> pd.DataFrame:
     """Precision of the riskiest nodes of each decision time at several budgets.
 
-    ``weights``: bootstrap samples; shape (replicates, clusters).
     Returns: ``model``, ``variant``, ``k`` (by :data:`FACTORS`, at least 1), ``alerts`` and ``hits`` (with a label),
     ``precision`` with ``low`` and ``high``, ``row_recall`` (alerts among the positive rows).
     """

@@ -37,11 +37,9 @@ class Estimate:
     their rank within the decision time, because scores of different refits do not share a scale; those with ``_risk``
     pool by calibrated risk.
 
-    ``point``: every statistic of :data:`STATISTICS` on the fleet as it is.
     ``replicates``: the same on each bootstrap sample; the samples are shared by all models; shape (replicates,).
     ``counts``: for statistics that are shares: how many rows (or incidents) of each cluster are in the denominator;
     shape (clusters,).
-    ``incidents``: as :func:`evaluation.metrics.lead_time.incident_table` returns it.
     """
 
     scored: Scored
@@ -152,8 +150,6 @@ def summarise(estimate: Estimate) -> dict[str, object]:
 def group_table(estimate: Estimate, group: np.ndarray, name: str, names: np.ndarray | None = None) -> pd.DataFrame:
     """Measure the main statistics within groups of rows, such as folds or months.
 
-    ``group``: the group of each row; shape (rows,).
-    ``name``: name of the group's column.
     ``names``: names of the groups in ascending order, where ``group`` holds positions in it: text for each row is slow
     and large.
     Returns: ``model``, ``variant``, NAME, ``labelled``, ``positives``, ``base_rate``, ``alerts_labelled``, ``hits``,

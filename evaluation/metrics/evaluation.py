@@ -28,11 +28,8 @@ class Evaluation:
 
     Every frame carries ``model`` and ``variant``; ``oracle`` is one of them if truth was given.
 
-    ``k``: alert budget: nodes a decision time.
     ``replicates``: bootstrap samples behind each interval; 0: there are no intervals. A share of 0 or 1 has exact
     bounds instead (:func:`evaluation.metrics.metrics.honest_interval`).
-    ``nodes``, ``units``, ``times``: nodes, units and decision times that were scored.
-    ``first_time``, ``last_time``: first and last decision time (UTC).
     ``oracle_coverage``: share of the decisions with a known true risk; NaN without truth.
     ``drain_hours``: how long an episode lasts, by which ``episode_precision`` is evaluated; 0: each alert by itself.
     ``table``: one row a model and variant: counts, statistics (see ``Estimate``) with ``_low``
@@ -40,14 +37,11 @@ class Evaluation:
     calibration of the units' risks, shares of the oracle.
     ``folds``, ``monthly``: the main statistics by ``fold`` and by calendar ``month`` (``YYYY-MM``, UTC) of the decision
     time.
-    ``by_class``: recall and lead time of incidents by ``failure_class``.
     ``lead_times``: one row an incident: its node, classes, start, whether and when it was caught, lead time in hours
     (NaN: not caught).
     ``calibration``: bins of the units' risk: ``bin``, ``mean_risk``, ``observed_rate``, ``rows``, ``positives``.
     ``pr_curves``: ``k``, ``precision``, ``recall`` as the alert budget grows (rows pooled by rank within their decision
     time).
-    ``paired``: as :func:`evaluation.metrics.comparison.paired_differences` returns it.
-    ``equal_alerts``: as :func:`evaluation.metrics.comparison.equal_alerts` returns it.
     ``budgets``: precision at several budgets, as :func:`evaluation.metrics.comparison.budgets` returns it.
     """
 
@@ -72,10 +66,7 @@ class Evaluation:
     budgets: pd.DataFrame
 
     def row(self, model: str, variant: str) -> pd.Series | None:
-        """Find one model's row of the table.
-
-        Returns: its row; None where there is none.
-        """
+        """Find one model's row of the table."""
         rows = self.table[(self.table["model"] == model) & (self.table["variant"] == variant)]
         return None if rows.empty else rows.iloc[0]
 
@@ -137,9 +128,7 @@ def evaluate(
 
     ``predictions``: as ``run_backtest`` returns it (``COLUMNS``), rows in any
     order.
-    ``k``: alert budget: nodes a decision time, at least 1.
     ``bootstrap``: bootstrap samples of nodes (:func:`evaluation.metrics.metrics.resample`); 0: no intervals.
-    ``drain_reach``: how long an episode lasts, as ``run_backtest`` gives it.
     ``oracle``: predictions of the oracle on the same rows (``oracle_predictions``); adds it and the share of it that is
     reached.
     Raises ``InputError`` if the predictions are empty, lack a column or hold a unit twice.

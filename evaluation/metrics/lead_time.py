@@ -71,7 +71,6 @@ def incident_table(scored: Scored) -> pd.DataFrame:
 def recall_by_class(incidents: pd.DataFrame) -> pd.DataFrame:
     """Recall of incidents in each failure class; one of several classes counts in each.
 
-    ``incidents``: as :func:`incident_table` returns it.
     Returns: ``failure_class``, ``incidents``, ``caught``, ``recall``, ``lead_time_median_hours`` (NaN: none caught),
     sorted by class.
     """

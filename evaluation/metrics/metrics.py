@@ -75,7 +75,6 @@ class Ranking:
         """Average precision and area under the ROC curve from one pass.
 
         ``weights``: how often each unit counts; by default once, in one replicate; shape (replicates, units).
-        Returns shape (replicates,).
         """
         if weights is None:
             weights = np.ones((1, self.positives.shape[1]))
@@ -117,7 +116,6 @@ def rank_curve(rank: ArrayLike, positive: ArrayLike, points: int = 120) -> dict[
     """Precision and recall when the ``k`` riskiest units of each decision time are alerted, ``k`` thinned by ratio.
 
     ``rank``: rank within the row's decision time, 1 the riskiest; labelled rows only; shape (rows,).
-    ``positive``: Labels; shape (rows,).
     Returns: ``k``, ascending; ``precision`` of the alerted rows with a label (NaN: there are none) and ``recall`` (NaN:
     nothing is positive), each of shape (points,); empty where there are no rows.
     """
@@ -140,7 +138,6 @@ class Calibration:
     (bins,).
     ``rows``, ``positives``: what the bins hold; shape (bins,).
     ``error``: expected calibration error: mean over rows of the distance between their bin's two rates.
-    ``brier``: mean squared distance between risk and label.
     ``brier_skill``: 1 minus Brier score over that of always saying the base rate; NaN where only one class is present.
     ``risk_ratio``: mean risk over base rate: 1 is right on average, 2 cries wolf twice as often; NaN where nothing is
     positive.
@@ -160,9 +157,7 @@ def calibration(risk: ArrayLike, positive: ArrayLike, edges: tuple[float, ...] =
     """Calibration of risks by quantile bins.
 
     ``risk``: risks in [0, 1]; labelled rows only, NaN rows are left out; shape (rows,).
-    ``positive``: Labels; shape (rows,).
     ``edges``: quantiles of risk that bound the bins. Rows of equal risk share a bin, so bins may merge.
-    Returns: bins and summaries; all NaN or empty where there are no rows.
     """
     risks = np.asarray(risk, np.float64)
     labels = np.asarray(positive, np.bool_)
@@ -206,10 +201,7 @@ _TOO_FEW = 20
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """Bounds of a percentile bootstrap interval; NaN where there is none.
-
-    ``low``, ``high``: the bounds at :data:`LEVEL`.
-    """
+    """Bounds of a percentile bootstrap interval; NaN where there is none."""
 
     low: float
     high: float
@@ -239,7 +231,6 @@ def honest_interval(values: Floats, *, point: float, counts: Floats, level: floa
     rows, it is their effective number ``(sum of rows)^2 / sum of squared rows`` (Kish 1965).
 
     ``values``: the share in each replicate; empty: no interval was asked for; shape (replicates,).
-    ``point``: the share itself.
     ``counts``: rows of each cluster in the denominator of the share; shape (clusters,).
     Returns: as :func:`interval` where the share is neither 0 nor 1, or where nothing was resampled.
     """
@@ -274,7 +265,6 @@ class UnitFigures:
     risks and of the squared distances between risk and label; shape (clusters,).
     ``alerts``, ``hits``: labelled rows that were alerted, and positive ones among them.
     ``incidents``, ``caught``: incidents of units that a row could have caught, and those that an alert did.
-    ``calibration``: bins and errors of the risk.
     """
 
     known: Floats

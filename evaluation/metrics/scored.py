@@ -53,7 +53,6 @@ class Incidents:
 
         ``row``: the row of the node; ``number``, ``cause``: node incident and common cause; ``start_ms``: start of the
         unit's incident; shape (n,).
-        ``shared``, ``nodes``: as :func:`policy.episodes.clusters` takes them.
         """
         numbers, place = np.unique(number, return_inverse=True)
         pairs = np.lexsort((row, place))
@@ -84,7 +83,6 @@ class Incidents:
         """Count the failures that rows of each group could have caught, and those that their alerts did.
 
         ``alert``: shape (rows,); ``group``: of each row, below ``groups``.
-        Returns: both of shape (groups,).
         """
         size, causes = max(len(self.number), 1), max(len(self), 1)
         key, code = np.unique(group[self.row] * size + self.place, return_inverse=True)
@@ -108,11 +106,9 @@ class Shared:
     """What the models of one evaluation have in common.
 
     ``nodes``: names of the nodes, sorted; rows carry positions in it; shape (nodes,).
-    ``units``: number of units.
     ``times_ms``: decision times in milliseconds since the epoch (UTC), ascending; rows carry positions in it; shape
     (times,).
     ``causes``: common causes that several nodes share, ascending.
-    ``k``: alert budget: nodes a decision time.
     ``reach_ms``: how long an episode lasts, in milliseconds; 0: every alert is one by itself.
     """
 
@@ -140,7 +136,6 @@ class NodeRows:
 
     ``time``, ``node``: positions of the row's decision time and node; shape (rows,).
     ``label``, ``drain_label``: 1, 0, or -1 where it is not known, within the horizon and the drain horizon.
-    ``fold``: the fold that scored the row.
     ``cluster``: what is resampled together (:func:`policy.episodes.clusters`).
     ``incidents``: those that the rows could have caught.
     """
@@ -160,7 +155,6 @@ class Scored:
 
     ``rank``: rank within the decision time, 1 the riskiest node.
     ``risk``: highest of the units' calibrated probabilities; NaN where the model gives none.
-    ``alert``: whether the model alerts a unit of the node.
     ``units``: figures by unit, for detail and for the calibration of risks, which are a unit's.
     """
 
@@ -208,7 +202,6 @@ class Scored:
         """Count rows by cluster.
 
         ``chosen``: rows to count: a mask of shape (rows,), or their positions.
-        Returns shape (clusters,).
         """
         return np.bincount(self.rows.cluster[chosen], minlength=self.shared.n_clusters).astype(np.float64)
 
@@ -216,16 +209,11 @@ class Scored:
         """Rows among the riskiest of their decision time.
 
         ``budget``: how many nodes to take at each decision time; shape (times,).
-        Returns: whether the row is taken; shape (rows,).
         """
         return self.rank <= budget[self.rows.time]
 
     def per_time(self, chosen: Bools) -> Ints:
-        """Count rows by decision time.
-
-        ``chosen``: rows to count; shape (rows,).
-        Returns shape (times,).
-        """
+        """Count rows by decision time."""
         return np.bincount(self.rows.time[chosen], minlength=len(self.shared.times_ms)).astype(np.int64)
 
 

@@ -100,7 +100,6 @@ class EventHistory:
     What was seen in a planned maintenance does not count from when that is known; repairs, replacements and changes of
     the driver do. Nor does the ticket of a failure that counts already.
 
-    ``columns``: what :meth:`values` gives.
     ``_scopes``: the events of each scope by entity: units, slots (numbered by ``_slot_of_stay``), ``_nodes``.
     """
 

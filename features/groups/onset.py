@@ -167,7 +167,6 @@ class OnsetPlan:
     ) -> None:
         """Write the group's columns into ``out[:, offset:]``, for all rows of some decision times.
 
-        ``levels``: from :meth:`FleetKinds.levels`.
         ``time``, ``before``: decision time of each row, and the last one of the grid that is not later (ms).
         ``seen``: hours that the samples of each row reach back, where a maintenance ended; else infinite.
         """

@@ -130,7 +130,6 @@ def gather(
 class IncidentEvidence:
     """What events say of the units of an inventory, read once for all who ask.
 
-    ``evidence``: by unit code.
     ``repeats``: from when each fact is known to be the ticket of a failure that counts already (ms).
     """
 
@@ -294,7 +293,6 @@ def settle_tickets(
     what was repaired before that day is closed. All units of the node whose failures form a node incident with that one
     are down until the ticket. It may name another of the node's units, which then has no failure of its own.
 
-    ``chosen``: what :func:`tickets` gives.
     ``evidence``: by unit, with ``own_ends`` sorted; its signs are changed.
     Returns: from when each fact is known to belong to another failure (ms); :data:`NEVER`: it does not.
     """

@@ -36,7 +36,6 @@ def reported(events: pd.DataFrame, delay: timedelta) -> pd.DataFrame:
     A dataset fixes ``known_at`` when it is imported. The entry time of a ticket is used as recorded, but nothing is
     known earlier than the delay of now after it happened, whatever the delay was at the import.
 
-    ``delay``: ``features.delay``.
     Returns: a copy with ``known_at`` at least ``timestamp + delay``.
     """
     last = events["timestamp"] if "last_at" not in events else events["last_at"].fillna(events["timestamp"])

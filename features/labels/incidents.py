@@ -55,7 +55,6 @@ def find_incidents(
     has passed. A repair that names one of several failures (by its code) ends nothing while another one is open. A
     ticket that follows a failure belongs to it, see :mod:`features.labels.evidence`.
 
-    ``events``, ``inventory``: as a dataset holds them.
     ``as_of``: use only what was known then: events with ``known_at <= as_of``, stays started and removals made by then.
     ``data_end``: end of the data; by default the latest time in events and inventory. An incident whose cooldown ends
     after this (or after ``as_of``) is open.

@@ -57,7 +57,6 @@ class BuiltFrom:
     ``settings``: digest of parameters and code.
     ``part_length``: length of the stretches of time that parts cover, milliseconds.
     ``layout``: how the dataset's samples are divided among files.
-    ``span``: first and last instant of the dataset.
     ``files``: SHA-256 of each file of samples, by its path in the dataset.
     ``days``: for the newest runs' files the digest of each day, see :func:`telemetry.dataset.layout.day_digests`.
     """
@@ -136,7 +135,6 @@ def first_other_row(
 ) -> int:
     """Return an instant before which nothing was known that is different now: rows until then are the same.
 
-    ``delay``: ``features.delay``.
     ``events``, ``inventory``: the existing matrix's and the present ones.
     Returns: milliseconds since 1970: rows decided before, and augmented rows established before, stay as they are.
     ``-NEVER``: none; :data:`~features.times.NEVER`: all.
@@ -213,7 +211,6 @@ def build_matrix(
 ) -> FeatureMatrix:
     """Build the feature matrix of a dataset, or extend or return the one that is at ``out``.
 
-    ``dataset``: with or without telemetry.
     ``out``: the matrix's folder. It is built in a sibling folder and swapped in; a killed run leaves what was there.
     ``progress``: called before the first bucket, and after each bucket and part.
     ``engine``: who runs the buckets and parts; default: this machine's cores. The matrix is the same, byte for byte.

@@ -102,7 +102,6 @@ class BucketWork:
 
     ``nodes``: range of the pairs of each of its nodes.
     ``pairs``: all of these pairs, ascending.
-    ``rows``: positions of its rows in the matrix, ascending.
     """
 
     bucket: int

@@ -36,7 +36,6 @@ def grid_time(decision: DecisionSection, times: Int64Array) -> Int64Array:
 def decision_rows(times: pd.DatetimeIndex, inventory: pd.DataFrame, down: pd.DataFrame) -> pd.DataFrame:
     """List the units to score at each time: in service then, and not known then to be down.
 
-    ``times``: decision times, ascending.
     ``inventory``: as a dataset holds it. A stay counts from ``installed_at`` (included) to ``removed_at`` (excluded),
     so that a row depends on no removal after its time.
     ``down``: from :func:`features.labels.maintenance.out_of_use`.
@@ -72,7 +71,6 @@ def augmented_rows(
 
     ``onsets``, ``down``: from :func:`features.labels.incidents.known_onsets` and
     :func:`features.labels.maintenance.out_of_use`.
-    ``config``: rows are within its ``span``.
     Returns: as :func:`decision_rows` with ``augmented`` True; ``established_at`` is when the first onset that asks for
     the row was known. No (decision_time, unit) occurs twice.
     """

@@ -77,7 +77,6 @@ class MatrixMeta:
 
     ``digest``: SHA-256 over what the matrix is a function of: the dataset's content, the settings and this room's code.
     ``counts``: ``rows``, ``augmented`` and ``features``.
-    ``parts``: files in order of time.
     """
 
     digest: str

@@ -27,7 +27,6 @@ class FeaturePlan:
 
     ``columns``: all columns, group by group in the order of :data:`features.config.GROUPS`.
     ``at``: where each group's columns begin.
-    ``unit``: ``gpu`` or ``node``.
     """
 
     columns: tuple[FeatureColumn, ...]

@@ -43,7 +43,6 @@ class SequencePlan:
     """What a raw window is made of.
 
     ``channels``: gauges (averaged over a step) and counters (their reset-aware rise within it), in the order asked for.
-    ``delay_ms``: ``features.delay``.
     """
 
     channels: tuple[Channel, ...]
@@ -251,7 +250,6 @@ def live_windows(
     """Compute the windows of one decision time from recent samples, as a matrix would hold them.
 
     ``table``: at least the samples of the last ``plan.window + plan.step + delay``; counters need one before that.
-    ``rows``: ``node`` and ``unit`` of the rows.
     Returns shape (rows, steps, channels).
     """
     plan, fleet = SequencePlan.of(config), Fleet.of(inventory)

@@ -54,7 +54,6 @@ _Wanted = tuple[str, Sequence[int]]
 class WindowPlan:
     """The window statistics of a layout: their columns, and how the kernel fills them.
 
-    ``columns``: the columns, in the order in which :meth:`fill` writes them.
     ``edges``: every window and, where anything older than a window matters to it, its double, in milliseconds,
     ascending.
     ``window_edge``: positions of each window and its double in ``edges``; -1 where there are no doubles; shape
@@ -97,7 +96,6 @@ class WindowPlan:
         ========  =====================================================================================
 
         ``layout``: Channels; one with only nulls in the data still has its columns.
-        ``windows``: trailing windows, ascending.
         """
         every = range(len(windows))
         larger = range(1, len(windows)) if len(windows) > 1 else range(1)
@@ -127,10 +125,7 @@ class WindowPlan:
 
     @classmethod
     def amounts(cls, layout: ChannelLayout, windows: Sequence[timedelta], counters: Collection[str]) -> WindowPlan:
-        """Plan the amounts of the ``onset`` group: rises of the named counters and shares of known bits, each window.
-
-        ``windows``: ascending.
-        """
+        """Plan the amounts of the ``onset`` group: rises of the named counters and shares of known bits by window."""
         every = range(len(windows))
         return cls._build(
             layout,

@@ -82,7 +82,6 @@ class FittedFacts(_Facts):
     """What a manifest holds of :class:`models.training.fitted.FittedModels`; fields as there, learners by name only.
 
     ``groups``: feature groups of each learner that does not see all columns.
-    ``baselines``: the seed of each.
     """
 
     refit_at: AwareDatetime
@@ -214,10 +213,7 @@ def sealed(content: Mapping[str, Any]) -> bytes:
 
 
 def check_seal(raw: bytes, content: Mapping[str, Any], file: Path) -> None:
-    """Refuse a manifest whose bytes are not those that were saved.
-
-    Raises ``InputError`` if it was changed.
-    """
+    """Refuse a manifest whose bytes are not those that were saved."""
     try:
         whole = sealed(content) == raw
     except ValueError:  # a number that JSON cannot hold
@@ -230,7 +226,6 @@ def read_files(path: Path, manifest: Path, listed: Any) -> dict[str, bytes]:
     """Read the files of a bundle.
 
     ``listed``: SHA-256 by relative path.
-    Returns: the content of each.
     Raises ``InputError`` if a file is missing or changed, or a name leads outside the bundle.
     """
     if not isinstance(listed, Mapping):

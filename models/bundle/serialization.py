@@ -53,10 +53,8 @@ _EPOCH = (1980, 1, 1, 0, 0, 0)
 def write_learner(name: str, learner: Any, path: Path) -> None:
     """Write a fitted learner.
 
-    ``name``: which learner, one of :data:`models.bundle.manifest.SUFFIXES`.
     ``learner``: Fitted, or loaded by :func:`read_learner`.
     ``path``: the file; the same learner gives the same bytes.
-    Raises ``OSError`` if it cannot be written.
     """
     learner = inner_of(learner)
     if name in SEQUENCE:
@@ -74,7 +72,6 @@ def write_learner(name: str, learner: Any, path: Path) -> None:
 def read_learner(name: str, content: bytes, where: str, features: int) -> Any:
     """Read a fitted learner of so many features, and ask it for a score.
 
-    ``name``: which learner, one of :data:`models.bundle.manifest.SUFFIXES`.
     Returns: has ``predict_proba``; its probabilities are bit-identical to those of the learner that was written.
     Raises ``InputError`` if the file is not what it should be or holds a type that is not trusted.
     """

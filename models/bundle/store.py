@@ -62,9 +62,7 @@ _OWN = ("format", "fitted", "files", "libraries", "features", "sequence", SEAL)
 class Bundle:
     """A loaded bundle.
 
-    ``path``: where it was read from.
     ``fitted``: the models; ``fitted.score`` scores rows.
-    ``manifest``: the manifest, as in the file.
     ``digest``: SHA-256 of the manifest, which holds those of all other files: it names the bundle's whole content.
     """
 

@@ -63,7 +63,6 @@ def fit_calibrator(
     ``score``: scores of grid rows that the model was not fitted on. Rows without a label may be among them: they count
     only for the fallback; shape (n,).
     ``label``: 1, 0, or -1 for none; shape (n,).
-    ``method``: ``sigmoid`` or ``isotonic``.
     ``n_incidents``: distinct incidents among the positives. With fewer than :data:`MIN_INCIDENTS`, or one class only,
     the fallback is used.
     ``base_rate``: share of positives among grid rows of the training window, for the fallback.

@@ -35,7 +35,6 @@ EDGE = 1e-6
 class Link:
     """From the risk at one horizon to that at the next away from the main one.
 
-    ``hours``: the horizon that this link leads to.
     ``level``: Log-odds of the conditional share where the main risk is the base rate.
     ``slope``: by how much they rise with the log-odds of the main risk; not negative.
     """
@@ -71,7 +70,6 @@ class HorizonMap:
     def risks(self, risk: Floats) -> Floats:
         """Give the risks at all horizons.
 
-        ``risk``: calibrated risks at the main horizon; shape (n,).
         Returns: columns as :attr:`hours`: never falling along a row, all between 0 and 1, the main one as given; shape
         (n, horizons).
         """
@@ -135,7 +133,6 @@ class HorizonLabels:
     """Labels of the same rows at one horizon.
 
     ``label``: 1, 0, or -1 where there is none; shape (n,).
-    ``incidents``: distinct incidents among the positives.
     """
 
     label: np.ndarray
@@ -152,7 +149,6 @@ def fit_horizons(
 ) -> HorizonMap:
     """Fit the links on rows that the model was not fitted on.
 
-    ``risk``: calibrated risks at the main horizon; shape (n,).
     ``others``: labels of the same rows at the further horizons; the main one may be among them.
 
     Rows of one incident tell one thing. So the likelihood is weighted by incidents over positive rows before it meets
@@ -190,7 +186,6 @@ def slice_horizons(
 ) -> tuple[timedelta, dict[timedelta, HorizonLabels]]:
     """Label chosen rows at further horizons, as known at a refit.
 
-    ``chosen``: positions of the rows; shape (n,).
     ``refit_ms``: the refit in milliseconds since the epoch. Labels that are not complete by then are none.
     Returns: the horizon of the matrix's own labels, and the labels at each of ``horizons``; empty without any.
     """
@@ -237,8 +232,6 @@ def horizon_table(predictions: pd.DataFrame, matrix: Matrix, maps: tuple[Horizon
     """Compare mean risk and outcome at each horizon.
 
     ``predictions``: one model and variant of a backtest: ``decision_time``, ``unit``, ``risk``, ``fold``.
-    ``matrix``: gives the labels at each horizon.
-    ``maps``: one for each fold.
     Returns: ``hours``, ``rows`` (with a label at this horizon), ``positives``, ``mean_risk``, ``rate``, ``ratio`` (mean
     risk over rate; NaN without positives), ``brier_skill`` (against the constant rate of the same rows).
     """

@@ -32,7 +32,6 @@ class Cascade:
     share in (0, 1) that rises with its log-odds there: below all survivors, and below whatever a later filter takes
     out.
 
-    ``stages``: names and fitted classifiers, from first to last.
     ``thresholds``: Log-odds at or above which a row is passed on, one for each stage but the last.
     ``floor``: Log-odds that rows filtered out stay below, and survivors above: the first percentile of the last stage's
     training rows, at most 0, because to be filtered out is to be called healthy.
@@ -94,7 +93,6 @@ def fit_cascade(
     hardly a negative.
 
     ``stages``: names and unfitted classifiers, from first to last.
-    ``y``: 0 or 1; shape (n_rows,).
     ``times``: decision times in milliseconds; shape (n_rows,).
     ``purge_ms``: gap + horizon, between the rows that an out-of-fold model is fitted on and those it scores.
     ``recall_floor``: share of validation positives that each threshold keeps.
@@ -102,7 +100,6 @@ def fit_cascade(
     thresholds are set on the out-of-fold scores.
     ``fitted_first``: the first stage already fitted on the same rows, so that it is not fitted twice.
     ``thresholds``: thresholds set before, on rows that were held out, one for each stage but the last.
-    ``kept``: where learners fitted before are found.
     Raises ``InputError`` if a stage's library refuses its settings.
     """
 

@@ -14,11 +14,7 @@ from models.rows.row_reader import logit
 
 @dataclass(frozen=True, slots=True)
 class Stacker:
-    """Logistic regression over members' log-odds, kept near their plain mean: positives are few.
-
-    ``weights``: weight of each member, zero or more.
-    ``intercept``: added to the weighted sum.
-    """
+    """Logistic regression over members' log-odds, kept near their plain mean: positives are few."""
 
     weights: tuple[float, ...]
     intercept: float = 0.0
@@ -34,7 +30,6 @@ class Stacker:
 
         ``scores``: Log-odds that the members gave out of fold; shape (n_rows, n_members).
         ``y``: 0 or 1; with one class only, the plain mean is returned; shape (n_rows,).
-        ``weight``: weight of each row; shape (n_rows,).
         Returns: weights have a normal prior around one over the number of members (standard deviation 0.3) and are cut
         at 0; the intercept has one around 0 (1.5).
         """
@@ -81,9 +76,7 @@ def combine(
 
     ``scores``: Members' scores, riskiest highest; only their order inside a decision time counts, except for
     ``mean_log_odds`` and ``stacked``; shape (n_rows, n_members).
-    ``times``: decision time of each row; shape (n_rows,).
     ``tie``: hash of the unit, which orders rows of equal score; shape (n_rows,).
-    ``node``: node of each row; shape (n_rows,).
     ``combiner``: ``intersection``: alerts are the units that every member alerts (:func:`top_nodes`), possibly none
     (the paper's PARALLEL); ``min_votes``: that at least ``min_votes`` members alert; ``mean_rank``: the lowest mean
     ranks; ``mean_log_odds``: the highest means (soft voting, a logarithmic opinion pool); ``stacked``: the highest

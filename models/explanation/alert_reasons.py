@@ -27,8 +27,6 @@ _FLEET_ROWS = 65_536
 class AlertReasons:
     """Why one unit was alerted at one decision time.
 
-    ``decision_time``: UTC.
-    ``unit``: the GPU, or the node where there are no GPUs.
     ``reasons``: as text with the numbers, the weightiest first.
     """
 
@@ -121,8 +119,6 @@ def attribute(
 ) -> dict[str, Any]:
     """Take the mean absolute contribution of each feature over a sample of a fold's rows.
 
-    ``model``: one of ``fitted.models``.
-    ``values``: as for :func:`explain_rows`.
     Returns: ``shares`` (list of float, one a feature, adding up to 1; empty if nothing moved a score) and ``rows``;
     JSON-able.
     """
@@ -139,7 +135,6 @@ def attribute(
 def attribution_frame(matrix: Matrix, model: str, folds: list[dict[str, Any]]) -> pd.DataFrame:
     """Lay the attributions of all folds out as a table.
 
-    ``folds``: what :func:`attribute` returned for each fold, in their order.
     Returns: ``fold`` (int32), ``model``, ``feature``, ``group``, ``channel`` (null where the feature has none),
     ``share`` (float64; those of a fold add up to 1), ``rows`` (int32; rows explained). Folds without attributions are
     absent.

@@ -52,10 +52,8 @@ def contributions(learner: Any, X: np.ndarray) -> tuple[Floats, str]:
 
     ``learner``: a fitted learner as :func:`models.learners.factory.make_learner` makes it, or a baseline.
     ``X``: rows to explain; NaN: unknown; shape (rows, features).
-    Returns shape (rows, features).
     Returns ``method``: how they were computed: :data:`TREES`, :data:`LINEAR`, :data:`GRADIENTS`, :data:`OCCLUSION` or
     :data:`UNKNOWN`.
-    Raises ``TypeError`` if the learner is of another type.
     """
     if not isinstance(learner, ColumnSubset):
         return _of_own_features(learner, X)
@@ -162,10 +160,8 @@ def _without_each(baseline: Baseline, X: np.ndarray) -> Floats:
 def members_of(fitted: FittedModels, model: str) -> list[tuple[str, Any]]:
     """Find the learners whose scores make a model's alerts.
 
-    ``model``: one of ``fitted.models``.
     Returns: the learner itself; an ensemble's members; behind them the prior that they are pooled with; of a cascade
     the stages whose log-odds make a survivor's score; the replacement of all models if nothing could be fitted.
-    Raises ``ValueError`` if there is no such model.
     """
     if model not in fitted.models:
         raise ValueError(f"{model} is not among {', '.join(fitted.models)}")
@@ -201,7 +197,6 @@ def attribute_score(
     Members whose contributions add up to log-odds are weighed and summed; others join in only where no member is one,
     because their contributions have a scale of their own.
 
-    ``X``: shape (rows, features).
     ``weights``: weight of each member; by default all equal.
     Returns ``values``: additions to the score; all 0 where no member can be explained; shape (rows, features).
     """

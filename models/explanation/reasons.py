@@ -33,7 +33,6 @@ class ScoreReason:
     ``column``: name of the feature that is named: of those that say the same over other windows, the one that added
     most; where that one joins all counters, the counter that its value comes from.
     ``contribution``: what all of them added to the log-odds, positive.
-    ``text``: the same as text, with the numbers.
     """
 
     column: str
@@ -88,7 +87,6 @@ class ReasonPlan:
     def counters(self, row: np.ndarray) -> dict[int, int]:
         """Say for columns that join all counters which counter's column their value in a row comes from.
 
-        ``row``: shape (features,).
         Returns: joining column to the surge of the one counter; without those of which the row does not tell the
         counter.
         """
@@ -112,8 +110,6 @@ def largest_reasons(
 ) -> tuple[tuple[ScoreReason, ...], float]:
     """Describe the largest positive contributions to one row's score; give also the sum of all positive ones.
 
-    ``values``: Contributions; shape (features,).
-    ``row``: shape (features,).
     ``fleet``: to rank a value in the fleet; shape (units, features).
     """
     group, counters = plan.group.copy(), plan.counters(row)

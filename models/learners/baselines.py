@@ -22,7 +22,6 @@ HARDWARE_HISTORY = frozenset(
 class Baseline:
     """What gives points to rows.
 
-    ``columns``: the features of a row, in order.
     ``seed``: seed of ``random``; the others ignore it.
     """
 
@@ -35,7 +34,6 @@ class Baseline:
 
         ``X``: features in the order of ``columns``; NaN: unknown; shape (n_rows, n_features).
         ``identity``: hash of each row's unit and decision time, for ``random``; shape (n_rows,).
-        Returns shape (n_rows,).
         """
         raise NotImplementedError
 
@@ -191,8 +189,6 @@ _CLASSES: dict[str, type[Baseline]] = {
 def make_baseline(name: str, *, columns: Sequence[FeatureColumn], seed: int) -> Baseline:
     """Make a baseline.
 
-    ``name``: one of :data:`models.config.BASELINES`.
-    ``seed``: seed of ``random``.
     Returns: ready to score: baselines need no fit.
     """
     return _CLASSES[name](columns, seed)

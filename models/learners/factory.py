@@ -183,7 +183,6 @@ _RECIPES: dict[str, Recipe] = {
 def make_learner(name: str, *, seed: int, settings: Mapping[str, Any] | None = None, incidents: int = 0) -> Any:
     """Make an unfitted learner.
 
-    ``name``: a learner, one of :data:`models.config.ALL_LEARNERS`.
     ``incidents``: those that it will be fitted on; its size follows them.
     ``settings``: overrides of the defaults, in the library's own names (and ``epochs`` of ``mlp``).
     Returns: ``lightgbm.LGBMClassifier``, ``xgboost.XGBClassifier``, ``RandomForestClassifier``, or a
@@ -206,10 +205,7 @@ def make_learner(name: str, *, seed: int, settings: Mapping[str, Any] | None = N
 
 
 class LoadedLightGBM:
-    """A LightGBM model read from its text, with the part of scikit-learn's contract that scoring needs.
-
-    ``classes_``: 0 and 1.
-    """
+    """A LightGBM model read from its text, with the part of scikit-learn's contract that scoring needs."""
 
     def __init__(self, booster: lightgbm.Booster) -> None:
         self.booster_ = booster
@@ -256,7 +252,6 @@ def fit_all(fits: Sequence[Fit], fitted: Callable[[str], None] | None = None, ke
     """Fit learners, :data:`AT_ONCE` at a time, and give them in the same order.
 
     ``fitted``: called with the name of each learner when it is fitted, from a thread.
-    ``kept``: where learners fitted before are found.
     Raises ``InputError`` with the library's first line if a library refuses a fit, mostly for its settings.
     """
 

@@ -111,10 +111,6 @@ class PreparedClassifier(ClassifierMixin, BaseEstimator):
 
     ``classifier``: what is fitted on the prepared features; must take ``sample_weight``. None: logistic regression. The
     batches of a network hold a hundredth of the rows at most.
-    ``clip``: see :class:`SignedLogScaler`.
-    ``scaler_``: fitted on the training features.
-    ``classifier_``: the fitted clone of ``classifier``.
-    ``classes_``: class labels, ascending.
     """
 
     def __init__(self, classifier: Any = None, clip: float = 5.0) -> None:
@@ -122,12 +118,7 @@ class PreparedClassifier(ClassifierMixin, BaseEstimator):
         self.clip = clip
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
-        """Fit scaler and classifier.
-
-        ``X``: Features; NaN allowed; shape (n_rows, n_features).
-        ``y``: class of each row; shape (n_rows,).
-        ``sample_weight``: weight of each row; shape (n_rows,).
-        """
+        """Fit scaler and classifier."""
         X, y = validate_data(self, X, y, dtype=[np.float64, np.float32], ensure_all_finite="allow-nan")
         self.scaler_ = SignedLogScaler(self.clip)
         self.classifier_ = LogisticRegression() if self.classifier is None else clone(self.classifier)

@@ -43,7 +43,6 @@ class PriorCard(BaseModel):
     """What is known of a prior.
 
     ``columns``: names of the features of ``model.txt``, in order.
-    ``sha256``: of ``model.txt``.
     ``made_of``: the fleets, as JSON holds it: how many, seed, sizes, ranges, incidents and rows.
     """
 
@@ -191,8 +190,6 @@ def fit_share(own: Floats, prior: Floats, positive: Bools, *, n_incidents: int, 
     Share, slope and level are fitted together, so that only what distinguishes rows counts. Rows of one incident count
     as one; the share has a normal prior around what is believed, the logarithm of the slope one around 0 (0.5).
 
-    ``own``, ``prior``: log-odds; shape (n_rows,).
-    ``n_incidents``: distinct incidents among the positives.
     Returns: from 0 to 1; 0 where these rows are no likelier than by own log-odds alone: a prior must not harm.
     """
     from scipy.optimize import minimize  # scoring needs no optimizer

@@ -330,7 +330,6 @@ def log_run(
 ) -> str:
     """Record a run and give its id.
 
-    ``tracking_uri``: ``sqlite:///PATH`` or a tracking server's address.
     ``experiment``: made where it does not exist, its artifacts next to the database.
     ``steps``: metrics of each step, such as a refit; recorded with the step's number.
     ``tags``: with ``dataset_digest`` and ``matrix_digest``, which are recorded as the run's inputs, too.

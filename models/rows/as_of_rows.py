@@ -21,7 +21,6 @@ def row_positions(matrix: Matrix, predictions: pd.DataFrame) -> Ints:
     """Find the rows of a prediction frame.
 
     ``predictions``: ``decision_time`` and ``unit``, all on the decision grid.
-    Returns shape (n,).
     Raises ``KeyError`` if a row is not in the matrix: the predictions belong to another.
     """
     rows = matrix.rows
@@ -45,7 +44,6 @@ def row_positions(matrix: Matrix, predictions: pd.DataFrame) -> Ints:
 def labels_of_rows(matrix: Matrix, at: Ints, horizon: timedelta | None = None) -> LabelsAt:
     """Give a reader of the labels of rows as known at any time.
 
-    ``at``: their positions; shape (n,).
     ``horizon``: another horizon than the matrix's own.
     """
 

@@ -37,8 +37,6 @@ def text_hashes(texts: Sequence[str]) -> Hashes:
 def mix(values: Hashes, with_values: Hashes | Ints | int) -> Hashes:
     """Combine hashes with more values into new hashes.
 
-    ``values``: Hashes; shape (n,).
-    ``with_values``: what to mix in; shape (n,).
     Returns: hashes that change in about half of their bits with any bit of either input; shape (n,).
     """
     more = np.asarray(with_values).astype(np.int64).view(np.uint64) if not _unsigned(with_values) else with_values
@@ -81,10 +79,7 @@ def top_nodes(times: Ints, rank: Ints, node: Ints | Hashes, k: int) -> Bools:
     A drain empties a node, so a budget counts nodes. Units of a node that is among the ``k`` alert too where they come
     before the first unit of the next node.
 
-    ``times``: decision time of each row; shape (n,).
     ``rank``: 1 for the riskiest row of its time, a permutation of 1..n within each; shape (n,).
-    ``node``: node of each row; shape (n,).
-    Returns: whether each row is alerted; shape (n,).
     """
     alert = np.zeros(len(rank), dtype=np.bool_)
     deepest = 4 * k

@@ -18,7 +18,6 @@ def log_odds(learner: Any, X: np.ndarray) -> np.ndarray:
     """Give the log-odds of the positive class, from a learner's probabilities cut to ``[1e-7, 1 - 1e-7]``.
 
     ``learner``: Fitted, with classes 0 and 1 and scikit-learn's ``predict_proba``.
-    ``X``: Features; shape (n_rows, n_features).
     Returns: Log-odds; empty for no rows; shape (n_rows,).
     """
     if len(X) == 0:
@@ -135,11 +134,7 @@ def batches(count: int) -> Iterator[slice]:
 
 
 def log_odds_of(learners: Sequence[Any], read: RowReader, rows: Ints) -> list[Floats]:
-    """Give the log-odds of fitted learners for rows, each row read once.
-
-    ``rows``: Positions; shape (n_rows,).
-    Returns: one for each learner; shape (n_rows,).
-    """
+    """Give the log-odds of fitted learners for rows, each row read once."""
     scores = [np.empty(len(rows)) for _ in learners]
     for batch in batches(len(rows)):
         values = read(rows[batch])

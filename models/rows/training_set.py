@@ -133,13 +133,11 @@ class TrainingSet:
     """Rows to fit on.
 
     ``rows``: positions in the matrix, ascending; shape (n,).
-    ``label``: 1 or 0; shape (n,).
     ``weight``: 1 for a positive; for a negative what makes the proportions hold where too few negatives were there;
     shape (n,).
     ``prior_shift``: what to add to the log-odds of a model fitted on these rows to undo the sampling: the log of the
     odds of grid rows in the span over the log of the weighted odds here. Augmented positives count in the second only.
     ``n_positive``, ``n_negative``, ``n_augmented``: rows by label, and how many of the positives are augmented.
-    ``n_incidents``: distinct incidents among the positives.
     ``thinned_to``: negatives for each positive, where there was room for fewer than asked for; None: as asked for.
     """
 
@@ -167,10 +165,8 @@ class TrainingSet:
 def known_rows(rows: TrainingRows, labels: Labels, *, start_ms: int, complete_by_ms: int, as_of_ms: int) -> Bools:
     """Tell which rows have a decision time from ``start_ms`` on and a label complete and known in time.
 
-    ``rows``, ``labels``: the matrix; ``labels`` as of ``as_of_ms``.
     ``complete_by_ms``: labels must be complete (decision time + gap + horizon) by then; at most ``as_of_ms``.
     ``as_of_ms``: the refit; an augmented row must have been established by then.
-    Returns: true for a row that may be used; shape (n_rows,).
     """
     usable = (rows.time >= start_ms) & (labels.complete <= min(complete_by_ms, as_of_ms)) & (labels.label >= 0)
     usable &= ~rows.augmented | (rows.established <= as_of_ms)
@@ -199,7 +195,6 @@ def choose_rows(
     seen as well. Where there are too few, the ones there are weigh more.
 
     ``rows``, ``labels``, ``start_ms``, ``complete_by_ms``, ``as_of_ms``: as :func:`known_rows` takes them.
-    ``negative_ratio``: negatives for each positive.
     ``seed``: seed of the draw, which depends on a row's unit and time and on nothing else: not on the order of rows.
     ``max_rows``: rows that there is room for. Where as many negatives as asked for would take more, as many are drawn
     for each positive as fit, at least one: positives are never left out.

@@ -32,15 +32,12 @@ class SequenceClassifier(ClassifierMixin, BaseEstimator):
 
     ``network``: one layer of LSTM whose last state decides, or three convolutions with pooling.
     ``layout``: positions of window and statics in a row; None: every feature is a step of a single channel.
-    ``filters``: filters of each convolution; the LSTM has none.
     ``patience``: passes without a better tail after which fitting ends.
     ``fixed_epochs``: passes where there is no usable tail.
     ``purge``: gap + horizon: rows to fit on end that long before the tail begins, so that no incident is in both.
     ``random_state``: seed of first weights and order of batches; None: 0, because a learner that differs from run to
     run is of no use here.
-    ``scaler_``: what makes a row fit for the network.
     ``epochs_``: passes over the rows that the weights have seen.
-    ``early_stopped_``: whether a tail ended the fitting.
     """
 
     classes_: np.ndarray
@@ -80,7 +77,6 @@ class SequenceClassifier(ClassifierMixin, BaseEstimator):
 
         ``X``: rows as ``layout`` says; NaN: unknown; shape (n_rows, n_features).
         ``y``: two classes; the second in sorted order is the positive one; shape (n_rows,).
-        ``sample_weight``: Weights; shape (n_rows,).
         ``times``: decision times in milliseconds; None: rows are in the order of time, and nothing is purged; shape
         (n_rows,).
         Raises ``InputError`` if PyTorch is not installed.
@@ -177,7 +173,6 @@ class SequenceClassifier(ClassifierMixin, BaseEstimator):
     def occluded(self, X: Any) -> Floats:
         """Give what each channel and static adds to the log-odds: the score less that with it at its median.
 
-        ``X``: Rows; shape (n_rows, n_features).
         Returns: a channel's addition is at its newest step, 0 at the others; features the network does not read
         have 0; shape (n_rows, n_features).
         """

@@ -95,8 +95,6 @@ class WindowFacts:
     """The raw window among the columns of a run or bundle.
 
     ``tabular``: columns before the window: what learners that do not read it as a sequence are given.
-    ``channels``: its channels, in order.
-    ``window``, ``step``: its length and that of its steps.
     """
 
     tabular: int

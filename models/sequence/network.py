@@ -28,7 +28,6 @@ class NetworkShape:
 
     ``kind``: ``lstm`` (one layer, last state) or ``cnn1d`` (three times convolution of width 5, ReLU and pooling by
     two, then the average over time and a dense layer). Both put out one log-odds.
-    ``filters``: filters of each convolution.
     """
 
     kind: str
@@ -58,8 +57,6 @@ class Inputs:
 
     ``window``: shape (n, steps, values a step).
     ``static``: shape (n, statics).
-    ``label``: shape (n,).
-    ``weight``: shape (n,).
     """
 
     window: np.ndarray
@@ -74,7 +71,6 @@ def fit_network(
     """Fit a network.
 
     ``tail``: later rows whose loss ends the fitting; None: all epochs are run.
-    ``seed``: of the first weights and of the order of batches.
     """
     random = np.random.default_rng(seed)
     with _settled():
@@ -116,9 +112,7 @@ def network_log_odds(
 ) -> np.ndarray:  # fmt: skip
     """Score rows, some hundreds at a time, so that what lies between two layers stays in the cache.
 
-    ``weights``: from :func:`fit_network`.
     ``inputs``: from (begin, end) to windows and statics of those rows, so that all need not be scaled together.
-    Returns shape (rows,).
     """
     out = np.empty(rows)
     with _settled(), torch.no_grad():

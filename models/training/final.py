@@ -23,7 +23,6 @@ from models.training.trainer import Progress, Trainer
 def refit_time(span: tuple[datetime, datetime], until: datetime | None) -> datetime:
     """Give the time of the fit.
 
-    ``span``: first and last instant of the data (aware UTC).
     ``until``: the time asked for; None: the end of the data.
     Raises ``InputError`` if the time has no zone, and ``TooEarlyError`` if it lies outside the data.
     """
@@ -55,7 +54,6 @@ def fit_final(
     ``training``, ``models``, ``backtest``: as for :func:`run_backtest`; of ``backtest`` only ``k``, whose ``auto``
     counts the whole dataset.
     ``until``: fit as of this time (aware), with labels as they were known then; default: the end of the data.
-    ``progress``: see :class:`models.training.trainer.Trainer`.
     Returns: where there is a prior and nothing to fit on yet, the prior alone (see :meth:`Trainer.stand_in`).
     Raises ``TooEarlyError`` if there is none, and no span fits the data or the span chosen holds one class only.
     """

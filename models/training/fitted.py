@@ -35,7 +35,6 @@ def model_names(models: ModelsSection, *, full: bool = True) -> tuple[str, ...]:
     ``min_votes`` is among them if it is asked for (as combiner, as profile, or by setting the number of votes): with
     all votes needed it equals ``intersection``.
 
-    Returns: Names, in the order of reports.
     Raises ``InputError`` if ``models.profile`` is not among them, or the ensembles have no members.
     """
     parallel = models.parallel
@@ -102,17 +101,12 @@ class FittedModels:
 
     ``refit_at``, ``train_start``, ``train_end``: when it was fitted, and first and last decision time of the training
     span (aware UTC).
-    ``columns``: the features, in order.
-    ``models``: models that scores are given of, in the order of reports.
     ``k``: alert budget: nodes a decision time.
     ``prior_shift``: added to learners' log-odds to undo the sampling of negatives.
     ``learners``: fitted on the whole training set; members among them, and the cascade's first stage.
-    ``members``: members of the parallel ensembles.
     ``min_votes``: for ``min_votes``; None: all members.
     ``stacker``: for ``stacked``; takes corrected log-odds.
-    ``calibrators``: for each of ``models``.
     ``horizons``: of the profile, where further horizons were asked for.
-    ``n_positive``, ``n_negative``, ``n_augmented``, ``n_incidents``: size of the training set.
     ``calibrated``: whether calibrators were fitted on a slice; else they are the fallback of
     :func:`models.calibration.fitting.fit_calibrator`.
     ``thinned_to``: negatives for each positive, where ``training.memory`` left room for fewer than asked for; None: as
@@ -161,7 +155,6 @@ class FittedModels:
         ``values``: features in the order of ``columns``; NaN: unknown; shape (n_rows, n_features).
         ``times``: decision time of each row, with a time zone. Ranks and alerts are taken inside a decision time, so
         all units to compare must be given in one call; shape (n_rows,).
-        ``units``: unit of each row; shape (n_rows,).
         ``nodes``: node of each row, by which alerts are counted; None: each unit is one by itself; shape (n_rows,).
         Returns: ``decision_time``, ``unit``, ``model``, ``score`` and ``risk`` (float32), ``rank`` (int32), ``alert``;
         one row for each model and row, models in order.
@@ -198,27 +191,20 @@ class FittedModels:
     def score_arrays(self, values: np.ndarray, time: Ints, tie: Hashes, node: Ints | Hashes) -> dict[str, ModelScore]:
         """Score rows with every model, as arrays.
 
-        ``values``: Features; shape (n_rows, n_features).
         ``time``: decision times in milliseconds since the epoch; shape (n_rows,).
         ``tie``: :func:`models.rows.ranking.name_hashes` of the units; shape (n_rows,).
         ``node``: what tells the nodes of the rows apart, since alerts are counted by nodes; shape (n_rows,).
-        Returns: one for each of ``models``.
         """
         return self.compare(self._answer(values, mix(tie, time)), time, tie, node)
 
     def score_rows(self, read: RowReader, rows: Ints, matrix_rows: TrainingRows) -> dict[str, ModelScore]:
-        """Score rows of a matrix, of which a batch at a time is in memory; see :meth:`score_arrays`.
-
-        ``rows``: their positions; shape (n_rows,).
-        ``matrix_rows``: all rows of the matrix.
-        """
+        """Score rows of a matrix, of which a batch at a time is in memory; see :meth:`score_arrays`."""
         time, tie = matrix_rows.time[rows], matrix_rows.tie[rows]
         return self.compare(self.answer_rows(read, rows, mix(tie, time)), time, tie, matrix_rows.node[rows])
 
     def answer_rows(self, read: RowReader, rows: Ints, identity: Hashes) -> Answers:
         """Ask everyone about rows of a matrix, of which a batch at a time is in memory.
 
-        ``rows``: Positions; shape (n_rows,).
         ``identity``: hash of each row's unit and time; shape (n_rows,).
         """
         parts = [self._answer(read(rows[part]), identity[part]) for part in batches(len(rows))]

@@ -43,7 +43,6 @@ class Distribution:
 
     ``knots``: Values, ascending and distinct; empty if all are missing; shape (n,).
     ``cumulative``: share of the present values at or below each knot; the last is 1; shape (n,).
-    ``present``, ``missing``: rows with a value and without.
     ``usual_psi``, ``usual_missing``: largest index, and largest change of the missing share, of a block of the
     reference against the rest; NaN where the reference has too few rows for blocks.
     """
@@ -91,8 +90,6 @@ class Shift:
 
     ``psi``, ``ks``: population stability index and Kolmogorov-Smirnov distance of the values present; 0 where either
     side has none.
-    ``missing_before``, ``missing_now``: shares of rows without a value.
-    ``median_before``, ``median_now``: Medians; NaN without values.
     """
 
     psi: float
@@ -106,7 +103,6 @@ class Shift:
 def summarise(values: np.ndarray, *, blocks: Ints | None = None, every_value: bool = False) -> Distribution:
     """Summarise one feature.
 
-    ``values``: Values; NaN: missing; shape (n,).
     ``blocks``: number of each row's block of time, from 0; without, or with fewer than two blocks of 200 rows, there is
     no yardstick; shape (n,).
     ``every_value``: keep every distinct value, for codes of categories.
@@ -122,10 +118,7 @@ def summarise(values: np.ndarray, *, blocks: Ints | None = None, every_value: bo
 
 
 def shift_of(reference: Distribution, values: np.ndarray) -> Shift:
-    """Measure how far values lie from a reference.
-
-    ``values``: recent values; NaN: missing; shape (n,).
-    """
+    """Measure how far values lie from a reference."""
     there = np.isfinite(values)
     ordered = np.sort(values[there].astype(np.float64))
     missing = 1.0 - len(ordered) / max(len(values), 1)
@@ -230,11 +223,9 @@ class Reference:
     """What the rows that a model was fitted on were like.
 
     ``start_ms``, ``end_ms``: first and last decision time, milliseconds since the epoch (UTC).
-    ``columns``: the features, in order.
     ``features``: one for each column. Ages and other days since a date are kept as dates, so that time's passing
     changes nothing.
     ``rows_per_time``: grid rows a decision time.
-    ``times_per_day``: decision times a day.
     ``outcomes``: failures in that time, as known at the fit.
     """
 
@@ -265,7 +256,6 @@ class LabelledRows(Labels):
 
     ``positive``: rows whose label is 1, ascending; shape (n_positive,).
     ``starts``: start of their incidents, milliseconds since the epoch; shape (n_positive,).
-    ``failure_class``: the classes of these; shape (n_positive,).
     """
 
     rows: TrainingRows
@@ -326,8 +316,6 @@ def sample_rows(rows: TrainingRows, start_ms: int, end_ms: int, *, most: int, se
 def dated(values: np.ndarray, time_ms: Ints, columns: Sequence[FeatureColumn]) -> np.ndarray:
     """Replace days since a date by that date, in days since the epoch, in a copy of the rows' values.
 
-    ``values``: Features; shape (n_rows, n_features).
-    ``time_ms``: decision times; shape (n_rows,).
     Returns: the same, but for columns of the group ``static`` in days; shape (n_rows, n_features).
     """
     out = np.array(values, dtype=np.float32, copy=True)

@@ -92,7 +92,6 @@ def alert_budget(rows: TrainingRows, labels: Labels, backtest: BacktestSection, 
     """Give K, in nodes: as configured, or the mean number of nodes with a positive a decision time, at least 1.
 
     ``rows``, ``labels``: the matrix's rows, and the labels as known at ``as_of_ms``, from which ``auto`` counts.
-    ``backtest``: ``k``.
     Raises ``InputError`` if a configured K is below 1, or more than there are nodes.
     """
     if backtest.k != "auto":

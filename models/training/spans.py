@@ -85,8 +85,6 @@ def choose_span(
     longest where it was the whole history, stays unless another is better by more than the share ``hysteresis``; among
     equals the longest wins.
 
-    ``refit_ms``, ``first_ms``, ``reach_ms``: as for :func:`usable_spans`.
-    ``min_incidents``: candidates that hold fewer are left out, but for the longest.
     ``max_rows``: rows to fit on that there is room for; see :func:`models.rows.training_set.choose_rows`.
     Returns: the longest candidate where no other holds ``min_incidents``, or the tail holds fewer than
     :data:`MIN_TAIL_INCIDENTS`.

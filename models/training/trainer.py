@@ -92,10 +92,8 @@ class Trainer:
     """Fits all models of a matrix at any refit, several at a time where threads ask for them.
 
     ``events_only``: whether features are histories and static ones alone, as without telemetry.
-    ``k``: alert budget a decision time.
     ``names``: models to fit; default: all that ``models`` asks for.
     ``progress``: called with the fits of a refit done so far, all of them, and what was fitted, from any thread.
-    ``kept``: where learners fitted before are found.
     """
 
     def __init__(

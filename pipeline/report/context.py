@@ -25,12 +25,8 @@ class Simulated:
 class AlertEntry:
     """One alert that the report shows.
 
-    ``decision_time``: when it was given (UTC).
-    ``unit``: the GPU, or the node where there are no GPUs.
     ``risk``: calibrated probability; None where the model gives none.
     ``label``: 1: an incident followed, 0: none did, None: not known.
-    ``failure_class``: class of the incident that followed.
-    ``incident_start``: its start (UTC).
     ``reasons``: Why, in plain words, the weightiest first; empty where no reason was computed.
     ``method``: how the reasons were computed; empty where there are none.
     """
@@ -50,17 +46,11 @@ class AlertEntry:
 class ReportContext:
     """Everything a report says that the evaluation does not know.
 
-    ``dataset``: name of the dataset, as a reader knows it.
-    ``dataset_digest``, ``code_revision``: what the result was made from.
-    ``span``: first and last instant of the dataset (UTC).
-    ``unit``: ``gpu`` or ``node``: what is scored.
     ``simulated``: how the fleet was simulated; None: it is a real one.
     ``profile``: the model whose alerts are the profile's choice.
-    ``every``, ``gap``, ``horizon``: spacing of decision times, and the label's gap and horizon.
     ``folds``: ``fold``, ``refit_at``, ``span``, ``train_start``, ``train_end``, ``n_positive``, ``n_negative``,
     ``variant``.
     ``skipped``: what was skipped and why, such as spans longer than the history; and baselines with nothing to go by.
-    ``alerts``: alerts to show with their reasons.
     ``params``: parameters worth showing, by dotted name.
     ``attributions``: what the profile's scores are made of, see ``attribution_frame``.
     ``extras``: what further sections of the report tell, by the name that their maker gave; each is kept as a file

@@ -70,7 +70,6 @@ class Plot:
     """One plot of the report.
 
     ``svg``: an ``svg`` element with a title and a description for readers who do not see it.
-    ``caption``: what it shows, as text.
     """
 
     svg: str

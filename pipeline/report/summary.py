@@ -17,10 +17,7 @@ MIN_INCIDENTS = 5
 
 
 def sentences(evaluation: Evaluation, context: ReportContext) -> list[str]:
-    """Say what was replayed, how many alerts came, how often they were wrong, how early, and what helped.
-
-    ``context``: everything else.
-    """
+    """Say what was replayed, how many alerts came, how often they were wrong, how early, and what helped."""
     row = evaluation.row(context.profile, SLIDING)
     texts = [_replayed(evaluation, context)]
     if row is None:

@@ -78,7 +78,6 @@ class ReportSection:
 
     ``key``: its anchor: letters and dashes.
     ``name``: what the page's navigation calls it.
-    ``before``: paragraphs before the tables, in plain words.
     """
 
     key: str
@@ -100,10 +99,7 @@ def table_of(
     strong: Callable[[Any], bool] = lambda _: False,
     text_columns: frozenset[int] = frozenset({0}),
 ) -> Table | None:
-    """Write a row of cells for each row of a frame; None if it has none.
-
-    ``strong``: tells which rows stand out.
-    """
+    """Write a row of cells for each row of a frame; None if it has none."""
     if frame.empty:
         return None
     rows, marked = [], set()

@@ -78,7 +78,6 @@ class ModelHolder:
     ``model``: None: not there, not yet or not at all. Take it once a request: what was taken never changes, so a
     request that began with one model ends with it.
     ``refused``: why the one that the source names now is not taken, or cannot be known; the one of before continues.
-    ``loads``, ``refusals``: models that were taken, and attempts to load one that failed.
     """
 
     def __init__(self, source: Path | FolderBundle | None, poll_s: float = 1.0) -> None:

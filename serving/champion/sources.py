@@ -173,7 +173,6 @@ CHAMPION: Final = "champion"
 def copy_champion(copy: ChampionCopy, registry: str, name: str, *, again: bool = False) -> bool:
     """Copy the champion's bundle where it is another one than the copy's.
 
-    ``registry``: ``sqlite:///PATH`` or a tracking server's address.
     ``again``: fetch it in any case: a restart makes good what a disk has done.
     Raises ``TooEarlyError`` if there is no champion yet, ``InputError`` if the registry cannot be asked, or its bundle
     is not the one that was registered.
@@ -240,7 +239,6 @@ class ChampionBundle(ChampionCopy):
     """The champion of a registered model, kept up to date by a thread.
 
     ``folder``: where its bundle is kept; an existing one is served until the registry has answered.
-    ``registry``: ``sqlite:///PATH`` or a tracking server's address.
     """
 
     def __init__(self, folder: Path, registry: str, name: str, every_s: float = 30.0) -> None:

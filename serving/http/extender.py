@@ -139,7 +139,6 @@ def kept_nodes(
 ) -> tuple[list[str], dict[str, str]]:
     """Decide which nodes a pod may go to.
 
-    ``names``: Nodes, in the scheduler's order.
     ``fleet``: None: nothing is known.
     ``out``: nodes that the controller keeps new work off, and until when; None: there is no controller to follow.
     ``max_share``: the largest share of the fleet, and of ``names``, that is left out; one node in any case.

@@ -41,7 +41,6 @@ class Access:
 
     ``grant``: what a request's token allows, None where it shows none that holds; None: no token is needed.
     ``is_page``: tells whether a path is a page's, whose refusals are pages too.
-    ``refusal``: writes a refusal.
     """
 
     grant: Callable[[Request], TokenGrant | None] | None

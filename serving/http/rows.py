@@ -29,7 +29,6 @@ def rows_of_records(records: Any, columns: Sequence[str], limit: int, what: str 
     """Read a list of objects, one a row.
 
     ``records``: as decoded; may be taken apart.
-    ``columns``: the model's, in order.
     Raises ``RequestRefused``: 422, naming row and column; 413 for too many rows.
     """
     if not isinstance(records, list) or not all(isinstance(record, dict) for record in records):
@@ -52,7 +51,6 @@ def rows_of_table(
     """Read columns' names and a list of lists, one a row.
 
     ``names``, ``data``: as decoded; the rows may be taken apart.
-    ``columns``, ``limit``, ``what``: as for :func:`rows_of_records`.
     Raises ``RequestRefused`` as :func:`rows_of_records`.
     """
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):

@@ -218,7 +218,6 @@ INVOCATIONS: Final = {
 def request_body(kinds: Mapping[str, Any], *, arrow: str | None = None, exact: bool = False) -> dict[str, Any]:
     """Describe a body with one of some keys, which a route reads by itself.
 
-    ``arrow``: a media type taken as well.
     ``exact``: other keys are refused.
     """
     shapes = [

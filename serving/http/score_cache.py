@@ -36,7 +36,6 @@ class ScoreCache:
 
     ``folder``: what ``predrain score --out`` writes; need not exist yet.
     ``served``: take it once a request: what was taken never changes.
-    ``loads``, ``failures``: decisions read, and attempts that failed.
     """
 
     def __init__(self, folder: Path, poll_s: float = 1.0) -> None:

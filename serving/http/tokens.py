@@ -25,7 +25,6 @@ class TokenGrant:
     """What one token may do.
 
     ``name``: for the log; never the token.
-    ``scopes``: of :data:`SCOPES`.
     """
 
     name: str

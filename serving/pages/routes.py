@@ -91,9 +91,7 @@ def is_page(path: str) -> bool:
 class FleetPages:
     """Serves the pages.
 
-    ``scores``: what ``predrain score --out`` writes.
     ``health``: gives ``reasons`` why the service is not ready, ``warnings``, and the ``model`` that scores rows.
-    ``notice``: what every page says above everything else.
     ``ledger``: opens the controller's ledger, which may be made, or moved away, meanwhile; None: none was given.
     """
 

@@ -309,8 +309,6 @@ def happenings_of(
 
     A repair alone proves no fault, for it may follow from nothing but the alert: the unit is back in service after it.
     Nor does an incident that began in a planned maintenance: the unit was out of service in it.
-
-    ``incidents``: from :func:`features.labels.incidents.find_incidents`.
     """
     for row in incidents.itertuples():
         known, start, unit = row.known_at.to_pydatetime(), row.start.to_pydatetime(), str(row.unit)

@@ -222,7 +222,6 @@ def due_decision(config: MatrixConfig, now: datetime) -> datetime:
 def asked_decision(config: MatrixConfig, at: datetime, now: datetime) -> datetime:
     """Check a decision time that was asked for.
 
-    Returns: the same in UTC.
     Raises ``InputError`` if it is not on the grid, outside the dataset, or still to come.
     """
     at = at.astimezone(UTC)

@@ -35,7 +35,6 @@ def live_config(bundle: Bundle, meta: DatasetMeta) -> MatrixConfig:
     """Give the settings of a bundle's features, for a dataset that is to be scored.
 
     ``bundle``: decision grid, labels and features are those it was trained with, whatever the parameters say today.
-    ``meta``: of the dataset: unit, step, channels.
     Returns: with the bundle's channels, and its columns before the raw window, if it has one (:func:`window_plan`). A
     channel that the dataset lacks is unknown everywhere (:func:`missing_channels`); one that the bundle does not know
     is left out.
@@ -94,7 +93,6 @@ def drain_horizon(bundle: Bundle, config: MatrixConfig) -> timedelta:
 def window_plan(bundle: Bundle, config: MatrixConfig) -> SequencePlan | None:
     """Plan the raw windows that are behind a row's columns for a bundle's sequence learners; None: it has none.
 
-    ``config``: from :func:`live_config`.
     Raises ``InputError`` if this version makes other windows.
     """
     if window_of(bundle.columns) is None:

@@ -42,7 +42,6 @@ class FleetRows:
     ``completeness``: share of the samples expected in the last decision interval, 0 to 1.
     ``why``: why a row must not be scored; None: it may be.
     ``idle``: ``unit`` and ``node`` of those that are in service and known to be down or drained: they have no row.
-    ``slots``: slot by unit.
     ``newest_ms``: the newest usable sample of all, in milliseconds since the epoch.
     """
 
@@ -147,10 +146,7 @@ def _buckets(
 
 
 class RawWindows:
-    """Takes the windows of all units in service.
-
-    ``everyone``: units in service, one row each, with ``node`` and ``unit``.
-    """
+    """Takes the windows of all units in service."""
 
     def __init__(
         self, plan: SequencePlan, config: MatrixConfig, everyone: pd.DataFrame, inventory: pd.DataFrame, t: datetime
@@ -212,7 +208,6 @@ def _unknown_reasons(
 class FreshnessWatch:
     """Counts samples by (node, unit) as they pass by.
 
-    ``config``: decision interval, step, delay, unit.
     ``t_ms``: decision time in milliseconds since the epoch; a sample is usable up to ``features.delay`` before it.
     """
 

@@ -39,11 +39,9 @@ class Scores:
     """One decision's records.
 
     ``decision``: its name, such as ``20260101T060000Z``.
-    ``units``: by unit.
     ``nodes``: by node, in the order of slots.
     ``decided``, ``issued``, ``expires``: decision time, when the last was written, and when the last known risk expires
     (aware UTC; where none is known, when the last record does).
-    ``model``: ``digest``, ``profile`` and ``version`` of the model.
     ``summary``: ``summary.json``; empty if there is none, or it is damaged.
     """
 
@@ -99,7 +97,6 @@ NOWHERE: Final = UnitPlace()
 class FleetFacts:
     """What is known of the fleet; replaced as a whole.
 
-    ``places``: by unit.
     ``outcomes``: as :func:`serving.scores.alert_outcomes.outcomes_of` gives them; None: not evaluated yet.
     ``courses``: by unit and channel, what the reasons of the newest decision were read from, hour by hour until
     ``data_end``; null: no sample.
@@ -147,10 +144,7 @@ class PastScore:
 
 
 def past_scores(folder: Path, units: Collection[str]) -> dict[str, list[PastScore]]:
-    """Return the earlier scores of some units, oldest first; a decision that cannot be read is left out and logged.
-
-    ``folder``: what ``predrain score --out`` writes.
-    """
+    """Return the earlier scores of some units, oldest first; a decision that cannot be read is left out and logged."""
     import pyarrow as pa
     import pyarrow.compute as pc
     import pyarrow.parquet as pq
@@ -202,7 +196,6 @@ def read_pointer(folder: Path) -> str:
 def read_scores(folder: Path) -> Scores:
     """Read the newest decision.
 
-    ``folder``: what ``predrain score --out`` wrote.
     Raises ``InputError`` if there is none or it is damaged; a single wrong record refuses all, because a half-read
     fleet would look safer than it is.
     """

@@ -161,7 +161,6 @@ class ScoresFolder:
 def write_decision(folder: Path, records: Sequence[RiskRecord], summary: Mapping[str, Any]) -> None:
     """Write the files of one decision time into a folder that is being built.
 
-    ``records``: in the order of the files.
     Raises ``InputError`` if the disk is full.
     """
     plain = [record.to_json() for record in records]
@@ -297,11 +296,9 @@ def _seconds(text: str | None) -> float | None:
 class ScoringResult:
     """What a run did.
 
-    ``decision_time``: UTC.
     ``written``: False: it had been scored before, and nothing was changed.
     ``lag_seconds``: how much later the decision is that would be due by the clock alone: the data end before it, or an
     older one was asked for. 0: none.
-    ``notes``: what a reader should know besides.
     """
 
     decision_time: datetime

@@ -70,7 +70,6 @@ class DrawnFleet:
     """A random fleet.
 
     ``silent``: share of failures without a precursor.
-    ``seed``: seed of the simulation.
     ``hidden``: channels that the fleet does not report.
     """
 

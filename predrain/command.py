@@ -8,7 +8,11 @@ from typer.core import TyperGroup
 
 from predrain.act.command import act
 from predrain.assess import assess
-from predrain.collect.command import SOURCES
+from predrain.collect.compact import compact
+from predrain.collect.files import diagnostics, openmetrics, tickets
+from predrain.collect.metrics import collect_prometheus, exporters, gpud, receive
+from predrain.collect.node import kernel_log, nvml
+from predrain.collect.schedulers import collect_kubernetes, slurm
 from predrain.console import reported
 from predrain.demo.command import demo
 from predrain.doctor import doctor
@@ -53,6 +57,26 @@ class Verbs(TyperGroup):
         """Run the verb; what a user can cause is one line and exit code 1."""
         with reported():
             return super().invoke(ctx)
+
+
+SOURCES = typer.Typer(
+    name="collect",
+    help="Collect telemetry, events and jobs from their sources into a dataset.\n\n"
+    "Example: predrain collect exporters --targets gpu-nodes.txt --dataset fleet",
+    no_args_is_help=True,
+)
+SOURCES.command("compact")(compact)
+SOURCES.command("prometheus")(collect_prometheus)
+SOURCES.command("openmetrics")(openmetrics)
+SOURCES.command("exporters")(exporters)
+SOURCES.command("receive")(receive)
+SOURCES.command("nvml")(nvml)
+SOURCES.command("kernel-log")(kernel_log)
+SOURCES.command("slurm")(slurm)
+SOURCES.command("kubernetes")(collect_kubernetes)
+SOURCES.command("gpud")(gpud)
+SOURCES.command("tickets")(tickets)
+SOURCES.command("diagnostics")(diagnostics)
 
 
 app = typer.Typer(

@@ -19,11 +19,10 @@ from serving.http.extender import ControllerDecisions, add_extender
 from serving.http.invocations import add_invocations
 from serving.http.limits import ServiceSettings, ThreadWork
 from serving.http.metrics import MEDIA, RequestMetrics, StateMetrics
-from serving.http.middleware import Access, RequestGuard
+from serving.http.middleware import Access, RequestGuard, ScopedTokens, TokenGrant
 from serving.http.query_routes import QueryRoutes
 from serving.http.schemas import Ready
 from serving.http.score_cache import ScoreCache
-from serving.http.tokens import ScopedTokens, TokenGrant
 from serving.logs import AccessLog
 from serving.pages.routes import FleetPages, is_page
 from serving.scores.reading import last_run_metrics

@@ -12,7 +12,7 @@ from simulator.lives import DOWN, Laws, Lives, live, make_laws
 from simulator.randomness import Purpose, generator
 from simulator.records import Records, write_records
 from simulator.samples import Device, sample_range
-from simulator.scenarios.named import Scenario
+from simulator.scenarios.catalogue import Scenario
 from simulator.scenarios.parameters import Parameters
 from simulator.workload import OUTCOMES, Jobs, node_series, schedule
 

@@ -15,7 +15,7 @@ from simulator.devices import signatures
 from simulator.fleet import SimulatedTime
 from simulator.run import Simulation, node_devices, run_fleet
 from simulator.samples import channels, sample_table
-from simulator.scenarios.named import SCENARIOS, Scenario
+from simulator.scenarios.catalogue import SCENARIOS, Scenario
 from simulator.tables import events_frame, inventory_frame, jobs_frame
 from simulator.truth import counted, failures_frame, write_truth
 from telemetry.dataset.runs import choose_runs
@@ -44,7 +44,7 @@ def simulate(
 ) -> dict[str, Any]:
     """Simulate a fleet and write it as a dataset; the same arguments give the same bytes, with any number of threads.
 
-    ``scenario``: one of :data:`simulator.scenarios.named.SCENARIOS`, or a custom one.
+    ``scenario``: one of :data:`simulator.scenarios.catalogue.SCENARIOS`, or a custom one.
     ``truth``: default a sibling ``OUT-truth``; never inside ``out``.
     ``acceleration``: factor on every rate of failing, degrading and recoverable hardware errors.
     ``step``: divides a day. ``start``: 00:00 UTC of a day.

@@ -25,7 +25,7 @@ from foundation.files import previous_path
 from models.calibration.fitting import Calibrator
 from models.calibration.horizons import HorizonMap
 from models.config import PRIOR
-from models.ensembles.combining import Stacker
+from models.ensembles import Stacker
 
 FORMAT: Final = 4
 """Version of the bundle's layout; a reader refuses any other."""

@@ -38,7 +38,7 @@ from models.bundle.manifest import (
 from models.bundle.model_card import model_card
 from models.bundle.serialization import read_learner, write_learner
 from models.config import PRIOR, SEQUENCE
-from models.ensembles.cascade import Cascade
+from models.ensembles import Cascade
 from models.learners.baselines import make_baseline
 from models.learners.prepared import ColumnSubset, seen_columns
 from models.sequence.layout import versions, window_of

@@ -14,8 +14,7 @@ from foundation.errors import InputError
 from models.calibration.fitting import Calibrator
 from models.calibration.horizons import HorizonMap, add_risks
 from models.config import ALL_LEARNERS, BASELINES, CASCADE, COMBINERS, PRIOR, ModelsSection
-from models.ensembles.cascade import Cascade
-from models.ensembles.combining import Stacker, combine
+from models.ensembles import Cascade, Stacker, combine
 from models.learners.baselines import Baseline
 from models.rows.ranking import Bools, Floats, Hashes, Ints, mix, name_hashes, rank_within, top_nodes
 from models.rows.row_reader import RowReader, batches, log_odds

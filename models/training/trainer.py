@@ -24,8 +24,7 @@ from models.config import (
     ModelsSection,
     TrainingSection,
 )
-from models.ensembles.cascade import Cascade, fit_cascade
-from models.ensembles.combining import Stacker
+from models.ensembles import Cascade, Stacker, fit_cascade
 from models.learners.baselines import make_baseline
 from models.learners.factory import Kept, fit_learners, make_learner
 from models.learners.prepared import ColumnSubset, seen_columns

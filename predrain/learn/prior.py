@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from features.matrix.matrix import FeatureMatrix
     from models.rows.training_set import TrainingSet
-    from simulator.scenarios.drawn import DrawnFleet
+    from simulator.scenarios.catalogue import DrawnFleet
 
 prior_app = typer.Typer(
     name="prior",
@@ -68,7 +68,7 @@ def build(
     from foundation.errors import InputError
     from foundation.files import FolderSwap, disk_errors
     from models.learners.prior import CARD, fit_prior, write_prior
-    from simulator.scenarios.drawn import FACTORS, VALUES, draw_fleet
+    from simulator.scenarios.catalogue import FACTORS, VALUES, draw_fleet
 
     if out.exists() and not (out / CARD).is_file():
         raise InputError(f"{out} exists and is not a prior", "--out", "Choose another folder, or remove this one.")

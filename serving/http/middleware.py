@@ -1,24 +1,92 @@
-"""The one middleware: who asks, how much of whom is let in, bounded bodies, slow clients, and what is logged of it."""
+"""The one middleware: who asks, by token and scope; how much is let in, bounded bodies, slow clients, the log."""
 
 import asyncio
+import base64
 import logging
+import re
 import secrets
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Final, Literal
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from foundation.errors import InputError
 from foundation.server.problems import RequestRefused
+from foundation.server.token_file import TokenFile
 from serving.http.bodies import shown
 from serving.http.limits import ServiceSettings, is_own_host
 from serving.http.metrics import RequestMetrics
-from serving.http.tokens import EVERYTHING, TokenGrant
 from serving.logs import AccessLog
+
+SCOPES: Final = ("read", "write", "admin")
+"""``read`` asks, ``write`` pushes telemetry, ``admin`` may do both and what changes the service itself."""
+
+_DIGEST: Final = re.compile(r"sha256:([0-9a-f]{64})", re.IGNORECASE | re.ASCII)
+HOW_TO_WRITE: Final = (
+    "Write lines of `SCOPE[,SCOPE] sha256:HEX [NAME]`: TOKEN=$(openssl rand -hex 32); "
+    'printf %s "$TOKEN" | sha256sum gives HEX.'
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenGrant:
+    """What one token may do.
+
+    ``name``: for the log; never the token.
+    """
+
+    name: str
+    scopes: frozenset[str]
+
+    def covers(self, scope: str) -> bool:
+        """Tell whether the token may do what asks for ``scope``."""
+        return scope in self.scopes or "admin" in self.scopes
+
+
+EVERYTHING: Final = TokenGrant("", frozenset({"admin"}))
+"""What everybody may do where no tokens are set up."""
+
+
+def scoped_token(line: str, number: int, where: str) -> tuple[bytes, TokenGrant]:
+    """Read a line: scopes, ``sha256:`` with the hexadecimal SHA-256 of the token, and a name for the log."""
+    written, *rest = line.split()
+    scopes = frozenset(written.split(","))
+    if not scopes <= set(SCOPES):
+        # The word may be a token that was written without its scope: it is not repeated.
+        raise InputError("a line does not begin with scopes", where, f"Choose of {', '.join(SCOPES)}. {HOW_TO_WRITE}")
+    match = _DIGEST.fullmatch(rest[0]) if rest else None
+    if match is None:
+        raise InputError("a line holds no SHA-256 of a token", where, HOW_TO_WRITE)
+    return bytes.fromhex(match[1]), TokenGrant(" ".join(rest[1:]) or f"line {number}", scopes)
+
+
+class ScopedTokens:
+    """The tokens of one file, see :func:`scoped_token`; raises ``InputError`` if it cannot be used."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = TokenFile(path, scoped_token, HOW_TO_WRITE)
+
+    def grant(self, header: str | None, *, basic: bool = False) -> TokenGrant | None:
+        """Return what the token of an ``Authorization`` header may do, None if it is none of the file's.
+
+        ``basic``: take it as the password of a browser, too (RFC 7617).
+        """
+        scheme, _, token = (header or "").partition(" ")
+        if basic and scheme.lower() == "basic":
+            try:
+                token = base64.b64decode(token, validate=True).decode().partition(":")[2]
+            except ValueError:
+                return None
+        elif scheme.lower() != "bearer":
+            return None
+        return self._file.grant(token)
+
 
 _LOG = logging.getLogger(__name__)
 

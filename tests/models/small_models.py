@@ -9,8 +9,7 @@ import pandas as pd
 from features.vocabulary import FeatureColumn
 from models.calibration.fitting import Calibrator
 from models.config import BASELINES, LEARNERS
-from models.ensembles.cascade import fit_cascade
-from models.ensembles.combining import Stacker
+from models.ensembles import Stacker, fit_cascade
 from models.learners.baselines import make_baseline
 from models.learners.factory import fit_learners, make_learner
 from models.training.fitted import FittedModels

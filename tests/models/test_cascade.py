@@ -8,7 +8,7 @@ from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.linear_model import LogisticRegression
 from sklearn.tree import DecisionTreeClassifier
 
-from models.ensembles.cascade import fit_cascade, keep_threshold, splits
+from models.ensembles import fit_cascade, keep_threshold, splits
 from models.rows.row_reader import log_odds
 
 STAGES = [("wide", LogisticRegression()), ("sharp", DecisionTreeClassifier(max_depth=4, random_state=0))]

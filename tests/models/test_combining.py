@@ -2,7 +2,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from models.ensembles.combining import Stacker, combine
+from models.ensembles import Stacker, combine
 from models.rows.ranking import name_hashes, rank_within
 
 

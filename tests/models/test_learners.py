@@ -8,7 +8,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 from features.times import instant_ms
 from foundation.errors import InputError
 from models.config import LEARNERS, ModelsSection, TrainingSection
-from models.ensembles.cascade import fit_cascade
+from models.ensembles import fit_cascade
 from models.learners import factory
 from models.learners.factory import fit_learners, make_learner
 from models.learners.prepared import PreparedClassifier, SignedLogScaler

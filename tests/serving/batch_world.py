@@ -13,7 +13,7 @@ from features.matrix.matrix import FeatureMatrix
 from models.bundle.store import Bundle, save_bundle
 from models.calibration.fitting import Calibrator
 from models.calibration.horizons import HorizonMap, Link
-from models.ensembles.combining import Stacker
+from models.ensembles import Stacker
 from models.learners.factory import fit_learners, make_learner
 from models.training.fitted import FittedModels
 from serving.scores.batch import ServedModel

@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from foundation.errors import InputError
 from serving.http.limits import ServiceSettings, is_own_host
-from serving.http.tokens import ScopedTokens
+from serving.http.middleware import ScopedTokens
 from serving.logs import AccessLog
 from serving.service import Service
 from tests.serving.http.world import Running, record, routes_of, running, small_fleet, token_line, write_scores

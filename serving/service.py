@@ -16,11 +16,10 @@ from serving.champion.sources import FolderBundle
 from serving.http.application import TOKEN, make_application, problem_response
 from serving.http.bodies import PROBLEM, as_json, write_json
 from serving.http.extender import ControllerDecisions, add_extender
-from serving.http.invocations import add_invocations
 from serving.http.limits import ServiceSettings, ThreadWork
 from serving.http.metrics import MEDIA, RequestMetrics, StateMetrics
 from serving.http.middleware import Access, RequestGuard, ScopedTokens, TokenGrant
-from serving.http.query_routes import QueryRoutes
+from serving.http.query_routes import QueryRoutes, add_invocations
 from serving.http.schemas import Ready
 from serving.http.score_cache import ScoreCache
 from serving.logs import AccessLog

@@ -16,8 +16,7 @@ from simulator.fleet import SimulatedTime
 from simulator.run import Simulation, node_devices, run_fleet
 from simulator.samples import channels, sample_table
 from simulator.scenarios.catalogue import SCENARIOS, Scenario
-from simulator.tables import events_frame, inventory_frame, jobs_frame
-from simulator.truth import counted, failures_frame, write_truth
+from simulator.tables import counted, events_frame, failures_frame, inventory_frame, jobs_frame, write_truth
 from telemetry.dataset.runs import choose_runs
 from telemetry.dataset.writer import DatasetWriter
 

@@ -1,13 +1,24 @@
-"""The small tables of a simulated dataset: inventory, events, jobs."""
+"""The small tables of a simulated dataset (inventory, events, jobs), and the truth folder.
 
+The truth is what really happened and how likely it was. Only the evaluation reads it.
+"""
+
+import json
+from collections import Counter
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 
-from simulator.fleet import NEVER, bus_id, driver_at, gpu_name, serial_number
+from simulator.fleet import HOUR, NEVER, bus_id, driver_at, gpu_name, serial_number
+from simulator.hazards import PRECURSOR, FailureCause
+from simulator.risk import hidden_rows, true_risk
 from simulator.run import Simulation
 from simulator.workload import OUTCOMES
-from telemetry.dataset.schema import EVENTS, JOB_OPTIONS, JOBS
+from telemetry.dataset.schema import EVENTS, INSTANT, JOB_OPTIONS, JOBS, conform
 
 _BAD_LOT = 0
 _SPARE_LOT = 40
@@ -79,3 +90,111 @@ def jobs_frame(simulation: Simulation) -> pd.DataFrame:
             )
     names = [*JOBS.names, JOB_OPTIONS[0]]
     return with_instants(pd.DataFrame(rows, columns=names), "started_at", "ended_at", "checkpointed_at")
+
+
+RISK = pa.schema([("timestamp", INSTANT), ("node", pa.string()), ("gpu", pa.string()), ("risk", pa.float64())])
+"""risk.parquet: one row for each GPU in service and up, every 6 h from 00:00 UTC."""
+
+FAILURES = pa.schema(
+    [
+        pa.field("gpu", pa.string(), nullable=False),
+        pa.field("node", pa.string(), nullable=False),
+        ("slot", pa.string()),
+        pa.field("start", INSTANT, nullable=False),
+        ("logged", INSTANT),
+        ("failure_class", pa.string()),
+        ("mechanism", pa.string()),
+        ("cause", pa.string()),
+        ("precursor", pa.string()),
+        ("announced", pa.bool_()),
+        ("degraded_at", INSTANT),
+        ("lemon", pa.bool_()),
+        ("xid", pa.bool_()),
+        ("repaired", INSTANT),
+        ("replaced", pa.bool_()),
+    ]
+)
+"""failures.parquet: what really happened; :func:`failures_frame` explains the columns."""
+
+_BATCH = 256
+
+
+def failures_frame(simulation: Simulation) -> pd.DataFrame:
+    """List the failures that start within the simulated time.
+
+    Returns: ``gpu``, ``node``, ``slot``, ``start``, ``logged`` (first record's time), ``failure_class``, ``mechanism``,
+    ``cause``, ``precursor`` (none, weak, strong, structural), ``announced`` (a degradation or state before it),
+    ``degraded_at`` (null: it came from healthy), ``lemon``, ``xid`` (logged with one), ``repaired`` (null: not within
+    the time), ``replaced``; sorted by start.
+    """
+    clock, mechanisms = simulation.clock, simulation.parameters.hazards.mechanisms
+    rows: list[tuple[Any, ...]] = []
+    for node, life, record in zip(simulation.nodes, simulation.lives, simulation.records, strict=True):
+        for number, failure in enumerate(life.failures.tolist()):
+            slot, stay, start, kind, cause, lemon, repaired, replaced, onset = failure
+            if not clock.start <= start < clock.end:
+                continue
+            failure_class, mechanism = "bus", "undetected_pcie"
+            if kind >= 0:
+                failure_class, mechanism = mechanisms[kind].failure_class, mechanisms[kind].name
+            announced = cause not in (FailureCause.DIRECT, FailureCause.RECURRENCE)
+            gpu = gpu_name(simulation.seed, node.index, slot, stay)
+            back = repaired if repaired < min(NEVER, clock.end) else None
+            rows.append(
+                (
+                    gpu, node.name, str(slot), start, record.logged[number], failure_class, mechanism,
+                    FailureCause(cause).name.lower(), PRECURSOR[cause], announced,
+                    onset if onset >= 0 and announced else None, bool(lemon), record.with_xid[number], back,
+                    bool(replaced),
+                )
+            )  # fmt: skip
+    frame = pd.DataFrame(rows, columns=FAILURES.names).sort_values(["start", "gpu"], ignore_index=True)
+    return with_instants(frame, "start", "logged", "degraded_at", "repaired")
+
+
+def write_truth(folder: Path, simulation: Simulation, failures: pd.DataFrame, about: dict[str, Any]) -> None:
+    """Write risk.parquet, failures.parquet and truth.json into an existing folder."""
+    rows = 0
+    with pq.ParquetWriter(folder / "risk.parquet", RISK, compression="zstd", compression_level=3) as writer:
+        for first in range(0, len(simulation.nodes), _BATCH):
+            part = risk_table(simulation, slice(first, first + _BATCH))
+            rows += part.num_rows
+            writer.write_table(part)
+    pq.write_table(conform(failures, FAILURES), folder / "failures.parquet", compression="zstd")
+    content = {
+        **about,
+        "risk_rows": rows,
+        "failures": len(failures),
+        "by_class": counted(failures["failure_class"]),
+        "by_precursor": counted(failures["precursor"]),
+        "gap_s": simulation.parameters.gap_s,
+        "horizon_s": simulation.parameters.horizon_s,
+    }
+    (folder / "truth.json").write_text(json.dumps(content, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def risk_table(simulation: Simulation, some: slice) -> pa.Table:
+    """Return the true risks of some nodes' GPUs, in the layout of :data:`RISK`, sorted by (timestamp, node, gpu)."""
+    parameters, laws, clock = simulation.parameters, simulation.laws, simulation.clock
+    nodes, lives = simulation.nodes[some], simulation.lives[some]
+    rows = hidden_rows(nodes, lives, laws, clock, every=parameters.risk_every_h * HOUR)
+    risk = true_risk(rows, laws, parameters, clock)
+    devices, code = np.unique(rows.node << 32 | rows.slot << 24 | rows.stay, return_inverse=True)
+    names = [gpu_name(simulation.seed, key >> 32, key >> 24 & 255, key & 0xFFFFFF) for key in devices.tolist()]
+    name_of = {node.index: node.name for node in nodes}
+    gpus = np.array(names, dtype=object)
+    hosts = np.array([name_of[key >> 32] for key in devices.tolist()], dtype=object)
+    rank = np.argsort(np.argsort(gpus.astype(str))) if len(gpus) else np.empty(0, np.int64)
+    order = np.lexsort((rank[code], rows.node, rows.time))
+    columns = [
+        pa.array(rows.time[order]).cast(INSTANT),
+        pa.array(hosts[code[order]], pa.string()),
+        pa.array(gpus[code[order]], pa.string()),
+        pa.array(risk[order]),
+    ]
+    return pa.Table.from_arrays(columns, schema=RISK)
+
+
+def counted(values: pd.Series) -> dict[str, int]:
+    """Count the values of a column, by name."""
+    return dict(sorted((str(name), int(number)) for name, number in Counter(values).items()))

@@ -1,21 +1,28 @@
-"""One check for drift: recent rows and outcomes against what the models in use were fitted on."""
+"""One check for drift: recent rows and outcomes against what the models in use were fitted on, and the causes."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
 
-from evaluation.drift.causes import (
-    Recent,
-    failure_verdicts,
-    fleet_verdicts,
-    reading_verdicts,
-    risk_verdicts,
+from evaluation.drift.movement import (
+    MISSING_LIMIT,
+    PSI_LIMIT,
+    Movement,
+    by_group,
+    changed_since_first,
+    effect_of,
+    moved_channels,
+    movements,
+    vanished_channels,
+    worst,
 )
-from evaluation.drift.movement import MISSING_LIMIT, by_group, movements, worst
-from evaluation.drift.outcomes import AlertCounts, RateChange, RiskCounts, precision_fell, rate_changes
-from evaluation.drift.verdict import CheckFindings
-from features.wording import percent
+from evaluation.drift.outcomes import ALPHA, AlertCounts, RateChange, RiskCounts, precision_fell, rate_changes
+from evaluation.drift.verdict import CheckFindings, DriftVerdict
+from features.vocabulary import FeatureColumn
+from features.wording import channel_words, percent
+from models.rows.ranking import Ints
 from models.rows.row_reader import RowReader
 from models.training.reference import (
     SAMPLE,
@@ -25,6 +32,275 @@ from models.training.reference import (
     sample_rows,
     warm_from,
 )
+
+MIX_LIMIT = 0.1
+"""Share of rows that must have changed category (total variation), or be of a category not seen, to count."""
+
+NEW_CATEGORY = 0.02
+"""Share of rows of a category that the reference did not have, from which it counts."""
+
+SIZE_LIMIT = 0.15
+"""Share by which the fleet must have grown or shrunk, or units be new, to count."""
+
+WORKLOAD_SHARE = 0.25
+"""Share of the workload group's features that must have moved."""
+
+GAP_SHARE = 0.34
+"""Share of the gap group's features that must have moved."""
+
+RISKS_HOLD = (0.7, 1.4)
+"""Ratio of failures to risks within which risks count as right, however sure the ratio is."""
+
+_SOFTWARE = ("driver", "exporter", "firmware", "vbios", "version", "agent")
+_WORKLOAD_ENDINGS = ("_util_pct", "_active_ratio", "_bytes_s", "fb_used_mib")
+_TRIED = 3
+_BEYOND = 1.5
+_DAY_MS = 86_400_000
+
+
+@dataclass(frozen=True, slots=True)
+class Recent:
+    """Rows of the recent window, and of the reference with them, with what is known of them.
+
+    ``values``: features as :func:`models.training.reference.dated` gives them; shape (n_rows, n_features).
+    ``time``, ``unit``, ``node``: decision times, and numbers of units and nodes from 0; shape (n_rows,).
+    ``now``: whether the row is of the recent window; shape (n_rows,).
+    ``rows_per_time``: grid rows a decision time in the recent window.
+    """
+
+    values: np.ndarray
+    time: Ints
+    unit: Ints
+    node: Ints
+    now: np.ndarray
+    rows_per_time: float
+
+
+def is_software(column: FeatureColumn) -> bool:
+    """Whether a column tells a version: a driver's, an exporter's, a firmware's."""
+    name = str(column.channel).lower()
+    return column.group == "static" and bool(column.categories) and any(word in name for word in _SOFTWARE)
+
+
+def fleet_verdicts(reference: Reference, recent: Recent) -> list[DriftVerdict]:
+    """Decide whether the fleet changed: other models, many new units, many more or fewer.
+
+    A driver's share is reported as a note: an upgrade is reason to refit only if readings moved with it.
+    """
+    notes: list[DriftVerdict] = []
+    facts: list[str] = []
+    for at, (column, before) in enumerate(zip(reference.columns, reference.features, strict=True)):
+        values = pd.Series(recent.values[recent.now, at].astype(np.float64)).dropna()
+        if column.name.startswith("static__age__"):
+            new = float((values > reference.end_ms / _DAY_MS).mean()) if len(values) else 0.0
+            if new >= SIZE_LIMIT:
+                facts.append(f"{percent(new)} of rows belong to units installed since the fit")
+        if column.group != "static" or not column.categories:
+            continue
+        old = pd.Series(before.shares(), index=before.knots, dtype="float64")
+        shares = pd.DataFrame({"before": old, "now": values.value_counts(normalize=True)}).fillna(0.0)
+        known = shares["before"] > 0
+        if not (shares["now"][~known] >= NEW_CATEGORY).any() and _distance(shares).sum() / 2 < MIX_LIMIT:
+            continue
+        if is_software(column):
+            part = " on part of the fleet" if shares["now"][known].any() else ""
+            notes.append(
+                DriftVerdict("fleet", False, f"The {column.channel} changed{part}.", _mix_facts(column, shares))
+            )
+        else:
+            facts += _mix_facts(column, shares)
+    ratio = recent.rows_per_time / reference.rows_per_time if reference.rows_per_time else 1.0
+    if abs(ratio - 1) >= SIZE_LIMIT:
+        facts.append(
+            f"units per decision time: {reference.rows_per_time:,.0f} before, {recent.rows_per_time:,.0f} now "
+            f"({100 * (ratio - 1):+.0f} %)"
+        )
+    changed = [DriftVerdict("fleet", True, "The composition of the fleet changed.", tuple(facts))]
+    return [*(changed if facts else ()), *notes]
+
+
+def reading_verdicts(reference: Reference, recent: Recent, moves: Sequence[Movement]) -> list[DriftVerdict]:
+    """Decide whether readings moved because of the telemetry, because of the workload, or for no reason that shows."""
+    channels, silent = moved_channels(moves), vanished_channels(moves)
+    aligned = _aligned(reference, recent, moves)
+    out: list[DriftVerdict] = []
+
+    gaps = [move for move in moves if move.column.group == "gaps"]
+    gaps_moved = [move for move in gaps if move.moved or move.missing_moved]
+    if len(gaps_moved) < GAP_SHARE * len(gaps):
+        gaps_moved = []
+    facts: list[str] = []
+    for channel in sorted(aligned):
+        facts += [aligned[channel], *_channel_facts({channel: channels[channel]} if channel in channels else {})]
+    facts += [move.missing_summary for _, move in sorted(silent.items())]
+    facts += _furthest(gaps_moved)
+    gone = {channel for channel, move in silent.items() if move.shift.missing_now > move.shift.missing_before}
+    parts = [
+        f"{_some(sorted(names))} {happened}"
+        for names, happened in (
+            (aligned.keys() - silent.keys(), "changed with a driver or exporter update"),
+            (gone, "stopped reporting on part of the fleet"),
+            (silent.keys() - gone, "started reporting on part of the fleet"),
+        )
+        if names
+    ]
+    parts += ["gaps between samples changed"] if gaps_moved else []
+    if parts:
+        text = "; ".join(parts)
+        out.append(DriftVerdict("telemetry", True, f"{text[0].upper()}{text[1:]}.", tuple(facts)))
+
+    workload = [move for move in moves if move.column.group == "workload"]
+    work_moved = [move for move in workload if move.moved]
+    of_work = {str(move.column.channel) for move in workload}
+    rest = {channel: moved for channel, moved in channels.items() if channel not in aligned}
+    busy = {
+        channel: moved for channel, moved in rest.items() if channel in of_work or channel.endswith(_WORKLOAD_ENDINGS)
+    }
+    rest = {channel: moved for channel, moved in rest.items() if channel not in busy}
+    if busy or (workload and len(work_moved) >= WORKLOAD_SHARE * len(workload)):
+        gauges = {channel: moved for channel, moved in rest.items() if _is_gauge(moved)}
+        facts = [*_furthest(work_moved), *_channel_facts(busy | gauges)]
+        out.append(DriftVerdict("workload", True, "The workload changed.", tuple(facts)))
+        rest = {channel: moved for channel, moved in rest.items() if channel not in gauges}
+    # A silent channel's values are those of the units that still report: another mix, not another reading.
+    rest = {channel: moved for channel, moved in rest.items() if channel not in silent}
+    if rest:
+        names = _some(list(rest))
+        text = f"{names[0].upper()}{names[1:]} changed; workload, gaps and drivers do not explain it."
+        out.append(DriftVerdict("readings", True, text, tuple(_channel_facts(rest))))
+    return out
+
+
+def failure_verdicts(
+    changes: Sequence[RateChange], fell: tuple[float, str] | None, *, anything_moved: bool
+) -> list[DriftVerdict]:
+    """Decide whether failures come at another rate or of other classes, or whether alerts are right less often.
+
+    ``changes``: all classes together first, then each.
+    ``fell``: probability of so low a precision by chance, and the numbers as text.
+    ``anything_moved``: whether features moved: a fall of precision then says nothing of the failures by itself.
+    """
+    facts: list[str] = []
+    text = ""
+    if changes and changes[0].p < ALPHA:
+        text = f"The failure rate {'increased' if changes[0].ratio > 1 else 'decreased'}."
+        facts.append(_rate_fact(changes[0]))
+    odd = [change for change in changes[1:] if change.p < ALPHA / len(changes[1:])]
+    if odd:
+        text = text or "The mix of failure classes changed."
+        facts += [_rate_fact(change) for change in odd]
+    if fell is not None and fell[0] < ALPHA:
+        facts.append(fell[1])
+        if not anything_moved:
+            text = text or "The precision of alerts decreased without feature drift."
+    return [DriftVerdict("failures", True, text, tuple(facts))] if text else []
+
+
+def risk_verdicts(risks: RiskCounts | None) -> list[DriftVerdict]:
+    """Decide whether units failed so much more or less often than their risks that chance does not explain it.
+
+    The interval, at one less ``ALPHA``, must leave 1 out, and the ratio itself lie
+    outside :data:`RISKS_HOLD`.
+    """
+    if risks is None or risks.expected <= 0:
+        return []
+    low, high = risks.interval(1 - ALPHA)
+    too_low, too_high = low > 1 and risks.ratio > RISKS_HOLD[1], high < 1 and risks.ratio < RISKS_HOLD[0]
+    if not (too_low or too_high):
+        return []
+    text = f"Risks are too {'low' if too_low else 'high'}: {'more' if too_low else 'fewer'} failures than predicted."
+    fact = (
+        f"{risks.positives} positive decision rows ({risks.incidents} incidents), {risks.expected:.1f} predicted: "
+        f"ratio {risks.ratio:.2f} [{low:.2f}, {high:.2f}] "
+        f"({100 * (1 - ALPHA):g} %, exact for independent incidents)"
+    )
+    return [DriftVerdict("risks", True, text, (fact,))]
+
+
+def _aligned(reference: Reference, recent: Recent, moves: Sequence[Movement]) -> dict[str, str]:
+    """Find the channels that jumped with a software change, and say how."""
+    candidates: dict[str, list[tuple[int, Movement]]] = {}
+    coded = {move.column.channel for move in moves if move.column.statistic == "changes"}
+    for at, move in sorted(enumerate(moves), key=lambda pair: (-pair[1].shift.psi, pair[1].column.name)):
+        # The last value of an enumeration is lost when a driver is loaded: no reading, and no surprise.
+        if move.column.group not in ("telemetry", "peers") or move.column.channel in coded:
+            continue
+        usual = move.usual_psi if np.isfinite(move.usual_psi) else 0.0
+        if move.shift.psi >= max(PSI_LIMIT / 2, _BEYOND * usual) or _missing_otherwise(move):
+            candidates.setdefault(str(move.column.channel), []).append((at, move))
+    out: dict[str, str] = {}
+    day = (recent.time - recent.time.min()) // _DAY_MS
+    changes = []
+    for at, column in enumerate(reference.columns):
+        if is_software(column):
+            changed = changed_since_first(recent.unit, recent.time, recent.values[:, at].astype(np.float64))
+            changes += [(column, changed)] if changed.any() else []
+    for channel, tried in candidates.items():
+        facts = []
+        for column, changed in changes:
+            for at, move in tried[:_TRIED]:
+                values = recent.values[:, at]
+                values = np.isfinite(values).astype(np.float32) if _missing_otherwise(move) else values
+                effect = effect_of(changed, values, unit=recent.unit, day=day, node=recent.node)
+                if effect is not None and effect.found:
+                    facts.append(
+                        f"{move.column.name} moved by {100 * effect.effect:+.0f} of 100 ranks on units whose "
+                        f"{column.channel} changed, compared with other units on the same days "
+                        f"(t = {effect.t:+.1f}, clustered by node)"
+                    )
+        # One feature alone may be chance where so many are tried.
+        if len(facts) >= min(2, len(tried)):
+            out[channel] = facts[0]
+    return out
+
+
+def _missing_otherwise(move: Movement) -> bool:
+    return abs(move.shift.missing_now - move.shift.missing_before) > MISSING_LIMIT
+
+
+def _distance(shares: pd.DataFrame) -> pd.Series:
+    return (shares["now"] - shares["before"]).abs()
+
+
+def _mix_facts(column: FeatureColumn, shares: pd.DataFrame) -> tuple[str, ...]:
+    facts = []
+    order = np.lexsort((shares.index, -_distance(shares)))[:4]
+    for code, before, now in shares.iloc[order].itertuples():
+        known = 0 <= int(code) < len(column.categories)
+        name = column.categories[int(code)] if known else f"code {int(code)}"
+        facts.append(f"{column.channel} {name}: {percent(before)} before, {percent(now)} now")
+    return tuple(facts)
+
+
+def _channel_facts(channels: Mapping[str, list[Movement]], most: int = 4) -> list[str]:
+    """Say for each channel, the furthest first, what moved most."""
+    ranked = sorted(channels.items(), key=lambda item: (-item[1][0].shift.psi, item[0]))
+    facts = [f"{channel_words(channel)}, {len(moved)} features: {moved[0].summary}" for channel, moved in ranked[:most]]
+    if len(ranked) > most:
+        facts.append(f"and {len(ranked) - most} more: {', '.join(channel_words(name) for name, _ in ranked[most:])}")
+    return facts
+
+
+def _furthest(moves: Sequence[Movement]) -> list[str]:
+    return [move.summary for move in sorted(moves, key=lambda move: -move.shift.psi)[:3]]
+
+
+def _is_gauge(moved: Sequence[Movement]) -> bool:
+    return not any(move.column.statistic in ("rise", "rise_delta", "share") for move in moved)
+
+
+def _some(channels: Sequence[str]) -> str:
+    shown = ", ".join(channel_words(channel) for channel in channels[:3])
+    return f"{shown} and {len(channels) - 3} more" if len(channels) > 3 else shown
+
+
+def _rate_fact(change: RateChange) -> str:
+    what = f"class {change.failure_class}" if change.failure_class else "all classes"
+    return (
+        f"{what}: {change.before} incidents before, {change.now} now; rate ratio {change.ratio:.2f} "
+        f"[{change.low:.2f}, {change.high:.2f}], p = {change.p:.2g} (exact test)"
+    )
+
 
 RECENT = SAMPLE // 2
 """Rows of the recent window that features are compared on, at most."""

@@ -14,7 +14,7 @@ from policy.risk_record import parse_utc
 from serving.champion.model import ModelHolder
 from serving.http.score_cache import ScoreCache
 from serving.logs import AccessLog
-from serving.scores.fleet import ScoredFleet
+from serving.scores.reading import ScoredFleet
 
 MEDIA: Final = CONTENT_TYPE_PLAIN_0_0_4
 BOUNDS_S: Final[tuple[float, ...]] = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)

@@ -1,4 +1,9 @@
-"""``/v1``: nodes by risk, one node with its reasons, and predictions of nodes, GPUs and feature rows."""
+"""``/v1``: nodes by risk, one node with its reasons, predictions. MLflow's protocol: ``/ping`` and ``/invocations``.
+
+Of the bodies that MLflow 2 and 3 define, those that name their columns are taken: ``dataframe_split``,
+``dataframe_records``, and ``instances`` and ``inputs`` with records, ``inputs`` with one list a column. Tensors without
+names are refused, for nothing says which feature is which.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +11,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Final
 from urllib.parse import urlencode
 
@@ -18,21 +24,24 @@ from policy.risk_record import RiskRecord, format_utc
 from policy.tiers import UNKNOWN
 from serving.champion.model import LoadedModel, ModelHolder
 from serving.http.application import TEXT, TOKEN
-from serving.http.bodies import ARROW, JSON, as_json, media_of, one_of, read_json, shown
+from serving.http.bodies import ARROW, JSON, as_json, media_of, one_of, read_json, shown, unknown_name
 from serving.http.limits import ServiceSettings, ThreadWork
 from serving.http.schemas import (
     ASKED,
+    INVOCATIONS,
     NodeAnswer,
     NodesAnswer,
     NodesQuery,
     PredictAnswer,
+    Predictions,
     request_body,
 )
 from serving.http.score_cache import ScoreCache
-from serving.scores.fleet import ScoredFleet, ScoredNode
+from serving.scores.reading import ScoredFleet, ScoredNode
 
 if TYPE_CHECKING:
     from serving.champion.model import FeatureRows
+
 
 _KINDS: Final = ("nodes", "gpus", "rows")
 _HOST: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")  # Slurm refuses a job whose list it cannot read
@@ -316,3 +325,72 @@ def _sorted(states: list[ScoredNode], sort: str) -> list[ScoredNode]:
         known = [state for state in states if state.risk is not None]
         return [*reversed(known), *states[len(known) :]]
     return sorted(states, key=lambda state: state.node, reverse=sort == "-node")
+
+
+FORMS: Final = ("dataframe_split", "dataframe_records", "instances", "inputs")
+_SPLIT: Final = ("columns", "data", "index")
+_COLUMN_LISTS: Final = 1024  # in addition to the rows: a list a column
+_FRAME_COLUMNS: Final = 3  # unit, decision_time and the index
+
+
+def add_invocations(app: FastAPI, queries: QueryRoutes, max_rows: int) -> None:
+    """Add the two routes."""
+
+    async def ping() -> Response:
+        queries.model()
+        return PlainTextResponse("\n")
+
+    async def invoke(request: Request) -> Response:
+        if media_of(request) != JSON:
+            raise RequestRefused(415, f"send {JSON}", "media_type")
+        read = partial(_read, limit=max_rows)
+        return await queries.score(request, read, lambda _, predictions: {"predictions": predictions})
+
+    app.add_api_route(
+        "/ping",
+        ping,
+        summary="Return whether the model is loaded (MLflow's protocol).",
+        response_class=PlainTextResponse,
+    )
+    app.add_api_route(
+        "/invocations",
+        invoke,
+        methods=["POST"],
+        summary="Score feature rows in MLflow's protocol.",
+        response_model=Predictions,
+        dependencies=[TOKEN],
+        openapi_extra={"requestBody": request_body(INVOCATIONS)},
+    )
+
+
+def _read(body: bytes, model: LoadedModel, limit: int) -> FeatureRows:
+    from serving.http.rows import rows_of_records, rows_of_table
+
+    values = (limit + 1) * (len(model.columns) + _FRAME_COLUMNS)
+    content = read_json(body, containers=limit + _COLUMN_LISTS, values=values)
+    if isinstance(content, dict) and content.pop("params", None):
+        raise RequestRefused(422, "this model has no params: leave them out", "invalid")
+    form, value = one_of(content, FORMS)
+    if form == "dataframe_split":
+        return rows_of_table(*_split(value), model.columns, limit)
+    if form == "inputs" and isinstance(value, dict):
+        return rows_of_table(*_turned(value), model.columns, limit, form)
+    return rows_of_records(value, model.columns, limit, form)
+
+
+def _split(value: Any) -> tuple[Any, Any]:
+    if not isinstance(value, dict) or not {"columns", "data"} <= value.keys():
+        raise RequestRefused(422, "dataframe_split is no object with columns and data", "invalid")
+    for key in value:
+        if key not in _SPLIT:
+            raise RequestRefused(422, unknown_name(key, _SPLIT, "key of dataframe_split"), "invalid")
+    return value["columns"], value["data"]
+
+
+def _turned(value: dict[str, Any]) -> tuple[list[str], list[list[Any]]]:
+    if not value or not all(isinstance(column, list) for column in value.values()):
+        raise RequestRefused(422, "inputs is neither a list of records nor one list of values a column", "invalid")
+    lengths = {len(column) for column in value.values()}
+    if len(lengths) > 1:
+        raise RequestRefused(422, "inputs: the columns have different lengths", "invalid")
+    return list(value), [list(row) for row in zip(*value.values(), strict=True)]

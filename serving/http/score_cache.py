@@ -9,8 +9,16 @@ from typing import Any
 from foundation.errors import InputError
 from foundation.files import stamp_of
 from serving.polling import Poller
-from serving.scores.fleet import ScoredFleet
-from serving.scores.reading import FACTS, LATEST, FleetFacts, read_facts, read_json, read_pointer, read_scores
+from serving.scores.reading import (
+    FACTS,
+    LATEST,
+    FleetFacts,
+    ScoredFleet,
+    read_facts,
+    read_json,
+    read_pointer,
+    read_scores,
+)
 
 _LOG = logging.getLogger(__name__)
 _RETRY_ROUNDS = 10

@@ -15,8 +15,7 @@ from policy.risk_record import RiskRecord
 from policy.tiers import TIERS, UNKNOWN
 from serving.pages.fleet_table import FleetRow
 from serving.pages.rendering import instant, percent
-from serving.scores.fleet import ScoredFleet
-from serving.scores.reading import PastScore, natural
+from serving.scores.reading import PastScore, ScoredFleet, natural
 
 MOST_NODES: Final = 4_000
 """Nodes drawn at most; beyond it those of tier clear are left out first."""

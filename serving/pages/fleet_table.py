@@ -11,8 +11,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 from policy.risk_record import RiskRecord
 from policy.tiers import TIERS, UNKNOWN
 from serving.http.schemas import Tier
-from serving.scores.fleet import ScoredFleet
-from serving.scores.reading import NOWHERE, UnitPlace, natural
+from serving.scores.reading import NOWHERE, ScoredFleet, UnitPlace, natural
 
 LONGEST: Final = 200
 """Of a text in an address."""

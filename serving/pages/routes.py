@@ -28,8 +28,7 @@ from serving.http.score_cache import ScoreCache
 from serving.pages.charts import SHADES, Mark, course, draw, risk_chart, spark
 from serving.pages.fleet_table import PAGE_SIZES, FleetQuery, Text, select, table_rows
 from serving.pages.rendering import ASSETS, asset, page
-from serving.scores.fleet import ScoredFleet, tier_of
-from serving.scores.reading import NOWHERE, PastScore, natural, past_scores
+from serving.scores.reading import NOWHERE, PastScore, ScoredFleet, natural, past_scores, tier_of
 
 LEDGER_MOST: Final = 50
 """Decisions shown of a node, and decisions listed."""

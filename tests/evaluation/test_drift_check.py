@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.stats import poisson
 
-from evaluation.drift.causes import failure_verdicts, risk_verdicts
+from evaluation.drift.check import failure_verdicts, risk_verdicts
 from evaluation.drift.movement import by_group
 from evaluation.drift.outcomes import RiskCounts, rate_changes
 from models.rows.training_set import TrainingRows

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from serving.http.extender import kept_nodes
-from serving.scores.fleet import ScoredFleet
-from serving.scores.reading import Scores
+from serving.scores.reading import ScoredFleet, Scores
 from tests.serving.http.world import NOW, record
 
 UUID = "GPU-0a1b2c3d-0000-4000-8000-00000000000b"

@@ -15,8 +15,7 @@ from scheduler.controller.settings import read_settings
 from scheduler.ledger.reader import LedgerReader
 from scheduler.ledger.sqlite_ledger import SqliteLedger
 from scheduler.ports.errors import SourceError
-from serving.scores.fleet import tier_of
-from serving.scores.reading import PastScore
+from serving.scores.reading import PastScore, tier_of
 from tests.policy.decide_world import HOUR, T0, config, node, once
 from tests.scheduler.cluster import Cluster
 from tests.scheduler.score_files import reading, record, write

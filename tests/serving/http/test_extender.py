@@ -28,8 +28,7 @@ from serving.http.extender import (
     priority,
 )
 from serving.http.limits import ServiceSettings
-from serving.scores.fleet import ScoredFleet, state_of
-from serving.scores.reading import Scores
+from serving.scores.reading import ScoredFleet, Scores, state_of
 from tests.policy.decide_world import config
 from tests.scheduler.cluster import Cluster
 from tests.serving.http.world import DECIDED, NOW, Running, record, running, small_fleet, write_scores

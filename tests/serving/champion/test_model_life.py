@@ -15,7 +15,7 @@ import pytest
 from foundation.errors import InputError
 from foundation.files import previous_path
 from models.bundle.store import Bundle, load_bundle, save_bundle
-from models.ensembles.combining import Stacker
+from models.ensembles import Stacker
 from serving.champion.model import FeatureRows, ModelHolder, load_model
 from serving.champion.sources import ChampionCopy, ModelSource, NotNamedYet, held_folder
 from serving.http.limits import ServiceSettings

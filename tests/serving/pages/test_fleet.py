@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 from serving.pages.charts import MOST_NODES, Mark, draw, risk_chart, shade
 from serving.pages.fleet_table import FleetQuery, PageSort, natural, select, table_rows
 from serving.pages.rendering import percent
-from serving.scores.fleet import ScoredFleet
-from serving.scores.reading import PastScore, Scores, UnitPlace, read_scores, span
+from serving.scores.reading import PastScore, ScoredFleet, Scores, UnitPlace, read_scores, span
 from tests.serving.http.world import DECIDED, NOW, Running, record, running, small_fleet, write_scores
 from tests.serving.pages.page_world import Page, a_week, look
 

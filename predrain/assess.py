@@ -110,7 +110,7 @@ def assess(
     if dataset is not None and (logs or jobs or inventory or mapping):
         raise typer.BadParameter("cannot be combined with --dataset, which has its own")
     from evaluation.value.ladder import Assumptions
-    from pipeline.assessment import assess_fleet
+    from pipeline.assessment.workflow import assess_fleet
     from pipeline.sources import Work, import_tables
     from policy.ladder.cost_benefit import CostBenefitConfig
     from policy.ladder.probes import ProbeConfig
@@ -232,7 +232,7 @@ def _show(
     content: dict[str, Any], account: Accounting | None, out: Path, dataset: str, params: list[Path], *, as_json: bool
 ) -> None:
     """Write the page, and print the verdict; what was read is a table on stderr, or ``accounting`` of the JSON."""
-    from pipeline.assessment_text import verdict_text, write_page
+    from pipeline.assessment.text import verdict_text, write_page
     from telemetry.accounting import as_text
 
     write_page(content, out, dataset, params)

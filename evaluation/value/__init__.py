@@ -2,5 +2,5 @@
 
 In come a fleet's scores, events and jobs. :mod:`~evaluation.value.controller_replay` runs the controller's decisions on
 its past, :mod:`~evaluation.value.gpu_hours` counts what the marks are worth, :mod:`~evaluation.value.verdict` says
-whether failures are predictable; :mod:`pipeline.assessment` puts them together for ``predrain assess``.
+whether failures are predictable; :mod:`pipeline.assessment.workflow` puts them together for ``predrain assess``.
 """

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.artefacts import VALUE, figures, load_evaluation
-from pipeline.assessment_text import verdict_lines
+from pipeline.assessment.text import verdict_lines
 from pipeline.report import tables
 from pipeline.report.summary import sentences
 

@@ -50,7 +50,7 @@ def report(
     assert backtest is not None
     if dataset is not None and matrix is not None:
         from features.matrix.matrix import FeatureMatrix
-        from pipeline.assessment import write_value
+        from pipeline.assessment.workflow import write_value
 
         with Stages() as stages:
             opened = FeatureMatrix.open(matrix)

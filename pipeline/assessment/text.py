@@ -39,7 +39,8 @@ RUNGS: Final = {
 def verdict_text(content: dict[str, Any], out: Path, dataset: str, params: Sequence[Path]) -> str:
     """Write the verdict.
 
-    ``content``: as :func:`pipeline.assessment.assess_fleet` returns it; ``params``: the files that it was made with.
+    ``content``: as :func:`pipeline.assessment.workflow.assess_fleet` returns it.
+    ``params``: the files that it was made with.
     """
     contents, todos = data(content["data"])
     lines = [f"What the data holds{' (a simulated fleet)' if content['data']['simulated'] else ''}"]

@@ -232,7 +232,8 @@ def policy_notes(content: dict[str, Any]) -> list[str]:
     jobs, replayed = content["jobs"], content["replayed"]
     lines = [
         "`pays from`: the precision at which an action breaks even with these jobs. `saved` includes planned repairs, "
-        f"taken to be {jobs['planned_repair_saves_hours']:g} hours of the node shorter than unplanned ones.",
+        f"taken to be {jobs['planned_repair_saves_hours']:g} hours of the node shorter than unplanned ones. "
+        "The interval of a marked row (*) is above 0.",
     ]
     if replayed["held_back"]:
         lines.append(

@@ -6,12 +6,18 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+_GIVEN: set[int] = set()
+
 
 def free_port() -> int:
-    """Return a port that nothing listens on just now."""
+    """Return a port that nothing listens on just now, and a different one each time."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+        port = int(probe.getsockname()[1])
+    if port in _GIVEN:  # the kernel may offer it again before anything listens
+        return free_port()
+    _GIVEN.add(port)
+    return port
 
 
 def wait(what: Callable[[], Any], within_s: float = 300.0) -> Any:

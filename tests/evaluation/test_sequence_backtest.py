@@ -151,7 +151,7 @@ def test_a_bundle_says_its_windows_and_scores_as_before(matrix, tmp_path):
     assert method == "change when a channel is put to its median of cnn1d"
     plan = ReasonPlan.of(WindowedMatrix(matrix).columns)
     reasons = [reason for row in range(5) for reason in largest_reasons(added[row], values[row], plan)[0]]
-    assert any("in the step that began 1 h back" in reason.text for reason in reasons)
+    assert any("in the interval that started 1 h earlier" in reason.text for reason in reasons)
     again = save_bundle(tmp_path / "again", loaded.fitted, {"profile": "mean_rank"})
     assert again.digest == saved.digest
     assert save_bundle(tmp_path / "twin", twin, {"profile": "mean_rank"}).digest == saved.digest

@@ -148,8 +148,8 @@ def test_the_shipped_affinity_keeps_a_gang_off_nodes_at_risk_and_the_toleration_
         assert place(cluster, 2, gpus=2, **large) == ["sound"] * 2
         cluster.clear()
         only(cluster, "doubtful", "sound")
-        # Not on both for sure: the scheduler may still count the pods that were just removed from the other node.
-        assert "doubtful" in place(cluster, 4, **small)
+        # The scheduler draws between equal nodes: all eight end on the other one by chance in 1 of 256 runs.
+        assert "doubtful" in place(cluster, 8, **small)
     finally:
         cluster.server.request(
             "PATCH",

@@ -3,8 +3,8 @@
 Two million generated samples, 10 gauges x 3 windows (1, 3, 7 days) x 5 statistics at a decision every six hours,
 Parquet in, Parquet out. predrain writes more columns than the peers (the change against the window before, the newest
 value). Each side runs twice in a process of its own, and the second run counts (the first also loads libraries and
-compiled code, and is reported apart; compiling, once a machine, is done and reported before). Nothing is told of a side
-unless it equals the others.
+compiled code, and is reported apart; compiling, once a machine, is done and reported before). A side is
+reported only if its values equal the others'.
 
     python benchmarks/features_file_to_file.py [--quick]
 """

@@ -3,9 +3,9 @@
     python benchmarks/ladder.py [--quick] [--fleets announced-311 base-312]
 
 Each fleet is simulated and assessed as an operator would, by ``predrain assess``. Assessments are kept under
-benchmarks/work/ladder. ``--fleets`` assesses these alone, anew; the page has all that are kept. ``base-77``, which is
-also assessed un-accelerated, is the fleet of the README: its picture (docs/images/ladder.svg) and its excerpt are
-written too.
+benchmarks/work/ladder. ``--fleets`` assesses only these, again; the page has every fleet that is kept. ``base-77``,
+which is also assessed un-accelerated, is the fleet of the README: its picture (docs/images/ladder.svg) and its excerpt
+are written too.
 """
 
 import argparse

@@ -282,7 +282,7 @@ class ReplayedFleet:
         ]
 
     def down(self, at: int) -> set[int]:
-        """Give the nodes in repair at a time, on which no job runs."""
+        """Return the nodes in repair at an instant; they run no jobs."""
         return set(self.failed[(self.at <= at) & (at < self.until)].tolist())
 
     def stage(self, policy: PolicyConfig, stage: Stage) -> PolicyConfig:

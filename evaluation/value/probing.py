@@ -210,12 +210,12 @@ class ProbeReplay:
         running = tuple(self._views[place].name for place in self._running)
         signals = Signals(read_at=instant(now), probes=running)
         requests, _, _ = requests_of(candidates, float(np.nanmean(risk)), signals, {}, self._policy, instant(now))
-        begun = []
+        started = []
         for request in requests:
             place = self._place[request.node]
             self._probed[place] = LastRequest(instant(now), request.risk, decided_at)
-            begun.append((place, self._begin(place, now)))
-        return begun
+            started.append((place, self._begin(place, now)))
+        return started
 
     def _begin(self, place: int, now: int) -> int:
         fleet, takes = self._fleet, duration_ms(self._policy.probes.duration)

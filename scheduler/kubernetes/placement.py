@@ -401,7 +401,7 @@ def _pod_terms(spec: Object, kind: str) -> list[Object]:
 
 
 def _requests(spec: Object) -> dict[str, Decimal]:
-    """Return what a pod requests: its containers' and sidecars' together, or an init container's where that is more."""
+    """Return a pod's requests: the sum of its containers and sidecars, or an init container's if that is larger."""
     total: dict[str, Decimal] = {}
     before = spec.get("initContainers") or ()
     sidecars = [container for container in before if container.get("restartPolicy") == "Always"]

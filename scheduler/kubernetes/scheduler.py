@@ -322,7 +322,7 @@ class KubernetesScheduler(SchedulerExtras):
     def _nodes(self) -> list[NodeSnapshot]:
         if not self.settings.selector:
             return self._listed({})
-        # marks on a node that is selected no more are to be removed, also where somebody removed their label
+        # marks on nodes that no longer match the selector must be removed, even if their label is gone
         selected = self._listed({"labelSelector": self.settings.selector})
         chosen = {snapshot.node_object.name for snapshot in selected}
         left = [snapshot.outside() for snapshot in self._listed({}, outside=chosen)]

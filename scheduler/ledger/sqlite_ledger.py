@@ -169,7 +169,7 @@ class SqliteLedger:
 
     def _unsettled(self, decision: str, kind: Any) -> tuple[tuple[int, Any], ...]:
         rows = self._read(
-            f"SELECT id, content FROM calls WHERE round IS {decision} "  # noqa: S608 - a word of ours
+            f"SELECT id, content FROM calls WHERE round IS {decision} "  # noqa: S608 - a constant expression
             "AND id NOT IN (SELECT call FROM settled) ORDER BY id LIMIT 1000"
         )
         try:

@@ -1,4 +1,4 @@
-"""Scores as ``predrain score`` writes them, read and checked, and seen by node.
+"""Scores of ``predrain score``: read, validated, and grouped by node.
 
 ``latest.json`` names a decision; ``decisions/NAME/risks.jsonl`` holds one risk record a unit and ``summary.json`` what
 is true of all of them; ``fleet.json`` has the places of units and the outcomes of earlier alerts. The service reads
@@ -272,7 +272,7 @@ def _place(record: RiskRecord) -> tuple[Any, ...]:
 
 
 ALL_TIERS: Final[tuple[str, ...]] = (*TIERS, UNKNOWN)
-"""Tiers as a query or a label may name them."""
+"""Names of tiers that queries and labels accept."""
 
 _BEFORE_ALL: Final = datetime.min.replace(tzinfo=UTC)  # when no score has expired yet
 

@@ -99,7 +99,7 @@ class RelativeStamps:
         """Return the stamp of a further line; None where it has another form, or no known minute."""
         match = _RELATIVE.match(line)
         if match is None:
-            self._last = self._last if line[:1].isspace() else None  # a message of several lines goes on
+            self._last = self._last if line[:1].isspace() else None  # continuation of a multi-line message
             return None
         self._is_whole |= not is_about_a_gpu
         try:

@@ -7,8 +7,6 @@ within 30 days? All decisions are pooled and ranked by risk, K is the number of 
     python benchmarks/real_titan.py --data FOLDER [--work FOLDER] [--quick]
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys
@@ -50,7 +48,7 @@ class Judged:
         bounds = interval(self.values[name][1:])
         return f"{self.values[name][0]:.3f} [{bounds.low:.3f}, {bounds.high:.3f}]"
 
-    def minus(self, other: Judged, name: str) -> str:
+    def minus(self, other: "Judged", name: str) -> str:
         """Write the difference to another model on the same resamples."""
         difference = self.values[name] - other.values[name]
         bounds = interval(difference[1:])

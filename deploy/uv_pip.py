@@ -8,8 +8,6 @@ uv itself is installed by pip into the environment of the Python that runs this 
 Standard library only: this file runs before any package is installed.
 """
 
-from __future__ import annotations
-
 import argparse
 import ast
 import os

@@ -1,7 +1,5 @@
 """The vocabulary of features: what a column of the matrix is, and its value as text."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from datetime import timedelta
@@ -26,7 +24,7 @@ from features.wording import (
 from foundation.durations import format_duration
 
 
-def describe_percentile(column: FeatureColumn, value: float, fleet: NDArray[np.float32], noun: str = "GPUs") -> str:
+def describe_percentile(column: "FeatureColumn", value: float, fleet: NDArray[np.float32], noun: str = "GPUs") -> str:
     """Describe the position of a value in the fleet: median, 1st or 99th percentile, and rank.
 
     ``fleet``: values of all units, including this one, at the same time; NaN: unknown; shape (n_units,).
@@ -96,7 +94,7 @@ class FeatureColumn:
         scope: str | None = None,
         unit: str = "",
         categories: tuple[str, ...] = (),
-    ) -> FeatureColumn:
+    ) -> "FeatureColumn":
         """Make a column and its name from its parts."""
         what = channel if scope is None else f"{scope}_{channel}"
         parts = [group, what, statistic]

@@ -5,8 +5,6 @@ loop and a client of their own; :func:`retry_policy` repeats either. Redirects a
 credentials leave for another host.
 """
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import logging
@@ -148,7 +146,7 @@ def async_client(
     use_proxies: bool = True,
     tls: ssl.SSLContext | None = None,
     unix_socket: str | None = None,
-) -> httpx.AsyncClient:
+) -> "httpx.AsyncClient":
     """Return a client for one server; ``concurrency`` bounds its connections, ``tls`` is the connection's, if made.
 
     ``use_proxies``: whether to use the environment's; never for what carries out a decision. ``unix_socket``: where the
@@ -189,7 +187,7 @@ class BodyTooLarge(Exception):
 
 
 async def exchange(
-    session: httpx.AsyncClient,
+    session: "httpx.AsyncClient",
     method: str,
     url: str,
     *,

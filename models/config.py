@@ -1,7 +1,5 @@
 """Parameters of the models room: training sets, learners, ensembles, calibration, backtest."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -160,7 +158,7 @@ class CostsSection(Section):
     """Draining a GPU that would have failed."""
 
     @model_validator(mode="after")
-    def _worth_it(self) -> CostsSection:
+    def _worth_it(self) -> "CostsSection":
         if self.missed_failure + self.lost_job <= self.needed_drain:
             raise ValueError("missed_failure + lost_job must exceed needed_drain, otherwise no drain pays")
         return self

@@ -4,8 +4,6 @@ Members in parallel are joined by votes with top-K sets, ranks or scores. In a c
 suspicious rows, and the last stage gives the score.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -29,12 +27,12 @@ class Stacker:
     intercept: float = 0.0
 
     @classmethod
-    def mean(cls, members: int) -> Stacker:
+    def mean(cls, members: int) -> "Stacker":
         """Give all members the same weight."""
         return cls((1 / members,) * members if members else ())
 
     @classmethod
-    def fit(cls, scores: Floats, y: Ints, weight: Floats | None = None) -> Stacker:
+    def fit(cls, scores: Floats, y: Ints, weight: Floats | None = None) -> "Stacker":
         """Fit by penalised maximum likelihood.
 
         ``scores``: Log-odds that the members gave out of fold; shape (n_rows, n_members).

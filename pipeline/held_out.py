@@ -1,7 +1,5 @@
 """Decisions that none of several bundles was trained on, and the bundles' predictions of them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any

@@ -1,7 +1,5 @@
 """From the sources of a fleet to a dataset: the history of a Prometheus, or files; and how long an assessment takes."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Callable
@@ -197,7 +195,7 @@ class Work:
     values_per_second: float = 1.0
 
     @classmethod
-    def of_history(cls, outlook: Outlook, plan: BackfillPlan, params: Params) -> Work:
+    def of_history(cls, outlook: Outlook, plan: BackfillPlan, params: Params) -> "Work":
         """Return the work behind a server's history, by a look at it."""
         span, gpus = plan.end - plan.start, len(outlook.gpus)
         step = params.telemetry.step or step_for(outlook.interval)
@@ -206,14 +204,14 @@ class Work:
         return cls(what, rows, decisions, outlook.samples, outlook.samples_per_second)
 
     @classmethod
-    def of_dataset(cls, meta: DatasetMeta, params: Params) -> Work:
+    def of_dataset(cls, meta: DatasetMeta, params: Params) -> "Work":
         """Return the work behind a dataset."""
         name, rows = {"gpu": "GPUs", "node": "nodes"}[meta.unit], int(meta.counts["samples"])
         units, span = int(meta.counts[f"{meta.unit}s"]), meta.span[1] - meta.span[0]
         what = f"{units:,} {name}, {rows:,} samples of {span.days:,} days"
         return cls(what, rows, int(units * (span / params.decision.every)))
 
-    def measured(self, rate: Rate) -> Work:
+    def measured(self, rate: Rate) -> "Work":
         """Return the same work, with the speed at which its first chunk was fetched and staged."""
         return replace(self, values_per_second=rate.samples / max(rate.seconds, 1e-3))
 

@@ -1,7 +1,5 @@
 """The breaker: what freezes new hard actions, for how long, and why. It never holds a release back."""
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,5 @@
 """How much of a fleet may be out of service, and how fast: what is worth most first, under budgets and rate limits."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -119,7 +117,7 @@ class BudgetConfig:
         """For how long a start must be remembered."""
         return max((rate.window for rate in self.rate_limits), default=timedelta(0))
 
-    def with_fleet_limits(self) -> BudgetConfig:
+    def with_fleet_limits(self) -> "BudgetConfig":
         """Add the default limits of the whole fleet where none of scope ``fleet`` is given."""
         budgets, limits = self.disruption_budgets, self.rate_limits
         if not any(budget.scope == "fleet" for budget in budgets):

@@ -1,7 +1,5 @@
 """All settings of the policy together."""
 
-from __future__ import annotations
-
 from dataclasses import field, replace
 from datetime import datetime, timedelta
 from typing import Literal
@@ -71,6 +69,6 @@ class PolicyConfig:
         below = [value for _, value in self.thresholds.items() if value is not None]
         return replace(self.thresholds, high=max(even, *below) if below else even)
 
-    def by_scores(self, chosen: ChosenThresholds) -> PolicyConfig:
+    def by_scores(self, chosen: ChosenThresholds) -> "PolicyConfig":
         """Give the settings with the thresholds behind the scores, and the risk of a node that these are for."""
         return replace(self, thresholds=chosen.thresholds, node_risk=NodeRiskConfig(chosen.basis))

@@ -1,7 +1,5 @@
 """One decision about the whole fleet: a pure function of what was seen, what is remembered, and the time."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace

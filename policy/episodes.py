@@ -5,8 +5,6 @@ in that time belong to the episode, and the next one opens another. An episode i
 opening within the drain horizon, and unknown while that cannot be known yet.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta

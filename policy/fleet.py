@@ -3,8 +3,6 @@
 All times are aware.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -32,7 +30,7 @@ class Level(IntEnum):
         return core_schema.no_info_plain_validator_function(cls._named, serialization=by_name)
 
     @classmethod
-    def _named(cls, value: object) -> Level:
+    def _named(cls, value: object) -> "Level":
         if isinstance(value, Level):
             return value
         for level in cls:

@@ -1,7 +1,5 @@
 """A node's tier over time: up on repeated evidence, down on repeated calm, gone with its evidence."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -73,7 +71,7 @@ class TierState:
     high: Streak = NO_STREAK
     calm: int = 0
     calm_worst: float = 0.0
-    support: tuple[ValidRisk, ...] = ()
+    support: "tuple[ValidRisk, ...]" = ()
     moved: str = ""
 
     @property
@@ -109,7 +107,7 @@ class Thresholds:
 
 
 def advance(
-    state: TierState, reading: RiskReading, thresholds: Thresholds, risks: NodeRiskConfig, now: datetime
+    state: TierState, reading: "RiskReading", thresholds: Thresholds, risks: "NodeRiskConfig", now: datetime
 ) -> TierState:
     """Take a node's tier one step on.
 
@@ -148,7 +146,7 @@ def advance(
     return changed(state, support=_support(state, reading, alive, thresholds, risks))
 
 
-def rested(state: TierState, reading: RiskReading) -> TierState:
+def rested(state: TierState, reading: "RiskReading") -> TierState:
     """Give what :func:`advance` gives of a state at rest when all that is known stays below ``watch``."""
     at = reading.decided_at
     if at is None or (state.counted is not None and at <= state.counted):
@@ -157,7 +155,7 @@ def rested(state: TierState, reading: RiskReading) -> TierState:
     return TierState(counted=at, counted_until=until, moved=state.moved)
 
 
-def adopt(at_most: Tier, reading: RiskReading, thresholds: Thresholds, risks: NodeRiskConfig) -> TierState:
+def adopt(at_most: Tier, reading: "RiskReading", thresholds: Thresholds, risks: "NodeRiskConfig") -> TierState:
     """Take over a marked node without a stored state, such as after a lost state.
 
     Returns: the highest tier up to that one whose lower threshold is reached now: what is well founded is kept without
@@ -186,7 +184,7 @@ def explain_tier(state: TierState, fresh: float | None, thresholds: Thresholds) 
     return tuple(reasons)
 
 
-def _count(state: TierState, reading: RiskReading, fresh: float, held: float, thresholds: Thresholds) -> TierState:
+def _count(state: TierState, reading: "RiskReading", fresh: float, held: float, thresholds: Thresholds) -> TierState:
     at = reading.decided_at
     assert at is not None
     instant = thresholds.rise.tier(fresh)
@@ -223,7 +221,7 @@ def _longer(streak: Streak, reached: bool, at: datetime) -> Streak:
     return Streak(streak.count + 1, streak.since or at) if reached else NO_STREAK
 
 
-def _why_ended(prediction: ValidRisk, reading: RiskReading, now: datetime) -> str | None:
+def _why_ended(prediction: "ValidRisk", reading: "RiskReading", now: datetime) -> str | None:
     """Say why a risk holds nothing up any more; None: it still does."""
     unit = prediction.unit
     present = next((view for view in reading.units if view.name == unit), None)
@@ -237,8 +235,12 @@ def _why_ended(prediction: ValidRisk, reading: RiskReading, now: datetime) -> st
 
 
 def _support(
-    state: TierState, reading: RiskReading, alive: Iterable[ValidRisk], thresholds: Thresholds, risks: NodeRiskConfig
-) -> tuple[ValidRisk, ...]:
+    state: TierState,
+    reading: "RiskReading",
+    alive: "Iterable[ValidRisk]",
+    thresholds: Thresholds,
+    risks: "NodeRiskConfig",
+) -> "tuple[ValidRisk, ...]":
     if state.tier == "clear":
         return ()
     needed = thresholds.lower(state.tier)

@@ -1,7 +1,5 @@
 """What limits an action on one node: opt-outs, stages, the breaker, the rungs of the settings and what it is worth."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Maintenance: nothing new is put on a node in it, and what was seen during it is no evidence."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """The assessment of a node: its tier by prediction and by hard rules, which bypass the model, and what holds it."""
 
-from __future__ import annotations
-
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping

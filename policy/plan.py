@@ -1,7 +1,5 @@
 """What a decision comes to: intended actions with their reasons, all that led to them, and what is remembered."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime

@@ -1,7 +1,5 @@
 """The risk record of one unit at one decision time, with its expiry: batch scoring sets it, schedulers read it."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -164,7 +162,7 @@ class RiskRecord:
         return {"format": FORMAT, **_codec().dump_python(self, mode="json", by_alias=True)}
 
     @classmethod
-    def from_json(cls, content: Mapping[str, Any]) -> RiskRecord:
+    def from_json(cls, content: Mapping[str, Any]) -> "RiskRecord":
         """Read what :meth:`to_json` wrote.
 
         Raises ``ValueError`` if it is of another format, or a field is missing, of another kind, or contradicts another

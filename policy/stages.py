@@ -1,7 +1,5 @@
 """Rollout stages: a group of nodes earns its actions by the precision that was measured on it, and loses them by it."""
 
-from __future__ import annotations
-
 import hashlib
 from collections import Counter
 from collections.abc import Iterable, Mapping

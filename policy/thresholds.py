@@ -1,7 +1,5 @@
 """The risk at which a precision can be promised, or a budget of alerts kept; ``tiers`` says which tier takes which."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -84,12 +82,12 @@ class ThresholdChoice:
     @classmethod
     def refused(
         cls, kind: Literal["precision", "budget", "cost"], asked: float, confidence: float, why: str, recall: float
-    ) -> ThresholdChoice:
+    ) -> "ThresholdChoice":
         """Give the decision that sets no threshold, with the reason."""
         return cls(kind, asked, confidence, False, None, NO_ALERTS, 0.0, recall, why=why)
 
 
-def for_precisions(evidence: ScoredDecisions, targets: Sequence[float], confidence: float) -> list[ThresholdChoice]:
+def for_precisions(evidence: "ScoredDecisions", targets: Sequence[float], confidence: float) -> list[ThresholdChoice]:
     """Choose for each target the lowest threshold whose precision can be promised; each promise is one on its own.
 
     ``targets``: precisions, between 0 and 1 exclusive.
@@ -107,7 +105,7 @@ def for_precisions(evidence: ScoredDecisions, targets: Sequence[float], confiden
     return [_precision(ordered, target, confidence, best) for target in targets]
 
 
-def _precision(ordered: _Ordered, target: float, confidence: float, best: float | None) -> ThresholdChoice:
+def _precision(ordered: "_Ordered", target: float, confidence: float, best: float | None) -> ThresholdChoice:
     passed: tuple[int, PrecisionBound] | None = None
     tried: PrecisionBound | None = None
     nodes = _first_tested(target, confidence)
@@ -128,12 +126,12 @@ def _precision(ordered: _Ordered, target: float, confidence: float, best: float 
     return replace(decision, best=max(best or 0.0, target))
 
 
-def no_promise(target: float, confidence: float, why: str, evidence: ScoredDecisions) -> ThresholdChoice:
+def no_promise(target: float, confidence: float, why: str, evidence: "ScoredDecisions") -> ThresholdChoice:
     """Give the decision for a precision that is not promised; the evidence tells whether an incident was missed."""
     return ThresholdChoice.refused("precision", target, confidence, why, 0.0 if evidence.incidents else math.nan)
 
 
-def for_budget(evidence: ScoredDecisions, k: float, confidence: float) -> ThresholdChoice:
+def for_budget(evidence: "ScoredDecisions", k: float, confidence: float) -> ThresholdChoice:
     """Choose the threshold that alerts ``k`` nodes a decision time on earlier data, and bound its precision.
 
     ``confidence``: One-sided, between 0 and 1 exclusive.
@@ -157,7 +155,7 @@ def for_budget(evidence: ScoredDecisions, k: float, confidence: float) -> Thresh
 class _Ordered:
     """Rows from the riskiest on; a set of alerts is a prefix that splits no ties."""
 
-    evidence: ScoredDecisions
+    evidence: "ScoredDecisions"
     order: Ints
     node: Ints
     nodes_before: Ints
@@ -167,7 +165,7 @@ class _Ordered:
     cluster: Ints
 
     @classmethod
-    def of(cls, evidence: ScoredDecisions, deepest: float = DEEPEST) -> _Ordered:
+    def of(cls, evidence: "ScoredDecisions", deepest: float = DEEPEST) -> "_Ordered":
         selected = np.arange(len(evidence.risk))
         rows = math.ceil(deepest * len(selected))
         if rows < len(selected):
@@ -247,7 +245,7 @@ def clusters_needed(target: float, confidence: float) -> int:
 
 
 def _refusal(
-    evidence: ScoredDecisions,
+    evidence: "ScoredDecisions",
     nodes: int,
     target: float,
     confidence: float,

@@ -1,7 +1,5 @@
 """Where the thresholds of watch, elevated and high come from, risk to tier by them, and the risk of a node."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -99,7 +97,7 @@ class ChosenThresholds:
     sources: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
-    def of_summary(cls, summary: Mapping[str, Any]) -> ChosenThresholds | None:
+    def of_summary(cls, summary: Mapping[str, Any]) -> "ChosenThresholds | None":
         """Read those of a folder of scores from its ``summary.json``; None where it names none.
 
         Raises ``ValueError`` if they are damaged.

@@ -1,7 +1,5 @@
 """``predrain assess``: whether a fleet's failures are predictable, and what acting on risks would have saved it."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -169,16 +167,16 @@ def _asked_scheduler() -> SchedulerKind:
 
 
 def _from_prometheus(
-    connection: Connection,
+    connection: "Connection",
     since: str,
     match: str | None,
-    tables: Tables,
+    tables: "Tables",
     mapping: Path | None,
     metrics: Path | None,
     out: Path,
-    params: Params,
+    params: "Params",
     stages: Stages,
-) -> Accounting:
+) -> "Accounting":
     """Check the files, then fetch the history and import the files into the same dataset; return what was read."""
     from pipeline.sources import Work, fetch_history, import_tables, inventory_of, keep_period, known_gpus, period_of
     from telemetry.collect.prometheus.outlook import look_ahead
@@ -215,7 +213,9 @@ def _from_prometheus(
     return account
 
 
-def _ask_first(tables: Tables, mapping: Path | None, params: Params, out: Path, known: pd.DataFrame | None) -> None:
+def _ask_first(
+    tables: "Tables", mapping: Path | None, params: "Params", out: Path, known: "pd.DataFrame | None"
+) -> None:
     """Ask everything that an import of the files would ask, and exit if there is anything."""
     from pipeline.sources import check_sources
     from telemetry.importing.asking.trial import write_inquiry
@@ -229,7 +229,7 @@ def _ask_first(tables: Tables, mapping: Path | None, params: Params, out: Path, 
 
 
 def _show(
-    content: dict[str, Any], account: Accounting | None, out: Path, dataset: str, params: list[Path], *, as_json: bool
+    content: dict[str, Any], account: "Accounting | None", out: Path, dataset: str, params: list[Path], *, as_json: bool
 ) -> None:
     """Write the page, and print the verdict; what was read is a table on stderr, or ``accounting`` of the JSON."""
     from pipeline.assessment.text import verdict_text, write_page

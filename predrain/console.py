@@ -1,7 +1,5 @@
 """What every verb shares with the terminal: errors without tracebacks, progress on stderr, JSON, turns of a loop."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys
@@ -112,7 +110,7 @@ class Stages:
         self._shown.close()
         return self._shown.enter_context(progress(stage))
 
-    def __enter__(self) -> Stages:
+    def __enter__(self) -> "Stages":
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -159,7 +157,7 @@ def print_json(content: Mapping[str, Any]) -> None:
     sys.stdout.flush()
 
 
-def show(result: dict[str, Any], *, as_json: bool, accounting: Accounting | None = None) -> None:
+def show(result: dict[str, Any], *, as_json: bool, accounting: "Accounting | None" = None) -> None:
     """Print a verb's result: one JSON object, or one line an entry.
 
     ``accounting``: what was read and what became of it; the last table, or the key ``accounting`` of the JSON.

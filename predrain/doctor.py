@@ -1,8 +1,7 @@
 """``predrain doctor``: what a source of telemetry leaves out, how important that is, and how to switch it on."""
 
-from __future__ import annotations
-
 import sys
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -22,8 +21,6 @@ from predrain.options import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from features.config import LabelSection
     from foundation.place import Place
     from telemetry.dataset.channels import Channel
@@ -142,9 +139,9 @@ def _drift(model: Path, matrix: Path, until: str | None, *, as_json: bool) -> bo
 
 
 def _source(
-    source: str, mapping: Path | None, known: Mapping[str, Channel], labels: LabelSection, access: ConnectionOptions,
-    timeout_s: float,
-) -> Observation:  # fmt: skip
+    source: str, mapping: Path | None, known: "Mapping[str, Channel]", labels: "LabelSection",
+    access: ConnectionOptions, timeout_s: float,
+) -> "Observation":  # fmt: skip
     from foundation.errors import InputError
     from foundation.place import place_of
     from telemetry.landing.folder import landing_of
@@ -182,7 +179,7 @@ def _source(
         raise InputError(what, error.where, "Check the path or the address.") from error
 
 
-def _with_selection(seen: Observation, place: Place, labels: LabelSection) -> Observation:
+def _with_selection(seen: "Observation", place: "Place", labels: "LabelSection") -> "Observation":
     from dataclasses import replace
 
     from features.selection import examine_selection
@@ -198,7 +195,7 @@ def _with_selection(seen: Observation, place: Place, labels: LabelSection) -> Ob
 
 
 def _report(
-    seen: Observation, backtest: Path | None, model: Path | None, known: Mapping[str, Channel], *, as_json: bool
+    seen: "Observation", backtest: Path | None, model: Path | None, known: "Mapping[str, Channel]", *, as_json: bool
 ) -> bool:
     import json
 

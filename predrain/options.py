@@ -1,11 +1,10 @@
 """Options that several verbs share, and how they are read."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields, is_dataclass
+from datetime import datetime, timedelta
 from enum import StrEnum
 from functools import wraps
 from inspect import Parameter, Signature, signature
@@ -15,8 +14,6 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 import typer
 
 if TYPE_CHECKING:
-    from datetime import datetime, timedelta
-
     from foundation.http import Connection
     from foundation.place import Place
     from pipeline.dask_engine import DaskEngine
@@ -79,14 +76,14 @@ class ConnectionOptions:
         typer.Option(help="HTTP header NAME=VALUE, such as X-Scope-OrgID=hpc. Repeatable."),
     ] = None
 
-    def to(self, url: str) -> Connection:
+    def to(self, url: str) -> "Connection":
         """Make a connection of them; raises ``InputError`` if one cannot be used, or they contradict each other."""
         from foundation.http import connect_to
 
         given = asdict(self)
         return connect_to(url, headers=given.pop("header") or (), **given)
 
-    def to_prometheus(self, address: str) -> Connection:
+    def to_prometheus(self, address: str) -> "Connection":
         """Connect to a Prometheus; without other credentials the environment may name a token."""
         from foundation.http import connect_to
 
@@ -96,7 +93,7 @@ class ConnectionOptions:
         return connect_to(address, option="--prometheus", headers=given.pop("header") or (), **given)
 
 
-def read_params(given: list[Path] | None) -> Params:
+def read_params(given: list[Path] | None) -> "Params":
     """Read the parameter files given, or ``params.yaml`` of the current folder if it exists; else the defaults."""
     from pipeline.params import load_params
 
@@ -109,7 +106,7 @@ def params_files(given: list[Path] | None) -> list[Path]:
     return given or ([default] if default.is_file() else [])
 
 
-def read_place(written: str, out: Path) -> Place:
+def read_place(written: str, out: Path) -> "Place":
     """Read where a dataset is; raise ``InputError`` if that is no place, or ``out`` lies in it or on storage."""
     from foundation.place import place_of, refuse_storage
 
@@ -239,7 +236,7 @@ class EngineOptions:
     ] = None
 
     @contextmanager
-    def opened(self) -> Iterator[DaskEngine | None]:
+    def opened(self) -> "Iterator[DaskEngine | None]":
         """Yield the engine, and close it afterwards; None: this process. Refuse options that contradict it."""
         address, workers = self.dask_address, self.dask_workers
         if self.engine is EngineName.local and (address is not None or workers is not None):

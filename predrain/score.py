@@ -1,7 +1,5 @@
 """``predrain score``: score the fleet at the newest decision time that is due, once or on an interval."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Callable
@@ -85,18 +83,18 @@ def score(
 
 
 def _round(
-    place: Place,
+    place: "Place",
     model: str,
     registry: str,
     name: str,
-    scores: ScoresFolder,
-    params: Params,
+    scores: "ScoresFolder",
+    params: "Params",
     at: datetime | None,
-) -> Callable[[], ScoringResult]:
+) -> "Callable[[], ScoringResult]":
     """Return a round of scoring; what is heavy is imported, and the model read, once a decision is due."""
     source: ModelSource | None = None
 
-    def score_once() -> ScoringResult:
+    def score_once() -> "ScoringResult":
         nonlocal source
         from serving.scores.writing import nothing_due
 
@@ -133,7 +131,7 @@ def _round(
     return score_once
 
 
-def _run(scores: ScoresFolder, work: Callable[[], ScoringResult], pause: timedelta | None, as_json: bool) -> bool:
+def _run(scores: "ScoresFolder", work: "Callable[[], ScoringResult]", pause: timedelta | None, as_json: bool) -> bool:
     """Score once, or until a signal; then a failed round is logged and tried again. True: the last one failed."""
     from foundation.errors import TooEarlyError
     from serving.scores.writing import record_attempt
@@ -168,7 +166,7 @@ def _run(scores: ScoresFolder, work: Callable[[], ScoringResult], pause: timedel
     return failed
 
 
-def _record_failure(scores: ScoresFolder, began: datetime, error: Exception) -> str:
+def _record_failure(scores: "ScoresFolder", began: datetime, error: Exception) -> str:
     """Mark the scores' status; return the error in words."""
     from serving.scores.writing import record_attempt
 
@@ -187,7 +185,7 @@ def _say(as_json: bool, facts: dict[str, Any], message: str, stream: Any) -> Non
     stream.flush()
 
 
-def summarize(result: ScoringResult) -> dict[str, Any]:
+def summarize(result: "ScoringResult") -> dict[str, Any]:
     """Return what a run did, for the terminal."""
     summary = result.summary
     notes = list(result.notes)

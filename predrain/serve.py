@@ -1,7 +1,5 @@
 """``predrain serve``: the HTTP service that scripts, people and schedulers ask."""
 
-from __future__ import annotations
-
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -131,7 +129,7 @@ def serve(
 
 def _source(
     model: str | None, registry: str, name: str, state: Path | None, champion_interval: str
-) -> FolderBundle | None:
+) -> "FolderBundle | None":
     from foundation.errors import InputError
     from serving.champion.sources import ChampionBundle, FolderBundle, held_folder, temporary_folder
 
@@ -145,7 +143,7 @@ def _source(
     return ChampionBundle(temporary_folder() if state is None else held_folder(state), registry, name, every_s)
 
 
-def _tls(certificate: Path | None, key: Path | None) -> Tls | None:
+def _tls(certificate: Path | None, key: Path | None) -> "Tls | None":
     if certificate is None and key is None:
         return None
     if certificate is None or key is None:

@@ -1,7 +1,5 @@
 """A cluster and its workloads in memory, and one described by a JSON file, for rehearsals and tools that follow it."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from collections.abc import Callable, Iterable, Sequence

@@ -1,7 +1,5 @@
 """The service as a process: two listeners on one event loop, TLS, and an orderly end."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import gc
@@ -52,7 +50,7 @@ def serve(
     *,
     extender_port: int | None = 8081,
     extender_host: str = EXTENDER_HOST,
-    tls: Tls | None = None,
+    tls: "Tls | None" = None,
     started: Callable[[int, int | None], None] | None = None,
     stop: threading.Event | None = None,
 ) -> None:

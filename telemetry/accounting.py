@@ -4,8 +4,6 @@ One :class:`Accounting` is filled along the way and reported at the end: :func:`
 prints, ``as_dict`` the key ``accounting`` of its ``--json``, :func:`metrics` what a running collector exposes.
 """
 
-from __future__ import annotations
-
 import threading
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
@@ -87,7 +85,7 @@ class Accounting:
             if example is not None:
                 self.tables[table].examples.setdefault(reason, str(example)[:EXAMPLE_LENGTH])
 
-    def add(self, other: Accounting) -> None:
+    def add(self, other: "Accounting") -> None:
         """Add the counts of a part of the work."""
         for name, account in other.tables.items():
             mine = self.tables[name]
@@ -131,7 +129,7 @@ def as_text(accounting: Accounting) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
-def metrics(accounting: Accounting, prefix: str = "predrain_ingest") -> Iterator[Metric]:
+def metrics(accounting: Accounting, prefix: str = "predrain_ingest") -> "Iterator[Metric]":
     """Yield the counts as ``prometheus_client`` collects them; call it from the ``collect`` of a registered collector.
 
     ``prefix``: of the names: ``PREFIX_read_total{table}``, ``PREFIX_used_total{table}``,

@@ -3,8 +3,6 @@
 Readers apply them before anything else sees the input, and count what they leave out by reason.
 """
 
-from __future__ import annotations
-
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 

@@ -1,7 +1,5 @@
 """Parameters of the telemetry room."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 from typing import Literal
 

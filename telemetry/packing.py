@@ -1,7 +1,5 @@
 """Files that are packed: gzip, xz, bzip2, zstd and lz4, by their names; and what reading a damaged file raises."""
 
-from __future__ import annotations
-
 import bz2
 import gzip
 import io

@@ -11,8 +11,6 @@ PREDRAIN_URL (http://127.0.0.1:8080) is the service, PREDRAIN_TOKEN_FILE a file 
 this node's name there (default: its host name).
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -5,8 +5,6 @@ own. Simulated is the cluster: marks take effect immediately, jobs write their c
 failed.
 """
 
-from __future__ import annotations
-
 import heapq
 from bisect import bisect_right
 from collections import defaultdict

@@ -5,8 +5,6 @@ that does not fail until its own is back; then it, or one like it, runs there ag
 failure hits each job of its node with the probability that the job had that GPU; what it costs is the mean over these.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta

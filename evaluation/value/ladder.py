@@ -5,8 +5,6 @@ choice comes from failures that the choice did not see. Nodes are parted and not
 with time, and nodes are what is independent.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,5 @@
 """A fleet while it was scored, and its jobs: those of its own table, or a load with the shape of a real cluster's."""
 
-from __future__ import annotations
-
 import heapq
 from collections import defaultdict
 from dataclasses import dataclass, replace
@@ -73,7 +71,7 @@ class Placements:
     def ordered(
         cls, job: Ints, node: Ints, gpus: Ints, start: Ints, end: Ints, every: Ints | int, saved: Ints | int = -1,
         fewest: Ints | int = NEVER,
-    ) -> Placements:  # fmt: skip
+    ) -> "Placements":  # fmt: skip
         """Build from entries in any order; ``fewest``: GPUs that the job continues with."""
         order = np.lexsort((start, node))
         size = np.bincount(job, weights=gpus)[job[order]].astype(np.float64)
@@ -242,7 +240,7 @@ class ReplayedFleet:
     family: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, inventory: pd.DataFrame, failures: pd.DataFrame, begin: int, end: int) -> ReplayedFleet:
+    def of(cls, inventory: pd.DataFrame, failures: pd.DataFrame, begin: int, end: int) -> "ReplayedFleet":
         """Take a fleet from its tables; ``failures``: ``gpu``, ``node``, ``start``, ``end`` (null: not over)."""
         known = inventory.astype(object).where(inventory.notna(), None)
         since, until = milliseconds(inventory["installed_at"]), milliseconds(inventory["removed_at"])

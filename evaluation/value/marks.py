@@ -1,7 +1,5 @@
 """Times in which nodes are kept from new jobs."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -30,12 +28,12 @@ class ReplayMarks:
     high: Ints = field(default_factory=lambda: np.empty((0, 3), dtype=np.int64))
 
     @classmethod
-    def of(cls, rows: Iterable[list[int]], refused: int = 0, high: Iterable[Sequence[int]] = ()) -> ReplayMarks:
+    def of(cls, rows: Iterable[list[int]], refused: int = 0, high: Iterable[Sequence[int]] = ()) -> "ReplayMarks":
         """Take rows of these."""
         node, at, until, drained, found = np.array(sorted(rows), dtype=np.int64).reshape(-1, 5).T
         return cls(node, at, until, drained, found, refused, np.array([*high], dtype=np.int64).reshape(-1, 3))
 
-    def chosen(self, which: Bools) -> ReplayMarks:
+    def chosen(self, which: Bools) -> "ReplayMarks":
         """Return some of these; shape (marks,)."""
         columns = self.node, self.at, self.until, self.drained, self.found
         node, at, until, drained, found = (column[which] for column in columns)
@@ -46,7 +44,7 @@ class ReplayMarks:
         begin, end = self.high[self.high[:, 0] == node, 1:].T
         return np.asarray(((begin[:, None] < times) & (times <= end[:, None])).any(axis=0))
 
-    def joined(self, rows: Iterable[list[int]]) -> ReplayMarks:
+    def joined(self, rows: Iterable[list[int]]) -> "ReplayMarks":
         """Return these and others, without those that begin while another one has the node in repair."""
         mine = np.column_stack([self.node, self.at, self.until, self.drained, self.found]).tolist()
         new = list(rows)

@@ -4,8 +4,6 @@ What is requested is decided by the controller's own :func:`policy.ladder.reques
 earned it; simulated are the diagnostic and the jobs. A node that passed a probe has a lower risk for every rung.
 """
 
-from __future__ import annotations
-
 import heapq
 from bisect import bisect_right
 from collections import defaultdict, deque
@@ -48,7 +46,7 @@ class Probes:
     failure: Ints
 
     @classmethod
-    def of(cls, rows: Iterable[Sequence[int]]) -> Probes:
+    def of(cls, rows: Iterable[Sequence[int]]) -> "Probes":
         """Take rows of these."""
         node, begin, end, preempted, failure = np.array(list(rows), dtype=np.int64).reshape(-1, 5).T
         return cls(node, begin, end, preempted.astype(np.bool_), failure)
@@ -264,7 +262,7 @@ class Checkpoints:
     hours: Floats
 
     @classmethod
-    def of(cls, jobs: Placements, rows: Iterable[tuple[int, int]], costs: CostBenefitConfig) -> Checkpoints:
+    def of(cls, jobs: Placements, rows: Iterable[tuple[int, int]], costs: CostBenefitConfig) -> "Checkpoints":
         """Take rows of jobs and times."""
         job, at = np.array(list(rows), dtype=np.int64).reshape(-1, 2).T
         sizes = dict(zip(jobs.job.tolist(), jobs.size.tolist(), strict=True))

@@ -1,7 +1,5 @@
 """The scores that a controller would have read in a fleet's past."""
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Whether a fleet's failures are predictable: yes, weakly, no, or that the data cannot tell."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Final, Literal

@@ -7,8 +7,6 @@ not a bad rack. On Titan's GPUs cage, cabinet and serial batch are worth a fifth
 node.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -86,11 +84,11 @@ def check_scopes(scopes: Sequence[DomainScope], inventory: pd.DataFrame) -> None
 class Exposure:
     """Time in service of the units of each domain, as the beginnings and ends of their stays."""
 
-    begins: _Moments
-    ends: _Moments
+    begins: "_Moments"
+    ends: "_Moments"
 
     @classmethod
-    def of(cls, entity: Int64Array, begin: Int64Array, end: Int64Array, entities: int) -> Exposure:
+    def of(cls, entity: Int64Array, begin: Int64Array, end: Int64Array, entities: int) -> "Exposure":
         """Sort stays; one with a negative entity belongs to no domain."""
         there = (entity >= 0) & (end > begin)
         entity, begin, end = entity[there], begin[there], end[there]
@@ -117,7 +115,7 @@ class _Moments:
     weight: NDArray[np.float64]
 
     @classmethod
-    def of(cls, entity: Int64Array, time: Int64Array, entities: int) -> _Moments:
+    def of(cls, entity: Int64Array, time: Int64Array, entities: int) -> "_Moments":
         order = np.lexsort((time, entity))
         entity, time = entity[order], np.maximum(time[order], 0)  # what has always been there counts from 1970
         first = np.searchsorted(entity, np.arange(entities)).astype(np.int64)
@@ -167,7 +165,7 @@ class Domain:
         until: Int64Array,
         kinds: NDArray[np.uint32],
         count: Int64Array,
-    ) -> Domain:
+    ) -> "Domain":
         """Sort what is known of a fleet.
 
         ``stay``: the stay in which each event happened (-1: none); with its time, from when until when it
@@ -195,7 +193,7 @@ class Domain:
         entity = np.where(stay >= 0, _ages(stays, stays.unit[stay], time), -1)
         return np.where(entity < self.events.entities, entity, -1)
 
-    def rates(self, entity: Int64Array, time: Int64Array, windows: Int64Array, bits: Int64Array) -> Rates:
+    def rates(self, entity: Int64Array, time: Int64Array, windows: Int64Array, bits: Int64Array) -> "Rates":
         """Count and weigh at pairs of an entity (0 or more) and a time.
 
         ``windows``: Milliseconds.
@@ -233,7 +231,7 @@ class Rates:
     since: NDArray[np.float32]
     recency: NDArray[np.float64]
 
-    def columns(self, fleet: Rates | None) -> NDArray[np.float64]:
+    def columns(self, fleet: "Rates | None") -> NDArray[np.float64]:
         """Give the values of :func:`domain_columns`; ``fleet``: the whole fleet's at the same times."""
         lived = self.exposure > 0
         safe = np.where(lived, self.exposure, 1.0)

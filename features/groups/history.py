@@ -5,8 +5,6 @@ GPUs that already had a double-bit error against 0.53 for the rest). A slot's me
 device; a node's covers all its GPUs and the events that name the node alone.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -116,7 +114,7 @@ class EventHistory:
     @classmethod
     def of(
         cls, record: IncidentEvidence, features: FeatureSection, inventory: pd.DataFrame, *, unit: UnitKind = "gpu"
-    ) -> EventHistory:
+    ) -> "EventHistory":
         """Sort what is known of a dataset; ``inventory`` is that of the record."""
         stays, facts, labels = record.stays, record.facts, record.labels
         onsets = known_onsets(record)

@@ -1,7 +1,5 @@
 """The compiled sweep behind the history features: known events of an entity, counted at each of its rows."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -43,7 +41,7 @@ class EntityEvents(NamedTuple):
     def of(
         cls, entity: IntArray, entities: int, *, time: IntArray, known: IntArray, kinds: NDArray[np.uint32],
         size: IntArray, code: IntArray, codes: int = 0,
-    ) -> EntityEvents:  # fmt: skip
+    ) -> "EntityEvents":  # fmt: skip
         """Sort the events of so many entities; ``entity`` is that of each event, 0 or more."""
         order = np.lexsort((kinds, time, known, entity))
         entity, time = entity[order], time[order]
@@ -77,7 +75,7 @@ class EventVersions:
     def of(
         cls, entity: IntArray, entities: int, *, time: IntArray, known: IntArray, until: IntArray,
         kinds: NDArray[np.uint32], size: IntArray, code: IntArray | None = None, codes: int = 0,
-    ) -> EventVersions:  # fmt: skip
+    ) -> "EventVersions":  # fmt: skip
         """Sort the events of so many entities; ``until``: from when each does not count (ms); it is known before."""
         code = np.full(len(entity), -1, dtype=np.int64) if code is None else code
         ceases = until < NEVER

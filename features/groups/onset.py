@@ -9,8 +9,6 @@ The fleet is looked at on the decision grid only: a row off the grid (an augment
 time before it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -55,7 +53,7 @@ class FleetKinds:
     drivers: int
 
     @classmethod
-    def of(cls, fleet: Fleet, inventory: pd.DataFrame, events: pd.DataFrame) -> FleetKinds:
+    def of(cls, fleet: Fleet, inventory: pd.DataFrame, events: pd.DataFrame) -> "FleetKinds":
         """Read a fleet's inventory and events."""
         model_of_pair, models = model_codes(fleet, inventory)
         if "driver" not in inventory.columns:
@@ -118,7 +116,7 @@ class OnsetPlan:
     @classmethod
     def of(
         cls, layout: ChannelLayout, pairs: Sequence[tuple[timedelta, timedelta]], *, step: timedelta
-    ) -> OnsetPlan | None:
+    ) -> "OnsetPlan | None":
         """Plan the group; None where the dataset has no counter of errors.
 
         ``pairs``: ``features.onset``: windows, ascending, and the longer past each is compared with.

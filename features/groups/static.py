@@ -5,8 +5,6 @@ at the same time), so a value that appears later never changes an earlier code. 
 future knowledge until it happens.
 """
 
-from __future__ import annotations
-
 import re
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
@@ -54,7 +52,7 @@ class StaticPlan:
     @classmethod
     def of(
         cls, inventory: pd.DataFrame, events: pd.DataFrame, wanted: Sequence[str] | Literal["auto", "all"]
-    ) -> StaticPlan:
+    ) -> "StaticPlan":
         """Plan the group.
 
         ``wanted``: columns of the inventory, ``age``, ``in_place`` or ``moves``; ``auto`` takes model, driver, age,
@@ -71,7 +69,7 @@ class StaticPlan:
                 _check(inventory, name)
         return cls(tuple(_column(inventory, events, name) for name in names))
 
-    def of_fleet(self, fleet: Fleet, inventory: pd.DataFrame, events: pd.DataFrame) -> StaticFacts:
+    def of_fleet(self, fleet: Fleet, inventory: pd.DataFrame, events: pd.DataFrame) -> "StaticFacts":
         """Read what there is to know of a fleet, made of ``inventory``; a category that the plan lacks is unknown."""
         facts: list[tuple[npt.NDArray[np.float64] | IntArray, DriverChanges | None]] = []
         for column in self.columns:
@@ -105,7 +103,7 @@ class StaticFacts:
     """
 
     fleet: Fleet
-    facts: tuple[tuple[npt.NDArray[np.float64] | IntArray, DriverChanges | None], ...]
+    facts: "tuple[tuple[npt.NDArray[np.float64] | IntArray, DriverChanges | None], ...]"
 
     def values(self, pair: IntArray, time: IntArray) -> npt.NDArray[np.float32]:
         """Take the values of rows by pair (-1: unknown) and decision time (ms); shape (rows, columns)."""
@@ -227,7 +225,7 @@ class DriverChanges:
     code: npt.NDArray[np.float64]
 
     @classmethod
-    def of(cls, fleet: Fleet, events: pd.DataFrame, codes: Mapping[str | None, int]) -> DriverChanges | None:
+    def of(cls, fleet: Fleet, events: pd.DataFrame, codes: Mapping[str | None, int]) -> "DriverChanges | None":
         """Read events; None where none changes a driver."""
         changes = _driver_events(events)
         touched = [

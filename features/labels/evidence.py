@@ -1,7 +1,5 @@
 """What makes and ends a unit's incidents, and from when each conditional error is known to count."""
 
-from __future__ import annotations
-
 import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Container, Iterator, Mapping, Sequence
@@ -141,7 +139,7 @@ class IncidentEvidence:
     maintenance: Maintenance
 
     @classmethod
-    def of(cls, events: pd.DataFrame, inventory: pd.DataFrame, labels: LabelSection) -> IncidentEvidence:
+    def of(cls, events: pd.DataFrame, inventory: pd.DataFrame, labels: LabelSection) -> "IncidentEvidence":
         """Read events and inventory as a dataset holds them."""
         stays = Installations.of(inventory)
         facts = EventArrays.of(events, stays)

@@ -1,7 +1,5 @@
 """Building the feature matrix of a dataset, bucket by bucket."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Mapping, Sequence
@@ -69,7 +67,7 @@ class BuiltFrom:
     days: dict[str, dict[int, str]]
 
     @classmethod
-    def of(cls, dataset: Dataset, *, settings: str, part_length: int) -> BuiltFrom:
+    def of(cls, dataset: Dataset, *, settings: str, part_length: int) -> "BuiltFrom":
         """Note what a dataset is made of."""
         files = sorted(dataset.sample_files(), key=lambda file: file.path)
         newest: dict[int, set[int]] = {}
@@ -87,7 +85,7 @@ class BuiltFrom:
         )
 
     @classmethod
-    def read(cls, folder: Path) -> BuiltFrom | None:
+    def read(cls, folder: Path) -> "BuiltFrom | None":
         """Read the file in a matrix's folder; None where there is none that can be used."""
         try:
             return _BUILT_FROM.validate_json((folder / BUILT_FROM_NAME).read_bytes())

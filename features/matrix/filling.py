@@ -1,7 +1,5 @@
 """Filling rows from samples: the one path that training matrices and live rows share."""
 
-from __future__ import annotations
-
 import secrets
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
@@ -50,7 +48,9 @@ class RowPositions:
     planned: tuple[Maintenance, IntArray] | None = None
 
     @classmethod
-    def of(cls, frame: pd.DataFrame, fleet: Fleet, decision: DecisionSection, record: IncidentEvidence) -> RowPositions:
+    def of(
+        cls, frame: pd.DataFrame, fleet: Fleet, decision: DecisionSection, record: IncidentEvidence
+    ) -> "RowPositions":
         """Read the rows' keys (``decision_time``, ``node``, ``unit``)."""
         decided = milliseconds(frame["decision_time"], "decision_time")
         distinct = np.unique(decided)
@@ -81,7 +81,7 @@ class RowPositions:
         """For each row, the position of the last grid time that is not later among the grid times."""
         return (np.cumsum(self.grid, dtype=np.int64) - 1)[self.time]
 
-    def take(self, chosen: IntArray) -> RowPositions:
+    def take(self, chosen: IntArray) -> "RowPositions":
         """Return some of the rows."""
         return RowPositions(self.pair[chosen], self.time[chosen], self.times, self.grid, self.planned)
 

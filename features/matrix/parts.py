@@ -1,7 +1,5 @@
 """Parts of a matrix: stretches of decision times, in which all buckets' values meet and are compared with the fleet."""
 
-from __future__ import annotations
-
 import errno
 import os
 import secrets
@@ -51,14 +49,14 @@ class PartTimes:
     origin: int
 
     @classmethod
-    def of(cls, decision: DecisionSection, units: int) -> PartTimes:
+    def of(cls, decision: DecisionSection, units: int) -> "PartTimes":
         """Choose parts of :data:`PART_ROWS` for a fleet of so many units: a power of two of decision times."""
         times = 1
         while 2 * times * units <= PART_ROWS:
             times *= 2
         return cls(times * duration_ms(decision.every), instant_ms(decision.origin))
 
-    def cut(self, rows: RowPositions) -> list[PartRows]:
+    def cut(self, rows: RowPositions) -> "list[PartRows]":
         """Cut rows, sorted by time, into parts; those without rows are left out."""
         number, begins = np.unique((rows.milliseconds - self.origin) // self.length, return_index=True)
         names = [f"part-{time:%Y%m%dT%H%M%S}.parquet" for time in instants(self.origin + number * self.length)]

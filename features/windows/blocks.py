@@ -1,7 +1,5 @@
 """Blocks of samples: a few nodes' samples as the arrays that the kernels read, copied from Arrow's chunks."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -59,7 +57,7 @@ class SampleBlock:
     spans: Mapping[Pair, tuple[int, int]]
 
     @classmethod
-    def empty(cls, layout: ChannelLayout) -> SampleBlock:
+    def empty(cls, layout: ChannelLayout) -> "SampleBlock":
         """Make a block without samples."""
         shape = (len(layout.masks), 0)
         return cls(
@@ -119,7 +117,7 @@ def key_columns(unit: str) -> tuple[str, ...]:
 
 
 def _block(
-    chunks: Sequence[_Chunk], layout: ChannelLayout, chosen: Sequence[tuple[Pair, list[_RowRange]]]
+    chunks: "Sequence[_Chunk]", layout: ChannelLayout, chosen: "Sequence[tuple[Pair, list[_RowRange]]]"
 ) -> SampleBlock:
     spans: dict[Pair, tuple[int, int]] = {}
     copies: dict[int, list[tuple[int, int, int]]] = {}

@@ -1,7 +1,5 @@
 """The plan of window statistics: which ones a channel gets, by its kind, and the tables that tell the kernels so."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -76,7 +74,7 @@ class WindowPlan:
     bits_mask: npt.NDArray[np.uint64]
 
     @classmethod
-    def telemetry(cls, layout: ChannelLayout, windows: Sequence[timedelta]) -> WindowPlan:
+    def telemetry(cls, layout: ChannelLayout, windows: Sequence[timedelta]) -> "WindowPlan":
         """Plan the ``telemetry`` group.
 
         The smallest window sees few samples, so only what few samples can carry is taken over it; spread, extremes and
@@ -114,7 +112,7 @@ class WindowPlan:
         )
 
     @classmethod
-    def peers(cls, layout: ChannelLayout, window: timedelta) -> WindowPlan:
+    def peers(cls, layout: ChannelLayout, window: timedelta) -> "WindowPlan":
         """Plan the first pass of the ``peers`` group: each gauge's mean and each counter's rise over one window."""
         return cls._build(
             layout,
@@ -124,7 +122,7 @@ class WindowPlan:
         )
 
     @classmethod
-    def amounts(cls, layout: ChannelLayout, windows: Sequence[timedelta], counters: Collection[str]) -> WindowPlan:
+    def amounts(cls, layout: ChannelLayout, windows: Sequence[timedelta], counters: Collection[str]) -> "WindowPlan":
         """Plan the amounts of the ``onset`` group: rises of the named counters and shares of known bits by window."""
         every = range(len(windows))
         return cls._build(
@@ -146,7 +144,7 @@ class WindowPlan:
         enum: Callable[[Channel], Sequence[_Wanted]] = lambda _: (),
         flag_windows: Sequence[int] = (),
         look_further: bool = True,
-    ) -> WindowPlan:
+    ) -> "WindowPlan":
         columns: list[FeatureColumn] = []
 
         def add(channel: str, statistic: str, window: int, unit: str) -> int:

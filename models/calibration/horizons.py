@@ -9,8 +9,6 @@ Both are logistic in the log-odds of the calibrated main risk, with slopes that 
 the units is the same at every horizon.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -87,7 +85,7 @@ class HorizonMap:
         return dict(TypeAdapter(HorizonMap).dump_python(self, mode="json"))
 
     @classmethod
-    def from_json(cls, content: Mapping[str, Any]) -> HorizonMap:
+    def from_json(cls, content: Mapping[str, Any]) -> "HorizonMap":
         """Read what :meth:`to_json` wrote."""
         return TypeAdapter(cls).validate_python(content)
 

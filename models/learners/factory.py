@@ -7,8 +7,6 @@ The defaults are regularised strongly: a training set holds windows of tens of i
 on simulated fleets fewer leaves, fewer features a tree and larger penalties each raised precision at the alert budget.
 """
 
-from __future__ import annotations
-
 import hashlib
 import re
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Features made fit for learners that cannot take NaN or heavy tails, and a classifier that does it on the way in."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import Any, Self
 
@@ -177,7 +175,7 @@ class ColumnSubset(BaseEstimator):
         self.columns = columns
 
     @classmethod
-    def around(cls, fitted: Any, columns: Sequence[int]) -> ColumnSubset:
+    def around(cls, fitted: Any, columns: Sequence[int]) -> "ColumnSubset":
         """Wrap a classifier that is fitted already."""
         wrapped = cls(None, columns)
         wrapped.classifier_ = fitted

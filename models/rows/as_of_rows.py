@@ -1,7 +1,5 @@
 """Positions of prediction rows in the matrix, and their labels as known at a time."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -64,7 +62,7 @@ class IncidentGroups:
     common_cause: Ints
 
     @classmethod
-    def of(cls, incidents: pd.DataFrame) -> IncidentGroups:
+    def of(cls, incidents: pd.DataFrame) -> "IncidentGroups":
         """Read what :meth:`Matrix.incidents` gives for the same time as the labels."""
         number = incidents["incident"].to_numpy(dtype=np.int64)
 

@@ -1,7 +1,5 @@
 """Features of rows, read from a matrix within a bound of memory, and scored a batch at a time."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -55,7 +53,7 @@ class HeldRows:
     May be called from several threads.
     """
 
-    def __init__(self, matrix: Matrix, held_bytes: int = HELD_BYTES) -> None:
+    def __init__(self, matrix: "Matrix", held_bytes: int = HELD_BYTES) -> None:
         self._matrix = matrix
         self._columns = len(matrix.columns)
         self._capacity = min(max(held_bytes // (4 * self._columns), 1), len(matrix.rows))

@@ -3,8 +3,6 @@
 The file is safetensors, with all but the weights as JSON in its header: nothing in it can run.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict
 from datetime import timedelta

@@ -1,7 +1,5 @@
 """What a model was fitted on, in short: the yardstick that later rows are held against; kept in the bundle."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -242,7 +240,7 @@ class Reference:
         return bytes(_REFERENCE.dump_json(self)) + b"\n"
 
     @classmethod
-    def decode(cls, content: bytes) -> Reference:
+    def decode(cls, content: bytes) -> "Reference":
         """Read what :meth:`encode` wrote; raises pydantic's ``ValidationError``."""
         return _REFERENCE.validate_json(content)
 
@@ -264,7 +262,7 @@ class LabelledRows(Labels):
     failure_class: np.ndarray
 
     @classmethod
-    def join(cls, rows: TrainingRows, frame: Any) -> LabelledRows:
+    def join(cls, rows: TrainingRows, frame: Any) -> "LabelledRows":
         """Join the keys with what :meth:`models.rows.training_set.Matrix.labels` gives."""
         labels = Labels.of(frame)
         positive = np.flatnonzero(labels.label == 1)

@@ -1,7 +1,5 @@
 """The report's tables, as rows of text."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any

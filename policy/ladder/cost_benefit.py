@@ -1,7 +1,5 @@
 """What draining a node now is worth in GPU-hours, against leaving it and against a wait for its jobs."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Which idle nodes are probed: a diagnostic on a node that has no job, riskiest first, within a budget."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field

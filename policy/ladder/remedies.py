@@ -4,8 +4,6 @@ The names are NVIDIA's recovery actions, in ascending order of effort. ``reset``
 the node may return as soon as they are done. ``replace`` is a planned repair.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from datetime import timedelta
 from typing import Literal

@@ -4,8 +4,6 @@ The controller (:func:`policy.decide.decide`) and the replay (:mod:`evaluation.v
 :func:`requests_of`.
 """
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence

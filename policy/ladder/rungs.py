@@ -1,7 +1,5 @@
 """The rungs of the ladder: what each action costs a node, what it saves, and the risk from which it pays."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass

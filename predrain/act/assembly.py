@@ -1,7 +1,5 @@
 """Puts together what ``predrain act`` works with: a scheduler, what empties its nodes, and what GPUs reported."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -44,18 +42,18 @@ class ChosenScheduler:
     ``prober``: its own way to probe idle nodes; None: as emptied nodes are tested.
     """
 
-    adapter: SchedulerAdapter
-    workloads: Workloads | None
+    adapter: "SchedulerAdapter"
+    workloads: "Workloads | None"
     where: str
     cluster: str
-    verification: Verification | None = None
-    prober: Verification | None = None
+    verification: "Verification | None" = None
+    prober: "Verification | None" = None
 
 
 def choose_scheduler(
     kind: SchedulerKind,
     cluster: Path | None,
-    settings: ActSettings,
+    settings: "ActSettings",
     *,
     waits: bool,
     follows: bool = False,
@@ -99,7 +97,7 @@ def choose_scheduler(
     return ChosenScheduler(adapter_of_file, None, str(cluster), str(cluster.resolve()))
 
 
-def _slurm(settings: ActSettings) -> ChosenScheduler:
+def _slurm(settings: "ActSettings") -> ChosenScheduler:
     from foundation.errors import InputError
     from scheduler.ports.clock import SystemClock
     from scheduler.slurm.commands import SlurmCommands
@@ -123,7 +121,7 @@ def _slurm(settings: ActSettings) -> ChosenScheduler:
     return ChosenScheduler(adapter, workloads, settings.slurm.rest_url or cluster, cluster, prober=prober)
 
 
-def evacuation_of(chosen: ChosenScheduler, given: ActSettings, clock: Clock, *, undo: bool) -> Evacuation | None:
+def evacuation_of(chosen: ChosenScheduler, given: "ActSettings", clock: "Clock", *, undo: bool) -> "Evacuation | None":
     """Make what empties nodes.
 
     ``undo``: release-all is set: then what the settings ask for beyond the scheduler is no reason to stop.
@@ -156,10 +154,10 @@ def evacuation_of(chosen: ChosenScheduler, given: ActSettings, clock: Clock, *, 
 
 def facts_of(
     events: Path | None,
-    evacuation: Evacuation | None,
-    ledger: SqliteLedger,
+    evacuation: "Evacuation | None",
+    ledger: "SqliteLedger",
     scores: Path | None = None,
-) -> FactSource:
+) -> "FactSource":
     """Make the source of facts: what GPUs reported, what diagnostics came to, and what became of alerts.
 
     ``events``: a dataset, or its ``events.parquet``; with its inventory next to it, it says what happened. Without, no
@@ -170,7 +168,7 @@ def facts_of(
     from scheduler.controller.facts import EventFacts, VerifiedFacts
     from scheduler.ports.risks import MemoryFacts
 
-    def results() -> tuple[Result, ...] | None:
+    def results() -> "tuple[Result, ...] | None":
         return () if evacuation is None else evacuation.results()
 
     if events is not None and events.is_dir():
@@ -181,7 +179,7 @@ def facts_of(
     return VerifiedFacts(known, results, DatasetHistory(events.parent, events, scores).read, ledger.service)
 
 
-def _verification(chosen: ChosenScheduler, settings: EvacuationSettings) -> Verification | None:
+def _verification(chosen: ChosenScheduler, settings: "EvacuationSettings") -> "Verification | None":
     from scheduler.evacuation.diagnostics import HookVerification
 
     asked = settings.verification
@@ -191,7 +189,7 @@ def _verification(chosen: ChosenScheduler, settings: EvacuationSettings) -> Veri
     return None if hook is None else HookVerification(hook)
 
 
-def _hooks(settings: CheckpointSettings | VerificationSettings) -> dict[str, Hook]:
+def _hooks(settings: "CheckpointSettings | VerificationSettings") -> "dict[str, Hook]":
     """Return the hooks that are set up, as settings name them."""
     from scheduler.evacuation.hooks import CommandHook, Webhook
 

@@ -1,7 +1,5 @@
 """``predrain act``: let the controller decide and act once or in a loop, rehearse it, stop it, undo everything."""
 
-from __future__ import annotations
-
 import os
 import secrets
 import socket
@@ -148,7 +146,7 @@ def _go_together(
         raise typer.BadParameter("requires --release-all, without --dry-run", param_hint="--wait")
 
 
-def _until_released(controller: Controller, chosen: ChosenScheduler, wait: timedelta) -> RoundReport:
+def _until_released(controller: "Controller", chosen: "ChosenScheduler", wait: timedelta) -> "RoundReport":
     """Run rounds until no mark is left; ``InputError`` with the remaining marks at the timeout."""
     import time
 
@@ -172,12 +170,12 @@ def _until_released(controller: Controller, chosen: ChosenScheduler, wait: timed
         controller.round()
 
 
-def _marked(chosen: ChosenScheduler) -> list[str]:
+def _marked(chosen: "ChosenScheduler") -> list[str]:
     """Return the nodes that carry marks; raises ``SchedulerError`` if that cannot be read."""
     return sorted(node.view.name for node in chosen.adapter.read_fleet().nodes if node.view.marks.level)
 
 
-def _all_released(chosen: ChosenScheduler) -> bool:
+def _all_released(chosen: "ChosenScheduler") -> bool:
     from scheduler.ports.errors import SchedulerError
 
     try:
@@ -186,7 +184,7 @@ def _all_released(chosen: ChosenScheduler) -> bool:
         return False
 
 
-def _given(scheduler: SchedulerKind, file: Path | None) -> tuple[ActSettings, str | None]:
+def _given(scheduler: SchedulerKind, file: Path | None) -> "tuple[ActSettings, str | None]":
     """Read the settings, and why they cannot be used: then they only tell how to reach the scheduler."""
     from foundation.errors import InputError
     from scheduler.controller.settings import ActSettings, read_scheduler_settings, read_settings
@@ -219,7 +217,7 @@ def _all_there(scheduler: SchedulerKind, cluster: Path | None, scores: Path | No
 
 
 def _switch(
-    chosen: ChosenScheduler, *, kill: bool, resume: bool, release_all: bool, reset_breaker: bool
+    chosen: "ChosenScheduler", *, kill: bool, resume: bool, release_all: bool, reset_breaker: bool
 ) -> dict[str, Any]:
     """Set the switches, say so, and give them for the JSON answer."""
     from dataclasses import replace
@@ -250,14 +248,14 @@ def _switch(
 
 
 def _controller(
-    chosen: ChosenScheduler,
+    chosen: "ChosenScheduler",
     sources: tuple[Path | None, Path | None],
-    given: ActSettings,
-    record: SqliteLedger,
+    given: "ActSettings",
+    record: "SqliteLedger",
     *,
     undo: bool,
     unusable: str | None,
-) -> Controller:
+) -> "Controller":
     """Make the controller.
 
     ``undo``: release everything: neither scores nor events are used, and broken settings are only reported.
@@ -296,7 +294,7 @@ def _controller(
     )  # fmt: skip
 
 
-def _refuse_unknown_groups(given: ActSettings, chosen: ChosenScheduler) -> None:
+def _refuse_unknown_groups(given: "ActSettings", chosen: "ChosenScheduler") -> None:
     """Raise ``InputError`` for a group that is pinned and has no node: a misspelt one would stay in its stage."""
     from foundation.errors import InputError
     from foundation.text import nearest_hint
@@ -309,7 +307,7 @@ def _refuse_unknown_groups(given: ActSettings, chosen: ChosenScheduler) -> None:
         raise InputError(f"policy.stages.pinned names {group!r}, but no node is in this group", chosen.where, do)
 
 
-def _ledger(file: Path, cluster: str, *, dry_run: bool, undo: bool) -> SqliteLedger:
+def _ledger(file: Path, cluster: str, *, dry_run: bool, undo: bool) -> "SqliteLedger":
     from foundation.errors import InputError
     from scheduler.ledger.sqlite_ledger import SqliteLedger
 
@@ -326,7 +324,7 @@ def _ledger(file: Path, cluster: str, *, dry_run: bool, undo: bool) -> SqliteLed
         return SqliteLedger(None)
 
 
-def _follow(controller: Controller, given: ActSettings, listen: str | None, as_json: bool) -> RoundReport:
+def _follow(controller: "Controller", given: "ActSettings", listen: str | None, as_json: bool) -> "RoundReport":
     import contextlib
     import time
     from datetime import UTC, datetime
@@ -356,7 +354,7 @@ def _follow(controller: Controller, given: ActSettings, listen: str | None, as_j
     return report
 
 
-def _show(report: RoundReport, as_json: bool, more: Mapping[str, Any] | None = None) -> None:
+def _show(report: "RoundReport", as_json: bool, more: Mapping[str, Any] | None = None) -> None:
     if as_json:
         print_json({**report.to_json(), **(more or {})})
         return
@@ -367,7 +365,7 @@ def _show(report: RoundReport, as_json: bool, more: Mapping[str, Any] | None = N
     sys.stdout.flush()
 
 
-def _lines(report: RoundReport) -> list[str]:
+def _lines(report: "RoundReport") -> list[str]:
     content: dict[str, Any] = report.to_json()
     inactive = "not active" if report.errors else "standby: another replica holds the lease"
     lines = [f"{report.at:%Y-%m-%d %H:%M:%S} UTC" + ("" if report.active else f": {inactive}")]
@@ -394,7 +392,7 @@ def _lines(report: RoundReport) -> list[str]:
     return lines
 
 
-def _standing(report: RoundReport) -> list[str]:
+def _standing(report: "RoundReport") -> list[str]:
     """Name the nodes at risk on which nothing was to be done, with what they are and what held more back."""
     standing = report.standing()
     lines = []

@@ -1,7 +1,5 @@
 """What happened to each GPU, from a dataset's events and inventory: by the same rules that make labels."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,7 +30,7 @@ class DatasetHistory:
         self._homes: dict[str, str] = {}
         self._until: datetime | None = None
 
-    def read(self, now: datetime) -> NodeHistories:
+    def read(self, now: datetime) -> "NodeHistories":
         """Give what was known at ``now``.
 
         Raises ``SourceError`` if the files cannot be read.
@@ -58,13 +56,13 @@ class DatasetHistory:
                 units.setdefault(unit, []).append(happening)
         return NodeHistories(units, dict(self._homes), self._until)
 
-    def _labels(self) -> LabelSection:
+    def _labels(self) -> "LabelSection":
         from features.config import LabelSection
         from serving.scores.alert_outcomes import judged_by
 
         return LabelSection() if self._scores is None else judged_by(self._scores)[0]
 
-    def _load(self, labels: LabelSection) -> None:
+    def _load(self, labels: "LabelSection") -> None:
         import pyarrow.parquet as pq
 
         from features.labels.incidents import find_incidents

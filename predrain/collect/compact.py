@@ -1,7 +1,5 @@
 """``predrain collect compact``: what collectors have written into the dataset, once or on a schedule."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -50,7 +48,7 @@ def compact(
         fail("the last compaction failed; files wait in the staging folder")
 
 
-def _compacted(dataset: Path, inventory: Path | None, params: list[Path] | None) -> CompactResult:
+def _compacted(dataset: Path, inventory: Path | None, params: list[Path] | None) -> "CompactResult":
     from foundation.errors import InputError
     from telemetry.landing.folder import landing_of
 
@@ -65,7 +63,7 @@ def _compacted(dataset: Path, inventory: Path | None, params: list[Path] | None)
     return compact_once(dataset, read_params(params), inventory)
 
 
-def _show(result: CompactResult, dataset: Path, *, as_json: bool) -> None:
+def _show(result: "CompactResult", dataset: Path, *, as_json: bool) -> None:
     shown: dict[str, Any] = {"dataset": str(dataset), "compacted files": result.compacted}
     if result.waits_for:
         shown["waits for"] = result.waits_for
@@ -79,7 +77,7 @@ def _show(result: CompactResult, dataset: Path, *, as_json: bool) -> None:
     show(shown, as_json=as_json, accounting=result.accounting)
 
 
-def compact_once(dataset: Path, params: Params, inventory: Path | None) -> CompactResult:
+def compact_once(dataset: Path, params: "Params", inventory: Path | None) -> "CompactResult":
     """Compact once; `collect prometheus` ends with it.
 
     Raises ``InputError``: see :func:`telemetry.landing.compaction.compact`.

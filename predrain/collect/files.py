@@ -1,7 +1,5 @@
 """``predrain collect openmetrics``, ``tickets`` and ``diagnostics``: sources that are files."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,7 +12,6 @@ from predrain.console import progress, show
 from predrain.options import JsonOption, ParamsOption, instant_option, read_params
 
 if TYPE_CHECKING:
-    from foundation.errors import InputError
     from telemetry.accounting import Accounting
     from telemetry.collect.diagnostics import GpuNames
 
@@ -163,7 +160,7 @@ def diagnostics(
         show(result, as_json=as_json, accounting=accounting)
 
 
-def _known_gpus(dataset: Path, observed: list[Path], node: str) -> GpuNames:
+def _known_gpus(dataset: Path, observed: list[Path], node: str) -> "GpuNames":
     """Return the GPUs of a node that the dataset holds now, and those seen there since."""
     from functools import partial
 
@@ -189,7 +186,7 @@ def _known_gpus(dataset: Path, observed: list[Path], node: str) -> GpuNames:
 
 
 @contextmanager
-def every_file(files: Sequence[Path], read: Callable[[Path], object], accounting: Accounting) -> Iterator[None]:
+def every_file(files: Sequence[Path], read: Callable[[Path], object], accounting: "Accounting") -> Iterator[None]:
     """Read every file, whatever is wrong with another one, before a block that shows the results.
 
     Raises the first file's ``InputError`` after the block.

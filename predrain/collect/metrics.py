@@ -1,7 +1,5 @@
 """``predrain collect exporters``, ``gpud``, ``receive`` and ``prometheus``: what nodes serve, push or served before."""
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -153,7 +151,7 @@ def gpud(
     show({"dataset": str(dataset), **result}, as_json=as_json, accounting=accounting)
 
 
-def _settings(interval: str, timeout: str | None, concurrency: int) -> ScrapeSettings:
+def _settings(interval: str, timeout: str | None, concurrency: int) -> "ScrapeSettings":
     from telemetry.collect.scraping.collector import ScrapeSettings
 
     interval_s = seconds(interval, "--interval")

@@ -1,7 +1,5 @@
 """``predrain collect nvml`` and ``kernel-log``: what a collector on a node reads, where it writes and what it sends."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,9 +13,7 @@ from predrain.console import fail, show
 from predrain.options import JsonOption, ParamsOption, grouped, instant_option, read_params
 
 if TYPE_CHECKING:
-    from telemetry.collect.pushing import Pusher, Spool
     from telemetry.dataset.channels import Channel
-    from telemetry.landing.folder import Landing
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +47,7 @@ class Sending:
     Raises ``typer.BadParameter`` for options that do not go together.
     """
 
-    def __init__(self, given: SendingOptions, *, writer: str, channels: Mapping[str, Channel] | None = None) -> None:
+    def __init__(self, given: SendingOptions, *, writer: str, channels: "Mapping[str, Channel] | None" = None) -> None:
         from telemetry.collect.pushing import HttpTarget, Pusher, Spool, parse_bytes
         from telemetry.landing.folder import Landing, landing_of
 

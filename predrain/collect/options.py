@@ -1,7 +1,5 @@
 """Options that several sources share."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -48,7 +46,7 @@ def log_to_stderr() -> None:
 
 
 @contextmanager
-def collecting(accounting: Callable[[], Accounting], listen: str | None) -> Iterator[threading.Event]:
+def collecting(accounting: "Callable[[], Accounting]", listen: str | None) -> Iterator[threading.Event]:
     """Yield an event that a signal sets, and serve the account of a collector meanwhile."""
     from foundation.running import stop_on_signals
     from telemetry.collect.exposure import exposing

@@ -4,8 +4,6 @@ What is real here is the controller: policy, budgets, breaker, re-validation and
 workloads in memory that its tests use. What comes of its drains is counted by :mod:`evaluation.value.gpu_hours`.
 """
 
-from __future__ import annotations
-
 import heapq
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

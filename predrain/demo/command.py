@@ -1,7 +1,5 @@
 """``predrain demo``: a live world on this machine, at one address."""
 
-from __future__ import annotations
-
 import signal
 import sys
 import tempfile
@@ -58,7 +56,7 @@ def demo(
         _serve(world, host, port, fast.total_seconds(), stop)
 
 
-def _serve(world: World, host: str, port: int, speed: float, stop: threading.Event) -> None:
+def _serve(world: "World", host: str, port: int, speed: float, stop: threading.Event) -> None:
     """Serve until the end; what the world's thread fails with is raised here."""
     from serving.server import serve
     from serving.service import Service

@@ -1,7 +1,5 @@
 """The demo's world: a simulated fleet whose past trains a model, and whose days after that arrive by a clock."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -138,7 +136,7 @@ class World:
         say: Callable[[str], None],
         stop: Event | None = None,
         ahead: timedelta = AHEAD,
-    ) -> World | None:
+    ) -> "World | None":
         """Simulate the fleet, train on its past, and put the controller before the days to come.
 
         ``ahead``: how much is to come, in whole days; :data:`AHEAD` at most.
@@ -161,7 +159,7 @@ class World:
         return cls._before(folder, dataset, matrix, begin, seed)
 
     @classmethod
-    def _before(cls, folder: Path, dataset: Dataset, matrix: FeatureMatrix, begin: datetime, seed: int) -> World:
+    def _before(cls, folder: Path, dataset: Dataset, matrix: FeatureMatrix, begin: datetime, seed: int) -> "World":
         first, last = instant_ms(begin), instant_ms(dataset.meta.span[1])
         fleet = ReplayedFleet.of(dataset.inventory(), matrix.incidents(), first, last)
         policy = PolicyConfig(

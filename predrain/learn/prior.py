@@ -1,7 +1,5 @@
 """``predrain prior``: build a prior, a model of many simulated fleets that a fleet's own models take a share of."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -108,7 +106,7 @@ def build(
     show({"prior": str(out), **made_of}, as_json=as_json)
 
 
-def _simulated(fleet: DrawnFleet, gpus: int, days: int, work: Path) -> tuple[list[str], TrainingSet, np.ndarray]:
+def _simulated(fleet: "DrawnFleet", gpus: int, days: int, work: Path) -> "tuple[list[str], TrainingSet, np.ndarray]":
     """Simulate a fleet in a folder, and give its rows without the channels that it does not report."""
     from pipeline.matrix_stage import make_matrix
     from pipeline.params import Params
@@ -131,8 +129,8 @@ def _simulated(fleet: DrawnFleet, gpus: int, days: int, work: Path) -> tuple[lis
 
 
 def _rows(
-    matrix: FeatureMatrix, seed: int, hidden: frozenset[str] = frozenset()
-) -> tuple[list[str], TrainingSet, np.ndarray]:
+    matrix: "FeatureMatrix", seed: int, hidden: frozenset[str] = frozenset()
+) -> "tuple[list[str], TrainingSet, np.ndarray]":
     """Give names of columns, rows to fit on, and their values; NaN in columns of a hidden channel."""
     from features.times import instant_ms
     from models.rows.training_set import Labels, TrainingRows, choose_rows

@@ -1,7 +1,5 @@
 """``predrain promote`` and ``retrain``: a new fit takes the place of the champion, past a gate."""
 
-from __future__ import annotations
-
 import json
 import sys
 from datetime import UTC, datetime
@@ -88,7 +86,7 @@ def _refuse_nonsense(
         raise typer.BadParameter("give either --dataset or --matrix: the gate compares on recent data")
 
 
-def recent_matrix(dataset: Path | None, matrix: Path | None, params: Params) -> FeatureMatrix:
+def recent_matrix(dataset: Path | None, matrix: Path | None, params: "Params") -> "FeatureMatrix":
     """Open a matrix, or make or extend that of a dataset, next to it."""
     from features.matrix.matrix import FeatureMatrix
     from pipeline.matrix_stage import make_matrix
@@ -101,7 +99,7 @@ def recent_matrix(dataset: Path | None, matrix: Path | None, params: Params) -> 
         return make_matrix(dataset, params, dataset.with_name(dataset.name + "-matrix"), progress=advance)
 
 
-def summary_text(decision: PromotionResult) -> str:
+def summary_text(decision: "PromotionResult") -> str:
     """Give the decision as text: the table of criteria, then what was done."""
     from pipeline.report.tables import Cell, Table
 
@@ -125,7 +123,7 @@ def summary_text(decision: PromotionResult) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _sentence(decision: PromotionResult) -> str:
+def _sentence(decision: "PromotionResult") -> str:
     name = f"{decision.model} version {decision.version}"
     would = "would be " if decision.dry_run else ""
     before = "nobody" if decision.champion_before is None else f"version {decision.champion_before}"

@@ -1,7 +1,5 @@
 """``predrain report`` and ``predrain compare``: a backtest as one page or a table, and two of them side by side."""
 
-from __future__ import annotations
-
 import math
 import sys
 from pathlib import Path
@@ -80,7 +78,7 @@ def compare(
     sys.stdout.write("\n".join(lines if result["params"] else [*lines, "no parameter differs"]) + "\n")
 
 
-def _table(result: dict[str, Any], one: Path, two: Path) -> Table:
+def _table(result: dict[str, Any], one: Path, two: Path) -> "Table":
     from pipeline.report.tables import Cell, Table
 
     rows, clear = [], set()

@@ -1,7 +1,5 @@
 """``predrain prepare``, ``features``, ``backtest`` and ``train``: the stages of ``dvc repro``, which also run alone."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from pathlib import Path
@@ -173,7 +171,7 @@ def backtest(
         show(summary_of(out), as_json=as_json)
 
 
-def _truth_beside(dataset: Place) -> Path | None:
+def _truth_beside(dataset: "Place") -> Path | None:
     """Find the simulator's truth; it lies next to the folder of a dataset, and never in a bucket."""
     if not isinstance(dataset, Path):
         return None

@@ -1,7 +1,5 @@
 """One round of the controller: read, decide, act; expired marks are released whatever else is broken."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import KW_ONLY, dataclass, replace

@@ -1,7 +1,5 @@
 """What the scheduler says of nodes, joined with what is known of their units: scores, and what they reported."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime

@@ -1,7 +1,5 @@
 """Carries out the actions of one decision: re-read, re-validate, record, call, record."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -30,7 +28,7 @@ class Executor:
     scheduler: SchedulerAdapter
     log: RoundLog
     settings: ControllerSettings
-    expected: dict[str, Expected]
+    expected: "dict[str, Expected]"
     evidence: Callable[[NodeView], tuple[UnitView, ...]]
     held: frozenset[str] = frozenset()
     done: list[Action] = field(default_factory=list)

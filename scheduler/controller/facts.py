@@ -1,7 +1,5 @@
 """Facts of units from events, diagnostics and a history: what rules look at, and what became of earlier alerts."""
 
-from __future__ import annotations
-
 import functools
 import operator
 from collections import defaultdict
@@ -125,7 +123,7 @@ def _in_range(columns: Sequence[str]) -> Any:
     return functools.reduce(operator.and_, inside)
 
 
-def _ends_of_minutes(events: pa.Table) -> pa.Table:
+def _ends_of_minutes(events: "pa.Table") -> "pa.Table":
     """Keep the first and last event of each unit and code among those seen in a minute and known in one."""
     import pyarrow as pa
     import pyarrow.compute as pc

@@ -1,7 +1,5 @@
 """The controller's own numbers: ``/metrics`` and ``/healthz``."""
 
-from __future__ import annotations
-
 import contextlib
 import socket
 import threading
@@ -167,8 +165,8 @@ class _Handler(WSGIRequestHandler):
         """Say nothing: whoever scrapes would fill the log."""
 
 
-def _app(metrics: RoundMetrics) -> WSGIApplication:
-    def app(environ: WSGIEnvironment, start_response: StartResponse) -> list[bytes]:
+def _app(metrics: RoundMetrics) -> "WSGIApplication":
+    def app(environ: "WSGIEnvironment", start_response: "StartResponse") -> list[bytes]:
         path = environ.get("PATH_INFO", "")
         status, media, body = "404 Not Found", "text/plain; charset=utf-8", "not found\n"
         if path == "/metrics":

@@ -1,7 +1,5 @@
 """Reads the newest risks from a folder of scores, which whoever scores the fleet replaces while it is read."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field

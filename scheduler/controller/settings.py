@@ -1,7 +1,5 @@
 """Settings of the controller: interval, limits of a round, and length of the lease."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import field, replace
 from datetime import date, timedelta

@@ -1,7 +1,5 @@
 """One node that is being emptied, in one round."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any

@@ -1,7 +1,5 @@
 """The remedy and the diagnostic of an emptied node, and what the result leads to."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta

@@ -1,7 +1,5 @@
 """Evacuates nodes: requests checkpoints, waits, and evicts a bounded number of workloads; never by force."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """From drain marks to empty nodes, and probes and checkpoints on others: what the scheduler holds says what is next."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime

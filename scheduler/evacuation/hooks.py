@@ -1,7 +1,5 @@
 """The operator's own servers (called by POST) and commands: an idempotency key, bounded in time and tries."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

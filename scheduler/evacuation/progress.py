@@ -1,7 +1,5 @@
 """Progress of each evacuation, stored in the scheduler, so that a new leader on another machine continues it."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -138,7 +136,7 @@ class EvacuationProgress:
         ]  # fmt: skip
         return mine[-1].at if mine and mine[-1].kind == "passed" else None
 
-    def with_results(self, new: Iterable[Result], oldest: datetime) -> EvacuationProgress:
+    def with_results(self, new: Iterable[Result], oldest: datetime) -> "EvacuationProgress":
         """Take note of results, each once, and forget those from before a time."""
         known = {result.key: result for result in self.results}
         for result in new:

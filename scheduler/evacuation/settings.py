@@ -1,7 +1,5 @@
 """Settings of an evacuation: checkpoint requests, limits, what follows, and hooks."""
 
-from __future__ import annotations
-
 from dataclasses import field
 from datetime import timedelta
 from typing import Literal

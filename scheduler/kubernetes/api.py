@@ -1,7 +1,5 @@
 """An API server as the adapter reads it: what cannot be read is a :class:`SchedulerError`."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Mapping
 from typing import TypeVar

@@ -3,8 +3,6 @@
 Neither is part of a decision: predrain reads its own marks from label, annotation and taints only.
 """
 
-from __future__ import annotations
-
 import hashlib
 from datetime import datetime, timedelta
 from typing import Final

@@ -1,7 +1,5 @@
 """A versioned text in a ConfigMap, and the switches that a person sets on it as annotations."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable, Mapping
 from datetime import UTC

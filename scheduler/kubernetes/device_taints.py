@@ -1,7 +1,5 @@
 """Hard marks as device taints too (``DeviceTaintRule``), for GPUs that resource claims allocate."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence

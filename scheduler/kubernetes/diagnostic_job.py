@@ -1,7 +1,5 @@
 """Runs a diagnostic on an emptied node as a Job from the operator's manifest, and reads its reported result."""
 
-from __future__ import annotations
-
 import copy
 import hashlib
 from collections.abc import Mapping, Sequence

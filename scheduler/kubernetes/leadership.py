@@ -1,7 +1,5 @@
 """Which replica may write: a Lease of the API server, taken so that no clock of another machine is trusted."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta

@@ -1,7 +1,5 @@
 """Reads a node object into what the policy sees, and returns the patch that the server checks against it."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -48,7 +46,7 @@ class NodeSnapshot:
         view = self.reading.view
         return view.marks.level > Level.NONE or view.notice is not None or self.condition is not None
 
-    def outside(self) -> NodeSnapshot:
+    def outside(self) -> "NodeSnapshot":
         """Return the snapshot of a node that is selected no more: whatever of predrain's is there is removed."""
         view = replace(self.reading.view, opt_out=self.reading.view.opt_out or "it is not in kubernetes.selector")
         return replace(self, reading=replace(self.reading, view=view))

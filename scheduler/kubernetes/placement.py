@@ -1,7 +1,5 @@
 """Whether a pod's successor could run on another node: selectors, affinity, volumes, taints and size of nodes."""
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Pods as jobs: what runs on a node, followed by a watch or listed, and how large each whole job is."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping

@@ -1,7 +1,5 @@
 """Kubernetes behind the controller's port: nodes read with their versions, each action one patch."""
 
-from __future__ import annotations
-
 import contextlib
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence

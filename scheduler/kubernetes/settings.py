@@ -1,7 +1,5 @@
 """How the Kubernetes adapter works: names, places, limits."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 from typing import Annotated, Literal
 

@@ -1,7 +1,5 @@
 """Pods behind the evacuation's port: checkpoints asked for by annotation, evictions by the Eviction API."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import posixpath

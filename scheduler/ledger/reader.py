@@ -1,7 +1,5 @@
 """Questions to a ledger: why a node was treated so, what was decided when, and whether it would be decided so again."""
 
-from __future__ import annotations
-
 import json
 import sqlite3
 import weakref

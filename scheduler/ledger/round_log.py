@@ -1,7 +1,5 @@
 """Records one round in the ledger and the report, and keeps it safe from everything that is not the scheduler."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

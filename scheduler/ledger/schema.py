@@ -1,7 +1,5 @@
 """The ledger's file: its tables, what makes it append-only, and how a damaged or newer one is refused."""
 
-from __future__ import annotations
-
 import sqlite3
 import time
 from pathlib import Path

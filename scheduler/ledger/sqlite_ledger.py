@@ -1,7 +1,5 @@
 """The ledger in SQLite: what was decided, from what, what was called, and what it came to. Rows are only ever added."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

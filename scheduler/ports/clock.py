@@ -1,7 +1,5 @@
 """Clocks: that of the machine, and one that is set by hand."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime, timedelta
 
 

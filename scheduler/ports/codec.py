@@ -1,7 +1,5 @@
 """Value objects as plain JSON and back: what the ledger and a scheduler keep."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from datetime import UTC, datetime

@@ -1,7 +1,5 @@
 """What may go wrong between the controller and what it talks to. None of it is a user's input."""
 
-from __future__ import annotations
-
 from foundation.errors import InputError
 
 

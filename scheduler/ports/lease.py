@@ -1,7 +1,5 @@
 """The lease of another process: over once it was seen unchanged for its length, without comparing two clocks."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Hashable
 from dataclasses import dataclass

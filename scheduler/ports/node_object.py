@@ -3,8 +3,6 @@
 Whose marks they are, :mod:`scheduler.ports.ownership` decides by the record in the annotation ``applied-taints``.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace

@@ -8,8 +8,6 @@ one. All else under predrain's names is somebody else's: it is reported, and nev
 A mark without its record has no owner. So a record is written no later than its marks, and removed after them.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Mapping
@@ -65,11 +63,11 @@ class OwnershipRecord:
     soft: int | None = None
     owner: str | None = None
 
-    def with_mark(self, name: str, content: str) -> OwnershipRecord:
+    def with_mark(self, name: str, content: str) -> "OwnershipRecord":
         """Add a mark, or replace it."""
         return replace(self, marks={**self.marks, name: digest_of(content)})
 
-    def without(self, *names: str) -> OwnershipRecord:
+    def without(self, *names: str) -> "OwnershipRecord":
         """Drop marks."""
         return replace(self, marks={name: digest for name, digest in self.marks.items() if name not in names})
 

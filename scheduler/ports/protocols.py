@@ -1,7 +1,5 @@
 """What the controller needs of the world, as protocols, and the lease under which it writes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -68,13 +66,13 @@ class SchedulerExtras(Protocol):
         """Restore, under the lease, what the scheduler lost of current marks; never what a person removed."""
         return ()
 
-    def announcing(self, signals: Sequence[NodeSignal], *, new: bool) -> tuple[Write, ...]:
+    def announcing(self, signals: "Sequence[NodeSignal]", *, new: bool) -> tuple[Write, ...]:
         """Return what :meth:`announce` would write for the signals."""
         return ()
 
     def announce(
         self,
-        signals: Sequence[NodeSignal],
+        signals: "Sequence[NodeSignal]",
         holder: str,
         hold: Callable[[], datetime],
         *,

@@ -1,7 +1,5 @@
 """What was read from a scheduler: nodes with their versions, and the switches that people set."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal

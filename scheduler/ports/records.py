@@ -1,7 +1,5 @@
 """What the ledger is given: a decision with all that went into it, the calls it led to, and what they came to."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """What a round did, for the terminal, the log and the metrics."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime

@@ -1,7 +1,5 @@
 """The newest scores of a fleet, and what its units reported themselves."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime

@@ -1,7 +1,5 @@
 """Values stored in the scheduler as one text, such as the safety state: JSON, packed, with a check sum."""
 
-from __future__ import annotations
-
 import base64
 import binascii
 import hashlib

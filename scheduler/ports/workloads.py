@@ -4,8 +4,6 @@ Everything here may be called again with the same arguments: a process may die a
 it, and the next one, perhaps on another machine, calls again.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -67,26 +65,26 @@ class Workloads(Protocol):
     missing workload would look like an empty node. Writes never raise for what the scheduler reports; they answer.
     """
 
-    def on_node(self, node: str) -> tuple[Workload, ...]:
+    def on_node(self, node: str) -> "tuple[Workload, ...]":
         """List what runs on a node now, from the scheduler itself (no cache); a finished workload may be left out."""
 
-    def ask_checkpoint(self, workload: Workload, ask: CheckpointAsk, fence: Fence) -> WriteResult:
+    def ask_checkpoint(self, workload: "Workload", ask: CheckpointAsk, fence: Fence) -> WriteResult:
         """Ask for a checkpoint through the scheduler, where its offer says so.
 
         A repetition with the same key writes nothing (``already``); a signal, of which the scheduler keeps no trace,
         is sent at least once. Only to the uid that is named, else ``conflict``.
         """
 
-    def checkpoint_state(self, workload: Workload, key: str) -> CheckpointState:
+    def checkpoint_state(self, workload: "Workload", key: str) -> CheckpointState:
         """Read whether the request with this key was acknowledged."""
 
-    def evict(self, workload: Workload, fence: Fence) -> WriteResult:
+    def evict(self, workload: "Workload", fence: Fence) -> WriteResult:
         """Ask the scheduler to move the very uid that is named, with its grace time; never by force or past a budget.
 
         What is ``ending`` already is answered by ``already``.
         """
 
-    def preview(self, workload: Workload) -> tuple[Write, ...]:
+    def preview(self, workload: "Workload") -> tuple[Write, ...]:
         """Return what :meth:`evict` would send, for a rehearsal; sends nothing."""
 
     def load_progress(self) -> StoredState:

@@ -1,7 +1,5 @@
 """Slurm read and changed through its commands, such as ``scontrol`` and ``squeue``; ``rest`` is the other way."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

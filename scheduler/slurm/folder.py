@@ -1,7 +1,5 @@
 """State, switches, lease and requests, for which Slurm has no place: files on a disk that the controllers share."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

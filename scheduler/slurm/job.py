@@ -1,7 +1,5 @@
 """A job as Slurm reports it, and what its comment asks for about checkpoints."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace

@@ -3,8 +3,6 @@
 Marks are the reason of a drain, and the weight. The record is a JSON object among whatever else ``extra`` holds.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterable

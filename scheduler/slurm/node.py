@@ -1,7 +1,5 @@
 """A node as Slurm reports it, and the change of one."""
 
-from __future__ import annotations
-
 import hashlib
 import re
 from collections.abc import Iterable, Mapping

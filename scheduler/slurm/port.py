@@ -1,7 +1,5 @@
 """What the adapter needs of Slurm, by either transport, and how Slurm's reports in JSON are read."""
 
-from __future__ import annotations
-
 import os
 import pwd
 import re

@@ -1,7 +1,5 @@
 """Probes of idle nodes as jobs of the lowest priority: the operator's script, read by its exit code."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from typing import Any, Final

@@ -1,7 +1,5 @@
 """Slurm by slurmrestd, over TCP with a JWT or over a unix socket."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote, urlencode

@@ -1,7 +1,5 @@
 """Slurm as the scheduler that the controller acts on."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import re

@@ -1,7 +1,5 @@
 """How the adapter finds Slurm, where it keeps what it must remember, and what its marks are."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 from typing import Annotated, Final, Literal
 

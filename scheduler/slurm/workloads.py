@@ -1,7 +1,5 @@
 """The jobs on a Slurm node: asked for a checkpoint by a signal, moved by a requeue."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable, Collection, Sequence

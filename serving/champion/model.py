@@ -1,7 +1,5 @@
 """The bundle that scores rows: loaded in a thread, so that nothing waits, and swapped for a newer one in one step."""
 
-from __future__ import annotations
-
 import logging
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,16 +29,16 @@ class FeatureRows:
     ``times``: decision times, milliseconds since 1970 (UTC); 0 where none were given; shape (n_rows,).
     """
 
-    values: npt.NDArray[np.float32]
+    values: "npt.NDArray[np.float32]"
     units: list[str]
-    times: npt.NDArray[np.int64]
+    times: "npt.NDArray[np.int64]"
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
     """A bundle that is ready; ``columns``: names of its features, in its order."""
 
-    bundle: Bundle
+    bundle: "Bundle"
     columns: tuple[str, ...]
     version: str | None
     horizon_seconds: float | None

@@ -3,8 +3,6 @@
 The service follows the champion in a thread, batch scoring asks at each decision; MLflow is imported then only.
 """
 
-from __future__ import annotations
-
 import atexit
 import hashlib
 import logging
@@ -211,7 +209,7 @@ class ModelSource:
         self._registry, self._name = registry, name
         self._loaded: ServedModel | None = None
 
-    def current(self) -> ServedModel:
+    def current(self) -> "ServedModel":
         """Give the present model; the one that was given before where the present one cannot be had.
 
         Raises ``InputError`` if there is none, and none was given before.

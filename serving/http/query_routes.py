@@ -5,8 +5,6 @@ Of the bodies that MLflow 2 and 3 define, those that name their columns are take
 names are refused, for nothing says which feature is which.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -113,7 +111,7 @@ class QueryRoutes:
     async def score(
         self,
         request: Request,
-        read: Callable[[bytes, LoadedModel], FeatureRows],
+        read: "Callable[[bytes, LoadedModel], FeatureRows]",
         write: Callable[[LoadedModel, Any], Any],
     ) -> Response:
         """Read a body's rows in one thread, and score and answer them in another.
@@ -126,7 +124,7 @@ class QueryRoutes:
         return await self._scored(model, rows, write)
 
     async def _scored(
-        self, model: LoadedModel, rows: FeatureRows, write: Callable[[LoadedModel, Any], Any]
+        self, model: LoadedModel, rows: "FeatureRows", write: Callable[[LoadedModel, Any], Any]
     ) -> Response:
         return await self.scoring.run(lambda: as_json(write(model, model.score(rows))))
 
@@ -183,7 +181,7 @@ class QueryRoutes:
         model, rows = answer
         return await self._scored(model, rows, self._rows_answer)
 
-    def _large(self, body: bytes) -> Response | tuple[LoadedModel, FeatureRows]:
+    def _large(self, body: bytes) -> "Response | tuple[LoadedModel, FeatureRows]":
         """Return an answer, or the model and the rows that it is to score."""
         kind, value = self._asked(body)
         if kind in ("nodes", "gpus"):
@@ -233,7 +231,7 @@ class QueryRoutes:
             }
         return unit_answer(record, now) | {"scored": True}
 
-    def _read_arrow(self, body: bytes, model: LoadedModel) -> FeatureRows:
+    def _read_arrow(self, body: bytes, model: LoadedModel) -> "FeatureRows":
         from serving.http.rows import rows_of_arrow
 
         return rows_of_arrow(body, model.columns, self.settings.rows, self.settings.decoded_bytes)
@@ -363,7 +361,7 @@ def add_invocations(app: FastAPI, queries: QueryRoutes, max_rows: int) -> None:
     )
 
 
-def _read(body: bytes, model: LoadedModel, limit: int) -> FeatureRows:
+def _read(body: bytes, model: LoadedModel, limit: int) -> "FeatureRows":
     from serving.http.rows import rows_of_records, rows_of_table
 
     values = (limit + 1) * (len(model.columns) + _FRAME_COLUMNS)

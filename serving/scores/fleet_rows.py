@@ -1,7 +1,5 @@
 """The fleet's rows at one decision time, read from a dataset through the kernels of training, with their freshness."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -132,7 +130,7 @@ def stale_after(config: MatrixConfig, asked: timedelta) -> timedelta:
 
 
 def _buckets(
-    dataset: Dataset, config: MatrixConfig, since: datetime | None, raw: RawWindows | None
+    dataset: Dataset, config: MatrixConfig, since: datetime | None, raw: "RawWindows | None"
 ) -> Iterator[Sequence[pa.Table]]:
     """Read bucket by bucket, each as its runs lie on disk; as one table where raw windows are cut out of it first."""
     columns = [*key_columns(config.unit), *(name for name in config.channels if name in dataset.meta.channels)]

@@ -10,8 +10,6 @@
       predrain_score.prom           the same for node-exporter's textfile collector
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import re
@@ -214,7 +212,7 @@ def _instant(text: str) -> datetime:
 
 
 def record_attempt(
-    scores: ScoresFolder, at: datetime, result: ScoringResult | None, error: str | None = None
+    scores: ScoresFolder, at: datetime, result: "ScoringResult | None", error: str | None = None
 ) -> dict[str, Any]:
     """Write status.json and the textfile after a run.
 
@@ -246,7 +244,7 @@ def record_attempt(
     return status
 
 
-def _behind_s(result: ScoringResult, newest: Mapping[str, Any] | None) -> float:
+def _behind_s(result: "ScoringResult", newest: Mapping[str, Any] | None) -> float:
     """Give by how much the newest decision is behind: a run may have scored an older one."""
     try:
         t = datetime.fromisoformat((newest or {})["decision_time"]).astimezone(UTC)

@@ -1,7 +1,5 @@
 """Tables that wait to be staged: bounded while a disk is full or hangs, and accounted for."""
 
-from __future__ import annotations
-
 import logging
 import threading
 from collections.abc import Mapping

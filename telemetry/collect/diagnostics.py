@@ -1,7 +1,5 @@
 """Verdicts of ``dcgmi diag`` on the GPUs of a node, and which GPU an index or a serial number is."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

@@ -1,7 +1,5 @@
 """Pages of dcgm-exporter and AMD's device-metrics-exporter: samples, XID events, and how the scraping went."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Mapping

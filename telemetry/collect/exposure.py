@@ -1,7 +1,5 @@
 """A running collector's own ``/metrics`` and ``/healthz``."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import threading
@@ -22,7 +20,7 @@ def exposing(
     accounting: Callable[[], Accounting],
     *,
     problem: Callable[[], str | None] = lambda: None,
-    more: Callable[[], Iterable[Metric]] = tuple,
+    more: "Callable[[], Iterable[Metric]]" = tuple,
 ) -> Iterator[None]:
     """Serve the account of a collector at ``host:port`` from a thread while the context lasts; None: serve nothing.
 
@@ -61,8 +59,8 @@ def exposing(
 
 
 def _application(
-    accounting: Callable[[], Accounting], problem: Callable[[], str | None], more: Callable[[], Iterable[Metric]]
-) -> Starlette:
+    accounting: Callable[[], Accounting], problem: Callable[[], str | None], more: "Callable[[], Iterable[Metric]]"
+) -> "Starlette":
     from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
     from starlette.applications import Starlette
     from starlette.requests import Request
@@ -70,7 +68,7 @@ def _application(
     from starlette.routing import Route
 
     class Account:
-        def collect(self) -> Iterator[Metric]:
+        def collect(self) -> "Iterator[Metric]":
             yield from metrics(accounting())
             yield from more()
 

@@ -4,8 +4,6 @@ gpud reads the kernel log on the node and keeps events for days: an XID that it 
 Its health states are verdicts about these events, and are not read.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import logging

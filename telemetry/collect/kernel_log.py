@@ -1,7 +1,5 @@
 """Kernel messages, as they come, to staged events: the loop of ``predrain collect kernel-log``."""
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Callable

@@ -9,8 +9,6 @@ in ``# EOF``; ``promtool tsdb dump`` (the only one of older promtools) writes mi
 which: as milliseconds, 1e11 is the year 1973, as seconds it is 5138.
 """
 
-from __future__ import annotations
-
 import hashlib
 import io
 import shutil

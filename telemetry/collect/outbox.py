@@ -5,8 +5,6 @@ landing folder under a name of their own, which it takes once. A process that di
 its state when it comes back and writes them under the same name.
 """
 
-from __future__ import annotations
-
 import contextlib
 import secrets
 from collections import Counter

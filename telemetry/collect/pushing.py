@@ -4,8 +4,6 @@ A file leaves the spool only after the receiver has answered that it is safe. Ki
 the same name, and the receiver takes a name once.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import logging

@@ -1,7 +1,5 @@
 """Tickets of repairs, replacements and RMAs, from a table, to landed events."""
 
-from __future__ import annotations
-
 import hashlib
 from collections import Counter
 from collections.abc import Mapping

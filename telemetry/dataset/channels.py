@@ -8,8 +8,6 @@ ROCm's device-metrics-exporter. A valid range is wide enough for any device of t
 that the usual wrong unit (milliwatts, Kelvin, bytes for MiB, percent for a ratio) falls out of it.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -57,7 +55,7 @@ class Channel:
     amd: tuple[str, ...] = ()
     max_rise_per_s: float | None = field(default=None, compare=False)
 
-    def rollups(self) -> tuple[Channel, ...]:
+    def rollups(self) -> "tuple[Channel, ...]":
         """Return the channels that a roll-up to the step adds to this one.
 
         A gauge gets ``X_min`` and ``X_max``; a counter gets ``X_rise``, the reset-aware rise since the previous

@@ -1,7 +1,5 @@
 """One event before it is placed."""
 
-from __future__ import annotations
-
 from datetime import datetime
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """The files of a dataset that is open for reading: in a folder, or on S3-compatible storage."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import os
@@ -188,7 +186,7 @@ class StoredFiles(FolderFiles):
         self._storage, self._listed = storage, listed
 
     @classmethod
-    def open(cls, place: S3Place) -> StoredFiles:
+    def open(cls, place: S3Place) -> "StoredFiles":
         """Find the dataset at ``place``; ``InputError`` if there is none, it is not whole, or not the one named."""
         storage = connect()
         meta, written = _read_meta(storage, place)

@@ -1,7 +1,5 @@
 """Who was in service where and when, and searches over times that belong to units."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 
@@ -77,7 +75,7 @@ class Installations:
     row: Int64Array
 
     @classmethod
-    def of(cls, inventory: pd.DataFrame, *, as_of_ms: int = NEVER) -> Installations:
+    def of(cls, inventory: pd.DataFrame, *, as_of_ms: int = NEVER) -> "Installations":
         """Read an inventory as it was known at a time: later stays are absent, later removals have not happened."""
         names = units_of(inventory)
         if absent(names).any():

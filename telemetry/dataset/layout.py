@@ -4,8 +4,6 @@ Settings were measured (see the design, section 5): columns with few distinct va
 their bytes split into streams, instants as deltas, zstd at level 1; a row of 20 channels takes about 14 bytes.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """dataset.json: the metadata of a dataset."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Runs: the stretches of time that a bucket's samples are cut into, so that what is new leaves what is old alone."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Final
@@ -34,7 +32,7 @@ class Runs:
             raise ValueError(f"runs of {self.days} days: their length must be a power of two")
 
     @property
-    def groups(self) -> Runs:
+    def groups(self) -> "Runs":
         """How a run's file is cut into row groups: quarters of a run, of a day at least; not where time is one run."""
         return Runs(None if self.days is None else max(1, self.days // 4))
 

@@ -3,8 +3,6 @@
 All instants are UTC, kept in milliseconds. A null means "not reported" in samples and "unknown" elsewhere.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Final, Literal
 

@@ -1,7 +1,5 @@
 """Reading a dataset, the validated store that other rooms start from; ``writer`` writes one."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -62,7 +60,7 @@ class Dataset:
         self._files = files
 
     @classmethod
-    def open(cls, place: Place, *, lease: bool = True) -> Dataset:
+    def open(cls, place: Place, *, lease: bool = True) -> "Dataset":
         """Open the dataset at ``place``; in a folder, a swap that a killed writer left half done is undone first.
 
         ``lease``: whether the files in a folder shall stay while this object lives, whoever replaces the dataset.

@@ -1,7 +1,5 @@
 """Writing a dataset in a single step."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import shutil
@@ -234,7 +232,7 @@ class DatasetWriter:
             self._swap.commit()
         return Dataset.open(self._swap.target)
 
-    def __enter__(self) -> DatasetWriter:
+    def __enter__(self) -> "DatasetWriter":
         return self
 
     def __exit__(

@@ -1,7 +1,5 @@
 """Observe a dataset: which channels have values, for which GPUs."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping
 from datetime import datetime, timedelta

@@ -1,7 +1,5 @@
 """From what a source has and what a model uses: which channels are missing, and what to do first; as text or JSON."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields

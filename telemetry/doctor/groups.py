@@ -3,8 +3,6 @@
 Also the fields of dcgm-exporter's default counter file, and the line that enables a channel.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path

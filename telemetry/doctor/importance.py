@@ -1,7 +1,5 @@
 """Which channels a model uses and how much, from the files that a backtest or a training run left."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Iterable, Mapping

@@ -1,7 +1,5 @@
 """What one look at a source shows, before anything is evaluated."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime

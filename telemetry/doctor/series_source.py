@@ -1,7 +1,5 @@
 """Looking at series: of an exporter's page, saved or served, or the newest of a Prometheus (or what has its API)."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence, Set

@@ -4,8 +4,6 @@ An index or slot is not an identity: devices are renumbered after one is lost. I
 which both were observed together.
 """
 
-from __future__ import annotations
-
 import csv
 import re
 from collections.abc import Iterable, Mapping

@@ -8,8 +8,6 @@ change while the GPUs stay. Of the others the first in the order of preference n
 A decision holds until evidence rejects its label, so that a restart or a rollout does not rename nodes.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence

@@ -5,8 +5,6 @@ letter case only, else a node with more or less of the same domain. A name that 
 matches none of them.
 """
 
-from __future__ import annotations
-
 import ipaddress
 import re
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """PCI addresses in one form, from each form that tools write."""
 
-from __future__ import annotations
-
 import re
 from functools import lru_cache
 from typing import Final

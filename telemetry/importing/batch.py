@@ -1,7 +1,5 @@
 """Rows of a source file during an import: mapped columns, and rows left out, refused or waiting."""
 
-from __future__ import annotations
-
 import contextlib
 import re
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Which source column becomes which of the dataset's."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence

@@ -5,8 +5,6 @@ two columns are in ``events.parquet`` only where a dataset has a run. Ordinary r
 minute, the first :data:`KEPT_PER_MINUTE` XID events of one unit, code and source do, and the further ones are the run.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from typing import Any, Final

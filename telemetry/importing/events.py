@@ -1,7 +1,5 @@
 """Event sources to one list of events: reading, and finding the unit."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence

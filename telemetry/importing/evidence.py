@@ -4,8 +4,6 @@ A sample that names GPU and node is better evidence than an inventory. Where the
 where they say, the inventory of the dataset is corrected, and the contradiction is reported.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass

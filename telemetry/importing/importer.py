@@ -6,8 +6,6 @@ has rolled up are set aside, events go through the same dedupe as if they had co
 the same GPU, node and ``installed_at`` are replaced, and jobs are replaced by their newer rows.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import logging

@@ -5,8 +5,6 @@ done here, once: evidence of samples against the inventory, clocks, events that 
 the account of every row, and the swap that makes all of it visible at one instant.
 """
 
-from __future__ import annotations
-
 import logging
 import shutil
 from collections import Counter
@@ -106,13 +104,13 @@ class Source(Protocol):
     rules: TableMapping
     unsettled: Callable[[npt.NDArray[np.int64]], npt.NDArray[np.bool_]] | None
 
-    def stays(self, ingest: Ingest) -> InstallationIndex:
+    def stays(self, ingest: "Ingest") -> InstallationIndex:
         """Return the installations, the whole dataset's."""
 
-    def events(self, ingest: Ingest, stays: InstallationIndex) -> list[pd.DataFrame]:
+    def events(self, ingest: "Ingest", stays: InstallationIndex) -> list[pd.DataFrame]:
         """Return events on their nodes and GPUs."""
 
-    def jobs(self, ingest: Ingest, stays: InstallationIndex) -> list[pd.DataFrame]:
+    def jobs(self, ingest: "Ingest", stays: InstallationIndex) -> list[pd.DataFrame]:
         """Return tables of jobs, the newest last."""
 
     def state(self) -> Mapping[str, pa.Table] | None:

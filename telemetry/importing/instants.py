@@ -1,7 +1,5 @@
 """Columns of instants as sources write them, to milliseconds since the epoch in UTC."""
 
-from __future__ import annotations
-
 import contextlib
 import re
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """The inventory: reading it, merging a newer one into an older, and checking that it can be true."""
 
-from __future__ import annotations
-
 import logging
 import re
 from collections.abc import Mapping, Sequence
@@ -82,7 +80,7 @@ class InstallationIndex:
         self._used_aliases: set[str] = set()
         self._name()
 
-    def changed(self, frame: pd.DataFrame, **more: Any) -> InstallationIndex:
+    def changed(self, frame: pd.DataFrame, **more: Any) -> "InstallationIndex":
         """Return other stays of the same fleet, with the same codes; ``more``: further arguments that change."""
         same: dict[str, Any] = {"shared": self.shared, "slots": self.slots, "is_observed": self.is_observed}
         known: dict[str, Any] = {"units": self.units, "nodes": self.node_names}

@@ -4,8 +4,6 @@ Slurm's own exports (``sacct -P``, ``sacct --json``, ``squeue --json``) are tabl
 nodes is a row for each, its GPUs are shared out evenly, and steps of jobs and jobs without a start are left out.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterable

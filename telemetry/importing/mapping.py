@@ -3,8 +3,6 @@
 docs/reference/mapping.md has an example of every key.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
@@ -151,7 +149,7 @@ class NodesMapping(Section):
     """Other name of a node, in any letter case, to the node."""
 
     @model_validator(mode="after")
-    def _are_unambiguous(self) -> NodesMapping:
+    def _are_unambiguous(self) -> "NodesMapping":
         meant: dict[str, str] = {}
         for alias, node in self.aliases.items():
             if not node_key(alias) or not node_key(node):
@@ -210,7 +208,7 @@ class ImportMapping(Section):
         return spread
 
     @model_validator(mode="after")
-    def _ordered(self) -> ImportMapping:
+    def _ordered(self) -> "ImportMapping":
         if self.span is not None and self.span[0] >= self.span[1]:
             raise ValueError(f"span is empty: {self.span[0].isoformat()} is not before {self.span[1].isoformat()}")
         return self

@@ -3,8 +3,6 @@
 A :class:`Quarantine` is the account of a run, too: whatever it sets aside, it counts as left out for the same reason.
 """
 
-from __future__ import annotations
-
 import json
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping

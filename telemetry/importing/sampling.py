@@ -1,7 +1,5 @@
 """How often a source samples, and the step of a dataset that is made from it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta

@@ -4,8 +4,6 @@ A slot or index identifies a GPU only at an instant at which both were observed:
 them is lost. Between observations a slot holds a GPU if the observations before and after agree.
 """
 
-from __future__ import annotations
-
 import re
 from collections import defaultdict
 from collections.abc import Sequence

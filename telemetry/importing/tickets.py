@@ -1,7 +1,5 @@
 """Tickets as events: the type of their words, the second event of a resolved ticket, and the GPU that one names."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """The catalogue of kernel messages about GPUs: ``messages.yaml``, and rules that a mapping adds to it."""
 
-from __future__ import annotations
-
 import functools
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -57,7 +55,7 @@ class MessageRule(BaseModel):
     example: str = ""
 
     @model_validator(mode="after")
-    def _is_complete(self) -> MessageRule:
+    def _is_complete(self) -> "MessageRule":
         if self.type not in ("", "unclear", *EVENT_TYPES):
             raise ValueError(f"unknown event type {self.type!r}: use one of {', '.join(EVENT_TYPES)}")
         if self.type not in ("", "unclear") and not self.code:

@@ -1,7 +1,5 @@
 """Instants of log lines: which of a line's stamps counts, its year and its zone."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

@@ -4,8 +4,6 @@ Plain text is an entry a line. Structured logs name their fields in many ways: j
 fluentd, Loki, Elastic, cloud loggers, ``dmesg --json``. An entry may span lines: pretty-printed JSON, journal exports.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping

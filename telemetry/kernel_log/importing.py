@@ -1,7 +1,5 @@
 """A saved kernel log to events, for an import."""
 
-from __future__ import annotations
-
 import io
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """The systemd journal's kernel messages: ``journalctl``, followed from a stored cursor."""
 
-from __future__ import annotations
-
 import json
 import logging
 import os

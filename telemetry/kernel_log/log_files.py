@@ -3,8 +3,6 @@
 One growing file is followed across rotations: what was read, what it was renamed to, compressed to, or copied to.
 """
 
-from __future__ import annotations
-
 import hashlib
 import logging
 import os

@@ -1,7 +1,5 @@
 """Messages of GPU drivers to events: what a message means after those before it on the same node."""
 
-from __future__ import annotations
-
 import re
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping

@@ -5,8 +5,6 @@ the message, in all forms, instead of matching each tool's line as a whole. Name
 zones are those of :mod:`telemetry.values.dates`.
 """
 
-from __future__ import annotations
-
 import re
 import unicodedata
 from datetime import UTC, datetime, timedelta

@@ -5,8 +5,6 @@ instance (``GPU-I:05``), with ``pid=`` and ``name=`` before the text, and, for t
 sub-code, a severity and a link that decide what the event means.
 """
 
-from __future__ import annotations
-
 import re
 from typing import Final, NamedTuple
 

@@ -7,8 +7,6 @@ removes them. Readers continue reading the old dataset while the new one takes i
 (:class:`foundation.files.ReadLease`), and collectors continue writing.
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """The landing folder: small immutable files that collectors write next to a dataset, each whole or not there."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import os

@@ -4,8 +4,6 @@ What collectors observe is brought down to runs: one GPU on one node under one d
 last. A late observation of another place inside a run splits it, so that the order in which files land does not matter.
 """
 
-from __future__ import annotations
-
 import logging
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping

@@ -1,7 +1,5 @@
 """Staged tables as a source of rows: their events on nodes and GPUs, and the installations that they show."""
 
-from __future__ import annotations
-
 import hashlib
 import logging
 from collections import Counter

@@ -1,7 +1,5 @@
 """The tables that collectors land: samples, events, observations of GPUs, jobs."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final, Literal, get_args

@@ -1,7 +1,5 @@
 """Classify a phrase about hardware as the type of an event, by the rules of phrases.yaml and those of a user."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Mapping
@@ -47,7 +45,7 @@ class PhraseRules(Section):
     reasons: tuple[PhraseRule, ...] = ()
     defaults: bool = True
 
-    def classify(self, text: str, source: Source) -> Classification:
+    def classify(self, text: str, source: Source) -> "Classification":
         """Return the type of a phrase; ``other`` where no rule is sure."""
         for rule in self.reasons:
             if rule.match.search(text):

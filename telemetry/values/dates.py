@@ -3,8 +3,6 @@
 ``months.csv`` has a row a locale. An empty offset in ``zones.csv`` marks a name that several zones share.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta, timezone, tzinfo

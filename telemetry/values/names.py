@@ -1,7 +1,5 @@
 """What a column or metric of a source is called: a channel, a key of the row, a fact of the inventory, or not used."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Columns of numbers as people and tools write them: units, separators, hexadecimal digits, words for no value."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping
 from functools import cache

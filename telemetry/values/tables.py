@@ -1,7 +1,5 @@
 """Reads catalogues that lie next to modules: CSV with ``#`` comments."""
 
-from __future__ import annotations
-
 import csv
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The replay of the controller's decisions: it does what the controller itself does on the same fleet."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 

@@ -4,8 +4,6 @@ Needs Debian's munge, slurmctld, slurmd and slurm-client, and root; accounting i
 Beside the installed release (Debian 12: 22.05) tests run on that of Debian 13 (24.11), which they unpack themselves.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -92,7 +90,7 @@ def programs_of(release: str) -> Path | None:
 
 
 @contextmanager
-def cluster_of(release: str, *, nodes: int = 2, more: str = "") -> Iterator[SlurmCluster]:
+def cluster_of(release: str, *, nodes: int = 2, more: str = "") -> "Iterator[SlurmCluster]":
     """Run a cluster in a folder whose name is short enough for a socket."""
     with (
         tempfile.TemporaryDirectory(prefix="sl", ignore_cleanup_errors=True) as folder,
@@ -132,7 +130,7 @@ class SlurmCluster:
         self.environment = {**os.environ, "SLURM_CONF": str(root / "slurm.conf"), "PATH": path}
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
 
-    def __enter__(self) -> SlurmCluster:
+    def __enter__(self) -> "SlurmCluster":
         try:
             self._lay_out()
             self._start_munge()

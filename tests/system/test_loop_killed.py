@@ -1,7 +1,5 @@
 """The loop from telemetry to marks, each command killed at random moments and run again: as if nothing had happened."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -59,7 +57,7 @@ class Loop:
     ``changes``: nodes in the order in which they were taken out of service.
     """
 
-    def __init__(self, root: Path, told: Told, kills: int) -> None:
+    def __init__(self, root: Path, told: "Told", kills: int) -> None:
         self.root, self.told, self.goal, self.kills = root, told, kills, 0
         self.random, self.now, self.done = random.Random(SEED), FIRST, 0
         self.marks: list[dict[str, list[str]]] = []

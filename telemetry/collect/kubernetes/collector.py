@@ -1,7 +1,5 @@
 """The collector: follows nodes, events and pods of a cluster, and lands what they mean."""
 
-from __future__ import annotations
-
 import logging
 import re
 import threading

@@ -1,7 +1,5 @@
 """Where the exporters behind a Kubernetes service are, and on which nodes."""
 
-from __future__ import annotations
-
 import ipaddress
 from collections.abc import Iterable
 from functools import cache

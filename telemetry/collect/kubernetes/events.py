@@ -1,7 +1,5 @@
 """Kubernetes events about GPUs and their nodes: which of them a rule names, and how often each has happened."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime

@@ -1,7 +1,5 @@
 """XIDs and GPUs that a node condition or a Kubernetes event names, in the forms of the tools in use."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Pods that hold GPUs, as rows of jobs: when each began, how it ended, whose it was."""
 
-from __future__ import annotations
-
 import logging
 import math
 from collections.abc import Callable, Mapping

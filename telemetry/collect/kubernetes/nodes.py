@@ -1,7 +1,5 @@
 """Every known node: what of its object matters, the events between two looks at it, and its place in the fleet."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace

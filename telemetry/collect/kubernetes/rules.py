@@ -1,7 +1,5 @@
 """What to make of taints, conditions and Kubernetes events: rules that a user can put before the defaults."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from fnmatch import fnmatchcase
@@ -36,7 +34,7 @@ class Rule(Section):
     tool: str | None = None
 
     @model_validator(mode="after")
-    def _one_subject(self) -> Rule:
+    def _one_subject(self) -> "Rule":
         if sum(subject is not None for subject in (self.taint, self.condition, self.reason)) != 1:
             raise ValueError("a rule needs exactly one of taint, condition and reason")
         if self.message is not None and self.reason is None:

@@ -8,8 +8,6 @@ A request is the index of a GPU to read, or None to open the library. XIDs come 
 driver reports them.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import queue

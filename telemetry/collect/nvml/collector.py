@@ -1,7 +1,5 @@
 """The NVML collector of one node: reads on an interval, writes what it heard, remembers what it reported."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import logging

@@ -3,8 +3,6 @@
 The numbers of errors are those of ``nvmlReturn_t`` in ``nvml.h``; they have never changed.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """Reads all GPUs of a node through a child process, and continues where one of them is lost or blocks the driver."""
 
-from __future__ import annotations
-
 import logging
 import os
 import subprocess

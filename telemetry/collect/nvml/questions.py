@@ -5,8 +5,6 @@ for channels that nothing before it supports: fields come first, and a newer fun
 is not read here: NVML reports XIDs as events only.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from csv import DictReader
 from ctypes import byref

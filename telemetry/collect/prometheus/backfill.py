@@ -6,8 +6,6 @@ done. A run that is killed therefore repeats at most the span it was in, and wha
 again.
 """
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import logging
@@ -67,7 +65,7 @@ class Span(NamedTuple):
         """Length in milliseconds."""
         return self.until_ms - self.after_ms
 
-    def halves(self) -> tuple[Span, Span]:
+    def halves(self) -> "tuple[Span, Span]":
         """Return the span cut in the middle."""
         middle = (self.after_ms + self.until_ms) // 2
         return Span(self.after_ms, middle), Span(middle, self.until_ms)

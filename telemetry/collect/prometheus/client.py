@@ -1,7 +1,5 @@
 """Asking a Prometheus API: one request at a time, bounded in time and size, repeated where that may help."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging
@@ -217,7 +215,7 @@ class PrometheusClient:
         self.requests = 0
         self.retries = 0
 
-    async def __aenter__(self) -> PrometheusClient:
+    async def __aenter__(self) -> "PrometheusClient":
         self._session = async_client(self._connection, timeout_s=self._bounds.request_s, concurrency=self._concurrency)
         return self
 

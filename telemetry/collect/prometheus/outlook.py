@@ -1,7 +1,5 @@
 """A look at a server: its GPUs, their newest values, the sampling interval, and how many samples a period holds."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 import time

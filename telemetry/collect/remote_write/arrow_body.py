@@ -5,8 +5,6 @@ columnar format, "Serialization and IPC": Message.fbs, Schema.fbs). What is left
 dictionary may repeat a long text a million times once it is decoded.
 """
 
-from __future__ import annotations
-
 import struct
 
 import pyarrow as pa

@@ -4,8 +4,6 @@ The protobuf descriptor is built here, with the labels of a series as plain byte
 of these bytes, so that its labels are decoded once in its life rather than with each sample.
 """
 
-from __future__ import annotations
-
 import hashlib
 import logging
 import threading

@@ -4,8 +4,6 @@ A request is answered only when its samples are on the disk, and yet not every r
 of a group starts a timer; the file is written when it ends, or when enough has gathered.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

@@ -1,7 +1,5 @@
 """The routes of the receiver, and what is counted of them."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

@@ -1,7 +1,5 @@
 """The loop: every target is scraped once an interval, spread evenly, and the rows are written once an interval."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging
@@ -271,7 +269,7 @@ def run_collector(
     }
 
 
-def _metrics(collector: ScrapeCollector[Any], name: str) -> Iterator[Metric]:
+def _metrics(collector: ScrapeCollector[Any], name: str) -> "Iterator[Metric]":
     from prometheus_client.core import GaugeMetricFamily
 
     watches = list(collector.watches.values())

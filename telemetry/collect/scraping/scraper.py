@@ -1,7 +1,5 @@
 """One answer of one target, fetched within bounds of time and memory."""
 
-from __future__ import annotations
-
 from contextlib import suppress
 from typing import Final, Literal
 

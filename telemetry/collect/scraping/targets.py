@@ -1,7 +1,5 @@
 """What is scraped, one exporter page a target: addresses, files that may change, Kubernetes services."""
 
-from __future__ import annotations
-
 import ipaddress
 import json
 from collections.abc import Iterator, Mapping, Sequence

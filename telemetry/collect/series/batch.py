@@ -1,7 +1,5 @@
 """From label sets and samples to the tables that are staged: channel rows, observations of GPUs, XID events."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple, TypeVar

@@ -1,7 +1,5 @@
 """Lines of Prometheus' text format 0.0.4 and of OpenMetrics, read by ``prometheus_client``, faulty ones one by one."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections import Counter

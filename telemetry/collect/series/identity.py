@@ -6,8 +6,6 @@ as one of the exporter's, Prometheus keeps the exporter's as ``exported_NAME`` (
 tried first. :class:`telemetry.identity.node_labels.NodeLabels` decides which label names the node.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 from collections.abc import Iterable, Mapping, Sequence

@@ -16,8 +16,6 @@ replaces the decision by evidence (:mod:`telemetry.identity.node_labels`): the f
 names the node, whatever the values look like.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from pathlib import Path

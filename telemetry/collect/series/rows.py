@@ -1,7 +1,5 @@
 """From samples of series, one number each, to rows of a GPU's channels at one time."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence

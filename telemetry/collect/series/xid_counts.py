@@ -5,8 +5,6 @@ the GPU was watched just before, and nothing where it was not: the XID may be ol
 a series that comes back after it was gone: the exporter forgets an XID that left its window (5 minutes by default).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from operator import itemgetter

@@ -1,7 +1,5 @@
 """Asks Slurm on an interval what its nodes and jobs do, and lands what is new."""
 
-from __future__ import annotations
-
 import logging
 from collections import Counter
 from collections.abc import Callable, Sequence

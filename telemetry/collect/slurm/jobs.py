@@ -1,7 +1,5 @@
 """Jobs from Slurm: its accounting (``sacct``), or, where there is none, what the controller remembers (``squeue``)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime

@@ -1,7 +1,5 @@
 """What Slurm reports of its nodes, and what changed since: drains, failures, resumes, repairs, boots."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace

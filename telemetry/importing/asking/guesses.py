@@ -1,7 +1,5 @@
 """Guesses what columns that predrain does not know may be, by name, unit and values."""
 
-from __future__ import annotations
-
 import difflib
 import re
 from collections.abc import Callable, Mapping, Sequence

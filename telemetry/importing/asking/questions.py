@@ -3,8 +3,6 @@
 The answers are proposed in a mapping file for review, with a guess for each unknown column.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field

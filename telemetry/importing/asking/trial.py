@@ -4,8 +4,6 @@ Where an error proposes lines of a mapping, it becomes a question, the lines are
 imported again: one question does not hide the next.
 """
 
-from __future__ import annotations
-
 import re
 import tempfile
 from collections import Counter

@@ -4,8 +4,6 @@ Neither names its node or its GPUs. ``nvidia-smi dmon -o DT`` writes date and ti
 they are those of ``ts`` or of the script that recorded them. The columns are in ``dmon.csv``.
 """
 
-from __future__ import annotations
-
 import io
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Source files: which there are, what they are by name and content, and which a dataset holds already."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass

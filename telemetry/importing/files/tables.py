@@ -1,7 +1,5 @@
 """The one reader of tables: Parquet, CSV and JSON in batches that fit into memory."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator

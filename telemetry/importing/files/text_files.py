@@ -4,8 +4,6 @@ CSV and its relatives: other separators, blanks after commas, repeated columns a
 objects, an object, or an object a line.
 """
 
-from __future__ import annotations
-
 import codecs
 import csv
 import io

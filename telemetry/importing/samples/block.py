@@ -1,7 +1,5 @@
 """Samples of one bucket: as arrays, which merging and rolling up work on, and on disk on their way there."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -39,7 +37,7 @@ class ChannelValues:
     values: npt.NDArray[np.generic]
     valid: npt.NDArray[np.bool_]
 
-    def take(self, index: npt.NDArray[np.int64]) -> ChannelValues:
+    def take(self, index: npt.NDArray[np.int64]) -> "ChannelValues":
         """Return the rows at ``index``."""
         return ChannelValues(self.values[index], self.valid[index])
 
@@ -66,12 +64,12 @@ class Block:
     def __len__(self) -> int:
         return len(self.ms)
 
-    def take(self, index: npt.NDArray[np.int64]) -> Block:
+    def take(self, index: npt.NDArray[np.int64]) -> "Block":
         """Return the rows at ``index``."""
         keys: dict[str, Any] = {key: getattr(self, key)[index] for key in _KEYS}
         return Block(**keys, series={name: series.take(index) for name, series in self.series.items()})
 
-    def filter(self, chosen: npt.NDArray[np.bool_]) -> Block:
+    def filter(self, chosen: npt.NDArray[np.bool_]) -> "Block":
         """Return the chosen rows; the block itself if these are all."""
         return self if chosen.all() else self.take(np.flatnonzero(chosen))
 

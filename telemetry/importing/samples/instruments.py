@@ -8,8 +8,6 @@ A sample is evaluated by itself and the samples before it, never by later ones: 
 For this reason the first samples of a frozen stretch stay in the dataset.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -283,7 +281,7 @@ class Instruments:
             state[name][units] = np.where(is_still, values[name][first], np.nan)
         return rows[np.searchsorted(join.rows, onset)]
 
-    def _note_stretches(self, join: _Joined, ms: _Ints, start: _Ints, is_frozen: _Bools, unit: Any) -> None:
+    def _note_stretches(self, join: "_Joined", ms: _Ints, start: _Ints, is_frozen: _Bools, unit: Any) -> None:
         """Remember from when to when the instruments were frozen: late rows of that time are frozen, too."""
         chosen = np.flatnonzero(is_frozen & ~join.is_head)
         if len(chosen) == 0:
@@ -348,7 +346,7 @@ class _Joined:
     position: _Ints
 
     @classmethod
-    def of(cls, unit: npt.NDArray[Any]) -> _Joined:
+    def of(cls, unit: npt.NDArray[Any]) -> "_Joined":
         begins = np.flatnonzero(np.append(True, unit[1:] != unit[:-1]))
         heads = begins + np.arange(len(begins))
         position = np.arange(len(unit) + len(begins))

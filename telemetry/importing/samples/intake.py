@@ -1,7 +1,5 @@
 """From sample sources to validated, spilled rows."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Spilled samples and an existing dataset's samples, bucket by bucket, to what the new dataset holds."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field

@@ -4,8 +4,6 @@ What a dead instrument repeats shows only where power, temperature and the other
 what one unit reported after one temperature, up to and with the next: nothing in it is later than its end.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -30,7 +28,7 @@ class Pages:
     units: npt.NDArray[np.int32]
 
     @classmethod
-    def of(cls, block: Block, rows: npt.NDArray[np.int64], temperatures: Sequence[str]) -> Pages:
+    def of(cls, block: Block, rows: npt.NDArray[np.int64], temperatures: Sequence[str]) -> "Pages":
         """Divide rows into pages at the first of the temperatures that any of them has."""
         measured = [block.series[name].valid[rows] for name in temperatures if name in block.series]
         is_end = next((valid for valid in measured if valid.any()), np.zeros(len(rows), np.bool_))

@@ -6,8 +6,6 @@ measured against the one before the gap that they fill, is measured again: where
 rewritten too. A merge of these runs gives the same rows as a merge of the whole bucket.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta

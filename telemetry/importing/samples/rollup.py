@@ -4,8 +4,6 @@ A cell of the step ends at a multiple of it and is named by its end: the cell 00
 (00:00, 00:10]. Naming it by its beginning would let a row hold what happened after its own timestamp.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, Final
 

@@ -6,8 +6,6 @@ too. Two XIDs between two samples show as one, and a repeat of the same XID does
 better, and where one reports the same XID of the same GPU, the edge is left out.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import numpy as np

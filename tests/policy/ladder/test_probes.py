@@ -1,7 +1,5 @@
 """Which idle nodes are probed: riskiest first, within a budget, at risk daily and the others weekly."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 
 from hypothesis import given

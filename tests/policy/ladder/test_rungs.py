@@ -1,7 +1,5 @@
 """What each rung costs and saves, and the risk from which it pays."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

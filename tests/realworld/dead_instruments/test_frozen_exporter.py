@@ -1,7 +1,5 @@
 """A history with a GPU that fell off the bus: what the dataset holds of its frozen samples, however it was imported."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from pathlib import Path

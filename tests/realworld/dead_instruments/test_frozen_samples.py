@@ -1,7 +1,5 @@
 """Frozen samples and dead fields, by each rule, against a plain slow version; and the same however a history is cut."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 from typing import Any
 

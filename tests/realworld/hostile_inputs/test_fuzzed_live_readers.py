@@ -1,7 +1,5 @@
 """Ten thousand damaged inputs for each live reader: a counted reason or the reader's refusal, no other error."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json

@@ -1,7 +1,5 @@
 """Pushed tables and remote-write bodies of a hostile or broken client: the good rows beside them reach the dataset."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import io

@@ -1,7 +1,5 @@
 """Damaged and hostile output of Slurm, Kubernetes and ticket systems: no traceback, and every row is accounted for."""
 
-from __future__ import annotations
-
 import copy
 import json
 import random

@@ -1,7 +1,5 @@
 """Other names of nodes, given in the mapping, in every table and log."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pandas as pd

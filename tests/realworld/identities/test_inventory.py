@@ -1,7 +1,5 @@
 """Inventories as spreadsheets and asset databases have them."""
 
-from __future__ import annotations
-
 from datetime import date
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Names that hosts, prologs and people ask for, in another spelling than the scores."""
 
-from __future__ import annotations
-
 import pytest
 
 from serving.http.extender import kept_nodes

@@ -1,7 +1,5 @@
 """One node under several spellings, in each source of an import."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 

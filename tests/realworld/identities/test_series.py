@@ -1,7 +1,5 @@
 """Labels of series as clusters have them: the right nodes in the dataset."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 

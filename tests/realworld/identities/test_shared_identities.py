@@ -1,7 +1,5 @@
 """One UUID that two nodes report: cloned machines, virtual GPUs, and a GPU that really moves."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pandas as pd

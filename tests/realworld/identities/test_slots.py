@@ -1,7 +1,5 @@
 """Tickets that name a GPU by slot or index: it is the GPU that samples showed there at that time, or none."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pandas as pd

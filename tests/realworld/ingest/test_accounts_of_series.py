@@ -1,7 +1,5 @@
 """One mixture of series, good and bad, by each way in: each counts every sample once, for the same reasons."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 import tempfile

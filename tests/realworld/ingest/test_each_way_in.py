@@ -3,8 +3,6 @@
 Series have a test of their own (``test_accounts_of_series``), and so have kernel logs (``kernel_log/test_ways_in``).
 """
 
-from __future__ import annotations
-
 import json
 import tempfile
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Inventories that lag behind the telemetry, lack nodes, or are not there: samples that name GPU and node decide."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pandas as pd

@@ -1,7 +1,5 @@
 """One poisoned row among staged rows: every other row reaches the dataset, and the poisoned one is a counted reason."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from random import Random
 

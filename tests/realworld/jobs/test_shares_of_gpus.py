@@ -1,7 +1,5 @@
 """Numbers of GPUs of jobs: shares, Slurm's resources, what cannot be."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pandas as pd

@@ -1,7 +1,5 @@
 """Slurm's own exports as tables of jobs: host lists, resources, states and steps, without a mapping of columns."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Exports of helpdesks, as files and from their APIs, imported by the mapping that is suggested for them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 The history is fetched only after every question is answered; the dataset then holds what the files say.
 """
 
-from __future__ import annotations
-
 import json
 import time
 from dataclasses import dataclass

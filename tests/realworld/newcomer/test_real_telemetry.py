@@ -1,7 +1,5 @@
 """GWDG's A100 nodes as a newcomer has them: one round of questions, none about rows that are left out on purpose."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pyarrow.parquet as pq

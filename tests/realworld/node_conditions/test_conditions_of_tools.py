@@ -1,7 +1,5 @@
 """Conditions and events in the forms of the tools in use, through the collector to the landed events."""
 
-from __future__ import annotations
-
 from contextlib import closing
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """States that Slurm's nodes go through as planned, and the drains and failures among them."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

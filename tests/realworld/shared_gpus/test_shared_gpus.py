@@ -1,7 +1,5 @@
 """Jobs with a share of a GPU, in Slurm's and Kubernetes' forms: they count as jobs on one GPU."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Files that are no tables, and tables made to exhaust a reader: a clear error or a counted reason, at once."""
 
-from __future__ import annotations
-
 import contextlib
 import gzip
 import io

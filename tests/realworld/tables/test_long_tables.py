@@ -1,7 +1,5 @@
 """Tables with a row for each value, as databases of metrics export them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

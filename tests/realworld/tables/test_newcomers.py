@@ -1,7 +1,5 @@
 """Files as somebody has them who never heard of predrain: at most one round of questions, all asked at once."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pandas as pd

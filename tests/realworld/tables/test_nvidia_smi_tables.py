@@ -1,7 +1,5 @@
 """Tables that ``nvidia-smi --query-gpu --format=csv`` and its like append to, imported as they are."""
 
-from __future__ import annotations
-
 from datetime import datetime, timedelta
 from pathlib import Path
 

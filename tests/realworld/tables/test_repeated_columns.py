@@ -1,7 +1,5 @@
 """Columns that a header has several times: labels and comments of tickets, averages beside values."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Words of drain reasons and tickets, and the event that each becomes."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 from pathlib import Path
 from typing import Any

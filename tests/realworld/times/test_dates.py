@@ -1,7 +1,5 @@
 """Instants as tools, ticket systems and spreadsheets write them."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime
 from zoneinfo import ZoneInfo
 

@@ -1,7 +1,5 @@
 """Counters that rise faster than any device counts, and samples that say that a GPU is lost."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

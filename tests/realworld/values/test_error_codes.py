@@ -1,7 +1,5 @@
 """Error codes that a collector writes in place of a value."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

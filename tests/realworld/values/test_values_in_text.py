@@ -1,7 +1,5 @@
 """What a value in text means: units, separators, digits of other bases, words for no value, sentinels."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

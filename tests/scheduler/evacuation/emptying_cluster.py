@@ -1,7 +1,5 @@
 """A small cluster whose nodes run workloads, with a controller that empties them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime, timedelta

@@ -1,7 +1,5 @@
 """Probes of idle nodes and checkpoints of running jobs, by the real controller over the cluster in memory."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any

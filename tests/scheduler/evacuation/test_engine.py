@@ -1,7 +1,5 @@
 """From a drain mark to an empty node, and back into service."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Mapping
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Random histories of nodes that are emptied, with a process that dies at any call: what must hold whatever happens."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import replace
 from datetime import timedelta

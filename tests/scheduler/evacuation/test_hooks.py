@@ -1,7 +1,5 @@
 """Webhooks and commands, with real servers and real processes."""
 
-from __future__ import annotations
-
 import json
 import os
 import stat

@@ -1,7 +1,5 @@
 """What became of alerts, from events, diagnostics of our own, and our own marks; and stages that move by it."""
 
-from __future__ import annotations
-
 import json
 from datetime import timedelta
 

@@ -1,7 +1,5 @@
 """A node that a hard rule drained: its remedy is asked for, and once it succeeded the node is released."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from datetime import timedelta
 

@@ -1,7 +1,5 @@
 """The diagnostic on an empty node, and what its result leads to."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What is waited for while a node is emptied: it ends in a report, holds no shared place, and stops a job once."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import replace
 from datetime import timedelta

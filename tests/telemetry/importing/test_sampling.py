@@ -1,7 +1,5 @@
 """The step of a new dataset is the interval of its samples, and a step that is set wins."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Daily files of states: one source that is samples, events and inventory at once."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 from pathlib import Path
 

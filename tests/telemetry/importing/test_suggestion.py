@@ -1,7 +1,5 @@
 """Guesses of unknown columns: one listing, a mapping to check, and nothing imported by a guess."""
 
-from __future__ import annotations
-
 import tempfile
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A node in memory: NVML's twin with faults to switch on, and a child that answers in this process."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -141,7 +139,7 @@ class Clock:
 class InlineChild(Process):
     """A child that hangs or crashes at the GPUs that ``hang`` and ``crash`` name (None: opening; -1: listening)."""
 
-    def __init__(self, node: MemoryNode) -> None:
+    def __init__(self, node: "MemoryNode") -> None:
         self._node = node
         epoch = datetime(1970, 1, 1, tzinfo=UTC)
         clock = node.clock

@@ -3,6 +3,10 @@
 Rungs are chosen on some nodes and evaluated on the others (cross-fitting), so that the net that is reported for a
 choice comes from failures that the choice did not see. Nodes are parted and not times: a fleet's failures rise and fall
 with time, and nodes are what is independent.
+
+Families of rungs are tested in a fixed order, cheapest first, each only if the one before it pays. This sequence needs
+no correction for multiple tests. Noise between ladders with expensive rungs cannot hide a cheap one that pays. Rungs
+with rare large losses, which few nodes may not show, come last.
 """
 
 import math
@@ -41,6 +45,8 @@ from policy.ladder.probes import ProbeConfig
 from policy.ladder.rungs import RUNGS, Price, Rung
 from policy.tiers import TierThresholds
 
+Ladder = tuple[Rung, ...]
+
 SHARES: Final = (0.25, 0.5, 1.0)
 """Shares of the failures found, whatever their family, for which probes are shown."""
 
@@ -53,14 +59,15 @@ CONFIDENCE: Final = 0.9
 PARTS: Final = 5
 """Parts of the nodes, on each of which the choice of the others is evaluated."""
 
+FAMILIES: Final[tuple[Ladder, ...]] = (RUNGS[:3], RUNGS[:4], RUNGS)
+"""Rungs in the order in which they are tested: without effect on running jobs, a request to them, moving them."""
+
 _NEVER: Final = timedelta(days=36_500)
 
 USUAL: Final = 3.0
 """Multiple of the mean risk of a node from which new jobs avoid it, where a drain does not pay earlier."""
 
 _OUT: Final[tuple[Rung, ...]] = ("avoid", "swap", "drain")
-
-Ladder = tuple[Rung, ...]
 
 
 def thresholds_of(price: Price, usual: float) -> dict[str, float | None]:
@@ -268,11 +275,30 @@ class LadderReplay:
 def choose_ladder(nets: Mapping[Ladder, Floats], *, replicates: int, seed: int) -> tuple[Ladder, dict[str, float]]:
     """Choose the rungs that pay together; none where that is not sure.
 
-    A choice goes by the lower bound of the net over nodes, so that a rung which adds chance alone is left out.
+    :data:`FAMILIES` are tested until one is not sure to pay; those without a rung that acted are skipped. The ladder of
+    the family with the highest lower bound is recommended.
 
     ``nets``: net GPU-hours by node, shape (loads, nodes).
-    Returns: the best ladder among those whose interval lies above 0; and the net on each of :data:`PARTS` parts of the
-    nodes of the ladder that is best on the other parts.
+    Returns: the ladder, and its net as :func:`_choose_among` returns it.
+    """
+    best: tuple[Ladder, dict[str, float]] = (), dict.fromkeys(("value", "low", "high"), 0.0)
+    for family in FAMILIES:
+        among = {ladder: net for ladder, net in nets.items() if {*ladder} <= {*family}}
+        if not among:
+            continue
+        chosen, value = _choose_among(among, replicates=replicates, seed=seed)
+        if not chosen:
+            break
+        if value["low"] > best[1]["low"]:
+            best = chosen, value
+    return best
+
+
+def _choose_among(nets: Mapping[Ladder, Floats], *, replicates: int, seed: int) -> tuple[Ladder, dict[str, float]]:
+    """Choose the best of some ladders by the lower bound of the net, so that a rung which adds chance is left out.
+
+    Returns: the best ladder among those whose interval lies above 0, none if the choice is not sure to pay; and the net
+    on each of :data:`PARTS` parts of the nodes of the ladder that is best on the other parts.
     """
 
     def surest(ladders: Iterable[Ladder], nodes: Bools) -> Ladder:
@@ -282,19 +308,15 @@ def choose_ladder(nets: Mapping[Ladder, Floats], *, replicates: int, seed: int) 
     def bounds_of(net: Floats) -> tuple[float, Interval]:
         return net_interval(net, replicates=replicates, seed=seed)
 
-    nothing: tuple[Ladder, dict[str, float]] = (), dict.fromkeys(("value", "low", "high"), 0.0)
-    sure = [ladder for ladder, net in nets.items() if bounds_of(net)[1].low > 0]
-    if not sure:
-        return nothing
-    crossed = np.zeros_like(nets[sure[0]])
+    crossed = np.zeros_like(next(iter(nets.values())))
     part = np.random.default_rng(seed).permutation(crossed.shape[1]) % PARTS
-    whole = surest(sure, part >= 0)
+    whole = surest([ladder for ladder, net in nets.items() if bounds_of(net)[1].low > 0], part >= 0)
     for number in range(PARTS):
         chosen = surest(nets, part != number)
         if chosen:
             crossed[:, part == number] = nets[chosen][:, part == number]
     value, bounds = bounds_of(crossed)
-    return (whole, {"value": value, "low": bounds.low, "high": bounds.high}) if bounds.low > 0 else nothing
+    return whole if bounds.low > 0 else (), {"value": value, "low": bounds.low, "high": bounds.high}
 
 
 def _lower_bound(net: Floats) -> float:

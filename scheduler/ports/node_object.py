@@ -15,7 +15,15 @@ from foundation.kubernetes.opt_out import is_set, is_unmanaged, unclear
 from policy.fleet import Level, Marks, NodeView, Published
 from policy.plan import Action
 from scheduler.ports.codec import plain_of
-from scheduler.ports.ownership import DamagedRecordError, OwnershipRecord, digest_of, foreign_marks, sealed, unsealed
+from scheduler.ports.ownership import (
+    MAX_TRIES,
+    DamagedRecordError,
+    OwnershipRecord,
+    digest_of,
+    foreign_marks,
+    sealed,
+    unsealed,
+)
 from scheduler.ports.readings import Write
 
 Effect = Literal["PreferNoSchedule", "NoSchedule", "NoExecute"]
@@ -24,8 +32,6 @@ WRITER: Final = "predrain"
 """The field manager of predrain's patches."""
 
 _LONGEST_REASONS = 3
-_MAX_TRIES: Final = 2
-# A server that removes a new mark immediately would do so again; retries do not help.
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +195,7 @@ def view_of(node: NodeObject, base: NodeView, keys: Keys, now: datetime) -> Node
         record is not None
         and now < record.until
         and (
-            record.refused >= _MAX_TRIES
+            record.refused >= MAX_TRIES
             or (record.level >= Level.AVOID and (marks.level < record.level or own.uncordoned))
         )
     )

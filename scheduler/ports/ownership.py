@@ -19,6 +19,9 @@ from policy.fleet import Level
 from policy.tiers import Tier
 from scheduler.ports.codec import object_of, plain_of
 
+MAX_TRIES: Final = 2
+"""How often a mark is set that another client removes at once: it would do so again."""
+
 _SEAL: Final = "seal"
 
 
@@ -45,7 +48,8 @@ class OwnershipRecord:
     ``marks``: digest of each mark as written, by its name.
     ``set_at``: when the highest mark was set.
     ``since``: when the node was taken out of service.
-    ``refused``: how often the scheduler took the mark away while it was being set.
+    ``refused``: how often the mark was removed while it was being set; on Slurm, how often the soft mark was restored
+    since the prediction was last renewed.
     ``weight``, ``soft``: Slurm: the weight before the soft mark, and with it.
     ``owner``: the installation of predrain that wrote it; None: of a version that did not state it.
     """

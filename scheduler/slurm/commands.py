@@ -3,6 +3,7 @@
 import contextlib
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,6 +17,7 @@ from scheduler.slurm.port import NEWEST, OLDEST, SlurmPort, errors_in, kind_of, 
 from scheduler.slurm.settings import SlurmSettings
 
 _RESERVED_NODES: Final = re.compile(r"(?:^|\s)Nodes=(\S+)")
+_PARTITION: Final = re.compile(r"^PartitionName=(\S+) .*\bState=(\S+)", re.MULTILINE)
 _NO_SUCH_NODE: Final = ("not found", "invalid node name")
 _NO_JSON: Final = ("unrecognized option", "doesn't allow an argument")
 _FOREIGN_FILTERS: Final = ("SQUEUE_", "SINFO_", "SCANCEL_", "SBATCH_", "SLURM_CLUSTERS", "SLURM_TIME_FORMAT")
@@ -89,15 +91,26 @@ class SlurmCommands(SlurmPort):
         return next((row for row in rows if number(row.get("job_id")) == job), None)
 
     def reserved_nodes(self, reservation: str) -> frozenset[str]:
-        """Read them from ``scontrol show reservation``, as text: 22.05 prints no JSON here."""
+        """Read them from ``scontrol show reservation``."""
+        listed = _RESERVED_NODES.search(self._shown("reservation", reservation))
         try:
-            status, errors, output = self._run("scontrol", "show", "reservation", reservation, "--oneliner")
-            listed = _RESERVED_NODES.search(output.decode("utf-8", errors="replace"))
-            if status == 0 and listed is not None:
-                return frozenset(expand_hostlist("" if listed[1] == "(null)" else listed[1]))
-        except (CommandError, ValueError) as error:
-            errors = str(error)
-        raise SchedulerError(f"the nodes of reservation {reservation} cannot be read: {errors or 'no list of nodes'}")
+            return frozenset(expand_hostlist("" if listed is None or listed[1] == "(null)" else listed[1]))
+        except ValueError as error:
+            raise SchedulerError(f"the nodes of reservation {reservation} cannot be read: {error}") from None
+
+    def partitions(self) -> Mapping[str, str]:
+        """Read them from ``scontrol show partition``."""
+        return dict(_PARTITION.findall(self._shown("partition", "--all")))
+
+    def _shown(self, *what: str) -> str:
+        """Return what ``scontrol show`` prints as text: 22.05 prints no JSON of these."""
+        try:
+            status, errors, output = self._run("scontrol", "show", *what, "--oneliner")
+        except CommandError as error:
+            raise SchedulerError(str(error)) from None
+        if status != 0:
+            raise SchedulerError(f"`scontrol show {' '.join(what)}`: {errors or f'exit status {status}'}")
+        return output.decode("utf-8", errors="replace")
 
     def _job_rows(self, node: str | None) -> list[dict[str, Any]]:
         # of one node all states, for nothing on it may be missed; of the fleet not the queue, which may be long

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from policy.fleet import JobView, Level, Marks, NodeView, Published
 from policy.plan import Action
-from scheduler.ports.ownership import DamagedRecordError, OwnershipRecord, foreign_marks, sealed, unsealed
+from scheduler.ports.ownership import MAX_TRIES, DamagedRecordError, OwnershipRecord, foreign_marks, sealed, unsealed
 from scheduler.ports.readings import Write
 from scheduler.slurm.node import NodeChange, SlurmNode
 from scheduler.slurm.settings import HIGHEST_WEIGHT, SlurmSettings
@@ -127,8 +127,9 @@ def standing_on(node: SlurmNode, settings: SlurmSettings, now: datetime) -> Slur
         foreign = f"reason {node.reason!r} of {node.user or 'an unknown user'}"
     if record is None:
         return SlurmMarks(Marks(), foreign, None, damaged)
-    lost = WEIGHT in record.marks and node.weight == record.weight and not record.matches(WEIGHT, str(node.weight))
-    soft = lost or record.matches(WEIGHT, str(node.weight))
+    intact = record.matches(WEIGHT, str(node.weight))
+    lost = WEIGHT in record.marks and node.weight == record.weight and not intact and record.refused < MAX_TRIES
+    soft = lost or intact
     since = (record.since or node.reason_at or now) if hard else None
     drained = hard and record.drain_at is not None
     marks = Marks(Published(record.tier, record.until), soft, hard, drained, since)
@@ -181,6 +182,8 @@ def _notice(node: SlurmNode, standing: SlurmMarks) -> str | None:
             f"; nothing is removed from the node until {KEY!r} is removed from extra" if standing.damaged.advice else ""
         )
         return f"{standing.damaged}{left}"
+    if standing.record is not None and standing.record.refused >= MAX_TRIES and not standing.marks.soft:
+        return f"another client resets its weight, after {MAX_TRIES} restorations: it is not set again in this episode"
     looks_like_ours = node.reason is not None and OWN_PREFIX in node.reason.casefold()
     if standing.foreign is None or not looks_like_ours or not node.out:
         return None
@@ -208,7 +211,8 @@ def change_for(action: Action, node: SlurmNode, settings: SlurmSettings, now: da
         return NodeChange()
     end, old, marks = action.expires_at or now, standing.record, standing.marks
     new = old or OwnershipRecord(action.tier, action.risk, end, Level.PUBLISH)
-    new = replace(new, tier=action.tier, risk=action.risk, until=end)
+    intact = new.matches(WEIGHT, str(node.weight))
+    new = replace(new, tier=action.tier, risk=action.risk, until=end, refused=0 if intact else new.refused)
     change = NodeChange()
     if marks.tainted and (reason := reason_for(action, end)) != node.reason:
         change, new = NodeChange(reason=reason), new.with_mark(REASON, reason).without(AUTHOR)
@@ -217,8 +221,6 @@ def change_for(action: Action, node: SlurmNode, settings: SlurmSettings, now: da
         weight = min(node.weight + settings.soft_weight, HIGHEST_WEIGHT)
         new = replace(new, weight=node.weight, soft=weight).with_mark(WEIGHT, str(weight))
         change = replace(change, weight=weight)
-    elif action.verb == "avoid":
-        change = replace(change, weight=weight_again(node, settings, now).weight)
     if action.verb in ("swap", "drain") and not marks.tainted:
         change = NodeChange("FAIL" if settings.hard_state == "fail" else "DRAIN", reason_for(action, end))
         new = replace(new, since=now, drain_at=None).with_mark(REASON, change.reason or "").without(AUTHOR)
@@ -238,7 +240,7 @@ def weight_again(node: SlurmNode, settings: SlurmSettings, now: datetime) -> Nod
         return NodeChange()
     if not node.readable or node.rebooting or now >= record.until or record.soft is None:
         return NodeChange()
-    return NodeChange(weight=record.soft)
+    return _with_extra(node, replace(record, refused=record.refused + 1), NodeChange(weight=record.soft), settings)
 
 
 def authored(node: SlurmNode, settings: SlurmSettings, now: datetime) -> NodeChange:

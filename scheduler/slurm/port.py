@@ -71,9 +71,13 @@ class SlurmPort(ABC):
         ours = str(row.get("name") or "").startswith(PROBE_PREFIX) and row.get("user_name") == self._user
         return self._settings.probe is not None and ours
 
-    @abstractmethod
     def reserved_nodes(self, reservation: str) -> frozenset[str]:
-        """Return the nodes of a reservation."""
+        """Return the nodes of a reservation; read only where jobs can be requeued."""
+        raise SchedulerError(f"reservation {reservation} is not read: {self.cannot_requeue}")
+
+    def partitions(self) -> Mapping[str, str]:
+        """Return the state of each partition, such as ``UP``; read only where jobs can be requeued."""
+        raise SchedulerError(f"partitions are not read: {self.cannot_requeue}")
 
     def _nodes(self, name: str | None = None) -> tuple[SlurmNode, ...]:
         try:

@@ -6,7 +6,7 @@ from urllib.parse import quote, urlencode
 
 from foundation.errors import InputError
 from foundation.http import BodyTooLarge, Connection, HttpError, NoAnswerInTime, ask
-from foundation.slurm import SlurmFormatError, expand_hostlist
+from foundation.slurm import SlurmFormatError
 from scheduler.ports.codec import read_json
 from scheduler.ports.errors import SchedulerError
 from scheduler.ports.readings import WriteResult
@@ -73,15 +73,6 @@ class SlurmRest(SlurmPort):
     def requeue(self, job: SlurmJob) -> WriteResult:
         """Refuse: slurmrestd has no requeue."""
         return WriteResult("refused", self.cannot_requeue)
-
-    def reserved_nodes(self, reservation: str) -> frozenset[str]:
-        """Read the nodes of a reservation."""
-        rows = self._rows("reservations", f"reservation/{quote(reservation, safe='')}")
-        listed = next((row.get("node_list") for row in rows if row.get("name") == reservation), None)
-        try:
-            return frozenset(expand_hostlist(listed or ""))
-        except (ValueError, TypeError) as error:
-            raise SchedulerError(f"the nodes of reservation {reservation} cannot be read: {error}") from None
 
     def _node_rows(self, name: str | None) -> list[dict[str, Any]]:
         return self._rows("nodes", "nodes/" if name is None else f"node/{quote(name, safe='')}", one=name is not None)

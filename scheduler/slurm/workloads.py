@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import partial
@@ -32,8 +32,8 @@ _REMEMBERED: Final = timedelta(days=7)
 _LOOKS: Final = 3
 # How often a node in use is looked at on which no job is listed: one may begin after the jobs are read, or end before.
 
-_NODES_FOR: Final = timedelta(seconds=20)
-# The list of all nodes is read once for the jobs of a round, not once for each.
+_PLACES_FOR: Final = timedelta(seconds=20)
+# All nodes and partitions are read once for the jobs of a round, not once for each.
 
 
 class SlurmWorkloads:
@@ -47,7 +47,7 @@ class SlurmWorkloads:
     def __init__(self, port: SlurmPort, folder: SharedFolder, clock: Clock) -> None:
         self._port, self._folder, self._clock = port, folder, clock
         self.load_progress, self.save_progress = partial(folder.load, PROGRESS), partial(folder.save, PROGRESS)
-        self._nodes: tuple[datetime, tuple[SlurmNode, ...]] | None = None
+        self._places: tuple[datetime, tuple[SlurmNode, ...], Mapping[str, str]] | None = None
 
     def on_node(self, node: str) -> tuple[Workload, ...]:
         """List the jobs that hold a node now.
@@ -87,19 +87,16 @@ class SlurmWorkloads:
         )  # fmt: skip
 
     def _placement(self, job: SlurmJob, node: str) -> Placement:
-        reservation, reserved = job.needs.reservation, None
+        if self._port.cannot_requeue is not None:
+            return ANYWHERE
+        now, reservation = self._clock.now(), job.needs.reservation
         try:
-            if reservation:
-                reserved = self._port.reserved_nodes(reservation)
-            return placement_of(job, node, self._all_nodes(), reserved)
+            if self._places is None or abs(now - self._places[0]) > _PLACES_FOR:
+                self._places = now, self._port.nodes(), self._port.partitions()
+            reserved = self._port.reserved_nodes(reservation) if reservation else frozenset()
+            return placement_of(job, node, *self._places[1:], reserved)
         except SchedulerError as error:
             return Placement(None, str(error))
-
-    def _all_nodes(self) -> tuple[SlurmNode, ...]:
-        now = self._clock.now()
-        if self._nodes is None or abs(now - self._nodes[0]) > _NODES_FOR:
-            self._nodes = now, self._port.nodes()
-        return self._nodes[1]
 
     def ask_checkpoint(self, workload: Workload, ask: CheckpointAsk, fence: Fence) -> WriteResult:
         """Send the job the signal that its comment names; once for a run, whatever drains ask for it meanwhile."""
@@ -226,11 +223,11 @@ _NAME: Final = re.compile(r"[\w.+:/-]+")
 
 
 def placement_of(
-    job: SlurmJob, node: str, nodes: Sequence[SlurmNode], reserved: Collection[str] | None = None
+    job: SlurmJob, node: str, nodes: Sequence[SlurmNode], partitions: Mapping[str, str], reserved: Collection[str]
 ) -> Placement:
     """Decide whether a job could run without one of its nodes.
 
-    ``nodes``: all nodes of the cluster. ``reserved``: nodes of the job's reservation; None: not known.
+    ``nodes``: all nodes of the cluster. ``partitions``: the state of each. ``reserved``: nodes of its reservation.
 
     Whether the other nodes are free now does not matter: a requeued job waits in its queue, as for licences, which are
     the cluster's, and for ``--switches``, which Slurm gives up after a while. Memory, CPUs, GPUs and
@@ -239,9 +236,13 @@ def placement_of(
     need = job.needs
     if node in need.nodes:
         return Placement(False, f"it requires {','.join(sorted(need.nodes))} (--nodelist)")
-    undecidable = _undecidable(need, reserved)
+    undecidable = _undecidable(need, partitions)
     if undecidable is not None:
         return Placement(None, undecidable)
+    closed = {name: partitions[name] for name in need.partitions if partitions[name] != "UP"}
+    if closed and len(closed) == len(need.partitions):
+        return Placement(False, ", ".join(f"its partition {name} is {state}" for name, state in sorted(closed.items())))
+    need = replace(need, partitions=need.partitions - closed.keys())
     most = max((other.gpus for other in nodes if other.name == node), default=job.gpus)
     gpus = min(math.ceil(job.gpus / max(1, len(job.nodes))), most)  # what it got here is enough
     usable = {
@@ -258,19 +259,20 @@ def placement_of(
     return ANYWHERE
 
 
-def _undecidable(need: Requirements, reserved: Collection[str] | None) -> str | None:
+def _undecidable(need: Requirements, partitions: Mapping[str, str]) -> str | None:
+    unlisted = need.partitions - partitions.keys()
+    if unlisted:
+        return f"Slurm does not list its partition {', '.join(sorted(unlisted))}"
     if need.contiguous:
         return "it requires consecutive nodes (--contiguous)"
     if need.features and not _PLAIN.match(need.features):
         return f"its constraint {need.features} is neither a plain AND nor a plain OR"
-    if need.reservation and reserved is None:
-        return f"the nodes of its reservation {need.reservation} cannot be read"
     return None
 
 
-def _admits(node: SlurmNode, need: Requirements, reserved: Collection[str] | None) -> bool:
+def _admits(node: SlurmNode, need: Requirements, reserved: Collection[str]) -> bool:
     if need.reservation:
-        return node.name in (reserved or ())
+        return node.name in reserved
     return not node.states & {"RESERVED", "MAINT", "MAINTENANCE"}
 
 

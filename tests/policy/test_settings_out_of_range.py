@@ -7,8 +7,8 @@ import pytest
 from policy.breaker import BreakerConfig
 from policy.budget import DisruptionBudget, RateLimit
 from policy.fleet import JobView, Score
+from policy.hard_rules import RULES, HardRule, HardRulesConfig
 from policy.hysteresis import HysteresisConfig
-from policy.node_assessment import RULES, HardRule, HardRulesConfig
 from policy.stages import Bar, StagesConfig
 from tests.policy.decide_world import HOUR, T0
 

@@ -101,6 +101,10 @@ if name == "scontrol" and args[0] == "update":
         node["weight"] = int(given["Weight"])
     (here / "told.json").write_text(json.dumps(told))
     sys.exit(0)
+if args[:2] == ["show", "partition"]:
+    for partition, state in (("g", "UP"), ("old", "INACTIVE")):
+        print("PartitionName=%s Nodes=n[0-1] PreemptMode=OFF State=%s TotalCPUs=16" % (partition, state))
+    sys.exit(0)
 if args[:2] == ["show", "reservation"]:
     if args[2] not in told.get("reservations", {{}}):
         sys.stderr.write("Reservation %s not found\\n" % args[2])

@@ -23,6 +23,7 @@ class MemorySlurm:
         self.writes: list[tuple[str, NodeChange]] = []
         self.sent: list[tuple[int, str]] = []
         self.reservations: dict[str, frozenset[str]] = {}
+        self.partition_states = {"g": "UP", "small": "UP", "closed": "DOWN"}
         self.requeued: list[str] = []
         self.version_problem: str | None = None
         self.unreadable = False
@@ -53,6 +54,10 @@ class MemorySlurm:
         if reservation not in self.reservations:
             raise SchedulerError(f"the nodes of reservation {reservation} cannot be read")
         return self.reservations[reservation]
+
+    def partitions(self) -> dict[str, str]:
+        self._answers()
+        return self.partition_states
 
     cannot_requeue: str | None = None
 

@@ -208,8 +208,9 @@ def test_what_a_job_requires_of_its_nodes_is_read(tmp_path):
     assert stopped.needs == Requirements()
     assert port.reserved_nodes("r1") == {"n0", "n1"}
     assert port.reserved_nodes("empty") == frozenset()
-    with pytest.raises(SchedulerError, match="reservation r2 cannot be read: Reservation r2 not found"):
+    with pytest.raises(SchedulerError, match="reservation r2`: Reservation r2 not found"):
         port.reserved_nodes("r2")
+    assert port.partitions() == {"g": "UP", "old": "INACTIVE"}
 
 
 def test_a_job_that_cannot_be_read_spoils_the_list(tmp_path):

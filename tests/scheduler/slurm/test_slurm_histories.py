@@ -29,6 +29,7 @@ NODES = st.sampled_from([f"n{i}" for i in range(8)])
 ANY = Requirements()
 NEEDS = (
     lambda _: {}, lambda _: {}, lambda nodes: {"nodes": frozenset(nodes)}, lambda _: {"reservation": "gone"},
+    lambda _: {"partitions": frozenset({"closed"})},
     lambda nodes: {"excluded": frozenset(f"n{i}" for i in range(8)) - {*nodes}},
 )  # fmt: skip
 FACTS = (
@@ -82,6 +83,7 @@ class Watched(MemorySlurm):
             assert "keep" not in other.comment
             assert not other.needs.nodes & {*drained}, "it requires the node"
             assert not other.needs.reservation, "which nodes it may use is not known"
+            assert not other.needs.partitions, "its partition is down"
             free = {name for name, node in self.all.items() if not node.out and not node.down}
             assert len(free - {*other.needs.excluded, *drained}) >= len(other.nodes), "there is no other place"
         return self._crashing("requeue", MemorySlurm.requeue, job)

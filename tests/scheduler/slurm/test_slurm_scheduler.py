@@ -171,13 +171,37 @@ def test_a_round_sets_lost_weights_again_and_reports_it(world):
     world.slurm.reconfigure()
     report = world.round()
     assert world.slurm.all["n6"].weight == soft
-    assert [note for note in report.notes if "restored, because" in note] == [
-        f"restored, because the scheduler had lost it: node n6: Weight: 1 -> {soft}"
-    ]
+    assert f"restored, because the scheduler had lost it: node n6: Weight: 1 -> {soft}" in report.notes
     world.slurm.reconfigure()
     world.scheduler.set_switches(Switches(kill=True))
     world.round()
     assert world.slurm.all["n6"].weight == 1
+
+
+def test_a_weight_that_a_tool_resets_each_round_is_restored_twice_and_reported(world):
+    world.scored(n6=0.4)
+    world.round()
+    soft, weights = world.slurm.all["n6"].weight, []
+    for number in range(6):
+        world.slurm.reconfigure()
+        if number == 3:
+            world.restart()
+        world.clock.move(timedelta(minutes=1))
+        report = world.round()
+        weights.append(world.slurm.all["n6"].weight)
+    assert weights == [soft, soft, 1, 1, 1, 1]
+    assert any("another client resets its weight" in reason for reason in report.plan.reasons)
+    assert world.level("n6") <= Level.PUBLISH
+
+
+def test_a_reconfigure_now_and_then_is_no_tool_that_resets_weights(world):
+    for _ in range(5):
+        world.scored(n6=0.4)
+        world.round()
+        world.slurm.reconfigure()
+        world.clock.move(HOUR / 2)
+        world.round()
+        assert world.level("n6") is Level.AVOID
 
 
 @pytest.mark.parametrize("how", ["kill", "no lease", "expired", "a person's weight", "another reason"])

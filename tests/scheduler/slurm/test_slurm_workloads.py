@@ -167,6 +167,7 @@ def test_an_answer_is_a_changed_comment_whatever_the_clock_of_the_job_says(world
         ({"start_by": T0}, "before its --deadline"),
         ({"needs": Requirements(nodes=frozenset({"n0"}))}, "on this node only: it requires n0"),
         ({"needs": Requirements(partitions=frozenset({"small"}))}, "this node only: it needs 2 nodes (partition"),
+        ({"needs": Requirements(partitions=frozenset({"closed"}))}, "this node only: its partition closed is DOWN"),
         ({"needs": Requirements(reservation="gone")}, "cannot determine whether it can run elsewhere: the"),
     ],
 )  # fmt: skip
@@ -252,16 +253,19 @@ def test_the_parts_of_a_heterogeneous_job_are_one_job_and_go_together(world):
 
 
 NODE = SlurmNode(
-    "n1", frozenset({"IDLE"}), gpus=8, features=("h100", "ib"), partitions=("gpu",), cpus=64, memory_mb=1000,
-    gpu_types=frozenset({"h100"}),
+    "n1", frozenset({"IDLE"}), gpus=8, features=("h100", "ib"), partitions=("gpu", "down", "drain", "inactive"),
+    cpus=64, memory_mb=1000, gpu_types=frozenset({"h100"}),
 )  # fmt: skip
 PLACED = SlurmJob(7, "7", 7, "7.0.1", ("n1",), frozenset({"RUNNING"}), gpus=8)
 
 
-def decide(job: SlurmJob = PLACED, reserved: frozenset[str] | None = None, **others: SlurmNode) -> Placement:
-    """Decide with three nodes alike, some of them changed."""
+def decide(job: SlurmJob = PLACED, reserved: frozenset[str] = frozenset(), **others: SlurmNode) -> Placement:
+    """Decide with three nodes alike, some of them changed, all in a partition that is up and in others."""
     nodes = {name: replace(NODE, name=name) for name in ("n1", "n2", "n3")} | others
-    return placement_of(job, "n1", tuple(nodes.values()), reserved)
+    return placement_of(job, "n1", tuple(nodes.values()), PARTITIONS, reserved)
+
+
+PARTITIONS = {"gpu": "UP", "debug": "UP", "down": "DOWN", "inactive": "INACTIVE", "drain": "DRAIN"}
 
 
 def needing(**requirements: object) -> SlurmJob:
@@ -283,6 +287,12 @@ def names(*listed: str) -> frozenset[str]:
         ({"excluded": names("n2", "n3")}, False),
         ({"partitions": names("gpu", "debug")}, True),
         ({"partitions": names("debug")}, False),
+        ({"partitions": names("down")}, False),
+        ({"partitions": names("inactive")}, False),
+        ({"partitions": names("drain")}, False),
+        ({"partitions": names("down", "gpu")}, True),
+        ({"partitions": names("down", "debug")}, False),
+        ({"partitions": names("unlisted")}, None),
         ({"features": "h100&ib"}, True),
         ({"features": "h100,ib"}, True),
         ({"features": "a100|h100"}, True),
@@ -294,7 +304,6 @@ def names(*listed: str) -> frozenset[str]:
         ({"features": "h100*2"}, None),
         ({"nodes": names("n2"), "excluded": names("n2")}, False),
         ({"contiguous": True}, None),
-        ({"reservation": "r1"}, None),
         ({"cpus": 64, "memory_mb": 1000}, True),
         ({"cpus": 65}, False),
         ({"memory_mb": 1001}, False),

@@ -183,6 +183,7 @@ class Drainer:
         steps = list(self._steps(cases, log))
         gangs = self._gangs_that_wait(steps, log.clock.now())
         stopped: set[str] = set()  # jobs that were stopped in this round, on any of their nodes
+        stopping = {workload.gang for _, workload, *_ in steps if workload.uid in under_way} - {None}
         for case, workload, leaving, planned, cause in steps:
             self._silent(case, workload, leaving, log)
             waits = planned == "evict" and workload.gang in gangs
@@ -191,7 +192,8 @@ class Drainer:
             if step != "evict":
                 self._report_wait(case, workload, leaving, step, message, log)
                 continue
-            again = leaving.gone_by is not None
+            # a limit that held back a part of a job that is stopping would stop it once more
+            again = leaving.gone_by is not None or workload.gang in stopping
             if workload.uid in stopped:
                 self._evicted(case, workload, WriteResult("already"), log.clock.now())
                 log.step(case.node, "wait", "waiting", workload.name, "it was stopped on another of its nodes")
@@ -200,6 +202,7 @@ class Drainer:
                 log.step(case.node, "wait", "waiting", workload.name, full)
             elif case.stopped is None and not log.over() and self._evict_one(case, workload, log):
                 stopped.add(workload.uid)
+                stopping |= {workload.gang} - {None}
                 under_way.add(workload.uid)
 
     def _gangs_that_wait(self, steps: Iterable[Planned], now: datetime) -> dict[str | None, str]:

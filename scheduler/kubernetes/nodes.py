@@ -96,6 +96,7 @@ def _parsed(
         cordoned_by=_cordoned_by(collected, node_object, keys),
         down=not collected.ready,  # or it never reported
         resting="its removal" if metadata.get("deletionTimestamp") else None,
+        owner="the client that deletes it" if metadata.get("deletionTimestamp") else None,
         software=_software(labels),
         since=None if collected.created_ms is None else from_ms(collected.created_ms),
     )  # fmt: skip

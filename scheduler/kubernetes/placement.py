@@ -20,6 +20,9 @@ _FORBIDDEN: Final = 403
 _PAGE: Final = 250
 _KNOWN_FOR_S: Final = 30.0
 _HOSTNAME: Final = "kubernetes.io/hostname"
+_ONE_SHOT: Final = (
+    ("argoproj.io", "Workflow"), ("tekton.dev", "TaskRun"), ("sparkoperator.k8s.io", "SparkApplication"),
+)  # fmt: skip
 _RETRIES: Final = 6  # of a Job that states no backoffLimit
 _INDEX_FAILURES: Final = "batch.kubernetes.io/job-index-failure-count"
 _HARD: Final = ("NoSchedule", "NoExecute")
@@ -52,9 +55,11 @@ class PlacementCheck:
 
     def fails_owner(self, pod: Object, owner: Object) -> str | None:
         """Return why an eviction would end the work of a pod for good: to its Job it is a failure like any other."""
-        if owner.get("kind") != "Job" or not str(owner.get("apiVersion")).startswith("batch/"):
+        group, name = str(owner.get("apiVersion")).partition("/")[0], owner["name"]
+        if (group, owner.get("kind")) in _ONE_SHOT:
+            return f"{owner['kind']} {name} takes an eviction for a failure, and may not restart it"
+        if (group, owner.get("kind")) != ("batch", "Job"):
             return None
-        name = owner["name"]
         try:
             job = self._object(_path(pod, "batch/v1", "jobs", name), "jobs")
             above = [ref for ref in job["metadata"].get("ownerReferences") or () if ref.get("controller")]

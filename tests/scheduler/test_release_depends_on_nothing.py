@@ -60,7 +60,7 @@ class Hooked:
     def __setattr__(self, name: str, value: Any) -> None:
         setattr(self.inner, name, value)
 
-    def breaks(self, name: str, error: Exception) -> None:
+    def breaks(self, name: str, error: BaseException) -> None:
         self.__dict__.update(broken=name, error=error)
 
 
@@ -135,7 +135,7 @@ class World:
 
         return restore
 
-    def breaks(self, part: str, call: str, error: Exception) -> Hooked:
+    def breaks(self, part: str, call: str, error: BaseException) -> Hooked:
         """Let one call raise from now on."""
         cluster = self.cluster
         parts: dict[str, Any] = {
@@ -158,7 +158,7 @@ CALLS = [
     *(("ledger", call) for call in LEDGER),
     ("scores", "read"), ("events", "read"), ("events", "outcomes"),
     ("state", "load_state"), ("state", "save_state"),
-    *(("evacuation", call) for call in ("load", "round", "results", "probes")),
+    *(("evacuation", call) for call in ("load", "round", "results", "probes", "end_probes")),
     *(("workloads", call) for call in WORK),
     *(("diagnostics", call) for call in ("start", "result", "drop")),
     *(("probes", call) for call in ("start", "result", "drop")),
@@ -170,11 +170,15 @@ CALLS = [
 def test_expired_marks_are_released_whatever_raises(part: str, call: str) -> None:
     world = World()
     restore, calls = world.snapshot(), 0
-    for error in EXCEPTIONS:
+    for error in (*EXCEPTIONS, KeyboardInterrupt()):
         restore()
-        if call == "begin_releases":
-            world.cluster.controller.unusable = "the settings are broken"
+        if call in ("begin_releases", "end_probes"):
+            world.cluster.controller.policy = None  # there is no decision
         broken = world.breaks(part, call, error)
+        if not isinstance(error, Exception):  # the process is to end
+            with pytest.raises(KeyboardInterrupt):
+                world.round()
+            break
         report = world.round()
         assert report.active, error
         assert not {*world.expired} & world.cluster.levels().keys(), f"{error!r}: {report.errors}"
@@ -196,7 +200,8 @@ def test_a_release_of_everything_is_complete_whatever_raises(part: str, call: st
 
 
 SOURCES = {
-    ("ledger", "unsettled"): "the ledger", ("ledger", "begin"): "the ledger", ("ledger", "alerts"): "alert outcomes",
+    ("ledger", "unsettled"): "the ledger", ("ledger", "begin"): "the ledger", ("ledger", "call"): "the ledger",
+    ("ledger", "alerts"): "alert outcomes",
     ("scores", "read"): "the scores", ("events", "read"): "the events", ("events", "outcomes"): "alert outcomes",
     ("state", "load_state"): "the safety state", ("state", "save_state"): "the safety state",
     ("evacuation", "load"): "the evacuation state",

@@ -280,10 +280,14 @@ def test_slow_hooks_do_not_keep_what_is_ready_from_going():
     assert Slow.asked >= 64
 
 
-def test_a_ledger_that_cannot_be_written_stops_what_is_new():
+@pytest.mark.parametrize("what", ["all of it", "a call"])
+def test_a_ledger_that_cannot_be_written_stops_what_is_new(what):
     cluster = draining()
     cluster.acknowledge("w1-uid")
-    cluster.ledger.close()
+    if what == "a call":
+        cluster.ledger.call = lambda _: cluster.ledger._read("no SQL")
+    else:
+        cluster.ledger.close()
     report = cluster.later()
     assert report.failed
     assert cluster.evicted() == []

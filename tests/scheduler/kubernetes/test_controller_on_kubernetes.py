@@ -70,9 +70,10 @@ class Fleet:
             self.cluster, self.clock, self.settings, elapsed=self.elapsed, sleep=self.elapsed.sleep
         )
         self.workloads = KubernetesWorkloads(scheduler)
+        self.ledger = SqliteLedger(None)
         evacuation = Evacuation(scheduler, self.workloads, self.clock, self.evacuation, {}, None)
         self.controller = Controller(
-            scheduler, self.risks, VerifiedFacts(MemoryFacts(), evacuation.results), SqliteLedger(None), self.clock,
+            scheduler, self.risks, VerifiedFacts(MemoryFacts(), evacuation.results), self.ledger, self.clock,
             POLICY, ControllerSettings(), holder=f"p{self.restarts}", code="1.0", evacuation=evacuation,
         )  # fmt: skip
 

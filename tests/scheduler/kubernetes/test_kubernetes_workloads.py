@@ -357,6 +357,17 @@ def test_a_listing_that_is_not_whole_is_none(world: World, pods: KubernetesWorkl
         pods.on_node("n1")
 
 
+@pytest.mark.parametrize(("group", "kind"), [("argoproj.io", "Workflow"), ("tekton.dev", "TaskRun"),
+                                           ("sparkoperator.k8s.io", "SparkApplication")])  # fmt: skip
+def test_a_step_of_a_workflow_is_waited_for(pods: KubernetesWorkloads, world: World, group: str, kind: str) -> None:
+    for name, annotations in (("a", {}), ("b", {"predrain.io/evict": "true"})):
+        raw = pod(name, "n1", annotations=annotations)
+        raw["metadata"]["ownerReferences"][0].update(apiVersion=f"{group}/v1", kind=kind)
+        add(world, raw)
+    assert "takes an eviction for a failure" in (the(pods).immovable or "")
+    assert the(pods, "b").immovable is None
+
+
 def test_a_pod_whose_job_has_no_retry_left_is_waited_for_unless_it_allows_its_end(world: World, hand: Hand) -> None:
     for name, annotations in (("a", {}), ("b", {"predrain.io/evict": "true"})):
         raw = pod(name, "n1", annotations=annotations)

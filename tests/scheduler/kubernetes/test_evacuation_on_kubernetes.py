@@ -1,0 +1,162 @@
+"""Nodes that are emptied on an API server, with other clients, slow pods and other clocks in between."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from scheduler.evacuation.settings import VerificationSettings
+from scheduler.ports.report import RoundReport
+from tests.scheduler.evacuation.emptying_cluster import FAST, findings, work
+from tests.scheduler.kubernetes.api_world import Raw, World, managed, served
+from tests.scheduler.kubernetes.objects import add, node, pod
+from tests.scheduler.kubernetes.test_controller_on_kubernetes import JOBS, NAMES, Fleet
+
+PODS = "/api/v1/namespaces/team/pods"
+SLOW = {"predrain.io/checkpoint": "annotation", "predrain.io/checkpoint-takes": "5m"}
+
+
+@pytest.fixture
+def fleet() -> Iterator[Fleet]:
+    world = World()
+    add(world, *(node(name) for name in NAMES))
+    with served(world) as cluster:
+        made = Fleet(cluster, world)
+        made.evacuation = replace(FAST, max_concurrent=1, verification=VerificationSettings())
+        made.restart()
+        yield made
+
+
+def rounds(fleet: Fleet, count: int, minutes: int = 1) -> list[RoundReport]:
+    reports = []
+    for number in range(count):
+        fleet.later(timedelta(minutes=minutes - 1))
+        if number % 30 == 0:
+            fleet.scored()
+        reports.append(fleet.round())
+    return reports
+
+
+def going(fleet: Fleet) -> list[str]:
+    return sorted(path.rpartition("/")[2] for path, raw in fleet.world.objects.items()
+                  if path.startswith(PODS) and raw["metadata"].get("deletionTimestamp"))  # fmt: skip
+
+
+def found(fleet: Fleet, *kinds: str) -> list[str]:
+    return [message for _, kind, message in findings(fleet) if kind in kinds]
+
+
+def edit(fleet: Fleet, name: str, **metadata: Any) -> None:
+    def change(raw: Raw) -> None:
+        for key, value in metadata.items():
+            raw["metadata"][key] = {**raw["metadata"].get(key, {}), **value} if isinstance(value, dict) else value
+
+    fleet.world.edit(name if "/" in name else f"{PODS}/{name}", change)
+
+
+def test_the_pods_of_one_job_on_two_nodes_at_risk_leave_in_one_round_whatever_the_limits_are(fleet: Fleet) -> None:
+    add(fleet.world, *(pod(f"p{at}", f"n{at}", owner="Job", annotations=SLOW if at == 2 else {}) for at in (1, 2)))
+    for at in (1, 2):
+        owner = {"apiVersion": "batch/v1", "kind": "Job", "name": "train", "uid": "u-train", "controller": True}
+        edit(fleet, f"p{at}", ownerReferences=[owner])
+    fleet.world.put(f"{JOBS}/train", {"spec": {"backoffLimit": 6}, "status": {}})
+    fleet.scored(n1=0.9, n2=0.9)
+    stops = [going(fleet) for _ in range(7) if rounds(fleet, 1)]
+    assert stops[0] == [], "the part that can write a checkpoint is waited for"
+    assert stops[-1] == ["p1", "p2"]
+    assert not [stop for stop in stops if len(stop) == 1], "one stop, not two"
+
+
+@pytest.mark.parametrize("by", ["predrain", "another client", "its node"])
+def test_a_pod_that_hangs_is_named_with_what_keeps_it_and_the_next_one_goes(fleet: Fleet, by: str) -> None:
+    add(fleet.world, pod("a", "n1"), pod("b", "n1", gpus=0))
+    edit(fleet, "a", finalizers=["example.com/unmount"])
+    if by != "predrain":
+        edit(fleet, "a", deletionTimestamp="2026-11-21T11:00:00Z")
+    if by == "its node":
+        fleet.world.edit("/api/v1/nodes/n1", lambda raw: raw["status"].update(conditions=[]))
+    fleet.scored(n1=0.9)
+    rounds(fleet, 20)
+    assert going(fleet) == ["a", "b"]
+    (hanging,) = [message for message in found(fleet, "hanging") if "/a:" in message]
+    assert "example.com/unmount" in hanging
+    rounds(fleet, 10, 5)
+    assert len(found(fleet, "stuck")) == 1
+
+
+@pytest.mark.parametrize("ahead", [timedelta(seconds=-50), timedelta(minutes=20)])
+def test_a_leader_with_another_clock_goes_on_with_the_same_requests(fleet: Fleet, ahead: timedelta) -> None:
+    add(fleet.world, pod("a", "n1", annotations={**SLOW, "predrain.io/checkpoint-takes": "40m"}))
+    fleet.scored(n1=0.9)
+    rounds(fleet, 2)
+    asked = fleet.world.objects[f"{PODS}/a"]["metadata"]["annotations"]["predrain.io/checkpoint-requested"]
+    fleet.clock.move(ahead)
+    fleet.elapsed.now += 60
+    fleet.restart()
+    rounds(fleet, 3)
+    annotations = fleet.world.objects[f"{PODS}/a"]["metadata"]["annotations"]
+    assert (annotations["predrain.io/checkpoint-requested"], going(fleet)) == (asked, [])
+    key = asked.partition('"key": "')[2][:32]
+    answer = f'{{"key": "{key}", "at": "2001-01-01T00:00Z"}}'
+    edit(fleet, "a", annotations={"predrain.io/checkpoint-acknowledged": answer})
+    rounds(fleet, 1)
+    assert going(fleet) == ["a"], "an answer is known by its key, whatever its clock"
+
+
+OTHERS: dict[str, Any] = {
+    "a person drains it": lambda raw: (raw["spec"].update(unschedulable=True),
+                                       raw["metadata"].update(managedFields=managed("kubectl-drain"))),
+    "the autoscaler removes it": lambda raw: raw["spec"].setdefault("taints", []).append(
+        {"key": "ToBeDeletedByClusterAutoscaler", "value": "1", "effect": "NoSchedule"}),
+    "the driver manager cordons it": lambda raw: raw["metadata"]["labels"].update(
+        {"nvidia.com/gpu.deploy.dcgm": "paused-for-driver-upgrade"}),
+    "Karpenter ends it": lambda raw: raw["metadata"].update(deletionTimestamp="2026-11-21T12:02:00Z"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", OTHERS)
+def test_what_another_client_empties_is_left_to_it(fleet: Fleet, what: str) -> None:
+    add(fleet.world, pod("a", "n1", annotations=SLOW))
+    fleet.scored(n1=0.9)
+    rounds(fleet, 1)
+    fleet.world.edit("/api/v1/nodes/n1", OTHERS[what])
+    reports = rounds(fleet, 3, 5)
+    assert going(fleet) == []
+    assert all(("hold", "held", None) in work(report) for report in reports), "and each round says why"
+
+
+REFUSED: dict[str, Any] = {
+    "a migration of its machine": (429, "Eviction triggered evacuation of VMI default/vm"),
+    "a webhook that denies it": (403, "admission webhook denied the request: node is protected"),
+    "a webhook that is away": (500, "failed calling webhook: connection refused"),
+    "two disruption budgets": (500, "This pod has more than one PodDisruptionBudget"),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_an_eviction_that_is_not_accepted_is_tried_with_pauses_and_reported_once(fleet: Fleet, what: str) -> None:
+    status, message = REFUSED[what]
+    add(fleet.world, pod("a", "n1"))
+    fleet.world.fail("POST", "eviction$", status, content={"kind": "Status", "message": message}, times=999)
+    fleet.scored(n1=0.9)
+    rounds(fleet, 9)
+    assert 3 <= sum(path.endswith("/eviction") for _, path in fleet.world.asked) < 9
+    rounds(fleet, 11, 5)
+    (stuck,) = found(fleet, "stuck")
+    assert message[:20] in stuck
+    del fleet.world.objects[f"{PODS}/a"]
+    rounds(fleet, 1)
+    assert len(found(fleet, "empty")) == 1
+
+
+def test_a_node_that_is_deleted_while_it_is_emptied_ends_its_drain(fleet: Fleet) -> None:
+    add(fleet.world, pod("a", "n1", annotations=SLOW))
+    fleet.scored(n1=0.9)
+    rounds(fleet, 1)
+    for path in ("/api/v1/nodes/n1", f"{PODS}/a"):
+        del fleet.world.objects[path]
+    reports = rounds(fleet, 2)
+    assert not any(report.errors for report in reports)
+    assert found(fleet, "cancelled") == ["the node was removed"]

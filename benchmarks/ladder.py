@@ -106,7 +106,7 @@ def page(fleets: dict[str, dict[str, Any]], command: str) -> str:
         f"Made by `{command}`: {', '.join(fleets)} (scenario and seed; 100 days at five times the usual failure rates "
         "if not un-accelerated; 600 GPUs, base-77 2,000 with `--largest-job 512`). Each is assessed as by `predrain "
         "assess --params params/lightgbm.yaml`. No setting was chosen on these seeds, but for base-77, the example of "
-        "the README. Net GPU-hours against nobody acting, with 95 % intervals by node.",
+        "the README. Net GPU-hours against no action, with 95 % intervals by node.",
         "",
         "## The recommended ladder",
         "",

@@ -190,9 +190,9 @@ def _sound(fleet: ReplayedFleet, node: int, begin: int, end: int) -> list[tuple[
     return parts
 
 
-def net_of(nobody: ReplayOutcome, acted: ReplayOutcome) -> Floats:
+def net_of(no_action: ReplayOutcome, acted: ReplayOutcome) -> Floats:
     """Return the GPU-hours that a policy saves, net of what it spends; shape (loads, nodes)."""
-    return np.asarray(nobody.hit - acted.hit - acted.spent - acted.idle + acted.repaired)
+    return np.asarray(no_action.hit - acted.hit - acted.spent - acted.idle + acted.repaired)
 
 
 def net_interval(net: Floats, *, replicates: int, seed: int) -> tuple[float, Interval]:

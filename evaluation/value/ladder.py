@@ -23,7 +23,7 @@ from evaluation.metrics.metrics import Interval
 from evaluation.value.controller_replay import Controlled
 from evaluation.value.gpu_hours import Extras, ReplayOutcome, count_outcome, mean_prices, net_interval, net_of
 from evaluation.value.load import Placements, ReplayedFleet
-from evaluation.value.marks import NOBODY, ReplayMarks
+from evaluation.value.marks import NO_ACTION, ReplayMarks
 from evaluation.value.probing import (
     NO_CHECKPOINTS,
     NO_PROBES,
@@ -132,7 +132,7 @@ class LadderReplay:
     prices: Mapping[Rung, Price] = field(init=False)
     usual: float = field(init=False)
     findable: Bools = field(init=False)
-    nobody: ReplayOutcome = field(init=False)
+    no_action: ReplayOutcome = field(init=False)
 
     def __post_init__(self) -> None:
         self.costs, self.probes = self.assumed.costs, self.assumed.probes
@@ -143,7 +143,7 @@ class LadderReplay:
         self.usual = float(known.mean()) if len(known) else 0.0
         self.prices = mean_prices(self.fleet, self.loads, self.costs, self.probes)
         self.findable = findable(self.fleet, self.probes.found, self.seed)
-        self.nobody = count_outcome(self.fleet, self.loads, NOBODY, self.costs, reach=self.reach)
+        self.no_action = count_outcome(self.fleet, self.loads, NO_ACTION, self.costs, reach=self.reach)
 
     def thresholds(self, rung: Rung) -> dict[str, float | None]:
         """Return the thresholds that a rung is replayed at; of ``avoid``, the drain's ``high`` plays no part."""
@@ -171,8 +171,8 @@ class LadderReplay:
         """
         if (top, probed) not in self._replayed:
             replays = [self.probe_replay(jobs, self.probes, self.findable) for jobs in self.loads] if probed else []
-            marks = NOBODY if top is None else self.marks(top, replays[0] if replays else None)
-            closed = NOBODY if top == "avoid" else marks
+            marks = NO_ACTION if top is None else self.marks(top, replays[0] if replays else None)
+            closed = NO_ACTION if top == "avoid" else marks
             self._replayed[top, probed] = marks, [replay_probes(replay, closed) for replay in replays]
         return self._replayed[top, probed]
 
@@ -221,18 +221,18 @@ class LadderReplay:
         does; ``recommended_net``, evaluated where it was not chosen.
         """
         singles: dict[Rung, ReplayOutcome] = {rung: self.outcome((rung,)) for rung in RUNGS[1:]}
-        rows = [self._row("publish", self.nobody, singles["avoid"])]
+        rows = [self._row("publish", self.no_action, singles["avoid"])]
         rows += [self._row(rung, outcome, outcome) for rung, outcome in singles.items()]
         nets: dict[Ladder, Floats] = {}
         for ladder in _ladders([rung for rung in allowed if rung in singles and singles[rung].drains]):
             outcome = singles[ladder[0]] if len(ladder) == 1 else self.outcome(ladder)
-            nets[ladder] = net_of(self.nobody, outcome)
+            nets[ladder] = net_of(self.no_action, outcome)
         chosen, value = choose_ladder(nets, replicates=self.replicates, seed=self.seed)
         return {"ladder": rows, "recommended": ["publish", *chosen], "recommended_net": value}
 
     def _row(self, rung: Rung, outcome: ReplayOutcome, acted: ReplayOutcome) -> dict[str, Any]:
         """Return the row of a rung; ``acted``: whose actions are counted."""
-        net, bounds = net_interval(net_of(self.nobody, outcome), replicates=self.replicates, seed=self.seed)
+        net, bounds = net_interval(net_of(self.no_action, outcome), replicates=self.replicates, seed=self.seed)
         spent = float((outcome.spent + outcome.idle).sum(axis=1).mean())
         return {
             "rung": rung,
@@ -261,11 +261,11 @@ class LadderReplay:
             config = replace(config, min_lift=lift, base_every=_NEVER)
         found = self.findable if share is None else findable(self.fleet, config.found, self.seed)
         extras = [
-            Extras(replay_probes(self.probe_replay(jobs, config, found, guided=guided), NOBODY), config=config)
+            Extras(replay_probes(self.probe_replay(jobs, config, found, guided=guided), NO_ACTION), config=config)
             for jobs in self.loads
         ]
-        outcome = count_outcome(self.fleet, self.loads, NOBODY, self.costs, reach=self.reach, extras=extras)
-        net, bounds = net_interval(net_of(self.nobody, outcome), replicates=self.replicates, seed=self.seed)
+        outcome = count_outcome(self.fleet, self.loads, NO_ACTION, self.costs, reach=self.reach, extras=extras)
+        net, bounds = net_interval(net_of(self.no_action, outcome), replicates=self.replicates, seed=self.seed)
         return {
             "guided": guided, "min_lift": lift, "share_found": share, "probes": outcome.drains,
             "found": outcome.right, "net": net, "net_low": bounds.low, "net_high": bounds.high,

@@ -54,4 +54,4 @@ class ReplayMarks:
         return ReplayMarks.of([*outside, *new], self.refused, self.high)
 
 
-NOBODY: Final = ReplayMarks.of(())
+NO_ACTION: Final = ReplayMarks.of(())

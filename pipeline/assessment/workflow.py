@@ -23,7 +23,7 @@ from evaluation.value.controller_replay import Controlled, Diagnostic, rule_even
 from evaluation.value.gpu_hours import ReplayOutcome, count_outcome, net_interval, net_of
 from evaluation.value.ladder import Assumptions, LadderReplay
 from evaluation.value.load import Placements, ReplayedFleet, generated_load, jobs_of_table
-from evaluation.value.marks import NOBODY
+from evaluation.value.marks import NO_ACTION
 from evaluation.value.readings import Readings
 from evaluation.value.verdict import COUNTING, ENOUGH, Predictability, predictability, unanswered
 from features.matrix.matrix import FeatureMatrix
@@ -351,7 +351,7 @@ class _Acting:
         outcomes: dict[str, ReplayOutcome] = {}
         refused = 0
         for name, (read, diagnostic) in ways.items():
-            acts = NOBODY
+            acts = NO_ACTION
             if read is not None:
                 policy = self.fleet.stage(settings, "hard")
                 acting = Controlled(self.fleet, read, self.events, loads[0], policy, self.reach, diagnostic)
@@ -373,8 +373,8 @@ class _Acting:
         }
 
 
-def _policy_row(name: str, outcome: ReplayOutcome, nobody: ReplayOutcome, seed: int) -> dict[str, Any]:
-    net, bounds = net_interval(net_of(nobody, outcome), replicates=REPLICATES, seed=seed)
+def _policy_row(name: str, outcome: ReplayOutcome, no_action: ReplayOutcome, seed: int) -> dict[str, Any]:
+    net, bounds = net_interval(net_of(no_action, outcome), replicates=REPLICATES, seed=seed)
     lost = float(outcome.hit.sum(axis=1).mean())
     return {
         "policy": name,
@@ -383,7 +383,7 @@ def _policy_row(name: str, outcome: ReplayOutcome, nobody: ReplayOutcome, seed: 
         "right": outcome.right,
         "caught": outcome.caught,
         "lost": lost,
-        "saved": float(nobody.hit.sum(axis=1).mean()) - lost,
+        "saved": float(no_action.hit.sum(axis=1).mean()) - lost,
         "repairs": float(outcome.repaired.sum(axis=1).mean()),
         "spent": float((outcome.spent + outcome.idle).sum(axis=1).mean()),
         "net": net,

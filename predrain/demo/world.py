@@ -15,7 +15,7 @@ import pandas as pd
 from evaluation.value.controller_replay import rule_events
 from evaluation.value.gpu_hours import Extras, ReplayOutcome, count_outcome, net_of
 from evaluation.value.load import ReplayedFleet, generated_load
-from evaluation.value.marks import NOBODY, ReplayMarks
+from evaluation.value.marks import NO_ACTION, ReplayMarks
 from evaluation.value.probing import Checkpoints, Probes
 from features.matrix.matrix import FeatureMatrix
 from features.times import duration_ms, instant_ms
@@ -225,7 +225,7 @@ class World:
         )
         checkpoints = Checkpoints.of(jobs, cluster.checkpoints.values(), costs)
 
-        def counted(marks: ReplayMarks = NOBODY, *, soft: bool = False, **cheap: Any) -> ReplayOutcome:
+        def counted(marks: ReplayMarks = NO_ACTION, *, soft: bool = False, **cheap: Any) -> ReplayOutcome:
             return count_outcome(fleet, [jobs], marks, costs, reach=_REACH, soft=soft, extras=[Extras(**cheap)])
 
         no_action, acted = counted(), counted(marks, probes=probes, checkpoints=checkpoints)

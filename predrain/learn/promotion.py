@@ -126,7 +126,7 @@ def summary_text(decision: "PromotionResult") -> str:
 def _sentence(decision: "PromotionResult") -> str:
     name = f"{decision.model} version {decision.version}"
     would = "would be " if decision.dry_run else ""
-    before = "nobody" if decision.champion_before is None else f"version {decision.champion_before}"
+    before = "none" if decision.champion_before is None else f"version {decision.champion_before}"
     verdict = decision.verdict
     if decision.action == "refused":
         why = decision.reason or "; ".join(() if verdict is None else verdict.reasons)

@@ -10,7 +10,7 @@ import pytest
 from evaluation.value.controller_replay import Controlled, rule_events
 from evaluation.value.gpu_hours import count_outcome, net_interval, net_of
 from evaluation.value.load import HOUR_MS, Placements, ReplayedFleet
-from evaluation.value.marks import NOBODY, ReplayMarks
+from evaluation.value.marks import NO_ACTION, ReplayMarks
 from evaluation.value.readings import Readings
 from features.times import NEVER, duration_ms, instant_ms
 from policy.config import PolicyConfig
@@ -183,8 +183,8 @@ def test_drains_that_cost_more_than_they_save_with_small_jobs_pay_with_gangs(siz
     costs = CostBenefitConfig(planned_repair=24 * HOUR, checkpoint_every=3 * HOUR, always=True)
     policy = fleet.stage(replace(POLICY, cost_benefit=costs), "hard")
     marks = Controlled(fleet, world.scores(), world.events(), load, policy, REACH, "perfect").marks()
-    nobody, acted = (count_outcome(fleet, [load], act, costs, reach=REACH) for act in (NOBODY, marks))
-    net, bounds = net_interval(net_of(nobody, acted), replicates=400, seed=1)
+    no_action, acted = (count_outcome(fleet, [load], act, costs, reach=REACH) for act in (NO_ACTION, marks))
+    net, bounds = net_interval(net_of(no_action, acted), replicates=400, seed=1)
     assert acted.right >= 10
     assert (bounds.low > 0, net > 0) == (pays, pays)
 
@@ -213,7 +213,7 @@ def test_in_stage_shadow_nothing_is_marked_and_the_failure_costs_a_job_its_work_
     marks, count = marked(foretold(), stage="shadow")
     assert len(marks.node) == 0
     assert (count.hits, count.hit.sum()) == (1, pytest.approx(2 * 0.25)), "its last checkpoint was as it failed"
-    assert count_outcome(foretold().fleet(), [BUSY], NOBODY, POLICY.cost_benefit, reach=REACH).hits == 1
+    assert count_outcome(foretold().fleet(), [BUSY], NO_ACTION, POLICY.cost_benefit, reach=REACH).hits == 1
 
 
 def test_a_node_is_drained_at_the_second_decision_that_says_so_and_its_job_is_spared():

@@ -21,7 +21,7 @@ from evaluation.value.load import (
     generated_load,
     jobs_of_table,
 )
-from evaluation.value.marks import NOBODY, ReplayMarks
+from evaluation.value.marks import NO_ACTION, ReplayMarks
 from features.times import NEVER
 from policy.fleet import NodeView
 from policy.ladder.cost_benefit import CostBenefitConfig
@@ -85,7 +85,7 @@ def test_gangs_of_a_given_size_take_whole_nodes_and_a_failure_hits_each_on_its_n
     assert not pd.DataFrame({"job": load.job, "node": load.node}).duplicated().any()
     node, at = seed % nodes, at * H // 4
     runs = [entry for entry in load.running(at, np.full(len(load.job), NEVER)) if load.node[entry] == node]
-    struck = counted(NOBODY, where=fleet((node, at / H), nodes=nodes), load=load)
+    struck = counted(NO_ACTION, where=fleet((node, at / H), nodes=nodes), load=load)
     assert struck.hits == pytest.approx(len(runs))
     assert struck.hit.sum() == pytest.approx(sum(size * (load.unsaved(entry, at) / H + 0.25) for entry in runs))
 
@@ -167,7 +167,7 @@ def counted(marks, where=FAILS, load=GANG):
 
 
 def test_a_failure_costs_the_whole_gang_its_work_since_the_checkpoint_and_a_restart():
-    assert counted(NOBODY).hit.sum() == pytest.approx(16 * (0.5 + 0.25))
+    assert counted(NO_ACTION).hit.sum() == pytest.approx(16 * (0.5 + 0.25))
 
 
 def test_a_drain_before_it_spares_the_gang_and_costs_the_move_and_the_idle_node_until_it_fails_and_from_its_repair():
@@ -206,7 +206,7 @@ def test_free_gpus_are_those_that_no_job_mark_or_repair_holds(entries):
 @pytest.mark.parametrize(("fewest", "again"), [(8, 2), (9, 15)], ids=["it goes on with 8", "8 are too few"])
 def test_an_elastic_gang_waits_for_no_restart_where_enough_of_it_is_left(fewest, again):
     gang = Placements.ordered(ints(0, 0), ints(0, 1), ints(8, 8), ints(0, 0), ints(200 * H, 200 * H), H, fewest=fewest)
-    assert counted(NOBODY, load=gang).hit.sum() == pytest.approx(16 * (0.5 + again / 60))
+    assert counted(NO_ACTION, load=gang).hit.sum() == pytest.approx(16 * (0.5 + again / 60))
     assert counted(DRAINED, load=gang).spent.sum() == pytest.approx(16 * (5 + again) / 60)
     elastic, rigid = (mean_prices(FAILS, [load], COSTS, PERFECT)["drain"].break_even for load in (gang, GANG))
     assert elastic is not None
@@ -217,7 +217,7 @@ def test_an_elastic_gang_waits_for_no_restart_where_enough_of_it_is_left(fewest,
 def test_a_node_that_is_back_before_it_fails_has_its_job_again():
     back = counted(mark(0, 20, 23))
     assert (back.caught, back.hits, back.moved) == (0, 1, 1)
-    assert back.hit.sum() == counted(NOBODY).hit.sum()
+    assert back.hit.sum() == counted(NO_ACTION).hit.sum()
 
 
 def test_a_gang_that_writes_no_checkpoint_on_request_loses_its_work_since_the_last_one_when_it_is_moved():
@@ -246,13 +246,13 @@ def test_a_taint_leaves_running_jobs_to_the_failure_and_keeps_later_ones_away():
 
 def test_on_a_node_in_repair_no_job_is_hit_and_none_is_moved():
     again = fleet((0, 40.5), (0, 45))
-    assert counted(NOBODY, where=again).hits == 1
+    assert counted(NO_ACTION, where=again).hits == 1
     assert (counted(mark(0, 41, 49)).moved, counted(mark(0, 41, 49)).spent.sum()) == (0, 0)
 
 
 def test_a_gpus_failure_hits_a_job_by_its_share_of_the_node():
     half = Placements.ordered(ints(0), ints(0), ints(4), ints(0), ints(90 * H), H)
-    assert counted(NOBODY, load=half).hit.sum() == pytest.approx(0.5 * 4 * 0.75)
+    assert counted(NO_ACTION, load=half).hit.sum() == pytest.approx(0.5 * 4 * 0.75)
 
 
 def test_a_drain_before_no_failure_is_wrong_and_one_whose_reach_is_not_over_unknown():
@@ -286,8 +286,8 @@ def test_the_same_fleet_under_another_job_seed_saves_what_the_interval_allows():
     for seed in (1, 2):
         loads = [generated_load(large.gpus, 0, 1100 * H, 10 * seed + number, HOUR) for number in range(5)]
         costs = changed(COSTS, planned_repair=COSTS.unplanned_repair)  # of jobs alone
-        nobody, outcome = (count_outcome(large, loads, act, costs, reach=72 * HOUR) for act in (NOBODY, marks))
-        intervals.append(net_interval(net_of(nobody, outcome), replicates=400, seed=1))
+        no_action, outcome = (count_outcome(large, loads, act, costs, reach=72 * HOUR) for act in (NO_ACTION, marks))
+        intervals.append(net_interval(net_of(no_action, outcome), replicates=400, seed=1))
     (one, first), (two, second) = intervals
     assert first.low <= two <= first.high
     assert second.low <= one <= second.high

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from evaluation.value.controller_replay import Controlled
 from evaluation.value.gpu_hours import Extras, count_outcome, net_of
 from evaluation.value.load import HOUR_MS, Placements, ReplayedFleet
-from evaluation.value.marks import NOBODY, ReplayMarks
+from evaluation.value.marks import NO_ACTION, ReplayMarks
 from evaluation.value.probing import (
     Checkpoints,
     ProbeReplay,
@@ -71,7 +71,7 @@ def settings(probes: ProbeConfig = ALL) -> PolicyConfig:
 
 
 def probed(
-    where: ReplayedFleet, risk: tuple[float, float, float] = (0.2, 0.1, 0.1), closed: ReplayMarks = NOBODY,
+    where: ReplayedFleet, risk: tuple[float, float, float] = (0.2, 0.1, 0.1), closed: ReplayMarks = NO_ACTION,
     found: bool = True, reach: int = 72, config: ProbeConfig = ALL,
 ) -> Probes:  # fmt: skip
     risks, can_be_found = np.tile(np.array(risk), (len(AT), 1)), np.full(len(where.at), found)
@@ -98,13 +98,13 @@ def test_a_probe_finds_a_failure_that_begins_within_reach_and_the_node_goes_to_a
     first = int(np.argmax(probes.failure == 0))
     assert (probes.node[first], probes.begin[first] / H) == (2, 50)
     assert not ((probes.node[first + 1 :] == 2) & (probes.begin[first + 1 :] < 94 * H)).any(), "it is in repair"
-    nobody = count_outcome(where, [BUSY], NOBODY, COSTS, reach=72 * HOUR)
-    acted = count_outcome(where, [BUSY], NOBODY, COSTS, reach=72 * HOUR, extras=[Extras(probes, config=ALL)])
+    no_action = count_outcome(where, [BUSY], NO_ACTION, COSTS, reach=72 * HOUR)
+    acted = count_outcome(where, [BUSY], NO_ACTION, COSTS, reach=72 * HOUR, extras=[Extras(probes, config=ALL)])
     assert acted.repaired.sum() == 8 * 12
     assert (acted.drains, acted.right) == (len(probes.node), 1)
     energy = ((probes.end - probes.begin) * 8).sum() / H * ALL.idle_cost
     delayed = 8 * (probes.end == int(20.1 * H)).sum() / 60
-    assert net_of(nobody, acted).sum() == pytest.approx(96 - energy - delayed)
+    assert net_of(no_action, acted).sum() == pytest.approx(96 - energy - delayed)
 
 
 @pytest.mark.parametrize(("reach", "findable_one", "found"), [(72, True, True), (24, True, False), (72, False, False)])
@@ -161,11 +161,11 @@ def test_a_checkpoint_is_asked_for_where_work_times_risk_exceeds_its_cost_and_sp
     rare = PolicyConfig(rungs=RUNGS, horizon=24 * HOUR, cost_benefit=replace(COSTS, checkpoint_every=48 * HOUR))
     asked = replay_checkpoints(where, long, AT, risks, rare)
     assert (asked.at / H).tolist() == [6, 30, 54, 78], "again after the horizon, for the risk has not doubled"
-    nobody, acted = (
-        count_outcome(where, [long], NOBODY, COSTS, reach=72 * HOUR, extras=[Extras(checkpoints=checkpoints)])
+    no_action, acted = (
+        count_outcome(where, [long], NO_ACTION, COSTS, reach=72 * HOUR, extras=[Extras(checkpoints=checkpoints)])
         for checkpoints in (Checkpoints(asked.job[:0], asked.at[:0], asked.hours[:0]), asked)
     )
-    assert nobody.hit.sum() - acted.hit.sum() == pytest.approx(8 * 6), "7 hours are lost, not 13"
+    assert no_action.hit.sum() - acted.hit.sum() == pytest.approx(8 * 6), "7 hours are lost, not 13"
     assert acted.spent.sum() == pytest.approx(asked.hours.sum())
     assert not len(replay_checkpoints(where, replace(long, on_request=False), AT, risks, rare).at)
 
@@ -195,7 +195,7 @@ def test_the_replay_probes_what_the_controller_would_request(drawn, fails, most)
     policy = replace(settings(probes), stages=StagesConfig(pinned={"c/g": "soft"}))
     passed = risks * (1 - share) / (1 - risks * share)
     found = np.ones(len(where.at), dtype=bool)
-    replayed = replay_probes(ProbeReplay(where, BUSY, AT, risks, passed, found, 72 * HOUR, policy), NOBODY)
+    replayed = replay_probes(ProbeReplay(where, BUSY, AT, risks, passed, found, 72 * HOUR, policy), NO_ACTION)
 
     state, expected, running, passes = PolicyState(), [], {}, {}
     shut: dict[str, int] = {}

@@ -88,10 +88,10 @@ def main() -> None:
     if counts != EXPECTED:
         raise SystemExit(f"the imported counts are {counts}, expected {EXPECTED}: is this the published file?")
     predrain("backtest", "--dataset", dataset, "--out", replay, "--full", *params)
-    print(json.dumps(judged(json.loads((replay / "metrics.json").read_text(encoding="utf-8")))))
+    print(json.dumps(evaluated(json.loads((replay / "metrics.json").read_text(encoding="utf-8")))))
 
 
-def judged(metrics: dict[str, Any]) -> dict[str, Any]:
+def evaluated(metrics: dict[str, Any]) -> dict[str, Any]:
     """Print what each model reached, and give the line of JSON.
 
     Raises ``SystemExit`` where a model knows more than is known of this trace from outside: a leak, until proven

@@ -145,9 +145,9 @@ def page(fleets: dict[str, dict[str, Any]], command: str) -> str:
         rows = {row["rung"]: interval(row) for row in content["ladder"]}
         rules = next((row for row in content.get("policies") or () if row["policy"] == "hard rules alone"), None)
         cells = [rows.get(rung, "") for rung in ("avoid", "probe", "checkpoint", "swap", "drain")]
-        judged = content["predictable"]
+        evaluated = content["predictable"]
         lines.append(
-            f"| {name} | {judged['answer']} | {judged['failures']} | {' | '.join([*cells, interval(rules)])} |"
+            f"| {name} | {evaluated['answer']} | {evaluated['failures']} | {' | '.join([*cells, interval(rules)])} |"
         )
     return "\n".join([*lines, ""])
 

@@ -38,7 +38,7 @@ ENSEMBLES = ("intersection", "min_votes", "mean_rank", "mean_log_odds", "stacked
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class Replicates:
     """What a model reaches: each statistic on the GPUs as they are, and then on each resample."""
 
     values: dict[str, Floats]
@@ -48,7 +48,7 @@ class Judged:
         bounds = interval(self.values[name][1:])
         return f"{self.values[name][0]:.3f} [{bounds.low:.3f}, {bounds.high:.3f}]"
 
-    def minus(self, other: "Judged", name: str) -> str:
+    def minus(self, other: "Replicates", name: str) -> str:
         """Write the difference to another model on the same resamples."""
         difference = self.values[name] - other.values[name]
         bounds = interval(difference[1:])
@@ -56,7 +56,7 @@ class Judged:
         return f"{difference[0]:+.3f} [{bounds.low:+.3f}, {bounds.high:+.3f}], {shown}"
 
 
-def judge(risk: Floats, positive: Bools, unit: np.ndarray, weights: Floats) -> Judged:
+def evaluate(risk: Floats, positive: Bools, unit: np.ndarray, weights: Floats) -> Replicates:
     """Rank pooled rows by risk; equal risks are put in a random order.
 
     ``unit``: position of the row's GPU; shape (rows,).
@@ -75,7 +75,7 @@ def judge(risk: Floats, positive: Bools, unit: np.ndarray, weights: Floats) -> J
             replicates["average precision"].append(float(np.nansum(rows * hit * hits / seen)) / total)
         negatives = rows * ~hit
         replicates["ROC-AUC"].append(1 - float((rows * hit * np.cumsum(negatives)).sum()) / (total * negatives.sum()))
-    return Judged({name: np.array(values) for name, values in replicates.items()})
+    return Replicates({name: np.array(values) for name, values in replicates.items()})
 
 
 def ends_in_failure(times: pd.Series, gpus: pd.Series, dataset: Dataset) -> Bools:
@@ -153,7 +153,9 @@ def written(dataset: Dataset, replay: Path, period: tuple[str, str], replicates:
     positive = ends_in_failure(first["decision_time"], first["gpu"], dataset)
     names, unit = np.unique(first["gpu"].astype(str).to_numpy(), return_inverse=True)
     weights = np.vstack([np.ones(len(names)), resample(len(names), replicates, seed=0)])
-    results = {key: judge(part["risk"].to_numpy(np.float64), positive, unit, weights) for key, part in models.items()}
+    results = {
+        key: evaluate(part["risk"].to_numpy(np.float64), positive, unit, weights) for key, part in models.items()
+    }
     own, static = results[profile, "sliding"], results.get((profile, "train_once"))
     members = {
         name: judgement
@@ -225,7 +227,7 @@ def parts_of(rows: pd.DataFrame, positive: Bools, dataset: Dataset) -> list[str]
             part = key == value
             if not positive[part].any():
                 continue
-            judgement = judge(
+            judgement = evaluate(
                 rows["risk"].to_numpy(np.float64)[part],
                 positive[part],
                 np.zeros(int(part.sum()), np.int64),

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from evaluation.backtest.promotion_gate import GateVerdict, judge
+from evaluation.backtest.promotion_gate import GateVerdict, evaluate_gate
 from features.matrix.matrix import FeatureMatrix
 from foundation.errors import InputError
 from models.bundle.model_card import promotion_section
@@ -204,7 +204,7 @@ def compared(matrix: FeatureMatrix, params: Params, sides: Sequence[tuple[str, B
     # the budget is what operations can handle: the champion's, unless the parameters set another
     k = params.backtest.k if isinstance(params.backtest.k, int) else sides[-1][1].fitted.k
     contenders = contend(matrix, rows, sides, BASELINES if len(sides) == 1 else (), k=k, seed=params.seed)
-    return judge(contenders[0], contenders[1:], params.promotion, seed=params.seed, champion=len(sides) > 1)
+    return evaluate_gate(contenders[0], contenders[1:], params.promotion, seed=params.seed, champion=len(sides) > 1)
 
 
 def carry_out(

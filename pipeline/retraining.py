@@ -79,7 +79,7 @@ def retrain(
                 f"model {model}, {registry}",
                 "Run the retraining again: it compares with the new champion.",
             )
-        verdict, passed, why, known = _judged(matrix, params, champion, folder)
+        verdict, passed, why, known = _evaluated(matrix, params, champion, folder)
         if champion is not None and known is not None and passed:
             wrong = _unusual(matrix) or _far_off(matrix, params, bundle, known)
             if wrong:
@@ -177,7 +177,7 @@ def page_of(begun: datetime, decision: PromotionResult | None) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _judged(
+def _evaluated(
     matrix: FeatureMatrix, params: Params, champion: Bundle | None, folder: Path
 ) -> tuple[GateVerdict | None, bool, str, Bundle | None]:
     """Evaluate the recipe: the verdict, whether its newest fit goes live, why in words, and the fit that was evaluated.

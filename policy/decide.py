@@ -51,7 +51,7 @@ def decide(
     """
     if now.tzinfo is None:
         raise ValueError(f"now is {now}: give a time with a zone")
-    nodes = sorted((_judged(node, state, config, now) for node in fleet if node.units), key=attrgetter("name"))
+    nodes = sorted((_assessed(node, state, config, now) for node in fleet if node.units), key=attrgetter("name"))
     if len({node.name for node in nodes}) != len(nodes):
         twice = next(a.name for a, b in pairwise(nodes) if a.name == b.name)
         raise ValueError(f"node {twice} was given twice: give each node once, under its own name")
@@ -127,7 +127,7 @@ def carried_out(state: PolicyState, actions: Iterable[Action]) -> PolicyState:
     return replace(state, nodes=nodes)
 
 
-def _judged(node: NodeView, state: PolicyState, config: PolicyConfig, now: datetime) -> NodeView:
+def _assessed(node: NodeView, state: PolicyState, config: PolicyConfig, now: datetime) -> NodeView:
     known = state.nodes.get(node.name)
     node = after_probes(node, config.probes, now)
     return maintained(node, config.maintenance, None if known is None else known.maintenance, now)

@@ -155,7 +155,7 @@ class AlertOutcome:
 _FAILURES = {"incident": "an incident", "diagnostic_failed": "a failed diagnostic"}
 
 
-def judge(
+def evaluate_alert(
     alert: Alert, happenings: Iterable[Happening], now: datetime, *, timeout: timedelta = OUTCOME_TIMEOUT
 ) -> AlertOutcome:
     """Say what became of an alert.

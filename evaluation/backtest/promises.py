@@ -126,9 +126,9 @@ def walk_promises(
             for decision in _promised(name, evidence, section):
                 decided.setdefault((name, decision.asked), []).append(decision)
     numbers = [number for number, _ in tested]
-    judged = _Judged.of(models, final, IncidentGroups.of(matrix.incidents(None)), reach_ms)
+    drains = _DrainOutcomes.of(models, final, IncidentGroups.of(matrix.incidents(None)), reach_ms)
     became = {
-        (name, target): judged.outcomes(dict(zip(numbers, made, strict=True)), models.risks[name])
+        (name, target): drains.outcomes(dict(zip(numbers, made, strict=True)), models.risks[name])
         for (name, target), made in decided.items()
     }
     records = [
@@ -225,7 +225,7 @@ def _summary(decision: ThresholdChoice) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Judged:
+class _DrainOutcomes:
     """Decisions about nodes by everything known.
 
     ``nodes``: groups the units' rows, of which ``time``, ``node``, ``fold``, ``label``, ``incident`` and ``cause`` hold

@@ -94,7 +94,7 @@ class GateVerdict:
         }
 
 
-def judge(
+def evaluate_gate(
     challenger: Scored, others: Sequence[Scored], section: PromotionSection, *, seed: int, champion: bool
 ) -> GateVerdict:
     """Compare a challenger with the champion, or with baselines where there is none yet.

@@ -137,21 +137,21 @@ def answer(content: dict[str, Any]) -> str:
     return ANSWERS[predictable["answer"]].format(more=predictable["more"])
 
 
-def figures(judged: dict[str, Any]) -> list[str]:
+def figures(verdict: dict[str, Any]) -> list[str]:
     """Say what the answer rests on."""
-    lines = [judged["reason"]] if judged["reason"] else []
-    if judged["precision"][0] is not None:
+    lines = [verdict["reason"]] if verdict["reason"] else []
+    if verdict["precision"][0] is not None:
         lines += [
-            f"precision of alerts, if each drained its node: {_bounded(judged['precision'])}, drawing nodes at random "
-            f"{_percent(judged['chance'])}",
-            f"caught {_bounded(judged['recall'])} of the {judged['failures']} failures of nodes that were replayed",
-            f"more than counting past failures at as many alerts: {_bounded(judged['more_than_counting'])}",
+            f"precision of alerts, if each drained its node: {_bounded(verdict['precision'])}, drawing nodes at random "
+            f"{_percent(verdict['chance'])}",
+            f"caught {_bounded(verdict['recall'])} of the {verdict['failures']} failures of nodes that were replayed",
+            f"more than counting past failures at as many alerts: {_bounded(verdict['more_than_counting'])}",
         ]
-    if judged["lead_hours"][1] is not None:
-        early, half, late = (f"{value:.0f} h" for value in judged["lead_hours"])
+    if verdict["lead_hours"][1] is not None:
+        early, half, late = (f"{value:.0f} h" for value in verdict["lead_hours"])
         lines.append(f"lead time: half of them {half} or more ahead (quartiles {early} and {late})")
-    if judged["without_precursor"] is not None:
-        lines.append(f"without any precursor that a model saw: {_percent(judged['without_precursor'])}")
+    if verdict["without_precursor"] is not None:
+        lines.append(f"without any precursor that a model saw: {_percent(verdict['without_precursor'])}")
     return lines
 
 

@@ -115,7 +115,7 @@ def _written(content: dict[str, Any], path: Path) -> dict[str, Any]:
 
 def write_value(backtest: Path, place: Place, matrix: FeatureMatrix, params: Params, begin: Begin) -> None:
     """Write ``BACKTEST/value.json``: what acting on the risks of a finished backtest comes to, in GPU-hours."""
-    assessed = _judged(backtest, params)
+    assessed = _assessed(backtest, params)
     content: dict[str, Any] = _UNPLAYED | {"predictable": dataclasses.asdict(assessed)}
     if math.isfinite(assessed.chance):
         content |= _value(
@@ -200,10 +200,10 @@ def _replayed(
                 raise
             return unanswered(failures)  # no refit saw a failure and a healthy GPU
         write_json(stamp, mark)
-    return _judged(folder, params)
+    return _assessed(folder, params)
 
 
-def _judged(folder: Path, params: Params) -> Predictability:
+def _assessed(folder: Path, params: Params) -> Predictability:
     evaluation, context = load_evaluation(folder)
     predictions = _predictions(folder, params.models.profile, COUNTING)
     return predictability(

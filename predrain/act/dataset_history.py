@@ -58,9 +58,9 @@ class DatasetHistory:
 
     def _labels(self) -> "LabelSection":
         from features.config import LabelSection
-        from serving.scores.alert_outcomes import judged_by
+        from serving.scores.alert_outcomes import label_settings_of
 
-        return LabelSection() if self._scores is None else judged_by(self._scores)[0]
+        return LabelSection() if self._scores is None else label_settings_of(self._scores)[0]
 
     def _load(self, labels: "LabelSection") -> None:
         import pyarrow.parquet as pq

@@ -296,9 +296,9 @@ class Controller:
         outcomes: tuple[AlertOutcome, ...] = ()
         with log.boundary("alert outcomes"):  # without them no stage moves
             passes = self._passed_probes()
-            judged = self._evidence.fact_source.outcomes([*self.ledger.alerts(since), *passes], now)
-            outcomes = tuple(outcome for outcome in judged if outcome.alert not in passes)
-            log.report.probe_passes = Counter(outcome.verdict for outcome in judged if outcome.alert in passes)
+            evaluated = self._evidence.fact_source.outcomes([*self.ledger.alerts(since), *passes], now)
+            outcomes = tuple(outcome for outcome in evaluated if outcome.alert not in passes)
+            log.report.probe_passes = Counter(outcome.verdict for outcome in evaluated if outcome.alert in passes)
         return outcomes
 
     def _passed_probes(self) -> frozenset[Alert]:

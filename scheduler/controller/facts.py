@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from foundation.files import stamp_of
-from policy.episodes import OUTCOME_TIMEOUT, Alert, AlertOutcome, Happening, judge
+from policy.episodes import OUTCOME_TIMEOUT, Alert, AlertOutcome, Happening, evaluate_alert
 from policy.fleet import Fact
 from policy.hard_rules import BOOT, KINDS, REMEDIED, REPAIRS, REPORTED, XIDS, reported
 from policy.maintenance import planned
@@ -235,7 +235,7 @@ class VerifiedFacts:
             # a drain empties the node, so whichever of its units fails makes the alert right
             members = {alert.unit, *(there[node] if alert.node else ())}
             happenings = [happening for unit in sorted(members) for happening in units[unit]]
-            return judge(alert, [*happenings, *nodes[node]], until)
+            return evaluate_alert(alert, [*happenings, *nodes[node]], until)
 
         return tuple(outcome(alert) for alert in alerts if alert.at <= until)
 

@@ -20,7 +20,7 @@ from features.labels.facts import EventArrays
 from features.labels.incidents import counted, find_incidents
 from features.times import BoolArray, instant_ms, milliseconds
 from foundation.instants import from_ms
-from policy.episodes import Alert, Happening, HappeningKind, caught_causes, judge, openings
+from policy.episodes import Alert, Happening, HappeningKind, caught_causes, evaluate_alert, openings
 from policy.tiers import TIERS, Tier
 from serving.scores.reading import FACTS, UnitPlace, decision_folders
 from serving.scores.writing import PARQUET, SUMMARY, ScoresFolder, write_json
@@ -48,7 +48,7 @@ def write_facts(scores: ScoresFolder, dataset: Dataset) -> None:
     Raises ``InputError`` if the dataset cannot be read, or the disk is full.
     """
     inventory, end = dataset.inventory(), dataset.meta.span[1]
-    labels, horizon = judged_by(scores.path)
+    labels, horizon = label_settings_of(scores.path)
     outcomes = outcomes_of(scores.path, dataset.events(), inventory, data_end=end, labels=labels, drain_horizon=horizon)
     courses = _courses(scores.path, dataset)
     content = {"places": _places(inventory), "outcomes": outcomes, "data_end": end.isoformat(), "courses": courses}
@@ -140,7 +140,7 @@ def outcomes_of(
         happenings.setdefault(node, []).append(happening)
     alerts: list[dict[str, Any]] = []
     for alert, tier, risk in _alerts(decisions, labels.gap, drain_horizon):
-        outcome = judge(alert, happenings.get(alert.node, ()), data_end)
+        outcome = evaluate_alert(alert, happenings.get(alert.node, ()), data_end)
         first = next(
             (onset for onset in onsets.get(alert.node, ()) if alert.at < onset[0] <= alert.at + alert.horizon), None
         )
@@ -188,7 +188,7 @@ def _at_nodes(
         yield str(stays.node[stay]) if stay >= 0 else unit, happening
 
 
-def judged_by(scores: Path) -> tuple[LabelSection, timedelta]:
+def label_settings_of(scores: Path) -> tuple[LabelSection, timedelta]:
     """Read by what the alerts of the newest decision's model are evaluated: labels, and the drain horizon.
 
     Returns: predrain's own labels where no decision says it, and no drain horizon (older versions did not write them).

@@ -119,9 +119,9 @@ def diagnose(
     states: list[ChannelState] = []
     todos: list[ToDo] = []
     for group, members in grouped(channels):
-        judged = [_state(channel, group, observation, importance) for channel in members]
-        states += judged
-        bad = [state for state in judged if state.status in BAD or state.status == "unsure"]
+        channel_states = [_state(channel, group, observation, importance) for channel in members]
+        states += channel_states
+        bad = [state for state in channel_states if state.status in BAD or state.status == "unsure"]
         # Single XIDs say more than their gauge.
         if bad and not (group.name == "XIDs" and observation.xid_events):
             todos.append(_todo(group, bad, observation.kind, importance))

@@ -27,7 +27,7 @@ def slow_statistics(frame, k, reach):
         if not mine or not reach or row.decision_time - mine[-1].decision_time > reach:
             mine.append(row)
     episodes = [row for mine in opened.values() for row in mine]
-    judged = [row.drain_label for row in episodes if row.drain_label is not pd.NA]
+    known_rows = [row.drain_label for row in episodes if row.drain_label is not pd.NA]
     known = [row for row in frame.itertuples() if row.label is not pd.NA]
     alerts = [row for row in known if row.alert]
     top = [row for row in known if row.rank <= k]
@@ -52,9 +52,9 @@ def slow_statistics(frame, k, reach):
     hits = sum(row.label for row in alerts)
     return {
         "episodes": len(episodes),
-        "episodes_known": len(judged),
-        "episodes_right": sum(judged),
-        "episode_precision": share(sum(judged), len(judged)),
+        "episodes_known": len(known_rows),
+        "episodes_right": sum(known_rows),
+        "episode_precision": share(sum(known_rows), len(known_rows)),
         "episode_base_rate": frame["drain_label"].mean(),
         "alerts_of_one_node": max([sum(row.alert for row in rows.itertuples()) for _, rows in frame.groupby("unit")]),
         "precision": share(hits, len(alerts)),
@@ -64,7 +64,7 @@ def slow_statistics(frame, k, reach):
         "capture": share(len(in_top), len(by_incident)),
         "base_rate": share(len(positives), len(known)),
         "lead_time_median_hours": np.median(leads) if leads else np.nan,
-        "false_episodes_per_1000_node_days": 1000 * share(judged.count(0), len(days)),
+        "false_episodes_per_1000_node_days": 1000 * share(known_rows.count(0), len(days)),
     }
 
 

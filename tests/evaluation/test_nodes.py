@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from evaluation.backtest.promises import decisions_frame, walk_promises
-from evaluation.backtest.promotion_gate import judge
+from evaluation.backtest.promotion_gate import evaluate_gate
 from evaluation.metrics.evaluation import evaluate
 from evaluation.metrics.lead_time import unforeseen_incidents
 from evaluation.metrics.scored import split_predictions
@@ -79,7 +79,9 @@ def test_four_gpus_that_fail_together_change_no_count_interval_or_verdict(seed, 
     for frame in (one, four):
         sides = {part.model: part for part in split_predictions(frame, 2)}
         section = PromotionSection(bootstrap=100)
-        gates.append(judge(sides["xgboost"], [sides["history_count"]], section, seed=1, champion=True).to_json())
+        gates.append(
+            evaluate_gate(sides["xgboost"], [sides["history_count"]], section, seed=1, champion=True).to_json()
+        )
     assert rounded(gates[0]) == rounded(gates[1])
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from evaluation.backtest.promotion_gate import judge
+from evaluation.backtest.promotion_gate import evaluate_gate
 from evaluation.metrics.scored import split_predictions
 from models.config import PromotionSection
 
@@ -59,7 +59,7 @@ def contenders(*, times=40, units=60, skill=(0.9, 0.9), incidents=24, risk=(1.0,
 
 
 def verdict_of(pair, section=SECTION, champion=True):
-    return judge(pair[0], [pair[1]], section, seed=1, champion=champion)
+    return evaluate_gate(pair[0], [pair[1]], section, seed=1, champion=champion)
 
 
 def criterion(verdict, name):
@@ -157,7 +157,7 @@ def test_no_hit_at_all_is_never_no_worse():
 def test_the_first_champion_is_compared_with_every_baseline():
     mine, other = contenders(skill=(1.0, 0.2))
     baselines = [replace(other, model=name) for name in ("history_count", "vendor_rules")]
-    verdict = judge(mine, baselines, SECTION, seed=1, champion=False)
+    verdict = evaluate_gate(mine, baselines, SECTION, seed=1, champion=False)
     assert [criterion.against for criterion in verdict.criteria if criterion.name == "precision at K"] == [
         "history_count", "vendor_rules",
     ]  # fmt: skip

@@ -230,11 +230,11 @@ def skill_of_the_clock(name, seed):
         learner.set_params(layout=SequenceLayout(begin=0, steps=3, channels=4))
     fitted = fit_learners({name: learner}, clock[picked.rows], picked.label, picked.weight)[name]
     score = log_odds(fitted, clock)
-    judged = np.concatenate([np.flatnonzero((labels.label == 0) & ~rows.augmented), np.flatnonzero(rows.augmented)])
-    judged = judged[labels.complete[judged] <= at(40)]
+    known_rows = np.concatenate([np.flatnonzero((labels.label == 0) & ~rows.augmented), np.flatnonzero(rows.augmented)])
+    known_rows = known_rows[labels.complete[known_rows] <= at(40)]
     truth = Labels.of(matrix.labels()).label
     later = np.flatnonzero((rows.time > at(41)) & (truth >= 0) & ~rows.augmented)
-    return roc_auc_score(rows.augmented[judged], score[judged]), roc_auc_score(truth[later], score[later])
+    return roc_auc_score(rows.augmented[known_rows], score[known_rows]), roc_auc_score(truth[later], score[later])
 
 
 @pytest.mark.parametrize("name", ALL_LEARNERS)

@@ -67,11 +67,11 @@ def test_labels_in_the_predictions_follow_the_definition(
         low, high = row.decision_time + gap, row.decision_time + gap + horizon
         hit = any(low < start <= high for start in starts.get(row.gpu, []))
         if high > end:
-            assert pd.isna(row.judged)
+            assert pd.isna(row.known_rows)
         elif hit:
-            assert row.judged == 1
+            assert row.known_rows == 1
         else:
-            assert pd.isna(row.judged) or row.judged == 0
+            assert pd.isna(row.known_rows) or row.known_rows == 0
 
 
 def test_metrics_say_where_they_come_from_and_that_the_fleet_is_simulated(small_backtest: Path) -> None:

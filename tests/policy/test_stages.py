@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from policy.decide import decide
-from policy.episodes import Alert, AlertOutcome, Happening, judge
+from policy.episodes import Alert, AlertOutcome, Happening, evaluate_alert
 from policy.fleet import JobView
 from policy.plan import PolicyState
 from policy.stages import Bar, StagesConfig, StageState, advance_stage, held_out, record_of
@@ -25,46 +25,46 @@ def outcomes(right, wrong, *, units=None, at=T0 + DAY, **others):
     return [AlertOutcome(alert(f"u{k % (units or 10_000)}", at, **others), kind, "") for k, kind in enumerate(kinds)]
 
 
-def judged(*happenings, days=10.0):
+def verdict(*happenings, days=10.0):
     listed = [Happening(kind, T0 + hours * HOUR) for kind, hours in happenings]
-    return judge(alert(at=T0), listed, T0 + days * DAY, timeout=2 * DAY).verdict
+    return evaluate_alert(alert(at=T0), listed, T0 + days * DAY, timeout=2 * DAY).verdict
 
 
 @pytest.mark.parametrize("kind", ["incident", "diagnostic_failed"])
 def test_an_alert_was_right_if_something_failed_within_the_horizon_drained_or_not(kind):
-    assert judged((kind, 23), days=1) == "right"
-    assert judged(("drained", 2), (kind, 24), days=1) == "right"
-    assert judged((kind, 25)) == "wrong"
-    assert judged((kind, 0)) == "wrong", "what happened before it was not foretold"
+    assert verdict((kind, 23), days=1) == "right"
+    assert verdict(("drained", 2), (kind, 24), days=1) == "right"
+    assert verdict((kind, 25)) == "wrong"
+    assert verdict((kind, 0)) == "wrong", "what happened before it was not foretold"
 
 
 def test_an_alert_was_wrong_if_the_unit_served_on():
-    assert judged(days=0.99) == "open"
-    assert judged(days=1) == "wrong"
-    assert judged(("drained", -5), ("returned", -1)) == "wrong"
-    assert judged(("drained", 30)) == "wrong"
+    assert verdict(days=0.99) == "open"
+    assert verdict(days=1) == "wrong"
+    assert verdict(("drained", -5), ("returned", -1)) == "wrong"
+    assert verdict(("drained", 30)) == "wrong"
 
 
 def test_a_drained_unit_that_nobody_tested_would_look_like_a_false_alarm_and_is_inconclusive():
     # Nothing failed, so that a plain count of failures says wrong: the drain worked, and is held against the model.
-    assert judged(("drained", 1), days=2) == "open"
-    assert judged(("drained", 1)) == "inconclusive"
-    assert judged(("drained", 1), ("returned", 10)) == "inconclusive"
-    assert judged(("drained", -5)) == "inconclusive"
-    assert judged(("left", 5)) == "inconclusive"
+    assert verdict(("drained", 1), days=2) == "open"
+    assert verdict(("drained", 1)) == "inconclusive"
+    assert verdict(("drained", 1), ("returned", 10)) == "inconclusive"
+    assert verdict(("drained", -5)) == "inconclusive"
+    assert verdict(("left", 5)) == "inconclusive"
 
 
 def test_a_passed_diagnostic_alone_would_clear_the_unit_and_needs_a_further_horizon_without_incident():
-    assert judged(("drained", 1), ("diagnostic_passed", 5), ("returned", 6), days=1) == "open"
-    assert judged(("drained", 1), ("diagnostic_passed", 5), ("returned", 6), days=2) == "wrong"
-    assert judged(("drained", 1), ("diagnostic_passed", 5), ("returned", 6), ("incident", 20)) == "right"
-    assert judged(("drained", 1), ("diagnostic_passed", 5), ("returned", 6), ("incident", 28)) == "inconclusive"
-    assert judged(("drained", 1), ("diagnostic_passed", 5), ("left", 9)) == "inconclusive"
+    assert verdict(("drained", 1), ("diagnostic_passed", 5), ("returned", 6), days=1) == "open"
+    assert verdict(("drained", 1), ("diagnostic_passed", 5), ("returned", 6), days=2) == "wrong"
+    assert verdict(("drained", 1), ("diagnostic_passed", 5), ("returned", 6), ("incident", 20)) == "right"
+    assert verdict(("drained", 1), ("diagnostic_passed", 5), ("returned", 6), ("incident", 28)) == "inconclusive"
+    assert verdict(("drained", 1), ("diagnostic_passed", 5), ("left", 9)) == "inconclusive"
 
 
 def test_an_aborted_diagnostic_is_no_outcome():
     # IBM/autopilot#68 labelled it a pass; here it is not among the happenings, and the unit stays untold.
-    assert judged(("drained", 1), ("returned", 8)) == "inconclusive"
+    assert verdict(("drained", 1), ("returned", 8)) == "inconclusive"
 
 
 def test_a_group_begins_in_shadow_and_earns_soft_and_hard_by_the_lower_bound():

@@ -183,7 +183,7 @@ class SampleIntake:
                 progress(self.counts["samples_read"])
                 batch.columns, batch.mapping = columns, self.mapping
                 batch.drop_without_values()
-                table = self._judge(batch, number)
+                table = self._check(batch, number)
                 new = [node_hash(name) % buckets for name in self.stays.node_names[len(bucket_of_node) :]]
                 bucket_of_node = np.append(bucket_of_node, np.array(new, np.int64))
                 spill.add(bucket_of_node[table.column("node").to_numpy()], table)
@@ -210,7 +210,7 @@ class SampleIntake:
         if not self._usable:
             raise no_usable_rows("sample", self.quarantine, str(self.files[0]))
 
-    def _judge(self, batch: Batch, number: int) -> pa.Table:
+    def _check(self, batch: Batch, number: int) -> pa.Table:
         length = len(batch.rows)
         instants = batch.instants("timestamp")
         assert instants is not None

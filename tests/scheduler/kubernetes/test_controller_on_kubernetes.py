@@ -317,7 +317,7 @@ CORDON_STEPS = st.one_of(
 def test_through_any_history_no_cordon_of_a_person_is_undone_and_none_of_ours_is_left(steps: list[tuple]) -> None:
     """Who cordoned a node is kept as the server keeps it; no uncordon is overruled at once where our taint stands.
 
-    A node that we left alone because a person had cordoned it is ours to judge as soon as the cordon is gone.
+    A node that we left alone because a person had cordoned is assessed again as soon as the cordon is gone.
     """
     world = World()
     add(world, *(node(name) for name in NAMES))

@@ -9,7 +9,7 @@ import pandas as pd
 import pyarrow as pa
 
 from features.config import LabelSection
-from serving.scores.alert_outcomes import judged_by, outcomes_of
+from serving.scores.alert_outcomes import label_settings_of, outcomes_of
 from telemetry.dataset.schema import EVENTS
 from tests.serving.http.world import DECIDED, record
 from tests.serving.pages.page_world import store
@@ -46,7 +46,7 @@ def decide(folder: Path, number: int, *raised: tuple[str, float, str]) -> None:
           + [record("calm", "n-calm", 0.001, decided=when)], when)  # fmt: skip
 
 
-def judged(folder: Path, happened: pd.DataFrame, stays: pd.DataFrame) -> dict[str, Any]:
+def outcomes_after(folder: Path, happened: pd.DataFrame, stays: pd.DataFrame) -> dict[str, Any]:
     return outcomes_of(folder, happened, stays, data_end=END, labels=LabelSection())
 
 
@@ -59,7 +59,7 @@ def test_alerts_are_judged_by_what_followed(tmp_path: Path) -> None:
         ("drained", START + timedelta(hours=1), "drain", "elevated"),
         ("late", START + timedelta(hours=30), "failure", "GPU_LOST"),
     )
-    outcomes = judged(tmp_path, happened, inventory("right", "wrong", "drained", "open", "late", "calm"))
+    outcomes = outcomes_after(tmp_path, happened, inventory("right", "wrong", "drained", "open", "late", "calm"))
     verdicts = {alert["unit"]: alert["verdict"] for alert in outcomes["alerts"]}
     assert verdicts == {"right": "right", "wrong": "wrong", "drained": "open", "open": "open"}
     assert outcomes["verdicts"] == {"right": 1, "wrong": 1, "inconclusive": 0, "open": 2}
@@ -75,7 +75,7 @@ def test_an_alert_that_stands_longer_than_its_episode_opens_another(tmp_path: Pa
         decide(tmp_path, number, ("a", 0.2, "elevated"))
     decide(tmp_path, 10)
     decide(tmp_path, 11, ("a", 0.2, "elevated"))
-    outcomes = judged(tmp_path, events(), inventory("a", "calm"))
+    outcomes = outcomes_after(tmp_path, events(), inventory("a", "calm"))
 
     def opened(outcomes: dict[str, Any]) -> list[timedelta]:
         return [datetime.fromisoformat(alert["at"]) - START for alert in outcomes["alerts"]]
@@ -95,7 +95,7 @@ def test_a_failure_between_two_episodes_of_a_standing_alert_was_caught(tmp_path:
     for number in range(10):
         decide(tmp_path, number, ("a", 0.2, "elevated"))
     failed = events(("a", START + timedelta(hours=26), "failure", "GPU_LOST"))  # the first ended at 24:10
-    found = judged(tmp_path, failed, inventory("a", "calm"))
+    found = outcomes_after(tmp_path, failed, inventory("a", "calm"))
     assert (found["incidents"], found["caught"]) == (1, 1)
 
 
@@ -103,7 +103,7 @@ def test_a_unit_that_the_model_selects_alerts_whatever_its_tier(tmp_path: Path) 
     when = START
     selected = record("a", "n-a", 0.6, "high", decided=when)
     store(tmp_path, [selected, record("b", "n-b", 0.05, "watch", decided=when)], when)
-    outcomes = judged(tmp_path, events(), inventory("a", "b"))
+    outcomes = outcomes_after(tmp_path, events(), inventory("a", "b"))
     assert [(alert["unit"], alert["tier"]) for alert in outcomes["alerts"]] == [("a", "high")]
 
 
@@ -117,7 +117,7 @@ def test_gpus_of_a_node_that_alert_and_fail_together_count_once(tmp_path: Path) 
     stays = inventory(*gpus).assign(node="n")
     happened = events(*[(gpu, START + timedelta(hours=10, minutes=at), "xid", ("79", "48", "48")[at])
                         for at, gpu in enumerate(gpus)]).assign(node="n")  # fmt: skip
-    outcomes = judged(tmp_path, happened, stays)
+    outcomes = outcomes_after(tmp_path, happened, stays)
     assert [(alert["unit"], alert["node"], alert["verdict"]) for alert in outcomes["alerts"]] == [("c", "n", "right")]
     assert (outcomes["incidents"], outcomes["caught"]) == (1, 1)
     whole = {"incidents": 1, "caught": 1, "lead_hours": 10.0}
@@ -127,47 +127,47 @@ def test_gpus_of_a_node_that_alert_and_fail_together_count_once(tmp_path: Path) 
 def test_an_alert_is_right_whichever_gpu_of_its_node_fails(tmp_path: Path) -> None:
     store(tmp_path, [record("a", "n", 0.3, "elevated", decided=START)], START)
     happened = events(("b", START + timedelta(hours=10), "failure", "GPU_LOST")).assign(node="n")
-    outcomes = judged(tmp_path, happened, inventory("a", "b").assign(node="n"))
+    outcomes = outcomes_after(tmp_path, happened, inventory("a", "b").assign(node="n"))
     assert outcomes["verdicts"]["right"] == 1
     assert outcomes["incidents"] == outcomes["caught"] == 1
 
 
 def test_nothing_judged_is_no_precision(tmp_path: Path) -> None:
     decide(tmp_path, 23)
-    outcomes = judged(tmp_path, events(), inventory("calm"))
+    outcomes = outcomes_after(tmp_path, events(), inventory("calm"))
     assert outcomes["precision"] is None
     assert outcomes["lead_hours"] is None
     assert outcomes["alerts"] == []
     (tmp_path / "empty" / "decisions").mkdir(parents=True)
-    assert judged(tmp_path / "empty", events(), inventory("calm"))["decisions"] == 0
+    assert outcomes_after(tmp_path / "empty", events(), inventory("calm"))["decisions"] == 0
 
 
 def test_a_unit_that_leaves_unfailed_says_nothing(tmp_path: Path) -> None:
     decide(tmp_path, 0, ("gone", 0.3, "elevated"))
-    outcomes = judged(tmp_path, events(), inventory("gone", "calm", gone=START + timedelta(hours=5)))
+    outcomes = outcomes_after(tmp_path, events(), inventory("gone", "calm", gone=START + timedelta(hours=5)))
     assert outcomes["alerts"][0]["verdict"] == "inconclusive"
 
 
 def test_alerts_are_judged_by_the_labels_of_the_model_that_gave_them(tmp_path: Path) -> None:
     (tmp_path / "decisions").mkdir()
-    assert judged_by(tmp_path)[0] == LabelSection()
+    assert label_settings_of(tmp_path)[0] == LabelSection()
     own = LabelSection(gap=timedelta(0), xids={"bus": (7,)})
     decide(tmp_path, 0, ("a", 0.3, "elevated"))
     decide(tmp_path, 1, ("a", 0.3, "elevated"))
-    assert judged_by(tmp_path)[0] == LabelSection()  # written by an older version
+    assert label_settings_of(tmp_path)[0] == LabelSection()  # written by an older version
     older, newest = sorted((tmp_path / "decisions").glob("2*"))
     for folder in (older, newest):
         summary = json.loads((folder / "summary.json").read_text())
         written = {"labels": own.model_dump(mode="json"), "drain_horizon_seconds": 3 * 86_400.0}
         (folder / "summary.json").write_text(json.dumps(summary | written))
-    assert judged_by(tmp_path) == (own, timedelta(days=3))
+    assert label_settings_of(tmp_path) == (own, timedelta(days=3))
     (newest / "summary.json").write_text('{"labels": {"horizon": "soon"}}')
-    assert judged_by(tmp_path)[0] == own
+    assert label_settings_of(tmp_path)[0] == own
     happened = events(("a", START + timedelta(hours=9), "xid", "7"))
     stays = inventory("a", "calm")
     verdicts = [
         outcomes_of(tmp_path, happened, stays, data_end=END, labels=labels)["alerts"][-1]["verdict"]
-        for labels in (LabelSection(), judged_by(tmp_path)[0])
+        for labels in (LabelSection(), label_settings_of(tmp_path)[0])
     ]
     assert verdicts == ["wrong", "right"]
 
@@ -179,5 +179,5 @@ def test_an_incident_in_a_planned_maintenance_proves_nothing(tmp_path: Path) -> 
         ("gone", begin, "maintenance", (begin + timedelta(hours=2)).isoformat()),
         ("gone", begin + timedelta(hours=1), "failure", "GPU_LOST"),
     )
-    found = judged(tmp_path, happened, inventory("gone", "calm"))
+    found = outcomes_after(tmp_path, happened, inventory("gone", "calm"))
     assert (found["verdicts"]["right"], found["verdicts"]["wrong"], found["incidents"]) == (0, 0, 0)

@@ -127,7 +127,7 @@ class _Lines:
 
     def __init__(self, title: str) -> None:
         self._title = title
-        self._began = self._told = time.monotonic()
+        self._began = self._reported = time.monotonic()
         self._first: int | None = None
         self._last = 0
 
@@ -137,9 +137,9 @@ class _Lines:
             # what an earlier run left finished is no measure of the pace, nor is what another step went through
             self._began, self._first = now, done
         self._last = done
-        if now - self._told < LINE_S:
+        if now - self._reported < LINE_S:
             return
-        self._told = now
+        self._reported = now
         line = f"predrain: {self._title}: {done:,} of {total:,}"
         rate = (done - self._first) / max(now - self._began, 1e-9)
         if total > 0:

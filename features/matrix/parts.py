@@ -28,7 +28,7 @@ from features.matrix.meta import ROW_COLUMNS, MatrixPart
 from features.matrix.plan import FeaturePlan
 from features.times import duration_ms, instant_ms, instants
 from features.windows.blocks import IntArray
-from telemetry.dataset.files import damage_told
+from telemetry.dataset.files import damage_reported
 from telemetry.dataset.layout import normal_form
 
 PART_ROWS = 32_768
@@ -192,7 +192,7 @@ def read_file(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
 
     Raises ``InputError`` if it is damaged.
     """
-    with damage_told(path, BUILD_AGAIN):
+    with damage_reported(path, BUILD_AGAIN):
         if path.is_dir():  # Arrow would read the files in it
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
         return pq.read_table(path, columns=None if columns is None else list(columns))

@@ -119,7 +119,7 @@ IMPORT_AGAIN = "The dataset is damaged: restore the file, or import or collect i
 
 
 @contextmanager
-def damage_told(where: object, do: str) -> Iterator[None]:
+def damage_reported(where: object, do: str) -> Iterator[None]:
     """Raise ``InputError`` for a file that is no Parquet, ends too early, or has other columns, or text that is none.
 
     What the operating system or a storage says (a file that is not there, a disk that fails) passes through.
@@ -155,7 +155,7 @@ class FolderFiles:
         Raises ``FileNotFoundError`` if there is no such file; ``InputError``, while it is open, too, if it is damaged,
         or storage has another one by now, or cannot be read.
         """
-        with damage_told(self._folder / name, IMPORT_AGAIN), pa.OSFile(str(self.root / name)) as stream:
+        with damage_reported(self._folder / name, IMPORT_AGAIN), pa.OSFile(str(self.root / name)) as stream:
             yield stream
 
     def has(self, name: str) -> bool:
@@ -227,7 +227,7 @@ class StoredFiles(FolderFiles):
             with stream:
                 if stream.size() != listed.size or _changed_at(stream) not in (None, _whole_seconds(listed.mtime)):
                     raise InputError("a file of the dataset was replaced while it was read", where, RUN_AGAIN)
-                with damage_told(where, UPLOAD_AGAIN):
+                with damage_reported(where, UPLOAD_AGAIN):
                     yield stream if "/" in name else self._checked(name, stream.read())
 
     def has(self, name: str) -> bool:
@@ -264,7 +264,7 @@ def _read_meta(storage: FileSystem, place: S3Place) -> tuple[DatasetMeta, dateti
         raise InputError(
             "there is no dataset here: no dataset.json", str(place), "Upload the folder of a dataset to this prefix."
         ) from None
-    with damage_told(f"{place}/{META_NAME}", UPLOAD_AGAIN):
+    with damage_reported(f"{place}/{META_NAME}", UPLOAD_AGAIN):
         return decode_meta(content.decode(), f"{place}/{META_NAME}"), written
 
 

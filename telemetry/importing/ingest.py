@@ -265,7 +265,7 @@ class Ingest:
             in_rows = set(rows["unit"].tolist())
             shared += sorted(code for code in in_rows - {*shared} if intake.stays.is_shared(intake.stays.units[code]))
         if shared:
-            rows = self._told_apart(intake, spill, rows, shared)
+            rows = self._distinguish(intake, spill, rows, shared)
         stays = intake.stays
         runs = runs_of(rows, stays)
         known = stays.given[stays.given["gpu"].isin(runs["gpu"])] if not self.live else stays.given[:0]
@@ -294,7 +294,7 @@ class Ingest:
         shown = {"timestamp": times, "node": nodes[strays["node"]], "gpu": names[strays["unit"]]}
         self.quarantine.set_aside_frame(STRAY, "samples", Path("samples"), pd.DataFrame(shown), lost=False)
 
-    def _told_apart(
+    def _distinguish(
         self, intake: SampleIntake, spill: Spill, rows: pd.DataFrame, shared: Sequence[int]
     ) -> pd.DataFrame:
         """Name GPUs by their place whose identity is that of GPUs on other nodes, too; return the rows under it."""

@@ -43,12 +43,12 @@ from telemetry.landing.folder import Landing, landing_of
 from telemetry.landing.inventory import (
     RUNS,
     derive_inventory,
+    distinguish,
     driver_changes,
     late_nodes,
     merge_observations,
     no_runs,
     spell_nodes,
-    told_apart,
     under_names,
 )
 from telemetry.landing.staged import (
@@ -195,7 +195,7 @@ class _Compaction:
         known = [] if given is None else list(given["node"])
         runs = spell_nodes(runs, [*known, *([] if self.existing is None else self.existing.inventory()["node"])])
         stored = () if self.existing is None else self.existing.inventory()["gpu"].dropna().tolist()
-        sightings, twins = told_apart(runs, waiting.step, stored)
+        sightings, twins = distinguish(runs, waiting.step, stored)
         has_strays = len(set(sightings["gpu"])) < len(set(runs["gpu"]))
         runs = under_names(sightings, twins)
         if not any(files.values()) and (inventory is None or self.existing is None):

@@ -76,7 +76,7 @@ def spell_nodes(runs: pd.DataFrame, known: Iterable[str]) -> pd.DataFrame:
     return runs if (nodes == runs["node"]).all() else merge_observations(no_runs(), runs.assign(node=nodes))
 
 
-def told_apart(
+def distinguish(
     runs: pd.DataFrame, step: timedelta, known: Collection[str] = ()
 ) -> tuple[pd.DataFrame, dict[tuple[str, str], str]]:
     """Name GPUs by node and place whose identity was seen on two nodes at one time.
@@ -108,7 +108,7 @@ def told_apart(
 
 
 def under_names(runs: pd.DataFrame, names: Mapping[tuple[str, str], str]) -> pd.DataFrame:
-    """Return runs with the names of :func:`told_apart`."""
+    """Return runs with the names of :func:`distinguish`."""
     keys = zip(runs["gpu"], runs["node"], strict=True)
     return runs.assign(gpu=pd.Series([names.get(key, key[0]) for key in keys], runs.index, dtype=object))
 

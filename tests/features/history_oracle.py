@@ -40,12 +40,12 @@ def facts_of(events: pd.DataFrame, inventory: pd.DataFrame, labels: LabelSection
 
     What an onset is, is another oracle's matter.
     """
-    told, held = oracle.records(events), oracle.records(inventory)
-    moments = sorted({oracle.known(row) for row in told if row["type"] == "maintenance"})
+    records, held = oracle.records(events), oracle.records(inventory)
+    moments = sorted({oracle.known(row) for row in records if row["type"] == "maintenance"})
 
     def until(unit, node, time, known):
         later = [known, *(moment for moment in moments if moment > known)]
-        shown = (r for r in later if oracle.in_maintenance(unit, time, told, held, r, node=node))
+        shown = (r for r in later if oracle.in_maintenance(unit, time, records, held, r, node=node))
         return next(shown, oracle.FOR_EVER)
 
     def fact(kinds, time, known, unit, node, xid, planned_counts):
@@ -57,7 +57,7 @@ def facts_of(events: pd.DataFrame, inventory: pd.DataFrame, labels: LabelSection
             kinds_of(r), r["timestamp"], oracle.known(r), r["gpu"], r["node"],
             r["code"] if r["type"] == "xid" else None, r["type"] in ("repair", "replacement", "driver"),
         )
-        for r in told
+        for r in records
     ]  # fmt: skip
     onsets = oracle.records(known_onsets(IncidentEvidence.of(events, inventory, labels)))
     return out + [fact({"incident"}, r["timestamp"], r["known_at"], r["unit"], r["node"], None, False) for r in onsets]

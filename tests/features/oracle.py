@@ -164,15 +164,15 @@ def in_maintenance(
     unit: str | None, time: datetime, events: list[dict], inventory: list[dict], r: datetime, *, node: str = ""
 ) -> bool:
     """Whether a unit (None: a whole node) was in a planned maintenance at a time, by what was known at r."""
-    told = [row for row in events if row["type"] == "maintenance" and known(row) <= r]
-    for row in told:
+    maintenance = [row for row in events if row["type"] == "maintenance" and known(row) <= r]
+    for row in maintenance:
         if row["code"] == "end" or not row["timestamp"] <= time:
             continue
         if row["code"] == "begin":
             whose = (row["gpu"], row["node"] if row["gpu"] is None else None)
             ends = [
                 e["timestamp"]
-                for e in told
+                for e in maintenance
                 if e["code"] == "end" and (e["gpu"], e["node"] if e["gpu"] is None else None) == whose
                 and e["timestamp"] >= row["timestamp"] and concerned_ever(e, inventory)
             ]  # fmt: skip

@@ -222,7 +222,7 @@ def test_nothing_new_is_done_and_no_current_mark_is_lost_while_a_source_is_broke
         assert {*world.current} <= levels.keys()
         assert all(level <= before.get(name, Level.NONE) for name, level in levels.items()), f"{error!r}"
         assert {**world.diagnostics.started, **world.probes.started} == started
-        assert (world.work.evicted, world.hook.told) == ([], [])
+        assert (world.work.evicted, world.hook.requests) == ([], [])
         if not isinstance(error, LedgerError | SourceError | SchedulerError):
             assert any(type(error).__name__ in message for message in report.errors)
 

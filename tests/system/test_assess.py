@@ -56,7 +56,7 @@ def assess(folder: Path) -> tuple[dict, str, str]:
 
 
 def test_a_prometheus_is_assessed_in_one_command_and_the_next_ones_take_its_settings(folder: Path) -> None:
-    content, told, announced = assess(folder)
+    content, output, announced = assess(folder)
     # Counted at some instants of the period: with GPUs that were replaced in it, without a few that are silent.
     size = re.match(r"predrain: (\d+) GPUs, at most ([\d,]+) values of 30 days", announced)
     assert size is not None, announced
@@ -66,7 +66,7 @@ def test_a_prometheus_is_assessed_in_one_command_and_the_next_ones_take_its_sett
     assert content["data"]["days"] == pytest.approx(30, abs=1)
     assert sum(content["data"]["failures"].values()) >= 5
     assert content["predictable"]["failures"] >= 1
-    train, score, act = (line.split()[1:] for line in told.split("What to do next\n")[1].splitlines())
+    train, score, act = (line.split()[1:] for line in output.split("What to do next\n")[1].splitlines())
     predrain(*train, cwd=folder)
     predrain(*score, cwd=folder)
     (summary,) = (folder / "out" / "scores" / "decisions").rglob("summary.json")

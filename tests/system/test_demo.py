@@ -27,9 +27,9 @@ def test_a_person_sees_a_risk_become_a_drain_and_a_failure_be_spared_at_any_size
         tab.get_by_role("link", name=node, exact=True).first.click()
         assert "of the raised score" in tab.inner_text("main")
         tab.get_by_role("link", name=f"Ledger of {node}").click()
-        told = tab.inner_text("main")
+        text = tab.inner_text("main")
         for word in ("high", "taint", "checkpoint", "drain"):
-            assert word in told, word
+            assert word in text, word
         before = tab.locator("p.notice").first.inner_text()
         for width in (390, 820, 1280):
             tab.set_viewport_size({"width": width, "height": 844})

@@ -57,8 +57,8 @@ class Loop:
     ``changes``: nodes in the order in which they were taken out of service.
     """
 
-    def __init__(self, root: Path, told: "Told", kills: int) -> None:
-        self.root, self.told, self.goal, self.kills = root, told, kills, 0
+    def __init__(self, root: Path, fleet: "SimulatedFleet", kills: int) -> None:
+        self.root, self.fleet, self.goal, self.kills = root, fleet, kills, 0
         self.random, self.now, self.done = random.Random(SEED), FIRST, 0
         self.marks: list[dict[str, list[str]]] = []
         self.changes: list[str] = []
@@ -70,7 +70,7 @@ class Loop:
         team = [{"key": "team", "value": "x", "effect": "NoSchedule"}]
         nodes = [
             {"name": name, "cluster": "c", "group": "g", "labels": {"zone": "a"}, "annotations": {}, "taints": team}
-            for name in told.nodes
+            for name in fleet.nodes
         ]
         (root / "cluster.json").write_text(json.dumps({"format": 1, "nodes": nodes}))
         self.nursery = Nursery(root)
@@ -116,7 +116,7 @@ class Loop:
     def period(self, number: int) -> None:
         """Let telemetry and tickets of a period come, score, and let the controller decide twice."""
         self.now = FIRST + number * PERIOD + LATE
-        self.told.write(self.root, self.now)
+        self.fleet.write(self.root, self.now)
         params = ("--params", "params.yaml")
         self.command("collect", "openmetrics", f"{number}.om", "--dataset", "fleet", *params)
         self.command("collect", "tickets", "tickets.csv", "--dataset", "fleet", *params)
@@ -146,7 +146,7 @@ class Loop:
         return found
 
 
-class Told:
+class SimulatedFleet:
     """What a simulated fleet tells, cut into periods."""
 
     def __init__(self, root: Path) -> None:
@@ -170,23 +170,23 @@ class Told:
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> Told:
-    return Told(tmp_path_factory.mktemp("told") / "fleet")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> SimulatedFleet:
+    return SimulatedFleet(tmp_path_factory.mktemp("simulated") / "fleet")
 
 
 @pytest.fixture(scope="module")
-def untroubled(told: Told, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loop]:
+def untroubled(fleet: SimulatedFleet, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loop]:
     """The loop without a kill."""
-    with contextlib.closing(Loop(tmp_path_factory.mktemp("loop") / "a", told, kills=0)) as loop:
+    with contextlib.closing(Loop(tmp_path_factory.mktemp("loop") / "a", fleet, kills=0)) as loop:
         for number in range(PERIODS):
             loop.period(number)
         yield loop
 
 
 def test_whatever_is_killed_when_what_follows_is_as_if_nothing_had_been(
-    told: Told, untroubled: Loop, tmp_path: Path
+    fleet: SimulatedFleet, untroubled: Loop, tmp_path: Path
 ) -> None:
-    with contextlib.closing(Loop(tmp_path / "b", told, KILLS)) as loop:
+    with contextlib.closing(Loop(tmp_path / "b", fleet, KILLS)) as loop:
         for number in range(PERIODS):
             loop.period(number)
         assert loop.kills >= KILLS
@@ -203,5 +203,5 @@ def test_whatever_is_killed_when_what_follows_is_as_if_nothing_had_been(
         loop.act()
         left = loop.nodes().values()
         assert {len(node["taints"]) for node in left} == {1}, "what has expired is off"
-        assert [node["annotations"] for node in left] == [{}] * len(told.nodes)
-        assert [node["labels"] for node in left] == [{"zone": "a"}] * len(told.nodes)
+        assert [node["annotations"] for node in left] == [{}] * len(fleet.nodes)
+        assert [node["labels"] for node in left] == [{"zone": "a"}] * len(fleet.nodes)

@@ -44,8 +44,8 @@ def asks(extension: Path) -> Callable[[Path], bool]:
     def ask(socket: Path) -> bool:
         environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(extension), os.environ.get("PYTHONPATH", "")])}
         command = [sys.executable, "-c", ASK, str(socket)]
-        told = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120, env=environment)
-        return {"True": True, "False": False}[told.stdout.strip()]
+        result = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120, env=environment)
+        return {"True": True, "False": False}[result.stdout.strip()]
 
     return ask
 

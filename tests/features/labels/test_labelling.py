@@ -235,7 +235,7 @@ TIMES = st.integers(0, 60).map(lambda step: at(minutes=20 * (step // 3), seconds
 STORIES = st.lists(st.tuples(st.integers(0, 5), TIMES, st.sampled_from(["xid", "repair"])), max_size=12)
 
 
-def told(story, *, copies=1):
+def records_of(story, *, copies=1):
     """Events of a story in which each GPU stands for so many that fail together, and the fleet of them."""
     units = [(gpu, copy) for gpu in range(6) for copy in range(copies)]
     held = [stay(f"g{gpu}c{copy}", f"n{gpu // 2}", f"{gpu}-{copy}") for gpu, copy in units]
@@ -271,7 +271,7 @@ def groups_by(numbers):
 @SLOW
 @given(STORIES)
 def test_groups_are_those_of_the_plain_reading(story):
-    found = table(*told(story))
+    found = table(*records_of(story))
     nodes = [row["node_incident"] for row in found]
     near = timedelta(minutes=30)
     assert groups_by(nodes) == plain_groups(
@@ -287,11 +287,11 @@ def test_groups_are_those_of_the_plain_reading(story):
 @SLOW
 @given(STORIES, st.randoms(use_true_random=False))
 def test_four_gpus_that_fail_together_are_counted_as_one_and_the_order_of_events_does_not_matter(story, random):
-    one, four = table(*told(story)), table(*told(story, copies=4))
+    one, four = table(*records_of(story)), table(*records_of(story, copies=4))
     assert len(four) == 4 * len(one)
     for name in ("node_incident", "common_cause"):
         assert len({row[name] for row in four}) == len({row[name] for row in one})
-    rows, held = told(story)
+    rows, held = records_of(story)
     assert table(random.sample(rows, len(rows)), held) == one
 
 
@@ -299,7 +299,7 @@ def test_four_gpus_that_fail_together_are_counted_as_one_and_the_order_of_events
 @given(STORIES, TIMES)
 def test_what_is_known_to_be_one_node_incident_stays_one(story, r):
     failures = [(gpu, time, kind) for gpu, time, kind in story if kind == "xid"]
-    rows, held = told(failures)
+    rows, held = records_of(failures)
     later = {(row["unit"], row["start"]): row["node_incident"] for row in table(rows, held)}
     for number in {row["node_incident"] for row in table(rows, held, as_of=r)}:
         members = [row for row in table(rows, held, as_of=r) if row["node_incident"] == number]

@@ -71,9 +71,9 @@ def test_a_gpu_that_was_put_in_during_the_maintenance_is_concerned():
 
 
 def test_labels_use_a_window_from_when_it_was_known():
-    told = window(at(1), at(3), known=at(90))
-    assert left(event(at(2), code="79"), told, as_of=at(89)) == [("g0", at(2))]
-    assert left(event(at(2), code="79"), told, as_of=at(90)) == []
+    late = window(at(1), at(3), known=at(90))
+    assert left(event(at(2), code="79"), late, as_of=at(89)) == [("g0", at(2))]
+    assert left(event(at(2), code="79"), late, as_of=at(90)) == []
 
 
 def test_rows_before_in_and_after_a_hidden_incident_have_no_label():
@@ -165,8 +165,8 @@ def test_a_rack_that_reboots_in_its_maintenance_is_nothing_to_learn_from():
 
 @pytest.mark.parametrize("code", ["begin", "end", at(1).isoformat()])
 def test_a_window_alone_changes_no_history(code):
-    held, told = inventory(stay()), event(at(0), "maintenance", code, gpu=None, known=at(0))
-    records = [IncidentEvidence.of(events(*happened), held, LABELS) for happened in ([told], [])]
+    held, late = inventory(stay()), event(at(0), "maintenance", code, gpu=None, known=at(0))
+    records = [IncidentEvidence.of(events(*happened), held, LABELS) for happened in ([late], [])]
     values = [EventHistory.of(r, FeatureSection(), held).values(rows((at(days=40), "g0"))) for r in records]
     np.testing.assert_array_equal(*values)
 

@@ -279,8 +279,8 @@ def test_a_node_without_samples_has_rows_that_say_so(tmp_path):
 def window(node, start, end, *, known=None):
     """A planned maintenance of a node, in hours; known as it begins."""
     at, until = T0 + start * HOUR, T0 + end * HOUR
-    told = at if known is None else T0 + known * HOUR
-    return {"timestamp": at, "node": node, "type": "maintenance", "code": until.isoformat(), "known_at": told}
+    known_at = at if known is None else T0 + known * HOUR
+    return {"timestamp": at, "node": node, "type": "maintenance", "code": until.isoformat(), "known_at": known_at}
 
 
 @pytest.fixture(scope="module")

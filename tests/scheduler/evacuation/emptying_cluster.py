@@ -35,15 +35,15 @@ def workload(name: str, node: str, **others: object) -> Workload:
 
 
 class Recording:
-    """A hook that notes what it is told."""
+    """A hook that records its requests."""
 
     def __init__(self, *replies: object) -> None:
-        self.told: list[tuple[Mapping[str, object], str]] = []
+        self.requests: list[tuple[Mapping[str, object], str]] = []
         self.replies = list(replies)
 
     def tell(self, payload, key):
         """Note it; the last reply stays."""
-        self.told.append((payload, key))
+        self.requests.append((payload, key))
         return self.replies.pop(0) if len(self.replies) > 1 else self.replies[0]
 
 

@@ -243,7 +243,7 @@ def test_hooks_are_asked_until_they_say_it_is_written():
     assert cluster.evicted() == []
     cluster.later()
     assert cluster.evicted() == ["w1-uid"]
-    assert {key for _, key in hook.told} == {hook.told[0][1]}, "one key for one request"
+    assert {key for _, key in hook.requests} == {hook.requests[0][1]}, "one key for one request"
 
 
 def test_what_wants_to_be_asked_in_a_way_that_is_not_set_up_is_not_moved_unasked():

@@ -97,7 +97,7 @@ def test_suspended_work_is_asked_nothing_also_by_the_hook_for_all_jobs():
     cluster.runs("w2-uid", checkpoint=None)
     cluster.scored(n1=0.9, n2=0.9)
     cluster.round()
-    assert [payload["workload"]["name"] for payload, _ in hook.told] == ["w2"]
+    assert [payload["workload"]["name"] for payload, _ in hook.requests] == ["w2"]
 
 
 def test_a_drain_that_a_switch_stops_for_long_is_reported_with_its_cause():
@@ -264,10 +264,10 @@ def test_one_run_of_a_job_on_two_risky_nodes_is_asked_once_and_requeued_once():
     cluster.workloads.evict = requeued
     cluster.scored(n1=0.95, n2=0.9)
     cluster.round()
-    assert len(hook.told) == 1
+    assert len(hook.requests) == 1
     cluster.later()
-    assert len(hook.told) == 2
-    assert len({key for _, key in hook.told}) == 1
+    assert len(hook.requests) == 2
+    assert len({key for _, key in hook.requests}) == 1
     assert calls == ["7.0.1"]
     cluster.later()
     assert {entry.phase for entry in cluster.progress().nodes.values()} == {"verifying"}
@@ -282,11 +282,11 @@ def test_a_hook_is_asked_once_for_a_gang_and_its_answer_is_that_of_all_parts():
         cluster.workloads.running[part.uid] = part
     cluster.scored(n1=0.95, n2=0.9)
     cluster.round()
-    assert len(hook.told) == 1
+    assert len(hook.requests) == 1
     assert cluster.evicted() == []
     cluster.later()
-    assert {key for _, key in hook.told} == {hook.told[0][1]}
-    assert len(hook.told) == 2
+    assert {key for _, key in hook.requests} == {hook.requests[0][1]}
+    assert len(hook.requests) == 2
     assert sorted(cluster.evicted()) == ["a-uid", "b-uid", "c-uid"]
 
 
@@ -300,12 +300,12 @@ def test_a_part_that_joins_after_the_answer_of_its_gang_is_due_has_it_asked_agai
     cluster.runs("c-uid", opt_out="do-not-disrupt=true")  # it keeps the gang
     cluster.scored(n1=0.95)
     cluster.round()
-    assert len(hook.told) == 1
+    assert len(hook.requests) == 1
     cluster.later(60)
     cluster.scored(n1=0.95, n2=0.95)
     cluster.round()
-    assert len(hook.told) == 2, "the checkpoint is an hour old"
-    assert len({key for _, key in hook.told}) == 2
+    assert len(hook.requests) == 2, "the checkpoint is an hour old"
+    assert len({key for _, key in hook.requests}) == 2
 
 
 def test_a_leader_whose_clock_is_behind_that_of_the_mark_goes_on_with_the_same_drain():

@@ -16,8 +16,8 @@ here = Path({folder!r})
 name, args = os.path.basename(sys.argv[0]), sys.argv[1:]
 with (here / "calls").open("a") as log:
     log.write(json.dumps([name, *args, "E=" + ",".join(sorted(k for k in os.environ if k.startswith("S")))]) + "\\n")
-told = json.loads((here / "told.json").read_text())
-fault = told.get("fault", {{}}).get(name)
+cluster = json.loads((here / "cluster.json").read_text())
+fault = cluster.get("fault", {{}}).get(name)
 if fault == "slow":
     time.sleep(30)
 if fault == "endless":
@@ -26,13 +26,13 @@ if fault == "endless":
 if fault == "fails":
     sys.stderr.write("slurm_load_node error: Unable to contact slurm controller (connect failure)\\n")
     sys.exit(1)
-version = told["version"]
+version = cluster["version"]
 asked = [a for a in args if a.startswith("--json")]
-plugin = told["meta"] if "meta" in told else {{"data_parser": "data_parser/v0.0.%d" % version}}
+plugin = cluster["meta"] if "meta" in cluster else {{"data_parser": "data_parser/v0.0.%d" % version}}
 if version == 38:
     plugin = {{"type": "openapi/v0.0.38", "name": "Slurm OpenAPI v0.0.38"}}
 if asked and "=" in asked[0]:
-    if version < 40 or told.get("only_own"):
+    if version < 40 or cluster.get("only_own"):
         sys.stderr.write(name + ": option '--json' doesn't allow an argument\\n")
         sys.exit(1)
     plugin = {{"data_parser": "data_parser/" + asked[0].split("=")[1]}}
@@ -52,9 +52,9 @@ def shape(node):
     return row
 
 def report(key, rows):
-    text = json.dumps({{"meta": {{"plugin": plugin}}, "errors": told.get("errors", []), "warnings": [], key: rows}}
+    text = json.dumps({{"meta": {{"plugin": plugin}}, "errors": cluster.get("errors", []), "warnings": [], key: rows}}
                       if version == 38 else {{key: rows, "last_update": number(1), "meta": {{"plugin": plugin}},
-                                              "errors": told.get("errors", []), "warnings": []}})
+                                              "errors": cluster.get("errors", []), "warnings": []}})
     if fault == "truncated":
         text = text[: len(text) // 2]
     if fault == "garbage":
@@ -65,7 +65,7 @@ def report(key, rows):
     sys.exit(0)
 
 if name == "sinfo" or args[:2] == ["show", "node"]:
-    rows = [shape(row) for row in told["nodes"]]
+    rows = [shape(row) for row in cluster["nodes"]]
     if name == "sinfo" and version != 38:
         report("sinfo", [])
     if name == "scontrol" and len(args) > 3:
@@ -75,14 +75,14 @@ if name == "sinfo" or args[:2] == ["show", "node"]:
             sys.exit(1)
     report("nodes", rows)
 if name == "squeue":
-    report("jobs", told["jobs"])
+    report("jobs", cluster["jobs"])
 if name == "scontrol" and args[0] == "update":
     given = dict(word.split("=", 1) for word in args[1:])
-    node = next((n for n in told["nodes"] if n["name"] == given["NodeName"]), None)
+    node = next((n for n in cluster["nodes"] if n["name"] == given["NodeName"]), None)
     if node is None:
         sys.stderr.write("slurm_update error: Invalid node name specified\\n")
         sys.exit(1)
-    if told.get("denied"):
+    if cluster.get("denied"):
         sys.stderr.write("slurm_update error: Invalid user id\\n")
         sys.exit(1)
     state = given.get("State")
@@ -99,18 +99,18 @@ if name == "scontrol" and args[0] == "update":
         node["extra"] = given["Extra"]
     if "Weight" in given:
         node["weight"] = int(given["Weight"])
-    (here / "told.json").write_text(json.dumps(told))
+    (here / "cluster.json").write_text(json.dumps(cluster))
     sys.exit(0)
 if args[:2] == ["show", "partition"]:
     for partition, state in (("g", "UP"), ("old", "INACTIVE")):
         print("PartitionName=%s Nodes=n[0-1] PreemptMode=OFF State=%s TotalCPUs=16" % (partition, state))
     sys.exit(0)
 if args[:2] == ["show", "reservation"]:
-    if args[2] not in told.get("reservations", {{}}):
+    if args[2] not in cluster.get("reservations", {{}}):
         sys.stderr.write("Reservation %s not found\\n" % args[2])
         sys.exit(1)
     print("ReservationName=%s StartTime=2026-01-01T00:00:00 Nodes=%s NodeCnt=1 Flags=SPEC_NODES" % (
-        args[2], told["reservations"][args[2]]))
+        args[2], cluster["reservations"][args[2]]))
     sys.exit(0)
 
 def names(row):
@@ -120,7 +120,7 @@ def names(row):
         ids += [str(leader), "%s%s%s" % (leader, mark, place["number"])] if leader and place["set"] else []
     return ids
 
-if not any(args[-1] in names(row) for row in told["jobs"]):
+if not any(args[-1] in names(row) for row in cluster["jobs"]):
     sys.stderr.write("Invalid job id specified for job %s\\n" % args[-1])
     sys.exit(1)
 """
@@ -140,13 +140,13 @@ class FakeSlurm:
         self.tell(version=version, nodes=[node_row(i, 0, 1770000000) for i in range(nodes)], jobs=[])
 
     def tell(self, **changed: Any) -> None:
-        file = self.folder / "told.json"
+        file = self.folder / "cluster.json"
         stored = json.loads(file.read_text()) if file.exists() else {}
         file.write_text(json.dumps({**stored, **changed}))
 
     @property
-    def told(self) -> dict[str, Any]:
-        return json.loads((self.folder / "told.json").read_text())
+    def cluster(self) -> dict[str, Any]:
+        return json.loads((self.folder / "cluster.json").read_text())
 
     @property
     def calls(self) -> list[list[str]]:

@@ -32,7 +32,7 @@ evacuation:
 HOOK = """
 import json, pathlib, sys
 payload = json.load(sys.stdin)
-with open("PLACE/told", "a") as file:
+with open("PLACE/requests", "a") as file:
     file.write(json.dumps([sys.argv[1:], payload]) + "\\n")
 if payload["kind"] == "checkpoint":
     sys.exit(0 if pathlib.Path("PLACE/written").exists() else 75)
@@ -72,26 +72,26 @@ GO = (*ACT, "--scores", "scores")
 
 
 def hook_calls(place):
-    lines = (place / "told").read_text().splitlines() if (place / "told").exists() else []
+    lines = (place / "requests").read_text().splitlines() if (place / "requests").exists() else []
     return [json.loads(line) for line in lines]
 
 
 def test_act_then_kill_then_undo(fake):
-    before = fake.told["nodes"]
+    before = fake.cluster["nodes"]
     assert "node n3: State: (none) -> DRAIN" in invoke(*GO, "--dry-run").stdout
-    assert fake.told["nodes"] == before
+    assert fake.cluster["nodes"] == before
     done = json.loads(invoke(*GO, "--json").stdout)
     assert [(step["verb"], step["outcome"]) for step in done["steps"]] == [
         ("swap", "done"), ("drain", "done"), ("publish", "already"),
     ]  # fmt: skip
-    node = fake.told["nodes"][3]
+    node = fake.cluster["nodes"][3]
     assert node["state"] == ["IDLE", "DRAIN"]
     assert node["reason"].startswith("predrain: tier=high risk=0.9000 until=")
     assert "kill switch set" in invoke(*ACT, "--kill").stderr
     assert "nothing to do" in invoke(*GO).stdout
     invoke(*ACT, "--resume")
     invoke(*ACT, "--release-all")
-    left = fake.told["nodes"][3]
+    left = fake.cluster["nodes"][3]
     assert (left["state"], left["extra"], left["weight"]) == (["IDLE"], "", 1)
 
 
@@ -121,7 +121,7 @@ def test_from_the_risk_to_the_release_with_commands_as_hooks(fake, place):
     assert "done     empty n3" in invoke(*GO).stdout
     assert "passed   verify n3: level 3" in invoke(*GO).stdout
     assert "done     release n3" in invoke(*GO).stdout
-    left = fake.told["nodes"][3]
+    left = fake.cluster["nodes"][3]
     assert (left["state"], left["extra"]) == (["IDLE"], "")
 
     assert len({argv[1] for argv, payload in hook_calls(place) if payload["kind"] == "checkpoint"}) == 1

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from foundation.errors import InputError
 from telemetry.dataset.schema import INVENTORY, conform
 from telemetry.dataset.store import Dataset
-from telemetry.landing.inventory import merge_observations, no_runs, told_apart
+from telemetry.landing.inventory import distinguish, merge_observations, no_runs
 from tests.telemetry.helpers import DAY, gpu, inventory_frame, run_import, samples_frame, write_csv
 from tests.telemetry.landing.test_compaction import (
     NOW,
@@ -267,7 +267,7 @@ def test_a_gpu_that_single_samples_show_on_two_nodes_in_turn_is_named_by_its_nod
         seen = {"gpu": ["twin", "own"], "node": [f"node-{turn % 2}", "node-0"]}
         ms = 300_000 * turn
         runs = merge_observations(runs, pd.DataFrame(seen).assign(first_ms=ms, last_ms=ms))
-    left, names = told_apart(runs, timedelta(minutes=10))
+    left, names = distinguish(runs, timedelta(minutes=10))
     assert left["gpu"].tolist() == ["own", "twin", "twin"], "not a row for each sample"
     assert names == {("twin", f"node-{number}"): f"node-{number}@twin" for number in (0, 1)}
 

@@ -179,7 +179,7 @@ def _known_gpus(dataset: Path, observed: list[Path], node: str) -> "GpuNames":
     for path in observed:
         try:
             seen = pq.read_table(path, columns=["gpu", "node", "serial", "slot"])
-        except FileNotFoundError:  # folded just now
+        except FileNotFoundError:  # compacted just now
             continue
         rows += [row for row in seen.to_pylist() if are_one_node(row["node"], node)]
     return gpu_names(rows)

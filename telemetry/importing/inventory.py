@@ -389,8 +389,8 @@ def _fold_mig(frame: pd.DataFrame, quarantine: Quarantine) -> tuple[pd.DataFrame
         reason = "MIG instance without a known parent"
         quarantine.set_aside(reason, "inventory", file, number, row_text(row.to_dict()), gpu[index])
     parents = {gpu[index]: name for index, name in parent.dropna().items()}
-    folded = frame[~is_mig].drop(columns=["_row", "_file", "parent", "mig_instance"], errors="ignore")
-    return folded.drop_duplicates(ignore_index=True), parents
+    merged = frame[~is_mig].drop(columns=["_row", "_file", "parent", "mig_instance"], errors="ignore")
+    return merged.drop_duplicates(ignore_index=True), parents
 
 
 def unit_of(frame: pd.DataFrame) -> Unit:

@@ -156,14 +156,14 @@ def _key(path: Path) -> str:
 
 
 def _retire(landing: Landing, paths: list[Path], settings: CompactSettings, now: datetime) -> None:
-    """Take compacted files away: to ``folded/`` where raw samples are kept for a while, otherwise off the disk."""
+    """Take compacted files away: to ``compacted/`` where raw samples are kept for a while, otherwise off the disk."""
     if not paths:
         return
-    landing.remember_folded(paths, now.timestamp())
+    landing.remember_compacted(paths, now.timestamp())
     keep = settings.telemetry.retention.raw > timedelta(0)
     for path in paths:
         if keep:
-            landing.put_aside(path, "folded")
+            landing.put_aside(path, "compacted")
         else:
             path.unlink(missing_ok=True)
 
@@ -171,7 +171,7 @@ def _retire(landing: Landing, paths: list[Path], settings: CompactSettings, now:
 def _expire(landing: Landing, settings: CompactSettings, now: datetime) -> None:
     """Remove compacted files that have been kept for as long as they should."""
     oldest = now.timestamp() - settings.telemetry.retention.raw.total_seconds()
-    for path in (landing.root / "folded").glob("*/*.parquet"):
+    for path in (landing.root / "compacted").glob("*/*.parquet"):
         with contextlib.suppress(FileNotFoundError):
             if path.stat().st_mtime < oldest:
                 path.unlink()

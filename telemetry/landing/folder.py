@@ -21,7 +21,7 @@ from telemetry.landing.tables import KINDS, Kind, lay_out
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,180}\Z")
 _NAMED: Final = "named-"
-_LEDGER: Final = "folded-names.txt"
+_LEDGER: Final = "compacted-names.txt"
 NAMES_KEPT_S: Final = 30 * 86400
 """A name is remembered this long after its file was compacted: longer than any backfill or outage should last."""
 
@@ -93,7 +93,7 @@ class Landing:
 
     def has_landed(self, kind: Kind, name: str) -> bool:
         """Whether a file of that name has landed, compacted since or not (remembered for :data:`NAMES_KEPT_S`)."""
-        return (self.root / kind / f"{_NAMED}{name}.parquet").exists() or (kind, name) in self._folded_names()
+        return (self.root / kind / f"{_NAMED}{name}.parquet").exists() or (kind, name) in self._compacted_names()
 
     def waiting(self, kind: Kind | None = None) -> list[Path]:
         """Return the files that wait to be compacted, oldest first."""
@@ -113,7 +113,7 @@ class Landing:
             folder.mkdir(parents=True, exist_ok=True)
         return folder / name
 
-    def remember_folded(self, paths: list[Path], now_s: float) -> None:
+    def remember_compacted(self, paths: list[Path], now_s: float) -> None:
         """Note the names of files that are compacted, before they are taken away; forget those of long ago."""
         ledger = self.state(_LEDGER)
         entries = {(kind, name): s for s, kind, name in _read_ledger(ledger) if float(s) > now_s - NAMES_KEPT_S}
@@ -137,7 +137,7 @@ class Landing:
             target.parent.mkdir(parents=True, exist_ok=True)
             return path.replace(target)
 
-    def _folded_names(self) -> frozenset[tuple[str, str]]:
+    def _compacted_names(self) -> frozenset[tuple[str, str]]:
         ledger = self.root / "state" / _LEDGER
         stamp = stamp_of(ledger)
         if stamp != self._names_stamp:
@@ -160,5 +160,7 @@ def _read_ledger(ledger: Path) -> list[tuple[str, str, str]]:
         return []
     except ValueError:
         raise InputError(
-            "the list of folded names is damaged", str(ledger), "Remove it: named files may then be written once more."
+            "the list of compacted names is damaged",
+            str(ledger),
+            "Remove it: named files may then be written once more.",
         ) from None

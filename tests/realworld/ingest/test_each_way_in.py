@@ -33,7 +33,7 @@ from tests.telemetry.collect.builders import Clock, landed, landing
 from tests.telemetry.collect.kubernetes.memory_api import EVENTS, NODES, PODS, MemoryApi
 from tests.telemetry.collect.kubernetes.objects import NOW, event, node, pod
 from tests.telemetry.helpers import DAY, gpu, run_import
-from tests.telemetry.landing.test_compaction import NOW as FOLDED
+from tests.telemetry.landing.test_compaction import NOW as COMPACTED
 from tests.telemetry.landing.test_compaction import event as staged_event
 from tests.telemetry.landing.test_compaction import fold, land, land_events, raw, samples_of
 
@@ -183,7 +183,7 @@ def kubernetes(folder: Path, path: str, items: list[dict[str, Any]]) -> Accounti
 
 
 def staged_samples(kinds: list[str], folder: Path) -> Outcome:
-    begins = {GOOD: DAY, UNKNOWN: pd.Timestamp(FOLDED) - pd.Timedelta(minutes=9), BROKEN: LONG_AGO}
+    begins = {GOOD: DAY, UNKNOWN: pd.Timestamp(COMPACTED) - pd.Timedelta(minutes=9), BROKEN: LONG_AGO}
     stamps = [begins[kind] + pd.Timedelta(seconds=30 * number) for number, kind in enumerate(kinds)]
     frame = raw(gpus=1, times=len(kinds))
     land(folder, frame.assign(timestamp=pd.Series(stamps).astype("datetime64[ms, UTC]")))

@@ -224,18 +224,18 @@ def test_old_samples_go_and_old_landed_files_too(tmp_path: Path):
     for day in range(6):
         path = land(tmp_path, raw(gpus=1, times=12, every="10min", start=DAY + pd.Timedelta(days=day)))
         assert path is not None
-        folded_at = DAY + pd.Timedelta(days=day, hours=3)
-        os.utime(path, (folded_at.timestamp(), folded_at.timestamp()))
-        fold(tmp_path, now=folded_at.to_pydatetime(), retention={"raw": "2d", "samples": "3d"})
+        compacted_at = DAY + pd.Timedelta(days=day, hours=3)
+        os.utime(path, (compacted_at.timestamp(), compacted_at.timestamp()))
+        fold(tmp_path, now=compacted_at.to_pydatetime(), retention={"raw": "2d", "samples": "3d"})
     samples = samples_of(tmp_path)
     assert samples["timestamp"].min() >= DAY + pd.Timedelta(days=2)
     assert samples["timestamp"].max() >= DAY + pd.Timedelta(days=5)
     assert Dataset.open(tmp_path / "dataset").meta.span[0] >= (DAY + pd.Timedelta(days=1)).to_pydatetime()
-    folded = landing_of(tmp_path / "dataset") / "folded/samples"
-    assert len(list(folded.glob("*.parquet"))) == 3
+    compacted = landing_of(tmp_path / "dataset") / "compacted/samples"
+    assert len(list(compacted.glob("*.parquet"))) == 3
     land(tmp_path, raw())
     fold(tmp_path, retention={"raw": "0s"})  # none shall be kept
-    assert not list(folded.glob("*.parquet"))
+    assert not list(compacted.glob("*.parquet"))
 
 
 def test_a_reader_goes_on_reading_the_dataset_it_opened(tmp_path: Path):

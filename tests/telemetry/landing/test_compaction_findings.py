@@ -55,7 +55,7 @@ def test_lost_sightings_do_not_lose_a_silent_gpu(tmp_path: Path):
     pd.testing.assert_frame_equal(after[after["gpu"] == gpu(0)], before[before["gpu"] == gpu(0)])
 
 
-def test_an_inventory_alone_is_folded_and_a_corrected_one_replaces_it(tmp_path: Path):
+def test_an_inventory_alone_is_compacted_and_a_corrected_one_replaces_it(tmp_path: Path):
     land(tmp_path, raw(gpus=2))
     fold(tmp_path)
     for day in ("2026-02-01", "2026-02-03"):

@@ -48,18 +48,18 @@ def test_a_table_that_does_not_fit_is_refused(table: pa.Table, message: str, tmp
     assert not list(tmp_path.rglob("*.parquet"))
 
 
-def test_a_name_lands_once_also_after_its_file_was_folded(tmp_path: Path):
+def test_a_name_lands_once_also_after_its_file_was_compacted(tmp_path: Path):
     landing = Landing(tmp_path, writer="test")
     path = landing.stage("samples", samples(), name="chunk-1")
     assert path is not None
     assert landing.stage("samples", samples(41), name="chunk-1") is None
     assert landing.stage("events", pa.table(event()), name="chunk-1") is not None
-    landing.remember_folded([path], now_s=1000.0)
+    landing.remember_compacted([path], now_s=1000.0)
     path.unlink()
     for other in (landing, Landing(tmp_path, writer="other")):
         assert other.has_landed("samples", "chunk-1")
         assert other.stage("samples", samples(42), name="chunk-1") is None
-    landing.remember_folded([], now_s=1001.0 + NAMES_KEPT_S)
+    landing.remember_compacted([], now_s=1001.0 + NAMES_KEPT_S)
     assert not landing.has_landed("samples", "chunk-1")
 
 

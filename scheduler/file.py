@@ -132,12 +132,12 @@ class MemoryScheduler(SchedulerExtras):
         self.switches = switches
         return WriteResult("done")
 
-    def hold_lease(self, holder: str, lasts: timedelta) -> datetime | None:
+    def hold_lease(self, holder: str, duration: timedelta) -> datetime | None:
         """Take or prolong the lease."""
         now = self._clock.now()
         if self.lease is not None and self.lease.holder != holder and now < self.lease.until:
             return None
-        self.lease = LeaseEntry(holder, now + lasts)
+        self.lease = LeaseEntry(holder, now + duration)
         return self.lease.until
 
     def drop_lease(self, holder: str) -> None:
@@ -216,7 +216,7 @@ class FileScheduler(SchedulerExtras):
         except (OSError, ValueError, RecursionError) as error:
             raise InputError(f"the cluster file is invalid: {error}", str(path), _SHAPE) from None
 
-    def hold_lease(self, holder: str, lasts: timedelta) -> datetime | None:
+    def hold_lease(self, holder: str, duration: timedelta) -> datetime | None:
         """Take or prolong the lease."""
         try:
             if not self._active.is_locked:
@@ -225,7 +225,7 @@ class FileScheduler(SchedulerExtras):
             return None
         except OSError as error:
             raise SchedulerError(f"{self.path}: {error}") from error
-        self._lease = LeaseEntry(holder, self._clock.now() + lasts)
+        self._lease = LeaseEntry(holder, self._clock.now() + duration)
         return self._lease.until
 
     def drop_lease(self, holder: str) -> None:

@@ -171,17 +171,17 @@ def _hours_of(quantiles: tuple[float, ...], at: Floats) -> Floats:
     return np.asarray(np.exp(np.interp(at * _AT[-1], _AT, np.log(np.maximum(quantiles, 1 / 60)))))
 
 
-def first_fit(gpus: Ints, size: Ints, arrival: Ints, lasts: Ints, end: int, every: int) -> Placements:
+def first_fit(gpus: Ints, size: Ints, arrival: Ints, duration: Ints, end: int, every: int) -> Placements:
     """Schedule gangs in the order of their arrival, each on the first nodes that it fits on, none ahead of another.
 
     ``gpus``: GPUs of each node. A job that fits on one node has all its GPUs there; a larger one takes whole nodes.
-    ``size``: at most the fleet's GPUs; ``arrival``: ascending; ``lasts``, ``end``, ``every``: milliseconds.
+    ``size``: at most the fleet's GPUs; ``arrival``: ascending; ``duration``, ``end``, ``every``: milliseconds.
     Returns: the jobs that start before ``end``; a gang starts on all its nodes at the same time.
     """
     free, now = gpus.copy(), 0
     rows: list[tuple[int, int, int, int, int]] = []
     running: list[tuple[int, int, list[int], list[int]]] = []
-    for job, (wanted, came, long) in enumerate(zip(size.tolist(), arrival.tolist(), lasts.tolist(), strict=True)):
+    for job, (wanted, came, long) in enumerate(zip(size.tolist(), arrival.tolist(), duration.tolist(), strict=True)):
         now = max(now, came)
         while True:
             while running and running[0][0] <= now:

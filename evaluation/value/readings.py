@@ -59,10 +59,12 @@ class Readings(Sequence[ScoredDecision]):
     """What a controller would have read, in the order of time; a reading is made when it is asked for.
 
     ``predictions``: of one model: ``decision_time``, ``unit``, ``risk``, ``fold``; ``folds``: ``fold``, ``refit_at``.
-    ``delay``: from a decision time until its scores are available; ``lasts``: until they expire.
+    ``delay``: from a decision time until its scores are available; ``lifetime``: from then until they expire.
     """
 
-    def __init__(self, predictions: pd.DataFrame, folds: pd.DataFrame, *, delay: timedelta, lasts: timedelta) -> None:
+    def __init__(
+        self, predictions: pd.DataFrame, folds: pd.DataFrame, *, delay: timedelta, lifetime: timedelta
+    ) -> None:
         time = milliseconds(predictions["decision_time"])
         order = np.argsort(time, kind="stable")
         times, first = np.unique(time[order], return_index=True)
@@ -74,7 +76,7 @@ class Readings(Sequence[ScoredDecision]):
         self._risk = predictions["risk"].to_numpy()[order]
         self._bounds = [*first.tolist(), len(order)]
         self._fitted = [fitted[fold] for fold in predictions["fold"].to_numpy()[order[first]].tolist()]
-        self._decided, self._lasts = times.tolist(), lasts
+        self._decided, self._lifetime = times.tolist(), lifetime
         self._last: tuple[int, ScoredDecision] | None = None
         self.at: list[int] = (times + duration_ms(delay)).tolist()
         """When the scores of each decision time are available."""
@@ -91,7 +93,7 @@ class Readings(Sequence[ScoredDecision]):
             risk[self._unit[rows]], scored[self._unit[rows]] = self._risk[rows], True
             self._last = (
                 place,
-                ScoredDecision(self.at[place], risk, scored, at, at + self._lasts, instant(self._fitted[place])),
+                ScoredDecision(self.at[place], risk, scored, at, at + self._lifetime, instant(self._fitted[place])),
             )
         return self._last[1]
 

@@ -241,7 +241,7 @@ def _value(
     lifetime = min(horizon, labels.gap + 2 * params.decision.every)
 
     def scores_of(frame: pd.DataFrame) -> Readings:
-        return Readings(frame, folds, delay=labels.gap, lasts=lifetime)
+        return Readings(frame, folds, delay=labels.gap, lifetime=lifetime)
 
     reach = timedelta(hours=evaluation.drain_hours)
     acting = _Acting(fleet, rule_events(dataset.events(), fleet.boots()), assumed, horizon, reach, params.seed)

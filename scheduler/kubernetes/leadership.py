@@ -20,7 +20,7 @@ class Leadership:
     """A Lease.
 
     Another holder's lease is over when it was seen unchanged for as long as it claims to last, by the local monotonic
-    clock: ``renewTime`` is a time of the other's clock and only compared with itself. The own lease ends ``lasts``
+    clock: ``renewTime`` is a time of the other's clock and only compared with itself. The own lease ends ``duration``
     after the moment before the request was sent, by the wall clock or the monotonic one, whichever comes first.
 
     ``waits``: another holder's lease is watched until it is renewed or over: for a process that does one round and
@@ -71,7 +71,7 @@ class Leadership:
         _, until, ends_s = self._held
         return min(until - self._clock.now(), timedelta(seconds=ends_s - self._api.elapsed()))
 
-    def take(self, holder: str, lasts: timedelta) -> datetime | None:
+    def take(self, holder: str, duration: timedelta) -> datetime | None:
         """Take or prolong it; None: another one holds it; raise ``SchedulerError`` if that is not known."""
         self._held = None
         while True:
@@ -80,7 +80,7 @@ class Leadership:
             wait = self._foreign_for(current, holder)
             if wait is None:
                 self._waits = False
-                return self._written(current, holder, lasts, asked, asked_s)
+                return self._written(current, holder, duration, asked, asked_s)
             if not self._waits or wait <= 0:
                 return None
             self._sleep(min(wait, _LOOK_EVERY_S))
@@ -113,7 +113,7 @@ class Leadership:
         return left if left > 0 else None
 
     def _written(
-        self, current: Object | None, holder: str, lasts: timedelta, asked: datetime, asked_s: float
+        self, current: Object | None, holder: str, duration: timedelta, asked: datetime, asked_s: float
     ) -> datetime | None:
         stamp = asked.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
         old = _spec(current)
@@ -122,7 +122,7 @@ class Leadership:
         spec: dict[str, Any] = {
             **old,
             "holderIdentity": holder,
-            "leaseDurationSeconds": max(1, math.ceil(lasts.total_seconds())),
+            "leaseDurationSeconds": max(1, math.ceil(duration.total_seconds())),
             "acquireTime": old.get("acquireTime") or stamp if mine else stamp,
             "renewTime": stamp,
             "leaseTransitions": (transitions if isinstance(transitions, int) else 0)
@@ -132,9 +132,9 @@ class Leadership:
             if current is None:
                 metadata = {"name": self._name, "namespace": self._namespace}
                 lease = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": metadata, "spec": spec}
-                response = self._api.request("POST", self._folder, body=lease, timeout=lasts / 2)
+                response = self._api.request("POST", self._folder, body=lease, timeout=duration / 2)
             else:
-                response = self._api.request("PUT", self._path, body={**current, "spec": spec}, timeout=lasts / 2)
+                response = self._api.request("PUT", self._path, body={**current, "spec": spec}, timeout=duration / 2)
         except Unreachable as error:
             raise SchedulerError(f"{self._api.name}: {error}") from error
         if response.status == 409 and not self._is(holder, stamp):
@@ -144,8 +144,8 @@ class Leadership:
         if response.ok and _spec(response.content).get("holderIdentity") != holder:
             raise SchedulerError(f"{self._api.name}{self._path}: the response is not this Lease")
         self._observed.forget()
-        until = asked + lasts
-        self._held = holder, until, asked_s + lasts.total_seconds()
+        until = asked + duration
+        self._held = holder, until, asked_s + duration.total_seconds()
         return until
 
     def _is(self, holder: str, stamp: str) -> bool:

@@ -301,9 +301,9 @@ class KubernetesScheduler(SchedulerExtras):
         self._read_switches = None
         return self._switches.write(switches)
 
-    def hold_lease(self, holder: str, lasts: timedelta) -> datetime | None:
+    def hold_lease(self, holder: str, duration: timedelta) -> datetime | None:
         """Take or prolong the lease; a standby follows no pods."""
-        until = self.leadership.take(holder, lasts)
+        until = self.leadership.take(holder, duration)
         if until is None:
             self._pods.stop()
         return until

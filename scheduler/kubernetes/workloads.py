@@ -168,9 +168,9 @@ class KubernetesWorkloads:
             return f"{keys.checkpoint}={asked} is none of {', '.join(_MEANS)}"
         return None
 
-    def _ran_for(self, pod: Object, lasts: timedelta) -> bool:
+    def _ran_for(self, pod: Object, duration: timedelta) -> bool:
         started = instant((pod.get("status") or {}).get("startTime") or pod["metadata"].get("creationTimestamp"))
-        return started is not None and self._scheduler.clock.now() - started >= lasts
+        return started is not None and self._scheduler.clock.now() - started >= duration
 
     def _loss(self, pod: Object, owner: Object | None) -> str | None:
         """Return what an eviction would destroy; the pod itself may allow it."""

@@ -30,9 +30,9 @@ class RoundLog:
     forward: bool = True
     until: datetime | None = None
 
-    def begin(self, lasts: timedelta) -> None:
+    def begin(self, duration: timedelta) -> None:
         """Begin a part of the round that may take so long."""
-        self.until = self.clock.now() + lasts
+        self.until = self.clock.now() + duration
 
     def over(self, reserve: timedelta = timedelta(0)) -> bool:
         """Whether nothing more may be started; ``reserve``: time to stop before the end."""

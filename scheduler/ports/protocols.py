@@ -117,7 +117,7 @@ class SchedulerAdapter(SchedulerExtras, Protocol):
     def set_switches(self, switches: Switches) -> WriteResult:
         """Set the operator's switches."""
 
-    def hold_lease(self, holder: str, lasts: timedelta) -> datetime | None:
+    def hold_lease(self, holder: str, duration: timedelta) -> datetime | None:
         """Take the lease, or prolong one's own.
 
         Returns: until when it is held, counted from before the request was sent; None: another one holds it.
@@ -138,19 +138,19 @@ class Lease:
     scheduler: SchedulerAdapter
     clock: Clock
     holder: str
-    lasts: timedelta
+    duration: timedelta
     until: datetime | None = None
 
     def take(self) -> bool:
         """Take or prolong it; False: another replica holds it. Raises ``SchedulerError`` if it is not known."""
         self.until = None
-        self.until = self.scheduler.hold_lease(self.holder, self.lasts)
+        self.until = self.scheduler.hold_lease(self.holder, self.duration)
         return self.until is not None
 
     def hold(self) -> datetime:
         """Return its end, prolonged where half of it is over; raises ``LeaseLostError`` if it may not be held."""
         try:
-            if self.until is None or self.until - self.clock.now() < self.lasts / 2:
+            if self.until is None or self.until - self.clock.now() < self.duration / 2:
                 self.take()
         except SchedulerError as error:
             raise LeaseLostError(f"the state of the lease is unknown: {error}") from error

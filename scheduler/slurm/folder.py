@@ -41,7 +41,7 @@ class _BusyError(SchedulerError):
 class _Held:
     holder: str
     beat: str
-    lasts_s: float
+    duration_s: float
     at: str
 
 
@@ -110,7 +110,7 @@ class SharedFolder:
         except SchedulerError as error:
             return WriteResult("refused", str(error))
 
-    def hold_lease(self, holder: str, lasts: timedelta) -> datetime | None:
+    def hold_lease(self, holder: str, duration: timedelta) -> datetime | None:
         """Take the lease, or prolong one's own; None: another one holds it.
 
         Raises ``SchedulerError`` if the file cannot be read or written.
@@ -122,13 +122,13 @@ class SharedFolder:
                 lease = self._lease()
                 if lease is not None and lease.holder != holder and not self._ended(lease, began):
                     return None
-                own = _Held(holder, secrets.token_hex(8), lasts.total_seconds(), before.isoformat())
+                own = _Held(holder, secrets.token_hex(8), duration.total_seconds(), before.isoformat())
                 self._write("lease", plain_of(own))
         except _BusyError:  # whoever holds the lock writes under the lease at this moment
             return None
         self._observed.forget()
-        self._own = own, began + lasts.total_seconds()
-        return before + lasts
+        self._own = own, began + duration.total_seconds()
+        return before + duration
 
     def drop_lease(self, holder: str) -> None:
         """Give the lease back, if it is held; a failure is passed over."""
@@ -174,7 +174,7 @@ class SharedFolder:
         return {key: entry for key, entry in entries.items() if isinstance(entry, dict)}
 
     def _ended(self, held: _Held, now: float) -> bool:
-        if self._observed.left_s(held.beat, held.lasts_s, now) <= 0:
+        if self._observed.left_s(held.beat, held.duration_s, now) <= 0:
             return True
         probe = self.path / f".probe-{secrets.token_hex(4)}"
         try:
@@ -182,7 +182,7 @@ class SharedFolder:
             age = probe.stat().st_mtime - (self.path / "lease.json").stat().st_mtime
         finally:
             probe.unlink(missing_ok=True)
-        return age >= _MANY_LEASES * bounded_s(held.lasts_s)
+        return age >= _MANY_LEASES * bounded_s(held.duration_s)
 
     def _lease(self) -> _Held | None:
         return self._object("lease", _Held, "; remove it when no controller runs")

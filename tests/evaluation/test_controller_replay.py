@@ -96,7 +96,7 @@ class World:
             ]
         ).assign(fold=lambda frame: (frame["decision_time"] - T0).dt.days // 7)
         folds = pd.DataFrame({"fold": range(9), "refit_at": [T0 + k * timedelta(days=7) for k in range(9)]})
-        return Readings(frame, folds, delay=DELAY, lasts=2 * STEP)
+        return Readings(frame, folds, delay=DELAY, lifetime=2 * STEP)
 
 
 def jobs(*rows: tuple[int, float, float, float]) -> Placements:

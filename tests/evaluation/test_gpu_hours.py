@@ -45,7 +45,7 @@ def test_no_gpu_holds_two_jobs_and_a_gang_starts_whole(gpus, gangs):
     capacity = ints(*gpus)
     size = np.minimum(ints(*(wanted for wanted, _, _ in gangs)), capacity.sum())
     arrival = np.sort(ints(*(at for _, at, _ in gangs)))
-    packed = first_fit(capacity, size, arrival, ints(*(lasts for _, _, lasts in gangs)), 10**6, 0)
+    packed = first_fit(capacity, size, arrival, ints(*(duration for _, _, duration in gangs)), 10**6, 0)
     for at in np.unique(packed.start):
         runs = (packed.start <= at) & (at < packed.end)
         assert (np.bincount(packed.node[runs], packed.gpus[runs], len(capacity)) <= capacity).all()
@@ -75,9 +75,9 @@ def test_gangs_of_a_given_size_take_whole_nodes_and_a_failure_hits_each_on_its_n
     gpus, end = np.full(nodes, 8), 20 * 24 * H
     load = generated_load(gpus, 0, end, seed, HOUR, size)
     assert (load.size == size).all()
-    lasts = np.minimum(load.end, end) - load.start
+    duration = np.minimum(load.end, end) - load.start
     gangs = pd.DataFrame(
-        {"job": load.job, "gpus": load.gpus, "hours": load.gpus * lasts / H, "whole": size * lasts / H}
+        {"job": load.job, "gpus": load.gpus, "hours": load.gpus * duration / H, "whole": size * duration / H}
     )
     by_job = gangs.groupby("job").agg({"gpus": "sum", "hours": "sum", "whole": "first"})
     assert (by_job["gpus"] == size).all()
@@ -195,11 +195,11 @@ def test_new_jobs_avoid_a_node_by_the_rule_of_the_extender_while_there_is_room(s
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 20), st.integers(1, 20), st.integers(1, 8)), max_size=12))
 def test_free_gpus_are_those_that_no_job_mark_or_repair_holds(entries):
     entries = entries or [(0, 0, 1, 1)]
-    node, start, lasts, gpus = (ints(*column) for column in zip(*entries, strict=True))
-    jobs = Placements.ordered(np.arange(len(node)), node, gpus, start * H, (start + lasts) * H, H)
+    node, start, duration, gpus = (ints(*column) for column in zip(*entries, strict=True))
+    jobs = Placements.ordered(np.arange(len(node)), node, gpus, start * H, (start + duration) * H, H)
     marks, down = ReplayMarks.of([[1, 5 * H, 12 * H, NEVER, NEVER], [2, 7 * H, 9 * H, NEVER, NEVER]]), fleet((3, 6))
     for hour in range(30):
-        held = gpus[(start < hour) & (hour <= start + lasts)].sum() + 8 * ((5 < hour <= 12) + (7 < hour <= 9))
+        held = gpus[(start < hour) & (hour <= start + duration)].sum() + 8 * ((5 < hour <= 12) + (7 < hour <= 9))
         assert _free(down, jobs, marks)(ints(hour * H)).tolist() == [32 - held - 8 * (6 < hour <= 16)]
 
 

@@ -130,7 +130,7 @@ def test_a_passed_probe_lowers_the_risk_that_taints_and_checkpoints_go_by():
     where, scores = fleet(), Readings(
         pd.DataFrame({"decision_time": pd.to_datetime(np.repeat(AT, 3), unit="ms", utc=True),
                       "unit": ["a-0", "b-0", "c-0"] * len(AT), "risk": [0.01, 0.01, 0.3] * len(AT), "fold": 0}),
-        pd.DataFrame({"fold": [0], "refit_at": [pd.Timestamp(0, tz="UTC")]}), delay=timedelta(0), lasts=12 * HOUR,
+        pd.DataFrame({"fold": [0], "refit_at": [pd.Timestamp(0, tz="UTC")]}), delay=timedelta(0), lifetime=12 * HOUR,
     )  # fmt: skip
     risks, passed = node_risks(where, scores), node_risks(where, scores, share)
     policy = where.stage(replace(settings(config), thresholds=TierThresholds(0.1, 0.2, 0.9)), "soft")

@@ -32,9 +32,9 @@ def config(
     return PolicyConfig(THRESHOLDS, **settings)
 
 
-def score(risk: float | None, at: datetime = T0, lasts: timedelta = 2 * STEP) -> Score:
+def score(risk: float | None, at: datetime = T0, duration: timedelta = 2 * STEP) -> Score:
     """A score made at a time, which says nothing any more some time later."""
-    return Score(risk, at, at + lasts, ("its errors rise",) if risk else ())
+    return Score(risk, at, at + duration, ("its errors rise",) if risk else ())
 
 
 def node(name: str, *risks: float | None, at: datetime = T0, facts: Iterable[str] = (), **others: object) -> NodeView:

@@ -33,9 +33,9 @@ RATE_LIMITS = (RateLimit("cluster", 2, timedelta(hours=24)),)
 MODEL = ModelName("d" * 64, "stacked", 3)
 
 
-def risks_of(values: Mapping[str, float | None], now: datetime, lasts: timedelta = timedelta(hours=6)) -> Risks:
+def risks_of(values: Mapping[str, float | None], now: datetime, duration: timedelta = timedelta(hours=6)) -> Risks:
     """What was scored on one GPU of each node."""
-    scores = {name: Score(value, now, now + lasts, ("its errors rise",)) for name, value in values.items()}
+    scores = {name: Score(value, now, now + duration, ("its errors rise",)) for name, value in values.items()}
     units = {name: (UnitView(f"{name}-0", score),) for name, score in scores.items()}
     return Risks(units, now, MODEL, now - timedelta(days=1))
 
@@ -98,15 +98,15 @@ class Cluster:
         for name, call in (("read_fleet", read), ("apply", applied), ("as_known", known.get)):
             setattr(self.scheduler, name, call)
 
-    def scored(self, at: datetime | None = None, lasts: timedelta = 2 * STEP, **risks: float | None) -> None:
+    def scored(self, at: datetime | None = None, duration: timedelta = 2 * STEP, **risks: float | None) -> None:
         """A new decision time: risks by node, on its first GPU."""
         when = at or self.clock.now()
         self.values |= risks
         self.risks.risks = Risks(
             {
                 name: (
-                    UnitView(f"{name}-0", Score(value, when, when + lasts, ("its errors rise",))),
-                    UnitView(f"{name}-1", Score(0.01, when, when + lasts)),
+                    UnitView(f"{name}-0", Score(value, when, when + duration, ("its errors rise",))),
+                    UnitView(f"{name}-1", Score(0.01, when, when + duration)),
                 )
                 for name, value in self.values.items()
             },

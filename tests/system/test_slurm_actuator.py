@@ -99,9 +99,9 @@ def actuator(cluster: SlurmCluster, tmp_path: Path) -> Iterator[Actuator]:
     cluster.wait(lambda: set(cluster.states().values()) == {"idle"})  # also: each answers a ping again
 
 
-def an(verb: str, node: str, lasts: timedelta = HOUR) -> Action:
+def an(verb: str, node: str, duration: timedelta = HOUR) -> Action:
     level = {"publish": 1, "avoid": 2, "swap": 3, "drain": 4, "release": 0}[verb]
-    end = None if verb == "release" else datetime.now(UTC) + lasts
+    end = None if verb == "release" else datetime.now(UTC) + duration
     return Action(verb, node, "high", Level(level), 0.83, end, ("its errors rise",))
 
 

@@ -69,10 +69,10 @@ class World:
             self.policy, ControllerSettings(lease=LEASE), holder=f"p{self.restarts}", code="1.0", evacuation=evacuation,
         )  # fmt: skip
 
-    def scored(self, lasts: timedelta = 2 * STEP, **risks: float | None) -> None:
+    def scored(self, duration: timedelta = 2 * STEP, **risks: float | None) -> None:
         """A new decision time."""
         self.values |= risks
-        self.risks.risks = risks_of(self.values, self.clock.now(), lasts)
+        self.risks.risks = risks_of(self.values, self.clock.now(), duration)
 
     def round(self) -> RoundReport:
         return self.controller.round()

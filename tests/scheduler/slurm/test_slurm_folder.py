@@ -107,7 +107,7 @@ def test_one_holder_at_a_time_by_ones_own_watch(shared, time):
 def test_a_lease_of_a_length_that_none_has_is_waited_for_an_hour_and_no_longer(shared, time, claimed):
     shared.hold_lease("a", LEASE)
     file = shared.path / "lease.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), "lasts_s": claimed}))
+    file.write_text(json.dumps({**json.loads(file.read_text()), "duration_s": claimed}))
     other = another(shared, time)
     assert other.hold_lease("b", LEASE) is None
     time.at += 3599

@@ -161,8 +161,8 @@ def rounds(config: Path, folder: Path, nodes: int, burst: int, singles: int) -> 
     others = ("status.conditions", "event ")  # which follow the marks of all nodes
     if [write.path for write in written] != [w.path for w in rehearsed["swap"] if not w.path.startswith(others)]:
         sys.exit("what was written is not what was announced")
-    standing = scheduler.api.read("/api/v1/nodes/n0000")
-    if standing is None or standing["spec"]["taints"][0] != FOREIGN or len(standing["spec"]["taints"]) != 2:
+    node = scheduler.api.read("/api/v1/nodes/n0000")
+    if node is None or node["spec"]["taints"][0] != FOREIGN or len(node["spec"]["taints"]) != 2:
         sys.exit("the taint is not next to the foreign one")
 
     def decided(new: set[str]) -> tuple[list[float], float, float]:

@@ -18,10 +18,10 @@ from models.registry.champion import (
     ChampionHistory,
     Version,
     alone,
+    champion_history,
     crown,
     fetch_bundle,
     nothing_before,
-    standing_of,
     step_back,
     tag_version,
     version_at,
@@ -92,19 +92,19 @@ def promote(
     Raises ``InputError`` if there is nothing to promote, the bundles or the data cannot be used, or another promotion
     is at work.
     """
-    standing_of(registry, model)  # refuses an absent store before a lock file is made next to it
+    champion_history(registry, model)  # refuses an absent store before a lock file is made next to it
     with alone(registry), tempfile.TemporaryDirectory(prefix="predrain-promote-") as folder:
-        standing = standing_of(registry, model)
+        history = champion_history(registry, model)
         if to is None or force_reason is None:
-            standing.refuse_unseated(model)
-        number = to if to is not None else standing.aliases.get(CHALLENGER)
+            history.refuse_unseated(model)
+        number = to if to is not None else history.aliases.get(CHALLENGER)
         if number is None:
             raise InputError(
                 "there is no challenger",
                 f"model {model}",
                 "Register one with `predrain train --registry`, or name a version with --to.",
             )
-        if number == standing.champion:
+        if number == history.champion:
             raise InputError(
                 f"version {number} is already the champion",
                 f"model {model}",
@@ -116,7 +116,7 @@ def promote(
         verdict, notes = None, []
         if source is not None:
             try:
-                verdict = _compare(source(), params, standing, (number, bundle), registry, model, Path(folder))
+                verdict = _compare(source(), params, history, (number, bundle), registry, model, Path(folder))
             except InputError as error:
                 if force_reason is None:
                     raise
@@ -127,14 +127,14 @@ def promote(
             action=action,
             model=model,
             version=number,
-            champion_before=standing.champion,
-            champion=standing.champion if action == "refused" else number,
+            champion_before=history.champion,
+            champion=history.champion if action == "refused" else number,
             dry_run=dry_run,
             verdict=verdict,
             reason=force_reason or "",
             notes=tuple(notes),
         )
-        return decision if dry_run else carry_out(registry, decision, standing, version, bundle, params, Path(folder))
+        return decision if dry_run else carry_out(registry, decision, history, version, bundle, params, Path(folder))
 
 
 def roll_back(*, registry: str, model: str, dry_run: bool = False, reason: str = "") -> PromotionResult:
@@ -142,11 +142,11 @@ def roll_back(*, registry: str, model: str, dry_run: bool = False, reason: str =
 
     Raises ``InputError`` if there was no champion before, its bundle is damaged, or another promotion is at work.
     """
-    standing_of(registry, model)
+    champion_history(registry, model)
     with alone(registry), tempfile.TemporaryDirectory(prefix="predrain-promote-") as folder:
-        standing = standing_of(registry, model)
-        standing.refuse_unseated(model)
-        now, before = standing.champion, standing.previous
+        history = champion_history(registry, model)
+        history.refuse_unseated(model)
+        now, before = history.champion, history.previous
         if now is None or before is None:
             raise nothing_before(model, now)
         try:  # who serves must get a bundle that loads
@@ -186,15 +186,15 @@ def load_version(registry: str, model: str, number: int, folder: Path) -> tuple[
 def _compare(
     matrix: FeatureMatrix,
     params: Params,
-    standing: ChampionHistory,
+    history: ChampionHistory,
     challenger: tuple[int, Bundle],
     registry: str,
     model: str,
     folder: Path,
 ) -> GateVerdict:
     sides = [(f"version {challenger[0]}", challenger[1])]
-    if standing.champion is not None:
-        sides.append((f"version {standing.champion}", load_version(registry, model, standing.champion, folder)[0]))
+    if history.champion is not None:
+        sides.append((f"version {history.champion}", load_version(registry, model, history.champion, folder)[0]))
     return compared(matrix, params, sides)
 
 
@@ -210,7 +210,7 @@ def compared(matrix: FeatureMatrix, params: Params, sides: Sequence[tuple[str, B
 def carry_out(
     registry: str,
     decision: PromotionResult,
-    standing: ChampionHistory,
+    history: ChampionHistory,
     version: Version,
     bundle: Bundle,
     params: Params,
@@ -229,7 +229,7 @@ def carry_out(
         tag_version(registry, decision.model, decision.version, tags)
     else:
         tags |= {"promoted_at": _now(), "promotion_reason": decision.reason or "passed the gate"}
-        crown(registry, decision.model, decision.version, expected=standing.champion, tags=tags)
+        crown(registry, decision.model, decision.version, expected=history.champion, tags=tags)
         tag_run(registry, run_id, {_APPLIED: "yes"})
     return replace(decision, run_id=run_id)
 

@@ -19,7 +19,7 @@ from features.matrix.matrix import FeatureMatrix
 from foundation.errors import InputError, TooEarlyError
 from foundation.running import Progress
 from models.bundle.store import Bundle, load_bundle
-from models.registry.champion import alone, standing_of
+from models.registry.champion import alone, champion_history
 from models.registry.store import CHALLENGER
 from pipeline.held_out import SUGGESTED, mean_risks
 from pipeline.params import Params
@@ -67,9 +67,9 @@ def retrain(
         _refuse_silence(matrix)
         before, champion = _continued(matrix, registry, model, folder)
         train_bundle(matrix, params, folder / "newest", registry=registry, progress=progress)
-        standing = standing_of(registry, model)
-        number = standing.aliases[CHALLENGER]
-        now = standing.champion
+        history = champion_history(registry, model)
+        number = history.aliases[CHALLENGER]
+        now = history.champion
         if number == now:  # the same bytes as before are no new version
             return PromotionResult("kept", model, number, now, now, dry_run=False)
         bundle, version = load_version(registry, model, number, folder / "registered")
@@ -88,7 +88,7 @@ def retrain(
             "promoted" if passed else "refused", model, number, now, number if passed else now, dry_run=False,
             verdict=verdict, reason=why, notes=(why,) if passed else (),
         )  # fmt: skip
-        return carry_out(registry, decision, standing, version, bundle, params, folder)
+        return carry_out(registry, decision, history, version, bundle, params, folder)
 
 
 def _continued(matrix: FeatureMatrix, registry: str, model: str, folder: Path) -> tuple[int | None, Bundle | None]:
@@ -100,18 +100,18 @@ def _continued(matrix: FeatureMatrix, registry: str, model: str, folder: Path) -
     Raises ``InputError`` for such data, or if the champion's alias was removed.
     """
     try:
-        standing = standing_of(registry, model)
+        history = champion_history(registry, model)
     except TooEarlyError:
         return None, None
-    standing.refuse_unseated(model)
-    if standing.champion is None:
+    history.refuse_unseated(model)
+    if history.champion is None:
         return None, None
-    champion = load_version(registry, model, standing.champion, folder / "serving")[0]
+    champion = load_version(registry, model, history.champion, folder / "serving")[0]
     where = f"dataset of {matrix.path}, registry {registry}"
     refit_at, end = champion.fitted.refit_at, matrix.span[1]
     if end < refit_at:
         raise InputError(
-            f"the data ends at {end:%Y-%m-%d %H:%M}, before version {standing.champion}, the champion, was fitted "
+            f"the data ends at {end:%Y-%m-%d %H:%M}, before version {history.champion}, the champion, was fitted "
             f"({refit_at:%Y-%m-%d %H:%M} UTC)",
             where,
             "Give the dataset that continues the champion's.  If the champion was fitted to wrong dates, go back with "
@@ -121,12 +121,12 @@ def _continued(matrix: FeatureMatrix, registry: str, model: str, folder: Path) -
     share = share_of_fleet(sketch, matrix.rows["unit"].cat.categories) if sketch else 1.0
     if share < _SAME_FLEET:
         raise InputError(
-            f"the data is of another fleet: it has {share:.0%} of the {matrix.unit}s that version {standing.champion}, "
+            f"the data is of another fleet: it has {share:.0%} of the {matrix.unit}s that version {history.champion}, "
             "the champion, was fitted to",
             where,
             "Give each fleet a registry of its own, or promote a version by hand with `predrain promote --force`.",
         )
-    return standing.champion, champion
+    return history.champion, champion
 
 
 def _refuse_silence(matrix: FeatureMatrix) -> None:

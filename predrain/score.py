@@ -98,9 +98,9 @@ def _round(
         nonlocal source
         from serving.scores.writing import nothing_due
 
-        standing = nothing_due(scores, _now()) if at is None else None
-        if standing is not None:
-            return standing
+        current = nothing_due(scores, _now()) if at is None else None
+        if current is not None:
+            return current
         from foundation.errors import InputError, TooEarlyError
         from policy.tiers import TierThresholds
         from serving.champion.sources import ModelSource

@@ -61,7 +61,7 @@ def oracle_predictions(predictions: pd.DataFrame, truth: pd.DataFrame, k: int) -
         }
     ).sort_values("time", kind="stable")
     left = pd.DataFrame({"time": time, "unit": unit[first]})
-    joined = pd.merge_asof(left, known, on="time", by="unit", tolerance=_standing_ms(stated))
+    joined = pd.merge_asof(left, known, on="time", by="unit", tolerance=_validity_ms(stated))
     risk = joined["truth"].to_numpy()
     if not np.isfinite(risk).any():
         raise InputError(
@@ -74,7 +74,7 @@ def oracle_predictions(predictions: pd.DataFrame, truth: pd.DataFrame, k: int) -
     return rows.assign(model=ORACLE, variant=ORACLE, score=risk, risk=risk, rank=rank, alert=alert)
 
 
-def _standing_ms(stated: np.ndarray) -> int:
+def _validity_ms(stated: np.ndarray) -> int:
     """How long a true risk is valid: just less than the spacing of all risks."""
     return int(np.diff(np.unique(stated)).min(initial=duration_ms(LONGEST))) - 1
 

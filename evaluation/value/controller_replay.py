@@ -85,7 +85,7 @@ class Controlled:
     def __post_init__(self) -> None:
         self._place = {node.name: place for place, node in enumerate(self.fleet.nodes)}
         self._state = PolicyState()
-        self._stands = [NO_MARKS] * len(self.fleet.nodes)
+        self._node_marks = [NO_MARKS] * len(self.fleet.nodes)
         self._rows: list[list[int]] = []
         self._open: dict[int, list[int]] = {}  # the active marks, by node
         self._high: list[list[int]] = []
@@ -167,11 +167,11 @@ class Controlled:
         self._state = carried_out(plan.state, plan.actions)
         for action in plan.actions:
             place = self._place[action.node]
-            self._stands[place] = action.after(self._stands[place], now)
+            self._node_marks[place] = action.after(self._node_marks[place], now)
         for place in sorted({self._place[action.node] for action in plan.actions} | self._open.keys()):
             self._follow(place, plan)
         if self.probing is not None:
-            self.probing.set_closed([place for place, marks in enumerate(self._stands) if marks.level.hard], at)
+            self.probing.set_closed([place for place, marks in enumerate(self._node_marks) if marks.level.hard], at)
 
     def _started(self, at: int) -> Ints:
         """Give the entries that started since the last round, and take them and what has ended into account."""
@@ -186,7 +186,7 @@ class Controlled:
 
     def _follow(self, place: int, plan: Plan) -> None:
         """Update the marks of a node."""
-        level, decision = self._stands[place].level, plan.nodes.get(self.fleet.nodes[place].name)
+        level, decision = self._node_marks[place].level, plan.nodes.get(self.fleet.nodes[place].name)
         self._note_high(place, high=level >= self.least and decision is not None and decision.tier == "high")
         if level is not Level.DRAIN:
             self._due.pop(place, None)
@@ -286,7 +286,7 @@ class Controlled:
                 )
                 views.append(
                     replace(
-                        node, units=units, jobs=jobs, marks=self._stands[place], down=place in down,
+                        node, units=units, jobs=jobs, marks=self._node_marks[place], down=place in down,
                         planned=planned_at.get(node.name, ()),
                     )
                 )  # fmt: skip

@@ -61,18 +61,18 @@ class ForeignMarks:
     def __init__(self, marks: tuple[ForeignMark, ...]) -> None:
         self._marks = marks
         # The nodes of a fleet have the same keys, and a node has a hundred: keys without an owner are skipped early.
-        self._nobodys: defaultdict[Kind, set[str]] = defaultdict(set)
+        self._unclaimed: defaultdict[Kind, set[str]] = defaultdict(set)
 
     def on(self, present: Mapping[Kind, Mapping[str, str]]) -> list[ForeignMark]:
         """Return the marks on a node, in the order of the catalogue."""
-        standing: set[int] = set()
+        matching: set[int] = set()
         for kind, values in present.items():
-            for key in values.keys() - self._nobodys[kind]:
+            for key in values.keys() - self._unclaimed[kind]:
                 of_key = [index for index, mark in enumerate(self._marks) if _matches(mark, kind, key)]
-                if not of_key and len(self._nobodys[kind]) < _MAX_KEYS:
-                    self._nobodys[kind].add(key)
-                standing |= {index for index in of_key if self._marks[index].counts(values[key])}
-        return [self._marks[index] for index in sorted(standing)]
+                if not of_key and len(self._unclaimed[kind]) < _MAX_KEYS:
+                    self._unclaimed[kind].add(key)
+                matching |= {index for index in of_key if self._marks[index].counts(values[key])}
+        return [self._marks[index] for index in sorted(matching)]
 
 
 def _matches(mark: ForeignMark, kind: Kind, key: str) -> bool:

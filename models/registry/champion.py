@@ -84,7 +84,7 @@ class ChampionHistory:
         )
 
 
-def standing_of(tracking_uri: str, model: str) -> ChampionHistory:
+def champion_history(tracking_uri: str, model: str) -> ChampionHistory:
     """Read who is champion and who was.
 
     Raises ``TooEarlyError`` if there is no such store or model yet.
@@ -92,7 +92,7 @@ def standing_of(tracking_uri: str, model: str) -> ChampionHistory:
     refuse_absent(tracking_uri)
     with opened_store(tracking_uri) as mlflow:
         try:
-            return _standing(mlflow.MlflowClient(), model)
+            return _champion_history(mlflow.MlflowClient(), model)
         except mlflow.exceptions.MlflowException as error:
             if error.error_code != "RESOURCE_DOES_NOT_EXIST":
                 raise
@@ -211,7 +211,7 @@ def alone(tracking_uri: str) -> Iterator[None]:
         yield
 
 
-def _standing(client: Any, model: str) -> ChampionHistory:
+def _champion_history(client: Any, model: str) -> ChampionHistory:
     registered_model = client.get_registered_model(model)
     aliases = {name: int(version) for name, version in registered_model.aliases.items()}
     versions = frozenset(int(version.version) for version in client.search_model_versions(f"name = '{model}'"))
@@ -250,7 +250,7 @@ def _write_history(client: Any, model: str, history: tuple[int, ...]) -> None:
 
 
 def _expect(client: Any, model: str, expected: int | None) -> ChampionHistory:
-    now = _standing(client, model)
+    now = _champion_history(client, model)
     if now.champion != expected:
         raise _changed(model, expected, now.champion)
     return now

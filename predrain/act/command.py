@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 DEFAULT_SETTINGS = Path("act.yaml")
 """Settings of the current folder, where none are given."""
 
-_MOST_STANDING = 20
+_MOST_LISTED = 20
 """Nodes at risk without an action that are named; the rest is counted."""
 
 
@@ -163,7 +163,7 @@ def _until_released(controller: "Controller", chosen: "ChosenScheduler", wait: t
         if not left and trouble is None:
             return controller.round()
         if time.monotonic() > until:
-            named = ", ".join(left[:_MOST_STANDING])
+            named = ", ".join(left[:_MOST_LISTED])
             what = trouble or f"{len(left)} nodes still have markers ({named})"
             raise InputError(what, chosen.where, "Check the log of the active replica, and retry.")
         time.sleep(min(2.0, wait.total_seconds() / 4))
@@ -386,21 +386,21 @@ def _lines(report: "RoundReport") -> list[str]:
         lines.append("         closes after policy.breaker.quiet without its cause, or by --reset-breaker")
     lines += [f"fleet: {reason}" for reason in content["fleet"]]
     lines += [f"note: {note}" for note in report.notes]
-    lines += _standing(report)
+    lines += _at_risk(report)
     if not report.steps and not report.work and report.active and report.plan is not None:
         lines.append("nothing to do")
     return lines
 
 
-def _standing(report: "RoundReport") -> list[str]:
+def _at_risk(report: "RoundReport") -> list[str]:
     """Name the nodes at risk on which nothing was to be done, with what they are and what held more back."""
-    standing = report.standing()
+    at_risk = report.at_risk()
     lines = []
-    for node in standing[:_MOST_STANDING]:
+    for node in at_risk[:_MOST_LISTED]:
         risk = "unknown" if node.risk is None else f"{node.risk:.1%}"
         stays = f"stays {node.target.name.lower()}"
         if node.target < node.wanted:
             stays += f" instead of {node.wanted.name.lower()}"
         lines.append(f"at risk: {node.node} ({node.tier}, {risk}) {stays}: {'; '.join(node.reasons)}")
-    more = len(standing) - len(lines)
-    return [*lines, f"at risk: {more} more nodes, see standing in --json"] if more else lines
+    more = len(at_risk) - len(lines)
+    return [*lines, f"at risk: {more} more nodes, see at_risk in --json"] if more else lines

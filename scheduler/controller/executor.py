@@ -10,7 +10,7 @@ from scheduler.controller.settings import ControllerSettings
 from scheduler.ledger.round_log import RoundLog
 from scheduler.ports.errors import described
 from scheduler.ports.protocols import LeaseLostError, SchedulerAdapter
-from scheduler.ports.readings import NodeReading, Precondition, Switches, Write, WriteResult, stands
+from scheduler.ports.readings import NodeReading, Precondition, Switches, Write, WriteResult, has_marks
 from scheduler.ports.records import Intent, Settled, key_of
 from scheduler.ports.report import Step
 
@@ -203,7 +203,7 @@ def settled_by_reading(action: Action, reading: NodeReading | None, now: datetim
         return Settled(now, "gone", False, "the node was removed")
     if not reading.view.readable:
         return Settled(now, "not_found", False, f"{message}; the node's state cannot be read")
-    if stands(action, reading.view.marks):
+    if has_marks(action, reading.view.marks):
         return Settled(now, "found", True, f"{message}; read again: in the desired state")
     return Settled(now, "not_found", False, f"{message}; read again: not in the desired state")
 

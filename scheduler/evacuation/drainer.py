@@ -122,12 +122,12 @@ class Drainer:
             origin = workload.origin or workload.name
             returned = case.entry.evicted.get(origin, 0)
             identity = self.asked_as(workload)
-            standing = requests.get(identity)
-            if standing is not None and standing.uid == workload.uid:
-                leaving = replace(standing, returned=returned, again_at=None, tries=0, message="")
-            elif standing is not None and standing.deadline is not None and now < standing.deadline:
+            pending = requests.get(identity)
+            if pending is not None and pending.uid == workload.uid:
+                leaving = replace(pending, returned=returned, again_at=None, tries=0, message="")
+            elif pending is not None and pending.deadline is not None and now < pending.deadline:
                 leaving = Leaving(
-                    workload.name, workload.uid, standing.key, standing.asked, standing.deadline, origin, returned
+                    workload.name, workload.uid, pending.key, pending.asked, pending.deadline, origin, returned
                 )
             else:
                 asks = not workload.ending and returned < MAX_EVICTIONS

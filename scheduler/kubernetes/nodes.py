@@ -163,8 +163,8 @@ def patch_of(snapshot: NodeSnapshot, then: NodeObject, condition: Object | None 
     if then.unschedulable != before.unschedulable:
         spec["unschedulable"] = then.unschedulable or None
     if then.taints != before.taints:
-        standing = dict(zip(before.taints, snapshot.taints, strict=True))
-        spec["taints"] = [standing.get(taint) or _new(taint) for taint in then.taints] or None
+        unchanged = dict(zip(before.taints, snapshot.taints, strict=True))
+        spec["taints"] = [unchanged.get(taint) or _new(taint) for taint in then.taints] or None
     patch = {"metadata": metadata, **({"spec": spec} if spec else {})}
     return patch if condition is None else patch | status_patch(condition)
 

@@ -196,8 +196,8 @@ class KubernetesWorkloads:
         other = self._another(current, workload)
         if other is not None:
             return other
-        standing = annotations_of(current.content).get(self._keys.requested)
-        if _key_of(standing) == ask.key:
+        recorded = annotations_of(current.content).get(self._keys.requested)
+        if _key_of(recorded) == ask.key:
             return WriteResult("already", "it was already requested")
         request = {"key": ask.key, "deadline": ask.deadline.astimezone(UTC).isoformat(), "why": ask.why[:500]}
         text = json.dumps(request, ensure_ascii=False, sort_keys=True)
@@ -210,7 +210,7 @@ class KubernetesWorkloads:
         if response.ok and annotations_of(response.content).get(self._keys.requested) != text:
             return WriteResult("refused", "the request is missing from the response: an admission webhook removed it")
         if response.ok:
-            write = Write(f"pod {workload.name}", f"metadata.annotations[{self._keys.requested}]", standing, text)
+            write = Write(f"pod {workload.name}", f"metadata.annotations[{self._keys.requested}]", recorded, text)
             return WriteResult("done", "", (write,))
         answer = self._failed(response, workload)
         if response.status == _FORBIDDEN:

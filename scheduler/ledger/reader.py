@@ -128,7 +128,7 @@ class LedgerReader:
             work.append({"message": finding.pop("message"), **finding, "at": at, "kind": kind, "answer": None})
         return sorted(work, key=lambda entry: entry["at"])[-most:]
 
-    def standing(self) -> dict[str, tuple[str, str]]:
+    def last_actions(self) -> dict[str, tuple[str, str]]:
         """Return what was last done on each node, but for publishing: verb or finding, and when."""
         newest = self._rows(
             "SELECT i.node, i.verb, s.at FROM calls i JOIN settled s ON s.call = i.id WHERE i.id IN "

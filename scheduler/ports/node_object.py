@@ -115,7 +115,7 @@ class OwnMarks:
     user: ForeignMark | None
     opt_out: ForeignMark | None
 
-    def stands(self, name: str, present: Mapping[str, str]) -> bool:
+    def is_ours(self, name: str, present: Mapping[str, str]) -> bool:
         """Whether a mark is set and owned by predrain."""
         return name in present and name not in self.foreign
 
@@ -241,7 +241,7 @@ def _marks(node: NodeObject, own: OwnMarks, keys: Keys, now: datetime) -> Marks:
         published=None if left else Published(record.tier, record.until),
         soft="PreferNoSchedule" in own.taints,
         tainted=tainted,
-        drained=tainted and own.stands(_annotation(keys.drain), _present(node, keys)),
+        drained=tainted and own.is_ours(_annotation(keys.drain), _present(node, keys)),
         hard_since=(record.since or now) if tainted else None,
     )
 
@@ -259,26 +259,26 @@ def after(action: Action, node: NodeObject, keys: Keys, now: datetime, *, cordon
         return _released(action, node, own, keys)
     if own.foreign:  # nothing is written over
         return node
-    end, old, standing = action.expires_at or now, own.record, _marks(node, own, keys, now)
+    end, old, marks = action.expires_at or now, own.record, _marks(node, own, keys, now)
     record = old or OwnershipRecord(action.tier, action.risk, end, Level.PUBLISH)
     record = replace(record, tier=action.tier, risk=None, until=end, level=max(record.level, Level.PUBLISH))
     then, record = _published(action, node, record, keys, end)
     annotations, taints = dict(then.annotations), list(then.taints)
     unschedulable, cordoner = node.unschedulable, node.cordoner
-    if action.verb == "avoid" and not standing.soft:
+    if action.verb == "avoid" and not marks.soft:
         taints.append(Taint(keys.taint, "elevated", "PreferNoSchedule"))
-    if action.verb in ("swap", "drain") and not standing.tainted:
+    if action.verb in ("swap", "drain") and not marks.tainted:
         taints.append(Taint(keys.taint, "high", "NoSchedule"))
         annotations.pop(keys.drain, None)  # of a drain that was called off
         if cordon and node.tells_cordoner and not node.unschedulable:
             unschedulable, cordoner = True, WRITER
             annotations[keys.cordon] = json.dumps({"earlier": "schedulable", "since": plain_of(now)})
-    if action.verb == "drain" and not standing.drained:
+    if action.verb == "drain" and not marks.drained:
         annotations[keys.drain] = plain_of(now)
     if (tuple(taints), annotations) != (then.taints, dict(then.annotations)):
-        level = max(standing.level, action.to)
-        set_at = now if level > standing.level else record.set_at
-        record = replace(record, level=level, set_at=set_at, since=(standing.hard_since or now) if level.hard else None)
+        level = max(marks.level, action.to)
+        set_at = now if level > marks.level else record.set_at
+        record = replace(record, level=level, set_at=set_at, since=(marks.hard_since or now) if level.hard else None)
     then = replace(then, annotations=annotations, taints=tuple(taints), unschedulable=unschedulable, cordoner=cordoner)
     return _recorded(then, record, own, keys)
 
@@ -322,7 +322,7 @@ def _released(action: Action, node: NodeObject, own: OwnMarks, keys: Keys) -> No
     present = _present(node, keys)
 
     def drop(texts: dict[str, str], key: str, name: str) -> None:
-        if own.stands(name, present):
+        if own.is_ours(name, present):
             texts.pop(key, None)
 
     stays = own.cordon and own.user is not None  # another tool found the node cordoned, and wrote nothing

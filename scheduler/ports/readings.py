@@ -146,7 +146,7 @@ class Precondition:
         return next((WriteResult("conflict", message) for message, differs in conflicts.items() if differs), None)
 
 
-def stands(action: Action, marks: Marks) -> bool:
+def has_marks(action: Action, marks: Marks) -> bool:
     """Whether a node carries the marks that an action asks for."""
     if action.verb == "release":
         return marks.level <= action.to

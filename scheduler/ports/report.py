@@ -88,7 +88,7 @@ class RoundReport:
         outcomes |= {step.outcome for step in self.work if step.verb not in _BOUNDED}
         return bool(self.errors) or not outcomes.isdisjoint(("failed", "unknown"))
 
-    def standing(self) -> tuple[NodeDecision, ...]:
+    def at_risk(self) -> tuple[NodeDecision, ...]:
         """Return the nodes at risk on which there was nothing to do, the riskiest first."""
         if self.plan is None:
             return ()
@@ -111,8 +111,8 @@ class RoundReport:
                 for step in self.steps
             ],
             "work": plain_of(self.work),
-            "standing": [
-                _picked(decision, "node", "tier", "risk", "wanted", "target", "reasons") for decision in self.standing()
+            "at_risk": [
+                _picked(decision, "node", "tier", "risk", "wanted", "target", "reasons") for decision in self.at_risk()
             ],
             "over_budget": dict(plan.over_budget) if plan else {},
             "breaker": {key: cause.message for key, cause in plan.open_causes.items()} if plan else {},

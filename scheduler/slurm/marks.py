@@ -111,7 +111,7 @@ class SlurmMarks:
     undone: bool = False
 
 
-def standing_on(node: SlurmNode, settings: SlurmSettings, now: datetime) -> SlurmMarks:
+def slurm_marks_on(node: SlurmNode, settings: SlurmSettings, now: datetime) -> SlurmMarks:
     """Read predrain's marks from a node alone; whose they are, :mod:`scheduler.ports.ownership` decides."""
     record, damaged = None, None
     try:
@@ -147,23 +147,23 @@ def view_of(node: SlurmNode, jobs: Iterable[JobView], settings: SlurmSettings, n
     A foreign reason is an opt-out: nothing more is written to such a node, but record and weight are taken back. Slurm
     does not know which GPUs are in a node, so its units come from the scores.
     """
-    standing = standing_on(node, settings, now)
+    ours = slurm_marks_on(node, settings, now)
     wanted = settings.opt_out_feature.casefold()
     opt_out = next((f"feature {feature}" for feature in node.features if feature.casefold() == wanted), None)
-    opt_out = opt_out or standing.foreign or (None if standing.damaged is None else str(standing.damaged))
+    opt_out = opt_out or ours.foreign or (None if ours.damaged is None else str(ours.damaged))
     opt_out = opt_out or outside(node, settings)
     by = None
-    if node.out and not standing.marks.tainted and not node.rebooting:
+    if node.out and not ours.marks.tainted and not node.rebooting:
         by = f"{node.user or 'an unknown user'} ({'+'.join(sorted(node.out)).lower()}: {node.reason})"
     group = _named(node, settings.group_prefix) or (node.partitions[0] if node.partitions else "none")
     return NodeView(
         node.name, settings.cluster, group, _named(node, settings.rack_prefix), _named(node, settings.domain_prefix),
-        (), tuple(jobs), standing.marks, opt_out, "a reboot" if node.rebooting else None, by, node.down, node.readable,
-        standing.undone, None if standing.record is None else standing.record.set_at,
+        (), tuple(jobs), ours.marks, opt_out, "a reboot" if node.rebooting else None, by, node.down, node.readable,
+        ours.undone, None if ours.record is None else ours.record.set_at,
         # a drained node that was powered down is out of service for what it was drained for
         resting=None if by is not None and "MAINT" not in node.states else node.resting,
         unwritable="a reboot is requested or in progress" if node.rebooting else None,
-        notice=_notice(node, standing), maintenance="a maintenance reservation" if "MAINT" in node.states else None,
+        notice=_notice(node, ours), maintenance="a maintenance reservation" if "MAINT" in node.states else None,
     )  # fmt: skip
 
 
@@ -175,22 +175,20 @@ def outside(node: SlurmNode, settings: SlurmSettings) -> str | None:
     return None if chosen else "none of its partitions is in slurm.partitions"
 
 
-def _notice(node: SlurmNode, standing: SlurmMarks) -> str | None:
+def _notice(node: SlurmNode, ours: SlurmMarks) -> str | None:
     """Return what an operator should look at: what looks like predrain's and is not, or not any more."""
-    if standing.damaged is not None:
-        left = (
-            f"; nothing is removed from the node until {KEY!r} is removed from extra" if standing.damaged.advice else ""
-        )
-        return f"{standing.damaged}{left}"
-    if standing.record is not None and standing.record.refused >= MAX_TRIES and not standing.marks.soft:
+    if ours.damaged is not None:
+        left = f"; nothing is removed from the node until {KEY!r} is removed from extra" if ours.damaged.advice else ""
+        return f"{ours.damaged}{left}"
+    if ours.record is not None and ours.record.refused >= MAX_TRIES and not ours.marks.soft:
         return f"another client resets its weight, after {MAX_TRIES} restorations: it is not set again in this episode"
     looks_like_ours = node.reason is not None and OWN_PREFIX in node.reason.casefold()
-    if standing.foreign is None or not looks_like_ours or not node.out:
+    if ours.foreign is None or not looks_like_ours or not node.out:
         return None
     why = "the node has no predrain record"
-    if standing.record is not None:
+    if ours.record is not None:
         why = "it was edited or set by another user"
-    return f"{standing.foreign} looks like predrain's, but {why}: the drain stays until an operator resumes the node"
+    return f"{ours.foreign} looks like predrain's, but {why}: the drain stays until an operator resumes the node"
 
 
 def _named(node: SlurmNode, prefix: str | None) -> str | None:
@@ -202,14 +200,14 @@ def _named(node: SlurmNode, prefix: str | None) -> str | None:
 
 def change_for(action: Action, node: SlurmNode, settings: SlurmSettings, now: datetime) -> NodeChange:
     """Return what an action writes to a node; empty: nothing changes, or the node may not be written to."""
-    standing = standing_on(node, settings, now)
-    if not node.readable or node.rebooting or standing.damaged is not None:
+    ours = slurm_marks_on(node, settings, now)
+    if not node.readable or node.rebooting or ours.damaged is not None:
         return NodeChange()
     if action.verb == "release":
-        return _release(action, node, standing, settings)
-    if standing.foreign is not None:
+        return _release(action, node, ours, settings)
+    if ours.foreign is not None:
         return NodeChange()
-    end, old, marks = action.expires_at or now, standing.record, standing.marks
+    end, old, marks = action.expires_at or now, ours.record, ours.marks
     new = old or OwnershipRecord(action.tier, action.risk, end, Level.PUBLISH)
     intact = new.matches(WEIGHT, str(node.weight))
     new = replace(new, tier=action.tier, risk=action.risk, until=end, refused=0 if intact else new.refused)
@@ -234,9 +232,9 @@ def change_for(action: Action, node: SlurmNode, settings: SlurmSettings, now: da
 
 def weight_again(node: SlurmNode, settings: SlurmSettings, now: datetime) -> NodeChange:
     """Return what restores a soft mark that a reconfigure lost; empty: there is none."""
-    standing = standing_on(node, settings, now)
-    record = standing.record
-    if record is None or not standing.lost_weight or standing.foreign is not None:
+    ours = slurm_marks_on(node, settings, now)
+    record = ours.record
+    if record is None or not ours.lost_weight or ours.foreign is not None:
         return NodeChange()
     if not node.readable or node.rebooting or now >= record.until or record.soft is None:
         return NodeChange()
@@ -245,14 +243,14 @@ def weight_again(node: SlurmNode, settings: SlurmSettings, now: datetime) -> Nod
 
 def authored(node: SlurmNode, settings: SlurmSettings, now: datetime) -> NodeChange:
     """Return what records who set predrain's reason and when, as Slurm tells it after the drain; empty: it is known."""
-    standing = standing_on(node, settings, now)
-    if standing.record is None or not standing.marks.tainted or AUTHOR in standing.record.marks:
+    ours = slurm_marks_on(node, settings, now)
+    if ours.record is None or not ours.marks.tainted or AUTHOR in ours.record.marks:
         return NodeChange()
-    return _with_extra(node, standing.record.with_mark(AUTHOR, _author(node)), NodeChange(), settings)
+    return _with_extra(node, ours.record.with_mark(AUTHOR, _author(node)), NodeChange(), settings)
 
 
-def _release(action: Action, node: SlurmNode, standing: SlurmMarks, settings: SlurmSettings) -> NodeChange:
-    marks, old = standing.marks, standing.record
+def _release(action: Action, node: SlurmNode, ours: SlurmMarks, settings: SlurmSettings) -> NodeChange:
+    marks, old = ours.marks, ours.record
     if old is None or (marks.level <= action.to and old.level <= action.to):
         return NodeChange()
     change, new = NodeChange(), old
@@ -262,7 +260,7 @@ def _release(action: Action, node: SlurmNode, standing: SlurmMarks, settings: Sl
     if action.to < Level.DRAIN:
         new = replace(new, drain_at=None)
     if action.to < Level.AVOID:
-        if old.matches(WEIGHT, str(node.weight)) and not standing.lost_weight:
+        if old.matches(WEIGHT, str(node.weight)) and not ours.lost_weight:
             change = replace(change, weight=old.weight)
         new = replace(new, weight=None, soft=None).without(WEIGHT)
     left = Marks(marks.published, marks.soft and action.to >= Level.AVOID, marks.tainted and action.to >= Level.SWAP)

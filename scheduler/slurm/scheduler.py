@@ -14,7 +14,7 @@ from policy.fleet import JobView
 from policy.plan import Action
 from scheduler.ports.errors import SchedulerError, described
 from scheduler.ports.protocols import Clock, SchedulerExtras
-from scheduler.ports.readings import FleetReading, NodeReading, Precondition, Switches, Write, WriteResult, stands
+from scheduler.ports.readings import FleetReading, NodeReading, Precondition, Switches, Write, WriteResult, has_marks
 from scheduler.slurm.folder import SharedFolder
 from scheduler.slurm.job import views_by_node
 from scheduler.slurm.marks import (
@@ -23,7 +23,7 @@ from scheduler.slurm.marks import (
     authored,
     change_for,
     outside,
-    standing_on,
+    slurm_marks_on,
     view_of,
     weight_again,
     writes_of,
@@ -139,18 +139,18 @@ class SlurmScheduler(SchedulerExtras):
             self._late.answered(name, change, answer)
             return writes_of(node, change)
 
-    def _standing(self, node: SlurmNode) -> SlurmMarks:
-        return standing_on(node, self._settings, self._clock.now())
+    def _slurm_marks(self, node: SlurmNode) -> SlurmMarks:
+        return slurm_marks_on(node, self._settings, self._clock.now())
 
     def _in_fleet(self, node: SlurmNode) -> bool:
         if outside(node, self._settings) is None:
             return True
         # a node with predrain's marks is never passed over, also where it is watched no more
-        standing = self._standing(node)
-        return standing.record is not None or standing.damaged is not None
+        ours = self._slurm_marks(node)
+        return ours.record is not None or ours.damaged is not None
 
     def _reading(self, node: SlurmNode, jobs: Sequence[JobView] | None) -> NodeReading:
-        self._late.seen(node, self._standing(node).foreign is not None)
+        self._late.seen(node, self._slurm_marks(node).foreign is not None)
         return self._as_read(node, jobs)
 
     def _as_read(self, node: SlurmNode, jobs: Sequence[JobView] | None) -> NodeReading:
@@ -162,7 +162,7 @@ class SlurmScheduler(SchedulerExtras):
         refused = self.port.read_only()
         if refused is not None:
             return WriteResult("refused", refused)
-        conflict, foreign = precondition.conflict(self._as_read(node, ())), self._standing(node).foreign
+        conflict, foreign = precondition.conflict(self._as_read(node, ())), self._slurm_marks(node).foreign
         if conflict is None and foreign is not None and action.verb != "release":
             return WriteResult("refused", f"{foreign} is on it, which is not predrain's")
         return conflict
@@ -199,19 +199,19 @@ class SlurmScheduler(SchedulerExtras):
         self, action: Action, before: SlurmNode, current: SlurmNode, change: NodeChange, answer: WriteResult
     ) -> WriteResult:
         """Derive the result from the state of the node as read now, regardless of what Slurm answered."""
-        standing = self._standing(current)
-        if change_for(action, current, self._settings, self._clock.now()).empty and stands(action, standing.marks):
+        ours = self._slurm_marks(current)
+        if change_for(action, current, self._settings, self._clock.now()).empty and has_marks(action, ours.marks):
             return WriteResult("done", answer.message, writes_of(before, change), current.version)
-        self._late.seen(current, standing.foreign is not None)
-        if standing.foreign is not None:
-            return WriteResult("conflict", f"concurrent change by a person or tool: {standing.foreign}")
+        self._late.seen(current, ours.foreign is not None)
+        if ours.foreign is not None:
+            return WriteResult("conflict", f"concurrent change by a person or tool: {ours.foreign}")
         if answer.kind == "done":
             return WriteResult("conflict", "it was written but reads back differently: another client writes too")
         return WriteResult(answer.kind if answer.kind in ("gone", "timeout") else "refused", answer.message)
 
     def _unfail(self, current: SlurmNode, answer: WriteResult) -> tuple[SlurmNode | None, WriteResult]:
         """Take FAIL off: UNDRAIN leaves it, but not once DRAIN has taken its place; the base state is not touched."""
-        if self._standing(current).foreign is not None or current.reason is None:
+        if self._slurm_marks(current).foreign is not None or current.reason is None:
             return current, answer
         answer = self.port.update(current.name, NodeChange("DRAIN", current.reason))
         if answer.kind == "done":

@@ -110,9 +110,9 @@ class SlurmWorkloads:
         entry = self._folder.notes(ASKED).get(job.uid)
         if entry is None or key not in _keys(entry):
             return CheckpointState("waiting", "it has no request with this key")
-        standing = entry.get("answers")
+        recorded = entry.get("answers")
         changed = {
-            name for name, value in job.answers.items() if not isinstance(standing, dict) or standing.get(name) != value
+            name for name, value in job.answers.items() if not isinstance(recorded, dict) or recorded.get(name) != value
         }
         if CHECKPOINTED in changed:
             return CheckpointState("acknowledged", "reported in its comment", job.checkpointed_at)

@@ -178,11 +178,11 @@ def copy_champion(copy: ChampionCopy, registry: str, name: str, *, again: bool =
     # By default MLflow waits many minutes for a registry that does not answer.
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
-    from models.registry.champion import fetch_bundle, standing_of, version_at  # MLflow takes seconds to import
+    from models.registry.champion import champion_history, fetch_bundle, version_at  # MLflow takes seconds to import
 
-    standing = standing_of(registry, name)
-    standing.refuse_unseated(name)
-    number = standing.champion
+    history = champion_history(registry, name)
+    history.refuse_unseated(name)
+    number = history.champion
     if number is None:
         raise TooEarlyError(
             "there is no champion yet",

@@ -174,7 +174,7 @@ class FleetPages:
             rows=shown_rows,
             total=len(matching),
             all_total=len(rows),
-            acted=self._standing(),
+            acted=self._last_actions(),
             verdicts=self._verdicts(),
             shades=range(1, SHADES + 1),
             map=draw([row for row in nodes if row.node in matching_nodes], fleet, now),
@@ -186,14 +186,14 @@ class FleetPages:
             sizes=PAGE_SIZES,
         )
 
-    def _standing(self) -> Mapping[str, tuple[str, str]] | None:
+    def _last_actions(self) -> Mapping[str, tuple[str, str]] | None:
         """Return what was last done on each node; None: no ledger is at hand."""
         if self.ledger is None:
             return None
         try:
             with contextlib.closing(self.ledger()) as reader:
-                standing: Mapping[str, tuple[str, str]] = reader.standing()
-                return standing
+                last_actions: Mapping[str, tuple[str, str]] = reader.last_actions()
+                return last_actions
         except InputError:
             return None
 

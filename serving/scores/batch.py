@@ -71,27 +71,27 @@ def score_decision(
     now = clock()
     config = live_config(model.bundle, dataset.meta)
     t = due_decision(config, now) if at is None else asked_decision(config, at, now)
-    standing, written = scores.summary_of(t), False
-    if standing is None:
+    summary, written = scores.summary_of(t), False
+    if summary is None:
         with scores.building(t) as swap:
-            standing = scores.summary_of(t)  # another run may just have ended
-            if standing is None:
+            summary = scores.summary_of(t)  # another run may just have ended
+            if summary is None:
                 issued_at = now.astimezone(UTC).replace(microsecond=0)
                 records, summary = _score(dataset, model, config, settings, tiers or TierThresholds(), t, issued_at)
-                standing = summary | {"duration_seconds": round(time.monotonic() - began, 3)}
-                write_decision(swap.path, records, standing)
+                summary = summary | {"duration_seconds": round(time.monotonic() - began, 3)}
+                write_decision(swap.path, records, summary)
                 swap.commit()
                 written = True
     scores.point_to_newest()
     scores.prune(settings.retention)
     notes = [model.note] if model.note else []
-    if not written and standing["model"]["digest"] != model.bundle.digest:
+    if not written and summary["model"]["digest"] != model.bundle.digest:
         notes.append("it was scored by another model before; this one scores the next decision")
     return ScoringResult(
         decision_time=t,
         written=written,
         folder=scores.folder_of(t),
-        summary=standing,
+        summary=summary,
         lag_seconds=lag_seconds(config, t, now),
         notes=tuple(notes),
     )

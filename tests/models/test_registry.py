@@ -11,7 +11,7 @@ from foundation.errors import InputError
 from models.bundle.store import save_bundle
 from models.registry import champion
 from models.registry import store as registry
-from models.registry.champion import PREVIOUS_TAG, crown, standing_of, step_back, version_at
+from models.registry.champion import PREVIOUS_TAG, champion_history, crown, step_back, version_at
 from models.registry.store import log_run
 from tests.models.small_models import COLUMNS, T0, fitted_models, rows
 from tests.processes import printed_by
@@ -74,7 +74,7 @@ def test_a_damaged_store_is_reported_in_one_line(tmp_path):
 def test_the_challenger_is_the_version_registered_last_and_a_bundle_is_one_version(store):
     uri, _, versions, bundle = store
     assert versions == [1, 2, 2]
-    assert standing_of(uri, "predrain").aliases == {registry.CHALLENGER: 2}
+    assert champion_history(uri, "predrain").aliases == {registry.CHALLENGER: 2}
     assert client(uri).get_model_version("predrain", "2").tags["bundle_digest"] == bundle.digest
 
 
@@ -168,16 +168,16 @@ def test_a_run_is_recorded_once_with_its_steps_and_filled_after_a_kill(store, mo
 
 def test_champions_follow_each_other_and_are_unwound_step_by_step(store):
     uri = store[0]
-    crown(uri, "predrain", 2, expected=standing_of(uri, "predrain").champion, tags={"why": "first"})
-    start = standing_of(uri, "predrain").history
+    crown(uri, "predrain", 2, expected=champion_history(uri, "predrain").champion, tags={"why": "first"})
+    start = champion_history(uri, "predrain").history
     crown(uri, "predrain", 1, expected=2, tags={})
-    assert standing_of(uri, "predrain").history == (*start, 1)
+    assert champion_history(uri, "predrain").history == (*start, 1)
     assert version_at(uri, "predrain", 1).tags[PREVIOUS_TAG] == "2"
     with pytest.raises(InputError, match=r"the champion was version 2 .* and is version 1 now"):
         crown(uri, "predrain", 2, expected=2, tags={})
     assert step_back(uri, "predrain", expected=1, tags={"rolled_back_reason": "worse"}) == 2
-    assert standing_of(uri, "predrain").history == start
-    assert standing_of(uri, "predrain").aliases[registry.CHAMPION] == 2
+    assert champion_history(uri, "predrain").history == start
+    assert champion_history(uri, "predrain").aliases[registry.CHAMPION] == 2
 
 
 @pytest.mark.parametrize(
@@ -208,7 +208,7 @@ def test_two_promotions_at_once_do_not_interleave(store):
 
 def test_an_absent_store_is_not_made(tmp_path):
     with pytest.raises(InputError, match="no store here"):
-        standing_of(f"sqlite:///{tmp_path / 'absent.db'}", "predrain")
+        champion_history(f"sqlite:///{tmp_path / 'absent.db'}", "predrain")
     assert not (tmp_path / "absent.db").exists()
 
 
@@ -216,7 +216,7 @@ def test_a_store_or_model_that_does_not_exist_is_refused(store, tmp_path):
     with pytest.raises(InputError, match=r"'\./mlruns' is not an MLflow 3 store .*Give sqlite:///PATH"):
         log_run("./mlruns", "x", name="r", params={}, metrics={}, tags={})
     with pytest.raises(InputError, match=r"no model nobody is registered yet"):
-        standing_of(store[0], "nobody")
+        champion_history(store[0], "nobody")
     with pytest.raises(InputError, match="no bundle in"):
         registry.register_bundle(store[0], "predrain", tmp_path / "nowhere", run_id=store[1])
     (tmp_path / "file").write_text("")

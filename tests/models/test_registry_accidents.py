@@ -11,7 +11,7 @@ import pytest
 
 from foundation.errors import InputError
 from models.bundle.store import Bundle, save_bundle
-from models.registry.champion import crown, fetch_bundle, standing_of, step_back, version_at
+from models.registry.champion import champion_history, crown, fetch_bundle, step_back, version_at
 from models.registry.store import CHAMPION, DIGEST_TAG, log_run, opened_store, register_bundle
 from tests.models.small_models import fitted_models
 
@@ -62,38 +62,38 @@ def change(uri: str, deed: Callable[[Any], None]) -> None:
 
 def test_a_model_whose_alias_was_removed_names_its_champions_and_how_to_restore_one(store: str) -> None:
     change(store, lambda client: client.delete_registered_model_alias(NAME, CHAMPION))
-    standing = standing_of(store, NAME)
-    assert (standing.champion, standing.unseated) == (None, (1, 2, 3))
+    history = champion_history(store, NAME)
+    assert (history.champion, history.unseated) == (None, (1, 2, 3))
     with pytest.raises(InputError, match=r"version 3, version 2, version 1.*promote --to 3 --force"):
-        standing.refuse_unseated(NAME)
+        history.refuse_unseated(NAME)
 
 
 def test_a_deleted_champion_is_not_offered_for_restoring(store: str) -> None:
     change(store, lambda client: client.delete_model_version(NAME, "3"))
     with pytest.raises(InputError, match=r"version 2, version 1.*promote --to 2 --force"):
-        standing_of(store, NAME).refuse_unseated(NAME)
+        champion_history(store, NAME).refuse_unseated(NAME)
 
 
 def test_a_restored_champion_has_its_history_again(store: str) -> None:
     change(store, lambda client: client.delete_registered_model_alias(NAME, CHAMPION))
     crown(store, NAME, 2, expected=None, tags={})
-    assert standing_of(store, NAME).history == (1, 2)
+    assert champion_history(store, NAME).history == (1, 2)
     assert step_back(store, NAME, expected=2, tags={}) == 1
 
 
 def test_a_rollback_passes_over_a_deleted_version(store: str) -> None:
     change(store, lambda client: client.delete_model_version(NAME, "2"))
-    assert standing_of(store, NAME).previous == 1
+    assert champion_history(store, NAME).previous == 1
     assert step_back(store, NAME, expected=3, tags={}) == 1
-    assert standing_of(store, NAME).history == (1,)
+    assert champion_history(store, NAME).history == (1,)
 
 
 def test_a_model_without_any_champion_so_far_is_no_error(bundles: list[Bundle], tmp_path: Path) -> None:
     uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
     register_bundle(uri, NAME, bundles[0].path, run_id=run_of(uri))
-    standing = standing_of(uri, NAME)
-    standing.refuse_unseated(NAME)
-    assert (standing.champion, standing.unseated) == (None, ())
+    history = champion_history(uri, NAME)
+    history.refuse_unseated(NAME)
+    assert (history.champion, history.unseated) == (None, ())
 
 
 def test_a_moved_store_says_where_its_files_are_recorded_and_writes_nothing_there(

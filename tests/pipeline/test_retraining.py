@@ -16,7 +16,7 @@ import yaml
 from features.matrix.matrix import FeatureMatrix
 from foundation.errors import InputError
 from models.bundle.store import load_bundle
-from models.registry.champion import alone, standing_of
+from models.registry.champion import alone, champion_history
 from models.registry.store import CHAMPION, opened_store
 from pipeline import retraining
 from pipeline.held_out import untouched
@@ -30,7 +30,7 @@ from serving.scores.writing import TEXTFILE
 from simulator.simulate import simulate
 from tests.processes import invoke
 
-Standing = Callable[[datetime], Path]
+RegistryAt = Callable[[datetime], Path]
 OLD, NEWER = datetime(2026, 1, 20, tzinfo=UTC), datetime(2026, 2, 1, tzinfo=UTC)
 
 
@@ -65,9 +65,9 @@ def store(empty_store: Path, tmp_path: Path) -> str:
 
 
 @pytest.fixture(scope="module")
-def standing(
+def registered(
     matrix: FeatureMatrix, small_params: Params, empty_store: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Standing:
+) -> RegistryAt:
     """Give the store in which a fit until a time is the champion; each is made once."""
 
     @cache
@@ -100,10 +100,10 @@ def test_the_first_fit_goes_live_and_a_second_run_keeps_it(matrix: FeatureMatrix
 
 @pytest.mark.parametrize("until", [OLD, NEWER])
 def test_the_champions_recipe_with_newer_data_goes_live_though_nothing_is_decided(
-    matrix: FeatureMatrix, params: Params, store: str, tmp_path: Path, standing: Standing, until: datetime
+    matrix: FeatureMatrix, params: Params, store: str, tmp_path: Path, registered: RegistryAt, until: datetime
 ) -> None:
     undecided = gate(params, min_incidents=10_000, risk_ratio=(0.01, 100.0), brier_margin=9.0)
-    shutil.copy(standing(until), tmp_path)
+    shutil.copy(registered(until), tmp_path)
     done = retrain(matrix, undecided, registry=store, model="predrain")
     assert (done.action, done.champion) == ("promoted", 2)
     assert done.reason.startswith("the champion's own recipe with newer data")
@@ -111,25 +111,25 @@ def test_the_champions_recipe_with_newer_data_goes_live_though_nothing_is_decide
 
 
 def test_another_recipe_has_to_pass_the_gate(
-    matrix: FeatureMatrix, params: Params, store: str, tmp_path: Path, standing: Standing
+    matrix: FeatureMatrix, params: Params, store: str, tmp_path: Path, registered: RegistryAt
 ) -> None:
-    shutil.copy(standing(NEWER), tmp_path)
+    shutil.copy(registered(NEWER), tmp_path)
     undecided = gate(other(params), min_incidents=10_000)
     refused = retrain(matrix, undecided, registry=store, model="predrain")
     assert (refused.action, refused.champion) == ("refused", 1)
-    assert standing_of(store, "predrain").champion == 1
+    assert champion_history(store, "predrain").champion == 1
     lenient = gate(
         other(params), precision_margin=1.0, margin_share=1.0, risk_ratio=(0.001, 1000.0), brier_margin=99.0,
         recall_margin=1.0, min_incidents=1,
     )  # fmt: skip
     passed = retrain(matrix, lenient, registry=store, model="predrain")
-    assert (passed.action, standing_of(store, "predrain").champion) == ("promoted", passed.version)
+    assert (passed.action, champion_history(store, "predrain").champion) == ("promoted", passed.version)
 
 
 def test_a_recipe_that_is_shown_to_be_worse_is_refused(
-    matrix: FeatureMatrix, params: Params, store: str, tmp_path: Path, standing: Standing
+    matrix: FeatureMatrix, params: Params, store: str, tmp_path: Path, registered: RegistryAt
 ) -> None:
-    shutil.copy(standing(OLD), tmp_path)
+    shutil.copy(registered(OLD), tmp_path)
     impossible = gate(params, risk_ratio=(0.0001, 0.0002))
     refused = retrain(matrix, impossible, registry=store, model="predrain")
     assert refused.action == "refused"
@@ -139,17 +139,17 @@ def test_a_recipe_that_is_shown_to_be_worse_is_refused(
     failed = [criterion.name for criterion in refused.verdict.criteria if criterion.outcome == "failed"]
     assert all(name in line for name in failed)
     assert "predrain_retrain_success 0" in page
-    assert standing_of(store, "predrain").champion == 1
+    assert champion_history(store, "predrain").champion == 1
 
 
 @pytest.mark.parametrize(("flood", "limits", "reason"), [(4, (0.5, 2.0), FLOOD), (10**9, (0.9, 1.1), MEAN_RISK)])
 def test_a_fit_to_a_week_of_wrong_labels_is_refused_though_nothing_can_be_compared(
-    small_fleet: Path, matrix: FeatureMatrix, params: Params, store: str, tmp_path: Path, standing: Standing,
+    small_fleet: Path, matrix: FeatureMatrix, params: Params, store: str, tmp_path: Path, registered: RegistryAt,
     monkeypatch: pytest.MonkeyPatch, flood: int, limits: tuple[float, float], reason: str,
 ) -> None:  # fmt: skip
     monkeypatch.setattr(retraining, "_FLOOD_FACTOR", flood)
     params = gate(params, min_incidents=5, risk_ratio=limits)
-    shutil.copy(standing(NEWER), tmp_path)
+    shutil.copy(registered(NEWER), tmp_path)
     dataset = tmp_path / "fleet"
     shutil.copytree(small_fleet, dataset)
     events = pq.read_table(dataset / "events.parquet")
@@ -161,18 +161,18 @@ def test_a_fit_to_a_week_of_wrong_labels_is_refused_though_nothing_can_be_compar
     pq.write_table(both.sort_by("timestamp"), dataset / "events.parquet")
     broken = make_matrix(dataset, params, tmp_path / "broken")
     refused = retrain(broken, params, registry=store, model="predrain")
-    assert (refused.action, refused.verdict, standing_of(store, "predrain").champion) == ("refused", None, 1)
+    assert (refused.action, refused.verdict, champion_history(store, "predrain").champion) == ("refused", None, 1)
     assert f'refused{{reason="{reason}"}} 1' in page_of(OLD, refused)
     assert reason in summary_text(refused)
 
 
 @pytest.mark.parametrize(("weeks", "action"), [(1, "promoted"), (3, "refused")])
 def test_a_fit_to_weeks_in_which_events_stayed_away_is_refused_once_chance_does_not_explain_it(
-    small_fleet: Path, params: Params, store: str, tmp_path: Path, standing: Standing,
+    small_fleet: Path, params: Params, store: str, tmp_path: Path, registered: RegistryAt,
     monkeypatch: pytest.MonkeyPatch, weeks: int, action: str,
 ) -> None:  # fmt: skip
     monkeypatch.setattr(retraining, "_LATELY", timedelta(weeks=weeks))
-    shutil.copy(standing(NEWER), tmp_path)
+    shutil.copy(registered(NEWER), tmp_path)
     dataset = tmp_path / "fleet"
     shutil.copytree(small_fleet, dataset)
     events = pq.read_table(dataset / "events.parquet")
@@ -189,15 +189,15 @@ def test_what_cannot_be_compared_for_another_reason_than_too_little_data_does_no
     params: Params,
     store: str,
     tmp_path: Path,
-    standing: Standing,
+    registered: RegistryAt,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    shutil.copy(standing(OLD), tmp_path)
+    shutil.copy(registered(OLD), tmp_path)
     damaged = InputError("is damaged", "the champion", "Train it again.")
     monkeypatch.setattr(retraining, "compared", lambda *_: (_ for _ in ()).throw(damaged))
     with pytest.raises(InputError, match="is damaged"):
         retrain(matrix, params, registry=store, model="predrain")
-    assert standing_of(store, "predrain").champion == 1
+    assert champion_history(store, "predrain").champion == 1
 
 
 def test_a_run_after_one_that_was_killed_before_its_promotion_ends_right(
@@ -207,7 +207,7 @@ def test_a_run_after_one_that_was_killed_before_its_promotion_ends_right(
         patched.setattr(retraining, "carry_out", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             retrain(matrix, params, registry=store, model="predrain")
-    assert standing_of(store, "predrain").champion is None
+    assert champion_history(store, "predrain").champion is None
     assert retrain(matrix, params, registry=store, model="predrain").champion == 1
 
 
@@ -266,25 +266,25 @@ def tiny_matrix(small_params: Params, tmp_path_factory: pytest.TempPathFactory) 
 
 
 def test_data_that_ends_before_the_champion_was_fitted_is_refused_before_the_fit(
-    tiny_matrix: Callable[..., FeatureMatrix], params: Params, store: str, tmp_path: Path, standing: Standing
+    tiny_matrix: Callable[..., FeatureMatrix], params: Params, store: str, tmp_path: Path, registered: RegistryAt
 ) -> None:
-    shutil.copy(standing(NEWER), tmp_path)
+    shutil.copy(registered(NEWER), tmp_path)
     restored = tiny_matrix(seed=5, days=20)
     assert restored.span[1] < NEWER
     with pytest.raises(InputError, match=r"data ends at 2026-01-2\d .*before version 1, the champion, was fitted"):
         retrain(restored, params, registry=store, model="predrain")
-    assert standing_of(store, "predrain").versions == {1}
+    assert champion_history(store, "predrain").versions == {1}
 
 
 def test_data_of_another_fleet_is_refused_before_the_fit(
-    tiny_matrix: Callable[..., FeatureMatrix], params: Params, store: str, tmp_path: Path, standing: Standing
+    tiny_matrix: Callable[..., FeatureMatrix], params: Params, store: str, tmp_path: Path, registered: RegistryAt
 ) -> None:
-    shutil.copy(standing(OLD), tmp_path)
+    shutil.copy(registered(OLD), tmp_path)
     staging = tiny_matrix(seed=6, days=30)
     assert staging.span[1] > OLD
     with pytest.raises(InputError, match=r"another fleet: it has 0% of the gpus"):
         retrain(staging, params, registry=store, model="predrain")
-    assert standing_of(store, "predrain").versions == {1}
+    assert champion_history(store, "predrain").versions == {1}
 
 
 def test_data_whose_end_one_event_moved_months_ahead_is_refused_before_the_fit(
@@ -300,9 +300,9 @@ def without_alias(store: str) -> None:
 
 
 def test_a_fit_does_not_go_live_as_the_first_where_the_alias_was_removed(
-    matrix: FeatureMatrix, params: Params, store: str, tmp_path: Path, standing: Standing
+    matrix: FeatureMatrix, params: Params, store: str, tmp_path: Path, registered: RegistryAt
 ) -> None:
-    shutil.copy(standing(NEWER), tmp_path)
+    shutil.copy(registered(NEWER), tmp_path)
     without_alias(store)
     for deed in (
         lambda: retrain(matrix, params, registry=store, model="predrain"),
@@ -311,15 +311,15 @@ def test_a_fit_does_not_go_live_as_the_first_where_the_alias_was_removed(
     ):
         with pytest.raises(InputError, match=r"promote --to 1 --force"):
             deed()
-    assert standing_of(store, "predrain").versions == {1}
+    assert champion_history(store, "predrain").versions == {1}
     restored = promote(None, params, registry=store, model="predrain", to=1, force_reason="it was removed")
-    assert (restored.action, standing_of(store, "predrain").history) == ("forced", (1,))
+    assert (restored.action, champion_history(store, "predrain").history) == ("forced", (1,))
 
 
 def test_scoring_fails_where_the_champions_alias_was_removed(
-    small_fleet: Path, store: str, tmp_path: Path, standing: Standing
+    small_fleet: Path, store: str, tmp_path: Path, registered: RegistryAt
 ) -> None:
-    shutil.copy(standing(NEWER), tmp_path)
+    shutil.copy(registered(NEWER), tmp_path)
     without_alias(store)
     scores = tmp_path / "scores"
     words = ["score", "--dataset", small_fleet, "--model", "champion", "--registry", store, "--out", scores]
@@ -329,9 +329,9 @@ def test_scoring_fails_where_the_champions_alias_was_removed(
 
 
 def test_scoring_fails_where_the_registry_lost_a_model_that_scored_before(
-    small_fleet: Path, store: str, empty_store: Path, tmp_path: Path, standing: Standing
+    small_fleet: Path, store: str, empty_store: Path, tmp_path: Path, registered: RegistryAt
 ) -> None:
-    shutil.copy(standing(NEWER), tmp_path)
+    shutil.copy(registered(NEWER), tmp_path)
     scores = tmp_path / "scores"
 
     words = ["score", "--dataset", small_fleet, "--model", "champion", "--out", scores, "--at", "2026-02-10T00:00Z"]
@@ -378,7 +378,7 @@ def test_a_model_lives_from_its_first_promotion_to_a_rollback(world) -> None:
     folder, matrix, store, params = world
     tried = promote(lambda: matrix, params, registry=store, model="predrain", to=1, dry_run=True)
     assert tried.verdict.champion == "history_count, vendor_rules"
-    assert standing_of(store, "predrain").champion is None
+    assert champion_history(store, "predrain").champion is None
     strict = params.model_copy(update={"promotion": params.promotion.model_copy(update={"min_incidents": 10_000})})
     refused = promote(lambda: matrix, strict, registry=store, model="predrain", to=1)
     assert (refused.action, refused.champion) == ("refused", None)
@@ -386,18 +386,18 @@ def test_a_model_lives_from_its_first_promotion_to_a_rollback(world) -> None:
     assert (first.action, first.champion_before, first.champion) == ("forced", None, 1)
     second = promote(lambda: matrix, params, registry=store, model="predrain", force_reason="take it whatever it is")
     assert (second.version, second.verdict.challenger, second.verdict.champion) == (2, "version 2", "version 1")
-    assert second.champion == standing_of(store, "predrain").champion == 2
+    assert second.champion == champion_history(store, "predrain").champion == 2
     with pytest.raises(InputError, match="version 2 is already the champion"):
         promote(lambda: matrix, params, registry=store, model="predrain")
     (bundle,) = (folder / "mlartifacts").glob("predrain/models/*/artifacts/artifacts/early")
     gone = bundle.rename(folder / "gone")
     with pytest.raises(InputError, match=r"it holds no bundles.*Bring the files of version 1 back"):
         roll_back(registry=store, model="predrain")
-    assert standing_of(store, "predrain").champion == 2
+    assert champion_history(store, "predrain").champion == 2
     gone.rename(bundle)
     back = roll_back(registry=store, model="predrain", reason="precision fell")
     assert (back.action, back.version, back.champion) == ("rolled back", 2, 1)
-    assert standing_of(store, "predrain").history == (1,)
+    assert champion_history(store, "predrain").history == (1,)
     with pytest.raises(InputError, match="version 1 is the first champion: there is no previous champion"):
         roll_back(registry=store, model="predrain")
     with opened_store(store) as mlflow:

@@ -16,7 +16,7 @@ from features.matrix.matrix import FeatureMatrix
 from foundation.errors import InputError
 from models.bundle.store import CARD, load_bundle
 from models.config import BASELINES, TrainingSection
-from models.registry.champion import standing_of
+from models.registry.champion import champion_history
 from models.registry.store import opened_store
 from models.training.trainer import Trainer
 from pipeline.artefacts import figures, load_evaluation
@@ -141,7 +141,7 @@ def test_the_bundle_is_trained_and_loads(
     assert bundle.fitted.thinned_to == ratio < small_params.training.negative_ratio
     assert f"left room for {ratio} negatives for each positive" in card.read_text()
     assert summary["challenger"] == "predrain version 1"
-    assert standing_of(f"sqlite:///{tmp_path}/mlflow.db", "predrain").aliases == {"challenger": 1}
+    assert champion_history(f"sqlite:///{tmp_path}/mlflow.db", "predrain").aliases == {"challenger": 1}
 
 
 def test_runs_are_named_after_what_they_are_and_have_the_profiles_figures_as_columns(

@@ -112,7 +112,7 @@ class Release:
         assert container["command"] == ["predrain"]
         predrain(*arguments, cwd=self.folder, KUBECONFIG=str(self.folder / "access"))
 
-    def standing(self) -> set[tuple[str, str]]:
+    def present(self) -> set[tuple[str, str]]:
         """Give kind and name of what Helm made and is still there."""
         found = set()
         for (kind, namespace, name), document in self.made.items():
@@ -171,7 +171,7 @@ def test_two_releases_are_installed_act_and_go_again(server: KubernetesServer, c
     for release in (one, two):
         release.install(chart)
         hook = {("Job", f"{release.full}-release-all")}
-        assert release.standing() == {(kind, name) for kind, _, name in release.made} - hook
+        assert release.present() == {(kind, name) for kind, _, name in release.made} - hook
         fleet = [record(f"GPU-{node}", node, risk, now) for node, risk in RISKS.items()]
         write(release.folder / "scores", *fleet, at=now, model={"fitted_at": now.isoformat()})
         release.act()
@@ -184,7 +184,7 @@ def test_two_releases_are_installed_act_and_go_again(server: KubernetesServer, c
     two.uninstall()
     assert (one.marked(), two.marked()) == ({}, {})
     for release in (one, two):
-        assert release.standing() == {("PersistentVolumeClaim", f"{release.full}-data")}
+        assert release.present() == {("PersistentVolumeClaim", f"{release.full}-data")}
 
 
 def test_tokens_are_kept_and_what_an_uninstall_set_is_told(server: KubernetesServer) -> None:

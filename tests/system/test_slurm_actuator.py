@@ -18,7 +18,7 @@ from scheduler.ports.clock import SystemClock
 from scheduler.ports.errors import SchedulerError
 from scheduler.ports.readings import Precondition, WriteResult
 from scheduler.ports.workloads import CheckpointAsk, Fence, Workload
-from scheduler.slurm.marks import AUTHOR, standing_on
+from scheduler.slurm.marks import AUTHOR, slurm_marks_on
 from scheduler.slurm.node import SlurmNode
 from scheduler.slurm.scheduler import SlurmScheduler, open_slurm
 from scheduler.slurm.settings import SlurmSettings
@@ -65,7 +65,7 @@ class Actuator:
         return listed
 
     def level(self, name: str) -> Level:
-        return standing_on(self.node(name), self.settings, self.clock.now()).marks.level
+        return slurm_marks_on(self.node(name), self.settings, self.clock.now()).marks.level
 
     def fence(self) -> Fence:
         until = self.scheduler.hold_lease(ME, timedelta(seconds=30))
@@ -218,7 +218,7 @@ def test_a_drain_that_somebody_edited_or_wrote_in_our_form_stays_and_a_node_that
     for name in ("n1", "n3"):
         assert actuator.apply(an("drain", name)).kind == "done"
     ours = actuator.node("n1")
-    assert AUTHOR in standing_on(ours, actuator.settings, actuator.clock.now()).record.marks, (
+    assert AUTHOR in slurm_marks_on(ours, actuator.settings, actuator.clock.now()).record.marks, (
         "Slurm told who drained it, and when"
     )
     appended = f"{ours.reason} - RMA 4711 opened, keep out"

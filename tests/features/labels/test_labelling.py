@@ -134,8 +134,8 @@ def hidden_by_our_drain(t, high, unit, incidents, happened, held):
         if any(drained < time <= high for time in failed + passed):
             continue
         begins = t < drained <= high and not any(t < time <= drained for time in failed)
-        duration = drained <= t and not any(drained < time <= t for time in failed + passed + returned)
-        if begins or duration:
+        ongoing = drained <= t and not any(drained < time <= t for time in failed + passed + returned)
+        if begins or ongoing:
             return True
     return False
 

@@ -195,13 +195,13 @@ def test_a_node_that_somebody_else_keeps_writing_to_is_given_up_for_this_round()
     assert cluster.level("n1") is Level.DRAIN
 
 
-@pytest.mark.parametrize(("kind", "stands"), [("timeout_before", False), ("timeout_after", True)])
-def test_after_a_call_without_an_answer_the_node_itself_shows(kind, stands):
+@pytest.mark.parametrize(("kind", "has_marks"), [("timeout_before", False), ("timeout_after", True)])
+def test_after_a_call_without_an_answer_the_node_itself_shows(kind, has_marks):
     cluster = Cluster()
     cluster.scored(n1=0.9)
     cluster.scheduler.faults.plan(kind, "apply")
     report = cluster.round()
-    assert ("swap", "done" if stands else "failed") in only(report, "n1")
+    assert ("swap", "done" if has_marks else "failed") in only(report, "n1")
     assert cluster.ledger.unsettled() == ()
     cluster.round()
     assert cluster.level("n1") is Level.DRAIN

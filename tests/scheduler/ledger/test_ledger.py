@@ -118,8 +118,8 @@ def test_actions_are_found_by_pattern_verb_time_and_page(file):
     last = every[0]["at"]
     assert reader.actions(since=last) == [call for call in every if call["at"] >= last]
     assert reader.actions(until=last) == [call for call in every if call["at"] < last]
-    assert reader.standing()["n1"] == ("release", next(call["at"] for call in every if call["node"] == "n1"))
-    assert "n9" not in reader.standing()
+    assert reader.last_actions()["n1"] == ("release", next(call["at"] for call in every if call["node"] == "n1"))
+    assert "n9" not in reader.last_actions()
     assert cluster
 
 

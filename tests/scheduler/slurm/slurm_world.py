@@ -20,7 +20,7 @@ from scheduler.ports.readings import Precondition, WriteResult
 from scheduler.ports.report import RoundReport
 from scheduler.ports.risks import MemoryFacts, MemoryRisks
 from scheduler.slurm.folder import SharedFolder
-from scheduler.slurm.marks import standing_on
+from scheduler.slurm.marks import slurm_marks_on
 from scheduler.slurm.scheduler import SlurmScheduler
 from scheduler.slurm.settings import SlurmSettings
 from scheduler.slurm.workloads import SlurmWorkloads
@@ -81,7 +81,7 @@ class World:
         return self.marks(node).level
 
     def marks(self, node: str) -> Marks:
-        return standing_on(self.slurm.all[node], self.settings, self.clock.now()).marks
+        return slurm_marks_on(self.slurm.all[node], self.settings, self.clock.now()).marks
 
     def lease(self, holder: str = ME) -> datetime:
         until = self.scheduler.hold_lease(holder, LEASE)

@@ -15,7 +15,7 @@ from policy.fleet import Level
 from scheduler.evacuation.progress import stored_progress
 from scheduler.ports.readings import Switches
 from scheduler.slurm.job import Requirements, SlurmJob
-from scheduler.slurm.marks import KEY, standing_on, with_record
+from scheduler.slurm.marks import KEY, slurm_marks_on, with_record
 from scheduler.slurm.node import NodeChange, SlurmNode
 from scheduler.slurm.settings import SlurmSettings
 from tests.policy.decide_world import HOUR, T0
@@ -98,7 +98,7 @@ class Watched(MemorySlurm):
         return answer
 
     def marks(self, node):
-        return standing_on(self.all[node], self.settings, self.clock.now()).marks
+        return slurm_marks_on(self.all[node], self.settings, self.clock.now()).marks
 
 
 class SlurmHistories(RuleBasedStateMachine):

@@ -16,7 +16,7 @@ from scheduler.slurm.marks import (
     change_for,
     reason_for,
     record_in,
-    standing_on,
+    slurm_marks_on,
     view_of,
     weight_again,
     with_record,
@@ -131,19 +131,23 @@ def test_each_action_adds_to_the_marks_and_a_second_one_changes_nothing():
     node, levels = NODE, []
     for verb in ("publish", "avoid", "swap", "drain"):
         node = done(node, verb)
-        levels.append(standing_on(node, SETTINGS, T0).marks.level)
+        levels.append(slurm_marks_on(node, SETTINGS, T0).marks.level)
         assert change_for(action(verb), node, SETTINGS, T0 + HOUR).empty
     assert levels == [Level.PUBLISH, Level.AVOID, Level.SWAP, Level.DRAIN]
     assert (node.weight, node.states) == (1_000_003, frozenset({"MIXED", "DRAIN"}))
-    marks = standing_on(node, SETTINGS, T0).marks
+    marks = slurm_marks_on(node, SETTINGS, T0).marks
     assert (marks.published.expires_at, marks.hard_since) == (T0 + 6 * HOUR, T0)
 
 
 def test_a_release_gives_back_what_was_found():
     node = done(NODE, "publish", "avoid", "swap", "drain")
     half = after(node, change_for(release(to=Level.AVOID), node, SETTINGS, T0))
-    assert (half.out, half.weight, standing_on(half, SETTINGS, T0).marks.level) == (frozenset(), 1_000_003, Level.AVOID)
-    assert not standing_on(half, SETTINGS, T0).undone
+    assert (half.out, half.weight, slurm_marks_on(half, SETTINGS, T0).marks.level) == (
+        frozenset(),
+        1_000_003,
+        Level.AVOID,
+    )
+    assert not slurm_marks_on(half, SETTINGS, T0).undone
     assert after(node, change_for(release(), node, SETTINGS, T0)) == replace(NODE, user="root", reason_at=T0)
     assert after(half, change_for(release(), half, SETTINGS, T0)) == replace(NODE, user="root", reason_at=T0)
 
@@ -154,15 +158,15 @@ def test_a_prediction_that_is_renewed_renews_the_reason_too():
     assert (change.state, change.weight) == (None, None)
     assert change.reason is not None
     assert "until=2026-03-01T12:00:00Z" in change.reason
-    marks = standing_on(after(node, change), SETTINGS, T0 + HOUR).marks
+    marks = slurm_marks_on(after(node, change), SETTINGS, T0 + HOUR).marks
     assert marks.tainted
     assert marks.hard_since == T0
 
 
 def test_a_weight_that_a_person_set_is_theirs():
     node = replace(done(NODE, "publish", "avoid"), weight=77)
-    standing = standing_on(node, SETTINGS, T0)
-    assert (standing.marks.soft, standing.undone) == (False, True)
+    ours = slurm_marks_on(node, SETTINGS, T0)
+    assert (ours.marks.soft, ours.undone) == (False, True)
     assert weight_again(node, SETTINGS, T0).empty
     assert change_for(release(), node, SETTINGS, T0).weight is None
 
@@ -178,7 +182,7 @@ def test_on_a_node_with_another_reason_nothing_is_written_but_our_own_taken_back
     node = done(NODE, "publish", "avoid", "swap")
     states = frozenset({"DOWN"}) if state == "DOWN" else frozenset({"MIXED", state})
     node = replace(node, states=states, reason="ann looks at it", user="ann")
-    assert standing_on(node, SETTINGS, T0).foreign == "reason 'ann looks at it' of ann"
+    assert slurm_marks_on(node, SETTINGS, T0).foreign == "reason 'ann looks at it' of ann"
     for verb in ("publish", "avoid", "swap", "drain"):
         assert change_for(action(verb), node, SETTINGS, T0).empty
     change = change_for(release(), node, SETTINGS, T0)
@@ -230,7 +234,7 @@ def test_a_drain_that_somebody_edited_or_took_over_is_theirs_and_stays_round_aft
 def test_a_drain_in_our_form_is_its_writers():
     reason = taken_over().reason
     node = replace(NODE, states=frozenset({"IDLE", "DRAIN"}), reason=reason, user="ann")
-    assert not standing_on(node, SETTINGS, T0).marks.tainted
+    assert not slurm_marks_on(node, SETTINGS, T0).marks.tainted
     assert change_for(release(), node, SETTINGS, T0).empty
     assert "no predrain record" in (view_of(node, (), SETTINGS, T0).notice or "")
 
@@ -242,7 +246,7 @@ def test_marks_of_another_installation_stay_and_those_of_an_unnamed_one_are_ours
     view = view_of(node, (), other, T0)
     assert (view.marks.tainted, view.cordoned_by is not None, view.opt_out is not None) == (False, True, True)
     assert view.notice == "its predrain markers belong to another installation, predrain"
-    record = standing_on(node, SETTINGS, T0).record
+    record = slurm_marks_on(node, SETTINGS, T0).record
     assert record is not None
     unnamed = replace(node, extra=with_record(node.extra, replace(record, owner=None), "n0"))
     assert change_for(release(), unnamed, other, T0).state == "UNDRAIN"
@@ -250,12 +254,12 @@ def test_marks_of_another_installation_stay_and_those_of_an_unnamed_one_are_ours
 
 def test_what_was_drained_and_recorded_is_ours_and_goes():
     node = taken_over()
-    assert standing_on(node, SETTINGS, T0).marks.tainted
+    assert slurm_marks_on(node, SETTINGS, T0).marks.tainted
     assert view_of(node, (), SETTINGS, T0).notice is None
     assert authored(node, SETTINGS, T0).empty
     assert change_for(release(), node, SETTINGS, T0).state == "UNDRAIN"
     renewed = after(node, change_for(action("publish", hours=12), node, SETTINGS, T0 + HOUR))
-    assert standing_on(replace(renewed, reason_at=T0 + HOUR), SETTINGS, T0 + HOUR).marks.tainted
+    assert slurm_marks_on(replace(renewed, reason_at=T0 + HOUR), SETTINGS, T0 + HOUR).marks.tainted
 
 
 @pytest.mark.parametrize("flag", ["REBOOT_REQUESTED", "REBOOT_ISSUED"])

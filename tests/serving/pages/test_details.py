@@ -61,7 +61,7 @@ class Ledger:
                   "idle_gpu_hours": 2.0, "expected": {"saves": 1.5}}  # fmt: skip
         return [call, found, probed]
 
-    def standing(self) -> dict[str, tuple[str, str]]:
+    def last_actions(self) -> dict[str, tuple[str, str]]:
         return {"n1": ("swap", "2026-01-01T06:12:00Z")}
 
     def actions(self, node: str, verb: str = "", since: str = "", until: str = "", **page: int) -> list[dict[str, Any]]:

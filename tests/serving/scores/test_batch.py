@@ -282,11 +282,11 @@ def test_nothing_is_due_until_the_next_decision_time_and_its_delay(world: World,
     scores = ScoresFolder(tmp_path)
     assert nothing_due(scores, END) is None
     run(world, tmp_path)
-    standing = nothing_due(scores, END + 9 * MINUTE)
-    assert (standing.written, standing.decision_time, standing.lag_seconds) == (False, LAST, 0)
+    result = nothing_due(scores, END + 9 * MINUTE)
+    assert (result.written, result.decision_time, result.lag_seconds) == (False, LAST, 0)
     assert nothing_due(scores, END + 10 * MINUTE) is None
     assert nothing_due(scores, LAST - HOUR) is None
-    (standing.folder / "risks.parquet").unlink()
+    (result.folder / "risks.parquet").unlink()
     assert nothing_due(scores, END) is None
 
 

@@ -42,12 +42,13 @@ histories: $(VENV)/.dev  ## others each day: the loop killed 1,000 times, HISTOR
 	KILLS=1000 SEED=$$(date +%F) $(BIN)/python -m pytest -q -m system tests/system/test_loop_killed.py
 	HISTORIES=$(or $(HISTORIES),1000000) SEED=$$(date +%F) $(BIN)/python -m pytest -q -n auto --maxfail=3 tests/policy/test_decide_histories.py
 
-lint: $(VENV)/.dev  ## ruff, mypy, import directions, dependencies
+lint: $(VENV)/.dev  ## ruff, mypy, import directions, dependencies, generated pages
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/deptry .
+	$(BIN)/python -m tests.reference_pages --check
 
 site: $(VENV)/.dev  ## the documentation as a site, in site/; fails on a broken link or anchor
 	$(BIN)/python -m zensical build --strict

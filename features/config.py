@@ -69,10 +69,10 @@ class DecisionSection(Section):
     """``decision``: when scores are asked for."""
 
     every: Duration = timedelta(hours=6)
-    """Spacing of the grid of decision times; a multiple of ``telemetry.step``."""
+    """Interval of decision times; a multiple of ``telemetry.step``."""
 
     origin: datetime = datetime(1970, 1, 1, tzinfo=UTC)
-    """An instant on the grid; the default puts decision times at 00:00, 06:00, 12:00 and 18:00 UTC."""
+    """A time on the decision grid."""
 
     @field_validator("origin")
     @classmethod
@@ -86,40 +86,38 @@ class LabelSection(Section):
     """``labels``: what counts as a failure, and what the label asks."""
 
     gap: Duration = timedelta(minutes=10)
-    """Time after a decision in which a failure comes too soon to act on."""
+    """Time after a decision in which a failure is too early to act on."""
 
     horizon: PositiveDuration = timedelta(hours=24)
-    """Length of the interval after the gap in which an incident start makes the label positive."""
+    """Time after the gap; the label is positive if an incident starts in it."""
 
     merge_window: Duration = timedelta(hours=1)
-    """Label-worthy events of one GPU no further apart than this are one incident."""
+    """Failure events of one GPU within this time of each other are one incident."""
 
     cooldown: Duration = timedelta(hours=24)
-    """An incident without a repair, replacement or reset ends this long after its last event."""
+    """Time after the last event at which an incident without a repair, replacement or reset ends."""
 
     acts_on: Literal["node", "unit"] = "node"
-    """What an alert takes out of service: the ``node`` with all of its GPUs, or the ``unit`` alone, such as a disk."""
+    """What an alert takes out of service: the ``node`` with its GPUs, or only the ``unit`` (a disk)."""
 
     node_window: PositiveDuration = timedelta(minutes=30)
-    """Incidents of GPUs of one node that each begin at most this long after the one before are one node incident."""
+    """Incidents of the GPUs of a node within this time of each other are one node incident."""
 
     ticket_lag: PositiveDuration = timedelta(days=7)
-    """A ``failure`` without a code, or dated by day, that follows a failure of that node within this and no repair
-    between belongs to that failure."""
+    """Longest time from a failure to a ticket that [belongs to it](../concepts.md#incidents)."""
 
     confirm_within: PositiveDuration = timedelta(days=7)
-    """An interconnect XID that is doubtful alone is an incident when a repair, replacement, drain or failed diagnostic
-    of that GPU or node follows within this; after more than 1 h only if not planned and not due to a later failure."""
+    """A doubtful interconnect XID is an incident if a repair, replacement, drain or failed diagnostic of that GPU or
+    node follows within this ([incidents](../concepts.md#incidents))."""
 
     xids: dict[FailureClass, tuple[int, ...]] = Field(default_factory=_default_label_xids)
-    """XID codes that make an incident, by failure class; a plain list takes each code's class from the defaults."""
+    """XIDs that count as failures, by failure class; the codes of a plain list get their default class."""
 
     classes: dict[str, ClassName] = Field(default_factory=dict)
-    """Failure class by the code of a ``failure`` event (matched without case), before :data:`DRIVER_CLASSES`; unlisted
-    codes are ``other``, those of NVSwitches (``sxid_20034``) ``interconnect``."""
+    """Failure class by the code of a ``failure`` event; unlisted codes are ``other``."""
 
     only: tuple[ClassName, ...] = ()
-    """Failure classes of which incidents are made; an empty list means all."""
+    """Failure classes that count; empty: all."""
 
     @property
     def all_classes(self) -> tuple[str, ...]:
@@ -127,7 +125,8 @@ class LabelSection(Section):
         return (*FAILURE_CLASSES, *sorted(set(self.classes.values()).difference(FAILURE_CLASSES)))
 
     censor_leavers: bool = True
-    """A GPU that leaves service unfailed inside the horizon has no label (null) instead of a negative one."""
+    """If true, a GPU that leaves service without a failure inside the horizon has no label instead of a negative
+    one."""
 
     @model_validator(mode="after")
     def _known_classes(self) -> Self:
@@ -151,13 +150,14 @@ class SequenceSection(Section):
     """``features.sequence``: raw windows kept next to the matrix, for learners that read a window as a sequence."""
 
     channels: tuple[str, ...] | Literal["auto"] = ()
-    """Gauges and counters of the windows; ``auto`` takes the paper's four where present; an empty list keeps none."""
+    """Raw windows for the learners ``lstm`` and ``cnn1d``: gauges (means) and counters (rises); ``auto``: temperature,
+    power, GPU and memory utilization; empty: none."""
 
     window: Duration = timedelta(hours=24)
-    """Length of a window; a multiple of ``step``."""
+    """Length of a raw window; a multiple of its step."""
 
     step: Duration = timedelta(minutes=30)
-    """Length of a window's steps, over which gauges are averaged; a multiple of ``telemetry.step``."""
+    """Step of a raw window; a multiple of ``telemetry.step``."""
 
     @model_validator(mode="after")
     def _whole_steps(self) -> Self:
@@ -171,26 +171,26 @@ class FeatureSection(Section):
     """``features``: what a decision is made from."""
 
     delay: Duration = timedelta(minutes=10)
-    """Reporting delay: a sample or event is known this long after its time unless it carries ``known_at``."""
+    """Reporting delay of samples, and of events without ``known_at``."""
 
     groups: tuple[Group, ...] = GROUPS
     """Feature groups to compute."""
 
     channels: tuple[str, ...] | Literal["auto"] = "auto"
-    """Channels that columns are made of, in all groups; ``auto`` takes every channel of the dataset."""
+    """Channels to compute features from; ``auto``: all channels of the dataset."""
 
     windows: tuple[Duration, ...] = (timedelta(hours=1),)
     """Trailing windows of telemetry, ascending; multiples of ``telemetry.step``."""
 
     peer_window: Duration = timedelta(hours=6)
-    """Window whose mean is compared with the node's other GPUs and with the fleet's same-model median."""
+    """Window whose mean is compared with the node's other GPUs and the fleet's same-model median."""
 
     onset: tuple[tuple[Duration, Duration], ...] = (
         (timedelta(hours=1), timedelta(hours=24)),
         (timedelta(hours=6), timedelta(days=3)),
         (timedelta(hours=24), timedelta(days=7)),
     )
-    """Windows of the group ``onset``, ascending, each with the longer past that its rises are compared with."""
+    """Windows of the group ``onset``, each with its baseline window."""
 
     history_windows: tuple[Duration, ...] = (
         timedelta(days=1),
@@ -201,13 +201,13 @@ class FeatureSection(Section):
     """Trailing windows of event counts, ascending."""
 
     history_scopes: tuple[DomainScope, ...] = ("gpu", "slot", "node")
-    """Whose history is counted: the device, the position it sits in, its whole node; and per unit-day in service that
-    of failure domains: inventory columns (``rack``), nested ones (``[cabinet, cage]``), ranges of the number that ends
-    one (``serial/1000``), ``fleet``, and ``age``, the units that have been in service about as long."""
+    """Scopes of event counts: device, slot, node; and failure domains: inventory columns (``rack``), nested ones
+    (``[cabinet, cage]``), ranges of a trailing number (``serial/1000``), ``fleet``, and ``age`` (units of similar
+    age)."""
 
     static: tuple[str, ...] | Literal["auto", "all"] = "auto"
-    """Static inventory columns to use; ``auto`` takes model, driver, age and rack position where present, ``all`` age
-    and every column that does not name the unit: none may hold what became of it."""
+    """Static columns, ``age``, ``in_place`` (days), ``moves``; ``auto``: model, driver, age and rack position; ``all``:
+    all columns known at installation except the names of the unit."""
 
     sequence: SequenceSection = SequenceSection()
 

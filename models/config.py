@@ -43,36 +43,36 @@ class TrainingSection(Section):
     """``training``: which rows a model is fitted on, and how often."""
 
     window: Duration | Literal["auto", "expanding"] = "auto"
-    """Training window (the paper's L_train); ``auto`` chooses at each refit, on a purged tail, among all there is
-    and those of ``candidate_windows`` with enough incidents, and takes it all where features are histories and static
-    ones alone; ``expanding`` takes it all, in whole days."""
+    """Training window (the paper's L_train); ``auto``: chosen at each refit, on a purged validation tail, from all
+    history and the ``candidate_windows`` with 100 incidents (without telemetry: all history); ``expanding``: all
+    history."""
 
     candidate_windows: tuple[PositiveDuration, ...] = Field(
         tuple(timedelta(days=days) for days in (7, 14, 28, 56, 90)), min_length=1
     )
-    """Candidate windows for ``auto``; those longer than the history are skipped and named."""
+    """Candidates for ``auto``; those longer than the history are skipped and reported."""
 
     refit_every: PositiveDuration = timedelta(days=7)
-    """Time between two refits of the sliding training."""
+    """Interval of refits of the sliding training; without telemetry at most 3 in a row are skipped for want of new
+    incidents."""
 
     negative_ratio: int = Field(default=200, ge=1)
-    """Negatives kept for each positive in a training set; scores are corrected back (prior odds). Where features are
-    histories and static ones alone, 50,000 negatives are enough, or five for each positive."""
+    """Negatives sampled per positive; without telemetry at most 50,000 or 5 per positive. Scores are corrected (prior
+    odds)."""
 
     augmentation: int = Field(default=4, ge=0)
-    """Extra training windows for each incident at times off the decision grid, all within the horizon; 0: none."""
+    """Additional training rows per incident at times off the grid, within the horizon; 0: none."""
 
     hysteresis: float = Field(default=0.02, ge=0)
-    """``auto`` keeps the span in use unless another's validation score is better by more than this share."""
+    """``auto`` keeps the current window unless the validation score of another is better by more than this share."""
 
     prior: str | None = Field(default="shipped", min_length=1)
-    """Model of other fleets that learners and parallel ensembles take a share of: ``shipped``, or a folder of
-    ``predrain prior build``; null: none. The share falls with own failures, is fitted at each refit on the calibration
-    slice, and is 0 where own data alone explain that as well."""
+    """Model of other fleets that is pooled with learners and parallel ensembles: ``shipped``, a folder of ``predrain
+    prior build`` (Dask workers read the same path), or null; see [a young fleet](../models.md#a-young-fleet)."""
 
     memory: int = Field(default=4096, ge=4)
-    """MiB of features in memory while models are fitted: half for the rows of one fit (where they need more, fewer
-    negatives are drawn), a quarter for the newest rows of the matrix."""
+    """Memory limit for features while models are fitted, in MiB; if needed, fewer negatives are sampled ([large
+    fleets](../scale.md#training))."""
 
     @field_validator("window")
     @classmethod
@@ -96,13 +96,13 @@ class ParallelSection(Section):
     """``models.parallel``: members vote with their top-K sets."""
 
     members: tuple[Learner, ...] = ("lightgbm", "xgboost", "random_forest")
-    """Members of the ensemble (the paper intersects three; it does not say which)."""
+    """Members of the ensemble (the paper intersects three)."""
 
     combiner: Combiner = "intersection"
-    """How members are joined; the paper's is ``intersection``."""
+    """Combiner of the members (in the paper ``intersection``)."""
 
     min_votes: int | None = None
-    """For ``min_votes``: alerts need this many members' top-K; null means all of them."""
+    """For ``min_votes``: top-K votes that an alert needs; null: all."""
 
     @field_validator("members")
     @classmethod
@@ -120,42 +120,43 @@ class CascadeSection(Section):
     """Learners from first to last; the last gives the score."""
 
     recall_floor: float = Field(default=0.95, gt=0, le=1)
-    """Each stage's threshold keeps at least this share of validation positives."""
+    """Minimum share of validation positives that each stage keeps."""
 
     score: Literal["last", "mean"] = "last"
-    """What survivors are ordered by: the ``last`` stage's log-odds (the paper's), or the ``mean`` of all stages'."""
+    """Ranking of survivors: log-odds of the ``last`` stage (the paper), or ``mean`` of all stages."""
 
 
 class CalibrationSection(Section):
     """``models.calibration``: from scores to risks."""
 
     method: Literal["isotonic", "sigmoid"] = "sigmoid"
-    """Map fitted on a later slice than training; sigmoid needs fewer positives."""
+    """Calibration method, fitted on a slice after training; sigmoid needs fewer positives."""
 
     slice: Duration = timedelta(days=14)
-    """Length of the slice between training and refit that calibration is fitted on; at most a third of the span."""
+    """Length of the slice between training and refit for calibration; at most a third of the window."""
 
     refit: bool = True
-    """Fit the learners again on the whole span once the slice has served, at twice the time."""
+    """Refit the learners on the whole window after calibration; doubles the time."""
 
     level: Literal["slice", "recent"] = "recent"
-    """Mean risk is set to the slice's rate of positives, or to the rate expected from ``recent`` and earlier weeks."""
+    """``slice``: the mean risk is the calibration slice's share of positives; ``recent``: the rate expected from recent
+    and earlier weeks ([0007](../decisions/0007-promises.md))."""
 
 
 class CostsSection(Section):
     """``models.precision_targets.costs``: what drains and failures cost, in one unit such as GPU-hours."""
 
     unneeded_drain: float = Field(gt=0)
-    """Draining a GPU that would not have failed."""
+    """Cost of draining a GPU that would not have failed; any unit."""
 
     missed_failure: float = Field(ge=0)
-    """A failure that met no drain, without its jobs."""
+    """Cost of a failure without a drain, without its jobs."""
 
     lost_job: float = Field(default=0.0, ge=0)
-    """What the jobs on a GPU lose on average when it fails under them."""
+    """Mean loss of the jobs on a GPU that fails."""
 
     needed_drain: float = Field(default=0.0, ge=0)
-    """Draining a GPU that would have failed."""
+    """Cost of draining a GPU that would have failed."""
 
     @model_validator(mode="after")
     def _worth_it(self) -> "CostsSection":
@@ -168,17 +169,18 @@ class PrecisionTargetsSection(Section):
     """``models.precision_targets``: precisions that are promised where earlier outcomes allow it."""
 
     values: tuple[float, ...] = (0.3, 0.5, 0.85)
-    """Precisions to promise, each on its own."""
+    """Precisions to promise if the outcomes of earlier refits support them
+    ([promises](../decisions/0007-promises.md))."""
 
     confidence: float = Field(default=0.9, gt=0, lt=1)
-    """One-sided confidence of every bound: a promise may be wrong in at most this share's rest."""
+    """One-sided confidence of every bound."""
 
     horizon: PositiveDuration | None = timedelta(hours=72)
-    """A drain is right if an incident follows within this of the alert that begins it, or within ``labels.horizon``
-    where that is longer; null: within ``labels.horizon``."""
+    """A drain is right if an incident follows within this of its first alert, or within ``labels.horizon`` where that
+    is longer; null: within ``labels.horizon``."""
 
     costs: CostsSection | None = None
-    """Costs to set a further threshold by; null: none."""
+    """Costs for a further threshold; null: none."""
 
     @field_validator("values")
     @classmethod
@@ -196,17 +198,19 @@ class ModelsSection(Section):
     """``models``: what is trained and which of it is the profile's choice."""
 
     profile: str = "mean_log_odds"
-    """Name of the model whose predictions are the profile's: a learner, a baseline or an ensemble."""
+    """The model whose predictions count: a learner, a baseline or an ensemble."""
 
     learners: tuple[Learner, ...] = ("lightgbm", "xgboost", "random_forest")
-    """Single learners to train and to compare; those that the profile does not need only by ``--full``."""
+    """Learners to train and compare (also ``logistic``, ``mlp``, and with PyTorch ``lstm``, ``cnn1d``); a backtest fits
+    learners outside the profile only with ``--full``."""
 
     settings: dict[Learner, dict[str, Any]] = Field(default_factory=dict)
-    """Overrides of a learner's settings, by learner."""
+    """Overrides of a learner's settings, by learner. ``class_weight: balanced`` and ``scale_pos_weight`` raise all
+    scores: risks are calibrated only with enough incidents in the calibration slice."""
 
     groups: dict[Learner, tuple[Group, ...] | None] = Field(default_factory=_default_groups)
-    """Feature groups that a learner sees, by learner; null, and where the features have none of the groups: all
-    columns."""
+    """Feature groups of a learner. Default, also if its groups are not computed: all. ``{xgboost: null}`` in a later
+    file removes the default."""
 
     parallel: ParallelSection = ParallelSection()
     cascade: CascadeSection = CascadeSection()
@@ -214,7 +218,7 @@ class ModelsSection(Section):
     precision_targets: PrecisionTargetsSection = PrecisionTargetsSection()
 
     horizons: tuple[PositiveDuration, ...] = tuple(timedelta(hours=hours) for hours in (1, 6, 24, 72))
-    """Further horizons to give risks for, such as 1h, 6h, 24h and 72h; consistent with the risk at labels.horizon."""
+    """Further horizons: columns ``risk_1h`` and so on in ``predictions.parquet``."""
 
     @field_validator("groups")
     @classmethod
@@ -228,20 +232,22 @@ class BacktestSection(Section):
     """``backtest``: which part of the dataset is replayed, and how many alerts."""
 
     first_test: datetime | Literal["auto"] = "auto"
-    """First decision time that is scored; ``auto``: a third of the dataset, or as soon as the shortest span fits."""
+    """First scored decision time; ``auto``: after a third of the dataset, or as soon as the shortest window fits."""
 
     last_test: datetime | Literal["auto"] = "auto"
-    """Last decision time that is scored; ``auto``: the end of the dataset."""
+    """Last scored decision time; ``auto``: the end of the dataset."""
 
     k: int | Literal["auto"] = "auto"
-    """Alert budget: nodes a decision time; ``auto``: the expected nodes with a positive, at least 1."""
+    """Alert budget: nodes per decision time; ``auto``: the expected number of nodes with a positive label, at least
+    1."""
 
     cooldown: PositiveDuration | None = None
-    """With one ``k`` counts nodes newly alerted a day; a node is alerted again only so long after its alert, or after
-    the drain horizon on new evidence: twice the risk of that alert. Null: whenever it is among the riskiest."""
+    """``backtest.k`` then counts nodes newly alerted within 24 hours, and a node is alerted again only after this, or
+    after the drain horizon at twice the risk ([0027](../decisions/0027-episodes.md)). ``null``: the ``k`` riskiest of
+    each decision time; ``predrain score`` always does so."""
 
     bootstrap: int = Field(default=200, ge=0)
-    """Bootstrap replicates (resampling nodes) for the intervals of the report; 0: none."""
+    """Bootstrap replicates (by node) for intervals; 0: none."""
 
     @field_validator("first_test", "last_test")
     @classmethod
@@ -255,48 +261,48 @@ class ServingSection(Section):
     """``serving``: batch scoring, and how fresh the telemetry of a unit that is scored must be."""
 
     stale_after: Duration = timedelta(hours=1)
-    """A unit whose newest usable sample is older than this at the decision time is unknown; at least two steps of the
-    dataset and the delay, or nothing in one of long steps would ever be fresh."""
+    """A unit whose newest usable sample is older at the decision time is ``unknown``; at least two steps and the
+    delay."""
 
     min_completeness: float = Field(default=0.5, ge=0, le=1)
-    """A unit with less than this share of the samples expected in the last decision interval is unknown; 0: never."""
+    """A unit with a smaller share of the expected samples in the last decision interval is ``unknown``; 0: never."""
 
     max_explained: int = Field(default=200, ge=0)
-    """Units explained at a decision time at most, the riskiest first: half a millisecond each and tree learner."""
+    """Maximum units with reasons per decision time, by descending risk."""
 
     max_reasons: int = Field(default=3, ge=0)
-    """Reasons given for a unit at most."""
+    """Maximum reasons per unit."""
 
     retention: Duration = timedelta(days=35)
-    """Scored decisions this much older than the newest one are removed."""
+    """Retention of scored decisions."""
 
 
 class PromotionSection(Section):
     """``promotion``: what a challenger must show on recent decisions before it becomes the champion."""
 
     period: PositiveDuration = timedelta(days=28)
-    """Champion and challenger are compared on at most this much of the newest decisions that neither was trained on."""
+    """Maximum period of the newest out-of-sample decisions on which champion and challenger are compared."""
 
     min_incidents: int = Field(default=10, ge=1)
-    """Fewer incidents than this decide nothing: neither precision, nor the recall of a failure class."""
+    """Minimum incidents to decide precision, or the recall of a class."""
 
     bootstrap: int = Field(default=1000, ge=100)
-    """Bootstrap replicates (resampling GPUs) behind the gate's intervals."""
+    """Bootstrap replicates (by node) of the gate."""
 
     precision_margin: float = Field(default=0.05, ge=0, le=1)
-    """The interval of the difference in precision at K must lie above minus this, and not all of it below zero."""
+    """Maximum loss of precision at K, at the lower bound of its interval."""
 
     margin_share: float = Field(default=0.5, ge=0, le=1)
-    """Neither the margin of precision nor that of recall is more than this share of the champion's own value."""
+    """Limit of the margins of precision and recall, as a share of the value of the champion."""
 
     risk_ratio: tuple[float, float] = (0.5, 2.0)
-    """Mean risk over base rate must lie between these."""
+    """Limits of the mean risk over the base rate."""
 
     brier_margin: float = Field(default=0.02, ge=0)
-    """Brier skill may be lower than the champion's by this much."""
+    """Maximum loss of Brier skill."""
 
     recall_margin: float = Field(default=0.1, ge=0, le=1)
-    """Recall of a failure class may be lower than the champion's by this much."""
+    """Maximum loss of recall, also per failure class."""
 
     @field_validator("risk_ratio")
     @classmethod

@@ -34,39 +34,39 @@ class SimulateSection(Section):
     """``simulate``: the fleet that ``make run`` and the prepare stage make when no dataset is named."""
 
     gpus: int = Field(default=512, ge=8)
-    """GPUs of the demo fleet; a multiple of 8 fills its nodes."""
+    """GPUs of the demo fleet."""
 
     days: int = Field(default=120, ge=1)
-    """Length of the demo dataset in days."""
+    """Days of the demo dataset."""
 
     seed: int = 11
     """Seed of the demo fleet."""
 
     scenario: Literal["base", "drift", "epidemic", "noprecursor", "announced"] = "drift"
-    """Scenario, as ``predrain simulate --help`` explains them."""
+    """See ``predrain simulate --help``."""
 
     acceleration: float = Field(default=1.0, gt=0)
-    """Factor on all failure rates, so that a small fleet has enough incidents to show; the report names it."""
+    """Factor on all failure rates, for enough incidents; shown in the report."""
 
 
 class DataSection(Section):
     """``data``: where the prepare stage takes the dataset from."""
 
     dataset: str | None = None
-    """Path of a dataset made by ``predrain import``; null: simulate the demo fleet."""
+    """Dataset of ``predrain import``; null: simulate the demo fleet."""
 
 
 class ThresholdsSection(Section):
     """``policy.thresholds``: the lowest risk of each tier."""
 
     watch: float | None = Field(default=None, gt=0, le=1)
-    """Risk at or above which a unit is watched; null: where the bundle's budget of alerts begins."""
+    """Risk at or above which a unit is ``watch``; null: the bundle's ([tiers](../scoring.md#tiers))."""
 
     elevated: float | None = Field(default=None, gt=0, le=1)
-    """Risk at or above which new work avoids a unit; null: where a precision of 50 % can be promised."""
+    """The same for ``elevated``."""
 
     high: float | None = Field(default=None, gt=0, le=1)
-    """Risk at or above which a unit is emptied; null: where a precision of 85 % can be promised."""
+    """The same for ``high``."""
 
     @model_validator(mode="after")
     def _ascending(self) -> Self:
@@ -94,12 +94,13 @@ class Params(Section):
     """All parameters of a run, as ``params.yaml`` holds them."""
 
     seed: int = Field(default=42, ge=0, lt=1 << 32)
-    """Seed of everything random downstream of the dataset; as large as every library takes."""
+    """Random seed of all steps after the dataset."""
 
     simulate: SimulateSection = SimulateSection()
     data: DataSection = DataSection()
     telemetry: TelemetrySection = TelemetrySection()
     channels: dict[str, ChannelDeclaration] = Field(default_factory=dict)
+    """Your own channels by name, with the following keys."""
     events: EventsSection = EventsSection()
     decision: DecisionSection = DecisionSection()
     labels: LabelSection = LabelSection()

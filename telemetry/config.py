@@ -13,19 +13,18 @@ class RetentionSection(Section):
     """``telemetry.retention``: how long what was collected is kept; events, inventory and jobs always are."""
 
     raw: Duration = timedelta(days=3)
-    """Landed files stay this long after they were compacted, to look at; 0s: not at all."""
+    """Retention of staged files after compaction; ``0s``: none."""
 
     samples: Duration | None = None
-    """Samples of the dataset older than this go at a compaction; null: never."""
+    """Retention of the samples of a collected dataset, applied at a compaction; ``null``: unlimited."""
 
 
 class TelemetrySection(Section):
     """``telemetry``: how samples are stored."""
 
     step: Duration | None = None
-    """Nominal sample interval of a dataset, aligned to 00:00 UTC; finer sources are rolled up to it.
-
-    null: the dataset's; of a new one the interval of its samples, 10m at least."""
+    """Nominal sample interval, aligned to 00:00 UTC; finer sources are rolled up. ``null``: the dataset's; of a new one
+    the interval of its samples, at least ``10m``."""
 
     retention: RetentionSection = RetentionSection()
     """What is kept how long, by `predrain collect compact`."""
@@ -35,13 +34,13 @@ class ChannelDeclaration(Section):
     """``channels.NAME``: a channel that the catalogue does not know, or an override of one it does."""
 
     kind: Literal["gauge", "counter", "flags", "enum"]
-    """How the series behaves; a counter may reset, flags is a bitmask, enum an integer code."""
+    """``gauge``, ``counter`` (may reset), ``flags`` (bitmask) or ``enum``."""
 
     unit: str = ""
-    """Unit in words, shown in reports (``C``, ``W``, ``count``)."""
+    """Unit, for reports."""
 
     range: tuple[float | None, float | None] = (None, None)
-    """Inclusive valid range; a value outside it is quarantined. ``null`` leaves that side open."""
+    """Inclusive valid range; values outside are quarantined. ``null``: unlimited."""
 
     @field_validator("range")
     @classmethod
@@ -56,4 +55,4 @@ class EventsSection(Section):
     """``events``: how events from several sources become one list."""
 
     dedupe: Duration = timedelta(seconds=60)
-    """The same (gpu, code) from several sources within this span is one event; the first known is kept."""
+    """Events with the same (gpu, code) from several sources within this time are one event."""

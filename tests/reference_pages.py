@@ -1,13 +1,40 @@
-"""Generate the pages of docs/reference from catalogues: ``python -m tests.reference_pages``.
+"""Generate the pages of docs/reference from code and catalogues: ``python -m tests.reference_pages``.
 
-The template of a page is next to its catalogue, with ``{{name}}`` as the place of a table.
+The template of a page is next to what it describes, with ``{{name}}`` as the place of a table or default. The
+meaning of a key is the docstring below its field. ``--check`` writes nothing, and fails if a page differs.
 """
 
-from collections.abc import Iterable, Sequence
+import ast
+import dataclasses
+import inspect
+import re
+import sys
+import textwrap
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import datetime, timedelta
+from functools import cache
+from itertools import pairwise
 from pathlib import Path
+from typing import Any, get_args
 
+import click
+import typer
+import yaml
+from pydantic_core import PydanticUndefined
+
+from foundation.durations import format_duration
 from foundation.kubernetes import foreign_marks
+from foundation.settings import Section
+from pipeline.params import Params
+from predrain.command import app
+from scheduler.controller.settings import ControllerSettings
+from scheduler.evacuation.settings import EvacuationSettings
+from scheduler.kubernetes.settings import KubernetesSettings
+from scheduler.slurm.settings import SlurmSettings
 from telemetry.collect.kubernetes.rules import Rule, default_rules
+from telemetry.dataset.channels import CATALOGUE
+from telemetry.doctor.groups import channels_page
+from telemetry.importing.mapping import ImportMapping
 from telemetry.kernel_log.catalogue import drivers
 from telemetry.phrases.classifier import catalogue
 
@@ -22,6 +49,11 @@ def pages() -> dict[str, str]:
         "phrases.md": _page("telemetry/phrases/phrases.md", _phrases()),
         "kernel-messages.md": _page("telemetry/kernel_log/messages.md", {"messages": _messages()}),
         "foreign-marks.md": _page("foundation/kubernetes/foreign_marks.md", {"marks": _marks()}),
+        "channels.md": channels_page(CATALOGUE),
+        "cli.md": _page("predrain/cli.md", _commands()),
+        "mapping.md": _page("telemetry/importing/mapping.md", _mapping()),
+        "settings.md": _page("scheduler/controller/settings.md", _defaults()),
+        "params.md": _page("pipeline/params.md", {"parameters": _keys(_rows(Params, ""))}),
     }
 
 
@@ -107,6 +139,123 @@ def _table(rows: Iterable[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(row) + " |" for row in rows)
 
 
-if __name__ == "__main__":
-    for name, text in pages().items():
+def _keys(rows: Iterable[tuple[str, str, str]]) -> str:
+    return _table((f"`{key}`", default, meaning) for key, default, meaning in rows)
+
+
+def _mapping() -> dict[str, str]:
+    """Describe the keys that all tables have once."""
+    rows = list(_rows(ImportMapping, ""))
+    shared = [(key.removeprefix("samples."), *rest) for key, *rest in rows if key.startswith("samples.")]
+    repeated = {f"{table}.{key}" for table in ("samples", "events", "inventory", "jobs") for key, *_ in shared}
+    return {"shared": _keys(shared), "keys": _keys(row for row in rows if row[0] not in repeated)}
+
+
+def _rows(model: type[Section], prefix: str) -> Iterator[tuple[str, str, str]]:
+    """List dotted key, default and meaning of each field; NAME stands for a name that the user gives."""
+    for name, field in model.model_fields.items():
+        kinds = (field.annotation, *get_args(field.annotation))
+        section = next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Section)), None)
+        default = field.get_default(call_default_factory=True)
+        if not isinstance(default, Section):
+            shown = "required" if default is PydanticUndefined else f"`{_shown(default)}`"
+            yield f"{prefix}{name}", shown, _meaning(model, name)
+        if section is not None:
+            yield from _rows(section, f"{prefix}{name}." + ("NAME." if isinstance(default, dict) else ""))
+
+
+def _defaults() -> dict[str, str]:
+    """Return the defaults of the controller's settings by section and key."""
+    return {
+        f"{kind.__name__.removesuffix('Settings').lower()}.{key}": f"`{_shown(value)}`"
+        for kind in (ControllerSettings, EvacuationSettings, KubernetesSettings, SlurmSettings)
+        for key, value in _fields(kind)
+    }
+
+
+def _fields(kind: type) -> Iterator[tuple[str, object]]:
+    for field in dataclasses.fields(kind):
+        made = field.default_factory is not dataclasses.MISSING
+        default = field.default_factory() if made else field.default
+        if dataclasses.is_dataclass(default):
+            yield from ((f"{field.name}.{key}", value) for key, value in _fields(type(default)))
+        elif default is not dataclasses.MISSING:
+            yield field.name, default
+
+
+def _shown(value: object) -> str:
+    """Write a default as YAML in one line."""
+    if isinstance(value, timedelta):
+        return format_duration(value)
+    if isinstance(value, datetime):
+        return value.isoformat().replace("+00:00", "Z")
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key}: {_shown(entry)}" for key, entry in value.items()) + "}"
+    if isinstance(value, tuple | list):
+        return "[" + ", ".join(map(_shown, value)) + "]"
+    return yaml.safe_dump(value, width=1000).removesuffix("\n...\n").strip().replace("''", '""')
+
+
+@cache
+def _meanings(kind: type) -> dict[str, str]:
+    """Return the docstrings below the fields of a class."""
+    (declared,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
+    assert isinstance(declared, ast.ClassDef)
+    return {
+        field.target.id: " ".join(text.value.value.split())
+        for field, text in pairwise(declared.body)
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
+        if isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant)
+    }
+
+
+def _meaning(kind: type, name: str) -> str:
+    return next(_meanings(base)[name] for base in kind.__mro__ if name in _meanings(base)).replace("``", "`")
+
+
+def _commands() -> dict[str, str]:
+    commands = list(_walk(typer.main.get_command(app), "predrain"))
+    parts = []
+    for name, command in commands:
+        _, *more = (command.help or "").split("\n\n")
+        text = "\n\n".join(" ".join(part.split()) for part in more)
+        parts.append(f"### {name}\n\n" + re.sub(r"^(Examples?:) (.*)$", r"\1 `\2`", text, flags=re.MULTILINE) + "\n")
+        options = [(f"`{'`, `'.join([*p.opts, *p.secondary_opts])}`", _help(p)) for p in command.params]
+        parts.append("| option | meaning |\n|---|---|\n" + _table(options) + "\n")
+    summaries = [
+        (f"[`{name}`](#{name.replace(' ', '-')})", (c.help or "").partition("\n\n")[0]) for name, c in commands
+    ]
+    return {"commands": _table((name, " ".join(text.split())) for name, text in summaries), "options": "\n".join(parts)}
+
+
+def _walk(group: Any, name: str) -> Iterator[tuple[str, click.Command]]:
+    for word, command in sorted(group.commands.items()):
+        if hasattr(command, "commands"):
+            yield from _walk(command, f"{name} {word}")
+        else:
+            yield f"{name} {word}", command
+
+
+def _help(parameter: Any) -> str:
+    text = " ".join((parameter.help or "").split()).replace("|", "\\|")
+    default = parameter.default
+    plain = isinstance(default, str | int | float) and not isinstance(default, bool) and default != ""
+    return f"{text} Default: `{default}`." if plain else f"{text} Required." if parameter.required else text
+
+
+def outdated() -> dict[str, str]:
+    """Return the new text of each page that differs, by its file name."""
+    return {name: text for name, text in pages().items() if (FOLDER / name).read_text(encoding="utf-8") != text}
+
+
+def main() -> None:
+    """Write the pages that differ, or with ``--check`` fail if there are any."""
+    differing = outdated()
+    if differing and "--check" in sys.argv:
+        sys.exit(f"docs/reference differs: {', '.join(differing)}. Run: python -m tests.reference_pages")
+    for name, text in differing.items():
         (FOLDER / name).write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

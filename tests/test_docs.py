@@ -12,7 +12,7 @@ import yaml
 
 from predrain.command import app
 from tests.policy.test_risk_record import KNOWN
-from tests.reference_pages import pages
+from tests.reference_pages import outdated
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -63,9 +63,8 @@ def test_the_page_of_scores_names_every_field_of_a_record() -> None:
     assert {name for name in KNOWN.to_json() if f"`{name}`" not in page} == set()
 
 
-@pytest.mark.parametrize("name", sorted(pages()))
-def test_pages_of_catalogues_are_up_to_date(name: str) -> None:
-    assert (ROOT / "docs" / "reference" / name).read_text() == pages()[name], "run: python -m tests.reference_pages"
+def test_generated_pages_are_up_to_date() -> None:
+    assert outdated() == {}, "run: python -m tests.reference_pages"
 
 
 @pytest.mark.parametrize("name", names([*PAGES, *OTHERS]))

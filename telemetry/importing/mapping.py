@@ -36,19 +36,19 @@ class TimeFormat(Section):
     """How a table writes its instants."""
 
     unit: Literal["ns", "us", "ms", "s", "m", "h", "d"] | None = None
-    """Unit of instants that are numbers."""
+    """Unit of numbers since ``origin``; null: detected for s to ns since 1970 and for Excel days."""
 
     origin: AwareDatetime = datetime(1970, 1, 1, tzinfo=UTC)
-    """What numbers count from."""
+    """Start of numeric times."""
 
     format: str | None = None
-    """strptime format of instants that are text; None recognises the usual forms."""
+    """strptime format of unusual text, such as ``%d.%m.%Y %H:%M:%S``; null: the common forms."""
 
     order: Literal["dmy", "mdy", "ymd"] | None = None
-    """Order of day, month and year in dates such as 03/04/2026; None asks where the data do not tell."""
+    """Order of day, month and year in dates such as 03/04/2026, if no date of the table shows it."""
 
     timezone: ZoneInfo | None = None
-    """Zone of instants written without an offset; None makes such instants an error."""
+    """Zone of timestamps without an offset; required for such a column."""
 
 
 def _stripped(columns: Any) -> Any:
@@ -64,10 +64,13 @@ class LongFormat(Section):
     """Which columns of a table with a row for each value hold the metric's name and the value."""
 
     metric: str
+    """Column with the name of the metric."""
+
     value: str
+    """Column with the value."""
 
     labels: str | None = None
-    """Column of further columns, as JSON or ``key="value"`` pairs."""
+    """Column that holds further columns, as JSON or ``key="value"`` pairs."""
 
 
 class TableMapping(Section):
@@ -76,34 +79,34 @@ class TableMapping(Section):
     columns: Annotated[dict[str, str | tuple[str, ...] | None], BeforeValidator(_stripped)] = Field(
         default_factory=dict
     )
-    """Source column to the dataset column, or columns, that it becomes; None leaves it out."""
+    """Source column: column of predrain, or a list of them; null ignores the source column."""
 
     constants: dict[str, Scalar] = Field(default_factory=dict)
-    """Dataset column to the value of every row."""
+    """Column: value of every row."""
 
     time: TimeFormat = TimeFormat()
-    """How instants are written."""
+    """Format of timestamps."""
 
     scale: dict[str, FiniteFloat] = Field(default_factory=dict)
-    """Dataset column to a factor."""
+    """Column: factor (value * factor + offset)."""
 
     offset: dict[str, FiniteFloat] = Field(default_factory=dict)
-    """Dataset column to what is added after scaling."""
+    """Column: number added after scaling."""
 
     decimal: Literal[".", ","] | None = None
-    """Decimal mark of numbers; None recognises it, and takes a comma in files separated by semicolons."""
+    """Decimal sign; null: detected, and a comma in files separated by semicolons."""
 
     long: LongFormat | None = None
-    """Set for tables with a row for each value."""
+    """Long format: one row per value."""
 
     values: dict[str, dict[_Text, Scalar]] = Field(default_factory=dict)
-    """Dataset column to source value to dataset value; None drops the row."""
+    """Column: source value: value; null skips the row, counted."""
 
     drop_without: tuple[str, ...] = ()
-    """Dataset columns; a source row without a value in each of them is no row of this table."""
+    """Columns; rows without a value in each of them are skipped, counted."""
 
     ignore_others: bool = False
-    """Whether source columns that are neither known nor mapped are left out silently."""
+    """true: unknown source columns are ignored; false: they are an error."""
 
 
 def _named_groups(pattern: re.Pattern[str]) -> re.Pattern[str]:
@@ -116,37 +119,37 @@ class InventoryMapping(TableMapping):
     """How an inventory source becomes stays; with a column ``seen_at`` its rows are observations."""
 
     parts: dict[str, Annotated[re.Pattern[str], AfterValidator(_named_groups)]] = Field(default_factory=dict)
-    """Source column to a regular expression; each of its named groups becomes a source column, see
-    :func:`telemetry.importing.inventory.with_parts`."""
+    """Source column: regular expression for whole values;
+    its named groups become columns, numeric if all values are."""
 
     absent: Annotated[Duration, Field(gt=timedelta(0))] = timedelta(days=7)
-    """For observations: a unit last seen this long before the newest observation of any is taken to be removed then."""
+    """With ``seen_at``: a unit last seen this long before the newest observation of any unit counts as removed then."""
 
 
 class KernelLogMapping(Section):
     """What kernel logs leave unsaid."""
 
     node: str | None = None
-    """Node of lines that name no host."""
+    """Node of lines without a host; null: the file name, if it is a node."""
 
     boot_time: AwareDatetime | None = None
-    """When the kernel of ``[ seconds]`` stamps booted."""
+    """Boot time, for stamps such as ``[  12.345]``."""
 
     reference_time: AwareDatetime | None = None
-    """A moment after the last line; gives the year to stamps without one. Default: when the file was last written."""
+    """Time after the last line, for stamps without a year; null: modification time of the file."""
 
     timezone: ZoneInfo | None = None
     """Zone of stamps without an offset."""
 
     messages: list[MessageRule] = Field(default_factory=list)
-    """Rules that come before those of ``telemetry/kernel_log/messages.yaml``."""
+    """Additions to the [kernel messages](kernel-messages.md); they take precedence."""
 
 
 class NodesMapping(Section):
     """What nodes are called."""
 
     aliases: dict[_Text, _Text] = Field(default_factory=dict)
-    """Other name of a node, in any letter case, to the node."""
+    """Other name of a node, in any letter case: node; for every table."""
 
     @model_validator(mode="after")
     def _are_unambiguous(self) -> "NodesMapping":
@@ -184,10 +187,11 @@ class ImportMapping(Section):
     """Names of nodes, in every table."""
 
     timezone: ZoneInfo | None = None
-    """Zone of every table that names none of its own."""
+    """Default zone of all tables."""
 
     span: Annotated[list[AwareDatetime], Field(min_length=2, max_length=2)] | None = None
-    """First and last instant that the sources observed."""
+    """Start and end of the observed period, if longer than the sources; installations that end at its end are
+    current."""
 
     @model_validator(mode="before")
     @classmethod

@@ -5,12 +5,10 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from pydantic import BaseModel
 
 from foundation.errors import InputError
 from pipeline import params as module
 from pipeline.params import Params, load_params
-from telemetry.config import ChannelDeclaration
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -95,25 +93,6 @@ def test_durations_are_read_as_people_write_them_and_a_folder_stands_for_its_par
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"no parameter file .*absent\.yaml"):
         load_params([tmp_path / "absent.yaml"])
-
-
-def every_key(section: type[BaseModel], prefix: str = "") -> list[str]:
-    """List the dotted names of all parameters, with NAME for a user's own names."""
-    keys: list[str] = []
-    for name, field in section.model_fields.items():
-        annotation = field.annotation
-        if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-            keys += every_key(annotation, f"{prefix}{name}.")
-        elif name == "channels":
-            keys += every_key(ChannelDeclaration, "channels.NAME.")
-        else:
-            keys.append(prefix + name)
-    return keys
-
-
-@pytest.mark.parametrize("key", every_key(Params))
-def test_every_parameter_is_in_the_reference(key: str) -> None:
-    assert f"| `{key}` |" in (ROOT / "docs" / "reference" / "params.md").read_text()
 
 
 def test_a_plain_list_of_label_xids_takes_each_class_from_the_defaults(tmp_path: Path) -> None:

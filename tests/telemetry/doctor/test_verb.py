@@ -42,7 +42,7 @@ def test_a_bundle_beside_says_what_the_model_uses() -> None:
 
 def test_the_page_of_channels_is_up_to_date() -> None:
     text = (ROOT / "docs" / "reference" / "channels.md").read_text()
-    assert invoke("doctor", "--channels").output == text, "run: predrain doctor --channels > docs/reference/channels.md"
+    assert invoke("doctor", "--channels").output == text, "run: python -m tests.reference_pages"
 
 
 @pytest.mark.parametrize("arguments", [(), ("page.prom", "--channels"), ("page.prom", "--timeout", "soon")])

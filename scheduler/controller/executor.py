@@ -88,7 +88,7 @@ class Executor:
                 self._skip(action, "it was not executed, because it cannot be recorded")
                 return
             holder = self.log.lease.holder
-            precondition = Precondition(reading.version, reading.boot_id, reading.view.marks, holder, until)
+            precondition = Precondition(reading.version, reading.boot_id, holder, until)
             answer = self.scheduler.apply(action, precondition)
             if self._answered(action, intent, answer):
                 return

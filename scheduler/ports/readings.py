@@ -122,16 +122,14 @@ class Precondition:
     """What must still be true of a node when it is written to.
 
     ``version``: of the node as it was re-read just before: Kubernetes' resourceVersion; for Slurm, which has none, a
-    digest of state, reason and the time of the reason.
+    digest of all that people and tools write to a node.
     ``boot_id``: a node that booted since is another node.
-    ``marks``: predrain's marks on it.
     ``holder``: who holds the lease; an adapter that can, lets the scheduler compare.
     ``until``: the write must have been sent by then: the end of the lease. Aware.
     """
 
     version: str
     boot_id: str | None
-    marks: Marks
     holder: str
     until: datetime
 
@@ -141,7 +139,6 @@ class Precondition:
             "its state cannot be read": not reading.view.readable,
             "it booted since": reading.boot_id != self.boot_id,
             f"version {reading.version}, expected {self.version}": reading.version != self.version,
-            "its predrain markers are not as expected": reading.view.marks.level != self.marks.level,
         }
         return next((WriteResult("conflict", message) for message, differs in conflicts.items() if differs), None)
 

@@ -157,6 +157,14 @@ class SharedFolder:
             else:
                 yield None
 
+    def guarded(self, holder: str, until: datetime, call: Callable[[], WriteResult]) -> WriteResult:
+        """Make a write under the lease, and return its answer; what cannot be read is not written."""
+        try:
+            with self.fenced(holder, until) as barred:
+                return call() if barred is None else WriteResult("refused", barred)
+        except SchedulerError as error:
+            return WriteResult("refused", f"nothing was written: {error}")
+
     def note(self, name: str, key: str, value: dict[str, Any], keep: Callable[[dict[str, Any]], bool]) -> None:
         """Put one entry into a document of entries, and drop those that need not be kept.
 

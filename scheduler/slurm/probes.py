@@ -39,20 +39,19 @@ class SlurmProbes:
         """Submit the job; one that was submitted under this key is not submitted again."""
         if not probe or remedy is not None or not _NAME.match(node):
             return WriteResult("refused", f"only a probe of a single node is a job, not of {node!r}")
-        try:
-            with self._folder.fenced(fence.holder, fence.until) as barred:
-                if barred is not None:
-                    return WriteResult("refused", barred)
-                if self._job(key) is not None:
-                    return WriteResult("already", "it was already submitted")
-                answer = self._port.submit(*self._arguments(node, key), self._settings.script)
-                if answer.kind == "done":
-                    entry = {"job": int(answer.message.partition(";")[0]), "gpus": len(units), "at": self._now_s()}
-                    oldest = self._now_s() - 86_400
-                    self._folder.note(_SUBMITTED, key, entry, lambda noted: int(noted.get("at") or 0) > oldest)
-                return answer
-        except (SchedulerError, ValueError) as error:
-            return WriteResult("refused", str(error))
+        return self._folder.guarded(fence.holder, fence.until, lambda: self._submit(node, len(units), key))
+
+    def _submit(self, node: str, gpus: int, key: str) -> WriteResult:
+        if self._job(key) is not None:
+            return WriteResult("already", "it was already submitted")
+        answer = self._port.submit(*self._arguments(node, key), self._settings.script)
+        number = answer.message.partition(";")[0]
+        if answer.kind == "done" and not number.isdecimal():
+            return WriteResult("refused", f"sbatch reports no number of a job: {answer.message[:80]}")
+        if answer.kind == "done":
+            oldest, entry = self._now_s() - 86_400, {"job": int(number), "gpus": gpus, "at": self._now_s()}
+            self._folder.note(_SUBMITTED, key, entry, lambda noted: int(noted.get("at") or 0) > oldest)
+        return answer
 
     def result(self, node: str, key: str) -> DiagnosticResult:
         """Read the state of the job; raises ``SchedulerError`` if it cannot be read."""

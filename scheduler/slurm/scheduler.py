@@ -97,17 +97,14 @@ class SlurmScheduler(SchedulerExtras):
         """Carry out an action."""
         if not _NAME.match(action.node):
             return WriteResult("refused", f"{action.node!r} is not the name of a single node")
-        try:
-            with self.folder.fenced(precondition.holder, precondition.until) as barred:
-                if barred is not None:
-                    return WriteResult("refused", barred)
-                node = self.port.node(action.node)
-                if node is None:
-                    return WriteResult("gone", f"unknown node {action.node}")
-                change = change_for(action, node, self._settings, self._clock.now())
-                return self._unfit(action, node, precondition) or self._write(action, node, change)
-        except SchedulerError as error:
-            return WriteResult("refused", f"nothing was written: {error}")
+        return self.folder.guarded(precondition.holder, precondition.until, lambda: self._apply(action, precondition))
+
+    def _apply(self, action: Action, precondition: Precondition) -> WriteResult:
+        node = self.port.node(action.node)
+        if node is None:
+            return WriteResult("gone", f"unknown node {action.node}")
+        change = change_for(action, node, self._settings, self._clock.now())
+        return self._unfit(action, node, precondition) or self._write(action, node, change)
 
     def upkeep(self, holder: str, until: datetime) -> tuple[Write, ...]:
         """Restore soft marks that a reconfigure or restart of Slurm lost, and reasons that a late write overwrote.

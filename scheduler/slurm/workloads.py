@@ -132,14 +132,12 @@ class SlurmWorkloads:
 
     def _fenced(self, workload: Workload, fence: Fence, call: Callable[[SlurmJob], WriteResult]) -> WriteResult:
         """Make a call about the very run of a job that is meant, under the lease."""
-        try:
-            with self._folder.fenced(fence.holder, fence.until) as barred:
-                if barred is not None:
-                    return WriteResult("refused", barred)
-                job = self._find(workload)
-                return job if isinstance(job, WriteResult) else call(job)
-        except SchedulerError as error:
-            return WriteResult("refused", str(error))
+
+        def found() -> WriteResult:
+            job = self._find(workload)
+            return job if isinstance(job, WriteResult) else call(job)
+
+        return self._folder.guarded(fence.holder, fence.until, found)
 
     def _requeue(self, job: SlurmJob, node: str) -> WriteResult:
         workload = self._workload(job, node)

@@ -8,9 +8,8 @@ from policy.breaker import BreakerConfig
 from policy.budget import DisruptionBudget, RateLimit
 from policy.fleet import JobView, Score
 from policy.hard_rules import RULES, HardRule, HardRulesConfig
-from policy.hysteresis import HysteresisConfig
-from policy.stages import Bar, StagesConfig
-from tests.policy.decide_world import HOUR, T0
+from policy.stages import Bar
+from tests.policy.decide_world import T0
 
 ZERO = timedelta(0)
 
@@ -19,20 +18,9 @@ ZERO = timedelta(0)
     ("make", "given", "message"),
     [
         (BreakerConfig, {"max_risky": 20}, "max_risky"),
-        (BreakerConfig, {"jump": 0.5}, "jump"),
         (BreakerConfig, {"history": 2}, r"min_history is 4: give at most history \(2\)"),
-        (BreakerConfig, {"quiet": ZERO}, "quiet"),
-        (BreakerConfig, {"settle": -HOUR}, "settle"),
         (DisruptionBudget, {"scope": "group"}, "the disruption budget of scope group has no limit: give max_.*"),
-        (
-            DisruptionBudget,
-            {"scope": "rack", "max_unavailable_share": float("nan")},
-            "max_unavailable_share",
-        ),
         (RateLimit, {"scope": "fleet"}, "the rate limit of scope fleet has no limit: give max_nodes or max_share"),
-        (HysteresisConfig, {"rise_after": 0}, "rise_after"),
-        (HysteresisConfig, {"fall_share": 0}, "fall_share"),
-        (StagesConfig, {"confidence": 0.2}, "confidence"),
         (Bar, {"min_precision": 1.5}, "min_precision"),
         (HardRule, {"fact": "x", "tier": "high", "holds": ZERO, "description": ""}, "holds"),
         (HardRulesConfig, {"rules": (*RULES, RULES[0])}, "rules holds more than one rule on row_remap_failure: .*"),

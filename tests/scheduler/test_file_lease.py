@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from policy.fleet import Level, Marks
+from policy.fleet import Level
 from policy.plan import Action
 from scheduler.file import FileScheduler
 from scheduler.ports.clock import ManualClock
@@ -46,7 +46,7 @@ def test_nothing_is_written_without_it(file: Path) -> None:
     reading = scheduler.revalidate("n0")
     assert reading is not None
     action = Action("publish", "n0", "watch", Level.PUBLISH, 0.2, T0 + HOUR, ("why",))
-    precondition = Precondition(reading.version, None, Marks(), "a", T0 + HOUR)
+    precondition = Precondition(reading.version, None, "a", T0 + HOUR)
     assert scheduler.apply(action, precondition).kind == "refused"
     assert scheduler.hold_lease("another", LEASE) is not None
     assert scheduler.apply(action, precondition).kind == "refused"

@@ -96,19 +96,6 @@ def test_pages_that_always_name_another_one_end(monkeypatch: pytest.MonkeyPatch)
     assert endless.pages == 5
 
 
-def test_a_node_that_kubernetes_lists_twice_is_an_error_and_nothing_new_is_done(marked: tuple[World, Fleet]) -> None:
-    world, fleet = marked
-    nodes = [node(name) for name in (*NAMES, "n3")]
-    world.fail("GET", "nodes$", 200, content={"metadata": VERSION, "items": nodes}, times=99)
-    try:
-        fleet.scored(n1=0.4, n4=0.9)
-        report = fleet.round()
-    finally:
-        world.faults.clear()
-    assert "the scheduler lists nodes more than once: n3" in report.errors
-    assert fleet.ours("n4") == []
-
-
 NODE = node_row(0, number_of(0), number_of(1770000000))
 META = {"plugin": {"data_parser": "data_parser/v0.0.42"}}
 SLURM = {

@@ -227,6 +227,14 @@ def test_nothing_new_is_done_and_no_current_mark_is_lost_while_a_source_is_broke
             assert any(type(error).__name__ in message for message in report.errors)
 
 
+def test_a_call_that_cannot_be_recorded_is_not_made() -> None:
+    cluster = Cluster(3, ledger=Hooked(SqliteLedger(None)))
+    cluster.scored(n1=0.9)
+    cluster.ledger.breaks("call", LedgerError("full"))
+    cluster.round()
+    assert cluster.levels() == {}
+
+
 def test_a_mark_whose_reasons_cannot_be_read_stands_until_it_expires() -> None:
     world = World()
     for part, call in (("scores", "read"), ("state", "load_state")):

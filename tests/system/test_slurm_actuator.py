@@ -78,7 +78,7 @@ class Actuator:
             assert reading is not None
             fence = self.fence()
             answer = self.scheduler.apply(
-                action, Precondition(reading.version, reading.boot_id, reading.view.marks, fence.holder, fence.until)
+                action, Precondition(reading.version, reading.boot_id, fence.holder, fence.until)
             )
             if answer.kind != "conflict":
                 break
@@ -200,12 +200,12 @@ def test_a_restart_of_slurmctld_keeps_the_drain_and_the_weight_is_set_again_and_
     fleet = {node.view.name: node.view for node in again.scheduler.read_fleet().nodes}
     assert (fleet["n2"].marks.soft, fleet["n2"].undone) == (True, False)
     fence = again.fence()
-    assert len(again.scheduler.upkeep(fence.holder, fence.until)) == 2
+    assert len(again.scheduler.upkeep(fence.holder, fence.until)) == 4
     assert again.node("n2").weight == 1_000_001
     cluster.run("scontrol", "reconfigure")
     assert again.node("n2").weight == 1
     again.scheduler.read_fleet()
-    assert len(again.scheduler.upkeep(fence.holder, fence.until)) == 2
+    assert len(again.scheduler.upkeep(fence.holder, fence.until)) == 4
     for name in ("n1", "n2"):
         assert again.apply(an("release", name)).kind == "done"
         node = again.node(name)
@@ -340,10 +340,15 @@ def test_pinned_suspended_held_and_reserved_jobs_are_waited_for(cluster, actuato
         assert "reservation only" in why["reserved"]
         assert "it is suspended" in why["suspended"]
         assert "it is held" in why["held"]
+        cluster.run("scontrol", "update", "partitionname=gpu", "state=down")
+        closed = SlurmWorkloads(actuator.scheduler.port, actuator.scheduler.folder, actuator.clock).on_node("n1")
+        assert "gpu is DOWN" in next(item.immovable or "" for item in closed if jobs[item.name] == "free")
+        cluster.run("scontrol", "update", "partitionname=gpu", "state=up")
         fence = actuator.fence()
         answers = {name: actuator.workloads.evict(item, fence).kind for name, item in works.items()}
         assert answers == {name: "done" if name == "free" else "refused" for name in options}
     finally:
+        cluster.run("scontrol", "update", "partitionname=gpu", "state=up")
         cluster.run("scancel", "--full", "--user=root", check=False)
         cluster.wait(lambda: not actuator.scheduler.port.jobs())
         cluster.run("scontrol", "delete", "reservationname=only", check=False)

@@ -114,7 +114,7 @@ class Hand:
         reading = self.scheduler.revalidate(name)
         assert reading is not None
         until = self.clock.now() + LASTS
-        condition = Precondition(reading.version, reading.boot_id, reading.view.marks, "me", until)
+        condition = Precondition(reading.version, reading.boot_id, "me", until)
         return self.scheduler.apply(action, condition)
 
     def announce(self) -> tuple[str, ...]:

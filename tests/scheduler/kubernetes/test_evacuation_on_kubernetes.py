@@ -9,8 +9,9 @@ import pytest
 
 from scheduler.evacuation.settings import VerificationSettings
 from scheduler.ports.report import RoundReport
-from tests.scheduler.evacuation.emptying_cluster import FAST, findings, work
-from tests.scheduler.kubernetes.api_world import Raw, World, managed, served
+from tests.scheduler.evacuation.emptying_cluster import FAST, work
+from tests.scheduler.evacuation.test_waiting import found
+from tests.scheduler.kubernetes.api_world import World, managed, served
 from tests.scheduler.kubernetes.objects import add, node, pod
 from tests.scheduler.kubernetes.test_controller_on_kubernetes import JOBS, NAMES, Fleet
 
@@ -31,10 +32,8 @@ def fleet() -> Iterator[Fleet]:
 
 def rounds(fleet: Fleet, count: int, minutes: int = 1) -> list[RoundReport]:
     reports = []
-    for number in range(count):
+    for _ in range(count):
         fleet.later(timedelta(minutes=minutes - 1))
-        if number % 30 == 0:
-            fleet.scored()
         reports.append(fleet.round())
     return reports
 
@@ -44,16 +43,8 @@ def going(fleet: Fleet) -> list[str]:
                   if path.startswith(PODS) and raw["metadata"].get("deletionTimestamp"))  # fmt: skip
 
 
-def found(fleet: Fleet, *kinds: str) -> list[str]:
-    return [message for _, kind, message in findings(fleet) if kind in kinds]
-
-
 def edit(fleet: Fleet, name: str, **metadata: Any) -> None:
-    def change(raw: Raw) -> None:
-        for key, value in metadata.items():
-            raw["metadata"][key] = {**raw["metadata"].get(key, {}), **value} if isinstance(value, dict) else value
-
-    fleet.world.edit(name if "/" in name else f"{PODS}/{name}", change)
+    fleet.world.edit(f"{PODS}/{name}", lambda raw: raw["metadata"].update(metadata))
 
 
 def test_the_pods_of_one_job_on_two_nodes_at_risk_leave_in_one_round_whatever_the_limits_are(fleet: Fleet) -> None:
@@ -71,18 +62,20 @@ def test_the_pods_of_one_job_on_two_nodes_at_risk_leave_in_one_round_whatever_th
 
 @pytest.mark.parametrize("by", ["predrain", "another client", "its node"])
 def test_a_pod_that_hangs_is_named_with_what_keeps_it_and_the_next_one_goes(fleet: Fleet, by: str) -> None:
-    add(fleet.world, pod("a", "n1"), pod("b", "n1", gpus=0))
+    grace = 30 * 86_400 if by == "another client" else 45
+    add(fleet.world, pod("a", "n1", terminationGracePeriodSeconds=grace), pod("b", "n1", gpus=0))
     edit(fleet, "a", finalizers=["example.com/unmount"])
     if by != "predrain":
         edit(fleet, "a", deletionTimestamp="2026-11-21T11:00:00Z")
     if by == "its node":
         fleet.world.edit("/api/v1/nodes/n1", lambda raw: raw["status"].update(conditions=[]))
     fleet.scored(n1=0.9)
-    rounds(fleet, 20)
+    rounds(fleet, 2)
+    assert going(fleet) == (["a", "b"] if by == "its node" else ["a"]), "the place is taken"
+    rounds(fleet, 15, 5)
     assert going(fleet) == ["a", "b"]
     (hanging,) = [message for message in found(fleet, "hanging") if "/a:" in message]
     assert "example.com/unmount" in hanging
-    rounds(fleet, 10, 5)
     assert len(found(fleet, "stuck")) == 1
 
 
@@ -100,7 +93,7 @@ def test_a_leader_with_another_clock_goes_on_with_the_same_requests(fleet: Fleet
     assert (annotations["predrain.io/checkpoint-requested"], going(fleet)) == (asked, [])
     key = asked.partition('"key": "')[2][:32]
     answer = f'{{"key": "{key}", "at": "2001-01-01T00:00Z"}}'
-    edit(fleet, "a", annotations={"predrain.io/checkpoint-acknowledged": answer})
+    edit(fleet, "a", annotations={**annotations, "predrain.io/checkpoint-acknowledged": answer})
     rounds(fleet, 1)
     assert going(fleet) == ["a"], "an answer is known by its key, whatever its clock"
 
@@ -125,38 +118,3 @@ def test_what_another_client_empties_is_left_to_it(fleet: Fleet, what: str) -> N
     reports = rounds(fleet, 3, 5)
     assert going(fleet) == []
     assert all(("hold", "held", None) in work(report) for report in reports), "and each round says why"
-
-
-REFUSED: dict[str, Any] = {
-    "a migration of its machine": (429, "Eviction triggered evacuation of VMI default/vm"),
-    "a webhook that denies it": (403, "admission webhook denied the request: node is protected"),
-    "a webhook that is away": (500, "failed calling webhook: connection refused"),
-    "two disruption budgets": (500, "This pod has more than one PodDisruptionBudget"),
-}
-
-
-@pytest.mark.parametrize("what", REFUSED)
-def test_an_eviction_that_is_not_accepted_is_tried_with_pauses_and_reported_once(fleet: Fleet, what: str) -> None:
-    status, message = REFUSED[what]
-    add(fleet.world, pod("a", "n1"))
-    fleet.world.fail("POST", "eviction$", status, content={"kind": "Status", "message": message}, times=999)
-    fleet.scored(n1=0.9)
-    rounds(fleet, 9)
-    assert 3 <= sum(path.endswith("/eviction") for _, path in fleet.world.asked) < 9
-    rounds(fleet, 11, 5)
-    (stuck,) = found(fleet, "stuck")
-    assert message[:20] in stuck
-    del fleet.world.objects[f"{PODS}/a"]
-    rounds(fleet, 1)
-    assert len(found(fleet, "empty")) == 1
-
-
-def test_a_node_that_is_deleted_while_it_is_emptied_ends_its_drain(fleet: Fleet) -> None:
-    add(fleet.world, pod("a", "n1", annotations=SLOW))
-    fleet.scored(n1=0.9)
-    rounds(fleet, 1)
-    for path in ("/api/v1/nodes/n1", f"{PODS}/a"):
-        del fleet.world.objects[path]
-    reports = rounds(fleet, 2)
-    assert not any(report.errors for report in reports)
-    assert found(fleet, "cancelled") == ["the node was removed"]

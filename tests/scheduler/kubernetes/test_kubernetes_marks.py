@@ -113,7 +113,7 @@ def test_publishing_needs_no_right_but_that_of_a_nodes_status(world: World, hand
 def test_who_writes_between_reading_and_patching_wins(world: World, hand: Hand) -> None:
     reading = hand.scheduler.revalidate("n1")
     world.edit("/api/v1/nodes/n1", lambda raw: raw["spec"].update(taints=[TEAM]))
-    expected = Precondition(reading.version, reading.boot_id, reading.view.marks, "me", T0 + timedelta(seconds=9))
+    expected = Precondition(reading.version, reading.boot_id, "me", T0 + timedelta(seconds=9))
     answer = hand.scheduler.apply(hand.action("swap"), expected)
     assert (answer.kind, answer.writes) == ("conflict", ())
     assert hand.raw()["spec"]["taints"] == [TEAM]
@@ -272,7 +272,7 @@ def test_a_node_is_known_for_10_s_after_it_was_listed_or_written_and_no_longer_t
     known = scheduler.as_known("n1")
     assert [job.gpus for job in known.view.jobs] == [2], "its jobs are as they are now"
     world.edit("/api/v1/nodes/n1", lambda raw: raw["spec"].update(taints=[TEAM]))
-    expected = Precondition(known.version, known.boot_id, known.view.marks, "me", T0 + timedelta(seconds=9))
+    expected = Precondition(known.version, known.boot_id, "me", T0 + timedelta(seconds=9))
     assert scheduler.apply(hand.action("swap"), expected).kind == "conflict"
     assert scheduler.as_known("n1") is None
     assert hand.do("swap").kind == "done"

@@ -18,6 +18,7 @@ FENCE = Fence("me", T0 + timedelta(seconds=30))
 ASK = CheckpointAsk("a" * 32, T0 + timedelta(minutes=5), "n1 is drained")
 LWS = "leaderworkerset.sigs.k8s.io/"
 AUTOSCALER = "cluster-autoscaler.kubernetes.io"
+DESCHEDULER = "descheduler.alpha.kubernetes.io"
 REMOVAL = (
     "nvidia.com/gpu-driver-upgrade-drain.skip", "autoscaling.cast.ai/removal-disabled",
     "spotinst.io/restrict-scale-down",
@@ -112,6 +113,7 @@ def test_a_pod_with_gpus_that_is_bound_to_its_node_is_no_part_of_it_and_is_waite
         *(("karpenter.sh/do-not-disrupt", value, True) for value in ("6h1m", "1d", "361m")),
         *(("karpenter.sh/do-not-disrupt", value, False) for value in ("false", "off", "6h", "5h59m59s", "300m")),
         *((f"{AUTOSCALER}/safe-to-evict", value, True) for value in ("false", "False", "no", "0", "never", "1h")),
+        *((f"{DESCHEDULER}/prefer-no-eviction", value, value != "false") for value in ("", "true", "false")),
         *(("cluster.x-k8s.io/drain", value, True) for value in ("skip", "wait-completed")),
         *((key, value, value != "off") for key in REMOVAL for value in ("true", "True", "1", "soon", "off")),
         *((f"{AUTOSCALER}/safe-to-evict", value, False) for value in ("true", "yes")),
@@ -378,9 +380,3 @@ def test_a_pod_whose_job_has_no_retry_left_is_waited_for_unless_it_allows_its_en
     pods = KubernetesWorkloads(hand.scheduler)
     assert "Job train would fail permanently" in (the(pods).immovable or "")
     assert the(pods, "b").immovable is None
-
-
-@pytest.mark.parametrize(("value", "held"), [("", True), ("true", True), ("false", False)])
-def test_a_pod_that_prefers_no_eviction_is_waited_for(world: World, hand: Hand, value: str, held: bool) -> None:
-    add(world, pod("a", "n1", annotations={"descheduler.alpha.kubernetes.io/prefer-no-eviction": value}))
-    assert (the(KubernetesWorkloads(hand.scheduler)).immovable is not None) is held

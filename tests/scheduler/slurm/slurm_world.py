@@ -91,7 +91,7 @@ class World:
     def apply(self, action: Action, *, until: datetime | None = None, **other: object) -> WriteResult:
         """Re-read, as the controller does, and apply."""
         reading = self.scheduler.revalidate(action.node)
-        given = {"version": reading.version, "boot_id": reading.boot_id, "marks": reading.view.marks, "holder": ME}
+        given = {"version": reading.version, "boot_id": reading.boot_id, "holder": ME}
         return self.scheduler.apply(action, Precondition(until=until or self.lease(), **{**given, **other}))
 
 

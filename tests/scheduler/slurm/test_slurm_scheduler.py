@@ -5,7 +5,7 @@ from datetime import timedelta
 
 import pytest
 
-from policy.fleet import Level, Marks
+from policy.fleet import Level
 from scheduler.ports.readings import Precondition, Switches
 from scheduler.slurm.job import SlurmJob
 from tests.policy.decide_world import HOUR
@@ -28,7 +28,7 @@ def drained(world) -> World:
 
 def before(world: World) -> Precondition:
     """What was read of some node, some time ago."""
-    return Precondition("v", None, Marks(), ME, world.lease())
+    return Precondition("v", None, ME, world.lease())
 
 
 def steps(report) -> list[tuple[str, str, str]]:

@@ -1,12 +1,13 @@
 """Times as int64 milliseconds since 1970 UTC, and columns of text with nulls."""
 
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Literal
 
 import numpy as np
 import pandas as pd
 
 from foundation.errors import InputError
+from foundation.instants import to_ms
 from foundation.times import NEVER, BoolArray, Int64Array, absent, milliseconds, text
 
 __all__ = [
@@ -22,8 +23,6 @@ __all__ = [
     "milliseconds",
     "text",
 ]
-
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 UnitKind = Literal["gpu", "node"]
 
@@ -41,7 +40,7 @@ def instant_ms(value: datetime | None) -> int:
         return NEVER
     if value.tzinfo is None:
         raise InputError(f"{value.isoformat()} has no time zone", "a time given to features", "Give an aware time.")
-    return (value - _EPOCH) // timedelta(milliseconds=1)
+    return to_ms(value)
 
 
 def duration_ms(value: timedelta) -> int:

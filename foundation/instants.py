@@ -13,4 +13,4 @@ def to_ms(when: datetime) -> int:
 
 def from_ms(ms: int) -> datetime:
     """Return the aware instant of milliseconds since 1970 UTC."""
-    return _EPOCH + timedelta(milliseconds=ms)
+    return _EPOCH + timedelta(milliseconds=int(ms))  # of numpy too

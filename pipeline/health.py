@@ -16,12 +16,13 @@ from features.matrix.matrix import FeatureMatrix
 from features.times import duration_ms, instant_ms
 from features.vocabulary import FeatureColumn
 from foundation.errors import InputError
+from foundation.instants import from_ms
 from models.bundle.store import load_bundle
 from models.rows.as_of_rows import IncidentGroups
 from models.rows.training_set import TrainingRows
 from models.sequence.windows import with_windows
 from models.training.reference import LabelledRows
-from models.training.schedule import format_days, format_instant, instant_of
+from models.training.schedule import format_days, format_instant
 from pipeline.held_out import in_codes_of
 
 
@@ -143,7 +144,7 @@ def check_health(bundle: Path, matrix: Path, *, until: datetime | None = None) -
             str(matrix),
             "Update the matrix with `predrain features`, or give a later --until.",
         )
-    frame = opened.labels(instant_of(end_ms))
+    frame = opened.labels(from_ms(end_ms))
     labelled = LabelledRows.join(rows, frame)
     served = in_codes_of(fitted.columns, windowed.columns, windowed.values)
     scores = fitted.score_rows(served, scored, rows)
@@ -153,7 +154,7 @@ def check_health(bundle: Path, matrix: Path, *, until: datetime | None = None) -
     label = labelled.label[scored]
     known = (label >= 0) & (labelled.complete[scored] <= end_ms)
     positive = scored[known & (label == 1)]
-    groups = IncidentGroups.of(opened.incidents(instant_of(end_ms)))
+    groups = IncidentGroups.of(opened.incidents(from_ms(end_ms)))
     reach = timedelta(milliseconds=int((labelled.complete[scored] - rows.time[scored]).max()))
     risks = RiskCounts(
         positives=len(positive),
@@ -175,7 +176,7 @@ def check_health(bundle: Path, matrix: Path, *, until: datetime | None = None) -
         bundle=loaded.digest,
         profile=loaded.profile,
         fitted_at=fitted.refit_at,
-        checked_at=instant_of(end_ms - 1),
+        checked_at=from_ms(end_ms - 1),
         findings=findings,
         alerts=count_alerts(rows.node[scored][profile.alert], np.where(known, label, -1)[profile.alert]),
         risks=risks,

@@ -18,8 +18,8 @@ from evaluation.metrics.estimates import precision_of
 from evaluation.metrics.lead_time import incident_table
 from evaluation.metrics.metrics import Floats, interval, ratio, resample
 from evaluation.metrics.scored import Scored
+from foundation.instants import from_ms
 from models.config import PromotionSection
-from models.training.schedule import instant_of
 
 Outcome = Literal["passed", "failed", "undecided"]
 
@@ -127,8 +127,8 @@ def evaluate_gate(
         times=len(times),
         incidents=len(incidents),
         k=challenger.shared.k,
-        first_time=instant_of(times[0]),
-        last_time=instant_of(times[-1]),
+        first_time=from_ms(times[0]),
+        last_time=from_ms(times[-1]),
     )
 
 

@@ -14,7 +14,7 @@ from evaluation.metrics.lead_time import recall_by_class
 from evaluation.metrics.metrics import rank_curve, resample
 from evaluation.metrics.oracle import ORACLE
 from evaluation.metrics.scored import split_predictions
-from models.training.schedule import instant_of
+from foundation.instants import from_ms
 
 ORACLE_STATISTICS: tuple[str, ...] = ("precision_at_k", "average_precision", "capture", "recall")
 """Statistics whose share of the oracle's is reported."""
@@ -151,8 +151,8 @@ def evaluate(
         nodes=len(shared.nodes),
         units=shared.units,
         times=len(shared.times_ms),
-        first_time=instant_of(shared.times_ms[0]),
-        last_time=instant_of(shared.times_ms[-1]),
+        first_time=from_ms(shared.times_ms[0]),
+        last_time=from_ms(shared.times_ms[-1]),
         oracle_coverage=coverage,
         drain_hours=drain_reach / timedelta(hours=1),
         table=table,

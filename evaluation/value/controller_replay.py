@@ -19,8 +19,9 @@ import pandas as pd
 from evaluation.value.load import Placements, ReplayedFleet, evicted, job_views
 from evaluation.value.marks import ReplayMarks
 from evaluation.value.probing import ProbeReplay
-from evaluation.value.readings import Readings, ScoredDecision, instant
+from evaluation.value.readings import Readings, ScoredDecision
 from features.times import NEVER, duration_ms, instant_ms
+from foundation.instants import from_ms
 from policy.config import PolicyConfig
 from policy.decide import carried_out, decide
 from policy.episodes import Bools, Ints
@@ -157,7 +158,7 @@ class Controlled:
         started = self._started(at)
         started = started[(self.jobs.start[started] > self._now) & np.isin(self.jobs.node[started], list(self._open))]
         self._left[started] = self.jobs.start[started]  # it runs elsewhere
-        self._now, now = at, instant(at)
+        self._now, now = at, from_ms(at)
         for node in [node for node, (ends, _) in self._tests.items() if ends < at]:
             self._tested(node)
         newest = self.scores.newest(at)
@@ -246,12 +247,12 @@ class Controlled:
             ahead &= self.findable
         if not (finds(remedy, self.diagnostic) and ahead.any()):
             self._passed[place] = ends
-            self._void |= dict.fromkeys(units, instant(ends))
+            self._void |= dict.fromkeys(units, from_ms(ends))
             return
         if (fleet.at[ahead] > row[1]).any():
             row[4] = min(row[4], row[3] if remedy == "replace" else ends)
         named = {fleet.unit[failure] for failure in np.flatnonzero(ahead)}
-        self._sick |= dict.fromkeys(units if "" in named else named, Fact("diagnostic_failed", instant(ends)))
+        self._sick |= dict.fromkeys(units if "" in named else named, Fact("diagnostic_failed", from_ms(ends)))
         self._test(place, ends + _RETRY_MS, "diagnose")
 
     def _fleet_at(self, at: int, now: datetime, newest: ScoredDecision) -> list[NodeView]:
@@ -324,7 +325,7 @@ class Controlled:
         self, scored: UnitView, said: tuple[tuple[Fact, ...], datetime | None] | None, passed: int | None
     ) -> UnitView:
         if passed is not None:
-            scored = replace(scored, probed_at=instant(passed))
+            scored = replace(scored, probed_at=from_ms(passed))
         void, sick = self._void.get(scored.name), self._sick.get(scored.name)
         if said is None and void is None and sick is None:
             return scored

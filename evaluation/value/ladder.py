@@ -13,15 +13,23 @@ import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from functools import partial
 from itertools import compress, product
 from statistics import NormalDist
 from typing import Any, Final
 
 import numpy as np
 
-from evaluation.metrics.metrics import Interval
 from evaluation.value.controller_replay import Controlled
-from evaluation.value.gpu_hours import Extras, ReplayOutcome, count_outcome, mean_prices, net_interval, net_of
+from evaluation.value.gpu_hours import (
+    CONFIDENCE,
+    Extras,
+    ReplayOutcome,
+    count_outcome,
+    mean_prices,
+    net_interval,
+    net_of,
+)
 from evaluation.value.load import Placements, ReplayedFleet
 from evaluation.value.marks import NO_ACTION, ReplayMarks
 from evaluation.value.probing import (
@@ -52,9 +60,6 @@ SHARES: Final = (0.25, 0.5, 1.0)
 
 LIFTS: Final = (1.0, 2.0, 5.0)
 """Least risks of a probed node, as multiples of the fleet's mean, for which probes without a base rate are shown."""
-
-CONFIDENCE: Final = 0.9
-"""One-sided confidence of the bound by which rungs are chosen, that of the rollout stages."""
 
 PARTS: Final = 5
 """Parts of the nodes, on each of which the choice of the others is evaluated."""
@@ -115,7 +120,7 @@ class LadderReplay:
     ``risks``: of each node at each decision; ``usual``: their mean.
     ``prices``: of each rung, on the mean node.
     ``findable``: which failures a diagnostic finds.
-    ``no_action``: the outcome without any action.
+    ``nobody``: the outcome without any action.
     """
 
     fleet: ReplayedFleet
@@ -286,7 +291,7 @@ def choose_ladder(nets: Mapping[Ladder, Floats], *, replicates: int, seed: int) 
         among = {ladder: net for ladder, net in nets.items() if {*ladder} <= {*family}}
         if not among:
             continue
-        chosen, value = _choose_among(among, replicates=replicates, seed=seed)
+        chosen, value = _choose_among(among, replicates, seed)
         if not chosen:
             break
         if value["low"] > best[1]["low"]:
@@ -294,36 +299,31 @@ def choose_ladder(nets: Mapping[Ladder, Floats], *, replicates: int, seed: int) 
     return best
 
 
-def _choose_among(nets: Mapping[Ladder, Floats], *, replicates: int, seed: int) -> tuple[Ladder, dict[str, float]]:
+def _choose_among(nets: Mapping[Ladder, Floats], replicates: int, seed: int) -> tuple[Ladder, dict[str, float]]:
     """Choose the best of some ladders by the lower bound of the net, so that a rung which adds chance is left out.
 
     Returns: the best ladder among those whose interval lies above 0, none if the choice is not sure to pay; and the net
     on each of :data:`PARTS` parts of the nodes of the ladder that is best on the other parts.
     """
 
+    def lower_bound(net: Floats) -> float:  # of the sum over nodes, normal
+        by_node = net.mean(axis=0)
+        error = by_node.std(ddof=min(1, len(by_node) - 1)) * math.sqrt(len(by_node))
+        return float(by_node.sum() - NormalDist().inv_cdf(CONFIDENCE) * error)
+
     def surest(ladders: Iterable[Ladder], nodes: Bools) -> Ladder:
-        lower = {ladder: _lower_bound(nets[ladder][:, nodes]) for ladder in ladders}
+        lower = {ladder: lower_bound(nets[ladder][:, nodes]) for ladder in ladders}
         return max((ladder for ladder in lower if lower[ladder] > 0), key=lambda ladder: lower[ladder], default=())
 
-    def bounds_of(net: Floats) -> tuple[float, Interval]:
-        return net_interval(net, replicates=replicates, seed=seed)
-
+    bounds_of = partial(net_interval, replicates=replicates, seed=seed)
     crossed = np.zeros_like(next(iter(nets.values())))
     part = np.random.default_rng(seed).permutation(crossed.shape[1]) % PARTS
     whole = surest([ladder for ladder, net in nets.items() if bounds_of(net)[1].low > 0], part >= 0)
     for number in range(PARTS):
-        chosen = surest(nets, part != number)
-        if chosen:
+        if chosen := surest(nets, part != number):
             crossed[:, part == number] = nets[chosen][:, part == number]
     value, bounds = bounds_of(crossed)
     return whole if bounds.low > 0 else (), {"value": value, "low": bounds.low, "high": bounds.high}
-
-
-def _lower_bound(net: Floats) -> float:
-    """Return a lower bound of the sum over nodes, normal; ``net``: shape (loads, nodes)."""
-    by_node = net.mean(axis=0)
-    error = by_node.std(ddof=min(1, len(by_node) - 1)) * math.sqrt(len(by_node))
-    return float(by_node.sum() - NormalDist().inv_cdf(CONFIDENCE) * error)
 
 
 def _ladders(rungs: Collection[Rung]) -> Iterator[Ladder]:

@@ -9,8 +9,8 @@ from typing import Any, Final
 import numpy as np
 import pandas as pd
 
-from evaluation.value.readings import instant
 from features.times import NEVER, coded, duration_ms, milliseconds
+from foundation.instants import from_ms
 from policy.config import PolicyConfig
 from policy.episodes import Bools, Floats, Ints
 from policy.fleet import JobView, NodeView
@@ -274,7 +274,7 @@ class ReplayedFleet:
         """Return an event for each end of a failure: a node that is back in service has booted since it failed."""
         ends = sorted({*zip(self.until.tolist(), self.failed.tolist(), strict=True)})
         return [
-            dict.fromkeys(("timestamp", "known_at"), instant(until))
+            dict.fromkeys(("timestamp", "known_at"), from_ms(until))
             | {"node": self.nodes[node].name, "gpu": None, "type": BOOT[0], "code": BOOT[1], "detail": None}
             for until, node in ends
         ]
@@ -298,7 +298,7 @@ def job_views(jobs: Placements, entries: Ints, at: int) -> list[JobView]:
     rows = zip(*(column.tolist() for column in (*(column[entries] for column in columns), *more)), strict=True)
     return [
         JobView(
-            f"job-{job}", int(size), instant(start), instant(at - unsaved) if every else None,
+            f"job-{job}", int(size), from_ms(start), from_ms(at - unsaved) if every else None,
             can_checkpoint=writes, can_shrink=shrinks,
         )
         for job, size, start, every, shrinks, writes, unsaved in rows

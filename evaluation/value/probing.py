@@ -17,8 +17,9 @@ import numpy as np
 
 from evaluation.value.load import HOUR_MS, Placements, ReplayedFleet, job_views
 from evaluation.value.marks import ReplayMarks
-from evaluation.value.readings import Readings, instant
+from evaluation.value.readings import Readings
 from features.times import NEVER, duration_ms
+from foundation.instants import from_ms
 from policy.config import PolicyConfig
 from policy.episodes import Bools, Floats, Ints
 from policy.fleet import JobView, Signals, UnitView
@@ -197,7 +198,7 @@ class ProbeReplay:
         risk, lowers = self._risks[known].copy(), duration_ms(config.lowers_for)
         lowered = [place for place, at in self._passed_at.items() if now < at + lowers]
         risk[lowered] = self._passed[known, lowered]
-        decided_at, expires_at = instant(self._at[known]), instant(self._at[known]) + self._policy.horizon
+        decided_at, expires_at = from_ms(self._at[known]), from_ms(self._at[known]) + self._policy.horizon
         candidates = [
             Candidate(
                 self._views[place], float(risk[place]), decided_at, expires_at, _FREE, True, self._probed.get(place)
@@ -206,12 +207,12 @@ class ProbeReplay:
             if place not in self._closed and now >= self._broken_until.get(place, 0) and not np.isnan(risk[place])
         ]
         running = tuple(self._views[place].name for place in self._running)
-        signals = Signals(read_at=instant(now), probes=running)
-        requests, _, _ = requests_of(candidates, float(np.nanmean(risk)), signals, {}, self._policy, instant(now))
+        signals = Signals(read_at=from_ms(now), probes=running)
+        requests, _, _ = requests_of(candidates, float(np.nanmean(risk)), signals, {}, self._policy, from_ms(now))
         started = []
         for request in requests:
             place = self._place[request.node]
-            self._probed[place] = LastRequest(instant(now), request.risk, decided_at)
+            self._probed[place] = LastRequest(from_ms(now), request.risk, decided_at)
             started.append((place, self._begin(place, now)))
         return started
 
@@ -299,11 +300,11 @@ def replay_checkpoints(
         for entry, view in zip(runs.tolist(), job_views(jobs, runs, now), strict=True):
             job, saved_at = int(jobs.job[entry]), view.checkpointed_at
             if saved_at is not None and last_asked[job] >= 0:
-                saved_at = max(saved_at, instant(int(last_asked[job])))
+                saved_at = max(saved_at, from_ms(int(last_asked[job])))
             views.setdefault(job, replace(view, checkpointed_at=saved_at))
             on_node[int(jobs.node[entry])].append(views[job])
             names[view.name] = job
-        decided_at = instant(now)
+        decided_at = from_ms(now)
         candidates = [
             Candidate(
                 replace(fleet.nodes[place], jobs=tuple(running)), float(risks[number, place]), decided_at,

@@ -3,23 +3,17 @@
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from math import isfinite
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from features.times import duration_ms, milliseconds
+from foundation.instants import from_ms
 from policy.episodes import Bools, Floats
 from policy.fleet import Score, UnitView
-
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-
-
-def instant(ms: int) -> datetime:
-    """Give the aware instant of milliseconds since 1970 UTC."""
-    return _EPOCH + timedelta(milliseconds=ms)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,12 +82,12 @@ class Readings(Sequence[ScoredDecision]):
         """Give a reading; the last one is held."""
         place = range(len(self.at))[index]
         if self._last is None or self._last[0] != place:
-            at, rows = instant(self._decided[place]), slice(*self._bounds[place : place + 2])
+            at, rows = from_ms(self._decided[place]), slice(*self._bounds[place : place + 2])
             risk, scored = np.full(len(self.units), np.nan), np.zeros(len(self.units), dtype=np.bool_)
             risk[self._unit[rows]], scored[self._unit[rows]] = self._risk[rows], True
             self._last = (
                 place,
-                ScoredDecision(self.at[place], risk, scored, at, at + self._lifetime, instant(self._fitted[place])),
+                ScoredDecision(self.at[place], risk, scored, at, at + self._lifetime, from_ms(self._fitted[place])),
             )
         return self._last[1]
 

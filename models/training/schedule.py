@@ -1,12 +1,13 @@
 """When a backtest tests: its first and last decision time, its refits, and its alert budget."""
 
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import timedelta
 
 import numpy as np
 
-from features.times import duration_ms, instant_ms, instants
+from features.times import duration_ms, instant_ms
 from foundation.errors import InputError
+from foundation.instants import from_ms
 from models.config import BacktestSection, TrainingSection
 from models.rows.ranking import Ints
 from models.rows.training_set import Labels, Matrix, TrainingRows
@@ -119,11 +120,6 @@ def format_days(span: timedelta | int) -> str:
     return f"{round(days, 2):g} d"
 
 
-def instant_of(ms: int) -> datetime:
-    """Give milliseconds since the epoch as an aware UTC datetime."""
-    return instants(np.array([ms], dtype=np.int64))[0].to_pydatetime()
-
-
 def format_instant(ms: int) -> str:
     """Write milliseconds since the epoch as ``2026-01-01 06:00 UTC``."""
-    return instant_of(ms).strftime("%Y-%m-%d %H:%M UTC")
+    return from_ms(ms).strftime("%Y-%m-%d %H:%M UTC")

@@ -12,6 +12,7 @@ import numpy as np
 
 from features.times import duration_ms, instant_ms, milliseconds
 from foundation.errors import InputError
+from foundation.instants import from_ms
 from models.calibration.fitting import MIN_INCIDENTS, at_level, fit_calibrator
 from models.calibration.horizons import HorizonLabels, fit_horizons, slice_horizons
 from models.config import (
@@ -36,7 +37,7 @@ from models.rows.training_set import Labels, Matrix, TrainingRows, TrainingSet, 
 from models.sequence.windows import WindowedMatrix, tabular_values
 from models.training.fitted import Answers, FittedModels, learners_of, model_names
 from models.training.reference import LabelledRows
-from models.training.schedule import format_days, format_instant, instant_of
+from models.training.schedule import format_days, format_instant
 from models.training.spans import choose_span, usable_spans
 
 Progress = Callable[[int, int, str], None]
@@ -133,7 +134,7 @@ class Trainer:
         """Give the labels as of a refit; those of the last few are held."""
         with self._turn:
             if refit_ms not in self._labels:
-                self._labels[refit_ms] = LabelledRows.join(self.rows, self.matrix.labels(instant_of(refit_ms)))
+                self._labels[refit_ms] = LabelledRows.join(self.rows, self.matrix.labels(from_ms(refit_ms)))
                 if len(self._labels) > AT_ONCE + 1:
                     del self._labels[next(iter(self._labels))]
             return self._labels[refit_ms]
@@ -185,7 +186,7 @@ class Trainer:
         :data:`_LOOKED_AT` are read. From events only: fewer than :data:`NEW_INCIDENTS` became known, and fewer than a
         tenth of those before; the level of risks is set again after :data:`MAX_SKIPPED` refits all the same.
         """
-        known = milliseconds(self.matrix.incidents(instant_of(refit_ms))["known_at"], "known_at")
+        known = milliseconds(self.matrix.incidents(from_ms(refit_ms))["known_at"], "known_at")
         earlier, new = int((known <= since_ms).sum()), int(((known > since_ms) & (known <= refit_ms)).sum())
         since = f"since {format_instant(since_ms)}"
         if self.events_only:
@@ -246,9 +247,9 @@ class Trainer:
         members = self.models.parallel.members if set(self.names) & set(COMBINERS) else ()
         columns = tuple(self.matrix.columns)
         return FittedModels(
-            refit_at=instant_of(refit_ms),
-            train_start=instant_of(refit_ms - self.reach_ms - duration_ms(span)),
-            train_end=instant_of(refit_ms - self.reach_ms),
+            refit_at=from_ms(refit_ms),
+            train_start=from_ms(refit_ms - self.reach_ms - duration_ms(span)),
+            train_end=from_ms(refit_ms - self.reach_ms),
             span=span,
             columns=columns,
             models=self.names,

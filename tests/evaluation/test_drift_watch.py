@@ -5,9 +5,9 @@ import pyarrow as pa
 
 from evaluation.backtest.frames import VARIANTS, Fold
 from evaluation.backtest.sliding import DriftWatch
+from foundation.instants import from_ms
 from models.rows.training_set import TrainingRows
 from models.training.reference import LabelledRows
-from models.training.schedule import instant_of
 from tests.models.drifting_fleet import COLUMNS, DAY_MS, DriftingFleet
 
 FIRST, WEEKS = 35, 9
@@ -45,7 +45,7 @@ def checked(other):
     fleet.incidents = [(CHRONIC + day, fleet.at(day) + DAY_MS // 4, "memory") for day in range(fleet.days)]
     refits = [fleet.at(FIRST + 7 * week) for week in range(WEEKS + 1)]
     trainer = SimpleNamespace(matrix=fleet, values=fleet.values, rows=TrainingRows.of(fleet.rows), names=("m",), seed=1)
-    trainer.labels_at = lambda ms: LabelledRows.join(trainer.rows, fleet.labels(instant_of(ms)))
+    trainer.labels_at = lambda ms: LabelledRows.join(trainer.rows, fleet.labels(from_ms(ms)))
 
     def alerted(day, *, last):
         # What becomes of false alerts of the last day is not known at the check.

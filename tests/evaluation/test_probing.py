@@ -26,8 +26,9 @@ from evaluation.value.probing import (
     replay_checkpoints,
     replay_probes,
 )
-from evaluation.value.readings import Readings, instant
+from evaluation.value.readings import Readings
 from features.times import NEVER
+from foundation.instants import from_ms
 from policy.config import PolicyConfig
 from policy.decide import decide
 from policy.fleet import JobView, Level, NodeView, Score, Signals, UnitView
@@ -211,7 +212,7 @@ def test_the_replay_probes_what_the_controller_would_request(drawn, fails, most)
         if now >= where.end:
             continue
         running = {name: ends for name, ends in running.items() if ends > now}
-        row, newest = risks[bisect_right(AT, now) - 1], instant(AT[bisect_right(AT, now) - 1])
+        row, newest = risks[bisect_right(AT, now) - 1], from_ms(AT[bisect_right(AT, now) - 1])
         works = {name for name, since, until in busy if since <= now < until}
         lost = {name for name, since, until in down if since <= now < until or shut.get(name, 0) > now}
         fleet_now = [
@@ -221,8 +222,8 @@ def test_the_replay_probes_what_the_controller_would_request(drawn, fails, most)
             )
             for at, name in enumerate("abc")
         ]  # fmt: skip
-        signals = Signals(read_at=instant(now), model_fitted_at=instant(now), probes=tuple(running))
-        plan = decide(fleet_now, state, signals, policy, instant(now))
+        signals = Signals(read_at=from_ms(now), model_fitted_at=from_ms(now), probes=tuple(running))
+        plan = decide(fleet_now, state, signals, policy, from_ms(now))
         state = plan.state
         for request in plan.requests:
             closes = min(
@@ -237,5 +238,5 @@ def test_the_replay_probes_what_the_controller_would_request(drawn, fails, most)
                 if sick:
                     shut[request.node] = sick[0]
                 else:
-                    passes[request.node] = instant(ends)
+                    passes[request.node] = from_ms(ends)
     assert sorted(zip(replayed.node.tolist(), replayed.begin.tolist(), strict=True)) == sorted(expected)

@@ -15,6 +15,7 @@ from evaluation.backtest.run import FoldStore, run_backtest
 from evaluation.backtest.sliding import Backtest, BacktestSetup, DriftWatch
 from features.vocabulary import FeatureColumn
 from foundation.errors import InputError
+from foundation.instants import from_ms
 from models.config import (
     BacktestSection,
     CalibrationSection,
@@ -26,7 +27,6 @@ from models.config import (
 from models.rows.ranking import name_hashes
 from models.training.final import fit_final
 from models.training.fitted import model_names
-from models.training.schedule import instant_of
 from tests.models.fake_matrix import GAP, HORIZON, START, FakeMatrix
 
 QUICK = ModelsSection(
@@ -270,7 +270,7 @@ def test_a_refit_without_telemetry_or_incident_since_the_last_is_not_fitted_agai
         matrix.events = matrix.events[(start < begin) | (start > end) | (not quiet)].reset_index(drop=True)
         matrix.features[((time > begin) & (time < end)).to_numpy() & empty] = np.nan
         replay = Backtest(matrix, BacktestSetup(SPAN_15, QUICK, AUTO, 7))
-        return list(replay.plan({})), [instant_of(at) for at in replay.schedule.refits_ms]
+        return list(replay.plan({})), [from_ms(at) for at in replay.schedule.refits_ms]
 
     refits, at = plan(empty=True, quiet=True)
     again = [refit for refit in refits if refit.source != refit.fold]
@@ -290,7 +290,7 @@ def test_from_events_alone_refits_take_the_whole_history_and_wait_for_new_incide
     matrix.events = matrix.events[~quiet].reset_index(drop=True)
     matrix.columns = [FeatureColumn.of("history", f"f{i}", "recency", scope="node") for i in range(6)]
     replay = Backtest(matrix, BacktestSetup(TrainingSection(refit_every="5d"), QUICK, AUTO, 7))
-    at, refits = [instant_of(refit_ms) for refit_ms in replay.schedule.refits_ms], list(replay.plan({}))
+    at, refits = [from_ms(refit_ms) for refit_ms in replay.schedule.refits_ms], list(replay.plan({}))
     known = matrix.events["known_at"]
     for refit in refits:
         assert refit.chosen == timedelta(days=(at[refit.source] - GAP - HORIZON - START) // timedelta(days=1))

@@ -7,9 +7,9 @@ import pandas as pd
 
 from evaluation.drift.check import examine
 from features.vocabulary import FeatureColumn
+from foundation.instants import from_ms
 from models.rows.training_set import TrainingRows
 from models.training.reference import LabelledRows, make_reference
-from models.training.schedule import instant_of
 from tests.models.fake_matrix import DELAY, HORIZON, START, label_rows
 
 DAY_MS = 86_400_000
@@ -111,7 +111,7 @@ class DriftingFleet:
         rows = TrainingRows.of(self.rows)
         fit, now = self.at(fitted), self.at(day)
         reference = make_reference(
-            LabelledRows.join(rows, self.labels(instant_of(fit))),
+            LabelledRows.join(rows, self.labels(from_ms(fit))),
             self.values,
             COLUMNS,
             start_ms=fit - (span + 1) * DAY_MS,
@@ -119,7 +119,7 @@ class DriftingFleet:
             as_of_ms=fit,
             seed=1,
         )
-        labelled = LabelledRows.join(rows, self.labels(instant_of(now)))
+        labelled = LabelledRows.join(rows, self.labels(from_ms(now)))
         return examine(
             reference,
             labelled,

@@ -190,10 +190,6 @@ class PrecisionTargetsSection(Section):
         return value
 
 
-def _default_groups() -> dict[Learner, tuple[Group, ...] | None]:
-    return {"xgboost": ("onset",)}
-
-
 class ModelsSection(Section):
     """``models``: what is trained and which of it is the profile's choice."""
 
@@ -208,7 +204,7 @@ class ModelsSection(Section):
     """Overrides of a learner's settings, by learner. ``class_weight: balanced`` and ``scale_pos_weight`` raise all
     scores: risks are calibrated only with enough incidents in the calibration slice."""
 
-    groups: dict[Learner, tuple[Group, ...] | None] = Field(default_factory=_default_groups)
+    groups: dict[Learner, tuple[Group, ...] | None] = Field({"xgboost": ("onset",)})
     """Feature groups of a learner. Default, also if its groups are not computed: all. ``{xgboost: null}`` in a later
     file removes the default."""
 

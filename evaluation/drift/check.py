@@ -53,6 +53,7 @@ RISKS_HOLD = (0.7, 1.4)
 
 _SOFTWARE = ("driver", "exporter", "firmware", "vbios", "version", "agent")
 _WORKLOAD_ENDINGS = ("_util_pct", "_active_ratio", "_bytes_s", "fb_used_mib")
+_COUNTED = ("rise", "rise_delta", "share")
 _TRIED = 3
 _BEYOND = 1.5
 _DAY_MS = 86_400_000
@@ -158,7 +159,8 @@ def reading_verdicts(reference: Reference, recent: Recent, moves: Sequence[Movem
     }
     rest = {channel: moved for channel, moved in rest.items() if channel not in busy}
     if busy or (workload and len(work_moved) >= WORKLOAD_SHARE * len(workload)):
-        gauges = {channel: moved for channel, moved in rest.items() if _is_gauge(moved)}
+        counted = {channel for channel, moved in rest.items() for move in moved if move.column.statistic in _COUNTED}
+        gauges = {channel: moved for channel, moved in rest.items() if channel not in counted}
         facts = [*_furthest(work_moved), *_channel_facts(busy | gauges)]
         out.append(DriftVerdict("workload", True, "The workload changed.", tuple(facts)))
         rest = {channel: moved for channel, moved in rest.items() if channel not in gauges}
@@ -283,10 +285,6 @@ def _channel_facts(channels: Mapping[str, list[Movement]], most: int = 4) -> lis
 
 def _furthest(moves: Sequence[Movement]) -> list[str]:
     return [move.summary for move in sorted(moves, key=lambda move: -move.shift.psi)[:3]]
-
-
-def _is_gauge(moved: Sequence[Movement]) -> bool:
-    return not any(move.column.statistic in ("rise", "rise_delta", "share") for move in moved)
 
 
 def _some(channels: Sequence[str]) -> str:

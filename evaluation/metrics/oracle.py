@@ -61,7 +61,8 @@ def oracle_predictions(predictions: pd.DataFrame, truth: pd.DataFrame, k: int) -
         }
     ).sort_values("time", kind="stable")
     left = pd.DataFrame({"time": time, "unit": unit[first]})
-    joined = pd.merge_asof(left, known, on="time", by="unit", tolerance=_validity_ms(stated))
+    spacing = int(np.diff(np.unique(stated)).min(initial=duration_ms(LONGEST)))
+    joined = pd.merge_asof(left, known, on="time", by="unit", tolerance=spacing - 1)
     risk = joined["truth"].to_numpy()
     if not np.isfinite(risk).any():
         raise InputError(
@@ -72,11 +73,6 @@ def oracle_predictions(predictions: pd.DataFrame, truth: pd.DataFrame, k: int) -
     rank[order] = position_in_group(time[order]) + 1
     alert = top_nodes(time, rank, node_codes(rows), k) & np.isfinite(risk)
     return rows.assign(model=ORACLE, variant=ORACLE, score=risk, risk=risk, rank=rank, alert=alert)
-
-
-def _validity_ms(stated: np.ndarray) -> int:
-    """How long a true risk is valid: just less than the spacing of all risks."""
-    return int(np.diff(np.unique(stated)).min(initial=duration_ms(LONGEST))) - 1
 
 
 def _columns(truth: pd.DataFrame, where: str) -> str:

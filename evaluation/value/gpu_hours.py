@@ -24,8 +24,8 @@ from policy.ladder.rungs import Price, Rung, prices
 from policy.thresholds import bound_of_sizes
 from policy.tiers import may_use_risk
 
-CONFIDENCE: Final = 0.9
-"""One-sided, of the bounds of a rung's precision and net; that of rollout stages."""
+_CONFIDENCE: Final = 0.9
+"""Of a rung's precision; that of rollout stages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,7 @@ def count_outcome(
     spared = [int((caught | np.isin(np.arange(len(caught)), probe.failure)).sum()) for probe in probes]
     nodes, alerts = np.unique(marks.node[known], return_counts=True)
     hit_by = np.array([int(right[known & (marks.node == node)].sum()) for node in nodes], dtype=np.int64)
-    low = bound_of_sizes(alerts, hit_by, CONFIDENCE).lower if len(nodes) else 0.0
+    low = bound_of_sizes(alerts, hit_by, _CONFIDENCE).lower if len(nodes) else 0.0
     return ReplayOutcome(
         done, of, good, round(float(np.mean(spared))), low, float(hits.mean()), float(moved.mean()), hit, spent, idle,
         repaired,

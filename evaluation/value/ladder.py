@@ -21,15 +21,7 @@ from typing import Any, Final
 import numpy as np
 
 from evaluation.value.controller_replay import Controlled
-from evaluation.value.gpu_hours import (
-    CONFIDENCE,
-    Extras,
-    ReplayOutcome,
-    count_outcome,
-    mean_prices,
-    net_interval,
-    net_of,
-)
+from evaluation.value.gpu_hours import Extras, ReplayOutcome, count_outcome, mean_prices, net_interval, net_of
 from evaluation.value.load import Placements, ReplayedFleet
 from evaluation.value.marks import NO_ACTION, ReplayMarks
 from evaluation.value.probing import (
@@ -60,6 +52,9 @@ SHARES: Final = (0.25, 0.5, 1.0)
 
 LIFTS: Final = (1.0, 2.0, 5.0)
 """Least risks of a probed node, as multiples of the fleet's mean, for which probes without a base rate are shown."""
+
+CONFIDENCE: Final = 0.9
+"""One-sided confidence of the bound by which rungs are chosen, that of the rollout stages."""
 
 PARTS: Final = 5
 """Parts of the nodes, on each of which the choice of the others is evaluated."""
@@ -287,15 +282,12 @@ def choose_ladder(nets: Mapping[Ladder, Floats], *, replicates: int, seed: int) 
     Returns: the ladder, and its net as :func:`_choose_among` returns it.
     """
     best: tuple[Ladder, dict[str, float]] = (), dict.fromkeys(("value", "low", "high"), 0.0)
-    for family in FAMILIES:
-        among = {ladder: net for ladder, net in nets.items() if {*ladder} <= {*family}}
-        if not among:
-            continue
-        chosen, value = _choose_among(among, replicates, seed)
-        if not chosen:
+    families = ({ladder: net for ladder, net in nets.items() if {*ladder} <= {*family}} for family in FAMILIES)
+    for among in filter(None, families):
+        tested = _choose_among(among, replicates, seed)
+        if not tested[0]:
             break
-        if value["low"] > best[1]["low"]:
-            best = chosen, value
+        best = max(best, tested, key=lambda choice: choice[1]["low"])
     return best
 
 

@@ -2,8 +2,6 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from evaluation.value.gpu_hours import net_interval
 from evaluation.value.ladder import PARTS, choose_ladder
@@ -49,6 +47,7 @@ def test_the_ladder_is_the_best_of_the_families_that_are_sure_to_pay(nets, chose
     assert net["value"] == pytest.approx(value)
     assert net["low"] <= net["value"] <= net["high"]
     assert (net["low"] > 0) == bool(chosen)
+    assert not got or net_interval(nets[got], **RUNS)[1].low > 0
 
 
 def test_where_nothing_pays_a_ladder_is_recommended_no_more_often_than_in_one_table_of_forty():
@@ -62,15 +61,3 @@ def test_where_nothing_pays_a_ladder_is_recommended_no_more_often_than_in_one_ta
         tables = {ladder: net[None] for ladder, net in nets.items()}
         recommended += bool(choose_ladder(tables, replicates=100, seed=1)[0])
     assert recommended <= 80 / 40
-
-
-@given(st.integers(0, 10_000), st.floats(-2, 2))
-def test_a_recommended_ladder_never_loses_in_the_replay_it_is_chosen_on(seed, mean):
-    rng = np.random.default_rng(seed)
-    nets = {(rung,): rng.normal(mean, 5, (2, 30)) for rung in ("avoid", "probe", "drain")}
-    chosen, net = choose_ladder(nets, **RUNS)
-    if chosen:
-        assert net_interval(nets[chosen], **RUNS)[1].low > 0
-        assert net["low"] > 0
-    else:
-        assert set(net.values()) == {0.0}

@@ -16,25 +16,20 @@ def split(drawn):
     return score.astype(float), positive.astype(bool), unit
 
 
-def average_precision(score, positive):
-    return float(Ranking.build(score, positive).both()[0][0])
+def measured(score, positive):
+    return np.concatenate(Ranking.build(score, positive).both())
 
 
-def roc_auc(score, positive):
-    return float(Ranking.build(score, positive).both()[1][0])
+def expected(score, positive):
+    """Average precision and area of scikit-learn; NaN where it has none."""
+    average = average_precision_score(positive, score) if positive.any() else np.nan
+    return [average, roc_auc_score(positive, score) if 0 < positive.sum() < len(positive) else np.nan]
 
 
 @given(rows)
 def test_average_precision_and_auc_equal_scikit_learn(drawn):
     score, positive, _ = split(drawn)
-    if positive.any():
-        assert average_precision(score, positive) == pytest.approx(average_precision_score(positive, score))
-    else:
-        assert np.isnan(average_precision(score, positive))
-    if positive.any() and not positive.all():
-        assert roc_auc(score, positive) == pytest.approx(roc_auc_score(positive, score))
-    else:
-        assert np.isnan(roc_auc(score, positive))
+    np.testing.assert_allclose(measured(score, positive), expected(score, positive), rtol=1e-6)
 
 
 @given(rows, st.randoms(use_true_random=False))
@@ -43,28 +38,18 @@ def test_order_of_rows_does_not_matter(drawn, random):
     shuffled = list(drawn)
     random.shuffle(shuffled)
     other, labels, _ = split(shuffled)
-    np.testing.assert_array_equal(average_precision(score, positive), average_precision(other, labels))
-    np.testing.assert_array_equal(roc_auc(score, positive), roc_auc(other, labels))
+    np.testing.assert_array_equal(measured(score, positive), measured(other, labels))
     for whole in (score.astype(int), score.astype(int) * -50_000):  # ranks: sorted as 16 bits where they fit
-        np.testing.assert_array_equal(average_precision(whole, positive), average_precision(whole * 1.0, positive))
-        np.testing.assert_array_equal(roc_auc(whole, positive), roc_auc(whole * 1.0, positive))
+        np.testing.assert_array_equal(measured(whole, positive), measured(whole * 1.0, positive))
 
 
 @given(rows, st.lists(st.lists(st.integers(0, 3), min_size=5, max_size=5), min_size=1, max_size=4))
 def test_weights_by_unit_equal_repeating_the_units_rows(drawn, weights):
     score, positive, unit = split(drawn)
-    average, auc = Ranking.build(score, positive, unit, 5).both(np.array(weights, float))
-    for at, weight in enumerate(weights):
+    both = Ranking.build(score, positive, unit, 5).both(np.array(weights, float))
+    for weight, *figures in zip(weights, *both, strict=True):
         repeat = np.repeat(np.arange(len(unit)), np.array(weight)[unit])
-        labels = positive[repeat]
-        if labels.any():
-            assert average[at] == pytest.approx(average_precision_score(labels, score[repeat]))
-        else:
-            assert np.isnan(average[at])
-        if labels.any() and not labels.all():
-            assert auc[at] == pytest.approx(roc_auc_score(labels, score[repeat]))
-        else:
-            assert np.isnan(auc[at])
+        np.testing.assert_allclose(figures, expected(score[repeat], positive[repeat]), rtol=1e-6)
 
 
 def test_many_replicates_are_cut_into_chunks_without_a_trace(monkeypatch):
@@ -95,13 +80,13 @@ def test_rank_curve_counts_what_a_loop_counts(drawn):
 def test_calibration_bins_hold_every_row_once_and_equal_risks_together(drawn):
     risk = np.array([pair[0] for pair in drawn])
     positive = np.array([pair[1] for pair in drawn])
-    measured = calibration(risk, positive)
-    assert measured.rows.sum() == len(drawn)
-    assert measured.positives.sum() == positive.sum()
-    assert (np.diff(measured.mean_risk) > 0).all()
-    assert 0 <= measured.error <= 1
-    assert measured.brier == pytest.approx(brier_score_loss(positive, risk))
-    assert measured.rows @ measured.mean_risk == pytest.approx(risk.sum())
+    result = calibration(risk, positive)
+    assert result.rows.sum() == len(drawn)
+    assert result.positives.sum() == positive.sum()
+    assert (np.diff(result.mean_risk) > 0).all()
+    assert 0 <= result.error <= 1
+    assert result.brier == pytest.approx(brier_score_loss(positive, risk))
+    assert result.rows @ result.mean_risk == pytest.approx(risk.sum())
 
 
 def test_calibration_leaves_out_rows_without_a_risk_and_survives_none():

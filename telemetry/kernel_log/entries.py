@@ -15,15 +15,17 @@ MAX_LINE: Final = 1 << 20
 """Characters of a line that are read; the kernel writes no more than a thousandth of them."""
 
 _MAX_RECORD_LINES: Final = 2000
+_MAX_DEPTH: Final = 20
 _TEXT_FIELDS: Final = ("MESSAGE", "message", "msg", "log", "line", "short_message", "textPayload", "_raw", "@message",
-                       "jsonPayload.message", "jsonPayload.MESSAGE", "body", "event.original")  # fmt: skip
+                       "jsonPayload.message", "jsonPayload.MESSAGE", "body", "body.stringValue", "event.original",
+                       "event", "entry", "SyslogMessage")  # fmt: skip
 _TIME_FIELDS: Final = ("_SOURCE_REALTIME_TIMESTAMP", "__REALTIME_TIMESTAMP", "@timestamp", "timestamp", "time", "ts",
-                       "date", "_time", "datetime", "receiveTimestamp")  # fmt: skip
+                       "date", "_time", "datetime", "receiveTimestamp", "timeUnixNano", "TimeGenerated")  # fmt: skip
 _HOST_FIELDS: Final = ("_HOSTNAME", "hostname", "host.name", "host.hostname", "host", "node", "node_name", "nodename",
                        "kubernetes.host", "kubernetes.node_name", "kubernetes.node.name", "resource.labels.node_name",
                        "labels.hostname", "labels.host", "labels.node", "labels.node_name", "labels.nodename",
                        "stream.hostname", "stream.host", "stream.node", "stream.node_name", "stream.nodename",
-                       "agent.hostname", "jsonPayload._HOSTNAME")  # fmt: skip
+                       "agent.hostname", "jsonPayload._HOSTNAME", "Computer")  # fmt: skip
 _JOURNAL_FIELD = re.compile(r"\s*(?P<name>_{0,2}[A-Z][A-Z0-9_]*)=(?P<value>.*)", re.DOTALL)
 _VERBOSE_HEADER = re.compile(r"\S.{10,60} \[s=[0-9a-f]+;")
 _COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
@@ -195,27 +197,32 @@ def is_log(beginning: bytes) -> bool:
     return any(entry.stored is not None for line in text.splitlines()[:200] for entry in reader.read(line))
 
 
-def _records(document: Any) -> Iterator[Mapping[str, Any]]:
-    """Yield the objects that are log records; Loki's answers hold many below one set of labels."""
+def _records(document: Any, around: Mapping[str, Any] | None = None, depth: int = 0) -> Iterator[Mapping[str, Any]]:
+    """Yield the log records of a document, wherever they are nested.
+
+    ``around``: fields of the enclosing objects, such as the labels of a stream; a record's own fields win.
+    """
+    if depth > _MAX_DEPTH or not isinstance(document, dict | list):
+        return
     if isinstance(document, list):
         for part in document:
-            if isinstance(part, dict):
-                yield from _records(part)
+            yield from _records(part, around, depth + 1)
         return
-    if not isinstance(document, dict):
+    attributes = document.get("attributes")
+    if isinstance(attributes, list):  # OpenTelemetry: [{"key": "host.name", "value": {"stringValue": "n1"}}]
+        pairs = [(pair.get("key"), pair.get("value")) for pair in attributes if isinstance(pair, dict)]
+        document = {**document, **{key: value.get("stringValue") for key, value in pairs if isinstance(value, dict)}}
+    record = {**(around or {}), **document}
+    if _field(document, _TEXT_FIELDS) is not None:
+        yield record
         return
-    data = document.get("data")
-    streams = data.get("result") if isinstance(data, dict) else document.get("streams")
-    if isinstance(document.get("dmesg"), list):
-        yield from _records(document["dmesg"])
-    elif isinstance(streams, list):
-        yield from _records(streams)
-    elif isinstance(document.get("values"), list):
-        for value in document["values"]:
-            if isinstance(value, list) and len(value) >= 2:
-                yield {"stream": document.get("stream"), "time": value[0], "line": value[1]}
-    else:
-        yield document
+    outer = {name: value for name, value in record.items() if name not in _TIME_FIELDS}
+    for name, value in document.items():
+        if name == "values" and isinstance(value, list):  # Loki: pairs of a time and a line
+            pairs_of_loki = (pair for pair in value if isinstance(pair, list) and len(pair) >= 2)
+            yield from ({**outer, "time": pair[0], "line": pair[1]} for pair in pairs_of_loki)
+        else:
+            yield from _records(value, outer, depth + 1)
 
 
 def _field(record: Mapping[str, Any], names: tuple[str, ...]) -> Any:

@@ -74,11 +74,13 @@ _NO_HOST = (
     r"(?!(?:kern|user|daemon|syslog|auth|authpriv|local\d)\.\w+\s)"
 )
 _HOST = re.compile(
-    rf"[\]>)\s]*(?:<\w+\.\w+>\s*)?{_NO_HOST}(?P<host>(?=[\w.-]*[A-Za-z]|\d+\.\d+\.\d+\.\d+)[A-Za-z0-9][\w.-]*)"
+    rf"[\]>)\s\",;]*(?:<\w+\.\w+>\s*)?{_NO_HOST}(?P<host>(?=[\w.-]*[A-Za-z]|\d+\.\d+\.\d+\.\d+)[A-Za-z0-9][\w.-]*)"
     r"(?:\s+(?:kern|user|daemon|syslog|local\d)\.\w+)?"
-    r"(?:\s+[^\s:\[{]+(?:\[[^\]]*\])?(?::|(?:\s[\w-]+){2}(?:\s|\Z)|\s*\Z)|\s*\Z)",
+    r"(?:\s+[^\s:\[{]+(?:\[[^\]]*\])?(?::|(?:\s[\w-]+){2}(?:\s|\Z)|\s*\Z)|\"?[,;].*\Z|\s*\Z)",
     re.IGNORECASE,
 )
+_BEFORE_STAMP = re.compile(r"\s*(?P<host>(?=[\w.-]*\d)[A-Za-z][\w.-]*)(?::| kernel:)\s")
+# pdsh and clush put "node-7: " before each line.
 _LABEL = re.compile(r"""\b(?:host|hostname|node|nodename|node_name|instance)["']?\s*[=:]\s*["']([A-Za-z0-9][\w.-]*)""")
 
 
@@ -153,6 +155,9 @@ def _parse(prefix: str) -> LinePrefix:
         if match is not None:
             host = match[1]
             break
+    else:
+        first = _BEFORE_STAMP.match(prefix[: found[0][0]] if found else prefix)
+        host = first["host"] if first else None
     return LinePrefix(tuple(stamp for _, _, stamp in found), host)
 
 

@@ -239,7 +239,7 @@ def _word(text: str) -> _Read:
     prefixed = _PREFIXED.match(lowered)
     if prefixed is not None:
         return _Read(float(prefixed[1]), _VALUE)
-    meaning = _MEANINGS.get(lowered.strip("[]<>() "), "none" if _BRACKETED.match(lowered) else None)
+    meaning = _MEANINGS.get(lowered.strip("[]<>()# "), "none" if _BRACKETED.match(lowered) else None)
     if meaning is None:
         return _Read(np.nan, _UNREADABLE)
     if meaning in ("none", "lost"):

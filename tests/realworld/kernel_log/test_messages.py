@@ -91,6 +91,18 @@ MESSAGES = {
         "nvidia-peermem nv_get_p2p_free_callback:127 ERROR detected invalid context", None, "other", "peermem_error"
     ),
     "AMD, lost": ("amdgpu 0000:10:00.0: amdgpu: device lost from bus!", G0, "failure", "fallen_off_the_bus"),
+    "lost, no answer to a reset": (
+        "nvidia 0000:10:00.0: not ready 65535ms after bus reset; giving up", G0, "failure", "fallen_off_the_bus"
+    ),
+    "lost, config space": (
+        "nvidia 0000:11:00.0: can't change power state from D3cold to D0 (config space inaccessible)",
+        G1, "failure", "fallen_off_the_bus",
+    ),
+    "no devices": ("NVRM: None of the NVIDIA devices were initialized.", None, "other", "gpu_probe_failed"),
+    "no devices, old": ("NVRM: No NVIDIA graphics adapter found!", None, "other", "gpu_probe_failed"),
+    "AMD, wedged": (
+        "amdgpu 0000:11:00.0: [drm] *ERROR* device wedged, needs recovery", G1, "failure", "gpu_reset_failed"
+    ),
     "AMD, reset": ("amdgpu 0000:11:00.0: amdgpu: GPU reset begin!", G1, "other", "amdgpu_reset"),
     "AMD, reset failed": (
         "amdgpu 0000:11:00.0: amdgpu: GPU reset end with ret = -22", G1, "failure", "gpu_reset_failed"

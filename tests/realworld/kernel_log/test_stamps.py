@@ -103,6 +103,12 @@ PLAIN = {
     "logcli": '2026-03-01T02:20:00Z {host="node-0", job="kernel"} ',
     "behind a pager's line number": "1234:Mar  1 02:20:00 node-0 kernel: ",
     "grep with the file's name": "/var/log/kern.log:Mar  1 02:20:00 node-0 kernel: ",
+    "pdsh of dmesg -T": "node-0: [Sun Mar  1 02:20:00 2026] ",
+    "clush of dmesg": "node-0: [864000.242168] ",
+    "host before the kernel's stamp": "node-0 kernel: [864000.242168] ",
+    "Talos": "node-0: kern:     err: [2026-03-01T02:20:00.123Z]: ",
+    "Datadog CSV": '"2026-03-01T02:20:00.000Z","node-0","kernel","',
+    "Graylog CSV": '2026-03-01T02:20:00.000Z,node-0,"',
     **{f"dmesg -T, {name}": f"{stamp} " for name, stamp in LOCALES.items()},
 }
 
@@ -134,6 +140,26 @@ WHOLE = {
     ),
     "logcli jsonl": wrapped(labels={"node": "node-0"}, line=XID, timestamp="2026-03-01T02:20:00Z"),
     "Loki answer": wrapped(data={"result": [{"stream": {"host": "node-0"}, "values": [[f"{EPOCH_S}000000000", XID]]}]}),
+    "CloudWatch": wrapped(
+        events=[
+            {"timestamp": EPOCH_S * 1000 - 60_000, "message": "node-0 systemd[1]: Started nvidia-persistenced"},
+            {"timestamp": EPOCH_S * 1000, "message": f"node-0 kernel: [864000.242168] {XID}"},
+        ],
+        nextToken="f/36",
+    ),
+    "Elastic search": wrapped(
+        hits={"hits": [{"_source": {"@timestamp": EPOCH_S * 1000, "message": XID, "host": {"name": "node-0"}}}]}
+    ),
+    "Splunk export": wrapped(result={"_time": "2026-03-01T02:20:00.000+00:00", "host": "node-0", "_raw": XID}),
+    "Splunk HEC": wrapped(time=EPOCH_S, host="node-0", event=XID),
+    "Azure Monitor": wrapped(TimeGenerated="2026-03-01T02:20:00Z", Computer="node-0", SyslogMessage=XID),
+    "Datadog": wrapped(id="A", content={"timestamp": "2026-03-01T02:20:00.000Z", "host": "node-0", "message": XID}),
+    "promtail": wrapped(stream={"hostname": "node-0"}, ts="2026-03-01T02:20:00Z", entry=XID),
+    "OpenTelemetry": wrapped(
+        timeUnixNano=f"{EPOCH_S}000000000",
+        body={"stringValue": XID},
+        attributes=[{"key": "host.name", "value": {"stringValue": "node-0"}}],
+    ),
     "Windows line end": f"2026-03-01T02:20:00Z node-0 kernel: {XID}\r",
     "repeated": f"2026-03-01T02:20:00Z node-0 kernel: message repeated 12 times: [ {XID}]",
 }

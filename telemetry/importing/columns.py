@@ -28,6 +28,9 @@ KEY_ALIASES: Final[Mapping[str, str]] = {
 SAMPLE_KEYS: Final = ("timestamp", "node", "gpu", "mig_instance", "slot", "pci_bus_id")
 """Columns of samples that are no channels."""
 
+GPU_PLACE: Final = ("pci_bus_id", "slot")
+"""Columns that identify a GPU within its node, best first, where samples have no identity of it."""
+
 _STATIC: Final = frozenset({"slot", "pci_bus_id", "serial", "model", "driver"})
 
 
@@ -64,10 +67,15 @@ def mapped_targets(mapping: TableMapping) -> set[str]:
 
 def words_of(name: str) -> set[str]:
     """Return the words of a column's name in lower case, and those without what an export puts around the name."""
+    return {" ".join(split_words(form)) for form in forms_of(name)}
+
+
+def forms_of(name: str) -> list[str]:
+    """Return a column's name, and what remains of it without what an export puts around names."""
     forms = [name]
     for form in forms:
         forms += [match[1] for pattern in _AROUND if (match := pattern.fullmatch(form.strip())) is not None]
-    return {" ".join(split_words(form)) for form in forms}
+    return forms
 
 
 def split_words(name: str) -> list[str]:
@@ -252,10 +260,11 @@ def _mapped(
         return "slot" if "slot" in known and "slot" not in names else None
     if name in known:
         return name
-    for spelling in spellings(split_header(name)[0]):
-        target = aliases.get(spelling, spelling)
-        if target in known and spelling != "gpu":  # GPU may be an index as well
-            return target
+    for form in forms_of(name):
+        for spelling in spellings(split_header(form)[0]):
+            target = aliases.get(spelling, spelling)
+            if target in known and spelling != "gpu":  # GPU may be an index as well
+                return target
     return _UNKNOWN
 
 

@@ -31,7 +31,7 @@ from telemetry.dataset.schema import INVENTORY, Unit, ms_of
 from telemetry.dataset.store import Dataset
 from telemetry.identity.nodes import NodeNames
 from telemetry.importing.asking.questions import refuse_open
-from telemetry.importing.columns import KEY_ALIASES, resolve_columns, source_names
+from telemetry.importing.columns import GPU_PLACE, KEY_ALIASES, resolve_columns, source_names
 from telemetry.importing.events import read_events
 from telemetry.importing.files.sources import SourceFile, expand_sources, new_sources
 from telemetry.importing.files.tables import column_names, read_batches
@@ -226,18 +226,18 @@ class _Files:
                 "Give --inventory, or --samples with columns for node and GPU.",
             )
         unit: Unit = "node"
-        aliases = {**source_names(channels), **KEY_ALIASES}
+        aliases = {**source_names(channels), **KEY_ALIASES, "index": "slot"}
         for file in self.samples:
             columns = resolve_columns(
                 column_names(file, long=self.rules.long),
                 self.rules,
-                ["gpu", "node"],
+                ["gpu", "node", *GPU_PLACE],
                 str(file),
                 aliases=aliases,
                 extras=True,
             )
             names = {*columns, *self.rules.constants}
-            unit = "gpu" if "gpu" in names else unit
+            unit = "node" if unit == "node" and names.isdisjoint(("gpu", *GPU_PLACE)) else "gpu"
             if "node" not in names:
                 raise InputError(
                     "the samples do not name the node of each row, and no inventory does",

@@ -46,15 +46,16 @@ ZONES: Final = {row["name"]: zone_of_offset(row["offset"]) for row in read_table
 _WORD = r"[^\W\d_]{3,12}\.?"
 _WEEKDAY = r"(?:(?:mon|tue|wed|thu|fri|sat|sun|mo|di|mi|do|fr|sa|so)[a-z]*\.?,?\s+)?"
 _TIME = (
-    r"(?P<hour>\d{1,2}):(?P<minute>\d\d)(?::(?P<second>\d\d)(?:[.,](?P<fraction>\d+))?)?"
-    r"(?:\s*(?P<half>[ap])\.?m\b\.?)?"
+    r"(?P<hour>\d{1,2})(?P<colon>[:.])(?P<minute>\d\d)(?:(?P=colon)(?P<second>\d\d)(?:[.,](?P<fraction>\d+))?)?"
+    r"(?:\s*(?P<half>[ap])\.?m\b\.?|\s*uhr\b)?"
 )
-_ZONE = r"(?P<zone>[+-]\d\d(?::?\d\d)?|[A-Za-z]{1,5}(?:[+-]\d\d(?::?\d\d)?)?|[A-Za-z]+/[A-Za-z_/+-]+\d*)"
-_AFTER = rf"(?:(?:\s*[T,]\s*|\s+(?:at\s+)?){_TIME}(?:\s*\(?{_ZONE}\)?)?)?"
+_ZONE = r"(?P<zone>[+-]\d\d(?::?\d\d)?|[A-Za-z]{1,5}(?:[+-]\d{1,2}(?::?\d\d)?)?|[A-Za-z]+/[A-Za-z_/+-]+\d*)"
+# Go and Java write the zone's name behind its offset, and Apache a colon before the time.
+_AFTER = rf"(?:(?:\s*[T,:]\s*|\s+(?:at\s+)?){_TIME}(?:\s*\(?{_ZONE}\)?(?:\s[A-Z]{{1,5}}|\[[\w/+-]+\])?)?)?"
 _SHAPES: Final = [
     re.compile(_WEEKDAY + shape + r"\s*\Z", re.IGNORECASE)
     for shape in (
-        r"(?P<year>\d{4})[-/.](?P<month>\d{1,2})[-/.](?P<day>\d{1,2})" + _AFTER,
+        rf"(?P<year>\d{{4}})[-/.](?:(?P<month>\d{{1,2}})|(?P<name>{_WORD}))[-/.](?P<day>\d{{1,2}})" + _AFTER,
         r"(?P<first>\d{1,2})(?P<mark>[-/.])(?P<other>\d{1,2})(?P=mark)(?P<year>\d{4}|\d\d)" + _AFTER,
         rf"(?P<day>\d{{1,2}})(?:st|nd|rd|th|\.)?[ /-]?\s*(?P<name>{_WORD})[ ,/.-]?\s*(?P<year>\d{{4}}|\d\d)" + _AFTER,
         rf"(?P<name>{_WORD})[ -]\s*(?P<day>\d{{1,2}})(?:st|nd|rd|th)?,?[ -]\s*(?P<year>\d{{4}})" + _AFTER,
@@ -176,7 +177,7 @@ def _offset(zone: str | None, moment: datetime) -> timedelta | None:
             return moment.replace(tzinfo=ZoneInfo(zone)).utcoffset()
         except (ZoneInfoNotFoundError, OSError) as error:
             raise ValueError(zone) from error
-    match = re.fullmatch(r"([A-Za-z]*)([+-]\d\d(?::?\d\d)?)?", zone)
+    match = re.fullmatch(r"([A-Za-z]*)([+-]\d{1,2}(?::?\d\d)?)?", zone)
     named = ZONES.get(match[1].upper() or "UTC") if match else None
     if match is None or named is None:
         raise ValueError(zone)

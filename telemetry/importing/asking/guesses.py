@@ -2,7 +2,8 @@
 
 import difflib
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -31,7 +32,7 @@ from telemetry.importing.columns import (
 from telemetry.importing.files.sources import expand_sources, is_kernel_log
 from telemetry.importing.files.tables import column_names, read_batches
 from telemetry.importing.instants import MISSING, NAIVE, OK, inferred_unit, parse_instants
-from telemetry.importing.mapping import ImportMapping, TableMapping, TimeFormat
+from telemetry.importing.mapping import ImportMapping, LongFormat, TableMapping, TimeFormat
 from telemetry.importing.quarantine import Quarantine
 from telemetry.importing.tickets import TICKET_COLUMNS
 from telemetry.phrases.classifier import classify
@@ -57,6 +58,8 @@ _UUID: Final = re.compile(r"(?:GPU-)?[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-
 _FEW: Final = 8
 """Most distinct values of what may be an enum or flags."""
 
+_METRIC_COLUMNS: Final = ("metric", "metric_name", "__name__", "_field", "metric_id", "series")
+_VALUE_COLUMNS: Final = ("value", "_value", "metric_value", "val")
 _BY_VALUE: Final = "values are instants"
 _WORDS: Final = {word: meant for meant, words in COLUMN_NAMES["words"].items() for word in words}
 
@@ -110,16 +113,39 @@ def suggest(
     for role, paths in given.items():
         found: dict[str, tuple[Path, pa.ChunkedArray]] = {}
         taken: dict[str, set[str]] = {}
+        metrics: dict[str, tuple[Path, pa.ChunkedArray]] = {}
         for file in expand_sources(tuple(paths), role):
             if role != "events" or not is_kernel_log(file):
                 unknown, known = _columns_of(file, role, getattr(mapping, role), channels)
                 for name in unknown:
                     taken.setdefault(name, set()).update(known)
                 new = [name for name in unknown if name not in found]
+                long = long_format(new) if role == "samples" else None
                 batch = next(iter(read_batches(file, role, Quarantine())), None) if new else None
                 found |= {} if batch is None else {name: (file, batch.table.column(name)) for name in new}
+                if long is not None:
+                    metrics |= _metrics_of(file, long, mapping.samples, channels)
         guesses += _assign(role, found, taken, channels if role == "samples" else {})
+        guesses += [guess for guess in _assign(role, metrics, defaultdict(set), channels) if guess.target]
     return guesses
+
+
+def long_format(names: Iterable[str]) -> LongFormat | None:
+    """Guess the columns of metric and value of a table with a row for each value."""
+    columns = {name.lower(): name for name in names}
+    metric = next((columns[name] for name in _METRIC_COLUMNS if name in columns), None)
+    value = next((columns[name] for name in _VALUE_COLUMNS if name in columns), None)
+    return None if metric is None or value is None else LongFormat(metric=metric, value=value)
+
+
+def _metrics_of(
+    file: Path, long: LongFormat, mapping: TableMapping, channels: Mapping[str, Channel]
+) -> dict[str, tuple[Path, pa.ChunkedArray]]:
+    """Return the metrics of a long table that are not known by name, with their first values."""
+    batch = next(iter(read_batches(file, "samples", Quarantine(), long)), None)
+    metrics = [] if batch is None else [name for name in batch.table.column_names if name not in column_names(file)]
+    unknown = unknown_columns(metrics, mapping, *known_columns("samples", channels, metrics, mapping))
+    return {} if batch is None else {name: (file, batch.table.column(name)) for name in unknown}
 
 
 def known_columns(

@@ -18,7 +18,7 @@ from foundation.errors import InputError
 from foundation.yaml import overlaid, read_yaml
 from telemetry.dataset.channels import Channel
 from telemetry.dataset.schema import EVENT_TYPES
-from telemetry.importing.asking.guesses import INSTANTS, Guess, known_columns, named, suggest
+from telemetry.importing.asking.guesses import INSTANTS, Guess, known_columns, long_format, named, suggest
 from telemetry.importing.batch import time_of_column
 from telemetry.importing.columns import refuse_absent, targets_of
 from telemetry.importing.files.sources import expand_sources, is_kernel_log
@@ -34,8 +34,6 @@ _HEADER: Final = """\
 # A column that is no channel of docs/reference/channels.md: declare it in params `channels:`, too.
 """
 _IGNORE_OTHERS: Final = "  # ignore_others: true        # leave out every column that is neither known nor mapped"
-_METRIC_COLUMNS: Final = ("metric", "metric_name", "__name__", "_field", "metric_id", "series")
-_VALUE_COLUMNS: Final = ("value", "_value", "metric_value", "val")
 
 
 def mapping_content(
@@ -46,8 +44,8 @@ def mapping_content(
     for role in roles:
         section: dict[str, Any] = dict(content.get(role) or {})
         mine = [guess for guess in guesses if guess.role == role]
-        long = _long_format(mine) if role == "samples" and "long" not in section else None
-        if long is not None:
+        long = _long_columns(mine) if role == "samples" and "long" not in section else {}
+        if long:
             section["long"] = long
             mine = [guess for guess in mine if guess.column not in long.values()]
         if mine:
@@ -113,12 +111,9 @@ def _type_of(word: str) -> str | None:
     return work.type if work.sure else None
 
 
-def _long_format(guesses: Sequence[Guess]) -> dict[str, str] | None:
-    """Guess the columns of metric and value of a table with a row for each value."""
-    columns = {guess.column.lower(): guess.column for guess in guesses}
-    metric = next((columns[name] for name in _METRIC_COLUMNS if name in columns), None)
-    value = next((columns[name] for name in _VALUE_COLUMNS if name in columns), None)
-    return None if metric is None or value is None else {"metric": metric, "value": value}
+def _long_columns(guesses: Sequence[Guess]) -> dict[str, str]:
+    long = long_format(guess.column for guess in guesses)
+    return {} if long is None else {"metric": long.metric, "value": long.value}
 
 
 def _factors(key: str, guesses: Sequence[Guess]) -> dict[str, float]:
@@ -197,7 +192,7 @@ class Inquiry:
         lines = []
         for role in self.tables:
             mine = [guess for guess in self.guesses if guess.role == role]
-            long = (_long_format(mine) or {}).values() if role == "samples" else ()
+            long = _long_columns(mine).values() if role == "samples" else ()
             unsure = [guess for guess in mine if not guess.sure and guess.column not in long]
             decide = f" To decide: {named(unsure)}." if unsure else ""
             lines += [f"{role}: {len(mine)} columns are not known: guesses are in {written}.{decide}"] * bool(mine)

@@ -25,7 +25,6 @@ OTHER_ENTITY: Final = "a row of dcgmi dmon about something else than a GPU"
 _HEADER: Final = re.compile(r"(?P<before>[^#]*)#\s*(?P<names>(?:Date\s+)?(?:Time\s+)?gpu\s.*|Entity\s.*)\s*")
 _UNITS: Final = re.compile(r"[^#]*#.*\bIdx\b.*\s*|(?:[^#]*\s)?I[Dd]\s*")
 _CHANNELS: Final = {row["name"]: row for row in read_table("dmon.csv", __file__)}
-_NO_IDENTITY: Final = "no UUID"  # a placeholder: the GPU is the one in this slot
 _NULLS: Final = frozenset({*NULL_TEXTS, "-"})
 _MAX_LINE: Final = 1 << 16
 _BEGINNING: Final = 1 << 12
@@ -56,7 +55,7 @@ def dmon_columns(path: Path) -> list[str]:
         what = f"the rows of this table of dmon have no {lacking}"
         advice = "Record it with `nvidia-smi dmon -o DT`, or behind `ts '%FT%T%z'` of moreutils."
         raise InputError(what, str(path), advice)
-    return ["timestamp", "gpu", "slot", *filter(None, map(_column, header.names))]
+    return ["timestamp", "slot", *filter(None, map(_column, header.names))]
 
 
 def _column(name: str) -> str | None:
@@ -129,7 +128,7 @@ def _row(cells: list[str], header: _Header) -> tuple[list[str | None], str]:
     time = [cell_of["Date"], cell_of["Time"]] if {"Date", "Time"} <= cell_of.keys() else before
     slot = cell_of.get("gpu") or cell_of["Entity"]
     values = [None if cell in _NULLS else cell for name, cell in cell_of.items() if _column(name) is not None]
-    return [" ".join(time).strip("[]"), _NO_IDENTITY, slot, *values], ""
+    return [" ".join(time).strip("[]"), slot, *values], ""
 
 
 def _batch(numbers: list[int], rows: list[list[str | None]], columns: list[str]) -> FileRows:

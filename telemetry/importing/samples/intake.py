@@ -1,5 +1,6 @@
 """From sample sources to validated, spilled rows."""
 
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,11 +21,13 @@ from telemetry.identity.devices import device_key, is_placeholder, place_identit
 from telemetry.identity.pci import normalise_pci_bus_id
 from telemetry.importing.batch import Batch
 from telemetry.importing.columns import (
+    GPU_PLACE,
     KEY_ALIASES,
     SAMPLE_KEYS,
     as_counts,
     as_text,
     left_out_of_samples,
+    missing_column,
     resolve_columns,
     source_names,
 )
@@ -98,6 +101,9 @@ _FRACTION_LEAST = 20
 # Fewest values on which a column is evaluated to be a fraction where percent are expected.
 
 
+_INDEX: Final = re.compile(r"\d{1,2}")
+# The label `gpu` of exporters, and the first column of amd-smi.
+
 _LIMITS: Final[Mapping[str, tuple[float, float]]] = {"flags": (0.0, 2.0**53), "enum": (-(2.0**31), 2.0**31 - 1)}
 # Kinds of whole numbers; of larger flags a float64 would lose some.
 
@@ -113,7 +119,7 @@ class SampleIntake:
     ``sample_count``: whether a file gives how many raw samples are behind a row.
     ``moved``: codes of the units that samples place elsewhere than the inventory.
     ``seen``: by node code, whether a usable sample names the node.
-    ``place_names``: rows whose GPU is named by its place, because their identity is a placeholder.
+    ``place_names``: rows whose GPU is named by its place, because they have no identity of it.
     Raises ``InputError`` if a file has an unknown column, lacks a key column, or has no channel at all.
     """
 
@@ -149,13 +155,17 @@ class SampleIntake:
         present: set[str] = set()
         for file in self.files:
             names = column_names(file, long=self.mapping.long, wanted=self._is_channel)
-            required, where = ["timestamp", self.stays.unit], str(file)
+            required, where = ["timestamp"], str(file)
             required += ["node"] if table_kind(file, "samples") == "dmon" else []  # which no such table names
             columns = resolve_columns(
                 names, self.mapping, known, where, required, aliases=aliases, ignored=left_out_of_samples, declare=True
             )
             given = {*columns, *self.mapping.constants}
+            has_place = self.stays.unit == "gpu" and "node" in given and not given.isdisjoint(GPU_PLACE)
+            if self.stays.unit not in given and not has_place:
+                raise missing_column(self.stays.unit, names, where)
             if given.isdisjoint(every):
+                names = column_names(file, long=self.mapping.long)
                 raise InputError(
                     "the file has no channel", str(file), f"Its columns are {names}. Map at least one to a channel."
                 )
@@ -295,20 +305,22 @@ class SampleIntake:
         node_index: npt.NDArray[np.int64],
         node_names: list[str],
     ) -> tuple[npt.NDArray[np.int64], list[str]]:
-        """Name GPUs by node and PCI address, or slot, where their identity is a placeholder.
+        """Name GPUs by node and PCI address, or slot, where their identity is absent, a placeholder, or an index.
 
         A GPU that the inventory has in this place is that one.
         """
         # What the inventory names is an identity, whatever it looks like.
-        names_nothing = np.array([is_placeholder(name) for name in unit_names], bool)
+        indices = [name if _INDEX.fullmatch(name) else None for name in unit_names]
+        names_nothing = np.array(
+            [is_placeholder(name) or index is not None for name, index in zip(unit_names, indices, strict=True)], bool
+        )
         names_nothing &= self.stays.codes(unit_names) < 0
-        no_identity = np.append(names_nothing, False)[unit_index] & (node_index >= 0)
+        no_identity = np.append(names_nothing, True)[unit_index] & (node_index >= 0)
         if not no_identity.any():
             return unit_index, unit_names
-        texts = {
-            name: as_text(batch.column(name), len(unit_index)) if name in batch else None
-            for name in ("pci_bus_id", "slot")
-        }
+        texts = {name: as_text(batch.column(name), len(unit_index)) if name in batch else None for name in GPU_PLACE}
+        if texts["slot"] is None:
+            texts["slot"] = np.array([*indices, None], dtype=object)[unit_index]
         places = GpuPlaces(self.stays)
         names = pd.Series([*unit_names, None], dtype=object).to_numpy()[unit_index]
         for row in np.flatnonzero(no_identity).tolist():

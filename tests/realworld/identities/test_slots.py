@@ -7,7 +7,16 @@ import pytest
 
 from telemetry.importing.slots import ObservedSlots
 from telemetry.importing.tickets import UNKNOWN_GPU
-from tests.telemetry.helpers import DAY, STEP, gpu, inventory_frame, run_import, samples_frame
+from tests.telemetry.helpers import (
+    DAY,
+    STEP,
+    all_samples,
+    gpu,
+    inventory_frame,
+    run_import,
+    samples_frame,
+    without_inventory,
+)
 
 LOST, AFTER = 12, 40
 """Step at which GPU 1 is lost, and steps of the samples."""
@@ -73,6 +82,22 @@ def test_addresses_and_constant_slots_of_samples_complete_the_inventory(
     inventory = result.dataset.inventory().set_index("gpu")
     assert inventory["pci_bus_id"].tolist() == [f"00000000:{0x10 + place:02x}:00" for place in range(4)]
     assert inventory["slot"].fillna("").tolist() == ([""] * 4 if is_renumbered else ["0", "1", "2", "3"])
+
+
+@pytest.mark.parametrize("column", ["index", "gpu", "slot", "pci.bus_id"])
+@pytest.mark.parametrize("has_inventory", [True, False])
+def test_samples_without_an_identity_are_of_the_gpu_in_their_place(tmp_path: Path, column: str, has_inventory: bool):
+    frame = samples_frame(4)
+    number = frame["gpu"].map({gpu(place): place % 2 for place in range(4)})
+    places = number.astype(str) if column != "pci.bus_id" else number.map({0: "0000:10:00.0", 1: "0000:11:00.0"})
+    frame = frame.drop(columns="gpu").assign(**{column: places})
+    result = run_import(tmp_path, samples=frame) if has_inventory else without_inventory(tmp_path, frame)
+    form = "node-{}@00000000:1{}:00" if column == "pci.bus_id" else "node-{}@slot-{}"
+    names = [gpu(place) if has_inventory else form.format(place // 2, place % 2) for place in range(4)]
+    rows = all_samples(result)
+    assert rows.groupby("gpu")["gpu_temp_c"].min().to_dict() == {name: 40 + n for n, name in enumerate(names)}
+    assert rows.groupby("gpu").size().tolist() == [6] * 4
+    assert rows["node"].tolist() == ["node-0"] * 12 + ["node-1"] * 12
 
 
 def test_a_gpu_that_was_in_another_slot_in_between_is_not_guessed():

@@ -4,12 +4,14 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+import yaml
 
 from foundation.errors import InputError
+from foundation.yaml import overlaid, read_yaml
 from telemetry.dataset.channels import CATALOGUE
 from telemetry.importing.asking.questions import Inquiry, look, refuse_open
 from telemetry.importing.mapping import load_mapping
-from tests.telemetry.helpers import gpu, run_import
+from tests.telemetry.helpers import all_samples, gpu, run_import
 
 GWDG = Path(__file__).parents[3].parent / "shared/data/gwdg"
 
@@ -29,6 +31,56 @@ def test_zones_orders_and_columns_of_all_tables_are_asked_at_once(tmp_path: Path
         refuse_open(given, load_mapping(None), CATALOGUE)
     for text in ("'odd'", "smi.csv", "2026/03/01 00:00:00", "03/04/2026 10:00", "timezone:", "order: dmy"):
         assert text in str(caught.value)
+
+
+TURNS = [(f"2026-03-01T00:{turn}0:00Z", index, 50 + turn + 10 * index) for turn in range(6) for index in (0, 1)]
+
+
+def lines(header: str, row: str) -> str:
+    rows = [row.format(time=time, index=index, gpu=gpu(index), temp=temp) for time, index, temp in TURNS]
+    return "\n".join([header, *rows] if header else rows) + "\n"
+
+
+EXPORTS = {
+    "amd-smi.csv": lines(
+        "timestamp,gpu,gfx_activity,umc_activity,socket_power,gfx_voltage,throttle_status,gfx_0_clk,edge,hotspot",
+        "{time},{index},90,5,300,N/A,UNTHROTTLED,1300,N/A,{temp}",
+    ),
+    "amd-smi.jsonl": lines(
+        "",
+        '{{"timestamp": "{time}", "gpu": {index}, "power": {{"socket_power": {{"value": 300, "unit": "W"}}}}, '
+        '"temperature": {{"edge": "N/A", "hotspot": {{"value": {temp}, "unit": "C"}}}}}}',
+    ),
+    "rocm-smi.csv": lines(
+        "device,Temperature (Sensor edge) (C),Temperature (Sensor junction) (C),Average Graphics Package Power (W),"
+        "Unique ID,time",
+        "card{index},30,{temp},300.0,{gpu},{time}",
+    ),
+    "telegraf.jsonl": lines(
+        "",
+        '{{"name": "nvidia_smi", "tags": {{"host": "node-0", "uuid": "{gpu}", "pstate": "P0"}}, '
+        '"fields": {{"temperature_gpu": {temp}, "power_draw": 300}}, "timestamp": "{time}"}}',
+    ),
+    "cron.csv": lines(
+        "timestamp, host, index, temperature.gpu, power.draw [W]", "{time}, node-0, {index}, {temp}, 300 W"
+    ),
+    "long.csv": lines("time,host,gpu_uuid,metric,value", "{time},node-0,{gpu},gpu.temperature,{temp}\n"
+                      "{time},node-0,{gpu},gpu.power.usage,300"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", EXPORTS)
+def test_exports_of_other_tools_import_by_what_is_suggested(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text(EXPORTS[name])
+    text = suggested(tmp_path, {"samples": [tmp_path / name]})
+    if "node-0" not in EXPORTS[name]:  # a table of one node does not name it
+        text = yaml.safe_dump(overlaid(read_yaml(text) or {}, {"samples": {"constants": {"node": "node-0"}}}))
+    result = run_import(tmp_path, samples=[tmp_path / name], mapping=text)
+    rows = all_samples(result)
+    assert rows["gpu"].tolist() == [gpu(0)] * 6 + [gpu(1)] * 6
+    assert rows["gpu_temp_c"].tolist() == [*range(50, 56), *range(60, 66)]
+    assert rows["power_w"].tolist() == [300] * 12
+    assert not result.quarantined
 
 
 @pytest.mark.skipif(not GWDG.is_dir(), reason="the published telemetry of GWDG is absent")

@@ -43,13 +43,17 @@ WORDS = {
         ],
     },
     "ticket": {
-        "replacement": ["swap", "rma", "Replaced", "GPU replacement", "GpuReplacement", "swap gpu 3"],
-        "repair": ["repaired", "reseat", "fixed", "Hardware repair"],
+        "replacement": ["swap", "rma", "Replaced", "GPU replacement", "GpuReplacement", "swap gpu 3", "swapped OAM 3"],
+        "repair": ["re-seated the OAM module", "repaired", "reseat", "fixed", "Hardware repair"],
         "failure": [
             "fault", "ECC", "GPU fell off the bus", "lost GPU", "node_failure", "fault_start", "GPU 2 dead",
             "GPU dropped off PCIe bus", "job failed, GPU lost", "PSU failed",
             "GPU not visible in nvidia-smi", "GPU 3 is not responding", "GPU can't be seen", "No devices were found",
+            "Unable to determine the device handle for GPU 0000:3B:00.0", "only 7 of 8 GPUs visible",
+            "7/8 GPUs detected", "GPU overheating", "dcgm diag failed", "HPL burn-in failed on gpu12",
+            "lost GPU, broken pipe in training", "Slurm down because GPU lost",
         ],
+        "xid": ["Xid79 on gpu3", "SXid 20034"],
         "diagnostic": ["Diagnostics", "burn-in"],
         "driver": ["Driver update"],
         "other": [
@@ -59,6 +63,9 @@ WORDS = {
             "GPU retired from service", "password reset", "storage failed over", "fixed by reboot",
             "lunch", "GPU fell off the bus: false alarm", "NFF", "No replacement needed", "fault_end", "Node rebooted",
             "GPU quota not visible", "GPU fault not found",
+            "broken pipe in training", "dead letter queue", "Slurm down", "network is down", "conda env broken",
+            "lost password", "error in the docs", "4 of 8 GPUs requested", "replaced toner", "Replaced network card",
+            "Replaced SFP in leaf switch", "replaced CX7",
         ],
     },
 }  # fmt: skip

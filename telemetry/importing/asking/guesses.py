@@ -60,6 +60,8 @@ _FEW: Final = 8
 
 _METRIC_COLUMNS: Final = ("metric", "metric_name", "__name__", "_field", "metric_id", "series")
 _VALUE_COLUMNS: Final = ("value", "_value", "metric_value", "val")
+_LEAST_INSTANT: Final = 10_000
+# Smaller numbers are no instants in any unit: `resolved` may be true or false.
 _BY_VALUE: Final = "values are instants"
 _WORDS: Final = {word: meant for meant, words in COLUMN_NAMES["words"].items() for word in words}
 
@@ -259,7 +261,7 @@ def _guesses(role: str, file: Path, name: str, column: pa.ChunkedArray, channels
     if target:
         why = "by its name" + (f", values {_range(values)}" if len(values) else "")
         is_instant = target in INSTANTS
-        if is_instant and len(text) and not len(values) and not _are_dates(text):
+        if is_instant and (len(text) or (len(values) and values.max() < _LEAST_INSTANT)) and not _are_dates(text):
             return []
         unit = inferred_unit(values) if is_instant else None
         unit = None if unit == "excel" else unit
@@ -283,8 +285,8 @@ def _key_of(name: str, role: str) -> tuple[str | None, float]:
     forms = words_of(name)
     scores = {
         target: max(
-            1.0 if words == known else difflib.SequenceMatcher(None, words, known).ratio() * 0.85
-            for known in names
+            1.0 - rank / 1e4 if words == known else difflib.SequenceMatcher(None, words, known).ratio() * 0.85
+            for rank, known in enumerate(names)  # the best names come first: a ticket is closed after it is resolved
             for words in forms
         )
         for target, names in COLUMN_NAMES["keys"][role].items()

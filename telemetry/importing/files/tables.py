@@ -163,7 +163,7 @@ def column_names(
             return list(pq.read_schema(path).names)
         if kind == "dmon":
             return dmon_columns(path)
-        return read_header(path).names if kind == "csv" else json_columns(path)
+        return read_header(path).columns if kind == "csv" else json_columns(path)
 
 
 def table_kind(path: Path, table: str) -> str:

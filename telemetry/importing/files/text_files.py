@@ -65,18 +65,28 @@ class CsvHeader:
 
     ``written``: the columns as the file has them.
     ``skipped_lines``: comments before the header.
+    ``date_and_time``: two columns that together are one instant; read as the first.
     """
 
     written: tuple[str, ...]
     separator: str
     skipped_lines: int
+    date_and_time: tuple[str, str] | None = None
 
     @property
     def names(self) -> list[str]:
         """The distinct columns, without surrounding blanks."""
         return list(dict.fromkeys(name.strip() for name in self.written))
 
+    @property
+    def columns(self) -> list[str]:
+        """The columns that the file is read as."""
+        return [name for name in self.names if self.date_and_time is None or name != self.date_and_time[1]]
 
+
+_DATE: Final = re.compile(r"date|datum|day", re.IGNORECASE)
+_CLOCK: Final = re.compile(r"time|uhrzeit|zeit|heure|hora", re.IGNORECASE)
+_TIME_OF_DAY: Final = re.compile(r"\d{1,2}:\d\d(?::\d\d(?:[.,]\d+)?)?(?: ?[AaPp]\.?[Mm]\.?)?")
 _VALUE: Final = re.compile(
     r"(GPU-|MIG-)?[0-9A-Fa-f]{8}-([0-9A-Fa-f]{4}-){3}[0-9A-Fa-f]{12}"  # a UUID
     r"|\d{4}[-/]\d\d?[-/]\d\d?[ T]\d\d?:\d\d.*"  # an instant
@@ -116,7 +126,25 @@ def read_header(path: Path) -> CsvHeader:
             str(path),
             "Write the names of the columns above the rows; nvidia-smi writes them unless it is given `noheader`.",
         )
-    return CsvHeader(tuple(written), separator, skipped)
+    cells = next(csv.reader(lines[skipped + 1 : skipped + 2], delimiter=separator), [])
+    return CsvHeader(tuple(written), separator, skipped, _date_and_time(written, cells))
+
+
+def _date_and_time(written: list[str], cells: list[str]) -> tuple[str, str] | None:
+    """Return a column of dates and one of times of day, by their names and the first row."""
+    first_row = {name.strip(): cell.strip() for name, cell in zip(written, cells, strict=False)}
+    date = next((name for name, cell in first_row.items() if _DATE.fullmatch(name) and ":" not in cell), None)
+    clocks = (name for name, cell in first_row.items() if _CLOCK.fullmatch(name) and _TIME_OF_DAY.fullmatch(cell))
+    clock = next(clocks, None)
+    return None if date is None or clock is None else (date, clock)
+
+
+def _joined(content: pa.Table, header: CsvHeader) -> pa.Table:
+    if header.date_and_time is None:
+        return content
+    date, clock = header.date_and_time
+    instants = pc.binary_join_element_wise(content.column(date), content.column(clock), " ")
+    return content.set_column(content.column_names.index(date), date, instants).drop_columns([clock])
 
 
 def _is_comment(lines: list[str]) -> bool:
@@ -159,7 +187,7 @@ def read_csv(path: Path, header: CsvHeader, table: str, quarantine: Quarantine) 
                 content, disagreeing = _distinct(batch, header)
                 numbers, content = _without_headers(numbers, content, header, table, path, quarantine)
                 _count_swallowed(content, numbers, table, path, quarantine)
-                yield FileRows(numbers, content, disagreeing)
+                yield FileRows(numbers, _joined(content, header), disagreeing)
     finally:
         # Arrow reads ahead in a thread of its own, which takes the GIL to release ``skip``. While the interpreter ends
         # this aborts the process (std::terminate), so a caller that stops early waits for the release.
@@ -173,7 +201,7 @@ def read_csv(path: Path, header: CsvHeader, table: str, quarantine: Quarantine) 
         quarantine.set_aside("malformed row", table, path, row, text, expected, rows=lines)
     if first == 1:
         empty = pa.table({name: pa.array([], pa.string()) for name in header.names})
-        yield FileRows(np.empty(0, np.int64), empty, {})
+        yield FileRows(np.empty(0, np.int64), _joined(empty, header), {})
 
 
 def _distinct(batch: pa.RecordBatch, header: CsvHeader) -> tuple[pa.Table, dict[str, str]]:

@@ -164,12 +164,14 @@ class SampleIntake:
             has_place = self.stays.unit == "gpu" and "node" in given and not given.isdisjoint(GPU_PLACE)
             if self.stays.unit not in given and not has_place:
                 raise missing_column(self.stays.unit, names, where)
-            if given.isdisjoint(every):
+            present |= given
+            # Among files of a long table, one may hold other metrics only, whose rows are counted.
+            is_last = self.mapping.long is None or file == self.files[-1]
+            if is_last and (given if self.mapping.long is None else present).isdisjoint(every):
                 names = column_names(file, long=self.mapping.long)
                 raise InputError(
-                    "the file has no channel", str(file), f"Its columns are {names}. Map at least one to a channel."
+                    "the file has no channel", where, f"Its columns are {names}. Map at least one to a channel."
                 )
-            present |= given
             self._columns.append(columns)
         self.channels = {name: channel for name, channel in every.items() if name in present}
         self.sample_count = "sample_count" in present

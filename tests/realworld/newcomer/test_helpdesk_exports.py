@@ -31,6 +31,12 @@ CSV = {
     "12;GPU lost;01-03-2026 00:10;01-03-2026 02:00;node-0;1\n",
     "otrs": '"Number";"Ticket#";"Created";"Close Time";"Title";"Host";"Slot"\n'
     '"1";"20260301";"2026-03-01 00:10:00";"2026-03-01 02:00:00";"GPU failed";"node-0";"1"\n',
+    "freshservice": "Ticket Id,Subject,Closed Time,Created Time,Due by Time,Resolved Time,Asset,Slot\n"
+    "INC-1,GPU lost,2026-03-02 03:00:00,2026-03-01 00:10:00,2026-03-02 00:10:00,2026-03-01 02:00:00,node-0,1\n",
+    "rt": "id\tQueue\tSubject\tCreated\tResolved\tCF.{Hostname}\tCF.{Slot}\n"
+    "1\tgpu\tGPU lost\tSun Mar 01 00:10:00 2026\tSun Mar 01 02:00:00 2026\tnode-0\t1\n",
+    "date and time in columns of their own": "Date,Time,Host,Slot,Problem,Resolved\n"
+    "2026-03-01,00:10,node-0,1,GPU fell off the bus,2026-03-01 02:00\n",
     "twelve hours, month first": "Date Opened,Host Name,GPU #,Problem,Date Closed\n"
     "3/1/2026 12:10 AM,node-0,1,GPU fell off bus,3/1/2026 2:00 AM\n3/13/2026 12:10 AM,node-9,0,paper jam,N/A\n",
 }
@@ -52,6 +58,13 @@ APIS = {
     "result": {"result": [RECORD]},
     "hits of a search": {"took": 3, "hits": {"total": {"value": 1}, "hits": [{"_id": "1", "_source": RECORD}]}},
     "pages": {"next": None, "count": 1, "meta": {"page": 1}, "tickets": [RECORD]},
+    "members": {
+        "@odata.id": "/redfish/v1/Systems/1/LogServices/SEL/Entries",
+        "Members": [
+            {"Created": "2026-03-01T00:10:00Z", "Message": "GPU lost", "Resolved": False, "node": "node-0", "slot": 1},
+            {"Created": "2026-03-01T02:00:00Z", "Message": "GPU repaired", "node": "node-0", "slot": 1},
+        ],
+    },
     "issues": {
         "expand": "names",
         "total": 1,

@@ -33,15 +33,23 @@ def wide(times: int = 6) -> pd.DataFrame:
     )
 
 
-@pytest.mark.parametrize("order", ["metric", "timestamp", "random"])
+@pytest.mark.parametrize("order", ["metric", "timestamp", "random", "files"])
 def test_a_long_table_is_the_wide_one(tmp_path: Path, order: str) -> None:
     frame = wide()
     long = frame.melt(["timestamp", "uuid"], var_name="metric", value_name="value")
     other = long.assign(metric="node_load1", uuid=None)
-    long = pd.concat([long, other])
-    long = long.sample(frac=1, random_state=1) if order == "random" else long.sort_values(order, kind="stable")
-    long.to_csv(tmp_path / "tidy.csv", index=False)
     given = {"samples": [tmp_path / "tidy.csv"]}
+    if order == "files":  # one of which has no metric of a GPU
+        other.to_csv(tmp_path / "other.csv", index=False)
+        given["samples"].insert(0, tmp_path / "other.csv")
+    else:
+        long = pd.concat([long, other])
+    long = (
+        long.sample(frac=1, random_state=1)
+        if order == "random"
+        else long.sort_values("metric" if order == "files" else order, kind="stable")
+    )
+    long.to_csv(tmp_path / "tidy.csv", index=False)
     inquiry = Inquiry(given, None, *look(given, load_mapping(None), CATALOGUE))
     assert "To decide" not in inquiry.report(tmp_path / "mapping.yaml")
     result = run_import(tmp_path, samples=given["samples"], mapping=inquiry.mapping_text(), out="long")

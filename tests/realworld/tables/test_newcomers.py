@@ -37,7 +37,10 @@ TURNS = [(f"2026-03-01T00:{turn}0:00Z", index, 50 + turn + 10 * index) for turn 
 
 
 def lines(header: str, row: str) -> str:
-    rows = [row.format(time=time, index=index, gpu=gpu(index), temp=temp) for time, index, temp in TURNS]
+    rows = [
+        row.format(time=time, date=time[:10], clock=time[11:19], index=index, gpu=gpu(index), temp=temp)
+        for time, index, temp in TURNS
+    ]
     return "\n".join([header, *rows] if header else rows) + "\n"
 
 
@@ -64,6 +67,7 @@ EXPORTS = {
     "cron.csv": lines(
         "timestamp, host, index, temperature.gpu, power.draw [W]", "{time}, node-0, {index}, {temp}, 300 W"
     ),
+    "sheet.csv": lines("Date,Time,Host,uuid,temp,power", "{date},{clock},node-0,{gpu},{temp},300.0"),
     "long.csv": lines("time,host,gpu_uuid,metric,value", "{time},node-0,{gpu},gpu.temperature,{temp}\n"
                       "{time},node-0,{gpu},gpu.power.usage,300"),
 }  # fmt: skip
@@ -77,6 +81,7 @@ def test_exports_of_other_tools_import_by_what_is_suggested(tmp_path: Path, name
         text = yaml.safe_dump(overlaid(read_yaml(text) or {}, {"samples": {"constants": {"node": "node-0"}}}))
     result = run_import(tmp_path, samples=[tmp_path / name], mapping=text)
     rows = all_samples(result)
+    assert rows["timestamp"].dt.strftime("%FT%TZ").tolist() == [time for time, *_ in TURNS[::2]] * 2
     assert rows["gpu"].tolist() == [gpu(0)] * 6 + [gpu(1)] * 6
     assert rows["gpu_temp_c"].tolist() == [*range(50, 56), *range(60, 66)]
     assert rows["power_w"].tolist() == [300] * 12

@@ -307,7 +307,7 @@ class SampleIntake:
         node_index: npt.NDArray[np.int64],
         node_names: list[str],
     ) -> tuple[npt.NDArray[np.int64], list[str]]:
-        """Name GPUs by node and PCI address, or slot, where their identity is absent, a placeholder, or an index.
+        """Name GPUs by node and PCI address, or slot, where samples have no identity, a placeholder, or an index.
 
         A GPU that the inventory has in this place is that one.
         """
@@ -317,7 +317,7 @@ class SampleIntake:
             [is_placeholder(name) or index is not None for name, index in zip(unit_names, indices, strict=True)], bool
         )
         names_nothing &= self.stays.codes(unit_names) < 0
-        no_identity = np.append(names_nothing, True)[unit_index] & (node_index >= 0)
+        no_identity = np.append(names_nothing, "gpu" not in batch)[unit_index] & (node_index >= 0)
         if not no_identity.any():
             return unit_index, unit_names
         texts = {name: as_text(batch.column(name), len(unit_index)) if name in batch else None for name in GPU_PLACE}

@@ -139,7 +139,7 @@ UNFINISHED: Final = frozenset({"RUNNING", "SUSPENDED", "COMPLETING", "CONFIGURIN
 
 _TRES_GPU = re.compile(r"(?:^|,)gres/gpu=(\d+)")
 _TRES_TYPED = re.compile(r"(?:^|,)gres/gpu:[^=,]+=(\d+)")
-_GRES_GPU = re.compile(r"(?:^|,)(?:gres[:/])?gpu(?::[^:,()=]+)?[:=](\d+)")
+_GRES_GPU = re.compile(r"(?:^|,)(?:gres[:/])?gpu(?::(?!\d+(?:,|$))[^:,()=]+)?(?:[:=](\d+)|(?=,|$))")
 _SHARED = re.compile(r"(?:^|,)(?:gres[:/])?(?:shard|mps)(?::[^:,()=]+)*[:=]0*[1-9]")
 _MIG = re.compile(r"gpu:[^:,()=]*\d+g\.\d+gb[^:,()=]*[:=]0*[1-9]", re.IGNORECASE)
 
@@ -159,7 +159,7 @@ def gpus_of(resources: str) -> int:
     if whole is not None:
         return int(whole[1])
     typed = _TRES_TYPED.findall(resources) or _GRES_GPU.findall(re.sub(r"\([^)]*\)", "", resources))
-    return sum(map(int, typed))
+    return sum(int(count or 1) for count in typed)  # `--gres=gpu` asks for one
 
 
 def shares_a_gpu(resources: str) -> bool:

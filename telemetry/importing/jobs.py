@@ -5,6 +5,7 @@ nodes is a row for each, its GPUs are shared out evenly, and steps of jobs and j
 """
 
 import json
+import math
 import re
 from collections.abc import Iterable
 from datetime import datetime
@@ -25,7 +26,20 @@ from telemetry.values.numbers import read_numbers
 _MOST = {"gpus": 100_000, "min_gpus": 1_000_000}
 """Numbers above are no GPUs."""
 
-_RESOURCES: Final = re.compile(r"(?:^|,)(?:billing=|cpu=|mem=|node=|energy=|gres[/:]|gpu[:/]|shard:|mps:)")
+_RESOURCES: Final = re.compile(r"(?:^|,)(?:billing=|cpu=|mem=|node=|energy=|gres[/:]|gpu[:/=]|shard:|mps:)")
+_NO_GPU: Final = re.compile(r"gpu[^,(]*[:=]0+(?:[,(]|\Z)")
+_NUMBER: Final = r"(?P<{}>\d{{1,6}}(?:\.\d{{1,3}})?)"
+_GPU: Final = (
+    r"(?:(?:nvidia|amd|tesla|quadro|geforce|instinct)[\s_-]+)?"
+    r"(?:(?:num_?|n)?gpus?|cards?|accelerators?|[abhlptv]\d{1,3}[a-z]?|g[bh]\d{3}|mi\d{2,3}[a-z]?|rtx[\s-]?a?\d{4})"
+    r"(?:[\s_-]+(?:gpus?|cards?|sxm\d?|pcie|nvl|oam|\d+\s?gi?b))*"
+)
+_COUNTED: Final = re.compile(
+    rf"\s*(?:{_NUMBER.format('before')}\s*[x×*]?\s*{_GPU}|{_GPU}\s*[x×*=:]\s*{_NUMBER.format('after')})\s*(?:\([^()]*\))?\s*",
+    re.IGNORECASE,
+)
+"""``8 GPUs``, ``2x A100``, ``4xH100-SXM``, ``A100 x 2``, ``gpus=8``."""
+
 _STEP: Final = re.compile(r"(?P<job>\d+(?P<part>[_+]\d+)?)\.(?:(?P<word>batch|extern|interactive)|\d+)")
 _STATE: Final = re.compile(r"[A-Z][A-Z_]+(?:\+| by \d+)?")
 _NO_NODE, _NO_START = "none assigned", ("unknown", "none", "n/a")
@@ -136,7 +150,7 @@ def _slurm_state(outcome: object) -> str | None:
 
 
 def _slurm_texts(batch: Batch) -> pd.Series:
-    """Return Slurm's texts of resources in the column of GPUs, null where it is a number."""
+    """Return texts of resources in the column of GPUs in a form of Slurm, null where it is a number."""
     column = batch.column("gpus")
     if column is None:
         return pd.Series(None, index=range(len(batch.rows)), dtype=object)
@@ -151,13 +165,18 @@ def _resources(text: str) -> str | None:
             return ",".join(f"{row['type']}/{row.get('name') or ''}={int(row['count'])}" for row in rows)
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
             return None
-    return text if _RESOURCES.search(text) else None
+    if _RESOURCES.search(text):
+        is_read = "gpu" not in text or gpus_of(text) or shares_a_gpu(text) or _NO_GPU.search(text)
+        return text if is_read else None
+    counted = [_COUNTED.fullmatch(part) for part in re.split(r"[,;+]|\band\b", text)]
+    counts = [math.ceil(float(match["before"] or match["after"])) for match in counted if match is not None]
+    return f"gpu={sum(counts)}" if len(counts) == len(counted) else None
 
 
 def _counts(batch: Batch, name: str) -> pd.Series:
     """Return a column of whole numbers; shares are rounded up, for a failure hits a job with half a GPU as well.
 
-    ``gpu:a100:4`` and ``cpu=8,gres/gpu=4``, as Slurm writes them, are 4.
+    ``gpu:a100:4`` and ``cpu=8,gres/gpu=4``, as Slurm writes them, are 4; ``2x A100`` is 2.
     """
     column = batch.column(name)
     if column is None:

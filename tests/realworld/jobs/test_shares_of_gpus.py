@@ -29,6 +29,16 @@ def imported(folder: Path, *gpus: object) -> ImportResult:
         *((0.5, 1), (0.25, 1), (1.5, 2), (2.5, 3), (1, 1), (0, 0), ("4.0", 4), ("0.001", 1), ("2 ", 2)),
         *(("gpu:2", 2), ("gpu:a100:4", 4), ("billing=8,cpu=16,gres/gpu=4,mem=1T", 4), ("gres/gpu:h100=8", 8)),
         *(("50%", 1), ("150 %", 2), ("gres/shard=4", 1), ("gres/mps=50", 1), ("gpu:nvidia_a100_3g.20gb:2", 1)),
+        *(("8 GPUs", 8), ("1 gpu", 1), ("2x A100", 2), ("4xH100-SXM", 4), ("gpu=2(IDX:0-1)", 2), ("gpu:0", 0)),
+        *(
+            ("A100 x 2", 2),
+            ("2x A100 80GB, 2x H100", 4),
+            ("gpus=8", 8),
+            ("8 x MI300X", 8),
+            ("0.5 GPU", 1),
+            ("0 GPUs", 0),
+        ),
+        *(("gpu:h100", 1), ("gpu:h100,gpu:a100:2", 3), ("gpu:a100:2(IDX:0,2)", 2), ("GPUs: 8 (H100)", 8)),
         *(("gres/gpu=6,gres/gpu:h100=4,gres/gpu:a100=2", 6), ("gpu:h100:2(S:0-1)", 2), ("cpu=4,mem=8G", 0)),
     ],
 )
@@ -54,8 +64,22 @@ def test_no_number_is_unknown(tmp_path: Path, given: str) -> None:
     assert jobs["gpus"].isna().tolist() == [True]
 
 
-def test_a_word_is_unknown_and_reported(tmp_path: Path) -> None:
-    result = imported(tmp_path, "many", 2)
+@pytest.mark.parametrize(
+    "given",
+    [
+        "many",
+        "gpu",
+        "gpu=a100=2",
+        "gpu:a100:many",
+        "all GPUs",
+        "8 GPU hours",
+        "2 nodes x 8 GPUs",
+        "8G",
+        "2x A100 or so",
+    ],
+)
+def test_a_word_is_unknown_and_reported(tmp_path: Path, given: str) -> None:
+    result = imported(tmp_path, given, 2)
     jobs = result.dataset.jobs()
     assert jobs is not None
     assert jobs.sort_values("job")["gpus"].astype("float").fillna(-1).tolist() == [-1, 2]

@@ -18,7 +18,9 @@ WORDS = {
             "swapped out GPU 3", "GPU3 replaced (S/N 123)", "H100 replaced, firmware updated",
             "vendor replaced GPU tray",
             "replaced gpu 3 after driver crash", "Replaced GPU 2 (driver 550)", "replaced as planned", "node replaced",
-            "GPU replaced under RMA 4711", "GPU 2 swapped under RMA",
+            "GPU replaced under RMA 4711", "GPU 2 swapped under RMA", "replaced GPU 3 on site",
+            "RMA received, installed", "new GPU installed", "replacement GPU received and installed", "RMA closed",
+            "GPU replacement performed on site",
         ],
         "repair": [
             "reseated GPU 4", "reseated cable", "no errors; reseated", "no failure found, GPU reseated",
@@ -40,6 +42,10 @@ WORDS = {
             "pending RMA", "needs RMA", "GPU under RMA", "GPU 3 will be replaced next week",
             "waiting for replacement part",
             "replacement ordered", "RMA declined, returned to service", "unable to replace GPU", "in repair",
+            # a part on its way is in no slot yet
+            "RMA received", "replacement GPU delivered", "new GPU in stock", "RMA number issued", "RMA sent to vendor",
+            "RMA started", "GPU replacement on hold", "to replace GPU 3", "replacement GPU on site", "part arrived",
+            "spare GPU not available", "RMA opened", "swap requested", "replacement GPU DOA",
         ],
     },
     "ticket": {

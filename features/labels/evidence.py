@@ -26,7 +26,8 @@ CONDITIONAL_XIDS = SUBCODE_XIDS | {74, 157}
 
 CONFIRMED_AT_ONCE = timedelta(hours=1)
 """A conditional error counts when a repair, reset, drain, failure, failed diagnostic or loss follows within this span,
-and when one of :meth:`features.labels.facts.EventArrays.confirms_late` follows within ``labels.confirm_within``."""
+and when one of :meth:`features.labels.facts.EventArrays.confirms_late` follows within ``labels.confirm_within``. A
+repair that names only the node counts for the GPUs that it can be tied to, see :func:`untied_work`."""
 
 TICKET_DELAY = timedelta(days=1)
 """A drain confirms a conditional error of days ago only this long after it is known: until then a ticket may come that
@@ -81,6 +82,7 @@ def gather(
         return classes.get(code, interconnect if code.startswith("sxid") else other)
 
     may_follow = tickets(facts)
+    untied = untied_work(facts, stays, certain | conditional, labels)
 
     def sign(i: int, established: int) -> Sign:
         code = facts.code[i]
@@ -101,10 +103,12 @@ def gather(
     # Predrain's drains follow its own alerts: taken as proof, the model would confirm itself.
     proofs = failure | (facts.drains() & ~facts.own()) | facts.diagnostics(passed=False)
     mended, drained = (facts.confirms_late() & chosen for chosen in (facts.type != "drain", facts.type == "drain"))
-    confirmers, late, drains = (_moments(facts, stays, chosen, candidates) for chosen in (proofs, mended, drained))
+    confirmers, late, drains = (
+        _moments(facts, stays, chosen, candidates, untied) for chosen in (proofs, mended, drained)
+    )
     for unit, moments in drains.items():
         late.setdefault(unit, []).extend((time, known + duration_ms(TICKET_DELAY)) for time, known in moments)
-    _collect_ends(facts, stays, out, confirmers, duration_ms(labels.cooldown), wanted)
+    _collect_ends(facts, stays, out, confirmers, duration_ms(labels.cooldown), wanted, untied)
     for unit, positions in candidates.items():
         doubtful = [(int(facts.time[i]), int(facts.known[i])) for i in positions]
         certainly = [(sign.time, sign.established) for sign in out[unit].signs]
@@ -158,10 +162,11 @@ def _collect_ends(
     confirmers: dict[int, list[tuple[int, int]]],
     cooldown: int,
     wanted: Container[int],
+    untied: Container[tuple[int, int]],
 ) -> None:
     """Add ends and confirmers; a repair with the code of one failure is no end while another is known to be open.
 
-    ``wanted``: classes of the failures that it may leave open.
+    ``wanted``: classes of the failures that it may leave open. ``untied``: ends that confirm nothing.
     """
     ends: dict[int, list[tuple[int, int, str, bool]]] = {}
     for i, code in zip(*facts.at_units(facts.ends(), stays), strict=True):
@@ -173,12 +178,14 @@ def _collect_ends(
             signs = out[int(code)].signs if is_repair and named else ()
             names_one = any(s.ticket == named and s.time <= time and s.established <= known for s in signs)
             ends.setdefault(int(code), []).append((time, known, named if names_one else "", is_own))
+            if (int(i), int(code)) not in untied:
+                confirmers.setdefault(int(code), []).append((time, known))
     for code, left in zip(*stays.leaves(), strict=True):
         if int(code) in out:
             ends.setdefault(int(code), []).append((int(left), int(left), "", True))
+            confirmers.setdefault(int(code), []).append((int(left), int(left)))
     for unit, of_unit in ends.items():
         for time, known, repaired, is_own in of_unit:
-            confirmers.setdefault(unit, []).append((time, known))
             before = [end for end in of_unit if repaired and end[0] <= time and end[1] <= known]
             another_is_open = any(
                 sign.ticket and sign.class_index in wanted
@@ -191,13 +198,46 @@ def _collect_ends(
                 out[unit].own_ends += [(time, known)] if is_own else []
 
 
+def untied_work(
+    facts: EventArrays, stays: Installations, blamed: BoolArray, labels: LabelSection
+) -> set[tuple[int, int]]:
+    """Find repairs and replacements that name only a node, with each GPU of it that they cannot be tied to.
+
+    Such work answers what was known of the node with it, within ``labels.confirm_within`` before it: one GPU, or the
+    GPUs whose newest errors form a node incident. Where another GPU has an older error, it may answer that one.
+
+    ``blamed``: certain and conditional errors.
+    Returns: position of the fact and unit code.
+    """
+    within, window = duration_ms(labels.confirm_within), duration_ms(labels.node_window)
+    rows = np.flatnonzero(blamed & (facts.unit >= 0))
+    by_node: dict[str, list[tuple[int, int, int]]] = {}
+    places = stays.node[stays.timeline().last(facts.unit[rows], facts.time[rows])]
+    for i, node in zip(rows.tolist(), places, strict=True):
+        by_node.setdefault(node, []).append((int(facts.time[i]), int(facts.unit[i]), int(facts.known[i])))
+    work = facts.node_wide & ((facts.type == "repair") | (facts.type == "replacement"))
+    tied: dict[int, set[int]] = {}
+    for i in np.flatnonzero(work).tolist():
+        time, known = int(facts.time[i]), int(facts.known[i])
+        near = [error for error in by_node.get(facts.node[i], ()) if time - within <= error[0] <= time]
+        near = sorted((error for error in near if error[2] <= known), reverse=True)
+        apart = next((n for n, (one, other) in enumerate(pairwise(near), 1) if one[0] - other[0] > window), len(near))
+        newest, others = ({unit for _, unit, _ in errors} for errors in (near[:apart], near[apart:]))
+        tied[i] = newest if others <= newest else set()
+    return {(int(i), int(unit)) for i, unit in zip(*facts.at_units(work, stays), strict=True) if unit not in tied[i]}
+
+
 def _moments(
-    facts: EventArrays, stays: Installations, chosen: BoolArray, units: Container[int]
+    facts: EventArrays,
+    stays: Installations,
+    chosen: BoolArray,
+    units: Container[int],
+    untied: Container[tuple[int, int]],
 ) -> dict[int, list[tuple[int, int]]]:
-    """Give when the chosen facts happened and when they were known, by unit."""
+    """Give when the chosen facts happened and when they were known, by unit, without those that are not tied to it."""
     out: dict[int, list[tuple[int, int]]] = {}
     for i, unit in zip(*facts.at_units(chosen, stays), strict=True):
-        if int(unit) in units:
+        if int(unit) in units and (int(i), int(unit)) not in untied:
             out.setdefault(int(unit), []).append((int(facts.time[i]), int(facts.known[i])))
     return out
 

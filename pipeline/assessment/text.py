@@ -121,8 +121,8 @@ def data(data: dict[str, Any]) -> tuple[list[str], list[str]]:
     if repairs["without_gpu"]:
         lines.append(
             f"{count(repairs['without_gpu'])} of {count(repairs['all'])} repairs name no GPU: each ends the open "
-            "incidents of all GPUs of its node and confirms their doubtful XIDs as failures, which changes the figures "
-            "below; name the GPU or slot in the tickets"
+            "incidents of all GPUs of its node and confirms a doubtful XID only where a single GPU, or one node "
+            "incident, can be meant; name the GPU or slot in the tickets"
         )
     if data["missing_channels"]:
         lines.append(

@@ -90,9 +90,10 @@ def signs(
         for row in mine
         if row["type"] == "xid" and (row["code"] == "74" or (row["code"] == "149" and " Fatal" in row["detail"]))
     ]
+    answers = [row for row in facts if is_tied(row, unit, events, inventory, labels)]
     proofs = [
         row["timestamp"]
-        for row in facts
+        for row in answers
         if is_end(row)
         or row["type"] == "failure"
         or (row["type"], row["code"]) == ("diagnostic", "failed")
@@ -105,9 +106,35 @@ def signs(
         repeated = any(
             max(a, b, row["timestamp"]) - min(a, b, row["timestamp"]) <= DAY for a, b in combinations(others, 2)
         )
-        if followed or repeated or any(_answered(row, answer, mine, doubtful, labels, r) for answer in facts):
+        if followed or repeated or any(_answered(row, answer, mine, doubtful, labels, r) for answer in answers):
             chosen.append(row)
     return sorted(chosen, key=lambda row: row["timestamp"])
+
+
+def is_error(row: dict) -> bool:
+    """Whether an event speaks of a failure, certain or not."""
+    fatal = row["code"] == "149" and " Fatal" in row["detail"]
+    return row["type"] == "failure" or (row["type"] == "xid" and (row["code"] in ("48", "79", "74") or fatal))
+
+
+def is_tied(work: dict, unit: str, events: list[dict], inventory: list[dict], labels: LabelSection) -> bool:
+    """Whether a repair may be that of a unit: one of its node alone answers one unit, or those that erred together."""
+    if work["gpu"] is not None or work["type"] not in ("repair", "replacement"):
+        return True
+
+    def was_there(row: dict) -> bool:
+        stays = [stay for stay in stays_of(row["gpu"], inventory) if stay["installed_at"] <= row["timestamp"]]
+        return bool(stays) and stays[-1]["node"] == work["node"]
+
+    first = work["timestamp"] - labels.confirm_within
+    errors = [row for row in events if row["gpu"] is not None and is_error(row) and known(row) <= known(work)]
+    errors = [row for row in errors if first <= row["timestamp"] <= work["timestamp"] and was_there(row)]
+    together = {max(errors, key=lambda row: row["timestamp"])["timestamp"]} if errors else set()
+    for row in sorted(errors, key=lambda row: row["timestamp"], reverse=True):
+        if min(together) - row["timestamp"] <= labels.node_window:
+            together.add(row["timestamp"])
+    units = {row["gpu"] for row in errors if row["timestamp"] in together}
+    return unit in units and units == {row["gpu"] for row in errors}
 
 
 def _answered(

@@ -174,6 +174,23 @@ def test_our_own_drain_planned_work_late_resets_and_what_happens_elsewhere_prove
     assert spans(find(event(at(0), code="74"), after, stays=[stay(), stay("g1", slot="1")])) == []
 
 
+@pytest.mark.parametrize("kind", ["repair", "replacement"])
+@pytest.mark.parametrize(
+    ("other", "both"),
+    [
+        ([], [True, False]), ([event(at(0.4), code="74", gpu="g1")], [True, True]),
+        ([event(at(3), code="74", gpu="g1")], [False, False]), ([event(at(3), code="79", gpu="g1")], [False, True]),
+        ([event(at(3), code="31", gpu="g1")], [True, False]), ([event(at(3), code="74", gpu="g2")], [True, False]),
+        ([event(at(3), code="74", gpu="g1", known=at(60))], [True, False]),
+        ([event(at(3), code="74", gpu=gpu) for gpu in ("g0", "g1")], [True, True]),
+    ],
+)  # fmt: skip
+def test_a_repair_of_a_node_confirms_errors_of_one_gpu_or_of_those_that_erred_together(kind, other, both):
+    stays = [stay(), stay("g1", slot="1"), stay("g2", "n1")]
+    incidents = find(event(at(0), code="74"), *other, event(at(40), kind, gpu=None), stays=stays)
+    assert [bool(spans(incidents, unit)) for unit in ("g0", "g1")] == both
+
+
 def test_three_interconnect_errors_in_a_day_are_an_incident_from_the_first_and_known_with_the_third():
     incidents = find(event(at(0), code="74"), event(at(12), code="157"), event(at(24), code="74"))
     assert spans(incidents) == [(at(0), at(48))]

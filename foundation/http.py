@@ -198,14 +198,17 @@ async def exchange(
 ) -> HttpResponse:
     """Make one request; ``timeout_s`` is to the last byte, ``hold`` is called with the size of each piece of the body.
 
-    Raises HttpError where no whole answer arrives, BodyTooLarge, and InputError for a certificate that is not trusted.
+    Raises HttpError where no whole answer arrives or it is compressed (which is not asked for, and may unpack to
+    terabytes), BodyTooLarge, and InputError for a certificate that is not trusted.
     """
     began_s, size = time.monotonic(), 0
     pieces: list[bytes] = []
     with _http_errors(url):
         async with asyncio.timeout(timeout_s), session.stream(method, url, **request) as response:
             headers = {name.lower(): value for name, value in response.headers.items()}
-            async for piece in response.aiter_bytes():
+            if headers.get("content-encoding", "identity").lower() != "identity":
+                raise HttpError("the answer is compressed, which was not requested")
+            async for piece in response.aiter_raw():
                 size += len(piece)
                 hold(len(piece))
                 if size > max_bytes:

@@ -7,13 +7,14 @@ age sends, and drop the fields that they do not know from what is written back.
 
 import os
 import random
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Final, Literal, TypeVar
+from typing import Any, Final, Literal, TypeVar, cast
 from urllib.parse import urlencode
 
 import orjson
@@ -36,6 +37,7 @@ from foundation.running import backoff_s
 
 try:
     import urllib3
+    import urllib3.connection
     from kubernetes import config
     from kubernetes.client import ApiClient, Configuration
     from kubernetes.config.config_exception import ConfigException
@@ -74,6 +76,42 @@ Method = Literal["GET", "POST", "PUT", "PATCH", "DELETE"]
 T = TypeVar("T")
 
 
+class _Bounded:
+    """A connection that is cut where an answer takes too long as a whole: urllib3's timeouts are for each byte."""
+
+    timeout: float
+    sock: socket.socket | None
+    _reading: socket.socket | None = None
+
+    def getresponse(self) -> Any:
+        self._reading = self.sock  # of an answer without a length the connection lets go of it
+        with self.cut_after(self.timeout):
+            return super().getresponse()  # type: ignore[misc]
+
+    @contextmanager
+    def cut_after(self, seconds: float) -> Iterator[None]:
+        """Cut the connection if the block takes longer."""
+        timer = threading.Timer(seconds, self._cut)
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+
+    def _cut(self) -> None:
+        with suppress(OSError):
+            if self._reading is not None:
+                self._reading.shutdown(socket.SHUT_RDWR)
+
+
+class _Http(urllib3.HTTPConnectionPool):
+    ConnectionCls = type("Connection", (_Bounded, urllib3.connection.HTTPConnection), {})
+
+
+class _Https(urllib3.HTTPSConnectionPool):
+    ConnectionCls = type("Connection", (_Bounded, urllib3.connection.HTTPSConnection), {})
+
+
 class KubernetesClient:
     """A connection to one API server, shared by threads; ``headers`` is called for each attempt: tokens are rotated."""
 
@@ -89,6 +127,7 @@ class KubernetesClient:
         self.host = host.rstrip("/")
         self.name = self.host.split("://", 1)[-1]
         self._pool = pool
+        pool.pool_classes_by_scheme = {"http": _Http, "https": _Https}
         self._headers = headers
         self._limits = limits
         self._rate = RequestRate(limits.requests_per_second, limits.burst)
@@ -214,7 +253,7 @@ class KubernetesClient:
         }
         accept, timeout = {"Accept": "application/json"}, urllib3.Timeout(IDLE_S)
         with (
-            self._open("GET", _url(path, query), None, accept, timeout, "the watch was cut") as response,
+            self._open("GET", _url(path, query), None, accept, timeout, 2 * IDLE_S, "the watch was cut") as response,
             suppress(urllib3.exceptions.ReadTimeoutError),
         ):
             if response.status != 200:
@@ -222,7 +261,7 @@ class KubernetesClient:
                 raise ApiRefused(answer.status, answer.message, answer.retry_after_s)
             begun()
             remainder = b""
-            for chunk in response.stream(2**16, decode_content=False):
+            for chunk in response.stream(2**16):
                 *lines, remainder = (remainder + chunk).split(b"\n")
                 if len(remainder) > _MAX_LINE_BYTES:
                     raise Unreachable("a watched object is larger than any that a server can hold")
@@ -232,7 +271,7 @@ class KubernetesClient:
         left, content = max(end - time.monotonic(), 0.001), bytearray()
         limits = self._limits
         timeout = urllib3.Timeout(min(limits.connect_timeout_s, left), min(limits.read_timeout_s, left))
-        with self._open(method, url, data, headers, timeout, f"{self.name} gave no whole answer") as response:
+        with self._open(method, url, data, headers, timeout, left, f"{self.name} gave no whole answer") as response:
             while chunk := response.read1(2**16):
                 content += chunk
                 if len(content) > MAX_RESPONSE_BYTES:
@@ -250,9 +289,10 @@ class KubernetesClient:
         data: bytes | None,
         headers: Mapping[str, str],
         timeout: urllib3.Timeout,
+        longest_s: float,
         problem: str,
     ) -> Iterator[urllib3.BaseHTTPResponse]:
-        """Give the response to one request; what goes wrong with it is ``problem``."""
+        """Give the response to one request for ``longest_s`` at most; what goes wrong with it is ``problem``."""
         try:
             headers = {"User-Agent": self._agent, **headers, **self._headers()}
         except Exception as error:  # a credential plug-in may fail in any way, and work the next time
@@ -261,10 +301,13 @@ class KubernetesClient:
             with closing(
                 self._pool.request(
                     method, self.host + url, body=data, headers=headers, timeout=timeout, retries=False,
-                    redirect=False, preload_content=False,
+                    redirect=False, preload_content=False, decode_content=False,
                 )
             ) as response:  # fmt: skip
-                yield response
+                if response.headers.get("Content-Encoding", "identity").lower() != "identity":
+                    raise Unreachable(f"{problem}: it is compressed, which was not requested")
+                with cast("_Bounded", response.connection).cut_after(longest_s):
+                    yield response
         except (urllib3.exceptions.NewConnectionError, urllib3.exceptions.ConnectTimeoutError) as error:
             raise Unreachable(f"{self.name} cannot be reached: {error}", sent=False) from error
         except (urllib3.exceptions.HTTPError, OSError, ValueError) as error:

@@ -1,8 +1,9 @@
 """OpenMetrics dumps of a Prometheus database into staged samples.
 
 A dump lists one series after the other, each over its whole time; rows hold all channels of a GPU at one time. So the
-file is read once and its samples are spilled to disk by day and group of GPUs; then each part is assembled and staged.
-What is staged is named after the file's content: a second run of the same file, or one after a kill, adds nothing.
+file is read once and its samples are spilled to disk, then divided into parts of like size, each of a time of its own;
+each part is assembled and staged. What is staged is named after the file's content: a second run of the same file, or
+one after a kill, adds nothing.
 
 ``promtool tsdb dump-openmetrics`` and files for ``promtool tsdb create-blocks-from openmetrics`` write seconds and end
 in ``# EOF``; ``promtool tsdb dump`` (the only one of older promtools) writes milliseconds. The first time stamp shows
@@ -12,12 +13,11 @@ which: as milliseconds, 1e11 is the year 1973, as seconds it is 5138.
 import hashlib
 import io
 import shutil
-import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from itertools import chain, islice, pairwise
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Final
 
@@ -41,10 +41,9 @@ NO_TIME: Final = "line without a time stamp"
 _BLOCK_SAMPLES: Final = 100_000
 _MAX_LINE: Final = 1 << 20
 _SECONDS_BELOW: Final = 1e11
-_DAY_MS: Final = 86_400_000
-_GROUPS: Final = 8  # of GPUs: with days they make parts that usually fit; larger ones are cut in time
-_SCAN_ROWS: Final = 2_000_000
-_LAYOUT_VERSION: Final = 1  # a change of how parts are cut must not be taken for what was staged before
+_MAX_PARTS: Final = 4096
+_SAMPLED: Final = 1 << 20  # instants by which the samples are divided evenly, whatever time they span
+_LAYOUT_VERSION: Final = 2  # a change of how parts are cut must not be taken for what was staged before
 _RECORD: Final = np.dtype([("index", "<i4"), ("ms", "<i8"), ("value", "<f8")])
 _DO: Final = "Give a dump of lines `name{labels} value timestamp`."
 
@@ -64,7 +63,7 @@ def land_dump(
     ``accounting`` counts lines (``sample values``) and staged rows. ``delay`` is from an XID to its ``known_at``;
     ``held_samples`` are in memory at a time (some 100 bytes each); ``progress(done, total)`` counts bytes, then parts
     that are staged.
-    Raises ``InputError`` if the file cannot be read, holds no sample of a channel, or the disk is full (20 bytes a
+    Raises ``InputError`` if the file cannot be read, holds no sample of a channel, or the disk is full (40 bytes a
     sample are spilled).
     """
     check_regular(path)
@@ -74,30 +73,30 @@ def land_dump(
         if outbox.position:
             return outbox.position | staged
         reader, lines, samples, size = _DumpReader(path, catalogue), 0, 0, path.stat().st_size
+        spilled = folder / "samples"
         for block in reader.blocks():
             lines += len(block)
-            _spill(folder, reader.groups, block)
+            with disk_errors(folder), spilled.open("ab") as stream:
+                stream.write(block.tobytes())
             progress(min(reader.characters_read, size), size)
         lines += reader.left_out.total()
         reader.book.identify()
         xids = XidCounts(delay)
-        parts = sorted(folder.glob("part-*"))
+        parts = divide(spilled, held_samples)
         for done, part in enumerate(parts, start=1):
-            for piece, block in enumerate(slices(part, held_samples)):
-                if len(block) == 0:
-                    continue
-                # Parts come in the order of time, staged before or not: a count needs the one before it.
-                place = reader.book.places(block["index"], reader.left_out)
-                usable = place >= 0
-                samples += int(usable.sum())
-                columns = place[usable], block["ms"][usable], block["value"][usable]
-                tables = read_batch(reader.book.series, *columns, xids=xids, problems=reader.left_out)
-                new = tables.stage(landing, f"dump-{digest}-{part.name}-{piece}")
-                staged["XID events landed"] += new["events"]
-                staged["rows landed"] += new["samples"]
-                staged["files landed"] += "samples" in new
-                for kind in ("samples", "events"):
-                    accounting.take(kind, getattr(tables, kind).num_rows, {})
+            block = np.fromfile(part, _RECORD)
+            # Parts come in the order of time, staged before or not: a count needs the one before it.
+            place = reader.book.places(block["index"], reader.left_out)
+            usable = place >= 0
+            samples += int(usable.sum())
+            columns = place[usable], block["ms"][usable], block["value"][usable]
+            tables = read_batch(reader.book.series, *columns, xids=xids, problems=reader.left_out)
+            new = tables.stage(landing, f"dump-{digest}-{part.name}")
+            staged["XID events landed"] += new["events"]
+            staged["rows landed"] += new["samples"]
+            staged["files landed"] += "samples" in new
+            for kind in ("samples", "events"):
+                accounting.take(kind, getattr(tables, kind).num_rows, {})
             progress(done, len(parts))
         if samples == 0:
             raise _nothing(path, reader)
@@ -125,15 +124,11 @@ def _empty_folder(folder: Path) -> Iterator[Path]:
 
 
 class _DumpReader:
-    """Reads one dump, block by block, in bounded memory; series are numbered in ``book``.
-
-    ``groups``: a number of the GPU of each series.
-    """
+    """Reads one dump, block by block, in bounded memory; series are numbered in ``book``."""
 
     def __init__(self, path: Path, catalogue: SeriesCatalogue) -> None:
         self.path = path
         self.book = SeriesBook(catalogue)
-        self.groups: list[int] = []
         self.left_out: Counter[str] = Counter()
         self.examples: dict[str, str] = {}
         self.characters_read = 0
@@ -191,39 +186,30 @@ class _DumpReader:
         """Return a series' number, or why it is left out."""
         if name not in self._known:
             return self._catalogue.left_out_reason(name)
-        number = self.book.number((("__name__", name), *self._catalogue.deciding(labels)))
-        if number == len(self.groups):
-            self.groups.append(zlib.crc32(self._catalogue.device(labels).encode()) % _GROUPS)
-        return number
+        return self.book.number((("__name__", name), *self._catalogue.deciding(labels)))
 
 
-def _spill(folder: Path, groups: Sequence[int], block: npt.NDArray[Any]) -> None:
-    """Append samples to the file of their day and group of GPUs."""
-    used, place = np.unique(block["index"], return_inverse=True)
-    group = np.array([groups[number] for number in used], np.int64)
-    key = block["ms"] // _DAY_MS * _GROUPS + group[place]
-    with disk_errors(folder):
-        for part in np.unique(key).tolist():
-            with (folder / f"part-{part // _GROUPS:06d}-{part % _GROUPS}").open("ab") as stream:
-                stream.write(block[key == part].tobytes())
+def divide(spilled: Path, held_samples: int) -> list[Path]:
+    """Divide spilled samples into files that hold about half of ``held_samples``; return them in the order of time.
 
-
-def slices(path: Path, max_samples: int) -> Iterator[npt.NDArray[Any]]:
-    """Yield a part's samples in pieces of about ``max_samples``, each of a time span of its own.
-
-    Samples of one instant stay together, so that a piece may be larger.
+    Samples of one instant stay together, so that a file may hold more. The files are the same on every run.
     """
-    count = path.stat().st_size // _RECORD.itemsize
-    if count <= max_samples:
-        yield np.fromfile(path, _RECORD)
-        return
-    whole = np.memmap(path, _RECORD, mode="r")
-    pieces = -(-count // max_samples)
-    # The day in equal spans of time: samples come at a steady pace, and a span is the same on every run.
-    low = int(whole["ms"][0]) // _DAY_MS * _DAY_MS
-    for begin, end in pairwise(low + _DAY_MS * number // pieces for number in range(pieces + 1)):
-        blocks = (np.asarray(whole[start : start + _SCAN_ROWS]) for start in range(0, count, _SCAN_ROWS))
-        yield np.concatenate([block[(block["ms"] >= begin) & (block["ms"] < end)] for block in blocks])
+    if not spilled.exists():
+        return []
+    whole = np.memmap(spilled, _RECORD, mode="r")
+    number = min(-(-2 * len(whole) // held_samples), _MAX_PARTS)
+    chosen = np.arange(len(whole))
+    if len(whole) > _SAMPLED:
+        chosen = np.sort(np.random.default_rng(0).integers(len(whole), size=_SAMPLED))
+    limits = np.unique(np.quantile(whole["ms"][chosen], np.linspace(0, 1, number + 1)[1:-1], method="lower"))
+    with disk_errors(spilled):
+        for start in range(0, len(whole), _SAMPLED):
+            block = whole[start : start + _SAMPLED]
+            part_of_row = np.searchsorted(limits, block["ms"], side="right")
+            for part in np.unique(part_of_row).tolist():
+                with spilled.with_name(f"part-{part:04d}").open("ab") as stream:
+                    stream.write(block[part_of_row == part].tobytes())
+    return sorted(spilled.parent.glob("part-*"))
 
 
 def _nothing(path: Path, reader: _DumpReader) -> InputError:

@@ -12,7 +12,7 @@ import threading
 from collections import Counter
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -163,9 +163,12 @@ class HttpTarget:
         except (HttpError, InputError) as error:  # files also wait until a token or a certificate is mended
             raise Later(f"{self}: {error}") from error
         status = answer.status
-        if 200 <= status < 300:
+        if status == 204 or (status == 200 and _value_of(answer.body, "left_out") is not None):
             return
-        reason = f"{self} answered {status}{_detail(answer.body)}"
+        detail = _value_of(answer.body, "detail")
+        reason = f"{self} answered {status}" + ("" if detail is None else f": {str(detail)[:500]}")
+        if 200 <= status < 400:  # a login page would swallow all telemetry
+            reason += "; this is not a receiver: check the address, nothing is lost meanwhile"
         if 400 <= status < 500 and status not in _NOT_THE_FILE:
             raise Rejected(reason)
         if status in (401, 403):
@@ -174,11 +177,12 @@ class HttpTarget:
         raise Later(reason, after_s, server_error=status >= 500 and status != 503)
 
 
-def _detail(content: bytes) -> str:
+def _value_of(content: bytes, key: str) -> Any:
+    """Return what a JSON object holds under a key; None for anything else."""
     try:
-        return f": {str(json.loads(content)['detail'])[:500]}"
-    except (ValueError, TypeError, KeyError):
-        return ""
+        return json.loads(content)[key]
+    except (ValueError, TypeError, LookupError, RecursionError):
+        return None
 
 
 class Pusher:

@@ -15,7 +15,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from foundation.errors import InputError
-from foundation.times import NEVER
 from telemetry.dataset.schema import EVENT_RUNS, EVENTS, MAINTENANCE_BEGIN, MAINTENANCE_END, ms_of
 from telemetry.identity.pci import normalise_pci_bus_id
 from telemetry.importing.batch import Batch
@@ -29,6 +28,7 @@ from telemetry.importing.mapping import ImportMapping, KernelLogMapping, TableMa
 from telemetry.importing.quarantine import NUMBER_AS_TYPE, Quarantine
 from telemetry.importing.tickets import (
     TICKET_COLUMNS,
+    GpuPlaces,
     name_gpus,
     node_finder,
     nodes_of_list,
@@ -106,23 +106,11 @@ def _locate(text: dict[str, npt.NDArray[np.object_]], ms: npt.NDArray[np.int64],
     if addresses is None:
         return
     rows = np.flatnonzero(pd.isna(text["gpu"]) & ~pd.isna(addresses) & ~pd.isna(text["node"]))
-    if not len(rows):
-        return
-    asked = pd.DataFrame({"row": rows, "ms": ms[rows], "node": stays.names.written_all(text["node"][rows])})
-    asked["bus"] = [normalise_pci_bus_id(address) or address for address in addresses[rows]]
-    places = stays.frame[["gpu", "node"]].astype(object)
-    buses = stays.frame["pci_bus_id"].astype(object)
-    places["bus"] = buses.map(lambda bus: normalise_pci_bus_id(bus) or bus, na_action="ignore").astype(object)
-    places["start"] = ms_of(stays.frame["installed_at"], unknown=-NEVER)
-    places["end"] = ms_of(stays.frame["removed_at"], unknown=NEVER)
-    pairs = asked.merge(places.dropna(subset="bus"), on=["node", "bus"])
-    pairs = pairs[(pairs["start"] <= pairs["ms"]) & (pairs["ms"] <= pairs["end"])]
-    # At the instant of a swap both installations cover it; the newer one is in the slot.
-    inner = pairs["ms"] < pairs["end"]
-    pairs = pairs[inner | ~pairs["row"].isin(pairs.loc[inner, "row"])]
-    match = pairs.groupby("row")["gpu"].agg(["first", "nunique"])
-    match = match[match["nunique"] == 1]
-    text["gpu"][match.index] = match["first"]
+    places = GpuPlaces(stays) if len(rows) else None
+    buses = {address: normalise_pci_bus_id(address) or address for address in set(addresses[rows])}
+    for row, node in zip(rows.tolist(), stays.names.written_all(text["node"][rows]), strict=True):
+        assert places is not None
+        text["gpu"][row] = places.gpu_at(str(node), buses[addresses[row]], int(ms[row]))
 
 
 _XID = re.compile(r"(?:XID[\s:#_-]*)?(\d{1,6})(?:\.0+)?\Z", re.IGNORECASE)
@@ -165,6 +153,7 @@ def parse_events(
     rows: dict[str, npt.NDArray[Any]] = {name: batch.texts(name) for name in texts}
     if stays is not None:
         rows["node"] = np.array([*map(node_finder(stays), rows["node"]), None], dtype=object)[:-1]
+    details = rows["detail"].copy()
     rows["type"] = types_of(kinds[wanted], rows, review or PhraseReview())
     instants = batch.instants("timestamp", day_end=True)  # of a date, no earlier time is certain
     assert instants is not None
@@ -173,7 +162,7 @@ def parse_events(
     _write_ends(batch, rows, instants.ms)
     batch.refuse("xid event without a code", (rows["type"] == "xid") & pd.isna(rows["code"]))
     name_gpus(batch, rows, instants.ms, stays, counts)
-    resolve_tickets(batch, rows, instants.ms, counts)
+    resolve_tickets(batch, rows, details, instants.ms, counts)
     known_ms = instants.ms + int(delay.total_seconds() * 1000)
     entered = batch.instants("known_at", optional=True, day_end=True)
     if entered is not None:

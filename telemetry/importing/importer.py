@@ -35,7 +35,7 @@ from telemetry.importing.columns import GPU_PLACE, KEY_ALIASES, resolve_columns,
 from telemetry.importing.events import read_events
 from telemetry.importing.files.sources import SourceFile, expand_sources, new_sources
 from telemetry.importing.files.tables import column_names, read_batches
-from telemetry.importing.ingest import ImportResult, Ingest, unchanged
+from telemetry.importing.ingest import ImportResult, Ingest
 from telemetry.importing.instants import WRONG_CLOCK
 from telemetry.importing.inventory import InstallationIndex, end_overlaps, merge_stays, read_inventory, unit_of
 from telemetry.importing.jobs import read_jobs
@@ -99,7 +99,7 @@ def import_dataset(
         check_step(existing, step)
     fresh = new_sources(sources, existing)
     if not fresh and existing is not None:
-        return unchanged(existing)
+        return ImportResult(existing, {}, {}, changed=False)
     now = now or datetime.now(UTC)
     files = {role: [source.path for source in fresh if source.role == role] for role in given}
     source = _Files(files["samples"], rules.samples, rules, files, inventory, fresh, now)

@@ -60,7 +60,7 @@ from telemetry.importing.samples.instruments import read_instruments, write_inst
 from telemetry.importing.samples.intake import SampleIntake, no_usable_rows
 from telemetry.importing.samples.merge import SampleMerger
 from telemetry.importing.samples.reach import plan_merge, read_newest, write_newest
-from telemetry.importing.samples.xid_gauge import SOURCE
+from telemetry.importing.samples.shown_events import SOURCE
 from telemetry.importing.slots import ObservedSlots
 from telemetry.phrases.classifier import PhraseReview
 
@@ -431,11 +431,6 @@ def _with_observed_places(
     slots = ObservedSlots(named)
     constant = named.assign(slot=named["slot"].mask(named["node"].isin(slots.renumbered)))
     return stays.changed(with_places(stays.given, constant), slots=slots)
-
-
-def unchanged(existing: Dataset) -> ImportResult:
-    """Return the result of an import of which every source was known."""
-    return ImportResult(existing, {}, {}, changed=False)
 
 
 def _plain(counts: Counter[str]) -> dict[str, int]:

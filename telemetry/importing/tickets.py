@@ -12,7 +12,8 @@ import numpy.typing as npt
 import pandas as pd
 
 from foundation.slurm import expand_hostlist
-from telemetry.dataset.schema import EVENT_TYPES
+from foundation.times import NEVER
+from telemetry.dataset.schema import EVENT_TYPES, ms_of
 from telemetry.identity.devices import GpuNames, is_placeholder
 from telemetry.identity.pci import normalise_pci_bus_id
 from telemetry.importing.batch import Batch
@@ -36,6 +37,7 @@ UNKNOWN_GPU: Final = "events_of_the_node_as_their_gpu_is_unknown"
 NAMED_IN_TEXT: Final = "gpus_named_in_the_text_of_their_events"
 """Count of events whose GPU only their text names, by UUID or PCI address."""
 
+_LIMITS: Final = {"installed_at": -NEVER, "removed_at": NEVER}
 Texts = npt.NDArray[np.object_]
 _XID: Final = re.compile(r"\bxids?[\s:#=_-]*(\d{1,3})\b", re.IGNORECASE)
 _PLAIN_NUMBER: Final = re.compile(r"\s*-?\d+(?:\.\d*)?\s*\Z")
@@ -99,13 +101,18 @@ def nodes_of_list(text: str, stays: InstallationIndex) -> list[str]:
 
 
 def resolve_tickets(
-    batch: Batch, rows: dict[str, npt.NDArray[Any]], opened_ms: npt.NDArray[np.int64], counts: Counter[str]
+    batch: Batch,
+    rows: dict[str, npt.NDArray[Any]],
+    texts: Texts,
+    opened_ms: npt.NDArray[np.int64],
+    counts: Counter[str],
 ) -> None:
     """Read :data:`RESOLVED` and :data:`REPLACED`: a ticket that was resolved is what was opened, and its repair.
 
     Adds ``resolved_ms`` (-1: none) and ``resolved_type`` to ``rows``. Where the type of a resolved ticket is the work
     on it (``repair``, ``replacement``), the ticket was opened for a ``failure``. :data:`RESOLUTION` is the text of the
     second event, and tells a replacement from a repair; so does an instant of :data:`REPLACED`, the second event's.
+    ``texts``: details as given, without those that :func:`types_of` has classified.
     """
     ends = [batch.instants(name, optional=True, day_end=True) for name in (RESOLVED, REPLACED)]
     if ends == [None, None]:
@@ -118,8 +125,8 @@ def resolve_tickets(
     batch.set_aside(EARLY, np.flatnonzero(early), rows=0)
     kinds, details = rows["type"], rows["detail"]
     notes = batch.texts(RESOLUTION) if RESOLUTION in batch else np.full(len(kinds), None, dtype=object)
-    texts = zip(kinds, notes, details, strict=True)
-    work = np.array([_work_of(kind, of_ticket) for kind, *of_ticket in texts], dtype=object)
+    of_tickets = zip(kinds, notes, texts, strict=True)
+    work = np.array([_work_of(kind, of_ticket) for kind, *of_ticket in of_tickets], dtype=object)
     work[is_replaced] = "replacement"
     has_work = np.array([kind is not None for kind in work], dtype=bool)
     counts["tickets_resolved_without_work"] += int((given & ~has_work).sum())
@@ -211,14 +218,16 @@ class GpuPlaces:
     def __init__(self, stays: InstallationIndex) -> None:
         self._stays = stays
         frame = stays.frame.reindex(columns=["node", "gpu", *GPU_COLUMNS]).astype(object)
+        limits = [ms_of(stays.frame[name], unknown=ms).tolist() for name, ms in _LIMITS.items()]
         serials: dict[str, str] = {}
-        self._at: dict[tuple[str, str], set[str]] = {}
-        for node, gpu, slot, address, serial in frame.itertuples(index=False, name=None):
+        self._at: dict[tuple[str, str], list[tuple[int, int, str]]] = {}
+        for place, start, end in zip(frame.itertuples(index=False, name=None), *limits, strict=True):
+            node, gpu, slot, address, serial = place
             if isinstance(serial, str) and not is_placeholder(serial):
                 serials[serial] = gpu
-            bus = normalise_pci_bus_id(address) if isinstance(address, str) else None
-            for key in filter(None, (bus, None if pd.isna(slot) else f"slot {slot_key(str(slot))}")):
-                self._at.setdefault((node, key), set()).add(gpu)
+            bus = normalise_pci_bus_id(address) or address if isinstance(address, str) else None
+            for key in filter(None, (f"gpu {gpu}", bus, None if pd.isna(slot) else f"slot {slot_key(str(slot))}")):
+                self._at.setdefault((node, key), []).append((start, end, gpu))
         self._gpus = GpuNames(map(str, stays.units), serials)
 
     def is_known(self, name: str) -> bool:
@@ -234,25 +243,22 @@ class GpuPlaces:
         if not isinstance(node, str):
             return None
         place = self._stays.names.written(node)
-        for key in filter(None, map(normalise_pci_bus_id, names)):
-            there = self._there(place, key, ms)
-            if len(there) == 1:
-                return there[0]
+        of_address = (self.gpu_at(place, key, ms) for key in map(normalise_pci_bus_id, names) if key is not None)
         keys = [slot_key(name) for name in names if name == slot or is_index(name)]
-        return next(filter(None, (self._in_slot(place, key, ms) for key in keys)), None)
+        return next(filter(None, of_address), None) or next(
+            filter(None, (self._in_slot(place, key, ms) for key in keys)), None
+        )
+
+    def gpu_at(self, node: str, key: str, ms: int) -> str | None:
+        """Return the one GPU at an address of a node at a time; of two at the instant of a swap the newer one."""
+        there = [stay for stay in self._at.get((node, key), ()) if stay[0] <= ms <= stay[1]]
+        gpus = {gpu for _, end, gpu in there if ms < end} or {gpu for *_, gpu in there}
+        return gpus.pop() if len(gpus) == 1 else None
 
     def _in_slot(self, node: str, slot: str, ms: int) -> str | None:
         """Return the GPU of a slot at a time; None where samples and inventory number the slots in two ways."""
-        there = self._there(node, f"slot {slot}", ms)
-        slots = self._stays.slots
+        given, slots = self.gpu_at(node, f"slot {slot}", ms), self._stays.slots
         observed = slots.find(node, slot, ms)
-        if observed is not None:
-            return observed if observed in (there or [observed]) and self._is_there(observed, node, ms) else None
-        return there[0] if len(there) == 1 and node not in slots.renumbered else None
-
-    def _there(self, node: str, key: str, ms: int) -> list[str]:
-        return [gpu for gpu in self._at.get((node, key), ()) if self._is_there(gpu, node, ms)]
-
-    def _is_there(self, gpu: str, node: str, ms: int) -> bool:
-        stay = int(self._stays.find(self._stays.codes([gpu]), np.array([ms], np.int64))[0])
-        return stay >= 0 and self._stays.nodes[stay] == node
+        if observed is None:
+            return None if node in slots.renumbered else given
+        return observed if given in (None, observed) and self.gpu_at(node, f"gpu {observed}", ms) else None

@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from typing import Final, NamedTuple
 
-from telemetry.values.dates import MONTHS, ZONES, zone_of_offset
+from telemetry.values.dates import MONTHS, ZONES, clock_time, zone_of_offset
 
 _MAX_PREFIX: Final = 1000
 # Longer prefixes are no header of a log line.
@@ -199,15 +199,8 @@ def _calendar(match: re.Match[str]) -> tuple[Stamp | None, int]:
     month = int(groups["month"]) if name is None else MONTHS.get(name.lower())
     if month is None:
         return None, 0
-    hour = int(groups["hour"])
-    if groups["half"]:
-        hour = hour % 12 + (12 if groups["half"] in "pP" else 0)
-    fraction = int((groups["fraction"] or "0").ljust(6, "0")[:6])
-    second = min(int(groups["second"]), 59)  # of a leap second there is no datetime
     try:
-        naive = datetime(  # noqa: DTZ001
-            int(year or 2000), month, int(groups["day"]), hour, int(groups["minute"]), second, fraction
-        )
+        naive = clock_time(groups, int(year or 2000), month, int(groups["day"]))
         is_name = bool(zone_name) and zone_name[0].isalpha()
         zone = ZONES.get(zone_name) if is_name else zone_of_offset(zone_name or "")
     except ValueError:  # the 77th of March, an offset of 99 hours

@@ -308,7 +308,7 @@ class _Compaction:
         unit = "gpu" if read["gpu"].notna().any() else "node"
         named = given[unit].isin(set(read[unit].dropna()))
         read = with_old_starts(given[named], read) if named.any() else read
-        return _joined([given[~named], read])
+        return pd.concat([frame for frame in (given[~named], read) if len(frame)], ignore_index=True)
 
     def _without_overlaps(self, given: pd.DataFrame | None) -> pd.DataFrame | None:
         if given is None:
@@ -388,10 +388,6 @@ class _Compaction:
                 str(path),
                 "Remove it: observations of GPUs then restart.",
             ) from error
-
-
-def _joined(frames: list[pd.DataFrame]) -> pd.DataFrame:
-    return pd.concat([frame for frame in frames if len(frame)], ignore_index=True)
 
 
 _IDENTITY = ("gpu", "node", "installed_at", "removed_at", "serial", "timestamp", "type", "code")

@@ -4,7 +4,7 @@
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta, timezone, tzinfo
 from functools import lru_cache
 from typing import Final, Literal, NamedTuple
@@ -69,6 +69,21 @@ _SHAPES: Final = [
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _PIVOT: Final = 70
 _MAX_LENGTH: Final = 80
+
+
+def clock_time(parts: Mapping[str, str | None], year: int, month: int, day: int) -> datetime:
+    """Return the naive time of a day by ``hour``, ``minute``, ``second``, ``fraction`` and ``half`` (a.m. or p.m.).
+
+    Raises ``ValueError`` if there is no such day or time.
+    """
+    hour, minute, second = (int(parts.get(name) or 0) for name in ("hour", "minute", "second"))
+    if half := parts.get("half"):
+        if not 1 <= hour <= 12:
+            raise ValueError(f"{hour} {half}m")
+        hour = hour % 12 + 12 * (half in "pP")
+    second -= second == 60  # of a leap second there is no datetime
+    microsecond = int((parts.get("fraction") or "0").ljust(6, "0")[:6])
+    return datetime(year, month, day, hour, minute, second, microsecond)  # noqa: DTZ001
 
 
 class Dates(NamedTuple):
@@ -150,21 +165,12 @@ def _moment(parts: dict[str, str], order: DateOrder | None) -> tuple[int, bool] 
             is_month_first |= int(other) > 12
             month, day = (first, other) if is_month_first else (other, first)
     full_year = int(year) + (0 if len(year) == 4 else 2000 if int(year) < _PIVOT else 1900)
-    hour, half = int(parts.get("hour") or 0), (parts.get("half") or "").lower()
-    if half and not 1 <= hour <= 12:
-        return None
-    hour = hour % 12 + (12 if half == "p" else 0) if half else hour
-    fraction = int((parts.get("fraction") or "0").ljust(3, "0")[:3])
     try:
-        moment = datetime(full_year, int(month or 0), int(day or 0), tzinfo=UTC)
-        moment += timedelta(hours=hour, minutes=int(parts.get("minute") or 0), seconds=int(parts.get("second") or 0))
-        is_time = hour < 24 and int(parts.get("minute") or 0) < 60 and int(parts.get("second") or 0) <= 60
+        moment = clock_time(parts, full_year, int(month or 0), int(day or 0)).replace(tzinfo=UTC)
         offset = _offset(parts.get("zone"), moment)
     except (ValueError, OverflowError):
         return None
-    if not is_time:
-        return None
-    ms = (moment - _EPOCH) // timedelta(milliseconds=1) + fraction
+    ms = (moment - _EPOCH) // timedelta(milliseconds=1)
     return (ms, False) if offset is None else (ms - offset // timedelta(milliseconds=1), True)
 
 

@@ -72,11 +72,10 @@ class Scraper:
             raise ScrapeError("tls", error.what) from None
         except HttpError as error:
             text = str(error).splitlines()[0][:160]
-            raise ScrapeError("protocol" if text.startswith("RemoteProtocolError") else "unreachable", text) from error
+            is_reached = text.startswith(("RemoteProtocolError", "the answer is compressed"))
+            raise ScrapeError("protocol" if is_reached else "unreachable", text) from error
         finally:
             self._held_bytes -= held_bytes
         if answer.status != 200:
             raise ScrapeError("status", f"HTTP status {answer.status}")
-        if answer.headers.get("content-encoding", "identity").lower() != "identity":
-            raise ScrapeError("protocol", "the page is compressed, which was not requested")
         return answer

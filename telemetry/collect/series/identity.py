@@ -142,10 +142,6 @@ class SeriesCatalogue:
         """Return the labels that decide what a series is, sorted."""
         return tuple(sorted(item for item in labels.items() if item[0] in self._deciding))
 
-    def device(self, labels: Mapping[str, str]) -> str:
-        """Return a text that series of one GPU have in common, whichever label names its node."""
-        return self._gpu(labels)[0] or self._first("pci_bus_id", labels) or ""
-
     def placed(self) -> str:
         """Return how many GPUs are identified by node and address, because their UUID is a placeholder."""
         if not self.by_place:

@@ -119,15 +119,7 @@ def read_batches(
         quarantine.leave_out(table, path, OTHER_METRIC, number, metric)
 
     with read_errors(path):
-        decimal: Decimal = "."
-        if kind == "csv":
-            header = read_header(path)
-            decimal = "," if header.separator == ";" else "."
-            batches = read_csv(path, header, table, quarantine)
-        elif kind == "dmon":
-            batches = read_dmon(path, table, quarantine)
-        else:
-            batches = _read_parquet(path) if kind == "parquet" else read_json(path, table, quarantine)
+        decimal, batches = _rows_of(path, kind, table, quarantine)
         if long is not None:
             batches = widen(batches, long, wanted, leave_out)
         for rows, content, disagreeing in batches:
@@ -154,11 +146,7 @@ def column_names(
                 if name not in (names := column_names(path, table)):
                     problem = f"the mapping names a column {name!r} that is not there"
                     raise InputError(problem, f"{path}, mapping, long", f"It has {names}.")
-            quarantine = Quarantine()
-            if kind == "csv":
-                return long_columns(read_csv(path, read_header(path), table, quarantine), long, wanted)
-            batches = _read_parquet(path) if kind == "parquet" else read_json(path, table, quarantine)
-            return long_columns(batches, long, wanted)
+            return long_columns(_rows_of(path, kind, table, Quarantine())[1], long, wanted)
         if kind == "parquet":
             return list(pq.read_schema(path).names)
         if kind == "dmon":
@@ -178,6 +166,16 @@ def table_kind(path: Path, table: str) -> str:
         problem = f"files of the kind {path.suffix or path.name!r} are not read as {table}"
         raise InputError(problem, str(path), "Give Parquet, CSV, TSV or JSON.")
     return kind
+
+
+def _rows_of(path: Path, kind: str, table: str, quarantine: Quarantine) -> tuple[Decimal, Iterator[FileRows]]:
+    """Return the decimal mark that a file implies, and its rows."""
+    if kind == "csv":
+        header = read_header(path)
+        return "," if header.separator == ";" else ".", read_csv(path, header, table, quarantine)
+    if kind == "parquet":
+        return ".", _read_parquet(path)
+    return ".", (read_dmon if kind == "dmon" else read_json)(path, table, quarantine)
 
 
 def _read_parquet(path: Path) -> Iterator[FileRows]:

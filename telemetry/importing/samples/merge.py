@@ -37,7 +37,7 @@ from telemetry.importing.samples.rollup import (
     merge_duplicates,
     roll_up,
 )
-from telemetry.importing.samples.xid_gauge import CHANNEL, SOURCE, new_edges
+from telemetry.importing.samples.shown_events import CHANNEL, SOURCE, new_edges
 
 
 @dataclass(slots=True)

@@ -29,7 +29,7 @@ from telemetry.importing.inventory import InstallationIndex
 from telemetry.importing.samples.block import Block, Spill, read_block
 from telemetry.importing.samples.intake import SampleIntake
 from telemetry.importing.samples.rollup import cell_end, finer_units
-from telemetry.importing.samples.xid_gauge import CHANNEL
+from telemetry.importing.samples.shown_events import CHANNEL
 
 NEWEST_NAME: Final = "newest.parquet"
 """File of a dataset with rolled-up units: their newest raw samples."""

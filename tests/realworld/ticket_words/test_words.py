@@ -7,6 +7,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
+from telemetry.importing import tickets as tickets_module
 from telemetry.importing.tickets import EARLY, UNKNOWN_GPU
 from telemetry.phrases.classifier import classify
 from tests.telemetry.helpers import run_import
@@ -109,7 +110,9 @@ def imported(folder: Path, tickets: pd.DataFrame, columns: str) -> tuple[list[tu
     ], result
 
 
-def test_a_resolved_ticket_is_a_failure_and_its_repair(tmp_path: Path) -> None:
+def test_a_resolved_ticket_is_a_failure_and_its_repair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[str] = []
+    monkeypatch.setattr(tickets_module, "classify", lambda text, source: read.append(text) or classify(text, source))
     tickets = pd.DataFrame(
         {
             "Opened": ["2026-03-01 10:00", "2026-03-02 10:00", "2026-03-03 10:00", "2026-03-04 10:00"],
@@ -130,6 +133,7 @@ def test_a_resolved_ticket_is_a_failure_and_its_repair(tmp_path: Path) -> None:
         ("04T10", "other", "n2", "GPU-ccc3"),
     ]
     assert result.counts["tickets_resolved_without_work"] == 1
+    assert read == tickets["Category"].tolist()  # a text is classified once, however many are distinct
     repair = result.dataset.events().iloc[1]
     assert repair["known_at"] - repair["timestamp"] == timedelta(minutes=10)
     assert {(row["phrase"], row["type"]) for row in result.phrases} == {

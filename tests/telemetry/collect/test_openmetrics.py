@@ -89,6 +89,15 @@ def test_rows_are_those_of_a_plain_reading(tmp_path: Path, suffix: str, held: in
     assert not any(path.is_dir() for path in (tmp_path / "live" / "state").iterdir())
 
 
+def test_the_files_are_as_many_as_the_samples_need_whatever_time_they_span(tmp_path: Path) -> None:
+    dense = [line(METRICS[0], "GPU-0", str(turn), T0 + turn) for turn in range(300)]
+    century = [line(METRICS[0], "GPU-0", str(turn), 946_684_800 + turn * 10_500_000) for turn in range(300)]
+    (tmp_path / "d.om").write_text("\n".join(century + dense))
+    result = land(tmp_path / "d.om", tmp_path / "live", held_samples=100)
+    sizes = [pq.read_metadata(path).num_rows for path in (tmp_path / "live" / "samples").iterdir()]
+    assert (result["files landed"], sum(sizes), max(sizes) <= 100) == (12, 600, True)
+
+
 def test_odd_lines_are_read_or_counted(tmp_path: Path) -> None:
     name = METRICS[0]
     path = tmp_path / "d.om"

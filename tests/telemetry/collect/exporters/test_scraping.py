@@ -109,17 +109,6 @@ def test_kinds_of_broken_answers(data: bytes, kind: str) -> None:
     assert failure(always(data, close=True)).kind == kind
 
 
-def test_a_byte_a_second_ends_with_the_timeout() -> None:
-    async def handler(_: bytes, writer: asyncio.StreamWriter) -> None:
-        writer.write(answer(b"", length=100_000))
-        while not writer.is_closing():
-            writer.write(b"x")
-            await writer.drain()
-            await asyncio.sleep(0.05)
-
-    assert failure(handler, timeout_s=0.3).kind == "timeout"
-
-
 def test_an_endless_page_is_refused_before_it_has_arrived(monkeypatch: pytest.MonkeyPatch) -> None:
     async def handler(_: bytes, writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")

@@ -1,4 +1,4 @@
-"""XID events from the latched gauge that DCGM reports.
+"""Events that samples show: changes of the latched XID gauge that DCGM reports, and words that a GPU is lost.
 
 ``xid_last`` shows the last XID until the driver is loaded again, so an event is a change of its value to another one
 but zero. dcgm-exporter leaves the gauge out until the first XID, so a first value after rows without one is a change
@@ -7,9 +7,16 @@ better, and where one reports the same XID of the same GPU, the edge is left out
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
 
 import numpy as np
 import numpy.typing as npt
+import pandas as pd
+
+from telemetry.importing.event_runs import event_frame
+from telemetry.importing.inventory import InstallationIndex
+from telemetry.kernel_log.catalogue import FALLEN_OFF
 
 CHANNEL = "xid_last"
 """The channel that is read."""
@@ -86,3 +93,48 @@ def new_edges(
         if not moved and not any(since < time <= ms[following] for time in times):
             events.append(edge)
     return np.array(events, np.int64)
+
+
+@dataclass(slots=True)
+class GpuLosses:
+    """Finds the rows at which a unit's samples begin to say that it is lost, from batches in the order of time."""
+
+    _lost: dict[int, bool] = field(default_factory=dict)
+    _onsets: list[tuple[int, int, int]] = field(default_factory=list)
+
+    def add(
+        self,
+        unit: npt.NDArray[np.int32],
+        node: npt.NDArray[np.int32],
+        ms: npt.NDArray[np.int64],
+        is_lost: npt.NDArray[np.bool_],
+    ) -> None:
+        """Take the rows of a batch; codes of the import's units and nodes, shape (n,)."""
+        if not is_lost.any() and not self._lost:
+            return
+        order = np.lexsort((ms, unit))
+        unit, node, ms, is_lost = unit[order], node[order], ms[order], is_lost[order]
+        for place in np.flatnonzero(is_lost).tolist():
+            code = int(unit[place])
+            is_first = place == 0 or unit[place - 1] != code
+            if not (self._lost.get(code, False) if is_first else is_lost[place - 1]):
+                self._onsets.append((code, int(node[place]), int(ms[place])))
+        last = np.append(unit[1:] != unit[:-1], True) if len(unit) else np.empty(0, np.bool_)
+        self._lost |= dict(zip(unit[last].tolist(), is_lost[last].tolist(), strict=True))
+
+    def events(
+        self, stays: InstallationIndex, delay: timedelta, renamed: Mapping[tuple[int, int], int]
+    ) -> pd.DataFrame:
+        """Return a failure at each onset; ``delay`` is until it is known, ``renamed`` that of the spill."""
+        onsets = [(renamed.get((unit, node), unit), node, ms) for unit, node, ms in self._onsets]
+        units, nodes, times = zip(*onsets, strict=True) if onsets else ((), (), ())
+        return event_frame(
+            np.array(times, np.int64),
+            delay,
+            node=[stays.node_names[code] for code in nodes],
+            gpu=[stays.units[code] if stays.unit == "gpu" else None for code in units],
+            type="failure",
+            code=FALLEN_OFF,
+            detail="samples say: GPU is lost",
+            source="sample_words",
+        )

@@ -8,7 +8,6 @@ import os
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,9 +16,8 @@ import pytest
 from pyarrow.fs import S3FileSystem
 
 from tests.http_server import Handler, serving
-from tests.waiting import free_port
+from tests.waiting import free_port, wait
 
-READY_WITHIN_S = 240.0
 OF_THE_TRANSFER = ("connection", "transfer-encoding", "content-length", "expect", "server", "date")
 KEYS = {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret"}
 
@@ -49,11 +47,8 @@ def object_storage(log: Path, *, certificate: Path | None = None, **settings: st
             env=os.environ | settings,
         )
         try:
-            deadline = time.monotonic() + READY_WITHIN_S
-            while not listens(port):
-                assert process.poll() is None, log.read_text()
-                assert time.monotonic() < deadline, log.read_text()
-                time.sleep(0.05)
+            wait(lambda: process.poll() is not None or listens(port))
+            assert process.poll() is None, log.read_text()
             address = f"127.0.0.1:{port}"
             direct = S3FileSystem(
                 access_key="key",

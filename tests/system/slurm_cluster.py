@@ -20,6 +20,7 @@ from typing import Any, Final
 import pytest
 
 from foundation.slurm import states_of
+from tests.waiting import free_port
 
 RELEASES: Final = ("installed", "trixie")
 """Releases of Debian whose Slurm is tested."""
@@ -97,18 +98,6 @@ def cluster_of(release: str, *, nodes: int = 2, more: str = "") -> "Iterator[Slu
         SlurmCluster(Path(folder), release, nodes=nodes, more=more) as cluster,
     ):
         yield cluster
-
-
-def free_ports(count: int) -> list[int]:
-    """Return ports on loopback that were free just now."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for probe in sockets:
-            probe.bind(("127.0.0.1", 0))
-        return [probe.getsockname()[1] for probe in sockets]
-    finally:
-        for probe in sockets:
-            probe.close()
 
 
 class SlurmCluster:
@@ -255,7 +244,7 @@ class SlurmCluster:
         key = self.root / "munge.key"
         key.write_bytes(os.urandom(128))
         key.chmod(0o600)
-        controller, *ports = free_ports(len(self.nodes) + 1)
+        controller, *ports = (free_port() for _ in range(len(self.nodes) + 1))
         listed = "\n".join(
             NODE.format(name=name, port=port, gpus=self.gpus) for name, port in zip(self.nodes, ports, strict=True)
         )

@@ -7,8 +7,6 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
-import pyarrow.parquet as pq
 import pytest
 
 from foundation.errors import InputError
@@ -16,6 +14,7 @@ from foundation.kubernetes.client import connect
 from telemetry.collect.kubernetes.collector import KubernetesCollector
 from telemetry.collect.kubernetes.rules import load_rules
 from telemetry.landing.folder import Landing
+from tests.landed import landed_table
 from tests.processes import PREDRAIN, running
 from tests.system.kubernetes_server import KubernetesServer, kubernetes_server_in
 from tests.waiting import wait
@@ -121,14 +120,8 @@ class Hands:
         self.server.request("DELETE", path, {"gracePeriodSeconds": 0})
 
 
-def landed(root: Path, kind: str) -> pd.DataFrame:
-    files = sorted((root / kind).glob("*.parquet"), key=lambda path: path.stat().st_mtime_ns)
-    frames = [pq.read_table(path).to_pandas() for path in files]
-    return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
-
-
 def stored_events(root: Path, node: str) -> list[tuple[str, str, str]]:
-    events = landed(root, "events")
+    events = landed_table(root, "events").to_pandas()
     if events.empty:
         return []
     own = events[events["node"] == node]
@@ -181,7 +174,7 @@ def test_a_cluster_lives(allowed: KubernetesServer, tmp_path: Path) -> None:
     hands.node("cpu-1", gpus=0)
     hands.pod("earlier", "life-1", T0 + timedelta(minutes=1), owner="llama")
     with Running(allowed, root):
-        wait(lambda: len(landed(root, "jobs")))
+        wait(lambda: len(landed_table(root, "jobs")))
         hands.cordon("life-1")
         hands.cordon("cpu-1")
         wait(lambda: stored_events(root, "life-1"))
@@ -208,14 +201,14 @@ def test_a_cluster_lives(allowed: KubernetesServer, tmp_path: Path) -> None:
         wait(lambda: len(stored_events(root, "life-1")) == 10)
         hands.pod("later", "life-1", T0 + timedelta(minutes=2))
         hands.pod("no-gpu", "life-1", T0 + timedelta(minutes=2), gpus=0)
-        wait(lambda: len(landed(root, "jobs")) == 2)
+        wait(lambda: len(landed_table(root, "jobs")) == 2)
         note = {"metadata": {"annotations": {"predrain.io/checkpointed-at": stamp(T0 + timedelta(minutes=20))}}}
         allowed.request("PATCH", "/api/v1/namespaces/default/pods/earlier", note)
-        wait(lambda: len(landed(root, "jobs")) == 3)
+        wait(lambda: len(landed_table(root, "jobs")) == 3)
         hands.finish("earlier", "Failed", T0 + timedelta(minutes=29), "Error")
-        wait(lambda: len(landed(root, "jobs")) == 4)
+        wait(lambda: len(landed_table(root, "jobs")) == 4)
         hands.remove("/api/v1/namespaces/default/pods/later")
-        wait(lambda: len(landed(root, "jobs")) == 5)
+        wait(lambda: len(landed_table(root, "jobs")) == 5)
         hands.remove("/api/v1/nodes/life-1")
         wait(lambda: len(stored_events(root, "life-1")) == 11)
         hands.node("life-1", boot="b9", machine="M2")
@@ -237,7 +230,7 @@ def test_a_cluster_lives(allowed: KubernetesServer, tmp_path: Path) -> None:
     ]
     assert {code for _, code, _ in history[6:8]} == {"boot", "node_ready"}
     assert stored_events(root, "cpu-1") == []  # no GPUs, no business of ours
-    events = landed(root, "events").query("node == 'life-1'").set_index("code")
+    events = landed_table(root, "events").to_pandas().query("node == 'life-1'").set_index("code")
     assert events.loc["node_not_ready", "timestamp"] == T0 + timedelta(minutes=30)
     assert events.loc["node_ready", "timestamp"] == T0 + timedelta(minutes=33)
     assert list(events.loc["79", "timestamp"]) == [T0 + timedelta(minutes=29), T0 + timedelta(minutes=40)]
@@ -245,7 +238,12 @@ def test_a_cluster_lives(allowed: KubernetesServer, tmp_path: Path) -> None:
     assert (events["known_at"] >= events["timestamp"]).all()
     assert "kubectl-cordon" in events.loc["cordon", "detail"]
 
-    jobs = landed(root, "jobs").drop_duplicates(["job", "node", "started_at"], keep="last").set_index("job")
+    jobs = (
+        landed_table(root, "jobs")
+        .to_pandas()
+        .drop_duplicates(["job", "node", "started_at"], keep="last")
+        .set_index("job")
+    )
     llama = jobs.loc["default/llama/uid-llama"]
     assert (llama["node"], llama["gpus"], llama["outcome"]) == ("life-1", 4, "Failed")
     assert llama["ended_at"] == T0 + timedelta(minutes=29)
@@ -254,7 +252,7 @@ def test_a_cluster_lives(allowed: KubernetesServer, tmp_path: Path) -> None:
     assert later["outcome"] == "Deleted"
     assert len(jobs) == 2
 
-    places = landed(root, "inventory")
+    places = landed_table(root, "inventory").to_pandas()
     assert set(places["node"]) >= {"life-1"}
     assert places["gpu"].isna().all()
     row = places[places["node"] == "life-1"].iloc[-1]
@@ -268,13 +266,13 @@ def test_each_xid_that_nvsentinel_writes_to_a_node_arrives_once(allowed: Kuberne
     lost = "ErrorCode:79 PCI:0000:3b:00 NVRM: Xid (PCI:0000:3b:00): 79, pid=1, x Recommended Action=RESTART_BM;"
     memory = "ErrorCode:94 PCI:0000:5e:00 NVRM: Xid (PCI:0000:5e:00): 94, pid=2, y Recommended Action=CONTACT_SUPPORT;"
     with Running(allowed, root):
-        wait(lambda: not landed(root, "inventory").empty)
+        wait(lambda: len(landed_table(root, "inventory")))
         hands.condition("sick-1", "SysLogsXIDError", lost, began, began)
         wait(lambda: len(stored_events(root, "sick-1")) == 1)
         hands.condition("sick-1", "SysLogsXIDError", lost, began, later)
         hands.condition("sick-1", "SysLogsXIDError", lost + memory, began, later)
         wait(lambda: len(stored_events(root, "sick-1")) == 2)
-    events = landed(root, "events").query("node == 'sick-1'")
+    events = landed_table(root, "events").to_pandas().query("node == 'sick-1'")
     assert events[["type", "code", "pci_bus_id", "timestamp"]].to_numpy().tolist() == [
         ["xid", "79", "00000000:3b:00", began],
         ["xid", "94", "00000000:5e:00", later],
@@ -288,7 +286,7 @@ def test_a_killed_collector_goes_on_with_what_happened_meanwhile(allowed: Kubern
     command += ["--kubeconfig", allowed.kubeconfig("collector")]
     for seen in (0, 2, 4):
         with running(command, tmp_path / "log"):
-            wait(lambda seen=seen: not landed(root, "inventory").empty and len(stored_events(root, "kill-1")) >= seen)
+            wait(lambda seen=seen: len(landed_table(root, "inventory")) and len(stored_events(root, "kill-1")) >= seen)
         hands.cordon("kill-1")
         hands.cordon("kill-1", on=False)
     codes = [code for _, code, _ in stored_events(root, "kill-1")]

@@ -8,10 +8,9 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
+from tests.landed import landed_table
 from tests.system.slurm_cluster import RELEASES, SlurmCluster, cluster_of, why_not
 
 pytestmark = [pytest.mark.system, pytest.mark.skipif(why_not() is not None, reason=why_not() or "")]
@@ -37,9 +36,7 @@ def collect(cluster: SlurmCluster, dataset: Path, *more: str, check: bool = True
 
 
 def landed(dataset: Path, kind: str) -> list[dict[str, Any]]:
-    folder = dataset.with_name(dataset.name + ".live") / kind
-    files = sorted(folder.glob("*.parquet"), key=lambda path: path.stat().st_mtime_ns)
-    return pa.concat_tables([pq.read_table(path) for path in files]).to_pylist() if files else []
+    return landed_table(dataset.with_name(f"{dataset.name}.live"), kind).to_pylist()
 
 
 def stored_events(dataset: Path) -> list[tuple[str, ...]]:

@@ -4,13 +4,11 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
 from telemetry.dataset.event import Event
 from telemetry.kernel_log.catalogue import shipped
 from telemetry.kernel_log.reader import KernelLogReader, Lines, LogLine
 from telemetry.landing.folder import Landing
+from tests.landed import landed_table
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
 
@@ -34,8 +32,7 @@ def landing(folder: Path) -> Landing:
 
 def landed(where: Landing, kind: str = "events") -> list[dict[str, Any]]:
     """Every landed row in the order of landing."""
-    tables = [pq.read_table(path) for path in where.waiting(kind)]
-    return pa.concat_tables(tables).to_pylist() if tables else []
+    return landed_table(where.root, kind).to_pylist()
 
 
 class ScriptedSource:

@@ -1,6 +1,5 @@
 """What a running collector serves of itself."""
 
-import socket
 import urllib.error
 import urllib.request
 
@@ -9,12 +8,11 @@ import pytest
 from foundation.errors import InputError
 from telemetry.accounting import Accounting
 from telemetry.collect.exposure import exposing
+from tests.waiting import free_port
 
 
 def test_a_collector_serves_its_account_and_whether_it_can_write() -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
+    address = f"127.0.0.1:{free_port()}"
     accounting, problems = Accounting(), [None, "the disk is full"]
     accounting.take("jobs", 3, {"has not started": 1})
     with exposing(address, lambda: accounting, problem=lambda: problems[-1]):

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from foundation.errors import InputError
@@ -17,6 +16,7 @@ from telemetry.collect.series.identity import SeriesCatalogue
 from telemetry.collect.series.mapping import SourceMapping
 from telemetry.dataset.channels import CATALOGUE
 from telemetry.landing.folder import Landing
+from tests.landed import landed_table
 from tests.processes import invoke
 
 T0 = 1_772_323_200
@@ -45,11 +45,9 @@ def land(path: Path, folder: Path, mapping: SourceMapping | None = None, **more:
 
 
 def landed(folder: Path, kind: str = "samples") -> list[dict[str, Any]]:
-    files = [pq.read_table(path) for path in sorted((folder / kind).glob("*.parquet"))]
-    if not files:
-        return []
-    rows = pa.concat_tables(files, promote_options="default").to_pylist()
-    return sorted(rows, key=lambda row: (row["gpu"], row.get("timestamp") or row.get("seen_at")))
+    return sorted(
+        landed_table(folder, kind).to_pylist(), key=lambda row: (row["gpu"], row.get("timestamp") or row.get("seen_at"))
+    )
 
 
 def plain(text: str) -> dict[tuple[str, int], dict[str, float]]:

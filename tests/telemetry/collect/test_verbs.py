@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 from click.testing import Result
@@ -13,6 +12,7 @@ from click.testing import Result
 from telemetry.landing.folder import Landing
 from tests.processes import invoke
 from tests.telemetry.collect.builders import landed
+from tests.waiting import wait
 
 PREDRAIN = str(Path(sys.executable).with_name("predrain"))
 DIAG = Path(__file__).parents[2] / "data" / "dcgmi" / "dcgm4.json"
@@ -39,9 +39,7 @@ def test_a_log_once_and_followed_until_a_signal(tmp_path: Path):
     try:
         with log.open("a") as stream:
             stream.write(f"2026-03-01T11:00:00+00:00 h1 {XID}\n")
-        deadline = time.monotonic() + 30
-        while len(events(tmp_path)) < 2 and time.monotonic() < deadline:
-            time.sleep(0.1)
+        wait(lambda: len(events(tmp_path)) == 2)
         process.send_signal(signal.SIGTERM)
         out, _ = process.communicate(timeout=30)
     finally:

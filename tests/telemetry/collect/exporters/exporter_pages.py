@@ -9,9 +9,6 @@ from email.utils import format_datetime
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
 from foundation.errors import InputError
 from foundation.http import HttpResponse as Page
 from telemetry.accounting import Accounting
@@ -149,11 +146,3 @@ def collect(
         return collector
 
     return run_virtual(work)
-
-
-def landed(root: Path, kind: str) -> pa.Table:
-    """Return all that landed of a kind, in the order of (gpu, timestamp)."""
-    tables = [pq.read_table(path) for path in sorted((root / kind).glob("*.parquet"))]
-    if not tables:
-        return pa.table({})
-    return pa.concat_tables(tables, promote_options="default")

@@ -5,7 +5,6 @@ import gzip
 import json
 import re
 import signal
-import socket
 import urllib.error
 import urllib.request
 from collections import Counter
@@ -20,8 +19,10 @@ from foundation.http import Connection, HttpResponse
 from telemetry.collect.kubernetes import discovery
 from telemetry.collect.scraping.scraper import PAGE_BYTES, ScrapeError, Scraper
 from telemetry.collect.scraping.targets import Target, parse_target, read_targets
-from tests.telemetry.collect.exporters.exporter_pages import exporter_page, landed
+from tests.landed import landed_table
+from tests.telemetry.collect.exporters.exporter_pages import exporter_page
 from tests.telemetry.collect.exporters.page_server import page_server, start_collector
+from tests.waiting import free_port
 
 Handler = Callable[[bytes, asyncio.StreamWriter], Awaitable[None]]
 PAGE = exporter_page("n1", 1).encode()
@@ -233,7 +234,7 @@ def check_whole(live: Path) -> Counter[str]:
         for path in (live / kind).glob("*"):
             assert path.suffix == ".parquet"
             assert pq.read_table(path).num_rows > 0
-    rows = landed(live, "samples").to_pylist()
+    rows = landed_table(live, "samples").to_pylist()
     assert max(Counter((row["gpu"], row["energy_mj"]) for row in rows).values()) == 1
     assert max(Counter((row["gpu"], row["timestamp"]) for row in rows).values()) == 1
     return Counter(row["gpu"] for row in rows)
@@ -259,9 +260,7 @@ def test_a_second_collector_is_refused_until_the_first_is_gone(tmp_path: Path) -
 
 def test_a_signal_lands_everything_and_the_collector_reports_its_state(tmp_path: Path) -> None:
     dataset = tmp_path / "fleet"
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        listen = f"127.0.0.1:{free.getsockname()[1]}"
+    listen = f"127.0.0.1:{free_port()}"
     with page_server() as server:
         targets = server.targets(2) + ",127.0.0.1:1/dead"
         process = start_collector(dataset, targets, "--listen", listen, "--json")

@@ -17,6 +17,7 @@ from telemetry.collect.prometheus.client import Bounds
 from telemetry.collect.series.mapping import SourceMapping
 from telemetry.collect.series.rows import SENTINEL
 from telemetry.dataset.store import Dataset
+from tests.landed import landed_table
 from tests.processes import invoke
 from tests.telemetry.collect.prometheus.fake_prometheus import (
     HOUR_MS,
@@ -33,9 +34,7 @@ TEMPERATURE, REPLAYS, XIDS = "DCGM_FI_DEV_GPU_TEMP", "DCGM_FI_DEV_PCIE_REPLAY_CO
 
 
 def landed(folder: Path, kind: str = "samples") -> pd.DataFrame:
-    files = sorted((folder / "fleet.live" / kind).glob("*.parquet"))
-    frames = [pq.read_table(path).to_pandas() for path in files]
-    return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
+    return landed_table(folder / "fleet.live", kind).to_pandas()
 
 
 def values_of(frame: pd.DataFrame, channel: str) -> dict[tuple[str, int], float]:

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import socket
 import ssl
 import time
 from collections.abc import Callable
@@ -31,6 +30,7 @@ from tests.telemetry.collect.prometheus.fake_prometheus import (
     serving,
 )
 from tests.telemetry.collect.prometheus.test_backfill import TEMPERATURE, fill, landed, values_of
+from tests.waiting import free_port
 
 Fetch = Callable[..., dict[str, Any]]
 JSON = {"Content-Type": "application/json"}
@@ -143,11 +143,9 @@ def test_what_does_not_pass_is_reported_immediately(
 
 
 def test_a_server_that_is_not_there_is_reported_soon(fake: FakePrometheus, fetch: Fetch) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        fake.url = f"http://127.0.0.1:{probe.getsockname()[1]}"
-        with pytest.raises(InputError) as caught:
-            fetch()
+    fake.url = f"http://127.0.0.1:{free_port()}"
+    with pytest.raises(InputError) as caught:
+        fetch()
     assert "ConnectError" in str(caught.value)
     assert str(caught.value).endswith("Check the address, and that the server runs.")
 

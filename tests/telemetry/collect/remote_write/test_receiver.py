@@ -12,7 +12,6 @@ from unittest.mock import Mock
 
 import httpx
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from starlette.applications import Starlette
 
@@ -24,6 +23,7 @@ from telemetry.collect.remote_write.group_commit import ReceiverSettings
 from telemetry.collect.remote_write.receiver import ARROW, Receiver
 from telemetry.collect.series.rows import assemble
 from telemetry.landing.folder import Landing
+from tests.landed import landed_table
 from tests.telemetry.collect.remote_write.encoding import (
     STALE,
     WRITE_HEADERS,
@@ -69,7 +69,7 @@ def written(folder: Path, *requests: list[Any]) -> dict[str, list[dict[str, Any]
 
 def landed(landing: Landing) -> dict[str, list[dict[str, Any]]]:
     kinds = ("samples", "events", "inventory", "jobs")
-    return {kind: [row for path in landing.waiting(kind) for row in pq.read_table(path).to_pylist()] for kind in kinds}
+    return {kind: landed_table(landing.root, kind).to_pylist() for kind in kinds}
 
 
 def problem(answer: httpx.Response) -> str:

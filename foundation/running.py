@@ -108,4 +108,4 @@ class Failing:
         """Note that it works."""
         failures = self.counts.pop(what, 0)
         if failures:
-            self._log.warning("%s: works again after %d failures", what, failures)
+            self._log.warning("%s: recovered after %d failures", what, failures)

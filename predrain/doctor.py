@@ -90,10 +90,10 @@ def doctor(
     if sum((source is not None, prometheus is not None, channels, matrix is not None)) != 1:
         raise typer.BadParameter("give one of SOURCE, --prometheus, --channels and --matrix")
     if matrix is None and until is not None:
-        raise typer.BadParameter("goes with --matrix", param_hint="--until")
+        raise typer.BadParameter("requires --matrix", param_hint="--until")
     if matrix is not None:
         if model is None:
-            raise typer.BadParameter("goes with --model", param_hint="--matrix")
+            raise typer.BadParameter("requires --model", param_hint="--matrix")
         sound = _drift(model, matrix, until, as_json=as_json)
         if not sound:
             raise typer.Exit(FAILED)

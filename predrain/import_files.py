@@ -105,7 +105,7 @@ def write_suggestion(
         given, mapping, *look(given, load_mapping(mapping), resolve_channels(read_params(params).channels))
     )
     if to.exists():
-        raise InputError("the file exists already", str(to), "Give another name, or remove it.")
+        raise InputError("the file already exists", str(to), "Give another name, or remove it.")
     if not inquiry.guesses and not inquiry.questions:
         sys.stderr.write("predrain: all columns are known, no mapping is needed\n")
         return

@@ -122,7 +122,7 @@ def refuse_inside(out: Path, folder: Path, what: str = "dataset") -> None:
     from foundation.errors import InputError
 
     if out.resolve().is_relative_to(folder.resolve()):
-        raise InputError(f"{out} lies in the {what} {folder}", "--out", f"Choose a folder outside the {what}.")
+        raise InputError(f"{out} is inside the {what} {folder}", "--out", f"Choose a folder outside the {what}.")
 
 
 def check_scores(folder: Path | None) -> None:
@@ -160,7 +160,7 @@ def instant_option(written: str, option: str, now: datetime | None = None) -> da
         when = datetime.fromisoformat(written)
     except ValueError:
         forms = "2026-03-01T12:00:00Z, 2026-03-01 (00:00 UTC), or 90d (that long ago)"
-        raise typer.BadParameter(f"{written!r} is no instant: write {forms}", param_hint=option) from None
+        raise typer.BadParameter(f"{written!r} is not a time: write {forms}", param_hint=option) from None
     if when.tzinfo is None:
         raise typer.BadParameter(f"{written!r} has no zone: add Z or an offset such as +01:00", param_hint=option)
     return when

@@ -67,7 +67,7 @@ def score(
     when = None if at is None else instant_option(at, "--at")
     pause = None if interval is None else duration_option(interval, "--interval", least="1s")
     if when is not None and pause is not None:
-        raise typer.BadParameter("--at names one decision time, --interval continues with those to come")
+        raise typer.BadParameter("--at and --interval cannot be combined")
     place = read_place(dataset, out)
     scores = ScoresFolder(out)
     began = _now()
@@ -198,7 +198,7 @@ def summarize(result: "ScoringResult") -> dict[str, Any]:
         named = ", ".join(missing[:_NOTED]) + (", …" if len(missing) > _NOTED else "")
         notes.append(f"channels of the model that no longer arrive: {len(missing)} ({named}); see `predrain doctor`")
     if datetime.fromisoformat(summary["expires_at"]) < _now():
-        notes.append("these scores have expired already, for the dataset ends long ago: bring newer telemetry into it")
+        notes.append("these scores have already expired, because the dataset ended too long ago: add newer telemetry")
     if all(value is None for value in summary["thresholds"].values()):
         why = "; ".join(dict.fromkeys(summary["threshold_sources"].values()))
         notes.append(f"no tier has a threshold, so no unit is above clear ({why})")

@@ -33,5 +33,5 @@ class Poller:
             try:
                 self._look()
             except Exception:
-                _LOG.exception("%s: the look failed", self._thread.name)
+                _LOG.exception("%s: polling failed", self._thread.name)
             self._stopped.wait(self._pause_s)

@@ -153,7 +153,7 @@ class Tls:
             try:
                 self.look()
             except Exception:  # must continue: without it the certificate would run out
-                _LOG.exception("the certificate could not be looked at")
+                _LOG.exception("the certificate cannot be checked")
 
 
 def _context(certificate: Path, key: Path) -> ssl.SSLContext:

@@ -37,7 +37,7 @@ def own_token_file(path: Path) -> Path:
         seen = path.lstat()
     except OSError as error:
         hint = "Give --tokens FILE, a file with one token a line."
-        raise InputError(f"no token file can be made: {error.strerror or error}", str(path), hint) from None
+        raise InputError(f"the token file cannot be created: {error.strerror or error}", str(path), hint) from None
     if not stat.S_ISREG(seen.st_mode) or seen.st_mode & 0o077 or seen.st_uid != os.geteuid():
         raise InputError("other users can read or replace the token file", str(path), "Remove it, and restart.")
     return path
@@ -102,8 +102,8 @@ class TokenFile(Generic[Grant]):
     def _read(self) -> list[tuple[bytes, Grant]]:
         grants = [self._parse(line, number, f"{self._path}, line {number}") for number, line in self._lines()]
         if not grants:
-            raise InputError("the token file holds no token", str(self._path), self._do)
+            raise InputError("the token file contains no token", str(self._path), self._do)
         if len(dict(grants)) < len(set(grants)):
             do = "Give each token one line with its scopes."
-            raise InputError("the token file holds a token twice", str(self._path), do)
+            raise InputError("the token file lists a token twice", str(self._path), do)
         return grants

@@ -104,7 +104,7 @@ def save_bundle(path: Path, fitted: FittedModels, manifest: Mapping[str, Any]) -
             f"Choose one of {', '.join(fitted.models)}.",
         )
     if path.exists() and (not path.is_dir() or (any(path.iterdir()) and not (path / MANIFEST).is_file())):
-        raise InputError(f"{path} exists and is no bundle", str(path), "Choose another folder or remove it.")
+        raise InputError(f"{path} exists and is not a bundle", str(path), "Choose another folder or remove it.")
     with FolderSwap(path) as swap, disk_errors(path):
         content, digest = _write(swap.path, fitted, manifest)
         for file in swap.path.rglob("*"):  # a crash after the renames must not leave a bundle of empty files

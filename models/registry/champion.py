@@ -135,7 +135,7 @@ def fetch_bundle(tracking_uri: str, model: str, version: Version, folder: Path) 
     if missing is not None:
         raise InputError(f"its files cannot be read: {missing.strerror or missing}", where, do)
     if len(bundles) != 1:
-        raise InputError(f"it holds {len(bundles) or 'no'} bundles", where, do)
+        raise InputError(f"it contains {len(bundles) or 'no'} bundles", where, do)
     return bundles[0]
 
 

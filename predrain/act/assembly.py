@@ -92,7 +92,7 @@ def choose_scheduler(
     from scheduler.file import FileScheduler
 
     if cluster is None:
-        raise typer.BadParameter("needed", param_hint="--cluster")
+        raise typer.BadParameter("required", param_hint="--cluster")
     adapter_of_file = FileScheduler(cluster, SystemClock())
     return ChosenScheduler(adapter_of_file, None, str(cluster), str(cluster.resolve()))
 

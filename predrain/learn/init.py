@@ -33,7 +33,7 @@ def init(
 
     there = [name for name in _FILES.values() if (folder / name).exists()]
     if there:
-        raise InputError(f"{', '.join(there)} exist already", str(folder), "Choose another folder, or remove them.")
+        raise InputError(f"{', '.join(there)} already exist", str(folder), "Choose another folder, or remove them.")
     with disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         step, contents = _contents_of(folder / dataset)

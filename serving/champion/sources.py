@@ -110,7 +110,7 @@ class ChampionCopy(FolderBundle):
                 "the registry",
                 "Check --registry and --name, and that there is a champion (`predrain promote`).",
             )
-        note = None if error is None else f"the registry's champion cannot be known: {error}"
+        note = None if error is None else f"the champion cannot be read from the registry: {error}"
         return NamedBundle(self.bundle, version, note)
 
     def version(self) -> int | None:
@@ -229,7 +229,7 @@ class ModelSource:
         except InputError as error:
             if self._loaded is None:
                 raise
-            return replace(self._loaded, note=f"the model in use is kept: {error}")
+            return replace(self._loaded, note=f"the current model stays in use: {error}")
         return loaded
 
 

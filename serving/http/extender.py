@@ -63,7 +63,7 @@ class ControllerDecisions:
         except Exception as error:  # the file may be moved away, replaced or damaged at any time
             self.out, self._reader, problem = {}, None, f"{type(error).__name__}: {error}"
         if problem != self._problem:
-            _LOG.warning("the extender removes no node, the ledger cannot be read: %s", problem or "it can again")
+            _LOG.warning("the ledger cannot be read, so the extender filters no nodes: %s", problem or "resolved")
             self._problem = problem
 
 
@@ -225,7 +225,7 @@ def add_extender(
                 return as_json(answer(asked, job, clock()))
             except Exception:  # a fault of the service does not keep a pod from running
                 metrics.passed_through.inc()
-                _LOG.exception("the extender lets all of %d nodes pass", len(asked))
+                _LOG.exception("the extender failed; all %d nodes pass", len(asked))
                 return as_json(open_answer(asked))
 
         return handle

@@ -62,7 +62,7 @@ def scoped_token(line: str, number: int, where: str) -> tuple[bytes, TokenGrant]
         raise InputError("a line does not begin with scopes", where, f"Choose of {', '.join(SCOPES)}. {HOW_TO_WRITE}")
     match = _DIGEST.fullmatch(rest[0]) if rest else None
     if match is None:
-        raise InputError("a line holds no SHA-256 of a token", where, HOW_TO_WRITE)
+        raise InputError("a line has no SHA-256 of a token", where, HOW_TO_WRITE)
     return bytes.fromhex(match[1]), TokenGrant(" ".join(rest[1:]) or f"line {number}", scopes)
 
 

@@ -86,7 +86,7 @@ def score_decision(
     scores.prune(settings.retention)
     notes = [model.note] if model.note else []
     if not written and summary["model"]["digest"] != model.bundle.digest:
-        notes.append("it was scored by another model before; this one scores the next decision")
+        notes.append("another model already scored it; this model scores the next decision")
     return ScoringResult(
         decision_time=t,
         written=written,
@@ -241,7 +241,7 @@ def asked_decision(config: MatrixConfig, at: datetime, now: datetime) -> datetim
             "Give a time inside it.",
         )
     if at > now:
-        raise InputError(f"{format_utc(at)} is still to come: it is {format_utc(now)}", "--at", "Wait for it.")
+        raise InputError(f"{format_utc(at)} is in the future; it is {format_utc(now)} now", "--at", "Wait for it.")
     return at
 
 

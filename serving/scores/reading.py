@@ -193,7 +193,7 @@ def read_pointer(folder: Path) -> str:
         )
     name = pointer.get("decision")
     if not isinstance(name, str) or not NAME.fullmatch(name):  # it becomes part of a path
-        raise InputError(f"{name!r} is no decision's name", str(path), _DO)
+        raise InputError(f"{name!r} is not the name of a decision", str(path), _DO)
     return name
 
 
@@ -216,12 +216,12 @@ def read_scores(folder: Path) -> Scores:
                 except (ValueError, OverflowError) as error:
                     raise InputError(f"a record is damaged: {error}", f"{path}, line {number}", _DO) from error
                 if record.unit in units:
-                    raise InputError(f"unit {record.unit!r} comes twice", f"{path}, line {number}", _DO)
+                    raise InputError(f"unit {record.unit!r} is listed twice", f"{path}, line {number}", _DO)
                 units[record.unit] = record
     except OSError as error:
         raise InputError(f"the scores cannot be read: {error.strerror}", str(path), _DO) from error
     if not units:
-        raise InputError("the decision holds no record", str(path), _DO)
+        raise InputError("the decision contains no records", str(path), _DO)
     return Scores.of(units.values(), read_json(path.with_name("summary.json")) or {}, name)
 
 

@@ -282,7 +282,7 @@ def test_a_save_killed_between_its_renames_leaves_the_old_bundle_readable(bundle
 def test_a_folder_that_is_no_bundle_is_never_replaced(tmp_path):
     (tmp_path / "home").mkdir()
     (tmp_path / "home" / "thesis.tex").write_text("years of work")
-    with pytest.raises(InputError, match="exists and is no bundle"):
+    with pytest.raises(InputError, match="exists and is not a bundle"):
         save_bundle(tmp_path / "home", fitted_models(), FACTS)
     assert (tmp_path / "home" / "thesis.tex").exists()
     with pytest.raises(InputError, match="the profile 'svm' is not among the fitted models"):

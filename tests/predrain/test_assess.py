@@ -127,7 +127,7 @@ def test_more_gpus_than_there_are_is_refused(fleets, option):
     out = fleets.assess("noprecursor", 90)
     words = ["assess", "--dataset", fleets.folder / "noprecursor-90", "--out", out, "--params", fleets.params]
     done = invoke(*words, option, "4096", code=1)
-    assert "4096 on a fleet of" in done.stderr
+    assert "4096 exceeds the" in done.stderr
 
 
 def test_the_page_needs_nothing_else_has_the_verdict_first_and_escapes_what_it_is_given(fleets, tmp_path):

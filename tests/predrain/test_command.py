@@ -111,7 +111,7 @@ def test_prepare_replaces_no_folder_of_another_tool(tmp_path: Path, small_fleet:
 def test_results_are_not_written_into_their_source(tmp_path: Path, verb: str, source: str) -> None:
     (tmp_path / source).mkdir()
     refused = invoke(verb, f"--{source}", tmp_path / source, "--out", f"{tmp_path}/{source}/x", code=1)
-    assert f"lies in the {source}" in refused.output
+    assert f"is inside the {source}" in refused.output
     assert not list((tmp_path / source).iterdir())
 
 

@@ -69,7 +69,7 @@ def test_a_new_folder_holds_the_defaults_and_replaces_nothing(tmp_path: Path) ->
     before = sorted(path.name for path in (tmp_path / "mine").iterdir())
     (tmp_path / "mine" / "dvc.yaml").unlink()
     again = invoke("init", tmp_path / "mine", code=1)
-    assert "predrain.yaml, .gitignore, README.md exist already" in again.stderr
+    assert "predrain.yaml, .gitignore, README.md already exist" in again.stderr
     assert sorted(path.name for path in (tmp_path / "mine").iterdir()) == [
         name for name in before if name != "dvc.yaml"
     ]

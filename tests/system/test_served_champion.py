@@ -42,7 +42,11 @@ def test_the_champion_is_served_followed_and_kept(tmp_path: Path) -> None:
         crown(uri, "predrain", versions[1], expected=versions[0], tags={})
         wait(lambda: ready(client)["model"]["version"] == str(versions[1]))
         (tmp_path / "mlflow.db").rename(tmp_path / "away.db")
-        wait(lambda: any("cannot be known: no store here" in warning for warning in ready(client)["warnings"]))
+        wait(
+            lambda: any(
+                "cannot be read from the registry: no store here" in warning for warning in ready(client)["warnings"]
+            )
+        )
         assert ready(client)["model"]["version"] == str(versions[1])
         client.connection.close()
         process.send_signal(signal.SIGTERM)

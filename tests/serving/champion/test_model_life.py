@@ -262,6 +262,6 @@ def test_a_folder_is_read_again_when_it_changes_and_the_old_model_kept_when_it_i
     (place / "manifest.json").write_text((place / "manifest.json").read_text().replace("lightgbm", "xgboost", 1))
     kept = source.current()
     assert kept.bundle is second.bundle
-    assert kept.note.startswith("the model in use is kept: ")
+    assert kept.note.startswith("the current model stays in use: ")
     with pytest.raises(InputError):
         ModelSource(str(place), registry="sqlite:///none.db", name="predrain").current()

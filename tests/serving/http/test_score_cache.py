@@ -77,7 +77,7 @@ def test_one_damaged_record_refuses_the_decision(
         ("", "the pointer to the newest scores cannot be read"),
         ("[]", "the scores are of format None, this version reads 2"),
         ('{"format": 1}', "the scores are of format 1, this version reads 2"),
-        ('{"format": 2, "decision": "../../etc"}', r"'\.\./\.\./etc' is no decision's name"),
+        ('{"format": 2, "decision": "../../etc"}', r"'\.\./\.\./etc' is not the name of a decision"),
         ('{"format": 2, "decision": "20250101T000000Z"}', "the scores cannot be read: No such file"),
     ],
 )
@@ -100,10 +100,10 @@ def test_a_file_that_was_cut_short_is_damaged(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="a record is damaged: unexpected character"):
         read_scores(tmp_path)
     path.write_bytes(b"")
-    with pytest.raises(InputError, match="the decision holds no record"):
+    with pytest.raises(InputError, match="the decision contains no records"):
         read_scores(tmp_path)
     path.write_bytes(whole + whole.splitlines(keepends=True)[0])
-    with pytest.raises(InputError, match="unit 'GPU-n1-0' comes twice"):
+    with pytest.raises(InputError, match="unit 'GPU-n1-0' is listed twice"):
         read_scores(tmp_path)
 
 

@@ -207,7 +207,7 @@ def test_the_decision_that_is_due_waits_for_the_delay_and_ends_with_the_data(wor
         (T0 + 7 * HOUR, r"07:00:00Z is not a decision time of this model \(--at\)\. "
                         r"Give 2026-01-01T06:00:00Z or 2026-01-01T09:00:00Z\."),
         (END + 3 * HOUR, r"lies outside the dataset, which reaches from 2026-01-01T00:00:00Z to 2026-01-02T00:00:00Z"),
-        (END, r"2026-01-02T00:00:00Z is still to come: it is 2026-01-01T23:00:00Z"),
+        (END, r"2026-01-02T00:00:00Z is in the future; it is 2026-01-01T23:00:00Z now"),
     ],
 )  # fmt: skip
 def test_a_decision_time_that_cannot_be_scored_is_refused(
@@ -269,11 +269,13 @@ def test_two_runs_at_once_do_not_write_the_same_decision(world: World, tmp_path:
 def test_another_model_does_not_rewrite_a_decision_and_says_so(world: World, tmp_path: Path) -> None:
     run(world, tmp_path)
     before = content_of(tmp_path)
-    other = replace(world.model, bundle=replace(world.bundle, digest="f" * 64), note="the model in use is kept: x")
+    other = replace(
+        world.model, bundle=replace(world.bundle, digest="f" * 64), note="the current model stays in use: x"
+    )
     result = score_decision(world.dataset, other, ScoresFolder(tmp_path), ServingSection(), clock=lambda: END)
     assert result.notes == (
-        "the model in use is kept: x",
-        "it was scored by another model before; this one scores the next decision",
+        "the current model stays in use: x",
+        "another model already scored it; this model scores the next decision",
     )
     assert content_of(tmp_path) == before
 

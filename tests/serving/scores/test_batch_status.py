@@ -47,7 +47,7 @@ def scored(out: Path) -> ScoringResult:
     (folder / "summary.json").write_text(json.dumps(SUMMARY))
     for name in ("risks.jsonl", "risks.parquet"):
         (folder / name).touch()
-    return ScoringResult(T, True, folder, SUMMARY, 21600.0, ("the model in use is kept: x",))
+    return ScoringResult(T, True, folder, SUMMARY, 21600.0, ("the current model stays in use: x",))
 
 
 def test_a_success_is_reported_with_its_counts(tmp_path: Path) -> None:
@@ -62,7 +62,7 @@ def test_a_success_is_reported_with_its_counts(tmp_path: Path) -> None:
         "consecutive_failures": 0,
         "decision": "2026-01-01T06:00:00Z",
         "lag_seconds": 21600.0,
-        "notes": ["the model in use is kept: x"],
+        "notes": ["the current model stays in use: x"],
     }
     values = metrics(tmp_path)
     assert values.pop("last_attempt_timestamp_seconds") == at.timestamp()

@@ -85,7 +85,7 @@ def test_the_next_good_row_counts_the_failures(tmp_path: Path, caplog: pytest.Lo
     assert collector.accounting.tables[SCRAPES].left_out == {"timeout": 2}
     first, again = (record.message for record in caplog.records)
     assert first.startswith("n1:9400: timeout: no page")
-    assert again == "n1:9400: works again after 2 failures"
+    assert again == "n1:9400: recovered after 2 failures"
 
 
 def test_a_page_that_stands_still_says_for_how_long(tmp_path: Path) -> None:
@@ -167,7 +167,7 @@ def test_a_full_disk_is_waited_for_and_loses_nothing(tmp_path: Path, caplog: pyt
     assert len(keys) == rows.num_rows
     first, again = (record.message for record in caplog.records)
     assert first.startswith("writing rows: the disk is full")
-    assert again.startswith("writing rows: works again")
+    assert again.startswith("writing rows: recovered")
 
 
 def test_a_disk_that_stays_full_drops_the_oldest_and_says_so(tmp_path: Path) -> None:

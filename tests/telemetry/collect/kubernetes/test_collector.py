@@ -120,7 +120,7 @@ def test_while_nothing_can_be_landed_nothing_more_is_taken_in(
         assert not collector.nodes.known["n1"].cordoned
         full.clear()
     assert world.codes() == ["cordon"]
-    assert caplog.text.count("writing: ") - caplog.text.count("works again") == 1
+    assert caplog.text.count("writing: ") - caplog.text.count("recovered") == 1
 
 
 def test_events_of_nodes_outside_the_fleet_are_left_out(world: World) -> None:

@@ -163,7 +163,7 @@ def test_credentials_and_headers_are_sent_and_no_secret_is_logged(
     assert {asked.headers["X-Scope-OrgID"] for asked in fake.asked} == {"hpc"}
     assert {asked.path.split("/api/")[0] for asked in fake.asked} == {"/prefix"}
     assert "oops; retrying" in caplog.text
-    assert "works again" in caplog.text
+    assert "recovered" in caplog.text
     assert "s3cret" not in caplog.text
 
 

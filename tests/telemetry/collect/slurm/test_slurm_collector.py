@@ -137,7 +137,7 @@ def test_a_controller_that_is_down_is_tried_again_and_logged_once(watched: Watch
     watched.collector.follow(60.0, stop)
     assert (watched.collector.counts["rounds"], watched.collector.counts["failed"]) == (4, 2)
     assert caplog.text.count("reading Slurm's nodes: `sinfo`") == 1
-    assert caplog.text.count("reading Slurm's nodes: works again after 2 failures") == 1
+    assert caplog.text.count("reading Slurm's nodes: recovered after 2 failures") == 1
 
 
 def test_once_says_that_slurm_does_not_answer(watched: Watched):

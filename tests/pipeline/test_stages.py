@@ -57,7 +57,7 @@ def test_predictions_hold_the_profiles_choice_in_the_contracts_shape(small_backt
 def test_labels_in_the_predictions_follow_the_definition(
     small_fleet: Path, small_backtest: Path, file: str, column: str, hours: int
 ) -> None:
-    frame = pd.read_parquet(small_backtest / f"{file}.parquet").rename(columns={column: "judged"})
+    frame = pd.read_parquet(small_backtest / f"{file}.parquet").rename(columns={column: "outcome"})
     matrix = FeatureMatrix.open(small_backtest / "matrix")
     incidents = matrix.incidents()
     gap, horizon = matrix.config.labels.gap, timedelta(hours=hours)
@@ -67,11 +67,11 @@ def test_labels_in_the_predictions_follow_the_definition(
         low, high = row.decision_time + gap, row.decision_time + gap + horizon
         hit = any(low < start <= high for start in starts.get(row.gpu, []))
         if high > end:
-            assert pd.isna(row.known_rows)
+            assert pd.isna(row.outcome)
         elif hit:
-            assert row.known_rows == 1
+            assert row.outcome == 1
         else:
-            assert pd.isna(row.known_rows) or row.known_rows == 0
+            assert pd.isna(row.outcome) or row.outcome == 0
 
 
 def test_metrics_say_where_they_come_from_and_that_the_fleet_is_simulated(small_backtest: Path) -> None:

@@ -15,8 +15,7 @@ import pytest
 from scheduler.evacuation.hooks import CommandHook
 from scheduler.evacuation.settings import CommandSettings
 from scheduler.ports.workloads import HookReply
-from tests.system.slurm_cluster import free_ports
-from tests.waiting import wait
+from tests.waiting import free_port, wait
 
 pytestmark = pytest.mark.system
 HOOK = Path(__file__).parents[2] / "deploy" / "act" / "ray_drain_node.py"
@@ -37,7 +36,7 @@ ray.get(work.remote(sys.argv[1]))
 @pytest.fixture
 def ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A head without CPUs, and a worker."""
-    port, dashboard = free_ports(2)
+    port, dashboard = free_port(), free_port()
     place = tempfile.mkdtemp(prefix="ray")  # short enough for a socket
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")

@@ -2,13 +2,16 @@
 
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 
 import pytest
 
 from policy.fleet import Fact, Level, UnitView
+from policy.plan import Action
 from scheduler.file import LeaseEntry
 from scheduler.ports import stored_state
 from scheduler.ports.errors import SourceError
+from scheduler.ports.node_object import after
 from scheduler.ports.readings import Switches
 from scheduler.ports.risks import NO_RISKS, ReportedFacts
 from scheduler.ports.stored_state import stored_policy_state
@@ -119,7 +122,20 @@ CHANGES = {
     ),
     "killed": (lambda c: c.scheduler.set_switches(Switches(kill=True)), "the kill switch was set"),
     "gone": (lambda c: c.scheduler.nodes.pop("n1"), "the node was removed"),
+    "jobs_unknown": (
+        lambda c: setattr(c.scheduler, "_reading", partial(blind, c.scheduler._reading)),
+        "what runs on it",
+    ),
+    "marked": (
+        lambda c: c.write("n1", lambda n: after(AVOID, n, c.scheduler.keys, T0)),
+        "none was expected: another client",
+    ),
 }
+AVOID = Action("avoid", "n1", "elevated", Level.AVOID, 0.4, T0 + HOUR, ("its errors rise",))
+
+
+def blind(reading, node):
+    return replace(reading(node), jobs_known=False)
 
 
 @pytest.mark.parametrize("what", CHANGES)

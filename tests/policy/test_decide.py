@@ -129,7 +129,7 @@ def test_a_demoted_group_gives_its_hard_marks_back():
 
 
 def test_the_hold_out_stays_softly_tainted_but_a_fault_that_is_there_does_not():
-    settings = config(stages=StagesConfig(pinned={"c/g": "hard"}, holdout=1.0))
+    settings = config(free=True, stages=StagesConfig(pinned={"c/g": "hard"}, holdout=1.0))
     plan = once([node("n", 0.9), node("sick", 0.9, facts=["xid 79"]), *healthy(30)], settings)
     assert verbs(plan, "n") == ["avoid", "publish"]
     assert plan.nodes["n"].held_out

@@ -103,15 +103,6 @@ def test_a_given_mapping_is_kept_and_what_is_new_added(tmp_path: Path) -> None:
     assert (new.samples.scale, str(new.kernel_log.timezone)) == ({"power_w": 2.0}, "UTC")
 
 
-def test_the_keys_of_tickets_are_guessed(tmp_path: Path) -> None:
-    tickets = write(
-        tmp_path / "t.csv", pd.DataFrame({"Event Time": ["2026-01-01"], "Host": "n0", "Category": "rma", "Notes": "x"})
-    )
-    assert {name: guess.target for name, guess in guesses_of(tickets, "events").items()} == {
-        "Event Time": "timestamp", "Host": "node", "Category": "type", "Notes": "detail"
-    }  # fmt: skip
-
-
 def test_the_unit_of_instants_and_the_types_of_tickets_are_guessed_and_what_is_not_is_named(tmp_path: Path) -> None:
     path = write(
         tmp_path / "t.csv",

@@ -33,7 +33,7 @@ from policy.breaker import BreakerConfig, CommonCauseConfig
 from policy.budget import BudgetConfig
 from policy.config import PolicyConfig
 from policy.fleet import Score, UnitView
-from policy.hysteresis import HysteresisConfig
+from policy.node_tier.hysteresis import HysteresisConfig
 from policy.plan import Action
 from policy.risk_record import ModelName
 from policy.stages import StagesConfig

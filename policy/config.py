@@ -10,12 +10,12 @@ from foundation.settings import PositiveTime
 from policy.breaker import BreakerConfig
 from policy.budget import BudgetConfig
 from policy.fleet import NodeView
-from policy.hard_rules import HardRulesConfig
-from policy.hysteresis import HysteresisConfig, NodeRiskConfig
 from policy.ladder.cost_benefit import CostBenefitConfig, worth_of
 from policy.ladder.probes import ProbeConfig
 from policy.ladder.rungs import Rung
 from policy.maintenance import MaintenanceWindow
+from policy.node_tier.hard_rules import HardRulesConfig
+from policy.node_tier.hysteresis import HysteresisConfig, NodeRiskConfig
 from policy.stages import StagesConfig
 from policy.tiers import ChosenThresholds, TierThresholds
 

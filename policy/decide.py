@@ -12,14 +12,14 @@ from policy.budget import Ask, grant, known_starts
 from policy.config import PolicyConfig
 from policy.episodes import Alert, AlertOutcome
 from policy.fleet import Level, NodeView, Signals, notices_of
-from policy.hard_rules import hits_of
-from policy.hysteresis import RiskReading, Thresholds, changed, read_node
 from policy.ladder.cost_benefit import hours_of
 from policy.ladder.requests import after_probes, candidates_of, mean_risk, requests_of
 from policy.ladder.rungs import Rung, pooled_break_even
 from policy.limits import Case, cap, limit, value, weigh
 from policy.maintenance import maintained, observed
-from policy.node_assessment import assess, removals_of
+from policy.node_tier.hard_rules import hits_of
+from policy.node_tier.hysteresis import RiskReading, Thresholds, changed, read_node
+from policy.node_tier.node_assessment import assess, removals_of
 from policy.plan import VERBS, Action, LastRequest, NodeDecision, NodeState, Plan, PolicyState, RungRequest, Verb
 from policy.stages import FIXED, Stage, StageState, advance_stage
 from policy.tiers import TIERS, Tier

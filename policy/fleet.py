@@ -67,7 +67,7 @@ class Score:
 class Fact:
     """Something a unit reported that may bypass the model.
 
-    ``name``: as in :data:`policy.hard_rules.RULES`: ``xid 79``, ``row_remap_failure``.
+    ``name``: as in :data:`policy.node_tier.hard_rules.RULES`: ``xid 79``, ``row_remap_failure``.
     ``seen_at``: when it happened (an event) or was last read (a state such as a pending remap); aware. Never the time
     at which a gauge that keeps its last XID for ever was scraped: such a fact would never end.
     """

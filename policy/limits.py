@@ -9,7 +9,7 @@ from policy.breaker import BreakerState
 from policy.config import PolicyConfig
 from policy.fleet import Level, NodeView, Signals
 from policy.ladder.cost_benefit import Worth, worth_of
-from policy.node_assessment import Assessment
+from policy.node_tier.node_assessment import Assessment
 from policy.stages import ALLOWED_LEVELS, StageState, held_out
 
 

@@ -9,10 +9,10 @@ from policy.breaker import BreakerCause, BreakerState
 from policy.budget import Start, Use
 from policy.episodes import Alert
 from policy.fleet import Level, Marks, Published
-from policy.hysteresis import TierState
 from policy.ladder.cost_benefit import Worth
 from policy.ladder.remedies import Remedy
 from policy.maintenance import Period
+from policy.node_tier.hysteresis import TierState
 from policy.stages import StageState
 from policy.tiers import Tier
 

@@ -26,10 +26,10 @@ from policy.config import PolicyConfig
 from policy.decide import carried_out, decide
 from policy.episodes import Bools, Ints
 from policy.fleet import NO_MARKS, Fact, JobView, Level, NodeView, Signals, UnitView
-from policy.hard_rules import BOOT, KINDS, LONGEST, REPAIRS, RULES, reported
 from policy.ladder.cost_benefit import CostBenefitConfig
 from policy.ladder.remedies import Remedy, duration_of
 from policy.maintenance import planned
+from policy.node_tier.hard_rules import BOOT, KINDS, LONGEST, REPAIRS, RULES, reported
 from policy.plan import Plan, PolicyState
 
 Diagnostic = Literal["none", "blind", "perfect", "stated"]

@@ -14,8 +14,8 @@ from foundation.instants import from_ms
 from policy.config import PolicyConfig
 from policy.episodes import Bools, Floats, Ints
 from policy.fleet import JobView, NodeView
-from policy.hard_rules import BOOT
 from policy.ladder.cost_benefit import CostBenefitConfig
+from policy.node_tier.hard_rules import BOOT
 from policy.stages import Stage, StagesConfig
 
 HOUR_MS: Final = 3_600_000

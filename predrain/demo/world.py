@@ -27,9 +27,9 @@ from pipeline.params import Params
 from pipeline.stages import train_bundle
 from policy.budget import BudgetConfig, DisruptionBudget
 from policy.config import PolicyConfig
-from policy.hysteresis import HysteresisConfig
 from policy.ladder.cost_benefit import CostBenefitConfig
 from policy.ladder.rungs import RUNGS, Rung
+from policy.node_tier.hysteresis import HysteresisConfig
 from policy.tiers import TierThresholds
 from predrain.demo.cluster import ReplayedCluster
 from scheduler.controller.scores_reader import ScoresReader

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from foundation.files import stamp_of
 from policy.episodes import OUTCOME_TIMEOUT, Alert, AlertOutcome, Happening, evaluate_alert
 from policy.fleet import Fact
-from policy.hard_rules import BOOT, KINDS, REMEDIED, REPAIRS, REPORTED, XIDS, reported
 from policy.maintenance import planned
+from policy.node_tier.hard_rules import BOOT, KINDS, REMEDIED, REPAIRS, REPORTED, XIDS, reported
 from scheduler.evacuation.progress import Result
 from scheduler.ports.errors import LedgerError, SourceError
 from scheduler.ports.protocols import FactReader
@@ -43,7 +43,7 @@ class NodeHistories:
 def facts_at(rows: Sequence[Mapping[str, Any]], now: datetime) -> dict[str, ReportedFacts]:
     """Return what events tell of units, and of nodes that have a maintenance, as it is known at a time.
 
-    ``rows``: as :func:`policy.hard_rules.reported` takes them, and maintenance.
+    ``rows``: as :func:`policy.node_tier.hard_rules.reported` takes them, and maintenance.
     """
     facts = {unit: ReportedFacts(*known) for unit, known in reported(rows, now).items()}
     for node, periods in planned(rows, now).items():

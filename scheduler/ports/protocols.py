@@ -8,7 +8,7 @@ from typing import Protocol
 from policy.config import PolicyConfig
 from policy.episodes import Alert, AlertOutcome
 from policy.fleet import Level, NodeView
-from policy.hard_rules import rule_hits
+from policy.node_tier.hard_rules import rule_hits
 from policy.plan import Action, Plan
 from scheduler.ports.errors import SchedulerError
 from scheduler.ports.readings import FleetReading, NodeReading, Precondition, StoredState, Switches, Write, WriteResult

@@ -8,7 +8,7 @@ from policy.budget import BudgetConfig
 from policy.config import PolicyConfig
 from policy.decide import decide
 from policy.fleet import NO_MARKS, Fact, Level, NodeView, Published, Score, Signals, UnitView
-from policy.hysteresis import HysteresisConfig
+from policy.node_tier.hysteresis import HysteresisConfig
 from policy.plan import Action, Plan, PolicyState
 from policy.stages import Stage, StagesConfig
 from policy.tiers import TierThresholds

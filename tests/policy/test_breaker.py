@@ -8,7 +8,7 @@ import pytest
 from policy.breaker import BreakerConfig, BreakerState, CommonCauseConfig, ObservedNode, Report, bursts, watch
 from policy.decide import carried_out
 from policy.fleet import Fact, JobView, NodeView, UnitView
-from policy.hard_rules import reported
+from policy.node_tier.hard_rules import reported
 from policy.plan import PolicyState
 from tests.policy.decide_world import HOUR, STEP, T0, carry_out, config, healthy, node, once, score, signals, verbs
 

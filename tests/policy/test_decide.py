@@ -9,7 +9,7 @@ import pytest
 from policy.budget import BudgetConfig, DisruptionBudget
 from policy.decide import decide
 from policy.fleet import Fact, JobView, Level, Marks, UnitView
-from policy.hard_rules import RULES, HardRulesConfig, rule_hits
+from policy.node_tier.hard_rules import RULES, HardRulesConfig, rule_hits
 from policy.plan import PolicyState
 from policy.stages import StagesConfig
 from scheduler.ports.stored_state import state_from_json, state_json

@@ -14,10 +14,10 @@ from policy.budget import BudgetConfig, RateLimit
 from policy.budget import DisruptionBudget as Budget
 from policy.decide import carried_out, decide
 from policy.fleet import Fact, JobView, Level, Marks, NodeView, Signals, UnitView
-from policy.hysteresis import NodeRiskConfig, changed
 from policy.ladder.cost_benefit import CostBenefitConfig
 from policy.ladder.probes import ProbeConfig
 from policy.ladder.rungs import RUNGS
+from policy.node_tier.hysteresis import NodeRiskConfig, changed
 from policy.plan import Plan, PolicyState
 from policy.stages import ALLOWED_LEVELS, Stage
 from policy.tiers import Basis

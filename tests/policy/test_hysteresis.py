@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policy.fleet import UnitView
-from policy.hysteresis import (
+from policy.node_tier.hysteresis import (
     HysteresisConfig,
     NodeRiskConfig,
     Thresholds,

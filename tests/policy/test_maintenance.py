@@ -9,8 +9,8 @@ from policy.breaker import BreakerConfig
 from policy.budget import BudgetConfig, DisruptionBudget
 from policy.decide import carried_out
 from policy.fleet import Fact, Marks, UnitView
-from policy.hard_rules import reported
 from policy.maintenance import LONGEST, MaintenanceWindow, planned
+from policy.node_tier.hard_rules import reported
 from policy.plan import PolicyState
 from telemetry.kernel_log.xid_message import parse_xid_message
 from tests.policy.decide_world import HOUR, STEP, T0, carry_out, config, healthy, node, once, score, verbs, why

@@ -7,7 +7,7 @@ import pytest
 from policy.breaker import BreakerConfig
 from policy.budget import DisruptionBudget, RateLimit
 from policy.fleet import JobView, Score
-from policy.hard_rules import RULES, HardRule, HardRulesConfig
+from policy.node_tier.hard_rules import RULES, HardRule, HardRulesConfig
 from policy.stages import Bar
 from tests.policy.decide_world import T0
 

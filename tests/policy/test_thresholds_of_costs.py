@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policy.fleet import JobView, Level
-from policy.hysteresis import NodeRiskConfig
 from policy.ladder.cost_benefit import CostBenefitConfig, worth_of
+from policy.node_tier.hysteresis import NodeRiskConfig
 from policy.tiers import TierThresholds
 from tests.policy.decide_world import HOUR, T0, config, healthy, node, once, verbs, why
 

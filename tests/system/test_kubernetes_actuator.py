@@ -15,7 +15,7 @@ from foundation.kubernetes.client import connect
 from policy.breaker import BreakerConfig
 from policy.budget import BudgetConfig
 from policy.config import PolicyConfig
-from policy.hysteresis import HysteresisConfig
+from policy.node_tier.hysteresis import HysteresisConfig
 from policy.stages import StagesConfig
 from policy.tiers import TierThresholds
 from scheduler.controller.controller import Controller

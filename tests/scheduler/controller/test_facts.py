@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policy.fleet import Fact
-from policy.hard_rules import RULES, reported
+from policy.node_tier.hard_rules import RULES, reported
 from scheduler.controller.facts import EventFacts
 from scheduler.ports.errors import SourceError
 from scheduler.ports.risks import ReportedFacts

@@ -6,7 +6,7 @@ from datetime import timedelta
 import pytest
 
 from policy.fleet import Fact, Level
-from policy.hard_rules import RULES
+from policy.node_tier.hard_rules import RULES
 from scheduler.evacuation.settings import VerificationSettings
 from scheduler.ports.risks import ReportedFacts
 from scheduler.ports.workloads import DiagnosticResult

@@ -13,8 +13,8 @@ from policy.breaker import BreakerConfig
 from policy.budget import BudgetConfig, DisruptionBudget
 from policy.config import PolicyConfig
 from policy.fleet import Level
-from policy.hysteresis import HysteresisConfig
 from policy.ladder.cost_benefit import CostBenefitConfig
+from policy.node_tier.hysteresis import HysteresisConfig
 from policy.stages import StagesConfig
 from policy.tiers import TierThresholds
 from scheduler.controller.controller import Controller

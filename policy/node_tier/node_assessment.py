@@ -5,8 +5,9 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from policy.fleet import Level, NodeView
-from policy.hard_rules import REMEDIED, HardRulesConfig, RuleHit, rule_hits
-from policy.hysteresis import (
+from policy.ladder.remedies import Remedy, hardest
+from policy.node_tier.hard_rules import REMEDIED, HardRulesConfig, RuleHit, rule_hits
+from policy.node_tier.hysteresis import (
     NodeRiskConfig,
     RiskReading,
     Thresholds,
@@ -17,7 +18,6 @@ from policy.hysteresis import (
     explain_tier,
     rested,
 )
-from policy.ladder.remedies import Remedy, hardest
 from policy.plan import NodeState
 from policy.tiers import TIERS, Tier
 

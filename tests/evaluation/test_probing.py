@@ -142,7 +142,7 @@ def test_a_passed_probe_lowers_the_risk_that_taints_and_checkpoints_go_by():
     )
     assert (without.node.tolist(), without.until.tolist()) == ([2], [where.end])
     passes = probing.probes.end[int(np.argmax(probing.probes.node == 2))]
-    fell = AT[-(-passes // (6 * H)) + policy.node_tier.hysteresis.fall_after - 1]
+    fell = AT[-(-passes // (6 * H)) + policy.hysteresis.fall_after - 1]
     assert (marks.node[0], marks.until[0]) == (2, fell), "the decisions after the pass see a low risk"
     low = after_passes(AT, risks, passed, probing.probes, config)[:, 2] < 0.1
     assert low.tolist()[:12] == [at >= passes for at in AT[:12]]

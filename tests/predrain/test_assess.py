@@ -333,7 +333,7 @@ def test_unknown_columns_are_written_to_a_mapping_that_nothing_is_imported_by(tm
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["mapping-2.yaml", "mapping.yaml"]
     assert re.search("gpu core temp: .*gpu_temp_c", (tmp_path / "out" / "mapping.yaml").read_text())
     done = invoke("import", "--samples", samples, "--suggest-mapping", tmp_path / "out" / "mapping.yaml", code=1)
-    assert "exists already" in done.stderr
+    assert "already exists" in done.stderr
 
 
 @pytest.mark.parametrize("text", ["samples: [\n", "- a\n", "sample: {columns: {}}\n"])

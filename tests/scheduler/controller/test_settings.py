@@ -27,7 +27,7 @@ def test_the_shipped_settings_hold_the_defaults_but_for_what_they_state() -> Non
     usual = PolicyConfig(given.policy.thresholds)
     assert given.policy.budget == usual.budget
     assert given.policy.cost_benefit == usual.cost_benefit
-    assert given.policy.node_tier.hysteresis == usual.hysteresis
+    assert given.policy.hysteresis == usual.hysteresis
     assert (given.policy.stages.ceiling, usual.stages.ceiling) == ("shadow", "shadow")
     assert given.controller == ControllerSettings()
     assert given.evacuation == EvacuationSettings()

@@ -79,7 +79,7 @@ def test_what_is_left_out_is_counted_where_it_cannot_be_read(line: str, unreadab
         ("gpu:ampere:0(IDX:N/A)", 0),
         ("gpu:a:2(IDX:0,1),gpu:b:1(IDX:4),shard:8", 3),
         ("gres:gpu:h100:2", 2),
-        ("gres:gpu", 0),
+        ("gres:gpu", 1),
     ],
 )
 def test_gpus_in_resources(written: str, gpus: int):

@@ -165,12 +165,14 @@ TAKEN = {("webhook", "no UTF-8"), ("webhook", "huge numbers"), ("webhook", "endl
 # Of a webhook the status alone counts.
 
 
+@pytest.fixture(autouse=True)
+def short_timeout_of_pushes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pushing, "TIMEOUT_S", TIMEOUT_S)
+
+
 @pytest.mark.parametrize("client", CLIENTS)
 @pytest.mark.parametrize("name", ANSWERS)
-def test_a_hostile_answer_ends_in_an_error_in_time_and_leaks_no_token(
-    client: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(pushing, "TIMEOUT_S", TIMEOUT_S)
+def test_a_hostile_answer_ends_in_an_error_in_time_and_leaks_no_token(client: str, name: str, tmp_path: Path) -> None:
     heads, elsewhere = list[bytes](), list[bytes]()
     before_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with endpoint(None, elsewhere) as other, endpoint(ANSWERS[name](other), heads) as url:

@@ -115,7 +115,7 @@ class LadderReplay:
     ``risks``: of each node at each decision; ``usual``: their mean.
     ``prices``: of each rung, on the mean node.
     ``findable``: which failures a diagnostic finds.
-    ``nobody``: the outcome without any action.
+    ``no_action``: the outcome without any action.
     """
 
     fleet: ReplayedFleet

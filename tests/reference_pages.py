@@ -152,7 +152,7 @@ def _mapping() -> dict[str, str]:
 
 
 def _rows(model: type[Section], prefix: str) -> Iterator[tuple[str, str, str]]:
-    """List dotted key, default and meaning of each field; NAME stands for a name that the user gives."""
+    """List dotted key, default and meaning of each field; NAME is a name that the user gives."""
     for name, field in model.model_fields.items():
         kinds = (field.annotation, *get_args(field.annotation))
         section = next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Section)), None)

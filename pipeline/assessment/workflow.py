@@ -232,7 +232,7 @@ def _value(
     table, every, total = dataset.jobs(), costs.checkpoint_every, int(fleet.gpus.sum())
     for option, size in (("--gpus-per-job", gpus_per_job), ("--largest-job", assumed.largest_job)):
         if size is not None and size > total:
-            raise InputError(f"{size} exceeds the {total} GPUs of the fleet", option, "Give fewer.")
+            raise InputError(f"{size} exceeds the {total} GPUs of the fleet", option, "Give a smaller size.")
 
     own = gpus_per_job is None and assumed.largest_job is None and table is not None and len(table) > 0
     evaluation, context = load_evaluation(out)

@@ -35,7 +35,7 @@ class Assessment:
     ``by_risk``: that without rules.
     ``risk``: of the node, with risks that still hold of units that turned unknown.
     ``state``: to be remembered, but for what is seen and wanted now.
-    ``undone``: somebody else removed a mark of predrain in this episode, and no new fault was reported since.
+    ``undone``: another client removed a mark of predrain in this episode, and no new fault was reported since.
     ``calm``: neither a rule nor a risk at hand holds the tier, only hysteresis: nothing new follows from it.
     ``expires_at``: until when what holds the tier does; None while ``clear``.
     ``reasons``: why the tier moved or stayed, in words.
@@ -181,7 +181,7 @@ def _remember(
 
 
 def removals_of(undone: Iterable[tuple[NodeView, Assessment]]) -> dict[str, str]:
-    """Return by node how a mark went that somebody else removed.
+    """Return, by node, how a mark that another client removed was removed.
 
     One that goes soon after it was set, on several nodes, is removed by a program and not by a person.
     """

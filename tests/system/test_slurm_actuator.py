@@ -68,7 +68,7 @@ class Actuator:
         return slurm_marks_on(self.node(name), self.settings, self.clock.now()).marks.level
 
     def fence(self) -> Fence:
-        until = self.scheduler.hold_lease(ME, timedelta(seconds=30))
+        until = self.scheduler.hold_lease(ME, timedelta(minutes=5))
         assert until is not None
         return Fence(ME, until)
 
@@ -199,13 +199,17 @@ def test_a_restart_of_slurmctld_keeps_the_drain_and_the_weight_is_set_again_and_
     assert again.node("n2").weight == 1  # that of slurm.conf
     fleet = {node.view.name: node.view for node in again.scheduler.read_fleet().nodes}
     assert (fleet["n2"].marks.soft, fleet["n2"].undone) == (True, False)
-    fence = again.fence()
-    assert len(again.scheduler.upkeep(fence.holder, fence.until)) == 4
-    assert again.node("n2").weight == 1_000_001
+
+    def weights_again() -> bool:
+        fence = again.fence()
+        again.scheduler.upkeep(fence.holder, fence.until)
+        return [again.node(name).weight for name in ("n1", "n2")] == [1_000_001] * 2
+
+    cluster.wait(weights_again)
     cluster.run("scontrol", "reconfigure")
     assert again.node("n2").weight == 1
     again.scheduler.read_fleet()
-    assert len(again.scheduler.upkeep(fence.holder, fence.until)) == 4
+    cluster.wait(weights_again)
     for name in ("n1", "n2"):
         assert again.apply(an("release", name)).kind == "done"
         node = again.node(name)
@@ -271,7 +275,7 @@ def test_jobs_that_may_not_be_requeued_are_waited_for_and_heterogeneous_ones_go_
     def listed() -> dict[str, Workload]:
         return {item.name: item for node in cluster.nodes for item in actuator.workloads.on_node(node)}
 
-    cluster.wait(lambda: len(listed()) == 3, 60)
+    cluster.wait(lambda: len(listed()) == 3)
     works = listed()
     assert set(works) == {kept, f"{het}+0", f"{het}+1"}
     assert works[kept].immovable == "it cannot be requeued (--no-requeue)"
@@ -279,7 +283,7 @@ def test_jobs_that_may_not_be_requeued_are_waited_for_and_heterogeneous_ones_go_
     fence = actuator.fence()
     assert actuator.workloads.evict(works[kept], fence).kind == "refused"
     assert actuator.workloads.evict(works[f"{het}+1"], fence).kind == "done"  # its leader runs elsewhere
-    cluster.wait(lambda: set(listed()) == {kept}, 60)
+    cluster.wait(lambda: set(listed()) == {kept})
 
 
 def test_only_the_task_that_is_meant_is_signalled_and_requeued_also_that_with_the_id_of_its_array(

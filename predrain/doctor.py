@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from features.config import LabelSection
     from foundation.place import Place
     from telemetry.dataset.channels import Channel
-    from telemetry.doctor.observation import Observation
+    from telemetry.doctor.diagnosis import Observation
 
 _BACKTEST, _BUNDLE = Path("data/backtest"), Path("data/models/candidate")
 
@@ -184,7 +184,7 @@ def _with_selection(seen: "Observation", place: "Place", labels: "LabelSection")
 
     from features.selection import examine_selection
     from telemetry.dataset.store import Dataset
-    from telemetry.doctor.observation import TelemetryFinding
+    from telemetry.doctor.diagnosis import TelemetryFinding
 
     selection = examine_selection(Dataset.open(place), labels)
     if selection is None or not selection.reasons:

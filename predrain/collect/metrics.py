@@ -69,8 +69,7 @@ def exporters(
     from telemetry.accounting import Accounting
     from telemetry.collect.buffer import RowBuffer
     from telemetry.collect.exporters import PageWatch, fleet_catalogue
-    from telemetry.collect.scraping.collector import ScrapeCollector, run_collector
-    from telemetry.collect.scraping.scraper import Scraper
+    from telemetry.collect.scraping.collector import ScrapeCollector, Scraper, run_collector
     from telemetry.collect.scraping.targets import read_targets
     from telemetry.collect.series.mapping import load_source_mapping
     from telemetry.dataset.channels import resolve_channels
@@ -128,8 +127,7 @@ def gpud(
     from telemetry.collect.gpud import CONCURRENCY, EVENTS, EventSink, EventsWatch
     from telemetry.collect.kubernetes.rules import load_rules
     from telemetry.collect.outbox import Outbox
-    from telemetry.collect.scraping.collector import ScrapeCollector, run_collector
-    from telemetry.collect.scraping.scraper import Scraper
+    from telemetry.collect.scraping.collector import ScrapeCollector, Scraper, run_collector
     from telemetry.collect.scraping.targets import read_targets
     from telemetry.landing.folder import Landing, landing_of
 

@@ -9,8 +9,7 @@ import pyarrow as pa
 
 from foundation.errors import InputError
 from telemetry.accounting import Accounting
-from telemetry.landing.folder import Landing
-from telemetry.landing.tables import Kind
+from telemetry.landing.folder import Kind, Landing
 
 _log = logging.getLogger(__name__)
 

@@ -15,9 +15,8 @@ import pandas as pd
 from foundation.errors import InputError
 from telemetry.accounting import Accounting
 from telemetry.bounds import storable
-from telemetry.dataset.event import Event
-from telemetry.landing.folder import Landing
-from telemetry.landing.tables import rows_table
+from telemetry.dataset.schema import Event
+from telemetry.landing.folder import Landing, rows_table
 
 SOURCE: Final = "dcgmi-diag"
 _MAX_BYTES: Final = 64 << 20

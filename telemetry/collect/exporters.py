@@ -14,8 +14,7 @@ import pyarrow as pa
 from foundation.http import HttpResponse
 from foundation.instants import to_ms
 from telemetry.accounting import Accounting
-from telemetry.collect.scraping.collector import Fetch, Watch
-from telemetry.collect.scraping.scraper import ScrapeError
+from telemetry.collect.scraping.collector import Fetch, ScrapeError, Watch
 from telemetry.collect.scraping.targets import PLACE_LABELS, Target
 from telemetry.collect.series.batch import InventoryNews, read_batch
 from telemetry.collect.series.exposition import LineReader, is_openmetrics, parse_line
@@ -23,7 +22,7 @@ from telemetry.collect.series.identity import Series, SeriesCatalogue, XidCount
 from telemetry.collect.series.mapping import SourceMapping
 from telemetry.collect.series.xid_counts import XidCounts
 from telemetry.dataset.channels import Channel
-from telemetry.landing.tables import Kind
+from telemetry.landing.folder import Kind
 
 MAX_PAGE_ROWS: Final = 4096
 """GPUs and MIG instances (and their times, if lines have time stamps) of one page: more is no exporter of one node."""

@@ -23,12 +23,10 @@ from telemetry.collect.buffer import DROPPED
 from telemetry.collect.kubernetes.faults import named_gpu, xid_faults
 from telemetry.collect.kubernetes.rules import KubernetesRules, default_rules
 from telemetry.collect.outbox import Outbox
-from telemetry.collect.scraping.collector import Fetch, Watch
-from telemetry.collect.scraping.scraper import ScrapeError
+from telemetry.collect.scraping.collector import Fetch, ScrapeError, Watch
 from telemetry.collect.scraping.targets import Page, Target
-from telemetry.dataset.event import Event
-from telemetry.kernel_log.catalogue import shipped
-from telemetry.kernel_log.xid_message import DETAIL_LENGTH
+from telemetry.dataset.schema import Event
+from telemetry.kernel_log.catalogue import DETAIL_LENGTH, shipped
 
 SOURCE: Final = "gpud"
 EVENTS: Final = Page("https", 15132, "/v1/events")

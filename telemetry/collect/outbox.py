@@ -16,9 +16,8 @@ from pydantic import BaseModel, ValidationError
 from foundation.errors import InputError
 from foundation.files import take_lock, write_bytes
 from telemetry.accounting import Accounting
-from telemetry.dataset.event import Event
-from telemetry.landing.folder import Landing
-from telemetry.landing.tables import Kind, Rows, rows_table
+from telemetry.dataset.schema import Event
+from telemetry.landing.folder import Kind, Landing, Rows, rows_table
 
 
 class _State(BaseModel):

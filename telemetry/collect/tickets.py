@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from foundation.errors import InputError
 from telemetry.accounting import Accounting
-from telemetry.identity.pci import normalise_pci_bus_id
+from telemetry.identity.devices import normalise_pci_bus_id
 from telemetry.importing.columns import KEY_ALIASES, refuse_absent
 from telemetry.importing.events import parse_events
 from telemetry.importing.files.tables import read_batches
@@ -21,8 +21,7 @@ from telemetry.importing.inventory import InstallationIndex
 from telemetry.importing.mapping import TableMapping
 from telemetry.importing.quarantine import Quarantine
 from telemetry.importing.tickets import resolutions
-from telemetry.landing.folder import Landing
-from telemetry.landing.tables import LANDED_EVENTS
+from telemetry.landing.folder import LANDED_EVENTS, Landing
 from telemetry.phrases.classifier import WORK, PhraseReview
 
 SOURCE: Final = "ticket"

@@ -17,7 +17,7 @@ from telemetry.accounting import Accounting
 from telemetry.dataset.channels import Channel
 from telemetry.dataset.layout import dictionary_codes, instants_ms
 from telemetry.dataset.store import Dataset
-from telemetry.doctor.observation import ChannelSeen, Observation, TelemetryFinding, findings_of
+from telemetry.doctor.diagnosis import ChannelSeen, Observation, TelemetryFinding, findings_of
 from telemetry.importing.samples.shown_events import CHANNEL as XID_GAUGE
 from telemetry.importing.sampling import sampling_interval
 from telemetry.landing.folder import Landing, landing_of

@@ -17,13 +17,12 @@ from telemetry.collect.exporters import clock_skew_s
 from telemetry.collect.prometheus.backfill import BackfillPlan
 from telemetry.collect.prometheus.client import Bounds
 from telemetry.collect.prometheus.outlook import look_ahead
-from telemetry.collect.series.batch import SeriesBook, SeriesValue
+from telemetry.collect.series.batch import NO_NUMBER, SENTINEL, SeriesBook, SeriesValue
 from telemetry.collect.series.exposition import LineReader, Sample, is_openmetrics
 from telemetry.collect.series.identity import XID_COUNT_METRIC, Series, SeriesCatalogue
 from telemetry.collect.series.mapping import SourceMapping
-from telemetry.collect.series.rows import NO_NUMBER, SENTINEL
 from telemetry.dataset.channels import Channel, is_unused
-from telemetry.doctor.observation import ChannelSeen, Observation, SourceKind, TelemetryFinding, findings_of
+from telemetry.doctor.diagnosis import ChannelSeen, Observation, SourceKind, TelemetryFinding, findings_of
 from telemetry.values.numbers import is_sentinel
 
 MAX_BYTES: Final = 64 << 20

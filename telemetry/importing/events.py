@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from foundation.errors import InputError
 from telemetry.dataset.schema import EVENT_RUNS, EVENTS, MAINTENANCE_BEGIN, MAINTENANCE_END, ms_of
-from telemetry.identity.pci import normalise_pci_bus_id
+from telemetry.identity.devices import normalise_pci_bus_id
 from telemetry.importing.batch import Batch
 from telemetry.importing.columns import KEY_ALIASES, as_counts, missing_column
 from telemetry.importing.event_runs import RUN_MS, stack_events, with_runs

@@ -18,9 +18,15 @@ from foundation.times import NEVER
 from telemetry.dataset.installations import Timeline
 from telemetry.dataset.meta import instant_text
 from telemetry.dataset.schema import INVENTORY, Unit, ms_of
-from telemetry.identity.devices import GpuNames, device_key, is_placeholder, parent_of_mig, place_identity
+from telemetry.identity.devices import (
+    GpuNames,
+    device_key,
+    is_placeholder,
+    normalise_pci_bus_id,
+    parent_of_mig,
+    place_identity,
+)
 from telemetry.identity.nodes import NodeNames, are_one_node, node_key
-from telemetry.identity.pci import normalise_pci_bus_id
 from telemetry.importing.batch import Batch
 from telemetry.importing.columns import aliases_by_words, are_pci_addresses, as_text, mapped_targets
 from telemetry.importing.files.sources import expand_sources

@@ -14,8 +14,7 @@ import pandas as pd
 from foundation.slurm import expand_hostlist
 from foundation.times import NEVER
 from telemetry.dataset.schema import EVENT_TYPES, ms_of
-from telemetry.identity.devices import GpuNames, is_placeholder
-from telemetry.identity.pci import normalise_pci_bus_id
+from telemetry.identity.devices import GpuNames, is_placeholder, normalise_pci_bus_id
 from telemetry.importing.batch import Batch
 from telemetry.importing.inventory import InstallationIndex
 from telemetry.importing.slots import is_index, slot_key

@@ -14,12 +14,11 @@ from foundation.errors import InputError
 from foundation.files import check_regular
 from foundation.running import gc_paused
 from telemetry.accounting import Accounting
-from telemetry.dataset.event import Event
-from telemetry.kernel_log.catalogue import MessageCatalogue, MessageRule, shipped
-from telemetry.kernel_log.dating import LogContext
+from telemetry.dataset.schema import Event
+from telemetry.kernel_log.catalogue import DESCRIBED_XIDS, MessageCatalogue, MessageRule, shipped
 from telemetry.kernel_log.entries import MAX_LINE, EntryReader
 from telemetry.kernel_log.reader import KernelLogReader, log_lines
-from telemetry.kernel_log.xid_message import DESCRIBED_XIDS
+from telemetry.kernel_log.stamps import LogContext
 from telemetry.packing import open_packed, read_errors
 
 _MAX_WITHOUT_END: Final = 1 << 26
@@ -38,7 +37,7 @@ _NO_LOGS: Final = {
 class KernelLog:
     """What a kernel log held.
 
-    ``events``: with the fields of :class:`telemetry.dataset.event.Event` as columns; ``gpu`` only where a message gave
+    ``events``: with the fields of :class:`telemetry.dataset.schema.Event` as columns; ``gpu`` only where a message gave
     the UUID.
     ``unknown_codes``: XIDs without a description, with their number; their events are kept.
     ``unparsed``: line number from 1, line and problem of lines about an event that could not be used.

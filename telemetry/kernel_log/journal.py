@@ -13,9 +13,9 @@ from foundation.errors import InputError
 from foundation.http import retry_policy
 from foundation.instants import to_ms
 from telemetry.kernel_log.catalogue import MessageCatalogue, shipped
-from telemetry.kernel_log.dating import LogContext
 from telemetry.kernel_log.entries import Entry, json_entries
 from telemetry.kernel_log.reader import Lines, LogLine, log_lines
+from telemetry.kernel_log.stamps import LogContext
 
 _log = logging.getLogger(__name__)
 _FIELDS: Final = "MESSAGE,_HOSTNAME,_BOOT_ID"

@@ -17,9 +17,9 @@ from typing import Any, BinaryIO, Final
 from foundation.errors import InputError
 from foundation.files import check_regular
 from telemetry.kernel_log.catalogue import MessageCatalogue, shipped
-from telemetry.kernel_log.dating import LogContext, machine_zone
 from telemetry.kernel_log.entries import MAX_LINE, EntryReader
 from telemetry.kernel_log.reader import Lines, LogLine, log_lines
+from telemetry.kernel_log.stamps import LogContext, machine_zone
 from telemetry.packing import DAMAGED, UNPACKERS, open_packed
 
 _log = logging.getLogger(__name__)

@@ -9,12 +9,10 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from foundation.errors import InputError
 from telemetry.accounting import Accounting
-from telemetry.dataset.event import Event
-from telemetry.kernel_log.catalogue import BOOT, FALLEN_OFF, MessageCatalogue
-from telemetry.kernel_log.dating import ADVICE, LogContext, date_lines
+from telemetry.dataset.schema import Event
+from telemetry.kernel_log.catalogue import BOOT, FALLEN_OFF, KernelFinding, MessageCatalogue
 from telemetry.kernel_log.entries import Entry
-from telemetry.kernel_log.stamps import Stamp, parse_header
-from telemetry.kernel_log.xid_message import KernelFinding
+from telemetry.kernel_log.stamps import ADVICE, LogContext, Stamp, date_lines, parse_header
 
 TABLE: Final = "kernel log lines"
 """Name of the table of :class:`telemetry.accounting.Accounting`."""
@@ -45,7 +43,7 @@ _GPU_LOST: Final = "79"
 class LogLine(NamedTuple):
     """One message that may be about a GPU.
 
-    ``when``: None where the line has no stamp; a text (a key of :data:`telemetry.kernel_log.dating.ADVICE`) where the
+    ``when``: None where the line has no stamp; a text (a key of :data:`telemetry.kernel_log.stamps.ADVICE`) where the
     stamp lacks something.
     ``since_boot``: seconds, where the line gives them.
     ``history``: it is older than the collector: its events are dated as an import would date them, not as news.

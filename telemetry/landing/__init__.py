@@ -1,5 +1,5 @@
-"""Where collectors put what they hear, and how it becomes part of a dataset.
+"""The landing folder of collectors, and its compaction into a dataset.
 
-Collectors write tables (``tables``) into the folder ``DATASET.live`` (``folder``); ``compaction`` brings what waits
-there into the dataset, with an inventory of stays made from observations (``inventory``). Start with ``compaction``.
+Collectors stage tables in the folder ``DATASET.live`` (``folder``). ``compaction`` merges the staged files into the
+dataset, with an inventory of installations made from observations (``inventory``). Start with ``compaction``.
 """

@@ -39,7 +39,7 @@ from telemetry.importing.inventory import (
 )
 from telemetry.importing.mapping import ImportMapping, TableMapping
 from telemetry.importing.sampling import interval_of_staged, step_for
-from telemetry.landing.folder import Landing, landing_of
+from telemetry.landing.folder import KINDS, LANDED_EVENTS, Landing, landing_of
 from telemetry.landing.inventory import (
     RUNS,
     derive_inventory,
@@ -62,7 +62,6 @@ from telemetry.landing.staged import (
     pending_table,
     place_staged,
 )
-from telemetry.landing.tables import KINDS, LANDED_EVENTS
 
 _LOG = logging.getLogger(__name__)
 

@@ -15,9 +15,8 @@ import pandas as pd
 import pyarrow as pa
 
 from telemetry.dataset.schema import EVENTS, INVENTORY, Unit, ms_of
-from telemetry.identity.devices import place_identity
+from telemetry.identity.devices import normalise_pci_bus_id, place_identity
 from telemetry.identity.nodes import node_key, one_spelling
-from telemetry.identity.pci import normalise_pci_bus_id
 from telemetry.importing.evidence import ATTRIBUTES, OPEN, correct_stays, records, shared_units
 
 _LOG = logging.getLogger(__name__)

@@ -27,9 +27,8 @@ from telemetry.importing.inventory import InstallationIndex, unit_of
 from telemetry.importing.jobs import read_jobs
 from telemetry.importing.mapping import TableMapping
 from telemetry.importing.quarantine import Quarantine, row_text
-from telemetry.landing.folder import Landing
+from telemetry.landing.folder import KINDS, LANDED_EVENTS, SAMPLE_KEYS, Kind, Landing, lay_out
 from telemetry.landing.inventory import collapse, from_landed, from_samples, no_runs
-from telemetry.landing.tables import KINDS, LANDED_EVENTS, SAMPLE_KEYS, Kind, lay_out
 
 _LOG = logging.getLogger(__name__)
 

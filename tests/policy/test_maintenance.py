@@ -12,7 +12,7 @@ from policy.fleet import Fact, Marks, UnitView
 from policy.maintenance import LONGEST, MaintenanceWindow, planned
 from policy.node_tier.hard_rules import reported
 from policy.plan import PolicyState
-from telemetry.kernel_log.xid_message import parse_xid_message
+from telemetry.kernel_log.catalogue import parse_xid_message
 from tests.policy.decide_world import HOUR, STEP, T0, carry_out, config, healthy, node, once, score, verbs, why
 
 

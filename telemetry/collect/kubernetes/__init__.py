@@ -1,12 +1,10 @@
-"""Collects from a Kubernetes API server, and holds the client that the scheduler uses too.
+"""Collects from a Kubernetes API server.
 
-In: nodes, events and pods, listed once and then watched. Out: drains, repairs and trouble of nodes as events, pods with
-GPUs as jobs, node places as inventory rows, all in the landing folder of a dataset.
+In: nodes, events and pods, listed once and then watched. Out: drains, repairs and faults of nodes as events, pods with
+GPUs as jobs, locations of nodes as inventory rows, all in the landing folder of a dataset.
 
-Start with ``collector``. ``client`` is the connection, ``api`` its answers and errors, ``watching`` keeps up with one
-kind of object; ``nodes``, ``events`` and ``jobs`` track what is known of each by ``rules``. ``discovery`` finds
-exporters behind a service.
+Start with ``collector``, which also reads events. ``nodes`` and ``jobs`` track objects, ``rules`` classifies what they
+report, ``faults`` lists known conditions and reasons. ``discovery`` finds the exporters behind a service.
 
-The scheduler reads through ``client``, ``rules``, ``nodes`` and ``jobs``: both must mean the same by a GPU, a job and a
-cordon.
+The scheduler reads nodes and pods through ``nodes`` and ``jobs``, so both rooms agree on GPUs, jobs and cordons.
 """

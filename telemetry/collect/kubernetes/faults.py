@@ -5,8 +5,8 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
-from telemetry.identity.pci import normalise_pci_bus_id
-from telemetry.kernel_log.xid_message import GPU_UUID, KernelFinding, parse_xid_message
+from telemetry.identity.devices import normalise_pci_bus_id
+from telemetry.kernel_log.catalogue import GPU_UUID, KernelFinding, parse_xid_message
 
 _MAX_TEXT: Final = 16_384
 _MAX_CODES: Final = 32

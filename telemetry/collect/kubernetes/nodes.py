@@ -13,10 +13,10 @@ from foundation.kubernetes.watching import Tracker
 from telemetry.accounting import Accounting
 from telemetry.collect.kubernetes.faults import lost_gpus, xid_faults
 from telemetry.collect.kubernetes.rules import KubernetesRules, Rule
-from telemetry.dataset.event import Event
 from telemetry.dataset.schema import MAINTENANCE_BEGIN as BEGIN
 from telemetry.dataset.schema import MAINTENANCE_END as END
-from telemetry.kernel_log.xid_message import DETAIL_LENGTH, KernelFinding
+from telemetry.dataset.schema import Event
+from telemetry.kernel_log.catalogue import DETAIL_LENGTH, KernelFinding
 
 SOURCE: Final = "kubernetes"
 OWN_SOURCE: Final = "predrain"

@@ -23,8 +23,18 @@ from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any, Final
 
-from telemetry.collect.nvml.library import LOST, RELOADED, UNSUPPORTED, Library, NvmlFault
-from telemetry.collect.nvml.questions import CALLS, FIELDS, LINK_COUNTERS, PROFILE, NvmlQuery
+from telemetry.collect.nvml.library import (
+    CALLS,
+    FIELDS,
+    LINK_COUNTERS,
+    LOST,
+    PROFILE,
+    RELOADED,
+    UNSUPPORTED,
+    Library,
+    NvmlFault,
+    NvmlQuery,
+)
 
 WAIT_MS: Final = 1000
 """How long one wait for XIDs lasts; a message says after each that the watch continues."""

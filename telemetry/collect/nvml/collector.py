@@ -24,8 +24,8 @@ from telemetry.collect.buffer import DROPPED, RowBuffer
 from telemetry.collect.nvml.library import Identity
 from telemetry.collect.nvml.node_reader import NodeReader, Process, Row
 from telemetry.collect.outbox import Outbox
+from telemetry.collect.series.batch import assemble
 from telemetry.collect.series.identity import Series
-from telemetry.collect.series.rows import assemble
 from telemetry.dataset.channels import Channel
 from telemetry.landing.folder import Landing
 

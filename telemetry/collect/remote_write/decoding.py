@@ -22,8 +22,8 @@ from google.protobuf.message import DecodeError
 from foundation.instants import to_ms
 from foundation.server.problems import RequestRefused
 from telemetry.bounds import BAD_TIME, EARLIEST_MS, LATEST_MS
+from telemetry.collect.series.batch import OTHER_SERIES
 from telemetry.collect.series.identity import XID_COUNT_METRIC, Series, SeriesCatalogue, XidCount
-from telemetry.collect.series.rows import OTHER_SERIES
 
 # A copy of three bytes makes 64 at most, so that no honest block grows more.
 _MOST_GROWTH = 22

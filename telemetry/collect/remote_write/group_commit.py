@@ -27,8 +27,7 @@ from telemetry.collect.remote_write.decoding import Samples
 from telemetry.collect.series.batch import InventoryNews, read_batch
 from telemetry.collect.series.xid_counts import XidCounts
 from telemetry.dataset.schema import INSTANT
-from telemetry.landing.folder import Landing
-from telemetry.landing.tables import LANDED_EVENTS
+from telemetry.landing.folder import LANDED_EVENTS, Landing
 
 _LOG = logging.getLogger(__name__)
 _WRITING = "writing samples"

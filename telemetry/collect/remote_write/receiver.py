@@ -28,8 +28,7 @@ from telemetry.collect.remote_write.decoding import RemoteWriteDecoder, Samples,
 from telemetry.collect.remote_write.group_commit import GroupCommit, ReceiverSettings, SampleWriter
 from telemetry.collect.series.identity import SeriesCatalogue
 from telemetry.dataset.channels import CATALOGUE
-from telemetry.landing.folder import Landing
-from telemetry.landing.tables import Kind, lay_out
+from telemetry.landing.folder import Kind, Landing, lay_out
 
 _LOG = logging.getLogger(__name__)
 _MIN_LENGTH = 16

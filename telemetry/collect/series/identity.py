@@ -17,9 +17,8 @@ from foundation.files import write_bytes
 from foundation.text import nearest_hint
 from telemetry.collect.series.mapping import SourceMapping
 from telemetry.dataset.channels import Channel, Kind, by_source_name, channel_as_dict, is_unused, with_rollups
-from telemetry.identity.devices import is_placeholder, place_identity
+from telemetry.identity.devices import is_placeholder, normalise_pci_bus_id, place_identity
 from telemetry.identity.node_labels import NO_VALUE, NodeLabelChoice, NodeLabels
-from telemetry.identity.pci import normalise_pci_bus_id
 
 XID_COUNT_METRIC: Final = "DCGM_EXP_XID_ERRORS_COUNT"
 """The exporter's own count of XIDs in its last minutes, one series for each XID (label ``xid``)."""

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from telemetry.collect.series.identity import XidCount
-from telemetry.landing.tables import rows_table
+from telemetry.landing.folder import rows_table
 
 SOURCE: Final = "exporter:DCGM_EXP_XID_ERRORS_COUNT"
 """``source`` of the events."""

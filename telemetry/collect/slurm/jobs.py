@@ -24,7 +24,7 @@ from foundation.slurm import (
 )
 from telemetry.accounting import Accounting
 from telemetry.bounds import storable
-from telemetry.landing.tables import rows_table
+from telemetry.landing.folder import rows_table
 
 SACCT_COLUMNS: Final = ("JobID", "State", "Start", "End", "NodeList", "AllocTRES")
 """Columns that we ask sacct for."""

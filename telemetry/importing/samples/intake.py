@@ -16,8 +16,7 @@ from foundation.errors import InputError
 from telemetry.dataset.channels import Channel, with_rollups
 from telemetry.dataset.layout import node_hash
 from telemetry.dataset.schema import CHANNEL_TYPES
-from telemetry.identity.devices import device_key, is_placeholder, place_identity
-from telemetry.identity.pci import normalise_pci_bus_id
+from telemetry.identity.devices import device_key, is_placeholder, normalise_pci_bus_id, place_identity
 from telemetry.importing.batch import Batch
 from telemetry.importing.columns import (
     GPU_PLACE,

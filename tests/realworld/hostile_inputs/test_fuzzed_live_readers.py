@@ -21,11 +21,11 @@ from telemetry.collect.gpud import read_events
 from telemetry.collect.prometheus.client import read_matrix, split_samples
 from telemetry.collect.remote_write.arrow_body import read_stream
 from telemetry.collect.remote_write.decoding import RemoteWriteDecoder, decompress
-from telemetry.collect.scraping.scraper import ScrapeError
+from telemetry.collect.scraping.collector import ScrapeError
 from telemetry.collect.series.exposition import LineReader
 from telemetry.collect.series.identity import SeriesCatalogue
 from telemetry.dataset.channels import CATALOGUE
-from telemetry.landing.tables import lay_out
+from telemetry.landing.folder import lay_out
 from tests.telemetry.collect.remote_write.encoding import block, labels, write_request
 
 NOW = datetime(2026, 3, 1, tzinfo=UTC)

@@ -30,7 +30,7 @@ from telemetry.collect import pushing
 from telemetry.collect.exporters import PageWatch, fleet_catalogue
 from telemetry.collect.gpud import read_events
 from telemetry.collect.prometheus.client import Bounds, PrometheusClient, TooMuch
-from telemetry.collect.scraping.scraper import ScrapeError, Scraper
+from telemetry.collect.scraping.collector import ScrapeError, Scraper
 from telemetry.collect.scraping.targets import parse_target
 from telemetry.collect.series.mapping import SourceMapping
 from telemetry.dataset.channels import CATALOGUE

@@ -16,8 +16,8 @@ from telemetry.bounds import BAD_TIME
 from telemetry.collect.remote_write.decoding import MAX_MESSAGES, RemoteWriteDecoder
 from telemetry.collect.remote_write.group_commit import ReceiverSettings
 from telemetry.collect.remote_write.receiver import ARROW, Receiver, application
+from telemetry.collect.series.batch import OTHER_SERIES
 from telemetry.collect.series.identity import SeriesCatalogue
-from telemetry.collect.series.rows import OTHER_SERIES
 from telemetry.dataset.channels import CATALOGUE
 from telemetry.landing.folder import Landing
 from tests.telemetry.collect.remote_write.encoding import call, field, labels, write_request

@@ -15,7 +15,7 @@ from foundation.errors import InputError
 from foundation.kubernetes.watching import Resource
 from foundation.slurm import SlurmFormatError
 from telemetry.accounting import Accounting
-from telemetry.collect.kubernetes.events import NoticeReader, NoticeTracker
+from telemetry.collect.kubernetes.collector import NoticeReader, NoticeTracker
 from telemetry.collect.kubernetes.jobs import gpus_of, pod_run
 from telemetry.collect.kubernetes.nodes import NodeTracker, view_of
 from telemetry.collect.kubernetes.rules import default_rules

@@ -17,9 +17,9 @@ from telemetry.collect.openmetrics import land_dump
 from telemetry.collect.remote_write.group_commit import ReceiverSettings
 from telemetry.collect.remote_write.receiver import Receiver, application
 from telemetry.collect.scraping.targets import Target
+from telemetry.collect.series.batch import NO_NUMBER, SENTINEL
 from telemetry.collect.series.identity import SeriesCatalogue
 from telemetry.collect.series.mapping import SourceMapping
-from telemetry.collect.series.rows import NO_NUMBER, SENTINEL
 from telemetry.dataset.channels import CATALOGUE
 from telemetry.doctor.series_source import observe_body
 from telemetry.landing.folder import Landing

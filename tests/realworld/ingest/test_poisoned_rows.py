@@ -8,8 +8,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from telemetry.dataset.store import Dataset
+from telemetry.landing.folder import LANDED_EVENTS, LANDED_INVENTORY, Kind
 from telemetry.landing.staged import Waiting
-from telemetry.landing.tables import LANDED_EVENTS, LANDED_INVENTORY, Kind
 from tests.telemetry.helpers import DAY, gpu
 from tests.telemetry.landing.test_compaction import NOW, fold, fold_settings, land, landing, raw, samples_of
 

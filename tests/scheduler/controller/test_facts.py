@@ -14,7 +14,7 @@ from scheduler.controller.facts import EventFacts
 from scheduler.ports.errors import SourceError
 from scheduler.ports.risks import ReportedFacts
 from telemetry.dataset.schema import EVENT_RUNS, EVENTS
-from telemetry.kernel_log.xid_message import parse_xid_message
+from telemetry.kernel_log.catalogue import parse_xid_message
 from tests.policy.decide_world import HOUR, T0
 
 

@@ -4,7 +4,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from telemetry.dataset.event import Event
+from telemetry.dataset.schema import Event
 from telemetry.kernel_log.catalogue import shipped
 from telemetry.kernel_log.reader import KernelLogReader, Lines, LogLine
 from telemetry.landing.folder import Landing

@@ -20,8 +20,7 @@ from telemetry.accounting import Accounting
 from telemetry.collect.gpud import EVENTS, NO_EVIDENCE, EventSink, EventsWatch
 from telemetry.collect.kubernetes.rules import KubernetesRules, load_rules
 from telemetry.collect.outbox import Outbox
-from telemetry.collect.scraping.collector import SCRAPES, ScrapeCollector, ScrapeSettings
-from telemetry.collect.scraping.scraper import PAGE_BYTES, Scraper
+from telemetry.collect.scraping.collector import PAGE_BYTES, SCRAPES, ScrapeCollector, Scraper, ScrapeSettings
 from telemetry.collect.scraping.targets import read_targets
 from telemetry.importing.event_runs import dedupe_events
 from telemetry.kernel_log.reader import LogLine

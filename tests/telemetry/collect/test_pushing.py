@@ -16,8 +16,7 @@ from foundation.errors import InputError
 from foundation.http import BodyTooLarge, Connection, HttpError, HttpResponse
 from telemetry.collect import pushing
 from telemetry.collect.pushing import HttpTarget, Later, Pusher, Rejected, Spool, parse_bytes
-from telemetry.landing.folder import Landing
-from telemetry.landing.tables import Kind
+from telemetry.landing.folder import Kind, Landing
 
 AT = datetime(2026, 3, 1, tzinfo=UTC)
 

@@ -4,9 +4,9 @@ from datetime import UTC, datetime
 from typing import Any
 
 from telemetry.dataset.channels import CATALOGUE
+from telemetry.doctor.diagnosis import ChannelSeen, Observation
 from telemetry.doctor.groups import counter_name
 from telemetry.doctor.importance import Importance
-from telemetry.doctor.observation import ChannelSeen, Observation
 
 NOW = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 H100 = "NVIDIA H100 80GB HBM3"

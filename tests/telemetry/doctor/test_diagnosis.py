@@ -10,10 +10,18 @@ import pytest
 from features.config import FAILURE_CLASSES
 from foundation.errors import InputError
 from telemetry.dataset.channels import CATALOGUE, Channel
-from telemetry.doctor.diagnosis import ChannelState, Diagnosis, absent_on, as_dict, as_text, diagnose
+from telemetry.doctor.diagnosis import (
+    ChannelSeen,
+    ChannelState,
+    Diagnosis,
+    TelemetryFinding,
+    absent_on,
+    as_dict,
+    as_text,
+    diagnose,
+)
 from telemetry.doctor.groups import GROUPS, LATER_FIELDS, OTHER, channels_page, counter_line, counter_name, grouped
 from telemetry.doctor.importance import XIDS, read_importance
-from telemetry.doctor.observation import ChannelSeen, TelemetryFinding
 from tests.telemetry.doctor.looks import H100, IMPORTANCE, observation, without
 
 

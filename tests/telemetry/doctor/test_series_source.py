@@ -11,11 +11,11 @@ from foundation.durations import format_duration
 from foundation.errors import InputError
 from foundation.http import Connection, HttpResponse
 from foundation.instants import to_ms
+from telemetry.collect.series.batch import NO_NUMBER
 from telemetry.collect.series.exposition import parse_line
 from telemetry.collect.series.identity import SeriesCatalogue
-from telemetry.collect.series.rows import NO_NUMBER
 from telemetry.dataset.channels import CATALOGUE
-from telemetry.doctor.observation import Observation
+from telemetry.doctor.diagnosis import Observation
 from telemetry.doctor.series_source import observe_body, observe_file, observe_page, observe_prometheus
 from tests.http_server import Handler, serving
 from tests.telemetry.collect.prometheus.fake_prometheus import HOUR_MS, FakePrometheus, gpu_labels

@@ -1,7 +1,13 @@
 import pytest
 
-from telemetry.identity.devices import GpuNames, device_key, is_placeholder, parent_of_mig, place_identity
-from telemetry.identity.pci import normalise_pci_bus_id
+from telemetry.identity.devices import (
+    GpuNames,
+    device_key,
+    is_placeholder,
+    normalise_pci_bus_id,
+    parent_of_mig,
+    place_identity,
+)
 
 UUID = "GPU-0A1b2c3d-4e5f-6071-8293-a4b5c6d7e8f9"
 

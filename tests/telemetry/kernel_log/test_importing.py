@@ -9,8 +9,8 @@ from foundation.errors import InputError
 from telemetry.dataset.schema import ms_of
 from telemetry.importing.events import place_events
 from telemetry.importing.inventory import InstallationIndex
+from telemetry.kernel_log.catalogue import parse_xid_message
 from telemetry.kernel_log.importing import KernelLog, parse_kernel_log
-from telemetry.kernel_log.xid_message import parse_xid_message
 from tests.telemetry.helpers import gpu, quarantine_of, run_import, samples_frame
 
 FELL = "NVRM: Xid (PCI:0000:10:00): 79, pid=1234, name=python, GPU has fallen off the bus."

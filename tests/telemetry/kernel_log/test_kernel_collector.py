@@ -10,7 +10,7 @@ from telemetry.accounting import Account
 from telemetry.collect import outbox as outbox_module
 from telemetry.collect.kernel_log import collect_kernel_log
 from telemetry.collect.outbox import Outbox
-from telemetry.dataset.event import Event
+from telemetry.dataset.schema import Event
 from telemetry.kernel_log.reader import TABLE, LogLine
 from telemetry.landing.folder import Landing
 from tests.telemetry.collect.builders import NOW, Clock, ScriptedSource, landed, landing

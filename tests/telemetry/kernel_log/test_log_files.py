@@ -22,15 +22,14 @@ from hypothesis import strategies as st
 from foundation.errors import InputError
 from foundation.instants import to_ms
 from telemetry.collect.kernel_log import known_at
-from telemetry.dataset.event import Event
+from telemetry.dataset.schema import Event
 from telemetry.kernel_log import log_files
 from telemetry.kernel_log.catalogue import shipped
-from telemetry.kernel_log.dating import LogContext as LogClock
-from telemetry.kernel_log.dating import date_lines
 from telemetry.kernel_log.journal import MAX_ENTRY_BYTES, Journal
 from telemetry.kernel_log.log_files import LogFile, LogFiles, LogPosition
 from telemetry.kernel_log.reader import TABLE, UNCLEAR, UNDATED, KernelLogReader, LogLine
-from telemetry.kernel_log.stamps import parse_header
+from telemetry.kernel_log.stamps import LogContext as LogClock
+from telemetry.kernel_log.stamps import date_lines, parse_header
 from tests.telemetry.collect.builders import NOW, Clock
 
 

@@ -16,8 +16,7 @@ from telemetry.dataset.channels import resolve_channels
 from telemetry.dataset.store import Dataset
 from telemetry.importing.ingest import ImportResult
 from telemetry.landing.compaction import CompactResult, CompactSettings, compact
-from telemetry.landing.folder import Landing, landing_of
-from telemetry.landing.tables import Kind
+from telemetry.landing.folder import Kind, Landing, landing_of
 from tests.killed import die_at, exit_code_of
 from tests.telemetry.helpers import DAY, all_samples, gpu, inventory_frame, run_import, samples_frame, write_csv
 

@@ -13,8 +13,7 @@ import pyarrow as pa
 import pytest
 
 from foundation.errors import InputError
-from telemetry.collect.scraping.collector import SCRAPES, ScrapeSettings
-from telemetry.collect.scraping.scraper import ScrapeError
+from telemetry.collect.scraping.collector import SCRAPES, ScrapeError, ScrapeSettings
 from telemetry.collect.scraping.targets import Target, read_targets
 from telemetry.importing.event_runs import is_from_exporter
 from telemetry.landing.folder import Landing

@@ -17,7 +17,7 @@ import pytest
 from foundation.errors import InputError
 from foundation.http import Connection, HttpResponse
 from telemetry.collect.kubernetes import discovery
-from telemetry.collect.scraping.scraper import PAGE_BYTES, ScrapeError, Scraper
+from telemetry.collect.scraping.collector import PAGE_BYTES, ScrapeError, Scraper
 from telemetry.collect.scraping.targets import Target, parse_target, read_targets
 from tests.landed import landed_table
 from tests.telemetry.collect.exporters.exporter_pages import exporter_page
@@ -121,7 +121,7 @@ def test_an_endless_page_is_refused_before_it_has_arrived(monkeypatch: pytest.Mo
 
     error = failure(handler)
     assert str(error) == f"too_large: the answer has more than {PAGE_BYTES:,} bytes"
-    monkeypatch.setattr("telemetry.collect.scraping.scraper.PAGES_BYTES", 1 << 20)
+    monkeypatch.setattr("telemetry.collect.scraping.collector.PAGES_BYTES", 1 << 20)
     assert "all pages under way have more than 1,048,576 bytes" in str(failure(handler))
     assert isinstance(fetch(always(answer(PAGE)), times=2)[1], HttpResponse)
 

@@ -6,9 +6,8 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from telemetry.collect.nvml.child import Message, Session
-from telemetry.collect.nvml.library import Identity, Library, NvmlFault
+from telemetry.collect.nvml.library import Identity, Library, NvmlFault, NvmlQuery
 from telemetry.collect.nvml.node_reader import Ended, NodeReader, Process, Silent
-from telemetry.collect.nvml.questions import NvmlQuery
 
 _NOT_SUPPORTED = 3
 

@@ -14,8 +14,8 @@ import pytest
 from foundation.errors import InputError
 from telemetry.accounting import Accounting
 from telemetry.collect.prometheus.client import Bounds
+from telemetry.collect.series.batch import SENTINEL
 from telemetry.collect.series.mapping import SourceMapping
-from telemetry.collect.series.rows import SENTINEL
 from telemetry.dataset.store import Dataset
 from tests.landed import landed_table
 from tests.processes import invoke

@@ -21,7 +21,7 @@ from telemetry.collect.remote_write.decoding import LINK
 from telemetry.collect.remote_write.decoding import STALE as STALE_MARKER
 from telemetry.collect.remote_write.group_commit import ReceiverSettings
 from telemetry.collect.remote_write.receiver import ARROW, Receiver
-from telemetry.collect.series.rows import assemble
+from telemetry.collect.series.batch import assemble
 from telemetry.landing.folder import Landing
 from tests.landed import landed_table
 from tests.telemetry.collect.remote_write.encoding import (

@@ -12,13 +12,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from telemetry.collect.series.batch import observed_spans
+from telemetry.collect.series.batch import (
+    CONFLICT,
+    INEXACT,
+    INFINITE,
+    NOT_WHOLE,
+    OUTSIDE,
+    SENTINEL,
+    assemble,
+    observed_spans,
+)
 from telemetry.collect.series.exposition import BAD_LINE, LineReader, is_openmetrics, parse_line
 from telemetry.collect.series.identity import Series, XidCount
-from telemetry.collect.series.rows import CONFLICT, INEXACT, INFINITE, NOT_WHOLE, OUTSIDE, SENTINEL, assemble
 from telemetry.collect.series.xid_counts import FORGOTTEN_AFTER_MS, XidCounts
 from telemetry.dataset.channels import CATALOGUE, Kind
-from telemetry.landing.tables import lay_out
+from telemetry.landing.folder import lay_out
 
 KINDS: dict[str, Kind] = {
     "gpu_temp_c": "gauge",

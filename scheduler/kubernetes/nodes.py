@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, Final
 
 from foundation.instants import from_ms
@@ -24,6 +24,7 @@ _DRIVERS: Final = (
     ("nvidia.com/cuda.driver.major", "nvidia.com/cuda.driver.minor", "nvidia.com/cuda.driver.rev"),
     ("amd.com/gpu.driver-version",),
 )
+_STARTS_FOR: Final = timedelta(minutes=15)  # a new node that is not ready is starting so long
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,16 +90,17 @@ def _parsed(
         _cordoner(metadata.get("managedFields") or (), collected.cordoned_by), bool(metadata.get("managedFields")),
         {condition["type"]: str(condition.get("status")) for condition in conditions},
     )  # fmt: skip
-    place = dict(collected.place)
+    place, created = dict(collected.place), None if collected.created_ms is None else from_ms(collected.created_ms)
+    starting = not collected.ready and created is not None and now - created < _STARTS_FOR
     base = NodeView(
         node_object.name, place.get("cluster", settings.cluster), place.get("group", settings.group),
         place.get("rack"), place.get("nvlink_domain"), tuple(map(UnitView, _units(annotations, settings))),
         cordoned_by=_cordoned_by(collected, node_object, keys),
         down=not collected.ready,  # or it never reported
-        resting="its removal" if metadata.get("deletionTimestamp") else None,
+        resting="its removal" if metadata.get("deletionTimestamp") else "its start" if starting else None,
         owner="the client that deletes it" if metadata.get("deletionTimestamp") else None,
         software=_software(labels),
-        since=None if collected.created_ms is None else from_ms(collected.created_ms),
+        since=created,
     )  # fmt: skip
     view = view_of(node_object, base, keys, now)
     own = next((condition for condition in conditions if condition.get("type") == CONDITION), None)

@@ -22,10 +22,15 @@ _KNOWN_FOR_S: Final = 30.0
 _HOSTNAME: Final = "kubernetes.io/hostname"
 _ONE_SHOT: Final = (
     ("argoproj.io", "Workflow"), ("tekton.dev", "TaskRun"), ("sparkoperator.k8s.io", "SparkApplication"),
+    ("kubevirt.io", "VirtualMachineInstance"), ("actions.github.com", "EphemeralRunner"),
 )  # fmt: skip
+_ENDS: Final = ("AbortJob", "TerminateJob", "CompleteJob")  # actions of a Volcano policy
+_ON_EVICTION: Final = {"PodEvicted", "PodFailed", "*"}  # an evicted pod fails before it is removed
 _RETRIES: Final = 6  # of a Job that states no backoffLimit
+_REPLICATED_JOB: Final = "jobset.sigs.k8s.io/replicatedjob-name"
 _INDEX_FAILURES: Final = "batch.kubernetes.io/job-index-failure-count"
 _HARD: Final = ("NoSchedule", "NoExecute")
+_ALWAYS: Final = ("cpu", "memory", "ephemeral-storage")  # resources that each node has, also where it reports none
 _BY_SIGNAL: Final = (137, 143)  # exit codes of a program that an eviction ends
 T = TypeVar("T")
 
@@ -54,31 +59,39 @@ class PlacementCheck:
         self._known: dict[str, tuple[Any, float]] = {}  # what was read, and when
 
     def fails_owner(self, pod: Object, owner: Object) -> str | None:
-        """Return why an eviction would end the work of a pod for good: to its Job it is a failure like any other."""
-        group, name = str(owner.get("apiVersion")).partition("/")[0], owner["name"]
-        if (group, owner.get("kind")) in _ONE_SHOT:
-            return f"{owner['kind']} {name} takes an eviction for a failure, and may not restart it"
-        if (group, owner.get("kind")) != ("batch", "Job"):
-            return None
+        """Return why an eviction would end the work of a pod for good: to its owner it is a failure like any other."""
+        group, kind, name = str(owner.get("apiVersion")).partition("/")[0], owner.get("kind"), owner["name"]
+        labels, mpi = pod["metadata"].get("labels") or {}, (group, kind) == ("kubeflow.org", "MPIJob")
+        never = group == "kubeflow.org" and not mpi and (pod.get("spec") or {}).get("restartPolicy") == "Never"
+        if (group, kind) in _ONE_SHOT or never:
+            return f"{kind} {name} takes an eviction for a failure, and may not restart it"
+        if labels.get("ray.io/node-type") == "head" and labels.get("ray.io/originated-from-crd") != "RayService":
+            return f"it is the head of Ray cluster {name}, whose jobs end with it"
         try:
+            if (group, kind) == ("batch.volcano.sh", "Job"):
+                job = self._object(_path(pod, "batch.volcano.sh/v1alpha1", "jobs", name), "jobs.batch.volcano.sh")
+                return _fails_volcano(job, labels.get("volcano.sh/task-spec"))
+            if mpi:  # mpirun in the launcher fails with any of its workers
+                name = f"{name}-launcher"
+            elif (group, kind) != ("batch", "Job"):
+                return None
             job = self._object(_path(pod, "batch/v1", "jobs", name), "jobs")
             above = [ref for ref in job["metadata"].get("ownerReferences") or () if ref.get("controller")]
-            if any(ref.get("kind") not in ("CronJob", "JobSet") for ref in above):  # a tool that starts its Jobs again
+            if any(ref.get("kind") == "AppWrapper" for ref in above):  # it starts its Jobs again
                 return None
-            why = _fails(job, (pod["metadata"].get("annotations") or {}).get(_INDEX_FAILURES))
-            if why is None:
+            failed = _fails(job, (pod["metadata"].get("annotations") or {}).get(_INDEX_FAILURES))
+            if failed is None:
                 return None
+            reason, why = failed
             for ref in (ref for ref in above if ref["kind"] == "JobSet"):
                 whole = self._object(_path(pod, "jobset.x-k8s.io/v1alpha2", "jobsets", ref["name"]), "jobsets")
-                most = ((whole.get("spec") or {}).get("failurePolicy") or {}).get("maxRestarts") or 0
-                restarts = (whole.get("status") or {}).get("restarts") or 0
-                if int(most) > int(restarts):
+                if _restarts(whole, (job["metadata"].get("labels") or {}).get(_REPLICATED_JOB), reason):
                     return None
-                why = f"{why}, and JobSet {ref['name']} has no restart left"
+                why = f"{why}, and JobSet {ref['name']} would not restart it"
         except _UndecidedError as undecided:
-            return f"cannot determine whether Job {name} would restart it: {undecided}"
+            return f"cannot determine whether {kind} {name} would restart it: {undecided}"
         except (KeyError, TypeError, AttributeError, ValueError) as error:
-            return f"cannot determine whether Job {name} would restart it: {error!r}"
+            return f"cannot determine whether {kind} {name} would restart it: {error!r}"
         return f"Job {name} would fail permanently: {why}"
 
     def of(self, pod: Object) -> Placement:
@@ -281,7 +294,7 @@ def _node(raw: Object) -> _Node | None:
 
 def _holds(node: _Node, requests: Mapping[str, Decimal]) -> bool:
     """Whether an empty node is large enough; of devices it has none that it does not report."""
-    return all(amount <= node.size[name] if name in node.size else "/" not in name for name, amount in requests.items())
+    return all(amount <= node.size[name] if name in node.size else name in _ALWAYS for name, amount in requests.items())
 
 
 def _path(pod: Object, group: str, resource: str, name: str) -> str:
@@ -289,18 +302,48 @@ def _path(pod: Object, group: str, resource: str, name: str) -> str:
     return f"/apis/{group}/namespaces/{namespace}/{resource}/{quote(name, safe='')}"
 
 
-def _fails(job: Object, index_failures: object) -> str | None:
-    """Return why a Job fails by one more evicted pod; None: it starts another."""
+def _fails(job: Object, index_failures: object) -> tuple[str, str] | None:
+    """Return as what and why a Job fails by one more evicted pod; None: it starts another."""
     spec, status = job["spec"], job.get("status") or {}
     decided = _action_on_eviction((spec.get("podFailurePolicy") or {}).get("rules") or ())
     if decided == "Ignore":
         return None
     if decided in ("FailJob", "FailIndex"):
-        return f"its podFailurePolicy has {decided} for an eviction"
-    limit, failures = spec.get("backoffLimit", _RETRIES), status.get("failed") or 0
+        reason = "PodFailurePolicy" if decided == "FailJob" else "FailedIndexes"
+        return reason, f"its podFailurePolicy has {decided} for an eviction"
+    reason, limit, failures = "BackoffLimitExceeded", spec.get("backoffLimit", _RETRIES), status.get("failed") or 0
     if spec.get("backoffLimitPerIndex") is not None:
-        limit, failures = spec["backoffLimitPerIndex"], index_failures or 0
-    return None if int(limit) > int(failures) else "an eviction counts as a failure, and no retry is left"
+        reason, limit, failures = "FailedIndexes", spec["backoffLimitPerIndex"], index_failures or 0
+    return None if int(limit) > int(failures) else (reason, "an eviction counts as a failure, and no retry is left")
+
+
+def _restarts(whole: Object, part: str | None, reason: str) -> bool:
+    """Whether a JobSet restarts after one of its Jobs failed; the first rule that matches decides.
+
+    A rule on the message of the failure, which is not known, counts where it would fail the JobSet.
+    """
+    policy, status = (whole.get("spec") or {}).get("failurePolicy") or {}, whole.get("status") or {}
+    for rule in policy.get("rules") or ():
+        action = str(rule.get("action"))
+        matches = reason in (rule.get("onJobFailureReasons") or (reason,))
+        matches = matches and part in (rule.get("targetReplicatedJobs") or (part,))
+        if matches and (action == "FailJobSet" or not rule.get("onJobFailureMessagePatterns")):
+            if action == "FailJobSet" or action.endswith("IgnoreMaxRestarts"):
+                return action != "FailJobSet"
+            break
+    restarts = status.get("restartsCountTowardsMax", status.get("restarts"))
+    return int(policy.get("maxRestarts") or 0) > int(restarts or 0)
+
+
+def _fails_volcano(job: Object, task: str | None) -> str | None:
+    """Return why a Volcano Job ends with an evicted pod of a task; None: it starts another."""
+    spec = job["spec"]
+    of_task = [policy for each in spec.get("tasks") or () if each.get("name") == task
+               for policy in each.get("policies") or ()]  # fmt: skip
+    for policy in (*of_task, *(spec.get("policies") or ())):
+        if policy.get("action") in _ENDS and _ON_EVICTION & {policy.get("event"), *(policy.get("events") or ())}:
+            return f"Job {job['metadata']['name']} ends with an evicted pod (policy {policy['action']})"
+    return None
 
 
 def _action_on_eviction(rules: Iterable[Object]) -> str | None:

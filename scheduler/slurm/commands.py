@@ -92,7 +92,10 @@ class SlurmCommands(SlurmPort):
 
     def reserved_nodes(self, reservation: str) -> frozenset[str]:
         """Read them from ``scontrol show reservation``."""
-        listed = _RESERVED_NODES.search(self._shown("reservation", reservation))
+        shown = self._shown("reservation", reservation)
+        listed = (
+            None if " State=INACTIVE" in shown else _RESERVED_NODES.search(shown)
+        )  # Slurm holds jobs of one that ended
         try:
             return frozenset(expand_hostlist("" if listed is None or listed[1] == "(null)" else listed[1]))
         except ValueError as error:

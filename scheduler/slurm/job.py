@@ -1,6 +1,7 @@
 """A job as Slurm reports it, and what its comment asks for about checkpoints."""
 
 import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
@@ -10,7 +11,7 @@ from foundation.kubernetes.opt_out import read_switch
 from foundation.slurm import expand_hostlist, instant, number, states_of
 from policy.fleet import JobView
 from scheduler.ports.workloads import WorkState
-from scheduler.slurm.node import count_of, types_of
+from scheduler.slurm.node import count_of, kinds_of
 from telemetry.collect.slurm.jobs import job_name, whole_gpus
 
 HELD: Final = frozenset({
@@ -29,6 +30,7 @@ PROBE_PREFIX: Final = "predrain-probe-"
 CHECKPOINTED: Final = "checkpointed"
 CHECKPOINT_FAILED: Final = "checkpoint-failed"
 _TOKEN = re.compile(r"(?:^|[\s,;])predrain\.(?P<name>[a-z-]+)(?:=(?P<value>[^\s,;]*))?(?=$|[\s,;])", re.IGNORECASE)
+_KEEP = re.compile(r"(?<!\w)predrain\W{0,2}_?keep\S{0,20}", re.IGNORECASE)
 _SIGNAL = re.compile(r"(?P<batch>B:)?(?:SIG)?(?P<name>[A-Z][A-Z0-9]{1,9})(?:@(?P<seconds>\d{1,6}))?\Z")
 _DEADLY: Final = frozenset({"KILL", "STOP", "TSTP", "TTIN", "TTOU"})
 
@@ -50,7 +52,7 @@ class Requirements:
     """Node requirements of a job.
 
     ``nodes``, ``excluded``: of ``--nodelist`` and ``--exclude``. ``features``: of ``--constraint``, as written.
-    ``cpus``, ``memory_mb``: per node. ``gpu_type``: empty: any.
+    ``cpus``, ``memory_mb``, ``disk_mb``: per node. ``gres``: kinds of generic resources.
     """
 
     nodes: frozenset[str] = frozenset()
@@ -61,7 +63,8 @@ class Requirements:
     contiguous: bool = False
     cpus: int = 0
     memory_mb: int = 0
-    gpu_type: str = ""
+    disk_mb: int = 0
+    gres: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +79,7 @@ class SlurmJob:
     ``uid``: of this run of it.
     ``started_at``, ``ends_at``: Aware; ``ends_at`` is the end of its time limit, None without one.
     ``requeue``, ``batch``: whether it may be requeued; whether it is a batch job.
-    ``comment``: its comment and its ``extra``.
+    ``comment``: its comment, its ``extra`` and the comment of an administrator.
     ``start_by``: Aware; started again later, it could not end by its ``--deadline``, and Slurm removes it.
     ``held``: its priority is 0, by ``scontrol hold``: requeued, it would stay pending.
     """
@@ -141,6 +144,9 @@ class SlurmJob:
         """Why it is not requeued, by its comment: ``predrain.keep``, or a checkpoint signal that cannot be read."""
         tokens = self._tokens()
         keep, signal = tokens.get("keep"), tokens.get("checkpoint")
+        unclear = _KEEP.search(_TOKEN.sub("", self.comment))
+        if unclear is not None:
+            return f"its comment says {unclear[0]}, which is read as predrain.keep"
         if keep is not None and read_switch(keep) is not False:
             return f"its comment says predrain.keep{keep and '='}{keep}"
         if signal is not None and self.signal is None:
@@ -178,27 +184,29 @@ def job_of(row: Mapping[str, Any], gres: str) -> SlurmJob | None:
     submitted, started = instant(row.get("submit_time")), instant(row.get("start_time"))
     restarts = number(row.get("restart_cnt")) or 0
     het = number(row.get("het_job_id"))
-    comment = " ".join(str(row[key]) for key in ("comment", "extra") if isinstance(row.get(key), str))
+    comment = " ".join(str(row[key]) for key in ("comment", "extra", "admin_comment") if isinstance(row.get(key), str))
     user = str(row.get("user_name") or row.get("user_id") or "")
     uid = f"{job_id}.{restarts}.{0 if submitted is None else int(submitted.timestamp())}"
     return SlurmJob(
         job_id, job_name(row), het or job_id, uid, nodes, states, user, _gpus(row, len(nodes), gres),
         started, _end(row, started), row.get("requeue") is True, row.get("batch_flag") is True, comment,
-        number(row.get("priority")) == 0 or row.get("hold") is True, _requirements(row, gres),
+        number(row.get("priority")) == 0 or row.get("hold") is True, _requirements(row),
         _start_by(row),
     )  # fmt: skip
 
 
-def _requirements(row: Mapping[str, Any], gres: str) -> Requirements:
+def _requirements(row: Mapping[str, Any]) -> Requirements:
     memory, per_cpu = number(row.get("memory_per_node")) or 0, number(row.get("memory_per_cpu")) or 0
     cpus = number(row.get("minimum_cpus_per_node")) or 0
-    requested = ",".join(str(row.get(key) or "") for key in ("tres_per_node", "tres_per_job"))
-    types = types_of(requested.replace("=", ":").replace("/", ":"), gres)
+    kinds = kinds_of(",".join(_text(row.get(f"tres_per_{part}")) for part in ("node", "job", "task", "socket")))
+    types = Counter(kind.partition(":")[0] for kind in kinds if ":" in kind)
     return Requirements(
         _node_set(row.get("required_nodes")), _node_set(row.get("excluded_nodes")),
         frozenset(filter(None, _text(row.get("partition")).split(","))), _text(row.get("features")),
         _text(row.get("resv_name")), row.get("contiguous") is True, cpus, memory or per_cpu * cpus,
-        next(iter(types)) if len(types) == 1 else "",
+        number(row.get("minimum_tmp_disk_per_node")) or 0,
+        # of several types of one resource, a node needs only one
+        frozenset(kind for kind in kinds if ":" not in kind or types[kind.partition(":")[0]] == 1),
     )  # fmt: skip
 
 

@@ -148,21 +148,21 @@ def view_of(node: SlurmNode, jobs: Iterable[JobView], settings: SlurmSettings, n
     does not know which GPUs are in a node, so its units come from the scores.
     """
     ours = slurm_marks_on(node, settings, now)
-    wanted = settings.opt_out_feature.casefold()
-    opt_out = next((f"feature {feature}" for feature in node.features if feature.casefold() == wanted), None)
+    wanted = _folded(settings.opt_out_feature)
+    opt_out = next((f"feature {feature}" for feature in node.features if _folded(feature) == wanted), None)
     opt_out = opt_out or ours.foreign or (None if ours.damaged is None else str(ours.damaged))
     opt_out = opt_out or outside(node, settings)
     by = None
-    if node.out and not ours.marks.tainted and not node.rebooting:
+    if node.out and not ours.marks.tainted and node.relied_on is None:
         by = f"{node.user or 'an unknown user'} ({'+'.join(sorted(node.out)).lower()}: {node.reason})"
     group = _named(node, settings.group_prefix) or (node.partitions[0] if node.partitions else "none")
     return NodeView(
         node.name, settings.cluster, group, _named(node, settings.rack_prefix), _named(node, settings.domain_prefix),
-        (), tuple(jobs), ours.marks, opt_out, "a reboot" if node.rebooting else None, by, node.down, node.readable,
+        (), tuple(jobs), ours.marks, opt_out, node.relied_on, by, node.down, node.readable,
         ours.undone, None if ours.record is None else ours.record.set_at,
         # a drained node that was powered down is out of service for what it was drained for
         resting=None if by is not None and "MAINT" not in node.states else node.resting,
-        unwritable="a reboot is requested or in progress" if node.rebooting else None,
+        unwritable=node.relied_on and f"{node.relied_on} is requested or in progress",
         notice=_notice(node, ours), maintenance="a maintenance reservation" if "MAINT" in node.states else None,
     )  # fmt: skip
 
@@ -191,6 +191,10 @@ def _notice(node: SlurmNode, ours: SlurmMarks) -> str | None:
     return f"{ours.foreign} looks like predrain's, but {why}: the drain stays until an operator resumes the node"
 
 
+def _folded(feature: str) -> str:
+    return re.sub(r"[-_.]", "", feature).casefold()
+
+
 def _named(node: SlurmNode, prefix: str | None) -> str | None:
     if prefix is None:
         return None
@@ -201,7 +205,7 @@ def _named(node: SlurmNode, prefix: str | None) -> str | None:
 def change_for(action: Action, node: SlurmNode, settings: SlurmSettings, now: datetime) -> NodeChange:
     """Return what an action writes to a node; empty: nothing changes, or the node may not be written to."""
     ours = slurm_marks_on(node, settings, now)
-    if not node.readable or node.rebooting or ours.damaged is not None:
+    if not node.readable or node.relied_on or ours.damaged is not None:
         return NodeChange()
     if action.verb == "release":
         return _release(action, node, ours, settings)
@@ -236,7 +240,7 @@ def weight_again(node: SlurmNode, settings: SlurmSettings, now: datetime) -> Nod
     record = ours.record
     if record is None or not ours.lost_weight or ours.foreign is not None:
         return NodeChange()
-    if not node.readable or node.rebooting or now >= record.until or record.soft is None:
+    if not node.readable or node.relied_on or now >= record.until or record.soft is None:
         return NodeChange()
     return _with_extra(node, replace(record, refused=record.refused + 1), NodeChange(weight=record.soft), settings)
 

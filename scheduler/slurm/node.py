@@ -18,14 +18,15 @@ _NAMES_OF_STATES: Final = {
     "NO_RESPOND": "NOT_RESPONDING", "INVAL": "INVALID_REG", "UNK": "UNKNOWN", "FUTR": "FUTURE",
 }  # fmt: skip
 # sinfo(1), NODE STATE CODES: short and long names.
-_POWER: Final = frozenset({"POWERED_DOWN", "POWERING_DOWN", "POWERING_UP", "POWER_DOWN", "POWER_UP"})
+_POWER: Final = frozenset({"POWERED_DOWN", "POWERING_DOWN", "POWERING_UP", "POWER_DOWN", "POWER_UP", "POWER_DRAIN"})
 _REBOOT: Final = frozenset({"REBOOT_REQUESTED", "REBOOT_ISSUED"})
 _KNOWN: Final = frozenset({
     "IDLE", "MIXED", "ALLOCATED", "DOWN", "ERROR", "PLANNED", "RESERVED", "MAINT", "COMPLETING", *_POWER, *_REBOOT,
 })  # fmt: skip
 _OUT: Final = frozenset({"DRAIN", "FAIL"})
 _FAILED: Final = frozenset({"DOWN", "ERROR", "INVALID_REG"})
-_BUSY: Final = frozenset({"IDLE", "MIXED", "ALLOCATED", "COMPLETING", "PLANNED", "NOT_RESPONDING"})
+_NO_GRES: Final = ("cpu", "mem", "node", "billing", "energy")
+_BUSY: Final = frozenset({"IDLE", "MIXED", "ALLOCATED", "COMPLETING", "PLANNED", "NOT_RESPONDING", "BLOCKED"})
 # What jobs and pings change in a state: no sign that a person or tool wrote to the node.
 
 
@@ -36,7 +37,7 @@ class SlurmNode:
     ``states``: base state and flags, upper case and by one name each, see :func:`flags_of`.
     ``reason``, ``user``: exactly as Slurm holds it; None: none, or the node is in service. Who set it.
     ``extra``: exactly as Slurm holds it.
-    ``gpus``: of the generic resource that makes the fleet.
+    ``gpus``: of the generic resource that makes the fleet. ``gres``: all kinds, see :func:`kinds_of`.
     ``whole``: False: the report lacks something without which nothing may be written.
     """
 
@@ -54,7 +55,8 @@ class SlurmNode:
     whole: bool = True
     cpus: int | None = None
     memory_mb: int | None = None
-    gpu_types: frozenset[str] = frozenset()
+    disk_mb: int | None = None
+    gres: frozenset[str] = frozenset()
 
     @property
     def out(self) -> frozenset[str]:
@@ -62,15 +64,15 @@ class SlurmNode:
         return self.states & _OUT
 
     @property
-    def rebooting(self) -> bool:
-        """Whether a reboot is requested or in progress: ``scontrol reboot`` relies on the drain and its reason."""
-        return bool(self.states & _REBOOT)
+    def relied_on(self) -> str | None:
+        """What relies on the drain, whoever set it: ``scontrol reboot`` or ``POWER_DOWN_ASAP``; None: nothing."""
+        return "a reboot" if self.states & _REBOOT else "a power-down" if "POWER_DRAIN" in self.states else None
 
     @property
     def resting(self) -> str | None:
         """Why the node is out of service as planned; None: it is not. A node that is down does not rest."""
-        if self.rebooting:  # Slurm sets DOWN while the node boots
-            return "a reboot"
+        if self.relied_on is not None:  # Slurm sets DOWN while the node boots
+            return self.relied_on
         if self.states & _FAILED:
             return None
         return (
@@ -131,7 +133,8 @@ def node_of(row: Mapping[str, Any], gres: str) -> SlurmNode:
         instant(row.get("reason_changed_at")) if holds else None, instant(row.get("boot_time")),
         extra if isinstance(extra, str) else "", weight if weight is not None else 0,
         count_of(str(row.get("gres") or ""), gres), _names(row.get("features")), _names(row.get("partitions")), whole,
-        number(row.get("cpus")), number(row.get("real_memory")), types_of(str(row.get("gres") or ""), gres),
+        number(row.get("cpus")), number(row.get("real_memory")), number(row.get("temporary_disk")),
+        kinds_of(str(row.get("gres") or "")),
     )  # fmt: skip
 
 
@@ -158,18 +161,18 @@ def count_of(resources: str, gres: str) -> int:
     return total
 
 
-def types_of(resources: str, gres: str) -> frozenset[str]:
-    """Return the types of a generic resource in Slurm's text.
+def kinds_of(resources: str) -> frozenset[str]:
+    """Return the kinds of generic resources in Slurm's text, and those with their types.
 
-    >>> sorted(types_of("gpu:h100:4(S:0),gpu:a100:2,gpu:1,nic:x:2", "gpu"))
-    ['a100', 'h100']
+    >>> sorted(kinds_of("gpu:h100:4(S:0),gres/gpu:a100=2,cpu=4,nvme:1"))
+    ['gpu', 'gpu:a100', 'gpu:h100', 'nvme']
     """
-    types = set()
+    kinds = set()
     for resource in re.sub(r"\([^)]*\)", "", resources).split(","):
-        kind, *rest = resource.strip().removeprefix("gres/").removeprefix("gres:").split(":")
-        if kind == gres and rest and not rest[0].isdecimal():
-            types.add(rest[0])
-    return frozenset(types)
+        kind, *rest = re.split("[:=]", resource.strip().removeprefix("gres/").removeprefix("gres:"))
+        if kind and "/" not in kind and kind not in _NO_GRES:
+            kinds |= {kind, *(f"{kind}:{name}" for name in rest[:1] if not name.isdecimal())}
+    return frozenset(kinds)
 
 
 def _names(value: object) -> tuple[str, ...]:

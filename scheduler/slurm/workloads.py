@@ -228,8 +228,8 @@ def placement_of(
     ``nodes``: all nodes of the cluster. ``partitions``: the state of each. ``reserved``: nodes of its reservation.
 
     Whether the other nodes are free now does not matter: a requeued job waits in its queue, as for licences, which are
-    the cluster's, and for ``--switches``, which Slurm gives up after a while. Memory, CPUs, GPUs and
-    their type are compared with what a whole node has.
+    the cluster's, and for ``--switches``, which Slurm gives up after a while. Memory, CPUs, disk, GPUs and the kinds of
+    generic resources are compared with what a whole node has.
     """
     need = job.needs
     if node in need.nodes:
@@ -281,7 +281,8 @@ def _takes(node: SlurmNode, need: Requirements, gpus: int) -> bool:
         node.gpus >= gpus
         and (node.cpus is None or node.cpus >= need.cpus)
         and (node.memory_mb is None or node.memory_mb >= need.memory_mb)
-        and (not need.gpu_type or need.gpu_type in node.gpu_types)
+        and (node.disk_mb is None or node.disk_mb >= need.disk_mb)
+        and need.gres <= node.gres
     )
     wanted = set(_NAME.findall(need.features))
     has = wanted & set(node.features)
@@ -293,5 +294,7 @@ def _described(need: Requirements, gpus: int) -> str:
     parts = [f"partition {','.join(sorted(need.partitions))}"] if need.partitions else []
     parts += [f"reservation {need.reservation}"] if need.reservation else []
     parts += [f"constraint {need.features}"] if need.features else []
-    parts += [f"{gpus} GPUs{f' of type {need.gpu_type}' if need.gpu_type else ''} each"] if gpus else []
+    parts += [f"{gpus} GPUs each"] if gpus else []
+    parts += [f"gres {','.join(sorted(need.gres))}"] if need.gres else []
+    parts += [f"{need.disk_mb} MB of disk"] if need.disk_mb else []
     return f" ({', '.join(parts)})" if parts else ""

@@ -248,7 +248,7 @@ def test_a_drain_that_somebody_edited_or_wrote_in_our_form_stays_and_a_node_that
     assert (view.down, view.counted, view.unwritable is not None) == (False, False, True)
     cluster.kill("n3")
     cluster.start_node("n3", "-b")
-    cluster.wait(lambda: not actuator.node("n3").rebooting and actuator.node("n3").readable)
+    cluster.wait(lambda: not actuator.node("n3").relied_on and actuator.node("n3").readable)
     assert actuator.apply(an("release", "n3")).kind == "done"
     assert (actuator.node("n3").extra, actuator.node("n3").out) == ("", frozenset())
 

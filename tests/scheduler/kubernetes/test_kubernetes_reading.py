@@ -8,7 +8,7 @@ from foundation.kubernetes.client import KubernetesClient
 from policy.fleet import JobView, Level, NodeView
 from scheduler.ports.codec import object_of, plain_of
 from scheduler.ports.errors import SchedulerError
-from tests.scheduler.kubernetes.api_world import World
+from tests.scheduler.kubernetes.api_world import Raw, World
 from tests.scheduler.kubernetes.objects import SETTINGS, T0, Hand, add, node, pod
 
 
@@ -183,3 +183,16 @@ def test_without_jobs_no_pod_is_read_and_the_breaker_stays_open(world: World, cl
 def test_settings_that_cannot_work_are_refused(wrong: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         replace(SETTINGS, **wrong)
+
+
+@pytest.mark.parametrize(("created", "lost"), [("2026-11-21T11:50:00Z", None), ("2026-11-21T11:40:00Z", "down")])
+def test_a_new_node_that_is_not_ready_is_starting_for_a_while(
+    world: World, hand: Hand, created: str, lost: str | None
+) -> None:
+    def starts(raw: Raw) -> None:
+        raw["metadata"]["creationTimestamp"] = created
+        raw["status"]["conditions"] = [{"type": "Ready", "status": "False"}]
+
+    world.edit("/api/v1/nodes/n1", starts)
+    view = views(hand)["n1"]
+    assert (view.lost, view.counted) == (lost, lost is not None)

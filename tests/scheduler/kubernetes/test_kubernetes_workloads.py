@@ -359,14 +359,34 @@ def test_a_listing_that_is_not_whole_is_none(world: World, pods: KubernetesWorkl
         pods.on_node("n1")
 
 
-@pytest.mark.parametrize(("group", "kind"), [("argoproj.io", "Workflow"), ("tekton.dev", "TaskRun"),
-                                           ("sparkoperator.k8s.io", "SparkApplication")])  # fmt: skip
-def test_a_step_of_a_workflow_is_waited_for(pods: KubernetesWorkloads, world: World, group: str, kind: str) -> None:
+HEAD = {"ray.io/node-type": "head"}
+
+
+@pytest.mark.parametrize(
+    ("group", "kind", "spec", "labels", "held"),
+    [
+        ("argoproj.io", "Workflow", {}, {}, True),
+        ("tekton.dev", "TaskRun", {}, {}, True),
+        ("sparkoperator.k8s.io", "SparkApplication", {}, {}, True),
+        ("kubevirt.io", "VirtualMachineInstance", {}, {}, True),
+        ("actions.github.com", "EphemeralRunner", {}, {}, True),
+        ("kubeflow.org", "PyTorchJob", {"restartPolicy": "Never"}, {}, True),
+        ("kubeflow.org", "PyTorchJob", {"restartPolicy": "OnFailure"}, {}, False),
+        ("ray.io", "RayCluster", {}, HEAD, True),
+        ("ray.io", "RayCluster", {}, {**HEAD, "ray.io/originated-from-crd": "RayJob"}, True),
+        ("ray.io", "RayCluster", {}, {**HEAD, "ray.io/originated-from-crd": "RayService"}, False),
+        ("ray.io", "RayCluster", {}, {"ray.io/node-type": "worker"}, False),
+    ],
+)  # fmt: skip
+def test_work_that_nothing_starts_again_is_waited_for(
+    pods: KubernetesWorkloads, world: World, group: str, kind: str, spec: Raw, labels: Raw, held: bool
+) -> None:
     for name, annotations in (("a", {}), ("b", {"predrain.io/evict": "true"})):
-        raw = pod(name, "n1", annotations=annotations)
+        raw = pod(name, "n1", annotations=annotations, **spec)
         raw["metadata"]["ownerReferences"][0].update(apiVersion=f"{group}/v1", kind=kind)
+        raw["metadata"]["labels"] = labels
         add(world, raw)
-    assert "takes an eviction for a failure" in (the(pods).immovable or "")
+    assert ("evict=true allows the eviction" in (the(pods).immovable or "")) is held
     assert the(pods, "b").immovable is None
 
 

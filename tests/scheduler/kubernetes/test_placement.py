@@ -88,6 +88,7 @@ def place(world: World, cluster: KubernetesClient) -> Place:
         ({"gpus": 0, "containers": [{"resources": {"requests": {"cpu": "64"}}}]}, True),
         ({"gpus": 0, "containers": [{"resources": {"requests": {"cpu": "64001m"}}}]}, False),
         ({"gpus": 0, "containers": [{"resources": {"requests": {"rdma/hca": "1"}}}]}, False),
+        ({"gpus": 0, "containers": [{"resources": {"requests": {"hugepages-1Gi": "4Gi"}}}]}, False),
         ({"gpus": 4, "initContainers": [{"resources": {"limits": {"nvidia.com/gpu": "16"}}}]}, False),
         ({"gpus": 4, "initContainers": [{"resources": {"limits": {"nvidia.com/gpu": "8"}}}]}, True),
         ({"gpus": 4, "initContainers": [{"restartPolicy": "Always", "resources": {"limits": {"nvidia.com/gpu": "8"}}}]},
@@ -267,6 +268,11 @@ def codes(operator: str, *values: int) -> Raw:
     return {"action": "FailJob", "onExitCodes": {"operator": operator, "values": list(values)}}
 
 
+def on(reason: str) -> Raw:
+    return {"action": "FailJobSet", "onJobFailureReasons": [reason]}
+
+
+ANY_RESTART = {"action": "RestartJobSetAndIgnoreMaxRestarts"}
 IGNORED = {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget"}]}
 
 
@@ -296,26 +302,72 @@ IGNORED = {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget"}]
         ({"backoffLimit": 0, "owner": "JobSet", "restarts": (None, None)}, True),
         ({"backoffLimit": 0, "owner": "JobSet"}, True),  # it cannot be read
         ({"backoffLimit": 1, "owner": "JobSet"}, False),
+        ({"backoffLimit": 0, "owner": "JobSet", "restarts": (3, 3), "counted": 1}, False),
+        ({"backoffLimit": 0, "owner": "JobSet", "restarts": (3, 0), "rules": [{"action": "FailJobSet"}]}, True),
+        ({"backoffLimit": 0, "owner": "JobSet", "restarts": (0, 0), "rules": [ANY_RESTART]}, False),
+        ({"backoffLimit": 0, "owner": "JobSet", "restarts": (3, 0), "rules": [on("PodFailurePolicy")]}, False),
+        ({"podFailurePolicy": {"rules": [codes("In", 143)]}, "owner": "JobSet", "restarts": (3, 0),
+          "rules": [on("PodFailurePolicy")]}, True),
+        ({"backoffLimit": 0, "owner": "JobSet", "restarts": (3, 0),
+          "rules": [{"action": "FailJobSet", "targetReplicatedJobs": ["leader"]}]}, False),
+        ({"backoffLimit": 0, "owner": "JobSet", "restarts": (0, 0),
+          "rules": [{**ANY_RESTART, "onJobFailureMessagePatterns": ["maintenance"]}]}, True),
         ({"backoffLimit": 0, "owner": "CronJob"}, True),
+        ({"backoffLimit": 0, "owner": "MPIJob"}, True),
+        ({"backoffLimit": 0, "owner": "RayJob"}, True),
         ({"backoffLimit": "many"}, True),
     ],
-)
+)  # fmt: skip
 def test_a_job_that_would_fail_for_good_by_an_eviction_keeps_its_pod(place, job, lost):
     job = dict(job)
     status = {"failed": job.pop("failed")} if "failed" in job else {}
     above = [{"kind": job.pop("owner"), "name": "x", "controller": True}] if "owner" in job else []
     failures, restarts = job.pop("failures", None), job.pop("restarts", None)
+    rules, counted = job.pop("rules", []), job.pop("counted", None)
     if restarts is not None:
-        whole = {"metadata": {"name": "x"}, "spec": {"failurePolicy": {"maxRestarts": restarts[0]}}}
-        whole = {**whole, "status": {"restarts": restarts[1]}}
+        whole = {"metadata": {"name": "x"}, "spec": {"failurePolicy": {"maxRestarts": restarts[0], "rules": rules}}}
+        towards = {} if counted is None else {"restartsCountTowardsMax": counted}
+        whole = {**whole, "status": {"restarts": restarts[1], **towards}}
         place.world.put("/apis/jobset.x-k8s.io/v1alpha2/namespaces/team/jobsets/x", whole)
-    raw = {"metadata": {"name": "train", "ownerReferences": above}, "spec": job, "status": status}
-    place.world.put("/apis/batch/v1/namespaces/team/jobs/train", raw)
+    part = {"jobset.sigs.k8s.io/replicatedjob-name": "workers"}
+    metadata = {"name": "train", "ownerReferences": above, "labels": part}
+    for name in ("train", "train-launcher"):
+        raw = {"metadata": metadata, "spec": job, "status": status}
+        place.world.put(f"/apis/batch/v1/namespaces/team/jobs/{name}", raw)
     notes = {} if failures is None else {"batch.kubernetes.io/job-index-failure-count": failures}
     mine = {"metadata": {"name": "a", "namespace": "team", "annotations": notes}}
     owner = {"kind": "Job", "apiVersion": "batch/v1", "name": "train"}
     assert (place.placements.fails_owner(mine, owner) is not None) is lost
-    assert place.placements.fails_owner(mine, {**owner, "apiVersion": "batch.volcano.sh/v1alpha1"}) is None
+    assert place.placements.fails_owner(mine, {**owner, "apiVersion": "batch.example/v1"}) is None
+    launched = {**owner, "apiVersion": "kubeflow.org/v2beta1", "kind": "MPIJob"}
+    assert (place.placements.fails_owner(mine, launched) is not None) is lost, "its launcher fails with a worker"
+
+
+def event(name: str, action: str) -> Raw:
+    return {"event": name, "action": action}
+
+
+@pytest.mark.parametrize(
+    ("spec", "lost"),
+    [
+        ({}, False),
+        ({"policies": [event("PodEvicted", "RestartJob")]}, False),
+        ({"policies": [event("PodEvicted", "AbortJob")]}, True),
+        ({"policies": [{"events": ["TaskCompleted", "*"], "action": "CompleteJob"}]}, True),
+        ({"policies": [event("PodEvicted", "RestartJob"), event("PodFailed", "TerminateJob")]}, True),
+        ({"tasks": [{"name": "worker", "policies": [event("PodEvicted", "TerminateJob")]}]}, True),
+        ({"tasks": [{"name": "master", "policies": [event("PodEvicted", "TerminateJob")]}]}, False),
+        ({"policies": 7}, True),
+    ],
+)
+def test_a_volcano_job_that_ends_with_an_evicted_pod_keeps_it(place, spec, lost):
+    place.world.put(
+        "/apis/batch.volcano.sh/v1alpha1/namespaces/team/jobs/train", {"metadata": {"name": "train"}, "spec": spec}
+    )
+    mine = {"metadata": {"name": "a", "namespace": "team", "labels": {"volcano.sh/task-spec": "worker"}}}
+    owner = {"kind": "Job", "apiVersion": "batch.volcano.sh/v1alpha1", "name": "train"}
+    assert (place.placements.fails_owner(mine, owner) is not None) is lost
+    assert "not found" in place.placements.fails_owner(mine, {**owner, "name": "gone"})
 
 
 def test_a_job_that_cannot_be_read_keeps_its_pod_and_the_missing_right_is_named(place):

@@ -271,6 +271,11 @@ AT_REST = [
     NodeObject("n", annotations={"machineconfiguration.openshift.io/desiredDrain": "drain-rendered-worker-1"}),
     NodeObject("n", annotations={"sriovnetwork.openshift.io/current-state": "Draining"}),
     NodeObject("n", annotations={"nodewright.nvidia.com/cordon_kernel": "true"}),
+    NodeObject("n", {"nvidia.com/vgpu.config.state": "pending"}),
+    NodeObject("n", {"node.machine.sapcloud.io/selected-for-update": "true"}),
+    with_taints("readiness.k8s.io/NetworkReady"),
+    with_taints("atlassian.com/escalator"),
+    with_taints("decommission-pending"),
 ]
 IN_REPAIR = [
     with_taints("AggregatedNodeHealth"),
@@ -283,6 +288,8 @@ IN_REPAIR = [
     NodeObject("n", {"autopilot.ibm.com/gpuhealth": "EVICT"}),
     NodeObject("n", conditions={"HardwareIssuesSuspected": "True"}),
     with_taints("node.coreweave.cloud/evict"),
+    NodeObject("n", {"node.coreweave.cloud/state": "triage"}),
+    with_taints("amd-gpu-unhealthy"),
 ]
 NOBODYS = [
     with_taints("nvidia.com/gpu"),
@@ -291,7 +298,9 @@ NOBODYS = [
     NodeObject("n", annotations={"machineconfiguration.openshift.io/state": "Done"}),
     NodeObject("n", {"nvidia.com/gpu-driver-upgrade-state": "upgrade-done"}),
     NodeObject("n", {"nvidia.com/gpu-driver-upgrade-state": "upgrade-required"}),
-    NodeObject("n", {"nvidia.com/mig.config.state": "success"}),
+    NodeObject("n", {"nvidia.com/mig.config.state": "success", "nvidia.com/vgpu.config.state": "success"}),
+    NodeObject("n", {"node.coreweave.cloud/state": "production"}),
+    with_taints("atlassian.com/escalator", "PreferNoSchedule"),
     NodeObject("n", {"nvidia.com/gpu.deploy.dcgm": "true", "k8saas.nvidia.com/cordon-by": "NVSentinel"}),
     NodeObject("n", annotations={"machineconfiguration.openshift.io/desiredDrain": "uncordon-rendered-worker-1"}),
     NodeObject("n", annotations={"sriovnetwork.openshift.io/current-state": "Idle"}),

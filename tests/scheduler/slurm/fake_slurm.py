@@ -109,8 +109,8 @@ if args[:2] == ["show", "reservation"]:
     if args[2] not in cluster.get("reservations", {{}}):
         sys.stderr.write("Reservation %s not found\\n" % args[2])
         sys.exit(1)
-    print("ReservationName=%s StartTime=2026-01-01T00:00:00 Nodes=%s NodeCnt=1 Flags=SPEC_NODES" % (
-        args[2], cluster["reservations"][args[2]]))
+    print("ReservationName=%s StartTime=2026-01-01T00:00:00 Nodes=%s NodeCnt=1 Flags=SPEC_NODES State=%s" % (
+        args[2], cluster["reservations"][args[2]], "INACTIVE" if args[2] == "over" else "ACTIVE"))
     sys.exit(0)
 
 def names(row):

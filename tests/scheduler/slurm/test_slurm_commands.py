@@ -189,11 +189,12 @@ def test_a_job_that_goes_between_the_list_and_the_call_is_gone(tmp_path):
 
 def test_what_a_job_requires_of_its_nodes_is_read(tmp_path):
     fake = FakeSlurm(tmp_path / "bin")
-    fake.tell(reservations={"r1": "n[0-1]", "empty": "(null)"}, jobs=[
+    fake.tell(reservations={"r1": "n[0-1]", "empty": "(null)", "over": "n[0-1]"}, jobs=[
         job_row(
             5, "n0", required_nodes="n[0,2]", excluded_nodes="n3", features="h100&ib", partition="gpu,debug",
             resv_name="r1", contiguous=True, minimum_cpus_per_node=number_of(4), memory_per_cpu=number_of(2000),
             memory_per_node={"set": False, "infinite": False, "number": 0}, tres_per_node="gres/gpu:h100=8",
+            tres_per_task="cpu=4,gres/nic:1", minimum_tmp_disk_per_node=number_of(9000),
             priority=number_of(0),
         ),
         job_row(6, "n0", state="SUSPENDED", priority=number_of(0), required_nodes="", resv_name=""),
@@ -202,12 +203,14 @@ def test_what_a_job_requires_of_its_nodes_is_read(tmp_path):
     port = opened(fake)
     held, suspended, stopped, ending = port.jobs("n0")
     assert held.needs == Requirements(
-        frozenset({"n0", "n2"}), frozenset({"n3"}), frozenset({"gpu", "debug"}), "h100&ib", "r1", True, 4, 8000, "h100"
-    )
+        frozenset({"n0", "n2"}), frozenset({"n3"}), frozenset({"gpu", "debug"}), "h100&ib", "r1", True, 4, 8000, 9000,
+        frozenset({"gpu", "gpu:h100", "nic"}),
+    )  # fmt: skip
     assert [job.state for job in (held, suspended, stopped, ending)] == ["held", "suspended", "suspended", "ending"]
     assert stopped.needs == Requirements()
     assert port.reserved_nodes("r1") == {"n0", "n1"}
     assert port.reserved_nodes("empty") == frozenset()
+    assert port.reserved_nodes("over") == frozenset(), "Slurm holds a job that is requeued into it"
     with pytest.raises(SchedulerError, match="reservation r2`: Reservation r2 not found"):
         port.reserved_nodes("r2")
     assert port.partitions() == {"g": "UP", "old": "INACTIVE"}
@@ -229,6 +232,8 @@ def test_a_job_that_cannot_be_read_spoils_the_list(tmp_path):
         *((f"predrain.checkpoint={text}", None, True) for text in ("KILL", "usr1", "$(reboot)", "USR1@5m", "")),
         *((f"predrain.keep{text}", None, True) for text in ("=yes", "=until-friday", "=", "=24h")),
         *((f"predrain.keep={text}", None, False) for text in ("no", "False", "0")),
+        *((text, None, True) for text in ("predrain.keep!", "(predrain.keep)", "predrain-keep", "predrain: keep")),
+        ("#predrain_keep", None, True),
         ("PREDRAIN.KEEP", None, True),
         ("notpredrain.checkpoint=USR1 notpredrain.keep", None, False),
         ("", None, False),
@@ -237,6 +242,8 @@ def test_a_job_that_cannot_be_read_spoils_the_list(tmp_path):
 def test_a_comment_names_the_signal_and_an_unclear_one_keeps_the_job(comment, signal, held):
     job = job_of(job_row(5, "n0", comment=comment), "gpu")
     assert (job.signal, job.opt_out is not None) == (signal, held)
+    by_admin = job_of(job_row(5, "n0", comment="mine", admin_comment=comment), "gpu")
+    assert (by_admin.signal, by_admin.opt_out is not None) == (signal, held)
 
 
 def test_a_program_that_leaves_children_behind_is_ended_in_time():

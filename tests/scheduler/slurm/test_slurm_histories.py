@@ -59,7 +59,7 @@ class Watched(MemorySlurm):
         if theirs:
             assert (change.state, change.reason) == (None, None), (current, change)
         assert current.readable, (current, change)
-        assert not current.rebooting, (current, change)
+        assert not current.relied_on, (current, change)
         return self._crashing("update", MemorySlurm.update, node, change)
 
     def _signal(self, job, signal):

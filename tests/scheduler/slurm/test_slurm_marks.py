@@ -262,23 +262,27 @@ def test_what_was_drained_and_recorded_is_ours_and_goes():
     assert slurm_marks_on(replace(renewed, reason_at=T0 + HOUR), SETTINGS, T0 + HOUR).marks.tainted
 
 
-@pytest.mark.parametrize("flag", ["REBOOT_REQUESTED", "REBOOT_ISSUED"])
-def test_nothing_is_written_to_a_node_that_reboots(flag):
+@pytest.mark.parametrize(
+    ("flag", "by"), [("REBOOT_REQUESTED", "reboot"), ("REBOOT_ISSUED", "reboot"), ("POWER_DRAIN", "power-down")]
+)
+def test_nothing_is_written_to_a_node_that_reboots(flag, by):
     node = taken_over(states=frozenset({"DOWN", "DRAIN", flag}))
     assert all(change_for(action(verb), node, SETTINGS, T0).empty for verb in ("publish", "avoid", "drain"))
     assert change_for(release(), node, SETTINGS, T0).empty
     view = view_of(node, (), SETTINGS, T0)
-    assert (view.owner, view.unwritable is not None, view.down) == ("a reboot", True, False)
+    assert (view.owner, view.unwritable is not None, view.down) == (f"a {by}", True, False)
+    theirs = replace(NODE, states=frozenset({"MIXED", "DRAIN", flag}), reason="POWER_DOWN_ASAP", user="root")
+    assert (view_of(theirs, (), SETTINGS, T0).counted, view_of(theirs, (), SETTINGS, T0).down) == (False, False)
 
 
 RESTING = [
     ["IDLE", "POWERED_DOWN"], ["IDLE+CLOUD+POWERED_DOWN"], ["idle~"], ["idle#"], ["idle%"], ["alloc#"], ["mixed!"],
     ["IDLE", "CLOUD", "POWERING_UP", "NOT_RESPONDING"], ["IDLE", "POWERING_DOWN"], ["IDLE+POWER_DOWN"], ["idle$"],
     ["IDLE", "MAINTENANCE"], ["MAINT"], ["DOWN", "REBOOT_ISSUED"], ["idle@"], ["down^"], ["DRAIN", "REBOOT_ISSUED"],
-    ["IDLE", "DYNAMIC_NORM", "POWERED_DOWN"], ["pow_dn"],
+    ["IDLE", "DYNAMIC_NORM", "POWERED_DOWN"], ["pow_dn"], ["MIXED", "DRAIN", "POWER_DOWN", "POWER_DRAIN"],
 ]  # fmt: skip
 AWAKE = [["IDLE"], ["idle-"], ["IDLE", "PLANNED"], ["plnd"], ["MIXED", "RESERVED"], ["resv"], ["ALLOCATED", "CLOUD"],
-         ["IDLE", "DYNAMIC_NORM"]]  # fmt: skip
+         ["IDLE", "DYNAMIC_NORM"], ["IDLE", "BLOCKED"]]  # fmt: skip
 FAILED = [["DOWN"], ["down*"], ["idle*"], ["IDLE", "NOT_RESPONDING"], ["ERROR"], ["IDLE", "INVAL"],
           ["DOWN", "POWERED_DOWN"], ["DOWN", "CLOUD", "POWERING_UP"]]  # fmt: skip
 
@@ -326,8 +330,10 @@ def test_marks_on_a_node_that_left_the_fleet_are_to_be_removed(changed):
     assert view_of(NODE, (), replace(SETTINGS, partitions=("g",)), T0).opt_out is None
 
 
-@pytest.mark.parametrize("feature", ["predrain_unmanaged", "PREDRAIN_UNMANAGED", "Predrain_Unmanaged"])
-def test_the_opt_out_feature_is_read_in_any_case(feature):
+@pytest.mark.parametrize(
+    "feature", ["predrain_unmanaged", "PREDRAIN_UNMANAGED", "predrain-unmanaged", "predrain.unmanaged"]
+)
+def test_the_opt_out_feature_is_read_in_any_spelling(feature):
     assert view_of(replace(NODE, features=("a", feature)), (), SETTINGS, T0).opt_out is not None
 
 
@@ -348,7 +354,7 @@ def test_a_node_that_cannot_be_read_is_left_alone_releases_included(changed):
 
 
 def test_the_version_follows_people_and_tools_not_jobs_and_pings():
-    busy = replace(NODE, states=frozenset({"ALLOCATED", "NOT_RESPONDING"}))
+    busy = replace(NODE, states=frozenset({"ALLOCATED", "NOT_RESPONDING", "BLOCKED"}))
     assert busy.version == NODE.version
     for changed in ({"reason": "x"}, {"user": "x"}, {"reason_at": T0}, {"extra": ""}, {"weight": 4}):
         assert replace(NODE, **changed).version != NODE.version

@@ -254,7 +254,7 @@ def test_the_parts_of_a_heterogeneous_job_are_one_job_and_go_together(world):
 
 NODE = SlurmNode(
     "n1", frozenset({"IDLE"}), gpus=8, features=("h100", "ib"), partitions=("gpu", "down", "drain", "inactive"),
-    cpus=64, memory_mb=1000, gpu_types=frozenset({"h100"}),
+    cpus=64, memory_mb=1000, disk_mb=500, gres=frozenset({"gpu", "gpu:h100", "nic"}),
 )  # fmt: skip
 PLACED = SlurmJob(7, "7", 7, "7.0.1", ("n1",), frozenset({"RUNNING"}), gpus=8)
 
@@ -307,8 +307,12 @@ def names(*listed: str) -> frozenset[str]:
         ({"cpus": 64, "memory_mb": 1000}, True),
         ({"cpus": 65}, False),
         ({"memory_mb": 1001}, False),
-        ({"gpu_type": "h100"}, True),
-        ({"gpu_type": "a100"}, False),
+        ({"gres": names("gpu", "gpu:h100")}, True),
+        ({"gres": names("gpu", "gpu:a100")}, False),
+        ({"gres": names("gpu", "nic")}, True),
+        ({"gres": names("gpu", "nvme")}, False),
+        ({"disk_mb": 500}, True),
+        ({"disk_mb": 501}, False),
     ],
 )
 def test_what_a_job_requires_decides_where_it_can_run(requirements, elsewhere):
@@ -331,7 +335,7 @@ def test_nodes_that_take_no_jobs_are_no_other_place(state):
     assert decide(n2=replace(other, name="n2"), n3=replace(other, name="n3")).elsewhere is False
 
 
-@pytest.mark.parametrize("state", ["ALLOCATED", "POWERED_DOWN", "PLANNED"])
+@pytest.mark.parametrize("state", ["ALLOCATED", "POWERED_DOWN", "PLANNED", "BLOCKED", "POWER_DRAIN"])
 def test_busy_and_sleeping_nodes_are_another_place_because_a_requeued_job_waits_in_its_queue(state):
     busy = replace(NODE, states=frozenset({state}))
     assert decide(n2=replace(busy, name="n2"), n3=replace(busy, name="n3")).elsewhere is True

@@ -243,7 +243,10 @@ class Ingest:
         expected = expected_rows(files)
         self.progress(0, 2 * expected)
         spill = intake.run(
-            writer.folder / ".spill", writer.buckets, lambda rows: self.progress(rows, 2 * max(rows, expected))
+            writer.folder / ".spill",
+            writer.buckets,
+            expected,
+            lambda rows, expected: self.progress(rows, 2 * expected),
         )
         self.quarantine.check_loss("samples")
         self.counts.update(intake.counts)
@@ -340,7 +343,7 @@ class Ingest:
             self._keep_samples(writer, stays)
             return empty_events()
         intake, spill = staged
-        rows = intake.counts["samples_read"]
+        rows = intake.rows_read
         plan = plan_merge(spill, self.existing, intake, self.step, self.keep_from)
         writer.declare(plan.channels, unit=stays.unit, sample_count=plan.rolled, runs=plan.runs)
         merger = SampleMerger(plan, self.existing, self.delay, list(source.samples), self.quarantine)

@@ -66,6 +66,7 @@ class SampleIntake:
     ``sample_count``: whether a file gives how many raw samples are behind a row.
     ``moved``: codes of the units that samples place elsewhere than the inventory.
     ``seen``: by node code, whether a usable sample names the node.
+    ``rows_read``: rows of the files so far, one a value in long tables.
     ``place_names``: rows whose GPU is named by its place, because they have no identity of it.
     Raises ``InputError`` if a file has an unknown column, lacks a key column, or has no channel at all.
     """
@@ -86,6 +87,7 @@ class SampleIntake:
     moved: set[int] = field(default_factory=set)
     seen: npt.NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, dtype=bool))
     place_names: int = 0
+    rows_read: int = 0
     _columns: list[dict[str, str]] = field(default_factory=list)
     _usable: bool = False
     _names: dict[str, str] = field(default_factory=dict)
@@ -127,25 +129,29 @@ class SampleIntake:
         """Whether a metric of a long table becomes a channel."""
         return metric in self.mapping.columns or not self._names.keys().isdisjoint(spellings(metric))
 
-    def run(self, folder: Path, buckets: int, progress: Callable[[int], None]) -> Spill:
-        """Read everything; ``progress`` is called with the rows read so far, once a batch.
+    def run(self, folder: Path, buckets: int, expected: int, progress: Callable[[int, int], None]) -> Spill:
+        """Read everything; ``progress`` is called with the rows read so far and those expected, once a batch.
 
         Raises ``InputError`` if a column of instants is naive, percent seem to be fractions, or no row can be used.
         """
         spill = Spill(folder, buckets)
         bucket_of_node = np.empty(0, np.int64)
+        finished_rows, finished_bytes, all_bytes = 0, 0, sum(file.stat().st_size for file in self.files)
         for number, (file, columns) in enumerate(zip(self.files, self._columns, strict=True)):
             for batch in read_batches(file, "samples", self.quarantine, self.mapping.long, self._is_channel):
                 if len(batch.rows) == 0:
                     continue
                 self.counts["samples_read"] += len(batch.rows)
-                progress(self.counts["samples_read"])
+                self.rows_read = finished_rows + int(batch.rows[-1])  # a row of a long table is one value
+                progress(self.rows_read, max(self.rows_read, expected))
                 batch.columns, batch.mapping = columns, self.mapping
                 batch.drop_without_values()
                 table = self._check(batch, number)
                 new = [node_hash(name) % buckets for name in self.stays.node_names[len(bucket_of_node) :]]
                 bucket_of_node = np.append(bucket_of_node, np.array(new, np.int64))
                 spill.add(bucket_of_node[table.column("node").to_numpy()], table)
+            finished_rows, finished_bytes = self.rows_read, finished_bytes + file.stat().st_size
+            expected = finished_rows * all_bytes // max(finished_bytes, 1)
         if self.strict:
             self._check_usable()
         spill.close()

@@ -68,6 +68,21 @@ def test_labels_in_a_column_of_their_own_name_the_gpu(tmp_path: Path, labels: st
     assert samples(result)["gpu_temp_c"].tolist() == [50, 51, 52, 53, 54, 55]
 
 
+def test_progress_counts_the_rows_of_long_files_and_corrects_its_total_after_each(tmp_path: Path) -> None:
+    frame = wide(60)
+    others = pd.concat([frame[["timestamp", "uuid"]].assign(metric=f"node_{n}", value=0) for n in range(50)])
+    files = [tmp_path / f"{n}.csv" for n in range(4)]
+    for n, file in enumerate(files):
+        long = frame.iloc[n::4].melt(["timestamp", "uuid"], var_name="metric", value_name="value")
+        pd.concat([others, long]).to_csv(file, index=False)
+    calls: list[tuple[int, int]] = []
+    run_import(tmp_path, samples=files, mapping=TIDY, progress=lambda done, total: calls.append((done, total)))
+    done, totals = zip(*calls, strict=True)
+    assert sorted(done) == list(done)
+    assert calls[-1][0] == totals[-1]
+    assert set(totals[2:]) == {totals[-1]}, "the files have the same size"
+
+
 def test_two_values_of_one_metric_at_one_time_conflict_and_are_set_aside(tmp_path: Path) -> None:
     frame = pd.DataFrame(
         {"timestamp": "2026-03-01T00:00:00Z", "uuid": gpu(0), "metric": "gpu_temp_c", "value": [50, 60]}

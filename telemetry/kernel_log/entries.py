@@ -16,16 +16,20 @@ MAX_LINE: Final = 1 << 20
 
 _MAX_RECORD_LINES: Final = 2000
 _MAX_DEPTH: Final = 20
-_TEXT_FIELDS: Final = ("MESSAGE", "message", "msg", "log", "line", "short_message", "textPayload", "_raw", "@message",
-                       "jsonPayload.message", "jsonPayload.MESSAGE", "body", "body.stringValue", "event.original",
-                       "event", "entry", "SyslogMessage")  # fmt: skip
-_TIME_FIELDS: Final = ("_SOURCE_REALTIME_TIMESTAMP", "__REALTIME_TIMESTAMP", "@timestamp", "timestamp", "time", "ts",
-                       "date", "_time", "datetime", "receiveTimestamp", "timeUnixNano", "TimeGenerated")  # fmt: skip
-_HOST_FIELDS: Final = ("_HOSTNAME", "hostname", "host.name", "host.hostname", "host", "node", "node_name", "nodename",
-                       "kubernetes.host", "kubernetes.node_name", "kubernetes.node.name", "resource.labels.node_name",
-                       "labels.hostname", "labels.host", "labels.node", "labels.node_name", "labels.nodename",
-                       "stream.hostname", "stream.host", "stream.node", "stream.node_name", "stream.nodename",
-                       "agent.hostname", "jsonPayload._HOSTNAME", "Computer")  # fmt: skip
+# Names of fields, in lower case; the first that a record has counts.
+_TEXT_FIELDS: Final = ("message", "msg", "log", "line", "short_message", "textpayload", "_raw", "@message", "_msg",
+                       "body", "body.stringvalue", "event.original", "event", "entry", "syslogmessage",
+                       "logmessage")  # fmt: skip
+_TIME_FIELDS: Final = ("_source_realtime_timestamp", "__realtime_timestamp", "@timestamp", "timestamp", "time", "ts",
+                       "isodate", "date", "_time", "datetime", "timereported", "eventtime", "receivetimestamp",
+                       "timeunixnano", "timegenerated", "timegenerated [utc]")  # fmt: skip
+_HOST_FIELDS: Final = ("_hostname", "hostname", "host.name", "host.hostname", "host", "k8s.node.name", "node",
+                       "node_name", "pod_node_name", "node.name", "nodename", "computer",
+                       "compute.googleapis.com/resource_name", "logstreamname", "@logstream")  # fmt: skip
+_HOST_PLACES: Final = ("kubernetes", "resource.labels", "labels", "stream", "agent", "jsonpayload", "fields")
+# Objects whose fields count after a record's own.
+_TEXT_PLACES: Final = ("jsonpayload",)
+_BINARY_FIELDS: Final = ("MESSAGE",)
 _JOURNAL_FIELD = re.compile(r"\s*(?P<name>_{0,2}[A-Z][A-Z0-9_]*)=(?P<value>.*)", re.DOTALL)
 _VERBOSE_HEADER = re.compile(r"\S.{10,60} \[s=[0-9a-f]+;")
 _COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
@@ -35,7 +39,12 @@ _LOG_FIELD = re.compile(
 )
 _JSON_LINE = re.compile(r'"|[}\]],?\Z|[\[{](?:\s*[\[{])?\Z|},\s*\{\Z|-?\d[\d.eE+-]*,?\Z|(?:true|false|null),?\Z')
 _OPENINGS: Final = ("{", "[", "[{", "[ {")
-_BEGINNINGS: Final = ("{", "[", " ", "\t", "_")
+_BEGINNINGS: Final = ("{", "[", " ", "\t", "_", "\x1e", "d")
+_HOST_LINE: Final = re.compile(
+    r'Common labels: .*?"(?:host|hostname|node|nodename|node_name|instance)":\s*"([\w.-]+)|'
+    r"([\w.-]+) \| [A-Z]+ \| rc=\d+ >>\Z"
+)
+# Grafana and Ansible name the host once, before its lines.
 
 
 class Entry(NamedTuple):
@@ -68,6 +77,7 @@ class EntryReader:
         self._kind = ""
         self._record: list[str] = []
         self._depth = 0
+        self._host: str | None = None
         self._relative = RelativeStamps()
 
     def read(self, line: str) -> Iterable[Entry]:
@@ -94,7 +104,11 @@ class EntryReader:
             return self._begin(line)
         is_wanted = bool(self._is_wanted(line))
         stamp = self._relative.read(line, is_about_a_gpu=is_wanted)
-        return (plain_entry(self.number, line)._replace(stored=stamp),) if is_wanted else ()
+        if is_wanted:
+            return (plain_entry(self.number, line)._replace(stored=stamp, host=self._host),)
+        if (line[-2:] == ">>" or line[:7] == "Common ") and (match := _HOST_LINE.match(line)):
+            self._host = match[1] or match[2]
+        return ()
 
     def _read_on(self, line: str) -> Iterator[Entry]:
         if self._kind == "json":
@@ -112,10 +126,10 @@ class EntryReader:
         if self._kind == "verbose":
             return line[:1].isspace()
         # A name alone announces a binary value on the next line.
-        return bool(_JOURNAL_FIELD.match(line)) or line in _TEXT_FIELDS or self._record[-1] in _TEXT_FIELDS
+        return bool(_JOURNAL_FIELD.match(line)) or line in _BINARY_FIELDS or self._record[-1] in _BINARY_FIELDS
 
     def _begin(self, line: str) -> Iterator[Entry]:
-        bare = line.strip()
+        bare = line.strip().removeprefix("\x1e").removeprefix("data: ")
         if bare in _OPENINGS:
             self._kind, self._record, self._depth = "json", [], 0
             yield from self._read_json(line)
@@ -126,7 +140,7 @@ class EntryReader:
         elif line.startswith("__CURSOR=") or _VERBOSE_HEADER.match(line):
             self._kind, self._record = "export" if line[0] == "_" else "verbose", [line]
         elif self._is_wanted(line):
-            yield plain_entry(self.number, line)
+            yield plain_entry(self.number, line)._replace(host=self._host)
 
     def _read_json(self, line: str) -> Iterator[Entry]:
         """Read a line of pretty-printed JSON; of objects inside an array, each is an entry of its own."""
@@ -155,10 +169,10 @@ class EntryReader:
         for line in self._record:
             match = _JOURNAL_FIELD.match(line)
             if match is not None:
-                name = match["name"]
+                name = match["name"].lower()
                 fields[name] = match["value"]
-            elif line in _TEXT_FIELDS:
-                name = line
+            elif line in _BINARY_FIELDS:
+                name = line.lower()
             elif name:
                 # An export writes a value of several lines behind eight bytes with its length.
                 fields[name] = f"{fields[name]}\n{line.strip()}" if name in fields else line[8:]
@@ -177,7 +191,7 @@ def plain_entry(number: int, line: str) -> Entry:
 def json_entries(text: str, number: int) -> list[Entry]:
     """Return the messages of a JSON document; none where it holds no log."""
     try:
-        document = json.loads(text)
+        document = json.loads(text, object_pairs_hook=_in_lower_case)
     except (ValueError, RecursionError):
         return []
     entries: list[Entry] = []
@@ -205,15 +219,15 @@ def _records(document: Any, around: Mapping[str, Any] | None = None, depth: int 
     if depth > _MAX_DEPTH or not isinstance(document, dict | list):
         return
     if isinstance(document, list):
-        for part in document:
+        pairs = _pairs(document)
+        for part in [pairs] if pairs else document:
             yield from _records(part, around, depth + 1)
         return
-    attributes = document.get("attributes")
-    if isinstance(attributes, list):  # OpenTelemetry: [{"key": "host.name", "value": {"stringValue": "n1"}}]
-        pairs = [(pair.get("key"), pair.get("value")) for pair in attributes if isinstance(pair, dict)]
-        document = {**document, **{key: value.get("stringValue") for key, value in pairs if isinstance(value, dict)}}
-    record = {**(around or {}), **document}
-    if _field(document, _TEXT_FIELDS) is not None:
+    for place in ("resource.attributes", "attributes", "body.kvlistvalue.values"):
+        if pairs := _pairs(_at(document, place)):
+            document = {**document, **pairs}
+    record = {**around, **document} if around else document
+    if _field(document, _TEXT_FIELDS, _TEXT_PLACES) is not None:
         yield record
         return
     outer = {name: value for name, value in record.items() if name not in _TIME_FIELDS}
@@ -225,18 +239,48 @@ def _records(document: Any, around: Mapping[str, Any] | None = None, depth: int 
             yield from _records(value, outer, depth + 1)
 
 
-def _field(record: Mapping[str, Any], names: tuple[str, ...]) -> Any:
-    for name in names:
-        value: Any = record
-        for part in (name,) if name in record else name.split("."):
-            value = value.get(part) if isinstance(value, dict) else None
-        if value is not None and not isinstance(value, dict):
-            return value
+def _in_lower_case(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    return {name.lower(): value for name, value in pairs}
+
+
+def _pairs(value: Any) -> dict[str, Any]:
+    """Return the fields of a list of names and values, as OpenTelemetry and CloudWatch Insights have them."""
+    if not isinstance(value, list) or not all(isinstance(pair, dict) and "value" in pair for pair in value):
+        return {}
+    named = [(pair.get("key", pair.get("field")), pair["value"]) for pair in value]
+    return {
+        str(name).lower(): next(iter(value.values()), None) if isinstance(value, dict) else value
+        for name, value in named
+        if name is not None
+    }
+
+
+def _at(record: Mapping[str, Any], name: str) -> Any:
+    """Return a field by its name, or by the path to it."""
+    if name in record:
+        return record[name]
+    first, _, rest = name.partition(".")
+    inner = record.get(first) if rest else None
+    return _at(inner, rest) if isinstance(inner, dict) else None
+
+
+def _field(record: Mapping[str, Any], names: tuple[str, ...], places: tuple[str, ...] = ()) -> Any:
+    """Return the first of the named fields of a record, or else of the objects in it at ``places``."""
+    for place in ("", *places):
+        holder = _at(record, place) if place else record
+        for name in names if isinstance(holder, Mapping) else ():
+            if name not in holder and "." not in name:
+                continue
+            value = _at(holder, name)
+            if isinstance(value, list) and len(value) == 1 and isinstance(value[0], str):  # fields of Elastic
+                value = value[0]
+            if value is not None and not isinstance(value, dict):
+                return value
     return None
 
 
 def _entry(record: Mapping[str, Any], number: int) -> Entry | None:
-    text = _field(record, _TEXT_FIELDS)
+    text = _field(record, _TEXT_FIELDS, _TEXT_PLACES)
     if isinstance(text, list):  # the journal writes text that is not UTF-8 as a list of bytes
         try:
             text = bytes(text).decode("utf-8", errors="replace")
@@ -245,7 +289,7 @@ def _entry(record: Mapping[str, Any], number: int) -> Entry | None:
     if not isinstance(text, str):
         return None
     text = _plain(text[:MAX_LINE].rstrip("\r\n"))
-    host, boot_id = _field(record, _HOST_FIELDS), _field(record, ("_BOOT_ID",))
+    host, boot_id = _field(record, _HOST_FIELDS, _HOST_PLACES), _field(record, ("_boot_id",))
     stored = _stored(record)
     return Entry(
         number,
@@ -259,9 +303,8 @@ def _entry(record: Mapping[str, Any], number: int) -> Entry | None:
 
 def _stored(record: Mapping[str, Any]) -> Stamp | None:
     value = _field(record, _TIME_FIELDS)
-    if "pri" in record and isinstance(value, int | float) and not isinstance(value, bool):
-        # `dmesg --json`: seconds since boot.
-        return parse_time(f"[{value:.6f}]") if 0 <= value < 1e9 else None
+    if "pri" in record and isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1e9:
+        return parse_time(f"[{value:.6f}]")  # `dmesg --json`: seconds since boot
     if isinstance(value, str) and value.isascii() and value.isdigit():
         value = int(value) if len(value) < 20 else None
     return parse_time(value)

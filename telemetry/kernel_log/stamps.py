@@ -53,8 +53,8 @@ _CLOCKS = re.compile(r"\d:\d{2}:\d{2}")
 _FORMS: Final = tuple(
     re.compile(pattern)
     for pattern in (
-        rf"(?<!\d)(?P<year>\d{{4}})[-/](?P<month>\d{{1,2}})[-/](?P<day>\d{{1,2}})(?:[Tt]|,?\s){_CLOCK}",
-        rf"{_NAME}\s{{0,3}}(?P<day>\d{{1,2}})[.,]?\s+(?:(?P<year>\d{{4}}),?\s+)?{_CLOCK}{_TEXT_YEAR}",
+        rf"(?<!\d)(?P<year>\d{{4}})[-/](?P<month>\d{{1,2}})[-/](?P<day>\d{{1,2}})(?:[Tt_-]|,?\s){_CLOCK}",
+        rf"{_NAME}\s{{0,3}}(?P<day>\d{{1,2}})[.,]?\s+(?:(?P<year>\d{{4}}),?\s+)?(?:@\s)?{_CLOCK}{_TEXT_YEAR}",
         rf"(?<!\d)(?P<day>\d{{1,2}})[\s./-]{{1,2}}{_NAME}[\s./-]*(?P<year>\d{{4}})?[\s:,T]+{_CLOCK}{_TEXT_YEAR}",
         rf"(?<!\d)(?P<year>\d{{4}})[年년]\s*(?P<month>\d{{1,2}})[月월]\s*(?P<day>\d{{1,2}})[日일]?\s*{_CLOCK}",
         rf"(?<!\w)[IWEF](?P<month>\d{{2}})(?P<day>\d{{2}})\s{_CLOCK}",
@@ -65,7 +65,7 @@ _RSYSLOG = re.compile(
 )
 _UNIX = re.compile(r"(?<![\w.,:;/=-])(?P<whole>\d{19}|\d{16}|\d{13}|\d{10})(?:\.(?P<fraction>\d{1,9}))?(?![\w:/-])")
 _SINCE_BOOT = re.compile(
-    r"\[\s*(?P<seconds>\d{1,10}\.\d{1,9})(?:\s*<[^>]{0,40}>)?\]|(?<![^\n])\d+,\d+,(?P<us>\d{1,15}),[^;]*;"
+    r"\[\s*(?P<seconds>\d{1,10}\.\d{1,9})(?:\s*<[^>]{0,40}>)?\]|(?<![^\n])(?:\d+\.[\w.+-]+,)?\d+,\d+,(?P<us>\d{1,15}),[^;]*;"
 )
 
 _RELATIVE = re.compile(
@@ -84,9 +84,11 @@ _HOST = re.compile(
     r"(?:\s+[^\s:\[{]+(?:\[[^\]]*\])?(?::|(?:\s[\w-]+){2}(?:\s|\Z)|\s*\Z)|\"?[,;].*\Z|\s*\Z)",
     re.IGNORECASE,
 )
-_BEFORE_STAMP = re.compile(r"\s*(?P<host>(?=[\w.-]*\d)[A-Za-z][\w.-]*)(?::| kernel:)\s")
-# pdsh and clush put "node-7: " before each line.
-_LABEL = re.compile(r"""\b(?:host|hostname|node|nodename|node_name|instance)["']?\s*[=:]\s*["']([A-Za-z0-9][\w.-]*)""")
+_BEFORE_STAMP = re.compile(r"\s*(?P<host>(?=[\w.-]*\d)[A-Za-z][\w.-]*)(?::| kernel:| \| [A-Z]+ \|.*)\s")
+# pdsh and clush put "node-7: " before each line, Ansible "node-7 | CHANGED | rc=0 | (stdout) ".
+_LABEL = re.compile(
+    r"""\b(?:host|hostname|node|nodename|node_name|instance)(?:["'\\]*\s*[=:]\s*["'\\]+|=)([A-Za-z0-9][\w.-]*)"""
+)
 
 
 class RelativeStamps:

@@ -83,6 +83,14 @@ MESSAGES = {
     "AER, corrected": (
         "nvidia 0000:10:00.0: PCIe Bus Error: severity=Corrected, type=Data Link Layer", G0, "other", "pcie_correctable"
     ),
+    "AER, correctable": (
+        "nvidia 0000:11:00.0: PCIe Bus Error: severity=Correctable, type=Physical", G1, "other", "pcie_correctable"
+    ),
+    "init, number": ("NVRM: GPU 0000:11:00.0: rm_init_adapter(0) failed", G1, "failure", "gpu_init_failed"),
+    "AMD, fatal": (
+        "amdgpu 0000:10:00.0: {1}uncorrectable hardware error(ERREVENT_ATHUB_INTERRUPT) detected!",
+        G0, "failure", "ras_uncorrectable",
+    ),
     "GSP": ("NVRM: GPU0 _kgspIsHeartbeatTimedOut: Heartbeat timed out", None, "other", "gsp_timeout"),
     "assertion": (
         "NVRM: nvAssertFailedNoLog: Assertion failed: 0 @ g_kernel_gsp.c:1", None, "other", "assertion_failed"
@@ -131,6 +139,7 @@ def test_a_message_is_read_as_what_it_is(tmp_path: Path, name: str) -> None:
         "amdgpu 0000:10:00.0: amdgpu: 0 uncorrectable hardware errors detected in umc block",
         "amdgpu 0000:10:00.0: amdgpu: socket: 1, die: 0 2 uncorrectable hardware errors detected in total in umc block",
         "NVRM: GPU Board Serial Number: 1653723052734",
+        "NVRM: GPU0 _kgspRpcGspEventPmuHalted: Received signal from GSP that PMU has halted.",
         "NVRM: GPU at PCI:0000:10:00: GPU-34bf77d1-c686-6821-79a8-32d326c5039c",
     ],
 )

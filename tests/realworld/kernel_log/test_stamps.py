@@ -108,6 +108,14 @@ PLAIN = {
     "host before the kernel's stamp": "node-0 kernel: [864000.242168] ",
     "Talos": "node-0: kern:     err: [2026-03-01T02:20:00.123Z]: ",
     "Datadog CSV": '"2026-03-01T02:20:00.000Z","node-0","kernel","',
+    "Kibana CSV": '"Mar 1, 2026 @ 02:20:00.000","node-0","',
+    "runit": "2026-03-01_02:20:00.12345 node-0 kernel: ",
+    "netconsole with release": "6.8.0-52-generic,3,1042,864000242168,-;",
+    "Ansible in one line": "node-0 | CHANGED | rc=0 | (stdout) [Sun Mar  1 02:20:00 2026] ",
+    "Ansible": "node-0 | CHANGED | rc=0 >>\n[Sun Mar  1 02:20:00 2026] ",
+    "Grafana's text": 'Common labels: {"job":"kernel","host":"node-0"}\n\n2026-03-01T02:20:00.000Z\t',
+    "Grafana's CSV": '"2026-03-01T02:20:00.000Z","{host=""node-0""}","',
+    "logfmt": 'ts=2026-03-01T02:20:00Z level=error host=node-0 msg="',
     "Graylog CSV": '2026-03-01T02:20:00.000Z,node-0,"',
     **{f"dmesg -T, {name}": f"{stamp} " for name, stamp in LOCALES.items()},
 }
@@ -160,6 +168,64 @@ WHOLE = {
         body={"stringValue": XID},
         attributes=[{"key": "host.name", "value": {"stringValue": "node-0"}}],
     ),
+    "OpenTelemetry resource": wrapped(
+        resourceLogs=[
+            {
+                "resource": {"attributes": [{"key": "k8s.node.name", "value": {"stringValue": "node-0"}}]},
+                "scopeLogs": [
+                    {
+                        "logRecords": [
+                            {
+                                "timeUnixNano": f"{EPOCH_S}000000000",
+                                "body": {
+                                    "kvlistValue": {"values": [{"key": "MESSAGE", "value": {"stringValue": XID}}]}
+                                },
+                            }
+                        ]
+                    }
+                ],
+            }
+        ]
+    ),
+    "CloudWatch Insights": wrapped(
+        results=[
+            [
+                {"field": "@timestamp", "value": "2026-03-01 02:20:00.000"},
+                {"field": "@message", "value": XID},
+                {"field": "@logStream", "value": "node-0"},
+            ]
+        ]
+    ),
+    "CloudWatch streams": wrapped(events=[{"logStreamName": "node-0", "timestamp": EPOCH_S * 1000, "message": XID}]),
+    "Kibana fields": wrapped(
+        fields={"@timestamp": ["2026-03-01T02:20:00.000Z"], "host.name": ["node-0"], "message": [XID]}
+    ),
+    "Google Cloud, instance": json.dumps(
+        [
+            {
+                "jsonPayload": {"message": XID},
+                "timestamp": "2026-03-01T02:20:00Z",
+                "labels": {"compute.googleapis.com/resource_name": "node-0"},
+            }
+        ],
+        indent=2,
+    ),
+    "Grafana's JSON": json.dumps(
+        [{"line": XID, "timestamp": f"{EPOCH_S}000000000", "fields": {"nodename": "node-0"}}], indent=2
+    ),
+    "Azure containers": wrapped(
+        **{"TimeGenerated [UTC]": "2026-03-01T02:20:00Z", "Computer": "node-0", "LogMessage": XID}
+    ),
+    "VictoriaLogs": wrapped(_msg=XID, _time="2026-03-01T02:20:00Z", host="node-0"),
+    "Vector on Kubernetes": wrapped(
+        timestamp="2026-03-01T02:20:00Z", message=XID, kubernetes={"pod_node_name": "node-0"}
+    ),
+    "syslog-ng": wrapped(PROGRAM="kernel", MESSAGE=XID, HOST="node-0", DATE="Mar  1 02:20:00"),
+    "rsyslog's template": wrapped(timereported="2026-03-01T02:20:00+00:00", hostname="node-0", pri="3", msg=f" {XID}"),
+    "NXLog": wrapped(EventTime="2026-03-01 02:20:00", Hostname="node-0", Message=XID),
+    "journal sequence": "\x1e" + wrapped(__REALTIME_TIMESTAMP=str(EPOCH_S * 10**6), _HOSTNAME="node-0", MESSAGE=XID),
+    "journal server events": "data: "
+    + wrapped(__REALTIME_TIMESTAMP=str(EPOCH_S * 10**6), _HOSTNAME="node-0", MESSAGE=XID),
     "Windows line end": f"2026-03-01T02:20:00Z node-0 kernel: {XID}\r",
     "repeated": f"2026-03-01T02:20:00Z node-0 kernel: message repeated 12 times: [ {XID}]",
 }

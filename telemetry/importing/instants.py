@@ -50,7 +50,7 @@ _TIME_OF_DAY = re.compile(r"%[HIpMSfcXTRrs]")
 _EXCEL_ORIGIN_MS: Final = -2_209_161_600_000  # 1899-12-30, which makes up for Excel's 29 February 1900
 _EXCEL_DAYS: Final = (36_526.0, 58_440.0)  # 2000 to 2060
 _COMPACT: Final = r"^(?:19|20)\d{2}(?:0[1-9]|1[0-2])(?:0[1-9]|[12]\d|3[01])(?:\d{4}|\d{6})?$"
-_AWARE = r"[T ]\d{2}:?\d{2}.*(?:[Zz]|UTC|GMT|[+-]\d{2}(?::?\d{2})?)$"
+_AWARE = r"[T ]\d{2}(?::?\d{2}.*)?(?:[Zz]|UTC|GMT|[+-]\d{2}(?::?\d{2})?)$"
 
 
 class UndecidedOrderError(InputError):

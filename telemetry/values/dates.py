@@ -44,28 +44,36 @@ ZONES: Final = {row["name"]: zone_of_offset(row["offset"]) for row in read_table
 """Zone by its name in capitals; None where several zones share the name."""
 
 _WORD = r"[^\W\d_]{3,12}\.?"
-_WEEKDAY = r"(?:(?:mon|tue|wed|thu|fri|sat|sun|mo|di|mi|do|fr|sa|so)[a-z]*\.?,?\s+)?"
+_WEEKDAY = r"(?:(?:(?:mon|tue|wed|thu|fri|sat|sun|mo|di|mi|do|fr|sa|so)[a-z]*|[^\W\d_]{2,4})\.?,?\s+)?"
 _TIME = (
-    r"(?P<hour>\d{1,2})(?P<colon>[:.])(?P<minute>\d\d)(?:(?P=colon)(?P<second>\d\d)(?:[.,](?P<fraction>\d+))?)?"
-    r"(?:\s*(?P<half>[ap])\.?m\b\.?|\s*uhr\b)?"
+    r"(?P<hour>\d{1,2})(?P<colon>[:.h])(?P<minute>\d\d)(?:(?P=colon)(?P<second>\d\d)(?:[.,](?P<fraction>\d+))?)?"
+    r"(?:\s*(?P<half>[ap])\.?\s?m\b\.?|\s*uhr\b)?"
 )
 _ZONE = r"(?P<zone>[+-]\d\d(?::?\d\d)?|[A-Za-z]{1,5}(?:[+-]\d{1,2}(?::?\d\d)?)?|[A-Za-z]+/[A-Za-z_/+-]+\d*)"
 # Go and Java write the zone's name behind its offset, and Apache a colon before the time.
-_AFTER = rf"(?:(?:\s*[T,:]\s*|\s+(?:at\s+)?){_TIME}(?:\s*\(?{_ZONE}\)?(?:\s[A-Z]{{1,5}}|\[[\w/+-]+\])?)?)?"
+_AFTER = (
+    rf"(?:(?:\s*[T,:_-]\s*|\s+(?:(?:at|à|um|klo?\.?|às|@)\s+)?){_TIME}"
+    rf"(?:\s*\(?{_ZONE}\)?(?:\s[A-Z]{{1,5}}|\[[\w/+-]+\]|\s\([\w ]+\))?)?)?"
+)
 _SHAPES: Final = [
     re.compile(_WEEKDAY + shape + r"\s*\Z", re.IGNORECASE)
     for shape in (
         rf"(?P<year>\d{{4}})[-/.](?:(?P<month>\d{{1,2}})|(?P<name>{_WORD}))[-/.](?P<day>\d{{1,2}})" + _AFTER,
         r"(?P<first>\d{1,2})(?P<mark>[-/.])(?P<other>\d{1,2})(?P=mark)(?P<year>\d{4}|\d\d)" + _AFTER,
-        rf"(?P<day>\d{{1,2}})(?:st|nd|rd|th|\.)?[ /-]?\s*(?P<name>{_WORD})[ ,/.-]?\s*(?P<year>\d{{4}}|\d\d)" + _AFTER,
+        rf"(?P<day>\d{{1,2}})(?:st|nd|rd|th|er|\.)?[ /-]?\s*(?:of\s|de\s)?(?P<name>{_WORD})[ ,/.-]?\s*(?:de\s)?"
+        r"(?P<year>\d{4}|\d\d)" + _AFTER,
         rf"(?P<name>{_WORD})[ -]\s*(?P<day>\d{{1,2}})(?:st|nd|rd|th)?,?[ -]\s*(?P<year>\d{{4}})" + _AFTER,
         rf"(?P<name>{_WORD})\s+(?P<day>\d{{1,2}})\s+{_TIME}\s+(?:{_ZONE}\s+)?(?P<year>\d{{4}})",
+        rf"(?P<day>\d{{1,2}})\s+(?P<name>{_WORD})\s+{_TIME}\s+(?:{_ZONE}\s+)?(?P<year>\d{{4}})",
         r"(?P<year>\d{4})(?P<month>\d\d)(?P<day>\d\d)"
-        rf"(?:[T ]?(?P<hour>\d\d):?(?P<minute>\d\d)(?::?(?P<second>\d\d)(?:[.,](?P<fraction>\d+))?)?{_ZONE}?)?",
+        rf"(?:[T -]?(?P<hour>\d\d):?(?P<minute>\d\d)(?::?(?P<second>\d\d)(?:[.,](?P<fraction>\d+))?)?{_ZONE}?)?",
         rf"{_TIME}(?:\s*\(?{_ZONE}\)?)?[\s,]+(?P<first>\d{{1,2}})(?P<mark>[-/.])(?P<other>\d{{1,2}})(?P=mark)"
         r"(?P<year>\d{4}|\d\d)",
     )
 ]
+_DASHES: Final = dict.fromkeys(map(ord, "\u2010\u2011\u2212"), "-")
+_EAST_ASIAN_DATE: Final = re.compile(r"(\d{4})[.年년]\s*(\d{1,2})[.月월]\s*(\d{1,2})[.日일]?\s*")
+_EAST_ASIAN_HALF: Final = re.compile(r"(上午|下午|오전|오후|午前|午後)\s*([\d:.]+)")
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _PIVOT: Final = 70
 _MAX_LENGTH: Final = 80
@@ -129,6 +137,9 @@ def read_dates(texts: Sequence[str], order: DateOrder | None = None) -> Dates:
 def _match(text: str) -> dict[str, str] | None:
     if len(text) > _MAX_LENGTH:
         return None
+    if not text.isascii():
+        text = _EAST_ASIAN_DATE.sub(r"\1-\2-\3 ", text.translate(_DASHES))
+        text = _EAST_ASIAN_HALF.sub(lambda match: f"{match[2]} {'ap'[match[1] in '下午오후午後']}m", text)
     for shape in _SHAPES:
         match = shape.match(text)
         if match is not None:

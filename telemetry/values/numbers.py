@@ -102,14 +102,14 @@ _MEANINGS: Final[Mapping[str, str]] = {row["text"]: row["meaning"] for row in re
 NO_VALUE_WORDS: Final = frozenset(text for text, meaning in _MEANINGS.items() if meaning in ("none", "lost"))
 _BRACKETED: Final = re.compile(r"(?:\[+[^\[\]]*\]+|<+[^<>]*>+|\(+[^()]*\)+)\Z")
 _NUMBER: Final = re.compile(
-    r"(?P<number>[+-]?(?:\d[\d.,' \u00a0\u202f]*|[.,]\d+)(?:[eE][+-]?\d+)?)\s*(?P<unit>[^\d\s.,+-][^\d]{0,20})?\Z"
+    r"(?P<number>[+-]?(?:\d[\d.,' \u00a0\u202f\u2019]*|[.,]\d+)(?:[eE][+-]?\d+)?)\s*(?P<unit>[^\d\s.,+-][^\d]{0,20})?\Z"
 )
 _THOUSANDS: Final = re.compile(r"[+-]?[1-9]\d{0,2}(?:,\d{3})+(?:\.\d+)?\Z")
 _DECIMAL_COMMA: Final = re.compile(r"[+-]?(?:\d{1,3}(?:\.\d{3})+|\d*),(?:\d{1,2}|\d{4,})\Z|[+-]?0?,\d+\Z|.*\.\d{3},")
 _PREFIXED: Final = re.compile(r"(?:p|x|gen ?|pcie gen ?|pcie )?(\d{1,2})x?\Z", re.IGNORECASE)
 _GENERATION_OF_SPEED: Final = {2.5: 1, 5.0: 2, 8.0: 3, 16.0: 4, 32.0: 5, 64.0: 6, 128.0: 7}
 _LARGEST_BYTE_FACTOR: Final = 1e-4
-_BLANKS: Final = re.compile(r"[\s\u00a0\u202f']")
+_BLANKS: Final = re.compile(r"[\s\u00a0\u202f\u2019']")
 
 
 class Numbers(NamedTuple):
@@ -180,9 +180,10 @@ def _from_texts(
 ) -> Numbers:
     encoded = column.combine_chunks().dictionary_encode()
     texts = encoded.dictionary.to_pylist()
-    if any(_DECIMAL_COMMA.match(text) for text in texts if "," in text):
+    with_comma = [match["number"].strip() for text in texts if "," in text and (match := _NUMBER.match(text))]
+    if any(_DECIMAL_COMMA.match(_BLANKS.sub("", number)) for number in with_comma):
         decimal = ","
-    elif decimal == "," and any(_is_only_thousands(text) for text in texts if "," in text):
+    elif decimal == "," and any(_is_only_thousands(number) for number in with_comma):
         decimal = "."
     factors = _factors(unit, header_unit, convert)
     read = [_number(text, unit, factors, decimal) for text in texts]
@@ -230,7 +231,7 @@ def _number(
 
 
 def _word(text: str) -> _Read:
-    lowered = " ".join(text.lower().split())
+    lowered = " ".join(text.lower().replace("_", " ").split())
     try:
         if lowered.startswith("0x"):
             return _Read(float(int(lowered, 16)), _VALUE)

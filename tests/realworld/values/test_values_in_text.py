@@ -64,6 +64,12 @@ def number(text: str, unit: str = "W", **options: object) -> float:
         ("+5", "W", 5.0),
         ("\u22125", "C", -5.0),
         ("1.5e3", "W", 1500.0),
+        ("350,12 W", "W", 350.12),
+        ("1 350,5 W", "W", 1350.5),
+        ("1\u2019350 W", "W", 1350.0),
+        ("45 deg C", "C", 45.0),
+        ("3.4 MJ", "mJ", 3.4e9),
+        ("0.5 MWh", "mJ", 1.8e12),
     ],
 )
 def test_a_number_is_read_in_the_unit_of_its_channel(text: str, unit: str, value: float) -> None:
@@ -85,6 +91,7 @@ def test_a_number_is_read_in_the_unit_of_its_channel(text: str, unit: str, value
             "[Some word of a later driver]",
             "(null)",
         ),
+        *("not_supported", "NotSupported", "[Invalid Argument]", "Uninitialized", "#DIV/0!", "\u2014", "n.a."),
         *("2147483632", "2147483647", "2147483648.0", "4294967295", "4294967296.0", "140737488355328", "1.8e19"),
         *("9223372036854775792", "9223372036854775807", "18446744073709551615"),
     ],

@@ -19,14 +19,18 @@ if TYPE_CHECKING:
 def openmetrics(
     files: Annotated[
         list[Path],
-        typer.Argument(help="Dumps of lines `name{labels} value timestamp`, plain, .gz or .zst.", metavar="FILE"),
+        typer.Argument(
+            help="Dumps of lines `name{labels} value timestamp`, JSON of `query_range` or VictoriaMetrics, or CSV of "
+            "Grafana; plain, .gz or .zst.",
+            metavar="FILE",
+        ),
     ],
     dataset: DatasetOption,
     mapping: SourceMappingOption = None,
     params: ParamsOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Read dumps of `promtool tsdb dump`, `dump-openmetrics` or a backfill tool. Files are read once.
+    """Read dumps of a Prometheus database and exports of series. Files are read once.
 
     Repeat the command after an interruption. Sorting needs about 20 bytes of disk space per sample next to the dataset.
 

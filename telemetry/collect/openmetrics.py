@@ -7,7 +7,7 @@ one after a kill, adds nothing.
 
 ``promtool tsdb dump-openmetrics`` and files for ``promtool tsdb create-blocks-from openmetrics`` write seconds and end
 in ``# EOF``; ``promtool tsdb dump`` (the only one of older promtools) writes milliseconds. The first time stamp shows
-which: as milliseconds, 1e11 is the year 1973, as seconds it is 5138.
+which: as milliseconds, 1e11 is the year 1973, as seconds it is 5138. Other exports of series become such lines first.
 """
 
 import hashlib
@@ -32,6 +32,7 @@ from telemetry.collect.series.batch import SeriesBook, read_batch
 from telemetry.collect.series.exposition import BAD_LINE, LineReader
 from telemetry.collect.series.identity import XID_COUNT_METRIC, SeriesCatalogue
 from telemetry.collect.series.xid_counts import XidCounts
+from telemetry.importing.files.series import dump_lines
 from telemetry.landing.folder import Landing
 from telemetry.packing import DAMAGED, open_packed
 
@@ -165,6 +166,11 @@ class _DumpReader:
 
     def _read_lines(self) -> Iterator[str]:
         try:
+            for line in dump_lines(self.path) or ():
+                self.characters_read += len(line)
+                yield line
+            if self.characters_read:
+                return
             with (
                 open_packed(self.path) as (_, stream),
                 io.TextIOWrapper(stream, encoding="utf-8", errors="replace") as text,
@@ -177,7 +183,7 @@ class _DumpReader:
                         raise InputError(f"a line is longer than {_MAX_LINE} bytes", where, _DO)
                     self.characters_read += len(line)
                     yield line.rstrip("\n")
-        except DAMAGED as error:
+        except (*DAMAGED, UnicodeDecodeError) as error:
             raise InputError(
                 f"the file is damaged or truncated: {error}", str(self.path), "Create it again; no rows were read."
             ) from error

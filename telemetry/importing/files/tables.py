@@ -16,6 +16,7 @@ from foundation.files import check_regular
 from telemetry.importing.batch import Batch
 from telemetry.importing.columns import as_text
 from telemetry.importing.files.dmon import dmon_columns, is_dmon, read_dmon
+from telemetry.importing.files.series import is_series_export
 from telemetry.importing.files.sources import kind_of
 from telemetry.importing.files.text_files import BATCH_ROWS, FileRows, json_columns, read_csv, read_header, read_json
 from telemetry.importing.mapping import LongFormat
@@ -162,6 +163,12 @@ def table_kind(path: Path, table: str) -> str:
         with read_errors(path):
             if kind in ("csv", "other") and table == "samples" and is_dmon(path):
                 return "dmon"
+            if kind in ("csv", "json") and table == "samples" and is_series_export(path):
+                raise InputError(
+                    "this is an export of time series, which name GPUs and nodes by labels",
+                    str(path),
+                    f"Run `predrain collect openmetrics {path.name} --dataset DIR`, then `predrain collect compact`.",
+                )
     if kind == "other":
         problem = f"files of the kind {path.suffix or path.name!r} are not read as {table}"
         raise InputError(problem, str(path), "Give Parquet, CSV, TSV or JSON.")

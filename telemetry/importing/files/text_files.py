@@ -321,7 +321,7 @@ def _check_columns(names: Mapping[str, None], path: Path) -> None:
 
 
 def _records(path: Path) -> Iterator[tuple[int, dict[str, str | None] | _Malformed]]:
-    for number, value in _values(path):
+    for number, value in json_values(path):
         if isinstance(value, _Malformed):
             yield number, value
         elif isinstance(value, Mapping):
@@ -333,7 +333,8 @@ def _records(path: Path) -> Iterator[tuple[int, dict[str, str | None] | _Malform
             yield number, _Malformed(json.dumps(value)[:1000], "not a JSON object")
 
 
-def _values(path: Path) -> Iterator[tuple[int, Any]]:
+def json_values(path: Path) -> Iterator[tuple[int, Any]]:
+    """Yield the rows of a file with their numbers, as parsed."""
     with io.TextIOWrapper(open_for_arrow(path), encoding="utf-8-sig") as stream:
         head = stream.read(_CHUNK)
         start = head.lstrip()

@@ -309,6 +309,8 @@ def test_what_a_repair_or_a_wrong_clock_made_void_does_not_count():
     sick = node("n", facts=["xid 79"])
     fixed = replace(sick, units=(replace(sick.units[0], valid_from=T0 + HOUR),))
     assert not rule_hits(fixed, RULED, T0 + 2 * HOUR)
+    since = replace(fixed.units[0], facts=(Fact("xid 79", T0 + HOUR),))
+    assert rule_hits(replace(fixed, units=(since,)), RULED, T0 + 2 * HOUR), "a fault after the repair"
     assert not rule_hits(sick, RULED, T0 - HOUR)
     assert not rule_hits(node("n", facts=["xid 45", "xid 31"]), RULED, T0)
 

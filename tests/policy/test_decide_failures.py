@@ -8,6 +8,7 @@ import pytest
 from policy.budget import BudgetConfig, DisruptionBudget
 from policy.decide import carried_out
 from policy.fleet import NO_MARKS, Level, UnitView
+from policy.node_tier.hysteresis import HysteresisConfig
 from policy.plan import PolicyState
 from tests.policy.decide_world import (
     HOUR,
@@ -114,6 +115,8 @@ def test_a_restart_would_replay_a_stale_prediction_on_a_node_that_was_repaired()
     assert hard(once(fleet, config())) == {"n"}
     fleet[0] = replace(fleet[0], units=(replace(fleet[0].units[0], valid_from=T0 + HOUR),))
     assert once(fleet, config(), T0 + 2 * HOUR).actions == ()
+    scored_since = replace(fleet[0].units[0], score=score(0.9, T0 + HOUR))
+    assert hard(once([replace(fleet[0], units=(scored_since,)), *fleet[1:]], config(), T0 + 2 * HOUR)) == {"n"}
     fleet[0] = replace(fleet[0], units=(UnitView("another"),))
     assert once(fleet, config(), T0 + 2 * HOUR).actions == ()
 
@@ -131,18 +134,18 @@ def test_an_expired_prediction_would_keep_its_taint_for_ever_and_does_not(later)
     assert "the prediction on n-0 expired at 2026-03-01 12:00 UTC" in why(plan, "n")
 
 
-def test_flapping_risks_would_taint_and_release_all_day_and_do_not():
+@pytest.mark.parametrize(("fall_share", "fall_after", "flaps"), [(1.0, 1, True), (0.5, 1, False), (1.0, 2, False)])
+def test_flapping_risks_would_taint_and_release_all_day_and_do_not(fall_share, fall_after, flaps):
+    settings = config(hysteresis=HysteresisConfig(1, fall_after, fall_share))
     state, fleet, seen = PolicyState(), [node("n", 0.65), *healthy(12)], []
-    flips = 0
     for k in range(12):
         now, risk = T0 + k * STEP, 0.65 if k % 2 == 0 else 0.5
-        flips += k > 0
         fleet = [replace(node("n", risk, at=now), marks=fleet[0].marks), *healthy(12, now)]
-        plan = once(fleet, config(), now, state)
+        plan = once(fleet, settings, now, state)
         fleet, state = carry_out(fleet, plan.actions, now), plan.state
         seen += [verb for verb in verbs(plan, "n") if verb != "publish"]
-    assert flips == 11
-    assert seen == ["swap", "drain"]
+    assert seen[:2] == ["swap", "drain"]
+    assert bool(seen[2:]) is flaps
 
 
 def test_a_node_that_a_person_returned_would_be_taken_again_and_is_left_alone_for_the_episode():
@@ -289,13 +292,15 @@ def test_a_new_driver_would_make_the_old_model_drain_the_node_and_does_not_for_a
 def test_a_sick_gpu_that_stops_answering_would_lose_its_taint_at_once_and_keeps_it_until_it_expires():
     # The management interface hangs on the sick GPU (DCGM#313): unknown is then a sign of the fault, not of health.
     fleet, state = marked(0.9, 0.01)
+    at_once = config(hysteresis=HysteresisConfig(1, 1))
     now = T0 + STEP
     silent = replace(node("n", None, 0.01, at=now), marks=fleet[0].marks)
-    plan = once([silent, *healthy(40, now)], config(), now, state)
+    assert naive([silent], now) == set()
+    plan = once([silent, *healthy(40, now)], at_once, now, state)
     assert plan.actions == ()
     now = T0 + 2 * STEP
     silent = replace(node("n", None, 0.01, at=now), marks=fleet[0].marks)
-    assert verbs(once([silent, *healthy(40, now)], config(), now, plan.state), "n") == ["release"]
+    assert verbs(once([silent, *healthy(40, now)], at_once, now, plan.state), "n") == ["release"]
 
 
 def test_no_limits_and_a_closed_breaker_are_what_these_tests_would_fail_under():

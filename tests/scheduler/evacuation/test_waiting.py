@@ -6,12 +6,12 @@ from datetime import timedelta
 import pytest
 
 from policy.breaker import BreakerConfig, CommonCauseConfig
-from policy.fleet import JobView
+from policy.fleet import JobView, Level
 from scheduler.evacuation.settings import WebhookSettings
 from scheduler.ports.errors import SchedulerError
 from scheduler.ports.readings import Switches, WriteResult
 from scheduler.ports.workloads import CheckpointOffer, HookReply, Placement
-from tests.policy.decide_world import T0, config
+from tests.policy.decide_world import STEP, T0, config
 from tests.scheduler.evacuation.emptying_cluster import (
     FAST,
     MINUTE,
@@ -86,6 +86,9 @@ def test_every_wait_is_reported_as_stuck_once_after_the_stated_time(name, names_
     assert ("w1 (" in message) is (name != "its list cannot be read")
     assert sum(("report", "done", None) in work(report) for report in reports) == 1
     assert cluster.evicted() == []
+    cluster.clock.move(2 * STEP)
+    cluster.round()
+    assert cluster.level("n1") is Level.NONE, "the taint expires although the node was never emptied"
 
 
 def test_suspended_work_is_asked_nothing_also_by_the_hook_for_all_jobs():

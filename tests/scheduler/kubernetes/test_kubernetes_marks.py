@@ -324,8 +324,10 @@ def test_whatever_stood_there_only_what_is_ours_changes(taints: Any, notes: Any,
         again = snapshot_of(raw, KubernetesSettings(), rules, keys, clock.now())
         assert again.node_object == then
     assert [item for item in raw["spec"].get("taints") or [] if not _ours(item)] == foreign
-    kept = {key: value for key, value in (notes or {}).items() if not key.startswith("predrain.io/")}
-    assert {k: v for k, v in raw["metadata"].get("annotations", {}).items() if not k.startswith("predrain.io/")} == kept
+    for part, before in (("annotations", notes), ("labels", labels)):
+        kept = {key: value for key, value in (before or {}).items() if not key.startswith("predrain.io/")}
+        left = raw["metadata"].get(part) or {}
+        assert {key: value for key, value in left.items() if not key.startswith("predrain.io/")} == kept
 
 
 class _At:

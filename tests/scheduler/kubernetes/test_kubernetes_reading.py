@@ -1,6 +1,7 @@
 """What is read of nodes and pods: whose they are, what runs there, and what is no business of ours."""
 
 from dataclasses import replace
+from datetime import timedelta
 
 import pytest
 
@@ -10,6 +11,7 @@ from scheduler.ports.codec import object_of, plain_of
 from scheduler.ports.errors import SchedulerError
 from tests.scheduler.kubernetes.api_world import Raw, World
 from tests.scheduler.kubernetes.objects import SETTINGS, T0, Hand, add, node, pod
+from tests.scheduler.kubernetes.test_controller_on_kubernetes import Fleet
 
 
 def views(hand: Hand) -> dict[str, NodeView]:
@@ -139,15 +141,24 @@ def test_gpus_places_and_driver_are_taken_from_annotations_and_labels(world: Wor
 
 @pytest.mark.parametrize(("path", "what"), [("/pods$", "pods"), ("/configmaps/", "configmaps")])
 def test_where_pods_or_switches_may_not_be_read_nodes_can_still_be_released_and_nothing_new_be_done(
-    world: World, hand: Hand, path: str, what: str
+    world: World, hand: Hand, cluster: KubernetesClient, path: str, what: str
 ) -> None:
-    world.fail("GET", path, 403, content={"message": f'cannot read resource "{what}"'})
+    acting = Fleet(cluster, world)
+    hand.scheduler.drop_lease("me")
+    acting.scored(n1=0.9)
+    acting.round()
+    assert acting.ours("n1") == ["NoSchedule"]
+    world.fail("GET", path, 403, content={"message": f'cannot read resource "{what}"'}, times=99)
     fleet = hand.scheduler.read_fleet()
     assert {reading.view.name for reading in fleet.nodes} == {"n1", "n2"}
     assert fleet.partial
     assert not any(reading.jobs_known for reading in fleet.nodes)
     assert f'cannot read resource "{what}"' in (fleet.trouble or "")
     assert fleet.switches.kill is (what == "configmaps"), "a person may have set the kill switch"
+    acting.later(timedelta(days=2))
+    acting.scored(n1=0.01, n2=0.9)
+    acting.round()
+    assert (acting.ours("n1"), acting.ours("n2")) == ([], [])
 
 
 def test_a_listing_that_expires_begins_again_and_is_given_up_in_the_end(

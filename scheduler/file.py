@@ -54,12 +54,7 @@ class MemoryScheduler(SchedulerExtras):
     ``nodes``: may be changed by hand, through :meth:`edit`, as other people and tools do.
     """
 
-    def __init__(
-        self,
-        nodes: Iterable[MemoryNode],
-        clock: Clock,
-        keys: Keys = Keys(),
-    ) -> None:
+    def __init__(self, nodes: Iterable[MemoryNode], clock: Clock, keys: Keys = Keys()) -> None:
         self.nodes = {node.object.name: node for node in nodes}
         self.keys = keys
         self.switches = Switches()

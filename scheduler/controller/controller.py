@@ -20,15 +20,7 @@ from scheduler.evacuation.engine import Evacuation
 from scheduler.ledger.round_log import RoundLog
 from scheduler.ledger.sqlite_ledger import SqliteLedger
 from scheduler.ports.errors import described
-from scheduler.ports.protocols import (
-    Clock,
-    FactSource,
-    Lease,
-    LeaseLostError,
-    RiskSource,
-    SchedulerAdapter,
-    signals_of,
-)
+from scheduler.ports.protocols import Clock, FactSource, Lease, LeaseLostError, RiskSource, SchedulerAdapter, signals_of
 from scheduler.ports.readings import FleetReading, Switches
 from scheduler.ports.records import RoundRecord, is_worth_recording
 from scheduler.ports.report import RoundReport, Step

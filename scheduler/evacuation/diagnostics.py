@@ -14,15 +14,7 @@ from scheduler.ports.codec import instant, plain_of
 from scheduler.ports.errors import SchedulerError
 from scheduler.ports.readings import AnswerKind, WriteResult
 from scheduler.ports.records import CallKind, FindingKind, PendingCall
-from scheduler.ports.workloads import (
-    DiagnosticKind,
-    DiagnosticResult,
-    Fence,
-    Hook,
-    HookKind,
-    Verification,
-    Workloads,
-)
+from scheduler.ports.workloads import DiagnosticKind, DiagnosticResult, Fence, Hook, HookKind, Verification, Workloads
 
 
 @dataclass(frozen=True, slots=True)

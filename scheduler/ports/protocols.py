@@ -71,12 +71,7 @@ class SchedulerExtras(Protocol):
         return ()
 
     def announce(
-        self,
-        signals: "Sequence[NodeSignal]",
-        holder: str,
-        hold: Callable[[], datetime],
-        *,
-        new: bool,
+        self, signals: "Sequence[NodeSignal]", holder: str, hold: Callable[[], datetime], *, new: bool
     ) -> tuple[str, ...]:
         """Report this round's marks to other tools, on which no decision rests, and withdraw those of former marks.
 

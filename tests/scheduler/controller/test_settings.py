@@ -57,10 +57,7 @@ def test_a_budget_that_names_no_fleet_keeps_the_limits_of_the_fleet(tmp_path: Pa
     assert [
         (disruption_budget.scope, disruption_budget.max_unavailable_share)
         for disruption_budget in budget.disruption_budgets
-    ] == [
-        ("fleet", 0.10),
-        ("cluster", None),
-    ]
+    ] == [("fleet", 0.10), ("cluster", None)]
     assert [(rate_limit.scope, rate_limit.max_share) for rate_limit in budget.rate_limits] == [("fleet", 0.05)]
 
 

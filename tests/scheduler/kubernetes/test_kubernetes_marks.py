@@ -122,8 +122,7 @@ def test_who_writes_between_reading_and_patching_wins(world: World, hand: Hand) 
 
 
 @pytest.mark.parametrize(
-    ("status", "kind"),
-    [(403, "refused"), (404, "gone"), (409, "conflict"), (422, "refused"), (503, "timeout")],
+    ("status", "kind"), [(403, "refused"), (404, "gone"), (409, "conflict"), (422, "refused"), (503, "timeout")]
 )
 def test_each_refusal_has_its_kind(world: World, hand: Hand, status: int, kind: str) -> None:
     world.fail("PATCH", "nodes/n1", status, content={"message": "no"}, times=99)

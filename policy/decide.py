@@ -271,7 +271,7 @@ def _remember(
             unit, by_rule = assessment.blamed
             at = now if by_rule else kept.tier.counted or now
             group, node = case.node.group_key, case.node.name
-            alerts.append(Alert(unit, group, assessment.tier, at, config.horizon, by_rule, case.held_out, node))
+            alerts.append(Alert(unit, group, assessment.tier, at, config.horizon, node, by_rule, case.held_out))
         if kept != _NOTHING:
             remembered[case.node.name] = kept
     here = {case.node.name for case in cases}

@@ -99,7 +99,6 @@ class Alert:
     ``tier``: ``elevated`` or ``high``: what the alert asked for.
     ``horizon``: what the model looks ahead, gap included.
     ``by_rule``: a hard rule raised it: it says nothing of the model.
-    ``node``: empty where an older ledger did not name it: then the unit represents its node.
     """
 
     unit: str
@@ -107,19 +106,14 @@ class Alert:
     tier: Tier
     at: datetime
     horizon: Duration
+    node: str
     by_rule: bool = False
     held_out: bool = False
-    node: str = ""
-
-    @property
-    def place(self) -> str:
-        """What the alert is counted by: the node."""
-        return self.node or self.unit
 
 
 def opens_episode(alerts: Sequence[Alert]) -> Bools:
     """Tell which alerts open an episode (:func:`openings`); each would last for its horizon."""
-    node = np.unique(np.array([alert.place for alert in alerts], dtype=str), return_inverse=True)[1]
+    node = np.unique(np.array([alert.node for alert in alerts], dtype=str), return_inverse=True)[1]
     time = np.array([alert.at.timestamp() * 1000 for alert in alerts]).astype(np.int64)
     reach = np.array([alert.horizon.total_seconds() * 1000 for alert in alerts]).astype(np.int64)
     return openings(node, time, reach)

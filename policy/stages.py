@@ -128,8 +128,8 @@ def record_of(outcomes: Iterable[AlertOutcome], least: str, confidence: float, n
         elif outcome.verdict == "inconclusive":
             inconclusive += 1
         else:
-            size[alert.place] += 1
-            right[alert.place] += outcome.verdict == "right"
+            size[alert.node] += 1
+            right[alert.node] += outcome.verdict == "right"
     alerts = np.array(list(size.values()), dtype=np.int64)
     hits = np.array([right[node] for node in size], dtype=np.int64)
     bound = bound_of_sizes(alerts, hits, confidence)

@@ -267,7 +267,6 @@ class FileScheduler(SchedulerExtras):
         if not isinstance(content, dict) or content.get("format") != FORMAT:
             stored = content.get("format") if isinstance(content, dict) else type(content).__name__
             raise ValueError(f"it has format {stored!r}, this code reads {FORMAT}")
-        content.pop("lease", None)  # of earlier versions
         listed: ClusterFile = object_of(ClusterFile, content, "cluster")
         names = [node.name for node in listed.nodes]
         if len(set(names)) != len(names):

@@ -298,7 +298,7 @@ class Controller:
         results = () if self.evacuation is None else self.evacuation.results() or ()
         within = self.policy.probes.lowers_for
         return frozenset(
-            Alert(result.units[0] if result.units else result.node, "", "watch", result.at, within, node=result.node)
+            Alert(result.units[0] if result.units else result.node, "", "watch", result.at, within, result.node)
             for result in results
             if (result.rung, result.kind) == ("probe", "passed")
         )

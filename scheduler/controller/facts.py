@@ -159,8 +159,7 @@ class VerifiedFacts:
     first: a GPU that took no work did not serve on.
 
     An alert is evaluated as of the time up to which the history is complete, never later: that nothing is heard of a
-    GPU whose events do not arrive is no sign of health. What we do not know the node of is evaluated by its own events
-    alone.
+    GPU whose events do not arrive is no sign of health.
     """
 
     inner: FactReader
@@ -231,9 +230,9 @@ class VerifiedFacts:
             there[names.written(home)].add(unit)
 
         def outcome(alert: Alert) -> AlertOutcome:
-            node = names.written(alert.node or homes.get(alert.unit, ""))
+            node = names.written(alert.node)
             # a drain empties the node, so whichever of its units fails makes the alert right
-            members = {alert.unit, *(there[node] if alert.node else ())}
+            members = {alert.unit, *there[node]}
             happenings = [happening for unit in sorted(members) for happening in units[unit]]
             return evaluate_alert(alert, [*happenings, *nodes[node]], until)
 

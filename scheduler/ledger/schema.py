@@ -75,6 +75,7 @@ CREATE TABLE findings (
     content TEXT NOT NULL
 );
 CREATE INDEX findings_by_node ON findings (node, id);
+CREATE TABLE cluster (name TEXT NOT NULL);
 """
 
 _NAMES = (
@@ -124,10 +125,6 @@ def connect(path: Path | None, *, writable: bool, cluster: str | None = None) ->
 
 
 _AWAY = "Keep the file, move it away, and start a new one: the safety state is in the scheduler."
-
-
-_CLUSTER = "CREATE TABLE IF NOT EXISTS cluster (name TEXT NOT NULL)"
-# Not in ledgers of earlier versions, which an older reader can still read.
 
 
 def _check(link: sqlite3.Connection, where: str) -> None:
@@ -181,7 +178,6 @@ def _write_ahead(link: sqlite3.Connection) -> None:
 
 def _claim(link: sqlite3.Connection, cluster: str, where: str) -> None:
     link.execute("BEGIN IMMEDIATE")
-    link.execute(_CLUSTER)
     row = link.execute("SELECT name FROM cluster").fetchone()
     if row is None:
         link.execute("INSERT INTO cluster VALUES (?)", (cluster,))

@@ -300,7 +300,7 @@ def _recorded(node: NodeObject, record: OwnershipRecord | None, own: OwnMarks, k
         others = {name: digest for name, digest in record.marks.items() if _is_avoided(name, keys)}
         marks = {name: digest_of(content) for name, content in _present(node, keys).items() if name not in own.foreign}
         annotations[keys.applied] = json.dumps(
-            sealed(replace(record, marks={**others, **marks}, owner=keys.owner), node.name), sort_keys=True
+            sealed(replace(record, marks={**others, **marks}), node.name, keys.owner), sort_keys=True
         )
     return replace(node, annotations=annotations)
 

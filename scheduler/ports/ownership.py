@@ -23,6 +23,7 @@ MAX_TRIES: Final = 2
 """How often a mark is set that another client removes at once: it would do so again."""
 
 _SEAL: Final = "seal"
+_OWNER: Final = "owner"
 
 
 class DamagedRecordError(ValueError):
@@ -51,7 +52,6 @@ class OwnershipRecord:
     ``refused``: how often the mark was removed while it was being set; on Slurm, how often the soft mark was restored
     since the prediction was last renewed.
     ``weight``, ``soft``: Slurm: the weight before the soft mark, and with it.
-    ``owner``: the installation of predrain that wrote it; None: of a version that did not state it.
     """
 
     tier: Tier
@@ -65,7 +65,6 @@ class OwnershipRecord:
     refused: int = 0
     weight: int | None = None
     soft: int | None = None
-    owner: str | None = None
 
     def with_mark(self, name: str, content: str) -> "OwnershipRecord":
         """Add a mark, or replace it."""
@@ -85,10 +84,11 @@ def digest_of(content: str) -> str:
     return hashlib.sha256(content.encode("utf-8", "surrogatepass")).hexdigest()[:12]
 
 
-def sealed(record: OwnershipRecord, node: str) -> dict[str, Any]:
-    """Return a record as the JSON object that is written to a node."""
+def sealed(record: OwnershipRecord, node: str, owner: str) -> dict[str, Any]:
+    """Return an installation's record as the JSON object that is written to a node."""
     plain = plain_of(replace(record, risk=None if record.risk is None else round(record.risk, 6)))
     content = {name: value for name, value in plain.items() if value is not None and (name, value) != ("refused", 0)}
+    content[_OWNER] = owner
     return {**content, _SEAL: _seal(content, node)}
 
 
@@ -102,13 +102,13 @@ def unsealed(content: object, node: str, owner: str) -> OwnershipRecord:
     plain = {name: value for name, value in content.items() if name != _SEAL}
     if content.get(_SEAL) != _seal(plain, node):
         raise DamagedRecordError("the record of predrain was edited, or copied from another node")
+    writer = plain.pop(_OWNER, None)
+    if writer != owner:
+        raise OtherInstallationError(f"its predrain markers belong to another installation, {writer}")
     try:
-        record = cast(OwnershipRecord, object_of(OwnershipRecord, {"risk": None} | plain, "the record"))
+        return cast(OwnershipRecord, object_of(OwnershipRecord, {"risk": None} | plain, "the record"))
     except ValueError as error:
         raise DamagedRecordError(f"the record of predrain cannot be read: {error}") from None
-    if record.owner not in (None, owner):
-        raise OtherInstallationError(f"its predrain markers belong to another installation, {record.owner}")
-    return record
 
 
 def foreign_marks(record: OwnershipRecord | None, present: Mapping[str, str]) -> dict[str, str]:

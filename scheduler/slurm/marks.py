@@ -37,7 +37,7 @@ def record_in(extra: str, node: str, owner: str) -> OwnershipRecord | None:
     return None if content is None else unsealed(content, node, owner)
 
 
-def with_record(extra: str, record: OwnershipRecord | None, node: str) -> str:
+def with_record(extra: str, record: OwnershipRecord | None, node: str, owner: str) -> str:
     """Put the record into an ``extra``, or remove it (None); what others hold there is kept.
 
     A JSON object gets one more key (Slurm can filter nodes by such an ``extra``), any other text an object after it.
@@ -46,7 +46,7 @@ def with_record(extra: str, record: OwnershipRecord | None, node: str) -> str:
     others, current = _split(extra)
     if record is None and current is None:
         return extra
-    own = {} if record is None else {KEY: sealed(record, node)}
+    own = {} if record is None else {KEY: sealed(record, node, owner)}
     if isinstance(others, dict):
         return json.dumps(others | own) if others or own else ""
     return f"{others} {json.dumps(own, separators=(',', ':'))}" if own else others
@@ -275,8 +275,7 @@ def _release(action: Action, node: SlurmNode, ours: SlurmMarks, settings: SlurmS
 def _with_extra(
     node: SlurmNode, record: OwnershipRecord | None, change: NodeChange, settings: SlurmSettings
 ) -> NodeChange:
-    record = None if record is None else replace(record, owner=settings.installation)
-    extra = with_record(node.extra, record, node.name)
+    extra = with_record(node.extra, record, node.name, settings.installation)
     return change if extra == node.extra else replace(change, extra=extra)
 
 

@@ -298,7 +298,7 @@ def _alerts(
         # A unit that the model alone selects may be of any tier; evaluating takes no notice of it.
         asked: Tier = "high" if row.tier == "high" else "elevated"
         known = None if pd.isna(row.risk) else float(row.risk)
-        alert = Alert(str(row.unit), "", asked, row.at.to_pydatetime(), row.reach.to_pytimedelta(), node=str(row.node))
+        alert = Alert(str(row.unit), "", asked, row.at.to_pydatetime(), row.reach.to_pytimedelta(), str(row.node))
         yield alert, str(row.tier), known
 
 

@@ -16,8 +16,8 @@ CONFIG = StagesConfig(Bar(0.3), Bar(0.7), min_outcomes=20, ceiling="hard")
 NOW = T0 + 30 * DAY
 
 
-def alert(unit="u", at=T0 + DAY, tier="high", **others):
-    return Alert(unit, "c/g", tier, at, DAY, **others)
+def alert(unit="u", at=T0 + DAY, tier="high", node=None, **others):
+    return Alert(unit, "c/g", tier, at, DAY, node or unit, **others)
 
 
 def outcomes(right, wrong, *, units=None, at=T0 + DAY, **others):

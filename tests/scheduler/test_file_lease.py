@@ -21,7 +21,7 @@ LEASE = timedelta(seconds=30)
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
     path = tmp_path / "cluster.json"
-    path.write_text(json.dumps({"format": 1, "nodes": [{"name": "n0", "cluster": "c", "group": "g"}], "lease": None}))
+    path.write_text(json.dumps({"format": 1, "nodes": [{"name": "n0", "cluster": "c", "group": "g"}]}))
     return path
 
 

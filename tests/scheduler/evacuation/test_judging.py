@@ -22,8 +22,8 @@ from tests.scheduler.cluster import Cluster
 DAY = timedelta(days=1)
 
 
-def alert(unit="g0", at=T0):
-    return Alert(unit, "c/g", "high", at, DAY)
+def alert(unit="g0", at=T0, node="n0"):
+    return Alert(unit, "c/g", "high", at, DAY, node)
 
 
 def verdicts(history, now, *alerts, results=(), service=()):
@@ -37,14 +37,14 @@ def result(kind, at, *failed):
 
 def test_an_incident_within_the_horizon_makes_it_right_and_serving_on_makes_it_wrong():
     history = NodeHistories({"g0": [Happening("incident", T0 + HOUR)]})
-    assert verdicts(history, T0 + 2 * DAY, alert("g0"), alert("g1")) == ["right", "wrong"]
-    assert verdicts(history, T0 + HOUR / 2, alert("g0"), alert("g1")) == ["open", "open"]
+    alerts = alert("g0"), alert("g1", node="n1")
+    assert verdicts(history, T0 + 2 * DAY, *alerts) == ["right", "wrong"]
+    assert verdicts(history, T0 + HOUR / 2, *alerts) == ["open", "open"]
 
 
 def test_an_alert_on_a_node_is_right_whichever_of_its_gpus_fails():
     history = NodeHistories({"g1": [Happening("incident", T0 + HOUR)]}, homes={"g0": "n0", "g1": "n0", "g2": "n1"})
-    of_node = [Alert(gpu, "c/g", "high", T0, DAY, node=node) for gpu, node in (("g0", "n0"), ("g2", "n1"))]
-    assert verdicts(history, T0 + 2 * DAY, *of_node) == ["right", "wrong"]
+    assert verdicts(history, T0 + 2 * DAY, alert("g0"), alert("g2", node="n1")) == ["right", "wrong"]
 
 
 def test_nothing_is_judged_by_the_silence_of_a_source_that_ends_before():
@@ -63,7 +63,7 @@ def test_a_drained_unit_is_judged_by_its_diagnostic():
     assert verdicts(silent, T0 + DAY, results=[result("passed", T0 + 3 * HOUR)], **ask) == ["open"]
     assert verdicts(silent, late, results=[result("failed", T0 + 3 * HOUR, "g0")], **ask) == ["right"]
     assert verdicts(silent, late, results=[result("failed", T0 + 3 * HOUR)], **ask) == ["right"]
-    assert verdicts(silent, late, results=[result("failed", T0 + 3 * HOUR, "g1")], **ask) == ["open"]
+    assert verdicts(silent, late, results=[result("failed", T0 + 3 * HOUR, "g1")], **ask) == ["right"], "a drain empties the node"
     assert verdicts(silent, late, results=[result("inconclusive", T0 + 3 * HOUR)], **ask) == ["open"]
 
 

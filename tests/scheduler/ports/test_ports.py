@@ -15,7 +15,7 @@ from policy.fleet import Level, NodeView, Signals
 from policy.plan import Action, PolicyState
 from scheduler.ports.codec import object_of, plain_of
 from scheduler.ports.node_object import Keys, NodeObject, Taint, after, marks_of, view_of, writes_between
-from scheduler.ports.ownership import DamagedRecordError, OwnershipRecord, digest_of, foreign_marks, sealed, unsealed
+from scheduler.ports.ownership import DamagedRecordError, OwnershipRecord, foreign_marks, sealed, unsealed
 from scheduler.ports.stored_state import packed, unpacked
 from tests.policy.decide_world import HOUR, T0, config, node, once
 
@@ -32,7 +32,7 @@ RELEASES = [action("release", level) for level in LEVELS]
 
 
 def test_every_setting_and_signal_comes_back_from_json():
-    alert = Alert("g", "c/g", "high", T0, timedelta(hours=24), held_out=True)
+    alert = Alert("g", "c/g", "high", T0, timedelta(hours=24), "n", held_out=True)
     signals = Signals(T0, missing_channels=("x",), outcomes=(AlertOutcome(alert, "right", "w"),), reset_breaker_at=T0)
     given_ = config("g", rise_after=2)
     for value in (signals, given_, node("n", 0.5, None, facts=["xid 79"])):
@@ -185,7 +185,7 @@ def test_a_mark_is_set_beside_what_a_person_removed_and_all_of_ours_goes():
 
 
 def test_a_record_is_of_one_node_and_of_exactly_its_content():
-    content = json.loads(json.dumps(sealed(RECORD, "n")))
+    content = json.loads(json.dumps(sealed(RECORD, "n", "a")))
     assert unsealed(content, "n", "a") == RECORD
     assert unsealed(dict(reversed(content.items())), "n", "a") == RECORD
     for wrong in ({**content, "level": "avoid"}, {**content, "more": 1}, {**content, "marks": {}}, {}, None, [content]):
@@ -204,7 +204,7 @@ def test_a_mark_is_ours_where_it_is_exactly_the_recorded_one():
     assert "no record" in foreign_marks(None, {"reason": "a b"})["reason"]
 
 
-def test_marks_of_another_installation_stay_and_one_of_an_unnamed_one_is_ours():
+def test_marks_of_another_installation_stay():
     node, other = drained(), Keys(avoid=OWN_KEYS.avoid, owner="other/lease")
     for step in (*FORWARD, RELEASES[0]):
         assert after(step, node, other, T0) == node
@@ -212,17 +212,6 @@ def test_marks_of_another_installation_stay_and_one_of_an_unnamed_one_is_ours():
     assert (view.marks.level, view.opt_out is not None, view.cordoned_by is not None) == (Level.NONE, True, True)
     assert f"another installation, {OWN_KEYS.owner}" in (view.notice or "")
     assert "by hand" not in (view.notice or "")
-    content = json.loads(node.annotations[OWN_KEYS.applied])
-    content.pop("owner")
-    unnamed = json.dumps(sealed(unsealed(_resealed(content, "n"), "n", "any"), "n"))
-    older = replace(node, annotations={**node.annotations, OWN_KEYS.applied: unnamed})
-    assert marks_of(older, other, T0).drained
-    assert after(RELEASES[0], older, other, T0) == THEIRS
-
-
-def _resealed(content: dict[str, object], node: str) -> dict[str, object]:
-    plain = {name: value for name, value in content.items() if name != "seal"}
-    return {**plain, "seal": digest_of(f"{node}\n{json.dumps(plain, sort_keys=True, separators=(',', ':'))}")}
 
 
 BASE = NodeView("n", "c", "g", down=True)

@@ -49,14 +49,14 @@ def done(node: SlurmNode, *verbs: str, settings: SlurmSettings = SETTINGS) -> Sl
 @given(extra=EXTRAS, tier=st.sampled_from(["watch", "high"]), risk=st.none() | st.floats(0, 1))
 def test_a_record_goes_into_any_extra_and_out_again_and_leaves_the_rest(extra, tier, risk):
     record = OwnershipRecord(tier, risk, T0, Level.AVOID, weight=3, soft=1_000_003)
-    held = with_record(extra, record, "n0")
+    held = with_record(extra, record, "n0", "predrain")
     result = record_in(held, "n0", "predrain")
     assert result is not None
     assert replace(result, risk=None) == replace(record, risk=None)
     other = replace(record, level=Level.DRAIN, drain_at=T0, risk=None)
-    again = with_record(held, other, "n0")
+    again = with_record(held, other, "n0", "predrain")
     assert record_in(again, "n0", "predrain") == other
-    left = with_record(again, None, "n0")
+    left = with_record(again, None, "n0", "predrain")
     try:
         others = json.loads(extra or "{}")
     except ValueError:
@@ -66,19 +66,21 @@ def test_a_record_goes_into_any_extra_and_out_again_and_leaves_the_rest(extra, t
         return
     assert json.loads(left or "{}") == others
     for around in ({**json.loads(held), "b": 2}, {"b": 2, **json.loads(held)}):  # jobs can filter by an object
-        assert json.loads(with_record(json.dumps(around), None, "n0")) == others | {"b": 2}
+        assert json.loads(with_record(json.dumps(around), None, "n0", "predrain")) == others | {"b": 2}
 
 
 def test_text_that_is_added_after_the_record_stays_and_the_record_is_read():
     record = OwnershipRecord("high", 0.5, T0, Level.AVOID, weight=3, soft=1_000_003)
-    noted = with_record("rack=7", record, "n0") + " ops note"
+    noted = with_record("rack=7", record, "n0", "predrain") + " ops note"
     assert record_in(noted, "n0", "predrain") == record
-    assert with_record(noted, None, "n0") == "rack=7 ops note"
+    assert with_record(noted, None, "n0", "predrain") == "rack=7 ops note"
 
 
 def edited(change) -> str:
     """An extra whose record somebody changed by hand."""
-    content = json.loads(with_record("", OwnershipRecord("high", 0.5, T0 + HOUR, Level.AVOID, weight=3, soft=9), "n0"))
+    content = json.loads(
+        with_record("", OwnershipRecord("high", 0.5, T0 + HOUR, Level.AVOID, weight=3, soft=9), "n0", "predrain")
+    )
     change(content["predrain"])
     return json.dumps(content)
 
@@ -95,7 +97,7 @@ def edited(change) -> str:
         edited(lambda record: record.update(note="RMA 4711")),
         edited(lambda record: record.pop("seal")),
         edited(lambda record: record.update(seal="0" * 12)),
-        with_record("", OwnershipRecord("high", 0.5, T0 + HOUR, Level.AVOID, weight=3, soft=9), "n1"),
+        with_record("", OwnershipRecord("high", 0.5, T0 + HOUR, Level.AVOID, weight=3, soft=9), "n1", "predrain"),
     ],
 )
 def test_an_edited_or_copied_record_proves_nothing_and_is_reported(extra):
@@ -112,7 +114,7 @@ def test_an_edited_or_copied_record_proves_nothing_and_is_reported(extra):
 
 def test_a_record_that_a_tool_wrote_again_in_its_own_way_is_intact():
     record = OwnershipRecord("high", 0.5, T0 + HOUR, Level.AVOID, weight=3, soft=9)
-    content = json.loads(with_record('{"a": 1}', record, "n0"))
+    content = json.loads(with_record('{"a": 1}', record, "n0", "predrain"))
     again = json.dumps({"predrain": dict(sorted(content["predrain"].items(), reverse=True)), "b": 2}, indent=2)
     assert record_in(again, "n0", "predrain") == record
 
@@ -239,17 +241,13 @@ def test_a_drain_in_our_form_is_its_writers():
     assert "no predrain record" in (view_of(node, (), SETTINGS, T0).notice or "")
 
 
-def test_marks_of_another_installation_stay_and_those_of_an_unnamed_one_are_ours():
+def test_marks_of_another_installation_stay():
     node, other = taken_over(), replace(SETTINGS, installation="other")
     assert all(change_for(action(verb), node, other, T0).empty for verb in ("publish", "avoid", "swap", "drain"))
     assert change_for(release(), node, other, T0).empty
     view = view_of(node, (), other, T0)
     assert (view.marks.tainted, view.cordoned_by is not None, view.opt_out is not None) == (False, True, True)
     assert view.notice == "its predrain markers belong to another installation, predrain"
-    record = slurm_marks_on(node, SETTINGS, T0).record
-    assert record is not None
-    unnamed = replace(node, extra=with_record(node.extra, replace(record, owner=None), "n0"))
-    assert change_for(release(), unnamed, other, T0).state == "UNDRAIN"
 
 
 def test_what_was_drained_and_recorded_is_ours_and_goes():

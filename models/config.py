@@ -160,9 +160,19 @@ class CostsSection(Section):
 
     @model_validator(mode="after")
     def _worth_it(self) -> "CostsSection":
-        if self.missed_failure + self.lost_job <= self.needed_drain:
+        if self.saved <= 0:
             raise ValueError("missed_failure + lost_job must exceed needed_drain, otherwise no drain pays")
         return self
+
+    @property
+    def saved(self) -> float:
+        """What a drain before a failure saves."""
+        return self.missed_failure + self.lost_job - self.needed_drain
+
+    @property
+    def break_even(self) -> float:
+        """The risk at or above which a drain is worth it: where ``risk * saved = (1 - risk) * unneeded_drain``."""
+        return self.unneeded_drain / (self.unneeded_drain + self.saved)
 
 
 class PrecisionTargetsSection(Section):

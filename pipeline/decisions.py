@@ -59,7 +59,7 @@ def bundle_decisions(
     """Give the thresholds that a bundle carries, or why it carries none.
 
     ``params``: the bundle's, as a report shows them (:attr:`pipeline.report.ReportContext.params`).
-    Returns: ``thresholds`` (a list of :meth:`policy.thresholds.ThresholdChoice.to_json`; null: none), ``until`` (last
+    Returns: ``thresholds`` (a list of :class:`ThresholdChoice`; null: none), ``until`` (last
     outcome that they are based on), ``why`` and ``differs`` (parameters of the backtest that are not the bundle's).
     Thresholds are risks: they hold for later refits as far as those stay calibrated.
     Raises ``InputError`` if the backtest's folder holds none.

@@ -13,9 +13,9 @@ from pydantic import Field, PositiveInt
 from pydantic.dataclasses import dataclass as checked
 
 from foundation.settings import NonNegativeTime, PositiveTime, Share
+from policy.bounds import PrecisionBound, bound_of_sizes
 from policy.episodes import AlertOutcome, opens_episode
 from policy.fleet import Level
-from policy.thresholds import PrecisionBound, bound_of_sizes
 from policy.tiers import TIERS
 
 Stage = Literal["shadow", "soft", "hard"]

@@ -129,7 +129,7 @@ def choose_thresholds(
     """Take the thresholds that were given, and derive the others from the decisions that a bundle carries.
 
     ``given``: the operator's own; they are never changed.
-    ``decisions``: as :meth:`policy.thresholds.ThresholdChoice.to_json` writes them. None: the bundle carries none.
+    ``decisions``: as ``evaluation.backtest.threshold_choice`` writes them. None: the bundle carries none.
     Returns: ``watch`` is where the budget's alerts begin, ``elevated`` and ``high`` where the precisions of
     :data:`PROMISED` can be promised. A promise that is not made gives no threshold. A derived threshold that would
     is above that of a higher tier is lowered to it, and one below a given lower tier raised to it.

@@ -1,7 +1,7 @@
 """Promises walked forward: at each refit a precision is promised from earlier outcomes, then kept or broken.
 
 What is promised is the precision of drains, which are a node's episodes as :mod:`policy.episodes` has them. Decisions
-are about nodes, as :mod:`evaluation.metrics.scored` has them, and the bound is in :mod:`policy.thresholds`.
+are about nodes, as :mod:`evaluation.metrics.scored` has them, and ``threshold_choice`` chooses among their risks.
 """
 
 import math
@@ -13,6 +13,15 @@ from typing import Any, Self
 import numpy as np
 import pandas as pd
 
+from evaluation.backtest.threshold_choice import (
+    ScoredDecisions,
+    ThresholdChoice,
+    for_budget,
+    for_costs,
+    for_precisions,
+    no_promise,
+    no_threshold,
+)
 from evaluation.metrics.scored import Grouping
 from features.times import milliseconds
 from models.config import PrecisionTargetsSection
@@ -21,8 +30,6 @@ from models.rows.ranking import Bools, Floats, Ints
 from models.rows.training_set import Labels, Matrix, node_codes
 from models.training.fitted import ORDERS_ONLY
 from policy.episodes import caught_causes, openings
-from policy.ladder.cost_benefit import Costs, for_costs, no_threshold
-from policy.thresholds import ScoredDecisions, ThresholdChoice, for_budget, for_precisions, no_promise
 
 FOLD_COLUMNS: tuple[str, ...] = (
     "model", "target", "fold", "refit_at", "promised", "threshold", "lower", "best", "earlier_drains", "earlier_hits",
@@ -193,9 +200,9 @@ def _promised(name: str, evidence: ScoredDecisions, section: PrecisionTargetsSec
 
 def _by_costs(name: str, evidence: ScoredDecisions, section: PrecisionTargetsSection) -> list[ThresholdChoice]:
     """Set the threshold of least cost."""
-    if section.costs is None:
+    costs = section.costs
+    if costs is None:
         return []
-    costs = Costs(**section.costs.model_dump())
     if why := _orders_only(name):
         return [no_threshold(costs, section.confidence, why)]
     return [for_costs(evidence, costs, section.confidence)]

@@ -17,11 +17,11 @@ from evaluation.value.load import HOUR_MS, LEAVE, Placements, ReplayedFleet, evi
 from evaluation.value.marks import ReplayMarks
 from evaluation.value.probing import NO_CHECKPOINTS, NO_PROBES, Checkpoints, Probes
 from features.times import NEVER, duration_ms
+from policy.bounds import bound_of_sizes
 from policy.episodes import Floats, Ints
 from policy.ladder.cost_benefit import CostBenefitConfig, JobHours
 from policy.ladder.probes import ProbeConfig
 from policy.ladder.rungs import Price, Rung, prices
-from policy.thresholds import bound_of_sizes
 from policy.tiers import may_use_risk
 
 _CONFIDENCE: Final = 0.9

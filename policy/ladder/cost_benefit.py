@@ -1,18 +1,14 @@
 """What draining a node now is worth in GPU-hours, against leaving it and against a wait for its jobs."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from statistics import NormalDist
 from typing import Literal
 
-import numpy as np
 from pydantic.dataclasses import dataclass as checked
 
 from foundation.settings import NonNegativeTime, PositiveTime
 from policy.fleet import JobView
-from policy.thresholds import ScoredDecisions, ThresholdChoice, precision_bound
 
 _HOUR = timedelta(hours=1)
 
@@ -179,86 +175,3 @@ def _rework_at_failure(job: JobView, config: CostBenefitConfig, now: datetime) -
     every = config.checkpoint_every
     age = every if job.checkpointed_at is None else now - job.checkpointed_at
     return age if age > every else every / 2  # its checkpoint is overdue: it writes them more rarely
-
-
-@dataclass(frozen=True, slots=True)
-class Costs:
-    """What things cost, all in one unit of the operator's choice (such as GPU-hours).
-
-    ``unneeded_drain``: draining a unit that would not have failed; positive.
-    ``missed_failure``: a failure that met no drain: repair in a hurry, and all that is not the job.
-    ``lost_job``: what the jobs on the unit lose on average when it fails under them.
-    ``needed_drain``: draining a unit that would have failed.
-    """
-
-    unneeded_drain: float
-    missed_failure: float
-    lost_job: float = 0.0
-    needed_drain: float = 0.0
-
-    def __post_init__(self) -> None:
-        if not self.unneeded_drain > 0:
-            raise ValueError(f"unneeded_drain is {self.unneeded_drain}: give a positive number")
-        if not self.saved > 0:
-            raise ValueError(f"a drain saves {self.saved} (missed_failure + lost_job - needed_drain): no drain can pay")
-
-    @property
-    def saved(self) -> float:
-        """What a drain before a failure saves."""
-        return self.missed_failure + self.lost_job - self.needed_drain
-
-    @property
-    def break_even(self) -> float:
-        """The risk at or above which a drain is worth it: where ``risk * saved = (1 - risk) * unneeded_drain``."""
-        return self.unneeded_drain / (self.unneeded_drain + self.saved)
-
-
-def for_costs(evidence: ScoredDecisions, costs: Costs, confidence: float) -> ThresholdChoice:
-    """Choose the threshold of least expected cost, and tell what it would have saved.
-
-    ``evidence``: earlier decisions, scored out of time; ``risk`` must be a calibrated probability.
-    Returns: the threshold is :attr:`Costs.break_even`, which no search has touched; ``promised`` says whether the lower
-    bound of the saving is above zero. ``saving`` is a decision time's, against draining nothing.
-
-    What is counted are drains (:meth:`policy.thresholds.Evidence.opened`): a failure is saved once, and a false drain
-    counts each time it begins. The bound is normal over clusters (:meth:`policy.thresholds.Evidence.cluster`).
-    """
-    if not len(evidence.risk):
-        return no_threshold(costs, confidence, "there are no earlier decisions")
-    threshold, times = costs.break_even, evidence.times
-    drains = evidence.opened(evidence.risk >= threshold)
-    false = drains[~evidence.hit[drains]]
-    hits = drains[evidence.hit[drains] & (evidence.incident[drains] >= 0)]
-    saved = hits[np.unique(evidence.incident[hits], return_index=True)[1]]
-    cluster = np.unique(evidence.cluster(np.arange(len(evidence.risk))), return_inverse=True)[1]
-    n = int(cluster.max()) + 1
-    gain = costs.saved * np.bincount(cluster[saved], minlength=n)
-    gain -= costs.unneeded_drain * np.bincount(cluster[false], minlength=n)
-    total = float(gain.sum())
-    spread = float(gain.std(ddof=1)) * math.sqrt(n) if n > 1 else math.inf
-    lower = (total - NormalDist().inv_cdf(confidence) * spread) / times if math.isfinite(spread) else -math.inf
-    if len(drains):
-        why = (
-            f"{len(saved)} failures saved and {len(false)} unneeded drains in {times} decision times: "
-            f"{total / times:.3g} a decision time, with {confidence:.0%} confidence at least {lower:.3g}"
-        )
-    else:
-        why = f"no earlier decision had a risk of {threshold:.1%}, where a drain is worth its cost"
-    return ThresholdChoice(
-        kind="cost",
-        asked=costs.unneeded_drain / costs.saved,
-        confidence=confidence,
-        promised=bool(len(drains) and lower > 0),
-        threshold=threshold,
-        bound=precision_bound(evidence.hit[drains], cluster[drains], confidence),
-        drains_per_decision=len(drains) / times,
-        recall=evidence.recall(drains),
-        saving=total / times,
-        saving_lower=lower if math.isfinite(lower) else None,
-        why=why,
-    )
-
-
-def no_threshold(costs: Costs, confidence: float, why: str) -> ThresholdChoice:
-    """Give the decision where costs set no threshold, with the reason."""
-    return ThresholdChoice.refused("cost", costs.unneeded_drain / costs.saved, confidence, why, math.nan)

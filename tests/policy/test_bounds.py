@@ -4,7 +4,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from policy.thresholds import binomial_lower, clusters_needed, precision_bound
+from evaluation.backtest.threshold_choice import clusters_needed
+from policy.bounds import binomial_lower, precision_bound
 
 
 @settings(deadline=None, max_examples=60)

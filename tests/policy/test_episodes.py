@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from evaluation.backtest.threshold_choice import ScoredDecisions, for_precisions
 from policy.episodes import NEW_EVIDENCE, newly_alerted, openings
-from policy.thresholds import ScoredDecisions, for_precisions
 
 HOUR = 3_600_000
 ROWS = st.lists(

@@ -63,7 +63,9 @@ def test_a_drained_unit_is_judged_by_its_diagnostic():
     assert verdicts(silent, T0 + DAY, results=[result("passed", T0 + 3 * HOUR)], **ask) == ["open"]
     assert verdicts(silent, late, results=[result("failed", T0 + 3 * HOUR, "g0")], **ask) == ["right"]
     assert verdicts(silent, late, results=[result("failed", T0 + 3 * HOUR)], **ask) == ["right"]
-    assert verdicts(silent, late, results=[result("failed", T0 + 3 * HOUR, "g1")], **ask) == ["right"], "a drain empties the node"
+    assert verdicts(silent, late, results=[result("failed", T0 + 3 * HOUR, "g1")], **ask) == ["right"], (
+        "a drain empties the node"
+    )
     assert verdicts(silent, late, results=[result("inconclusive", T0 + 3 * HOUR)], **ask) == ["open"]
 
 

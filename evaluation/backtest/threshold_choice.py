@@ -1,37 +1,17 @@
-"""The risk at which a precision can be promised, or a budget of alerts kept; ``tiers`` says which tier takes which."""
+"""Thresholds from earlier decisions: where a precision can be promised, a budget of alerts kept, or a drain pays."""
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from statistics import NormalDist
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 import orjson
 
+from models.config import CostsSection
+from policy.bounds import NO_ALERTS, PrecisionBound, precision_bound
 from policy.episodes import Bools, Floats, Ints, caught_causes, clusters, openings, shared_causes
-
-
-@dataclass(frozen=True, slots=True)
-class PrecisionBound:
-    """A precision and how far below it the truth may lie.
-
-    ``alerts``, ``hits``: alerts with a known outcome, and how many of them were right.
-    ``clusters``: nodes, and causes that several nodes share, that the alerts come from.
-    ``effective``: how many independent alerts they are worth; at most ``clusters``.
-    ``precision``: ``hits / alerts``; NaN without alerts.
-    ``lower``: One-sided lower confidence bound; 0 without alerts.
-    """
-
-    alerts: int
-    hits: int
-    clusters: int
-    effective: float
-    precision: float
-    lower: float
-
-
-NO_ALERTS = PrecisionBound(0, 0, 0, 0.0, math.nan, 0.0)
 
 START, START_AT_LEAST = 3, 30
 """Thresholds are tested from that on which alerts this many times the nodes that would do if all were right, and at
@@ -98,7 +78,7 @@ def for_precisions(evidence: "ScoredDecisions", targets: Sequence[float], confid
     Choosing the best of many thresholds would promise too much. So thresholds are tested in an order fixed beforehand,
     from strict to loose by the number of nodes alerted (which the outcomes do not tell), and the first failure ends
     it: fixed-sequence testing, which needs no correction for the search (Angelopoulos, Bates, Candes, Jordan and Lei,
-    Learn then Test, 2021, section 4). What is counted are drains (:attr:`policy.thresholds.Evidence.reach_ms`).
+    Learn then Test, 2021, section 4). What is counted are drains (:attr:`ScoredDecisions.reach_ms`).
     """
     ordered = _Ordered.of(evidence)
     best = _best(ordered, confidence)
@@ -337,50 +317,52 @@ class ScoredDecisions:
         return float(caught.mean())
 
 
-def binomial_lower(hits: float, trials: float, confidence: float) -> float:
-    """Give the one-sided lower bound of Clopper and Pearson (1934) of a share.
+def for_costs(evidence: ScoredDecisions, costs: CostsSection, confidence: float) -> ThresholdChoice:
+    """Choose the threshold of least expected cost, and tell what it would have saved.
 
-    ``hits``, ``trials``: need not be whole: an effective sample size may represent ``trials``.
-    ``confidence``: between 0 and 1; 0.9: the bound lies above the truth in at most one of ten samples.
-    Returns: the bound; 0 without hits.
+    ``evidence``: earlier decisions, scored out of time; ``risk`` must be a calibrated probability.
+    Returns: the threshold is ``costs.break_even``, which no search has touched; ``promised`` says whether the lower
+    bound of the saving is above zero. ``saving`` is a decision time's, against draining nothing.
+
+    What is counted are drains (:meth:`ScoredDecisions.opened`): a failure is saved once, and a false drain
+    counts each time it begins. The bound is normal over clusters (:meth:`ScoredDecisions.cluster`).
     """
-    if trials <= 0 or hits <= 0:
-        return 0.0
-    alpha = 1 - confidence
-    if hits >= trials:
-        return float(alpha ** (1 / trials))
-    from scipy.special import betaincinv  # takes a third of a second to import; most rounds do not need it
+    if not len(evidence.risk):
+        return no_threshold(costs, confidence, "there are no earlier decisions")
+    threshold, times = costs.break_even, evidence.times
+    drains = evidence.opened(evidence.risk >= threshold)
+    false = drains[~evidence.hit[drains]]
+    hits = drains[evidence.hit[drains] & (evidence.incident[drains] >= 0)]
+    saved = hits[np.unique(evidence.incident[hits], return_index=True)[1]]
+    cluster = np.unique(evidence.cluster(np.arange(len(evidence.risk))), return_inverse=True)[1]
+    n = int(cluster.max()) + 1
+    gain = costs.saved * np.bincount(cluster[saved], minlength=n)
+    gain -= costs.unneeded_drain * np.bincount(cluster[false], minlength=n)
+    total = float(gain.sum())
+    spread = float(gain.std(ddof=1)) * math.sqrt(n) if n > 1 else math.inf
+    lower = (total - NormalDist().inv_cdf(confidence) * spread) / times if math.isfinite(spread) else -math.inf
+    if len(drains):
+        why = (
+            f"{len(saved)} failures saved and {len(false)} unneeded drains in {times} decision times: "
+            f"{total / times:.3g} a decision time, with {confidence:.0%} confidence at least {lower:.3g}"
+        )
+    else:
+        why = f"no earlier decision had a risk of {threshold:.1%}, where a drain is worth its cost"
+    return ThresholdChoice(
+        kind="cost",
+        asked=costs.unneeded_drain / costs.saved,
+        confidence=confidence,
+        promised=bool(len(drains) and lower > 0),
+        threshold=threshold,
+        bound=precision_bound(evidence.hit[drains], cluster[drains], confidence),
+        drains_per_decision=len(drains) / times,
+        recall=evidence.recall(drains),
+        saving=total / times,
+        saving_lower=lower if math.isfinite(lower) else None,
+        why=why,
+    )
 
-    # P(at least `hits` of `trials` | p) = I_p(hits, trials - hits + 1)
-    return float(betaincinv(hits, trials - hits + 1, alpha))
 
-
-def precision_bound(hit: Bools, cluster: Ints, confidence: float) -> PrecisionBound:
-    """Bound the precision of alerts, each with whether it was right and its cluster; both of shape (alerts,)."""
-    _, group = np.unique(cluster, return_inverse=True)
-    return bound_of_sizes(np.bincount(group), np.bincount(group, weights=hit), confidence)
-
-
-def bound_of_sizes(size: npt.NDArray[Any], right: npt.NDArray[Any], confidence: float) -> PrecisionBound:
-    """Bound the precision of alerts of which those of one cluster may depend on each other in any way.
-
-    ``size``, ``right``: alerts of each cluster, and how many of them were right; shape (clusters,).
-
-    The effective number of alerts is the smallest of three: the alerts themselves; alerts over the design effect of a
-    cluster sample (Korn and Graubard, Survey Methodology 24, 1998), which counts what was seen; and Kish's
-    ``(sum n)^2 / sum n^2``, which takes all alerts of a cluster for one and never exceeds the number of clusters: it
-    keeps a sample without a single false alert from promising too much.
-    """
-    clusters, alerts, hits = len(size), float(size.sum()), float(right.sum())
-    if clusters == 0:
-        return NO_ALERTS
-    precision = hits / alerts
-    effective = min(alerts, alerts**2 / float((size.astype(np.float64) ** 2).sum()))
-    if clusters > 1 and 0 < precision < 1:
-        spread = float(((right - precision * size) ** 2).sum())
-        variance = clusters / (clusters - 1) * spread / alerts**2
-        if variance > 0:
-            effective = min(effective, precision * (1 - precision) / variance)
-    effective = max(effective, 1.0)
-    lower = binomial_lower(precision * effective, effective, confidence)
-    return PrecisionBound(int(alerts), int(hits), clusters, effective, precision, lower)
+def no_threshold(costs: CostsSection, confidence: float, why: str) -> ThresholdChoice:
+    """Give the decision where costs set no threshold, with the reason."""
+    return ThresholdChoice.refused("cost", costs.unneeded_drain / costs.saved, confidence, why, math.nan)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.special import expit
 
-from policy.thresholds import ScoredDecisions, for_budget, for_precisions
+from evaluation.backtest.threshold_choice import ScoredDecisions, for_budget, for_precisions
 
 NONE = np.zeros(0, int)
 NOTHING = ScoredDecisions(np.zeros(0), np.zeros(0, bool), NONE, NONE, NONE, NONE)

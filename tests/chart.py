@@ -4,8 +4,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import typer
 import yaml
 from helm_python import Chart
+
+from predrain.command import app
 
 CHART = Path(__file__).parents[1] / "deploy" / "helm" / "predrain"
 NEEDED = {"prometheus": {"url": "http://prometheus.monitoring:9090"}}
@@ -62,3 +65,14 @@ def objects(texts: dict[str, str]) -> dict[tuple[str, str, str], dict[str, Any]]
                 assert key not in made, key
                 made[key] = document
     return made
+
+
+FOLDER = Path(__file__).parents[1] / "deploy" / "kubernetes"
+VERSIONS = ("1.25", "1.30", "1.37")
+
+
+def options(*words: str) -> set[str]:
+    command = typer.main.get_command(app)
+    for word in words:
+        command = command.commands[word]
+    return {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}

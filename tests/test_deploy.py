@@ -22,7 +22,8 @@ from pipeline.promotion import PromotionResult
 from pipeline.retraining import page_of
 from serving.scores.writing import ScoresFolder, ScoringResult, record_attempt
 from tests.chart import ALL, CHART, objects, rendered
-from tests.serving.http.world import small_fleet, write_scores
+from tests.serving.http.world import small_fleet
+from tests.serving.score_folder import write_scores
 from tests.waiting import free_port
 
 DASHBOARD = CHART / "files" / "predrain.json"

@@ -11,8 +11,8 @@ import typer
 import yaml
 
 from predrain.command import app
-from tests.policy.test_risk_record import KNOWN
 from tests.reference_pages import outdated
+from tests.serving.http.world import small_fleet
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -60,7 +60,7 @@ def test_every_source_of_collect_is_on_its_page() -> None:
 
 def test_the_page_of_scores_names_every_field_of_a_record() -> None:
     page = (ROOT / "docs" / "reference" / "scores.md").read_text()
-    assert {name for name in KNOWN.to_json() if f"`{name}`" not in page} == set()
+    assert {name for name in small_fleet()[0].to_json() if f"`{name}`" not in page} == set()
 
 
 def test_generated_pages_are_up_to_date() -> None:

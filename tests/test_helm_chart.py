@@ -15,9 +15,8 @@ from jsonschema import Draft7Validator
 from predrain.version import VERSION
 from scheduler.controller.settings import ActSettings, read_settings
 from scheduler.ports.codec import object_of
-from tests.chart import ALL, CHART, NEEDED, objects, rendered
+from tests.chart import ALL, CHART, FOLDER, NEEDED, VERSIONS, objects, options, rendered
 from tests.chart_schema import settings_schemas
-from tests.test_manifests import FOLDER, VERSIONS, options
 
 RIGHTS = ("publisher-rbac.yaml", "actuator-rbac.yaml", "collector-rbac.yaml")
 CUSTOM = ("PodMonitor", "PrometheusRule")

@@ -54,6 +54,11 @@ def python_files() -> list[Path]:
     return sorted(path for room in (*ROOMS, "tests", "benchmarks") for path in (ROOT / room).rglob("*.py"))
 
 
+def test_no_test_module_imports_another() -> None:
+    tests = [path for path in python_files() if path.is_relative_to(ROOT / "tests")]
+    assert {str(path) for path in tests for name in imported(path) if ".test_" in name} == set()
+
+
 def test_no_public_class_is_defined_twice() -> None:
     classes = Counter(
         node.name

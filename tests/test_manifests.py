@@ -1,18 +1,13 @@
 """The shipped Kubernetes manifests fit the published schemas, and give no right that is not needed."""
 
-from pathlib import Path
 from typing import Any
 
 import kubernetes_validate
 import pytest
-import typer
 import yaml
 
-from predrain.command import app
 from scheduler.kubernetes.condition import CONDITION
-
-FOLDER = Path(__file__).parents[1] / "deploy" / "kubernetes"
-VERSIONS = ("1.25", "1.30", "1.37")
+from tests.chart import FOLDER, VERSIONS
 
 
 def documents() -> list[tuple[str, dict[str, Any]]]:
@@ -35,13 +30,6 @@ def test_a_manifest_fits_the_published_schema_of_old_and_new_servers(document: d
     wrong = {**document, "specification": {}}
     with pytest.raises(kubernetes_validate.ValidationError):
         kubernetes_validate.validate(wrong, VERSIONS[-1], strict=True)
-
-
-def options(*words: str) -> set[str]:
-    command = typer.main.get_command(app)
-    for word in words:
-        command = command.commands[word]
-    return {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
 
 
 def test_nvsentinel_reads_the_condition_that_we_write_and_does_nothing_by_itself() -> None:

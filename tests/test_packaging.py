@@ -13,7 +13,8 @@ import pytest
 from packaging.requirements import Requirement
 
 from tests.house_size import ROOMS
-from tests.serving.http.world import small_fleet, write_scores
+from tests.serving.http.world import small_fleet
+from tests.serving.score_folder import write_scores
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]

@@ -194,3 +194,10 @@ def frame_of(matrix: FeatureMatrix) -> pd.DataFrame:
     """All rows and values in one frame."""
     values = pd.DataFrame(matrix.values(), columns=[column.name for column in matrix.columns])
     return pd.concat([matrix.rows, values], axis=1)
+
+
+def window(node, start, end, *, known=None):
+    """A planned maintenance of a node, in hours; known as it begins."""
+    at, until = T0 + start * HOUR, T0 + end * HOUR
+    known_at = at if known is None else T0 + known * HOUR
+    return {"timestamp": at, "node": node, "type": "maintenance", "code": until.isoformat(), "known_at": known_at}

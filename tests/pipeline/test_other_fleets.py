@@ -113,7 +113,7 @@ def daily_files(raw: Path, out: Path) -> Path:
 
 
 def test_lifetimes_without_telemetry_are_learned_with_the_shipped_parameters_alone(tmp_path: Path) -> None:
-    write_lifetimes(tmp_path / "raw", slots=700, years=5, seed=100)
+    write_lifetimes(tmp_path / "raw", slots=300, years=3, seed=100)
     matrix, metrics, _ = run_shipped(
         tmp_path,
         ["lifetimes"],
@@ -129,14 +129,14 @@ def test_lifetimes_without_telemetry_are_learned_with_the_shipped_parameters_alo
 
 
 def test_thousands_of_models_are_one_column(tmp_path: Path) -> None:
-    write_lifetimes(tmp_path / "raw", slots=1500, years=3, seed=100)
+    write_lifetimes(tmp_path / "raw", slots=1200, years=1, seed=100)
     inventory = pd.read_csv(tmp_path / "raw" / "inventory.csv")
     inventory["model"] = [f"MAKER {i % 2100} REV {i % 2100}" for i in range(len(inventory))]
     inventory.to_csv(tmp_path / "raw" / "inventory.csv", index=False)
     matrix, metrics, _ = run_shipped(
         tmp_path,
         ["lifetimes"],
-        "features: {static: [model, age, cage]}\ntraining: {refit_every: 364d, window: 182d}\n",
+        "features: {static: [model, age, cage]}\ntraining: {refit_every: 273d, window: 91d}\n",
         None,
         events=[tmp_path / "raw" / "events.csv"],
         inventory=tmp_path / "raw" / "inventory.csv",

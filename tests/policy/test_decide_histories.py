@@ -16,7 +16,7 @@ from policy.fleet import Marks, NodeView, Published
 from policy.ladder.cost_benefit import CostBenefitConfig
 from policy.plan import Plan
 from tests.policy.decide_world import HOUR, STEP, T0, score
-from tests.policy.test_decide_properties import EVENTS, World, check
+from tests.policy.fleet_history import EVENTS, World, check
 
 COUNT, SEED = int(os.environ.get("HISTORIES", "20000")), os.environ.get("SEED", "")
 BLOCK = 1000

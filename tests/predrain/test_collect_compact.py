@@ -7,7 +7,8 @@ from pathlib import Path
 from telemetry.dataset.store import Dataset
 from telemetry.landing.folder import Landing, landing_of
 from tests.processes import PREDRAIN, ROOT, invoke, running
-from tests.telemetry.landing.test_compaction import DAY, land, raw, samples_of
+from tests.telemetry.landing.test_compaction import DAY
+from tests.telemetry.landing_world import land, raw, samples_of
 from tests.waiting import wait
 
 COMPACT = ("collect", "compact", "--dataset")
@@ -46,7 +47,7 @@ WRITER = """
 import os, sys, time
 from pathlib import Path
 import pandas as pd
-from tests.telemetry.landing.test_compaction import DAY, land, raw
+from tests.telemetry.landing_world import DAY, land, raw
 number = int(sys.argv[2])
 for turn in range(12):
     frame = raw(gpus=4, times=4, start=DAY + pd.Timedelta(minutes=2 * turn))

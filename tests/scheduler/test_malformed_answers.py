@@ -21,8 +21,8 @@ from scheduler.slurm.port import errors_in, kind_of
 from scheduler.slurm.settings import SlurmSettings
 from tests.policy.decide_world import T0
 from tests.scheduler.kubernetes.api_world import World, served
+from tests.scheduler.kubernetes.fleet import NAMES, Fleet
 from tests.scheduler.kubernetes.objects import add, node
-from tests.scheduler.kubernetes.test_controller_on_kubernetes import NAMES, Fleet
 from tests.scheduler.slurm.fake_slurm import job_row, node_row, number_of
 
 VERSION = {"resourceVersion": "7"}

@@ -5,6 +5,7 @@ after their own grace time, as kubelets do.
 """
 
 import contextlib
+import json
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -239,3 +240,24 @@ def _scheduler_config(server: KubernetesServer) -> dict[str, Any]:
         "podInitialBackoffSeconds": 1,
         "podMaxBackoffSeconds": 1,
     }
+
+
+TEAM = {"key": "team.example/reserved", "value": "yes", "effect": "PreferNoSchedule"}
+DIAGNOSTIC = Path(__file__).parents[2] / "deploy" / "kubernetes" / "diagnostic-job.yaml"
+
+
+def effects(node: dict[str, Any]) -> list[str]:
+    return [taint["effect"] for taint in node["spec"].get("taints", []) if taint["key"] == "predrain.io/at-risk"]
+
+
+def condition(node: dict[str, Any]) -> str | None:
+    statuses = [state["status"] for state in node["status"]["conditions"] if state["type"] == "GPUFailurePredicted"]
+    return statuses[0] if statuses else None
+
+
+def passed(pod: dict[str, Any]) -> str | None:
+    """What our own diagnostic says when it passed."""
+    if "predrain.io/diagnostic" not in pod["metadata"].get("labels", {}):
+        return None
+    variables = {variable["name"]: variable.get("value", "") for variable in pod["spec"]["containers"][0]["env"]}
+    return json.dumps({"result": "passed", "node": variables["PREDRAIN_NODE"], "key": variables["PREDRAIN_KEY"]})

@@ -19,7 +19,7 @@ from serving.scores.writing import ScoresFolder
 from telemetry.dataset.store import Dataset
 from tests.processes import predrain, serving
 from tests.serving.http.world import record, token_line
-from tests.serving.pages.page_world import store
+from tests.serving.score_folder import write_scores
 
 pytestmark = pytest.mark.system
 
@@ -66,7 +66,7 @@ def site(small_fleet: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     for back in (12, 6, 0):
         when = decided - timedelta(hours=back)
         records = fleet(small_fleet, when)
-        store(folder / "scores", records, when)
+        write_scores(folder / "scores", records, when)
     summary = folder / "scores" / "decisions" / f"{decided:%Y%m%dT%H%M%SZ}" / "summary.json"
     content = json.loads(summary.read_text())
     summary.write_text(json.dumps(content | {"model": {"fitted_at": (decided - timedelta(days=1)).isoformat()}}))

@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from tests.processes import ROOT, answers, running
-from tests.serving.http.world import small_fleet, write_scores
+from tests.serving.http.world import small_fleet
+from tests.serving.score_folder import write_scores
 from tests.waiting import free_port, wait
 
 TOOLS = ("buildah", "mmdebstrap", "unshare")

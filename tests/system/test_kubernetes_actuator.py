@@ -6,7 +6,6 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -33,14 +32,22 @@ from scheduler.ports.report import RoundReport
 from scheduler.ports.risks import MemoryFacts, MemoryRisks
 from scheduler.ports.workloads import CheckpointAsk, Fence
 from tests.scheduler.cluster import risks_of
-from tests.system.kubernetes_cluster import PODS, KubernetesCluster, kubernetes_cluster_in
+from tests.system.kubernetes_cluster import (
+    DIAGNOSTIC,
+    PODS,
+    TEAM,
+    KubernetesCluster,
+    condition,
+    effects,
+    kubernetes_cluster_in,
+    passed,
+)
 from tests.waiting import wait
 
 pytestmark = pytest.mark.system
 
 NODES = ["n0", "n1", "n2", "n3"]
 LEASE = timedelta(minutes=2)
-TEAM = {"key": "team.example/reserved", "value": "yes", "effect": "PreferNoSchedule"}
 POLICY = PolicyConfig(
     TierThresholds(0.1, 0.3, 0.6),
     hysteresis=HysteresisConfig(rise_after=1, fall_after=1),
@@ -48,7 +55,6 @@ POLICY = PolicyConfig(
     budget=BudgetConfig((), ()),
     breaker=BreakerConfig(max_risky=1.0, jump=100.0),
 )
-DIAGNOSTIC = Path(__file__).parents[2] / "deploy" / "kubernetes" / "diagnostic-job.yaml"
 LABEL = "gke.google.com/recommended-to-run-large-training-workload"
 SETTINGS = KubernetesSettings(avoid_label=f"{LABEL}=False")
 
@@ -113,15 +119,6 @@ def outcome(report: RoundReport) -> list[tuple[str, str, str]]:
     return [(step.action.verb, step.action.node, step.outcome) for step in report.steps]
 
 
-def effects(node: dict[str, Any]) -> list[str]:
-    return [taint["effect"] for taint in node["spec"].get("taints", []) if taint["key"] == "predrain.io/at-risk"]
-
-
-def condition(node: dict[str, Any]) -> str | None:
-    statuses = [state["status"] for state in node["status"]["conditions"] if state["type"] == "GPUFailurePredicted"]
-    return statuses[0] if statuses else None
-
-
 def until(replica: Replica, so: Any, within_s: float = 120.0) -> None:
     """Do rounds until something is so."""
     deadline = time.monotonic() + within_s
@@ -179,14 +176,6 @@ def test_from_a_risk_to_an_empty_node_and_back(cluster: KubernetesCluster) -> No
     assert not [key for key in kept if key.startswith("predrain.io/")]
     assert condition(node) == "Unknown", "what was scored before the diagnostic says nothing any more"
     assert outcome(one.round()) == []
-
-
-def passed(pod: dict[str, Any]) -> str | None:
-    """What our own diagnostic says when it passed."""
-    if "predrain.io/diagnostic" not in pod["metadata"].get("labels", {}):
-        return None
-    variables = {variable["name"]: variable.get("value", "") for variable in pod["spec"]["containers"][0]["env"]}
-    return json.dumps({"result": "passed", "node": variables["PREDRAIN_NODE"], "key": variables["PREDRAIN_KEY"]})
 
 
 def test_a_cordon_of_ours_is_known_by_who_wrote_it_and_a_persons_stays(cluster: KubernetesCluster) -> None:

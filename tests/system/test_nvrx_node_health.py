@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.serving.http.world import record, running, write_scores
+from tests.serving.http.world import record, running
+from tests.serving.score_folder import write_scores
 from tests.waiting import free_port, wait
 
 pytestmark = pytest.mark.system

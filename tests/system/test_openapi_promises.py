@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from tests.serving.http.model_world import scoring
-from tests.serving.http.world import Running, running, small_fleet, token_line, write_scores
+from tests.serving.http.world import Running, running, small_fleet, token_line
+from tests.serving.score_folder import write_scores
 
 pytestmark = [
     pytest.mark.system,

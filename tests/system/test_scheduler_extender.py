@@ -14,7 +14,8 @@ import pytest
 import yaml
 
 from tests.processes import answers, serving
-from tests.serving.http.world import Client, record, write_scores
+from tests.serving.http.world import Client, record
+from tests.serving.score_folder import write_scores
 from tests.system.kubernetes_cluster import KubernetesCluster, kubernetes_cluster_in
 from tests.system.kubernetes_server import KubernetesServer
 from tests.waiting import free_port, wait

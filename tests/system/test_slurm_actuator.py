@@ -24,8 +24,9 @@ from scheduler.slurm.scheduler import SlurmScheduler, open_slurm
 from scheduler.slurm.settings import SlurmSettings
 from scheduler.slurm.workloads import SlurmWorkloads
 from tests.scheduler.score_files import record, write
-from tests.serving.http.world import NOW, running, write_scores
+from tests.serving.http.world import NOW, running
 from tests.serving.http.world import record as scored
+from tests.serving.score_folder import write_scores
 from tests.system.slurm_cluster import RELEASES, SlurmCluster, _path, cluster_of, why_not
 
 pytestmark = [pytest.mark.system, pytest.mark.skipif(why_not() is not None, reason=why_not() or "")]

@@ -15,9 +15,18 @@ import yaml
 
 from telemetry.dataset.store import Dataset
 from tests.chart import objects, rendered
-from tests.system.kubernetes_cluster import PODS, RBAC, KubernetesCluster, kubernetes_cluster_in
+from tests.system.kubernetes_cluster import (
+    DIAGNOSTIC,
+    PODS,
+    RBAC,
+    TEAM,
+    KubernetesCluster,
+    condition,
+    effects,
+    kubernetes_cluster_in,
+    passed,
+)
 from tests.system.prometheus_server import prometheus
-from tests.system.test_kubernetes_actuator import DIAGNOSTIC, TEAM, condition, effects, passed
 from tests.system.whole_loop import ADMINS, PARAMS, POLICY, RETRY_AFTER, SICK, SINCE, Fleet, Loop, simulated
 from tests.waiting import wait
 

@@ -32,6 +32,7 @@ from tests.features.small_fleet import (
     make_matrix,
     samples_of,
     to_table,
+    window,
     write_dataset,
     xid,
 )
@@ -274,13 +275,6 @@ def test_a_node_without_samples_has_rows_that_say_so(tmp_path):
     assert (silent["gaps__samples__missing__4h"] == 1).all()
     assert (silent["gaps__node_units__fresh__1h"] == 0).all()
     assert silent["telemetry__gpu_temp_c__mean__4h"].isna().all()
-
-
-def window(node, start, end, *, known=None):
-    """A planned maintenance of a node, in hours; known as it begins."""
-    at, until = T0 + start * HOUR, T0 + end * HOUR
-    known_at = at if known is None else T0 + known * HOUR
-    return {"timestamp": at, "node": node, "type": "maintenance", "code": until.isoformat(), "known_at": known_at}
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,6 @@ import pandas as pd
 import pytest
 
 from features.matrix.meta import ROW_COLUMNS
-from tests.features.matrix.test_matrix import window
 from tests.features.small_fleet import (
     HOUR,
     T0,
@@ -15,6 +14,7 @@ from tests.features.small_fleet import (
     inventory_of,
     make_matrix,
     samples_of,
+    window,
     write_dataset,
 )
 

@@ -3,7 +3,6 @@
 import contextlib
 import io
 import json
-import random
 from collections import Counter
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -26,45 +25,13 @@ from telemetry.collect.series.exposition import LineReader
 from telemetry.collect.series.identity import SeriesCatalogue
 from telemetry.dataset.channels import CATALOGUE
 from telemetry.landing.folder import lay_out
+from tests.realworld.hostile import damaged
 from tests.telemetry.collect.remote_write.encoding import block, labels, write_request
 
 NOW = datetime(2026, 3, 1, tzinfo=UTC)
 T0 = int(NOW.timestamp() * 1000)
 INPUTS = 10_000
 SERIES = SeriesCatalogue(CATALOGUE)
-PIECES = [
-    b"1e400",
-    b"9" * 400,
-    b"-9223372036854775809",
-    b"NaN",
-    b"\xff",
-    b"\\ud800",
-    b"null",
-    b"{",
-    b"[" * 5000,
-    b"]]",
-    b"\x00",
-    b'"',
-    b" ",
-]
-
-
-def damaged(seeds: list[bytes], number: int) -> bytes:
-    """A seed with some of its bytes replaced, cut, repeated, or with a piece that was trouble elsewhere."""
-    rng = random.Random(number)
-    body = bytearray(rng.choice(seeds))
-    for _ in range(rng.randint(1, 4)):
-        place = rng.randrange(len(body) + 1)
-        match rng.randrange(4):
-            case 0 if body:
-                body[min(place, len(body) - 1)] = rng.randrange(256)
-            case 1:
-                body[place : place + rng.randrange(9)] = rng.choice(PIECES)
-            case 2:
-                del body[place : place + rng.randrange(20)]
-            case _:
-                body[place:place] = body[place : place + rng.randrange(30)]
-    return bytes(body)
 
 
 def read_exposition(body: bytes) -> None:

@@ -1,9 +1,7 @@
 """Pushed tables and remote-write bodies of a hostile or broken client: the good rows beside them reach the dataset."""
 
-import asyncio
 import contextlib
-import io
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 
 import httpx
@@ -14,16 +12,10 @@ import pytest
 from foundation.server.problems import RequestRefused
 from telemetry.bounds import BAD_TIME
 from telemetry.collect.remote_write.decoding import MAX_MESSAGES, RemoteWriteDecoder
-from telemetry.collect.remote_write.group_commit import ReceiverSettings
-from telemetry.collect.remote_write.receiver import ARROW, Receiver, application
 from telemetry.collect.series.batch import OTHER_SERIES
 from telemetry.collect.series.identity import SeriesCatalogue
 from telemetry.dataset.channels import CATALOGUE
-from telemetry.landing.folder import Landing
-from tests.telemetry.collect.remote_write.encoding import call, field, labels, write_request
-
-NOW = datetime(2026, 3, 1, tzinfo=UTC)
-T0 = int(NOW.timestamp() * 1000)
+from tests.telemetry.collect.remote_write.encoding import NOW, T0, field, instants, labels, pushed, write_request
 
 
 def push(folder: Path, table: pa.Table, kind: str) -> tuple[httpx.Response, list[dict[str, object]], str]:
@@ -31,27 +23,6 @@ def push(folder: Path, table: pa.Table, kind: str) -> tuple[httpx.Response, list
     _, answer, metrics = pushed(folder, table, kind)
     rows = [row for path in folder.glob(f"{kind}/*.parquet") for row in pq.read_table(path).to_pylist()]
     return answer, rows, metrics
-
-
-def pushed(folder: Path, table: pa.Table, kind: str) -> tuple[Receiver, httpx.Response, str]:
-    receiver = Receiver(Landing(folder, writer="receive"), ReceiverSettings(), clock=lambda: NOW)
-    body = io.BytesIO()
-    with pa.ipc.new_stream(body, table.schema) as stream:
-        stream.write_table(table)
-
-    async def run() -> tuple[httpx.Response, httpx.Response]:
-        app = application(receiver)
-        answer = await call(app, f"/v1/telemetry?kind={kind}", body.getvalue(), headers={"content-type": ARROW})
-        metrics = await call(app, "/metrics", method="GET")
-        await receiver.close()
-        return answer, metrics
-
-    answer, metrics = asyncio.run(run())
-    return receiver, answer, metrics.text
-
-
-def instants(*ms: int | None, unit: str = "ms") -> pa.Array:
-    return pa.array(ms, pa.int64()).cast(pa.timestamp(unit, "UTC"))
 
 
 BAD_MS = [2**53, -(2**53), 2**63 - 1, -(2**63), 0, 4_102_444_800_000]

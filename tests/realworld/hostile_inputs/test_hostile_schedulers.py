@@ -23,6 +23,7 @@ from telemetry.collect.slurm.jobs import jobs_table, read_sacct, read_squeue
 from telemetry.collect.slurm.nodes import read_nodes
 from telemetry.collect.tickets import collect_tickets
 from telemetry.importing.mapping import TableMapping
+from tests.realworld.hostile import JOB, NODE
 from tests.telemetry.collect.builders import landing
 from tests.telemetry.collect.kubernetes.objects import NOW, event, node, pod
 
@@ -60,21 +61,6 @@ def damaged(content: Any, chance: random.Random) -> Any:
                 parent["".join(chance.choices(string.ascii_letters, k=3))] = child
             break
     return made
-
-
-def number(value: int) -> dict[str, Any]:
-    return {"set": True, "infinite": False, "number": value}
-
-
-NODE = {
-    "name": "n1", "state": ["IDLE", "DRAIN"], "reason": "xid 79", "reason_set_by_user": "root",
-    "reason_changed_at": number(1760000000), "boot_time": number(1750000000), "state_flags": ["DRAIN"],
-}  # fmt: skip
-JOB = {
-    "job_id": 5, "job_state": ["COMPLETED"], "start_time": number(1760000000), "end_time": number(1760000100),
-    "nodes": "n[1-2]", "gres_detail": ["gpu:h100:2(IDX:0-1)", "shard:1"], "tres_alloc_str": "cpu=2,gres/gpu=4",
-    "array_job_id": number(4), "array_task_id": number(0), "het_job_id": number(3), "het_job_offset": number(1),
-}  # fmt: skip
 
 
 @pytest.mark.parametrize(

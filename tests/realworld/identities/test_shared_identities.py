@@ -8,9 +8,9 @@ import pytest
 
 from telemetry.dataset.store import Dataset
 from telemetry.importing.evidence import STRAY
-from tests.realworld.hostile_inputs.test_hostile_pushes import pushed
+from tests.telemetry.collect.remote_write.encoding import pushed
 from tests.telemetry.helpers import DAY, STEP, all_samples, gpu, inventory_frame, run_import, samples_frame, write_csv
-from tests.telemetry.landing.test_compaction import event, fold, landing, raw, samples_of, table_of
+from tests.telemetry.landing_world import event, fold, landing, raw, samples_of, table_of
 
 ADDRESS = {"node-0": "00000000:10:00", "node-9": "00000000:3b:00"}
 

@@ -27,15 +27,16 @@ from telemetry.collect.tickets import collect_tickets
 from telemetry.dataset.schema import Event
 from telemetry.dataset.store import Dataset
 from telemetry.importing.mapping import TableMapping
-from tests.realworld.hostile_inputs.test_hostile_pushes import T0, instants, pushed
-from tests.realworld.hostile_inputs.test_hostile_schedulers import JOB, NODE
-from tests.telemetry.collect.builders import Clock, landed, landing
+from tests.clock import Clock
+from tests.realworld.hostile import JOB, NODE
+from tests.telemetry.collect.builders import landed, landing
 from tests.telemetry.collect.kubernetes.memory_api import EVENTS, NODES, PODS, MemoryApi
 from tests.telemetry.collect.kubernetes.objects import NOW, event, node, pod
+from tests.telemetry.collect.remote_write.encoding import T0, instants, pushed
 from tests.telemetry.helpers import DAY, gpu, run_import
-from tests.telemetry.landing.test_compaction import NOW as COMPACTED
-from tests.telemetry.landing.test_compaction import event as staged_event
-from tests.telemetry.landing.test_compaction import fold, land, land_events, raw, samples_of
+from tests.telemetry.landing_world import NOW as COMPACTED
+from tests.telemetry.landing_world import event as staged_event
+from tests.telemetry.landing_world import fold, land, land_events, raw, samples_of
 
 GOOD, UNKNOWN, BROKEN = "good", "unknown", "broken"
 LONG_AGO = pd.Timestamp("1971-01-01", tz="UTC")

@@ -11,7 +11,7 @@ from telemetry.dataset.store import Dataset
 from telemetry.landing.folder import LANDED_EVENTS, LANDED_INVENTORY, Kind
 from telemetry.landing.staged import Waiting
 from tests.telemetry.helpers import DAY, gpu
-from tests.telemetry.landing.test_compaction import NOW, fold, fold_settings, land, landing, raw, samples_of
+from tests.telemetry.landing_world import NOW, fold, fold_settings, land, landing, raw, samples_of
 
 MS = int(DAY.timestamp() * 1000)
 INSTANTS = (2**53, 2**62, -(2**62), 0, -1, 2**43, 253402300800000, MS + 10**12)

@@ -6,6 +6,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from tests.realworld.hostile import number
 from tests.telemetry.helpers import run_import, samples_frame
 
 UTC = "timezone: UTC\n"
@@ -80,9 +81,6 @@ def sacct_json(**more: object) -> dict[str, object]:
 
 
 def squeue_json() -> dict[str, object]:
-    def number(value: int) -> dict[str, object]:
-        return {"set": True, "infinite": False, "number": value}
-
     return {
         "job_id": 7,
         "nodes": "node-[0-1]",

@@ -22,7 +22,8 @@ from telemetry.kernel_log.importing import parse_kernel_log, read_lines
 from telemetry.kernel_log.log_files import LogFiles
 from telemetry.kernel_log.reader import TABLE
 from telemetry.landing.folder import Landing
-from tests.telemetry.collect.builders import Clock, landed, landing
+from tests.clock import Clock
+from tests.telemetry.collect.builders import landed, landing
 
 NOW = datetime(2026, 3, 2, tzinfo=UTC)
 EXAMPLES = [rule.example for driver in drivers() for rule in driver.rules] + [

@@ -10,7 +10,8 @@ from telemetry.accounting import Accounting
 from telemetry.collect.kubernetes.collector import KubernetesCollector
 from telemetry.collect.kubernetes.nodes import view_of
 from telemetry.collect.kubernetes.rules import default_rules
-from tests.telemetry.collect.builders import Clock, landed, landing
+from tests.clock import Clock
+from tests.telemetry.collect.builders import landed, landing
 from tests.telemetry.collect.kubernetes.memory_api import EVENTS, NODES, MemoryApi
 from tests.telemetry.collect.kubernetes.objects import EARLIER, event, node
 

@@ -10,7 +10,8 @@ import pytest
 from telemetry.collect.outbox import Outbox
 from telemetry.collect.slurm.collector import SlurmCollector
 from telemetry.phrases.classifier import PhraseRules
-from tests.telemetry.collect.builders import NOW, Clock, landed, landing
+from tests.clock import NOW, Clock
+from tests.telemetry.collect.builders import landed, landing
 
 Look = tuple[list[str], str]
 

@@ -138,3 +138,8 @@ def findings(cluster) -> list[tuple[str, str, str]]:
     """What the ledger holds of what was found: node, kind, words."""
     rows = cluster.ledger._read("SELECT node, kind, json_extract(content, '$.message') FROM findings ORDER BY id")
     return [tuple(row) for row in rows]
+
+
+def found(cluster: EmptyingCluster, kind: str) -> list[str]:
+    """What the ledger holds of one kind of finding."""
+    return [message for _, found_kind, message in findings(cluster) if found_kind == kind]

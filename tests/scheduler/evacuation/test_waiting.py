@@ -18,16 +18,11 @@ from tests.scheduler.evacuation.emptying_cluster import (
     SCHEDULER,
     EmptyingCluster,
     Recording,
-    findings,
+    found,
     work,
     workload,
 )
 from tests.scheduler.faults import Crash
-
-
-def found(cluster: EmptyingCluster, kind: str) -> list[str]:
-    """What the ledger holds of one kind of finding."""
-    return [message for _, found_kind, message in findings(cluster) if found_kind == kind]
 
 
 def unasked(**fields: object) -> EmptyingCluster:

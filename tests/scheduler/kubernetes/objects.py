@@ -10,6 +10,7 @@ from scheduler.kubernetes.scheduler import KubernetesScheduler
 from scheduler.kubernetes.settings import KubernetesSettings
 from scheduler.ports.clock import ManualClock
 from scheduler.ports.readings import Precondition, WriteResult
+from tests.clock import Clock
 from tests.scheduler.kubernetes.api_world import Raw, World
 
 T0 = datetime(2026, 11, 21, 12, tzinfo=UTC)
@@ -69,37 +70,22 @@ def add(world: World, *things: Raw) -> None:
         world.put(f"/api/v1/namespaces/{namespace}/pods/{name}" if namespace else f"/api/v1/nodes/{name}", target)
 
 
-class Elapsed:
-    """A clock that is never set, moved by hand; sleeping moves it."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-        self.slept: list[float] = []
-
-    def __call__(self) -> float:
-        return self.now
-
-    def sleep(self, seconds: float) -> None:
-        self.slept.append(seconds)
-        self.now += seconds
-
-
 class Hand:
     """A scheduler that holds the lease, on a world."""
 
     def __init__(self, world: World, cluster: KubernetesClient, settings: KubernetesSettings = SETTINGS) -> None:
         self.world = world
         self.clock = ManualClock(T0)
-        self.elapsed = Elapsed()
+        self.elapsed = Clock()
         self.scheduler = KubernetesScheduler(
-            cluster, self.clock, settings, elapsed=self.elapsed, sleep=self.elapsed.sleep
+            cluster, self.clock, settings, elapsed=self.elapsed.monotonic, sleep=self.elapsed.sleep
         )
         assert self.scheduler.hold_lease("me", LASTS) == T0 + LASTS
 
     def later(self, by: timedelta) -> None:
         """Time passes, and the lease is held all along."""
         self.clock.move(by)
-        self.elapsed.now += by.total_seconds()
+        self.elapsed.move(seconds=by.total_seconds())
         assert self.scheduler.hold_lease("me", LASTS) is not None
 
     def action(self, verb: Verb, name: str = "n1", tier: Any = "high", **how: Any) -> Action:

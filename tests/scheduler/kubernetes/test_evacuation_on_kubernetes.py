@@ -9,11 +9,10 @@ import pytest
 
 from scheduler.evacuation.settings import VerificationSettings
 from scheduler.ports.report import RoundReport
-from tests.scheduler.evacuation.emptying_cluster import FAST, work
-from tests.scheduler.evacuation.test_waiting import found
+from tests.scheduler.evacuation.emptying_cluster import FAST, found, work
 from tests.scheduler.kubernetes.api_world import World, managed, served
+from tests.scheduler.kubernetes.fleet import JOBS, NAMES, Fleet
 from tests.scheduler.kubernetes.objects import add, node, pod
-from tests.scheduler.kubernetes.test_controller_on_kubernetes import JOBS, NAMES, Fleet
 
 PODS = "/api/v1/namespaces/team/pods"
 SLOW = {"predrain.io/checkpoint": "annotation", "predrain.io/checkpoint-takes": "5m"}
@@ -86,7 +85,7 @@ def test_a_leader_with_another_clock_goes_on_with_the_same_requests(fleet: Fleet
     rounds(fleet, 2)
     asked = fleet.world.objects[f"{PODS}/a"]["metadata"]["annotations"]["predrain.io/checkpoint-requested"]
     fleet.clock.move(ahead)
-    fleet.elapsed.now += 60
+    fleet.elapsed.move(seconds=60)
     fleet.restart()
     rounds(fleet, 3)
     annotations = fleet.world.objects[f"{PODS}/a"]["metadata"]["annotations"]

@@ -17,8 +17,8 @@ from scheduler.ports.readings import Switches
 from scheduler.ports.risks import Risks
 from tests.scheduler.cluster import MODEL
 from tests.scheduler.kubernetes.api_world import Raw, World, managed
+from tests.scheduler.kubernetes.fleet import Fleet
 from tests.scheduler.kubernetes.objects import LASTS, SETTINGS, Hand
-from tests.scheduler.kubernetes.test_controller_on_kubernetes import Fleet
 
 NODE = "/api/v1/nodes/n1"
 CORDONS: KubernetesSettings = replace(SETTINGS, cordon=True)

@@ -142,7 +142,7 @@ def test_a_write_whose_answer_was_lost_is_not_done_twice(world: World, hand: Han
 def test_without_the_lease_nothing_is_sent(world: World, hand: Hand) -> None:
     sent = len(world.asked)
     hand.clock.move(-timedelta(hours=1))  # the machine's clock is set back, and the lease looks long
-    hand.elapsed.now += 31
+    hand.elapsed.move(seconds=31)
     answer = hand.do("swap")
     assert (answer.kind, answer.message) == ("refused", "the lease of me has expired")
     assert not [request for request in world.asked[sent:] if request[0] == "PATCH"]
@@ -253,9 +253,9 @@ def test_switches_are_read_at_most_every_100_ms_and_at_once_after_they_were_set_
     assert scheduler.set_switches(Switches(kill=True)).kind == "done"
     assert scheduler.read_switches() == Switches(kill=True)
     world.edit(path, lambda raw: raw["metadata"].update(annotations={}))
-    hand.elapsed.now += 0.09
+    hand.elapsed.move(seconds=0.09)
     assert scheduler.read_switches() == Switches(kill=True)
-    hand.elapsed.now += 0.02
+    hand.elapsed.move(seconds=0.02)
     assert scheduler.read_switches() == Switches()
     assert scheduler.set_switches(Switches(release_all=True)).kind == "done"
     assert scheduler.read_switches() == Switches(release_all=True)
@@ -277,7 +277,7 @@ def test_a_node_is_known_for_10_s_after_it_was_listed_or_written_and_no_longer_t
     assert hand.do("swap").kind == "done"
     again = scheduler.as_known("n1")
     assert (again.version, again.view.marks.tainted) == (hand.raw()["metadata"]["resourceVersion"], True)
-    hand.elapsed.now += 11
+    hand.elapsed.move(seconds=11)
     assert (scheduler.as_known("n1"), scheduler.as_known("n2")) == (None, None)
 
 

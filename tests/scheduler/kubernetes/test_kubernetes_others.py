@@ -12,8 +12,8 @@ from policy.fleet import Level
 from scheduler.kubernetes.settings import KubernetesSettings
 from scheduler.ports.report import RoundReport
 from tests.scheduler.kubernetes.api_world import Raw, World, managed, served
+from tests.scheduler.kubernetes.fleet import NAMES, OURS, Fleet
 from tests.scheduler.kubernetes.objects import SETTINGS, Hand, add, node
-from tests.scheduler.kubernetes.test_controller_on_kubernetes import NAMES, OURS, Fleet
 
 NODE = "/api/v1/nodes/n1"
 Webhook = Callable[[Raw, Raw], object]

@@ -285,14 +285,14 @@ def test_without_the_right_to_patch_pods_a_pod_that_asks_by_annotation_is_held_a
     refused = pods.ask_checkpoint(workload, ASK, FENCE)
     assert refused.kind == "refused"
     assert "may not patch pods in namespace team: apply deploy/kubernetes/checkpoint-rbac.yaml" in refused.message
-    hand.elapsed.now += 600
+    hand.elapsed.move(seconds=600)
     world.denied.add(("patch", "pods"))
     assert "may not patch pods in namespace team: apply deploy/kubernetes/checkpoint-rbac.yaml" in (
         the(pods).immovable or ""
     )
     assert the(pods, "b").immovable is None
     world.denied.clear()
-    hand.elapsed.now += 600
+    hand.elapsed.move(seconds=600)
     assert the(pods).immovable is None, "the right was granted since"
 
 
@@ -342,7 +342,7 @@ def test_without_the_lease_nobody_is_asked_or_moved(world: World, hand: Hand, po
     workload = the(pods)
     sent = len(world.asked)
     assert pods.evict(workload, Fence("other", FENCE.until)).message == "other does not hold the lease"
-    hand.elapsed.now += 31
+    hand.elapsed.move(seconds=31)
     assert pods.evict(workload, FENCE).kind == pods.ask_checkpoint(workload, ASK, FENCE).kind == "refused"
     assert len(world.asked) == sent
 

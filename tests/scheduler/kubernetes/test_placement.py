@@ -8,8 +8,9 @@ import pytest
 from foundation.kubernetes.client import KubernetesClient
 from scheduler.kubernetes.api import ApiServer
 from scheduler.kubernetes.placement import PlacementCheck
+from tests.clock import Clock
 from tests.scheduler.kubernetes.api_world import Raw, World
-from tests.scheduler.kubernetes.objects import Elapsed, add, node, pod
+from tests.scheduler.kubernetes.objects import add, node, pod
 
 HOST = "kubernetes.io/hostname"
 OURS = {"key": "predrain.io/at-risk", "value": "high", "effect": "NoSchedule"}
@@ -37,11 +38,11 @@ class Place:
     """Nodes n1 to n3, on whose n1 the pod runs."""
 
     def __init__(self, world: World, client: KubernetesClient) -> None:
-        self.world, self.elapsed = world, Elapsed()
+        self.world, self.elapsed = world, Clock()
         add(world, node("n3"))
         for name in ("n1", "n2", "n3"):
             self.change(name, lambda raw, name=name: raw["metadata"]["labels"].update({HOST: name, "slot": name[1:]}))
-        self.placements = PlacementCheck(ApiServer(client, self.elapsed))
+        self.placements = PlacementCheck(ApiServer(client, self.elapsed.monotonic))
 
     def change(self, name: str, how: Any) -> None:
         self.world.edit(f"/api/v1/nodes/{name}", how)
@@ -52,7 +53,7 @@ class Place:
         self.world.put(f"/api/v1/persistentvolumes/pv-{name}", {"metadata": {"name": f"pv-{name}"}, "spec": spec})
 
     def decide(self, **spec: Any) -> Any:
-        self.elapsed.now += 60
+        self.elapsed.move(seconds=60)
         return self.placements.of(
             {**pod("a", "n1", **spec), "metadata": {"name": "a", "namespace": "team", "uid": "u"}}
         )
@@ -257,7 +258,7 @@ def test_a_pod_goes_where_its_spread_allows_it(place, constraints, others, elsew
         raw = copy.deepcopy(pod(f"db-{number}", on))
         raw["metadata"].update(labels={"app": "db", "version": "1"}, namespace="team")
         add(place.world, raw)
-    place.elapsed.now += 60
+    place.elapsed.move(seconds=60)
     mine = pod("a", "n1", topologySpreadConstraints=constraints)
     labels = {"app": "db", "version": "2"}
     mine = {**mine, "metadata": {"name": "a", "namespace": "team", "uid": "u", "labels": labels}}

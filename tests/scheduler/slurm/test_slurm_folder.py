@@ -14,33 +14,24 @@ from scheduler.ports.errors import SchedulerError
 from scheduler.ports.readings import Switches
 from scheduler.slurm import folder as module
 from scheduler.slurm.folder import NONE_YET, SharedFolder
+from tests.clock import Clock
 from tests.policy.decide_world import HOUR, T0
 
 LEASE = timedelta(seconds=30)
 
 
-class Time:
-    """A monotonic clock that is moved by hand."""
-
-    def __init__(self) -> None:
-        self.at = 1000.0
-
-    def __call__(self) -> float:
-        return self.at
-
-
 @pytest.fixture
-def time() -> Time:
-    return Time()
+def time() -> Clock:
+    return Clock()
 
 
 @pytest.fixture
 def shared(tmp_path, time) -> SharedFolder:
-    return SharedFolder(tmp_path, ManualClock(T0), time)
+    return SharedFolder(tmp_path, ManualClock(T0), time.monotonic)
 
 
-def another(shared: SharedFolder, time: Time) -> SharedFolder:
-    return SharedFolder(shared.path, ManualClock(T0 - 5 * HOUR), time)  # its wall clock is hours behind
+def another(shared: SharedFolder, time: Clock) -> SharedFolder:
+    return SharedFolder(shared.path, ManualClock(T0 - 5 * HOUR), time.monotonic)  # its wall clock is hours behind
 
 
 def test_a_folder_that_is_not_there_or_writable_by_everybody_is_refused(tmp_path):
@@ -88,13 +79,13 @@ def test_one_holder_at_a_time_by_ones_own_watch(shared, time):
     other = another(shared, time)
     assert shared.hold_lease("a", LEASE) == T0 + LEASE
     assert other.hold_lease("b", LEASE) is None
-    time.at += 20
+    time.move(seconds=20)
     assert shared.hold_lease("a", LEASE) is not None
-    time.at += 20
+    time.move(seconds=20)
     assert other.hold_lease("b", LEASE) is None  # it was prolonged since we first saw it
-    time.at += 29
+    time.move(seconds=29)
     assert other.hold_lease("b", LEASE) is None
-    time.at += 1
+    time.move(seconds=1)
     assert other.hold_lease("b", LEASE) is not None
     assert shared.hold_lease("a", LEASE) is None
     with shared.fenced("a", T0 + HOUR) as barred:
@@ -110,9 +101,9 @@ def test_a_lease_of_a_length_that_none_has_is_waited_for_an_hour_and_no_longer(s
     file.write_text(json.dumps({**json.loads(file.read_text()), "duration_s": claimed}))
     other = another(shared, time)
     assert other.hold_lease("b", LEASE) is None
-    time.at += 3599
+    time.move(seconds=3599)
     assert other.hold_lease("b", LEASE) is None, "its holder may live"
-    time.at += 1
+    time.move(seconds=1)
     assert other.hold_lease("b", LEASE) is not None
 
 
@@ -152,10 +143,10 @@ def test_a_holder_who_thinks_that_it_still_holds_writes_nothing_more(shared, tim
 def test_nobody_takes_the_lease_while_something_is_written_under_it(shared, time, monkeypatch):
     monkeypatch.setattr(module, "_LOCK_WAIT_S", 0.05)
     shared.hold_lease("a", LEASE)
-    time.at += 29
+    time.move(seconds=29)
     with shared.fenced("a", T0 + HOUR) as barred:
         assert barred is None
-        time.at += 1000
+        time.move(seconds=1000)
         assert another(shared, time).hold_lease("b", LEASE) is None
     with shared.fenced("a", T0 + HOUR) as barred:
         assert barred == "the lease of a has expired"

@@ -4,7 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.serving.http.world import Client, Running, running, small_fleet, write_scores
+from tests.serving.http.world import Client, Running, running, small_fleet
+from tests.serving.score_folder import write_scores
 
 
 @pytest.fixture(scope="module")

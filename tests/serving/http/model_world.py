@@ -9,7 +9,8 @@ import pyarrow as pa
 from models.bundle.store import save_bundle
 from serving.http.limits import ServiceSettings
 from tests.models.small_models import COLUMNS, fitted_models
-from tests.serving.http.world import Running, running, small_fleet, write_scores
+from tests.serving.http.world import Running, running, small_fleet
+from tests.serving.score_folder import write_scores
 from tests.waiting import wait
 
 ARROW = "application/vnd.apache.arrow.stream"

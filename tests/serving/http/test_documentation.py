@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from serving.service import Service
-from tests.serving.http.world import routes_of, running, small_fleet, token_line, write_scores
+from tests.serving.http.world import routes_of, running, small_fleet, token_line
+from tests.serving.score_folder import write_scores
 
 PAGE = (Path(__file__).parents[3] / "docs" / "reference" / "http.md").read_text()
 TOKEN = "documented-token-0123456789"

@@ -31,7 +31,8 @@ from serving.http.limits import ServiceSettings
 from serving.scores.reading import ScoredFleet, Scores, state_of
 from tests.policy.decide_world import config
 from tests.scheduler.cluster import Cluster
-from tests.serving.http.world import DECIDED, NOW, Running, record, running, small_fleet, write_scores
+from tests.serving.http.world import DECIDED, NOW, Running, record, running, small_fleet
+from tests.serving.score_folder import write_scores
 from tests.waiting import wait
 
 TIERS = ("clear", "watch", "elevated", "high")

@@ -18,7 +18,8 @@ from serving.http.limits import ServiceSettings, is_own_host
 from serving.http.middleware import ScopedTokens
 from serving.logs import AccessLog
 from serving.service import Service
-from tests.serving.http.world import Running, record, routes_of, running, small_fleet, token_line, write_scores
+from tests.serving.http.world import Running, record, routes_of, running, small_fleet, token_line
+from tests.serving.score_folder import write_scores
 from tests.waiting import wait
 
 READ, WRITE, ADMIN = "read-token-0123456789", "write-token-0123456789", "admin-token-0123456789"

@@ -22,7 +22,8 @@ from serving.server import Tls, serve
 from serving.service import Service
 from tests.http_server import certify
 from tests.processes import ROOT, answers, predrain, printed_by, serving
-from tests.serving.http.world import DECIDED, Client, record, routes_of, running, small_fleet, write_scores
+from tests.serving.http.world import DECIDED, Client, record, routes_of, running, small_fleet
+from tests.serving.score_folder import write_scores
 from tests.waiting import wait
 
 EXTENDER = ROOT / "deploy" / "kubernetes" / "kube-scheduler-extender.yaml"

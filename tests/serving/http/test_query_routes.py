@@ -8,7 +8,8 @@ from urllib.parse import quote
 
 import pytest
 
-from tests.serving.http.world import DECIDED, NOW, Client, record, running, small_fleet, write_scores
+from tests.serving.http.world import DECIDED, NOW, Client, record, running, small_fleet
+from tests.serving.score_folder import write_scores
 from tests.waiting import wait
 
 
@@ -187,7 +188,7 @@ def test_a_path_or_a_method_that_is_none_is_refused(client: Client) -> None:
 
 
 def test_what_has_expired_is_not_a_risk_any_more(tmp_path: Path) -> None:
-    units = [record("a", "n1", 0.9, "high", expires=timedelta(hours=2)), record("b", "n1", 0.1, "watch")]
+    units = [record("a", "n1", 0.9, "high", expires=timedelta(hours=2)), record("b", "n1", 0.05, "watch")]
     write_scores(tmp_path, units)
     now = [NOW]
     with running(tmp_path, clock=lambda: now[0]) as service:
@@ -195,7 +196,7 @@ def test_what_has_expired_is_not_a_risk_any_more(tmp_path: Path) -> None:
         assert client.get("/v1/nodes/n1")["tier"] == "high"
         now[0] = DECIDED + timedelta(hours=2)
         node = client.get("/v1/nodes/n1")
-        assert (node["tier"], node["risk"]) == ("watch", 0.1)
+        assert (node["tier"], node["risk"]) == ("watch", 0.05)
         assert node["counts"] == {"known": 1, "unknown": 0, "expired": 1}
         gone = next(unit for unit in node["units"] if unit["unit"] == "a")
         assert (gone["status"], gone["risk"], gone["tier"], gone["alert"]) == ("expired", None, "unknown", False)

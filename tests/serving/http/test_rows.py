@@ -14,7 +14,8 @@ import pytest
 from serving.http.rows import rows_of_arrow
 from tests.models.small_models import fitted_models, rows
 from tests.serving.http.model_world import ARROW, NAMES, scoring, stream_of
-from tests.serving.http.world import NOW, Client, Running, running, small_fleet, write_scores
+from tests.serving.http.world import NOW, Client, Running, running, small_fleet
+from tests.serving.score_folder import write_scores
 from tests.waiting import wait
 
 

@@ -13,7 +13,8 @@ from foundation.errors import InputError
 from serving.http.score_cache import ScoreCache
 from serving.scores.reading import read_scores
 from serving.scores.writing import ScoresFolder, record_attempt, write_decision
-from tests.serving.http.world import DECIDED, record, running, small_fleet, write_scores
+from tests.serving.http.world import DECIDED, record, running, small_fleet
+from tests.serving.score_folder import write_scores
 
 NEXT = DECIDED + timedelta(hours=6)
 DO = "Run `predrain score` again; the scores of before are served meanwhile."

@@ -4,7 +4,6 @@ import contextlib
 import hashlib
 import http.client
 import json
-import shutil
 import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -14,7 +13,6 @@ from typing import Any
 from fastapi import FastAPI
 from fastapi.routing import APIRoute
 
-from foundation.files import write_bytes
 from policy.risk_record import ModelName, RiskReason, RiskRecord
 from serving.logs import AccessLog
 from serving.server import Tls, serve
@@ -68,22 +66,6 @@ def small_fleet(decided: datetime = DECIDED) -> list[RiskRecord]:
     fleet = [record(f"GPU-{node}-0", node, risk, tier, decided=decided, slot="0") for node, risk, tier in rows]
     fleet += [record(f"GPU-{node}-1", node, 0.0005, decided=decided, slot="1") for node, _, _ in rows]
     return [*fleet, record("GPU-n5-0", "n5", None, decided=decided)]
-
-
-def write_scores(folder: Path, records: list[RiskRecord], decided: datetime = DECIDED) -> str:
-    """Write a decision as `predrain score` does: its folder whole, then the pointer."""
-    name = decided.strftime("%Y%m%dT%H%M%SZ")
-    target = folder / "decisions" / name
-    building = target.with_name(f".{name}.building")
-    shutil.rmtree(building, ignore_errors=True)
-    building.mkdir(parents=True)
-    lines = "".join(json.dumps(risk.to_json()) + "\n" for risk in records)
-    (building / "risks.jsonl").write_text(lines)
-    (building / "summary.json").write_text(json.dumps({"format": 2, "units": len(records)}))
-    shutil.rmtree(target, ignore_errors=True)
-    building.rename(target)
-    write_bytes(folder / "latest.json", json.dumps({"format": 2, "decision": name}).encode())
-    return name
 
 
 class Client:

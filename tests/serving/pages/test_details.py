@@ -17,9 +17,10 @@ from serving.scores.alert_outcomes import _by_week, write_facts
 from serving.scores.reading import FACTS, past_scores, read_facts
 from serving.scores.writing import ScoresFolder
 from telemetry.dataset.store import Dataset
-from tests.serving.http.world import DECIDED, NOW, Running, record, running, small_fleet, write_scores
+from tests.serving.http.world import DECIDED, NOW, Running, record, running, small_fleet
 from tests.serving.http.world import small_fleet as of_five_nodes
-from tests.serving.pages.page_world import a_week, look, store
+from tests.serving.pages.page_world import a_week, look
+from tests.serving.score_folder import write_scores
 
 
 class Ledger:
@@ -143,12 +144,12 @@ def test_an_expired_score_tells_only_what_it_was(tmp_path: Path) -> None:
 def test_the_ledger_page_says_what_was_decided_called_and_not_done(service: Running) -> None:
     text = look(service, "/ledger?node=n1").text
     for part in (
-        "Decision 7, 2026-01-01T06:12:00Z", "high , risk 90 %: swap instead of drain", "ECC errors rose",
+        "Decision 7, 2026-01-01T06:12:00Z", "high, risk 90 %: swap instead of drain", "ECC errors rose",
         "Over budget: rack r1 is full", "Breaker open: scores jumped", "swap n1: done",
-        "/spec/taints : (none) → predrain.io/at-risk", "drain n1: not done, the stage is soft",
-        "checkpoint train-7: done", "empty : no workload is left that must leave",
-        "checkpoint : expected to save 3.25 GPU-hours, costs 0.50", "much unsaved work",
-        "probed : passed (2.00 idle GPU-hours, expected to save 1.50)",
+        "/spec/taints: (none) → predrain.io/at-risk", "drain n1: not done, the stage is soft",
+        "checkpoint train-7: done", "empty: no workload is left that must leave",
+        "checkpoint: expected to save 3.25 GPU-hours, costs 0.50", "much unsaved work",
+        "probed: passed (2.00 idle GPU-hours, expected to save 1.50)",
     ):  # fmt: skip
         assert part in text
     page = look(service, "/ledger")
@@ -183,6 +184,7 @@ def test_without_a_ledger_or_outcomes_the_pages_say_so(tmp_path: Path) -> None:
         assert "No ledger is configured. Start the service with --ledger FILE" in look(started, "/ledger?node=n1").text
         assert "No alert is evaluated yet" in look(started, "/outcomes").text
         assert "no ledger given" in look(started, "/nodes/n1").text
+        next(tmp_path.glob("decisions/*/risks.parquet")).unlink()
         page = look(started, "/gpus/GPU-n1-0")
         assert "No earlier decision about this GPU is stored." in page.text
 
@@ -192,18 +194,20 @@ def test_the_history_follows_the_folder(tmp_path: Path) -> None:
     assert [score.risk for score in past_scores(tmp_path, ["GPU-n3-0"])["GPU-n3-0"]] == pytest.approx([0.05] * 4)
     assert past_scores(tmp_path, ["GPU-n9-0"])["GPU-n9-0"] == []
     later = DECIDED + timedelta(hours=6)
-    store(tmp_path, [record("GPU-n3-0", "n3", None, decided=later), record("new", "n9", 0.2, decided=later)], later)
+    write_scores(
+        tmp_path, [record("GPU-n3-0", "n3", None, decided=later), record("new", "n9", 0.2, decided=later)], later
+    )
     assert [score.tier for score in past_scores(tmp_path, ["GPU-n3-0"])["GPU-n3-0"]] == ["watch"] * 4 + ["unknown"]
     assert past_scores(tmp_path, ["GPU-n3-0"])["GPU-n3-0"][-1].risk is None
     assert len(past_scores(tmp_path, ["new"])["new"]) == 1
-    store(tmp_path, [record("new", "n9", 0.4, "elevated", decided=later)], later)  # written again
+    write_scores(tmp_path, [record("new", "n9", 0.4, "elevated", decided=later)], later)  # written again
     assert [score.risk for score in past_scores(tmp_path, ["new"])["new"]] == pytest.approx([0.4])
 
 
 def test_a_risk_of_one_can_be_drawn(tmp_path: Path) -> None:
     for hours in (6, 0):
         decided = DECIDED - timedelta(hours=hours)
-        store(tmp_path, [record("g", "n", 1.0, "high", decided=decided)], decided)
+        write_scores(tmp_path, [record("g", "n", 1.0, "high", decided=decided)], decided)
     with running(tmp_path) as started:
         assert "100 % of an incident" in look(started, "/gpus/g").text
 
@@ -248,7 +252,7 @@ def scores(small_fleet: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
             record(gpu, node, 0.2 if at % 4 == 0 else 0.01, "elevated" if at % 4 == 0 else "clear", decided=decided)
             for at, (gpu, node) in enumerate(zip(here["gpu"], here["node"], strict=True))
         ]
-        store(folder, records, decided)
+        write_scores(folder, records, decided)
     write_facts(ScoresFolder(folder), dataset)
     return folder
 
@@ -279,7 +283,7 @@ def test_outcomes_begin_with_the_backtest_and_give_the_precision_so_far(tmp_path
         "episode_precision_low": 0.125, "episode_precision_high": 0.5, "episodes_right": 5, "episodes_known": 20,
         "incidents": 30, "caught": 9,
     }  # fmt: skip
-    store(tmp_path, of_five_nodes(), backtest=measured)
+    write_scores(tmp_path, of_five_nodes(), backtest=measured)
     weeks = _by_week(
         [
             {"at": at, "verdict": verdict}

@@ -17,8 +17,10 @@ from serving.pages.charts import MOST_NODES, Mark, draw, risk_chart, shade
 from serving.pages.fleet_table import FleetQuery, PageSort, natural, select, table_rows
 from serving.pages.rendering import percent
 from serving.scores.reading import PastScore, ScoredFleet, Scores, UnitPlace, read_scores, span
-from tests.serving.http.world import DECIDED, NOW, Running, record, running, small_fleet, write_scores
-from tests.serving.pages.page_world import Page, a_week, look
+from tests.page import Page
+from tests.serving.http.world import DECIDED, NOW, Running, record, running, small_fleet
+from tests.serving.pages.page_world import a_week, look
+from tests.serving.score_folder import write_scores
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +91,7 @@ def test_a_sorted_column_says_so_and_its_link_turns_it_round(service: Running) -
     page = look(service, "/?q=n&sort=-risk")
     sorted_by = [attributes for tag, attributes in page.tags if tag == "th" and "aria-sort" in attributes]
     assert [attributes["aria-sort"] for attributes in sorted_by] == ["descending"]
-    assert ("/?q=n&sort=risk", "Risk ↓") in page.links
+    assert ("/?q=n&sort=risk", "Risk↓") in page.links
     assert ("/?q=n&sort=name", "Node") in page.links
 
 

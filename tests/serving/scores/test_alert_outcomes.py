@@ -12,7 +12,7 @@ from features.config import LabelSection
 from serving.scores.alert_outcomes import label_settings_of, outcomes_of
 from telemetry.dataset.schema import EVENTS
 from tests.serving.http.world import DECIDED, record
-from tests.serving.pages.page_world import store
+from tests.serving.score_folder import write_scores
 
 EVERY = timedelta(hours=6)
 START = DECIDED - timedelta(days=6)
@@ -42,7 +42,7 @@ def events(*rows: tuple[str, datetime, str, str]) -> pd.DataFrame:
 
 def decide(folder: Path, number: int, *raised: tuple[str, float, str]) -> None:
     when = START + number * EVERY
-    store(folder, [record(unit, f"n-{unit}", risk, tier, decided=when) for unit, risk, tier in raised]
+    write_scores(folder, [record(unit, f"n-{unit}", risk, tier, decided=when) for unit, risk, tier in raised]
           + [record("calm", "n-calm", 0.001, decided=when)], when)  # fmt: skip
 
 
@@ -102,7 +102,7 @@ def test_a_failure_between_two_episodes_of_a_standing_alert_was_caught(tmp_path:
 def test_a_unit_that_the_model_selects_alerts_whatever_its_tier(tmp_path: Path) -> None:
     when = START
     selected = record("a", "n-a", 0.6, "high", decided=when)
-    store(tmp_path, [selected, record("b", "n-b", 0.05, "watch", decided=when)], when)
+    write_scores(tmp_path, [selected, record("b", "n-b", 0.05, "watch", decided=when)], when)
     outcomes = outcomes_after(tmp_path, events(), inventory("a", "b"))
     assert [(alert["unit"], alert["tier"]) for alert in outcomes["alerts"]] == [("a", "high")]
 
@@ -111,7 +111,7 @@ def test_gpus_of_a_node_that_alert_and_fail_together_count_once(tmp_path: Path) 
     gpus = ["a", "b", "c"]
     for number in range(3):
         when = START + number * EVERY
-        store(
+        write_scores(
             tmp_path, [record(gpu, "n", 0.2 + at / 10, "elevated", decided=when) for at, gpu in enumerate(gpus)], when
         )
     stays = inventory(*gpus).assign(node="n")
@@ -125,7 +125,7 @@ def test_gpus_of_a_node_that_alert_and_fail_together_count_once(tmp_path: Path) 
 
 
 def test_an_alert_is_right_whichever_gpu_of_its_node_fails(tmp_path: Path) -> None:
-    store(tmp_path, [record("a", "n", 0.3, "elevated", decided=START)], START)
+    write_scores(tmp_path, [record("a", "n", 0.3, "elevated", decided=START)], START)
     happened = events(("b", START + timedelta(hours=10), "failure", "GPU_LOST")).assign(node="n")
     outcomes = outcomes_after(tmp_path, happened, inventory("a", "b").assign(node="n"))
     assert outcomes["verdicts"]["right"] == 1

@@ -20,6 +20,7 @@ from models.training.reference import Outcomes, Reference, summarise
 from policy.breaker import BreakerConfig, BreakerState, watch
 from policy.fleet import Signals
 from scheduler.controller.scores_reader import ScoresReader
+from scheduler.ports.clock import ManualClock
 from serving.scores.batch import ServedModel, score_decision
 from serving.scores.feature_settings import live_config, window_plan
 from serving.scores.fleet_rows import fleet_rows
@@ -115,14 +116,6 @@ def test_a_row_holds_the_window_of_the_matrix(tmp_path: Path, hour: int) -> None
 END = T0 + HOURS * HOUR
 
 
-class StoppedClock:
-    def now(self):
-        return END
-
-    def monotonic(self):
-        return 0.0
-
-
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> World:
     return make_world(tmp_path_factory.mktemp("world"))
@@ -152,7 +145,7 @@ def test_a_channel_that_most_of_the_fleet_stops_sending_opens_the_breaker(
 ) -> None:
     dataset, scores = without("power_w", share, tmp_path / "data"), ScoresFolder(tmp_path / "scores")
     score_decision(dataset, with_reference(world), scores, ServingSection(), clock=lambda: END)
-    risks = ScoresReader(tmp_path / "scores", StoppedClock(), timedelta(days=2)).read()
+    risks = ScoresReader(tmp_path / "scores", ManualClock(END), timedelta(days=2)).read()
     assert risks.missing_channels == missing
     signals = Signals(read_at=END, model_fitted_at=END, missing_channels=risks.missing_channels)
     state, _ = watch(BreakerState(), [], signals, None, BreakerConfig(), END)

@@ -11,9 +11,10 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from foundation.errors import InputError
-from policy.risk_record import ModelName, RiskRecord
+from policy.risk_record import RiskRecord
 from serving.scores.writing import ScoresFolder, ScoringResult, record_attempt, write_decision
 from tests.killed import die_at, exit_code_of
+from tests.scheduler.score_files import record
 
 T = datetime(2026, 1, 1, 6, tzinfo=UTC)
 SUMMARY: dict[str, Any] = {
@@ -127,11 +128,7 @@ def test_a_damaged_status_or_summary_does_not_stop_the_next_run(tmp_path: Path) 
         assert metrics(tmp_path)["success"] == 1
 
 
-RECORD = RiskRecord(
-    unit="g1", gpu="g1", node="n1", slot=None, status="ok", unknown_reason=None, risk=0.1, risks={}, score=-2.0, rank=1,
-    alert=True, tier="clear", decision_time=T, issued_at=T, expires_at=T + timedelta(hours=12),
-    horizon=timedelta(hours=24), model=ModelName("d", "p"), sample_age_seconds=600.0, completeness=1.0,
-)  # fmt: skip
+RECORD = record("g1", "n1", 0.1, T)
 
 
 def write_killed_at(out: Path, at: int, record: RiskRecord) -> None:
@@ -159,10 +156,10 @@ def test_a_kill_at_any_write_leaves_old_or_new_and_the_next_run_goes_on(tmp_path
         write_decision(swap.path, [RECORD] * 50, {"format": 2})
         swap.commit()
     first.point_to_newest()
-    record = replace(RECORD, decision_time=T + timedelta(hours=6))
+    later = replace(RECORD, decision_time=T + timedelta(hours=6))
     killed = 0
     for at in range(1, 12):
-        code = exit_code_of(write_killed_at, tmp_path, at, record)
+        code = exit_code_of(write_killed_at, tmp_path, at, later)
         current = pointed(tmp_path)
         whole = ScoresFolder(tmp_path).stamps()
         assert whole in (["20260101T060000Z"], ["20260101T060000Z", "20260101T120000Z"])

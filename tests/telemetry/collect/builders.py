@@ -1,6 +1,5 @@
 """What tests of logs, Slurm, diagnostics and tickets share: a clock, what landed, sources written by hand."""
 
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -8,22 +7,8 @@ from telemetry.dataset.schema import Event
 from telemetry.kernel_log.catalogue import shipped
 from telemetry.kernel_log.reader import KernelLogReader, Lines, LogLine
 from telemetry.landing.folder import Landing
+from tests.clock import Clock
 from tests.landed import landed_table
-
-NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
-
-
-class Clock:
-    """A clock that stands until it is moved."""
-
-    def __init__(self, now: datetime = NOW) -> None:
-        self.now = now
-
-    def __call__(self) -> datetime:
-        return self.now
-
-    def move(self, **span: float) -> None:
-        self.now += timedelta(**span)
 
 
 def landing(folder: Path) -> Landing:

@@ -10,7 +10,8 @@ from foundation.errors import InputError
 from telemetry.accounting import Accounting
 from telemetry.collect import diagnostics as module
 from telemetry.collect.diagnostics import GpuNames, gpu_names, read_diagnostics, read_gpu_names
-from tests.telemetry.collect.builders import NOW, landed, landing
+from tests.clock import NOW
+from tests.telemetry.collect.builders import landed, landing
 
 collect_diagnostics = partial(module.collect_diagnostics, accounting=Accounting())
 DATA = Path(__file__).parents[2] / "data" / "dcgmi"

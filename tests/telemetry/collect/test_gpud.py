@@ -25,9 +25,10 @@ from telemetry.collect.scraping.targets import read_targets
 from telemetry.importing.event_runs import dedupe_events
 from telemetry.kernel_log.reader import LogLine
 from tests import http_server
+from tests.clock import NOW, Clock
 from tests.http_server import Handler, certify
 from tests.processes import invoke
-from tests.telemetry.collect.builders import NOW, Clock, kernel_events, landed, landing
+from tests.telemetry.collect.builders import kernel_events, landed, landing
 
 UUID = "GPU-b850f46d-d5ea-c752-ddf3-c4453e44d3f7"
 XIDS = "accelerator-nvidia-error-xid"

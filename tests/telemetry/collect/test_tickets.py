@@ -12,7 +12,8 @@ from telemetry.importing.inventory import InstallationIndex
 from telemetry.importing.mapping import TableMapping
 from telemetry.importing.quarantine import NUMBER_AS_TYPE
 from telemetry.landing.folder import Landing
-from tests.telemetry.collect.builders import NOW, landed, landing
+from tests.clock import NOW
+from tests.telemetry.collect.builders import landed, landing
 
 STAY = {"node": "n9", "gpu": "GPU-x", "installed_at": NOW}
 HEAD = "timestamp,node,gpu,type,code,entered_at\n"

@@ -13,7 +13,8 @@ from telemetry.collect.outbox import Outbox
 from telemetry.dataset.schema import Event
 from telemetry.kernel_log.reader import TABLE, LogLine
 from telemetry.landing.folder import Landing
-from tests.telemetry.collect.builders import NOW, Clock, ScriptedSource, landed, landing
+from tests.clock import NOW, Clock
+from tests.telemetry.collect.builders import ScriptedSource, landed, landing
 
 
 def xid(number: int) -> LogLine:

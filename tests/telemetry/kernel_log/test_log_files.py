@@ -30,7 +30,7 @@ from telemetry.kernel_log.log_files import LogFile, LogFiles, LogPosition
 from telemetry.kernel_log.reader import TABLE, UNCLEAR, UNDATED, KernelLogReader, LogLine
 from telemetry.kernel_log.stamps import LogContext as LogClock
 from telemetry.kernel_log.stamps import date_lines, parse_header
-from tests.telemetry.collect.builders import NOW, Clock
+from tests.clock import NOW, Clock
 
 
 def write(path: Path, *lines: str, end: str = "\n") -> None:

@@ -16,7 +16,7 @@ from telemetry.dataset.schema import INVENTORY, conform
 from telemetry.dataset.store import Dataset
 from telemetry.landing.inventory import distinguish, merge_observations, no_runs
 from tests.telemetry.helpers import DAY, gpu, inventory_frame, run_import, samples_frame, write_csv
-from tests.telemetry.landing.test_compaction import (
+from tests.telemetry.landing_world import (
     NOW,
     event,
     fold,

@@ -12,17 +12,7 @@ import telemetry.landing.compaction
 from foundation.errors import InputError
 from telemetry.dataset.store import Dataset
 from tests.telemetry.helpers import DAY, gpu
-from tests.telemetry.landing.test_compaction import (
-    NOW,
-    event,
-    fold,
-    land,
-    land_events,
-    land_rows,
-    landing,
-    raw,
-    state_of,
-)
+from tests.telemetry.landing_world import NOW, event, fold, land, land_events, land_rows, landing, raw, state_of
 
 LOG = "kernel_log:journal"
 LATER = DAY + pd.Timedelta("5h")

@@ -14,8 +14,9 @@ from telemetry.collect.kubernetes.collector import KubernetesCollector
 from telemetry.collect.kubernetes.discovery import service_exporters, slice_exporters
 from telemetry.collect.kubernetes.rules import default_rules
 from telemetry.collect.outbox import Outbox
+from tests.clock import Clock
 from tests.processes import invoke
-from tests.telemetry.collect.builders import Clock, landed, landing
+from tests.telemetry.collect.builders import landed, landing
 from tests.telemetry.collect.kubernetes.memory_api import EVENTS, NODES, PODS, MemoryApi
 from tests.telemetry.collect.kubernetes.objects import ended, event, node, pod
 from tests.waiting import wait

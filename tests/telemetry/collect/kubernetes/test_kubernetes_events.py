@@ -14,7 +14,8 @@ from telemetry.importing.event_runs import dedupe_events
 from telemetry.importing.events import place_events
 from telemetry.importing.inventory import InstallationIndex
 from telemetry.kernel_log.reader import LogLine
-from tests.telemetry.collect.builders import Clock, kernel_events
+from tests.clock import Clock
+from tests.telemetry.collect.builders import kernel_events
 from tests.telemetry.collect.kubernetes.objects import EARLIER, NOW, event, node, saved_and_read, taint
 
 ELEVEN = datetime(2026, 3, 1, 11, tzinfo=UTC)

@@ -2,12 +2,13 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Any
 
 from telemetry.collect.nvml.child import Message, Session
 from telemetry.collect.nvml.library import Identity, Library, NvmlFault, NvmlQuery
 from telemetry.collect.nvml.node_reader import Ended, NodeReader, Process, Silent
+from tests.clock import Clock
 
 _NOT_SUPPORTED = 3
 
@@ -119,22 +120,6 @@ class MemoryNvml(Library):
             raise NvmlFault(self.broken)
 
 
-class Clock:
-    """Time that only passes on request."""
-
-    def __init__(self) -> None:
-        self.s = 0.0
-
-    def __call__(self) -> datetime:
-        return datetime(2026, 3, 1, tzinfo=UTC) + timedelta(seconds=self.s)
-
-    def monotonic(self) -> float:
-        return self.s
-
-    def pass_(self, s: float) -> None:
-        self.s += s
-
-
 class InlineChild(Process):
     """A child that hangs or crashes at the GPUs that ``hang`` and ``crash`` name (None: opening; -1: listening)."""
 
@@ -142,7 +127,7 @@ class InlineChild(Process):
         self._node = node
         epoch = datetime(1970, 1, 1, tzinfo=UTC)
         clock = node.clock
-        self._session = Session(node.nvml, monotonic=clock.monotonic, clock=lambda: epoch, sleep=clock.pass_)
+        self._session = Session(node.nvml, monotonic=clock.monotonic, clock=lambda: epoch, sleep=clock.sleep)
         self._news = self._session.watch()
         self._request: int | None = -1
         self.ended = False
@@ -153,7 +138,7 @@ class InlineChild(Process):
     def receive(self, timeout_s: float) -> Message:
         request, self._request = self._request, -1
         if request in self._node.hang:
-            self._node.clock.pass_(timeout_s)
+            self._node.clock.sleep(timeout_s)
             raise Silent
         if request in self._node.crash:
             raise Ended("exit status -11")
@@ -170,12 +155,12 @@ class MemoryNode:
     """A node of which everything can be changed between two turns; ``stuck``: no killed child ever ends."""
 
     def __init__(self, gpus: int = 2) -> None:
-        self.clock = Clock()
+        self.clock = Clock(datetime(2026, 3, 1, tzinfo=UTC))
         answers: dict[str, tuple[float, ...] | NvmlFault] = {"temperature": (40.0,), "power": (250_000.0,)}
         devices = [
             MemoryGpu(f"GPU-{index}", fields={83: 5000.0, 230: 0.0}, calls=dict(answers)) for index in range(gpus)
         ]
-        self.nvml = MemoryNvml(devices, self.clock.pass_)
+        self.nvml = MemoryNvml(devices, self.clock.sleep)
         self.hang: set[int | None] = set()
         self.crash: set[int | None] = set()
         self.children: list[InlineChild] = []
@@ -187,4 +172,4 @@ class MemoryNode:
 
     def reader(self, **options: Any) -> NodeReader:
         clock = self.clock
-        return NodeReader(self.spawn, "node7", clock=clock, monotonic=clock.monotonic, sleep=clock.pass_, **options)
+        return NodeReader(self.spawn, "node7", clock=clock, monotonic=clock.monotonic, sleep=clock.sleep, **options)

@@ -42,7 +42,7 @@ class Place:
             clock=clock,
             interval=timedelta(seconds=30),
             monotonic=clock.monotonic,
-            sleep=clock.pass_,
+            sleep=clock.sleep,
             boot=boot,
         )
 
@@ -50,7 +50,7 @@ class Place:
         collector = self.collector(boot)
         for _ in range(turns):
             collector.turn()
-            self.node.clock.pass_(pause_s)
+            self.node.clock.sleep(pause_s)
         collector.close()
 
     def rows(self, kind: str) -> list[dict[str, Any]]:
@@ -72,10 +72,10 @@ def test_turns_keep_the_interval_samples_land_once_a_minute_and_the_rest_when_st
     began: list[float] = []
 
     def timed() -> None:
-        began.append(place.node.clock.s)
+        began.append(place.node.clock.seconds)
         turn()
         if len(began) == 2:
-            place.node.clock.pass_(100)  # ticks that are missed are not made up for
+            place.node.clock.sleep(100)  # ticks that are missed are not made up for
         if len(began) == 3:
             place.node.nvml.events = [(place.node.nvml.gpus[0], 31, 3)]
         if len(began) == 5:
@@ -94,7 +94,7 @@ def test_the_inventory_lands_when_it_changes_and_once_an_hour(place: Place) -> N
     for _ in range(2):  # a restart is no change
         place.run(10, pause_s=60)
     assert len(place.rows("inventory")) == 2
-    place.node.clock.pass_(3600)
+    place.node.clock.sleep(3600)
     place.run(1)
     assert len(place.rows("inventory")) == 4
     row = place.rows("inventory")[0]
@@ -126,7 +126,7 @@ def test_a_full_disk_is_waited_for(
 
         full.setattr("telemetry.landing.folder.pq.write_table", refuse)
         for _ in range(3):
-            place.node.clock.pass_(30)
+            place.node.clock.sleep(30)
             place.node.nvml.events = [(place.node.nvml.gpus[0], 79, None)]
             collector._reader.listen(1)
             collector.write()
@@ -134,7 +134,7 @@ def test_a_full_disk_is_waited_for(
             collector.write()  # nothing is new
         assert place.codes() == []
     assert sum("writing: the disk is full" in record.message for record in caplog.records) == 1
-    place.node.clock.pass_(30)
+    place.node.clock.sleep(30)
     collector.turn()
     assert place.codes() == ["79", "79", "79"]
     collector.close()

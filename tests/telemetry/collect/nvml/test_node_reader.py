@@ -89,7 +89,7 @@ def test_a_gpu_that_the_driver_no_longer_lists_is_lost() -> None:
     reader.turn()
     node.nvml.broken = None
     del node.nvml.gpus[0]
-    node.clock.pass_(2)
+    node.clock.sleep(2)
     assert gpus(reader.turn()) == ["GPU-1"]
     assert "no longer listed" in str(reader.events[0].detail)
     assert heard(reader) == [("gpu_lost", "GPU-0")]
@@ -101,7 +101,7 @@ def test_a_gpu_that_hangs_costs_one_deadline_and_is_tried_again_with_growing_pau
     node.hang = {1}
     turn = reader.turn()
     assert (gpus(turn), heard(reader)) == (["GPU-0", "GPU-2"], [("nvml_hang", "GPU-1")])
-    assert node.clock.s == GPU_DEADLINE_S
+    assert node.clock.seconds == GPU_DEADLINE_S
     assert node.children[0].ended
     tries = 0
     for _ in range(240):
@@ -109,10 +109,10 @@ def test_a_gpu_that_hangs_costs_one_deadline_and_is_tried_again_with_growing_pau
         turn = reader.turn()
         assert (gpus(turn), heard(reader)) == (["GPU-0", "GPU-2"], [])
         tries += len(node.children) > children
-        node.clock.pass_(30)
+        node.clock.sleep(30)
     assert 3 <= tries <= 10
     node.hang = set()
-    node.clock.pass_(4500)
+    node.clock.sleep(4500)
     assert sorted(gpus(reader.turn())) == ["GPU-0", "GPU-1", "GPU-2"]
     node.hang = {1}
     reader.turn()
@@ -125,7 +125,7 @@ def test_no_further_process_is_risked_while_many_hang_in_the_kernel() -> None:
     node.hang, node.stuck = {0}, True
     for _ in range(10):
         assert gpus(reader.turn()) == ["GPU-1"]
-        node.clock.pass_(7200)
+        node.clock.sleep(7200)
     assert sum(child.ended for child in node.children) == MAX_STUCK
 
 
@@ -135,11 +135,11 @@ def test_a_driver_that_hangs_while_it_is_opened_is_reported_once_and_tried_again
     reader = node.reader()
     turn = reader.turn()
     assert (gpus(turn), heard(reader)) == ([], [("nvml_hang", None)])
-    node.clock.pass_(2)
+    node.clock.sleep(2)
     reader.turn()
     assert heard(reader) == []
     node.hang = set()
-    node.clock.pass_(60)
+    node.clock.sleep(60)
     assert gpus(reader.turn()) == ["GPU-0", "GPU-1"]
 
 
@@ -150,7 +150,7 @@ def test_a_gpu_over_which_the_library_crashes_is_left_alone_for_a_while() -> Non
     turn = reader.turn()
     assert (gpus(turn), heard(reader)) == (["GPU-1"], [])
     node.crash = set()
-    node.clock.pass_(80)
+    node.clock.sleep(80)
     assert sorted(gpus(reader.turn())) == ["GPU-0", "GPU-1"]
 
 
@@ -162,11 +162,11 @@ def test_a_driver_that_goes_away_is_opened_again_with_pauses(code: int) -> None:
     assert gpus(reader.turn()) == []
     opened = len(node.children)
     for _ in range(300):
-        node.clock.pass_(1)
+        node.clock.sleep(1)
         assert reader.turn() == []
     assert 5 <= len(node.children) - opened <= 20
     node.nvml.broken, node.nvml.version = None, "590.10"
-    node.clock.pass_(80)
+    node.clock.sleep(80)
     assert gpus(reader.turn()) == ["GPU-0", "GPU-1"]
     assert reader.driver == "590.10"
 

@@ -7,7 +7,6 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 
@@ -17,48 +16,23 @@ from telemetry.collect.prometheus.client import Bounds
 from telemetry.collect.series.batch import SENTINEL
 from telemetry.collect.series.mapping import SourceMapping
 from telemetry.dataset.store import Dataset
-from tests.landed import landed_table
 from tests.processes import invoke
 from tests.telemetry.collect.prometheus.fake_prometheus import (
     HOUR_MS,
     START,
     START_MS,
+    TEMPERATURE,
+    XIDS,
     Asked,
     FakePrometheus,
     Reply,
+    fill,
     gpu_labels,
+    landed,
+    values_of,
 )
 
 Fetch = Callable[..., dict[str, Any]]
-TEMPERATURE, REPLAYS, XIDS = "DCGM_FI_DEV_GPU_TEMP", "DCGM_FI_DEV_PCIE_REPLAY_COUNTER", "DCGM_EXP_XID_ERRORS_COUNT"
-
-
-def landed(folder: Path, kind: str = "samples") -> pd.DataFrame:
-    return landed_table(folder / "fleet.live", kind).to_pandas()
-
-
-def values_of(frame: pd.DataFrame, channel: str) -> dict[tuple[str, int], float]:
-    """Return channel values by (gpu, ms); fails if one is there twice."""
-    frame = frame[frame[channel].notna()]
-    ms = frame["timestamp"].dt.tz_localize(None).to_numpy().astype("datetime64[ms]").astype(int)
-    keys = list(zip(frame["gpu"], ms.tolist(), strict=True))
-    assert len(set(keys)) == len(keys), "a sample was staged twice"
-    return dict(zip(keys, frame[channel].tolist(), strict=True))
-
-
-def fill(fake: FakePrometheus, gpus: int = 3, step_ms: int = 600_000, hours: int = 6) -> dict[tuple[str, int], float]:
-    """Give the server samples on and off the chunks' bounds, with a gap of two hours; return the temperatures."""
-    expected = {}
-    for number in range(gpus):
-        labels = gpu_labels(number)
-        instants = [START_MS + place * step_ms + number for place in range(hours * HOUR_MS // step_ms + 1)]
-        instants = [ms for ms in instants if not START_MS + HOUR_MS < ms <= START_MS + 3 * HOUR_MS]
-        samples = [(ms, 40.0 + number + place % 7) for place, ms in enumerate(instants)]
-        fake.add(TEMPERATURE, labels, samples)
-        fake.add(REPLAYS, labels, [(ms, 2.0**40 + place) for place, (ms, _) in enumerate(samples)])
-        inside = [(ms, value) for ms, value in samples if ms <= START_MS + hours * HOUR_MS]
-        expected |= {(labels["UUID"], ms): value for ms, value in inside}
-    return expected
 
 
 # VictoriaMetrics leaves out a block that begins where the query ends: open to the right for some series, by chance.

@@ -22,14 +22,17 @@ from tests.telemetry.collect.prometheus.fake_prometheus import (
     HOUR_MS,
     START,
     START_MS,
+    TEMPERATURE,
     Asked,
     FakePrometheus,
     Reply,
     error,
+    fill,
     gpu_labels,
+    landed,
     serving,
+    values_of,
 )
-from tests.telemetry.collect.prometheus.test_backfill import TEMPERATURE, fill, landed, values_of
 from tests.waiting import free_port
 
 Fetch = Callable[..., dict[str, Any]]

@@ -1,13 +1,21 @@
 """Remote-write bodies written by hand, and a call of the receiver without a server."""
 
 import asyncio
+import io
 import struct
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import cramjam
 import httpx
+import pyarrow as pa
 from starlette.applications import Starlette
+
+from telemetry.collect.remote_write.group_commit import ReceiverSettings
+from telemetry.collect.remote_write.receiver import ARROW, Receiver, application
+from telemetry.landing.folder import Landing
 
 STALE = struct.unpack("<d", struct.pack("<Q", 0x7FF0000000000002))[0]
 WRITE_HEADERS = {
@@ -77,3 +85,28 @@ async def call(
 
 async def write(app: Starlette, series: Iterable[tuple[Mapping[str, str], Samples]], **more: Any) -> httpx.Response:
     return await call(app, "/api/v1/write", block(write_request(series)), headers=WRITE_HEADERS, **more)
+
+
+NOW = datetime(2026, 3, 1, tzinfo=UTC)
+T0 = int(NOW.timestamp() * 1000)
+
+
+def pushed(folder: Path, table: pa.Table, kind: str) -> tuple[Receiver, httpx.Response, str]:
+    receiver = Receiver(Landing(folder, writer="receive"), ReceiverSettings(), clock=lambda: NOW)
+    body = io.BytesIO()
+    with pa.ipc.new_stream(body, table.schema) as stream:
+        stream.write_table(table)
+
+    async def run() -> tuple[httpx.Response, httpx.Response]:
+        app = application(receiver)
+        answer = await call(app, f"/v1/telemetry?kind={kind}", body.getvalue(), headers={"content-type": ARROW})
+        metrics = await call(app, "/metrics", method="GET")
+        await receiver.close()
+        return answer, metrics
+
+    answer, metrics = asyncio.run(run())
+    return receiver, answer, metrics.text
+
+
+def instants(*ms: int | None, unit: str = "ms") -> pa.Array:
+    return pa.array(ms, pa.int64()).cast(pa.timestamp(unit, "UTC"))

@@ -11,7 +11,8 @@ from foundation.programs import CommandError, run_command
 from telemetry.collect.outbox import Outbox
 from telemetry.collect.slurm.collector import SlurmCollector
 from telemetry.phrases.classifier import PhraseRules
-from tests.telemetry.collect.builders import NOW, Clock, landed, landing
+from tests.clock import NOW, Clock
+from tests.telemetry.collect.builders import landed, landing
 
 
 class Slurm:

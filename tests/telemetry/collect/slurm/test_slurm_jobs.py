@@ -7,7 +7,7 @@ import pytest
 from telemetry.accounting import Accounting
 from telemetry.collect.slurm.jobs import UNREADABLE, Job, gpus_of, jobs_table, read_sacct, read_squeue
 from telemetry.dataset.schema import JOBS
-from tests.telemetry.collect.builders import NOW
+from tests.clock import NOW
 
 AT = int(NOW.timestamp())
 

@@ -13,7 +13,7 @@ from telemetry.accounting import Accounting
 from telemetry.collect.slurm.nodes import ObservedSlurmNode, changes, out_of_service, read_nodes
 from telemetry.dataset.schema import Event
 from telemetry.phrases.classifier import PhraseRules
-from tests.telemetry.collect.builders import NOW
+from tests.clock import NOW
 
 AT = int(NOW.timestamp())
 CODEC = TypeAdapter(ObservedSlurmNode)

@@ -1,21 +1,25 @@
 """Many random histories of small fleets, as fast as they go: `make histories` draws a million others each day.
 
-What must hold, and what happens, are those of ``test_decide_properties``, which finds the shortest history that breaks
-something; here blocks of them run side by side, and a failure names the one that broke. A history has a few nodes, and
-begins with whatever marks and risks; what takes a further decision to check is checked now and then.
+Blocks of them run side by side, and a failure names the history that broke. A history has a few nodes, and begins with
+whatever marks and risks; what takes a further decision to check is checked now and then.
 """
 
+import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from datetime import timedelta
 from random import Random
 
 import pytest
 
-from policy.fleet import Marks, NodeView, Published
+from policy.budget import BudgetConfig, DisruptionBudget, RateLimit
+from policy.decide import decide
+from policy.fleet import Level, Marks, NodeView, Published
 from policy.ladder.cost_benefit import CostBenefitConfig
 from policy.plan import Plan
-from tests.policy.decide_world import HOUR, STEP, T0, score
+from scheduler.ports.stored_state import state_from_json, state_json
+from tests.policy.decide_world import HOUR, STEP, T0, carry_out, score
 from tests.policy.fleet_history import EVENTS, World, check
 
 COUNT, SEED = int(os.environ.get("HISTORIES", "20000")), os.environ.get("SEED", "")
@@ -77,22 +81,54 @@ def words(plan: Plan) -> str:
     return "; ".join((*plan.reasons, *plan.over_budget.values(), *decided))
 
 
+def played(random: Random, number: int) -> Iterator[tuple[World, Plan]]:
+    """Play a history, and give the fleet and the plan of each decision."""
+    world = begin(random)
+    for step in range(2 + min(int(random.expovariate(1 / 7)), 58)):
+        # the marks of the beginning are seen once before a person may take one off, as a decision would
+        for kind in ("score",) * random.randrange(3) + (random.choice(EVENTS),) if step else ():
+            world.step((kind, random.randrange(len(world.nodes)), random.random()))
+        try:
+            plan = check(world, now_and_then(random))
+        except AssertionError as error:
+            raise AssertionError(f"SEED={SEED!r}: history {number}, step {step}") from error
+        yield world, plan
+
+
 @pytest.mark.parametrize("block", range(-(-COUNT // BLOCK)))
 def test_whatever_happens_no_floor_is_broken(block: int) -> None:
     numbers = range(block * BLOCK, min((block + 1) * BLOCK, COUNT))
     missing = {*REACHED}
     for number in numbers:
-        random = Random(f"{SEED} {number}")
-        world = begin(random)
-        for step in range(2 + min(int(random.expovariate(1 / 7)), 58)):
-            # the marks of the beginning are seen once before a person may take one off, as a decision would
-            for kind in ("score",) * random.randrange(3) + (random.choice(EVENTS),) if step else ():
-                world.step((kind, random.randrange(len(world.nodes)), random.random()))
-            try:
-                plan = check(world, now_and_then(random))
-            except AssertionError as error:
-                raise AssertionError(f"SEED={SEED!r}: history {number}, step {step}") from error
+        for world, plan in played(Random(f"{SEED} {number}"), number):  # noqa: B007
             if missing:
                 reasons = words(plan)
                 missing = {reason for reason in missing if reason not in reasons}
+        assert state_from_json(json.loads(json.dumps(state_json(world.state)))) == world.state, number
     assert not missing or len(numbers) < BLOCK
+
+
+NO_ROOM = BudgetConfig((DisruptionBudget("fleet", max_unavailable=0),), (RateLimit("cluster", 0, HOUR),))
+
+
+def test_a_release_that_is_due_is_never_blocked() -> None:
+    marked_in = 0
+    for number in range(0, COUNT, 80):
+        random = Random(f"{SEED} {number} released")
+        *_, (world, _) = played(random, number)
+        kill, drift, budget, stage, unread = (random.random() < 0.5 for _ in range(5))
+        world.nodes = [replace(node, readable=True, unwritable=None) for node in world.nodes]
+        world.now += timedelta(days=10)
+        settings = replace(world.config, budget=NO_ROOM) if budget else world.config
+        if stage:
+            settings = replace(settings, stages=replace(settings.stages, pinned={"c/g0": "shadow", "c/g1": "soft"}))
+        signals = replace(world.signals(), kill=kill, missing_channels=("fleet",) if drift else ())
+        if unread:
+            signals = replace(signals, read_at=None, scheduler_error="timeout")
+        plan = decide(world.nodes, world.state, signals, settings, world.now)
+        marked = {node.name for node in world.nodes if node.marks.level}
+        marked_in += bool(marked)
+        assert {action.node for action in plan.actions if action.verb == "release"} == marked, (SEED, number)
+        after = carry_out(world.nodes, plan.actions, world.now)
+        assert all(node.marks.level is Level.NONE for node in after), (SEED, number)
+    assert marked_in > COUNT // 80 // 4

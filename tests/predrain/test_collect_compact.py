@@ -7,7 +7,7 @@ from pathlib import Path
 from telemetry.dataset.store import Dataset
 from telemetry.landing.folder import Landing, landing_of
 from tests.processes import PREDRAIN, ROOT, invoke, running
-from tests.telemetry.landing.test_compaction import DAY
+from tests.telemetry.helpers import DAY
 from tests.telemetry.landing_world import land, raw, samples_of
 from tests.waiting import wait
 

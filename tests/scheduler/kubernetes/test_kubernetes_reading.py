@@ -10,8 +10,8 @@ from policy.fleet import JobView, Level, NodeView
 from scheduler.ports.codec import object_of, plain_of
 from scheduler.ports.errors import SchedulerError
 from tests.scheduler.kubernetes.api_world import Raw, World
+from tests.scheduler.kubernetes.fleet import Fleet
 from tests.scheduler.kubernetes.objects import SETTINGS, T0, Hand, add, node, pod
-from tests.scheduler.kubernetes.test_controller_on_kubernetes import Fleet
 
 
 def views(hand: Hand) -> dict[str, NodeView]:

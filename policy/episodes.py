@@ -23,8 +23,6 @@ Floats = npt.NDArray[np.float64]
 NEW_EVIDENCE = 2.0
 """Evidence is new when the risk is at least this many times that of the alert which opened the last episode."""
 
-_DAY_MS = 86_400_000
-
 
 def openings(node: Ints, time: Ints, reach_ms: int | Ints) -> Bools:
     """Tell which alerts open an episode.
@@ -51,38 +49,6 @@ def openings(node: Ints, time: Ints, reach_ms: int | Ints) -> Bools:
         inside = later < len(key)
         at = later[inside][place[later[inside]] == place[at[inside]]]
     return opened
-
-
-def newly_alerted(
-    node: Ints, time: Ints, rank: Ints, risk: Floats, budget: int, *, reach_ms: int, cooldown_ms: int
-) -> Bools:
-    """Alert so many new nodes a day, those of lowest rank, none again within the cool-down unless its evidence is new.
-
-    ``node``: positions from 0; ``time`` in milliseconds; ``rank``: lowest first; ``risk``: NaN is never new evidence;
-    rows in any order; shape (n,).
-    ``budget``: nodes alerted within any 24 hours, at most.
-    ``reach_ms``: how long an episode lasts: its node is not alerted again before that is over.
-    ``cooldown_ms``: from an alert on; until then the node is alerted again only on a risk of :data:`NEW_EVIDENCE` times
-    that of the alert. Shorter than ``reach_ms``: as long as that.
-    Returns: the alerts, each of which opens an episode; what is chosen at a time depends on nothing later; shape (n,).
-    """
-    chosen = np.zeros(len(node), dtype=np.bool_)
-    if not len(node):
-        return chosen
-    order = np.lexsort((rank, time))
-    never = int(time.min()) - max(reach_ms, cooldown_ms, _DAY_MS) - 1
-    alerted_at = np.full(int(node.max()) + 1, never, dtype=np.int64)
-    alerted_risk = np.zeros(len(alerted_at))
-    for rows in np.split(order, np.flatnonzero(np.diff(time[order])) + 1):
-        who = node[rows]
-        now = time[rows[0]]
-        since = now - alerted_at[who]
-        risen = (since > reach_ms) & (risk[rows] >= NEW_EVIDENCE * alerted_risk[who])
-        left = max(budget - np.count_nonzero(alerted_at > now - _DAY_MS), 0)
-        taken = rows[(since > max(reach_ms, cooldown_ms)) | risen][:left]
-        chosen[taken] = True
-        alerted_at[node[taken]], alerted_risk[node[taken]] = now, risk[taken]
-    return chosen
 
 
 Verdict = Literal["right", "wrong", "inconclusive", "open"]
@@ -199,33 +165,6 @@ def _out_of_service(seen: list[Happening], start: datetime, end: datetime) -> bo
         if out and event.at > start:
             return True
         out = event.kind != "returned"
-    return out
-
-
-def shared_causes(node: Ints, cause: Ints) -> Ints:
-    """Find the causes that several nodes share.
-
-    ``node``, ``cause``: of rows that an incident follows; shape (n,).
-    Returns: ascending.
-    """
-    width = int(node.max(initial=0)) + 1
-    causes, nodes = np.unique(np.unique(cause * width + node) // width, return_counts=True)
-    return causes[nodes > 1]
-
-
-def clusters(node: Ints, cause: Ints, shared: Ints, nodes: int) -> Ints:
-    """Give the clusters that resampling and bounds take for independent of each other.
-
-    The decisions about one node are one cluster. Those that a cause shared by several nodes made true are one cluster
-    together, whatever their nodes: however many it hit, it happened once.
-
-    ``node``: below ``nodes``; ``cause``: -1 where nothing followed; shape (n,).
-    ``shared``: as :func:`shared_causes` gives them.
-    Returns: the node's number, or ``nodes`` and the place in ``shared``; shape (n,).
-    """
-    out = node.copy()
-    rows = np.flatnonzero(np.isin(cause, shared))
-    out[rows] = nodes + np.searchsorted(shared, cause[rows])
     return out
 
 

@@ -13,13 +13,15 @@ from features.matrix.meta import ACTED_ON
 from features.times import duration_ms, instants, milliseconds
 from models.calibration.horizons import HorizonMap
 from models.explanation.alert_reasons import AlertReasons
-from models.rows.ranking import Ints, group_starts, top_nodes
+from models.rows.ranking import Bools, Floats, Ints, group_starts, top_nodes
 from models.rows.training_set import Matrix, TrainingRows, node_codes
 from models.training.schedule import Schedule, format_days, format_instant
-from policy.episodes import newly_alerted
+from policy.episodes import NEW_EVIDENCE
 
 VARIANTS: tuple[str, ...] = ("sliding", "train_once")
 """``sliding``: refitted for every fold; ``train_once``: fitted at the first refit that could be, never again."""
+
+_DAY_MS = 86_400_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +133,7 @@ def drain_labels(matrix: Matrix, horizon: timedelta | None) -> pd.DataFrame:
 
 
 def cooled_down(predictions: pd.DataFrame, k: int, reach: timedelta, cooldown: timedelta) -> np.ndarray:
-    """Choose the alerts of every model and variant with a cool-down (:func:`policy.episodes.newly_alerted`).
+    """Choose the alerts of every model and variant with a cool-down (:func:`newly_alerted`).
 
     A node is alerted by its riskiest unit. What a node that cools down leaves of the budget goes to the next in rank; a
     model that alerts fewer, because its members must agree or its stages pass few, keeps to the alerts that it gave.
@@ -190,3 +192,35 @@ def predictions_of(
     decided = milliseconds(out["decision_time"], "decision_time")
     out["fold"] = (np.searchsorted(schedule.refits_ms, decided, side="right") - 1).astype(np.int32)
     return pd.DataFrame(out, copy=False)
+
+
+def newly_alerted(
+    node: Ints, time: Ints, rank: Ints, risk: Floats, budget: int, *, reach_ms: int, cooldown_ms: int
+) -> Bools:
+    """Alert so many new nodes a day, those of lowest rank, none again within the cool-down unless its evidence is new.
+
+    ``node``: positions from 0; ``time`` in milliseconds; ``rank``: lowest first; ``risk``: NaN is never new evidence;
+    rows in any order; shape (n,).
+    ``budget``: nodes alerted within any 24 hours, at most.
+    ``reach_ms``: how long an episode lasts: its node is not alerted again before that is over.
+    ``cooldown_ms``: from an alert on; until then the node is alerted again only on a risk of :data:`NEW_EVIDENCE` times
+    that of the alert. Shorter than ``reach_ms``: as long as that.
+    Returns: the alerts, each of which opens an episode; what is chosen at a time depends on nothing later; shape (n,).
+    """
+    chosen = np.zeros(len(node), dtype=np.bool_)
+    if not len(node):
+        return chosen
+    order = np.lexsort((rank, time))
+    never = int(time.min()) - max(reach_ms, cooldown_ms, _DAY_MS) - 1
+    alerted_at = np.full(int(node.max()) + 1, never, dtype=np.int64)
+    alerted_risk = np.zeros(len(alerted_at))
+    for rows in np.split(order, np.flatnonzero(np.diff(time[order])) + 1):
+        who = node[rows]
+        now = time[rows[0]]
+        since = now - alerted_at[who]
+        risen = (since > reach_ms) & (risk[rows] >= NEW_EVIDENCE * alerted_risk[who])
+        left = max(budget - np.count_nonzero(alerted_at > now - _DAY_MS), 0)
+        taken = rows[(since > max(reach_ms, cooldown_ms)) | risen][:left]
+        chosen[taken] = True
+        alerted_at[node[taken]], alerted_risk[node[taken]] = now, risk[taken]
+    return chosen

@@ -9,9 +9,10 @@ from typing import Any, Literal
 import numpy as np
 import orjson
 
+from evaluation.metrics.scored import clusters, shared_causes
 from models.config import CostsSection
 from policy.bounds import NO_ALERTS, PrecisionBound, precision_bound
-from policy.episodes import Bools, Floats, Ints, caught_causes, clusters, openings, shared_causes
+from policy.episodes import Bools, Floats, Ints, caught_causes, openings
 
 START, START_AT_LEAST = 3, 30
 """Thresholds are tested from that on which alerts this many times the nodes that would do if all were right, and at
@@ -290,7 +291,7 @@ class ScoredDecisions:
         return len(np.unique(self.cause[self.hit & (self.incident >= 0)]))
 
     def cluster(self, rows: Ints) -> Ints:
-        """Give the cluster of each of some rows (:func:`policy.episodes.clusters`)."""
+        """Give the cluster of each of some rows (:func:`evaluation.metrics.scored.clusters`)."""
         node, cause = self.node[rows], np.where(self.hit[rows], self.cause[rows], -1)
         failing = np.flatnonzero(self.hit & (self.incident >= 0))
         shared = shared_causes(self.node[failing], self.cause[failing])

@@ -19,7 +19,7 @@ from features.times import coded, milliseconds
 from foundation.errors import InputError
 from models.rows.ranking import group_starts, position_in_group
 from models.rows.training_set import acted_on
-from policy.episodes import caught_causes, clusters, openings, shared_causes
+from policy.episodes import caught_causes, openings
 
 
 @dataclass(frozen=True, slots=True)
@@ -434,3 +434,30 @@ def _as_slice(rows: Ints) -> Ints | slice:
     """Contiguous rows need no copy."""
     together = rows[-1] - rows[0] + 1 == len(rows)
     return slice(int(rows[0]), int(rows[-1]) + 1) if together else rows
+
+
+def shared_causes(node: Ints, cause: Ints) -> Ints:
+    """Find the causes that several nodes share.
+
+    ``node``, ``cause``: of rows that an incident follows; shape (n,).
+    Returns: ascending.
+    """
+    width = int(node.max(initial=0)) + 1
+    causes, nodes = np.unique(np.unique(cause * width + node) // width, return_counts=True)
+    return causes[nodes > 1]
+
+
+def clusters(node: Ints, cause: Ints, shared: Ints, nodes: int) -> Ints:
+    """Give the clusters that resampling and bounds take for independent of each other.
+
+    The decisions about one node are one cluster. Those that a cause shared by several nodes made true are one cluster
+    together, whatever their nodes: however many it hit, it happened once.
+
+    ``node``: below ``nodes``; ``cause``: -1 where nothing followed; shape (n,).
+    ``shared``: as :func:`shared_causes` gives them.
+    Returns: the node's number, or ``nodes`` and the place in ``shared``; shape (n,).
+    """
+    out = node.copy()
+    rows = np.flatnonzero(np.isin(cause, shared))
+    out[rows] = nodes + np.searchsorted(shared, cause[rows])
+    return out

@@ -5,8 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from evaluation.backtest.frames import newly_alerted
 from evaluation.backtest.threshold_choice import ScoredDecisions, for_precisions
-from policy.episodes import NEW_EVIDENCE, newly_alerted, openings
+from policy.episodes import NEW_EVIDENCE, openings
 
 HOUR = 3_600_000
 ROWS = st.lists(

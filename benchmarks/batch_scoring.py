@@ -26,7 +26,7 @@ if str(ROOT) not in sys.path:  # run as a file, this folder's parent is not on t
 
 import numpy as np
 
-from features.times import instants
+from foundation.times import instants
 from models.bundle.store import load_bundle
 from pipeline.matrix_stage import make_matrix
 from pipeline.params import Params, load_params

@@ -39,7 +39,7 @@ from benchmarks.shared.processes import peak_mb, run_json
 from features.config import GROUPS, FeatureSection
 from features.matrix.building import build_matrix
 from features.matrix.matrix import FeatureMatrix
-from features.times import duration_ms, instant_ms
+from foundation.times import duration_ms, instant_ms
 from pipeline.params import load_params
 from telemetry.dataset.store import Dataset
 from tests.features import window_oracle

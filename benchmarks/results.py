@@ -21,7 +21,7 @@ from benchmarks.scoreboard.fleets import build_prior, plan, run_fleet
 from benchmarks.scoreboard.measure import measure
 from benchmarks.scoreboard.page import make_page
 from foundation.files import write_bytes
-from pipeline.provenance import code_revision
+from pipeline.tracking import code_revision
 
 PAGE = ROOT / "benchmarks" / "results" / "fleets.md"
 WORK = ROOT / "benchmarks" / "work" / "results"

@@ -4,14 +4,12 @@ import re
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal, Self, get_args
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from foundation.durations import Duration, format_duration
 from foundation.settings import Section
-
-__all__ = ["Duration", "Section", "format_duration"]  # for the rooms above, which do not import telemetry
 
 
 def _positive(value: timedelta) -> timedelta:
@@ -27,10 +25,10 @@ Scope = Literal["gpu", "slot", "node"]
 DomainScope = str | tuple[str, ...]
 FailureClass = Literal["memory", "bus", "firmware", "interconnect", "thermal_power", "other"]
 
-GROUPS: tuple[Group, ...] = ("telemetry", "history", "peers", "onset", "gaps", "workload", "static")
+GROUPS: tuple[Group, ...] = get_args(Group)
 """All feature groups, in the order of their columns in a matrix."""
 
-FAILURE_CLASSES: tuple[FailureClass, ...] = ("memory", "bus", "firmware", "interconnect", "thermal_power", "other")
+FAILURE_CLASSES: tuple[FailureClass, ...] = get_args(FailureClass)
 """The classes of GPU failures; ``labels.classes`` may name others."""
 
 

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import TypeAdapter
 
-from features.config import Duration, Group
+from features.config import Group
 from features.wording import (
     COUNTED_WORDS,
     SCOPE_WORDS,
@@ -21,7 +21,7 @@ from features.wording import (
     whole,
     with_unit,
 )
-from foundation.durations import format_duration
+from foundation.durations import Duration, format_duration
 
 
 def describe_percentile(column: "FeatureColumn", value: float, fleet: NDArray[np.float32], noun: str = "GPUs") -> str:
@@ -29,8 +29,8 @@ def describe_percentile(column: "FeatureColumn", value: float, fleet: NDArray[np
 
     ``fleet``: values of all units, including this one, at the same time; NaN: unknown; shape (n_units,).
     """
-    known, own = fleet[~np.isnan(fleet)], np.float32(value)
-    same = fleet.size - known.size if math.isnan(value) else int((known == own).sum())
+    known, rounded = fleet[~np.isnan(fleet)], np.float32(value)
+    same = fleet.size - known.size if math.isnan(value) else int((known == rounded).sum())
     if math.isnan(value) or column.categories or column.unit == "bool" or not known.size:
         return f"the same on {percent(same / max(fleet.size, 1))} of the fleet at that time"
     # percentiles that a unit has: half an error is none
@@ -39,7 +39,7 @@ def describe_percentile(column: "FeatureColumn", value: float, fleet: NDArray[np
     if value == median:
         return f"equal to the median of the fleet at that time, {amount(column, median)}"
     is_high = value > median
-    above, below = int((known > own).sum()), int((known < own).sum())
+    above, below = int((known > rounded).sum()), int((known < rounded).sum())
     others, beaten = (above, below) if is_high else (below, above)
     edge = f"{'99th' if is_high else '1st'} percentile {amount(column, high if is_high else low)}"
     others += same - 1
@@ -183,7 +183,7 @@ def _measured(column: FeatureColumn, value: float) -> str:
     size, shown, share = _quantity(column, abs(value)), _quantity(column, value), percent(value)
     flag = column.unit == "bool"
     sentences = {
-        "last": f"{name} was {_yes(value) if flag else shown} in the last sample",
+        "last": f"{name} was {('set' if value else 'not set') if flag else shown} in the last sample",
         "mean": f"{name} averaged {shown} over the last {span}",
         "std": f"{name} had a standard deviation of {shown} over the last {span}",
         "min": f"{name} fell to {shown} in the last {span}",
@@ -294,10 +294,6 @@ def _hours(value: float) -> str:
 
 def _times(value: float) -> str:
     return "once" if value == 1 else f"{whole(value)} times"
-
-
-def _yes(value: float) -> str:
-    return "set" if value else "not set"
 
 
 def _moved(value: float, by: str) -> str:

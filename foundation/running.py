@@ -1,4 +1,4 @@
-"""What long-running processes share: signals, intervals, backoff, logs of failures, pauses of garbage collection."""
+"""What long-running processes share: signals, intervals, polling, backoff, logs of failures, garbage collection."""
 
 import asyncio
 import gc
@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Final
+
+_LOG = logging.getLogger(__name__)
 
 Wait = Callable[[float], bool]
 """Waits up to this many seconds; True: stop. The ``wait`` of a :class:`threading.Event` is one."""
@@ -109,3 +111,30 @@ class Failing:
         failures = self.counts.pop(what, 0)
         if failures:
             self._log.warning("%s: recovered after %d failures", what, failures)
+
+
+class Poller:
+    """Call ``look`` immediately and after each pause until stopped; log exceptions and continue."""
+
+    def __init__(self, name: str, look: Callable[[], object], pause_s: float) -> None:
+        self._look, self._pause_s = look, pause_s
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def stop(self, wait_s: float = 5.0) -> None:
+        """Stop the thread; wait at most ``wait_s`` for a call in progress."""
+        self._stopped.set()
+        if self._thread.is_alive():
+            self._thread.join(wait_s)
+
+    def _run(self) -> None:
+        while not self._stopped.is_set():
+            try:
+                self._look()
+            except Exception:
+                _LOG.exception("%s: polling failed", self._thread.name)
+            self._stopped.wait(self._pause_s)

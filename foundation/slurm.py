@@ -8,6 +8,8 @@ from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any, Final
 
+from foundation.text import storable
+
 _NO_VALUE: Final = frozenset({0, 0xFFFFFFFE, 0xFFFFFFFF, 0xFFFFFFFFFFFFFFFE, 0xFFFFFFFFFFFFFFFF})
 # NO_VAL and INFINITE of slurm.h, which older versions print as numbers; time 0 is "never".
 
@@ -80,7 +82,7 @@ def states_of(value: object) -> list[str]:
         value = value.replace("+", " ").replace(",", " ").split()
     states = map(str, value) if isinstance(value, list) else ()
     names: list[str] = []
-    for state in (_storable(state).strip().upper() for state in states):
+    for state in (storable(state).strip().upper() for state in states):
         name = state.rstrip("".join(_SUFFIXES))
         names += [name, *(_SUFFIXES[suffix] for suffix in state[len(name) :])]
     return [name for name in names if name]
@@ -90,12 +92,7 @@ def text(value: object) -> str | None:
     """Return a text that UTF-8 can hold; None for empty ones and Slurm's ways to write none."""
     if not isinstance(value, str) or value.strip().lower() in ("", "none", "(null)", "n/a", "unknown"):
         return None
-    return _storable(value.strip())
-
-
-def _storable(text: str) -> str:
-    # JSON can spell half a surrogate, and UTF-8 cannot hold it.
-    return text.encode("utf-8", "replace").decode()
+    return storable(value.strip())
 
 
 MAX_NODES: Final = 1_000_000

@@ -1,4 +1,4 @@
-"""Close matches of misspelt names, for error messages."""
+"""Text: close matches of misspelt names, for error messages; characters that UTF-8 can store."""
 
 import difflib
 from collections.abc import Iterable
@@ -15,3 +15,8 @@ def nearest_hint(name: object, known: Iterable[str], otherwise: str = "") -> str
     """Return a sentence with the known name nearest to ``name``, or ``otherwise`` if none is near."""
     near = closest(name, known)
     return otherwise if near is None else f"Did you mean {near!r}?"
+
+
+def storable(text: str) -> str:
+    """Replace half surrogates, which JSON can spell and UTF-8 cannot."""
+    return text.encode("utf-8", "replace").decode()

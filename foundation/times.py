@@ -1,5 +1,6 @@
-"""Columns of times as int64 milliseconds since 1970 UTC, and columns of text with nulls."""
+"""Times as int64 milliseconds since 1970 UTC, alone and in columns, and columns of text with nulls."""
 
+from datetime import datetime, timedelta
 from typing import Any
 
 import numpy as np
@@ -7,6 +8,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from foundation.errors import InputError
+from foundation.instants import to_ms
 
 NEVER = 2**62
 """Milliseconds since the epoch of something that has not happened (a null time)."""
@@ -46,3 +48,38 @@ def text(values: Any) -> NDArray[np.object_]:
 def absent(values: NDArray[np.object_]) -> BoolArray:
     """Where a column read by :func:`text` is null."""
     return np.asarray(pd.isna(values), dtype=bool)
+
+
+def instants(ms: Int64Array) -> pd.DatetimeIndex:
+    """Undo :func:`milliseconds`: give ``datetime64[ms, UTC]``, :data:`NEVER` as NaT."""
+    values = np.asarray(ms, dtype=np.int64).view("datetime64[ms]").copy()
+    values[np.asarray(ms) >= NEVER] = np.datetime64("NaT", "ms")
+    return pd.DatetimeIndex(values).tz_localize("UTC")
+
+
+def instant_ms(value: datetime | None) -> int:
+    """Read one aware time as milliseconds since the epoch, None as :data:`NEVER`."""
+    if value is None:
+        return NEVER
+    if value.tzinfo is None:
+        raise InputError(f"{value.isoformat()} has no time zone", "a time given to features", "Give an aware time.")
+    return to_ms(value)
+
+
+def duration_ms(value: timedelta) -> int:
+    """Give a duration in whole milliseconds."""
+    return value // timedelta(milliseconds=1)
+
+
+def coded(names: pd.Series) -> tuple[Int64Array, pd.Index]:
+    """Give each row's position among the sorted distinct names, -1 for null; categories are not written out for it."""
+    if not isinstance(names.dtype, pd.CategoricalDtype):
+        codes, distinct = pd.factorize(names.astype("str"), sort=True)
+        return codes.astype(np.int64, copy=False), distinct
+    codes = names.cat.codes.to_numpy()
+    used = np.flatnonzero(np.bincount(codes[codes >= 0], minlength=len(names.cat.categories)))
+    position, distinct = pd.factorize(names.cat.categories[used].astype("str"), sort=True)
+    # a missing name has code -1, which reads the last entry
+    place = np.full(len(names.cat.categories) + 1, -1, dtype=np.int64)
+    place[used] = position
+    return place[codes], distinct

@@ -7,7 +7,9 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from features.config import Duration, Group, PositiveDuration, Section
+from features.config import Group, PositiveDuration
+from foundation.durations import Duration
+from foundation.settings import Section
 
 Learner = Literal[
     "lightgbm", "xgboost", "random_forest", "logistic", "mlp",

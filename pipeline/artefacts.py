@@ -25,7 +25,7 @@ from evaluation.metrics.comparison import SLIDING
 from evaluation.metrics.evaluation import Evaluation
 from foundation.errors import InputError
 from foundation.files import FolderSwap, disk_errors, write_bytes
-from pipeline.report import ReportContext
+from pipeline.report.context import ReportContext
 from pipeline.report.plots import PLOTS, as_file
 
 EVALUATION_FOLDER = "evaluation"
@@ -132,12 +132,6 @@ def load_evaluation(out: Path) -> tuple[Evaluation, ReportContext]:
             "Give the folder that `predrain backtest --out` wrote, or run it again.",
         ) from None
     measured: dict[str, Any] = content["evaluation"]
-    if "nodes" not in measured:
-        raise InputError(
-            "the backtest is from an older version that counted GPUs",
-            str(out),
-            "Run `predrain backtest` again.",
-        )
     if measured["oracle_coverage"] is None:
         measured["oracle_coverage"] = math.nan
     for name in ("first_time", "last_time"):

@@ -10,8 +10,8 @@ from evaluation.metrics.comparison import PAIRED, SLIDING, pair
 from evaluation.metrics.estimates import estimate_model
 from evaluation.metrics.metrics import resample
 from evaluation.metrics.scored import split_predictions
-from features.times import milliseconds
 from foundation.errors import InputError
+from foundation.times import milliseconds
 from models.rows.ranking import top_nodes
 from models.rows.training_set import node_codes
 from pipeline.artefacts import load_evaluation

@@ -19,7 +19,7 @@ from typing import Any, Self
 
 from features.engine import Item, Result, source_digest
 from foundation.errors import InputError
-from pipeline.provenance import library_versions
+from pipeline.tracking import library_versions
 
 CONNECT_S = 30.0
 """How long a scheduler may take to answer."""

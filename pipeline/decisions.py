@@ -69,11 +69,8 @@ def bundle_decisions(
         return {"thresholds": None, "until": None, "why": why, "differs": list(differs)}
 
     if backtest is None:
-        return none("no backtest was given, and without outcomes of earlier refits nothing can be promised")
+        return none("no backtest was given, and without outcomes of earlier refits no precision target can be set")
     _, context = load_evaluation(backtest)
-    frame = context.extras.get("decisions")
-    if frame is None:
-        return none("the backtest was made before decisions were recorded")
     if context.dataset_digest != dataset_digest:
         return none("the backtest ran on another dataset")
     # thresholds concern risks: only what these depend on has to be the same
@@ -84,6 +81,7 @@ def bundle_decisions(
     differs = differences(there, here)
     if differs:
         return none(f"the backtest ran with other parameters: {name_some(differs)}", differs)
+    frame = context.extras["decisions"]
     mine = frame[(frame["model"] == profile).to_numpy()]
     if mine.empty:
         return none(f"the backtest did not score the profile {profile}")

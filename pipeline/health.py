@@ -13,14 +13,13 @@ from evaluation.drift.check import examine
 from evaluation.drift.outcomes import AlertCounts, RiskCounts, count_alerts, exact_interval
 from evaluation.drift.verdict import CAUSES, CheckFindings
 from features.matrix.matrix import FeatureMatrix
-from features.times import duration_ms, instant_ms
 from features.vocabulary import FeatureColumn
 from foundation.errors import InputError
 from foundation.instants import from_ms
+from foundation.times import duration_ms, instant_ms
 from models.bundle.store import load_bundle
-from models.rows.as_of_rows import IncidentGroups
-from models.rows.training_set import TrainingRows
-from models.sequence.windows import with_windows
+from models.rows.training_set import IncidentGroups, TrainingRows
+from models.sequence.layout import with_windows
 from models.training.reference import LabelledRows
 from models.training.schedule import format_days, format_instant
 from pipeline.held_out import in_codes_of
@@ -85,7 +84,7 @@ class Health:
             lines.append(f"{mark}: {CAUSES[verdict.cause]}. {verdict.text}")
             lines += [f"    {fact}" for fact in verdict.facts]
         if not findings.verdicts:
-            lines.append("nothing changed that was looked for")
+            lines.append("no drift detected")
         lines += ["", f"{'group':<12}{'moved':>14}{'largest index':>16}{'distance':>11}  furthest feature"]
         lines += [
             f"{group['group']:<12}{group['moved']:>7} of {group['features']:<4}{group['psi']:>15.2f}"
@@ -186,6 +185,6 @@ def check_health(bundle: Path, matrix: Path, *, until: datetime | None = None) -
 def _with_new_categories(columns: Sequence[FeatureColumn], now: Sequence[FeatureColumn]) -> tuple[FeatureColumn, ...]:
     """Put categories that only the matrix has behind those of the bundle: unknown to it, they are a change to see."""
     return tuple(
-        replace(column, categories=tuple(dict.fromkeys([*column.categories, *own.categories])))
-        for column, own in zip(columns, now, strict=True)
+        replace(column, categories=tuple(dict.fromkeys([*column.categories, *current.categories])))
+        for column, current in zip(columns, now, strict=True)
     )

@@ -10,16 +10,16 @@ import pandas as pd
 from evaluation.metrics.scored import Scored, split_predictions
 from features.matrix.matrix import FeatureMatrix
 from features.matrix.meta import ACTED_ON
-from features.times import instant_ms, instants, milliseconds
 from features.vocabulary import FeatureColumn
 from foundation.durations import Duration
 from foundation.errors import InputError, TooEarlyError
+from foundation.times import instant_ms, instants, milliseconds
 from models.bundle.store import Bundle
 from models.learners.baselines import Baseline, make_baseline
 from models.rows.ranking import Floats, Hashes, mix, rank_within, top_nodes
 from models.rows.row_reader import RowReader, batches
 from models.rows.training_set import TrainingRows
-from models.sequence.windows import with_windows
+from models.sequence.layout import with_windows
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 

@@ -24,9 +24,8 @@ from models.registry.store import CHALLENGER
 from pipeline.held_out import SUGGESTED, mean_risks
 from pipeline.params import Params
 from pipeline.promotion import PromotionResult, carry_out, compared, load_version
-from pipeline.provenance import share_of_fleet
 from pipeline.stages import train_bundle
-from pipeline.tracking import check_store
+from pipeline.tracking import check_store, share_of_fleet
 
 RECIPE: Final = ("channels", "events", "decision", "labels", "features", "training", "models")
 """Sections of the parameters that make a recipe: with all of them equal a newer fit differs by its data alone."""
@@ -139,8 +138,8 @@ def _refuse_silence(matrix: FeatureMatrix) -> None:
     recent = np.flatnonzero((times > matrix.span[1] - _NEWEST).to_numpy())
     if not telemetry or _has_values(matrix, recent, telemetry):
         return
-    heard = [time for time in np.sort(times.unique())[::-1] if time <= times.max() - _NEWEST]
-    last = next((time for time in heard if _has_values(matrix, np.flatnonzero(times == time), telemetry)), None)
+    earlier = [time for time in np.sort(times.unique())[::-1] if time <= times.max() - _NEWEST]
+    last = next((time for time in earlier if _has_values(matrix, np.flatnonzero(times == time), telemetry)), None)
     if last is None:
         return  # a fleet without telemetry, whose events alone are learned from
     raise InputError(

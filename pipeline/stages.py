@@ -25,9 +25,16 @@ from pipeline.artefacts import figures, load_evaluation, save_evaluation, write_
 from pipeline.decisions import bundle_decisions, decision_extras, with_horizons
 from pipeline.matrix_stage import check_made_with
 from pipeline.params import Params, flatten
-from pipeline.provenance import code_revision, fleet_sketch, library_versions
-from pipeline.report import AlertEntry, ReportContext, Simulated, select_alerts, write_report
-from pipeline.tracking import check_store, measurements_of, record_backtest
+from pipeline.report.context import AlertEntry, ReportContext, Simulated, select_alerts
+from pipeline.report.report import write_report
+from pipeline.tracking import (
+    check_store,
+    code_revision,
+    fleet_sketch,
+    library_versions,
+    measurements_of,
+    record_backtest,
+)
 
 EXPERIMENT = "predrain"
 """Name of the MLflow experiment that runs are recorded in."""

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from foundation.version import VERSION
 from predrain.act.command import act
 from predrain.assess import assess
 from predrain.collect.compact import compact
@@ -26,7 +27,6 @@ from predrain.ledger import ledger_app
 from predrain.score import score
 from predrain.serve import serve
 from predrain.simulate import ExplainingScenarios, simulate
-from predrain.version import VERSION
 
 
 def _repeated(command: Any, words: list[str]) -> list[str]:

@@ -117,11 +117,6 @@ class Stages:
         self._shown.close()
 
 
-def pace(rate: float) -> str:
-    """Write how many a second: whole ones from ten on, two digits below."""
-    return f"{rate:,.0f}" if rate >= 10 else f"{rate:.2g}"
-
-
 class _Lines:
     """Tells how far a long job is where there is no terminal, as in the journal of a service or in CI."""
 
@@ -146,7 +141,8 @@ class _Lines:
             line += f" ({done / total:.0%})"
         if rate > 0:
             left = timedelta(seconds=round(max(total - done, 0) / rate))
-            line += f", {pace(rate)} a second, about {left} left"
+            line += f", {rate:,.0f}" if rate >= 10 else f", {rate:.2g}"
+            line += f" a second, about {left} left"
         sys.stderr.write(line + "\n")
         sys.stderr.flush()
 

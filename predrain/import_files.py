@@ -55,7 +55,9 @@ def import_files(
         from telemetry.importing.event_runs import count_by_type
 
         result = import_tables(tables, out, read_params(params), mapping=mapping, max_loss=max_loss, progress=advance)
-        meta = result.dataset.meta
+        meta, contradictions = result.dataset.meta, list(result.contradictions)
+        if contradictions and not as_json:
+            contradictions = [f"{len(contradictions)}: {'; '.join(contradictions[:5])}"]
         show(
             {
                 "dataset": str(out),
@@ -68,19 +70,12 @@ def import_files(
                 "this import": dict(result.counts),
                 "quarantined": dict(result.quarantined),
                 "phrases": result.phrases,
-                "contradictions": list(result.contradictions)
-                if as_json
-                else contradictions_text(result.contradictions),
+                "contradictions": contradictions,
                 "notes": "; ".join(f"{note.what}. {note.do}" for note in sparse_samples(result.dataset)) or None,
             },
             as_json=as_json,
             accounting=result.accounting,
         )
-
-
-def contradictions_text(lines: Sequence[str]) -> str | None:
-    """Return the first few contradictions between samples and inventory, and how many there are."""
-    return f"{len(lines)}: " + "; ".join(lines[:5]) if lines else None
 
 
 def tables_of(

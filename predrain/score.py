@@ -27,7 +27,7 @@ from predrain.options import (
 if TYPE_CHECKING:
     from foundation.place import Place
     from pipeline.params import Params
-    from serving.champion.sources import ModelSource
+    from serving.champion import ModelSource
     from serving.scores.writing import ScoresFolder, ScoringResult
 
 _NOTED = 3
@@ -103,7 +103,7 @@ def _round(
             return current
         from foundation.errors import InputError, TooEarlyError
         from policy.tiers import TierThresholds
-        from serving.champion.sources import ModelSource
+        from serving.champion import ModelSource
         from serving.scores.alert_outcomes import write_facts
         from serving.scores.batch import score_decision
         from telemetry.dataset.store import Dataset

@@ -9,7 +9,7 @@ import typer
 from predrain.options import ModelNameOption, RegistryOption, check_scores, duration_option, store_uri
 
 if TYPE_CHECKING:
-    from serving.champion.sources import FolderBundle
+    from serving.champion import FolderBundle
     from serving.server import Tls
 
 
@@ -131,7 +131,7 @@ def _source(
     model: str | None, registry: str, name: str, state: Path | None, champion_interval: str
 ) -> "FolderBundle | None":
     from foundation.errors import InputError
-    from serving.champion.sources import ChampionBundle, FolderBundle, held_folder, temporary_folder
+    from serving.champion import ChampionBundle, FolderBundle, held_folder, temporary_folder
 
     if state is not None and model != "champion":
         raise InputError("only the champion's bundle is kept", "--state without --model champion", "Leave --state out.")

@@ -16,7 +16,7 @@ class ExplainingScenarios(TyperCommand):
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Write the help."""
-        from simulator.scenarios.catalogue import SCENARIOS
+        from simulator.scenarios import SCENARIOS
 
         listed = "\n\n".join(f"{name}: {scenario.explanation}" for name, scenario in SCENARIOS.items())
         self.epilog = f"Scenarios\n\n{listed}\n\nExample: predrain simulate --gpus 512 --days 120 --seed 7 --out fleet"

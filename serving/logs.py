@@ -15,7 +15,7 @@ _LONGEST: Final = 200
 
 
 class JsonLines(logging.Formatter):
-    """Writes the process's other messages as lines of JSON, too."""
+    """Formats log records as lines of JSON."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return one message."""
@@ -38,7 +38,7 @@ def log_to_stderr() -> None:
 
 
 class AccessLog:
-    """Writes what was answered, in a thread; holds neither headers nor queries nor bodies, so no secret.
+    """Writes one line a request, in a thread; without headers, queries and bodies, which may hold secrets.
 
     ``stream``: where to; None: nowhere.
     ``dropped``: lines left out because the stream did not keep up.
@@ -55,7 +55,7 @@ class AccessLog:
             self._thread.start()
 
     def write(self, *, path: str, seconds: float, **facts: object) -> None:
-        """Note one answer; the writing thread is not woken for it, which would cost as much as a look-up."""
+        """Queue one line; waking the writing thread for it would cost as much as a look-up."""
         if self._stream is None:
             return
         if len(self._lines) >= _WAITING:
@@ -64,7 +64,7 @@ class AccessLog:
         self._lines.append({"time": self._clock(), "path": path[:_LONGEST], "ms": round(seconds * 1000, 3), **facts})
 
     def close(self) -> None:
-        """Write what waits, for two seconds at most."""
+        """Write the queued lines, for two seconds at most."""
         if self._stream is not None:
             self._stopped.set()
             self._thread.join(2)

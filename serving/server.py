@@ -1,4 +1,4 @@
-"""The service as a process: two listeners on one event loop, TLS, and an orderly end."""
+"""The service as a process: two listeners on one event loop, TLS, graceful shutdown."""
 
 import asyncio
 import contextlib
@@ -21,20 +21,20 @@ from serving.service import Service
 _LOG = logging.getLogger(__name__)
 _HANDSHAKE_S: Final = 10.0
 _LOOK_EVERY_S: Final = 5.0
-SWITCH_S: Final = 0.0005
-"""How long a thread that computes may hold the interpreter while the event loop waits for it; Python's own is 5 ms, and
-a look-up waits several times."""
+SWITCH_INTERVAL_S: Final = 0.0005
+"""Time that a computing thread may hold the interpreter while the event loop waits; Python's default is 5 ms, and a
+look-up waits several times."""
 
-GARBAGE: Final = (50_000, 20, 100)
-"""Thresholds of the collector of cycles. A decision makes hundreds of thousands of objects, none of them in cycles;
-with Python's own thresholds the whole heap was walked again and again, each time for up to 200 ms without an answer."""
+GC_THRESHOLDS: Final = (50_000, 20, 100)
+"""Thresholds of the cyclic garbage collector. A decision makes hundreds of thousands of objects, none of them in a
+cycle. With Python's defaults each full collection stopped all answers for up to 200 ms."""
 
 EXTENDER_HOST: Final = "127.0.0.1"
 """The extender takes no tokens: only its own machine may reach it."""
 
 
 class _Loop(asyncio.SelectorEventLoop):
-    """An event loop in which a TLS handshake may not take for ever: before its end a connection is not counted."""
+    """An event loop with a timeout of TLS handshakes, before which a connection is not counted."""
 
     async def create_server(self, *given: Any, **more: Any) -> asyncio.Server:
         """Listen."""
@@ -54,7 +54,7 @@ def serve(
     started: Callable[[int, int | None], None] | None = None,
     stop: threading.Event | None = None,
 ) -> None:
-    """Run until SIGTERM or SIGINT: then nothing new is accepted, and what was accepted is answered.
+    """Run until SIGTERM or SIGINT; in-flight requests are then answered, new ones are not accepted.
 
     ``host``, ``port``: where to listen; port 0 takes a free one.
     ``extender_port``, ``extender_host``: where the scheduler extender listens; None: nowhere.
@@ -79,7 +79,7 @@ def serve(
         async with contextlib.AsyncExitStack() as stack:
             context = None if tls is None else tls.context
             running = [await stack.enter_async_context(listening(service.api, host, port, tls=context))]
-            if extender_port is not None:  # the extender stays on this machine, and so unencrypted
+            if extender_port is not None:  # only reachable from this machine, so unencrypted
                 extender = listening(service.extender, extender_host, extender_port, option="--extender-listen")
                 running.append(await stack.enter_async_context(extender))
             ports = [server.port for server in running]
@@ -102,13 +102,13 @@ def serve(
 
 
 def be_responsive() -> None:
-    """Set both, for the whole process."""
-    sys.setswitchinterval(SWITCH_S)
-    gc.set_threshold(*GARBAGE)
+    """Set the switch interval and the thresholds of the garbage collector, for the whole process."""
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    gc.set_threshold(*GC_THRESHOLDS)
 
 
 class Tls:
-    """A server's certificate, looked at every few seconds for a newer one.
+    """A server's certificate, reloaded within seconds when its files change.
 
     ``certificate``, ``key``: PEM files: the certificate with those that lead to its authority, and its private key
     without a password.
@@ -123,10 +123,9 @@ class Tls:
         self.context = _context(certificate, key)
 
     def look(self) -> bool:
-        """Take a newer certificate if there is one that can be used.
+        """Load a newer certificate; an invalid one is logged, and the previous one stays in use.
 
-        Returns: whether new connections get another certificate. Open ones keep theirs. One that cannot be used is
-        logged, and the one of before stays.
+        Returns: whether new connections get another certificate. Open ones keep theirs.
         """
         stamps = self._stamps()
         if stamps == self._seen:
@@ -135,7 +134,7 @@ class Tls:
             _context(self._certificate, self._key)  # a pair that does not fit must not reach the one in use
             self.context.load_cert_chain(self._certificate, self._key, _no_password)
         except (InputError, OSError) as error:
-            # Certificate and key are often replaced one after the other: what is half done is looked at again.
+            # Certificate and key are often replaced one after the other: the next change is tried again.
             _LOG.warning("the new certificate is invalid, the previous one stays in use: %s", error)
             return False
         finally:
@@ -147,7 +146,7 @@ class Tls:
         return tuple(stamp_of(path) for path in (self._certificate, self._key))
 
     async def follow(self) -> None:
-        """Look for a newer one until cancelled."""
+        """Reload the certificate when it changes, until cancelled."""
         while True:
             await asyncio.sleep(self._look_every_s)
             try:

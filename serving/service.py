@@ -11,8 +11,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
 from foundation.server.problems import RequestRefused
-from serving.champion.model import ModelHolder
-from serving.champion.sources import FolderBundle
+from serving.champion import FolderBundle, ModelHolder
 from serving.http.application import TOKEN, make_application, problem_response
 from serving.http.bodies import PROBLEM, as_json, write_json
 from serving.http.extender import ControllerDecisions, add_extender
@@ -107,21 +106,25 @@ class Service:
         return self._tokens.grant(request.headers.get("authorization"), basic=is_page(request.scope["path"]))
 
     def _refusal(self, request: Request, refused: RequestRefused) -> Response:
-        # What names another host or has two lengths is no browser's: it gets no page.
+        # A request with another host or two lengths is not from a browser: it gets no page.
         if is_page(request.scope["path"]) and refused.reason not in ("host", "framing"):
             return self._pages.refusal(request, refused)
         return problem_response(request, refused)
 
     def _add_state_routes(self) -> None:
         text: dict[str, Any] = {"response_class": PlainTextResponse}
-        ready = "Tell whether it can be asked: scores that hold, and the model if there is to be one."
+        ready = "Return whether the service is ready: valid scores, and a loaded model if it has one."
         add = self.api.add_api_route
-        add("/healthz", self._healthz, summary="Tell whether the process lives.", **text)
+        add("/healthz", self._healthz, summary="Return whether the process is alive.", **text)
         add("/readyz", self._readyz, summary=ready, response_model=Ready)
         add(
-            "/metrics", self._metrics, summary="Give the service's numbers to Prometheus.", dependencies=[TOKEN], **text
+            "/metrics",
+            self._metrics,
+            summary="Return metrics in Prometheus' text format.",
+            dependencies=[TOKEN],
+            **text,
         )
-        add("/openapi.json", self._openapi, summary="Give this document.", response_model=dict[str, Any])
+        add("/openapi.json", self._openapi, summary="Return the OpenAPI document.", response_model=dict[str, Any])
 
     def start(self) -> None:
         """Begin to read the scores and to load the model, in threads."""
@@ -147,7 +150,7 @@ class Service:
         else:
             scores = served.fleet.scores
             if served.fleet.known == 0:
-                reasons.append("no unit's risk is known: look after the telemetry")
+                reasons.append("no unit has a known risk: check the telemetry")
             elif served.fleet.expired(now):
                 reasons.append(f"the scores of {scores.decision} have expired: score the fleet again")
             if not served.fleet.expired(now) and served.fleet.stale(now, self.settings.stale_after_s):

@@ -7,8 +7,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from simulator.parameters import Parameters
 from simulator.randomness import Purpose, generator, scattered
-from simulator.scenarios.parameters import Parameters
 
 HOUR: Final = 3_600_000
 """Milliseconds of an hour."""

@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simulator.fleet import DAY, SimulatedTime
+from simulator.parameters import HOURS_PER_YEAR, HeterogeneityParameters, Mechanism, Parameters
 from simulator.randomness import FloatArray
-from simulator.scenarios.parameters import HOURS_PER_YEAR, HeterogeneityParameters, Mechanism, Parameters
 
 LOG_GRID = 0.02
 """Multipliers lie on a grid of this step in logarithm: few distinct values, so that true risks are exact and cheap."""
@@ -105,7 +105,9 @@ def build_chain(parameters: Parameters, *, acceleration: float, detects: bool) -
     # Of each state: its phase, its mechanism, the rates into it from healthy, and of advancing, healing and failing.
     states: list[tuple[Phase, int, list[float], float, float, float]] = [(Phase.HEALTHY, -1, nowhere, 0.0, 0.0, 0.0)]
     for owner, mechanism in enumerate(hazards.mechanisms):
-        first = [scale * rate * _first_share(mechanism, hazards.recurs) for rate in _rates(mechanism, parameters)]
+        # the share of its failures that are not recurrences: a geometric series of resets that did not cure
+        first_share = 1.0 - hazards.recurs * (1.0 - mechanism.replaced)
+        first = [scale * rate * first_share for rate in _rates(mechanism, parameters)]
         ends_badly = 0.0  # A path that never fails leaves its share to the direct failures: the class keeps its rate.
         for phase, share, mean_h, fails in (
             (Phase.WEAK, mechanism.weak, hazards.weak_mean_h, hazards.weak_fails),
@@ -115,7 +117,7 @@ def build_chain(parameters: Parameters, *, acceleration: float, detects: bool) -
             if share <= 0:
                 continue
             ends_badly += share if fails > 0 else 0.0
-            rate, into = 1.0 / mean_h, _entries(first, share, fails)
+            rate, into = 1.0 / mean_h, [entry * share / (fails if fails > 0 else _LOOKALIKE) for entry in first]
             if phase != Phase.MILD:
                 states.append((phase, owner, into, 0.0, rate * (1 - fails), rate * fails))
                 continue
@@ -148,20 +150,11 @@ _LOOKALIKE = 0.15
 # Where degradations never fail (noprecursor), they begin as often as if this share of them did.
 
 
-def _entries(first: list[float], share: float, fails: float) -> list[float]:
-    return [rate * share / (fails if fails > 0 else _LOOKALIKE) for rate in first]
-
-
 def _rates(mechanism: Mechanism, parameters: Parameters) -> list[float]:
     """Failures per GPU-year of each model."""
     if mechanism.name == "nvlink":
         return [model.nvlink_failure_rate for model in parameters.fleet.models]
     return [mechanism.rate for _ in parameters.fleet.models]
-
-
-def _first_share(mechanism: Mechanism, recurs: float) -> float:
-    """Share of a mechanism's failures that are not recurrences (a geometric series of resets that did not cure)."""
-    return 1.0 - recurs * (1.0 - mechanism.replaced)
 
 
 def age_table(mixed: HeterogeneityParameters) -> FloatArray:

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from simulator.fleet import DAY, HOUR, NEVER, SimulatedNode, SimulatedTime
 from simulator.hazards import LOG_GRID, Chain, FailureCause, age_table, multiplier_index
+from simulator.parameters import Parameters
 from simulator.randomness import FloatArray, Int64Array, Purpose, exponential, generator, normal, stream, uniform
-from simulator.scenarios.parameters import Parameters
 
 DOWN = -1
 """State of a segment in which the GPU has failed and is not back yet."""

@@ -8,9 +8,9 @@ import numpy as np
 from simulator.fleet import DAY, HOUR, NEVER, SimulatedNode, SimulatedTime, driver_at
 from simulator.hazards import Chain, FailureCause, Phase
 from simulator.lives import DOWN, Lives
+from simulator.parameters import Parameters
 from simulator.randomness import Purpose, generator
 from simulator.risk import segments_at
-from simulator.scenarios.parameters import Parameters
 
 MINUTE = 60_000
 KERNEL_DELAY = 10 * MINUTE

@@ -17,8 +17,8 @@ from scipy.special import ndtr
 from simulator.fleet import DAY, HOUR, SimulatedNode, SimulatedTime
 from simulator.hazards import LOG_GRID, multiplier_index
 from simulator.lives import DOWN, Laws, Lives
+from simulator.parameters import Parameters
 from simulator.randomness import FloatArray, Int64Array
-from simulator.scenarios.parameters import Parameters
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,15 +5,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.devices import device_traits
 from simulator.fleet import NEVER, SimulatedNode, SimulatedTime, build_fleet, gpu_name
 from simulator.hazards import Chain, build_chain, epidemic_by_day
 from simulator.lives import DOWN, Laws, Lives, live, make_laws
+from simulator.parameters import Parameters
 from simulator.randomness import Purpose, generator
 from simulator.records import Records, write_records
-from simulator.samples import Device, sample_range
-from simulator.scenarios.catalogue import Scenario
-from simulator.scenarios.parameters import Parameters
+from simulator.samples import Device, device_traits, sample_range
+from simulator.scenarios import Scenario
 from simulator.workload import OUTCOMES, Jobs, node_series, schedule
 
 Traits = dict[tuple[int, int], tuple[NDArray[np.float64], list[str]]]
@@ -52,12 +51,12 @@ def run_fleet(scenario: Scenario, clock: SimulatedTime, *, gpus: int, seed: int,
     records, jobs = [], []
     for node, life in zip(nodes, lives, strict=True):
         devices = life.stays[:, :2].tolist()
-        own = {(slot, stay): device_traits(parameters, node, seed, slot, stay) for slot, stay in devices}
-        chronic = {device for device, (_, ways) in own.items() if "sbe" in ways}
+        constants = {(slot, stay): device_traits(parameters, node, seed, slot, stay) for slot, stay in devices}
+        chronic = {device for device, (_, ways) in constants.items() if "sbe" in ways}
         written = write_records(node, life, parameters, chain, clock, seed, acceleration, chronic)
         errors = np.array(sorted(written.app_errors), np.int64)
         shifts = "workload" in scenario.drifts
-        traits.append(own)
+        traits.append(constants)
         records.append(written)
         ended = outages(node, life, clock)
         jobs.append(schedule(node, parameters, clock, seed, outages=ended, errors=errors, shifts=shifts))
@@ -104,7 +103,7 @@ def node_devices(simulation: Simulation, number: int) -> list[Device]:
         first, last = sample_range(installed, removed, clock.start, clock.step, clock.steps)
         if first == last:
             continue
-        own = (segments[:, 0] == slot) & (segments[:, 1] == stay)
+        is_device = (segments[:, 0] == slot) & (segments[:, 1] == stay)
         mine = (marks[:, 0] == slot) & (marks[:, 1] == stay)
         devices.append(
             Device(
@@ -115,7 +114,7 @@ def node_devices(simulation: Simulation, number: int) -> list[Device]:
                 stay=stay,
                 first=first,
                 last=last,
-                segments=np.ascontiguousarray(segments[own]),
+                segments=np.ascontiguousarray(segments[is_device]),
                 marks=np.ascontiguousarray(marks[mine][:, 2:]),
                 reloads=reloads[reloads >= max(installed, clock.start)],
                 inflated_from=inflated,

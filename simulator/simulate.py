@@ -1,24 +1,216 @@
-"""Writing a simulated fleet as a dataset, and its truth next to it."""
+"""Writes a simulated fleet as a dataset, and its truth next to it.
 
+The truth is what really happened and how likely it was. Only the evaluation reads it.
+"""
+
+import json
 import os
 import threading
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+
 from foundation.errors import InputError
 from foundation.files import FolderSwap, disk_errors
 from foundation.running import Progress
 from foundation.text import nearest_hint
-from simulator.devices import signatures
-from simulator.fleet import SimulatedTime
+from simulator.fleet import HOUR, NEVER, SimulatedTime, bus_id, driver_at, gpu_name, serial_number
+from simulator.hazards import PRECURSOR, FailureCause
+from simulator.risk import hidden_rows, true_risk
 from simulator.run import Simulation, node_devices, run_fleet
-from simulator.samples import channels, sample_table
-from simulator.scenarios.catalogue import SCENARIOS, Scenario
-from simulator.tables import counted, events_frame, failures_frame, inventory_frame, jobs_frame, write_truth
-from telemetry.dataset.runs import choose_runs
+from simulator.samples import channels, sample_table, signatures
+from simulator.scenarios import SCENARIOS, Scenario
+from simulator.workload import OUTCOMES
+from telemetry.dataset.layout import choose_runs
+from telemetry.dataset.schema import EVENTS, INSTANT, JOB_OPTIONS, JOBS, conform
 from telemetry.dataset.writer import DatasetWriter
+
+_BAD_LOT = 0
+_SPARE_LOT = 40
+
+
+def with_instants(frame: pd.DataFrame, *names: str) -> pd.DataFrame:
+    """Turn columns of milliseconds (null allowed) into aware UTC instants."""
+    for name in names:
+        instants = pd.to_datetime(frame[name].astype("Int64"), unit="ms", utc=True)
+        frame[name] = instants.astype("datetime64[ms, UTC]")
+    return frame
+
+
+def inventory_frame(simulation: Simulation) -> pd.DataFrame:
+    """Return one row for each stay that overlaps the simulated time; ``rack_position`` is the third of the rack."""
+    clock = simulation.clock
+    rows: list[dict[str, Any]] = []
+    for node, life in zip(simulation.nodes, simulation.lives, strict=True):
+        model = simulation.parameters.fleet.models[node.model]
+        for slot, stay, installed, removed, bad in life.stays.tolist():
+            if installed >= clock.end or removed <= clock.start:
+                continue
+            name = gpu_name(simulation.seed, node.index, slot, stay)
+            lot = _BAD_LOT if bad else (node.lot if stay == 0 else _SPARE_LOT)
+            rows.append(
+                {
+                    "gpu": name,
+                    "node": node.name,
+                    "slot": str(slot),
+                    "pci_bus_id": bus_id(slot),
+                    "serial": serial_number(name, lot),
+                    "model": model.name,
+                    "driver": driver_at(sum(time <= installed for time in node.upgrades)),
+                    "cluster": "cluster-1",
+                    "group": model.group,
+                    "rack": node.rack,
+                    "nvlink_domain": f"{node.name}/nvlink" if model.has_nvlink else None,
+                    "installed_at": installed,
+                    "removed_at": removed if removed < min(NEVER, clock.end) else None,
+                    "rack_position": ("bottom", "middle", "top")[node.height],
+                }
+            )
+    return with_instants(pd.DataFrame(rows), "installed_at", "removed_at")
+
+
+def events_frame(simulation: Simulation) -> pd.DataFrame:
+    """Return all events."""
+    rows = []
+    for node, records in zip(simulation.nodes, simulation.records, strict=True):
+        for event in records.events:
+            gpu = None if event.slot < 0 else gpu_name(simulation.seed, node.index, event.slot, event.stay)
+            rest = (event.type, event.code, event.detail, event.source, event.known)
+            rows.append((event.time, node.name, gpu, *rest))
+    return with_instants(pd.DataFrame(rows, columns=EVENTS.names), "timestamp", "known_at")
+
+
+def jobs_frame(simulation: Simulation) -> pd.DataFrame:
+    """Return all jobs, each on one whole node; what is running at the end has no end and no outcome."""
+    rows = []
+    for node, run in zip(simulation.nodes, simulation.jobs, strict=True):
+        gpus = min(node.slots, simulation.parameters.fleet.gpus_per_node)
+        columns = (run.kind, run.begin, run.end, run.checkpoint, run.outcome, run.every // 1000)
+        for number, job in enumerate(zip(*(column.tolist() for column in columns), strict=True)):
+            kind, begin, end, checkpoint, outcome, every = job
+            name = f"{'train' if kind == 1 else 'serve'}-{node.index:05d}-{number:05d}"
+            end_and_outcome = (None, None) if OUTCOMES[outcome] == "running" else (end, OUTCOMES[outcome])
+            rows.append(
+                (name, node.name, None, begin, end_and_outcome[0], gpus, checkpoint or None, end_and_outcome[1], every)
+            )
+    names = [*JOBS.names, JOB_OPTIONS[0]]
+    return with_instants(pd.DataFrame(rows, columns=names), "started_at", "ended_at", "checkpointed_at")
+
+
+RISK = pa.schema([("timestamp", INSTANT), ("node", pa.string()), ("gpu", pa.string()), ("risk", pa.float64())])
+"""risk.parquet: one row for each GPU in service and up, every 6 h from 00:00 UTC."""
+
+FAILURES = pa.schema(
+    [
+        pa.field("gpu", pa.string(), nullable=False),
+        pa.field("node", pa.string(), nullable=False),
+        ("slot", pa.string()),
+        pa.field("start", INSTANT, nullable=False),
+        ("logged", INSTANT),
+        ("failure_class", pa.string()),
+        ("mechanism", pa.string()),
+        ("cause", pa.string()),
+        ("precursor", pa.string()),
+        ("announced", pa.bool_()),
+        ("degraded_at", INSTANT),
+        ("lemon", pa.bool_()),
+        ("xid", pa.bool_()),
+        ("repaired", INSTANT),
+        ("replaced", pa.bool_()),
+    ]
+)
+"""failures.parquet: what really happened; :func:`failures_frame` explains the columns."""
+
+_BATCH = 256
+
+
+def failures_frame(simulation: Simulation) -> pd.DataFrame:
+    """List the failures that start within the simulated time.
+
+    Returns: ``gpu``, ``node``, ``slot``, ``start``, ``logged`` (first record's time), ``failure_class``, ``mechanism``,
+    ``cause``, ``precursor`` (none, weak, strong, structural), ``announced`` (a degradation or state before it),
+    ``degraded_at`` (null: it came from healthy), ``lemon``, ``xid`` (logged with one), ``repaired`` (null: not within
+    the time), ``replaced``; sorted by start.
+    """
+    clock, mechanisms = simulation.clock, simulation.parameters.hazards.mechanisms
+    rows: list[tuple[Any, ...]] = []
+    for node, life, record in zip(simulation.nodes, simulation.lives, simulation.records, strict=True):
+        for number, failure in enumerate(life.failures.tolist()):
+            slot, stay, start, kind, cause, lemon, repaired, replaced, onset = failure
+            if not clock.start <= start < clock.end:
+                continue
+            failure_class, mechanism = "bus", "undetected_pcie"
+            if kind >= 0:
+                failure_class, mechanism = mechanisms[kind].failure_class, mechanisms[kind].name
+            announced = cause not in (FailureCause.DIRECT, FailureCause.RECURRENCE)
+            gpu = gpu_name(simulation.seed, node.index, slot, stay)
+            back = repaired if repaired < min(NEVER, clock.end) else None
+            rows.append(
+                (
+                    gpu, node.name, str(slot), start, record.logged[number], failure_class, mechanism,
+                    FailureCause(cause).name.lower(), PRECURSOR[cause], announced,
+                    onset if onset >= 0 and announced else None, bool(lemon), record.with_xid[number], back,
+                    bool(replaced),
+                )
+            )  # fmt: skip
+    frame = pd.DataFrame(rows, columns=FAILURES.names).sort_values(["start", "gpu"], ignore_index=True)
+    return with_instants(frame, "start", "logged", "degraded_at", "repaired")
+
+
+def write_truth(folder: Path, simulation: Simulation, failures: pd.DataFrame, about: dict[str, Any]) -> None:
+    """Write risk.parquet, failures.parquet and truth.json into an existing folder."""
+    rows = 0
+    with pq.ParquetWriter(folder / "risk.parquet", RISK, compression="zstd", compression_level=3) as writer:
+        for first in range(0, len(simulation.nodes), _BATCH):
+            part = risk_table(simulation, slice(first, first + _BATCH))
+            rows += part.num_rows
+            writer.write_table(part)
+    pq.write_table(conform(failures, FAILURES), folder / "failures.parquet", compression="zstd")
+    content = {
+        **about,
+        "risk_rows": rows,
+        "failures": len(failures),
+        "by_class": counted(failures["failure_class"]),
+        "by_precursor": counted(failures["precursor"]),
+        "gap_s": simulation.parameters.gap_s,
+        "horizon_s": simulation.parameters.horizon_s,
+    }
+    (folder / "truth.json").write_text(json.dumps(content, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def risk_table(simulation: Simulation, some: slice) -> pa.Table:
+    """Return the true risks of some nodes' GPUs, in the layout of :data:`RISK`, sorted by (timestamp, node, gpu)."""
+    parameters, laws, clock = simulation.parameters, simulation.laws, simulation.clock
+    nodes, lives = simulation.nodes[some], simulation.lives[some]
+    rows = hidden_rows(nodes, lives, laws, clock, every=parameters.risk_every_h * HOUR)
+    risk = true_risk(rows, laws, parameters, clock)
+    devices, code = np.unique(rows.node << 32 | rows.slot << 24 | rows.stay, return_inverse=True)
+    names = [gpu_name(simulation.seed, key >> 32, key >> 24 & 255, key & 0xFFFFFF) for key in devices.tolist()]
+    name_of = {node.index: node.name for node in nodes}
+    gpus = np.array(names, dtype=object)
+    hosts = np.array([name_of[key >> 32] for key in devices.tolist()], dtype=object)
+    rank = np.argsort(np.argsort(gpus.astype(str))) if len(gpus) else np.empty(0, np.int64)
+    order = np.lexsort((rank[code], rows.node, rows.time))
+    columns = [
+        pa.array(rows.time[order]).cast(INSTANT),
+        pa.array(hosts[code[order]], pa.string()),
+        pa.array(gpus[code[order]], pa.string()),
+        pa.array(risk[order]),
+    ]
+    return pa.Table.from_arrays(columns, schema=RISK)
+
+
+def counted(values: pd.Series) -> dict[str, int]:
+    """Count the values of a column, by name."""
+    return dict(sorted((str(name), int(number)) for name, number in Counter(values).items()))
+
 
 MAX_GPUS = 200_000
 """More than any fleet of today; a typing error is likelier."""
@@ -43,7 +235,7 @@ def simulate(
 ) -> dict[str, Any]:
     """Simulate a fleet and write it as a dataset; the same arguments give the same bytes, with any number of threads.
 
-    ``scenario``: one of :data:`simulator.scenarios.catalogue.SCENARIOS`, or a custom one.
+    ``scenario``: one of :data:`simulator.scenarios.SCENARIOS`, or a custom one.
     ``truth``: default a sibling ``OUT-truth``; never inside ``out``.
     ``acceleration``: factor on every rate of failing, degrading and recoverable hardware errors.
     ``step``: divides a day. ``start``: 00:00 UTC of a day.

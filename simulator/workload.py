@@ -7,8 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simulator.fleet import DAY, HOUR, SimulatedNode, SimulatedTime
+from simulator.parameters import Parameters
 from simulator.randomness import NORMAL_TABLE, Int64Array, Purpose, bits, generator, stream
-from simulator.scenarios.parameters import Parameters
 
 TRAINING, SERVING = 1, 2
 OUTCOMES = ("completed", "node_fail", "drained", "app_error", "running")

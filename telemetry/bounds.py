@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from foundation.instants import to_ms
 
-BAD_TIME: Final = "time stamp before 2000 or after 2100"
+BAD_TIME: Final = "timestamp before 2000 or after 2100"
 """Reason for which a sample or row is left out: a counter, or another unit, was taken for a clock."""
 
 EARLIEST_MS: Final = to_ms(datetime(2000, 1, 1, tzinfo=UTC))
@@ -24,11 +24,6 @@ def later(when: datetime, delay: timedelta) -> datetime:
         return when + delay
     except OverflowError:
         return datetime.max.replace(tzinfo=UTC)
-
-
-def storable(text: str) -> str:
-    """Replace half surrogates, which JSON can spell and UTF-8 cannot."""
-    return text.encode("utf-8", "replace").decode()
 
 
 def plausible_rows(table: pa.Table) -> tuple[pa.Table, dict[str, int], str | None]:

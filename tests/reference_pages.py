@@ -36,7 +36,7 @@ from telemetry.dataset.channels import CATALOGUE
 from telemetry.doctor.groups import channels_page
 from telemetry.importing.mapping import ImportMapping
 from telemetry.kernel_log.catalogue import drivers
-from telemetry.phrases.classifier import catalogue
+from telemetry.phrases import catalogue
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "docs" / "reference"
@@ -46,7 +46,7 @@ def pages() -> dict[str, str]:
     """Return the content of each page by its file name."""
     return {
         "node-conditions.md": _page("telemetry/collect/kubernetes/rules.md", _conditions()),
-        "phrases.md": _page("telemetry/phrases/phrases.md", _phrases()),
+        "phrases.md": _page("telemetry/phrases.md", _phrases()),
         "kernel-messages.md": _page("telemetry/kernel_log/messages.md", {"messages": _messages()}),
         "foreign-marks.md": _page("foundation/kubernetes/foreign_marks.md", {"marks": _marks()}),
         "channels.md": channels_page(CATALOGUE),

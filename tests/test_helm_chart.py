@@ -12,7 +12,7 @@ import pytest
 import yaml
 from jsonschema import Draft7Validator
 
-from predrain.version import VERSION
+from foundation.version import VERSION
 from scheduler.controller.settings import ActSettings, read_settings
 from scheduler.ports.codec import object_of
 from tests.chart import ALL, CHART, FOLDER, NEEDED, VERSIONS, objects, options, rendered

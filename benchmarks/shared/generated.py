@@ -13,7 +13,7 @@ import pandas as pd
 import pyarrow as pa
 
 from telemetry.dataset.channels import CATALOGUE, Channel
-from telemetry.dataset.runs import Runs, choose_runs
+from telemetry.dataset.layout import Runs, choose_runs
 from telemetry.dataset.schema import EVENTS
 from telemetry.dataset.store import Dataset
 from telemetry.dataset.writer import DatasetWriter

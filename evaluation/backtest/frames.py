@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from evaluation.drift.verdict import CheckFindings
 from features.matrix.meta import ACTED_ON
-from features.times import duration_ms, instants, milliseconds
+from foundation.times import duration_ms, instants, milliseconds
 from models.calibration.horizons import HorizonMap
 from models.explanation.alert_reasons import AlertReasons
 from models.rows.ranking import Bools, Floats, Ints, group_starts, top_nodes

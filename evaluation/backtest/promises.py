@@ -23,11 +23,10 @@ from evaluation.backtest.threshold_choice import (
     no_threshold,
 )
 from evaluation.metrics.scored import Grouping
-from features.times import milliseconds
+from foundation.times import milliseconds
 from models.config import PrecisionTargetsSection
-from models.rows.as_of_rows import IncidentGroups, LabelsAt, labels_of_rows, row_positions
 from models.rows.ranking import Bools, Floats, Ints
-from models.rows.training_set import Labels, Matrix, node_codes
+from models.rows.training_set import IncidentGroups, Labels, LabelsAt, Matrix, labels_of_rows, node_codes, row_positions
 from models.training.fitted import ORDERS_ONLY
 from policy.episodes import caught_causes, openings
 

@@ -13,13 +13,13 @@ from evaluation.backtest.frames import VARIANTS, Fold
 from evaluation.drift.check import examine
 from evaluation.drift.outcomes import AlertCounts, count_in_windows
 from evaluation.drift.verdict import CheckFindings
-from features.times import duration_ms, instant_ms
+from foundation.times import duration_ms, instant_ms
 from models.bundle.serialization import FitStore
 from models.config import BASELINES, CASCADE, BacktestSection, ModelsSection, TrainingSection
 from models.explanation.alert_reasons import attribute, explain_rows, riskiest_alerts
 from models.explanation.contributions import load_shap
 from models.rows.training_set import Matrix
-from models.sequence.windows import tabular_columns, tabular_values, with_windows
+from models.sequence.layout import tabular_columns, tabular_values, with_windows
 from models.training.fitted import FittedModels, learners_of, model_names
 from models.training.reference import LabelledRows, Reference, make_reference
 from models.training.schedule import alert_budget, format_instant, plan_schedule

@@ -10,7 +10,7 @@ import pandas as pd
 from pydantic import TypeAdapter
 
 from evaluation.drift.outcomes import outcomes_over_time
-from features.times import instants
+from foundation.times import instants
 
 Cause = Literal["fleet", "telemetry", "workload", "readings", "failures", "risks"]
 

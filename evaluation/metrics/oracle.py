@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from features.times import coded, duration_ms, milliseconds
 from foundation.errors import InputError
+from foundation.times import coded, duration_ms, milliseconds
 from models.rows.ranking import position_in_group, top_nodes
 from models.rows.training_set import node_codes
 

@@ -15,8 +15,8 @@ import numpy as np
 import pandas as pd
 
 from evaluation.metrics.metrics import Bools, Floats, Ints, UnitFigures
-from features.times import coded, milliseconds
 from foundation.errors import InputError
+from foundation.times import coded, milliseconds
 from models.rows.ranking import group_starts, position_in_group
 from models.rows.training_set import acted_on
 from policy.episodes import caught_causes, openings

@@ -20,8 +20,8 @@ from evaluation.value.load import Placements, ReplayedFleet, evicted, job_views
 from evaluation.value.marks import ReplayMarks
 from evaluation.value.probing import ProbeReplay
 from evaluation.value.readings import Readings, ScoredDecision
-from features.times import NEVER, duration_ms, instant_ms
 from foundation.instants import from_ms
+from foundation.times import NEVER, duration_ms, instant_ms
 from policy.config import PolicyConfig
 from policy.decide import carried_out, decide
 from policy.episodes import Bools, Ints

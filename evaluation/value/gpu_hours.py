@@ -16,7 +16,7 @@ from evaluation.metrics.metrics import Interval, interval, resample
 from evaluation.value.load import HOUR_MS, LEAVE, Placements, ReplayedFleet, evicted
 from evaluation.value.marks import ReplayMarks
 from evaluation.value.probing import NO_CHECKPOINTS, NO_PROBES, Checkpoints, Probes
-from features.times import NEVER, duration_ms
+from foundation.times import NEVER, duration_ms
 from policy.bounds import bound_of_sizes
 from policy.episodes import Floats, Ints
 from policy.ladder.cost_benefit import CostBenefitConfig, JobHours

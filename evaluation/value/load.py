@@ -9,8 +9,8 @@ from typing import Any, Final
 import numpy as np
 import pandas as pd
 
-from features.times import NEVER, coded, duration_ms, milliseconds
 from foundation.instants import from_ms
+from foundation.times import NEVER, coded, duration_ms, milliseconds
 from policy.config import PolicyConfig
 from policy.episodes import Bools, Floats, Ints
 from policy.fleet import JobView, NodeView

@@ -13,7 +13,7 @@ from policy.episodes import Bools, Ints
 class ReplayMarks:
     """Times in which nodes are kept from new jobs; all of shape (marks,).
 
-    ``drained``: when the running jobs were asked to go; :data:`features.times.NEVER`: they stay.
+    ``drained``: when the running jobs were asked to go; :data:`foundation.times.NEVER`: they stay.
     ``found``: when what would fail was found and its repair began; NEVER: it was not.
     ``refused``: nodes that budgets kept in service, each once an episode.
     ``high``: node, begin and end of each time in which a marked node is of tier ``high``; shape (times, 3).

@@ -18,8 +18,8 @@ import numpy as np
 from evaluation.value.load import HOUR_MS, Placements, ReplayedFleet, job_views
 from evaluation.value.marks import ReplayMarks
 from evaluation.value.readings import Readings
-from features.times import NEVER, duration_ms
 from foundation.instants import from_ms
+from foundation.times import NEVER, duration_ms
 from policy.config import PolicyConfig
 from policy.episodes import Bools, Floats, Ints
 from policy.fleet import JobView, Signals, UnitView
@@ -151,7 +151,7 @@ class ProbeReplay:
 
     @property
     def next_round(self) -> int:
-        """Time of the next round; :data:`features.times.NEVER`: there is none."""
+        """Time of the next round; :data:`foundation.times.NEVER`: there is none."""
         return self._rounds[0] if self._rounds else NEVER
 
     @property

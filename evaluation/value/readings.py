@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from features.times import duration_ms, milliseconds
 from foundation.instants import from_ms
+from foundation.times import duration_ms, milliseconds
 from policy.episodes import Bools, Floats
 from policy.fleet import Score, UnitView
 

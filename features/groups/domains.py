@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 
 from features.config import DomainScope, FeatureSection
 from features.groups.history_kernel import EventVersions, sweep_history
-from features.times import NEVER, Int64Array, duration_ms, text
 from features.vocabulary import FeatureColumn
 from foundation.errors import InputError
+from foundation.times import NEVER, Int64Array, duration_ms, text
 from telemetry.dataset.installations import Installations, Timeline
 
 HALF_LIFE = timedelta(days=30)
@@ -276,9 +276,9 @@ def _entities(scope: DomainScope, stays: Installations, inventory: pd.DataFrame)
     code = np.zeros(len(stays.unit), dtype=np.int64)
     there = np.ones(len(stays.unit), dtype=bool)
     for column in scope if isinstance(scope, tuple) else (scope,):
-        own = pd.factorize(_values(column, inventory)[stays.row], sort=True)[0]
-        there &= own >= 0
-        code = pd.factorize(code * (own.max(initial=0) + 2) + own, sort=True)[0].astype(np.int64)
+        part = pd.factorize(_values(column, inventory)[stays.row], sort=True)[0]
+        there &= part >= 0
+        code = pd.factorize(code * (part.max(initial=0) + 2) + part, sort=True)[0].astype(np.int64)
     return np.where(there, code, -1), int(code.max(initial=-1)) + 1
 
 

@@ -13,11 +13,11 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
-from features.times import duration_ms
 from features.vocabulary import FeatureColumn
 from features.windows.blocks import FloatArray, IntArray, RowSpans, SampleBlock
 from features.windows.layout import ChannelLayout
 from features.windows.pane_index import PaneIndex, Panes, Visits, level_offset, newest_usable
+from foundation.times import duration_ms
 
 BoolArray = npt.NDArray[np.bool_]
 

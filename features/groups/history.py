@@ -19,9 +19,10 @@ from features.groups.history_kernel import EventVersions, sweep_history
 from features.labels.evidence import IncidentEvidence, xid_classes
 from features.labels.facts import EventArrays
 from features.labels.incidents import known_onsets
-from features.times import NEVER, Int64Array, UnitKind, duration_ms, milliseconds, text
 from features.vocabulary import FeatureColumn
+from foundation.times import NEVER, Int64Array, duration_ms, milliseconds, text
 from telemetry.dataset.installations import Installations
+from telemetry.dataset.schema import Unit
 
 PRECURSOR_XIDS = frozenset({63, 92, 94, 156})
 """Errors that the hardware masked: a remapped row, many corrected errors, a contained one, a retired resource."""
@@ -68,7 +69,7 @@ _TIMED = ("incident", "xid_hardware", "repair")
 _WEIGHED = ("incident", "xid_hardware", "xid_precursor")
 
 
-def history_columns(features: FeatureSection, *, unit: UnitKind = "gpu") -> list[FeatureColumn]:
+def history_columns(features: FeatureSection, *, unit: Unit = "gpu") -> list[FeatureColumn]:
     """List the columns of the group, in the order in which :class:`EventHistory` fills them.
 
     ``features``: ``history_scopes`` and ``history_windows``.
@@ -113,7 +114,7 @@ class EventHistory:
 
     @classmethod
     def of(
-        cls, record: IncidentEvidence, features: FeatureSection, inventory: pd.DataFrame, *, unit: UnitKind = "gpu"
+        cls, record: IncidentEvidence, features: FeatureSection, inventory: pd.DataFrame, *, unit: Unit = "gpu"
     ) -> "EventHistory":
         """Sort what is known of a dataset; ``inventory`` is that of the record."""
         stays, facts, labels = record.stays, record.facts, record.labels
@@ -213,9 +214,9 @@ class EventHistory:
         return out
 
 
-def _scopes(features: FeatureSection, unit: UnitKind) -> tuple[Scope, ...]:
-    own: tuple[Scope, ...] = ("gpu", "slot", "node")
-    return tuple(scope for scope in own if scope in features.history_scopes) if unit == "gpu" else ("node",)
+def _scopes(features: FeatureSection, unit: Unit) -> tuple[Scope, ...]:
+    scopes: tuple[Scope, ...] = ("gpu", "slot", "node")
+    return tuple(scope for scope in scopes if scope in features.history_scopes) if unit == "gpu" else ("node",)
 
 
 def _kinds(facts: EventArrays, labels: LabelSection) -> NDArray[np.uint32]:

@@ -7,7 +7,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from features.times import NEVER
+from foundation.times import NEVER
 from telemetry.dataset.installations import Timeline
 
 IntArray = NDArray[np.int64]

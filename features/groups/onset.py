@@ -122,7 +122,7 @@ class OnsetPlan:
         ``pairs``: ``features.onset``: windows, ascending, and the longer past each is compared with.
         """
         spans = sorted({span for pair in pairs for span in pair})
-        errors = _errors(layout)
+        errors = {channel.name for channel in layout.counters if channel.unit not in _NOT_ERRORS}
         amounts = WindowPlan.amounts(layout, spans, errors)
         if not amounts.columns:
             return None
@@ -223,11 +223,6 @@ class OnsetPlan:
         known = np.where(hours > 0, before[cut] / np.where(hours > 0, hours, 1.0), np.nan)
         expected[cut] = np.log1p(known * self.hours_now)
         return expected
-
-
-def _errors(layout: ChannelLayout) -> set[str]:
-    """Name the counters of errors."""
-    return {channel.name for channel in layout.counters if channel.unit not in _NOT_ERRORS}
 
 
 def _join(values: FloatArray) -> tuple[FloatArray, FloatArray]:

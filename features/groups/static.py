@@ -17,10 +17,10 @@ import numpy.typing as npt
 import pandas as pd
 
 from features.fleet import Fleet
-from features.times import NEVER, milliseconds, text
 from features.vocabulary import FeatureColumn
 from features.windows.blocks import IntArray
 from foundation.errors import InputError
+from foundation.times import NEVER, milliseconds, text
 from telemetry.dataset.installations import Timeline
 
 _DAY_MS = 86_400_000.0

@@ -9,12 +9,12 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
-from features.times import duration_ms
 from features.vocabulary import FeatureColumn
 from features.windows.blocks import FloatArray, IntArray, RowSpans
 from features.windows.counters import enum_nodes, enum_windows, flag_nodes, flag_windows
 from features.windows.layout import ChannelLayout
 from features.windows.pane_index import PaneIndex, Panes, Visits, level_offset
+from foundation.times import duration_ms
 
 IDLE_BELOW_PCT = 5.0
 """Utilisation below which a sample counts as idle (assumption: display and monitoring stay under it)."""

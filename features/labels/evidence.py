@@ -15,7 +15,7 @@ from features.config import DRIVER_CLASSES, FAILURE_CLASSES, LabelSection
 from features.labels.facts import RESET_CODES, EventArrays, Sign, UnitEvidence, normalized
 from features.labels.maintenance import Maintenance
 from features.labels.node_incidents import is_dated_by_day
-from features.times import NEVER, BoolArray, Int64Array, duration_ms
+from foundation.times import NEVER, BoolArray, Int64Array, duration_ms
 from telemetry.dataset.installations import Installations
 
 SUBCODE_XIDS = frozenset(range(144, 151))
@@ -260,7 +260,7 @@ def established_at(
     it: no candidate before a certain sign, or ``labels.merge_window`` before another candidate.
     Returns: for each candidate the earliest time (ms) at which the known facts hold a confirmer within
     :data:`CONFIRMED_AT_ONCE` after it, a late one within ``labels.confirm_within``, or :data:`REPEATS` candidates, it
-    among them, within :data:`REPEATED_WITHIN`; :data:`features.times.NEVER` if they never do.
+    among them, within :data:`REPEATED_WITHIN`; :data:`foundation.times.NEVER` if they never do.
     """
     once = duration_ms(min(CONFIRMED_AT_ONCE, labels.confirm_within))
     within, span = duration_ms(labels.confirm_within), duration_ms(REPEATED_WITHIN)

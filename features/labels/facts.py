@@ -10,8 +10,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from features.times import NEVER, BoolArray, Int64Array, absent, milliseconds, text
 from foundation.errors import InputError
+from foundation.times import NEVER, BoolArray, Int64Array, absent, milliseconds, text
 from telemetry.dataset.installations import Installations
 
 RESET_CODES = frozenset({"boot", "reset", "gpu_reset", "node_reset", "reboot", "node_reboot", "power_cycle"})

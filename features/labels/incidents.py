@@ -22,7 +22,7 @@ from features.labels.evidence import IncidentEvidence, gather
 from features.labels.facts import EventArrays, Sign, UnitEvidence
 from features.labels.maintenance import Maintenance
 from features.labels.node_incidents import number_node_incidents
-from features.times import NEVER, Int64Array, duration_ms, instant_ms, instants
+from foundation.times import NEVER, Int64Array, duration_ms, instant_ms, instants
 from telemetry.dataset.installations import Installations
 
 LATE_REPAIR = timedelta(days=30)
@@ -113,7 +113,7 @@ def known_onsets(record: IncidentEvidence) -> pd.DataFrame:
     """
     opened = [(unit, sign) for unit, evidence in record.evidence.items() for sign in _openings(evidence, record.labels)]
     counts = record.counts_at_once(np.array([unit for unit, _ in opened], dtype=np.int64), [sign for _, sign in opened])
-    onsets = [(s.established, s.time, unit, s) for (unit, s), kept in zip(opened, counts, strict=True) if kept]
+    onsets = [(s.established, s.time, unit, s) for (unit, s), count in zip(opened, counts, strict=True) if count]
     onsets.sort(key=lambda row: row[:3])
     signs = [row[3] for row in onsets]
     frame = _sign_columns(record.stays, [row[2] for row in onsets], signs, record.labels)
@@ -252,8 +252,8 @@ def _down(record: IncidentEvidence) -> Int64Array:
     counts = record.counts_at_once(np.array([unit for unit, _ in every], dtype=np.int64), [sign for _, sign in every])
     cooldown = duration_ms(record.labels.cooldown)
     signs: dict[int, list[Sign]] = {}
-    for (unit, sign), kept in zip(every, counts, strict=True):
-        if kept:
+    for (unit, sign), count in zip(every, counts, strict=True):
+        if count:
             signs.setdefault(unit, []).append(sign)
     revised = {unit for unit, of_unit in signs.items() if any(sign.until < NEVER for sign in of_unit)}
     onsets_known = [

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from features.config import LabelSection
 from features.labels.facts import EventArrays
 from features.labels.maintenance import Maintenance
-from features.times import NEVER, BoolArray, Int64Array, duration_ms, instant_ms, instants, milliseconds, text
+from foundation.times import NEVER, BoolArray, Int64Array, duration_ms, instant_ms, instants, milliseconds, text
 from telemetry.dataset.installations import Installations, Timeline
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 
 from features.labels.facts import EventArrays, normalized
-from features.times import NEVER, BoolArray, Int64Array, duration_ms, instant_ms
+from foundation.times import NEVER, BoolArray, Int64Array, duration_ms, instant_ms
 from telemetry.dataset.installations import Installations, Timeline
 from telemetry.dataset.schema import MAINTENANCE_BEGIN, MAINTENANCE_END
 

@@ -11,7 +11,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from features.labels.maintenance import Maintenance
-from features.times import BoolArray, Int64Array, absent, duration_ms
+from foundation.times import BoolArray, Int64Array, absent, duration_ms
 from telemetry.dataset.installations import Installations
 
 SAME_INSTANT = timedelta(seconds=30)

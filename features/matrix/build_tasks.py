@@ -33,9 +33,9 @@ from features.matrix.grid import augmented_rows, decision_rows, decision_times, 
 from features.matrix.meta import ROW_COLUMNS, MatrixConfig, MatrixPart, read_meta
 from features.matrix.parts import ExistingParts, PartJoiner, PartTimes, write_part
 from features.matrix.plan import FeaturePlan
-from features.times import instants, milliseconds
 from foundation.errors import InputError
 from foundation.place import Place
+from foundation.times import instants, milliseconds
 from telemetry.dataset.installations import units_of
 from telemetry.dataset.schema import EVENTS, INVENTORY, conform
 from telemetry.dataset.store import Dataset

@@ -33,13 +33,13 @@ from features.matrix.matrix import FeatureMatrix
 from features.matrix.meta import EVENTS_NAME, INVENTORY_NAME, META_NAME, MatrixConfig, MatrixMeta, MatrixPart
 from features.matrix.parts import read_file
 from features.matrix.sequences import ARRAY_NAME, SequencePlan, write_sequences
-from features.times import NEVER, duration_ms, instant_ms, milliseconds
 from features.vocabulary import FeatureColumn
 from foundation.durations import format_duration
 from foundation.errors import InputError
 from foundation.files import FolderSwap, building_path, disk_errors, recover_folder, write_bytes
 from foundation.running import Progress
-from telemetry.dataset.runs import DAY_MS
+from foundation.times import NEVER, duration_ms, instant_ms, milliseconds
+from telemetry.dataset.layout import DAY_MS
 from telemetry.dataset.store import Dataset, SampleFile
 
 BUILT_FROM_NAME = "built-from.json"
@@ -99,7 +99,7 @@ class BuiltFrom:
     def first_other_sample(self, dataset: Dataset) -> int:
         """Return an instant (ms) before which the samples of a dataset are the same.
 
-        :data:`~features.times.NEVER` where all are, ``-NEVER`` where it is unknown.
+        :data:`~foundation.times.NEVER` where all are, ``-NEVER`` where it is unknown.
         """
         if self.layout != _layout(dataset):
             return -NEVER
@@ -135,7 +135,7 @@ def first_other_row(
 
     ``events``, ``inventory``: the existing matrix's and the present ones.
     Returns: milliseconds since 1970: rows decided before, and augmented rows established before, stay as they are.
-    ``-NEVER``: none; :data:`~features.times.NEVER`: all.
+    ``-NEVER``: none; :data:`~foundation.times.NEVER`: all.
     """
     if before.span[0] != dataset.meta.span[0]:  # where the grid begins
         return -NEVER

@@ -19,11 +19,11 @@ from features.labels.evidence import IncidentEvidence
 from features.labels.maintenance import Maintenance
 from features.matrix.grid import grid_time
 from features.matrix.plan import FeaturePlan
-from features.times import duration_ms, instant_ms, milliseconds
 from features.windows.blocks import IntArray, RowSpans, SampleBlock, blocks_of, key_columns
 from features.windows.layout import ChannelLayout
 from features.windows.pane_index import Panes
 from features.windows.window_plan import WindowPlan
+from foundation.times import duration_ms, instant_ms, milliseconds
 from telemetry.dataset.store import Dataset
 
 BoolArray = npt.NDArray[np.bool_]
@@ -143,9 +143,9 @@ def bucket_values(
 
     ``service``: from :meth:`features.fleet.Fleet.in_service` at ``rows.times``; shape (times, pairs of the fleet).
     """
-    own, columns = rows.take(work.rows), own_columns(plan)
-    order = np.argsort(own.pair, kind="stable")
-    starts = np.searchsorted(own.pair[order], np.arange(len(fleet.pairs) + 1))
+    positions, columns = rows.take(work.rows), own_columns(plan)
+    order = np.argsort(positions.pair, kind="stable")
+    starts = np.searchsorted(positions.pair[order], np.arange(len(fleet.pairs) + 1))
     compared = len(plan.peers.names) if plan.peers else 0
     bucket = BucketValues(
         values=np.empty((order.size, columns.size), dtype=np.float32),
@@ -155,7 +155,7 @@ def bucket_values(
     for block, spans in _block_by_block(blocks, work.nodes, plan.layout):
         pairs = np.concatenate([np.arange(first, last, dtype=np.int64) for first, last in spans])
         chosen = np.concatenate([order[starts[first] : starts[last]] for first, last in spans])
-        panes, chosen_rows = Panes(block, plan.panes), own.take(chosen)
+        panes, chosen_rows = Panes(block, plan.panes), positions.take(chosen)
         filled = np.full((chosen.size, len(plan.columns)), np.nan, dtype=np.float32)
         taken = _fill_block(plan, panes, fleet, pairs, chosen_rows, service, filled)
         _copy_columns(filled, columns, chosen, bucket.values)

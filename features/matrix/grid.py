@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 from features.config import DecisionSection
 from features.matrix.meta import MatrixConfig
-from features.times import NEVER, Int64Array, duration_ms, instant_ms, instants, milliseconds, text
 from foundation.hashing import mix64
+from foundation.times import NEVER, Int64Array, duration_ms, instant_ms, instants, milliseconds, text
 from telemetry.dataset.installations import Installations, Timeline
 
 MIN_COMPANIONS = 4

@@ -19,9 +19,9 @@ from features.matrix.grid import decision_rows
 from features.matrix.meta import ROW_COLUMNS, MatrixConfig
 from features.matrix.parts import PartJoiner, PartRows
 from features.matrix.plan import FeaturePlan
-from features.times import instant_ms, instants
 from features.windows.blocks import blocks_of
 from foundation.errors import InputError
+from foundation.times import instant_ms, instants
 
 T = TypeVar("T")
 

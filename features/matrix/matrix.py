@@ -27,10 +27,11 @@ from features.labels.labelling import label_rows, unit_positions
 from features.matrix.meta import ACTED_ON, EVENTS_NAME, INVENTORY_NAME, ROW_COLUMNS, MatrixConfig, MatrixMeta, read_meta
 from features.matrix.parts import read_file
 from features.matrix.sequences import Sequences, open_sequences
-from features.times import UnitKind, milliseconds
 from features.vocabulary import FeatureColumn
 from foundation.errors import InputError
 from foundation.files import recover_folder
+from foundation.times import milliseconds
+from telemetry.dataset.schema import Unit
 
 _TILE = 4096
 
@@ -76,7 +77,7 @@ class FeatureMatrix:
         return self.config.step
 
     @property
-    def unit(self) -> UnitKind:
+    def unit(self) -> Unit:
         """What a row is about: ``gpu`` or ``node``."""
         return self.config.unit
 

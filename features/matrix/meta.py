@@ -9,11 +9,12 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from features.config import DecisionSection, Duration, FeatureSection, LabelSection
-from features.times import UnitKind
+from features.config import DecisionSection, FeatureSection, LabelSection
 from features.vocabulary import FeatureColumn
+from foundation.durations import Duration
 from foundation.errors import InputError
 from telemetry.dataset.channels import Channel
+from telemetry.dataset.schema import Unit
 
 MATRIX_SCHEMA_VERSION = 3
 """Version of the folder's layout."""
@@ -48,7 +49,7 @@ class MatrixConfig:
     augmentation: int
     negative_ratio: int
     seed: int
-    unit: UnitKind
+    unit: Unit
     step: Duration
     span: tuple[datetime, datetime]
     channels: Mapping[str, Channel]

@@ -26,8 +26,8 @@ from features.labels.evidence import IncidentEvidence
 from features.matrix.filling import BucketStore, BucketWork, Float32Array, RowPositions, own_columns
 from features.matrix.meta import ROW_COLUMNS, MatrixPart
 from features.matrix.plan import FeaturePlan
-from features.times import duration_ms, instant_ms, instants
 from features.windows.blocks import IntArray
+from foundation.times import duration_ms, instant_ms, instants
 from telemetry.dataset.files import damage_reported
 from telemetry.dataset.layout import normal_form
 

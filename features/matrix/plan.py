@@ -13,12 +13,13 @@ from features.groups.peers import PeerPlan
 from features.groups.static import StaticPlan
 from features.groups.workload import WorkloadPlan
 from features.matrix.meta import MatrixConfig
-from features.times import UnitKind, duration_ms, instant_ms
 from features.vocabulary import FeatureColumn
 from features.windows.layout import ChannelLayout, unknown_channel
 from features.windows.pane_index import PaneSpec
 from features.windows.window_plan import WindowPlan
+from foundation.times import duration_ms, instant_ms
 from telemetry.dataset.channels import ROLLUP_SUFFIXES, Channel
+from telemetry.dataset.schema import Unit
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +33,7 @@ class FeaturePlan:
     columns: tuple[FeatureColumn, ...]
     at: Mapping[Group, int]
     features: FeatureSection
-    unit: UnitKind
+    unit: Unit
     layout: ChannelLayout
     panes: PaneSpec
     telemetry: WindowPlan | None

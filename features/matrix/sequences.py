@@ -20,11 +20,11 @@ import pyarrow as pa
 from features.config import DecisionSection
 from features.fleet import Fleet
 from features.matrix.meta import MatrixConfig
-from features.times import duration_ms, instant_ms
 from features.vocabulary import FeatureColumn
 from features.windows.blocks import FloatArray, IntArray, SampleBlock, blocks_of, key_columns
 from features.windows.layout import ChannelLayout, unknown_channel
 from foundation.errors import InputError
+from foundation.times import duration_ms, instant_ms
 from telemetry.dataset.channels import Channel
 from telemetry.dataset.store import Dataset
 from telemetry.importing.samples.rollup import reset_aware_rise

@@ -100,12 +100,12 @@ def blocks_of(
     pending: list[tuple[Pair, list[_RowRange]]] = []
     size = 0
     for node in sorted(by_node):
-        own = sorted(by_node[node].items(), key=lambda item: item[0])
-        node_size = sum(rows.rows for _, ranges in own for rows in ranges)
+        of_node = sorted(by_node[node].items(), key=lambda item: item[0])
+        node_size = sum(rows.rows for _, ranges in of_node for rows in ranges)
         if pending and size + node_size > block_samples:
             yield _block(chunks, layout, pending)
             pending, size = [], 0
-        pending += own
+        pending += of_node
         size += node_size
     if pending:
         yield _block(chunks, layout, pending)
@@ -334,10 +334,10 @@ def _first_since(times: IntArray, begins: IntArray, time: int) -> IntArray:
 
 
 @njit(cache=True, nogil=True)
-def _copy(held: IntArray, rows: IntArray, out: IntArray) -> None:
+def _copy(source: IntArray, rows: IntArray, out: IntArray) -> None:
     for k in range(rows.shape[0]):
         begin, at, count = rows[k, 0], rows[k, 1], rows[k, 2]
-        out[at : at + count] = held[begin : begin + count]
+        out[at : at + count] = source[begin : begin + count]
 
 
 @njit(cache=True, nogil=True)
@@ -348,11 +348,11 @@ def _fill(out: npt.NDArray[Any], rows: IntArray, value: Any) -> None:
 
 
 @njit(cache=True, nogil=True)
-def _widen(held: npt.NDArray[np.floating], bits: ByteArray, offset: int, rows: IntArray, out: FloatArray) -> None:
+def _widen(source: npt.NDArray[np.floating], bits: ByteArray, offset: int, rows: IntArray, out: FloatArray) -> None:
     """Copy ranges, widened to doubles; NaN where a value is missing or not finite."""
     for k in range(rows.shape[0]):
         begin, at, count = rows[k, 0], rows[k, 1], rows[k, 2]
-        given, taken = held[begin : begin + count], out[at : at + count]
+        given, taken = source[begin : begin + count], out[at : at + count]
         for i in range(count):
             value = np.float64(given[i])
             # 0 unless it is not finite; np.isfinite would prevent vectorization
@@ -376,7 +376,7 @@ def _forget(bits: ByteArray, begin: int, taken: FloatArray) -> None:
 
 @njit(cache=True, nogil=True)
 def _masks(
-    held: npt.NDArray[np.uint64],
+    source: npt.NDArray[np.uint64],
     bits: ByteArray,
     offset: int,
     rows: IntArray,
@@ -388,12 +388,12 @@ def _masks(
         begin, at, count = rows[k, 0], rows[k, 1], rows[k, 2]
         if bits.size == 0:
             there[at : at + count] = True
-            out[at : at + count] = held[begin : begin + count]
+            out[at : at + count] = source[begin : begin + count]
         else:
             for i in range(count):
                 known = _bit(bits, offset + begin + i)
                 there[at + i] = known
-                out[at + i] = held[begin + i] if known else np.uint64(0)
+                out[at + i] = source[begin + i] if known else np.uint64(0)
 
 
 @njit(cache=True, nogil=True)

@@ -7,7 +7,6 @@ from datetime import timedelta
 import numpy as np
 import numpy.typing as npt
 
-from features.times import duration_ms
 from features.vocabulary import FeatureColumn
 from features.windows.blocks import IntArray, RowSpans
 from features.windows.counters import (
@@ -23,6 +22,7 @@ from features.windows.counters import (
 from features.windows.gauges import GAUGE_STATISTICS, gauge_nodes, gauge_windows
 from features.windows.layout import ChannelLayout
 from features.windows.pane_index import Panes
+from foundation.times import duration_ms
 from telemetry.dataset.channels import CATALOGUE, Channel
 
 FLAG_BITS: dict[str, tuple[tuple[str, int], ...]] = {

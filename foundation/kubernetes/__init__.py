@@ -1,4 +1,4 @@
-"""Kubernetes API: objects (``api``), requests (``client``), watches (``watching``), quantities (``quantity``).
+"""Kubernetes API: objects and quantities (``api``), requests (``client``), watches (``watching``).
 
 ``foreign_marks``: what other tools write on nodes. ``opt_out``: how people spell yes and no.
 """

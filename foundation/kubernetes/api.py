@@ -1,8 +1,10 @@
 """How a Kubernetes API server may answer, and the bounds of what collectors and the scheduler ask of it."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from decimal import Decimal
 from typing import Any, Final
 
 from foundation.instants import to_ms
@@ -122,3 +124,20 @@ def timestamp_ms(text: Any) -> int | None:
         return None
     ms = to_ms(when)
     return ms if ms > 0 else None
+
+
+_QUANTITY: Final = re.compile(r"(\d{1,18}(?:\.\d{0,18})?|\.\d{1,18})(?:[eE]([+-]?\d{1,2})|([numkMGTPE]|[KMGTPE]i)?)")
+_POWERS_OF_TEN: Final = {"n": -9, "u": -6, "m": -3, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
+_FACTORS: Final = {
+    "": Decimal(1),
+    **{suffix: Decimal(10) ** power for suffix, power in _POWERS_OF_TEN.items()},
+    **{f"{letter}i": Decimal(1024) ** power for power, letter in enumerate("KMGTPE", 1)},
+}
+
+
+def parse_quantity(value: object) -> Decimal | None:
+    """Return the amount in base units (cores, bytes, devices); None if the value is no quantity, or is negative."""
+    match = _QUANTITY.fullmatch(str(value).strip())
+    if match is None:
+        return None
+    return Decimal(match[1]) * Decimal(10) ** int(match[2] or 0) * _FACTORS[match[3] or ""]

@@ -121,11 +121,11 @@ def load_bundle(path: Path) -> Bundle:
     """
     folder, content, digest = read_manifest(path)
     files = read_files(folder, folder / MANIFEST, content.get("files"))
-    facts, own = read_facts(content, folder / MANIFEST)
+    facts, columns = read_facts(content, folder / MANIFEST)
     for name in facts.learner_files():
         if name not in files:
             raise damaged(folder / name, "is missing from the manifest")
-    return Bundle(folder, _rebuild(facts, own, files), content, digest)
+    return Bundle(folder, _rebuild(facts, columns, files), content, digest)
 
 
 def _write(work: Path, fitted: FittedModels, manifest: Mapping[str, Any]) -> tuple[dict[str, Any], str]:

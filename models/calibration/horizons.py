@@ -20,10 +20,9 @@ from pydantic import TypeAdapter
 from scipy.optimize import minimize
 from scipy.special import expit, logit
 
-from features.times import instants
-from models.rows.as_of_rows import row_positions
+from foundation.times import instants
 from models.rows.ranking import Floats, Ints
-from models.rows.training_set import Labels, Matrix, TrainingRows, count_incidents
+from models.rows.training_set import Labels, Matrix, TrainingRows, count_incidents, row_positions
 
 EDGE = 1e-6
 """Risks keep this far from 0 and 1 before their log-odds are taken."""

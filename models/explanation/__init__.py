@@ -1,5 +1,5 @@
-"""Why a unit was alerted: from fitted models and rows to what each feature added, and to reasons as text.
+"""Why a unit was alerted: from fitted models and rows to the contribution of each feature, and to reasons as text.
 
 Start with :mod:`~models.explanation.contributions`, which attributes a model's score to features, learner by learner;
-:mod:`~models.explanation.reasons` writes the text.
+:mod:`~models.explanation.alert_reasons` does it for the alerts of a backtest.
 """

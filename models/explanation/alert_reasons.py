@@ -8,9 +8,8 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
-from features.times import milliseconds
-from models.explanation.contributions import explained_by
-from models.explanation.reasons import ReasonPlan, largest_reasons
+from foundation.times import milliseconds
+from models.explanation.contributions import ReasonPlan, explained_by, largest_reasons
 from models.rows.ranking import Ints, position_in_group
 from models.rows.row_reader import RowReader
 from models.rows.training_set import Matrix
@@ -172,6 +171,6 @@ def by_group(attributions: pd.DataFrame) -> pd.DataFrame:
     inner = attributions.groupby(["group", "channel"])["share"].sum() / folds
     rows = []
     for group, share in shares.sort_values(ascending=False, kind="stable").items():
-        own = inner[group].sort_values(ascending=False, kind="stable").head(3) if group in inner else {}
-        rows.append({"group": group, "share": share, "channels": dict(own)})
+        channels = inner[group].sort_values(ascending=False, kind="stable").head(3) if group in inner else {}
+        rows.append({"group": group, "share": share, "channels": dict(channels)})
     return pd.DataFrame(rows)

@@ -69,9 +69,9 @@ class HistoryCount(Baseline):
 
     def points(self, X: np.ndarray, identity: Hashes) -> Floats:
         """Give the GPU's count plus the node's squeezed into [0, 1); see :meth:`Baseline.points`."""
-        own = self._count(X, "gpu")
+        of_gpu = self._count(X, "gpu")
         node = np.maximum(self._count(X, "node"), 0)  # a caller's rows may hold anything, and -1 would divide by zero
-        return own + node / (1 + node)
+        return of_gpu + node / (1 + node)
 
     def unheard(self) -> str:
         """See :meth:`Baseline.unheard`."""

@@ -8,6 +8,7 @@ first champion gets the alias first: a list without an alias is then always the 
 than "no champion yet".
 """
 
+import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -113,10 +114,9 @@ def version_at(tracking_uri: str, model: str, number: int) -> Version:
 def fetch_bundle(tracking_uri: str, model: str, version: Version, folder: Path) -> Path:
     """Find the folder of a version's bundle, downloading it where the store is elsewhere.
 
-    Only files are fetched: no code of the version runs. Whoever loads the bundle must compare its digest with
-    ``version.digest``.
+    Only files are fetched: no code of the version runs.
 
-    Raises ``InputError`` if the version holds no bundle or its files are gone.
+    Raises ``InputError`` if the version has no bundle, its files are gone, or its digest is not the registered one.
     """
     where = f"{model} version {version.number}"
     do = "Register the bundle again with `predrain train --registry`."
@@ -136,6 +136,13 @@ def fetch_bundle(tracking_uri: str, model: str, version: Version, folder: Path) 
         raise InputError(f"its files cannot be read: {missing.strerror or missing}", where, do)
     if len(bundles) != 1:
         raise InputError(f"it contains {len(bundles) or 'no'} bundles", where, do)
+    digest = hashlib.sha256((bundles[0] / MANIFEST).read_bytes()).hexdigest()
+    if digest != version.digest:
+        raise InputError(
+            f"its bundle's digest is {digest[:12]}, registered was {version.digest[:12] or 'none'}",
+            where,
+            "Do not use this version; train and register a bundle again.",
+        )
     return bundles[0]
 
 
@@ -188,7 +195,7 @@ def tag_version(tracking_uri: str, model: str, version: int, tags: Mapping[str, 
 
 
 def nothing_before(model: str, version: int | None) -> InputError:
-    """Say that there is there is no previous champion."""
+    """Return the error that there is no previous champion."""
     what = f"version {version} is the first champion" if version is not None else "there is no champion"
     return InputError(
         f"{what}: there is no previous champion", f"model {model}", "Use `predrain promote --to VERSION`."
@@ -252,17 +259,10 @@ def _write_history(client: Any, model: str, history: tuple[int, ...]) -> None:
 def _expect(client: Any, model: str, expected: int | None) -> ChampionHistory:
     now = _champion_history(client, model)
     if now.champion != expected:
-        raise _changed(model, expected, now.champion)
+        before, current = ("none" if number is None else f"version {number}" for number in (expected, now.champion))
+        raise InputError(
+            f"the champion was {before} at the start of the comparison and is {current} now",
+            f"model {model}",
+            "Run the promotion again to compare with the new champion.",
+        )
     return now
-
-
-def _changed(model: str, expected: int | None, current: Any) -> InputError:
-    return InputError(
-        f"the champion was {_name(expected)} at the start of the comparison and is {_name(current)} now",
-        f"model {model}",
-        "Run the promotion again to compare with the new champion.",
-    )
-
-
-def _name(version: Any) -> str:
-    return "none" if version is None else f"version {version}"

@@ -293,13 +293,11 @@ def _log_model(mlflow: Any, loaded: Any, bundle: Path, run_id: str) -> Any:
             signature=signature,
             input_example=example,
             # without predrain itself, which must come from where its user trusts it: serve with --env-manager local
-            pip_requirements=[f"{_package(name)}=={versions[name]}" for name in sorted(versions)],
+            # and with `xgboost-cpu`: the plain package brings half a gigabyte of GPU libraries for the same import
+            pip_requirements=[
+                f"{name.replace('xgboost', 'xgboost-cpu')}=={version}" for name, version in sorted(versions.items())
+            ],
         )
-
-
-def _package(library: str) -> str:
-    # the plain package brings half a gigabyte of GPU libraries along for the same import
-    return "xgboost-cpu" if library == "xgboost" else library
 
 
 FINGERPRINT = "predrain.fingerprint"

@@ -39,13 +39,11 @@ def mix(values: Hashes, with_values: Hashes | Ints | int) -> Hashes:
 
     Returns: hashes that change in about half of their bits with any bit of either input; shape (n,).
     """
-    more = np.asarray(with_values).astype(np.int64).view(np.uint64) if not _unsigned(with_values) else with_values
+    more = np.asarray(with_values)
+    if more.dtype != np.uint64:
+        more = more.astype(np.int64).view(np.uint64)
     with np.errstate(over="ignore"):
-        return mix64(np.asarray(values, dtype=np.uint64) + GOLDEN_GAMMA * (np.asarray(more, np.uint64) + np.uint64(1)))
-
-
-def _unsigned(values: object) -> bool:
-    return isinstance(values, np.ndarray) and values.dtype == np.uint64
+        return mix64(np.asarray(values, dtype=np.uint64) + GOLDEN_GAMMA * (more + np.uint64(1)))
 
 
 def uniform(hashes: Hashes) -> Floats:

@@ -136,6 +136,6 @@ def log_odds_of(learners: Sequence[Any], read: RowReader, rows: Ints) -> list[Fl
     scores = [np.empty(len(rows)) for _ in learners]
     for batch in batches(len(rows)):
         values = read(rows[batch])
-        for own, learner in zip(scores, learners, strict=True):
-            own[batch] = log_odds(learner, values)
+        for column, learner in zip(scores, learners, strict=True):
+            column[batch] = log_odds(learner, values)
     return scores

@@ -15,7 +15,7 @@ from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils.multiclass import check_classification_targets, type_of_target
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 
-from features.times import duration_ms
+from foundation.times import duration_ms
 from models.config import Recipe
 from models.rows.ranking import Bools, Floats, Ints
 from models.sequence.layout import SequenceLayout, SequenceScaler, require_torch

@@ -3,11 +3,11 @@
 from dataclasses import replace
 from datetime import datetime, timedelta
 
-from features.times import instant_ms
 from foundation.errors import InputError, TooEarlyError
+from foundation.times import instant_ms
 from models.config import CASCADE, BacktestSection, ModelsSection, TrainingSection
 from models.rows.training_set import Matrix
-from models.sequence.windows import tabular_columns, tabular_values, with_windows
+from models.sequence.layout import tabular_columns, tabular_values, with_windows
 from models.training.fitted import FittedModels, learners_of, model_names
 from models.training.reference import make_reference
 from models.training.schedule import (

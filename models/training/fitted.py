@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from features.times import instants, milliseconds
 from features.vocabulary import FeatureColumn
 from foundation.errors import InputError
+from foundation.times import instants, milliseconds
 from models.calibration.fitting import Calibrator
 from models.calibration.horizons import HorizonMap, add_risks
 from models.config import ALL_LEARNERS, BASELINES, CASCADE, COMBINERS, PRIOR, ModelsSection

@@ -8,8 +8,8 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import BeforeValidator, PlainSerializer, PlainValidator, TypeAdapter
 
-from features.times import NEVER, duration_ms, milliseconds
 from features.vocabulary import FeatureColumn
+from foundation.times import NEVER, duration_ms, milliseconds
 from models.rows.ranking import Floats, Ints, mix, seed_of
 from models.rows.row_reader import RowReader
 from models.rows.training_set import Labels, TrainingRows

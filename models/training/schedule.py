@@ -5,9 +5,9 @@ from datetime import timedelta
 
 import numpy as np
 
-from features.times import duration_ms, instant_ms
 from foundation.errors import InputError
 from foundation.instants import from_ms
+from foundation.times import duration_ms, instant_ms
 from models.config import BacktestSection, TrainingSection
 from models.rows.ranking import Ints
 from models.rows.training_set import Labels, Matrix, TrainingRows

@@ -6,7 +6,7 @@ from datetime import timedelta
 import numpy as np
 from sklearn.metrics import average_precision_score
 
-from features.times import duration_ms
+from foundation.times import duration_ms
 from models.config import TrainingSection
 from models.learners.factory import Kept, fit_learners, make_learner
 from models.rows.ranking import Ints, seed_of

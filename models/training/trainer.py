@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from features.times import duration_ms, instant_ms, milliseconds
 from foundation.errors import InputError
 from foundation.instants import from_ms
+from foundation.times import duration_ms, instant_ms, milliseconds
 from models.calibration.fitting import MIN_INCIDENTS, at_level, fit_calibrator
 from models.calibration.horizons import HorizonLabels, fit_horizons, slice_horizons
 from models.config import (
@@ -34,7 +34,7 @@ from models.rows.failure_rate import rate_at
 from models.rows.ranking import Bools, Ints, mix, seed_of
 from models.rows.row_reader import HeldRows, Room
 from models.rows.training_set import Labels, Matrix, TrainingRows, TrainingSet, choose_rows, count_incidents, known_rows
-from models.sequence.windows import WindowedMatrix, tabular_values
+from models.sequence.layout import WindowedMatrix, tabular_values
 from models.training.fitted import Answers, FittedModels, learners_of, model_names
 from models.training.reference import LabelledRows
 from models.training.schedule import format_days, format_instant
@@ -411,9 +411,11 @@ class Trainer:
         n_incidents = fitted.n_incidents + (split.slice_incidents if split.held_out else 0)
         share = believed_share(n_incidents, self._coverage)
         if split.held_out:
-            own = np.mean([answers[name] for name in learners_of(self.models, (self.models.profile,))], axis=0)
+            fleet_log_odds = np.mean(
+                [answers[name] for name in learners_of(self.models, (self.models.profile,))], axis=0
+            )
             positive, incidents = split.slice_label == 1, split.slice_incidents
-            share = fit_share(own, answers[PRIOR], positive, n_incidents=incidents, believed=share)
+            share = fit_share(fleet_log_odds, answers[PRIOR], positive, n_incidents=incidents, believed=share)
         learners = (
             fitted.learners if share else {name: fitted.learners[name] for name in fitted.learners if name != PRIOR}
         )

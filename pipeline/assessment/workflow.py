@@ -28,16 +28,16 @@ from evaluation.value.readings import Readings
 from evaluation.value.verdict import COUNTING, ENOUGH, Predictability, predictability, unanswered
 from features.matrix.matrix import FeatureMatrix
 from features.selection import examine_selection
-from features.times import instant_ms, milliseconds
 from foundation.durations import format_duration
 from foundation.errors import InputError
 from foundation.files import write_bytes
 from foundation.place import Place
+from foundation.times import instant_ms, milliseconds
 from pipeline.artefacts import VALUE, load_evaluation, write_json
 from pipeline.matrix_stage import make_matrix
 from pipeline.params import Params, with_step
-from pipeline.provenance import code_revision
 from pipeline.stages import replay
+from pipeline.tracking import code_revision
 from policy.config import PolicyConfig
 from policy.ladder.rungs import Rung
 from policy.stages import Stage
@@ -47,7 +47,7 @@ from telemetry.dataset.store import Dataset
 from telemetry.doctor.dataset_source import observe_dataset
 from telemetry.doctor.diagnosis import diagnose
 from telemetry.doctor.groups import Group
-from telemetry.phrases.classifier import WORK
+from telemetry.phrases import WORK
 
 LOADS: Final = 5
 """Generated loads that are averaged where the dataset has no jobs; fewer on a fleet that averages by itself."""
@@ -234,7 +234,7 @@ def _value(
         if size is not None and size > total:
             raise InputError(f"{size} exceeds the {total} GPUs of the fleet", option, "Give a smaller size.")
 
-    own = gpus_per_job is None and assumed.largest_job is None and table is not None and len(table) > 0
+    has_jobs = gpus_per_job is None and assumed.largest_job is None and table is not None and len(table) > 0
     evaluation, context = load_evaluation(out)
     labels, folds = params.labels, context.folds[context.folds["variant"] == SLIDING]
     horizon = labels.gap + labels.horizon
@@ -245,7 +245,7 @@ def _value(
 
     reach = timedelta(hours=evaluation.drain_hours)
     acting = _Acting(fleet, rule_events(dataset.events(), fleet.boots()), assumed, horizon, reach, params.seed)
-    if own and table is not None:
+    if has_jobs and table is not None:
         loads = [replace(jobs_of_table(table, fleet.names, fleet.gpus, end, every), on_request=on_request)]
     else:
         loads = acting.loads(gpus_per_job)
@@ -288,7 +288,7 @@ def _value(
         "idle_cost": assumed.probes.idle_cost,
         "spare_nodes": assumed.spare_nodes,
         "jobs": {
-            "from": "the dataset" if own else "a generated load",
+            "from": "the dataset" if has_jobs else "a generated load",
             "mean_gpus_by_gpu_hours": float(np.average(gangs, weights=hours)) if len(gangs) else 0.0,
             "checkpoint_every": format_duration(every),
             "checkpoint_on_request": on_request,

@@ -1,18 +1,25 @@
-"""Write the report: one HTML file that needs nothing else, byte-identical for the same results."""
+"""Writes the report: one HTML file that needs nothing else, byte-identical for the same results; and its summary.
+
+Every number of the summary's sentences comes from the evaluation.
+"""
 
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from evaluation.metrics.comparison import SLIDING
 from evaluation.metrics.evaluation import Evaluation
+from evaluation.metrics.lead_time import TOP_SHARE
+from evaluation.metrics.oracle import ORACLE
 from features.wording import duration
 from foundation.files import disk_errors, write_bytes
-from pipeline.report import plots, summary, tables, wording
+from pipeline.report import plots, tables, wording
 from pipeline.report.context import ReportContext
-from pipeline.report.decisions import decisions
-from pipeline.report.drift import what_changed
+from pipeline.report.sections import decisions, what_changed
+from pipeline.report.wording import between, count, day, hours, join, number, percent, points, verdict
 
 _HERE = Path(__file__).parent
 
@@ -47,7 +54,7 @@ def render_report(evaluation: Evaluation, context: ReportContext) -> str:
         "report.html.j2",
         context=context,
         evaluation=evaluation,
-        summary=summary.sentences(evaluation, context),
+        summary=sentences(evaluation, context),
         plots={name: plot and (Markup(plot.svg), plot.caption) for name, plot in drawn.items()},  # noqa: S704 - escaped there
         models=tables.models(evaluation, context),
         mechanisms=tables.mechanisms(evaluation, context),
@@ -77,3 +84,157 @@ def render(template: str, **values: Any) -> str:
     )
     style = Markup((_HERE / "style.css").read_text(encoding="utf-8"))  # noqa: S704 - our own stylesheet
     return environment.get_template(template).render(style=style, **values)
+
+
+MIN_INCIDENTS = 5
+"""Fewest incidents of a failure class whose recall is compared with that of the other classes."""
+
+
+def sentences(evaluation: Evaluation, context: ReportContext) -> list[str]:
+    """Say what was replayed, how many alerts came, how often they were wrong, how early, and what helped."""
+    row = evaluation.row(context.profile, SLIDING)
+    texts = [_replayed(evaluation, context)]
+    if row is None:
+        return [*texts, f"The profile's model, {context.profile}, made no predictions."]
+    texts.append(_alerts(evaluation, context, row))
+    if row["incidents"]:
+        texts.append(_early(row))
+        texts.append(_weakest(evaluation, context))
+    texts.append(_beside(evaluation, context, row))
+    helped = _helped(evaluation, context)
+    if helped:
+        texts.append(helped)
+    return [text for text in texts if text]
+
+
+def _replayed(evaluation: Evaluation, context: ReportContext) -> str:
+    fleet = f"fleet ({context.dataset})"
+    if context.simulated is not None:
+        rate = context.simulated.acceleration
+        faster = "failure rates as calibrated" if rate == 1 else f"its failure rates multiplied by {rate:g}"
+        faster += " so that there is something to count" if rate > 1 else ""
+        fleet = f"simulated fleet (scenario {context.simulated.scenario}, seed {context.simulated.seed}, {faster})"
+    return (
+        f"{_size(evaluation, context)} of a {fleet} were replayed at {count(evaluation.times)} "
+        f"decision times, every {duration(context.every)} from {day(evaluation.first_time)} to "
+        f"{day(evaluation.last_time)}. At each, every model saw only what was known by then and ranked the "
+        f"nodes by the risk that an incident starts between {duration(context.gap)} and "
+        f"{duration(context.gap)} plus {duration(context.horizon)} later."
+    )
+
+
+def _size(evaluation: Evaluation, context: ReportContext) -> str:
+    nodes = f"{count(evaluation.nodes)} nodes"
+    return nodes if context.unit == "node" else f"{count(evaluation.units)} GPUs on {nodes}"
+
+
+def _alerts(evaluation: Evaluation, context: ReportContext, row: pd.Series) -> str:
+    text = f"{context.profile} gave {count(row['alerts'])} alerts of nodes, at most {evaluation.k} per "
+    text += f"{context.budget_period}. "
+    if row["alerts"]:
+        horizon = duration(evaluation.drain_horizon(context.gap))
+        text += (
+            f"They make {count(row['episodes'])} drain episodes, {number(row['episodes_per_day'], 1)} a day: an "
+            f"episode lasts {horizon}, and later alerts of its node until then belong to it. The most alerted node "
+            f"took {percent(row['alerts_of_one_node'] / row['alerts'])} of all alerts. "
+        )
+    if not row["episodes_known"]:
+        return text + "None has a known outcome, so its precision is unknown."
+    wrong = row["episodes_known"] - row["episodes_right"]
+    return text + (
+        f"Of the {count(row['episodes_known'])} episodes with a known outcome, {count(wrong)} were wrong and "
+        f"{count(row['episodes_right'])} right: a precision of {percent(row['episode_precision'])}"
+        f"{_spaced(_interval(row, 'episode_precision'))}, where drawing at random would reach "
+        f"{percent(row['episode_base_rate'])}. Alert by alert and within {duration(context.horizon)} it is "
+        f"{percent(row['precision'])}{_spaced(_interval(row, 'precision'))}, at random {percent(row['base_rate'])}."
+    )
+
+
+def _early(row: pd.Series) -> str:
+    text = (
+        f"It caught {count(row['caught'])} of the {count(row['incidents'])} incidents that could have been caught "
+        f"(recall {percent(row['recall'])}{_spaced(_interval(row, 'recall'))})"
+    )
+    if row["caught"]:
+        text += (
+            f", half of them at least {hours(row['lead_time_median_hours'])} before they began "
+            f"(quartiles {hours(row['lead_time_q25_hours'])} and {hours(row['lead_time_q75_hours'])})"
+        )
+    return text + (
+        f". {percent(row['capture'])} of the incidents hit a node among the riskiest "
+        f"{percent(TOP_SHARE).replace('.0', '')} at the last decision before."
+    )
+
+
+def _weakest(evaluation: Evaluation, context: ReportContext) -> str:
+    """Name the failure class that falls furthest behind the oracle, or has the least recall where there is none."""
+    table = evaluation.by_class
+    mine = table[(table["model"] == context.profile) & (table["variant"] == SLIDING)].set_index("failure_class")
+    best = table[table["model"] == ORACLE].set_index("failure_class").reindex(mine.index)
+    some = mine["incidents"] >= MIN_INCIDENTS
+    if some.sum() < 2:  # of a single class the recall has just been given
+        return ""
+    known = best["recall"].notna().any()
+    share = mine["recall"] / best["recall"].where(best["recall"] > 0) if known else mine["recall"]
+    if share[some].isna().all():
+        return ""
+    name = share[some].idxmin()
+    of_oracle = f", of which the oracle would catch {count(best.at[name, 'caught'])}" if known else ""
+    return (
+        f"Its weakest failure class is {name}: it caught {count(mine.at[name, 'caught'])} of "
+        f"{count(mine.at[name, 'incidents'])} incidents{of_oracle}."
+    )
+
+
+def _beside(evaluation: Evaluation, context: ReportContext, row: pd.Series) -> str:
+    oracle = evaluation.row(ORACLE, ORACLE)
+    if oracle is None:
+        return (
+            "What the best possible model would reach here is not known: only a simulation can tell the true risks, "
+            "and none were given."
+        )
+    text = (
+        f"An oracle that knows the true risk would reach a precision of {percent(oracle['precision_at_k'])} "
+        f"at the same K: {context.profile} reaches {percent(row['oracle_share_precision_at_k'])} of that"
+        f"{_spaced(_interval(row, 'oracle_share_precision_at_k'))}. "
+        "A precision says as much about the fleet as about the model."
+    )
+    if evaluation.oracle_coverage < 1:
+        known = percent(evaluation.oracle_coverage)
+        text += f" (True risks exist for {known} of the rows; the oracle puts the others, of GPUs already down, last.)"
+    return text
+
+
+def _helped(evaluation: Evaluation, context: ReportContext) -> str:
+    paired = evaluation.paired
+    paired = paired[paired["statistic"] == "precision_at_k"]
+    parts = []
+    sliding = paired[(paired["comparison"] == "sliding") & (paired["model"] == context.profile)]
+    for row in sliding.itertuples():
+        parts.append(
+            f"Against training {row.model} once, refitting it on a sliding span changed precision at K by "
+            f"{_difference(row)}."
+        )
+    ensembles = paired[paired["comparison"] == "ensemble"]
+    if not ensembles.empty:
+        against = ensembles["other_model"].iloc[0]
+        compared = join([f"{row.model} {_difference(row)}" for row in ensembles.itertuples()])
+        parts.append(
+            f"Against the best single learner ({against}, chosen after the fact), precision at K changed by: "
+            f"{compared}."
+        )
+    return " ".join(parts)
+
+
+def _difference(row: Any) -> str:
+    bounds = between(points(row.low), points(row.high))
+    finding = verdict(row.low, row.high)
+    return f"{points(row.difference)} points{_spaced(bounds)} ({finding})"
+
+
+def _interval(row: pd.Series, name: str) -> str:
+    return between(percent(row[f"{name}_low"]), percent(row[f"{name}_high"]))
+
+
+def _spaced(text: str) -> str:
+    return f" {text}" if text else ""

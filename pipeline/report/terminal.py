@@ -7,7 +7,7 @@ from typing import Any
 from pipeline.artefacts import VALUE, figures, load_evaluation
 from pipeline.assessment.text import verdict_lines
 from pipeline.report import tables
-from pipeline.report.summary import sentences
+from pipeline.report.report import sentences
 
 
 def summary_of(backtest: Path) -> dict[str, Any]:

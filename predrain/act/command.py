@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from foundation.version import VERSION
 from predrain.act.assembly import SchedulerKind
 from predrain.console import FAILED, print_json, printable, until_stopped
 from predrain.options import JsonOption, check_scores, duration_option
-from predrain.version import VERSION
 
 if TYPE_CHECKING:
     from predrain.act.assembly import ChosenScheduler

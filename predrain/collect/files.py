@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from predrain.collect.options import DatasetOption, SourceMappingOption
 from predrain.console import progress, show
-from predrain.options import JsonOption, ParamsOption, instant_option, read_params
+from predrain.options import DatasetOption, JsonOption, ParamsOption, SourceMappingOption, instant_option, read_params
 
 if TYPE_CHECKING:
     from telemetry.accounting import Accounting

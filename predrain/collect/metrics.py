@@ -7,26 +7,24 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from predrain.collect.compact import compact_once
-from predrain.collect.options import (
-    DatasetOption,
-    IntervalOption,
-    ListenOption,
-    OnceOption,
-    RulesOption,
-    SourceMappingOption,
-    log_to_stderr,
-    seconds,
-)
 from predrain.console import progress, show
 from predrain.options import (
     PROMETHEUS,
     ConnectionOptions,
+    DatasetOption,
+    IntervalOption,
     JsonOption,
+    ListenOption,
+    OnceOption,
     ParamsOption,
+    RulesOption,
+    SourceMappingOption,
     duration_option,
     grouped,
     instant_option,
+    log_to_stderr,
     read_params,
+    seconds,
 )
 
 if TYPE_CHECKING:
@@ -67,11 +65,11 @@ def exporters(
     """
     from foundation.files import take_lock
     from telemetry.accounting import Accounting
-    from telemetry.collect.buffer import RowBuffer
     from telemetry.collect.exporters import PageWatch, fleet_catalogue
     from telemetry.collect.scraping.collector import ScrapeCollector, Scraper, run_collector
     from telemetry.collect.scraping.targets import read_targets
     from telemetry.collect.series.mapping import load_source_mapping
+    from telemetry.collect.staging import RowBuffer
     from telemetry.dataset.channels import resolve_channels
     from telemetry.landing.folder import Landing, landing_of
 
@@ -126,9 +124,9 @@ def gpud(
     from telemetry.accounting import Accounting
     from telemetry.collect.gpud import CONCURRENCY, EVENTS, EventSink, EventsWatch
     from telemetry.collect.kubernetes.rules import load_rules
-    from telemetry.collect.outbox import Outbox
     from telemetry.collect.scraping.collector import ScrapeCollector, Scraper, run_collector
     from telemetry.collect.scraping.targets import read_targets
+    from telemetry.collect.staging import Outbox
     from telemetry.landing.folder import Landing, landing_of
 
     settings = _settings(interval, timeout, CONCURRENCY)

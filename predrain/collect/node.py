@@ -8,9 +8,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from predrain.collect.options import IntervalOption, ListenOption, OnceOption, collecting, seconds
 from predrain.console import fail, show
-from predrain.options import JsonOption, ParamsOption, grouped, instant_option, read_params
+from predrain.options import (
+    IntervalOption,
+    JsonOption,
+    ListenOption,
+    OnceOption,
+    ParamsOption,
+    collecting,
+    grouped,
+    instant_option,
+    read_params,
+    seconds,
+)
 
 if TYPE_CHECKING:
     from telemetry.dataset.channels import Channel
@@ -196,7 +206,7 @@ def kernel_log(
 
     from telemetry.accounting import Accounting
     from telemetry.collect.kernel_log import collect_kernel_log
-    from telemetry.collect.outbox import Outbox
+    from telemetry.collect.staging import Outbox
     from telemetry.importing.mapping import load_mapping
     from telemetry.kernel_log.catalogue import MessageCatalogue
     from telemetry.kernel_log.journal import Journal

@@ -6,17 +6,18 @@ from typing import Annotated
 
 import typer
 
-from predrain.collect.options import (
+from predrain.console import show
+from predrain.options import (
     DatasetOption,
     IntervalOption,
+    JsonOption,
     ListenOption,
     OnceOption,
     RulesOption,
     collecting,
+    instant_option,
     seconds,
 )
-from predrain.console import show
-from predrain.options import JsonOption, instant_option
 
 
 def slurm(
@@ -46,10 +47,10 @@ def slurm(
     from foundation.programs import run_command
     from foundation.settings import read_settings
     from telemetry.accounting import Accounting
-    from telemetry.collect.outbox import Outbox
     from telemetry.collect.slurm.collector import ENVIRONMENT, SlurmCollector
+    from telemetry.collect.staging import Outbox
     from telemetry.landing.folder import Landing, landing_of
-    from telemetry.phrases.classifier import PhraseRules
+    from telemetry.phrases import PhraseRules
 
     interval_s, timeout_s = seconds(interval, "--interval"), seconds(timeout, "--timeout")
     if not re.fullmatch(r"[A-Za-z0-9.-]{1,60}", cluster):

@@ -17,8 +17,8 @@ from evaluation.value.controller_replay import Diagnostic, finds, procedure
 from evaluation.value.load import LEAVE, Placements, ReplayedFleet, job_views
 from evaluation.value.marks import ReplayMarks
 from evaluation.value.readings import Readings
-from features.times import NEVER, duration_ms, instant_ms
 from foundation.instants import from_ms
+from foundation.times import NEVER, duration_ms, instant_ms
 from policy.config import PolicyConfig
 from policy.episodes import Bools, Ints
 from policy.fleet import Level, UnitView

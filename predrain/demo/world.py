@@ -18,8 +18,8 @@ from evaluation.value.load import ReplayedFleet, generated_load
 from evaluation.value.marks import NO_ACTION, ReplayMarks
 from evaluation.value.probing import Checkpoints, Probes
 from features.matrix.matrix import FeatureMatrix
-from features.times import duration_ms, instant_ms
 from foundation.instants import from_ms
+from foundation.times import duration_ms, instant_ms
 from models.bundle.store import load_bundle
 from models.config import ServingSection
 from pipeline.matrix_stage import make_matrix

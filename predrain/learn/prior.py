@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from features.matrix.matrix import FeatureMatrix
     from models.rows.training_set import TrainingSet
-    from simulator.scenarios.catalogue import DrawnFleet
+    from simulator.scenarios import DrawnFleet
 
 prior_app = typer.Typer(
     name="prior",
@@ -66,24 +66,28 @@ def build(
     from foundation.errors import InputError
     from foundation.files import FolderSwap, disk_errors
     from models.learners.prior import CARD, fit_prior, write_prior
-    from simulator.scenarios.catalogue import FACTORS, VALUES, draw_fleet
+    from simulator.scenarios import FACTORS, VALUES, draw_fleet
 
     if out.exists() and not (out / CARD).is_file():
         raise InputError(f"{out} exists and is not a prior", "--out", "Choose another folder, or remove this one.")
-    own = [FeatureMatrix.open(path) for path in matrix or ()]
-    draws = [] if own else [draw_fleet(seed, number) for number in range(fleets)]
+    matrices = [FeatureMatrix.open(path) for path in matrix or ()]
+    draws = [] if matrices else [draw_fleet(seed, number) for number in range(fleets)]
     if without_silent is not None:
         draws = [fleet for fleet in draws if not without_silent[0] < fleet.silent < without_silent[1]]
-    if not own and not draws:
+    if not matrices and not draws:
         raise InputError("every fleet is omitted", "--without-silent", "Give a narrower range, or more fleets.")
-    made_of: dict[str, Any] = {"fleets": len(own or draws), "seed": seed}
+    made_of: dict[str, Any] = {"fleets": len(matrices or draws), "seed": seed}
     made_of |= {} if without_silent is None else {"without_silent": list(without_silent)}
-    made_of |= {"matrices": [feature_matrix.digest for feature_matrix in own]} if own else {"gpus": gpus, "days": days}
+    made_of |= (
+        {"matrices": [feature_matrix.digest for feature_matrix in matrices]}
+        if matrices
+        else {"gpus": gpus, "days": days}
+    )
     with progress("fleets") as advance, FolderSwap(out) as swap:
         parts = []
         for number in range(made_of["fleets"]):
-            simulated = None if own else _simulated(draws[number], gpus, days, swap.path)
-            parts.append(simulated or _rows(own[number], seed))
+            simulated = None if matrices else _simulated(draws[number], gpus, days, swap.path)
+            parts.append(simulated or _rows(matrices[number], seed))
             advance(number + 1, made_of["fleets"])
         names = list(dict.fromkeys(name for columns, *_ in parts for name in columns))
         values = np.full((sum(len(rows) for *_, rows in parts), len(names)), np.nan, np.float32)
@@ -98,7 +102,7 @@ def build(
             )
         made_of |= {"incidents": sum(chosen.n_incidents for _, chosen, _ in parts)}
         made_of |= {"positive_rows": int(label.sum()), "rows": len(label)}
-        drawn = {} if own else {"factors": FACTORS, "values": VALUES}
+        drawn = {} if matrices else {"factors": FACTORS, "values": VALUES}
         prior = fit_prior(values, label, weight, names, seed=seed, made_of=made_of | drawn)
         with disk_errors(out):
             write_prior(prior, swap.path)
@@ -132,7 +136,7 @@ def _rows(
     matrix: "FeatureMatrix", seed: int, hidden: frozenset[str] = frozenset()
 ) -> "tuple[list[str], TrainingSet, np.ndarray]":
     """Give names of columns, rows to fit on, and their values; NaN in columns of a hidden channel."""
-    from features.times import instant_ms
+    from foundation.times import instant_ms
     from models.rows.training_set import Labels, TrainingRows, choose_rows
 
     end = instant_ms(matrix.span[1])

@@ -7,8 +7,7 @@ from decimal import Decimal
 from typing import Any, Final, TypeVar, cast
 from urllib.parse import quote
 
-from foundation.kubernetes.api import CLAIM_VERSIONS, ApiRefused, Object, Unreachable
-from foundation.kubernetes.quantity import parse_quantity
+from foundation.kubernetes.api import CLAIM_VERSIONS, ApiRefused, Object, Unreachable, parse_quantity
 from scheduler.kubernetes.api import ApiServer
 from scheduler.kubernetes.pods import LIVING
 from scheduler.ports.errors import SchedulerError

@@ -11,8 +11,8 @@ from starlette.convertors import Convertor, register_url_convertor
 from starlette.exceptions import HTTPException
 
 from foundation.server.problems import RequestRefused
+from foundation.version import VERSION
 from serving.http.bodies import PROBLEM, shown, unknown_name
-from serving.http.metrics import predrain_version
 from serving.http.middleware import Access
 from serving.http.schemas import Problem
 
@@ -65,7 +65,7 @@ def refusals(media: str, schema: dict[str, Any]) -> dict[int | str, dict[str, An
     content = {"content": {media: {"schema": schema}}}
     return {
         "4XX": {"description": "Refused", **content},
-        "5XX": {"description": "Not now, or a fault", **content},
+        "5XX": {"description": "Unavailable, or an internal error", **content},
     }
 
 
@@ -81,8 +81,8 @@ def make_application(access: Access) -> FastAPI:
     """Make an application without routes, whose refusals ``access`` writes; FastAPI's own pages load from elsewhere."""
     app = FastAPI(
         title="predrain",
-        version=predrain_version(),
-        description="Which GPUs are about to fail: risks by node, with reasons and until when they hold.",
+        version=VERSION,
+        description="Failure risk of each GPU, by node, with reasons and expiry.",
         openapi_url=None,
         docs_url=None,
         redoc_url=None,

@@ -83,5 +83,5 @@ def unknown_name(name: str, known: tuple[str, ...] | list[str], what: str) -> st
         return f"{what} {shown(name)} is not known: did you mean {near!r}?"
     if not known:
         return f"{what} {shown(name)} is not known: this route takes none"
-    hint = f"choose of {', '.join(known)}" if len(known) < 20 else "manifest.json of the bundle lists what is"
+    hint = f"choose from {', '.join(known)}" if len(known) < 20 else "manifest.json of the bundle lists the known ones"
     return f"{what} {shown(name)} is not known: {hint}"

@@ -15,13 +15,13 @@ from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import Response
 
+from foundation.running import Poller
 from foundation.server.problems import RequestRefused
 from policy.tiers import may_use_risk
 from serving.http.bodies import as_json, read_json
 from serving.http.limits import ServiceSettings, ThreadWork
 from serving.http.metrics import RequestMetrics
 from serving.http.score_cache import ScoreCache
-from serving.polling import Poller
 from serving.scores.reading import ScoredFleet, ScoredNode
 from telemetry.identity.nodes import NodeNames
 
@@ -126,7 +126,7 @@ def candidates(args: Any) -> list[str]:
     if names is None:
         raise RequestRefused(400, "ExtenderArgs holds no NodeNames: set nodeCacheCapable: true", "invalid")
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise RequestRefused(400, "NodeNames is no list of strings", "invalid")
+        raise RequestRefused(400, "NodeNames is not a list of strings", "invalid")
     return names
 
 

@@ -68,7 +68,7 @@ def is_own_host(header: str | None, names: Iterable[str] = ()) -> bool:
         return True
     form = _HOST.fullmatch(header)
     name = "" if form is None else form.group(1).strip("[]").lower().rstrip(".")
-    if name in ("localhost", *(own.lower().rstrip(".") for own in names)):
+    if name in ("localhost", *(host.lower().rstrip(".") for host in names)):
         return True
     try:
         ipaddress.ip_address(name)

@@ -3,15 +3,15 @@
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from importlib.metadata import PackageNotFoundError, version
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, disable_created_metrics
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from foundation.version import VERSION
 from policy.risk_record import parse_utc
-from serving.champion.model import ModelHolder
+from serving.champion import ModelHolder
 from serving.http.score_cache import ScoreCache
 from serving.logs import AccessLog
 from serving.scores.reading import ScoredFleet
@@ -45,7 +45,7 @@ class RequestMetrics:
             buckets=BOUNDS_S,
             registry=self.registry,
         )
-        Info("predrain_build", "Version of predrain.", registry=self.registry).info({"version": predrain_version()})
+        Info("predrain_build", "Version of predrain.", registry=self.registry).info({"version": VERSION})
 
     def note(self, route: str, status: int, seconds: float) -> None:
         """Count a response."""
@@ -105,14 +105,6 @@ class StateMetrics:
         if model is not None:
             age_s = (self.clock() - model.bundle.fitted.refit_at).total_seconds()
             yield _gauge("model_age_seconds", "Time since the fit of the model for feature rows.", age_s)
-
-
-def predrain_version() -> str:
-    """Return the installed version, or ``0`` in a checkout without an installation."""
-    try:
-        return version("predrain")
-    except PackageNotFoundError:
-        return "0"
 
 
 def fitted_at(summary: Mapping[str, object]) -> datetime | None:

@@ -24,6 +24,8 @@ from serving.http.limits import ServiceSettings, is_own_host
 from serving.http.metrics import RequestMetrics
 from serving.logs import AccessLog
 
+_LOG = logging.getLogger(__name__)
+
 SCOPES: Final = ("read", "write", "admin")
 """``read`` asks, ``write`` pushes telemetry, ``admin`` may do both and what changes the service itself."""
 
@@ -59,7 +61,7 @@ def scoped_token(line: str, number: int, where: str) -> tuple[bytes, TokenGrant]
     scopes = frozenset(written.split(","))
     if not scopes <= set(SCOPES):
         # The word may be a token that was written without its scope: it is not repeated.
-        raise InputError("a line does not begin with scopes", where, f"Choose of {', '.join(SCOPES)}. {HOW_TO_WRITE}")
+        raise InputError("a line does not begin with scopes", where, f"Choose from {', '.join(SCOPES)}. {HOW_TO_WRITE}")
     match = _DIGEST.fullmatch(rest[0]) if rest else None
     if match is None:
         raise InputError("a line has no SHA-256 of a token", where, HOW_TO_WRITE)
@@ -87,8 +89,6 @@ class ScopedTokens:
             return None
         return self._file.grant(token)
 
-
-_LOG = logging.getLogger(__name__)
 
 ALWAYS: Final = frozenset({"/healthz", "/readyz", "/ping", "/metrics"})
 """Answered however many requests are under way."""
@@ -240,7 +240,9 @@ class _Exchange:
         if guard.hosts is not None:
             host = self.headers.get(b"host", b"").decode("latin-1") if b"host" in self.headers else None
             if not is_own_host(host, guard.hosts):
-                detail = f"this service is not {shown(host)}: ask localhost, or start it with --allow-host NAME"
+                detail = (
+                    f"host {shown(host)} is not allowed: use localhost, or start the service with --allow-host NAME"
+                )
                 raise RequestRefused(421, detail, "host")
         grant = self.grant = None if access.grant is None else access.grant(Request(self.scope))
         self.scope["grant"] = EVERYTHING if access.grant is None else grant  # the routes ask for it

@@ -20,7 +20,7 @@ from starlette.responses import PlainTextResponse, Response
 from foundation.server.problems import RequestRefused
 from policy.risk_record import RiskRecord, format_utc
 from policy.tiers import UNKNOWN
-from serving.champion.model import LoadedModel, ModelHolder
+from serving.champion import LoadedModel, ModelHolder
 from serving.http.application import TEXT, TOKEN
 from serving.http.bodies import ARROW, JSON, as_json, media_of, one_of, read_json, shown, unknown_name
 from serving.http.limits import ServiceSettings, ThreadWork
@@ -38,7 +38,7 @@ from serving.http.score_cache import ScoreCache
 from serving.scores.reading import ScoredFleet, ScoredNode
 
 if TYPE_CHECKING:
-    from serving.champion.model import FeatureRows
+    from serving.champion import FeatureRows
 
 
 _KINDS: Final = ("nodes", "gpus", "rows")
@@ -64,14 +64,14 @@ class QueryRoutes:
         app.add_api_route(
             "/v1/nodes/{node:name}",
             self._node,
-            summary="Tell a node's risk, its GPUs and why.",
+            summary="Return the risk of a node, its GPUs and reasons.",
             response_model=NodeAnswer,
             dependencies=[TOKEN],
         )
         app.add_api_route(
             "/v1/nodes",
             self._nodes,
-            summary="List nodes, the riskiest first unless asked otherwise.",
+            summary="List nodes, by default the riskiest first.",
             response_model=NodesAnswer,
             dependencies=[TOKEN],
             responses={200: TEXT},
@@ -80,7 +80,7 @@ class QueryRoutes:
             "/v1/predict",
             self._predict,
             methods=["POST"],
-            summary="Tell the risk of nodes or GPUs by name, or of feature rows.",
+            summary="Return the risk of nodes or GPUs by name, or of feature rows.",
             response_model=PredictAnswer,
             dependencies=[TOKEN],
             openapi_extra={"requestBody": request_body(ASKED, arrow=ARROW, exact=True)},
@@ -198,9 +198,9 @@ class QueryRoutes:
 
     def _looked_up(self, kind: str, names: Any) -> Response:
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-            raise RequestRefused(422, f"{kind} is no list of names", "invalid")
+            raise RequestRefused(422, f"{kind} is not a list of names", "invalid")
         if not names:
-            raise RequestRefused(422, f"{kind} names none", "invalid")
+            raise RequestRefused(422, f"{kind} is empty", "invalid")
         if len(names) > self.settings.rows:
             raise RequestRefused(413, f"{len(names)} {kind}: ask for at most {self.settings.rows}", "too_large")
         fleet, now = self.fleet(), self.clock()
@@ -378,7 +378,7 @@ def _read(body: bytes, model: LoadedModel, limit: int) -> "FeatureRows":
 
 def _split(value: Any) -> tuple[Any, Any]:
     if not isinstance(value, dict) or not {"columns", "data"} <= value.keys():
-        raise RequestRefused(422, "dataframe_split is no object with columns and data", "invalid")
+        raise RequestRefused(422, "dataframe_split is not an object with columns and data", "invalid")
     for key in value:
         if key not in _SPLIT:
             raise RequestRefused(422, unknown_name(key, _SPLIT, "key of dataframe_split"), "invalid")

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from foundation.server.problems import RequestRefused
 from policy.risk_record import parse_utc
-from serving.champion.model import FeatureRows
+from serving.champion import FeatureRows
 from serving.http.bodies import shown, unknown_name
 
 UNIT: Final = "unit"
@@ -32,7 +32,7 @@ def rows_of_records(records: Any, columns: Sequence[str], limit: int, what: str 
     Raises ``RequestRefused``: 422, naming row and column; 413 for too many rows.
     """
     if not isinstance(records, list) or not all(isinstance(record, dict) for record in records):
-        raise RequestRefused(422, f"{what} is no list of objects, each of feature names and numbers", "invalid")
+        raise RequestRefused(422, f"{what} is not a list of objects with feature names and numbers", "invalid")
     _check_count(len(records), limit, what)
     first = list(records[0])
     if all(list(record) == first for record in records):  # as a program writes them
@@ -54,20 +54,20 @@ def rows_of_table(
     Raises ``RequestRefused`` as :func:`rows_of_records`.
     """
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise RequestRefused(422, f"{what}: the columns are no list of names", "invalid")
+        raise RequestRefused(422, f"{what}: the columns are not a list of names", "invalid")
     if not isinstance(data, list) or not all(isinstance(row, list) for row in data):
-        raise RequestRefused(422, f"{what}: the data is no list of lists", "invalid")
+        raise RequestRefused(422, f"{what}: the data is not a list of lists", "invalid")
     _check_count(len(data), limit, what)
     for number, row in enumerate(data):
         if len(row) != len(names):
             raise RequestRefused(422, f"{what}: row {number} has {len(row)} values for {len(names)} columns", "invalid")
     places = _places(names, columns)
-    own = {name: names.index(name) for name in _OWN if name in names}
-    aside = {name: [row[place] for row in data] for name, place in own.items()}
-    for place in sorted(own.values(), reverse=True):
+    keys = {name: names.index(name) for name in _OWN if name in names}
+    aside = {name: [row[place] for row in data] for name, place in keys.items()}
+    for place in sorted(keys.values(), reverse=True):
         for row in data:
             del row[place]
-    features = [name for name in names if name not in own]
+    features = [name for name in names if name not in keys]
     given = _numbers(data, features, what)
     values = _spread(given, [places[name] for name in features], len(columns))
     return FeatureRows(
@@ -132,7 +132,7 @@ def _numbers(data: Sequence[Sequence[Any]], names: Sequence[str], what: str) -> 
     for number, row in enumerate(data):
         if not _NUMBERS.issuperset(map(type, row)):
             name, value = next(pair for pair in zip(names, row, strict=True) if type(pair[1]) not in _NUMBERS)
-            raise RequestRefused(422, f"{what}: row {number}, {name}: {shown(value)} is no number", "invalid")
+            raise RequestRefused(422, f"{what}: row {number}, {name}: {shown(value)} is not a number", "invalid")
         given[number] = row
     _check_range(given, names, what)
     return given
@@ -168,7 +168,7 @@ def _stamps(times: Any) -> npt.NDArray[np.int64]:
 
 def _check_count(count: int, limit: int, what: str) -> None:
     if count == 0:
-        raise RequestRefused(422, f"{what} holds no row", "invalid")
+        raise RequestRefused(422, f"{what} has no rows", "invalid")
     if count > limit:
         raise RequestRefused(413, f"{what} holds {count} rows: send at most {limit}", "too_large")
 
@@ -182,7 +182,7 @@ def _places(names: Sequence[str], columns: Sequence[str]) -> dict[str, int]:
         if name not in places and name not in _OWN:
             raise RequestRefused(422, unknown_name(name, [*columns, *_OWN], "feature"), "invalid")
     if not any(name in places for name in names):
-        raise RequestRefused(422, "the rows hold no feature of the model", "invalid")
+        raise RequestRefused(422, "the rows have no feature of the model", "invalid")
     return places
 
 
@@ -190,7 +190,7 @@ def _check_range(values: npt.NDArray[np.float64], names: Sequence[str], what: st
     wrong = np.abs(values) > _LARGEST  # infinity among them, NaN not
     if wrong.any():
         row, column = np.argwhere(wrong)[0]
-        detail = f"{what}: row {row}, {names[column]}: {values[row, column]} is beyond what can be held"
+        detail = f"{what}: row {row}, {names[column]}: {values[row, column]} exceeds the range of float32"
         raise RequestRefused(422, detail, "invalid")
 
 
@@ -199,7 +199,7 @@ def _units(given: Sequence[Any] | None, count: int, what: str) -> list[str]:
         return [str(number) for number in range(count)]
     for number, unit in enumerate(given):
         if not isinstance(unit, str) or not unit.isprintable() or not unit:
-            raise RequestRefused(422, f"{what}: row {number}, unit: {shown(unit)} is no name", "invalid")
+            raise RequestRefused(422, f"{what}: row {number}, unit: {shown(unit)} is not a valid name", "invalid")
     return list(given)
 
 
@@ -213,11 +213,11 @@ def _times(given: Sequence[Any] | None, count: int, what: str) -> npt.NDArray[np
         try:
             times[number] = round(parse_utc(text).timestamp() * _MS)
         except ValueError:
-            why = "is no time with a zone: write ISO 8601, such as '2026-01-01T06:00:00Z'"
+            why = "is not a time with a zone: write ISO 8601, such as '2026-01-01T06:00:00Z'"
             raise RequestRefused(422, f"{what}: row {number}, decision_time: {shown(text)} {why}", "invalid") from None
     return times
 
 
 def _no_time(what: str, number: int) -> RequestRefused:
-    detail = f"{what}: row {number} has no decision_time, and others have one: give each row its own, or none to any"
+    detail = f"{what}: row {number} has no decision_time, but others have one: give all rows a time, or none"
     return RequestRefused(422, detail, "invalid")

@@ -8,7 +8,7 @@ from typing import Any
 
 from foundation.errors import InputError
 from foundation.files import stamp_of
-from serving.polling import Poller
+from foundation.running import Poller
 from serving.scores.reading import (
     FACTS,
     LATEST,

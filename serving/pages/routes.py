@@ -39,7 +39,7 @@ _REFUSALS: Final = refusals("text/html", {"type": "string"})
 
 
 def _day(given: object) -> object:
-    """Refuse the numbers and times that a date would be read from as well."""
+    """Accept ISO days only: pydantic also reads numbers and times as dates."""
     if isinstance(given, str) and re.fullmatch(r"\d{4}-\d\d-\d\d", given, re.ASCII) is None:
         raise ValueError("write a day such as 2026-03-01")
     return given
@@ -107,20 +107,20 @@ class FleetPages:
         pages: dict[str, Any] = {"tags": ["pages"], "responses": _REFUSALS}
         read = pages | {"dependencies": [TOKEN, PASSWORD]}
         for path, handler, summary in (
-            ("/", self._fleet, "Show who is at risk."),
-            ("/nodes/{node:name}", self._node, "Show a node, its GPUs and why."),
-            ("/gpus/{gpu:name}", self._gpu, "Show a GPU: why, earlier scores, outcomes."),
-            ("/outcomes", self._outcomes, "Show what came of the alerts of the last 30 days."),
-            ("/ledger", self._ledger_page, "Show what a controller decided, of all nodes or one."),
+            ("/", self._fleet, "List nodes or GPUs by risk."),
+            ("/nodes/{node:name}", self._node, "Show a node, its GPUs and reasons."),
+            ("/gpus/{gpu:name}", self._gpu, "Show a GPU: reasons, earlier scores, outcomes."),
+            ("/outcomes", self._outcomes, "Show alert outcomes of the last 30 days."),
+            ("/ledger", self._ledger_page, "Show the controller's decisions, of all nodes or one."),
         ):
             app.add_api_route(path, self._in_thread(handler), summary=summary, response_class=HTMLResponse, **read)
-        summary = "Tell which decision is shown, for the pages' script."
+        summary = "Return the decision shown, for the pages' script."
         app.add_api_route("/page/decision", self._decision, summary=summary, response_model=ShownDecision, **read)
         assets: dict[int | str, dict[str, Any]] = {
             200: {"content": {media.partition(";")[0]: {"schema": {"type": "string"}} for media in ASSETS.values()}}
         }
         app.add_api_route(
-            "/page/{file:name}", self._asset, summary="Give the pages' style, script and icon.",
+            "/page/{file:name}", self._asset, summary="Return the pages' style, script or icon.",
             response_class=Response, **pages | {"responses": _REFUSALS | assets},
         )  # fmt: skip
 

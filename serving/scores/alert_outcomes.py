@@ -18,8 +18,8 @@ import pyarrow.parquet as pq
 from features.config import LabelSection
 from features.labels.facts import EventArrays
 from features.labels.incidents import counted, find_incidents
-from features.times import BoolArray, instant_ms, milliseconds
 from foundation.instants import from_ms
+from foundation.times import BoolArray, instant_ms, milliseconds
 from policy.episodes import Alert, Happening, HappeningKind, caught_causes, evaluate_alert, openings
 from policy.tiers import TIERS, Tier
 from serving.scores.reading import FACTS, UnitPlace, decision_folders

@@ -12,13 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from features.matrix.meta import MatrixConfig
-from features.times import instant_ms
 from foundation.errors import InputError
 from foundation.instants import from_ms
+from foundation.times import instant_ms
 from models.bundle.store import Bundle
 from models.config import ServingSection
-from models.explanation.contributions import explained_by
-from models.explanation.reasons import ReasonPlan, largest_reasons
+from models.explanation.contributions import ReasonPlan, explained_by, largest_reasons
 from models.rows.ranking import name_hashes
 from models.rows.training_set import node_codes
 from models.training.fitted import FittedModels
@@ -86,7 +85,7 @@ def score_decision(
     scores.prune(settings.retention)
     notes = [model.note] if model.note else []
     if not written and summary["model"]["digest"] != model.bundle.digest:
-        notes.append("another model already scored it; this model scores the next decision")
+        notes.append("another model already scored this decision; this model scores the next one")
     return ScoringResult(
         decision_time=t,
         written=written,
@@ -246,16 +245,16 @@ def asked_decision(config: MatrixConfig, at: datetime, now: datetime) -> datetim
 
 
 def expiry(config: MatrixConfig, t: datetime, issued_at: datetime) -> datetime:
-    """Give the time after which a risk says nothing any more.
+    """Return when a risk expires.
 
-    Two things end it, whichever comes first: the end of the interval that it speaks of (t + gap + horizon), and two
-    decision intervals after it was issued, by when two newer ones should have taken its place.
+    That is the end of the interval that it predicts (t + gap + horizon), or two decision intervals after it was issued,
+    by when two newer decisions should have replaced it, whichever comes first.
     """
     return min(t + config.labels.gap + config.labels.horizon, issued_at + 2 * config.decision.every)
 
 
 def lag_seconds(config: MatrixConfig, t: datetime, now: datetime) -> float:
-    """Give by how many seconds a decision is older than the one that would be due by the clock alone; 0: it is that."""
+    """Return the lag of a decision, in seconds, behind the one that is due by the clock."""
     return max((_floor(now - config.features.delay, config) - t).total_seconds(), 0.0)
 
 
@@ -265,7 +264,7 @@ def _floor(t: datetime, config: MatrixConfig) -> datetime:
 
 
 FLEET_UNITS = 2048
-"""Units that a value is placed among at most, spread evenly: percentiles need no more."""
+"""Units that percentiles are computed over at most, spread evenly over the fleet."""
 
 
 def score_units(

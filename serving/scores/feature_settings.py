@@ -44,7 +44,7 @@ def live_config(bundle: Bundle, meta: DatasetMeta) -> MatrixConfig:
     where = f"bundle {bundle.path}"
     params = bundle.manifest.get("params")
     if not isinstance(params, Mapping):
-        raise InputError("it has no training parameters", where, _TRAIN)
+        raise InputError("the bundle has no training parameters", where, _TRAIN)
     step, unit = _trained_on(bundle, params, where)
     window = window_of(bundle.columns)
     if meta.step != step:
@@ -54,7 +54,9 @@ def live_config(bundle: Bundle, meta: DatasetMeta) -> MatrixConfig:
             "Score a dataset of the same step, or train again.",
         )
     if unit is not None and unit != meta.unit:
-        raise InputError(f"it was trained on {unit}s, the dataset's unit is the {meta.unit}", where, "Train again.")
+        raise InputError(
+            f"the bundle was trained on {unit}s, the dataset's unit is the {meta.unit}", where, "Train again."
+        )
     try:
         config = MatrixConfig(
             decision=DecisionSection.model_validate(params.get("decision", {})),
@@ -72,7 +74,9 @@ def live_config(bundle: Bundle, meta: DatasetMeta) -> MatrixConfig:
         )
     except ValidationError as error:
         raise InputError(
-            f"its parameters are not those of this version: {error.errors()[0]['msg']}", where, "Train it again."
+            f"the bundle's parameters are not valid in this version: {error.errors()[0]['msg']}",
+            where,
+            "Train it again.",
         ) from None
     if live_plan(config).reads_samples and not set(config.channels) & set(meta.channels):
         raise InputError(
@@ -127,7 +131,7 @@ def _trained_on(bundle: Bundle, params: Mapping[str, Any], where: str) -> tuple[
     try:
         step = parse_duration(params["telemetry"]["step"])
     except (KeyError, TypeError, ValueError):
-        raise InputError("it has no training step", where, _TRAIN) from None
+        raise InputError("the bundle has no training step", where, _TRAIN) from None
     data = bundle.manifest.get("data")
     unit = data.get("unit") if isinstance(data, Mapping) else None
     return step, None if unit is None else str(unit)
@@ -142,7 +146,7 @@ def _channels(bundle: Bundle, meta: DatasetMeta, params: Mapping[str, Any], wher
     unknown = [name for name in names if name not in known]
     if unknown:
         raise InputError(
-            f"the kind of series is unknown for its channel '{unknown[0]}' is",
+            f"the kind of its channel '{unknown[0]}' is unknown",
             where,
             "Score a dataset that has the channel, or train again on one without.",
         )

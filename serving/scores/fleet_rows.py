@@ -16,9 +16,9 @@ from features.matrix.grid import decision_rows
 from features.matrix.live_rows import live_plan, live_rows
 from features.matrix.meta import ACTED_ON, ROW_COLUMNS, MatrixConfig
 from features.matrix.sequences import SequencePlan, layout_of, live_windows
-from features.times import duration_ms, instant_ms, instants, milliseconds, text
 from features.windows.blocks import epoch_ms, key_columns, pair_codes
 from foundation.errors import InputError
+from foundation.times import duration_ms, instant_ms, instants, milliseconds, text
 from models.config import ServingSection
 from serving.scores.reading import span
 from telemetry.dataset.store import Dataset

@@ -35,7 +35,7 @@ _DIGITS: Final = re.compile(r"([0-9]{1,18})")
 MOST_DECISIONS: Final = 120
 """Newest decisions that a page shows: a month of one every six hours."""
 
-_DO: Final = "Run `predrain score` again; the scores of before are served meanwhile."
+_DO: Final = "Run `predrain score` again; the previous scores are served until then."
 
 
 @dataclass(frozen=True, slots=True)

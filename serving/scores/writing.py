@@ -256,22 +256,22 @@ def _behind_s(result: "ScoringResult", newest: Mapping[str, Any] | None) -> floa
 def _page(status: Mapping[str, Any], newest: Mapping[str, Any] | None) -> str:
     """Write the metrics in Prometheus' text format 0.0.4; what is not known has no line."""
     gauges: list[tuple[str, str, float | None]] = [
-        ("last_attempt_timestamp_seconds", "When the last run began.", _seconds(status["last_attempt"])),
-        ("last_success_timestamp_seconds", "When the last successful run began.", _seconds(status["last_success"])),
-        ("success", "1 if the last run succeeded.", float(status["error"] is None)),
-        ("consecutive_failures", "Runs that failed since the last success.", status["consecutive_failures"]),
-        ("lag_seconds", "By how much the data were too old for the decision that was due.", status["lag_seconds"]),
+        ("last_attempt_timestamp_seconds", "Start time of the last run.", _seconds(status["last_attempt"])),
+        ("last_success_timestamp_seconds", "Start time of the last successful run.", _seconds(status["last_success"])),
+        ("success", "1 if the last run succeeded, else 0.", float(status["error"] is None)),
+        ("consecutive_failures", "Failed runs since the last success.", status["consecutive_failures"]),
+        ("lag_seconds", "Lag of the newest decision behind the one that was due.", status["lag_seconds"]),
     ]
     if newest is not None:
         sampled, fitted = _seconds(newest["newest_sample"]), _seconds(newest["model"]["fitted_at"])
         gauges += [
-            ("decision_timestamp_seconds", "The newest decision time scored.", _seconds(newest["decision_time"])),
-            ("expires_timestamp_seconds", "When its risks expire.", _seconds(newest["expires_at"])),
-            ("duration_seconds", "How long scoring it took.", newest["duration_seconds"]),
-            ("alerts", "Units that the model alerts.", newest["alerts"]),
-            ("newest_sample_timestamp_seconds", "The newest sample that the newest decision used.", sampled),
+            ("decision_timestamp_seconds", "Newest scored decision time.", _seconds(newest["decision_time"])),
+            ("expires_timestamp_seconds", "Expiry of its risks.", _seconds(newest["expires_at"])),
+            ("duration_seconds", "Duration of scoring it.", newest["duration_seconds"]),
+            ("alerts", "Units that the model alerts on.", newest["alerts"]),
+            ("newest_sample_timestamp_seconds", "Newest sample used by the newest decision.", sampled),
             ("newest_sample_age_seconds", "Its age at the newest decision time.", newest["newest_sample_age_seconds"]),
-            ("model_fitted_timestamp_seconds", "When the model of the newest decision was fitted.", fitted),
+            ("model_fitted_timestamp_seconds", "Fit time of the model of the newest decision.", fitted),
         ]
     lines = []
     for name, text, value in gauges:

@@ -2,6 +2,6 @@
 
 One folder or module a source: ``prometheus`` (backfill), ``remote_write``, ``openmetrics`` (dumps), ``exporters``,
 ``nvml``, ``kernel_log``, ``gpud``, ``slurm``, ``kubernetes``, ``tickets``, ``diagnostics``. ``series`` reads
-Prometheus series into rows; ``outbox`` keeps how far an event collector has read; ``pushing`` sends what has landed on
+Prometheus series into rows; ``staging`` hands rows to the landing folder; ``pushing`` sends what has landed on
 a node to ``remote_write``. ``predrain collect`` starts them.
 """

@@ -13,8 +13,8 @@ from typing import Any, Final, Literal
 import pandas as pd
 
 from foundation.errors import InputError
+from foundation.text import storable
 from telemetry.accounting import Accounting
-from telemetry.bounds import storable
 from telemetry.dataset.schema import Event
 from telemetry.landing.folder import Landing, rows_table
 
@@ -113,7 +113,7 @@ def read_diagnostics(report: str, *, may_skip: Collection[str] = (), indices: Co
     except (ValueError, RecursionError):
         content = None
     if not isinstance(content, dict):
-        return [GpuVerdict(_NODE, None, "inconclusive", "the report is not whole")]
+        return [GpuVerdict(_NODE, None, "inconclusive", "the report is incomplete")]
     serials = _serials(content)
     body: Mapping[str, Any] = next((content[name] for name in _REPORTS if isinstance(content.get(name), Mapping)), {})
     results: dict[str, _Results] = {index: [] for index in serials}
@@ -131,16 +131,16 @@ def read_diagnostics(report: str, *, may_skip: Collection[str] = (), indices: Co
     return [GpuVerdict(index, serials.get(index), *_verdict(results[index], of_node, is_cut=is_cut)) for index in order]
 
 
-def _verdict(own: _Results, of_node: _Results, *, is_cut: bool) -> tuple[Verdict, str | None]:
-    failed = [test for test, status in own if status == "fail"]
+def _verdict(results: _Results, of_node: _Results, *, is_cut: bool) -> tuple[Verdict, str | None]:
+    failed = [test for test, status in results if status == "fail"]
     if failed:
         return "fail", "failed: " + ", ".join(dict.fromkeys(failed))
     reasons = ["the run was cut short"] if is_cut else []
     # A failed test of the node (a library missing, a setting) says nothing of this GPU, but the run cleared nothing.
-    reasons += [f"{test}: not met on the node" for test, status in of_node if status == "fail"]
-    odd = [f"{test}: {status}" for test, status in (*own, *of_node) if status not in ("pass", "fail")]
+    reasons += [f"{test}: failed on the node" for test, status in of_node if status == "fail"]
+    odd = [f"{test}: {status}" for test, status in (*results, *of_node) if status not in ("pass", "fail")]
     reasons += dict.fromkeys(odd)
-    if not reasons and not any(status == "pass" for _, status in own):
+    if not reasons and not any(status == "pass" for _, status in results):
         reasons = ["no test of this GPU"]
     return ("inconclusive", "; ".join(reasons)) if reasons else ("pass", None)
 
@@ -155,7 +155,7 @@ def _read_table(report: str, indices: Collection[str]) -> dict[str, Any] | None:
     rows = report[headers[0].end() :]
     texts, errors = _table_tests(rows)
     if not _TABLE_END.search(rows):
-        errors.append("the table has no end")
+        errors.append("the table is cut short")
     tests = {name: [_table_result(text) for text in found] for name, found in texts.items()}
     device_ids = _DEVICE_IDS.search(rows)
     device_count = len(device_ids[1].split(",")) if device_ids else 0
@@ -165,7 +165,7 @@ def _read_table(report: str, indices: Collection[str]) -> dict[str, Any] | None:
         for result in results:
             if result.pop("is_all", False):
                 if not tested:
-                    what = f"{name!r} has a result of all GPUs, and the table does not show which were tested"
+                    what = f"{name!r} has a result for all GPUs, but the table does not list the tested GPUs"
                     raise InputError(what, f"{_TABLE}, {device_count} GPUs", f"{_DO} List the tested GPUs only.")
                 result["gpu_ids"] = sorted(tested)
         # DCGM 4 sums up what it reports of each GPU.
@@ -280,7 +280,7 @@ def collect_diagnostics(
         raise InputError(f"the report cannot be read: {error.strerror}", str(path), "Check the path.") from None
     report = content.decode("utf-8", errors="replace")
     if report.strip() and "{" not in report and not _TABLE_HEADER.search(report):
-        raise InputError("the file holds no report", str(path), "Give the output of `dcgmi diag`, best with -j.")
+        raise InputError("the file has no report", str(path), "Give the output of `dcgmi diag`, best with -j.")
     indices = [index for key, index in names if key == "slot"]
     try:
         verdicts = read_diagnostics(report, may_skip=may_skip, indices=indices)
@@ -291,7 +291,7 @@ def collect_diagnostics(
         gpu = names.get(("serial", verdict.serial or "")) or names.get(("slot", verdict.index))
         if verdict.index and gpu is None:
             number = f", serial {verdict.serial}" if verdict.serial else ""
-            what = f"it is not known which GPU index {verdict.index}{number} is"
+            what = f"unknown GPU: index {verdict.index}{number}"
             raise InputError(what, f"{path}, node {node}", _DO)
         rows.append(Event(when, node, "diagnostic", SOURCE, when + delay, verdict.code, verdict.detail, gpu).row())
     digest = hashlib.sha256(content + f"\0{node}\0{when.isoformat()}".encode()).hexdigest()[:24]

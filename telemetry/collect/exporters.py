@@ -110,7 +110,7 @@ class PageWatch(Watch[Rows]):
         if count == 0 and (faults := {why: n for why, n in (left_out + problems).items() if ": " not in why}):
             raise ScrapeError("parse", "; ".join(f"{why}: {n}" for why, n in sorted(faults.items()))[:160])
         if count == 0:
-            raise ScrapeError("empty", "the page has no series of a device")
+            raise ScrapeError("empty", "the page has no series of a GPU")
         if count > MAX_PAGE_ROWS:
             raise ScrapeError("too_large", f"the page has {count} GPUs, over {MAX_PAGE_ROWS}")
         inventory = self._news.select(tables.inventory)

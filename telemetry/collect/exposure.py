@@ -80,7 +80,7 @@ def _application(
 
     async def healthz(_: Request) -> Response:
         if (reason := problem()) is not None:
-            return PlainTextResponse(f"nothing can be written: {reason}\n", 503)
+            return PlainTextResponse(f"cannot write: {reason}\n", 503)
         return PlainTextResponse("ok\n")
 
     return Starlette(routes=[Route("/metrics", page), Route("/healthz", healthz)])

@@ -17,14 +17,13 @@ from typing import Annotated, Any, Final
 from pydantic import AwareDatetime, BaseModel, BeforeValidator, ValidationError
 
 from foundation.instants import from_ms, to_ms
+from foundation.text import storable
 from telemetry.accounting import Accounting
-from telemetry.bounds import BAD_TIME, EARLIEST_MS, LATEST_MS, later, storable
-from telemetry.collect.buffer import DROPPED
-from telemetry.collect.kubernetes.faults import named_gpu, xid_faults
-from telemetry.collect.kubernetes.rules import KubernetesRules, default_rules
-from telemetry.collect.outbox import Outbox
+from telemetry.bounds import BAD_TIME, EARLIEST_MS, LATEST_MS, later
+from telemetry.collect.kubernetes.rules import KubernetesRules, default_rules, named_gpu, xid_faults
 from telemetry.collect.scraping.collector import Fetch, ScrapeError, Watch
 from telemetry.collect.scraping.targets import Page, Target
+from telemetry.collect.staging import DROPPED, Outbox
 from telemetry.dataset.schema import Event
 from telemetry.kernel_log.catalogue import DETAIL_LENGTH, shipped
 
@@ -82,7 +81,7 @@ def read_events(
     try:
         components = [_Component.model_validate(part) for part in json.loads(page, parse_int=_number) or []]
     except (ValueError, TypeError, RecursionError):  # a ValidationError is a ValueError
-        raise ScrapeError("parse", "this is no list of gpud's components") from None
+        raise ScrapeError("parse", "not a list of gpud's components") from None
     found: dict[str, Event | str] = {}
     for component in components:
         for given in component.events:
@@ -220,11 +219,13 @@ class EventsWatch(Watch[NodeEvents]):
                 if error.kind != "too_large" or now - start < _SHORTEST:
                     raise
                 start = now - (now - start) / 2  # an answer has no pages: the newest events count most
-                reason = "before the newest that fit into one answer"
+                reason = "older than one response can hold"
                 self._accounting.left_out("gpud answers", reason, example=f"{self.target.address} {start.isoformat()}")
                 self._accounting.read("gpud answers")
                 _log.warning(
-                    "%s: too many events, those before %s are left out", self.target.address, start.isoformat()
+                    "%s: too many events for one response, those before %s are left out",
+                    self.target.address,
+                    start.isoformat(),
                 )
 
         def known_at(time: datetime) -> datetime:

@@ -27,16 +27,16 @@ import numpy.typing as npt
 from foundation.errors import InputError
 from foundation.files import check_regular, disk_errors
 from telemetry.accounting import Accounting
-from telemetry.collect.outbox import Outbox
 from telemetry.collect.series.batch import SeriesBook, read_batch
 from telemetry.collect.series.exposition import BAD_LINE, LineReader
 from telemetry.collect.series.identity import XID_COUNT_METRIC, SeriesCatalogue
 from telemetry.collect.series.xid_counts import XidCounts
+from telemetry.collect.staging import Outbox
 from telemetry.importing.files.series import dump_lines
 from telemetry.landing.folder import Landing
 from telemetry.packing import DAMAGED, open_packed
 
-NO_TIME: Final = "line without a time stamp"
+NO_TIME: Final = "line without timestamp"
 """Why a line is left out, in addition to the reasons of bad lines and of metrics that are no channel."""
 
 _BLOCK_SAMPLES: Final = 100_000
@@ -69,7 +69,7 @@ def land_dump(
     """
     check_regular(path)
     digest = _digest(path, catalogue)
-    staged = {"rows landed": 0, "files landed": 0, "XID events landed": 0}
+    staged = {"rows landed": 0, "files landed": 0, "XID events staged": 0}
     with Outbox(landing, f"dump-{digest}") as outbox, _empty_folder(landing.state(f"dump-{digest}")) as folder:
         if outbox.position:
             return outbox.position | staged
@@ -93,7 +93,7 @@ def land_dump(
             columns = place[usable], block["ms"][usable], block["value"][usable]
             tables = read_batch(reader.book.series, *columns, xids=xids, problems=reader.left_out)
             new = tables.stage(landing, f"dump-{digest}-{part.name}")
-            staged["XID events landed"] += new["events"]
+            staged["XID events staged"] += new["events"]
             staged["rows landed"] += new["samples"]
             staged["files landed"] += "samples" in new
             for kind in ("samples", "events"):
@@ -219,11 +219,11 @@ def divide(spilled: Path, held_samples: int) -> list[Path]:
 
 
 def _nothing(path: Path, reader: _DumpReader) -> InputError:
-    what = "the file holds no sample of a channel"
+    what = "the file has no samples of a known channel"
     if fault := reader.examples.get(BAD_LINE):
         return InputError(f"{what}, and a line cannot be read: {fault}", str(path), _DO)
     reasons = ", ".join(f"{reason} ({count} lines)" for reason, count in reader.left_out.most_common(3))
-    do = f"Map its metrics and labels with --mapping. {f'It holds {reasons}.' if reasons else 'It is empty.'}"
+    do = f"Map its metrics and labels with --mapping. {f'It has {reasons}.' if reasons else 'It is empty.'}"
     return InputError(what, str(path), do)
 
 

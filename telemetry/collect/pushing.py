@@ -168,11 +168,11 @@ class HttpTarget:
         detail = _value_of(answer.body, "detail")
         reason = f"{self} answered {status}" + ("" if detail is None else f": {str(detail)[:500]}")
         if 200 <= status < 400:  # a login page would swallow all telemetry
-            reason += "; this is not a receiver: check the address, nothing is lost meanwhile"
+            reason += "; this is not a receiver: check the address (no data is lost)"
         if 400 <= status < 500 and status not in _NOT_THE_FILE:
             raise Rejected(reason)
         if status in (401, 403):
-            reason += "; check the token in --bearer-token-file, nothing is lost meanwhile"
+            reason += "; check the token in --bearer-token-file (no data is lost)"
         after_s = retry_after_s(answer.headers.get("retry-after"), longest_s=_MAX_RETRY_AFTER_S)
         raise Later(reason, after_s, server_error=status >= 500 and status != 503)
 
@@ -224,7 +224,7 @@ class Pusher:
             for path, later in skipped:
                 self._server_errors[path.name] += later.server_error
                 if self._server_errors[path.name] >= MAX_SERVER_ERRORS:
-                    self._spool.refuse(path, f"{later}, {MAX_SERVER_ERRORS} times, while others were taken")
+                    self._spool.refuse(path, f"{later}, {MAX_SERVER_ERRORS} times, while other files were accepted")
         return self._wait(str(skipped[-1][1]), skipped[-1][1].after_s)
 
     def _wait(self, reason: str, after_s: float | None = None) -> Later:

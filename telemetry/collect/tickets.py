@@ -22,7 +22,7 @@ from telemetry.importing.mapping import TableMapping
 from telemetry.importing.quarantine import Quarantine
 from telemetry.importing.tickets import resolutions
 from telemetry.landing.folder import LANDED_EVENTS, Landing
-from telemetry.phrases.classifier import WORK, PhraseReview
+from telemetry.phrases import WORK, PhraseReview
 
 SOURCE: Final = "ticket"
 ENTRY_ALIASES: Final[Mapping[str, str]] = {
@@ -49,7 +49,7 @@ def collect_tickets(
     ``delay``: ``known_at`` of a ticket without an entry time is its time plus this.
     ``stays``: the dataset's inventory, for tickets that name a GPU only, or name it by slot, address or serial number.
     ``max_loss``: share of the rows that may be lost; None: any.
-    Raises ``InputError`` if the table has a wrong column, no row can be used, or more are lost than may be.
+    Raises ``InputError`` if the table has a wrong column, no usable rows, or more are lost than may be.
     """
     quarantine, review = Quarantine(max_loss), PhraseReview()
     tables = [LANDED_EVENTS.empty_table()]
@@ -64,7 +64,7 @@ def collect_tickets(
         _fill_nodes(rows, stays)
         unplaced = pd.isna(rows["node"])
         batch.refuse("missing node and gpu", unplaced & pd.isna(rows["gpu"]))
-        batch.refuse("the node of the gpu is not known", unplaced)
+        batch.refuse("unknown node of the gpu", unplaced)
         rows["source"] = np.where(pd.isna(rows["source"]), SOURCE, rows["source"])
         rows["pci_bus_id"][:] = [None if text is None else normalise_pci_bus_id(text) for text in rows["pci_bus_id"]]
         resolved = _landed(resolutions(rows, batch.good, delay))
@@ -74,7 +74,7 @@ def collect_tickets(
     quarantine.used("events", table.num_rows)
     if counts["events_read"] and not table.num_rows and quarantine.counts:
         reason = quarantine.counts.most_common(1)[0][0]
-        raise InputError(f"no row can be used: {reason}", quarantine.example(reason), "Correct it, or map it.")
+        raise InputError(f"no usable rows: {reason}", quarantine.example(reason), "Correct or map it.")
     quarantine.check_loss("events")
     rules = mapping.model_dump_json()
     digest = hashlib.sha256(path.read_bytes() + rules.encode()).hexdigest()[:24]

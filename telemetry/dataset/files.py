@@ -30,27 +30,27 @@ ATTEMPTS: Final = 5
 """Of each request, with pauses that grow between them: for lost connections, timeouts, 5xx and "slow down"."""
 
 _ERRORS: Final = (
-    (("NO_SUCH_BUCKET",), "there is no bucket {bucket!r}", "Check its name and AWS_ENDPOINT_URL, or make it."),
-    (("NO_SUCH_KEY",), "a file of the dataset was removed while it was read", "Run again when the dataset is whole."),
+    (("NO_SUCH_BUCKET",), "there is no bucket {bucket!r}", "Check its name and AWS_ENDPOINT_URL, or create it."),
+    (("NO_SUCH_KEY",), "a file of the dataset was removed during the read", "Run again when the dataset is complete."),
     (
         (
             "ACCESS_DENIED", "INVALID_ACCESS_KEY_ID", "SIGNATURE_DOES_NOT_MATCH", "INVALID_CLIENT_TOKEN_ID",
             "HTTP status 403",
         ),
-        "the storage refuses these credentials, or they may not do this",
-        "Check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (or AWS_PROFILE), and what they may do there.",
+        "the storage rejects these credentials, or they lack permission",
+        "Check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (or AWS_PROFILE), and their permissions.",
     ),
     (
         ("curlCode: 60", "curlCode: 77"),  # not signed by a trusted authority; authorities cannot be read
         "the storage's certificate is not trusted",
-        "Name the PEM file of its authority in AWS_CA_BUNDLE.",
+        "Set AWS_CA_BUNDLE to the PEM file of its authority.",
     ),
     (
         ("NETWORK_CONNECTION", "REQUEST_TIMEOUT"),
-        "the storage does not answer, after {attempts} attempts",
+        "the storage does not respond, after {attempts} attempts",
         "Check AWS_ENDPOINT_URL and the network, then run again.",
     ),
-    (("",), "the storage answered with an error", "Run again; if it stays, ask who runs it."),
+    (("",), "the storage answered with an error", "Run again; if the error persists, ask its operator."),
 )  # fmt: skip
 """Text of a storage error, its meaning, and what to do; the first match counts."""
 
@@ -112,8 +112,8 @@ def storage_errors(place: S3Place, name: str = "") -> Iterator[None]:
 _OF_CONTENT = re.compile(r"parquet|thrift|corrupt|decompress|deserializ|end of stream|page header", re.IGNORECASE)
 # In what Arrow raises as an OSError without a number, this is about the bytes of a file and not about reaching it.
 
-UPLOAD_AGAIN = "Upload the whole dataset again."
-JSON_LAST = "Wait until the upload has ended. If it has, upload dataset.json once more: it goes up last."
+UPLOAD_AGAIN = "Upload the complete dataset again."
+JSON_LAST = "Wait until the upload has ended. If it has, upload dataset.json again: it must be uploaded last."
 RUN_AGAIN = "Run again when the upload has ended; upload a newer dataset under another prefix."
 IMPORT_AGAIN = "The dataset is damaged: restore the file, or import or collect its sources again."
 
@@ -223,7 +223,7 @@ class StoredFiles(FolderFiles):
             try:
                 stream = self._storage.open_input_file(listed.path)
             except FileNotFoundError:
-                raise InputError("a file of the dataset was removed while it was read", where, RUN_AGAIN) from None
+                raise InputError("a file of the dataset was removed during the read", where, RUN_AGAIN) from None
             with stream:
                 if stream.size() != listed.size or _changed_at(stream) not in (None, _whole_seconds(listed.mtime)):
                     raise InputError("a file of the dataset was replaced while it was read", where, RUN_AGAIN)
@@ -259,7 +259,7 @@ def _read_meta(storage: FileSystem, place: S3Place) -> tuple[DatasetMeta, dateti
             (bucket,) = storage.get_file_info([place.bucket])
         if bucket.type == FileType.NotFound:
             raise InputError(
-                f"there is no bucket {place.bucket!r}", str(place), "Check its name and AWS_ENDPOINT_URL, or make it."
+                f"there is no bucket {place.bucket!r}", str(place), "Check its name and AWS_ENDPOINT_URL, or create it."
             ) from None
         raise InputError(
             "there is no dataset here: no dataset.json", str(place), "Upload the folder of a dataset to this prefix."

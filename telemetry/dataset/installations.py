@@ -81,7 +81,9 @@ class Installations:
         if absent(names).any():
             row = int(np.flatnonzero(absent(names))[0])
             raise InputError(
-                "neither a GPU nor a node is named", f"inventory row {row}", "Fill the column gpu or the column node."
+                "the row names neither a GPU nor a node",
+                f"inventory row {row}",
+                "Fill the column gpu or the column node.",
             )
         installed = milliseconds(inventory["installed_at"], "installed_at")
         removed = milliseconds(inventory["removed_at"], "removed_at")

@@ -11,7 +11,7 @@ from pydantic import BeforeValidator, Field, PlainSerializer, TypeAdapter, Valid
 
 from foundation.errors import InputError
 from telemetry.dataset.channels import Channel, channel_as_dict
-from telemetry.dataset.runs import Runs
+from telemetry.dataset.layout import Runs
 from telemetry.dataset.schema import READ_SCHEMA_VERSIONS, Unit
 
 META_NAME = "dataset.json"
@@ -43,7 +43,7 @@ class DatasetMeta:
 
     ``schema_version``: version of the layout, see :data:`SCHEMA_VERSION` and ``RUNS_SCHEMA_VERSION``.
     ``span``: first and last instant (aware UTC) of anything observed.
-    ``run_days``: days of a run, see :class:`telemetry.dataset.runs.Runs`; None: a bucket is one run.
+    ``run_days``: days of a run, see :class:`telemetry.dataset.layout.Runs`; None: a bucket is one run.
     ``channels``: channels of the sample table in column order, roll-ups included; empty without telemetry.
     ``counts``: rows of each table (``samples``, ``events``, ``inventory``, ``jobs``), ``nodes``, ``gpus``, the samples
     of each bucket (``samples_by_bucket``), and what an import counted.

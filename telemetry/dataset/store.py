@@ -22,10 +22,10 @@ from telemetry.dataset.layout import (
     part_rows,
     read_day_digests,
     read_part,
+    since_in_ms,
     sort_columns,
 )
 from telemetry.dataset.meta import DatasetMeta, read_meta
-from telemetry.dataset.runs import since_in_ms
 from telemetry.dataset.schema import samples_schema
 
 # Several threads read buckets and give them up concurrently: giving back their pages costs Arrow's own allocators a

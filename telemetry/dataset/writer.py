@@ -21,6 +21,7 @@ from telemetry.dataset.channels import Channel, channel_as_dict
 from telemetry.dataset.files import sha256_of
 from telemetry.dataset.layout import (
     DEFAULT_BUCKETS,
+    Runs,
     bucket_name,
     footer,
     instants_ms,
@@ -34,7 +35,6 @@ from telemetry.dataset.layout import (
     write_small,
 )
 from telemetry.dataset.meta import META_NAME, DatasetMeta, encode_meta, instant_text
-from telemetry.dataset.runs import Runs
 from telemetry.dataset.schema import (
     EVENTS,
     INVENTORY,

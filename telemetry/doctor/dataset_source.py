@@ -142,7 +142,9 @@ def sparse_samples(dataset: Dataset) -> list[TelemetryFinding]:
         gap = pd.Timedelta(interval or 0).round("min" if meta.step >= timedelta(minutes=1) else "s")
         if gap > SPARSE_STEPS * meta.step:
             every, step = format_duration(gap.to_pytimedelta()), format_duration(meta.step)
-            what = f"samples come every {every}, and the dataset's step is {step}: scoring calls such units unknown"
+            what = (
+                f"samples arrive every {every}, but the dataset's step is {step}: scoring treats such units as unknown"
+            )
             return [
                 TelemetryFinding(
                     what, f"Set `telemetry.step: {every}` and import into an empty folder, or sample faster."
@@ -161,8 +163,8 @@ def silent_sources(events: pd.DataFrame, until: datetime) -> list[TelemetryFindi
     for source, times in events.groupby("source")["timestamp"]:
         longest, silence = times.sort_values().diff().max(), until - times.max()
         if len(times) >= _TALKS and silence > max(_SILENCE * longest, LOOKED_AT):
-            what = f"no event came from {source} for {silence.days} days, longer than ever"
-            do = "See whether it still runs: without its failures the next fit learns that all is well."
+            what = f"{source} reported no events for {silence.days} days, longer than ever before"
+            do = "Check that it still runs: without its events the next fit learns from missing failures."
             findings.append(TelemetryFinding(what, do, problem=False))
     return findings
 
@@ -180,36 +182,36 @@ def _findings(dataset: Dataset, events: pd.DataFrame, silent: pd.DataFrame, now:
     return found + findings_of(
         (
             first and meta.channels,
-            f"{len(silent):,} {what}s of the inventory sent nothing in the newest {format_duration(LOOKED_AT)}, such "
-            f"as {first}",
-            "Are they dead, or gone? Record those taken out: `removed_at` in an --inventory, or a ticket.",
+            f"{len(silent):,} {what}s of the inventory reported no samples in the newest {format_duration(LOOKED_AT)}, "
+            f"such as {first}",
+            "Check whether they failed or were removed. Record removals: `removed_at` in an --inventory, or a ticket.",
         ),
         (
             not meta.channels,
-            "the dataset holds no telemetry, only events and inventory",
-            "Collect some: `predrain collect prometheus` for history, `predrain collect exporters` from now on.",
+            "the dataset has no telemetry, only events and inventory",
+            "Collect it: `predrain collect prometheus` for history, `predrain collect exporters` for new samples.",
         ),
         (
             "xid" not in kinds,
-            "no XID is among the events",
+            "the events contain no XID",
             "Import the kernel logs (`predrain import --events`), or follow them (`predrain collect kernel-log`).",
         ),
         (
             not kinds & {"repair", "replacement"},
-            "no repair and no replacement is among the events: incidents end only by time",
-            "Bring in the tickets (`predrain collect tickets`), or what the scheduler knows "
+            "the events contain no repair or replacement: incidents end by timeout only",
+            "Add tickets (`predrain collect tickets`), or the records of the scheduler "
             "(`predrain collect slurm`, `predrain collect kubernetes`).",
             False,
         ),
         (
             age > _OLD,
             f"the newest row is {age.days:,} days old",
-            "Start a live collector, if it shall score.",
+            "Start a live collector to score the fleet.",
             False,
         ),
         (
             0 < meta.counts.get("samples", 0) < 100 * aside,
             f"{aside:,} rows or values were quarantined, most for: {reason}",
-            f"Look at {dataset.place}/quarantine and correct the source or the mapping.",
+            f"Check {dataset.place}/quarantine, and correct the source or the mapping.",
         ),
     )

@@ -107,7 +107,7 @@ Status = Literal["ok", "partly", "empty", "missing", "unsure", "not on this boar
 BAD: Final[Mapping[Status, str]] = {
     "missing": "missing",
     "empty": "without a value",
-    "partly": "only partly there",
+    "partly": "incomplete",
 }
 """The statuses that something can be done about, as texts show them."""
 
@@ -115,8 +115,8 @@ PARTLY_FROM: Final = 0.02
 """A channel that this share of the GPUs or of the rows lacks is partly available."""
 
 
-_ADD: Final = "Add to the exporter's counter file (deploy/dcgm-exporter/predrain-counters.csv has it all):"
-_ADD_LATER: Final = "With an exporter built on DCGM 4.6 or later add as well:"
+_ADD: Final = "Add to the exporter's counter file (deploy/dcgm-exporter/predrain-counters.csv is the full list):"
+_ADD_LATER: Final = "With an exporter built on DCGM 4.6 or later, also add:"
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,16 +203,16 @@ def _state(channel: Channel, group: Group, observation: Observation, importance:
     status: Status = "missing" if seen is None else "empty"
     remark = "" if seen is None else "no value"
     if seen is not None and seen.sentinels:
-        remark = f"{seen.sentinels:,} values say not supported"
+        remark = f"{seen.sentinels:,} values mean 'not supported'"
     if absent := absent_on_all(observation.models, channel.name):
         status, remark = "not on this board", absent
     elif channel.name == "xid_last" and observation.kind == "dataset" and observation.xid_events and not used:
-        status, remark = "not from here", "the events hold single XIDs instead"
+        status, remark = "not from here", "the events contain the XIDs instead"
     elif observation.kind != "dataset":
         if elsewhere := _not_from_exporters(channel, group, observation):
             status, remark = "not from here", elsewhere
         elif channel.name == "xid_last":
-            remark = "single XIDs are reported instead" if observation.xid_events else "left out until the first XID"
+            remark = "each XID is reported instead" if observation.xid_events else "exported after the first XID only"
             status = "unsure"
     return ChannelState(channel, group, status, seen, used, share, remark)
 
@@ -230,7 +230,7 @@ def _gap(seen: ChannelSeen, observation: Observation) -> str:
 
 def _not_from_exporters(channel: Channel, group: Group, observation: Observation) -> str:
     if group.name == "scraping":
-        return "made by `predrain collect exporters`"
+        return "measured by `predrain collect exporters`"
     if group is not OTHER and observation.facts.get("exporter") == "AMD" and not channel.amd:
         return "AMD's exporter has no such metric"
     return "" if group is OTHER or channel.dcgm_names or channel.amd else "no exporter has it"
@@ -273,13 +273,13 @@ def _steps(group: Group, bad: Sequence[ChannelState], kind: SourceKind) -> Itera
     for title, added in switched.items():
         yield from (title, *added) if added else ()
     if kind == "dataset" and any(switched.values()):
-        yield "Then collect again: `predrain collect prometheus` for history, `predrain collect exporters` from now on."
+        yield "Collect again: `predrain collect prometheus` for history, `predrain collect exporters` for new samples."
     own = [channel.name for channel, line in lines if line is None]
     if own:
-        yield f"No exporter gives {', '.join(own)}: map it from your own metrics (--mapping), or leave it."
+        yield f"No exporter has {', '.join(own)}: map your own metrics (--mapping), or ignore it."
     if incomplete:
         yield (
-            f"Some or all GPUs give no {', '.join(incomplete)}: compare nodes that have it with nodes that have not "
+            f"Some or all GPUs do not report {', '.join(incomplete)}: compare nodes with and without it "
             "(counter file, driver, ECC, MIG)."
         )
     if (any(switched.values()) or incomplete) and group.condition:
@@ -306,7 +306,7 @@ def as_text(diagnosis: Diagnosis) -> str:
     lines += _channels(diagnosis)
     if look.unknown:
         more = f" and {len(look.unknown) - _SHOWN_UNKNOWN} more" if len(look.unknown) > _SHOWN_UNKNOWN else ""
-        lines += ["", f"Not known to predrain: {', '.join(look.unknown[:_SHOWN_UNKNOWN])}{more}"]
+        lines += ["", f"Unknown metrics: {', '.join(look.unknown[:_SHOWN_UNKNOWN])}{more}"]
     if look.findings:
         lines += ["", "Other findings"]
         findings = sorted(look.findings, key=lambda finding: not finding.problem)
@@ -353,7 +353,7 @@ def _to_do(diagnosis: Diagnosis) -> list[str]:
     for number, todo in enumerate(diagnosis.todos, start=1):
         importance = "" if todo.importance is None else f" [{todo.importance:.1%}]"
         if todo.channels and todo.importance is None and diagnosis.importance is not None and not todo.used:
-            importance = " [the model never saw it: its importance is not known]"
+            importance = " [not in the model's training data: importance unknown]"
         lines.append(f"{number:>3}. {todo.title}{importance}")
         lines += [f"     {step}" for step in todo.steps]
     return lines
@@ -361,11 +361,11 @@ def _to_do(diagnosis: Diagnosis) -> list[str]:
 
 def _verdict(diagnosis: Diagnosis) -> str:
     if diagnosis.healthy:
-        return "OK: nothing is missing that the model uses."
-    by = "the model uses" if diagnosis.importance is not None else "failures are known to announce themselves by"
+        return "OK: the source has all channels that the model uses."
+    by = "used by the model" if diagnosis.importance is not None else "known precursors of failures"
     parts = []
     if diagnosis.lacking:
-        parts.append(f"missing, and {by}: {', '.join(diagnosis.lacking)}")
+        parts.append(f"missing channels, {by}: {', '.join(diagnosis.lacking)}")
     problems = sum(finding.problem for finding in diagnosis.observation.findings)
     if problems:
         parts.append(f"{_count(problems, 'other problem')} found")

@@ -77,7 +77,7 @@ def read_importance(
             importance, folds = _from_attributions(file, known)
             return importance, (
                 f"Importance: share of the attributions of {importance.model} over {folds} folds of the last backtest: "
-                f"what moved its scores, which is not what its precision would lose ({file})."
+                f"it measures the effect on scores, not on precision ({file})."
             )
         tried.append(f"{file} is not there")
     if bundle is not None:
@@ -87,8 +87,8 @@ def read_importance(
         tried.append(f"{bundle} holds no bundle")
     reason = "; ".join(tried) or "no backtest and no bundle were given"
     return None, (
-        f"The importance of channels is not known: {reason}. Run `predrain train` or `predrain backtest` on your "
-        "dataset; until then channels are evaluated by whether failures are known to announce themselves there."
+        f"The importance of channels is unknown: {reason}. Run `predrain train` or `predrain backtest` on your "
+        "dataset. Until then, channels with known precursors of failures count as used."
     )
 
 
@@ -116,7 +116,7 @@ def _from_bundle(bundle: Path, known: list[str]) -> Importance:
         keys = {_key(str(feature["group"]), feature["channel"], known) for feature in manifest["features"]}
         return Importance(str(manifest["profile"]), str(bundle), frozenset(keys) - _NO_CHANNELS)
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise _damaged(file, f"it lacks or misstates {error}") from error
+        raise _damaged(file, f"a key is missing or invalid: {error}") from error
 
 
 def _key(group: str, channel: str | None, known: list[str]) -> str:
@@ -128,4 +128,4 @@ def _key(group: str, channel: str | None, known: list[str]) -> str:
 
 
 def _damaged(file: Path, why: str) -> InputError:
-    return InputError(f"the file cannot be used: {why}", str(file), "Run the backtest or the training again.")
+    return InputError(f"cannot use the file: {why}", str(file), "Run the backtest or the training again.")

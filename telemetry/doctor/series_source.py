@@ -68,7 +68,7 @@ def observe_page(
         check_status(answer, connection.url)
     except (HttpError, BodyTooLarge) as error:
         do = "Check the address, the credentials, that the server runs, and that this host may reach it."
-        raise InputError(f"no answer: {error}", shown_url(connection.url), do) from error
+        raise InputError(f"no response: {error}", shown_url(connection.url), do) from error
     catalogue = SeriesCatalogue(channels, mapping, default_node=host)
     return observe_body(answer.body, catalogue, shown_url(connection.url), now, answer)
 
@@ -97,7 +97,7 @@ def observe_body(
         nameless = _nameless(catalogue, left_out)
         hint = f"{nameless} lines have a channel's name but no label that names GPU and node. " if nameless else ""
         raise InputError(
-            "the page holds no series of a GPU",
+            "the page has no series of a GPU",
             where,
             f"{hint}Give the page of dcgm-exporter or AMD's device-metrics-exporter, or name its labels by --mapping.",
         )
@@ -113,19 +113,19 @@ def observe_body(
     findings = findings_of(
         (
             problems,
-            f"{problems.total()} lines are not of the format: {next(iter(examples.values()), '')}",
+            f"{problems.total()} lines are malformed: {next(iter(examples.values()), '')}",
             "Update the exporter, or report it.",
         ),
         (
             abs(skew_s or 0.0) > _SKEW_S,
-            f"the exporter's clock is {skew_s or 0.0:+.0f} s off this host's",
+            f"the exporter's clock differs from this host's by {skew_s or 0.0:+.0f} s",
             "Check time synchronisation there.",
         ),
         (
             duration_s > _SLOW_S,
-            f"the page took {duration_s:.1f} s",
-            "Look at the node: a slow driver precedes a GPU that falls off the bus. Raise the scrape timeout "
-            "only if it always was so.",
+            f"the response took {duration_s:.1f} s",
+            "Check the node: a slow driver can precede a GPU that falls off the bus. Raise the scrape timeout "
+            "only if it was always slow.",
         ),
         (
             timedelta(seconds=age_s or 0.0) > _OLD,
@@ -134,8 +134,8 @@ def observe_body(
         ),
         (
             not openmetrics and not text.endswith("\n"),
-            "the page ends inside a line",
-            "Save or fetch it again: it is cut short.",
+            "the page is truncated",
+            "Save or fetch it again.",
         ),
     )
     names = {sample.name for sample in samples} | ({XID_COUNT_METRIC} if XID_COUNT_METRIC in text else set())
@@ -165,18 +165,18 @@ def observe_prometheus(
     findings = findings_of(
         (
             stopped,
-            f"within the last day there was {stopped}, and now there is none",
-            "Look at the exporters' counter file and targets: they were changed, or they stopped.",
+            f"{stopped} stopped within the last day",
+            "Check the exporters' counter file and targets for changes.",
         ),
         (
             look.age > max(2 * (look.interval or timedelta(0)), _OLD),
             f"the newest sample is {look.age.total_seconds():,.0f} s old",
-            "Look at the targets of the scrape configuration: nothing of a GPU arrives.",
+            "Check the targets of the scrape configuration: no GPU samples arrive.",
         ),
         (
             look.targets_down,
             f"{look.targets_down:,} targets of the exporters' jobs are down",
-            "Look at `up == 0` in Prometheus.",
+            "Query `up == 0` in Prometheus.",
         ),
     )
     names = {name for name in look.names if _GPU_METRIC.match(name) or name in known}
@@ -204,7 +204,7 @@ def _identity_findings(catalogue: SeriesCatalogue) -> list[TelemetryFinding]:
         (
             catalogue.by_place,
             f"GPUs whose UUID is a placeholder are identified by node and PCI address: {catalogue.placed()}",
-            "Check the driver or the virtual machine's vGPU profile; a swapped board looks like the one before.",
+            "Check the driver or the virtual machine's vGPU profile; a replaced board has the same identity.",
         ),
     )
 
@@ -248,7 +248,7 @@ def _observation(
     more = findings_of(
         (
             nameless,
-            f"{nameless} lines of channels name no GPU or no node",
+            f"{nameless} lines of known channels do not name a GPU and a node",
             "Name the labels that do in a mapping file (--mapping, `labels:`).",
         ),
         (
@@ -260,7 +260,7 @@ def _observation(
         ),
         (
             not has_xids and not is_amd,
-            "single XIDs are not reported, only the last one",
+            "only the last XID is reported, not each one",
             "Add `DCGM_EXP_XID_ERRORS_COUNT, gauge, XIDs of the last window by number` to the counter file, and "
             "follow the kernel log (`predrain collect kernel-log`).",
             False,

@@ -38,7 +38,7 @@ from telemetry.importing.tickets import (
 )
 from telemetry.kernel_log.importing import last_written, parse_kernel_log, read_lines
 from telemetry.packing import read_errors
-from telemetry.phrases.classifier import WORK, PhraseReview
+from telemetry.phrases import WORK, PhraseReview
 
 AFTERWARDS: Final = frozenset({"repair", "replacement", "diagnostic", "driver", "other"})
 """Types that may follow a removal: the work on a part that is out of its node."""
@@ -299,7 +299,7 @@ def _write_ends(batch: Batch, rows: dict[str, npt.NDArray[Any]], starts: npt.NDA
     ends = parse_instants(column, batch.mapping.time, f"{batch.file}, column 'code'", day_end=True)
     rows["code"][asked] = [end.isoformat() for end in times_of(ends.ms)]
     for reason, bad in (
-        ("a maintenance whose code is no time at which it ends", ~ends.ok),
+        ("a maintenance whose code is not its end time", ~ends.ok),
         ("a maintenance that ends before it begins", ends.ms <= starts[asked]),
     ):
         batch.refuse(reason, np.isin(np.arange(len(words)), asked[bad]))

@@ -221,7 +221,7 @@ class _Files:
         """Return what the samples are of, where no inventory says so; they have to name the node."""
         if not self.samples:
             raise InputError(
-                "neither an inventory nor samples name the nodes and GPUs",
+                "nodes and GPUs are named neither by an inventory nor by samples",
                 "--inventory",
                 "Give --inventory, or --samples with columns for node and GPU.",
             )

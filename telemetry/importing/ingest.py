@@ -62,7 +62,7 @@ from telemetry.importing.samples.merge import SampleMerger
 from telemetry.importing.samples.reach import plan_merge, read_newest, write_newest
 from telemetry.importing.samples.shown_events import SOURCE
 from telemetry.importing.slots import ObservedSlots
-from telemetry.phrases.classifier import PhraseReview
+from telemetry.phrases import PhraseReview
 
 STATE_FOLDER: Final = "compaction"
 """Folder of a dataset for what the next compaction must know; an import leaves it as it is."""

@@ -29,7 +29,7 @@ PROBLEMS: Final = {
 }
 """Why an instant cannot be used, by status: the reasons of the quarantine."""
 
-WRONG_CLOCK: Final = "a clock that cannot be right"
+WRONG_CLOCK: Final = "an impossible clock"
 """Reason of the quarantine for rows of a later time than now, or of another time than a live source can be of."""
 
 MISSING, _UNREADABLE, NAIVE, _AMBIGUOUS, _OUTSIDE = 1, 2, 3, 4, 5
@@ -258,7 +258,7 @@ def _from_forms(
         shown = dates.order
         if dates.undecided is not None:
             raise UndecidedOrderError(
-                f"{dates.undecided!r} can be two dates, and no date of the column shows the order of day and month",
+                f"{dates.undecided!r} is ambiguous, and no date of the column shows the order of day and month",
                 where,
                 "Give `time: {order: dmy}` (day first) or `time: {order: mdy}` (month first) in its table's section of "
                 "the mapping.",

@@ -18,7 +18,7 @@ from telemetry.identity.devices import GpuNames, is_placeholder, normalise_pci_b
 from telemetry.importing.batch import Batch
 from telemetry.importing.inventory import InstallationIndex
 from telemetry.importing.slots import is_index, slot_key
-from telemetry.phrases.classifier import OTHER, UNSURE, WORK, PhraseReview, classify
+from telemetry.phrases import OTHER, UNSURE, WORK, PhraseReview, classify
 
 RESOLVED: Final = "resolved_at"
 REPLACED: Final = "replaced_at"

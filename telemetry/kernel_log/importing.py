@@ -97,7 +97,7 @@ def read_lines(path: Path) -> Iterator[str]:
         beginning = stream.peek(8)[:8]
         for magic, (what, do) in _NO_LOGS.items():
             if beginning.startswith(magic):
-                raise InputError(f"this is {what}, not a log of text", str(path), do)
+                raise InputError(f"this is {what}, not a text log", str(path), do)
         # A shell on Windows redirects in UTF-16.
         encoding = "utf-16" if beginning[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8"
         with io.TextIOWrapper(stream, encoding=encoding, errors="replace", newline="\n") as text:
@@ -110,7 +110,7 @@ def read_lines(path: Path) -> Iterator[str]:
                     raise InputError(
                         f"a line of the kernel log is longer than {_MAX_WITHOUT_END >> 20} MiB",
                         str(path),
-                        "Check that it is a log of text, with line ends.",
+                        "Check that it is a text log with line ends.",
                     )
 
 

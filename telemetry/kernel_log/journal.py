@@ -152,13 +152,13 @@ class Journal:
             return
         reason = (stderr.decode("utf-8", errors="replace").strip() or f"exit status {code}").splitlines()[-1][:300]
         if "cursor" in reason.lower() and not self._by_time and self._cursor is not None:
-            _log.warning("the cursor (%s) is not in the journal any more: continuing by time", reason)
+            _log.warning("the cursor (%s) is no longer in the journal: continuing by time", reason)
             self._by_time = True
             return
         raise InputError(
             f"journalctl ended: {reason}",
             " ".join(self._arguments()),
-            "Try the command by hand; this user needs the group systemd-journal or adm.",
+            "Run the command manually; this user needs the group systemd-journal or adm.",
         )
 
     def _entry(self, raw: bytes) -> Entry | None:

@@ -21,9 +21,9 @@ NOT_ABOUT_A_GPU: Final = "not about a GPU"
 WITHOUT_EVENT: Final = "GPU driver message without an event"
 WITHOUT_RULE: Final = "GPU driver message without a rule"
 UNCLEAR: Final = "no XID number or GPU"
-UNDATED: Final = "no usable time stamp"
+UNDATED: Final = "no usable timestamp"
 REPEATED: Final = "the same kernel message a second time"
-QUOTED: Final = "kernel message that another program quotes"
+QUOTED: Final = "kernel message quoted by another program"
 
 _QUOTATION: Final = re.compile(
     r"\s(?!kernel\b)[\w./-]+\[\d+\]:\s+(?![\[{<])(?!.*(?:\bkernel\b|\d\d:\d\d)).*[A-Za-z]{2}.*\Z"
@@ -282,7 +282,7 @@ class KernelLogReader:
         if isinstance(line.when, str):
             if self._asks:
                 raise InputError(
-                    f"the kernel log's time stamps {line.when}",
+                    f"the kernel log's timestamps {line.when}",
                     f"line {line.number}: {line.line[:120]}",
                     ADVICE[line.when],
                 )

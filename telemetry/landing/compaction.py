@@ -291,10 +291,10 @@ class _Compaction:
         saved = self._state("given")
         given = saved if len(saved) else None
         if self.existing is not None:
-            held = self.existing.inventory()
-            seen = held["gpu"].isin(set(runs["gpu"].dropna())) | held["gpu"].isna()
+            imported_before = self.existing.inventory()
+            seen = imported_before["gpu"].isin(set(runs["gpu"].dropna())) | imported_before["gpu"].isna()
             # A GPU that the dataset knows and no sighting does, has rows that must keep their place.
-            imported = held[~(_rows(held).isin(set(_rows(derived))) & seen)]
+            imported = imported_before[~(_rows(imported_before).isin(set(_rows(derived))) & seen)]
             if len(imported):
                 given = merge_stays(given, imported.reset_index(drop=True))
         if inventory is None:

@@ -68,8 +68,8 @@ def lay_out(kind: Kind, table: pa.Table, channels: Mapping[str, Channel]) -> pa.
     """
     if kind == "samples":
         known = with_rollups(channels)
-        own = [name for name in table.column_names if name in known]
-        fields = [pa.field(name, CHANNEL_TYPES[known[name].kind]) for name in own]
+        channel_names = [name for name in table.column_names if name in known]
+        fields = [pa.field(name, CHANNEL_TYPES[known[name].kind]) for name in channel_names]
         if "sample_count" in table.column_names:
             fields.append(pa.field("sample_count", pa.int32()))
         schema = pa.schema([*SAMPLE_KEYS, *fields])
@@ -77,7 +77,7 @@ def lay_out(kind: Kind, table: pa.Table, channels: Mapping[str, Channel]) -> pa.
         schema = _FIXED[kind]
     unknown = [name for name in table.column_names if name not in schema.names]
     if unknown:
-        raise ValueError(f"{kind} cannot be staged with the columns {unknown}; it knows {schema.names}")
+        raise ValueError(f"{kind} cannot be staged with the columns {unknown}; known columns: {schema.names}")
     missing = [field.name for field in schema if not field.nullable and field.name not in table.column_names]
     if missing:
         raise ValueError(f"{kind} cannot be staged without the columns {missing}")
@@ -238,5 +238,5 @@ def _read_ledger(ledger: Path) -> list[tuple[str, str, str]]:
         raise InputError(
             "the list of compacted names is damaged",
             str(ledger),
-            "Remove it: named files may then be written once more.",
+            "Remove it: named files may then be staged again.",
         ) from None

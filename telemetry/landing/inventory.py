@@ -275,15 +275,15 @@ def _ends(
         if end[number] != OPEN or stay["gpu"] is None:
             continue
         key = (stay["gpu"], stay["node"])
-        own = place_of.get(key)
-        if own is not None and own["last_ms"] < stay["start"]:
-            own = None  # of an earlier stay there
-        after = stay["start"] if own is None else own["last_ms"]
-        address = (own or stay)["pci_bus_id"] or stay["pci_bus_id"]
+        observed = place_of.get(key)
+        if observed is not None and observed["last_ms"] < stay["start"]:
+            observed = None  # of an earlier stay there
+        after = stay["start"] if observed is None else observed["last_ms"]
+        address = (observed or stay)["pci_bus_id"] or stay["pci_bus_id"]
         others = at_address.get((stay["node"], address), []) if address is not None else []
         others = [place for place in others if place["gpu"] != stay["gpu"]]
         ends = [place["first_ms"] for place in others if place["first_ms"] > after]
-        ends += [place["last_ms"] for place in others if own is not None and _outlasts(place, own)]
+        ends += [place["last_ms"] for place in others if observed is not None and _outlasts(place, observed)]
         # An operator may take an end back; the end of a stay that was only seen holds.
         if ends or key not in open_stays:
             ends += [ms for ms in ends_before.get(key, []) if ms >= after and ms > stay["start"]]

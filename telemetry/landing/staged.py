@@ -169,7 +169,7 @@ class Waiting:
         channels = [name for name in table.column_names if name not in _KEYS]
         lay_out(kind, columns.drop_columns(channels), self.channels)
         if not channels:
-            raise ValueError("it has no channel")
+            raise ValueError("it has no known channel")
         for name in channels:
             if not _is_number(table.schema.field(name).type):
                 raise ValueError(f"column {name!r} holds no numbers")

@@ -38,11 +38,6 @@ def conversion(word: str, unit: str) -> Conversion | None:
     return Conversion(source[1] / target[1], (source[2] - target[2]) / target[1])
 
 
-def is_unit(word: str) -> bool:
-    """Whether a word names a unit of any quantity."""
-    return _lookup(word) is not None
-
-
 @cache
 def words_for(unit: str) -> dict[str, Conversion]:
     """Return every lower-case word that names a unit of the quantity of ``unit``."""
@@ -204,7 +199,7 @@ def _factors(unit: str, header_unit: str | None, convert: bool) -> Callable[[str
 
     def factor(word: str | None) -> tuple[float, float] | None:
         if unit == ANY_UNIT:
-            return (1.0, 0.0) if word is None or is_unit(word) else None
+            return (1.0, 0.0) if word is None or _lookup(word) is not None else None
         given = word or header_unit
         if given is None or (word is None and conversion(given, unit) is None):
             return 1.0, 0.0

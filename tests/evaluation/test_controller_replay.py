@@ -12,7 +12,7 @@ from evaluation.value.gpu_hours import count_outcome, net_interval, net_of
 from evaluation.value.load import HOUR_MS, Placements, ReplayedFleet
 from evaluation.value.marks import NO_ACTION, ReplayMarks
 from evaluation.value.readings import Readings
-from features.times import NEVER, duration_ms, instant_ms
+from foundation.times import NEVER, duration_ms, instant_ms
 from policy.config import PolicyConfig
 from policy.fleet import Level
 from policy.ladder.cost_benefit import CostBenefitConfig

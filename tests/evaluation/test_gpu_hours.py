@@ -22,7 +22,7 @@ from evaluation.value.load import (
     jobs_of_table,
 )
 from evaluation.value.marks import NO_ACTION, ReplayMarks
-from features.times import NEVER
+from foundation.times import NEVER
 from policy.fleet import NodeView
 from policy.ladder.cost_benefit import CostBenefitConfig
 from policy.ladder.probes import ProbeConfig

@@ -13,7 +13,7 @@ from evaluation.metrics.evaluation import evaluate
 from evaluation.metrics.lead_time import unforeseen_incidents
 from evaluation.metrics.scored import split_predictions
 from evaluation.value.verdict import predictability
-from features.times import milliseconds
+from foundation.times import milliseconds
 from models.config import PromotionSection
 from models.rows.ranking import top_nodes
 from models.rows.training_set import node_codes

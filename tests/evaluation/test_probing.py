@@ -27,8 +27,8 @@ from evaluation.value.probing import (
     replay_probes,
 )
 from evaluation.value.readings import Readings
-from features.times import NEVER
 from foundation.instants import from_ms
+from foundation.times import NEVER
 from policy.config import PolicyConfig
 from policy.decide import decide
 from policy.fleet import JobView, Level, NodeView, Score, Signals, UnitView

@@ -13,10 +13,8 @@ from features.matrix.sequences import SequencePlan
 from foundation.errors import InputError
 from models.bundle.store import load_bundle, save_bundle
 from models.config import BacktestSection, CascadeSection, ModelsSection, ParallelSection, TrainingSection
-from models.explanation.contributions import attribute_score
-from models.explanation.reasons import ReasonPlan, largest_reasons
-from models.sequence.layout import window_of
-from models.sequence.windows import WindowedMatrix, with_windows
+from models.explanation.contributions import ReasonPlan, attribute_score, largest_reasons
+from models.sequence.layout import WindowedMatrix, window_of, with_windows
 from models.training.final import fit_final
 from telemetry.dataset.channels import CATALOGUE
 from tests.models.fake_matrix import FakeMatrix, label_rows

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from features.windows.blocks import SampleBlock, blocks_of
 from features.windows.layout import ChannelLayout
 from telemetry.dataset.channels import CATALOGUE
-from telemetry.dataset.layout import instants_ms, merge_runs, sort_samples, split_by
-from telemetry.dataset.runs import DAY_MS, Runs
+from telemetry.dataset.layout import DAY_MS, Runs, instants_ms, merge_runs, sort_samples, split_by
 from telemetry.dataset.schema import samples_schema
 
 CHANNELS = {name: CATALOGUE[name] for name in ("gpu_temp_c", "energy_mj", "clocks_event_reasons", "xid_last")}

@@ -13,7 +13,7 @@ from features.config import DecisionSection, FeatureSection
 from features.matrix import build_tasks, parts
 from features.matrix.matrix import FeatureMatrix
 from foundation.errors import InputError
-from telemetry.dataset.runs import Runs
+from telemetry.dataset.layout import Runs
 from telemetry.dataset.store import Dataset
 from telemetry.dataset.writer import DatasetWriter
 from tests.features.small_fleet import (

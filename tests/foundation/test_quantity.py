@@ -4,7 +4,7 @@ from decimal import Decimal
 
 import pytest
 
-from foundation.kubernetes.quantity import parse_quantity
+from foundation.kubernetes.api import parse_quantity
 
 
 @pytest.mark.parametrize(

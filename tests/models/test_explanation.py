@@ -15,22 +15,20 @@ from models.bundle.store import load_bundle, save_bundle
 from models.explanation import alert_reasons
 from models.explanation.alert_reasons import SAMPLED_ROWS, attribute, attribution_frame, by_group
 from models.explanation.contributions import (
-    attribute_score,
-    contributions,
-    explainable,
-    explained_by,
-    members_of,
-    weights_in,
-)
-from models.explanation.reasons import (
     GRADIENTS,
     LINEAR,
     OCCLUSION,
     TREES,
     UNKNOWN,
     ReasonPlan,
+    attribute_score,
+    contributions,
+    explainable,
+    explained_by,
     largest_reasons,
+    members_of,
     reason_group,
+    weights_in,
 )
 from models.learners.prepared import ColumnSubset
 from models.rows.row_reader import log_odds, logit

@@ -9,8 +9,8 @@ import pandas as pd
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from features.times import instant_ms
 from features.vocabulary import FeatureColumn
+from foundation.times import instant_ms
 from models.bundle.store import load_bundle, save_bundle
 from models.config import ModelsSection, TrainingSection
 from models.explanation.contributions import explained_by

@@ -5,8 +5,8 @@ import pytest
 from sklearn.metrics import average_precision_score
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
-from features.times import instant_ms
 from foundation.errors import InputError
+from foundation.times import instant_ms
 from models.config import LEARNERS, ModelsSection, TrainingSection
 from models.ensembles import fit_cascade
 from models.learners import factory

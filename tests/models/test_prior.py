@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evaluation.backtest.frames import Fold, skipped_of
-from features.times import instant_ms
 from foundation.errors import InputError
+from foundation.times import instant_ms
 from models.bundle.store import load_bundle, save_bundle
 from models.config import BacktestSection, ModelsSection, TrainingSection
 from models.explanation.contributions import explained_by

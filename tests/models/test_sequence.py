@@ -163,7 +163,7 @@ def test_without_pytorch_everything_else_works_and_one_error_says_what_to_instal
         real = importlib.util.find_spec
         importlib.util.find_spec = lambda name, package=None: None if name == "torch" else real(name, package)
 
-        import pipeline.stages, models.bundle.store, models.sequence.windows
+        import pipeline.stages, models.bundle.store, models.sequence.layout
         from foundation.errors import InputError
         from models.learners.factory import make_learner
 

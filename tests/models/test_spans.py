@@ -3,7 +3,7 @@ from datetime import timedelta
 import numpy as np
 import pytest
 
-from features.times import instant_ms
+from foundation.times import instant_ms
 from models.config import TrainingSection
 from models.rows.training_set import Labels, TrainingRows
 from models.training.spans import candidates, choose_span, usable_spans

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from scipy.special import expit
 from sklearn.metrics import roc_auc_score
 
-from features.times import NEVER, instant_ms
+from foundation.times import NEVER, instant_ms
 from models.config import ALL_LEARNERS, SEQUENCE
 from models.learners.factory import fit_learners, make_learner
 from models.rows.row_reader import log_odds

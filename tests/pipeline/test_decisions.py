@@ -9,7 +9,7 @@ from models.calibration.horizons import HorizonMap, Link
 from models.config import ModelsSection, PrecisionTargetsSection
 from pipeline import decisions as module
 from pipeline.decisions import bundle_decisions, decision_extras, with_horizons
-from pipeline.report.decisions import decisions as section
+from pipeline.report.sections import decisions as section
 from tests.evaluation.fleet_matrix import FleetMatrix, folds, predictions
 
 MAPS = tuple(HorizonMap(24.0, -5.0, (Link(6.0, -1.2, 0.1),)) for _ in range(4))
@@ -55,11 +55,6 @@ def test_a_bundle_carries_the_decisions_of_its_profile(extras, monkeypatch, tmp_
     assert json.loads(json.dumps(carried, allow_nan=False)) == carried
     assert bundle_decisions(tmp_path, "other", "d1", PARAMS)["why"] == "the backtest did not score the profile other"
     assert bundle_decisions(tmp_path, "good", "d2", PARAMS)["why"] == "the backtest ran on another dataset"
-    monkeypatch.setattr(module, "load_evaluation", lambda _path: (None, context({})))
-    assert (
-        bundle_decisions(tmp_path, "good", "d1", PARAMS)["why"]
-        == "the backtest was made before decisions were recorded"
-    )
 
 
 def test_thresholds_of_other_parameters_are_not_taken_over(extras, monkeypatch, tmp_path):

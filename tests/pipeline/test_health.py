@@ -17,7 +17,7 @@ from models.training.final import fit_final
 from models.training.fitted import FittedModels
 from pipeline import health
 from pipeline.health import check_health
-from pipeline.report.drift import what_changed
+from pipeline.report.sections import what_changed
 from tests.models.fake_matrix import START, FakeMatrix
 from tests.processes import invoke
 
@@ -95,7 +95,7 @@ def test_a_model_on_a_steady_fleet_is_healthy_and_its_outcomes_are_counted(bundl
     assert result.risks.positives == (labels["label"][inside & (labels["complete_at"] <= LATER)] == 1).sum()
     assert result.alerts.right + result.alerts.wrong > 0
     text = result.to_text()
-    assert "nothing changed that was looked for" in text
+    assert "no drift detected" in text
     assert "verdict: no drift found" in text
     assert json.loads(json.dumps(result.to_json(), allow_nan=False))["healthy"] is True
 

@@ -71,7 +71,7 @@ def test_its_bundle_scores_the_rows_of_the_matrix(paper, tmp_path):
     train_bundle(matrix, params, tmp_path / "bundle")
     bundle = load_bundle(tmp_path / "bundle")
     assert bundle.manifest["sequence"]["channels"] == ["gpu_temp_c", "power_w", "gpu_util_pct", "mem_util_pct"]
-    from models.sequence.windows import with_windows
+    from models.sequence.layout import with_windows
 
     rows = matrix.rows[~matrix.rows["augmented"]].tail(64)
     values = with_windows(matrix, bundle.fitted.learner_names).values(rows.index.to_numpy())

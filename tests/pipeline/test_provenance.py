@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-import pipeline.provenance
+import pipeline.tracking
 from tests.processes import printed_by
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -22,7 +22,7 @@ def git(folder: Path, *arguments: str) -> str:
 def checkout(tmp_path: Path) -> Path:
     """A repository of somebody's own, with this package's file at the place that it has in a checkout."""
     (tmp_path / "pipeline").mkdir()
-    shutil.copy(pipeline.provenance.__file__, tmp_path / "pipeline" / "provenance.py")
+    shutil.copy(pipeline.tracking.__file__, tmp_path / "pipeline" / "provenance.py")
     git(tmp_path, "init", "-q")
     git(tmp_path, "add", ".")
     git(tmp_path, "commit", "-qm", "one")

@@ -13,10 +13,10 @@ from defusedxml import ElementTree
 
 from evaluation.metrics.evaluation import evaluate
 from evaluation.metrics.oracle import oracle_predictions
-from pipeline.report import AlertEntry, ReportContext, Simulated, select_alerts, tables, wording
+from pipeline.report import tables, wording
+from pipeline.report.context import AlertEntry, ReportContext, Simulated, select_alerts
 from pipeline.report.plots import PLOTS, as_file, net_by_job_size
-from pipeline.report.report import render_report
-from pipeline.report.summary import sentences
+from pipeline.report.report import render_report, sentences
 from tests.models.fleet_predictions import T0, fleet, truth_of
 from tests.page import Page
 

@@ -355,7 +355,7 @@ def test_tickets_that_name_no_gpu_of_the_inventory_are_said_beside_no_failures(t
     text = fleets.run(None, folder, "--samples", samples, "--inventory", hosts, "--events", tickets)
     assert "NO FAILURES" in text
     assert "set aside, in the dataset's `quarantine/`: unknown gpu 1\n" in text
-    assert "  no XID is among the events\n" in text
+    assert "  the events contain no XID\n" in text
     assert "predrain train" not in text, "there is no backtest that it could take"
     assert "What to do next\n  record failures" in text
 

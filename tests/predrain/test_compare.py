@@ -11,7 +11,7 @@ import yaml
 
 from models.learners.prior import load_prior
 from pipeline.params import Params, load_params
-from simulator.scenarios.catalogue import draw_fleet
+from simulator.scenarios import draw_fleet
 from tests.processes import invoke
 
 

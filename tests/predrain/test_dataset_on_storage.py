@@ -124,5 +124,5 @@ def test_an_error_of_the_storage_is_one_line_and_exit_code_1(storage: Storage, t
     failed = invoke(*given, cwd=tmp_path, code=1, **storage.environment)
     assert failed.stderr.splitlines() == [
         "predrain: error: there is no bucket 'nobody' (s3://nobody/fleet). "
-        "Check its name and AWS_ENDPOINT_URL, or make it."
+        "Check its name and AWS_ENDPOINT_URL, or create it."
     ]

@@ -9,7 +9,7 @@ import pytest
 
 from simulator.fleet import SimulatedTime
 from simulator.run import Simulation, run_fleet
-from simulator.scenarios.catalogue import SCENARIOS
+from simulator.scenarios import SCENARIOS
 from simulator.simulate import simulate
 
 START_MS = int(datetime(2026, 1, 1, tzinfo=UTC).timestamp() * 1000)

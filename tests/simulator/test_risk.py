@@ -11,7 +11,7 @@ from simulator.fleet import DAY, HOUR
 from simulator.hazards import LOG_GRID, PRECURSOR, FailureCause, mean_multiplier, multiplier_index
 from simulator.risk import HiddenRows, generator_matrix, hidden_rows, recurrence_survival, true_risk
 from simulator.run import Simulation, node_devices
-from simulator.scenarios.catalogue import SCENARIOS
+from simulator.scenarios import SCENARIOS
 from tests.simulator.conftest import failure_rows, gpu_years, outcomes
 
 Fleet = Callable[..., Simulation]

@@ -3,12 +3,11 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from simulator.devices import signatures
 from simulator.fleet import DAY, HOUR
 from simulator.lives import DOWN
 from simulator.records import CounterMark
 from simulator.run import Simulation, node_devices
-from simulator.samples import Device, sample_table
+from simulator.samples import Device, sample_table, signatures
 
 Fleet = Callable[..., Simulation]
 

@@ -17,7 +17,7 @@ from foundation.errors import InputError
 from pipeline.params import load_params
 from simulator.randomness import poisson, stream
 from simulator.samples import channels
-from simulator.scenarios.catalogue import STEPS, draw_fleet
+from simulator.scenarios import STEPS, draw_fleet
 from simulator.simulate import simulate
 from telemetry.dataset.schema import EVENT_TYPES
 from telemetry.dataset.store import Dataset

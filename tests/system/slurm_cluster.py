@@ -151,7 +151,7 @@ class SlurmCluster:
         return done.stdout
 
     def states(self) -> dict[str, str]:
-        """Return each node's state in Slurm's long form; empty while the controller does not answer."""
+        """Return each node's state in Slurm's long form; empty while the controller does not respond."""
         try:
             return dict(line.split() for line in self.run("sinfo", "-h", "-N", "-o", "%N %T").splitlines())
         except RuntimeError:

@@ -58,7 +58,7 @@ def test_it_reports_what_is_there_for_how_many_and_how_well(url: str) -> None:
     assert seen.channels["sm_clock_mhz"].gpus == 0
     assert seen.unknown == ("DCGM_FI_DEV_SHINY",)
     findings = [finding.what for finding in seen.findings]
-    assert "within the last day there was sm_clock_mhz, and now there is none" in findings
+    assert "sm_clock_mhz stopped within the last day" in findings
     states = {state.channel.name: state.status for state in diagnose(seen, None, "", CATALOGUE).states}
     assert states["pcie_replay_total"] == "partly"
     assert states["mem_temp_c"] == "empty"

@@ -61,7 +61,7 @@ def test_drains_a_job_and_a_killed_controller(cluster: SlurmCluster, tmp_path: P
     cluster.kill("slurmctld")
     failed = collect(cluster, dataset, "--timeout", "5s", check=False)
     assert failed.returncode == 1
-    assert "predrain: error: Slurm does not answer" in failed.stderr
+    assert "predrain: error: Slurm does not respond" in failed.stderr
     assert failed.stderr.count("\n") <= 4
 
     cluster.start_controller()

@@ -299,8 +299,8 @@ def test_a_calendar_of_maintenance_names_nodes_patterns_and_racks(tmp_path: Path
     ("row", "reason"),
     [
         (("2026-03-01 09:00", "2026-03-01 08:00", "node-0"), "a maintenance that ends before it begins"),
-        (("2026-03-01 09:00", "noon", "node-0"), "a maintenance whose code is no time at which it ends"),
-        (("2026-03-01 09:00", "", "node-0"), "a maintenance whose code is no time at which it ends"),
+        (("2026-03-01 09:00", "noon", "node-0"), "a maintenance whose code is not its end time"),
+        (("2026-03-01 09:00", "", "node-0"), "a maintenance whose code is not its end time"),
         (("2026-03-01 09:00", "2026-03-01 13:00", "nowhere-*"), "unknown node"),
         (("2025-03-01 09:00", "2025-03-01 13:00", "*"), "before installation"),
     ],

@@ -86,7 +86,7 @@ def test_what_is_dated_in_the_future_is_quarantined_and_moves_no_span(tmp_path: 
     jobs = pd.DataFrame({"job": ["1", "2"], "node": "node-0", "started_at": starts, "ended_at": ends})
     jobs_file = write_csv(tmp_path / "jobs.csv", jobs)
     result = run_import(tmp_path, samples=frame, events=events, jobs=jobs_file, now=NOW, max_loss=1.0)
-    assert result.quarantined == {"a clock that cannot be right": 4}
+    assert result.quarantined == {"an impossible clock": 4}
     assert result.dataset.meta.span[1] < NOW
     held = result.dataset.jobs()
     assert held["job"].tolist() == ["1"]
@@ -97,7 +97,7 @@ def test_a_stay_in_the_future_is_quarantined_and_an_end_in_the_future_is_none(tm
     inventory = inventory_frame().assign(removed_at=["2099-12-31T00:00:00Z", None, None, None])
     inventory.loc[3, "installed_at"] = "2095-01-01T00:00:00Z"
     result = run_import(tmp_path, events=events_frame([("01:00", gpu(0), "xid", "79")]), inventory=inventory, now=NOW)
-    assert result.quarantined == {"a clock that cannot be right": 1}
+    assert result.quarantined == {"an impossible clock": 1}
     assert result.dataset.inventory()["removed_at"].isna().all()
     assert len(result.dataset.inventory()) == 3
 

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-import telemetry.dataset.runs
+import telemetry.dataset.layout
 from telemetry.dataset.files import FolderFiles
-from telemetry.dataset.runs import Runs
+from telemetry.dataset.layout import Runs
 from telemetry.importing.ingest import ImportResult
 from tests.telemetry.helpers import DAY, STEP, all_samples, events_frame, gpu, inventory_frame, run_import
 
@@ -26,7 +26,7 @@ MIDNIGHTS = 5
 def runs_of(days: int | None) -> Iterator[None]:
     """Let datasets that are made be cut into runs of a day, or not at all."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(telemetry.dataset.runs, "RUN_ROWS", 1e-9 if days else float("inf"))
+        patched.setattr(telemetry.dataset.layout, "RUN_ROWS", 1e-9 if days else float("inf"))
         yield
 
 

@@ -4,7 +4,7 @@ In: nodes, events and pods, listed once and then watched. Out: drains, repairs a
 GPUs as jobs, locations of nodes as inventory rows, all in the landing folder of a dataset.
 
 Start with ``collector``, which also reads events. ``nodes`` and ``jobs`` track objects, ``rules`` classifies what they
-report, ``faults`` lists known conditions and reasons. ``discovery`` finds the exporters behind a service.
+report. ``discovery`` finds the exporters behind a service.
 
 The scheduler reads nodes and pods through ``nodes`` and ``jobs``, so both rooms agree on GPUs, jobs and cordons.
 """

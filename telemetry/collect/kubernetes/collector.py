@@ -17,11 +17,10 @@ from foundation.kubernetes.client import KubernetesClient, input_error
 from foundation.kubernetes.watching import ChangeKind, Resource, Tracker, follow
 from foundation.running import Failing, backoff_s
 from telemetry.accounting import Accounting
-from telemetry.collect.kubernetes.faults import xid_faults
 from telemetry.collect.kubernetes.jobs import JobTracker, PodRun, pod_run
 from telemetry.collect.kubernetes.nodes import SOURCE, NodeTracker, ObservedKubernetesNode, view_of
-from telemetry.collect.kubernetes.rules import KubernetesRules
-from telemetry.collect.outbox import Outbox
+from telemetry.collect.kubernetes.rules import KubernetesRules, xid_faults
+from telemetry.collect.staging import Outbox
 from telemetry.dataset.schema import Event
 from telemetry.identity.devices import normalise_pci_bus_id
 from telemetry.kernel_log.catalogue import DETAIL_LENGTH, KernelFinding
@@ -259,7 +258,7 @@ class KubernetesCollector:
 
     def _pod(self, pod: Object) -> PodRun | None:
         run = pod_run(pod, self._rules)
-        left_out = {} if run is not None else {"asks for no GPU, or has not started": 1}
+        left_out = {} if run is not None else {"requests no GPU, or has not started": 1}
         self.outbox.accounting.take("pods", 1, left_out)
         return run
 

@@ -48,7 +48,7 @@ def service_exporters(
         raise InputError(
             "there is no such service, or it selects no pods",
             where,
-            f"Look it up with: kubectl get endpointslices -n {namespace}",
+            f"Check it with: kubectl get endpointslices -n {namespace}",
         )
     return sorted(slice_exporters(slices, port, where), key=lambda exporter: exporter.url)
 
@@ -82,8 +82,8 @@ def _port(ports: Iterable[Any], wanted: int | str | None, where: str) -> tuple[s
     if len(fitting) == 1:
         return fitting[0]
     shown = ", ".join(f"{name or 'unnamed'} ({number})" for name, number in known) or "none"
-    problem = f"the service has no port {wanted!r}" if wanted is not None else "it is not clear which port is meant"
-    raise InputError(f"{problem}: it has {shown}", where, "Write one of them: kubernetes:NAMESPACE/SERVICE:PORT.")
+    problem = f"the service has no port {wanted!r}" if wanted is not None else "the port is ambiguous"
+    raise InputError(f"{problem}: it has {shown}", where, "Give one of them: kubernetes:NAMESPACE/SERVICE:PORT.")
 
 
 def _exporter(port: tuple[str, int], endpoint: Object) -> Exporter:

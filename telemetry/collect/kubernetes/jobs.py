@@ -9,9 +9,16 @@ from decimal import Decimal
 from typing import Any, Final
 
 from foundation.instants import to_ms
-from foundation.kubernetes.api import CLAIM_VERSIONS, ApiRefused, Object, required, text_of, timestamp_ms
+from foundation.kubernetes.api import (
+    CLAIM_VERSIONS,
+    ApiRefused,
+    Object,
+    parse_quantity,
+    required,
+    text_of,
+    timestamp_ms,
+)
 from foundation.kubernetes.client import KubernetesClient
-from foundation.kubernetes.quantity import parse_quantity
 from foundation.kubernetes.watching import Tracker
 from telemetry.collect.kubernetes.rules import KubernetesRules
 from telemetry.dataset.schema import Event

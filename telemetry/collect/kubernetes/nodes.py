@@ -11,8 +11,7 @@ from foundation.instants import from_ms, to_ms
 from foundation.kubernetes.api import Object, required, text_of, timestamp_ms
 from foundation.kubernetes.watching import Tracker
 from telemetry.accounting import Accounting
-from telemetry.collect.kubernetes.faults import lost_gpus, xid_faults
-from telemetry.collect.kubernetes.rules import KubernetesRules, Rule
+from telemetry.collect.kubernetes.rules import KubernetesRules, Rule, lost_gpus, xid_faults
 from telemetry.dataset.schema import MAINTENANCE_BEGIN as BEGIN
 from telemetry.dataset.schema import MAINTENANCE_END as END
 from telemetry.dataset.schema import Event
@@ -159,14 +158,14 @@ def _cordoned_by(managed: Any) -> tuple[str | None, int | None]:
 
 def _taint_marker(taint: Object, rules: KubernetesRules) -> dict[str, NodeMarker]:
     key, effect = required(taint["key"]), text_of(taint.get("effect")) or ""
-    rule, own = rules.for_taint(key), key.startswith(f"{rules.prefix}/")
-    if rule is None and not own:
+    rule, is_own = rules.for_taint(key), key.startswith(f"{rules.prefix}/")
+    if rule is None and not is_own:
         return {}
-    kind = "drain" if rule is None or own else rule.type
+    kind = "drain" if rule is None or is_own else rule.type
     if kind == "drain" and effect == _SOFT:
         kind = "other"
-    code = (rule.code if rule else None) or (key.split("/", 1)[-1] if own else key)
-    source = OWN_SOURCE if own else SOURCE
+    code = (rule.code if rule else None) or (key.split("/", 1)[-1] if is_own else key)
+    source = OWN_SOURCE if is_own else SOURCE
     detail = f"{key}={taint.get('value') or ''}:{effect}"
     return {f"taint {key} {effect}": _marker(kind, code, rule, source, timestamp_ms(taint.get("timeAdded")), detail)}
 
@@ -271,7 +270,7 @@ class NodeTracker(Tracker[ObservedKubernetesNode, ObservedKubernetesNode]):
             return []
         self.known[key] = replace(view, removed_ms=to_ms(at))
         oldest = to_ms(at - GONE_KEPT)
-        self.known = {name: kept for name, kept in self.known.items() if (kept.removed_ms or oldest) >= oldest}
+        self.known = {name: node for name, node in self.known.items() if (node.removed_ms or oldest) >= oldest}
         self._observed.pop(key, None)
         return [Event(at, key, "other", SOURCE, at, "node_removed")]
 

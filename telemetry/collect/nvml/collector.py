@@ -20,12 +20,11 @@ from foundation.errors import InputError
 from foundation.instants import to_ms
 from foundation.running import Failing
 from telemetry.accounting import Accounting
-from telemetry.collect.buffer import DROPPED, RowBuffer
 from telemetry.collect.nvml.library import Identity
 from telemetry.collect.nvml.node_reader import NodeReader, Process, Row
-from telemetry.collect.outbox import Outbox
 from telemetry.collect.series.batch import assemble
 from telemetry.collect.series.identity import Series
+from telemetry.collect.staging import DROPPED, Outbox, RowBuffer
 from telemetry.dataset.channels import Channel
 from telemetry.landing.folder import Landing
 

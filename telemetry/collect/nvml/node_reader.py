@@ -192,7 +192,7 @@ class NodeReader:
                 if self._monotonic() - self._heard_at_s > ALIVE_DEADLINE_S:
                     self._later("the driver does not answer")
             except Ended as error:
-                self._later(f"the process that reads the driver ended ({error})")
+                self._later(f"the reader of the driver exited ({error})")
 
     def close(self) -> None:
         """Let go of the driver."""
@@ -216,7 +216,7 @@ class NodeReader:
                 self._report("nvml_hang", None, f"did not answer in {OPEN_DEADLINE_S:g} s")
                 self._later("the driver does not answer")
             except Ended as error:
-                self._later(f"the process that reads the driver ended ({error})")
+                self._later(f"the reader of the driver exited ({error})")
             else:
                 if self._open_failures or driver != self.driver:
                     _LOG.info("driver %s opened, %d GPUs listed", driver, self._count)
@@ -244,7 +244,7 @@ class NodeReader:
             return []
         except (Silent, Ended) as error:
             self.close()
-            reason = "no answer in time" if isinstance(error, Silent) else "the reading process ended"
+            reason = "no answer in time" if isinstance(error, Silent) else "the reader of the driver exited"
             self.accounting.take(READINGS, 1, {reason: 1}, f"GPU {index}")
             times = self._hangs.get(index, (0, 0.0))[0] + 1
             self._hangs[index] = times, self._monotonic() + backoff_s(times, first_s=60.0, max_s=3600.0)
@@ -252,14 +252,14 @@ class NodeReader:
             if isinstance(error, Silent):
                 self._report("nvml_hang", index, f"did not answer in {timeout_s:g} s")
             else:
-                _LOG.warning("the process that reads the driver ended at GPU %d: %s", index, error)
+                _LOG.warning("the reader of the driver exited at GPU %d: %s", index, error)
             return []
         self.known = {other: known for other, known in self.known.items() if known.gpu != identity.gpu}
         self._present[index] = self.known[index] = identity
         self.accounting.take(READINGS, 1, {})
         known_errors = self.accounting.tables[VALUES].left_out
         for name in errors.keys() - known_errors.keys():
-            _LOG.warning("readings of single channels fail: %s (logged once, counted from now on)", name)
+            _LOG.warning("cannot read some channels: %s (logged once, then counted)", name)
         self.accounting.take(VALUES, len(values) + sum(errors.values()), errors, identity.gpu)
         self._recovered(identity.gpu)
         self._recovered(_place(index))
@@ -328,7 +328,7 @@ class NodeReader:
         self._open_failures += 1
         self._reopen_at_s = self._monotonic() + backoff_s(self._open_failures)
         if self._open_failures == 1:
-            _LOG.warning("%s; opening it again, with pauses up to a minute", reason)
+            _LOG.warning("%s; retrying at intervals of up to a minute", reason)
 
 
 def _place(index: int) -> str:

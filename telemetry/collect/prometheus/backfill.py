@@ -25,12 +25,12 @@ from foundation.errors import InputError
 from foundation.http import Connection
 from foundation.instants import from_ms
 from telemetry.accounting import Accounting
-from telemetry.collect.outbox import Outbox
 from telemetry.collect.prometheus.client import Bounds, PrometheusClient, RawSamples, TooMuch, check_match, selector
 from telemetry.collect.series.batch import SeriesBook, read_batch
 from telemetry.collect.series.identity import NODE_LABEL_STATE, XID_COUNT_METRIC, Series, SeriesCatalogue
 from telemetry.collect.series.mapping import SourceMapping
 from telemetry.collect.series.xid_counts import XidCounts
+from telemetry.collect.staging import Outbox
 from telemetry.dataset.channels import Channel, is_unused
 from telemetry.landing.folder import Landing
 
@@ -150,7 +150,7 @@ class BackfillPlan:
             raise InputError(
                 f"there is nothing between {self.start.isoformat()} and {end.isoformat()}",
                 "--since and --until",
-                "Start earlier: the newest two minutes are left out." if late else "Let the end be after the start.",
+                "Start earlier: the newest two minutes are left out." if late else "Give an end after the start.",
             )
         return span
 
@@ -241,7 +241,7 @@ class _Run:
                 await asyncio.to_thread(self._stage, span)
         progress(len(cut), len(cut))
         seconds, until = time.monotonic() - began_s, _EPOCH + whole.until_ms * _MS
-        newest = {"left out": "the newest two minutes, whose samples may still be on their way"}
+        newest = {"left out": "the newest two minutes, whose samples may still arrive"}
         return {
             "until": until.isoformat(),
             "metrics": len(metrics),

@@ -52,9 +52,9 @@ _RETRIED: Final = (200, 408, 425, 500, 502, 503)
 _FINAL: Final = {
     401: (
         "the server requires a login",
-        "Give --bearer-token-file or --basic-auth-file; if one was given, renew what it holds.",
+        "Give --bearer-token-file or --basic-auth-file; if one was given, renew it.",
     ),
-    403: ("the server denies access", "Ask for the right to query, or use another login."),
+    403: ("the server denies access", "Ask for permission to query, or use another login."),
     404: (
         "there is no Prometheus API here",
         "Give the address with its path prefix, for instance http://vmselect:8481/select/0/prometheus.",
@@ -130,17 +130,17 @@ def read_matrix(data: Any, arrays: Sequence[bytes]) -> RawSamples:
     Raises ``ValueError`` if it is no matrix, or holds a number that is none.
     """
     if not isinstance(data, dict) or data.get("resultType") != "matrix" or not isinstance(data.get("result"), list):
-        raise ValueError("this is no matrix")
+        raise ValueError("not a matrix")
     labels: list[dict[str, str]] = []
     places: list[int] = []
     for entry in data["result"]:
         metric = entry.get("metric") if isinstance(entry, dict) else None
         if not isinstance(metric, dict) or not _ONLY_TEXT.issuperset(map(type, metric.values())):
-            raise ValueError("a series has no labels, or labels that are no text")
+            raise ValueError("a series has no labels, or labels that are not text")
         samples = entry.get("values", [])  # a native histogram has none
         if samples != []:
             if samples != [len(places)]:
-                raise ValueError("the samples of a series are no list of pairs")
+                raise ValueError("the samples of a series are not a list of pairs")
             places.append(len(labels))
         labels.append(metric)
     if len(places) != len(arrays):
@@ -158,7 +158,7 @@ def _read_vector(data: Any, _: Sequence[bytes]) -> list[tuple[dict[str, str], fl
     try:
         return [(dict(series["metric"]), float(series["value"][1])) for series in data["result"]]
     except (LookupError, TypeError) as error:
-        raise ValueError("this is no vector") from error
+        raise ValueError("not a vector") from error
 
 
 def _read_pairs(arrays: Sequence[bytes], count: int) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
@@ -266,7 +266,7 @@ class PrometheusClient:
                             data = await asyncio.to_thread(self._read, body, read)
         except HttpError as error:
             if slow >= _SLOW_TRIES:
-                raise TooMuch(f"no whole answer within {self._bounds.request_s:g} s") from error
+                raise TooMuch(f"no complete response within {self._bounds.request_s:g} s") from error
             raise self._given_up(error, time.monotonic() - began_s, first=first) from error
         self._has_answered = True
         self._failing.recovered(url)
@@ -278,7 +278,7 @@ class PrometheusClient:
             document = orjson.loads(rest)
             status = document["status"]
         except (ValueError, TypeError, LookupError) as error:
-            raise Unreadable(f"the answer is not one of the Prometheus API: {shown(body)}") from error
+            raise Unreadable(f"the response is not from a Prometheus API: {shown(body)}") from error
         if status == "error":
             refuse(200, body, url=self._connection.url, retry_after=None)
         # Thanos and Prometheus warn; VictoriaMetrics writes isPartial instead, and proxies a list of errors.
@@ -286,11 +286,11 @@ class PrometheusClient:
         missing = missing or ["some storage nodes did not answer"] * bool(document.get("isPartial"))
         if missing and not self._allow_partial:
             listed = missing if isinstance(missing, list) else [missing]
-            raise HttpError(f"the answer is not whole: {'; '.join(map(str, listed))[:_SHOWN]}")
+            raise HttpError(f"the response is incomplete: {'; '.join(map(str, listed))[:_SHOWN]}")
         try:
             return read(document.get("data"), arrays)
         except ValueError as error:  # of the model, or of Arrow
-            raise Unreadable(f"the answer holds something else than was asked for: {shown(body)}") from error
+            raise Unreadable(f"the response does not match the request: {shown(body)}") from error
 
     def _given_up(self, error: Exception, waited_s: float, *, first: bool) -> InputError:
         if isinstance(error, Unreadable):
@@ -302,9 +302,9 @@ class PrometheusClient:
             do = "Check the address, and that the server runs."
         else:
             do = "Staged data is safe: start the same command again to resume."
-            if str(error).startswith("the answer is not whole"):
-                do += " --allow-partial takes what there is."
-        return InputError(f"no usable answer for {waited_s:.0f} s: {error}", self._connection.url, do)
+            if str(error).startswith("the response is incomplete"):
+                do += " --allow-partial accepts incomplete responses."
+        return InputError(f"no usable response for {waited_s:.0f} s: {error}", self._connection.url, do)
 
     async def _once(self, path: str, parameters: Mapping[str, str]) -> bytes:
         self.requests += 1
@@ -321,7 +321,7 @@ class PrometheusClient:
                 headers=self._connection.request_headers(),
             )
         except BodyTooLarge as error:
-            raise TooMuch(f"an answer of more than {self._bounds.body_bytes >> 20} MiB") from error
+            raise TooMuch(f"a response of more than {self._bounds.body_bytes >> 20} MiB") from error
         if answer.status < 400:
             check_status(answer, url)
         if answer.status != 200:
@@ -379,7 +379,7 @@ def check_match(match: str | None) -> str:
     text = match.strip()
     if not (text.startswith("{") and text.endswith("}")):
         raise InputError(
-            f"{text!r} is not a list of matchers", "--match", 'Write it in braces, such as {job="dcgm-exporter"}.'
+            f"{text!r} is not a list of matchers", "--match", 'Give it in braces, such as {job="dcgm-exporter"}.'
         )
     return text[1:-1].strip().rstrip(",").strip()
 

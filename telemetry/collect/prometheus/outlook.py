@@ -166,7 +166,7 @@ def look_ahead(
         asyncio.run(connected())
     except TooMuch as error:
         raise InputError(
-            f"the server does not answer: {error}", shown_url(connection.url), "Select fewer series with --match."
+            f"the server does not respond: {error}", shown_url(connection.url), "Select fewer series with --match."
         ) from error
     return outlook
 

@@ -36,9 +36,9 @@ def read_stream(body: bytes, *, row_limit: int, byte_limit: int) -> pa.Table:
         table.validate(full=True)
         names = table.column_names  # decodes them, which validation does not
     except (pa.ArrowException, struct.error, EOFError, OSError, UnicodeDecodeError) as error:
-        raise RequestRefused.unreadable(f"the body is no Arrow IPC stream: {error}") from error
+        raise RequestRefused.unreadable(f"the body is not an Arrow IPC stream: {error}") from error
     if table.num_rows > row_limit:
-        raise RequestRefused.too_large(f"the body holds more than {row_limit} rows: send smaller ones")
+        raise RequestRefused.too_large(f"the body has more than {row_limit} rows: send smaller requests")
     types = table.schema.types
     is_plain = {column_type: _is_plain(column_type) for column_type in set(types)}  # hundreds of columns, few types
     for name, column_type in zip(names, types, strict=True):
@@ -89,4 +89,4 @@ def _check_dictionaries(table: pa.Table, byte_limit: int) -> None:
                 lengths = pc.binary_length(chunk.dictionary).take(chunk.indices)
                 total += pc.sum(lengths.cast(pa.int64())).as_py() or 0
     if total > byte_limit:
-        raise RequestRefused.too_large(f"the body unpacks to more than {byte_limit} bytes: send smaller ones")
+        raise RequestRefused.too_large(f"the body unpacks to more than {byte_limit} bytes: send smaller requests")

@@ -62,7 +62,7 @@ def decompress(block: bytes, limit: int) -> bytes:
             raise RequestRefused.unreadable(f"a body of {len(block)} bytes announces {size}")
         return bytes(cramjam.snappy.decompress_raw(block))
     except cramjam.DecompressionError as error:
-        raise RequestRefused.unreadable(f"the body is no snappy block: {error}") from error
+        raise RequestRefused.unreadable(f"the body is not a snappy block: {error}") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,9 +142,9 @@ class RemoteWriteDecoder:
         try:
             request.ParseFromString(body)
         except DecodeError as error:
-            raise RequestRefused.unreadable(f"the body is no remote-write request: {error}") from error
+            raise RequestRefused.unreadable(f"the body is not a remote-write request: {error}") from error
         if sum(len(series.samples) for series in request.timeseries) > limit:
-            raise RequestRefused.unreadable(f"the request holds more than {limit} samples: send smaller ones")
+            raise RequestRefused.unreadable(f"the request has more than {limit} samples: send smaller requests")
         dropped: Counter[str] = Counter()
         index: list[int] = []
         ms: list[int] = []

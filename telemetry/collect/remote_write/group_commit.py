@@ -104,7 +104,7 @@ class SampleWriter:
         except FileNotFoundError:
             pass
         except (OSError, ValueError, InputError) as error:
-            _LOG.warning("cannot read the saved XID counts, they restart: %s", error)
+            _LOG.warning("cannot read the saved XID counts, starting at zero: %s", error)
         return XidCounts(timedelta(0), state)
 
 

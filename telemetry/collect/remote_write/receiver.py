@@ -62,7 +62,7 @@ class Metrics:
         self.buffered = Gauge("predrain_receiver_buffered_samples", "Samples in memory.", registry=self.registry)
         self.last_write = Gauge(
             "predrain_receiver_last_write_timestamp_seconds",
-            "When something was last written, since 1970.",
+            "Time of the last write.",
             registry=self.registry,
         )
         self.registry.register(self)
@@ -217,7 +217,7 @@ class Receiver:
             table, also_left_out, another = plausible_rows(lay_out(known, table, self._catalogue.channels))
             left_out, example = left_out | also_left_out, example or another
             if left_out and not table.num_rows:
-                raise ValueError(f"no row can be used: {', '.join(left_out)}, such as {example}")
+                raise ValueError(f"no usable rows: {', '.join(left_out)}, such as {example}")
             landed = self._landing.stage(known, table, name=name)
         except (InputError, OSError) as error:
             _LOG.error("cannot stage a push: %s", error)

@@ -20,6 +20,11 @@ from telemetry.accounting import Accounting
 from telemetry.collect.exposure import exposing
 from telemetry.collect.scraping.targets import Target
 
+if TYPE_CHECKING:
+    from prometheus_client.core import Metric
+
+_log = logging.getLogger(__name__)
+
 FailureKind = Literal["unreachable", "timeout", "tls", "status", "truncated", "too_large", "protocol", "parse", "empty"]
 """Kinds of failed scrapes.
 
@@ -79,14 +84,14 @@ class Scraper:
                     client, "GET", url, timeout_s=timeout_s, max_bytes=PAGE_BYTES, hold=hold, headers=headers
                 )
         except NoAnswerInTime:
-            raise ScrapeError("timeout", f"no whole page within {timeout_s:g} s") from None
+            raise ScrapeError("timeout", f"no complete page within {timeout_s:g} s") from None
         except BodyTooLarge as error:
             raise ScrapeError("too_large", str(error)) from None
         except InputError as error:
             raise ScrapeError("tls", error.what) from None
         except HttpError as error:
             text = str(error).splitlines()[0][:160]
-            is_reached = text.startswith(("RemoteProtocolError", "the answer is compressed"))
+            is_reached = text.startswith(("RemoteProtocolError", "the response is compressed"))
             raise ScrapeError("protocol" if is_reached else "unreachable", text) from error
         finally:
             self._held_bytes -= held_bytes
@@ -95,10 +100,6 @@ class Scraper:
         return answer
 
 
-if TYPE_CHECKING:
-    from prometheus_client.core import Metric
-
-_log = logging.getLogger(__name__)
 _Batch = TypeVar("_Batch")
 _Batch_contra = TypeVar("_Batch_contra", contravariant=True)
 
@@ -161,7 +162,7 @@ class Watch(Generic[_Batch]):
 
 
 class Sink(Protocol[_Batch_contra]):
-    """Where batches go, such as :class:`telemetry.collect.buffer.RowBuffer`."""
+    """Where batches go, such as :class:`telemetry.collect.staging.RowBuffer`."""
 
     def add(self, batch: _Batch_contra) -> None:
         """Hold a batch, within bounds."""
@@ -284,7 +285,7 @@ class ScrapeCollector(Generic[_Batch]):
             except Exception as error:
                 # An answer that breaks the collector's code must not stop the other thousand targets.
                 if not isinstance(error, ScrapeError):
-                    _log.exception("%s: its answer could not be read", address)
+                    _log.exception("%s: cannot read the response", address)
                     error = ScrapeError("parse", f"internal error: {type(error).__name__}")
                 self.accounting.read(SCRAPES)
                 self.accounting.left_out(SCRAPES, error.kind, example=f"{address}: {error}")

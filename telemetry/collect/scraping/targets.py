@@ -108,7 +108,7 @@ def _of_file(path: Path, page: Page) -> Iterator[Target]:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is no text"
+        reason = error.strerror if isinstance(error, OSError) else "it is not text"
         raise InputError(
             f"the list of targets cannot be read: {reason}", str(path), "Give a file with targets."
         ) from None
@@ -119,7 +119,7 @@ def _of_file(path: Path, page: Page) -> Iterator[Target]:
         fields = line.split("#", 1)[0].split()
         where = f"{path}, line {number}"
         if len(fields) > 2:
-            raise InputError(f"{line.strip()!r} is not a target", where, "Write a target and its node, or a target.")
+            raise InputError(f"{line.strip()!r} is not a target", where, "Give a target, or a target and its node.")
         if fields:
             yield parse_target(fields[0], where, node=fields[1] if len(fields) == 2 else None, page=page)
 
@@ -131,7 +131,7 @@ def _of_file_sd(text: str, path: Path, page: Page) -> Iterator[Target]:
         raise InputError(
             f"cannot be parsed: {str(error).splitlines()[0]}",
             str(path),
-            "Write a list of groups: [{targets: [host:port], labels: {node: name}}], as Prometheus' file_sd has it.",
+            "Give a list of groups: [{targets: [host:port], labels: {node: name}}], as Prometheus' file_sd has it.",
         ) from None
     for number, group in enumerate(groups, start=1):
         for address in group.targets:
@@ -183,7 +183,7 @@ def parse_target(
             raise ValueError("no page")
     except ValueError:
         raise InputError(
-            f"{written!r} is not the address of a page", where, "Write host, host:port or http(s)://host:port/path."
+            f"{written!r} is not the URL of a page", where, "Give host, host:port or http(s)://host:port/path."
         ) from None
     path = parts.path if parts.path not in ("", "/") else page.path
     return Target(urlunsplit((parts.scheme, parts.netloc, path, parts.query, "")), node, labels)

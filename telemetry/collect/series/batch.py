@@ -22,10 +22,10 @@ CONFLICT: Final = "two different values at one time"
 INEXACT: Final = "too large to be exact"
 INFINITE: Final = "not a finite number"
 NOT_WHOLE: Final = "not a whole number"
-OUTSIDE: Final = "outside what its type holds"
+OUTSIDE: Final = "outside the range of its type"
 NO_NUMBER: Final = "not a number"
 OTHER_SERIES: Final = "another series has the value"
-SENTINEL: Final = "a value that means not supported"
+SENTINEL: Final = "a value that means 'not supported'"
 """What can be wrong with a value: the keys of the problems that :func:`assemble` counts."""
 
 _EXACT: Final = 2.0**53

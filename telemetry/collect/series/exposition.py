@@ -47,13 +47,13 @@ def parse_line(line: str, *, openmetrics: bool = False) -> Sample | None:
         line = _EXEMPLAR.sub("", line)
     rest = line[line.rfind("}") + 1 :] if line.endswith(tuple("0123456789+-fFnNyY.")) and "}" in line else line
     if len(rest.split()) > (2 if rest is not line else 3):
-        raise ValueError(f"text after the time stamp: {line[:60]!r}")
+        raise ValueError(f"text after the timestamp: {line[:60]!r}")
     try:
         samples = [sample for family in text_string_to_metric_families(line) for sample in family.samples]
     except (ValueError, ArithmeticError, LookupError, TypeError) as error:
         raise ValueError(f"{str(error)[:100]}: {line[:60]!r}") from error
     if len(samples) != 1:
-        raise ValueError(f"no sample: {line[:60]!r}")
+        raise ValueError(f"not a sample: {line[:60]!r}")
     sample = samples[0]
     try:
         value = float(sample.value)
@@ -64,7 +64,7 @@ def parse_line(line: str, *, openmetrics: bool = False) -> Sample | None:
         # The library takes every stamp for milliseconds; OpenMetrics writes seconds.
         written = float(sample.timestamp) * 1000.0
         if not math.isfinite(written) or abs(written) > 1e18:
-            raise ValueError(f"time stamp out of range: {line[:60]!r}")
+            raise ValueError(f"timestamp out of range: {line[:60]!r}")
         stamp = _whole_ms(written) if openmetrics else round(written)
     return Sample(sample.name, dict(sample.labels), value, stamp)
 

@@ -104,8 +104,8 @@ class SeriesCatalogue:
             what: tuple(label for name in mapping.label_names(what) for label in (f"exported_{name}", name))
             for what in ("gpu", "mig_instance", *_INVENTORY)
         }
-        own = (label for labels in self._labels.values() for label in labels)
-        self._device_labels = {*self.nodes.labels, *own}
+        mapped = (label for labels in self._labels.values() for label in labels)
+        self._device_labels = {*self.nodes.labels, *mapped}
         self._deciding = self._device_labels | {"nvlink", "link", "clock_type", "clock_index", "xid"}
         self._devices: dict[tuple[tuple[str, str], ...], _Device | None] = {}
         self._revision = self.nodes.revision
@@ -123,7 +123,7 @@ class SeriesCatalogue:
         except FileNotFoundError:
             pass
         except (OSError, ValueError, KeyError, TypeError) as error:
-            _log.warning("%s: cannot read which label named the node, it is decided again: %s", path, error)
+            _log.warning("%s: cannot read which label names the node, determining it again: %s", path, error)
 
     def report_nodes(self) -> NodeLabelChoice:
         """Return the decision which label names the node, after a batch; a new one is logged and saved."""
@@ -213,7 +213,7 @@ class SeriesCatalogue:
     def left_out_reason(self, name: str) -> str:
         """Return why :meth:`identify` gave None for a series of this name."""
         if name in self._metrics or name == XID_COUNT_METRIC:
-            return f"{name}: its labels name no GPU or no node"
+            return f"{name}: its labels do not name a GPU and a node"
         return f"{name}: {'known, and not used' if is_unused(name) else 'no channel'}"
 
     def _xid_count(self, labels: Mapping[str, str]) -> XidCount | None:

@@ -82,7 +82,7 @@ class SourceMapping(Section):
     def _known(cls, value: dict[str, list[str]]) -> dict[str, list[str]]:
         for key in value:
             if key not in DEFAULT_LABELS:
-                hint = nearest_hint(key, list(DEFAULT_LABELS)) or f"Known are {', '.join(DEFAULT_LABELS)}."
+                hint = nearest_hint(key, list(DEFAULT_LABELS)) or f"Known labels: {', '.join(DEFAULT_LABELS)}."
                 raise ValueError(f"labels cannot hold {key!r}. {hint}")
         return value
 

@@ -13,12 +13,12 @@ from foundation.instants import from_ms, to_ms
 from foundation.programs import CommandError, Run
 from foundation.running import Failing, Wait, every
 from foundation.slurm import SlurmFormatError
-from telemetry.collect.outbox import Outbox
 from telemetry.collect.slurm.jobs import SACCT_COLUMNS, Job, jobs_table, read_sacct, read_squeue
 from telemetry.collect.slurm.nodes import SOURCE, ObservedSlurmNode, changes, read_nodes
+from telemetry.collect.staging import Outbox
 from telemetry.dataset.schema import Event
 from telemetry.landing.folder import Landing
-from telemetry.phrases.classifier import PhraseReview, PhraseRules
+from telemetry.phrases import PhraseReview, PhraseRules
 
 _log = logging.getLogger(__name__)
 NODE_COMMANDS: Final = (("scontrol", "--json", "show", "nodes"), ("sinfo", "--Node", "--json"))
@@ -62,13 +62,13 @@ class SlurmCollector:
         self.review = PhraseReview()
 
     def once(self) -> None:
-        """Take one look; raises ``InputError`` if Slurm does not answer, or the disk is full."""
+        """Take one look; raises ``InputError`` if Slurm does not respond, or the disk is full."""
         errors = self._round()
         if errors:
             raise InputError(
-                f"Slurm does not answer: {'; '.join(map(str, errors))}",
+                f"Slurm does not respond: {'; '.join(map(str, errors))}",
                 "predrain collect slurm",
-                "Run this where `sinfo` works (SLURM_CONF, munge), with the controller up.",
+                "Run this on a host where `sinfo` works (SLURM_CONF, munge), while the controller is up.",
             )
 
     def follow(self, interval_s: float, stop: Wait) -> None:
@@ -146,7 +146,7 @@ class SlurmCollector:
                 if "accounting storage is" not in error.reason.lower():
                     raise
                 self._accounting = False
-                _log.warning("Slurm has no accounting: jobs come from the memory of the controller, starting now")
+                _log.warning("Slurm has no accounting: jobs are read from the controller's memory, starting now")
                 break
             self._stage(read_sacct(report, self.accounting), known, floor=end - WINDOW - OVERLAP)
             start = min(end, now)

@@ -22,8 +22,8 @@ from foundation.slurm import (
     states_of,
     text,
 )
+from foundation.text import storable
 from telemetry.accounting import Accounting
-from telemetry.bounds import storable
 from telemetry.landing.folder import rows_table
 
 SACCT_COLUMNS: Final = ("JobID", "State", "Start", "End", "NodeList", "AllocTRES")

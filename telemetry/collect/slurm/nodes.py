@@ -10,7 +10,7 @@ from foundation.slurm import SlurmFormatError, check_row, instant, read_rows, st
 from telemetry.accounting import Accounting
 from telemetry.dataset.schema import MAINTENANCE_BEGIN, MAINTENANCE_END, Event
 from telemetry.kernel_log.catalogue import BOOT
-from telemetry.phrases.classifier import WORK, PhraseRules
+from telemetry.phrases import WORK, PhraseRules
 
 SOURCE: Final = "slurm"
 OWN_PREFIX: Final = "predrain:"
@@ -73,7 +73,7 @@ def read_nodes(report: str, accounting: Accounting) -> dict[str, ObservedSlurmNo
     """
     rows = read_rows(report, "nodes")
     if not rows:  # sinfo 22.05 writes so, and calls it a success, when the controller is down
-        raise SlurmFormatError("Slurm lists no nodes: the controller does not answer")
+        raise SlurmFormatError("Slurm lists no nodes: the controller does not respond")
     views: dict[str, ObservedSlurmNode] = {}
     for row in rows:
         accounting.read("nodes")
@@ -166,9 +166,9 @@ def changes(
 
 
 def _drain(view: ObservedSlurmNode, when: datetime, now: datetime) -> Event:
-    own = view.reason is not None and view.reason.startswith(OWN_PREFIX)
+    is_own = view.reason is not None and view.reason.startswith(OWN_PREFIX)
     detail = view.reason if view.user is None else f"{view.reason or 'no reason'} [{view.user}]"
-    return Event(when, view.name, "drain", OWN_SOURCE if own else SOURCE, now, view.out, detail)
+    return Event(when, view.name, "drain", OWN_SOURCE if is_own else SOURCE, now, view.out, detail)
 
 
 def _resumed(before: ObservedSlurmNode, rules: PhraseRules, now: datetime) -> list[Event]:

@@ -35,7 +35,7 @@ from telemetry.importing.instants import MISSING, NAIVE, OK, inferred_unit, pars
 from telemetry.importing.mapping import ImportMapping, LongFormat, TableMapping, TimeFormat
 from telemetry.importing.quarantine import Quarantine
 from telemetry.importing.tickets import TICKET_COLUMNS
-from telemetry.phrases.classifier import classify
+from telemetry.phrases import classify
 from telemetry.values.numbers import ANY_UNIT, read_numbers, words_for
 
 _SURE: Final = 0.8

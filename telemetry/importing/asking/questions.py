@@ -26,7 +26,7 @@ from telemetry.importing.files.tables import column_names, read_batches
 from telemetry.importing.instants import MISSING, NAIVE, UndecidedOrderError, order_shown, parse_instants
 from telemetry.importing.mapping import ImportMapping, TableMapping
 from telemetry.importing.quarantine import Quarantine
-from telemetry.phrases.classifier import classify
+from telemetry.phrases import classify
 
 _HEADER: Final = """\
 # Columns that predrain does not know, with a guess each, and proposed answers to questions. Check every line.
@@ -195,7 +195,7 @@ class Inquiry:
             long = _long_columns(mine).values() if role == "samples" else ()
             unsure = [guess for guess in mine if not guess.sure and guess.column not in long]
             decide = f" To decide: {named(unsure)}." if unsure else ""
-            lines += [f"{role}: {len(mine)} columns are not known: guesses are in {written}.{decide}"] * bool(mine)
+            lines += [f"{role}: {len(mine)} columns are unknown: guesses are in {written}.{decide}"] * bool(mine)
         text = "".join(f"predrain: {line}\n" for line in [*lines, *map(str, self.questions)])
         if self.answers:
             proposed = "".join(f"  {line}\n" for line in as_yaml(self.answers))

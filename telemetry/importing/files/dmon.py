@@ -20,7 +20,7 @@ from telemetry.importing.quarantine import Quarantine
 from telemetry.packing import open_packed
 from telemetry.values.tables import read_table
 
-OTHER_ENTITY: Final = "a row of dcgmi dmon about something else than a GPU"
+OTHER_ENTITY: Final = "a row of dcgmi dmon that is not about a GPU"
 
 _HEADER: Final = re.compile(r"(?P<before>[^#]*)#\s*(?P<names>(?:Date\s+)?(?:Time\s+)?gpu\s.*|Entity\s.*)\s*")
 _UNITS: Final = re.compile(r"[^#]*#.*\bIdx\b.*\s*|(?:[^#]*\s)?I[Dd]\s*")
@@ -82,7 +82,7 @@ def read_dmon(path: Path, table: str, quarantine: Quarantine) -> Iterator[FileRo
         for number, line in enumerate(iter(partial(stream.readline, _MAX_LINE), ""), 1):
             if (header := _header(line)) is not None:
                 if header != first:
-                    advice = "Give the tables before and after it as files of their own."
+                    advice = "Give the tables before and after it as separate files."
                     raise InputError("the columns change within this table of dmon", f"{path}, line {number}", advice)
                 quarantine.read_rows(table, path, n_headers > 0)
                 quarantine.leave_out(table, path, REPEATED_HEADER, n_headers > 0)

@@ -132,7 +132,7 @@ class SampleIntake:
     def run(self, folder: Path, buckets: int, expected: int, progress: Callable[[int, int], None]) -> Spill:
         """Read everything; ``progress`` is called with the rows read so far and those expected, once a batch.
 
-        Raises ``InputError`` if a column of instants is naive, percent seem to be fractions, or no row can be used.
+        Raises ``InputError`` if a column of instants is naive, percent seem to be fractions, or no usable rows.
         """
         spill = Spill(folder, buckets)
         bucket_of_node = np.empty(0, np.int64)
@@ -162,7 +162,7 @@ class SampleIntake:
             if nonzero >= _FRACTION_LEAST and 2 * self._fractions[name] > nonzero:
                 raise InputError(
                     f"{self._fractions[name]} of {nonzero} values of {name!r} that are not zero are below 1: "
-                    "they seem to be fractions, percent are expected",
+                    "they seem to be fractions instead of percent",
                     f"channel {name!r}",
                     f"Give `scale: {{{name}: 100}}` in the mapping.",
                 )

@@ -17,7 +17,7 @@ from telemetry.importing.samples.block import Block, ChannelValues
 FINER_THAN = 0.9
 """A unit is rolled up when the median interval of its samples is below this share of the step: scrapes jitter."""
 
-IMPOSSIBLE_RISE: Final = "a rise of a counter that no device makes"
+IMPOSSIBLE_RISE: Final = "an impossible rise of a counter"
 """Reason for which a value is no value."""
 
 _SHORTEST_MS: Final = 60_000

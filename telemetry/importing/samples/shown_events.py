@@ -135,6 +135,6 @@ class GpuLosses:
             gpu=[stays.units[code] if stays.unit == "gpu" else None for code in units],
             type="failure",
             code=FALLEN_OFF,
-            detail="samples say: GPU is lost",
+            detail="samples report: GPU is lost",
             source="sample_words",
         )

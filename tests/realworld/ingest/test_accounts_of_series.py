@@ -47,7 +47,7 @@ def expected(samples: list[Sample]) -> tuple[int, Counter[str]]:
         if metric in WITHOUT_USE:
             left_out[f"{metric}: {WITHOUT_USE[metric]}"] += 1
         elif gpu is None:
-            left_out[f"{metric}: its labels name no GPU or no node"] += 1
+            left_out[f"{metric}: its labels do not name a GPU and a node"] += 1
         elif math.isnan(value):
             left_out[NO_NUMBER] += 1
         elif value == BLANK:

@@ -279,8 +279,8 @@ def test_forms_in_files_reach_the_dataset(tmp_path: Path) -> None:
 def test_a_stamp_that_cannot_be_read_is_counted_with_its_line(line: str) -> None:
     log = parse_kernel_log([line], node="here", timezone=UTC, reference_time=datetime(2026, 3, 2, tzinfo=UTC))
     assert len(log.events) == 0
-    assert log.unparsed == [(1, line, "no usable time stamp")]
-    assert log.accounting.tables["kernel log lines"].left_out == {"no usable time stamp": 1}
+    assert log.unparsed == [(1, line, "no usable timestamp")]
+    assert log.accounting.tables["kernel log lines"].left_out == {"no usable timestamp": 1}
 
 
 USB = "usb 1-1: new high-speed USB device"

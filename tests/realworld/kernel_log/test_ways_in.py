@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from foundation.errors import InputError
 from telemetry.collect.kernel_log import collect_kernel_log
-from telemetry.collect.outbox import Outbox
+from telemetry.collect.staging import Outbox
 from telemetry.kernel_log.catalogue import drivers
 from telemetry.kernel_log.importing import parse_kernel_log, read_lines
 from telemetry.kernel_log.log_files import LogFiles

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from telemetry.collect.outbox import Outbox
 from telemetry.collect.slurm.collector import SlurmCollector
-from telemetry.phrases.classifier import PhraseRules
+from telemetry.collect.staging import Outbox
+from telemetry.phrases import PhraseRules
 from tests.clock import NOW, Clock
 from tests.telemetry.collect.builders import landed, landing
 

@@ -9,7 +9,7 @@ import pytest
 
 from telemetry.importing import tickets as tickets_module
 from telemetry.importing.tickets import EARLY, UNKNOWN_GPU
-from telemetry.phrases.classifier import classify
+from telemetry.phrases import classify
 from tests.telemetry.helpers import run_import
 
 WORDS = {

@@ -10,7 +10,7 @@ import pytest
 from policy.episodes import Alert, Happening
 from policy.fleet import Fact
 from policy.stages import Bar, StagesConfig
-from predrain.act.dataset_history import DatasetHistory
+from predrain.act.assembly import DatasetHistory
 from scheduler.controller.facts import NodeHistories, VerifiedFacts
 from scheduler.evacuation.progress import Result
 from scheduler.ports.errors import LedgerError, SourceError

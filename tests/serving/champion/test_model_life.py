@@ -16,8 +16,7 @@ from foundation.errors import InputError
 from foundation.files import previous_path
 from models.bundle.store import Bundle, load_bundle, save_bundle
 from models.ensembles import Stacker
-from serving.champion.model import FeatureRows, ModelHolder, load_model
-from serving.champion.sources import ChampionCopy, ModelSource, NotNamedYet, held_folder
+from serving.champion import ChampionCopy, FeatureRows, ModelHolder, ModelSource, NotNamedYet, held_folder, load_model
 from serving.http.limits import ServiceSettings
 from tests.models.small_models import fitted_models, rows
 from tests.processes import printed_by
@@ -147,7 +146,7 @@ def test_waiting_for_the_first_champion_is_no_refusal(
     holder.look()
     assert holder.trouble == "the model is being fetched: the champion has not been fetched yet"
     assert holder.refused is None
-    copy.take(bundles[0].path, 3, bundles[0].digest)
+    copy.take(bundles[0].path, 3)
     assert holder.look() is True
     assert (holder.trouble, holder.refused, holder.refusals) == (None, None, 1)
 
@@ -156,12 +155,10 @@ def test_a_copy_is_whole_or_the_one_of_before_stays(tmp_path: Path, bundles: lis
     copy = ChampionCopy(tmp_path / "copy")
     with pytest.raises(NotNamedYet, match="has not been fetched yet"):
         copy.named()
-    copy.take(bundles[0].path, 3, bundles[0].digest)
-    with pytest.raises(InputError, match="its bundle's digest is"):
-        copy.take(bundles[1].path, 4, bundles[0].digest)
+    copy.take(bundles[0].path, 3)
     assert copy.named().version == 3
     for number, bundle in ((5, bundles[1]), (6, bundles[2])):
-        copy.take(bundle.path, number, bundle.digest)
+        copy.take(bundle.path, number)
     named = copy.named()
     assert named.version == 6
     assert (named.path / "manifest.json").read_bytes() == (bundles[2].path / "manifest.json").read_bytes()
@@ -171,7 +168,7 @@ def test_a_copy_is_whole_or_the_one_of_before_stays(tmp_path: Path, bundles: lis
 def test_a_copy_that_the_disk_has_damaged_is_made_again(tmp_path: Path, bundles: list[Bundle]) -> None:
     copy = ChampionCopy(tmp_path / "copy")
     for _ in range(2):
-        copy.take(bundles[0].path, 3, bundles[0].digest)
+        copy.take(bundles[0].path, 3)
         place = copy.named().path
         assert load_bundle(place).digest == bundles[0].digest
         file = place / "manifest.json"
@@ -180,7 +177,7 @@ def test_a_copy_that_the_disk_has_damaged_is_made_again(tmp_path: Path, bundles:
 
 def test_a_bundle_whose_replacement_was_killed_is_there_after_a_restart(tmp_path: Path, bundles: list[Bundle]) -> None:
     copy = ChampionCopy(tmp_path / "state" / "champion")
-    copy.take(bundles[0].path, 3, bundles[0].digest)
+    copy.take(bundles[0].path, 3)
     copy.bundle.rename(previous_path(copy.bundle))
     assert ChampionCopy(held_folder(tmp_path / "state")).named().version == 3
 
@@ -218,7 +215,7 @@ def test_a_bundle_is_loaded_and_scores_rows(tmp_path: Path, caplog: pytest.LogCa
 LOADS = """
 import json, sys
 from pathlib import Path
-from serving.champion.model import load_model
+from serving.champion import load_model
 
 load_model(Path(sys.argv[1]))
 others = ("mlflow", "torch", "shap", "skops", "matplotlib", "numba")

@@ -111,7 +111,7 @@ def test_a_token_that_was_taken_out_of_the_file_is_never_valid_again(tmp_path: P
     ("content", "message"),
     [
         ("# none\n\n", r"no token \(.*tokens\)\. Write lines of `SCOPE\[,SCOPE\] sha256:HEX"),
-        ("secret-token-that-stands-alone\n", r"tokens, line 1\)\. Choose of read, write, admin\. Write lines of"),
+        ("secret-token-that-stands-alone\n", r"tokens, line 1\)\. Choose from read, write, admin\. Write lines of"),
         ("read secret-token\n", r"no SHA-256 of a token \(.*tokens, line 1\)"),
         (f"read sha256:secret{'z' * 58}\n", r"no SHA-256 of a token \(.*tokens, line 1\)"),
         (token_line("read", READ) + token_line("admin", READ), r"a token twice \(.*tokens\)"),
@@ -341,7 +341,7 @@ def test_ready_tells_stale_scores_and_warns_of_a_scoring_that_fails(tmp_path: Pa
         status, ready, _ = started.client().send("GET", "/readyz")
         assert status == 503
         assert ready["reasons"] == [
-            "no unit's risk is known: look after the telemetry",
+            "no unit has a known risk: check the telemetry",
             "the scores of 20260101T060000Z are stale, 3600 s old: score the fleet again",
         ]
         assert ready["warnings"] == ["the last attempt to score failed: no telemetry"]
@@ -383,8 +383,8 @@ def test_a_page_that_rebinds_its_name_reads_nothing_of_a_service_without_tokens(
             status, content = ask(service.port, f"evil.example:{service.port}", path)
             problem = json.loads(content)
             assert (status, problem["status"]) == (421, 421)
-            assert problem["detail"].startswith("this service is not 'evil.example:")
-            assert problem["detail"].endswith("ask localhost, or start it with --allow-host NAME")
+            assert problem["detail"].startswith("host 'evil.example:")
+            assert problem["detail"].endswith("use localhost, or start the service with --allow-host NAME")
         assert ask(service.extender_port, "evil.example", "/healthz")[0] == 421
         for host in ("localhost", f"127.0.0.1:{service.port}", "proxy.example"):
             assert ask(service.port, host)[0] == 200

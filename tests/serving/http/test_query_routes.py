@@ -149,8 +149,8 @@ def test_predict_answers_for_gpus(client: Client) -> None:
     [
         ({}, 422, "send exactly one of nodes, gpus, rows"),
         ({"node": ["n1"]}, 422, "key 'node' is not known: did you mean 'nodes'?"),
-        ({"nodes": "n1"}, 422, "nodes is no list of names"),
-        ({"nodes": []}, 422, "nodes names none"),
+        ({"nodes": "n1"}, 422, "nodes is not a list of names"),
+        ({"nodes": []}, 422, "nodes is empty"),
         ({"nodes": ["n"] * 10_001}, 413, "10001 nodes: ask for at most 10000"),
         ([], 422, "send an object with one of nodes, gpus, rows"),
         ({"rows": [{"a": 1}]}, 409, "feature rows are scored by a service that was started with --model"),

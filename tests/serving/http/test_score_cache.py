@@ -17,7 +17,7 @@ from tests.serving.http.world import DECIDED, record, running, small_fleet
 from tests.serving.score_folder import write_scores
 
 NEXT = DECIDED + timedelta(hours=6)
-DO = "Run `predrain score` again; the scores of before are served meanwhile."
+DO = "Run `predrain score` again; the previous scores are served until then."
 
 
 def change(folder: Path, edit: Callable[[dict[str, Any]], None], line: int = 1) -> Path:

@@ -72,7 +72,7 @@ def test_the_address_says_what_is_shown_and_how(service: Running, query: str, na
     [
         ("?sort=rsk", "did you mean &#39;risk&#39;?"),
         ("?tier=hihg", "did you mean &#39;high&#39;?"),
-        ("?limit=7", "choose of 50, 100, 250, 1000"),
+        ("?limit=7", "choose from 50, 100, 250, 1000"),
         ("?offset=-1", "greater than or equal to 0"),
         ("?colour=red", "parameter &#39;colour&#39; is not known"),
         (f"?q={'x' * 201}", "at most 200 characters"),

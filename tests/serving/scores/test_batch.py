@@ -11,8 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from features.config import FeatureSection
-from features.times import milliseconds
 from foundation.errors import InputError
+from foundation.times import milliseconds
 from models.bundle.store import save_bundle
 from models.config import PrecisionTargetsSection, ServingSection
 from policy.risk_record import RiskRecord
@@ -275,7 +275,7 @@ def test_another_model_does_not_rewrite_a_decision_and_says_so(world: World, tmp
     result = score_decision(world.dataset, other, ScoresFolder(tmp_path), ServingSection(), clock=lambda: END)
     assert result.notes == (
         "the current model stays in use: x",
-        "another model already scored it; this model scores the next decision",
+        "another model already scored this decision; this model scores the next one",
     )
     assert content_of(tmp_path) == before
 
@@ -337,7 +337,7 @@ def test_a_bundle_that_does_not_fit_the_dataset_is_refused(world: World) -> None
     assert config.channels == world.matrix.config.channels
     with pytest.raises(InputError, match="the dataset's step is 5m, the bundle was trained on 10m"):
         live_config(world.bundle, replace(meta, step=5 * MINUTE))
-    with pytest.raises(InputError, match="it was trained on gpus, the dataset's unit is the node"):
+    with pytest.raises(InputError, match="the bundle was trained on gpus, the dataset's unit is the node"):
         live_config(world.bundle, replace(meta, unit="node"))
 
     def saying(**change: Any) -> Any:
@@ -348,11 +348,11 @@ def test_a_bundle_that_does_not_fit_the_dataset_is_refused(world: World) -> None
         targets = PrecisionTargetsSection(horizon=horizon).model_dump(mode="json")
         params = {**world.bundle.manifest["params"], "models": {"precision_targets": targets}}
         assert drain_horizon(saying(params=params), config) == timedelta(hours=hours)
-    with pytest.raises(InputError, match="it has no training parameters"):
+    with pytest.raises(InputError, match="the bundle has no training parameters"):
         live_config(saying(params=None), meta)
-    with pytest.raises(InputError, match="it has no training step"):
+    with pytest.raises(InputError, match="the bundle has no training step"):
         live_config(saying(params={}), meta)
-    with pytest.raises(InputError, match="the kind of series is unknown for its channel 'volts' is"):
+    with pytest.raises(InputError, match="the kind of its channel 'volts' is unknown"):
         live_config(saying(channels=["volts"]), meta)
     with pytest.raises(InputError, match="this version of predrain computes other feature columns"):
         live_config(saying(channels=["power_w"]), meta)

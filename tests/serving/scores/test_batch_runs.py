@@ -11,11 +11,11 @@ import pyarrow as pa
 import pytest
 
 from features.config import SequenceSection
-from features.times import instant_ms
 from foundation.errors import InputError
+from foundation.times import instant_ms
 from models.bundle.store import Bundle
 from models.config import ServingSection
-from models.sequence.windows import WindowedMatrix
+from models.sequence.layout import WindowedMatrix
 from models.training.reference import Outcomes, Reference, summarise
 from policy.breaker import BreakerConfig, BreakerState, watch
 from policy.fleet import Signals
@@ -26,7 +26,7 @@ from serving.scores.feature_settings import live_config, window_plan
 from serving.scores.fleet_rows import fleet_rows
 from serving.scores.writing import ScoresFolder
 from telemetry.dataset.files import FolderFiles
-from telemetry.dataset.runs import Runs
+from telemetry.dataset.layout import Runs
 from telemetry.dataset.schema import INSTANT
 from telemetry.dataset.store import Dataset
 from telemetry.dataset.writer import DatasetWriter

@@ -94,7 +94,7 @@ def test_an_aborted_run_clears_nothing():
     }
     cut = (DATA / "dcgm4.json").read_text()[:900]
     (only,) = read_diagnostics(cut)
-    assert (only.index, only.code, only.detail) == ("", "inconclusive", "the report is not whole")
+    assert (only.index, only.code, only.detail) == ("", "inconclusive", "the report is incomplete")
 
 
 @pytest.mark.parametrize("report", ["", "Error: Unable to connect", "{}", "[]", '{"DCGM Diagnostic": {}}', '{"a": 1}'])
@@ -113,7 +113,7 @@ def test_a_failed_test_of_the_node_makes_its_gpus_inconclusive():
         }
     }
     (only,) = read_diagnostics("Successfully ran\n" + json.dumps(report) + "\ntrailing")
-    assert (only.code, only.detail) == ("inconclusive", "Denylist: not met on the node")
+    assert (only.code, only.detail) == ("inconclusive", "Denylist: failed on the node")
 
 
 def test_details_of_inconclusive_runs_mislead_no_reader():
@@ -154,7 +154,7 @@ def test_verdicts_land_on_their_gpus_once(tmp_path: Path):
 
 def test_a_gpu_that_cannot_be_named_is_refused(tmp_path: Path):
     where = landing(tmp_path)
-    with pytest.raises(InputError, match=r"not known which GPU index 0, serial 1652222000001 is.*nvidia-smi"):
+    with pytest.raises(InputError, match=r"unknown GPU: index 0, serial 1652222000001.*nvidia-smi"):
         collect_diagnostics(DATA / "dcgm4.json", where, node="n1", names={}, delay=timedelta(0))
     assert landed(where) == []
     with pytest.raises(InputError, match="the report cannot be read: No such file"):

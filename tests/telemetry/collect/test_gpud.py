@@ -19,9 +19,9 @@ from foundation.http import connect_to
 from telemetry.accounting import Accounting
 from telemetry.collect.gpud import EVENTS, NO_EVIDENCE, EventSink, EventsWatch
 from telemetry.collect.kubernetes.rules import KubernetesRules, load_rules
-from telemetry.collect.outbox import Outbox
 from telemetry.collect.scraping.collector import PAGE_BYTES, SCRAPES, ScrapeCollector, Scraper, ScrapeSettings
 from telemetry.collect.scraping.targets import read_targets
+from telemetry.collect.staging import Outbox
 from telemetry.importing.event_runs import dedupe_events
 from telemetry.kernel_log.reader import LogLine
 from tests import http_server
@@ -228,7 +228,7 @@ def test_of_more_events_than_an_answer_may_have_the_newest_are_taken(
     flood = entry(20 * 24 * 60, "x" * PAGE_BYTES)
     gpud.events[XIDS] = [flood, entry(5, LOST)]
     assert [row["code"] for row in collected.look()] == ["79"]
-    assert "too many events, those before 2026-02-14" in caplog.text
+    assert "too many events for one response, those before 2026-02-14" in caplog.text
 
 
 def test_nothing_is_an_answer_too(node: tuple[Gpud, Collected]) -> None:

@@ -199,7 +199,7 @@ def test_odd_lines_are_read_or_counted(tmp_path: Path) -> None:
         BAD_LINE: 2,
         NO_TIME: 1,
         BAD_TIME: 1,
-        f"{name}: its labels name no GPU or no node": 1,
+        f"{name}: its labels do not name a GPU and a node": 1,
         "DCGM_FI_DEV_VGPU_LICENSE_STATUS: known, and not used": 1,
         "acme: no channel": 2,
     }
@@ -287,4 +287,4 @@ def test_rises_of_the_exporters_xid_counts_are_events(tmp_path: Path) -> None:
     result = land(path, live, held_samples=100)
     rises = [(round(row["timestamp"].timestamp()) - T0, row["code"]) for row in landed(live, "events")]
     assert rises == [(600, "79"), (86_400 * 2, "79"), (86_400 * 2 + 30, "79")]
-    assert result["XID events landed"] == 3
+    assert result["XID events staged"] == 3

@@ -91,8 +91,8 @@ def test_rows_that_cannot_be_used_are_counted(tmp_path: Path):
         NUMBER_AS_TYPE: 1,
         "naive timestamp": 1,
         "missing node and gpu": 1,
-        "the node of the gpu is not known": 1,
+        "unknown node of the gpu": 1,
     }
     assert '"7"' in result["examples"][NUMBER_AS_TYPE]
-    with pytest.raises(InputError, match="no row can be used: unreadable timestamp"):
+    with pytest.raises(InputError, match="no usable rows: unreadable timestamp"):
         collect(where, table(tmp_path, "x,n1,,repair,,"))

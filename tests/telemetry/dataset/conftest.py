@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from foundation.place import S3Place
-from telemetry.dataset.runs import Runs
+from telemetry.dataset.layout import Runs
 from telemetry.dataset.store import Dataset
 from telemetry.dataset.writer import DatasetWriter
 from tests.features.small_fleet import (

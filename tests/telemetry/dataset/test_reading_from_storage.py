@@ -77,7 +77,7 @@ def test_a_dataset_that_is_replaced_while_it_is_read_is_not_mixed_with_the_new_o
         Dataset.open(pickle.loads(pickle.dumps(reading.pinned)))
     assert Dataset.open(place).digest == second.digest
     storage.direct.delete_dir_contents(place.root)
-    with pytest.raises(InputError, match="removed while it was read"):
+    with pytest.raises(InputError, match="removed during the read"):
         reading.read_bucket(0)
 
 
@@ -128,7 +128,7 @@ def test_samples_that_are_damaged_are_named(place, write, storage):
     upload(storage, write("fleet", 48).path, place.root)
     name = Dataset.open(place).sample_files()[0].path
     put(storage, place, name, b"PAR1")
-    with pytest.raises(InputError, match=rf"the file is damaged.*{name}.*Upload the whole dataset again"):
+    with pytest.raises(InputError, match=rf"the file is damaged.*{name}.*Upload the complete dataset again"):
         Dataset.open(place).read_bucket(0)
 
 
@@ -173,7 +173,7 @@ def test_an_endpoint_that_is_no_address_is_refused(endpoint):
 
 
 def test_a_prefix_without_a_dataset_is_distinguished_from_a_missing_bucket(place):
-    with pytest.raises(InputError, match=r"there is no bucket 'no-such-bucket' .*AWS_ENDPOINT_URL, or make it"):
+    with pytest.raises(InputError, match=r"there is no bucket 'no-such-bucket' .*AWS_ENDPOINT_URL, or create it"):
         Dataset.open(S3Place("no-such-bucket", "east"))
     with pytest.raises(InputError, match=f"there is no dataset here: .*{place}.*Upload the folder"):
         Dataset.open(place)
@@ -182,7 +182,7 @@ def test_a_prefix_without_a_dataset_is_distinguished_from_a_missing_bucket(place
 def test_wrong_credentials_are_distinguished_from_everything_else(place, tmp_path, monkeypatch):
     with object_storage(tmp_path / "guarded.log", INITIAL_NO_AUTH_ACTION_COUNT="0") as guarded:
         monkeypatch.setenv("AWS_ENDPOINT_URL", guarded.environment["AWS_ENDPOINT_URL"])
-        with pytest.raises(InputError, match=r"refuses these credentials.*Check AWS_ACCESS_KEY_ID"):
+        with pytest.raises(InputError, match=r"rejects these credentials.*Check AWS_ACCESS_KEY_ID"):
             Dataset.open(place)
 
 
@@ -217,7 +217,7 @@ def test_a_server_that_says_nothing_is_given_up_after_bounded_attempts(monkeypat
         threading.Thread(target=take, daemon=True).start()
         for name, value in (KEYS | {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{silent.getsockname()[1]}"}).items():
             monkeypatch.setenv(name, value)
-        with pytest.raises(InputError, match="does not answer, after 2 attempts"):
+        with pytest.raises(InputError, match="does not respond, after 2 attempts"):
             Dataset.open(S3Place("fleets", "east"))
         silent.shutdown(socket.SHUT_RDWR)
     assert len(taken) == 2

@@ -37,7 +37,7 @@ def test_what_events_lack_and_age_are_findings(tmp_path: Path) -> None:
     seen = observe_dataset(fleet(tmp_path), channels=CATALOGUE, now=NOW + timedelta(days=29))
     problems = {finding.what: finding.problem for finding in seen.findings}
     assert problems == {
-        "no repair and no replacement is among the events: incidents end only by time": False,
+        "the events contain no repair or replacement: incidents end by timeout only": False,
         "the newest row is 29 days old": False,
     }
 
@@ -45,7 +45,9 @@ def test_what_events_lack_and_age_are_findings(tmp_path: Path) -> None:
 def test_samples_that_come_too_seldom_for_the_step_are_a_problem_with_the_step_to_set(tmp_path: Path) -> None:
     path = run_import(tmp_path, samples=samples_frame(times=24, every="1h")).dataset.path
     finding = observe_dataset(path, channels=CATALOGUE, now=NOW).findings[0]
-    assert finding.what == "samples come every 1h, and the dataset's step is 10m: scoring calls such units unknown"
+    assert (
+        finding.what == "samples arrive every 1h, but the dataset's step is 10m: scoring treats such units as unknown"
+    )
     assert finding.do.startswith("Set `telemetry.step: 1h` ")
     path = run_import(tmp_path, samples=samples_frame(times=24, every="20min"), out="half").dataset.path
     assert not any(
@@ -66,13 +68,13 @@ def test_a_source_of_events_that_fell_silent_is_named(days: list[int], said: boo
     talks = pd.DataFrame({"source": "tickets", "timestamp": [DAY + pd.Timedelta(days=day) for day in days]})
     other = pd.DataFrame({"source": "kernel log", "timestamp": [DAY + pd.Timedelta(days=day) for day in range(90)]})
     found = silent_sources(pd.concat([talks, other]), (DAY + pd.Timedelta(days=89)).to_pydatetime())
-    assert [finding.what.split(" for ")[0] for finding in found] == ["no event came from tickets"] * said
+    assert [finding.what.split(" for ")[0] for finding in found] == ["tickets reported no events"] * said
 
 
 def test_a_silent_gpu_is_reported_and_is_no_missing_channel(tmp_path: Path) -> None:
     seen = observe_dataset(fleet(tmp_path, silent=gpu(3)), channels=CATALOGUE, now=NOW)
     assert (seen.units, seen.models) == (3, {"H100": 3})
-    first = f"1 GPUs of the inventory sent nothing in the newest 7d, such as {gpu(3)} on node-1"
+    first = f"1 GPUs of the inventory reported no samples in the newest 7d, such as {gpu(3)} on node-1"
     assert seen.findings[0].what == first
 
 

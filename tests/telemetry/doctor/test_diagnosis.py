@@ -42,7 +42,7 @@ def test_what_is_missing_is_to_do_most_important_first() -> None:
     ]
     assert diagnosis.lacking == ("ecc_sbe_volatile_total", "pcie_replay_total")
     assert not diagnosis.healthy
-    assert "the model never saw it: its importance is not known" in as_text(diagnosis)
+    assert "not in the model's training data: importance unknown" in as_text(diagnosis)
     steps = diagnosis.todos[0].steps
     assert "    DCGM_FI_DEV_ECC_SBE_VOL_TOTAL, counter, corrected memory errors since driver load" in steps
     assert any("ECC is enabled" in step for step in steps)
@@ -53,14 +53,14 @@ def test_without_a_model_the_groups_with_precursors_count() -> None:
         observation(channels=without("row_remap_pending", "enc_util_pct")), None, "no model", CATALOGUE
     )
     assert diagnosis.lacking == ("row_remap_pending",)
-    assert "failures are known to announce themselves by: row_remap_pending" in as_text(diagnosis)
+    assert "known precursors of failures: row_remap_pending" in as_text(diagnosis)
     assert "no model" in as_text(diagnosis)
 
 
 def test_names_that_stop_older_exporters_are_distinguished() -> None:
     diagnosis = diagnose(observation(channels=without("recovery_action")), IMPORTANCE, "said", CATALOGUE)
     steps = diagnosis.todos[0].steps
-    assert steps[0] == "With an exporter built on DCGM 4.6 or later add as well:"
+    assert steps[0] == "With an exporter built on DCGM 4.6 or later, also add:"
     assert steps[1].startswith("    DCGM_FI_DEV_GET_GPU_RECOVERY_ACTION, gauge, ")
 
 
@@ -85,7 +85,7 @@ def test_boards_that_cannot_report_a_channel_are_no_lack_in_a_mixed_fleet() -> N
     states = {name: state_of(diagnosis, name) for name in seen}
     assert states["nvlink_replay_total"].status == "ok"
     assert (states["gpu_temp_c"].status, states["gpu_temp_c"].remark) == ("partly", "6 of 8 GPUs")
-    assert states["ecc_sbe_volatile_total"].remark == "8 values say not supported"
+    assert states["ecc_sbe_volatile_total"].remark == "8 values mean 'not supported'"
     assert states["pcie_replay_total"].remark == "50% of the rows without a value"
     assert set(diagnosis.lacking) == {"gpu_temp_c", "ecc_sbe_volatile_total", "pcie_replay_total"}
 
@@ -283,7 +283,7 @@ def test_shares_are_averaged_over_folds_by_their_rows_for_the_profile(tmp_path: 
     assert importance.of(["power_w", "gpu_temp_c"]) == pytest.approx(0.5)
     assert importance.of(["gpu_temp_c"]) is None
     assert "attributions of mean_rank over 2 folds" in source
-    assert "not what its precision would lose" in source
+    assert "on scores, not on precision" in source
 
 
 def test_a_bundle_tells_what_it_uses(tmp_path: Path) -> None:
@@ -303,9 +303,9 @@ def test_without_files_it_says_what_to_run(tmp_path: Path) -> None:
 def test_damaged_files_are_named(tmp_path: Path) -> None:
     (tmp_path / "evaluation").mkdir()
     (tmp_path / "evaluation" / "attributions.parquet").write_bytes(b"PAR0")
-    with pytest.raises(InputError, match="the file cannot be used"):
+    with pytest.raises(InputError, match="cannot use the file"):
         read_importance(tmp_path, None, CATALOGUE)
     (tmp_path / "bundle").mkdir()
     (tmp_path / "bundle" / "manifest.json").write_text("{}")
-    with pytest.raises(InputError, match=r"lacks or misstates 'features'.*manifest.json"):
+    with pytest.raises(InputError, match=r"a key is missing or invalid: 'features'.*manifest.json"):
         read_importance(None, tmp_path / "bundle", CATALOGUE)

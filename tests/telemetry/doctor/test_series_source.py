@@ -54,19 +54,19 @@ def test_nan_and_unknown_metrics() -> None:
 @pytest.mark.parametrize(
     ("text", "answer", "finding", "problem"),
     [
-        (page(ONE, more='DCGM_FI_DEV_POWER_USAGE{gpu="0 12\n'), {}, "1 lines are not of the format: ", True),
-        (page(ONE)[:-3], {}, "the page ends inside a line", True),
+        (page(ONE, more='DCGM_FI_DEV_POWER_USAGE{gpu="0 12\n'), {}, "1 lines are malformed: ", True),
+        (page(ONE)[:-3], {}, "the page is truncated", True),
         (
             page(ONE, more='DCGM_FI_DEV_POWER_USAGE{card="0"} 12\n'),
             {},
-            "1 lines of channels name no GPU or no node",
+            "1 lines of known channels do not name a GPU and a node",
             True,
         ),
-        (page(), {"date": NOW - timedelta(seconds=90)}, "the exporter's clock is -90 s off this host's", True),
-        (page(), {"elapsed_s": 7.0}, "the page took 7.0 s", True),
+        (page(), {"date": NOW - timedelta(seconds=90)}, "the exporter's clock differs from this host's by -90 s", True),
+        (page(), {"elapsed_s": 7.0}, "the response took 7.0 s", True),
         (page(stamp=OLD), {}, "the newest time stamp on a line is 1,200 s old", True),
         (page({"mem_temp_c": SENTINEL}), {}, "values that mean not supported are passed on (mem_temp_c); they", False),
-        (page(ONE), {}, "single XIDs are not reported, only the last one", False),
+        (page(ONE), {}, "only the last XID is reported, not each one", False),
     ],
 )
 def test_what_is_amiss_is_found(text: str, answer: dict[str, Any], finding: str, problem: bool) -> None:
@@ -119,7 +119,7 @@ def test_a_served_page_tells_its_response_time() -> None:
     [
         ((401, b"who are you"), "HTTP status 401: who are you"),
         ((302, b"", {"Location": "http://login.example/sso?next=secret"}), "HTTP 302 to http://login.example/sso"),
-        ((200, b"DCGM", {"Content-Length": "9999"}), "no answer"),
+        ((200, b"DCGM", {"Content-Length": "9999"}), "no response"),
     ],
 )
 def test_answers_that_are_no_page(answer: tuple[Any, ...], message: str) -> None:
@@ -156,7 +156,7 @@ def test_what_stopped_and_targets_that_are_down_are_findings() -> None:
     every, stopped = timedelta(minutes=30), ("DCGM_FI_DEV_POWER_USAGE", "DCGM_EXP_XID_ERRORS_COUNT")
     seen = ask_prometheus(page(ONE), *stopped, every=every, down=12)
     assert [finding.what for finding in seen.findings] == [
-        "within the last day there was power_w, and now there is none",
+        "power_w stopped within the last day",
         "12 targets of the exporters' jobs are down",
     ]
     assert seen.channels["power_w"].gpus == 0

@@ -20,14 +20,14 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_page_with_everything_exits_with_0() -> None:
     Path("page.prom").write_text(page())
-    assert "OK: nothing" in invoke("doctor", "page.prom").stdout
+    assert "OK: the source has all channels" in invoke("doctor", "page.prom").stdout
 
 
 def test_a_page_that_lacks_what_precedes_failures_exits_with_1_and_says_what_to_add() -> None:
     Path("page.prom").write_text(page({name: 1.0 for name in HEALTHY if name != "ecc_sbe_volatile_total"}))
     out = invoke("doctor", "page.prom", code=1).stdout
     assert "DCGM_FI_DEV_ECC_SBE_VOL_TOTAL, counter, corrected memory errors since driver load" in out
-    assert "The importance of channels is not known: no backtest and no bundle were given." in out
+    assert "The importance of channels is unknown: no backtest and no bundle were given." in out
 
 
 def test_a_bundle_beside_says_what_the_model_uses() -> None:
@@ -59,4 +59,4 @@ def test_a_dataset_that_only_landed_files_wait_for() -> None:
 
 def test_a_word_that_is_no_file_may_have_been_meant_for_one() -> None:
     err = invoke("doctor", "127.0.0.1/fleet", code=1).stderr
-    assert "there is no file or folder '127.0.0.1/fleet', and it is not the address of an exporter: no answer" in err
+    assert "there is no file or folder '127.0.0.1/fleet', and it is not the address of an exporter: no response" in err

@@ -21,10 +21,10 @@ NEW_YEAR = datetime(2026, 1, 5, tzinfo=UTC)
     ("line", "problem"),
     [
         ("2026-03-01T10:20:30Z kernel: " + FELL.replace("79", "9" * 5000), "no XID number or GPU"),
-        (f"0001-01-01T00:00:00+05:00 kernel: {FELL}", "no usable time stamp"),
-        (f"9999-12-31T23:59:59-05:00 kernel: {FELL}", "no usable time stamp"),
-        (f"[99999999999.5] {FELL}", "no usable time stamp"),
-        (f"2026-03-01T01:00:00+99:99 here kernel: {FELL}", "no usable time stamp"),
+        (f"0001-01-01T00:00:00+05:00 kernel: {FELL}", "no usable timestamp"),
+        (f"9999-12-31T23:59:59-05:00 kernel: {FELL}", "no usable timestamp"),
+        (f"[99999999999.5] {FELL}", "no usable timestamp"),
+        (f"2026-03-01T01:00:00+99:99 here kernel: {FELL}", "no usable timestamp"),
         (f"9999-12-31T23:59:59Z kernel: {FELL}", None),
         (json.dumps({"__REALTIME_TIMESTAMP": "1772360430000000", "_HOSTNAME": ["a", "b"], "MESSAGE": FELL}), None),
         (json.dumps({"__REALTIME_TIMESTAMP": "1772360430000000", "MESSAGE": f"{FELL} \ud800"}), None),
@@ -91,8 +91,8 @@ def test_unknown_and_unreadable_xids_are_reported():
     assert [(number, problem) for number, _, problem in log.unparsed] == [
         (2, "no XID number or GPU"),
         (3, "no XID number or GPU"),
-        (4, "no usable time stamp"),
-        (5, "no usable time stamp"),
+        (4, "no usable timestamp"),
+        (5, "no usable timestamp"),
     ]
 
 

@@ -7,9 +7,9 @@ import pytest
 
 from foundation.errors import InputError
 from telemetry.accounting import Account
-from telemetry.collect import outbox as outbox_module
+from telemetry.collect import staging
 from telemetry.collect.kernel_log import collect_kernel_log
-from telemetry.collect.outbox import Outbox
+from telemetry.collect.staging import Outbox
 from telemetry.dataset.schema import Event
 from telemetry.kernel_log.reader import TABLE, LogLine
 from telemetry.landing.folder import Landing
@@ -72,7 +72,7 @@ def test_a_kill_at_any_write_loses_and_repeats_nothing(tmp_path: Path, monkeypat
         return call
 
     with monkeypatch.context() as patch:
-        patch.setattr(outbox_module, "write_bytes", killing(outbox_module.write_bytes))
+        patch.setattr(staging, "write_bytes", killing(staging.write_bytes))
         patch.setattr(Landing, "stage", killing(Landing.stage))
         with contextlib.suppress(Killed):
             collect(where, reads)

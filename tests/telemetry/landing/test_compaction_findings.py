@@ -109,7 +109,7 @@ def test_clocks_that_cannot_be_right_move_nothing(tmp_path: Path):
         land_events(tmp_path, [event(pd.Timestamp(wrong, tz="UTC"), "79", gpu=gpu(0))])
     result = fold(tmp_path)
     assert result.quarantined == {
-        "a clock that cannot be right": 14,
+        "an impossible clock": 14,
         "timestamp out of range": 1,
     }
     dataset = Dataset.open(tmp_path / "dataset")

@@ -12,11 +12,11 @@ from typing import Any
 from foundation.errors import InputError
 from foundation.http import HttpResponse as Page
 from telemetry.accounting import Accounting
-from telemetry.collect.buffer import RowBuffer
 from telemetry.collect.exporters import PageWatch, fleet_catalogue
 from telemetry.collect.scraping.collector import ScrapeCollector, ScrapeSettings
 from telemetry.collect.scraping.targets import Target, parse_target
 from telemetry.collect.series.mapping import SourceMapping
+from telemetry.collect.staging import RowBuffer
 from telemetry.dataset.channels import CATALOGUE
 from telemetry.landing.folder import Landing
 

@@ -164,7 +164,7 @@ def test_targets_are_read_as_people_write_them(text: str, url: str, address: str
     "text", ["node 07", "node:99999", "node:x", "ftp://h/m", "http://", "a:b:c", "/metrics", "http://h:70000/m"]
 )
 def test_what_is_no_address(text: str) -> None:
-    with pytest.raises(InputError, match=re.escape(f"{text!r} is not the address of a page (targets.txt, line 3)")):
+    with pytest.raises(InputError, match=re.escape(f"{text!r} is not the URL of a page (targets.txt, line 3)")):
         parse_target(text, "targets.txt, line 3")
 
 

@@ -13,7 +13,7 @@ from foundation.kubernetes.api import ApiRefused, Unreachable
 from telemetry.collect.kubernetes.collector import KubernetesCollector
 from telemetry.collect.kubernetes.discovery import service_exporters, slice_exporters
 from telemetry.collect.kubernetes.rules import default_rules
-from telemetry.collect.outbox import Outbox
+from telemetry.collect.staging import Outbox
 from tests.clock import Clock
 from tests.processes import invoke
 from tests.telemetry.collect.builders import landed, landing

@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from telemetry.collect.buffer import DROPPED
 from telemetry.collect.nvml import collector as module
 from telemetry.collect.nvml.child import ASK_AGAIN_S, Gpu
 from telemetry.collect.nvml.collector import NvmlCollector, writer_of
 from telemetry.collect.nvml.library import CALLS, FIELDS, LINK_COUNTERS, PROFILE, NvmlFault
+from telemetry.collect.staging import DROPPED
 from telemetry.dataset.channels import CATALOGUE
 from telemetry.doctor.diagnosis import absent_on
 from telemetry.landing.folder import Landing

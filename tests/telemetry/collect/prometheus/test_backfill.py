@@ -105,7 +105,7 @@ def test_every_sample_is_accounted_for(fake: FakePrometheus, fetch: Fetch) -> No
     accounting = Accounting()
     fetch(accounting=accounting)
     account = accounting.tables["sample values"]
-    assert account.left_out == {f"{TEMPERATURE}: its labels name no GPU or no node": 2, SENTINEL: 1}
+    assert account.left_out == {f"{TEMPERATURE}: its labels do not name a GPU and a node": 2, SENTINEL: 1}
     assert (account.used, account.unaccounted) == (2 * len(expected), 0)
 
 
@@ -191,7 +191,7 @@ def test_rising_xid_counts_are_events_and_the_first_sight_is_none(
 def test_a_chunk_too_short_and_a_time_without_history_are_refused(fetch: Fetch) -> None:
     with pytest.raises(InputError, match=r"a chunk of 5 s \(--chunk\). Give at least 1m."):
         fetch(chunk=timedelta(seconds=5))
-    with pytest.raises(InputError, match=r"there is nothing between .* Let the end be after the start."):
+    with pytest.raises(InputError, match=r"there is nothing between .* Give an end after the start."):
         fetch(end=START - timedelta(hours=1))
 
 

@@ -111,7 +111,7 @@ def test_an_outage_that_lasts_is_reported_and_the_next_run_goes_on(
     with pytest.raises(InputError) as caught:
         fetch(concurrency=1)
     text = str(caught.value)
-    assert text.startswith("no usable answer for ")
+    assert text.startswith("no usable response for ")
     assert f"s: HTTP 500: disk on fire ({fake.url})." in text
     assert "start the same command again" in text
     fake.fault = None
@@ -123,7 +123,7 @@ def test_an_outage_that_lasts_is_reported_and_the_next_run_goes_on(
     ("reply", "message"),
     [
         (lambda: Reply(401, b"Unauthorized"), "the server requires a login (HTTP 401: 'Unauthorized') ({url}). Give"),
-        (lambda: Reply(403, b""), "the server denies access (HTTP 403: no details) ({url}). Ask for the right"),
+        (lambda: Reply(403, b""), "the server denies access (HTTP 403: no details) ({url}). Ask for permission"),
         (
             lambda: Reply(302, b"", {"Location": "https://login.example/?next=secret"}),
             "the server redirects (HTTP 302 to https://login.example/) ({url}). Give that address if it is the same ",

@@ -78,7 +78,7 @@ def test_of_two_metrics_for_one_channel_the_better_tells_it_until_it_is_gone() -
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        (b"\xff\xff\xff", "the body is no remote-write request"),
+        (b"\xff\xff\xff", "the body is not a remote-write request"),
         (field(1, field(1, b"\xff\xff")), "a label cannot be decoded"),
         (field(1, field(1, field(1, b"\xff\xfe") + field(2, b"x"))), "a label cannot be decoded"),
         (write_request([({"job": "x"}, [(T0, 1.0)])]), "a series has no __name__"),

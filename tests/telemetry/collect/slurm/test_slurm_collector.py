@@ -8,9 +8,9 @@ import pytest
 
 from foundation.errors import InputError
 from foundation.programs import CommandError, run_command
-from telemetry.collect.outbox import Outbox
 from telemetry.collect.slurm.collector import SlurmCollector
-from telemetry.phrases.classifier import PhraseRules
+from telemetry.collect.staging import Outbox
+from telemetry.phrases import PhraseRules
 from tests.clock import NOW, Clock
 from tests.telemetry.collect.builders import landed, landing
 
@@ -143,10 +143,10 @@ def test_a_controller_that_is_down_is_tried_again_and_logged_once(watched: Watch
 
 def test_once_says_that_slurm_does_not_answer(watched: Watched):
     watched.slurm.refused = {"sinfo": CommandError(["sinfo"], "no answer within 60 s")}
-    with pytest.raises(InputError, match="Slurm does not answer: `sinfo`: no answer within 60 s") as error:
+    with pytest.raises(InputError, match="Slurm does not respond: `sinfo`: no answer within 60 s") as error:
         watched.look()
     assert "jobs" in watched.outbox.position  # what could be had is kept
-    assert error.value.do.startswith("Run this where `sinfo` works")
+    assert error.value.do.startswith("Run this on a host where `sinfo` works")
 
 
 def test_a_node_that_is_not_listed_for_a_moment_keeps_its_drain(watched: Watched):

@@ -12,7 +12,7 @@ from foundation.slurm import SlurmFormatError
 from telemetry.accounting import Accounting
 from telemetry.collect.slurm.nodes import ObservedSlurmNode, changes, out_of_service, read_nodes
 from telemetry.dataset.schema import Event
-from telemetry.phrases.classifier import PhraseRules
+from telemetry.phrases import PhraseRules
 from tests.clock import NOW
 
 AT = int(NOW.timestamp())

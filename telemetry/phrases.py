@@ -1,4 +1,7 @@
-"""Classify a phrase about hardware as the type of an event, by the rules of phrases.yaml and those of a user."""
+"""Classifies phrases about hardware (drain reasons, tickets, types of events) as types of events, in context.
+
+The rules are those of ``phrases.yaml``, after those of a user. Slurm, tickets, imports and Kubernetes share them.
+"""
 
 import re
 from collections import Counter

@@ -11,8 +11,8 @@ from typing import Any, Literal
 
 import numpy as np
 
+from simulator.parameters import Mechanism, Parameters
 from simulator.samples import channels
-from simulator.scenarios.parameters import Mechanism, Parameters
 
 Drift = Literal["counters", "workload", "epidemic", "health_check"]
 

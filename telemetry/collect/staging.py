@@ -1,16 +1,19 @@
-"""How far a collector has read, and what it read there: written in one step, so that a kill neither loses nor repeats.
+"""How collectors stage rows: samples through a bounded buffer, events together with the position that was read.
 
-Rows and the position after them are first written to the collector's state file, then the rows are written to the
-landing folder under a name of their own, which it takes once. A process that dies between the two finds the rows in
-its state when it comes back and writes them under the same name.
+An :class:`Outbox` loses and repeats nothing when it is killed. Rows and the position after them are first written to
+the collector's state file, then the rows are written to the landing folder under a unique name, which it accepts once.
+A process that dies between the two finds the rows in its state at the next start and writes them under the same name.
 """
 
 import contextlib
+import logging
 import secrets
+import threading
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
+import pyarrow as pa
 from pydantic import BaseModel, ValidationError
 
 from foundation.errors import InputError
@@ -18,6 +21,8 @@ from foundation.files import take_lock, write_bytes
 from telemetry.accounting import Accounting
 from telemetry.dataset.schema import Event
 from telemetry.landing.folder import Kind, Landing, Rows, rows_table
+
+_log = logging.getLogger(__name__)
 
 
 class _State(BaseModel):
@@ -42,7 +47,7 @@ class Outbox(contextlib.AbstractContextManager["Outbox"]):
         self._path = landing.state(f"{name}.json")
         lock_path = self._path.with_name(f"{name}.lock")
         what = f"another collector {name!r} is running on this dataset"
-        self._lock = take_lock(lock_path, what, str(lock_path), "Stop it first, or leave it to work.").lock
+        self._lock = take_lock(lock_path, what, str(lock_path), "Stop it first, or let it run.").lock
         self.landed: Counter[Kind] = Counter()
         try:
             self._state = self._read(name)
@@ -107,3 +112,72 @@ class Outbox(contextlib.AbstractContextManager["Outbox"]):
                 str(self._path),
                 "Remove it: the collector then starts from scratch; duplicates are ignored.",
             ) from None
+
+
+DROPPED: Final = "the buffer is full, because the disk is not writable"
+"""Reason of rows that are left out."""
+
+UNWRITTEN: Final = "being written"
+"""What rows in memory wait for."""
+
+
+class RowBuffer:
+    """Holds tables of each kind up to ``max_rows``, then drops the oldest; safe to use from two threads."""
+
+    def __init__(self, landing: Landing, accounting: Accounting, *, max_rows: int) -> None:
+        self.landing = landing
+        self.accounting = accounting
+        self._max_rows = max_rows
+        self._tables: dict[Kind, list[pa.Table]] = {"events": [], "inventory": [], "samples": []}
+        self._lock = threading.Lock()
+
+    @property
+    def rows(self) -> int:
+        """Rows that wait."""
+        with self._lock:
+            return sum(table.num_rows for tables in self._tables.values() for table in tables)
+
+    def add(self, batch: Mapping[Kind, pa.Table]) -> None:
+        """Take rows."""
+        for kind, table in batch.items():
+            if table.num_rows:
+                self.accounting.read(kind, table.num_rows)
+                with self._lock:
+                    self._tables[kind].append(table)
+                    self._drop_oldest(kind)
+
+    def write(self) -> None:
+        """Stage what waits, a file a kind; raises ``InputError`` or ``OSError`` after keeping what was not staged."""
+        errors: list[Exception] = []
+        for kind in self._tables:
+            with self._lock:
+                tables, self._tables[kind] = self._tables[kind], []
+            if not tables:
+                continue
+            table = pa.concat_tables(tables, promote_options="default").combine_chunks()
+            try:
+                self.landing.stage(kind, table)
+            except (InputError, OSError) as error:
+                errors.append(error)
+                with self._lock:
+                    self._tables[kind].insert(0, table)
+                    self._drop_oldest(kind)
+            else:
+                self.accounting.used(kind, table.num_rows)
+            self._count_waiting(kind)
+        if errors:
+            raise errors[0]
+
+    def _drop_oldest(self, kind: Kind) -> None:
+        """Drop a tenth more than necessary, not a table at a time."""
+        over = sum(table.num_rows for table in self._tables[kind]) - self._max_rows
+        if over > 0:
+            over += self._max_rows // 10
+            _log.error("%d rows of %s are dropped: %s", over, kind, DROPPED)
+            self.accounting.left_out(kind, DROPPED, over)
+            whole = pa.concat_tables(self._tables[kind], promote_options="default")
+            self._tables[kind] = [whole.slice(over)]
+        self._count_waiting(kind)
+
+    def _count_waiting(self, kind: Kind) -> None:
+        self.accounting.holds(kind, UNWRITTEN, sum(table.num_rows for table in self._tables[kind]))

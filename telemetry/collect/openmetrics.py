@@ -69,7 +69,7 @@ def land_dump(
     """
     check_regular(path)
     digest = _digest(path, catalogue)
-    staged = {"rows landed": 0, "files landed": 0, "XID events staged": 0}
+    staged = {"rows landed": 0, "files landed": 0, "XID events landed": 0}
     with Outbox(landing, f"dump-{digest}") as outbox, _empty_folder(landing.state(f"dump-{digest}")) as folder:
         if outbox.position:
             return outbox.position | staged
@@ -93,7 +93,7 @@ def land_dump(
             columns = place[usable], block["ms"][usable], block["value"][usable]
             tables = read_batch(reader.book.series, *columns, xids=xids, problems=reader.left_out)
             new = tables.stage(landing, f"dump-{digest}-{part.name}")
-            staged["XID events staged"] += new["events"]
+            staged["XID events landed"] += new["events"]
             staged["rows landed"] += new["samples"]
             staged["files landed"] += "samples" in new
             for kind in ("samples", "events"):

@@ -148,7 +148,7 @@ def test_exports_of_other_tools_give_the_rows_of_the_dump(tmp_path: Path, name: 
 @pytest.mark.parametrize(
     ("name", "text", "problem"),
     [
-        ("named.csv", '"Time","GPU 0 {{a}}","GPU{x=""1""}"\n1772323200000,45 °C,46\n', "no sample of a channel"),
+        ("named.csv", '"Time","GPU 0 {{a}}","GPU{x=""1""}"\n1772323200000,45 °C,46\n', "no samples of a known channel"),
         ("naive.csv", '"Time","GPU_TEMP{UUID=""GPU-0""}"\n2026-03-01 00:00:00,45\n', "no time zone"),
         ("other.json", '{"status": "success", "data": {"result": [{"metric": 7}, {}, 7]}}', "cannot be read"),
         ("cut.json", '{"status": "success", "data": {"result": [{"metric": {"__name__": "up"}, "val', "cannot be read"),
@@ -259,7 +259,7 @@ def test_files_that_cannot_be_used_are_refused(tmp_path: Path) -> None:
 
     assert refusal("none.om", None) == "the file cannot be read: No such file or directory (none.om). Give a dump."
     assert refusal("e.om", b"").endswith("with --mapping. It is empty.")
-    assert "It holds acme: no channel (2 lines)" in refusal("a.om", b"acme 1 1772323200\nacme 1 1772323201\n")
+    assert "It has acme: no channel (2 lines)" in refusal("a.om", b"acme 1 1772323200\nacme 1 1772323201\n")
     assert "a line cannot be read: line 1" in refusal("b.om", b"{{{ 1 2\n")
     whole = gzip.compress(dump().encode())
     assert refusal("c.om.gz", whole[: len(whole) // 2]).startswith("the file is damaged or truncated")
@@ -287,4 +287,4 @@ def test_rises_of_the_exporters_xid_counts_are_events(tmp_path: Path) -> None:
     result = land(path, live, held_samples=100)
     rises = [(round(row["timestamp"].timestamp()) - T0, row["code"]) for row in landed(live, "events")]
     assert rises == [(600, "79"), (86_400 * 2, "79"), (86_400 * 2 + 30, "79")]
-    assert result["XID events staged"] == 3
+    assert result["XID events landed"] == 3

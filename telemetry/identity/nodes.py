@@ -12,6 +12,8 @@ from typing import Final
 
 _DEFAULT_DOMAIN: Final = re.compile(r"\.(?:localdomain|local|\(none\))\Z")
 # Hosts without a configured domain append one of these to their name.
+_URL: Final = re.compile(r"(?:[a-z]+://)?(?P<host>\[[0-9a-f:.]+\]|[^/:\s]+)(?::\d{2,5})?(?:/metrics)?/?")
+# A table may name a node by the address that its exporter is scraped at.
 
 
 class NodeNames:
@@ -120,7 +122,9 @@ def is_address(name: str) -> bool:
 
 def node_key(name: str) -> str:
     """Return the form in which names are compared."""
-    return _DEFAULT_DOMAIN.sub("", name.strip().rstrip(".").casefold())
+    key = name.strip().casefold()
+    address = _URL.fullmatch(key)
+    return _DEFAULT_DOMAIN.sub("", (key if address is None else address["host"]).rstrip("."))
 
 
 def _shorter(key: str) -> list[str]:

@@ -41,7 +41,7 @@ _COUNTED: Final = re.compile(
 """``8 GPUs``, ``2x A100``, ``4xH100-SXM``, ``A100 x 2``, ``gpus=8``."""
 
 _STEP: Final = re.compile(r"(?P<job>\d+(?P<part>[_+]\d+)?)\.(?:(?P<word>batch|extern|interactive)|\d+)")
-_STATE: Final = re.compile(r"[A-Z][A-Z_]+(?:\+| by \d+)?")
+_STATE: Final = re.compile(r"[A-Z][A-Z_]+(?:\+| by .+)?")
 _NO_NODE, _NO_START = "none assigned", ("unknown", "none", "n/a")
 
 

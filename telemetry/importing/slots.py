@@ -14,7 +14,8 @@ import numpy.typing as npt
 import pandas as pd
 
 _INDEX: Final = re.compile(
-    r"\s*(?:(?:gpu|slot|index|device|card|sxm|accelerator|nvidia)[\s#:_.-]*)*(\d{1,2})\s*\Z", re.IGNORECASE
+    r"\s*(?:(?:gpu|slot|index|device|card|sxm|accelerator|nvidia|cuda|/dev/)[\s#:_.-]*)*(\d{1,2})(?:\.0)?\s*\Z",
+    re.IGNORECASE,
 )
 _EDGE_MS: Final = 86_400_000
 # A node whose GPU fails is rebooted within hours or days, and may number its GPUs again.

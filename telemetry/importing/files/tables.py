@@ -158,6 +158,8 @@ def column_names(
 def table_kind(path: Path, table: str) -> str:
     """Return ``parquet``, ``csv``, ``json`` or ``dmon``; ``InputError`` if a file is none of them."""
     kind = kind_of(path)
+    if table != "events" and path.suffix.lower() in (".txt", ".log"):  # of events they are kernel logs
+        kind = "csv"
     if path.exists():
         check_regular(path)
         with read_errors(path):

@@ -64,7 +64,8 @@ class CsvHeader:
     """The first line of a CSV.
 
     ``written``: the columns as the file has them.
-    ``skipped_lines``: comments before the header.
+    ``skipped_lines``: comments, blank lines and Excel's ``sep=;`` before the header.
+    ``encoding``: of the file, for Arrow.
     ``date_and_time``: two columns that together are one instant; read as the first.
     """
 
@@ -72,6 +73,7 @@ class CsvHeader:
     separator: str
     skipped_lines: int
     date_and_time: tuple[str, str] | None = None
+    encoding: str = "utf8"
 
     @property
     def names(self) -> list[str]:
@@ -102,10 +104,11 @@ def read_header(path: Path) -> CsvHeader:
     """
     with open_for_arrow(path) as stream:
         content = stream.read(_MAX_HEADER_BYTES)
-    text = codecs.getincrementaldecoder("utf-8-sig")().decode(content)  # may end within a character
-    lines = text.splitlines()
+    encoding = _encoding(content)
+    text = codecs.getincrementaldecoder(encoding)().decode(content)  # may end within a character
+    lines = text.removeprefix("\ufeff").splitlines()
     skipped = 0
-    while skipped + 1 < len(lines) and lines[skipped].startswith("#") and _is_comment(lines[skipped : skipped + 2]):
+    while skipped + 1 < len(lines) and _is_comment(lines[skipped : skipped + 2]):
         skipped += 1
     start = lines[skipped] if lines else ""
     if len(lines) <= skipped + 1 and len(content) == _MAX_HEADER_BYTES:
@@ -127,7 +130,19 @@ def read_header(path: Path) -> CsvHeader:
             "Write the names of the columns above the rows; nvidia-smi writes them unless it is given `noheader`.",
         )
     cells = next(csv.reader(lines[skipped + 1 : skipped + 2], delimiter=separator), [])
-    return CsvHeader(tuple(written), separator, skipped, _date_and_time(written, cells))
+    return CsvHeader(tuple(written), separator, skipped, _date_and_time(written, cells), encoding)
+
+
+def _encoding(content: bytes) -> str:
+    """Return UTF-16 of Excel and PowerShell by its mark, and Windows-1252 for text that is not UTF-8."""
+    if content[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
+        return "utf-16"
+    try:
+        codecs.getincrementaldecoder("utf8")().decode(content)
+    except UnicodeDecodeError:
+        text = content.decode("cp1252", errors="ignore")
+        return "cp1252" if all(letter.isprintable() or letter in "\t\r\n" for letter in text) else "utf8"
+    return "utf8"
 
 
 def _date_and_time(written: list[str], cells: list[str]) -> tuple[str, str] | None:
@@ -148,8 +163,10 @@ def _joined(content: pa.Table, header: CsvHeader) -> pa.Table:
 
 
 def _is_comment(lines: list[str]) -> bool:
-    """Whether the first of two lines is a comment before a header, such as InfluxDB's annotations."""
-    return lines[0].startswith("#datatype,") or lines[0].startswith(("#group,", "#default,")) or lines[0][1:2] == " "
+    """Whether the first of two lines is none of the table, such as a comment or one of InfluxDB's annotations."""
+    if not lines[0].strip() or lines[0].strip('"').startswith("sep="):
+        return True
+    return lines[0].startswith("#datatype,") or lines[0].startswith(("#group,", "#default,")) or lines[0][:2] == "# "
 
 
 def read_csv(path: Path, header: CsvHeader, table: str, quarantine: Quarantine) -> Iterator[FileRows]:
@@ -164,7 +181,9 @@ def read_csv(path: Path, header: CsvHeader, table: str, quarantine: Quarantine) 
     weakref.finalize(skip, released.set)
     reader = pa_csv.open_csv(
         open_for_arrow(path),
-        read_options=pa_csv.ReadOptions(use_threads=False, block_size=_BLOCK_BYTES, skip_rows=header.skipped_lines),
+        read_options=pa_csv.ReadOptions(
+            use_threads=False, block_size=_BLOCK_BYTES, skip_rows=header.skipped_lines, encoding=header.encoding
+        ),
         parse_options=pa_csv.ParseOptions(
             delimiter=header.separator, newlines_in_values=True, invalid_row_handler=skip
         ),

@@ -36,7 +36,7 @@ from telemetry.importing.mapping import TableMapping
 from telemetry.importing.quarantine import Quarantine, advice
 from telemetry.importing.samples.block import DTYPES, ORDER_SHIFT, Spill
 from telemetry.importing.samples.shown_events import GpuLosses
-from telemetry.importing.slots import PlaceRuns
+from telemetry.importing.slots import PlaceRuns, slot_key
 from telemetry.importing.tickets import GpuPlaces
 from telemetry.values.names import EXACT_NAMES, spellings
 from telemetry.values.numbers import Numbers, is_sentinel_outside, read_numbers, split_header
@@ -48,7 +48,7 @@ _FRACTION_LEAST = 20
 # Fewest values on which a column is evaluated to be a fraction where percent are expected.
 
 
-_INDEX: Final = re.compile(r"\d{1,2}")
+_INDEX: Final = re.compile(r"(?i)(?:(?:/dev/)?nvidia|cuda:|gpu ?|card)?\d{1,2}(?:\.0)?")
 # The label `gpu` of exporters, and the first column of amd-smi.
 
 _LIMITS: Final[Mapping[str, tuple[float, float]]] = {"flags": (0.0, 2.0**53), "enum": (-(2.0**31), 2.0**31 - 1)}
@@ -166,7 +166,7 @@ class SampleIntake:
                     f"channel {name!r}",
                     f"Give `scale: {{{name}: 100}}` in the mapping.",
                 )
-        if not self.counts["samples_read"]:
+        if not self.counts["samples_read"] and not self.quarantine.counts:
             raise InputError(
                 "the sample files have no rows",
                 ", ".join(str(file) for file in self.files[:3]),
@@ -265,7 +265,7 @@ class SampleIntake:
         A GPU that the inventory has in this place is that one.
         """
         # What the inventory names is an identity, whatever it looks like.
-        indices = [name if _INDEX.fullmatch(name) else None for name in unit_names]
+        indices = [slot_key(name) if _INDEX.fullmatch(name) else None for name in unit_names]
         names_nothing = np.array(
             [is_placeholder(name) or index is not None for name, index in zip(unit_names, indices, strict=True)], bool
         )

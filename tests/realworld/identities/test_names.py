@@ -12,7 +12,16 @@ from tests.telemetry.helpers import DAY, all_samples, gpu, inventory_frame, run_
 
 
 def spelled(name: str, how: random.Random) -> str:
-    forms = [name, name.upper(), name.title(), f"{name}.hpc.example.com", f"{name.upper()}.HPC.example.com", f"{name}."]
+    forms = [
+        f"{name}:9400",
+        f"http://{name}:9400/metrics",
+        name,
+        name.upper(),
+        name.title(),
+        f"{name}.hpc.example.com",
+        f"{name.upper()}.HPC.example.com",
+        f"{name}.",
+    ]
     return how.choice(forms)
 
 

@@ -105,6 +105,8 @@ def rollout(**node_label: str) -> dict[int, list[dict[str, str]]]:
             id="addresses of pods beside the host",
         ),
         pytest.param({n: [{"host": f"GPU-{n}"}, {"host": f"gpu-{n}"}][::-1] for n in (1, 2)}, id="letter case changes"),
+        pytest.param({n: [{"nodeName": f"gpu-{n}", "instance": f"10.0.0.{n}:9400"}] for n in (1, 2)}, id="camel case"),
+        pytest.param({n: [{"vm_name": f"gpu-{n}", "instance": "localhost:9400"}] for n in (1, 2)}, id="name of a VM"),
         pytest.param(
             {n: [{"nodename": f"gpu-{n}"}, {"nodename": f"gpu-{n}.hpc.example.com"}] for n in (1, 2)},
             id="short name, then fully qualified",

@@ -84,6 +84,14 @@ def test_addresses_and_constant_slots_of_samples_complete_the_inventory(
     assert inventory["slot"].fillna("").tolist() == ([""] * 4 if is_renumbered else ["0", "1", "2", "3"])
 
 
+@pytest.mark.parametrize("form", ["{}", "cuda:{}", "/dev/nvidia{}", "GPU{}", "{}.0"])
+def test_an_index_in_the_column_of_the_gpu_is_no_identity(tmp_path: Path, form: str):
+    frame = samples_frame(4)
+    frame["gpu"] = frame["gpu"].map({gpu(place): form.format(place % 2) for place in range(4)})
+    rows = all_samples(run_import(tmp_path, samples=frame))
+    assert rows.groupby("gpu")["gpu_temp_c"].min().to_dict() == {gpu(place): 40 + place for place in range(4)}
+
+
 @pytest.mark.parametrize("column", ["index", "gpu", "slot", "pci.bus_id"])
 @pytest.mark.parametrize("has_inventory", [True, False])
 def test_samples_without_an_identity_are_of_the_gpu_in_their_place(tmp_path: Path, column: str, has_inventory: bool):

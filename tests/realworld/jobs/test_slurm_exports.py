@@ -16,7 +16,7 @@ JobID|User|Partition|JobName|ReqTRES|NNodes|State|Start|End|NodeList|AllocTRES|E
 1001.batch||||||COMPLETED|2026-03-01T00:00:00|2026-03-01T01:00:00|node-0|cpu=16,gres/gpu=2,mem=100G,node=1|0:0
 1001.extern||||||COMPLETED|2026-03-01T00:00:00|2026-03-01T01:00:00|node-[0-1]|billing=32,gres/gpu=4,node=2|0:0
 1001.0||||||COMPLETED|2026-03-01T00:00:10|2026-03-01T01:00:00|node-[0-1]|cpu=32,gres/gpu=4,mem=200G,node=2|0:0
-1002_7|a|gpu|s||1|CANCELLED by 1000|2026-03-01T00:10:00|2026-03-01T00:20:00|node-1|gres/gpu:h100=1,gres/gpu=1|0:15
+1002_7|a|gpu|s||1|CANCELLED by 1000 (ann)|2026-03-01T00:10:00|2026-03-01T00:20:00|node-1|gres/gpu:h100=1,gres/gpu=1|0:15
 1003|bob|gpu|run|gres/gpu=1|1|RUNNING|2026-03-01T00:30:00|Unknown|node-0|billing=8,cpu=8,gres/gpu=1,mem=50G|0:0
 1004|bob|gpu|wait|gres/gpu=1|1|PENDING|Unknown|Unknown|None assigned||0:0
 1005|bob|gpu|gone|gres/gpu=1|1|CANCELLED by 0|None|2026-03-01T00:30:00|None assigned||0:0

@@ -87,6 +87,29 @@ def test_german_numbers_and_dates_in_a_table_with_semicolons(tmp_path: Path) -> 
     assert rows["timestamp"].tolist() == [pd.Timestamp("2026-03-01T09:00Z"), pd.Timestamp("2026-03-01T09:10Z")]
 
 
+SHEET = f"timestamp;uuid;power.draw [W];Temperatur °C\n01.03.2026 10:00:00;{gpu(0)};350,5;41\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("sheet.csv", SHEET.encode("utf-8-sig")),
+        ("sheet.csv", SHEET.encode("utf-16")),
+        ("sheet.csv", SHEET.encode("cp1252")),
+        ("sheet.csv", ("sep=;\r\n" + SHEET.replace("\n", "\r\n")).encode()),
+        ("sheet.csv", ('\n\n"sep=;"\n' + SHEET).encode()),
+        ("sheet.txt", SHEET.replace(";", "\t").encode("utf-16")),
+        ("sheet.log", SHEET.encode()),
+    ],
+)
+def test_a_sheet_is_read_however_it_is_saved(tmp_path: Path, name: str, content: bytes) -> None:
+    (tmp_path / name).write_bytes(content)
+    mapping = "timezone: UTC\nsamples: {columns: {Temperatur °C: gpu_temp_c}}\n"
+    result = run_import(tmp_path, samples=[tmp_path / name], mapping=mapping)
+    assert samples(result)[["power_w", "gpu_temp_c"]].to_numpy().tolist() == [[350.5, 41]]
+    assert result.accounting.tables["samples"].read == result.accounting.tables["samples"].used == 1
+
+
 def test_every_default_field_of_dcgm_exporter_is_known(tmp_path: Path) -> None:
     fields = [
         "DCGM_FI_DEV_SM_CLOCK",

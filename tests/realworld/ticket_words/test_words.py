@@ -25,10 +25,11 @@ WORDS = {
         ],
         "repair": [
             "reseated GPU 4", "reseated cable", "no errors; reseated", "no failure found, GPU reseated",
-            "PSU 2 replaced",
+            "PSU 2 replaced", "coolant hose replaced", "retimer board replaced", "riser card replaced",
             "GPU was not replaced but reseated", "NVLink bridge replaced", "replaced thermal paste",
             "fixed GPU 3 power cable", "GPU repair done",
         ],
+        "maintenance": ["Scheduled maintenance", "planned maintenance window"],
         "driver": ["firmware replaced by 1.2.3", "replaced GPU firmware", "GPU driver upgraded to 550"],
         "other": [
             "NHC: check_hw_swap:  Actual SWAP size (0 kB) less than minimum allowed (1048576 kB).",
@@ -59,6 +60,8 @@ WORDS = {
             "Unable to determine the device handle for GPU 0000:3B:00.0", "only 7 of 8 GPUs visible",
             "7/8 GPUs detected", "GPU overheating", "dcgm diag failed", "HPL burn-in failed on gpu12",
             "lost GPU, broken pipe in training", "Slurm down because GPU lost",
+            "7 GPUs instead of 8", "node shows only 7 GPUs", "GPU count mismatch: 7 of 8", "GPU 3 dropped",
+            "GPU vanished", "GPU went offline", "GPU in bad state", "GPU stuck", "PCIe link degraded to x8",
         ],
         "xid": ["Xid79 on gpu3", "SXid 20034"],
         "diagnostic": ["Diagnostics", "burn-in"],
@@ -73,6 +76,7 @@ WORDS = {
             "broken pipe in training", "dead letter queue", "Slurm down", "network is down", "conda env broken",
             "lost password", "error in the docs", "4 of 8 GPUs requested", "replaced toner", "Replaced network card",
             "Replaced SFP in leaf switch", "replaced CX7",
+            "CPU board replaced", "Lustre down", "python import error", "license error GRID",
         ],
     },
 }  # fmt: skip

@@ -52,8 +52,8 @@ class Replicates:
         """Write the difference to another model on the same resamples."""
         difference = self.values[name] - other.values[name]
         bounds = interval(difference[1:])
-        shown = "shown" if bounds.low > 0 or bounds.high < 0 else "not shown"
-        return f"{difference[0]:+.3f} [{bounds.low:+.3f}, {bounds.high:+.3f}], {shown}"
+        verdict = "significant" if bounds.low > 0 or bounds.high < 0 else "not significant"
+        return f"{difference[0]:+.3f} [{bounds.low:+.3f}, {bounds.high:+.3f}], {verdict}"
 
 
 def evaluate(risk: Floats, positive: Bools, unit: np.ndarray, weights: Floats) -> Replicates:

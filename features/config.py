@@ -224,7 +224,7 @@ class FeatureSection(Section):
     @classmethod
     def _something(cls, value: tuple[Group, ...]) -> tuple[Group, ...]:
         if not value:
-            raise ValueError("the list is empty: name at least one group")
+            raise ValueError("empty list: name at least one group")
         return value
 
     @property

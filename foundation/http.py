@@ -253,9 +253,9 @@ def _http_errors(url: str) -> Iterator[None]:
     try:
         yield
     except (httpx.ConnectTimeout, httpx.PoolTimeout) as error:
-        raise HttpError("no connection in time") from error
+        raise HttpError("connection timed out") from error
     except (TimeoutError, httpx.TimeoutException) as error:
-        raise NoAnswerInTime("no whole answer in time") from error
+        raise NoAnswerInTime("response timed out") from error
     except httpx.HTTPError as error:
         causes: list[BaseException] = [error]
         while (cause := causes[-1].__cause__ or causes[-1].__context__) is not None:
@@ -283,7 +283,7 @@ def check_status(answer: HttpResponse, url: str) -> None:
             f"the server redirects (HTTP {answer.status} to {target})",
             shown_url(url),
             "Give that address if it is the same server; a login page means that credentials are missing. Redirects "
-            "are not followed, so that no credentials go astray.",
+            "are not followed, to protect credentials.",
         )
     if answer.status >= 400:
         reason = " ".join(answer.body[:_SHOWN].decode("utf-8", "replace").split())

@@ -46,7 +46,7 @@ def place_of(written: str, option: str = "--dataset") -> Place:
     if not written.startswith(SCHEME):
         if "://" in written:
             raise InputError(
-                f"{written!r} is neither a folder nor an address of S3-compatible storage",
+                f"{written!r} is neither a folder nor an S3 address",
                 option,
                 "Give a folder, or s3://BUCKET/PREFIX.",
             )
@@ -55,7 +55,9 @@ def place_of(written: str, option: str = "--dataset") -> Place:
     prefix = prefix.strip("/")
     if not _BUCKET.match(bucket) or {"", ".", ".."} & set(prefix.split("/")) or "?" in prefix:
         raise InputError(
-            f"{written!r} is not a prefix in a bucket", option, "Write s3://BUCKET/PREFIX, say s3://fleets/east."
+            f"{written!r} is not a prefix in a bucket",
+            option,
+            "Write s3://BUCKET/PREFIX, for example s3://fleets/east.",
         )
     return S3Place(bucket, prefix)
 
@@ -64,7 +66,7 @@ def refuse_storage(path: Path) -> None:
     """Raise ``InputError`` if ``path`` was written as ``s3://…``: it would become a folder named ``s3:`` here."""
     if SCHEME.rstrip("/") in path.parts:
         raise InputError(
-            "this needs a folder and not S3-compatible storage",
+            "a local folder is required, not S3-compatible storage",
             str(path),
             "Give a folder: copy the dataset from the bucket with an S3 client or `dvc pull`.",
         )

@@ -84,7 +84,7 @@ def run_program(
                 while chunk := stream.read(_CHUNK):
                     output += chunk
                     if max_bytes is not None and len(output) > max_bytes:
-                        raise CommandError(command, f"it prints over {max_bytes:,} bytes")
+                        raise CommandError(command, f"its output exceeds {max_bytes:,} bytes")
             process.wait()
         finally:
             timer.cancel()

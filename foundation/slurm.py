@@ -27,12 +27,12 @@ def read_rows(report: str, key: str) -> list[Any]:
         # Debug lines of plugins may come before the report.
         content = json.loads(report[max(report.find("{"), 0) :])
     except ValueError as error:
-        raise SlurmFormatError(f"no JSON: {error}") from None
+        raise SlurmFormatError(f"not JSON: {error}") from None
     except RecursionError:
-        raise SlurmFormatError("no JSON: nested too deeply") from None
+        raise SlurmFormatError("not JSON: nested too deeply") from None
     rows = content.get(key) if isinstance(content, dict) else None
     if not isinstance(rows, list):
-        raise SlurmFormatError(f"no list of {key} in it")
+        raise SlurmFormatError(f"it has no list {key}")
     if not rows and content.get("errors"):
         raise SlurmFormatError(f"Slurm reports {str(content['errors'])[:300]}")
     return rows
@@ -110,7 +110,7 @@ def expand_hostlist(text: str) -> list[str]:
     names.
     """
     if set("[]") & set(_PART.sub("", text)):
-        raise ValueError(f"{text[:80]!r} has brackets that do not match")
+        raise ValueError(f"{text[:80]!r} has unbalanced brackets")
     names: list[str] = []
     for part in filter(None, map(str.strip, _PART.findall(text))):
         pieces = [[plain] if plain else _numbers(ranges) for ranges, plain in _PIECE.findall(part)]
@@ -126,7 +126,7 @@ def _numbers(ranges: str) -> list[str]:
         match = _RANGE.match(written)
         low, high = (0, -1) if match is None else (int(match["low"]), int(match["high"] or match["low"]))
         if match is None or not 0 <= high - low < MAX_NODES:
-            raise ValueError(f"{written!r} is not a range of numbers")
+            raise ValueError(f"{written!r} is not a number range")
         numbers += [f"{number:0{len(match['low'])}d}" for number in range(low, high + 1)]
     return numbers
 

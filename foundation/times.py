@@ -27,7 +27,7 @@ def milliseconds(values: Any, column: str = "timestamp") -> Int64Array:
         if len(series) == 0 or series.isna().all():
             return np.full(len(series), NEVER, dtype=np.int64)
         raise InputError(
-            f"{series.dtype} where times with a time zone are needed",
+            f"{series.dtype} instead of times with a time zone",
             f"column {column}",
             "Give the column as datetime64[ms, UTC].",
         )

@@ -42,7 +42,7 @@ def read_yaml(text: str) -> Any:
         if node is None:
             return None
         if _expanded_size(node, {}) > _MAX_NODES:
-            raise yaml.YAMLError(f"with its aliases the document has more than {_MAX_NODES} values")
+            raise yaml.YAMLError(f"aliases expand the document to more than {_MAX_NODES} values")
         return loader.construct_document(node)
     except RecursionError as error:
         raise yaml.YAMLError("the document is nested too deeply") from error

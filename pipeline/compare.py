@@ -36,10 +36,12 @@ def compare_backtests(one: Path, two: Path, *, seed: int = 42) -> dict[str, Any]
     common = frames[0].merge(frames[1][[*_KEY, "label"]], on=_KEY, suffixes=("", "_other"))
     where = f"{one} and {two}"
     if common.empty:
-        raise InputError("the backtests have no common decision", where, _DO)
+        raise InputError("the backtests have no decision in common", where, _DO)
     differing = int((common["label"].fillna(-1) != common["label_other"].fillna(-1)).sum())
     if differing:
-        problem = f"{differing} of {len(common)} rows have another label: another gap, horizon or set of failures"
+        problem = (
+            f"{differing} of {len(common)} rows have different labels: the gap, the horizon or the failures differ"
+        )
         raise InputError(problem, where, _DO)
     parts = [
         frame.merge(common[_KEY], on=_KEY).assign(model=name, variant=SLIDING)

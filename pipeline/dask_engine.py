@@ -100,7 +100,7 @@ class DaskEngine:
                     future.release()
         except distributed.KilledWorker as error:
             raise InputError(
-                f"every worker that took {_name_of(job)} died ({error})",
+                f"every worker that ran {_name_of(job)} died ({error})",
                 self.place,
                 "Check the logs of the workers. Usually they need more memory, or fewer threads each.",
             ) from error
@@ -205,7 +205,7 @@ def _connected(target: Any) -> Any:
         raise InputError(
             f"no Dask scheduler answers: {error}",
             where,
-            "Check the address (tcp://HOST:PORT or tls://HOST:PORT) and that the scheduler runs.",
+            "Check the address (tcp://HOST:PORT or tls://HOST:PORT) and that the scheduler is running.",
         ) from error
 
 

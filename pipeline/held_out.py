@@ -210,7 +210,7 @@ def _too_early(matrix: FeatureMatrix, name: str, refit: datetime) -> TooEarlyErr
     return TooEarlyError(
         f"no decision to compare on: {name} knows labels up to {refit.isoformat()}, the data end {end.isoformat()}",
         f"matrix {matrix.path}",
-        f"Wait for data beyond {(first + reach).isoformat()} (the first decision after it, gap and horizon included; "
-        f"better some weeks), or train a challenger that leaves the newest decisions alone: "
+        f"Wait for data after {(first + reach).isoformat()} (the first decision after it, gap and horizon included; "
+        f"better some weeks), or train a challenger that does not use the newest decisions: "
         f"`predrain train --until {until}`.",
     )

@@ -145,7 +145,7 @@ def _read_yaml(path: Path) -> dict[str, Any]:
         return {}
     if not isinstance(content, dict):
         raise InputError(
-            f"a {type(content).__name__} where sections were expected",
+            f"a {type(content).__name__} instead of sections",
             str(path),
             "Write sections with keys, as params.yaml does.",
         )
@@ -210,7 +210,7 @@ def with_step(params: Params, step: timedelta, where: str) -> Params:
     given = params.telemetry.step
     if given is not None and given != step:
         raise InputError(
-            f"the dataset's step is {format_duration(step)}, telemetry.step is {format_duration(given)}",
+            f"the dataset's step is {format_duration(step)}, but telemetry.step is {format_duration(given)}",
             where,
             "Leave telemetry.step out, or import the dataset again.",
         )

@@ -120,7 +120,7 @@ def promote(
             except InputError as error:
                 if force_reason is None:
                     raise
-                notes.append(f"nothing was compared: {error}")
+                notes.append(f"no comparison was possible: {error}")
         passed = verdict is not None and verdict.passed
         action = "promoted" if passed else "forced" if force_reason is not None else "refused"
         decision = PromotionResult(

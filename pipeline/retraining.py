@@ -113,15 +113,15 @@ def _continued(matrix: FeatureMatrix, registry: str, model: str, folder: Path) -
             f"the data ends at {end:%Y-%m-%d %H:%M}, before version {history.champion}, the champion, was fitted "
             f"({refit_at:%Y-%m-%d %H:%M} UTC)",
             where,
-            "Give the dataset that continues the champion's.  If the champion was fitted to wrong dates, go back with "
+            "Give the dataset that continues the champion's. If the champion was trained on wrong dates, roll back: "
             "`predrain promote --rollback`.",
         )
     sketch = (champion.manifest.get("data") or {}).get("fleet") or []
     share = share_of_fleet(sketch, matrix.rows["unit"].cat.categories) if sketch else 1.0
     if share < _SAME_FLEET:
         raise InputError(
-            f"the data is of another fleet: it has {share:.0%} of the {matrix.unit}s that version {history.champion}, "
-            "the champion, was fitted to",
+            f"the data belongs to another fleet: it has {share:.0%} of the {matrix.unit}s of the training data of "
+            f"version {history.champion}, the champion",
             where,
             "Give each fleet a registry of its own, or promote a version by hand with `predrain promote --force`.",
         )
@@ -145,7 +145,7 @@ def _refuse_silence(matrix: FeatureMatrix) -> None:
     raise InputError(
         f"there is no telemetry after {last:%Y-%m-%d}, and the data ends on {matrix.span[1]:%Y-%m-%d}",
         f"dataset of {matrix.path}",
-        "See `predrain doctor`: either telemetry stopped, or an event or sample has a wrong date that moved the end.",
+        "Run `predrain doctor`: telemetry stopped, or an event or sample with a wrong date moved the end.",
     )
 
 
@@ -157,7 +157,7 @@ def page_of(begun: datetime, decision: PromotionResult | None) -> str:
     """Write what came of a round in Prometheus' text format 0.0.4; ``decision``: None: it failed."""
     done = decision is not None and decision.done
     lines = [
-        "# HELP predrain_retrain_last_attempt_timestamp_seconds When the last round began.",
+        "# HELP predrain_retrain_last_attempt_timestamp_seconds Start of the last round.",
         "# TYPE predrain_retrain_last_attempt_timestamp_seconds gauge",
         f"predrain_retrain_last_attempt_timestamp_seconds {begun.timestamp():.10g}",
         "# HELP predrain_retrain_success 1 if the champion was the newest fit after it.",
@@ -189,7 +189,7 @@ def _evaluated(
         params.model_dump(mode="json")
     )
     if same and champion is not None and champion.fitted.refit_at > until:
-        why = "the champion's own recipe with newer data; no decision is left to compare them on"
+        why = "the champion's own recipe with newer data; no decision is left for a comparison"
         return None, True, why, champion
     try:
         recipe = _fitted(matrix, params, until, folder / "recipe")
@@ -200,10 +200,10 @@ def _evaluated(
     except TooEarlyError as error:
         if champion is not None and not same:
             raise
-        return None, True, f"nothing could be compared yet: {error}", champion
+        return None, True, f"no comparison was possible yet: {error}", champion
     failed = [criterion.name for criterion in verdict.criteria if criterion.outcome == "failed"]
     if champion is None:
-        return verdict, True, "the first champion: there was none to compare with", recipe
+        return verdict, True, "the first champion, without a comparison", recipe
     if same:
         result = f"worse in {', '.join(failed)}" if failed else "not significantly worse"
         return verdict, not failed, f"the champion's own recipe with newer data, {result}", recipe
@@ -246,16 +246,13 @@ def _unusual(matrix: FeatureMatrix) -> str:
     usual = before * share / max(1 - share, share)
     if lately <= usual / 10 and binom.cdf(lately, lately + before, min(share, 0.5)) <= _CHANCE:
         return (
-            f"{QUIET} are {lately}, where {usual:.0f} were to be expected: see whether kernel logs and tickets still "
-            "arrive, or promote it by hand"
+            f"{QUIET} are {lately}, {usual:.0f} expected: check that kernel logs and tickets still arrive, or promote "
+            "it manually"
         )
     lately, before, share = counts(_NEWEST)
     usual = before * share / max(1 - share, share)
     if lately >= _FLOOD_FACTOR * usual and binom.sf(lately - 1, lately + before, min(share, 0.5)) <= _CHANCE:
-        return (
-            f"{FLOOD} are {lately}, where {usual:.0f} were to be expected: see whether the newest labels are right, or "
-            "promote it by hand"
-        )
+        return f"{FLOOD} are {lately}, {usual:.0f} expected: check the newest labels, or promote it manually"
     return ""
 
 

@@ -344,7 +344,7 @@ def _of_signals(state: BreakerState, signals: Signals, config: BreakerConfig, no
     elif now - signals.model_fitted_at > config.max_model_age:
         days = (now - signals.model_fitted_at) / timedelta(days=1)
         most = config.max_model_age / timedelta(days=1)
-        causes["model"] = None, f"the model's data end {days:.0f} days ago, {most:.0f} may be"
+        causes["model"] = None, f"the model's data ended {days:.0f} days ago, at most {most:.0f} allowed"
     for channel in signals.missing_channels:
         causes[f"channel {channel}"] = None, f"channel {channel} of the model no longer arrives"
     if state.decided_at is not None and state.decided_at - now > config.clock_slack:
@@ -385,7 +385,7 @@ def _of_group(name: str, members: list[ObservedNode], past: tuple[RiskyShare, ..
     if risky >= config.min_risky:
         sentence = f"{risky} of {total} nodes of {where} are at risk at the same time"
         if risky > config.max_risky * total:
-            causes[f"risky {name}"] = group, f"{sentence}, {config.max_risky:.0%} may be"
+            causes[f"risky {name}"] = group, f"{sentence}, at most {config.max_risky:.0%} allowed"
         elif usual is not None and risky > max(config.jump * usual, config.min_jump) * total:
             causes[f"risky {name}"] = group, f"{sentence}, usually {usual:.1%}"
     if without > 1 and missing > config.max_missing * units:

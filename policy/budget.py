@@ -248,12 +248,12 @@ def grant(
             for budget in () if scope in stops_once else limited.get(scope[0], ()):
                 allowed = budget.allowed(of)
                 if lost[scope] + 1 > allowed:
-                    return f"{_name(scope)}: {lost[scope]} of {of} nodes are out of service, {allowed} may be"
+                    return f"{_name(scope)}: {lost[scope]} of {of} nodes are out of service, at most {allowed} allowed"
         for counter, rate, counts_in in zip(counters, config.rate_limits, counted, strict=True):
             for scope in scopes[node] if counts_in else ():
                 if scope[0] == rate.scope and counter[scope] >= (allowed := rate.allowed(total[scope])):
                     hours = rate.window / timedelta(hours=1)
-                    return f"{_name(scope)}: {counter[scope]} nodes were taken out in {hours:g} h, {allowed} may be"
+                    return f"{_name(scope)}: {counter[scope]} nodes taken out in {hours:g} h, at most {allowed}"
         return None
 
     def order(ask: Ask) -> tuple[bool, float, str]:

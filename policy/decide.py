@@ -54,7 +54,7 @@ def decide(
     nodes = sorted((_assessed(node, state, config, now) for node in fleet if node.units), key=attrgetter("name"))
     if len({node.name for node in nodes}) != len(nodes):
         twice = next(a.name for a, b in pairwise(nodes) if a.name == b.name)
-        raise ValueError(f"node {twice} was given twice: give each node once, under its own name")
+        raise ValueError(f"node {twice} was given twice: give each node once, under one name")
     same = {id(node.units): node for node in nodes}  # in a replay many nodes have the very same units
     known = {units: read_node(node, config.node_risk, now) for units, node in same.items()}
     cases = [_open(node, known[id(node.units)], state, config, now) for node in nodes]

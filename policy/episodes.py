@@ -144,9 +144,7 @@ def evaluate_alert(
             continue
         if now >= until:
             return AlertOutcome(alert, "wrong", "it passed a diagnostic, and no incident followed within a horizon")
-        return AlertOutcome(
-            alert, "open", f"it passed a diagnostic; the horizon after it ends at {until:%Y-%m-%d %H:%M} UTC"
-        )
+        return AlertOutcome(alert, "open", f"it passed a diagnostic; its horizon ends at {until:%Y-%m-%d %H:%M} UTC")
     if any(event.kind == "left" for event in after):
         return AlertOutcome(alert, "inconclusive", "it left the fleet without a failure or a diagnostic")
     if now < end + timeout:

@@ -44,9 +44,9 @@ def parse_utc(text: Any) -> datetime:
         when = datetime.fromisoformat(text)
         utc = when.astimezone(UTC)
     except (TypeError, OverflowError):
-        raise ValueError(f"{text!r} is no time") from None
+        raise ValueError(f"{text!r} is not a time") from None
     if when.tzinfo is None:
-        raise ValueError(f"a time without a zone, {text}")
+        raise ValueError(f"a time without a time zone, {text}")
     return utc
 
 

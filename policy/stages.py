@@ -197,7 +197,7 @@ def _promoted(
         return state, (f"group {group} has earned {up}, but came into {state.stage} only at {state.since:%Y-%m-%d}",)
     share, limit = record.inconclusive_share, config.max_inconclusive
     if share > limit:
-        why = f"group {group} has earned {up}, but {share:.0%} of its alerts are inconclusive, {limit:.0%} may be"
+        why = f"group {group} has earned {up}, but {share:.0%} of its alerts are inconclusive, above {limit:.0%}"
         return state, (why,)
     why = f"group {group} moves up from {state.stage} to {up}: {record.summary}, above {least:.1%}"
     return StageState(up, now), (why,)

@@ -162,7 +162,7 @@ def _asked_scheduler() -> SchedulerKind:
     kinds = [kind.value for kind in SchedulerKind]
     answer = typer.prompt(f"Which scheduler runs the nodes ({', '.join(kinds)})", default="kubernetes", err=True)
     if answer not in kinds:
-        raise typer.BadParameter(f"{answer!r} is none of {', '.join(kinds)}", param_hint="--scheduler")
+        raise typer.BadParameter(f"{answer!r} is not one of {', '.join(kinds)}", param_hint="--scheduler")
     return SchedulerKind(answer)
 
 

@@ -164,7 +164,7 @@ def instant_option(written: str, option: str, now: datetime | None = None) -> da
         forms = "2026-03-01T12:00:00Z, 2026-03-01 (00:00 UTC), or 90d (that long ago)"
         raise typer.BadParameter(f"{written!r} is not a time: write {forms}", param_hint=option) from None
     if when.tzinfo is None:
-        raise typer.BadParameter(f"{written!r} has no zone: add Z or an offset such as +01:00", param_hint=option)
+        raise typer.BadParameter(f"{written!r} has no time zone: add Z or an offset such as +01:00", param_hint=option)
     return when
 
 
@@ -242,7 +242,7 @@ class EngineOptions:
         """Yield the engine, and close it afterwards; None: this process. Refuse options that contradict it."""
         address, workers = self.dask_address, self.dask_workers
         if self.engine is EngineName.local and (address is not None or workers is not None):
-            raise typer.BadParameter("--dask-address and --dask-workers need --engine dask")
+            raise typer.BadParameter("--dask-address and --dask-workers require --engine dask")
         if address is not None and workers is not None:
             raise typer.BadParameter("give either --dask-address or --dask-workers")
         if self.engine is EngineName.local:

@@ -116,7 +116,7 @@ def _round(
             if scores.newest() is None:
                 raise
             # a champion scored before: the registry lost it, or is another one
-            what = f"the registry has no champion any more ({early.what})"
+            what = f"the registry no longer has a champion ({early.what})"
             raise InputError(what, early.where, "Check --registry and --name.") from None
         data = Dataset.open(place)
         tiers = TierThresholds(**params.policy.thresholds.model_dump())
@@ -125,7 +125,7 @@ def _round(
             try:
                 write_facts(scores, data)
             except Exception as error:  # the scores are out; only the pages need these
-                return replace(result, notes=(*result.notes, f"the outcomes of alerts cannot be written: {error}"))
+                return replace(result, notes=(*result.notes, f"cannot write the outcomes of alerts: {error}"))
         return result
 
     return score_once
@@ -201,7 +201,7 @@ def summarize(result: "ScoringResult") -> dict[str, Any]:
         notes.append("these scores have already expired, because the dataset ended too long ago: add newer telemetry")
     if all(value is None for value in summary["thresholds"].values()):
         why = "; ".join(dict.fromkeys(summary["threshold_sources"].values()))
-        notes.append(f"no tier has a threshold, so no unit is above clear ({why})")
+        notes.append(f"no tier has a threshold: every unit is clear ({why})")
     return {
         "decision": summary["decision_time"],
         "written": result.written,

@@ -147,7 +147,7 @@ def _tls(certificate: Path | None, key: Path | None) -> "Tls | None":
     if certificate is None and key is None:
         return None
     if certificate is None or key is None:
-        raise typer.BadParameter("--tls-cert and --tls-key belong together")
+        raise typer.BadParameter("--tls-cert and --tls-key must be given together")
     from serving.server import Tls
 
     return Tls(certificate, key)

@@ -106,8 +106,8 @@ def test_fleets_add_up_and_average_precision_is_their_mean(measured):
 
 @pytest.mark.parametrize(
     ("low", "high", "verdict"),
-    [(0.1, 0.2, "shown"), (-0.1, 0.2, "not shown"), (-0.2, -0.1, "refuted"), (0.9, 1.2, "not shown"),
-     (1.1, 1.2, "refuted"), (np.nan, np.nan, "not shown")],
+    [(0.1, 0.2, "significant"), (-0.1, 0.2, "not significant"), (-0.2, -0.1, "refuted"), (0.9, 1.2, "not significant"),
+     (1.1, 1.2, "refuted"), (np.nan, np.nan, "not significant")],
 )  # fmt: skip
 def test_a_claim_is_judged_by_its_whole_interval(low, high, verdict):
     assert Claim("", "", "", "", "", Interval(low, high), least=0.0, most=1.0).verdict == verdict
@@ -120,7 +120,7 @@ def test_the_page_fits_three_screens_and_says_simulated_first(measured):
     assert len(lines) < 120
     assert "nan" not in "\n".join(lines).lower()
     table = [line for line in lines if line.startswith("|")]
-    claimed = [line.split("|")[1].strip() for line in table if line.endswith(("shown |", "refuted |"))]
+    claimed = [line.split("|")[1].strip() for line in table if line.endswith(("significant |", "refuted |"))]
     assert len(set(claimed)) == 15
     assert len([what for what in claimed if what == "At least half of the oracle's precision"]) == 3
     columns = 0

@@ -100,7 +100,7 @@ class Fleet:
     @property
     def group(self) -> str:
         """What the page calls the fleets that are measured with it."""
-        return f"`{self.scenario}`{' at own rates' if self.acceleration == 1 else ''}"
+        return f"`{self.scenario}`{' un-accelerated' if self.acceleration == 1 else ''}"
 
 
 def plan(

@@ -33,10 +33,10 @@ READ = (
     "first alert and those within the drain horizon after it, right if an incident follows in that time. The best "
     "member is chosen afterwards, which favours it; the paper's ensembles count by their whole order."
 )
-PROMISED = "Drains are right as often as was promised"
+PROMISED = "Drains reach the promised precision"
 REAL = (
     "Real fleets, by lifetimes and past faults alone: [GPUs of Titan](titan.md), [a cluster's faults]"
-    "(cluster-faults.md). Whether anything is found in labels that mean nothing: "
+    "(cluster-faults.md). The null check, on labels without signal: "
     "[explanations](../../docs/explanations.md#does-the-chain-find-what-is-not-there)."
 )
 
@@ -61,11 +61,11 @@ class Claim:
 
     @property
     def verdict(self) -> str:
-        """``shown`` if the whole interval lies within what is claimed, ``refuted`` if all of it lies outside."""
+        """``significant`` if the whole interval lies within the claim, ``refuted`` if all of it lies outside."""
         low, high = self.bounds.low, self.bounds.high
         if self.least < low and high < self.most:
-            return "shown"
-        return "refuted" if high < self.least or low > self.most else "not shown"  # NaN is neither
+            return "significant"
+        return "refuted" if high < self.least or low > self.most else "not significant"  # NaN is neither
 
     @property
     def row(self) -> str:
@@ -122,7 +122,7 @@ def claims_of(fleets: Sequence[Measured], on: str) -> list[Claim]:
         return [
             calibration,
             Claim(
-                "Nothing is found where nothing announces itself: the area under the ROC curve is 0.45 to 0.55", on,
+                "No skill on data without signal: the area under the ROC curve is 0.45 to 0.55", on,
                 number(area[0], 3), "0.5 of chance", f"{number(area[0], 3)} {_numbers(interval(area[1:]), 3)}",
                 interval(area[1:]), *CHANCE,
             ),
@@ -194,8 +194,8 @@ def make_page(fleets: Sequence[Measured], command: str, revision: str, replicate
     if with_paper:
         claims += against_paper(with_paper, _fleets(with_paper))
     claims += promises_of(fleets)
-    lines = [*_opening(fleets, command, revision, replicates), *_facts(groups), "", "## What may be claimed", ""]
-    lines += ["| claim | on | the profile's | compared with | figure | verdict |", "|---|---|---|---|---|---|"]
+    lines = [*_opening(fleets, command, revision, replicates), *_facts(groups), "", "## Claims", ""]
+    lines += ["| claim | on | profile | compared with | figure | verdict |", "|---|---|---|---|---|---|"]
     lines += [claim.row for claim in claims]
     return "\n".join([*lines, "", *_classes(groups), REAL, ""])
 
@@ -211,16 +211,16 @@ def _opening(fleets: Sequence[Measured], command: str, revision: str, replicates
         "# Results",
         "",
         f"**Every fleet here is simulated**, over {fleet.days} days, with failure rates multiplied by "
-        f"{fleet.acceleration:g}, so that there is something to count, but for those *at own rates*; a real fleet's "
-        f"precision would be lower. {seeds} Made by `{command}` at revision {revision[:12]}; nothing is typed by hand.",
+        f"{fleet.acceleration:g}, to have enough incidents, except for *un-accelerated* ones; a real fleet's precision "
+        f"would be lower. {seeds} Made by `{command}` at revision {revision[:12]}; all figures are generated.",
         "",
         "The profile pools a prior with its own models ([0029](../../docs/decisions/0029-priors.md)): one of simulated "
         f"fleets with drawn parameters, without those in which {percent(LEFT_OUT[0])} to {percent(LEFT_OUT[1])} of "
         "failures have no precursor, as in `base` and `drift`. It is of the same simulator, which favours it.",
         "",
         READ,
-        f"Brackets are 95 % intervals from {replicates} resamples of nodes within fleets: a claim is *shown* if the "
-        "whole interval supports it, *refuted* if the whole interval contradicts it.",
+        f"Brackets are 95 % intervals from {replicates} resamples of nodes within fleets: a claim is *significant* if "
+        "the whole interval supports it, *refuted* if the whole interval contradicts it.",
         "",
     ]
 

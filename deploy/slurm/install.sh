@@ -39,7 +39,7 @@ if [ ! "$root" ]; then
     found=$(PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin command -v predrain) || found=
     case $(readlink -f "${found:-/home}") in
     /home* | /root*)
-        echo 'install.sh: units find no predrain: install it into a virtual environment in /opt/predrain, and link' >&2
+        echo 'install.sh: predrain not found: install it into a virtual environment in /opt/predrain, and link' >&2
         echo '/opt/predrain/bin/predrain to /usr/local/bin/predrain' >&2
         [ "$dry" ] || exit 1
         ;;

@@ -43,7 +43,7 @@ if [ -e "$root/etc/systemd/system/predrain-act.service" ] && [ -e "$root/etc/pre
         act --resume || true # so that it may act when it is installed again
     else
         [ "$leave" ] || {
-            echo 'uninstall.sh: not all marks are off, so nothing was removed. Where another host runs predrain act, stop it and' \
+            echo 'uninstall.sh: some predrain markers remain, so nothing was removed. Where another host runs predrain act, stop it and' \
                 'try again; or give --leave-marks.' >&2
             exit 1
         }

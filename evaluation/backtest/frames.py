@@ -92,10 +92,10 @@ def skipped_of(folds: list[Fold], schedule: Schedule) -> tuple[str, ...]:
             instead = earlier if used["fitted"] else f"{used['stand_in']} only"
             out.append(f"fold {number}: {facts['unfit']}; scored by {instead}")
         elif not used["calibrated"]:
-            why = "too few incidents for a calibration slice; risks are the scores corrected for sampling"
+            why = "too few incidents for a calibration slice; risks are scores corrected for sampling"
             out.append(f"calibration {number}: {why}")
         if facts["unfit"] is None and used["prior_weight"] == 0:
-            out.append(f"prior {number}: left out, own data alone explain the newest labels as well")
+            out.append(f"prior {number}: not used, own data alone predicts the newest labels as well")
         if facts["unfit"] is None and used["thinned_to"] is not None:
             out.append(f"negatives {number}: training.memory left room for {used['thinned_to']} for each positive")
     return tuple(out)

@@ -188,7 +188,7 @@ def _orders_only(model: str) -> str:
     """Say why a model has no threshold that means the same at every decision time; empty where it has."""
     if model not in ORDERS_ONLY:
         return ""
-    return f"{model} only orders the units of a decision time: no threshold of its risk means the same at another"
+    return f"{model} only ranks the units of one decision time: a threshold on its risk does not carry over to another"
 
 
 def _promised(name: str, evidence: ScoredDecisions, section: PrecisionTargetsSection) -> list[ThresholdChoice]:

@@ -104,7 +104,7 @@ def evaluate_gate(
     Raises ``ValueError`` if the sides do not hold the same rows, or there is no other side.
     """
     if not others:
-        raise ValueError("no side to compare with")
+        raise ValueError("nothing to compare with")
     for other in others:
         if challenger.rows is not other.rows:
             raise ValueError(f"{challenger.model} and {other.model} were not scored on the same rows")
@@ -144,17 +144,17 @@ def _precision(
     spread = f"{_points(difference[0])} [{_points(bounds.low)}, {_points(bounds.high)}] at 95 %"
     outcome: Outcome
     if incidents < section.min_incidents:
-        outcome, why = "undecided", f"{incidents} incidents, {section.min_incidents} are needed to tell"
+        outcome, why = "undecided", f"{incidents} incidents, at least {section.min_incidents} are needed"
     elif not np.isfinite(bounds.low):
         outcome, why = "undecided", "too few labelled alerts for an interval"
     elif hits == 0:
-        outcome, why = "failed", f"not one of the challenger's alerts came before any of {incidents} incidents"
+        outcome, why = "failed", f"no alert of the challenger preceded any of {incidents} incidents"
     elif bounds.high < 0:
         outcome, why = "failed", f"worse: {spread}"
     elif bounds.low >= -margin:
         outcome, why = "passed", spread
     else:
-        outcome, why = "failed", f"not shown to be no worse: {spread}"
+        outcome, why = "failed", f"non-inferiority not significant: {spread}"
     return Criterion(
         "precision at K", other.model, _number(theirs[0]), _number(mine[0]), limit, outcome, f"{why}, {hits} hits"
     )
@@ -167,13 +167,13 @@ def _risk_ratio(challenger: Scored, champion: Scored | None, section: PromotionS
     value, spread = mine[0], f"{mine[0]:.2f} [{bounds.low:.2f}, {bounds.high:.2f}]"
     outcome: Outcome
     if not np.isfinite(value):
-        outcome, why = "undecided", "no incident: there is no rate to compare the risk with"
+        outcome, why = "undecided", "no incidents: no rate to compare the risk with"
     elif low <= value <= high:
         outcome, why = "passed", spread
     elif bounds.high < low or bounds.low > high:
         outcome, why = "failed", f"risks are {'too low' if value < low else 'too high'}: {spread}"
     else:
-        outcome, why = "undecided", f"outside the limits, but chance could explain it: {spread}"
+        outcome, why = "undecided", f"outside the limits, but not significantly: {spread}"
     theirs = None if champion is None else _number(_ratios(champion, weights[:1])[0])
     return Criterion(
         "mean risk over base rate", "", theirs, _number(value), f"between {low:g} and {high:g}", outcome, why
@@ -194,7 +194,7 @@ def _brier(challenger: Scored, champion: Scored | None, section: PromotionSectio
     elif bounds.high < 0:
         outcome, why = "failed", f"worse: {spread}"
     else:
-        outcome, why = "undecided", f"worse, but chance could explain it: {spread}"
+        outcome, why = "undecided", f"worse, but not significantly: {spread}"
     name = _BASE_RATE if champion is None else champion.model
     limit = f"no lower than the other's by more than {section.brier_margin:g}"
     return Criterion("Brier skill", name, _number(theirs[0]), _number(mine[0]), limit, outcome, why)
@@ -227,7 +227,7 @@ def _recall(name: str, other: Scored, incidents: pd.DataFrame, section: Promotio
     elif chance < 1 - LEVEL:
         outcome, why = "failed", f"{counts}: {lost} lost, {gained} gained (exact p {chance:.3f})"
     else:
-        outcome, why = "undecided", f"{counts}: {lost} lost, {gained} gained, which chance could explain"
+        outcome, why = "undecided", f"{counts}: {lost} lost, {gained} gained, not significant"
     return Criterion(name, other.model, *values, limit, outcome, why)
 
 

@@ -122,7 +122,7 @@ class FoldStore:
             raise InputError(
                 f"cannot write {what}: {error.strerror or error}",
                 str(path.parent),
-                f"{do} and run again; the folds before it are kept.",
+                f"{do} and run again. Earlier folds are kept.",
             ) from error
 
     def _path(self, fold: int) -> Path:
@@ -172,7 +172,7 @@ class RefitTask:
         """Open the matrix; raises ``InputError`` if this machine does not see it, or has other code."""
         if source_digest(*ROOMS) != self.code:
             raise InputError(
-                "a worker runs another version of predrain than the command",
+                "a worker runs a different version of predrain",
                 "refit",
                 "Install the same versions on every machine, and restart the workers.",
             )
@@ -181,7 +181,7 @@ class RefitTask:
         except InputError as error:
             raise InputError(f"a worker cannot read the matrix: {error.what}", error.where, _SHARED) from None
         if matrix.digest != self.digest:
-            raise InputError("a worker sees another matrix", str(self.matrix), _SHARED)
+            raise InputError("a worker sees a different matrix", str(self.matrix), _SHARED)
         return matrix
 
 

@@ -233,7 +233,9 @@ def _refusal(
     tried: PrecisionBound | None,
     best: float | None,
 ) -> str:
-    could = "nothing can be promised" if not best else f"the highest precision that can be promised is {_low(best)}"
+    could = (
+        "no precision can be promised" if not best else f"the highest precision that can be promised is {_low(best)}"
+    )
     if not evidence.hit.any():
         return f"no incident among {len(evidence.hit)} earlier decisions: {could}"
     if tried is None:
@@ -244,7 +246,7 @@ def _refusal(
         )
     return (
         f"{tried.hits} of {tried.alerts} earlier drains of {tried.clusters} nodes would have been right: with "
-        f"{confidence:.0%} confidence at least {_low(tried.lower)}, {target:.0%} was asked; {could}"
+        f"{confidence:.0%} confidence at least {_low(tried.lower)}, below the target of {target:.0%}; {could}"
     )
 
 
@@ -348,7 +350,7 @@ def for_costs(evidence: ScoredDecisions, costs: CostsSection, confidence: float)
             f"{total / times:.3g} a decision time, with {confidence:.0%} confidence at least {lower:.3g}"
         )
     else:
-        why = f"no earlier decision had a risk of {threshold:.1%}, where a drain is worth its cost"
+        why = f"no earlier decision had a risk of {threshold:.1%}, above the break-even of a drain"
     return ThresholdChoice(
         kind="cost",
         asked=costs.unneeded_drain / costs.saved,

@@ -18,9 +18,9 @@ CAUSES: Mapping[Cause, str] = {
     "fleet": "the fleet changed",
     "telemetry": "the telemetry changed",
     "workload": "the workload changed",
-    "readings": "the readings changed, for no known reason",
+    "readings": "the readings changed without a known cause",
     "failures": "the failures changed",
-    "risks": "the risks are not right",
+    "risks": "the risks are miscalibrated",
 }
 """Each cause as text, in the order of reports."""
 

@@ -30,7 +30,9 @@ def read_truth(path: Path) -> pd.DataFrame:
         truth = pd.read_parquet(file)
     except FileNotFoundError:
         raise InputError(
-            f"no true risks in {path}", "truth", "Give the folder that `predrain simulate` wrote, or leave --truth out."
+            f"no risk.parquet in {path}",
+            "truth",
+            "Give the folder that `predrain simulate` wrote, or leave --truth out.",
         ) from None
     _columns(truth, str(file))
     return truth

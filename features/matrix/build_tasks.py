@@ -194,13 +194,13 @@ class Build:
             ) from None
         if dataset.digest != order.config.dataset_digest:
             raise InputError(
-                "a worker sees another dataset than the build",
+                "a worker sees a different dataset",
                 f"{here}: {order.dataset}",
                 "Do not replace a dataset while it is read. " + _SHARED,
             )
         if not order.folder.is_dir():
             raise InputError(
-                "a worker does not see the output directory of the matrix",
+                "a worker cannot see the output directory of the matrix",
                 f"{here}: {order.target.parent}",
                 _SHARED,
             )

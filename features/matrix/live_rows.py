@@ -38,9 +38,9 @@ def live_plan(config: MatrixConfig) -> FeaturePlan:
     if plan.columns != config.columns:
         odd = sorted({column.name for column in plan.columns} ^ {column.name for column in config.columns})
         raise InputError(
-            f"this version of predrain computes other feature columns (such as {odd[0] if odd else 'their order'})",
+            f"the feature columns of this version of predrain differ (such as {odd[0] if odd else 'their order'})",
             "the columns of the matrix or model",
-            "Train again with this version, or use the version it was trained with.",
+            "Train again with this version, or use the version of the training.",
         )
     return plan
 

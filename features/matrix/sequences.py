@@ -62,7 +62,7 @@ class SequencePlan:
             names = [name for name in PAPER_CHANNELS if name in channels]
             if not names:
                 raise InputError(
-                    f"the dataset has none of the channels that 'auto' takes: {', '.join(PAPER_CHANNELS)}",
+                    f"the dataset has none of the channels of 'auto': {', '.join(PAPER_CHANNELS)}",
                     where,
                     "Name channels of the dataset: " + (", ".join(sorted(channels)) or "it has none") + ".",
                 )
@@ -73,7 +73,7 @@ class SequencePlan:
                 raise unknown_channel(name, channels, where)
             if channels[name].kind not in ("gauge", "counter"):
                 raise InputError(
-                    f"channel '{name}' is of kind {channels[name].kind}, which has no average and no rise",
+                    f"channel '{name}' is of kind {channels[name].kind}, which has neither a mean nor a rise",
                     where,
                     "Name gauges and counters only.",
                 )
@@ -240,7 +240,7 @@ def open_sequences(folder: Path, config: MatrixConfig, inventory: pd.DataFrame) 
     except (OSError, ValueError) as error:
         raise InputError(f"the raw windows cannot be read: {error}", str(folder / ARRAY_NAME), again) from None
     if array.dtype != np.float32 or array.shape != (len(fleet.pairs), axis.count, len(plan.channels)):
-        raise InputError("the raw windows are not those of this matrix", str(folder / ARRAY_NAME), again)
+        raise InputError("the raw windows do not belong to this matrix", str(folder / ARRAY_NAME), again)
     return Sequences(plan, axis, array, fleet)
 
 

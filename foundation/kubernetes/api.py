@@ -101,7 +101,7 @@ def is_named(content: Object, name: str) -> bool:
 def text_of(value: Any) -> str | None:
     """Return a text; None for an empty one. Raises ``TypeError`` for anything else."""
     if value is not None and not isinstance(value, str):
-        raise TypeError(f"{str(value)[:80]!r} where a text is expected")
+        raise TypeError(f"{str(value)[:80]!r} where a string is expected")
     return value or None
 
 

@@ -225,7 +225,7 @@ class KubernetesClient:
                     if not token:
                         return kept, version
                     if token in tokens:
-                        raise Unreachable(f"{path}: the listing does not end: a page names one before it as the next")
+                        raise Unreachable(f"{path}: the listing never ends: a continue token repeats")
                     tokens.add(token)
                     query["continue"] = token
                 raise Unreachable(f"{path}: the listing does not end after {_MAX_PAGES} pages")
@@ -253,7 +253,9 @@ class KubernetesClient:
         }
         accept, timeout = {"Accept": "application/json"}, urllib3.Timeout(IDLE_S)
         with (
-            self._open("GET", _url(path, query), None, accept, timeout, 2 * IDLE_S, "the watch was cut") as response,
+            self._open(
+                "GET", _url(path, query), None, accept, timeout, 2 * IDLE_S, "the watch was interrupted"
+            ) as response,
             suppress(urllib3.exceptions.ReadTimeoutError),
         ):
             if response.status != 200:
@@ -264,20 +266,22 @@ class KubernetesClient:
             for chunk in response.stream(2**16):
                 *lines, remainder = (remainder + chunk).split(b"\n")
                 if len(remainder) > _MAX_LINE_BYTES:
-                    raise Unreachable("a watched object is larger than any that a server can hold")
+                    raise Unreachable("a watched object exceeds the size limit of the API server")
                 yield from (orjson.loads(line) for line in lines if line.strip())
 
     def _send(self, method: Method, url: str, data: bytes | None, headers: Mapping[str, str], end: float) -> Response:
         left, content = max(end - time.monotonic(), 0.001), bytearray()
         limits = self._limits
         timeout = urllib3.Timeout(min(limits.connect_timeout_s, left), min(limits.read_timeout_s, left))
-        with self._open(method, url, data, headers, timeout, left, f"{self.name} gave no whole answer") as response:
+        with self._open(
+            method, url, data, headers, timeout, left, f"{self.name} sent an incomplete response"
+        ) as response:
             while chunk := response.read1(2**16):
                 content += chunk
                 if len(content) > MAX_RESPONSE_BYTES:
                     raise Unreachable(f"the answer is larger than {MAX_RESPONSE_BYTES} bytes")
                 if time.monotonic() >= end:
-                    raise Unreachable("the answer was not complete in time")
+                    raise Unreachable("the response timed out")
             response.release_conn()
             return _response(response.status, bytes(content), response.headers)
 
@@ -381,7 +385,7 @@ def input_error(error: ApiRefused | Unreachable, api: KubernetesClient, path: st
     """Return the error of a server that refuses, or that no attempt reached."""
     if isinstance(error, Unreachable):
         return InputError(
-            f"the Kubernetes API server does not answer: {error}", api.name, "Check that it runs, then retry."
+            f"the Kubernetes API server does not answer: {error}", api.name, "Check that it is running, then retry."
         )
     actions = {
         401: "Give a token or certificate that the server knows; a kubeconfig's may have expired.",
@@ -395,13 +399,13 @@ def _page(path: str, page: Object) -> tuple[list[Object], str, str]:
     """Return the items of one page, the listing's version, and the token of the next page (empty: it is the last)."""
     items, metadata = page.get("items"), page.get("metadata")
     if not isinstance(metadata, dict) or not isinstance(items, list):
-        raise Unreachable(f"{path}: the answer is no listing")
+        raise Unreachable(f"{path}: the response is not a list")
     if not all(isinstance(item, dict) for item in items):
-        raise Unreachable(f"{path}: an item of the listing is no object")
+        raise Unreachable(f"{path}: an item of the list is not an object")
     # also an empty listing has a version: an answer without one comes from somewhere else
     version, token = metadata.get("resourceVersion"), metadata.get("continue") or ""
     if not isinstance(version, str) or not version or not isinstance(token, str):
-        raise Unreachable(f"{path}: the answer is no listing")
+        raise Unreachable(f"{path}: the response is not a list")
     return items, version, token
 
 
@@ -414,8 +418,8 @@ def _response(status: int, data: bytes, headers: Mapping[str, str]) -> Response:
         content = orjson.loads(data) if data else {}
     except ValueError as error:
         if 200 <= status < 300:
-            raise Unreachable("the answer is no JSON") from error
+            raise Unreachable("the response is not JSON") from error
         content = {"message": data[:2000].decode("utf-8", "replace").strip()}
     if not isinstance(content, dict):
-        raise Unreachable("the answer is no object")
+        raise Unreachable("the response is not an object")
     return Response(status, content, retry_after_s(headers.get("Retry-After"), longest_s=_MAX_RETRY_AFTER_S))

@@ -34,4 +34,4 @@ def unclear(key: str, value: str) -> str | None:
     """Return what to report of a value that is neither on nor off; None if it is clear."""
     if read_switch(value) is not None:
         return None
-    return f"{key}={value!r} is neither true nor false, and is obeyed until it is corrected or removed"
+    return f"{key}={value!r} is neither true nor false: treated as an opt-out until it is corrected or removed"

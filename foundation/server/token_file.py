@@ -36,7 +36,7 @@ def own_token_file(path: Path) -> Path:
                 target.write(f"{secrets.token_hex(32)}\n")
         seen = path.lstat()
     except OSError as error:
-        hint = "Give --tokens FILE, a file with one token a line."
+        hint = "Give --tokens FILE, a file with one token per line."
         raise InputError(f"the token file cannot be created: {error.strerror or error}", str(path), hint) from None
     if not stat.S_ISREG(seen.st_mode) or seen.st_mode & 0o077 or seen.st_uid != os.geteuid():
         raise InputError("other users can read or replace the token file", str(path), "Remove it, and restart.")
@@ -95,7 +95,7 @@ class TokenFile(Generic[Grant]):
                 _LOG.warning("ignored a line of the token file: %s", error)
                 continue
             if grants.setdefault(digest, grant) != grant:
-                _LOG.warning("a token with two grants is ignored: %s, line %d", self._path, number)
+                _LOG.warning("ignored a token with two grants: %s, line %d", self._path, number)
                 grants[digest] = None
         return [(digest, grant) for digest, grant in grants.items() if grant is not None]
 
@@ -104,6 +104,6 @@ class TokenFile(Generic[Grant]):
         if not grants:
             raise InputError("the token file contains no token", str(self._path), self._do)
         if len(dict(grants)) < len(set(grants)):
-            do = "Give each token one line with its scopes."
-            raise InputError("the token file lists a token twice", str(self._path), do)
+            do = "Give each token a single line with all its scopes."
+            raise InputError("the token file has a duplicate token", str(self._path), do)
         return grants

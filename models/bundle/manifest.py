@@ -160,9 +160,9 @@ def read_facts(content: Mapping[str, Any], file: Path) -> tuple[FittedFacts, tup
         part = "fitted" if error.title == FittedFacts.__name__ else "features"
         where = ".".join(map(str, (part, *first["loc"])))
         why = first["msg"].removeprefix("Value error, ")
-        raise damaged(file, f"lacks or misstates {where}: {why}") from None
+        raise damaged(file, f"invalid or missing: {where}: {why}") from None
     except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
-        raise damaged(file, f"lacks or misstates {error}") from None
+        raise damaged(file, f"invalid or missing: {error}") from None
     return facts, columns
 
 
@@ -219,7 +219,7 @@ def check_seal(raw: bytes, content: Mapping[str, Any], file: Path) -> None:
     except ValueError:  # a number that JSON cannot hold
         whole = False
     if not whole:
-        raise damaged(file, "is not the file that was saved: its seal does not fit its content")
+        raise damaged(file, "was changed after it was saved: its digest does not match")
 
 
 def read_files(path: Path, manifest: Path, listed: Any) -> dict[str, bytes]:
@@ -229,11 +229,11 @@ def read_files(path: Path, manifest: Path, listed: Any) -> dict[str, bytes]:
     Raises ``InputError`` if a file is missing or changed, or a name leads outside the bundle.
     """
     if not isinstance(listed, Mapping):
-        raise damaged(manifest, "lacks or misstates 'files'")
+        raise damaged(manifest, "invalid or missing: 'files'")
     for name in sorted(listed):
         inside = PurePosixPath(name)
         if inside.is_absolute() or ".." in inside.parts or not inside.parts or "\0" in name:
-            raise damaged(manifest, f"names a file outside the bundle: {name}")
+            raise damaged(manifest, f"refers to a file outside the bundle: {name}")
     contents = {}
     for name, expected in sorted(listed.items()):
         file = path / name
@@ -242,7 +242,7 @@ def read_files(path: Path, manifest: Path, listed: Any) -> dict[str, bytes]:
         except OSError:
             raise damaged(file, "is missing") from None
         if hashlib.sha256(content).hexdigest() != expected:
-            raise damaged(file, "is not the file that was saved: its SHA-256 differs from the manifest's")
+            raise damaged(file, "was changed after it was saved: its SHA-256 differs from the manifest's")
         contents[name] = content
     return contents
 

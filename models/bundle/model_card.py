@@ -44,8 +44,8 @@ def model_card(manifest: Mapping[str, Any]) -> str:
         "## For what",
         "",
         f"Ranks the units of one fleet by the risk of a hardware failure and alerts at most {fitted['k']} nodes at "
-        "a decision time. Risks are meant for the fleet that the models were trained on. They are no statement about "
-        "the cause of a failure, and none about fleets of other hardware, drivers or monitoring.",
+        "a decision time. Risks are meant for the fleet that the models were trained on. They do not indicate the "
+        "cause of a failure, and do not generalize to fleets with other hardware, drivers or monitoring.",
         "",
         "## Trained on",
         "",
@@ -79,14 +79,14 @@ def promotion_section(decision: Mapping[str, Any]) -> str:
     """
     before = decision["champion_before"]
     against = f"version {before}, the champion" if before is not None else "no champion: the baselines"
-    lines = ["", "## How it was compared at promotion", ""]
+    lines = ["", "## Comparison at promotion", ""]
     lines.append(f"Version {decision['version']} of `{decision['model']}` against {against}: **{decision['action']}**.")
     if decision["reason"]:
         lines.append(f"Reason given: {decision['reason']}.")
     lines += [f"Note: {note}" for note in decision["notes"]]
     verdict = decision["verdict"]
     if verdict is None:
-        return "\n".join([*lines, "Nothing was compared."]) + "\n"
+        return "\n".join([*lines, "No comparison was made."]) + "\n"
     lines += [
         "",
         f"{verdict['rows']} decisions on {verdict['nodes']} nodes at {verdict['times']} times from "
@@ -132,7 +132,7 @@ def _trained(manifest: Mapping[str, Any]) -> list[str]:
     if simulated:
         lines.append(f"- **The fleet was simulated** ({_pairs(simulated)}).")
     if fitted["stand_in"]:
-        lines.append(f"- **Nothing could be fitted**: every model is replaced by `{fitted['stand_in']}`.")
+        lines.append(f"- **No model could be fitted**: every model is replaced by `{fitted['stand_in']}`.")
     if fitted["stand_in"] == PRIOR:
         lines.append("- **Prior only**: no failure of this fleet was learned from. Ranks only; nothing is promised.")
     elif fitted["prior_weight"] is not None:
@@ -163,11 +163,11 @@ def _measured(manifest: Mapping[str, Any]) -> list[str]:
         "at a decision time, refitted on a sliding span; brackets are 95 % intervals.",
     ]
     if metrics.get("dataset_digest") not in (None, manifest.get("dataset_digest")):
-        lines.append(f"**The backtest was of another dataset**, `{metrics['dataset_digest']}`.")
+        lines.append(f"**The backtest used another dataset**, `{metrics['dataset_digest']}`.")
     differs = (manifest.get("decisions") or {}).get("differs") or []
     if differs:
         lines.append(
-            f"**The backtest ran with other parameters**, so these are not this model's figures: {'; '.join(differs)}."
+            f"**The backtest used other parameters**, so its figures are not those of this model: {'; '.join(differs)}."
         )
     lines += ["", "| | value | interval |", "|---|---|---|"]
     for key, name, share in _SHOWN:
@@ -189,7 +189,7 @@ def _calibration(manifest: Mapping[str, Any]) -> list[str]:
     calibrator = (fitted.get("calibrators") or {}).get(manifest["profile"]) or {}
     lines = []
     if not fitted["calibrated"]:
-        lines.append("**Risks are not calibrated on data**: too few incidents; they follow from the base rate.")
+        lines.append("**Risks are not calibrated**: too few incidents. They are derived from the base rate.")
     elif calibrator:
         lines.append(
             f"A `{calibrator['method']}` map from scores to risks, fitted on a slice later than the training rows."
@@ -205,15 +205,15 @@ def _calibration(manifest: Mapping[str, Any]) -> list[str]:
 
 def _limits(manifest: Mapping[str, Any]) -> list[str]:
     lines = [
-        "- A precision says as much about the fleet as about the model: compare it with the base rate.",
-        "- Failures without a precursor in telemetry or history cannot be predicted; no threshold changes that.",
+        "- Precision depends on the fleet as much as on the model: compare it with the base rate.",
+        "- Failures without a precursor in telemetry or history cannot be predicted, at any threshold.",
         "- Risks age as the fleet changes; refit as often as the backtest did.",
         "- Ranks and alerts need all units of a decision time in one call.",
     ]
     classes = (_profile(manifest) or {}).get("by_class") or {}
     for name, statistics in classes.items():
         n, caught = statistics["incidents"], statistics["caught"]
-        note = ": too few to say more" if n < _RARE else ", hardly any" if caught < n / 10 else ""
+        note = ": too few for an interval" if n < _RARE else ", hardly any" if caught < n / 10 else ""
         lines.append(f"- Failures of class `{name}`: {caught} of {n} were alerted in the backtest{note}.")
     return lines
 

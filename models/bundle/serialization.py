@@ -79,7 +79,7 @@ def read_learner(name: str, content: bytes, where: str, features: int) -> Any:
     try:
         given = np.asarray(learner.predict_proba(np.zeros((2, features), np.float32)))
         if given.shape != (2, 2) or not np.isfinite(given).all():
-            raise _unreadable(name, where, "it gives no probabilities")
+            raise _unreadable(name, where, "it has no probabilities")
     except (ValueError, lightgbm.basic.LightGBMError, xgboost.core.XGBoostError) as error:
         raise _unreadable(name, where, str(error)) from None
     return learner
@@ -112,9 +112,9 @@ def _read_sklearn(name: str, content: bytes, where: str) -> Any:
         raise _unreadable(name, where, str(error)) from None
     if foreign:
         raise InputError(
-            f"the learner's file holds types that are not trusted: {', '.join(foreign)}",
+            f"the learner's file has untrusted types: {', '.join(foreign)}",
             where,
-            "Do not use this bundle; train one again.",
+            "Do not use this bundle. Train a new one.",
         )
     try:
         learner = skops.io.loads(content, trusted=list(TRUSTED))

@@ -208,7 +208,7 @@ def _reference(content: bytes) -> Reference:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(map(str, first["loc"]))
-        raise damaged(Path(REFERENCE), f"lacks or misstates {where}: {first['msg']}") from None
+        raise damaged(Path(REFERENCE), f"invalid or missing: {where}: {first['msg']}") from None
 
 
 def _rebuild_cascade(facts: CascadeFacts, learners: Mapping[str, Any], read: Callable[[str, str], Any]) -> Cascade:

@@ -162,7 +162,7 @@ class VendorRules(Baseline):
             for rule in self.RULES
             for channel in rule.channels
         )
-        return "" if has_counter else "the matrix has none of the error counters that the vendor's rules look at"
+        return "" if has_counter else "the matrix has none of the error counters of the vendor's rules"
 
     def _hit(self, rule: VendorRule, X: np.ndarray) -> np.ndarray:
         value = np.zeros(len(X))

@@ -77,7 +77,7 @@ class ChampionHistory:
         if not self.unseated:
             return
         left = [version for version in dict.fromkeys(reversed(self.unseated)) if version in self.versions]
-        names = ", ".join(f"version {version}" for version in left) or "all of them were deleted"
+        names = ", ".join(f"version {version}" for version in left) or "all of them are deleted"
         raise InputError(
             f"the alias '{CHAMPION}' is missing, but the model had champions (newest first: {names})",
             f"model {model}",

@@ -53,7 +53,7 @@ class BundleModel(mlflow.pyfunc.PythonModel):
 def _units(named: pd.Series) -> pd.Series:
     missing = np.flatnonzero(named.isna())
     if len(missing):
-        raise _refused(f"row {missing[0]} has no unit", "Name the GPU (or node) that each row is of.")
+        raise _refused(f"row {missing[0]} has no unit", "Give the GPU (or node) of each row.")
     return named.astype(str)
 
 
@@ -83,7 +83,7 @@ def _times(rows: pd.DataFrame) -> pd.Series:
     unread = np.flatnonzero(times.isna())
     if len(unread):
         raise _refused(
-            f"decision_time of row {unread[0]} is '{text[unread[0]]}', which is no time",
+            f"decision_time of row {unread[0]} is '{text[unread[0]]}', which is not a time",
             "Give it as 2026-01-31T06:00:00Z.",
         )
     return pd.Series(times)

@@ -39,9 +39,9 @@ _CREATION_TIMEOUT_S = 120
 
 _SQLITE = "sqlite:///"
 _SQLITE_ADVICE = {
-    "is full": "Free some space, then run again: what was stored before is unchanged.",
-    "disk I/O error": "See whether the disk is full or failing, then run again: what was stored before is unchanged.",
-    "is locked": "Another process writes to it: run again.",
+    "is full": "Free some space, then run again. Earlier content is unchanged.",
+    "disk I/O error": "Check whether the disk is full or failing, then run again. Earlier content is unchanged.",
+    "is locked": "Another process is writing to it. Run again.",
     "readonly": "Run as a user who may write to it.",
 }
 _LOGGERS = (
@@ -180,7 +180,7 @@ def opened_store(tracking_uri: str) -> Iterator[Any]:
             database.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise InputError(
-                f"cannot make the folder of the store: {error.strerror}", tracking_uri, "Choose another path."
+                f"cannot create the folder of the store: {error.strerror}", tracking_uri, "Choose another path."
             ) from None
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")

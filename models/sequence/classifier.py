@@ -143,7 +143,7 @@ class SequenceClassifier(ClassifierMixin, BaseEstimator):
         self.classes_, codes = np.unique(y, return_inverse=True)
         if len(self.classes_) < 2:
             classes = self.classes_.tolist()
-            raise ValueError(f"{type(self).__name__} needs two classes, found one class only: {classes}")
+            raise ValueError(f"{type(self).__name__} needs two classes, found one: {classes}")
         weight = _check_sample_weight(sample_weight, X, dtype=np.float64, allow_all_zero_weights=False)
         return X, codes.astype(np.int64), weight
 

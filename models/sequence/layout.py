@@ -44,9 +44,9 @@ def require_torch(name: str) -> None:
     absent = [package for package in NEEDED if importlib.util.find_spec(package) is None]
     if absent:
         raise InputError(
-            f"the learner {name} needs {' and '.join(absent)}, which predrain does not install by itself",
+            f"the learner {name} needs {' and '.join(absent)}, which predrain does not install by default",
             NEEDS_IT,
-            "Run: pip install 'predrain[sequence]'. To be spared gigabytes of CUDA libraries, first run: "
+            "Run: pip install 'predrain[sequence]'. To avoid gigabytes of CUDA libraries, first run: "
             "pip install torch==2.13.0 --index-url https://download.pytorch.org/whl/cpu, which is PyTorch's own index "
             "of CPU builds.",
         )
@@ -55,7 +55,7 @@ def require_torch(name: str) -> None:
             importlib.import_module(package)
         except (ImportError, OSError, RuntimeError, AttributeError) as error:  # half installed, or of another platform
             raise InputError(
-                f"the learner {name} needs {package}, which is installed and cannot be loaded: {error}",
+                f"the learner {name} needs {package}, which is installed but cannot be loaded: {error}",
                 NEEDS_IT,
                 f"Reinstall it: pip install --force-reinstall {package}.",
             ) from error

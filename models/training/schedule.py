@@ -67,7 +67,7 @@ def plan_schedule(
         start = instant_ms(backtest.first_test)
         if start < possible:
             raise InputError(
-                f"first_test {format_instant(start)} comes before any training window fits: the shortest "
+                f"first_test {format_instant(start)} is before the first training window that fits: the shortest "
                 f"({format_days(shortest)}) with gap and horizon fits from {format_instant(possible)} on",
                 "parameter backtest.first_test",
                 "Give that time or a later one, a shorter one in training.candidate_windows, or 'auto'.",
@@ -78,7 +78,7 @@ def plan_schedule(
             f"no decision time from {format_instant(start)} to {format_instant(end_ms)}: the test period is empty "
             f"(decision times run from {format_instant(int(grid[0]))} to {format_instant(int(grid[-1]))})",
             "parameters backtest.first_test and backtest.last_test",
-            "Give a period that holds decision times, or 'auto'.",
+            "Give a period with decision times, or 'auto'.",
         )
     refits = np.arange(tested[0], tested[-1] + 1, duration_ms(training.refit_every))
     # A refit that no decision follows before the next one would be fitted for nothing.

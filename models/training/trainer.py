@@ -176,7 +176,7 @@ class Trainer:
         if chosen.usable:
             return None
         if chosen.n_positive == 0:
-            return f"{where}: no incident gives it a positive row (0 positives; negatives are drawn at their times)"
+            return f"{where}: no positive rows (0 positives): no incident has one"
         return f"{where}: {chosen.n_positive} positives and {chosen.n_negative} negatives"
 
     def nothing_new(self, since_ms: int, refit_ms: int) -> str | None:
@@ -192,7 +192,7 @@ class Trainer:
         if self.events_only:
             due = refit_ms - since_ms > MAX_SKIPPED * duration_ms(self.training.refit_every)
             few = new < min(NEW_INCIDENTS, earlier / 10)
-            return f"{new} new incidents {since}, too few for another fit" if few and not due else None
+            return f"{new} new incidents {since}, too few to refit" if few and not due else None
         telemetry = [at for at, column in enumerate(self.matrix.columns) if column.group == "telemetry"]
         if new or not telemetry:
             return None

@@ -17,13 +17,13 @@ from pipeline.report.wording import NONE, between, count, join, number, percent
 
 ANSWERS: Final = {
     "yes": "YES. Failures are predictable here.",
-    "weakly": "WEAKLY. Alerts are better than chance, but do not catch a fifth of the failures, or not more than "
-    "counting past failures would.",
+    "weakly": "WEAKLY. Alerts are better than chance, but catch less than a fifth of the failures, or no more than "
+    "counting past failures.",
     "no": "NO. Failures are not predictable from this telemetry: alerts are not better than chance, and fewer than a "
     "fifth of the failures can be caught.",
     "too few failures": "TOO FEW FAILURES TO TELL. About {more} more are needed in the replayed period.",
-    "cannot tell": "CANNOT TELL. Telemetry was collected because of failures, so no precision measured on it holds for "
-    "the fleet.",
+    "cannot tell": "CANNOT TELL. Telemetry was collected because of failures, so precision measured on it does not "
+    "generalize to the fleet.",
     "no failures": "NO FAILURES in the data, so no result is possible. About {more} are needed.",
 }
 RUNGS: Final = {
@@ -64,7 +64,7 @@ def verdict_text(content: dict[str, Any], out: Path, dataset: str, params: Seque
 def verdict_lines(content: dict[str, Any]) -> list[str]:
     """Say in three lines whether failures are predictable, what each action comes to, and what is recommended."""
     rows = [f"{row['rung']} {row['net']:,.0f} ({_interval(row)})" for row in content["ladder"][1:]]
-    nets = ", ".join(rows) or "nothing could be replayed"
+    nets = ", ".join(rows) or "no replay was possible"
     return [
         answer(content),
         f"Net GPU-hours by action, with 95 % intervals: {nets}.",
@@ -275,7 +275,7 @@ def recommendation(content: dict[str, Any]) -> list[str]:
             "evaluated with the actions that paid on the others."
         )
     elif content["ladder"]:
-        lines.append("No other action is sure to pay here.")
+        lines.append("No other action has a significant net gain here.")
     guided = [row for row in content.get("probing", ()) if row["guided"] and row["share_found"] is not None]
     if guided and content["predictable"]["answer"] in ("yes", "weakly"):
         least = min((row["share_found"] for row in guided if row["net_low"] > 0), default=None)
@@ -285,7 +285,7 @@ def recommendation(content: dict[str, Any]) -> list[str]:
     if content["ladder"] and content["predictable"]["answer"] not in ("yes", "weakly"):
         unguided = next(row for row in content["probing"] if not row["guided"] and row["share_found"] is None)
         lines.append(
-            "Without predictions, unguided probing of idle nodes is all that could pay: "
+            "Without predictions, unguided probing of idle nodes is the only action that could pay: "
             f"{unguided['probes']:,} probes find {unguided['found']} failures, net {unguided['net']:,.0f} GPU-hours "
             f"({_interval(unguided)})."
         )

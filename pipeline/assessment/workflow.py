@@ -398,7 +398,7 @@ _UNPLAYED: Final[dict[str, Any]] = {
     "recommended_net": {"value": 0.0, "low": 0.0, "high": 0.0},
     "replayed": {"thresholds": {"watch": 0.05, "elevated": 0.1, "high": None}},
 }
-"""What is reported where nothing could be replayed."""
+"""What is reported where no replay was possible."""
 
 
 def settings_of(recommended: Sequence[Rung], thresholds: Mapping[str, float | None]) -> dict[str, Any]:

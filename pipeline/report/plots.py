@@ -62,7 +62,7 @@ _SETTINGS = {
 
 
 _SVG = "http://www.w3.org/2000/svg"
-_NOTHING = f'<svg xmlns="{_SVG}" viewBox="0 0 300 40"><text x="10" y="25">nothing to draw yet</text></svg>'
+_NOTHING = f'<svg xmlns="{_SVG}" viewBox="0 0 300 40"><text x="10" y="25">no data yet</text></svg>'
 
 
 @dataclass(frozen=True, slots=True)

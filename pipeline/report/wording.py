@@ -104,13 +104,13 @@ def verdict(low: float, high: float) -> str:
     """Say what an interval of a difference shows.
 
     >>> verdict(0.01, 0.2), verdict(-0.2, -0.01), verdict(-0.1, 0.1), verdict(float("nan"), 0.1)
-    ('better', 'worse', 'no difference shown', 'no interval')
+    ('better', 'worse', 'not significant', 'no interval')
     """
     if not (math.isfinite(low) and math.isfinite(high)):
         return "no interval"
     if low > 0:
         return "better"
-    return "worse" if high < 0 else "no difference shown"
+    return "worse" if high < 0 else "not significant"
 
 
 def join(parts: list[str]) -> str:

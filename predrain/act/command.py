@@ -210,7 +210,7 @@ def _all_there(scheduler: SchedulerKind, cluster: Path | None, scores: Path | No
         missing.append(
             f"--settings FILE; there is no {DEFAULT_SETTINGS} in this folder either. It gives the lowest risk of each "
             "tier (policy.thresholds, or policy.thresholds_from: scores) and which groups may be acted on "
-            "(policy.stages); deploy/act/act.yaml is one to begin with"
+            "(policy.stages); start from deploy/act/act.yaml"
         )
     if missing:
         raise typer.BadParameter("missing required option " + "; and without ".join(missing))
@@ -239,7 +239,7 @@ def _switch(
     except SchedulerError as error:
         raise InputError(f"the switches cannot be read: {error}", chosen.where, "Try again.") from None
     if not answer.confirmed:
-        raise InputError(f"the switches are not set: {answer.message}", chosen.where, "Try again.")
+        raise InputError(f"cannot set the switches: {answer.message}", chosen.where, "Try again.")
     state = ["kill switch set" if switches.kill else "kill switch cleared"]
     state += ["release all"] if switches.release_all else []
     state += ["breaker closed by manual reset"] if reset_breaker else []
@@ -271,7 +271,7 @@ def _controller(
 
     scores, events = (None, None) if undo else sources
     if undo and unusable is not None:
-        sys.stderr.write(f"predrain act: {unusable} All markers are released nevertheless.\n")
+        sys.stderr.write(f"predrain act: {unusable} All markers are still released.\n")
         unusable = None
     clock = SystemClock()
     risks: RiskSource = MemoryRisks()
@@ -318,9 +318,7 @@ def _ledger(file: Path, cluster: str, *, dry_run: bool, undo: bool) -> "SqliteLe
     try:
         return SqliteLedger(file, cluster)
     except InputError as error:
-        sys.stderr.write(
-            f"predrain act: {error} All markers are released nevertheless, without a record in the ledger.\n"
-        )
+        sys.stderr.write(f"predrain act: {error} All markers are still released, without a record in the ledger.\n")
         return SqliteLedger(None)
 
 

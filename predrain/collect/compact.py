@@ -54,7 +54,7 @@ def _compacted(dataset: Path, inventory: Path | None, params: list[Path] | None)
 
     if not dataset.exists() and not landing_of(dataset).exists():
         raise InputError(
-            f"there is no dataset {dataset}, and no staged files",
+            f"no dataset {dataset} and no staged files",
             str(landing_of(dataset)),
             "Check the path: use the same --dataset as the collectors.",
         )

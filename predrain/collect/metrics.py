@@ -244,7 +244,7 @@ def collect_prometheus(
 
     if inventory is not None and no_compact:
         raise InputError(
-            "the inventory would not be read",
+            "the inventory is ignored",
             "--inventory with --no-compact",
             "Pass it to `predrain collect compact`.",
         )

@@ -214,7 +214,7 @@ def kernel_log(
     from telemetry.kernel_log.reader import TABLE, UNCLEAR, UNDATED, LogSource
 
     if "journal" in source and len(source) > 1:
-        raise typer.BadParameter("the journal and files cannot be read by one collector", param_hint="--source")
+        raise typer.BadParameter("one collector cannot read both the journal and files", param_hint="--source")
     paths = [] if source == ["journal"] else [Path(name).absolute() for name in source]
     start = None if since is None else instant_option(since, "--since")
     zone = _zone(timezone)

@@ -264,8 +264,8 @@ class World:
         """Say what the pages show above everything else."""
         now, so_far = self.now, self.balance
         return (
-            f"Simulated demo, {now:%Y-%m-%d %H:%M} UTC. Failures so far: {so_far.failures}, of them on nodes that were "
-            f"emptied or kept free before: {so_far.caught}. Nodes taken out: {so_far.drains}. GPU-hours against "
+            f"Simulated demo, {now:%Y-%m-%d %H:%M} UTC. Failures so far: {so_far.failures}, of them on nodes evacuated "
+            f"or avoided before: {so_far.caught}. Nodes taken out: {so_far.drains}. GPU-hours against "
             f"no action: {so_far.saved:,.0f} saved, {so_far.spent:,.0f} spent. Net of each action alone: "
             + ", ".join(f"{rung} {net:,.0f} ({times}x)" for rung, (times, net) in so_far.rungs.items())
         )

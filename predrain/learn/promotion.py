@@ -79,7 +79,7 @@ def _refuse_nonsense(
     if rollback and (dataset is not None or matrix is not None or to is not None or force):
         raise typer.BadParameter("--rollback takes no --dataset, --matrix, --to or --force: it goes back one step")
     if force and not reason.strip():
-        raise typer.BadParameter("--force needs --reason")
+        raise typer.BadParameter("--force requires --reason")
     if dataset is not None and matrix is not None:
         raise typer.BadParameter("give either --dataset or --matrix")
     if not rollback and not force and dataset is None and matrix is None:

@@ -35,7 +35,7 @@ def report(
     if (backtest is None) == (summary is None):
         raise typer.BadParameter("give either --backtest or --show")
     if (dataset is None) != (matrix is None) or (dataset is not None and backtest is None):
-        raise typer.BadParameter("--dataset, --matrix and --backtest belong together")
+        raise typer.BadParameter("--dataset, --matrix and --backtest must be given together")
     from pipeline.report.terminal import summary_lines, summary_of
     from pipeline.stages import write_report_for
 

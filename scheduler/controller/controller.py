@@ -133,7 +133,7 @@ class Controller:
             levels[action.node] = level_after(action, levels[action.node])
         signals = signals_of(plan, views, levels, self.policy)
         writes = self.scheduler.announcing(signals, new=new)
-        report.notes += [f"would be written besides: {write.message}" for write in writes]
+        report.notes += [f"would also be written: {write.message}" for write in writes]
 
     def stop(self) -> None:
         """Give the lease back, so that another replica need not wait for its end."""
@@ -184,7 +184,7 @@ class Controller:
         """Do what follows the marks: restore, announce and evacuate."""
         with log.boundary("the upkeep of markers", blocks=False):
             put_back = self.scheduler.upkeep(self.holder, self._lease.hold())
-            log.report.notes += [f"restored, because the scheduler had lost it: {write.message}" for write in put_back]
+            log.report.notes += [f"restored after the scheduler lost it: {write.message}" for write in put_back]
         with log.boundary("the announcement of markers", blocks=False):
             levels = {name: expected.level for name, expected in executor.expected.items()}
             signals = signals_of(decision.plan, decision.views, levels, decision.policy)
@@ -234,7 +234,7 @@ class Controller:
         with log.boundary("the safety state"):
             trouble = self._store.load()
             if trouble is not None:
-                report.errors.append(f"starts with an empty safety state: {trouble}")
+                report.errors.append(f"starting with an empty safety state: {trouble}")
         self._evidence.refresh(self.clock.now(), log)
         with log.boundary("the decision"):
             state, policy = self._store.value, self._in_force(fleet, report)
@@ -259,7 +259,7 @@ class Controller:
         fitted_at = risks.model_fitted_at
         if fitted_at is not None and fitted_at > now + CLOCK_SKEW:
             report.notes.append(
-                f"the fit of the model is in the future, at {fitted_at:%Y-%m-%d %H:%M} UTC: its age is unknown"
+                f"the model was fitted in the future, at {fitted_at:%Y-%m-%d %H:%M} UTC: its age is unknown"
             )
             fitted_at = None
         signals = Signals(

@@ -92,7 +92,7 @@ class Evidence:
         if strangers:
             notes.append(f"scores of {_named(strangers)} match no node: the name is unknown or ambiguous")
         if bare:
-            notes.append(f"nothing was scored on {_named(bare)}: not counted, no actions")
+            notes.append(f"no scores for {_named(bare)}: not counted, no actions")
         return tuple(notes)
 
     def placed(self, view: NodeView, state: PolicyState) -> NodeView:

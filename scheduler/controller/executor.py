@@ -85,7 +85,7 @@ class Executor:
                 raise LeaseLostError("the lease expired before the write")
             intent = self._intend(action, reading, writes)
             if intent is None and action.verb != "release":
-                self._skip(action, "it was not executed, because it cannot be recorded")
+                self._skip(action, "not executed: it cannot be recorded in the ledger")
                 return
             holder = self.log.lease.holder
             precondition = Precondition(reading.version, reading.boot_id, holder, until)

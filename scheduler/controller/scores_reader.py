@@ -142,7 +142,7 @@ class _Decision:
         models = Counter(record.model for record in self.records.values())
         for model, _ in models.most_common()[1:]:
             for record in [record for record in self.records.values() if record.model == model]:
-                self._refuse(record.unit, record.node, "has another model than the other records")
+                self._refuse(record.unit, record.node, "has a different model than the other records")
 
     def _take(self, line: bytes) -> None:
         content: Any = None
@@ -169,7 +169,7 @@ class _Decision:
             self.again_at = ready if self.again_at is None else min(self.again_at, ready)
             return f"is issued in the future, at {record.issued_at:%Y-%m-%d %H:%M} UTC"
         if record.decision_time.strftime("%Y%m%dT%H%M%SZ") != self.name:
-            return f"is of another decision: {record.decision_time:%Y-%m-%d %H:%M} UTC"
+            return f"belongs to another decision: {record.decision_time:%Y-%m-%d %H:%M} UTC"
         if record.decision_time > record.issued_at + CLOCK_SKEW:
             return "is of a decision time after it was issued"
         if record.expires_at - record.decision_time > self.max_lifetime:

@@ -137,7 +137,7 @@ class Diagnostics:
             log.error(f"what runs on {case.node} cannot be listed: {error}")
             return False
         if back:
-            message = f"not empty any more: {', '.join(back[:5])}"
+            message = f"no longer empty: {', '.join(back[:5])}"
             case.change(phase="evacuating" if case.entry.request is None else "done", empty_at=None, message=message)
             log.step(case.node, "hold", "held", None, message)
         return not back
@@ -151,7 +151,7 @@ class Diagnostics:
             log.error(str(error))
             outcome = DiagnosticResult("running")
         if outcome.kind == "missing":
-            outcome = DiagnosticResult("inconclusive", "it was started and has disappeared")
+            outcome = DiagnosticResult("inconclusive", "it was started, but no longer exists")
         if outcome.kind == "running":
             if entry.started_at is None or now - entry.started_at <= self._timeout(case):
                 log.step(case.node, _verb(entry), "waiting", None, outcome.message)
@@ -241,7 +241,7 @@ class HookVerification:
         """Read its state."""
         reply = self.hook.tell(_payload("result", node, key), key)
         if reply.kind in ("timeout", "refused"):
-            raise SchedulerError(f"the result of the diagnostic on {node} cannot be read: {reply.message}")
+            raise SchedulerError(f"cannot read the result of the diagnostic on {node}: {reply.message}")
         content, state = reply.content, _KINDS.get(str(reply.content.get("state")))
         if state is None:
             if reply.kind == "waiting":

@@ -86,7 +86,7 @@ class Drainer:
             return
         if not case.going:
             case.change(phase="verifying", empty_at=now, message="")
-            log.find(case.node, "empty", "no workload is left that must leave")
+            log.find(case.node, "empty", "no workloads left to evict")
             log.step(case.node, "empty", "done")
 
     def _seen(self, workload: Workload, leaving: Leaving, now: datetime) -> Leaving:
@@ -309,7 +309,7 @@ class Drainer:
             message = answer.message
             if not answer.confirmed:
                 then = "moved without it" if case.entry.request is None else "left alone"
-                until = f"it is requested again until {request.ask.deadline:{_TIME}} UTC, then {then}"
+                until = f"requested again until {request.ask.deadline:{_TIME}} UTC, then {then}"
                 message = f"{message}; {until}" if message else until
             result = "waiting" if answer.confirmed else OUTCOMES[answer.kind]
             log.step(case.node, "checkpoint", result, workload.name, message)

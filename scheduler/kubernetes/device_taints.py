@@ -190,7 +190,7 @@ class DeviceTaints:
             options = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": read}
             response = self._api.request("DELETE", f"{GROUP}/{version}/{RULES}/{name}", body=options)
             if response.ok or response.status == _GONE:
-                return f"removed: device taint {name}"
+                return f"removed device taint {name}"
             why = response.problem
         return f"device taint {name} stays: {why}"
 

@@ -29,7 +29,9 @@ def read_manifest(path: Path) -> dict[str, Any]:
     try:
         content = read_yaml(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise InputError(f"the diagnostic's manifest cannot be read: {error}", str(path), "Give a YAML file.") from None
+        raise InputError(
+            f"cannot read the manifest of the diagnostic: {error}", str(path), "Give a YAML file."
+        ) from None
     try:
         job: dict[str, Any] = content
         containers = job["spec"]["template"]["spec"]["containers"]

@@ -129,7 +129,7 @@ def _cordoner(managed: Sequence[Object], first: str | None) -> str | None:
 def _cordoned_by(collected: Collected, node_object: NodeObject, keys: Keys) -> str | None:
     if not collected.cordoned or own_marks(node_object, keys).cordon:
         return None
-    return f"{node_object.cordoner or 'a person or tool'} (it is unschedulable)"
+    return f"{node_object.cordoner or 'an operator or another tool'} (it is unschedulable)"
 
 
 def _software(labels: Mapping[str, str]) -> str | None:

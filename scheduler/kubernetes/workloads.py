@@ -165,7 +165,7 @@ class KubernetesWorkloads:
             return "it runs slurmd: its jobs leave through Slurm"
         asked = annotations.get(keys.checkpoint)
         if asked is not None and asked not in _MEANS:  # evicted without a request, it would lose its work
-            return f"{keys.checkpoint}={asked} is none of {', '.join(_MEANS)}"
+            return f"{keys.checkpoint}={asked} is not one of {', '.join(_MEANS)}"
         return None
 
     def _ran_for(self, pod: Object, duration: timedelta) -> bool:
@@ -288,7 +288,7 @@ class KubernetesWorkloads:
         if not current.ok:
             return WriteResult("refused", current.problem)
         if _uid(current.content) != workload.uid:
-            return WriteResult("conflict", f"another pod of that name is there (uid {_uid(current.content)})")
+            return WriteResult("conflict", f"another pod has this name (uid {_uid(current.content)})")
         return None
 
     def _failed(self, response: Response, workload: Workload) -> WriteResult:

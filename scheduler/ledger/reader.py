@@ -72,7 +72,7 @@ class LedgerReader:
         )  # fmt: skip
         if not rows:
             raise InputError(
-                f"the ledger has no record of node {node!r}",
+                f"the ledger has no records of node {node!r}",
                 self._where,
                 "Check the name; nodes that were never at risk have no records.",
             )

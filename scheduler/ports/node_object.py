@@ -206,9 +206,9 @@ def view_of(node: NodeObject, base: NodeView, keys: Keys, now: datetime) -> Node
         )
     foreign_taint = next((taint for taint in node.taints if taint.key == keys.taint and taint.effect not in own.taints
                           and taint.effect != "PreferNoSchedule"), None)  # fmt: skip
-    cordoned_by = "a person or tool (it is unschedulable)" if node.unschedulable and not own.cordon else None
+    cordoned_by = "an operator or another tool (it is unschedulable)" if node.unschedulable and not own.cordon else None
     if foreign_taint is not None:
-        cordoned_by = cordoned_by or f"a person or tool (taint {foreign_taint})"
+        cordoned_by = cordoned_by or f"an operator or another tool (taint {foreign_taint})"
     owner = own.user
     return replace(
         base, name=node.name, marks=marks, opt_out=base.opt_out or opt_out,

@@ -108,7 +108,7 @@ def packed(head: str, value: object, what: str, setting: str) -> str:
     plain = orjson.dumps({"format": FORMAT, **plain_of(value)}, option=orjson.OPT_SORT_KEYS)
     text = f"{head} {hashlib.sha256(plain).hexdigest()} {base64.b64encode(zlib.compress(plain, 6)).decode()}"
     if len(text) > LONGEST:
-        raise ValueError(f"{what} has {len(text)} characters, {LONGEST} fit: lower {setting}")
+        raise ValueError(f"{what} has {len(text)} characters, more than {LONGEST}: lower {setting}")
     return text
 
 

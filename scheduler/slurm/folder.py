@@ -217,7 +217,7 @@ class SharedFolder:
         except OSError as error:
             raise SchedulerError(f"{file}: {error.strerror}") from None
         if len(content) > _LONGEST_FILE:
-            raise SchedulerError(f"{file} has over {_LONGEST_FILE:,} bytes")
+            raise SchedulerError(f"{file} is larger than {_LONGEST_FILE:,} bytes")
         try:
             document = read_json(content)
         except ValueError:
@@ -230,7 +230,7 @@ class SharedFolder:
         document = {"format": FORMAT, **document}
         content = json.dumps(document, ensure_ascii=False, sort_keys=True, allow_nan=False).encode() + b"\n"
         if len(content) > _LONGEST_FILE:
-            raise SchedulerError(f"{name} has {len(content):,} bytes, {_LONGEST_FILE:,} fit")
+            raise SchedulerError(f"{name} has {len(content):,} bytes, more than {_LONGEST_FILE:,}")
         write_bytes(self.path / f"{name}.json", content)
         fsync_path(self.path)
         return _version(content)

@@ -150,7 +150,7 @@ class SlurmJob:
         if keep is not None and read_switch(keep) is not False:
             return f"its comment says predrain.keep{keep and '='}{keep}"
         if signal is not None and self.signal is None:
-            return f"its comment says predrain.checkpoint={signal}, which is no signal for a checkpoint"
+            return f"its comment says predrain.checkpoint={signal}, which is not a checkpoint signal"
         return None
 
     def view(self) -> JobView:

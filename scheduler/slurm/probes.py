@@ -47,7 +47,7 @@ class SlurmProbes:
         answer = self._port.submit(*self._arguments(node, key), self._settings.script)
         number = answer.message.partition(";")[0]
         if answer.kind == "done" and not number.isdecimal():
-            return WriteResult("refused", f"sbatch reports no number of a job: {answer.message[:80]}")
+            return WriteResult("refused", f"sbatch returned no job id: {answer.message[:80]}")
         if answer.kind == "done":
             oldest, entry = self._now_s() - 86_400, {"job": int(number), "gpus": gpus, "at": self._now_s()}
             self._folder.note(_SUBMITTED, key, entry, lambda noted: int(noted.get("at") or 0) > oldest)

@@ -101,7 +101,7 @@ class SlurmRest(SlurmPort):
                 raise SchedulerError(f"{self._where}: {error}") from None
             self._version = version
             return rows
-        raise SchedulerError(f"{self._where}: it supports none of v0.0.{OLDEST} to v0.0.{NEWEST}")
+        raise SchedulerError(f"{self._where}: it supports no version from v0.0.{OLDEST} to v0.0.{NEWEST}")
 
     def _write(self, method: str, path: str, body: dict[str, Any] | None) -> WriteResult:
         refused = self.read_only()

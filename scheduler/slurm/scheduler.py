@@ -201,7 +201,7 @@ class SlurmScheduler(SchedulerExtras):
             return WriteResult("done", answer.message, writes_of(before, change), current.version)
         self._late.seen(current, ours.foreign is not None)
         if ours.foreign is not None:
-            return WriteResult("conflict", f"concurrent change by a person or tool: {ours.foreign}")
+            return WriteResult("conflict", f"concurrent change by an operator or another tool: {ours.foreign}")
         if answer.kind == "done":
             return WriteResult("conflict", "it was written but reads back differently: another client writes too")
         return WriteResult(answer.kind if answer.kind in ("gone", "timeout") else "refused", answer.message)

@@ -252,7 +252,7 @@ def placement_of(
         return Placement(False, f"{','.join(sorted(need.nodes - usable))} of its --nodelist cannot take it")
     if len(usable) < len(job.nodes):
         return Placement(
-            False, f"it needs {len(job.nodes)} nodes{_described(need, gpus)}, and {len(usable)} others fit"
+            False, f"it needs {len(job.nodes)} nodes{_described(need, gpus)}, and only {len(usable)} other nodes fit"
         )
     return ANYWHERE
 

@@ -64,6 +64,6 @@ def test_no_risk_high_enough_saves_nothing_and_says_so():
     decision = for_costs(evidence(ROWS), costs(99.0, 1.0), 0.9)
     assert not decision.promised
     assert decision.saving == 0
-    assert decision.why == "no earlier decision had a risk of 99.0%, where a drain is worth its cost"
+    assert decision.why == "no earlier decision had a risk of 99.0%, above the break-even of a drain"
     nothing = ScoredDecisions(np.zeros(0), np.zeros(0, bool), *[np.zeros(0, int)] * 4)
     assert for_costs(nothing, costs(1, 1), 0.9).why == "there are no earlier decisions"

@@ -96,10 +96,10 @@ def test_a_model_that_only_orders_units_promises_nothing(walked, name):
     with_costs = SECTION.model_copy(update={"costs": CostsSection(unneeded_drain=1, missed_failure=9)})
     made = walk_promises(one, folds(), matrix, with_costs, k=2)
     assert not made.folds["promised"].any()
-    assert made.folds["why"].str.startswith(f"{name} only orders").all()
+    assert made.folds["why"].str.startswith(f"{name} only ranks").all()
     assert [promise.kind for promise in made.current[name] if promise.threshold is not None] == ["budget"]
     assert made.current[name][-1].kind == "cost"
-    assert made.current[name][-1].why.startswith(f"{name} only orders")
+    assert made.current[name][-1].why.startswith(f"{name} only ranks")
 
 
 def test_the_future_moves_no_promise():

@@ -110,7 +110,7 @@ def test_at_a_precision_of_some_percent_a_worse_challenger_fails_by_the_limits_a
         verdict_of(contenders(skill=(0.5, 0.5), incidents=12, times=400, seed=1), shipped), "precision at K"
     )
     assert unsure.outcome == "failed"
-    assert unsure.why.startswith("not shown to be no worse")
+    assert unsure.why.startswith("non-inferiority not significant")
     assert verdict_of(contenders(skill=(1.0, 1.0), **RARE), shipped).passed
 
 
@@ -126,7 +126,7 @@ def test_too_few_incidents_decide_nothing_and_do_not_promote():
     verdict = verdict_of(contenders(incidents=4))
     precision = criterion(verdict, "precision at K")
     assert precision.outcome == "undecided"
-    assert precision.why.startswith("4 incidents, 10 are needed to tell")
+    assert precision.why.startswith("4 incidents, at least 10 are needed")
     assert not verdict.passed
     assert criterion(verdict, "recall of incidents").outcome == "undecided"
 
@@ -151,7 +151,7 @@ def test_no_hit_at_all_is_never_no_worse():
     verdict = verdict_of(contenders(skill=(0.0, 0.0), units=400))
     precision = criterion(verdict, "precision at K")
     assert precision.outcome == "failed"
-    assert precision.why.startswith("not one of the challenger's alerts came before any of 24 incidents")
+    assert precision.why.startswith("no alert of the challenger preceded any of 24 incidents")
 
 
 def test_the_first_champion_is_compared_with_every_baseline():

@@ -256,7 +256,7 @@ def test_one_class_in_every_span_is_an_error_that_says_where(matrix):
         InputError, match=r"one class only in .*every refit \(3 from .*, span 10 d: .*Give a longer window"
     ):
         backtest(quiet, TrainingSection(window="10d"))
-    only = r"one class only in the training window: refit at 2026-01-31 .*no incident gives it a positive row"
+    only = r"one class only in the training window: refit at 2026-01-31 .*no positive rows"
     with pytest.raises(InputError, match=only):
         fit_final(quiet, training=TrainingSection(window="10d"), models=QUICK, backtest=AUTO, seed=1)
 

@@ -85,7 +85,7 @@ def test_without_incidents_nothing_is_promised_and_the_reason_given():
     decision = for_precision(data, 0.3, 0.9)
     assert not decision.promised
     assert decision.best is None
-    assert decision.why == "no incident among 3200 earlier decisions: nothing can be promised"
+    assert decision.why == "no incident among 3200 earlier decisions: no precision can be promised"
     assert math.isnan(decision.recall)
     assert decision.to_json()["recall"] is None
 
@@ -103,7 +103,7 @@ def test_too_few_nodes_name_how_many_are_needed():
     why = for_precision(data, 0.85, 0.9).why
     assert why == (
         "a promise of 85% begins with 45 nodes, the riskiest tenth of earlier decisions has 1: 44 more are needed; "
-        "nothing can be promised"
+        "no precision can be promised"
     )
 
 

@@ -118,7 +118,7 @@ def test_models_that_a_baseline_stands_in_for_are_saved_too(tmp_path):
     pd.testing.assert_frame_equal(score(load_bundle(path).fitted), score(nothing), check_exact=True)
     card = (path / "MODEL_CARD.md").read_text()
     assert "replaced by `history_count`" in card
-    assert "not calibrated on data" in card
+    assert "Risks are not calibrated" in card
 
 
 @pytest.mark.parametrize("file", ["learners/lightgbm.txt", "learners/mlp.skops", "MODEL_CARD.md"])
@@ -149,10 +149,10 @@ def test_no_bundle_and_no_json_have_their_own_errors(tmp_path, bundle):
         (lambda m: m["libraries"].update(lightgbm="3.3.1"), "written with lightgbm 3.3.1, this is "),
         (lambda m: m["libraries"].pop("skops"), "written with skops None, this is "),
         (lambda m: m["fitted"].pop("stacker"), "misstates fitted.stacker: Field required"),
-        (lambda m: m.pop("files"), "misstates 'files'"),
+        (lambda m: m.pop("files"), "missing: 'files'"),
         (lambda m: m["fitted"].update(refit_at="2026-01-01T00:00:00"), "misstates fitted.refit_at: Input should have"),
-        (lambda m: m["files"].update({"../x": "0"}), "names a file outside the bundle: ../x"),
-        (lambda m: m["files"].update({"/etc/hostname": "0"}), "names a file outside the bundle: /etc/hostname"),
+        (lambda m: m["files"].update({"../x": "0"}), "refers to a file outside the bundle: ../x"),
+        (lambda m: m["files"].update({"/etc/hostname": "0"}), "refers to a file outside the bundle: /etc/hostname"),
         (lambda m: m["fitted"]["learners"].append("svm"), "misstates fitted.learners.5: String should match"),
         (lambda m: m.update(profile="svm"), "misstates profile"),
         (lambda m: m["fitted"].update(k=0), "misstates fitted.k: Input should be greater than 0"),
@@ -194,8 +194,8 @@ def test_a_type_that_is_not_trusted_is_refused_unread(bundle):
 
     replaced(bundle, "learners/mlp.skops", skops.io.dumps(Calibrator("sigmoid")))
     error = refuse(bundle)
-    assert error.what == "the learner's file holds types that are not trusted: models.calibration.fitting.Calibrator"
-    assert error.do == "Do not use this bundle; train one again."
+    assert error.what == "the learner's file has untrusted types: models.calibration.fitting.Calibrator"
+    assert error.do == "Do not use this bundle. Train a new one."
 
 
 @pytest.mark.parametrize(
@@ -218,7 +218,7 @@ def test_a_file_that_is_no_model_is_refused(bundle, file, content, message, capf
 def test_a_changed_manifest_is_refused(bundle, change):
     file = bundle / "manifest.json"
     file.write_bytes(change(file.read_bytes()))
-    assert refuse(bundle).what == "manifest.json is not the file that was saved: its seal does not fit its content"
+    assert refuse(bundle).what == "manifest.json was changed after it was saved: its digest does not match"
 
 
 def test_threads_that_keep_learners_write_one_at_a_time(tmp_path, monkeypatch):

@@ -353,7 +353,7 @@ def test_a_backtest_writes_them(small_backtest):
     assert (frame["model"] == "mean_log_odds").all()
     sums = frame.groupby("fold")["share"].sum()
     assert sums.tolist() == pytest.approx([1.0] * len(sums))
-    assert "What the scores are made of" in (small_backtest / "report" / "index.html").read_text()
+    assert "Feature attributions" in (small_backtest / "report" / "index.html").read_text()
 
 
 @pytest.mark.parametrize("model", ["mean_rank", "stacked", "intersection", "cascade"])

@@ -114,15 +114,15 @@ def test_the_registered_model_refuses_in_words_what_it_cannot_score(store):
     with registry.opened_store(store[0]) as mlflow:
         model = mlflow.pyfunc.load_model("models:/predrain/2")
         for changed, message in (
-            ({"unit": ["g1", None]}, "row 1 has no unit. Name the GPU (or node) that each row is of."),
+            ({"unit": ["g1", None]}, "row 1 has no unit. Give the GPU (or node) of each row."),
             ({hot: [60.0, float("inf")]}, f"{hot} of row 1 is inf, which is infinite in 32 bits. Give a finite number"),
             ({hot: [-1e39, 60.0]}, f"{hot} of row 0 is -1e+39, which is infinite in 32 bits. Give a finite number"),
             (
                 {"decision_time": ["2026-01-01T00:00:00Z", "2026-13-01"]},
-                "decision_time of row 1 is '2026-13-01', which is no time. Give it as 2026-01-31T06:00:00Z.",
+                "decision_time of row 1 is '2026-13-01', which is not a time. Give it as 2026-01-31T06:00:00Z.",
             ),
             ({"decision_time": [None, T0.isoformat()]}, "row 0 has no decision_time. Give it for all rows, or for"),
-            ({"decision_time": ["", ""]}, "decision_time of row 0 is '', which is no time."),
+            ({"decision_time": ["", ""]}, "decision_time of row 0 is '', which is not a time."),
         ):
             with pytest.raises(mlflow.exceptions.MlflowException, match=re.escape(message)):
                 model.predict(frame.assign(**changed))
@@ -220,7 +220,7 @@ def test_a_store_or_model_that_does_not_exist_is_refused(store, tmp_path):
     with pytest.raises(InputError, match="no bundle in"):
         registry.register_bundle(store[0], "predrain", tmp_path / "nowhere", run_id=store[1])
     (tmp_path / "file").write_text("")
-    with pytest.raises(InputError, match="cannot make the folder of the store"):
+    with pytest.raises(InputError, match="cannot create the folder of the store"):
         version_at(f"sqlite:///{tmp_path / 'file' / 'x' / 'mlflow.db'}", "predrain", 1)
 
 

@@ -175,7 +175,7 @@ def test_without_pytorch_everything_else_works_and_one_error_says_what_to_instal
         assert "torch" not in sys.modules
     """
     printed = printed_by(script)
-    assert "the learner lstm needs torch, which predrain does not install by itself" in printed
+    assert "the learner lstm needs torch, which predrain does not install by default" in printed
     assert "pip install 'predrain[sequence]'" in printed
     assert "torch==2.13.0" in printed
 
@@ -195,4 +195,4 @@ def test_a_pytorch_that_cannot_be_loaded_is_one_clear_error(tmp_path):
             print(error)
     """
     printed = printed_by(script, PYTHONPATH=str(tmp_path))
-    assert "the learner lstm needs torch, which is installed and cannot be loaded: libtorch_cpu.so" in printed
+    assert "the learner lstm needs torch, which is installed but cannot be loaded: libtorch_cpu.so" in printed

@@ -119,7 +119,7 @@ def test_a_cluster_extends_a_matrix_as_this_machine_does(cluster, dataset, here,
 
 def test_an_error_of_a_worker_names_its_place(cluster, dataset, tmp_path, monkeypatch):
     monkeypatch.setattr(Dataset, "digest", property(lambda self: self.meta.digest[::-1]))
-    with pytest.raises(InputError, match=r"a worker sees another dataset .*machine .*fleet\)"):
+    with pytest.raises(InputError, match=r"a worker sees a different dataset .*machine .*fleet\)"):
         build(dataset, tmp_path / "matrix", cluster)
     assert list(tmp_path.iterdir()) == []
 
@@ -131,7 +131,7 @@ def test_a_worker_that_does_not_see_the_folder_says_so(dataset, tmp_path, monkey
             building_path(tmp_path / "matrix").rename(tmp_path / "elsewhere")
             super().run(job, items, on_result, max_workers=max_workers)
 
-    with pytest.raises(InputError, match=r"a worker does not see the output directory of the matrix \(machine "):
+    with pytest.raises(InputError, match=r"a worker cannot see the output directory of the matrix \(machine "):
         build(dataset, tmp_path / "matrix", Elsewhere())
 
 
@@ -167,14 +167,14 @@ def dies(number: int) -> int:
 
 def test_a_task_that_ends_every_worker_is_given_up(cluster, monkeypatch):
     monkeypatch.setattr(cluster.client.cluster.scheduler, "allowed_failures", 0)
-    with pytest.raises(InputError, match=r"(?s)every worker that took dies .* \(workers of"):
+    with pytest.raises(InputError, match=r"(?s)every worker that ran dies .* \(workers of"):
         cluster.run(dies, [7], lambda item, result: None, max_workers=1)
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--dask-workers", "2"], "need --engine dask"),
+        (["--dask-workers", "2"], "require --engine dask"),
         (["--engine", "dask", "--dask-workers", "2", "--dask-address", "tcp://h:1"], "give either --dask-address or"),
     ],
 )

@@ -107,7 +107,7 @@ def test_risks_a_tenth_of_the_failures_are_drift(bundle, opened, tmp_path, monke
     result = check_health(bundle, tmp_path, until=LATER)
     assert result.findings.causes == ("risks",)
     assert not result.healthy
-    assert "DRIFT: the risks are not right. Risks are too low: more failures than predicted." in result.to_text()
+    assert "DRIFT: the risks are miscalibrated. Risks are too low: more failures than predicted." in result.to_text()
 
 
 def test_what_was_not_known_at_the_check_changes_nothing(bundle, opened, tmp_path):
@@ -124,7 +124,7 @@ def test_the_doctor_says_what_changed_and_fails(bundle, opened, tmp_path):
     opened(fleet(jump=3.0))
     arguments = ["doctor", "--model", str(bundle), "--matrix", str(tmp_path), "--until", "2026-02-04"]
     shown = invoke(*arguments, code=1)
-    assert "DRIFT: the readings changed, for no known reason. F0, f1 changed" in shown.output
+    assert "DRIFT: the readings changed without a known cause. F0, f1 changed" in shown.output
     content = json.loads(invoke(*arguments, "--json", code=1).output)
     assert content["healthy"] is False
     assert {verdict["cause"] for verdict in content["findings"]["verdicts"]} >= {"readings"}

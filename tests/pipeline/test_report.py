@@ -214,9 +214,9 @@ def test_what_did_not_help_is_reported(predictions, context):
     both = pd.concat([same[same["variant"] == "sliding"], once])
     measured = evaluate(both, k=3, bootstrap=40, seed=0)
     shown = Page(render_report(measured, context))
-    assert "changed precision at K by 0.0 points [0.0, 0.0] (no difference shown)" in shown.text
+    assert "changed precision at K by 0.0 points [0.0, 0.0] (not significant)" in shown.text
     [row] = shown.table("against the same model trained once")[1:]
-    assert row[3:5] == ["0.0 [0.0, 0.0]", "no difference shown"]
+    assert row[3:5] == ["0.0 [0.0, 0.0]", "not significant"]
 
 
 def test_folds_say_their_span_and_what_they_were_worth(evaluation, page):
@@ -237,7 +237,7 @@ def test_alerts_are_shown_with_outcome_and_reasons_and_escaped(html, page, conte
     assert "demo &lt;fleet&gt;" in html
     right = next(alert for alert in context.alerts if alert.label == 1)
     assert f"right: {right.failure_class}" in " ".join(row[3] for row in rows)
-    assert "by exact tree contributions of xgboost. They say what the model went by, not what caused" in page.text
+    assert "by exact tree contributions of xgboost. They explain the score, not the cause" in page.text
 
 
 def test_each_outcome_has_its_own_text(evaluation, context):
@@ -290,7 +290,7 @@ def test_a_period_without_incidents_or_outcomes_still_has_a_report(predictions, 
     )
     shown = Page(render_report(evaluate(quiet, k=3, bootstrap=30, seed=0), context)).text
     assert "No incident began that an alert could have caught." in shown
-    assert "There are too few incidents to compare risks with what happened." in shown
+    assert "Too few incidents to compare risks with outcomes." in shown
     assert "a precision of 0 %" in shown
     unknown = predictions.assign(label=pd.array([pd.NA] * len(predictions), dtype="Int8"))
     shown = Page(render_report(evaluate(unknown, k=3, bootstrap=30, seed=0), replace(context, alerts=()))).text

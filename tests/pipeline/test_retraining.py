@@ -407,7 +407,7 @@ def test_a_model_lives_from_its_first_promotion_to_a_rollback(world) -> None:
         assert [run.data.tags["applied"] for run in runs] == ["nothing to apply", "yes", "yes", "yes"]
         kept = mlflow.artifacts.download_artifacts(run_id=runs[2].info.run_id)
         assert json.loads((Path(kept) / "verdict.json").read_text())["version"] == 2
-        assert "## How it was compared at promotion" in (Path(kept) / "MODEL_CARD.md").read_text()
+        assert "## Comparison at promotion" in (Path(kept) / "MODEL_CARD.md").read_text()
         assert client.get_model_version("predrain", "2").tags["rolled_back_reason"] == "precision fell"
 
 

@@ -165,7 +165,7 @@ def test_runs_are_named_after_what_they_are_and_have_the_profiles_figures_as_col
 
 def test_a_dataset_of_another_step_is_refused(small_fleet: Path, small_params: Params, tmp_path: Path) -> None:
     hourly = small_params.telemetry.model_copy(update={"step": timedelta(hours=1)})
-    with pytest.raises(InputError, match=r"the dataset's step is 10m, telemetry\.step is 1h"):
+    with pytest.raises(InputError, match=r"the dataset's step is 10m, but telemetry\.step is 1h"):
         make_matrix(small_fleet, small_params.model_copy(update={"telemetry": hourly}), tmp_path / "matrix")
 
 

@@ -39,7 +39,7 @@ def history(total, risky, steps=6):
 def test_a_share_over_the_limit_opens_it_and_says_why():
     assert run(fleet(100, 20))[0].causes == {}
     state, reasons = run(fleet(100, 21))
-    cause = "21 of 100 nodes of the fleet are at risk at the same time, 20% may be"
+    cause = "21 of 100 nodes of the fleet are at risk at the same time, at most 20% allowed"
     assert f"opened: {cause}" in reasons
     assert cause in state.frozen("c/g")
 
@@ -80,7 +80,7 @@ def test_nodes_without_gpus_would_water_the_share_down_and_are_not_given_to_it()
 def test_a_group_of_its_own_is_frozen_alone():
     nodes = fleet(200, 0, group="a") + fleet(20, 8, group="b")
     state, _ = run(nodes)
-    assert state.frozen("c/b") == ("8 of 20 nodes of group c/b are at risk at the same time, 20% may be",)
+    assert state.frozen("c/b") == ("8 of 20 nodes of group c/b are at risk at the same time, at most 20% allowed",)
     assert state.frozen("c/a") == ()
 
 
@@ -91,7 +91,7 @@ def test_a_group_of_its_own_is_frozen_alone():
         ({"read_at": T0 - HOUR}, "the scheduler was last read at 2026-02-28 23:00 UTC"),
         ({"scheduler_error": "503"}, "cannot read the scheduler: 503"),
         ({"model_fitted_at": None}, "the age of the model is unknown"),
-        ({"model_fitted_at": T0 - 30 * DAY}, "the model's data end 30 days ago, 21 may be"),
+        ({"model_fitted_at": T0 - 30 * DAY}, "the model's data ended 30 days ago, at most 21 allowed"),
         ({"missing_channels": ("power_w",)}, "channel power_w of the model no longer arrives"),
     ],
 )

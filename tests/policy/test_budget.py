@@ -53,7 +53,7 @@ def test_what_is_worth_most_comes_first_and_the_others_are_listed_with_why():
     wanted = [Ask("n00", 0.7, T0), Ask("n01", 0.9, T0), Ask("n02", 0.8, T0)]
     given_ = grant(fleet(20), wanted, (), floors(Budget("cluster", max_unavailable=2)), T0)
     assert given_.nodes == {"n01", "n02"}
-    assert given_.refused == {"n00": "cluster c: 2 of 20 nodes are out of service, 2 may be"}
+    assert given_.refused == {"n00": "cluster c: 2 of 20 nodes are out of service, at most 2 allowed"}
     use = given_.uses[0]
     assert (use.scope, use.nodes, use.lost, use.allowed) == (("cluster", "c"), 20, 2, 2)
 
@@ -74,7 +74,7 @@ def test_a_storm_would_take_everything_at_once_and_the_rate_lets_a_few_through_a
     assert len(grant(fleet(20), asks(*everyone), (), BudgetConfig((), ()), T0).nodes) == 20
     first = grant(fleet(20), asks(*everyone), (), config, T0)
     assert sorted(first.nodes) == everyone[:4]
-    assert first.refused["n04"] == "cluster c: 4 nodes were taken out in 1 h, 4 may be"
+    assert first.refused["n04"] == "cluster c: 4 nodes taken out in 1 h, at most 4"
     rest = asks(*everyone[4:])
     assert not grant(fleet(20, 4), rest, first.starts, config, T0 + HOUR / 2).nodes
     assert sorted(grant(fleet(20, 4), rest, first.starts, config, T0 + HOUR).nodes) == everyone[4:8]
@@ -112,7 +112,7 @@ def test_what_was_given_back_within_the_day_counts_anew_by_the_hour_and_not_by_t
     later = T0 + 6 * HOUR  # all six were released, and are wished for again; so are two more
     granted = grant(fleet(8), asks(*everyone), starts, config, later)
     assert sorted(granted.nodes) == ["n00", "n01"]
-    assert granted.refused["n06"] == "cluster c: 6 nodes were taken out in 24 h, 6 may be"
+    assert granted.refused["n06"] == "cluster c: 6 nodes taken out in 24 h, at most 6"
 
 
 def test_a_start_dated_ahead_by_a_wrong_clock_counts_for_one_window_and_not_for_years():

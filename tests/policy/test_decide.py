@@ -77,7 +77,7 @@ def test_over_budget_means_softly_tainted_and_listed():
     plan = once([node("a", 0.7), node("b", 0.9), *healthy(30)], settings)
     assert verbs(plan, "b") == ["swap", "drain", "publish"]
     assert verbs(plan, "a") == ["avoid", "publish"]
-    assert plan.over_budget == {"a": "cluster c: 1 of 32 nodes are out of service, 1 may be"}
+    assert plan.over_budget == {"a": "cluster c: 1 of 32 nodes are out of service, at most 1 allowed"}
     assert "over budget, soft taint only: cluster c" in why(plan, "a")
     assert plan.uses[0].lost == 1
 
@@ -205,7 +205,7 @@ def test_nodes_that_left_are_forgotten_in_time():
 
 
 def test_inputs_that_make_no_sense_are_refused():
-    with pytest.raises(ValueError, match=r"^node a was given twice: give each node once, under its own name$"):
+    with pytest.raises(ValueError, match=r"^node a was given twice: give each node once, under one name$"):
         once([node("a"), node("b"), node("a")], config())
     with pytest.raises(ValueError, match=r"^now is 2026-03-01 00:00:00: give a time with a zone$"):
         decide([], PolicyState(), signals(), config(), T0.replace(tzinfo=None))

@@ -26,7 +26,7 @@ COUNT, SEED = int(os.environ.get("HISTORIES", "20000")), os.environ.get("SEED", 
 BLOCK = 1000
 
 REACHED = (
-    "nodes are out of service", "nodes were taken out in", "the breaker is open", "expired at", "was repaired",
+    "nodes are out of service", "nodes taken out in", "the breaker is open", "expired at", "was repaired",
     "took it out of service", "owns it", "it opted out", "no other state", "drain postponed",
     "not re-applied during this episode", "the kill switch is set", "XID 79", "held high", "releases included",
     "edited", "idle at a risk of", "exceeds the cost of a checkpoint",

@@ -169,7 +169,7 @@ def test_nodes_asleep_use_no_budget_up_and_open_no_breaker(asleep):
 def test_nodes_asleep_do_not_stand_in_for_capacity():
     plan = once(fleet(10, 90, risky=2), config("g", **ONE_IN_TEN))
     assert [verbs(plan, name)[0] for name in ("r0", "r1")] == ["swap", "avoid"]
-    assert "1 of 10 nodes are out of service, 1 may be" in why(plan, "r1")
+    assert "1 of 10 nodes are out of service, at most 1 allowed" in why(plan, "r1")
     assert [(use.nodes, use.lost, use.allowed) for use in plan.uses] == [(10, 1, 1)]
 
 

@@ -103,7 +103,7 @@ def test_fields_that_contradict_each_other_are_refused(record: RiskRecord, chang
         ({"status": "fine"}, "the risk record is damaged: status: "),
         ({"risks": [1]}, "the risk record is damaged"),
         ({"horizon_seconds": 1e300}, "the risk record is damaged"),
-        ({"expires_at": "2026-01-01T06:00:00"}, "a time without a zone"),
+        ({"expires_at": "2026-01-01T06:00:00"}, "a time without a time zone"),
         ({"expires_at": 5}, "the risk record is damaged"),
     ],
 )

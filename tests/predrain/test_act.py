@@ -118,7 +118,7 @@ def test_a_damaged_ledger_stops_it_and_does_not_stop_the_undoing(place):
     failed = invoke(*GO, code=1)
     assert re.search(r"the ledger is damaged: .+ \(ledger\.db\)\. Keep the file", failed.stderr)
     undone = invoke(*ACT, "--release-all")
-    assert "All markers are released nevertheless" in undone.stderr
+    assert "All markers are still released" in undone.stderr
     assert len(node(place)["taints"]) == 1
 
 
@@ -214,7 +214,7 @@ def test_broken_settings_do_not_keep_everything_from_being_released(place):
     (place / "act.yaml").write_text("polcy: {}")
     undone = invoke(*ACT, "--release-all")
     assert "release n3" in undone.stdout
-    assert "All markers are released nevertheless." in undone.stderr
+    assert "All markers are still released." in undone.stderr
     assert "Did you mean 'policy'?" in invoke(*ACT, "--scores", "scores", code=1).stderr
 
 

@@ -163,7 +163,7 @@ def test_failures_without_precursors_are_said_not_to_be_predictable(fleets):
     assert read(out)["recommended"] == ["publish"]
     text = (out / "verdict.txt").read_text()
     assert "NO. Failures are not predictable" in text
-    assert "unguided probing of idle nodes is all that could pay" in text
+    assert "unguided probing of idle nodes is the only action that could pay" in text
 
 
 def test_a_handful_of_failures_is_too_few_to_tell_and_how_many_more_is_said(fleets):

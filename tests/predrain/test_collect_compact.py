@@ -24,7 +24,7 @@ def test_landed_files_are_compacted_and_counted(tmp_path: Path):
 def test_a_mistyped_dataset_is_an_error_and_makes_nothing(tmp_path: Path):
     land(tmp_path, raw())
     typo = invoke(*COMPACT, tmp_path / "datsaet", code=1)
-    assert "there is no dataset" in typo.stderr
+    assert "no dataset" in typo.stderr
     assert "Check the path" in typo.stderr
     live = invoke(*COMPACT, tmp_path / "dataset.live", code=1)
     assert "is a staging folder" in live.stderr

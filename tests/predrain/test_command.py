@@ -232,7 +232,7 @@ def test_the_parameters_have_the_step_of_the_dataset_and_its_counts_are_shown(tm
     [
         ([], "the gate compares on recent data"),
         (["--matrix", "a", "--dataset", "b"], "give either --dataset or --matrix"),
-        (["--force"], "--force needs --reason"),
+        (["--force"], "--force requires --reason"),
         (["--rollback", "--to", "3"], "--rollback takes no"),
     ],
 )

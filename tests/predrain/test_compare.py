@@ -52,7 +52,10 @@ def test_precision_is_that_of_as_many_alerts_on_both_sides(small_backtest: Path,
 
 @pytest.mark.parametrize(
     ("column", "change", "message"),
-    [("label", lambda held: 1 - held, "another label"), ("unit", lambda held: "other-" + held, "no common decision")],
+    [
+        ("label", lambda held: 1 - held, "another label"),
+        ("unit", lambda held: "other-" + held, "no decision in common"),
+    ],
 )
 def test_another_fleet_or_other_labels_are_not_compared(small_backtest, other, column, change, message):
     frame = pd.read_parquet(other / "predictions_all.parquet")

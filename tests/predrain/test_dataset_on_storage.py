@@ -114,7 +114,7 @@ def test_the_doctor_reads_a_stored_dataset_like_a_folder(storage: Storage, home:
 )
 def test_what_needs_a_folder_says_so_and_makes_none(storage: Storage, tmp_path: Path, arguments) -> None:
     refused = invoke(*arguments, cwd=tmp_path, code=1, **storage.environment)
-    assert "this needs a folder and not S3-compatible storage" in refused.stderr
+    assert "a local folder is required, not S3-compatible storage" in refused.stderr
     assert "copy the dataset from the bucket" in refused.stderr
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith("s3")] == []
 

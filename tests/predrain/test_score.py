@@ -33,7 +33,7 @@ def given(world: World, out: Path, *more: str, dataset: Path | None = None) -> l
     [
         (["--at", "2026-01-01T06:00:00Z", "--interval", "5m"], "--at and --interval cannot be combined"),
         (["--at", "soon"], "'soon' is not a time: write 2026-03-01T12:00:00Z, 2026-03-01 (00:00 UTC), or 90d"),
-        (["--at", "2026-01-01T06:00:00"], "has no zone"),
+        (["--at", "2026-01-01T06:00:00"], "has no time zone"),
         (["--interval", "often"], "'often' is not a duration"),
         (["--interval", "0s"], "at least 1s"),
     ],
@@ -52,7 +52,7 @@ def test_it_scores_once_and_says_so_the_second_time(world: World, tmp_path: Path
     unknown, expired, thresholds = result["notes"].rsplit("; ", 2)
     assert unknown.startswith("5 of 12 GPUs are unknown (1: the newest sample is ")
     assert expired.startswith("these scores have already expired")
-    assert thresholds == "no tier has a threshold, so no unit is above clear (none: no backtest was given)"
+    assert thresholds == "no tier has a threshold: every unit is clear (none: no backtest was given)"
     assert result["lag_seconds"] > 0  # the data end in the past
     again = invoke(*given(world, tmp_path))
     assert "written      no" in again.stdout

@@ -171,8 +171,8 @@ def test_what_cannot_be_scored_is_refused_and_the_server_goes_on(served: Served)
         "no features": ({"dataframe_split": {"columns": ["unit"], "data": [["g1"]]}}, "missing inputs"),
         "text for a number": (served.split(**{feature: "hot"}), feature),
         "too large": (served.split(**{feature: 1e300}), "Give a finite number, or null where it"),
-        "no unit": (served.split(unit=None), "row 0 has no unit. Name the GPU"),
-        "no time": (served.split(decision_time="soon"), "row 0 is 'soon', which is no time"),
+        "no unit": (served.split(unit=None), "row 0 has no unit. Give the GPU"),
+        "no time": (served.split(decision_time="soon"), "row 0 is 'soon', which is not a time"),
     }
     for name, (body, message) in bad.items():
         status, answer = served.ask(body)

@@ -240,9 +240,7 @@ def test_an_event_without_known_at_or_time_zone_is_refused():
         find_incidents(broken, inventory(stay()), LABELS)
     naive = events(event(at(0), code="79"))
     naive["timestamp"] = naive["timestamp"].dt.tz_localize(None)
-    with pytest.raises(
-        InputError, match=r"datetime64\[ms\] where times with a time zone are needed \(column timestamp\)"
-    ):
+    with pytest.raises(InputError, match=r"datetime64\[ms\] instead of times with a time zone \(column timestamp\)"):
         find_incidents(naive, inventory(stay()), LABELS)
 
 

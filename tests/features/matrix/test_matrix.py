@@ -353,7 +353,7 @@ def test_columns_of_another_version_are_refused(world):
     from dataclasses import replace
 
     config = world[0].config
-    with pytest.raises(InputError, match="this version of predrain computes other feature columns"):
+    with pytest.raises(InputError, match="feature columns of this version of predrain differ"):
         live_plan(replace(config, columns=config.columns[1:]))
 
 

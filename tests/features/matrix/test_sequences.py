@@ -179,7 +179,7 @@ def test_windows_leave_the_other_columns_as_they_are(small, tmp_path):
 def test_another_matrix_s_array_is_refused(small, tmp_path):
     _, other = fleet(tmp_path)
     np.save(other.path / "sequences.npy", np.zeros((1, 2, 3), dtype=np.float32))
-    with pytest.raises(InputError, match="the raw windows are not those of this matrix"):
+    with pytest.raises(InputError, match="the raw windows do not belong to this matrix"):
         FeatureMatrix.open(other.path).windows([0])
     (other.path / "sequences.npy").write_bytes(b"nothing")
     with pytest.raises(InputError, match="the raw windows cannot be read"):
@@ -190,7 +190,7 @@ def test_another_matrix_s_array_is_refused(small, tmp_path):
     ("channels", "what", "do"),
     [
         (("power",), "the dataset has no channel 'power'", "Did you mean 'power_w'?"),
-        (("xid_last",), "channel 'xid_last' is of kind enum, which has no average and no rise", "Name gauges"),
+        (("xid_last",), "channel 'xid_last' is of kind enum, which has neither a mean nor a rise", "Name gauges"),
     ],
 )
 def test_a_channel_that_cannot_be_taken_is_named(channels, what, do):

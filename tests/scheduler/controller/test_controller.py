@@ -275,7 +275,7 @@ def test_a_damaged_state_is_reported_and_what_stands_stays():
     cluster.restart()
     cluster.scheduler.lease = None
     report = cluster.round()
-    assert "starts with an empty safety state" in report.errors[0]
+    assert "starting with an empty safety state" in report.errors[0]
     assert cluster.level("n1") is Level.DRAIN
     stored = stored_policy_state(cluster.scheduler)
     assert stored.load() is None
@@ -292,7 +292,7 @@ def test_the_state_is_unpacked_only_where_another_process_wrote_it(monkeypatch):
     cluster.clock.move(MINUTE)
     assert not cluster.round().failed
     cluster.scheduler.state = f"{cluster.scheduler.state} "
-    assert "starts with an empty safety state: unpacked" in cluster.round().errors[0]
+    assert "starting with an empty safety state: unpacked" in cluster.round().errors[0]
 
 
 def test_an_unreadable_scheduler_is_an_error_and_nothing_is_done():

@@ -83,7 +83,7 @@ def test_names_that_differ_between_scores_and_scheduler_are_reported():
     cluster.risks.risks = replace(risks, nodes={f"gpu-{name}": units for name, units in risks.nodes.items()})
     assert cluster.round().notes == [
         "scores of gpu-n0, gpu-n1, gpu-n2 and 2 more match no node: the name is unknown or ambiguous",
-        "nothing was scored on n0, n1, n2 and 2 more: not counted, no actions",
+        "no scores for n0, n1, n2 and 2 more: not counted, no actions",
     ]
 
 

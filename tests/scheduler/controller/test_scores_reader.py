@@ -90,10 +90,13 @@ def test_damaged_scores_are_refused_with_the_place(tmp_path, file, change, messa
         ({"horizon_seconds": 1e99}, "g0 is damaged: the risk record is damaged"),
         ({"risk": 1.5}, "g0 is damaged: g0 has a risk of 1.5"),
         ({"risks": []}, "g0 is damaged"),
-        ({"decision_time": "2026-02-01T00:00:00Z"}, "g0 is of another decision"),
+        ({"decision_time": "2026-02-01T00:00:00Z"}, "g0 belongs to another decision"),
         ({"unit": "g1"}, "g1 has more than one record of its unit"),
         ({"unit": 3}, "line 1 is damaged: the risk record is damaged: unit: "),
-        ({"model": {"digest": "x", "profile": "y", "version": None}}, "g0 has another model than the other records"),
+        (
+            {"model": {"digest": "x", "profile": "y", "version": None}},
+            "g0 has a different model than the other records",
+        ),
     ],
 )
 def test_a_record_that_cannot_be_believed_is_refused_by_itself(tmp_path, change, message):

@@ -395,10 +395,7 @@ def test_a_webhook_that_cannot_be_reached_would_fail_whole_rounds_and_is_one_ans
     assert not first.failed
     (step,) = first.work
     assert (step.verb, step.outcome) == ("checkpoint", {"timeout": "unknown", "refused": "failed"}[kind])
-    assert (
-        step.message
-        == "w1.example: refused; it is requested again until 2026-03-01 00:05:00 UTC, then moved without it"
-    )
+    assert step.message == "w1.example: refused; requested again until 2026-03-01 00:05:00 UTC, then moved without it"
     numbers = RoundMetrics(cluster.clock, HOUR, HOUR)
     numbers.note(first, 0.1)
     assert (

@@ -81,7 +81,7 @@ def test_what_came_onto_an_empty_node_is_reported_and_moved_before_the_diagnosti
     cluster.later()
     late = workload("late", "n1", uid="late-uid", checkpoint=None)
     cluster.workloads.running[late.uid] = late
-    assert ("hold", "held", "not empty any more: late") in [
+    assert ("hold", "held", "no longer empty: late") in [
         (step.verb, step.outcome, step.message) for step in cluster.later().work
     ]
     cluster.later()

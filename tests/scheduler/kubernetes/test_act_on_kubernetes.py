@@ -75,7 +75,7 @@ def test_what_is_wrong_is_reported_and_never_stops_the_stopping(place: Path, wor
         "settings.kubernetes.namespce: unknown key. Did you mean 'namespace'?" in act("--scores=scores", code=1).stderr
     )
     settings(place, diagnostic_job="none.yaml")
-    assert "the diagnostic's manifest cannot be read" in act("--scores=scores", code=1).stderr
+    assert "cannot read the manifest of the diagnostic" in act("--scores=scores", code=1).stderr
     assert "kill switch set" in act("--kill").stderr
     world.fail("GET", "configmaps", 403, content={"message": "configmaps is forbidden"})
     assert "the switches cannot be read: 127.0.0.1" in act("--kill", code=1).stderr

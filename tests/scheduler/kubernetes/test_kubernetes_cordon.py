@@ -249,7 +249,7 @@ def test_a_rehearsal_shows_the_rules_that_would_be_set_and_taken_off_and_sets_no
     drains.scored(a=0.9)
     notes = [note for note in drains.controller.rehearse().notes if "devicetaintrule" in note]
     assert len(notes) == 1
-    assert notes[0].startswith("would be written besides: devicetaintrule predrain-")
+    assert notes[0].startswith("would also be written: devicetaintrule predrain-")
     spec = {
         "deviceSelector": {"device": "gpu-0", "driver": DRIVER, "pool": "n1"},
         "taint": {"effect": "NoSchedule", "key": "predrain.io/at-risk", "value": "high"},

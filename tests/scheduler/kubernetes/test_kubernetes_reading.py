@@ -75,7 +75,7 @@ def test_a_job_that_came_since_is_seen_when_the_node_is_read_again(world: World,
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"unschedulable": True}, "cordoned by a person or tool (it is unschedulable)"),
+        ({"unschedulable": True}, "cordoned by an operator or another tool (it is unschedulable)"),
         ({"taints": [{"key": "ToBeDeletedByClusterAutoscaler", "effect": "NoSchedule"}]},
          None),
         ({"taints": [{"key": "AggregatedNodeHealth", "effect": "NoSchedule"}]},
@@ -83,7 +83,7 @@ def test_a_job_that_came_since_is_seen_when_the_node_is_read_again(world: World,
         ({"taints": [{"key": "karpenter.sh/disrupted", "effect": "NoSchedule"}]}, None),
         ({"taints": [{"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"}]}, None),
         ({"taints": [{"key": "predrain.io/at-risk", "value": "high", "effect": "NoSchedule"}]},
-         "cordoned by a person or tool (taint predrain.io/at-risk=high:NoSchedule)"),
+         "cordoned by an operator or another tool (taint predrain.io/at-risk=high:NoSchedule)"),
     ],
 )  # fmt: skip
 def test_who_took_a_node_out_of_service_is_distinguished(world: World, hand: Hand, change: dict, message: str) -> None:

@@ -308,7 +308,7 @@ def test_an_eviction_is_of_exactly_this_pod_and_is_not_yet_its_end(world: World,
     add(world, pod("a", "n1"))
     other = pods.evict(workload, FENCE)
     assert other.kind == "conflict"
-    assert "another pod of that name is there" in other.message
+    assert "another pod has this name" in other.message
     assert "deletionTimestamp" not in world.objects[PATH]["metadata"]
     assert pods.ask_checkpoint(workload, ASK, FENCE).kind == "conflict"
     assert pods.checkpoint_state(workload, ASK.key).kind == "gone"

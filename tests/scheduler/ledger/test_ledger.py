@@ -90,7 +90,7 @@ def test_why_reports_risk_reasons_model_budget_what_was_read_written_and_answere
     }
     assert result[0]["calls"][0]["verb"] == "release"
     refused = LedgerReader(file).why("n4")
-    assert "1 of 3 nodes are out of service, 1 may be" in next(
+    assert "1 of 3 nodes are out of service, at most 1 allowed" in next(
         item["over_budget"] for item in refused if item["over_budget"]
     )
 
@@ -125,7 +125,7 @@ def test_actions_are_found_by_pattern_verb_time_and_page(file):
 
 def test_why_of_an_unknown_node_reports_it(file):
     history(file)
-    with pytest.raises(InputError, match=r"the ledger has no record of node 'n99' \(.*\)\. Check the name"):
+    with pytest.raises(InputError, match=r"the ledger has no records of node 'n99' \(.*\)\. Check the name"):
         LedgerReader(file).why("n99")
     with pytest.raises(InputError, match=r"unknown decision 99"):
         LedgerReader(file).replay(99)

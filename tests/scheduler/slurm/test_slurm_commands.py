@@ -79,7 +79,7 @@ def test_a_version_that_is_not_known_is_read_and_never_written_to(tmp_path, repo
         ("truncated", "the output is truncated or not JSON"),
         ("garbage", "the output is truncated or not JSON"),
         ("slow", "no answer within 0.3 s"),
-        ("endless", "it prints over 200,000 bytes"),
+        ("endless", "its output exceeds 200,000 bytes"),
         ("fails", "Unable to contact slurm controller"),
     ],
 )

@@ -88,7 +88,10 @@ def test_an_old_slurmrestd_is_read_and_not_written_to(token):
 
 
 def test_one_that_knows_no_version_of_ours_is_not_read(token):
-    with serving(Rest(99)) as where, pytest.raises(SchedulerError, match=re.escape("none of v0.0.38 to v0.0.45")):
+    with (
+        serving(Rest(99)) as where,
+        pytest.raises(SchedulerError, match=re.escape("no version from v0.0.38 to v0.0.45")),
+    ):
         opened(where, token).nodes()
 
 

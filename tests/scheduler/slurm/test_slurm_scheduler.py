@@ -171,7 +171,7 @@ def test_a_round_sets_lost_weights_again_and_reports_it(world):
     world.slurm.reconfigure()
     report = world.round()
     assert world.slurm.all["n6"].weight == soft
-    assert f"restored, because the scheduler had lost it: node n6: Weight: 1 -> {soft}" in report.notes
+    assert f"restored after the scheduler lost it: node n6: Weight: 1 -> {soft}" in report.notes
     world.slurm.reconfigure()
     world.scheduler.set_switches(Switches(kill=True))
     world.round()

@@ -58,7 +58,7 @@ def test_what_the_batch_scoring_writes_is_served(tmp_path: Path) -> None:
         (lambda c: c.update(format=1), "a risk record of format 1, this code reads 2"),
         (
             lambda c: c.update(expires_at="2026-01-01T18:00:00"),
-            "the risk record is damaged: expires_at: a time without a zone, 2026-01-01T18:00:00",
+            "the risk record is damaged: expires_at: a time without a time zone, 2026-01-01T18:00:00",
         ),
     ],
 )

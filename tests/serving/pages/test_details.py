@@ -32,7 +32,7 @@ class Ledger:
     def why(self, node: str, most: int) -> list[dict[str, Any]]:
         assert most == 50
         if node != "n1":
-            raise InputError(f"the ledger has no record of node {node!r}", "ledger.db", "Check the name.")
+            raise InputError(f"the ledger has no records of node {node!r}", "ledger.db", "Check the name.")
         call = {"at": "2026-01-01T06:12:00Z", "verb": "swap", "node": "n1", "answer": "done", "message": "",
                 "wrote": [{"path": "/spec/taints", "before": None, "after": "predrain.io/at-risk"}]}  # fmt: skip
         skip = {"at": "2026-01-01T06:12:01Z", "verb": "drain", "node": "n1", "why": "the stage is soft"}
@@ -56,7 +56,7 @@ class Ledger:
             "at": "2026-01-01T06:18:00Z",
             "kind": "empty",
             "answer": None,
-            "message": "no workload is left that must leave",
+            "message": "no workloads left to evict",
         }
         probed = {"at": "2026-01-01T06:40:00Z", "kind": "probed", "answer": None, "message": "passed",
                   "idle_gpu_hours": 2.0, "expected": {"saves": 1.5}}  # fmt: skip
@@ -147,7 +147,7 @@ def test_the_ledger_page_says_what_was_decided_called_and_not_done(service: Runn
         "Decision 7, 2026-01-01T06:12:00Z", "high, risk 90 %: swap instead of drain", "ECC errors rose",
         "Over budget: rack r1 is full", "Breaker open: scores jumped", "swap n1: done",
         "/spec/taints: (none) → predrain.io/at-risk", "drain n1: not done, the stage is soft",
-        "checkpoint train-7: done", "empty: no workload is left that must leave",
+        "checkpoint train-7: done", "empty: no workloads left to evict",
         "checkpoint: expected to save 3.25 GPU-hours, costs 0.50", "much unsaved work",
         "probed: passed (2.00 idle GPU-hours, expected to save 1.50)",
     ):  # fmt: skip
@@ -155,7 +155,7 @@ def test_the_ledger_page_says_what_was_decided_called_and_not_done(service: Runn
     page = look(service, "/ledger")
     assert "5 nodes: high 1" in page.text
     assert ("/ledger?node=n1", "n1") in page.links
-    assert "the ledger has no record of node 'n9'" in look(service, "/ledger?node=n9").text
+    assert "the ledger has no records of node 'n9'" in look(service, "/ledger?node=n9").text
 
 
 def test_the_ledger_is_searched_by_node_action_and_day(service: Running) -> None:

@@ -354,7 +354,7 @@ def test_a_bundle_that_does_not_fit_the_dataset_is_refused(world: World) -> None
         live_config(saying(params={}), meta)
     with pytest.raises(InputError, match="the kind of its channel 'volts' is unknown"):
         live_config(saying(channels=["volts"]), meta)
-    with pytest.raises(InputError, match="this version of predrain computes other feature columns"):
+    with pytest.raises(InputError, match="feature columns of this version of predrain differ"):
         live_config(saying(channels=["power_w"]), meta)
 
 

@@ -67,7 +67,7 @@ def test_a_file_that_is_no_report_of_diagnostics_is_refused(tmp_path: Path):
 
 def test_wrong_words(tmp_path: Path):
     command = ("kernel-log", "--source", "kern.log")
-    assert "cannot be read by one collector" in collect(tmp_path, *command, "--source", "journal", code=2).stderr
+    assert "cannot read both the journal and files" in collect(tmp_path, *command, "--source", "journal", code=2).stderr
     assert "is not a time zone" in collect(tmp_path, *command, "--timezone", "Mars", code=2).stderr
 
 

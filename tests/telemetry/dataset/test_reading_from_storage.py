@@ -61,7 +61,7 @@ def test_everything_that_a_dataset_says_it_says_from_storage_too(place, write, s
 def test_storage_is_not_taken_for_a_folder_by_what_writes_datasets(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for use in (FolderSwap, landing_of, Dataset.open):
-        with pytest.raises(InputError, match="this needs a folder and not S3-compatible storage"):
+        with pytest.raises(InputError, match="a local folder is required, not S3-compatible storage"):
             use(Path("s3://bucket/fleet"))
     assert list(tmp_path.iterdir()) == []
 
@@ -158,7 +158,7 @@ def test_a_place_is_read_and_written_alike(written, place):
     [
         *((f"s3://{rest}", "is not a prefix in a bucket") for rest in ("", "a b/east", "fleets", "fleets/a//b")),
         ("s3://fleets/../east", r"is not a prefix in a bucket \(--dataset\)\. Write s3://BUCKET/PREFIX"),
-        ("gs://fleets/east", "'gs://fleets/east' is neither a folder nor an address of S3-compatible"),
+        ("gs://fleets/east", "'gs://fleets/east' is neither a folder nor an S3 address"),
     ],
 )
 def test_what_names_no_prefix_in_a_bucket_is_refused(written, message):

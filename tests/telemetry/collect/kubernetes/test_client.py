@@ -134,7 +134,7 @@ def test_a_request_that_was_not_sent_is_distinguished_from_one_without_an_answer
     cluster: KubernetesClient, server: Server, pauses: list[float]
 ) -> None:
     server.answers = [answer(200, {"a": 1}, cut=3)] * 5
-    with pytest.raises(Unreachable, match="no whole answer") as error:
+    with pytest.raises(Unreachable, match="sent an incomplete response") as error:
         cluster.request("PUT", "/x", body={})
     assert error.value.sent
     server.stack.close()
@@ -163,8 +163,8 @@ def test_a_watch_is_read_line_by_line_however_it_is_cut(server: Server, cluster:
 @pytest.mark.parametrize(
     ("given", "error"),
     [
-        (stream(b'{"type": "ADDED"}\n', end=b""), "the watch was cut"),
-        (stream(b"nonsense\n"), "the watch was cut"),
+        (stream(b'{"type": "ADDED"}\n', end=b""), "the watch was interrupted"),
+        (stream(b"nonsense\n"), "the watch was interrupted"),
         (answer(410, {"message": "too old"}), "HTTP 410: too old"),
     ],
     ids=["cut", "nonsense", "gone"],
@@ -300,7 +300,7 @@ def change(api: MemoryApi, *failures: Exception) -> None:
 
 
 def test_changes_come_once_each_also_after_a_cut(api: MemoryApi) -> None:
-    cut = Unreachable("the watch was cut")
+    cut = Unreachable("the watch was interrupted")
     seen = Followed(api, 4, lambda: None, lambda: change(api, cut), lambda: None, lambda: api.remove(NODES, "n"))
     assert (seen.values.heard, seen.values.known, seen.listings) == ([1, 2, 5], {}, 1)
     assert seen.resource.version == str(api.version), "a bookmark moves on too"

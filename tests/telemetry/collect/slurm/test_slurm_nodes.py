@@ -36,8 +36,8 @@ def test_a_drained_node_in_every_version(version: str):
 @pytest.mark.parametrize(
     ("report", "problem"),
     [
-        ("slurm_load_node: error", "no JSON"),
-        ('{"meta": {}}', "no list of nodes"),
+        ("slurm_load_node: error", "not JSON"),
+        ('{"meta": {}}', "it has no list nodes"),
         ('{"errors": [{"error": "Unspecified error"}], "nodes": []}', "Slurm reports .*Unspecified error"),
         ('{"errors": [], "nodes": []}', "Slurm lists no nodes"),
     ],

@@ -201,7 +201,7 @@ PROBLEM = json.dumps({"title": "Unprocessable", "detail": "unknown column 'x'"})
         (HttpResponse(b"no", {}, 0.1, 401), Later, "answered 401; check the token", None),
         (HttpResponse(b"no", {"location": "elsewhere"}, 0.1, 302), Later, "answered 302", None),
         (BodyTooLarge("long", HttpResponse(b"", {}, 0.1, 500)), Later, "answered 500", None),
-        (HttpError("connection timed out"), Later, "no connection in time", None),
+        (HttpError("connection timed out"), Later, "connection timed out", None),
         (InputError("the file cannot be read", "--bearer-token-file", ""), Later, "the file cannot be read", None),
     ],
 )

@@ -1,8 +1,9 @@
 """The paper's mechanisms on real GPUs: 30,207 of Titan, by lifetimes, places and failures alone; writes a docs page.
 
 The data is olcf/TitanGPULife (Ostrouchov et al., SC20), one file. It is imported as it is and replayed with
-params/lifetimes.yaml over 2016 to 2018: every 15 days, does the GPU's stay end in a double-bit error or off the bus
-within 30 days? All decisions are pooled and ranked by risk, K is the number of positives, intervals resample GPUs.
+params/lifetimes.yaml over 2016 to 2018: every 15 days, does the GPU's installation end in a double-bit error or off
+the bus within 30 days? All decisions are pooled and ranked by risk, K is the number of positives, intervals resample
+GPUs.
 
     python benchmarks/real_titan.py --data FOLDER [--work FOLDER] [--quick]
 """
@@ -79,10 +80,10 @@ def evaluate(risk: Floats, positive: Bools, unit: np.ndarray, weights: Floats) -
 
 
 def ends_in_failure(times: pd.Series, gpus: pd.Series, dataset: Dataset) -> Bools:
-    """Tell whether a stay of the GPU ends in a failure within the horizon; further failures of a stay end none."""
-    stays, events = dataset.inventory(), dataset.events()
+    """Tell whether an installation of the GPU ends in a failure within the horizon; later failures of it end none."""
+    installations, events = dataset.inventory(), dataset.events()
     failures = events[events["type"] == "failure"].astype({"gpu": str})[["gpu", "timestamp"]]
-    ends = stays.astype({"gpu": str})[["gpu", "removed_at"]].rename(columns={"removed_at": "timestamp"})
+    ends = installations.astype({"gpu": str})[["gpu", "removed_at"]].rename(columns={"removed_at": "timestamp"})
     failures = failures.merge(ends.dropna().drop_duplicates()).assign(failed=lambda frame: frame["timestamp"])
     asked = pd.DataFrame({"gpu": gpus.astype(str), "timestamp": times, "row": np.arange(len(times))})
     merged = pd.merge_asof(

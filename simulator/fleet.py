@@ -83,9 +83,9 @@ def bus_id(slot: int) -> str:
     return f"0000:{_PCI_BUSES[slot % len(_PCI_BUSES)]}:00.0"
 
 
-def gpu_name(seed: int, node: int, slot: int, stay: int) -> str:
+def gpu_name(seed: int, node: int, slot: int, installation: int) -> str:
     """Return a device's UUID: a hash, so that its order says nothing about place or time."""
-    digest = hashlib.blake2b(f"{seed}/{node}/{slot}/{stay}".encode(), digest_size=16).hexdigest()
+    digest = hashlib.blake2b(f"{seed}/{node}/{slot}/{installation}".encode(), digest_size=16).hexdigest()
     return f"GPU-{digest[:8]}-{digest[8:12]}-{digest[12:16]}-{digest[16:20]}-{digest[20:]}"
 
 

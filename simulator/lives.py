@@ -21,12 +21,12 @@ from simulator.randomness import FloatArray, Int64Array, Purpose, exponential, g
 DOWN = -1
 """State of a segment in which the GPU has failed and is not back yet."""
 
-SEGMENT = ("slot", "stay", "begin", "end", "state", "onset", "reset")
+SEGMENT = ("slot", "installation", "begin", "end", "state", "onset", "reset")
 """Columns of a segments table: ``onset`` is when the degradation began, ``reset`` the last reset (-1: none yet)."""
-FAILURE = ("slot", "stay", "start", "mechanism", "cause", "lemon", "repaired", "replaced", "onset")
+FAILURE = ("slot", "installation", "start", "mechanism", "cause", "lemon", "repaired", "replaced", "onset")
 """Columns of a failures table; mechanism -1 is the fault that only the new health check looks for."""
-STAY = ("slot", "stay", "installed", "removed", "bad")
-"""Columns of a stays table; ``removed`` is :data:`simulator.fleet.NEVER` where the GPU stays."""
+INSTALLATION = ("slot", "installation", "installed", "removed", "bad")
+"""Columns of a table of installations; ``removed`` is :data:`simulator.fleet.NEVER` where the GPU stays."""
 
 
 class Laws(NamedTuple):
@@ -48,7 +48,7 @@ class Lives:
 
     segments: Int64Array
     failures: Int64Array
-    stays: Int64Array
+    installations: Int64Array
     lemon: Int64Array
 
 
@@ -80,13 +80,13 @@ def lemon_periods(parameters: Parameters, clock: SimulatedTime, seed: int, node:
     if mixed.lemon_share <= 0:
         return np.empty((0, 2), np.int64)
     rng = generator(seed, node, Purpose.LEMON)
-    stay = mixed.lemon_mean_days * DAY
-    between = stay * (1 - mixed.lemon_share) / mixed.lemon_share
+    installation = mixed.lemon_mean_days * DAY
+    between = installation * (1 - mixed.lemon_share) / mixed.lemon_share
     periods = []
     time = float(clock.origin)
     lemon = bool(rng.random() < mixed.lemon_share)
     while time < clock.end:
-        end = time + float(rng.exponential(stay if lemon else between))
+        end = time + float(rng.exponential(installation if lemon else between))
         if lemon:
             periods.append((int(time), int(min(end, clock.end))))
         time, lemon = end, not lemon
@@ -100,11 +100,11 @@ def live(node: SimulatedNode, parameters: Parameters, clock: SimulatedTime, laws
         seed, node.index, node.model, node.slots, node.installed, node.bad, node.position_factor,
         clock.origin, clock.end, lemon, node.plan, laws,
     )  # fmt: skip
-    segments, failures, stays = (
+    segments, failures, installations = (
         np.array(rows, np.int64).reshape(-1, len(names))
-        for rows, names in zip(tables, (SEGMENT, FAILURE, STAY), strict=True)
+        for rows, names in zip(tables, (SEGMENT, FAILURE, INSTALLATION), strict=True)
     )
-    return Lives(segments, failures, stays, lemon)
+    return Lives(segments, failures, installations, lemon)
 
 
 @numba.njit(cache=True, nogil=True)
@@ -168,12 +168,12 @@ def _live(  # noqa: PLR0912, PLR0915 - one loop over a slot's transitions; piece
     plan: Int64Array,
     laws: Laws,
 ) -> tuple[Sequence[tuple[int, ...]], ...]:
-    segments, failures, stays = [], [], []
+    segments, failures, installations = [], [], []
     chain = laws.chain
     hours = float(HOUR)
     for slot in range(slots):
         rng = stream(seed, node, slot, Purpose.LIFE)
-        installed, bad, stay = node_installed, node_bad[slot], 0
+        installed, bad, installation = node_installed, node_bad[slot], 0
         time = float(max(origin, installed))
         state, degraded = 0, 0
         reset, recurs_at, recurs_as = -1, float(NEVER), 0
@@ -209,7 +209,7 @@ def _live(  # noqa: PLR0912, PLR0915 - one loop over a slot's transitions; piece
                 if u < directly:
                     cause, kind = FailureCause.DIRECT, _pick(rng, chain.direct[model])
                 elif u < directly + degrades + advances + heals:
-                    segments.append((slot, stay, begin, int(time), state, degraded, reset))
+                    segments.append((slot, installation, begin, int(time), state, degraded, reset))
                     begin = int(time)
                     if u < directly + degrades:
                         state, degraded = _pick(rng, chain.onset[model]), begin
@@ -221,13 +221,13 @@ def _live(  # noqa: PLR0912, PLR0915 - one loop over a slot's transitions; piece
             else:
                 time = until
                 if time >= end:
-                    segments.append((slot, stay, begin, end, state, degraded, reset))
-                    stays.append((slot, stay, installed, NEVER, int(bad)))
+                    segments.append((slot, installation, begin, end, state, degraded, reset))
+                    installations.append((slot, installation, installed, NEVER, int(bad)))
                     break
                 if time == planned:
-                    segments.append((slot, stay, begin, int(time), state, degraded, reset))
-                    stays.append((slot, stay, installed, int(time), int(bad)))
-                    installed, bad, stay = plan[next_plan, 2], False, stay + 1
+                    segments.append((slot, installation, begin, int(time), state, degraded, reset))
+                    installations.append((slot, installation, installed, int(time), int(bad)))
+                    installed, bad, installation = plan[next_plan, 2], False, installation + 1
                     time, state, reset, recurs_at = float(installed), 0, -1, float(NEVER)
                     begin = installed
                     present = time < end
@@ -237,7 +237,7 @@ def _live(  # noqa: PLR0912, PLR0915 - one loop over a slot's transitions; piece
                 cause, kind = FailureCause.RECURRENCE, recurs_as
             # A failure: repair by a reset or by another GPU.
             start = int(time)
-            segments.append((slot, stay, begin, start, state, degraded, reset))
+            segments.append((slot, installation, begin, start, state, degraded, reset))
             exchanged = uniform(rng) < laws.replaced[kind]
             back = int(time + repair_time(rng, laws.repairs)) + 1
             comes_back, again = uniform(rng) < laws.recurrence[0], normal(rng)
@@ -245,23 +245,23 @@ def _live(  # noqa: PLR0912, PLR0915 - one loop over a slot's transitions; piece
             stays_there = leaves >= NEVER
             failures.append(
                 (
-                    slot, stay, start, int(kind), int(cause), int(is_lemon), back if stays_there else NEVER,
+                    slot, installation, start, int(kind), int(cause), int(is_lemon), back if stays_there else NEVER,
                     int(exchanged and stays_there), degraded if state != 0 else -1,
                 )
             )  # fmt: skip
             stop = int(min(float(back), leaves, float(end)))
-            segments.append((slot, stay, start, stop, DOWN, start, -1))
+            segments.append((slot, installation, start, stop, DOWN, start, -1))
             gone = int(leaves) if leaves < end else (back if exchanged and back < end else NEVER)
             if gone < NEVER or stop == end:
-                stays.append((slot, stay, installed, gone, int(bad)))
+                installations.append((slot, installation, installed, gone, int(bad)))
             if stop == end or leaves < end:
                 break
             time, state, begin = float(back), 0, back
             recurs_at = float(NEVER)
             if exchanged:
-                installed, bad, stay, reset = back, False, stay + 1, -1
+                installed, bad, installation, reset = back, False, installation + 1, -1
             else:
                 reset, recurs_as = back, kind
                 if comes_back:
                     recurs_at = time + max(1.0, math.exp(laws.recurrence[1] + laws.recurrence[2] * again))
-    return segments, failures, stays
+    return segments, failures, installations

@@ -29,11 +29,11 @@ class CounterMark(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class SimulatedEvent:
-    """One row of events.parquet; times in ms, ``slot`` and ``stay`` name the device (slot -1: the whole node)."""
+    """One row of events.parquet; times in ms; ``slot`` and ``installation`` name the device (slot -1: the node)."""
 
     time: int
     slot: int
-    stay: int
+    installation: int
     type: str
     code: str
     detail: str | None
@@ -45,7 +45,7 @@ class SimulatedEvent:
 class Records:
     """A node's records.
 
-    ``marks`` rows are (slot, stay, time, :class:`CounterMark`, value); ``reloads`` the times at which the driver
+    ``marks`` rows are (slot, installation, time, :class:`CounterMark`, value); ``reloads`` the times at which the driver
     was loaded again; ``logged`` the time of the first record of each failure; ``lingers`` until when a failed GPU still
     answers; ``app_errors`` the times at which an application error hit the whole node.
     """
@@ -104,8 +104,8 @@ class _Writer:
     def failures(self) -> None:
         """Write the failures, what is logged of them, and their repairs."""
         for row in self.lives.failures:
-            slot, stay, start, kind, cause, _, repaired, replaced, _ = (int(value) for value in row)
-            device = (slot, stay)
+            slot, installation, start, kind, cause, _, repaired, replaced, _ = (int(value) for value in row)
+            device = (slot, installation)
             late = int(self.rng.uniform(0.0, self.noise.onset_late_s) * 1000)
             code_dice, lost_dice, misdated, shift, entry, drain_after, job_dice = self.rng.random(7)
             logged = min(start + late, repaired - 2 * MINUTE)
@@ -171,12 +171,12 @@ class _Writer:
             self.add(time, (-1, 0), "driver", driver_at(number + 1), source="configuration", known=time)
             self.out.reloads.append(time)
         failed = {(int(row[0]), int(row[1])): int(row[6]) for row in self.lives.failures if row[7]}
-        followed = {(int(row[0]), int(row[1]) - 1) for row in self.lives.stays}
-        for slot, stay, _, removed, _ in self.lives.stays.tolist():
-            if removed < NEVER and failed.get((slot, stay)) != removed:
-                kind = "replacement" if (slot, stay) in followed else "other"
+        followed = {(int(row[0]), int(row[1]) - 1) for row in self.lives.installations}
+        for slot, installation, _, removed, _ in self.lives.installations.tolist():
+            if removed < NEVER and failed.get((slot, installation)) != removed:
+                kind = "replacement" if (slot, installation) in followed else "other"
                 code = "planned" if kind == "replacement" else "decommissioned"
-                self.add(removed, (slot, stay), kind, code, source="ticket", known=removed + HOUR)
+                self.add(removed, (slot, installation), kind, code, source="ticket", known=removed + HOUR)
 
     def applications(self) -> None:
         """Write XIDs that applications cause: on the whole node within a minute, or on one GPU."""
@@ -235,10 +235,10 @@ class _Writer:
                 self.out.marks.append((*device, time, CounterMark.UNCORRECTED, 1))
                 self.out.marks.append((*device, time + 1000, CounterMark.REMAPPED, 1))
         bursts = self.in_state(weak + strong, memory, noise.burst_xid_per_day)
-        for slot, stay in sorted(chronic_sbe):
+        for slot, installation in sorted(chronic_sbe):
             number = int(self.rng.poisson(noise.chronic_burst_per_day * self.clock.days))
             for time in self.rng.integers(self.clock.start, self.clock.end, number).tolist():
-                if self.device_at(slot, time) == (slot, stay):
+                if self.device_at(slot, time) == (slot, installation):
                     bursts.append((slot, time))
         for slot, time in bursts:
             device = self.device_at(slot, time)

@@ -28,7 +28,7 @@ class HiddenRows:
     time: Int64Array
     node: Int64Array
     slot: Int64Array
-    stay: Int64Array
+    installation: Int64Array
     model: Int64Array
     state: Int64Array
     lemon: Int64Array
@@ -63,13 +63,16 @@ def hidden_rows(
         up[up] = life.segments[row[up], 4] != DOWN
         slot, time, row = slot[up], time[up], row[up]
         segments = life.segments[row]
-        stay_rows = {(int(stay[0]), int(stay[1])): number for number, stay in enumerate(life.stays)}
+        installation_rows = {
+            (int(installation[0]), int(installation[1])): number
+            for number, installation in enumerate(life.installations)
+        }
         pairs, inverse = np.unique(segments[:, :2], axis=0, return_inverse=True)
-        which = np.array([stay_rows[(int(a), int(b))] for a, b in pairs], np.int64)[inverse.reshape(-1)]
+        which = np.array([installation_rows[(int(a), int(b))] for a, b in pairs], np.int64)[inverse.reshape(-1)]
         lemon = np.zeros(len(time), np.int64)
         for begin, end in life.lemon:
             lemon |= (time >= begin) & (time < end)
-        installed, bad = life.stays[which, 2], life.stays[which, 4]
+        installed, bad = life.installations[which, 2], life.installations[which, 4]
         today, tomorrow = _multipliers(
             time, installed, bad, node.position_factor, clock.origin, laws.epidemic, laws.ages
         )

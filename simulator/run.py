@@ -22,7 +22,7 @@ Traits = dict[tuple[int, int], tuple[NDArray[np.float64], list[str]]]
 class Simulation:
     """A fleet's hidden side and what was written down of it; the lists hold an entry for each node.
 
-    ``traits`` holds, by (slot, stay), a device's constants and in which ways it looks bad for ever.
+    ``traits`` holds, by (slot, installation), a device's constants and in which ways it looks bad for ever.
     """
 
     parameters: Parameters
@@ -50,8 +50,11 @@ def run_fleet(scenario: Scenario, clock: SimulatedTime, *, gpus: int, seed: int,
     traits: list[Traits] = []
     records, jobs = [], []
     for node, life in zip(nodes, lives, strict=True):
-        devices = life.stays[:, :2].tolist()
-        constants = {(slot, stay): device_traits(parameters, node, seed, slot, stay) for slot, stay in devices}
+        devices = life.installations[:, :2].tolist()
+        constants = {
+            (slot, installation): device_traits(parameters, node, seed, slot, installation)
+            for slot, installation in devices
+        }
         chronic = {device for device, (_, ways) in constants.items() if "sbe" in ways}
         written = write_records(node, life, parameters, chain, clock, seed, acceleration, chronic)
         errors = np.array(sorted(written.app_errors), np.int64)
@@ -71,8 +74,10 @@ def outages(node: SimulatedNode, life: Lives, clock: SimulatedTime) -> NDArray[n
     rows = [(begin, end, OUTCOMES.index("drained")) for begin, end in node.drains.tolist()]
     failed = OUTCOMES.index("node_fail")
     rows += [(begin, end, failed) for _, _, begin, end, state, _, _ in life.segments.tolist() if state == DOWN]
-    for slot, stay, _, removed, _ in life.stays.tolist():
-        following = life.stays[(life.stays[:, 0] == slot) & (life.stays[:, 1] == stay + 1)]
+    for slot, installation, _, removed, _ in life.installations.tolist():
+        following = life.installations[
+            (life.installations[:, 0] == slot) & (life.installations[:, 1] == installation + 1)
+        ]
         if removed < NEVER:
             back = int(following[0, 2]) if len(following) else clock.end
             rows.append((removed, max(back, removed + 1), OUTCOMES.index("drained")))
@@ -80,7 +85,7 @@ def outages(node: SimulatedNode, life: Lives, clock: SimulatedTime) -> NDArray[n
 
 
 def node_devices(simulation: Simulation, number: int) -> list[Device]:
-    """Return what the telemetry of one node's devices is made from, stays without any sample left out."""
+    """Return what the telemetry of one node's devices is made from, installations without any sample left out."""
     clock, parameters = simulation.clock, simulation.parameters
     node, life, records = simulation.nodes[number], simulation.lives[number], simulation.records[number]
     model = parameters.fleet.models[node.model]
@@ -99,19 +104,19 @@ def node_devices(simulation: Simulation, number: int) -> list[Device]:
     reloads = np.array(records.reloads, np.int64)
     inflated = node.upgrades[0] if node.upgrades and simulation.inflation != 1.0 else NEVER
     devices = []
-    for slot, stay, installed, removed, _ in life.stays.tolist():
+    for slot, installation, installed, removed, _ in life.installations.tolist():
         first, last = sample_range(installed, removed, clock.start, clock.step, clock.steps)
         if first == last:
             continue
-        is_device = (segments[:, 0] == slot) & (segments[:, 1] == stay)
-        mine = (marks[:, 0] == slot) & (marks[:, 1] == stay)
+        is_device = (segments[:, 0] == slot) & (segments[:, 1] == installation)
+        mine = (marks[:, 0] == slot) & (marks[:, 1] == installation)
         devices.append(
             Device(
-                name=gpu_name(simulation.seed, node.index, slot, stay),
+                name=gpu_name(simulation.seed, node.index, slot, installation),
                 node=node.name,
                 node_index=node.index,
                 slot=slot,
-                stay=stay,
+                installation=installation,
                 first=first,
                 last=last,
                 segments=np.ascontiguousarray(segments[is_device]),
@@ -119,7 +124,7 @@ def node_devices(simulation: Simulation, number: int) -> list[Device]:
                 reloads=reloads[reloads >= max(installed, clock.start)],
                 inflated_from=inflated,
                 inflation=simulation.inflation,
-                traits=simulation.traits[number][(slot, stay)][0],
+                traits=simulation.traits[number][(slot, installation)][0],
                 electrical=electrical,
                 series=series,
             )
@@ -133,7 +138,7 @@ def _with_lingering(life: Lives, records: Records) -> NDArray[np.int64]:
         (int(row[0]), int(row[1]), int(row[2])): end for row, end in zip(life.failures, records.lingers, strict=True)
     }
     last = [
-        until.get((slot, stay, begin), begin) if state == DOWN else end
-        for slot, stay, begin, end, state, _, _ in life.segments.tolist()
+        until.get((slot, installation, begin), begin) if state == DOWN else end
+        for slot, installation, begin, end, state, _, _ in life.segments.tolist()
     ]
     return np.column_stack([life.segments, np.array(last, np.int64)])

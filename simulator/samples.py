@@ -119,11 +119,11 @@ def _show_strong(row: FloatArray, name: str, parameters: Parameters, level: floa
 
 
 def device_traits(
-    parameters: Parameters, node: SimulatedNode, seed: int, slot: int, stay: int
+    parameters: Parameters, node: SimulatedNode, seed: int, slot: int, installation: int
 ) -> tuple[FloatArray, list[str]]:
     """Draw a device's constants (by :class:`Trait`), and in which ways it looks bad for ever and is sound."""
     sign, noise, work = parameters.signatures, parameters.noise, parameters.workload
-    rng = generator(seed, node.index, Purpose.TRAITS, unit=1 + stay * 64 + slot)
+    rng = generator(seed, node.index, Purpose.TRAITS, unit=1 + installation * 64 + slot)
     spread = rng.standard_normal(6)
     dice, size = rng.random(5), rng.random(5)
     limits = (noise.chronic_hot, noise.chronic_replay, noise.chronic_sbe, noise.chronic_crc, noise.chronic_swing)
@@ -145,11 +145,11 @@ def device_traits(
     if is_chronic[4]:
         traits[Trait.SWING_W] = 15.0 + 30.0 * size[4]
     # Counters did not begin at the first sample: the driver has been loaded for up to 60 days.
-    loaded_h = 24.0 * 60.0 * float(rng.random()) if stay == 0 else 0.0
+    loaded_h = 24.0 * 60.0 * float(rng.random()) if installation == 0 else 0.0
     traits[Trait.REPLAYS_BEFORE] = np.floor(traits[Trait.REPLAY_PER_MIN] * 60.0 * loaded_h)
     traits[Trait.CRC_BEFORE] = np.floor(traits[Trait.CRC_PER_S] * 3600.0 * loaded_h)
     traits[Trait.SBE_BEFORE] = np.floor(traits[Trait.SBE_PER_HOUR] * loaded_h)
-    traits[Trait.REMAPS_BEFORE] = float(rng.poisson(0.15)) if stay == 0 else 0.0
+    traits[Trait.REMAPS_BEFORE] = float(rng.poisson(0.15)) if installation == 0 else 0.0
     return traits, [name for name, is_on in zip(CHRONIC, is_chronic, strict=True) if is_on]
 
 
@@ -171,18 +171,18 @@ def channels() -> dict[str, Channel]:
 
 
 class Device(NamedTuple):
-    """What the kernel needs to know of one device's stay.
+    """What the kernel needs to know of one device's installation.
 
-    ``segments`` are the stay's rows with a further column: until when a failed GPU still answers. ``marks`` are its
-    rows (time, mark, value). ``electrical`` is idle W, board limit W, clock MHz, memory MiB, has memory sensor, has
-    NVLink, has profiling, base loss of samples, C of rise at the limit.
+    ``segments`` are the installation's rows with a further column: until when a failed GPU still answers. ``marks``
+    are its rows (time, mark, value). ``electrical`` is idle W, board limit W, clock MHz, memory MiB, has memory
+    sensor, has NVLink, has profiling, base loss of samples, C of rise at the limit.
     """
 
     name: str
     node: str
     node_index: int
     slot: int
-    stay: int
+    installation: int
     first: int
     last: int
     segments: Int64Array
@@ -253,7 +253,7 @@ def fill_device(  # noqa: PLR0912, PLR0915 - one pass over the samples; splittin
     xids: NDArray[np.int32],
 ) -> int:
     """Write one device's samples from ``row`` on and return the row after the last."""
-    rng = stream(seed, device.node_index, device.slot + 64 * device.stay, Purpose.SAMPLES)
+    rng = stream(seed, device.node_index, device.slot + 64 * device.installation, Purpose.SAMPLES)
     series, segments, marks, reloads = device.series, device.segments, device.marks, device.reloads
     traits, electrical = device.traits, device.electrical
     minutes = step / 60_000.0
@@ -409,7 +409,7 @@ def fill_device(  # noqa: PLR0912, PLR0915 - one pass over the samples; splittin
 
 
 def sample_range(installed: int, removed: int, start: int, step: int, steps: int) -> tuple[int, int]:
-    """Return the first sample number of a stay and the one after its last."""
+    """Return the first sample number of an installation and the one after its last."""
     first = max(0, -((start - installed) // step)) if installed > start else 0
     last = steps if removed >= NEVER else min(steps, max(0, -((start - removed) // step)))
     return first, max(first, last)

@@ -45,16 +45,16 @@ def with_instants(frame: pd.DataFrame, *names: str) -> pd.DataFrame:
 
 
 def inventory_frame(simulation: Simulation) -> pd.DataFrame:
-    """Return one row for each stay that overlaps the simulated time; ``rack_position`` is the third of the rack."""
+    """Return a row for each installation that overlaps the simulated time; ``rack_position`` is the third."""
     clock = simulation.clock
     rows: list[dict[str, Any]] = []
     for node, life in zip(simulation.nodes, simulation.lives, strict=True):
         model = simulation.parameters.fleet.models[node.model]
-        for slot, stay, installed, removed, bad in life.stays.tolist():
+        for slot, installation, installed, removed, bad in life.installations.tolist():
             if installed >= clock.end or removed <= clock.start:
                 continue
-            name = gpu_name(simulation.seed, node.index, slot, stay)
-            lot = _BAD_LOT if bad else (node.lot if stay == 0 else _SPARE_LOT)
+            name = gpu_name(simulation.seed, node.index, slot, installation)
+            lot = _BAD_LOT if bad else (node.lot if installation == 0 else _SPARE_LOT)
             rows.append(
                 {
                     "gpu": name,
@@ -81,7 +81,7 @@ def events_frame(simulation: Simulation) -> pd.DataFrame:
     rows = []
     for node, records in zip(simulation.nodes, simulation.records, strict=True):
         for event in records.events:
-            gpu = None if event.slot < 0 else gpu_name(simulation.seed, node.index, event.slot, event.stay)
+            gpu = None if event.slot < 0 else gpu_name(simulation.seed, node.index, event.slot, event.installation)
             rest = (event.type, event.code, event.detail, event.source, event.known)
             rows.append((event.time, node.name, gpu, *rest))
     return with_instants(pd.DataFrame(rows, columns=EVENTS.names), "timestamp", "known_at")
@@ -143,14 +143,14 @@ def failures_frame(simulation: Simulation) -> pd.DataFrame:
     rows: list[tuple[Any, ...]] = []
     for node, life, record in zip(simulation.nodes, simulation.lives, simulation.records, strict=True):
         for number, failure in enumerate(life.failures.tolist()):
-            slot, stay, start, kind, cause, lemon, repaired, replaced, onset = failure
+            slot, installation, start, kind, cause, lemon, repaired, replaced, onset = failure
             if not clock.start <= start < clock.end:
                 continue
             failure_class, mechanism = "bus", "undetected_pcie"
             if kind >= 0:
                 failure_class, mechanism = mechanisms[kind].failure_class, mechanisms[kind].name
             announced = cause not in (FailureCause.DIRECT, FailureCause.RECURRENCE)
-            gpu = gpu_name(simulation.seed, node.index, slot, stay)
+            gpu = gpu_name(simulation.seed, node.index, slot, installation)
             back = repaired if repaired < min(NEVER, clock.end) else None
             rows.append(
                 (
@@ -191,7 +191,7 @@ def risk_table(simulation: Simulation, some: slice) -> pa.Table:
     nodes, lives = simulation.nodes[some], simulation.lives[some]
     rows = hidden_rows(nodes, lives, laws, clock, every=parameters.risk_every_h * HOUR)
     risk = true_risk(rows, laws, parameters, clock)
-    devices, code = np.unique(rows.node << 32 | rows.slot << 24 | rows.stay, return_inverse=True)
+    devices, code = np.unique(rows.node << 32 | rows.slot << 24 | rows.installation, return_inverse=True)
     names = [gpu_name(simulation.seed, key >> 32, key >> 24 & 255, key & 0xFFFFFF) for key in devices.tolist()]
     name_of = {node.index: node.name for node in nodes}
     gpus = np.array(names, dtype=object)

@@ -35,9 +35,9 @@ def draw_incidents(dataset: Dataset, count: int, seed: int) -> pd.DataFrame:
     Returns: events of the dataset's own shape.
     """
     rng = np.random.default_rng(seed)
-    stays = dataset.inventory()
+    installations = dataset.inventory()
     first, last = (pd.Timestamp(end) for end in dataset.meta.span)
-    chosen = stays.iloc[rng.integers(0, len(stays), count)]
+    chosen = installations.iloc[rng.integers(0, len(installations), count)]
     minutes = rng.integers(0, int((last - first).total_seconds() // 60), count)
     failed = pd.Series(first + pd.to_timedelta(np.sort(minutes), unit="min"))
     parts = [
@@ -128,11 +128,11 @@ class ShuffledOwners(Wrapped):
     def __init__(self, matrix: FeatureMatrix, seed: int) -> None:
         super().__init__(matrix, f"owners shuffled {seed}")
         self._seed = seed
-        stays = matrix.inventory
+        installations = matrix.inventory
         column = "gpu" if matrix.unit == "gpu" else "node"
-        self._unit = stays[column].to_numpy(dtype=object)
-        self._from = stays["installed_at"].to_numpy(dtype="datetime64[ms]")
-        removed = stays["removed_at"].fillna(pd.Timestamp("2200-01-01", tz="UTC"))
+        self._unit = installations[column].to_numpy(dtype=object)
+        self._from = installations["installed_at"].to_numpy(dtype="datetime64[ms]")
+        removed = installations["removed_at"].fillna(pd.Timestamp("2200-01-01", tz="UTC"))
         self._until = removed.to_numpy(dtype="datetime64[ms]")
 
     def incidents(self, as_of: datetime | None = None) -> pd.DataFrame:

@@ -82,14 +82,14 @@ def check_scopes(scopes: Sequence[DomainScope], inventory: pd.DataFrame) -> None
 
 @dataclass(frozen=True, slots=True)
 class Exposure:
-    """Time in service of the units of each domain, as the beginnings and ends of their stays."""
+    """Time in service of the units of each domain, as the beginnings and ends of their installations."""
 
     begins: "_Moments"
     ends: "_Moments"
 
     @classmethod
     def of(cls, entity: Int64Array, begin: Int64Array, end: Int64Array, entities: int) -> "Exposure":
-        """Sort stays; one with a negative entity belongs to no domain."""
+        """Sort installations; one with a negative entity belongs to no domain."""
         there = (entity >= 0) & (end > begin)
         entity, begin, end = entity[there], begin[there], end[there]
         left = end < NEVER
@@ -144,11 +144,11 @@ class _Moments:
 class Domain:
     """One kind of domain of a fleet: its events and exposure, to be asked for any rows.
 
-    ``of_stay``: entity of each stay (-1: none); None where age decides.
+    ``of_installation``: entity of each installation (-1: none); None where age decides.
     """
 
     scope: DomainScope
-    of_stay: Int64Array | None
+    of_installation: Int64Array | None
     events: EventVersions
     exposure: Exposure
 
@@ -156,10 +156,10 @@ class Domain:
     def of(
         cls,
         scope: DomainScope,
-        stays: Installations,
+        installations: Installations,
         inventory: pd.DataFrame,
         *,
-        stay: Int64Array,
+        installation: Int64Array,
         time: Int64Array,
         known: Int64Array,
         until: Int64Array,
@@ -168,29 +168,29 @@ class Domain:
     ) -> "Domain":
         """Sort what is known of a fleet.
 
-        ``stay``: the stay in which each event happened (-1: none); with its time, from when until when it
+        ``installation``: the stay in which each event happened (-1: none); with its time, from when until when it
         counts, kinds and number.
         """
         if scope == "age":
-            of_stay, of_event = None, _ages(stays, stays.unit[stay], time)
-            stay_ids, begin, end = _stays_by_age(stays)
+            of_installation, of_event = None, _ages(installations, installations.unit[installation], time)
+            stay_ids, begin, end = _stays_by_age(installations)
             entities = int(max(stay_ids.max(initial=-1), of_event.max(initial=-1))) + 1
         else:
-            of_stay, entities = _entities(scope, stays, inventory)
-            stay_ids, begin, end = of_stay, stays.installed, stays.removed
-            of_event = of_stay[stay]
-        usable = (stay >= 0) & (of_event >= 0) & (kinds != 0)
+            of_installation, entities = _entities(scope, installations, inventory)
+            stay_ids, begin, end = of_installation, installations.installed, installations.removed
+            of_event = of_installation[installation]
+        usable = (installation >= 0) & (of_event >= 0) & (kinds != 0)
         entity, time, known, until, kinds, count = (
             values[usable] for values in (of_event, time, known, until, kinds, count)
         )
         events = EventVersions.of(entity, entities, time=time, known=known, until=until, kinds=kinds, size=count)
-        return cls(scope, of_stay, events, Exposure.of(stay_ids, begin, end, entities))
+        return cls(scope, of_installation, events, Exposure.of(stay_ids, begin, end, entities))
 
-    def entities_at(self, stays: Installations, stay: Int64Array, time: Int64Array) -> Int64Array:
-        """Give the entity of rows by the stay that they are in (-1: none) and their time."""
-        if self.of_stay is not None:
-            return np.append(self.of_stay, -1)[stay]
-        entity = np.where(stay >= 0, _ages(stays, stays.unit[stay], time), -1)
+    def entities_at(self, installations: Installations, installation: Int64Array, time: Int64Array) -> Int64Array:
+        """Give the entity of rows by the installation that they are in (-1: none) and their time."""
+        if self.of_installation is not None:
+            return np.append(self.of_installation, -1)[installation]
+        entity = np.where(installation >= 0, _ages(installations, installations.unit[installation], time), -1)
         return np.where(entity < self.events.entities, entity, -1)
 
     def rates(self, entity: Int64Array, time: Int64Array, windows: Int64Array, bits: Int64Array) -> "Rates":
@@ -245,10 +245,10 @@ class Rates:
 
 
 def domain_values(
-    domains: Sequence[Domain], fleet: Domain, stays: Installations, stay: Int64Array, time: Int64Array,
+    domains: Sequence[Domain], fleet: Domain, installations: Installations, installation: Int64Array, time: Int64Array,
     features: FeatureSection, bits: Int64Array,
 ) -> NDArray[np.float32]:  # fmt: skip
-    """Give the values of all domains of rows by the stay that each row is in (-1: none) and its time.
+    """Give the values of all domains of rows by the installation that each row is in (-1: none) and its time.
 
     Rows of one domain at one time share their values, so each is computed once.
     """
@@ -257,7 +257,7 @@ def domain_values(
     whole = fleet.rates(np.zeros(len(times), dtype=np.int64), times, windows, bits)
     blocks = []
     for domain in domains:
-        entity = domain.entities_at(stays, stay, time)
+        entity = domain.entities_at(installations, installation, time)
         out = np.full((len(time), len(domain_columns(domain.scope, features.history_windows))), np.nan, np.float32)
         there = np.flatnonzero(entity >= 0)
         pairs, row = np.unique(entity[there] * len(times) + when[there], return_inverse=True)
@@ -269,14 +269,14 @@ def domain_values(
     return np.concatenate(blocks, axis=1)
 
 
-def _entities(scope: DomainScope, stays: Installations, inventory: pd.DataFrame) -> tuple[Int64Array, int]:
-    """Give the number of the domain of each stay; -1 where a column of it is not filled."""
+def _entities(scope: DomainScope, installations: Installations, inventory: pd.DataFrame) -> tuple[Int64Array, int]:
+    """Give the number of the domain of each installation; -1 where a column of it is not filled."""
     if scope == "fleet":
-        return np.zeros(len(stays.unit), dtype=np.int64), 1
-    code = np.zeros(len(stays.unit), dtype=np.int64)
-    there = np.ones(len(stays.unit), dtype=bool)
+        return np.zeros(len(installations.unit), dtype=np.int64), 1
+    code = np.zeros(len(installations.unit), dtype=np.int64)
+    there = np.ones(len(installations.unit), dtype=bool)
     for column in scope if isinstance(scope, tuple) else (scope,):
-        part = pd.factorize(_values(column, inventory)[stays.row], sort=True)[0]
+        part = pd.factorize(_values(column, inventory)[installations.row], sort=True)[0]
         there &= part >= 0
         code = pd.factorize(code * (part.max(initial=0) + 2) + part, sort=True)[0].astype(np.int64)
     return np.where(there, code, -1), int(code.max(initial=-1)) + 1
@@ -296,35 +296,35 @@ def _values(column: str, inventory: pd.DataFrame) -> NDArray[np.object_]:
     return np.asarray([block(value) for value in text(inventory[range_match["column"]])], dtype=object)
 
 
-def _first_installed(stays: Installations) -> Int64Array:
+def _first_installed(installations: Installations) -> Int64Array:
     """When each unit was first installed (ms); -NEVER where that is not known."""
-    first = np.full(len(stays.units), NEVER, dtype=np.int64)
-    np.minimum.at(first, stays.unit, stays.installed)
+    first = np.full(len(installations.units), NEVER, dtype=np.int64)
+    np.minimum.at(first, installations.unit, installations.installed)
     return first
 
 
-def _ages(stays: Installations, unit: Int64Array, time: Int64Array) -> Int64Array:
+def _ages(installations: Installations, unit: Int64Array, time: Int64Array) -> Int64Array:
     """Give the number of the age of units at times; -1 where it is not known."""
-    first = _first_installed(stays)[unit]
+    first = _first_installed(installations)[unit]
     dated = (first > -NEVER) & (first <= time)
     return np.where(dated, (time - np.where(dated, first, 0)) // duration_ms(AGE_STEP), -1)
 
 
-def _stays_by_age(stays: Installations) -> tuple[Int64Array, Int64Array, Int64Array]:
-    """Cut stays where their unit comes of another age: the age, begin and end of each piece.
+def _stays_by_age(installations: Installations) -> tuple[Int64Array, Int64Array, Int64Array]:
+    """Cut installations where their unit comes of another age: the age, begin and end of each piece.
 
-    A stay that lasts is cut as long as any time can be asked for; what has not started adds nothing to a time before
-    it.
+    An installation that lasts is cut as long as any time can be asked for; what has not started adds nothing to a time
+    before it.
     """
     step = duration_ms(AGE_STEP)
-    first = _first_installed(stays)[stays.unit]
+    first = _first_installed(installations)[installations.unit]
     dated = np.flatnonzero(first > -NEVER)
-    begin, end, first = stays.installed[dated], stays.removed[dated], first[dated]
+    begin, end, first = installations.installed[dated], installations.removed[dated], first[dated]
     latest = max(int(begin.max(initial=0)), int(end[end < NEVER].max(initial=0))) + duration_ms(timedelta(days=3650))
     low = (begin - first) // step
     high = (np.minimum(end, latest) - first) // step
     pieces = high - low + 1
-    stay = np.repeat(np.arange(len(dated)), pieces)
-    age = low[stay] + np.arange(len(stay)) - np.repeat(np.cumsum(pieces) - pieces, pieces)
-    starts = np.maximum(begin[stay], first[stay] + age * step)
-    return age, starts, np.minimum(end[stay], first[stay] + (age + 1) * step)
+    installation = np.repeat(np.arange(len(dated)), pieces)
+    age = low[installation] + np.arange(len(installation)) - np.repeat(np.cumsum(pieces) - pieces, pieces)
+    starts = np.maximum(begin[installation], first[installation] + age * step)
+    return age, starts, np.minimum(end[installation], first[installation] + (age + 1) * step)

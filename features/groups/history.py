@@ -99,17 +99,17 @@ class EventHistory:
     What was seen in a planned maintenance does not count from when that is known; repairs, replacements and changes of
     the driver do. Nor does the ticket of a failure that counts already.
 
-    ``_scopes``: the events of each scope by entity: units, slots (numbered by ``_slot_of_stay``), ``_nodes``.
+    ``_scopes``: the events of each scope by entity: units, slots (numbered by ``_slot_of_installation``), ``_nodes``.
     """
 
     columns: list[FeatureColumn]
     _features: FeatureSection
     _scopes: dict[Scope, EventVersions]
-    _slot_of_stay: Int64Array
+    _slot_of_installation: Int64Array
     _nodes: pd.Index
     _domains: list[Domain]
     _fleet: Domain | None
-    _stays: Installations
+    _installations: Installations
     _windows: Int64Array
 
     @classmethod
@@ -117,9 +117,9 @@ class EventHistory:
         cls, record: IncidentEvidence, features: FeatureSection, inventory: pd.DataFrame, *, unit: Unit = "gpu"
     ) -> "EventHistory":
         """Sort what is known of a dataset; ``inventory`` is that of the record."""
-        stays, facts, labels = record.stays, record.facts, record.labels
+        installations, facts, labels = record.installations, record.facts, record.labels
         onsets = known_onsets(record)
-        onset_unit = stays.codes(text(onsets["unit"]))
+        onset_unit = installations.codes(text(onsets["unit"]))
         unit_code = np.r_[facts.unit, onset_unit]
         node = np.r_[facts.node, text(onsets["node"])]
         time = np.r_[facts.time, milliseconds(onsets["timestamp"])]
@@ -136,14 +136,14 @@ class EventHistory:
         distinct = np.unique(facts.xid[facts.xid >= 0])
         xid = np.r_[facts.xid, np.full(len(onsets), -1, dtype=np.int64)]
         code = np.where(xid >= 0, np.searchsorted(distinct, xid), -1)
-        # A unit sits where the last stay started by then says; no later stay or removal is looked at.
-        stay = stays.timeline().last(unit_code, time)
-        slot_of_stay, slots = pd.factorize(_slots(stays))
-        slot_of_stay = np.append(slot_of_stay, -1).astype(np.int64)
+        # A unit sits where the last installation started by then says; no later installation or removal is looked at.
+        installation = installations.timeline().last(unit_code, time)
+        slot_of_installation, slots = pd.factorize(_slots(installations))
+        slot_of_installation = np.append(slot_of_installation, -1).astype(np.int64)
         node_code, nodes = pd.factorize(node)
         entities: dict[Scope, tuple[Int64Array, int]] = {
-            "gpu": (unit_code, len(stays.units)),
-            "slot": (slot_of_stay[stay], len(slots)),
+            "gpu": (unit_code, len(installations.units)),
+            "slot": (slot_of_installation[installation], len(slots)),
             "node": (node_code, len(nodes)),
         }
         scopes: dict[Scope, EventVersions] = {}
@@ -164,27 +164,34 @@ class EventHistory:
         windows = np.asarray([duration_ms(w) for w in (*features.history_windows, DISTINCT_WINDOW)], dtype=np.int64)
 
         def domain(scope: DomainScope) -> Domain:
-            of = {"stay": stay, "time": time, "known": known, "until": ceases, "kinds": kinds, "count": count}
-            return Domain.of(scope, stays, inventory, **of)
+            of = {
+                "installation": installation,
+                "time": time,
+                "known": known,
+                "until": ceases,
+                "kinds": kinds,
+                "count": count,
+            }
+            return Domain.of(scope, installations, inventory, **of)
 
         domains = [domain(scope) for scope in features.domains]
         fleet = domain("fleet") if domains else None
         nodes = pd.Index(nodes, dtype=object)
         columns = history_columns(features, unit=unit)
-        return cls(columns, features, scopes, slot_of_stay, nodes, domains, fleet, stays, windows)
+        return cls(columns, features, scopes, slot_of_installation, nodes, domains, fleet, installations, windows)
 
     def values(self, rows: pd.DataFrame) -> NDArray[np.float32]:
         """Give the group's values of rows with ``decision_time``, ``node`` and ``unit``, in any order.
 
-        A row at t depends only on events with ``known_at <= t`` and stays with ``installed_at <= t``.
+        A row at t depends only on events with ``known_at <= t`` and installations with ``installed_at <= t``.
         """
         out = np.empty((len(rows), len(self.columns)), dtype=np.float32)
         time = milliseconds(rows["decision_time"], "decision_time")
-        unit_code = _lookup(rows["unit"], pd.Index(self._stays.units, dtype=object))
-        stay = self._stays.timeline().last(unit_code, time)
+        unit_code = _lookup(rows["unit"], pd.Index(self._installations.units, dtype=object))
+        installation = self._installations.timeline().last(unit_code, time)
         entities = {
             "gpu": unit_code,
-            "slot": self._slot_of_stay[stay],
+            "slot": self._slot_of_installation[installation],
             "node": _lookup(rows["node"], self._nodes),
         }
         column = 0
@@ -210,7 +217,9 @@ class EventHistory:
             column += len(counted) * (len(self._windows) - 1) + len(timed) + len(weighed) + 1
         if self._fleet is not None:
             bits = np.asarray([_BIT[what] for what in DOMAIN_WHATS], dtype=np.int64)
-            out[:, column:] = domain_values(self._domains, self._fleet, self._stays, stay, time, self._features, bits)
+            out[:, column:] = domain_values(
+                self._domains, self._fleet, self._installations, installation, time, self._features, bits
+            )
         return out
 
 
@@ -243,10 +252,13 @@ def _kinds(facts: EventArrays, labels: LabelSection) -> NDArray[np.uint32]:
     return kinds
 
 
-def _slots(stays: Installations) -> NDArray[np.object_]:
-    """Name of the position of each stay; None where the inventory gives no slot."""
+def _slots(installations: Installations) -> NDArray[np.object_]:
+    """Name of the position of each installation; None where the inventory gives no slot."""
     # Node names hold no line feed, so that no two positions share a name.
-    named = [None if slot is None else f"{node}\n{slot}" for node, slot in zip(stays.node, stays.slot, strict=True)]
+    named = [
+        None if slot is None else f"{node}\n{slot}"
+        for node, slot in zip(installations.node, installations.slot, strict=True)
+    ]
     out = np.full(len(named), None, dtype=object)
     out[:] = named
     return out

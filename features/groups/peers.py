@@ -126,12 +126,13 @@ class PeerPlan:
 def model_codes(fleet: Fleet, inventory: pd.DataFrame) -> tuple[IntArray, int]:
     """Give each pair's model as a number, and how many models there are.
 
-    A pair's model is that of its first stay, which no later one changes; it is empty where the inventory does not say.
+    A pair's model is that of its first installation, which no later one changes; it is empty where the inventory does
+    not say.
     """
     models = inventory["model"] if "model" in inventory.columns else pd.Series([None] * len(inventory))
     named = np.array(["" if pd.isna(model) else str(model) for model in models], dtype=object)
     first = np.searchsorted(fleet.stay_pair, np.arange(len(fleet.pairs)))
-    codes, distinct = pd.factorize(named[fleet.stay_row[first]], sort=True)
+    codes, distinct = pd.factorize(named[fleet.installation_row[first]], sort=True)
     return codes.astype(np.int64), len(distinct)
 
 

@@ -26,7 +26,7 @@ from telemetry.dataset.installations import Timeline
 _DAY_MS = 86_400_000.0
 _AUTO = ("model", "driver", "age", "slot", "rack")
 _STAY = ("age", "in_place", "moves")
-"""What a unit's stays tell; the rest are columns of the inventory."""
+"""What a unit's installations tell; the rest are columns of the inventory."""
 
 _IDENTITIES = frozenset({"gpu", "serial", "node", "installed_at", "removed_at", *_STAY})
 _ORDINAL = re.compile(r"(\d+)\s*\Z")
@@ -76,7 +76,7 @@ class StaticPlan:
             name = str(column.channel)
             changes = None
             if name in _STAY:
-                facts.append((_of_stays(fleet, name), None))
+                facts.append((_of_installations(fleet, name), None))
                 continue
             if column.statistic == "days":
                 of_row = milliseconds(inventory[name], name)
@@ -90,7 +90,7 @@ class StaticPlan:
                 codes: dict[str | None, int] = {category: code for code, category in enumerate(column.categories)}
                 of_row = np.array([codes.get(value, np.nan) for value in _texts(inventory, name)], dtype=np.float64)
                 changes = DriverChanges.of(fleet, events, codes) if name == "driver" else None
-            facts.append((of_row[fleet.stay_row], changes))
+            facts.append((of_row[fleet.installation_row], changes))
         return StaticFacts(fleet, tuple(facts))
 
 
@@ -98,8 +98,8 @@ class StaticPlan:
 class StaticFacts:
     """The columns of a plan for one fleet; from :meth:`StaticPlan.of_fleet`.
 
-    ``facts``: of each column the value of each stay of the fleet (for a column of days, integers: from when they count,
-    in ms), and later changes; a row's time decides what of it was known then.
+    ``facts``: of each column the value of each installation of the fleet (for a column of days, integers: from when
+    they count, in ms), and later changes; a row's time decides what of it was known then.
     """
 
     fleet: Fleet
@@ -108,16 +108,16 @@ class StaticFacts:
     def values(self, pair: IntArray, time: IntArray) -> npt.NDArray[np.float32]:
         """Take the values of rows by pair (-1: unknown) and decision time (ms); shape (rows, columns)."""
         out = np.full((pair.size, len(self.facts)), np.nan, dtype=np.float32)
-        stay = self.fleet.stay_at(pair, time)
-        known = stay >= 0
-        for position, (of_stay, changes) in enumerate(self.facts):
-            values = of_stay[stay[known]]
+        installation = self.fleet.stay_at(pair, time)
+        known = installation >= 0
+        for position, (of_installation, changes) in enumerate(self.facts):
+            values = of_installation[installation[known]]
             if np.issubdtype(values.dtype, np.integer):
                 usable = (values > -NEVER) & (values <= time[known])
                 values = np.where(usable, (time[known] - values) / _DAY_MS, np.nan)
             out[known, position] = values
             if changes is not None:
-                changes.lay(out[:, position], self.fleet, pair, time, stay)
+                changes.lay(out[:, position], self.fleet, pair, time, installation)
         return out
 
 
@@ -126,7 +126,7 @@ def _filled(inventory: pd.DataFrame, name: str) -> bool:
 
 
 def _describes(inventory: pd.DataFrame, name: str) -> bool:
-    """Whether a column is a fact about units, and no name of each: of texts, two stays share a value on average."""
+    """Whether a column describes units and does not name each: two installations share a text on average."""
     if name in _IDENTITIES or not _filled(inventory, name):
         return False
     if pd.api.types.is_numeric_dtype(inventory[name].dtype) or isinstance(inventory[name].dtype, pd.DatetimeTZDtype):
@@ -187,8 +187,8 @@ def _ordinal(slot: str | None) -> float:
     return float(number.group(1)) if number else np.nan
 
 
-def _of_stays(fleet: Fleet, name: str) -> npt.NDArray[np.float64] | IntArray:
-    """Return what a stay tells of its unit; a later stay cannot change it."""
+def _of_installations(fleet: Fleet, name: str) -> npt.NDArray[np.float64] | IntArray:
+    """Return what an installation tells of its unit; a later installation cannot change it."""
     if name == "in_place":
         return fleet.installed
     unit = pd.Series([fleet.pairs[pair][1] for pair in fleet.stay_pair.tolist()], dtype=object)
@@ -245,13 +245,15 @@ class DriverChanges:
         latest = np.maximum.accumulate(np.where(when == newest, np.arange(pair.size), 0))
         return cls(Timeline(pair, known[order], len(fleet.pairs)), when[latest], code[latest])
 
-    def lay(self, out: npt.NDArray[np.float32], fleet: Fleet, pair: IntArray, time: IntArray, stay: IntArray) -> None:
+    def lay(
+        self, out: npt.NDArray[np.float32], fleet: Fleet, pair: IntArray, time: IntArray, installation: IntArray
+    ) -> None:
         """Overwrite the driver at installation by the newest change known at each row's time."""
         last = self.known.last(pair, time)
-        rows = np.flatnonzero((last >= 0) & (stay >= 0))
+        rows = np.flatnonzero((last >= 0) & (installation >= 0))
         change = last[rows]
         # a change before the installation is in the inventory's driver
-        newer = self.when[change] >= fleet.installed[stay[rows]]
+        newer = self.when[change] >= fleet.installed[installation[rows]]
         out[rows[newer]] = self.code[change[newer]]
 
 

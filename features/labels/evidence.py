@@ -57,7 +57,7 @@ def xid_classes(labels: LabelSection) -> dict[int, int]:
 
 
 def gather(
-    facts: EventArrays, stays: Installations, labels: LabelSection, *, as_of_ms: int = NEVER
+    facts: EventArrays, installations: Installations, labels: LabelSection, *, as_of_ms: int = NEVER
 ) -> tuple[dict[int, UnitEvidence], Int64Array]:
     """Collect the evidence of every unit that has any label-worthy event established by a time, by unit code.
 
@@ -82,7 +82,7 @@ def gather(
         return classes.get(code, interconnect if code.startswith("sxid") else other)
 
     may_follow = tickets(facts)
-    untied = untied_work(facts, stays, certain | conditional, labels)
+    untied = untied_work(facts, installations, certain | conditional, labels)
 
     def sign(i: int, established: int) -> Sign:
         code = facts.code[i]
@@ -104,11 +104,11 @@ def gather(
     proofs = failure | (facts.drains() & ~facts.own()) | facts.diagnostics(passed=False)
     mended, drained = (facts.confirms_late() & chosen for chosen in (facts.type != "drain", facts.type == "drain"))
     confirmers, late, drains = (
-        _moments(facts, stays, chosen, candidates, untied) for chosen in (proofs, mended, drained)
+        _moments(facts, installations, chosen, candidates, untied) for chosen in (proofs, mended, drained)
     )
     for unit, moments in drains.items():
         late.setdefault(unit, []).extend((time, known + duration_ms(TICKET_DELAY)) for time, known in moments)
-    _collect_ends(facts, stays, out, confirmers, duration_ms(labels.cooldown), wanted, untied)
+    _collect_ends(facts, installations, out, confirmers, duration_ms(labels.cooldown), wanted, untied)
     for unit, positions in candidates.items():
         doubtful = [(int(facts.time[i]), int(facts.known[i])) for i in positions]
         certainly = [(sign.time, sign.established) for sign in out[unit].signs]
@@ -118,7 +118,7 @@ def gather(
         ]
     for evidence in out.values():
         evidence.own_ends.sort()
-    repeats = settle_tickets(facts, may_follow, stays, out, labels)
+    repeats = settle_tickets(facts, may_follow, installations, out, labels)
     for evidence in out.values():
         # Only now: failures of other classes have repairs of their own, which must not end or confirm those wanted.
         evidence.signs, evidence.tickets = (
@@ -136,7 +136,7 @@ class IncidentEvidence:
     """
 
     labels: LabelSection
-    stays: Installations
+    installations: Installations
     facts: EventArrays
     evidence: Mapping[int, UnitEvidence]
     repeats: Int64Array
@@ -145,9 +145,11 @@ class IncidentEvidence:
     @classmethod
     def of(cls, events: pd.DataFrame, inventory: pd.DataFrame, labels: LabelSection) -> "IncidentEvidence":
         """Read events and inventory as a dataset holds them."""
-        stays = Installations.of(inventory)
-        facts = EventArrays.of(events, stays)
-        return cls(labels, stays, facts, *gather(facts, stays, labels), Maintenance.of(facts, stays))
+        installations = Installations.of(inventory)
+        facts = EventArrays.of(events, installations)
+        return cls(
+            labels, installations, facts, *gather(facts, installations, labels), Maintenance.of(facts, installations)
+        )
 
     def counts_at_once(self, unit: Int64Array, signs: Sequence[Sign]) -> BoolArray:
         """Tell which signs of units, when they were established, were not known to be of a planned maintenance."""
@@ -157,7 +159,7 @@ class IncidentEvidence:
 
 def _collect_ends(
     facts: EventArrays,
-    stays: Installations,
+    installations: Installations,
     out: Mapping[int, UnitEvidence],
     confirmers: dict[int, list[tuple[int, int]]],
     cooldown: int,
@@ -169,7 +171,7 @@ def _collect_ends(
     ``wanted``: classes of the failures that it may leave open. ``untied``: ends that confirm nothing.
     """
     ends: dict[int, list[tuple[int, int, str, bool]]] = {}
-    for i, code in zip(*facts.at_units(facts.ends(), stays), strict=True):
+    for i, code in zip(*facts.at_units(facts.ends(), installations), strict=True):
         if int(code) in out:
             time, known, named = int(facts.time[i]), int(facts.known[i]), normalized(facts.code[i])
             # Work on a node that names no GPU ends what is open on each of its GPUs: which one it was is not known.
@@ -180,7 +182,7 @@ def _collect_ends(
             ends.setdefault(int(code), []).append((time, known, named if names_one else "", is_own))
             if (int(i), int(code)) not in untied:
                 confirmers.setdefault(int(code), []).append((time, known))
-    for code, left in zip(*stays.leaves(), strict=True):
+    for code, left in zip(*installations.leaves(), strict=True):
         if int(code) in out:
             ends.setdefault(int(code), []).append((int(left), int(left), "", True))
             confirmers.setdefault(int(code), []).append((int(left), int(left)))
@@ -199,7 +201,7 @@ def _collect_ends(
 
 
 def untied_work(
-    facts: EventArrays, stays: Installations, blamed: BoolArray, labels: LabelSection
+    facts: EventArrays, installations: Installations, blamed: BoolArray, labels: LabelSection
 ) -> set[tuple[int, int]]:
     """Find repairs and replacements that name only a node, with each GPU of it that they cannot be tied to.
 
@@ -212,7 +214,7 @@ def untied_work(
     within, window = duration_ms(labels.confirm_within), duration_ms(labels.node_window)
     rows = np.flatnonzero(blamed & (facts.unit >= 0))
     by_node: dict[str, list[tuple[int, int, int]]] = {}
-    places = stays.node[stays.timeline().last(facts.unit[rows], facts.time[rows])]
+    places = installations.node[installations.timeline().last(facts.unit[rows], facts.time[rows])]
     for i, node in zip(rows.tolist(), places, strict=True):
         by_node.setdefault(node, []).append((int(facts.time[i]), int(facts.unit[i]), int(facts.known[i])))
     work = facts.node_wide & ((facts.type == "repair") | (facts.type == "replacement"))
@@ -224,19 +226,21 @@ def untied_work(
         apart = next((n for n, (one, other) in enumerate(pairwise(near), 1) if one[0] - other[0] > window), len(near))
         newest, others = ({unit for _, unit, _ in errors} for errors in (near[:apart], near[apart:]))
         tied[i] = newest if others <= newest else set()
-    return {(int(i), int(unit)) for i, unit in zip(*facts.at_units(work, stays), strict=True) if unit not in tied[i]}
+    return {
+        (int(i), int(unit)) for i, unit in zip(*facts.at_units(work, installations), strict=True) if unit not in tied[i]
+    }
 
 
 def _moments(
     facts: EventArrays,
-    stays: Installations,
+    installations: Installations,
     chosen: BoolArray,
     units: Container[int],
     untied: Container[tuple[int, int]],
 ) -> dict[int, list[tuple[int, int]]]:
     """Give when the chosen facts happened and when they were known, by unit, without those that are not tied to it."""
     out: dict[int, list[tuple[int, int]]] = {}
-    for i, unit in zip(*facts.at_units(chosen, stays), strict=True):
+    for i, unit in zip(*facts.at_units(chosen, installations), strict=True):
         if int(unit) in units and (int(i), int(unit)) not in untied:
             out.setdefault(int(unit), []).append((int(facts.time[i]), int(facts.known[i])))
     return out
@@ -320,7 +324,7 @@ _Followed = tuple[tuple[int, int, bool], ...]
 def settle_tickets(
     facts: EventArrays,
     chosen: BoolArray,
-    stays: Installations,
+    installations: Installations,
     evidence: Mapping[int, UnitEvidence],
     labels: LabelSection,
 ) -> Int64Array:
@@ -341,11 +345,11 @@ def settle_tickets(
     mine = {sign.fact: sign for of_unit in evidence.values() for sign in of_unit.signs if sign.fact >= 0}
     for of_unit in evidence.values():
         of_unit.signs = [sign for sign in of_unit.signs if sign.fact < 0]
-    by_unit, by_node = _failures(stays, evidence)
-    stay = stays.timeline().last(facts.unit, facts.time)
+    by_unit, by_node = _failures(installations, evidence)
+    installation = installations.timeline().last(facts.unit, facts.time)
     for i in asked.tolist():
         unit, time = int(facts.unit[i]), int(facts.time[i])
-        node = stays.node[stay[i]] if unit >= 0 else facts.node[i]
+        node = installations.node[installation[i]] if unit >= 0 else facts.node[i]
         earliest = time - duration_ms(labels.ticket_lag)
         near = _within(by_unit.get(unit, ()), earliest, time)
         near += [failure for failure in _within(by_node.get(node, ()), earliest, time) if failure.unit != unit]
@@ -363,15 +367,15 @@ def settle_tickets(
 
 
 def _failures(
-    stays: Installations, evidence: Mapping[int, UnitEvidence]
+    installations: Installations, evidence: Mapping[int, UnitEvidence]
 ) -> tuple[dict[int, list[_Failure]], dict[str, list[_Failure]]]:
     """Give the failures of each unit and of each node, sorted by time."""
     by_unit: dict[int, list[_Failure]] = {}
     by_node: dict[str, list[_Failure]] = {}
-    timeline = stays.timeline()
+    timeline = installations.timeline()
     for unit, of_unit in evidence.items():
         time = np.array([sign.time for sign in of_unit.signs], dtype=np.int64)
-        places = stays.node[timeline.last(np.full(len(time), unit, dtype=np.int64), time)]
+        places = installations.node[timeline.last(np.full(len(time), unit, dtype=np.int64), time)]
         for sign, node in zip(of_unit.signs, places, strict=True):
             failure = _Failure(sign.time, unit, node, sign)
             by_unit.setdefault(unit, []).append(failure)

@@ -70,7 +70,7 @@ class EventArrays:
     count: Int64Array
 
     @classmethod
-    def of(cls, events: pd.DataFrame, stays: Installations, *, as_of_ms: int = NEVER) -> Self:
+    def of(cls, events: pd.DataFrame, installations: Installations, *, as_of_ms: int = NEVER) -> Self:
         """Read events, leaving out those not known at ``as_of_ms``.
 
         Raises ``InputError`` if an event has no time or no known-at time.
@@ -90,11 +90,11 @@ class EventArrays:
         gpu, node = text(events["gpu"]), text(events["node"])
         kind, code, detail, source = (_filled(events, name) for name in ("type", "code", "detail", "source"))
         named = ~absent(gpu)
-        unit = np.where(named, stays.codes(gpu), -1)
-        unit = np.where(unit < 0, stays.codes(node), unit)
+        unit = np.where(named, installations.codes(gpu), -1)
+        unit = np.where(unit < 0, installations.codes(node), unit)
         node_wide = ~named & (unit < 0)
         # What is dated before a unit's first installation happened to something else.
-        unit = np.where(stays.timeline().last(unit, time) < 0, -1, unit)
+        unit = np.where(installations.timeline().last(unit, time) < 0, -1, unit)
         xid = np.where(kind == "xid", _mapped(code, _leading_number).astype(np.int64), -1)
         texts = [pd.factorize(values, sort=True)[0] for values in (source, detail, code, kind, text(node))]
         order = np.lexsort((*texts, unit, time, known))
@@ -148,11 +148,11 @@ class EventArrays:
         planned = _test(self.code, _is_planned) | _test(self.detail, _is_planned)
         return (mended | (self.drains() & ~self.own()) | self.diagnostics(passed=False)) & ~planned
 
-    def at_units(self, chosen: BoolArray, stays: Installations) -> tuple[Int64Array, Int64Array]:
+    def at_units(self, chosen: BoolArray, installations: Installations) -> tuple[Int64Array, Int64Array]:
         """Pairs (position of the fact, unit code); a fact about a node of GPUs appears once for each GPU then on it."""
         direct = np.flatnonzero(chosen & (self.unit >= 0))
         wide = np.flatnonzero(chosen & self.node_wide)
-        position, unit = stays.on_node(self.node[wide], self.time[wide])
+        position, unit = installations.on_node(self.node[wide], self.time[wide])
         return np.r_[direct, wide[position]], np.r_[self.unit[direct], unit]
 
 

@@ -55,7 +55,8 @@ def find_incidents(
     has passed. A repair that names one of several failures (by its code) ends nothing while another one is open. A
     ticket that follows a failure belongs to it, see :mod:`features.labels.evidence`.
 
-    ``as_of``: use only what was known then: events with ``known_at <= as_of``, stays started and removals made by then.
+    ``as_of``: use only what was known then: events with ``known_at <= as_of``, installations started and removals made
+    by then.
     ``data_end``: end of the data; by default the latest time in events and inventory. An incident whose cooldown ends
     after this (or after ``as_of``) is open.
     Returns: columns ``incident`` (0, 1, ... by start, then unit), ``unit``, ``gpu`` (null for a node), ``node``,
@@ -66,14 +67,14 @@ def find_incidents(
     of a unit overlap.
     """
     as_of_ms = instant_ms(as_of)
-    stays = Installations.of(inventory, as_of_ms=as_of_ms)
-    facts = EventArrays.of(events, stays, as_of_ms=as_of_ms)
+    installations = Installations.of(inventory, as_of_ms=as_of_ms)
+    facts = EventArrays.of(events, installations, as_of_ms=as_of_ms)
     seen_until = min(as_of_ms, instant_ms(data_end))
     if seen_until == NEVER:
-        removals = stays.removed[stays.removed < NEVER]
-        seen_until = max([-NEVER, *(int(a.max()) for a in (facts.known, stays.installed, removals) if len(a))])
+        removals = installations.removed[installations.removed < NEVER]
+        seen_until = max([-NEVER, *(int(a.max()) for a in (facts.known, installations.installed, removals) if len(a))])
     incidents: list[tuple[int, int, int, int, Sign]] = []
-    for unit, evidence in gather(facts, stays, labels, as_of_ms=as_of_ms)[0].items():
+    for unit, evidence in gather(facts, installations, labels, as_of_ms=as_of_ms)[0].items():
         signs = [sign for sign in evidence.signs if sign.until == NEVER]
         for first, last in _bursts(signs, evidence.ends, labels):
             end = _end(signs, first, last, evidence, labels, seen_until)
@@ -81,15 +82,15 @@ def find_incidents(
             shown = next((sign for sign in members if sign.class_index != _OTHER), members[0])
             incidents.append((members[0].time, unit, end, min(sign.established for sign in members), shown))
     incidents.sort(key=lambda row: row[:2])
-    frame = _sign_columns(stays, [row[1] for row in incidents], [row[4] for row in incidents], labels)
+    frame = _sign_columns(installations, [row[1] for row in incidents], [row[4] for row in incidents], labels)
     frame["incident"] = np.arange(len(incidents), dtype=np.int64)
     for name, at in (("start", 0), ("end", 2), ("known_at", 3)):
         frame[name] = instants(np.asarray([row[at] for row in incidents], dtype=np.int64))
     starts, whose = (np.asarray([row[at] for row in incidents], dtype=np.int64) for at in (0, 1))
-    maintenance = Maintenance.of(facts, stays)
+    maintenance = Maintenance.of(facts, installations)
     frame["in_maintenance"] = maintenance.within(whose, starts)
     frame["node_incident"], frame["common_cause"] = number_node_incidents(
-        stays, maintenance, whose, starts, labels.node_window, by_unit=labels.acts_on == "unit"
+        installations, maintenance, whose, starts, labels.node_window, by_unit=labels.acts_on == "unit"
     )
     return frame[list(INCIDENT_COLUMNS)]
 
@@ -116,7 +117,7 @@ def known_onsets(record: IncidentEvidence) -> pd.DataFrame:
     onsets = [(s.established, s.time, unit, s) for (unit, s), count in zip(opened, counts, strict=True) if count]
     onsets.sort(key=lambda row: row[:3])
     signs = [row[3] for row in onsets]
-    frame = _sign_columns(record.stays, [row[2] for row in onsets], signs, record.labels)
+    frame = _sign_columns(record.installations, [row[2] for row in onsets], signs, record.labels)
     frame["timestamp"] = instants(np.asarray([sign.time for sign in signs], dtype=np.int64))
     frame["known_at"] = instants(np.asarray([sign.established for sign in signs], dtype=np.int64))
     frame["until"] = instants(np.asarray([sign.until for sign in signs], dtype=np.int64))
@@ -196,15 +197,17 @@ def _openings(evidence: UnitEvidence, labels: LabelSection) -> list[Sign]:
     return openings
 
 
-def _sign_columns(stays: Installations, units: list[int], signs: list[Sign], labels: LabelSection) -> pd.DataFrame:
+def _sign_columns(
+    installations: Installations, units: list[int], signs: list[Sign], labels: LabelSection
+) -> pd.DataFrame:
     """Say of what each sign is: its unit and the unit's GPU (null where that is a node), node, failure class, code."""
     code = np.asarray(units, dtype=np.int64)
-    gpu = np.full(len(stays.units), None, dtype=object)
-    gpu[stays.unit] = stays.gpu
+    gpu = np.full(len(installations.units), None, dtype=object)
+    gpu[installations.unit] = installations.gpu
     none, classes = np.zeros(0, dtype=object), labels.all_classes
     return pd.DataFrame(
         {
-            "unit": pd.array(stays.units[code] if units else none, dtype="str"),
+            "unit": pd.array(installations.units[code] if units else none, dtype="str"),
             "gpu": pd.array(gpu[code] if units else none, dtype="str"),
             "node": pd.array([sign.node for sign in signs], dtype="str"),
             "failure_class": pd.array([classes[sign.class_index] for sign in signs], dtype="str"),
@@ -226,9 +229,9 @@ def out_of_use(record: IncidentEvidence) -> pd.DataFrame:
     Returns: columns ``unit``, ``down_from`` (included), ``down_until`` (excluded); sorted by (unit, down_from),
     disjoint. Whether a time lies in an interval depends only on facts known at that time.
     """
-    stays, facts = record.stays, record.facts
-    drain_rows, drain_unit = facts.at_units(facts.drains() & ~facts.own(), stays)
-    ended, ended_unit = facts.at_units(facts.releases() | facts.ends() | facts.diagnostics(passed=True), stays)
+    installations, facts = record.installations, record.facts
+    drain_rows, drain_unit = facts.at_units(facts.drains() & ~facts.own(), installations)
+    ended, ended_unit = facts.at_units(facts.releases() | facts.ends() | facts.diagnostics(passed=True), installations)
     drained = _intervals(
         np.stack([drain_unit, facts.known[drain_rows], facts.time[drain_rows]]),
         np.stack([ended_unit, facts.known[ended], facts.time[ended]])[:, np.isin(ended_unit, drain_unit)],
@@ -308,7 +311,7 @@ def _frame(record: IncidentEvidence, intervals: Int64Array) -> pd.DataFrame:
     last = np.append(first[1:], unit.size)[: first.size] - 1
     return pd.DataFrame(
         {
-            "unit": pd.array(record.stays.units[unit[first]], dtype="str"),
+            "unit": pd.array(record.installations.units[unit[first]], dtype="str"),
             "down_from": instants(start[first]),
             "down_until": instants(until[last]),
         }

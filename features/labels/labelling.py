@@ -49,14 +49,14 @@ def label_rows(
     + horizon).
     """
     as_of_ms = instant_ms(as_of)
-    stays = Installations.of(inventory, as_of_ms=as_of_ms)
+    installations = Installations.of(inventory, as_of_ms=as_of_ms)
     decided = milliseconds(rows["decision_time"], "decision_time")
     position, names = unit_positions(rows) if units is None else units
-    unit = stays.codes(names)[position] if len(names) else np.zeros(0, dtype=np.int64)
+    unit = installations.codes(names)[position] if len(names) else np.zeros(0, dtype=np.int64)
     too_soon = decided + duration_ms(labels.gap)
     complete = too_soon + duration_ms(labels.horizon)
 
-    seen, onset = _Onsets(incidents, stays), _Onsets(incidents[~incidents["in_maintenance"]], stays)
+    seen, onset = _Onsets(incidents, installations), _Onsets(incidents[~incidents["in_maintenance"]], installations)
     following = onset.timeline.next(unit, too_soon)
     starts = np.append(onset.start, NEVER)
     positive = starts[following] <= complete
@@ -66,15 +66,15 @@ def label_rows(
     incomplete = complete > min(instant_ms(data_end), as_of_ms)
     unknown = np.zeros(len(decided), dtype=bool)
     if len(seen.start) > len(onset.start):
-        hidden = _Onsets(incidents[incidents["in_maintenance"]], stays)
+        hidden = _Onsets(incidents[incidents["in_maintenance"]], installations)
         unknown |= np.append(hidden.start, NEVER)[hidden.timeline.next(unit, decided)] <= complete
     if labels.censor_leavers:
-        left = _next_leave(stays, unit, decided)
+        left = _next_leave(installations, unit, decided)
         unknown |= (left <= complete) & (next_start > left)
     if events is not None:
-        facts = EventArrays.of(events, stays, as_of_ms=as_of_ms)
-        unknown |= _drained_by_predrain(facts, stays, onset, unit, decided, complete)
-        inside |= Maintenance.of(facts, stays).within(unit, decided)
+        facts = EventArrays.of(events, installations, as_of_ms=as_of_ms)
+        unknown |= _drained_by_predrain(facts, installations, onset, unit, decided, complete)
+        inside |= Maintenance.of(facts, installations).within(unit, decided)
 
     null = inside | incomplete | (unknown & ~positive)
     caught = np.where(positive & ~null, following, -1)
@@ -105,8 +105,8 @@ class _Onsets:
 
     __slots__ = ("end", "failure_class", "numbers", "start", "timeline", "unit")
 
-    def __init__(self, incidents: pd.DataFrame, stays: Installations) -> None:
-        unit = stays.codes(text(incidents["unit"]))
+    def __init__(self, incidents: pd.DataFrame, installations: Installations) -> None:
+        unit = installations.codes(text(incidents["unit"]))
         start = milliseconds(incidents["start"], "start")
         end = milliseconds(incidents["end"], "end")
         order = np.lexsort((end, start, unit))
@@ -115,33 +115,33 @@ class _Onsets:
         names = ("incident", "node_incident", "common_cause")
         self.numbers = {name: incidents[name].to_numpy(np.int64)[order] for name in names}
         self.failure_class = incidents["failure_class"].iloc[order]
-        self.timeline = Timeline(self.unit, self.start, len(stays.units))
+        self.timeline = Timeline(self.unit, self.start, len(installations.units))
 
     def last_end(self, unit: Int64Array, time: Int64Array) -> Int64Array:
         """End of the last incident of each unit that started at or before each time."""
         return np.append(self.end, -NEVER)[self.timeline.last(unit, time)]
 
 
-def _next_leave(stays: Installations, unit: Int64Array, time: Int64Array) -> Int64Array:
-    leaver, left = stays.leaves()
-    return np.append(left, NEVER)[Timeline(leaver, left, len(stays.units)).next(unit, time)]
+def _next_leave(installations: Installations, unit: Int64Array, time: Int64Array) -> Int64Array:
+    leaver, left = installations.leaves()
+    return np.append(left, NEVER)[Timeline(leaver, left, len(installations.units)).next(unit, time)]
 
 
 def _drained_by_predrain(
     facts: EventArrays,
-    stays: Installations,
+    installations: Installations,
     onset: _Onsets,
     unit: Int64Array,
     decided: Int64Array,
     complete: Int64Array,
 ) -> BoolArray:
     """Rows whose outcome a drain by predrain hides."""
-    position, drained = facts.at_units(facts.drains() & facts.own(), stays)
+    position, drained = facts.at_units(facts.drains() & facts.own(), installations)
     out = np.zeros(len(unit), dtype=bool)
     if not len(position):
         return out
-    back = _Moments(facts, facts.releases() | facts.ends() | facts.diagnostics(passed=True), stays, onset)
-    passed = _Moments(facts, facts.diagnostics(passed=True), stays, onset)
+    back = _Moments(facts, facts.releases() | facts.ends() | facts.diagnostics(passed=True), installations, onset)
+    passed = _Moments(facts, facts.diagnostics(passed=True), installations, onset)
     by_unit = np.argsort(unit, kind="stable")
     first = np.searchsorted(unit[by_unit], drained, side="left")
     last = np.searchsorted(unit[by_unit], drained, side="right")
@@ -162,12 +162,12 @@ class _Moments:
 
     __slots__ = ("timeline", "times")
 
-    def __init__(self, facts: EventArrays, chosen: BoolArray, stays: Installations, onset: _Onsets) -> None:
-        position, unit = facts.at_units(chosen, stays)
+    def __init__(self, facts: EventArrays, chosen: BoolArray, installations: Installations, onset: _Onsets) -> None:
+        position, unit = facts.at_units(chosen, installations)
         unit, time = np.r_[unit, onset.unit], np.r_[facts.time[position], onset.start]
         order = np.lexsort((time, unit))
         self.times = np.append(time[order], NEVER)
-        self.timeline = Timeline(unit[order], time[order], len(stays.units))
+        self.timeline = Timeline(unit[order], time[order], len(installations.units))
 
     def after(self, unit: int, time: int) -> int:
         """Time of the first one of a unit after a time; :data:`NEVER` if there is none."""

@@ -45,17 +45,24 @@ class Maintenance:
     reach: Int64Array
 
     @classmethod
-    def of(cls, facts: EventArrays, stays: Installations) -> Self:
+    def of(cls, facts: EventArrays, installations: Installations) -> Self:
         """Read the windows that facts tell of."""
         windows = list(_windows(facts))
         wide = [window for window in windows if isinstance(window[0], str)]
         code, nodes = pd.factorize(np.array([window[0] for window in wide], dtype=object))
-        units = len(stays.units)
+        units = len(installations.units)
         given = [window for window in windows if not isinstance(window[0], str)]
         given += [(units + int(node), *window[1:]) for node, window in zip(code, wide, strict=True)]
         table = np.array(given, dtype=np.int64).reshape(-1, 5)
         if wide:  # each unit, for as long as it was there
-            there = pd.DataFrame({"node": stays.node, "unit": stays.unit, "in": stays.installed, "out": stays.removed})
+            there = pd.DataFrame(
+                {
+                    "node": installations.node,
+                    "unit": installations.unit,
+                    "in": installations.installed,
+                    "out": installations.removed,
+                }
+            )
             both = pd.DataFrame(wide, columns=["node", "start", "end", "known", "until"]).merge(there, on="node")
             start, end = np.maximum(both["start"], both["in"]), np.minimum(both["end"], both["out"] + 1)
             table = np.r_[table, np.stack([both["unit"], start, end, both["known"], both["until"]], axis=1)]

@@ -28,7 +28,7 @@ def is_dated_by_day(time: Int64Array) -> BoolArray:
 
 
 def number_node_incidents(
-    stays: Installations,
+    installations: Installations,
     maintenance: Maintenance,
     unit: Int64Array,
     start: Int64Array,
@@ -49,7 +49,7 @@ def number_node_incidents(
     ``by_unit``: each unit represents itself (``labels.acts_on``).
     Returns: both numbered 0, 1, ... in the order of their first incidents.
     """
-    place = stays.node[stays.timeline().last(unit, start)] if len(unit) else np.zeros(0, dtype=object)
+    place = installations.node[installations.timeline().last(unit, start)] if len(unit) else np.zeros(0, dtype=object)
     node = pd.factorize(place)[0].astype(np.int64)
     alone = absent(place) | (place == "") | by_unit
     node[alone] = len(place) + unit[alone]

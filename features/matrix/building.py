@@ -139,7 +139,7 @@ def first_other_row(
     """
     if before.span[0] != dataset.meta.span[0]:  # where the grid begins
         return -NEVER
-    instants = [_first_other_event(*events), _first_other_stay(*inventory)]
+    instants = [_first_other_event(*events), _first_other_installation(*inventory)]
     sample = before.first_other_sample(dataset)
     instants.append(sample + duration_ms(delay) if abs(sample) < NEVER else sample)
     if before.span[1] != dataset.meta.span[1]:
@@ -166,8 +166,8 @@ def _first_other_event(before: pa.Table, after: pa.Table) -> int:
     return min((int(known.min()) for known in rest if known.size), default=NEVER)
 
 
-def _first_other_stay(before: pa.Table, after: pa.Table) -> int:
-    """Return when the first stay that is not the same began, or ended, where its end alone is different."""
+def _first_other_installation(before: pa.Table, after: pa.Table) -> int:
+    """Return when the first installation that is not the same began, or ended, where its end alone is different."""
     if before.column_names != after.column_names:
         return -NEVER
     sides = [table.to_pandas().astype(object).drop_duplicates() for table in (before, after)]
@@ -178,8 +178,8 @@ def _first_other_stay(before: pa.Table, after: pa.Table) -> int:
         return NEVER
     times = {name: milliseconds(pd.to_datetime(other[name], utc=True)) for name in ("installed_at", "removed_at")}
     began = np.where(times["installed_at"] == NEVER, -NEVER, times["installed_at"])
-    of_stay = other.groupby(names, dropna=False)["side"]
-    only_ends = (of_stay.transform("size") == 2) & (of_stay.transform("nunique") == 2)
+    of_installation = other.groupby(names, dropna=False)["side"]
+    only_ends = (of_installation.transform("size") == 2) & (of_installation.transform("nunique") == 2)
     return int(np.where(only_ends, times["removed_at"], began).min())
 
 

@@ -68,7 +68,7 @@ class RowPositions:
         pairs = pair[where] if len(both) else where.astype(np.int64)
         planned = None
         if len(record.maintenance.start):
-            planned = record.maintenance, record.stays.codes([unit for _, unit in fleet.pairs])
+            planned = record.maintenance, record.installations.codes([unit for _, unit in fleet.pairs])
         return cls(pairs, np.searchsorted(times, decided), times, np.isin(times, before), planned)
 
     @property

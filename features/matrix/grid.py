@@ -36,20 +36,20 @@ def grid_time(decision: DecisionSection, times: Int64Array) -> Int64Array:
 def decision_rows(times: pd.DatetimeIndex, inventory: pd.DataFrame, down: pd.DataFrame) -> pd.DataFrame:
     """List the units to score at each time: in service then, and not known then to be down.
 
-    ``inventory``: as a dataset holds it. A stay counts from ``installed_at`` (included) to ``removed_at`` (excluded),
-    so that a row depends on no removal after its time.
+    ``inventory``: as a dataset holds it. An installation counts from ``installed_at`` (included) to ``removed_at``
+    (excluded), so that a row depends on no removal after its time.
     ``down``: from :func:`features.labels.maintenance.out_of_use`.
     Returns: ``decision_time``, ``node``, ``gpu`` (null for a node), ``unit``, ``augmented`` (False), ``established_at``
     (the decision time: that is when the row is known to exist); sorted by (decision_time, unit).
     """
     population = _Population(inventory, down)
     at = milliseconds(times, "decision time")
-    units = len(population.stays.units)
+    units = len(population.installations.units)
     together = max(1, _PAIRS // max(units, 1))
     pieces = [_in_service(population, at[first : first + together]) for first in range(0, len(at), together)]
     empty = np.zeros(0, dtype=np.int64)
-    stay, decided = (np.concatenate([empty, *(piece[k] for piece in pieces)]) for k in range(2))
-    return population.frame(decided, stay, augmented=False, established=decided)
+    installation, decided = (np.concatenate([empty, *(piece[k] for piece in pieces)]) for k in range(2))
+    return population.frame(decided, installation, augmented=False, established=decided)
 
 
 def augmented_rows(
@@ -77,51 +77,59 @@ def augmented_rows(
     population = _Population(inventory, down)
     decided, unit, known = _extra_times(onsets, population, config)
     companions = max(MIN_COMPANIONS, config.negative_ratio)
-    keys = _unit_hashes(population.stays.units, config.seed)
+    keys = _unit_hashes(population.installations.units, config.seed)
     parts: list[tuple[Int64Array, Int64Array, Int64Array]] = []
     drawn_at: dict[int, Int64Array] = {}
     for time, failing, established in zip(decided.tolist(), unit.tolist(), known.tolist(), strict=True):
         if time not in drawn_at:
-            stay, _ = _in_service(population, np.asarray([time], dtype=np.int64))
-            rank = mix64(keys[population.stays.unit[stay]] ^ mix64(np.asarray([time], dtype=np.uint64)))
-            drawn_at[time] = stay[np.argsort(rank, kind="stable")]
+            installation, _ = _in_service(population, np.asarray([time], dtype=np.int64))
+            rank = mix64(keys[population.installations.unit[installation]] ^ mix64(np.asarray([time], dtype=np.uint64)))
+            drawn_at[time] = installation[np.argsort(rank, kind="stable")]
         drawn = drawn_at[time]
-        is_failing = population.stays.unit[drawn] == failing
-        stay = np.r_[drawn[is_failing], drawn[~is_failing][:companions]]
-        parts.append((np.full(len(stay), time, dtype=np.int64), stay, np.full(len(stay), established, dtype=np.int64)))
+        is_failing = population.installations.unit[drawn] == failing
+        installation = np.r_[drawn[is_failing], drawn[~is_failing][:companions]]
+        parts.append(
+            (
+                np.full(len(installation), time, dtype=np.int64),
+                installation,
+                np.full(len(installation), established, dtype=np.int64),
+            )
+        )
     empty = np.zeros(0, dtype=np.int64)
-    times, stays, since = (np.concatenate([empty, *(part[k] for part in parts)]) for k in range(3))
-    order = np.lexsort((since, population.stays.unit[stays], times))
-    times, stays, since = times[order], stays[order], since[order]
-    units = population.stays.unit[stays]
+    times, installations, since = (np.concatenate([empty, *(part[k] for part in parts)]) for k in range(3))
+    order = np.lexsort((since, population.installations.unit[installations], times))
+    times, installations, since = times[order], installations[order], since[order]
+    units = population.installations.unit[installations]
     fresh = np.r_[True, (times[1:] != times[:-1]) | (units[1:] != units[:-1])][: len(times)]
-    return population.frame(times[fresh], stays[fresh], augmented=True, established=since[fresh])
+    return population.frame(times[fresh], installations[fresh], augmented=True, established=since[fresh])
 
 
 class _Population:
     """Who is in service, and not known to be down, at any time."""
 
-    __slots__ = ("_down", "_down_until", "_timeline", "stays")
+    __slots__ = ("_down", "_down_until", "_timeline", "installations")
 
     def __init__(self, inventory: pd.DataFrame, down: pd.DataFrame) -> None:
-        self.stays = Installations.of(inventory)
-        self._timeline = self.stays.timeline()
-        unit = self.stays.codes(text(down["unit"]))
+        self.installations = Installations.of(inventory)
+        self._timeline = self.installations.timeline()
+        unit = self.installations.codes(text(down["unit"]))
         start, until = milliseconds(down["down_from"], "down_from"), milliseconds(down["down_until"], "down_until")
         order = np.lexsort((start, unit))
         order = order[unit[order] >= 0]
-        self._down = Timeline(unit[order], start[order], len(self.stays.units))
+        self._down = Timeline(unit[order], start[order], len(self.installations.units))
         self._down_until = np.append(until[order], -NEVER)
 
-    def stay(self, unit: Int64Array, time: Int64Array) -> Int64Array:
+    def installation(self, unit: Int64Array, time: Int64Array) -> Int64Array:
         """Stay in which each unit is in service and not known to be down at each time; -1 if there is none."""
-        stay = self._timeline.last(unit, time)
-        here = (stay >= 0) & (np.append(self.stays.removed, -NEVER)[stay] > time)
+        installation = self._timeline.last(unit, time)
+        here = (installation >= 0) & (np.append(self.installations.removed, -NEVER)[installation] > time)
         up = self._down_until[self._down.last(unit, time)] <= time
-        return np.where(here & up, stay, -1)
+        return np.where(here & up, installation, -1)
 
-    def frame(self, decided: Int64Array, stay: Int64Array, *, augmented: bool, established: Int64Array) -> pd.DataFrame:
-        stays = self.stays
+    def frame(
+        self, decided: Int64Array, installation: Int64Array, *, augmented: bool, established: Int64Array
+    ) -> pd.DataFrame:
+        installations = self.installations
 
         def names(values: NDArray[np.object_], at: Int64Array) -> pd.api.extensions.ExtensionArray:
             return pd.array(values, dtype="str").take(at)
@@ -129,22 +137,22 @@ class _Population:
         return pd.DataFrame(
             {
                 "decision_time": instants(decided),
-                "node": names(stays.node, stay),
-                "gpu": names(stays.gpu, stay),
-                "unit": names(stays.units, stays.unit[stay]),
-                "augmented": np.full(len(stay), augmented),
+                "node": names(installations.node, installation),
+                "gpu": names(installations.gpu, installation),
+                "unit": names(installations.units, installations.unit[installation]),
+                "augmented": np.full(len(installation), augmented),
                 "established_at": instants(established),
             }
         )
 
 
 def _in_service(population: _Population, times: Int64Array) -> tuple[Int64Array, Int64Array]:
-    """Return the stays of all units that are in service and not known to be down, time by time, and those times."""
-    units = len(population.stays.units)
+    """Return the installations of units in service and not known to be down, time by time, and those times."""
+    units = len(population.installations.units)
     decided = np.repeat(times, units)
-    stay = population.stay(np.tile(np.arange(units, dtype=np.int64), len(times)), decided)
-    here = stay >= 0
-    return stay[here], decided[here]
+    installation = population.installation(np.tile(np.arange(units, dtype=np.int64), len(times)), decided)
+    here = installation >= 0
+    return installation[here], decided[here]
 
 
 def _extra_times(
@@ -154,7 +162,7 @@ def _extra_times(
     step_ms = duration_ms(config.step)
     gap, horizon = duration_ms(config.labels.gap), duration_ms(config.labels.horizon)
     first, last = map(instant_ms, config.span)
-    onset_unit = population.stays.codes(text(onsets["unit"]))
+    onset_unit = population.installations.codes(text(onsets["unit"]))
     starts, knowns = milliseconds(onsets["timestamp"]), milliseconds(onsets["known_at"], "known_at")
     rows: list[tuple[int, int, int]] = []
     for unit, start, known in zip(onset_unit.tolist(), starts.tolist(), knowns.tolist(), strict=True):
@@ -163,7 +171,7 @@ def _extra_times(
         times = times[times != grid_time(config.decision, times)]
         if unit < 0 or not len(times):
             continue
-        times = times[population.stay(np.full(len(times), unit, dtype=np.int64), times) >= 0]
+        times = times[population.installation(np.full(len(times), unit, dtype=np.int64), times) >= 0]
         times = times[_spread(len(times), config.augmentation)]
         rows += [(int(time), unit, known) for time in times]
     table = np.asarray(rows, dtype=np.int64).reshape(-1, 3)

@@ -271,8 +271,8 @@ class DatasetHistory:
         if self._files[2].is_file():
             until = read_meta(self._folder).span[1]
         self._until = until
-        stays = inventory[inventory["gpu"].notna()].sort_values("installed_at")
-        self._homes = dict(zip(stays["gpu"], stays["node"], strict=True))
+        installations = inventory[inventory["gpu"].notna()].sort_values("installed_at")
+        self._homes = dict(zip(installations["gpu"], installations["node"], strict=True))
 
 
 def _when(value: Any) -> datetime:

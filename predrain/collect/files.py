@@ -89,10 +89,10 @@ def tickets(
     from telemetry.importing.mapping import load_mapping
     from telemetry.landing.folder import Landing, landing_of
 
-    stays, rules = None, load_mapping(mapping)
+    installations, rules = None, load_mapping(mapping)
     if (dataset / META_NAME).exists():
         known = Dataset.open(dataset)
-        stays = InstallationIndex(known.inventory(), known.meta.unit, aliases=rules.nodes.aliases)
+        installations = InstallationIndex(known.inventory(), known.meta.unit, aliases=rules.nodes.aliases)
     landing, accounting = Landing(landing_of(dataset), writer="tickets"), Accounting()
     shown: dict[str, Any] = {}
     files = expand_sources((file,), "tickets")
@@ -103,7 +103,7 @@ def tickets(
             landing,
             mapping=rules.events,
             delay=read_params(params).features.delay,
-            stays=stays,
+            installations=installations,
             max_loss=max_loss,
         )
         accounting.add(account)
@@ -176,9 +176,11 @@ def _known_gpus(dataset: Path, observed: list[Path], node: str) -> "GpuNames":
 
     rows: list[dict[str, object]] = []
     if (dataset / META_NAME).exists():
-        stays = Dataset.open(dataset).inventory()
-        stays = stays[stays["node"].map(partial(are_one_node, node)) & stays["removed_at"].isna()]
-        rows += stays[["gpu", "serial", "slot"]].to_dict("records")
+        installations = Dataset.open(dataset).inventory()
+        installations = installations[
+            installations["node"].map(partial(are_one_node, node)) & installations["removed_at"].isna()
+        ]
+        rows += installations[["gpu", "serial", "slot"]].to_dict("records")
     for path in observed:
         try:
             seen = pq.read_table(path, columns=["gpu", "node", "serial", "slot"])

@@ -124,14 +124,14 @@ def outcomes_of(
     newest first, at most 2,000.
     """
     decisions = _decisions(scores, data_end - WINDOW, data_end)
-    stays = Installations.of(inventory)
+    installations = Installations.of(inventory)
     incidents = find_incidents(events, inventory, labels, data_end=data_end)
     sure = counted(incidents)
-    placed = _at_nodes(happenings_of(events, stays, incidents), stays)
+    placed = _at_nodes(happenings_of(events, installations, incidents), installations)
     if labels.acts_on == "unit":
         decisions = [(when, horizon, raised.assign(node=raised["unit"])) for when, horizon, raised in decisions]
         sure = sure.assign(node=sure["unit"])
-        placed = ((unit, happening) for _, unit, happening in happenings_of(events, stays, incidents))
+        placed = ((unit, happening) for _, unit, happening in happenings_of(events, installations, incidents))
     onsets: dict[str, list[tuple[datetime, str]]] = {}
     for node, start, kind in zip(sure["node"], sure["start"], sure["failure_class"], strict=True):
         onsets.setdefault(str(node), []).append((start.to_pydatetime(), str(kind)))
@@ -178,14 +178,14 @@ def outcomes_of(
 
 
 def _at_nodes(
-    happenings: Iterable[tuple[datetime, str, Happening]], stays: Installations
+    happenings: Iterable[tuple[datetime, str, Happening]], installations: Installations
 ) -> Iterator[tuple[str, Happening]]:
     """Give what happened to units by the node that each was in then."""
     listed = [(unit, happening) for _, unit, happening in happenings]
-    units = stays.codes([unit for unit, _ in listed])
+    units = installations.codes([unit for unit, _ in listed])
     times = np.array([instant_ms(happening.at) for _, happening in listed], dtype=np.int64)
-    for stay, (unit, happening) in zip(stays.timeline().last(units, times), listed, strict=True):
-        yield str(stays.node[stay]) if stay >= 0 else unit, happening
+    for installation, (unit, happening) in zip(installations.timeline().last(units, times), listed, strict=True):
+        yield str(installations.node[installation]) if installation >= 0 else unit, happening
 
 
 def label_settings_of(scores: Path) -> tuple[LabelSection, timedelta]:
@@ -303,7 +303,7 @@ def _alerts(
 
 
 def happenings_of(
-    events: pd.DataFrame, stays: Installations, incidents: pd.DataFrame
+    events: pd.DataFrame, installations: Installations, incidents: pd.DataFrame
 ) -> Iterator[tuple[datetime, str, Happening]]:
     """Give what happened to units, each with the time from which it is known and the unit.
 
@@ -316,7 +316,7 @@ def happenings_of(
         if row.in_maintenance and not pd.isna(row.end):
             end = row.end.to_pydatetime()
             yield max(known, end), unit, Happening("returned", end)
-    facts = EventArrays.of(events, stays)
+    facts = EventArrays.of(events, installations)
     kinds: dict[HappeningKind, BoolArray] = {
         "drained": facts.drains(),
         "returned": facts.releases() | facts.ends(),
@@ -324,9 +324,9 @@ def happenings_of(
         "diagnostic_failed": facts.diagnostics(passed=False),
     }
     for kind, chosen in kinds.items():
-        for position, code in zip(*facts.at_units(chosen, stays), strict=True):
+        for position, code in zip(*facts.at_units(chosen, installations), strict=True):
             known, at = from_ms(int(facts.known[position])), from_ms(int(facts.time[position]))
-            yield known, str(stays.units[code]), Happening(kind, at)
-    for code, time in zip(*stays.leaves(), strict=True):
+            yield known, str(installations.units[code]), Happening(kind, at)
+    for code, time in zip(*installations.leaves(), strict=True):
         left_at = from_ms(int(time))
-        yield left_at, str(stays.units[code]), Happening("left", left_at)
+        yield left_at, str(installations.units[code]), Happening("left", left_at)

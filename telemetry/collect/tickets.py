@@ -40,14 +40,15 @@ def collect_tickets(
     *,
     mapping: TableMapping,
     delay: timedelta,
-    stays: InstallationIndex | None = None,
+    installations: InstallationIndex | None = None,
     max_loss: float | None = None,
 ) -> tuple[dict[str, Any], Accounting]:
     """Write the events of one table to the landing folder, once, read as an import reads them.
 
     Returns: what a verb shows, and the accounts.
     ``delay``: ``known_at`` of a ticket without an entry time is its time plus this.
-    ``stays``: the dataset's inventory, for tickets that name a GPU only, or name it by slot, address or serial number.
+    ``installations``: the dataset's inventory, for tickets that name a GPU only, or name it by slot, address or serial
+    number.
     ``max_loss``: share of the rows that may be lost; None: any.
     Raises ``InputError`` if the table has a wrong column, no usable rows, or more are lost than may be.
     """
@@ -59,9 +60,17 @@ def collect_tickets(
         aliases = {**KEY_ALIASES, **ENTRY_ALIASES}
         refuse_absent(mapping, given.table.column_names, str(path))
         batch, rows = parse_events(
-            given, mapping, LANDED_EVENTS.names, delay, counts, texts, aliases, stays=stays, review=review
+            given,
+            mapping,
+            LANDED_EVENTS.names,
+            delay,
+            counts,
+            texts,
+            aliases,
+            installations=installations,
+            review=review,
         )
-        _fill_nodes(rows, stays)
+        _fill_nodes(rows, installations)
         unplaced = pd.isna(rows["node"])
         batch.refuse("missing node and gpu", unplaced & pd.isna(rows["gpu"]))
         batch.refuse("unknown node of the gpu", unplaced)
@@ -95,13 +104,13 @@ def collect_tickets(
     }, quarantine
 
 
-def _fill_nodes(rows: dict[str, Any], stays: InstallationIndex | None) -> None:
+def _fill_nodes(rows: dict[str, Any], installations: InstallationIndex | None) -> None:
     """Fill in the node of a GPU at the time of its ticket, where the ticket names none."""
-    if stays is None or stays.unit != "gpu":
+    if installations is None or installations.unit != "gpu":
         return
     unplaced = np.flatnonzero(pd.isna(rows["node"]) & ~pd.isna(rows["gpu"]))
-    stay = stays.last_row(stays.codes(rows["gpu"][unplaced]), rows["timestamp"][unplaced])
-    rows["node"][unplaced[stay >= 0]] = stays.nodes[stay[stay >= 0]]
+    installation = installations.last_row(installations.codes(rows["gpu"][unplaced]), rows["timestamp"][unplaced])
+    rows["node"][unplaced[installation >= 0]] = installations.nodes[installation[installation >= 0]]
 
 
 def _landed(events: pd.DataFrame) -> pa.Table:

@@ -56,13 +56,13 @@ class Timeline:
 
 @dataclass(frozen=True, slots=True)
 class Installations:
-    """An inventory as arrays, one entry a stay, sorted by (unit, installed_at).
+    """An inventory as arrays, one entry an installation, sorted by (unit, installed_at).
 
     ``units``: distinct unit names, sorted; a unit's code is its position here.
-    ``unit``, ``installed``, ``removed``: unit code, and when the stay began and ended (ms; :data:`NEVER` while it
-    lasts).
+    ``unit``, ``installed``, ``removed``: unit code, and when the installation began and ended (ms; :data:`NEVER` while
+    it lasts).
     ``node``, ``slot``, ``gpu``: where the unit sat (slot None where not given); its GPU (None for a node without GPUs).
-    ``row``: row of the inventory that each stay came from.
+    ``row``: row of the inventory that each installation came from.
     """
 
     units: NDArray[np.object_]
@@ -76,7 +76,7 @@ class Installations:
 
     @classmethod
     def of(cls, inventory: pd.DataFrame, *, as_of_ms: int = NEVER) -> "Installations":
-        """Read an inventory as it was known at a time: later stays are absent, later removals have not happened."""
+        """Read an inventory as of a time: later installations are absent, later removals have not happened."""
         names = units_of(inventory)
         if absent(names).any():
             row = int(np.flatnonzero(absent(names))[0])
@@ -87,7 +87,7 @@ class Installations:
             )
         installed = milliseconds(inventory["installed_at"], "installed_at")
         removed = milliseconds(inventory["removed_at"], "removed_at")
-        # A stay without a beginning has always been there.
+        # An installation without a beginning has always been there.
         installed = np.where(installed == NEVER, -NEVER, installed)
         removed = np.where(removed > as_of_ms, NEVER, removed)
         known = installed <= as_of_ms
@@ -118,7 +118,8 @@ class Installations:
     def leaves(self) -> tuple[Int64Array, Int64Array]:
         """Give the unit codes and times at which a unit left service.
 
-        A stay that is followed immediately by another of the same unit (a move, or a row rewritten) is not a leave.
+        An installation that is followed immediately by another of the same unit (a move, or a row rewritten) is not a
+        leave.
         """
         latest = pd.Series(self.removed).groupby(self.unit).cummax().to_numpy(np.int64)
         followed = (self.unit[1:] == self.unit[:-1]) & (self.installed[1:] <= latest[:-1])

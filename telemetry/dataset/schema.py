@@ -87,7 +87,7 @@ INVENTORY: Final = pa.schema(
         pa.field("removed_at", INSTANT),
     ]
 )
-"""inventory.parquet: one row a stay; further static columns may follow. ``gpu`` null is a node without GPUs."""
+"""inventory.parquet: a row for each installation, and further static columns. ``gpu`` null is a node without GPUs."""
 
 JOBS: Final = pa.schema(
     [

@@ -260,7 +260,7 @@ class Dataset:
         return self._small("events.parquet")
 
     def inventory(self) -> pd.DataFrame:
-        """Return the stays, sorted by (node, gpu, installed_at); see :data:`telemetry.dataset.schema.INVENTORY`."""
+        """Return the installations by (node, gpu, installed_at); see :data:`telemetry.dataset.schema.INVENTORY`."""
         return self._small("inventory.parquet")
 
     def jobs(self) -> pd.DataFrame | None:

@@ -51,7 +51,7 @@ NOT_SEEN_YET: Final = ("unknown gpu", "unknown node", "name of several nodes", "
 
 
 def place_events(
-    text: dict[str, npt.NDArray[np.object_]], ms: npt.NDArray[np.int64], stays: InstallationIndex
+    text: dict[str, npt.NDArray[np.object_]], ms: npt.NDArray[np.int64], installations: InstallationIndex
 ) -> npt.NDArray[np.object_]:
     """Find the node and GPU of each event.
 
@@ -63,52 +63,54 @@ def place_events(
     Returns: why an event cannot be used, or an empty text; shape (n,).
     """
     gpu, node, kind = text["gpu"], text["node"], text["type"]
-    _locate(text, ms, stays)
+    _locate(text, ms, installations)
     of_gpu, named = ~pd.isna(gpu), ~pd.isna(node)
-    node[named] = stays.names.written_all(node[named])
-    gpu[of_gpu] = [stays.gpu(name, there) for name, there in zip(gpu[of_gpu], node[of_gpu], strict=True)]
-    codes = stays.codes([None if pd.isna(name) else name for name in gpu])
-    stay = stays.find(codes, ms) if stays.unit == "gpu" else np.full(len(gpu), -1)
-    there = np.array([*stays.nodes, None], dtype=object)[np.where(stay >= 0, stay, -1)]
-    rows = np.flatnonzero((stay >= 0) & named)
-    at_home = rows[~stays.are_elsewhere(node[rows], there[rows])]
+    node[named] = installations.names.written_all(node[named])
+    gpu[of_gpu] = [installations.gpu(name, there) for name, there in zip(gpu[of_gpu], node[of_gpu], strict=True)]
+    codes = installations.codes([None if pd.isna(name) else name for name in gpu])
+    installation = installations.find(codes, ms) if installations.unit == "gpu" else np.full(len(gpu), -1)
+    there = np.array([*installations.nodes, None], dtype=object)[np.where(installation >= 0, installation, -1)]
+    rows = np.flatnonzero((installation >= 0) & named)
+    at_home = rows[~installations.are_elsewhere(node[rows], there[rows])]
     node[at_home] = there[at_home]
-    since = pd.Series(node, dtype=object).map(stays.node_since)
-    missing = "missing node and gpu" if stays.unit == "gpu" else "missing node"
+    since = pd.Series(node, dtype=object).map(installations.node_since)
+    missing = "missing node and gpu" if installations.unit == "gpu" else "missing node"
     of_node = np.select(
         [of_gpu, pd.isna(node), since.isna(), ms < since], ["", missing, "unknown node", "before installation"], ""
     )
     reasons = of_node.astype(object)
     for row in np.flatnonzero(reasons == "unknown node"):
-        if stays.names.is_ambiguous(node[row]):
+        if installations.names.is_ambiguous(node[row]):
             reasons[row] = "name of several nodes"
-    if stays.unit == "gpu":
-        afterwards = of_gpu & (stay == -3) & np.isin(kind.astype(str), sorted(AFTERWARDS))
+    if installations.unit == "gpu":
+        afterwards = of_gpu & (installation == -3) & np.isin(kind.astype(str), sorted(AFTERWARDS))
         # The installations hold against an event: a ticket may quote the serial number of another GPU of the node.
         # What samples show has corrected the installations before.
-        reasons[of_gpu & (stay == -1)] = "unknown gpu"
-        is_shared = np.array([stays.is_shared(name) if isinstance(name, str) else False for name in gpu], bool)
-        reasons[of_gpu & (stay == -2)] = "before installation"
-        reasons[of_gpu & (stay == -3) & ~afterwards] = "after removal"
-        placed = of_gpu & (stay >= 0)
+        reasons[of_gpu & (installation == -1)] = "unknown gpu"
+        is_shared = np.array([installations.is_shared(name) if isinstance(name, str) else False for name in gpu], bool)
+        reasons[of_gpu & (installation == -2)] = "before installation"
+        reasons[of_gpu & (installation == -3) & ~afterwards] = "after removal"
+        placed = of_gpu & (installation >= 0)
         unnamed = placed & pd.isna(node)
         node[unnamed] = there[unnamed]
         reasons[placed & (node != there)] = "on another node than the inventory says"
         reasons[is_shared & (reasons != "")] = SHARED
         left = afterwards & pd.isna(node)
-        node[left] = stays.nodes[stays.last_row(codes[left], ms[left])]
+        node[left] = installations.nodes[installations.last_row(codes[left], ms[left])]
     return reasons
 
 
-def _locate(text: dict[str, npt.NDArray[np.object_]], ms: npt.NDArray[np.int64], stays: InstallationIndex) -> None:
+def _locate(
+    text: dict[str, npt.NDArray[np.object_]], ms: npt.NDArray[np.int64], installations: InstallationIndex
+) -> None:
     """Fill in the GPU of events that name a node and a PCI address, unless several GPUs have it."""
     addresses = text.get("pci_bus_id")
     if addresses is None:
         return
     rows = np.flatnonzero(pd.isna(text["gpu"]) & ~pd.isna(addresses) & ~pd.isna(text["node"]))
-    places = GpuPlaces(stays) if len(rows) else None
+    places = GpuPlaces(installations) if len(rows) else None
     buses = {address: normalise_pci_bus_id(address) or address for address in set(addresses[rows])}
-    for row, node in zip(rows.tolist(), stays.names.written_all(text["node"][rows]), strict=True):
+    for row, node in zip(rows.tolist(), installations.names.written_all(text["node"][rows]), strict=True):
         assert places is not None
         text["gpu"][row] = places.gpu_at(str(node), buses[addresses[row]], int(ms[row]))
 
@@ -131,13 +133,13 @@ def parse_events(
     counts: Counter[str],
     texts: Sequence[str] = _TEXTS,
     aliases: Mapping[str, str] = KEY_ALIASES,
-    stays: InstallationIndex | None = None,
+    installations: InstallationIndex | None = None,
     review: PhraseReview | None = None,
 ) -> tuple[Batch, dict[str, npt.NDArray[Any]]]:
     """Read events, and refuse those at an unusable time; :mod:`telemetry.importing.tickets` says what tickets may have.
 
     ``timestamp`` and ``type`` are required, and ``gpu`` or ``node``.
-    ``stays``: find GPUs by slot, address and serial number; ``review``: takes the words that were classified.
+    ``installations``: find GPUs by slot, address and serial number; ``review``: takes the words that were classified.
 
     ``delay``: ``known_at`` of an event whose source does not give it is its time plus this.
     Returns: the batch, now without the rows that the mapping leaves out, and its columns; instants in milliseconds.
@@ -151,8 +153,8 @@ def parse_events(
     counts["events_read"] += len(kinds)
     batch.keep(wanted)  # A source of states (a daily row a drive with `failure` of 0 and 1) has an event in few rows.
     rows: dict[str, npt.NDArray[Any]] = {name: batch.texts(name) for name in texts}
-    if stays is not None:
-        rows["node"] = np.array([*map(node_finder(stays), rows["node"]), None], dtype=object)[:-1]
+    if installations is not None:
+        rows["node"] = np.array([*map(node_finder(installations), rows["node"]), None], dtype=object)[:-1]
     details = rows["detail"].copy()
     rows["type"] = types_of(kinds[wanted], rows, review or PhraseReview())
     instants = batch.instants("timestamp", day_end=True)  # of a date, no earlier time is certain
@@ -161,7 +163,7 @@ def parse_events(
     rows["code"] = _codes(rows["code"], rows["type"])
     _write_ends(batch, rows, instants.ms)
     batch.refuse("xid event without a code", (rows["type"] == "xid") & pd.isna(rows["code"]))
-    name_gpus(batch, rows, instants.ms, stays, counts)
+    name_gpus(batch, rows, instants.ms, installations, counts)
     resolve_tickets(batch, rows, details, instants.ms, counts)
     known_ms = instants.ms + int(delay.total_seconds() * 1000)
     entered = batch.instants("known_at", optional=True, day_end=True)
@@ -175,7 +177,7 @@ def parse_events(
 def read_events(
     file: Path,
     rules: ImportMapping,
-    stays: InstallationIndex,
+    installations: InstallationIndex,
     quarantine: Quarantine,
     delay: timedelta,
     counts: Counter[str],
@@ -187,27 +189,29 @@ def read_events(
     Raises ``InputError`` if a required column is missing, a column is unknown, or instants cannot be read as such.
     """
     if is_kernel_log(file):
-        return _read_kernel_log(file, rules.kernel_log, stays, quarantine, delay, counts)
+        return _read_kernel_log(file, rules.kernel_log, installations, quarantine, delay, counts)
     frames = [empty_events()]
     for given in read_batches(file, "events", quarantine):
-        batch, rows = parse_events(given, rules.events, EVENT_RUNS.names, delay, counts, stays=stays, review=review)
-        if stays.unit == "node":
+        batch, rows = parse_events(
+            given, rules.events, EVENT_RUNS.names, delay, counts, installations=installations, review=review
+        )
+        if installations.unit == "node":
             if "node" not in batch:
                 raise missing_column("node", batch.table.column_names, str(file))
             rows["gpu"] = np.full(len(batch.rows), None, dtype=object)
-        spread = _spread(rows, stays)
-        reasons = place_events(rows, rows["timestamp"], stays)
-        earlier = rows["timestamp"] < stays.begin  # tickets go back further than telemetry
+        spread = _spread(rows, installations)
+        reasons = place_events(rows, rows["timestamp"], installations)
+        earlier = rows["timestamp"] < installations.begin  # tickets go back further than telemetry
         for reason in sorted(set(reasons) - {""}):
             batch.refuse(reason, (reasons == reason) & earlier, lost=False)
-            batch.refuse(reason, reasons == reason, lost=not _is_elsewhere(reason, reasons, stays))
+            batch.refuse(reason, reasons == reason, lost=not _is_elsewhere(reason, reasons, installations))
         rows["source"] = np.where(pd.isna(rows["source"]), file.name, rows["source"])
         opened, resolved = (
             events.assign(**{name: times_of(events[name].to_numpy(np.int64)) for name in ("timestamp", "known_at")})
             for events in (pd.DataFrame(rows)[batch.good], resolutions(rows, batch.good, delay))
         )
         events = _add_runs(opened[EVENTS.names], batch)
-        if stays.unit == "gpu":
+        if installations.unit == "gpu":
             counts["repairs_without_a_gpu"] += sum(
                 int((frame["type"].isin(WORK) & frame["gpu"].isna()).sum()) for frame in (opened, resolved)
             )
@@ -220,13 +224,13 @@ def read_events(
 def _read_kernel_log(
     file: Path,
     mapping: KernelLogMapping,
-    stays: InstallationIndex,
+    installations: InstallationIndex,
     quarantine: Quarantine,
     delay: timedelta,
     counts: Counter[str],
 ) -> pd.DataFrame:
     settings = mapping.model_dump() | {"messages": mapping.messages}
-    settings["node"] = settings["node"] or stays.names.find(stem_of(file))
+    settings["node"] = settings["node"] or installations.names.find(stem_of(file))
     settings["reference_time"] = settings["reference_time"] or last_written(file)
     with read_errors(file):
         try:
@@ -247,27 +251,31 @@ def _read_kernel_log(
     ms = ms_of(events["timestamp"])
     text = {name: events[name].astype(object).where(events[name].notna(), None).to_numpy(copy=True) for name in _PLACE}
     # A UUID that is in service nowhere at that time says nothing: the address does, or the event is the node's.
-    stay = stays.find(stays.codes(text["gpu"]), ms) if stays.unit == "gpu" else np.full(len(ms), -1)
-    text["gpu"][stay < 0] = None
-    text["node"][stay >= 0] = stays.nodes[stay[stay >= 0]]
-    reasons = place_events(text, ms, stays)
+    installation = (
+        installations.find(installations.codes(text["gpu"]), ms)
+        if installations.unit == "gpu"
+        else np.full(len(ms), -1)
+    )
+    text["gpu"][installation < 0] = None
+    text["node"][installation >= 0] = installations.nodes[installation[installation >= 0]]
+    reasons = place_events(text, ms, installations)
     counts["xids_without_a_gpu"] += int((pd.isna(text["gpu"]) & (events["type"] == "xid")).sum())
     events = events[EVENTS.names]
-    earlier = ms < stays.begin
+    earlier = ms < installations.begin
     for reason in sorted(set(reasons) - {""}):
         for old in (False, True):
             part = events[(reasons == reason) & (earlier == old)]
-            lost = not (old or _is_elsewhere(reason, reasons, stays))
+            lost = not (old or _is_elsewhere(reason, reasons, installations))
             quarantine.set_aside_frame(reason, "events", file, part, lost=lost)
     return events.assign(gpu=text["gpu"], node=text["node"])[reasons == ""]
 
 
-def _is_elsewhere(reason: str, reasons: npt.NDArray[np.object_], stays: InstallationIndex) -> bool:
+def _is_elsewhere(reason: str, reasons: npt.NDArray[np.object_], installations: InstallationIndex) -> bool:
     """Return whether events are about nodes outside of the samples: a desk for all machines, telemetry of some.
 
     Only where no inventory names the fleet, and some events do match: otherwise the names may not agree.
     """
-    return stays.is_observed and reason == "unknown node" and bool((reasons == "").any())
+    return installations.is_observed and reason == "unknown node" and bool((reasons == "").any())
 
 
 def _add_runs(events: pd.DataFrame, batch: Batch) -> pd.DataFrame:
@@ -313,20 +321,20 @@ def _at_each(events: pd.DataFrame, spread: Mapping[int, list[str]]) -> pd.DataFr
     return events.assign(node=pd.Series(nodes, events.index, dtype=object)).explode("node", ignore_index=True)
 
 
-def _spread(rows: dict[str, npt.NDArray[Any]], stays: InstallationIndex) -> dict[int, list[str]]:
+def _spread(rows: dict[str, npt.NDArray[Any]], installations: InstallationIndex) -> dict[int, list[str]]:
     """Give the nodes of each event that names several, in a list such as ``gpu[01-04]`` or ``gpu01, gpu02``.
 
     A maintenance may name a pattern of names, a rack or an NVLink domain instead. The first node takes the text's place
     in ``rows``; where there is none, the text stays.
     """
     asked = np.flatnonzero(pd.isna(rows["gpu"]) & ~pd.isna(rows["node"]))
-    places = stays.frame.reindex(columns=["node", "rack", "nvlink_domain"]).astype(object).drop_duplicates()
+    places = installations.frame.reindex(columns=["node", "rack", "nvlink_domain"]).astype(object).drop_duplicates()
     out: dict[int, list[str]] = {}
     for row in asked.tolist():
         pattern, start = rows["node"][row], rows["timestamp"][row]
-        if pattern in stays.node_since:
+        if pattern in installations.node_since:
             continue
-        listed = nodes_of_list(pattern, stays)
+        listed = nodes_of_list(pattern, installations)
         if listed or rows["type"][row] != "maintenance":
             if listed:
                 rows["node"][row], out[row] = listed[0], listed
@@ -335,7 +343,7 @@ def _spread(rows: dict[str, npt.NDArray[Any]], stays: InstallationIndex) -> dict
         if not meant.any():
             meant = (places[["rack", "nvlink_domain"]] == pattern).any(axis=1).to_numpy(dtype=bool)
         names = sorted({str(node) for node in places["node"][meant]})
-        there = [node for node in names if stays.node_since[node] <= start]
+        there = [node for node in names if installations.node_since[node] <= start]
         if names:
             rows["node"][row] = (there or names)[0]
             out[row] = there or names[:1]

@@ -20,7 +20,7 @@ from telemetry.importing.inventory import InstallationIndex
 from telemetry.importing.samples.block import Spill
 
 OPEN: Final = 1 << 62
-"""End of a stay that lasts, in milliseconds; the negative is the start of one that was always there."""
+"""End of an installation that lasts, in milliseconds; the negative is the start of one that was always there."""
 
 ATTRIBUTES: Final = ("slot", "pci_bus_id", "serial", "model", "driver", "cluster", "group", "rack", "nvlink_domain")
 """What is known of a GPU in its place."""
@@ -31,7 +31,7 @@ MOST_MOVES: Final = 12
 """A unit that changes its node more often than this is one identity that several nodes claim."""
 
 _TOGETHER_MS: Final = 3_600_000
-# No GPU moves to another node and back within an hour: samples of one node this close together are one stay.
+# No GPU moves to another node and back within an hour: samples of one node this close together are one installation.
 _SEVERAL: Final = 3
 _MANY: Final = 4
 # Fewer samples of a GPU on a second node, among this many times as many of the first, are no second GPU.
@@ -47,7 +47,7 @@ class Corrected:
     ``contradictions``: a line for each GPU that was elsewhere than the inventory says.
     """
 
-    stays: pd.DataFrame
+    installations: pd.DataFrame
     contradictions: list[str]
 
 
@@ -93,7 +93,7 @@ def _overlaps(spans: pd.DataFrame) -> pd.Series:
     return spans["first"] < latest
 
 
-def runs_of(rows: pd.DataFrame, stays: InstallationIndex) -> pd.DataFrame:
+def runs_of(rows: pd.DataFrame, installations: InstallationIndex) -> pd.DataFrame:
     """Return where units were: a row for each time on one node, by (gpu, first_ms).
 
     ``rows``: see :func:`rows_of`.
@@ -103,24 +103,24 @@ def runs_of(rows: pd.DataFrame, stays: InstallationIndex) -> pd.DataFrame:
     runs = rows.groupby(begins.cumsum().to_numpy(), sort=False).agg(
         unit=("unit", "first"), node=("node", "first"), first_ms=("ms", "min"), last_ms=("ms", "max")
     )
-    names, nodes = np.array(stays.units, dtype=object), np.array(stays.node_names, dtype=object)
+    names, nodes = np.array(installations.units, dtype=object), np.array(installations.node_names, dtype=object)
     return runs.assign(gpu=names[runs.pop("unit")], node=nodes[runs["node"]]).reset_index(drop=True)
 
 
-def correct_stays(given: pd.DataFrame, runs: pd.DataFrame, *, unit: Unit) -> Corrected:
-    """Lay the stays of GPUs over what was observed of them.
+def correct_installations(given: pd.DataFrame, runs: pd.DataFrame, *, unit: Unit) -> Corrected:
+    """Lay the installations of GPUs over what was observed of them.
 
     ``given``: in the layout of :data:`INVENTORY`; empty without an inventory.
     ``runs``: all observations of the GPUs that are corrected, see :func:`runs_of`. Further columns are attributes that
-    fill the gaps of the stays. ``is_from_start``: a GPU that the inventory does not name and that was first seen in
-    such a run was always there.
+    fill the gaps of the installations. ``is_from_start``: a GPU that the inventory does not name and that was first
+    seen in such a run was always there.
     """
     limits = {"start": ms_of(given["installed_at"], unknown=-OPEN), "end": ms_of(given["removed_at"], unknown=OPEN)}
     of_unit = _by(unit, given.assign(**limits).sort_values("start", kind="stable"))
     observed = _by("gpu", runs.sort_values("first_ms", kind="stable"))
-    made = [stay for gpu, seen in observed.items() for stay in _stays_of(of_unit.get(gpu, []), seen)]
+    made = [installation for gpu, seen in observed.items() for installation in _stays_of(of_unit.get(gpu, []), seen)]
     if unit == "node":
-        made = [stay | {"gpu": None} for stay in made]
+        made = [installation | {"gpu": None} for installation in made]
     names = list(dict.fromkeys([*INVENTORY.names, *given.columns]))
     frame = pd.DataFrame(made, columns=[*names, "start", "end"])
     for name, limit in (("installed_at", "start"), ("removed_at", "end")):
@@ -133,18 +133,19 @@ def correct_stays(given: pd.DataFrame, runs: pd.DataFrame, *, unit: Unit) -> Cor
     return Corrected(whole.reindex(columns=names), _contradictions(of_unit, runs[~is_covered(given, runs)]))
 
 
-def split_stays(
+def split_installations(
     given: pd.DataFrame, names: Mapping[tuple[str, str], str], first_ms: int, stored: Collection[str]
 ) -> pd.DataFrame:
-    """Give the stays of an identity that several GPUs have to the GPU of each node.
+    """Give the installations of an identity that several GPUs have to the GPU of each node.
 
     ``names``: identity and node to the GPU there.
-    ``first_ms``: the stays of an identity of which the dataset has samples (``stored``) end then, at the latest.
+    ``first_ms``: the installations of an identity of which the dataset has samples (``stored``) end then, at the
+    latest.
     """
     shared = {gpu for gpu, _ in names}
     keys = list(zip(given["gpu"], given["node"], strict=True))
     known = set(given["gpu"])
-    # Those that an earlier import distinguished have their stays.
+    # Those that an earlier import distinguished have their installations.
     is_new = np.array([names.get(key, key[0]) not in known or key not in names for key in keys], dtype=bool)
     split = given.assign(gpu=[names.get(key, key[0]) for key in keys])[is_new]
     left = given[given["gpu"].isin(shared & set(stored))]
@@ -159,15 +160,15 @@ def split_stays(
 
 
 def with_places(given: pd.DataFrame, places: pd.DataFrame) -> pd.DataFrame:
-    """Fill in the PCI address and slot of stays from samples, where these show one only.
+    """Fill in the PCI address and slot of installations from samples, where these show one only.
 
     ``places``: ``gpu``, ``node``, ``pci_bus_id``, ``slot``, a row for each time in one place.
     """
-    of_stay = places.groupby(["gpu", "node"])
+    of_installation = places.groupby(["gpu", "node"])
     index = pd.MultiIndex.from_frame(given[["gpu", "node"]])
     filled = given.copy()
     for name in ("pci_bus_id", "slot"):
-        one = of_stay[name].first().where(of_stay[name].nunique() == 1).reindex(index)
+        one = of_installation[name].first().where(of_installation[name].nunique() == 1).reindex(index)
         filled[name] = given[name].astype(object).where(given[name].notna(), one.to_numpy(dtype=object))
         filled[name] = filled[name].where(filled[name].notna(), None)
     return filled
@@ -185,16 +186,18 @@ def _by(name: str, frame: pd.DataFrame) -> dict[str, list[dict[str, Any]]]:
     return rows
 
 
-def _stays_of(stays: list[dict[str, Any]], runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the stays of one GPU: those observed, and the inventory's before and after."""
+def _stays_of(installations: list[dict[str, Any]], runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the installations of one GPU: those observed, and the inventory's before and after."""
     first, last = runs[0]["first_ms"], max(run["last_ms"] for run in runs)
-    limits = sorted({limit for stay in stays for limit in (stay["start"], stay["end"])})
+    limits = sorted({limit for installation in installations for limit in (installation["start"], installation["end"])})
     made: list[dict[str, Any]] = []
-    boundary = -OPEN if not stays and runs[0]["is_from_start"] else first
+    boundary = -OPEN if not installations and runs[0]["is_from_start"] else first
     for number, run in enumerate(runs):
-        same = [stay for stay in stays if stay["node"] == run["node"]]
-        if number == 0:  # a stay that begins before the first observation keeps its beginning
-            boundary = max((stay["start"] for stay in same if stay["start"] <= first), default=boundary)
+        same = [installation for installation in installations if installation["node"] == run["node"]]
+        if number == 0:  # an installation that begins before the first observation keeps its beginning
+            boundary = max(
+                (installation["start"] for installation in same if installation["start"] <= first), default=boundary
+            )
         start = boundary
         if number + 1 < len(runs):
             following = runs[number + 1]["first_ms"]
@@ -202,22 +205,28 @@ def _stays_of(stays: list[dict[str, Any]], runs: list[dict[str, Any]]) -> list[d
             fitting = [limit for limit in limits if run["last_ms"] < limit <= following]
             end = boundary = fitting[0] if fitting else following
         else:
-            later = [stay["start"] for stay in stays if stay["start"] > last]
-            end = min([stay["end"] for stay in same if stay["end"] >= last] + later, default=OPEN)
-        known: dict[str, Any] = dict((same or stays or [{}])[-1])
+            later = [installation["start"] for installation in installations if installation["start"] > last]
+            end = min(
+                [installation["end"] for installation in same if installation["end"] >= last] + later, default=OPEN
+            )
+        known: dict[str, Any] = dict((same or installations or [{}])[-1])
         for name in () if same else _PLACE_ATTRIBUTES:
             known.pop(name, None)
         seen: dict[str, Any] = {name: run[name] for name in ATTRIBUTES if name in run and known.get(name) is None}
         made.append(known | seen | {"gpu": run["gpu"], "node": run["node"], "start": start, "end": end})
     begin, end = made[0]["start"], made[-1]["end"]
-    before = [stay | {"end": min(stay["end"], begin)} for stay in stays if stay["start"] < begin]
-    return [*before, *made, *(stay for stay in stays if stay["start"] >= end)]
+    before = [
+        installation | {"end": min(installation["end"], begin)}
+        for installation in installations
+        if installation["start"] < begin
+    ]
+    return [*before, *made, *(installation for installation in installations if installation["start"] >= end)]
 
 
-def is_covered(stays: pd.DataFrame, runs: pd.DataFrame) -> npt.NDArray[np.bool_]:
-    """Return which runs lie within a stay of their GPU on their node."""
-    limits = stays[["gpu", "node"]].assign(
-        start=ms_of(stays["installed_at"], unknown=-OPEN), end=ms_of(stays["removed_at"], unknown=OPEN)
+def is_covered(installations: pd.DataFrame, runs: pd.DataFrame) -> npt.NDArray[np.bool_]:
+    """Return which runs lie within an installation of their GPU on their node."""
+    limits = installations[["gpu", "node"]].assign(
+        start=ms_of(installations["installed_at"], unknown=-OPEN), end=ms_of(installations["removed_at"], unknown=OPEN)
     )
     numbered = runs[["gpu", "node", "first_ms", "last_ms"]].assign(run=np.arange(len(runs)))
     pairs = numbered.merge(limits, on=["gpu", "node"])
@@ -225,11 +234,16 @@ def is_covered(stays: pd.DataFrame, runs: pd.DataFrame) -> npt.NDArray[np.bool_]
     return np.isin(np.arange(len(runs)), pairs.loc[within, "run"])
 
 
-def _contradictions(stays: Mapping[str, list[dict[str, Any]]], runs: pd.DataFrame) -> list[str]:
-    """Return a line for each run that lies in no stay; none where there is no inventory."""
+def _contradictions(installations: Mapping[str, list[dict[str, Any]]], runs: pd.DataFrame) -> list[str]:
+    """Return a line for each run that lies in no installation; none where there is no inventory."""
     lines = []
-    for gpu, node, first, last in runs[["gpu", "node", "first_ms", "last_ms"]].itertuples(index=False) if stays else ():
-        nodes = ", ".join(dict.fromkeys(stay["node"] for stay in stays.get(gpu, ()))) or "does not name it"
+    for gpu, node, first, last in (
+        runs[["gpu", "node", "first_ms", "last_ms"]].itertuples(index=False) if installations else ()
+    ):
+        nodes = (
+            ", ".join(dict.fromkeys(installation["node"] for installation in installations.get(gpu, ())))
+            or "does not name it"
+        )
         lines.append(f"{gpu} was on node {node} from {_text(first)} to {_text(last)}; inventory: {nodes}")
     return lines
 
@@ -239,12 +253,12 @@ def _text(ms: int) -> str:
 
 
 def unseen_nodes(
-    stays: InstallationIndex, given: Sequence[str], seen: npt.NDArray[np.bool_]
+    installations: InstallationIndex, given: Sequence[str], seen: npt.NDArray[np.bool_]
 ) -> tuple[list[str], list[str]]:
     """Return the nodes that samples name and an inventory does not, and the reverse.
 
     ``given``: nodes of the inventory. ``seen``: by node code, whether a sample names it.
     """
     known = set(given)
-    observed = {stays.node_names[code] for code in np.flatnonzero(seen).tolist()}
+    observed = {installations.node_names[code] for code in np.flatnonzero(seen).tolist()}
     return sorted(observed - known), sorted(known - observed)

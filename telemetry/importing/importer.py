@@ -2,8 +2,8 @@
 
 Importing the same files again changes nothing. Importing others into an existing dataset adds to it: samples of a unit
 and time that it holds already are taken for repeats (or set aside, where they differ), raw samples of a step that it
-has rolled up are set aside, events go through the same dedupe as if they had come together with what is kept, stays of
-the same GPU, node and ``installed_at`` are replaced, and jobs are replaced by their newer rows.
+has rolled up are set aside, events go through the same dedupe as if they had come together with what is kept,
+installations of the same GPU, node and ``installed_at`` are replaced, and jobs are replaced by their newer rows.
 """
 
 import hashlib
@@ -37,7 +37,7 @@ from telemetry.importing.files.sources import SourceFile, expand_sources, new_so
 from telemetry.importing.files.tables import column_names, read_batches
 from telemetry.importing.ingest import ImportResult, Ingest
 from telemetry.importing.instants import WRONG_CLOCK
-from telemetry.importing.inventory import InstallationIndex, end_overlaps, merge_stays, read_inventory, unit_of
+from telemetry.importing.inventory import InstallationIndex, end_overlaps, merge_installations, read_inventory, unit_of
 from telemetry.importing.jobs import read_jobs
 from telemetry.importing.mapping import ImportMapping, TableMapping, load_mapping, without_later_keys
 from telemetry.importing.quarantine import Quarantine
@@ -178,7 +178,7 @@ class _Files:
     now: datetime
     unsettled: Callable[[npt.NDArray[np.int64]], npt.NDArray[np.bool_]] | None = None
 
-    def stays(self, ingest: Ingest) -> InstallationIndex:
+    def installations(self, ingest: Ingest) -> InstallationIndex:
         """Return the dataset's installations with those of the file laid over them."""
         existing = None if ingest.existing is None else ingest.existing.inventory()
         if self.inventory is None:
@@ -195,7 +195,7 @@ class _Files:
         if self.mapping.span is not None:  # whatever was there until the end has not been seen to leave
             end = pd.Timestamp(self.mapping.span[1])  # of a date, the day's last millisecond
             frame.loc[frame["removed_at"].isin([end, end - pd.Timedelta(milliseconds=1)]), "removed_at"] = pd.NaT
-        frame = merge_stays(existing, frame) if is_new or existing is None else existing
+        frame = merge_installations(existing, frame) if is_new or existing is None else existing
         unit = unit_of(frame)
         if ingest.existing is not None and ingest.existing.meta.unit != unit:
             raise InputError(
@@ -209,13 +209,13 @@ class _Files:
         quarantine.set_aside_frame("in two places from the same time", "inventory", self.inventory, dropped)
         if ended:
             ingest.counts["overlapping_stays_ended"] += len(ended)
-            _LOG.warning("%s: %d stays overlap: %s", self.inventory, len(ended), "; ".join(ended[:_NAMED]))
+            _LOG.warning("%s: %d installations overlap: %s", self.inventory, len(ended), "; ".join(ended[:_NAMED]))
         if is_new:
             account = quarantine.tables["inventory"]
             account.used = account.read - account.left_out.total()
-        stays = InstallationIndex(installed, unit, parents, self.mapping.nodes.aliases)
-        stays.names.used_aliases |= names.used_aliases
-        return stays
+        installations = InstallationIndex(installed, unit, parents, self.mapping.nodes.aliases)
+        installations.names.used_aliases |= names.used_aliases
+        return installations
 
     def _unit_of_samples(self, channels: Mapping[str, Channel]) -> Unit:
         """Return what the samples are of, where no inventory says so; they have to name the node."""
@@ -246,12 +246,14 @@ class _Files:
                 )
         return unit
 
-    def events(self, ingest: Ingest, stays: InstallationIndex) -> list[pd.DataFrame]:
+    def events(self, ingest: Ingest, installations: InstallationIndex) -> list[pd.DataFrame]:
         """Read tables of events and kernel logs."""
         frames = []
         quarantine = ingest.quarantine
         for file in self.files["events"]:
-            events = read_events(file, self.mapping, stays, quarantine, ingest.delay, ingest.counts, ingest.review)
+            events = read_events(
+                file, self.mapping, installations, quarantine, ingest.delay, ingest.counts, ingest.review
+            )
             ahead = ingest.wrong_clock(ms_of(events["timestamp"]))
             ahead |= (events["known_at"] > self.now + AHEAD + ingest.delay).to_numpy()
             to_come = ahead & (events["type"] == "maintenance").to_numpy()  # of a calendar: not yet a fact
@@ -262,12 +264,12 @@ class _Files:
             frames.append(events[~ahead])
         return frames
 
-    def jobs(self, ingest: Ingest, stays: InstallationIndex) -> list[pd.DataFrame]:
+    def jobs(self, ingest: Ingest, installations: InstallationIndex) -> list[pd.DataFrame]:
         """Read tables of jobs."""
         frames = []
         for file in self.files["jobs"]:
             batches = read_batches(file, "jobs", ingest.quarantine)
-            frames.append(read_jobs(batches, self.mapping.jobs, stays, self.now + AHEAD))
+            frames.append(read_jobs(batches, self.mapping.jobs, installations, self.now + AHEAD))
             ingest.counts["jobs_read"] += len(frames[-1])
             ingest.quarantine.used("jobs", len(frames[-1]))
         return frames

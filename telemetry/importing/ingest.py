@@ -42,11 +42,11 @@ from telemetry.importing.event_runs import (
 from telemetry.importing.events import empty_events
 from telemetry.importing.evidence import (
     STRAY,
-    correct_stays,
+    correct_installations,
     rows_of,
     runs_of,
     shared_units,
-    split_stays,
+    split_installations,
     unseen_nodes,
     with_places,
 )
@@ -104,13 +104,13 @@ class Source(Protocol):
     rules: TableMapping
     unsettled: Callable[[npt.NDArray[np.int64]], npt.NDArray[np.bool_]] | None
 
-    def stays(self, ingest: "Ingest") -> InstallationIndex:
+    def installations(self, ingest: "Ingest") -> InstallationIndex:
         """Return the installations, the whole dataset's."""
 
-    def events(self, ingest: "Ingest", stays: InstallationIndex) -> list[pd.DataFrame]:
+    def events(self, ingest: "Ingest", installations: InstallationIndex) -> list[pd.DataFrame]:
         """Return events on their nodes and GPUs."""
 
-    def jobs(self, ingest: "Ingest", stays: InstallationIndex) -> list[pd.DataFrame]:
+    def jobs(self, ingest: "Ingest", installations: InstallationIndex) -> list[pd.DataFrame]:
         """Return tables of jobs, the newest last."""
 
     def state(self) -> Mapping[str, pa.Table] | None:
@@ -163,25 +163,25 @@ class Ingest:
                 if state is None:
                     writer.adopt_folder(existing, STATE_FOLDER)
             with self.quarantine.stored_in(writer.folder / "quarantine"):
-                stays = source.stays(self)
+                installations = source.installations(self)
                 self.quarantine.check_loss("inventory")
-                staged = self._stage(source, writer, stays) if source.samples else None
+                staged = self._stage(source, writer, installations) if source.samples else None
                 if staged is not None:
-                    stays = staged[0].stays
-                given = stack_events(source.events(self, stays))
-                self._report_aliases(stays)
+                    installations = staged[0].installations
+                given = stack_events(source.events(self, installations))
+                self._report_aliases(installations)
                 self.quarantine.check_loss("events")
-                detected = self._merge(writer, stays, source, staged)
+                detected = self._merge(writer, installations, source, staged)
                 events = self._all_events(given, detected)
                 jobs = None if existing is None else existing.jobs()
-                for new in source.jobs(self, stays):
+                for new in source.jobs(self, installations):
                     jobs = merge_jobs(jobs, new)
                 self.quarantine.check_loss("jobs")
             span = self._span(events, source)
             accounts = self.quarantine.tables.values()
             self.counts["rows_left_out_by_mapping"] += sum(account.left_out[BY_MAPPING] for account in accounts)
             shutil.rmtree(writer.folder / ".spill", ignore_errors=True)
-            frame = stays.given
+            frame = installations.given
             self.counts["installed_before_anything_observed"] += int(frame["installed_at"].isna().sum())
             frame["installed_at"] = frame["installed_at"].fillna(pd.Timestamp(span[0]).as_unit("ms"))
             if state is not None:
@@ -226,14 +226,16 @@ class Ingest:
             buckets *= 2
         return buckets
 
-    def _stage(self, source: Source, writer: DatasetWriter, stays: InstallationIndex) -> tuple[SampleIntake, Spill]:
+    def _stage(
+        self, source: Source, writer: DatasetWriter, installations: InstallationIndex
+    ) -> tuple[SampleIntake, Spill]:
         """Read and check the samples, and correct the installations by them."""
-        files, named = source.samples, list(dict.fromkeys(stays.nodes))
+        files, named = source.samples, list(dict.fromkeys(installations.nodes))
         intake = SampleIntake(
             files,
             source.rules,
             self.channels,
-            stays,
+            installations,
             self.quarantine,
             self.wrong_clock,
             not self.live,
@@ -252,28 +254,34 @@ class Ingest:
         self.counts.update(intake.counts)
         self.counts["gpus_named_by_their_place"] += intake.place_names
         if intake.moved:
-            intake.stays = self._corrected(intake, spill)
-        intake.stays = _with_observed_places(intake.stays, intake.places.frame(), spill.renamed)
+            intake.installations = self._corrected(intake, spill)
+        intake.installations = _with_observed_places(intake.installations, intake.places.frame(), spill.renamed)
         if named:
-            self._report_nodes(*unseen_nodes(stays, named, intake.seen))
+            self._report_nodes(*unseen_nodes(installations, named, intake.seen))
         return intake, spill
 
     def _corrected(self, intake: SampleIntake, spill: Spill) -> InstallationIndex:
         rows = rows_of(spill, intake.moved)
         shared: list[int] = []
-        if intake.stays.unit == "gpu":
+        if intake.installations.unit == "gpu":
             shared, strays = shared_units(rows, self.step // timedelta(milliseconds=1))
             self._leave_out(strays, intake, spill)
             rows = rows.drop(strays.index)
             in_rows = set(rows["unit"].tolist())
-            shared += sorted(code for code in in_rows - {*shared} if intake.stays.is_shared(intake.stays.units[code]))
+            shared += sorted(
+                code for code in in_rows - {*shared} if intake.installations.is_shared(intake.installations.units[code])
+            )
         if shared:
             rows = self._distinguish(intake, spill, rows, shared)
-        stays = intake.stays
-        runs = runs_of(rows, stays)
-        known = stays.given[stays.given["gpu"].isin(runs["gpu"])] if not self.live else stays.given[:0]
-        strangers = set(runs["gpu"][~runs["node"].isin(stays.given["node"])]) & set(known["gpu"])
-        if len(strangers) > _FEW and 2 * len(strangers) > len(set(stays.given["gpu"].dropna())):
+        installations = intake.installations
+        runs = runs_of(rows, installations)
+        known = (
+            installations.given[installations.given["gpu"].isin(runs["gpu"])]
+            if not self.live
+            else installations.given[:0]
+        )
+        strangers = set(runs["gpu"][~runs["node"].isin(installations.given["node"])]) & set(known["gpu"])
+        if len(strangers) > _FEW and 2 * len(strangers) > len(set(installations.given["gpu"].dropna())):
             example = runs[runs["gpu"].isin(strangers)].iloc[0]
             raise InputError(
                 f"{len(strangers)} GPUs are on nodes that the inventory does not name, such as {example['gpu']} on "
@@ -282,17 +290,19 @@ class Ingest:
                 "Map the column that names the node, not a pod or an address, or import without --inventory.",
             )
         is_from_start = runs["first_ms"] - runs["first_ms"].min() <= _JOINED_AT_ONCE_MS
-        corrected = correct_stays(stays.given, runs.assign(is_from_start=is_from_start), unit=stays.unit)
+        corrected = correct_installations(
+            installations.given, runs.assign(is_from_start=is_from_start), unit=installations.unit
+        )
         self.counts["installations_from_samples"] += len(intake.moved)
         self.counts["contradictions_of_the_inventory"] += len(corrected.contradictions)
         for line in corrected.contradictions[:_NAMED]:
             _LOG.warning("samples contradict the inventory: %s", line)
         self.contradictions += corrected.contradictions
-        return stays.changed(corrected.stays)
+        return installations.changed(corrected.installations)
 
     def _leave_out(self, strays: pd.DataFrame, intake: SampleIntake, spill: Spill) -> None:
         spill.strays = pd.MultiIndex.from_frame(strays[["unit", "node", "ms"]])
-        names, nodes = np.array(intake.stays.units, object), np.array(intake.stays.node_names, object)
+        names, nodes = np.array(intake.installations.units, object), np.array(intake.installations.node_names, object)
         times = [datetime.fromtimestamp(ms / 1000, UTC).isoformat() for ms in strays["ms"].tolist()]
         shown = {"timestamp": times, "node": nodes[strays["node"]], "gpu": names[strays["unit"]]}
         self.quarantine.set_aside_frame(STRAY, "samples", Path("samples"), pd.DataFrame(shown), lost=False)
@@ -301,33 +311,40 @@ class Ingest:
         self, intake: SampleIntake, spill: Spill, rows: pd.DataFrame, shared: Sequence[int]
     ) -> pd.DataFrame:
         """Name GPUs by their place whose identity is that of GPUs on other nodes, too; return the rows under it."""
-        stays, names = intake.stays, dict[tuple[int, int], str]()
+        installations, names = intake.installations, dict[tuple[int, int], str]()
         newest = intake.places.frame().groupby(["unit", "node"])[["pci_bus_id", "slot"]].last()
         for unit in shared:
-            gpu, codes = stays.units[unit], set(rows["node"][rows["unit"] == unit])
-            nodes = sorted(codes, key=stays.node_names.__getitem__)
+            gpu, codes = installations.units[unit], set(rows["node"][rows["unit"] == unit])
+            nodes = sorted(codes, key=installations.node_names.__getitem__)
             for node in nodes:
                 place = newest.loc[(unit, node)].to_dict() if (unit, node) in newest.index else {}
-                stored_name = stays.gpu(gpu, stays.node_names[node])
-                name = place_identity(stays.node_names[node], **place) if stored_name == gpu else stored_name
-                names[unit, node] = name or f"{stays.node_names[node]}@{gpu}"
-            line = f"{gpu} is on {len(nodes)} nodes at one time: {', '.join(stays.node_names[node] for node in nodes)}"
+                stored_name = installations.gpu(gpu, installations.node_names[node])
+                name = place_identity(installations.node_names[node], **place) if stored_name == gpu else stored_name
+                names[unit, node] = name or f"{installations.node_names[node]}@{gpu}"
+            places = ", ".join(installations.node_names[node] for node in nodes)
+            line = f"{gpu} is on {len(nodes)} nodes at one time: {places}"
             self.contradictions.append(f"{line}; GPUs are named by node and place, such as {names[unit, nodes[0]]}")
             _LOG.warning("%s", self.contradictions[-1])
         self.counts["identities_on_several_nodes"] += len(shared)
-        stays.learn([name for name in dict.fromkeys(names.values()) if name not in stays.units], [])
-        spill.renamed = {place: stays.units.index(name) for place, name in names.items()}
-        by_node = {(stays.units[unit], stays.node_names[node]): name for (unit, node), name in names.items()}
+        installations.learn([name for name in dict.fromkeys(names.values()) if name not in installations.units], [])
+        spill.renamed = {place: installations.units.index(name) for place, name in names.items()}
+        by_node = {
+            (installations.units[unit], installations.node_names[node]): name for (unit, node), name in names.items()
+        }
         stored = set() if self.existing is None else set(self.existing.inventory()["gpu"])
         first_ms = int(rows["ms"][rows["unit"].isin(shared)].min())
-        intake.stays = stays.changed(split_stays(stays.given, by_node, first_ms, stored), shared=by_node)
+        intake.installations = installations.changed(
+            split_installations(installations.given, by_node, first_ms, stored), shared=by_node
+        )
         return rows_of(spill, (intake.moved - set(shared)) | set(spill.renamed.values()))
 
-    def _report_aliases(self, stays: InstallationIndex) -> None:
-        unused = [alias for alias in stays.aliases if node_key(alias) not in stays.names.used_aliases]
-        self.counts["node_aliases_used"] += len(stays.aliases) - len(unused)
+    def _report_aliases(self, installations: InstallationIndex) -> None:
+        unused = [alias for alias in installations.aliases if node_key(alias) not in installations.names.used_aliases]
+        self.counts["node_aliases_used"] += len(installations.aliases) - len(unused)
         self.counts["node_aliases_unused"] += len(unused)
-        self.contradictions += [f"alias {alias} of node {stays.aliases[alias]}: no row has it" for alias in unused]
+        self.contradictions += [
+            f"alias {alias} of node {installations.aliases[alias]}: no row has it" for alias in unused
+        ]
 
     def _report_nodes(self, added: list[str], silent: list[str]) -> None:
         self.counts["nodes_missing_in_the_inventory"] += len(added)
@@ -336,16 +353,20 @@ class Ingest:
             self.contradictions += [f"node {name}: {what}" for name in names]
 
     def _merge(
-        self, writer: DatasetWriter, stays: InstallationIndex, source: Source, staged: tuple[SampleIntake, Spill] | None
+        self,
+        writer: DatasetWriter,
+        installations: InstallationIndex,
+        source: Source,
+        staged: tuple[SampleIntake, Spill] | None,
     ) -> pd.DataFrame:
         """Write the samples, new and old; return the XIDs that the gauge showed."""
         if staged is None:
-            self._keep_samples(writer, stays)
+            self._keep_samples(writer, installations)
             return empty_events()
         intake, spill = staged
         rows = intake.rows_read
         plan = plan_merge(spill, self.existing, intake, self.step, self.keep_from)
-        writer.declare(plan.channels, unit=stays.unit, sample_count=plan.rolled, runs=plan.runs)
+        writer.declare(plan.channels, unit=installations.unit, sample_count=plan.rolled, runs=plan.runs)
         merger = SampleMerger(plan, self.existing, self.delay, list(source.samples), self.quarantine)
         for bucket, table, row_count in merger.run(spill):
             if row_count:
@@ -360,11 +381,11 @@ class Ingest:
         write_newest(writer.folder, merger.newest)
         write_instruments(writer.folder, merger.instruments.table())
         self._seen += [datetime.fromtimestamp(ms / 1000, UTC) for ms in merger.span_ms]
-        return stack_events([*merger.events, intake.losses.events(stays, self.delay, spill.renamed)])
+        return stack_events([*merger.events, intake.losses.events(installations, self.delay, spill.renamed)])
 
-    def _keep_samples(self, writer: DatasetWriter, stays: InstallationIndex) -> None:
+    def _keep_samples(self, writer: DatasetWriter, installations: InstallationIndex) -> None:
         if self.existing is None:
-            writer.declare({}, unit=stays.unit, sample_count=False)
+            writer.declare({}, unit=installations.unit, sample_count=False)
             return
         meta = self.existing.meta
         writer.declare(meta.channels, unit=meta.unit, sample_count=meta.sample_count, runs=meta.runs)
@@ -423,17 +444,18 @@ class Ingest:
 
 
 def _with_observed_places(
-    stays: InstallationIndex, places: pd.DataFrame, renamed: Mapping[tuple[int, int], int]
+    installations: InstallationIndex, places: pd.DataFrame, renamed: Mapping[tuple[int, int], int]
 ) -> InstallationIndex:
     if places.empty:
-        return stays
+        return installations
     units = [renamed.get(key, key[0]) for key in zip(places["unit"], places["node"], strict=True)]
     named = places.assign(
-        gpu=[stays.units[unit] for unit in units], node=[stays.node_names[node] for node in places["node"]]
+        gpu=[installations.units[unit] for unit in units],
+        node=[installations.node_names[node] for node in places["node"]],
     )
     slots = ObservedSlots(named)
     constant = named.assign(slot=named["slot"].mask(named["node"].isin(slots.renumbered)))
-    return stays.changed(with_places(stays.given, constant), slots=slots)
+    return installations.changed(with_places(installations.given, constant), slots=slots)
 
 
 def _plain(counts: Counter[str]) -> dict[str, int]:

@@ -46,9 +46,9 @@ class InstallationIndex:
     ``slots``: what samples show of slots.
 
     ``given``: the stays in the order in which they came; ``frame``: the same by unit code and time.
-    ``begin``: of the first stay of all, in milliseconds.
+    ``begin``: of the first installation of all, in milliseconds.
     ``names``: resolves names of nodes.
-    ``node_names``: names of the node codes. ``frame_codes``: codes of the units that have a stay.
+    ``node_names``: names of the node codes. ``frame_codes``: codes of the units that have an installation.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class InstallationIndex:
         self._name()
 
     def changed(self, frame: pd.DataFrame, **more: Any) -> "InstallationIndex":
-        """Return other stays of the same fleet, with the same codes; ``more``: further arguments that change."""
+        """Return other installations of the same fleet with the same codes; ``more``: further changed arguments."""
         same: dict[str, Any] = {"shared": self.shared, "slots": self.slots, "is_observed": self.is_observed}
         known: dict[str, Any] = {"units": self.units, "nodes": self.node_names}
         made = InstallationIndex(frame, self.unit, self.parents, self.aliases, **{**same, **known, **more})
@@ -113,9 +113,10 @@ class InstallationIndex:
         return device_key(name) in self._shared_keys
 
     def are_elsewhere(self, nodes: npt.NDArray[np.object_], there: npt.NDArray[np.object_]) -> npt.NDArray[np.bool_]:
-        """Return which of ``nodes`` are not those of the stays; of two nodes that a name may be, the GPU tells which.
+        """Return which of ``nodes`` are not those of the installations.
 
-        ``nodes``: as :attr:`names` writes them; ``there``: nodes of the stays. Shape (n,).
+        Of two nodes that a name may be, the GPU tells which.
+        ``nodes``: as :attr:`names` writes them; ``there``: nodes of the installations. Shape (n,).
         """
         elsewhere = nodes != there
         rows = np.flatnonzero(elsewhere)
@@ -129,7 +130,7 @@ class InstallationIndex:
         return pd.Index(self.node_names, dtype=object).get_indexer(written).astype(np.int64)
 
     def learn(self, units: Sequence[str], nodes: Sequence[str]) -> None:
-        """Give codes to units and nodes that the inventory does not name; a unit has no stay yet."""
+        """Give codes to units and nodes that the inventory does not name; a unit has no installation yet."""
         for name in units:
             self._code[name] = len(self.units)
             self.units.append(name)
@@ -143,25 +144,25 @@ class InstallationIndex:
         self._gpus = GpuNames(gpus, self.parents)
 
     def find(self, codes: npt.NDArray[np.int64], ms: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Find the stay of each unit at each time.
+        """Find the installation of each unit at each time.
 
         ``codes``: from :meth:`codes`; negative is unknown; shape (n,).
         ``ms``: milliseconds since the epoch; shape (n,).
         Returns: row of :attr:`frame`; -1 unknown unit, -2 before its first installation, -3 after a removal. The
-        instant of the removal belongs to the stay; shape (n,).
+        instant of the removal belongs to the installation; shape (n,).
         """
         row = self.last_row(codes, ms)
         return np.where((row >= 0) & (ms > np.append(self._end, 0)[row]), -3, row)
 
     def last_row(self, codes: npt.NDArray[np.int64], ms: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Find each unit's last stay that had started at a time, as :meth:`find` does, whether or not it had ended."""
-        # A sample at the very instant of a swap within one slot belongs to the later stay.
+        """Find each unit's last installation that had started at a time, whether or not it had ended."""
+        # A sample at the very instant of a swap within one slot belongs to the later installation.
         row = self._timeline.last(np.where(codes < self._timed, codes, -1), ms)
         return np.where((codes >= 0) & (row < 0) & bool(len(self.frame)), -2, row)
 
 
 SEEN_AT: Final = "seen_at"
-"""Column that makes the rows of an inventory source observations instead of stays."""
+"""Column that makes the rows of an inventory source observations instead of installations."""
 
 _FIRST, _PLACE = "_first", ("gpu", "node")
 
@@ -181,7 +182,7 @@ def condense_observations(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def stays_of(observations: pd.DataFrame, absent: timedelta) -> pd.DataFrame:
-    """Make stays of condensed observations, one a unit and node.
+    """Make installations of condensed observations, one a unit and node.
 
     ``absent``: a unit that was last seen this long before the newest observation of any is taken to be removed.
     ``installed_at`` is the first observation unless the source gives it, ``removed_at`` the last one where the unit was
@@ -190,7 +191,9 @@ def stays_of(observations: pd.DataFrame, absent: timedelta) -> pd.DataFrame:
     whole = condense_observations(observations)
     first, last = whole[_FIRST], whole[SEEN_AT]
     gone = last.where(last <= last.max() - absent)
-    gone = gone.where(gone > first, gone + timedelta(milliseconds=1))  # seen once, and gone: a stay has some length
+    gone = gone.where(
+        gone > first, gone + timedelta(milliseconds=1)
+    )  # seen once, and gone: an installation has some length
     started, removed = whole["installed_at"], whole["removed_at"]
     return whole.assign(
         installed_at=started.where(started.notna(), first), removed_at=removed.where(removed.notna(), gone)
@@ -235,13 +238,13 @@ def read_inventory(
     not_after: datetime = _NEVER,
     node_names: NodeNames | None = None,
 ) -> tuple[pd.DataFrame, dict[str, str]]:
-    """Read an inventory file, one row a stay.
+    """Read an inventory file, one row an installation.
 
     ``node`` is required; ``gpu`` may be missing (a fleet of nodes). ``parent`` names the GPU of a MIG instance; rows of
     instances are left out and their names become other names of the parent. ``seen_at`` makes rows observations.
     ``quarantine``: takes rows without a node, with an unusable instant, that end before they begin, and MIG instances
     whose parent cannot be found.
-    ``not_after``: a stay that begins later has a wrong clock; one that ends later has not ended.
+    ``not_after``: an installation that begins later has a wrong clock; one that ends later has not ended.
     ``node_names``: resolves aliases of nodes.
     Returns: stays in the layout of :data:`INVENTORY`, though ``installed_at`` may be missing; and the GPU of each MIG
     instance.
@@ -400,15 +403,15 @@ def _fold_mig(frame: pd.DataFrame, quarantine: Quarantine) -> tuple[pd.DataFrame
 
 
 def unit_of(frame: pd.DataFrame) -> Unit:
-    """Return the unit of a fleet: ``node`` if no stay has a GPU."""
+    """Return the unit of a fleet: ``node`` if no installation has a GPU."""
     return "gpu" if frame["gpu"].notna().any() else "node"
 
 
-def merge_stays(old: pd.DataFrame | None, new: pd.DataFrame) -> pd.DataFrame:
-    """Lay a newer inventory over an older one; a stay is known by gpu, node and ``installed_at``.
+def merge_installations(old: pd.DataFrame | None, new: pd.DataFrame) -> pd.DataFrame:
+    """Lay a newer inventory over an older one; an installation is known by gpu, node and ``installed_at``.
 
-    ``new``: stays of the file; each replaces the old one of its key, the others are added. One whose ``installed_at``
-    is not known is the open old stay of the same gpu and node, if there is one.
+    ``new``: installations of the file; each replaces the old one of its key, the others are added. One whose
+    ``installed_at`` is not known is the open old installation of the same gpu and node, if there is one.
     """
     if old is not None and new["installed_at"].isna().any():
         new = with_old_starts(old, new)
@@ -417,7 +420,7 @@ def merge_stays(old: pd.DataFrame | None, new: pd.DataFrame) -> pd.DataFrame:
 
 
 def with_old_starts(old: pd.DataFrame, new: pd.DataFrame) -> pd.DataFrame:
-    """Give stays without a start that of the open stay which the dataset already has."""
+    """Give installations without a start that of the open installation which the dataset already has."""
     starts = old[old["removed_at"].isna()].drop_duplicates(list(_PLACE), keep="last")[[*_PLACE, "installed_at"]]
     start = new[list(_PLACE)].merge(starts, how="left", on=list(_PLACE))["installed_at"].set_axis(new.index)
     return new.assign(installed_at=new["installed_at"].fillna(start))
@@ -426,8 +429,8 @@ def with_old_starts(old: pd.DataFrame, new: pd.DataFrame) -> pd.DataFrame:
 def end_overlaps(frame: pd.DataFrame, unit: Unit) -> tuple[pd.DataFrame, pd.DataFrame, list[str]]:
     """End each stay where the unit's next one begins.
 
-    Returns: the stays; those that cannot be one because the unit's next stay, or one given later in the file, begins at
-    the same time; and a line for each stay that was ended.
+    Returns: the installations; those that cannot be one because the unit's next installation, or one given later in
+    the file, begins at the same time; and a line for each installation that was ended.
     """
     ordered = frame.sort_values([unit, "installed_at"], kind="stable", na_position="first")
     twice = ordered.duplicated([unit, "installed_at"], keep="last")

@@ -46,7 +46,7 @@ _NO_NODE, _NO_START = "none assigned", ("unknown", "none", "n/a")
 
 
 def read_jobs(
-    batches: Iterable[Batch], mapping: TableMapping, stays: InstallationIndex, not_after: datetime
+    batches: Iterable[Batch], mapping: TableMapping, installations: InstallationIndex, not_after: datetime
 ) -> pd.DataFrame:
     """Read a table of jobs; ``job``, ``node`` and ``started_at`` are required.
 
@@ -77,12 +77,12 @@ def read_jobs(
         frame["outcome"] = states.str.lower().fillna(frame["outcome"]).mask(runs, None).astype(object)
         batch.refuse("missing job or node", (frame["job"].isna() | frame["node"].isna()).to_numpy())
         batch.refuse("job ends before it starts", (frame["ended_at"] < frame["started_at"]).to_numpy())
-        frame = _placed(frame, batch, stays)
+        frame = _placed(frame, batch, installations)
         frame["gpu"] = [
-            stays.gpu(gpu, node) if isinstance(gpu, str) else None
+            installations.gpu(gpu, node) if isinstance(gpu, str) else None
             for gpu, node in frame[["gpu", "node"]].itertuples(index=False)
         ]
-        known_gpu = stays.codes(frame["gpu"].to_numpy(dtype=object)) >= 0
+        known_gpu = installations.codes(frame["gpu"].to_numpy(dtype=object)) >= 0
         unknown = np.isin(np.arange(len(batch.rows)), frame.index[frame["gpu"].notna().to_numpy() & ~known_gpu])
         batch.refuse("unknown gpu", unknown)
         frame = frame[batch.good[frame.index]].reset_index(drop=True)
@@ -111,7 +111,7 @@ def _leave_out_others(batch: Batch, seen: set[str]) -> None:
     batch.keep_good()
 
 
-def _placed(frame: pd.DataFrame, batch: Batch, stays: InstallationIndex) -> pd.DataFrame:
+def _placed(frame: pd.DataFrame, batch: Batch, installations: InstallationIndex) -> pd.DataFrame:
     """Return a row for each node of each job, by the index of the job's row; refuse jobs on unknown nodes.
 
     The GPUs of a job on several nodes are shared out evenly; they are unknown where that is not possible.
@@ -122,8 +122,8 @@ def _placed(frame: pd.DataFrame, batch: Batch, stays: InstallationIndex) -> pd.D
     shares = frame["gpus"].where(number.eq(1), (frame["gpus"] // number).where(is_even))
     shared = _slurm_texts(batch).map(shares_a_gpu, na_action="ignore").eq(True)
     frame = frame.assign(node=nodes, gpus=shares.mask(shared, 1).astype("Int32")).explode("node")
-    frame["node"] = frame["node"].map(stays.names.written, na_action="ignore")
-    is_known = frame["node"].isin(list(stays.node_since)).to_numpy()
+    frame["node"] = frame["node"].map(installations.names.written, na_action="ignore")
+    is_known = frame["node"].isin(list(installations.node_since)).to_numpy()
     has_known = np.isin(np.arange(len(batch.rows)), frame.index[is_known])
     batch.refuse("unknown node", ~has_known)
     lost = np.flatnonzero(~is_known & batch.good[frame.index])

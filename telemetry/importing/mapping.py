@@ -116,7 +116,7 @@ def _named_groups(pattern: re.Pattern[str]) -> re.Pattern[str]:
 
 
 class InventoryMapping(TableMapping):
-    """How an inventory source becomes stays; with a column ``seen_at`` its rows are observations."""
+    """How an inventory source becomes installations; with a column ``seen_at`` its rows are observations."""
 
     parts: dict[str, Annotated[re.Pattern[str], AfterValidator(_named_groups)]] = Field(default_factory=dict)
     """Source column: regular expression for whole values;

@@ -72,7 +72,7 @@ def types_of(kinds: Texts, rows: Mapping[str, Texts], review: PhraseReview) -> T
     return types
 
 
-def node_finder(stays: InstallationIndex) -> Callable[[str | None], str | None]:
+def node_finder(installations: InstallationIndex) -> Callable[[str | None], str | None]:
     """Return what writes a text about a node as that node's known name.
 
     A title such as ``node-17: GPU 3 is lost`` means the one node that it names; any other text stays as it is.
@@ -80,23 +80,23 @@ def node_finder(stays: InstallationIndex) -> Callable[[str | None], str | None]:
 
     @cache
     def written(text: str | None) -> str | None:
-        if text is None or stays.names.find(text) is not None or " " not in text.strip():
-            return None if text is None else stays.names.written(text)
+        if text is None or installations.names.find(text) is not None or " " not in text.strip():
+            return None if text is None else installations.names.written(text)
         words = [word for word in _NAME.findall(text) if not word.isdigit()]
-        nodes = {node for word in words if (node := stays.names.find(word)) in stays.node_since}
-        return str(nodes.pop()) if len(nodes) == 1 else stays.names.written(text)
+        nodes = {node for word in words if (node := installations.names.find(word)) in installations.node_since}
+        return str(nodes.pop()) if len(nodes) == 1 else installations.names.written(text)
 
     return written
 
 
-def nodes_of_list(text: str, stays: InstallationIndex) -> list[str]:
+def nodes_of_list(text: str, installations: InstallationIndex) -> list[str]:
     """Return the nodes of a list of names, of which each must be known; empty if it is none."""
     try:
         listed = expand_hostlist(re.sub(r"\s*(?:[;/&+,\s]|\band\b)\s*", ",", text.strip()))
     except ValueError:
         return []
-    nodes = [stays.names.find(name) for name in listed]
-    return list(dict.fromkeys(map(str, nodes))) if all(node in stays.node_since for node in nodes) else []
+    nodes = [installations.names.find(name) for name in listed]
+    return list(dict.fromkeys(map(str, nodes))) if all(node in installations.node_since for node in nodes) else []
 
 
 def resolve_tickets(
@@ -165,7 +165,7 @@ def name_gpus(
     batch: Batch,
     rows: Mapping[str, Texts],
     ms: npt.NDArray[np.int64],
-    stays: InstallationIndex | None,
+    installations: InstallationIndex | None,
     counts: Counter[str],
 ) -> None:
     """Replace what a row says of its GPU by the GPU's identity; ``rows`` is changed in place.
@@ -176,7 +176,7 @@ def name_gpus(
     """
     gpu, node = rows["gpu"], rows["node"]
     given = {name: batch.texts(name) for name in GPU_COLUMNS if name in batch and name not in rows}
-    places = None if stays is None or stays.unit != "gpu" else GpuPlaces(stays)
+    places = None if installations is None or installations.unit != "gpu" else GpuPlaces(installations)
     for row in range(len(gpu)):
         if places is not None and isinstance(gpu[row], str) and places.is_known(gpu[row]):
             continue
@@ -214,10 +214,10 @@ def _keep_address(rows: Mapping[str, Texts], row: int, names: list[str]) -> None
 class GpuPlaces:
     """Finds GPUs by serial number, and by node and PCI address or slot, with the time that each was there."""
 
-    def __init__(self, stays: InstallationIndex) -> None:
-        self._stays = stays
-        frame = stays.frame.reindex(columns=["node", "gpu", *GPU_COLUMNS]).astype(object)
-        limits = [ms_of(stays.frame[name], unknown=ms).tolist() for name, ms in _LIMITS.items()]
+    def __init__(self, installations: InstallationIndex) -> None:
+        self._installations = installations
+        frame = installations.frame.reindex(columns=["node", "gpu", *GPU_COLUMNS]).astype(object)
+        limits = [ms_of(installations.frame[name], unknown=ms).tolist() for name, ms in _LIMITS.items()]
         serials: dict[str, str] = {}
         self._at: dict[tuple[str, str], list[tuple[int, int, str]]] = {}
         for place, start, end in zip(frame.itertuples(index=False, name=None), *limits, strict=True):
@@ -227,11 +227,11 @@ class GpuPlaces:
             bus = normalise_pci_bus_id(address) or address if isinstance(address, str) else None
             for key in filter(None, (f"gpu {gpu}", bus, None if pd.isna(slot) else f"slot {slot_key(str(slot))}")):
                 self._at.setdefault((node, key), []).append((start, end, gpu))
-        self._gpus = GpuNames(map(str, stays.units), serials)
+        self._gpus = GpuNames(map(str, installations.units), serials)
 
     def is_known(self, name: str) -> bool:
         """Return whether a name is the identity of a GPU."""
-        return int(self._stays.codes([name])[0]) >= 0
+        return int(self._installations.codes([name])[0]) >= 0
 
     def find(self, names: list[str], slot: object, node: object, ms: int) -> str | None:
         """Return the one GPU that any of the names means in a node at a time; None: none, or several."""
@@ -241,7 +241,7 @@ class GpuPlaces:
                 return found
         if not isinstance(node, str):
             return None
-        place = self._stays.names.written(node)
+        place = self._installations.names.written(node)
         of_address = (self.gpu_at(place, key, ms) for key in map(normalise_pci_bus_id, names) if key is not None)
         keys = [slot_key(name) for name in names if name == slot or is_index(name)]
         return next(filter(None, of_address), None) or next(
@@ -250,13 +250,15 @@ class GpuPlaces:
 
     def gpu_at(self, node: str, key: str, ms: int) -> str | None:
         """Return the one GPU at an address of a node at a time; of two at the instant of a swap the newer one."""
-        there = [stay for stay in self._at.get((node, key), ()) if stay[0] <= ms <= stay[1]]
+        there = [
+            installation for installation in self._at.get((node, key), ()) if installation[0] <= ms <= installation[1]
+        ]
         gpus = {gpu for _, end, gpu in there if ms < end} or {gpu for *_, gpu in there}
         return gpus.pop() if len(gpus) == 1 else None
 
     def _in_slot(self, node: str, slot: str, ms: int) -> str | None:
         """Return the GPU of a slot at a time; None where samples and inventory number the slots in two ways."""
-        given, slots = self.gpu_at(node, f"slot {slot}", ms), self._stays.slots
+        given, slots = self.gpu_at(node, f"slot {slot}", ms), self._installations.slots
         observed = slots.find(node, slot, ms)
         if observed is None:
             return None if node in slots.renumbered else given

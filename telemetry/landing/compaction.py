@@ -32,7 +32,7 @@ from telemetry.importing.importer import check_step
 from telemetry.importing.ingest import STATE_FOLDER, Ingest
 from telemetry.importing.inventory import (
     end_overlaps,
-    merge_stays,
+    merge_installations,
     read_inventory,
     unit_of,
     with_old_starts,
@@ -124,7 +124,7 @@ def compact(
     """Compact what waits in a dataset's landing folder into the dataset, which is made if there is none.
 
     ``dataset``: any number of processes may read it meanwhile.
-    ``inventory``: stays that the operator knows (Parquet or CSV): they override what collectors saw, and are
+    ``inventory``: installations that the operator knows (Parquet or CSV): they override what collectors saw, and are
     remembered.
     Raises ``InputError`` if another process is compacting or importing into the dataset, the step differs from the
     dataset's, or the disk is full. Nothing is lost: the files wait for the next run.
@@ -199,18 +199,18 @@ class _Compaction:
         runs = under_names(sightings, twins)
         if not any(files.values()) and (inventory is None or self.existing is None):
             return self._result()
-        stays = derive_inventory(runs, given, before)
+        installations = derive_inventory(runs, given, before)
         # A dataset is made of GPUs, or of nodes that send samples. Nodes that are only watched decide nothing.
-        begins = files["samples"] or (files["events"] and stays["gpu"].notna().any())
-        if (stays.empty and not has_strays) or (self.existing is None and not begins):
+        begins = files["samples"] or (files["events"] and installations["gpu"].notna().any())
+        if (installations.empty and not has_strays) or (self.existing is None and not begins):
             self._wait_for_all()
             return self._result(waits_for="a first sample: no GPU was seen yet")
-        placed = self._events(runs, stays, twins)
-        stays["installed_at"] = self._starts(stays, runs, placed.events, before)
+        placed = self._events(runs, installations, twins)
+        installations["installed_at"] = self._starts(installations, runs, placed.events, before)
         if (
             not any(files.values())
             and self.existing is not None
-            and set(_rows(stays)) == set(_rows(self.existing.inventory()))
+            and set(_rows(installations)) == set(_rows(self.existing.inventory()))
         ):
             return self._result()
         paths = [path for kind in KINDS for path in files[kind]]
@@ -235,7 +235,7 @@ class _Compaction:
             not_after_ms=to_ms(now + AHEAD),
             progress=progress or (lambda *_: None),
             keep_from=self._keep_from(),
-            expected_rows=self._expected_rows(stays),
+            expected_rows=self._expected_rows(installations),
         )
         ingest.counts.update(waiting.counts)
         ingest.counts["xids_without_a_gpu"] += placed.without_gpu
@@ -244,7 +244,7 @@ class _Compaction:
                 files["samples"],
                 TableMapping(),
                 waiting.unsettled,
-                conform(stays, INVENTORY).to_pandas(),
+                conform(installations, INVENTORY).to_pandas(),
                 placed.events,
                 waiting.jobs,
                 state,
@@ -284,7 +284,7 @@ class _Compaction:
         )
 
     def _given(self, inventory: Path | None, derived: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame | None:
-        """Return the stays that were given: now, before, and by imports since the last compaction.
+        """Return the installations that were given: now, before, and by imports since the last compaction.
 
         A file is complete for the units it names: it replaces what was given of them before.
         """
@@ -296,7 +296,7 @@ class _Compaction:
             # A GPU that the dataset knows and no sighting does, has rows that must keep their place.
             imported = imported_before[~(_rows(imported_before).isin(set(_rows(derived))) & seen)]
             if len(imported):
-                given = merge_stays(given, imported.reset_index(drop=True))
+                given = merge_installations(given, imported.reset_index(drop=True))
         if inventory is None:
             return given
         read, _ = read_inventory(inventory, ImportMapping().inventory, self.waiting.quarantine)
@@ -319,7 +319,7 @@ class _Compaction:
         self.waiting.counts["overlapping_stays_ended"] += len(ended)
         return installed
 
-    def _events(self, runs: pd.DataFrame, stays: pd.DataFrame, twins: Mapping[tuple[str, str], str]) -> Placed:
+    def _events(self, runs: pd.DataFrame, installations: pd.DataFrame, twins: Mapping[tuple[str, str], str]) -> Placed:
         """Place the events that were staged, those that waited until now, and the changes of drivers."""
         waiting, quarantine = self.waiting, self.waiting.quarantine
         pending = waiting.read_events(Path("pending"), pending_table(self._state("pending")))
@@ -332,10 +332,12 @@ class _Compaction:
         # An exact repeat of an event is in the dataset with it.
         quarantine.used("events", sum(len(frame) for frame in frames) - len(events))
         events["since_ms"] = events["since_ms"].fillna(to_ms(self.now))
-        return place_staged(events, stays, twins, to_ms(self.now - PENDING), quarantine)
+        return place_staged(events, installations, twins, to_ms(self.now - PENDING), quarantine)
 
-    def _starts(self, stays: pd.DataFrame, runs: pd.DataFrame, events: pd.DataFrame, before: pd.DataFrame) -> pd.Series:
-        """Return since when each stay lasts; a GPU that was always there, since the first instant of anything known.
+    def _starts(
+        self, installations: pd.DataFrame, runs: pd.DataFrame, events: pd.DataFrame, before: pd.DataFrame
+    ) -> pd.Series:
+        """Return since when each installation lasts; a GPU that was always there, since the first known instant.
 
         On a node that joined its fleet later, it is the first instant known of that node.
         """
@@ -345,14 +347,16 @@ class _Compaction:
         instants += [events["timestamp"].min()] if len(events) else []
         instants += [] if self.existing is None else [pd.Timestamp(self.existing.meta.span[0])]
         first = min(instants, default=pd.Timestamp(self.now)).as_unit("ms")
-        late = late_nodes(runs, events, unit_of(stays))
+        late = late_nodes(runs, events, unit_of(installations))
         # What was derived before holds where it is earlier: retention moves the beginning of what is known.
         earlier = before.fillna({"gpu": ""}).groupby(["gpu", "node"])["installed_at"].min().to_dict()
         starts = []
-        for gpu, node in zip(stays["gpu"], stays["node"], strict=True):
+        for gpu, node in zip(installations["gpu"], installations["node"], strict=True):
             since = late.get(node, first)
             starts.append(min(since, earlier.get((gpu or "", node), since)))
-        return stays["installed_at"].fillna(pd.Series(starts, index=stays.index, dtype="datetime64[ms, UTC]"))
+        return installations["installed_at"].fillna(
+            pd.Series(starts, index=installations.index, dtype="datetime64[ms, UTC]")
+        )
 
     def _keep_from(self) -> datetime | None:
         """Return the midnight before which samples go, where the dataset reaches a day further back than it should."""
@@ -364,11 +368,11 @@ class _Compaction:
             return limit
         return None
 
-    def _expected_rows(self, stays: pd.DataFrame) -> int:
+    def _expected_rows(self, installations: pd.DataFrame) -> int:
         days = timedelta(days=_EXPECTED_DAYS)
         keep = self.settings.telemetry.retention.samples
         span = days if keep is None else min(days, keep)
-        return int(len(stays) * (span / self.waiting.step))
+        return int(len(installations) * (span / self.waiting.step))
 
     def _state(self, name: str) -> pd.DataFrame:
         folder = self.dataset / STATE_FOLDER

@@ -17,7 +17,7 @@ import pyarrow as pa
 from telemetry.dataset.schema import EVENTS, INVENTORY, Unit, ms_of
 from telemetry.identity.devices import normalise_pci_bus_id, place_identity
 from telemetry.identity.nodes import node_key, one_spelling
-from telemetry.importing.evidence import ATTRIBUTES, OPEN, correct_stays, records, shared_units
+from telemetry.importing.evidence import ATTRIBUTES, OPEN, correct_installations, records, shared_units
 
 _LOG = logging.getLogger(__name__)
 
@@ -184,26 +184,28 @@ def derive_inventory(runs: pd.DataFrame, given: pd.DataFrame | None, before: pd.
     """Make the inventory.
 
     ``runs``: in the layout of :data:`telemetry.landing.inventory.RUNS`.
-    ``given``: stays that an operator gave, in the layout of :data:`telemetry.dataset.schema.INVENTORY` with further
-    static columns. They hold, and observations fill their gaps: missing attributes, GPUs they do not name, moves after
-    them.
+    ``given``: installations that an operator gave, in the layout of :data:`telemetry.dataset.schema.INVENTORY` with
+    further static columns. They hold, and observations fill their gaps: missing attributes, GPUs they do not name,
+    moves after them.
     ``before``: what was made of earlier observations, in the layout of :data:`INVENTORY`. An end there holds until the
     GPU itself is seen again.
-    Returns: stays without overlaps. ``installed_at`` is missing where a GPU was there from the first observation of its
-    node. ``removed_at`` is when the GPU was seen elsewhere, or another GPU at its address; a GPU that merely fell
-    silent is still there: that is how GPUs fail.
+    Returns: installations without overlaps. ``installed_at`` is missing where a GPU was there from the first
+    observation of its node. ``removed_at`` is when the GPU was seen elsewhere, or another GPU at its address; a GPU
+    that merely fell silent is still there: that is how GPUs fail.
     """
     places = _places(runs)
     known = INVENTORY.empty_table().to_pandas() if given is None else given
-    corrected = correct_stays(known, places, unit="gpu")
+    corrected = correct_installations(known, places, unit="gpu")
     ended = set(known["gpu"][known["removed_at"].notna()])
     for line in corrected.contradictions:
         if line.split(" ", 1)[0] in ended:  # others have moved since
             _LOG.warning("observations contradict the inventory: %s", line)
-    frame = corrected.stays
+    frame = corrected.installations
     if frame.empty:
         frame = frame.reindex(range(runs["node"].nunique())).assign(node=sorted(set(runs["node"])))
-    frame["removed_at"] = _ends(frame, records(places), before, open_stays=_keys(known[known["removed_at"].isna()]))
+    frame["removed_at"] = _ends(
+        frame, records(places), before, open_installations=_keys(known[known["removed_at"].isna()])
+    )
     statics = runs[runs["gpu"].isna()].sort_values("first_ms", kind="stable").groupby("node")[_STATICS].last()
     for name in _STATICS:
         frame[name] = frame[name].where(frame[name].notna(), frame["node"].map(statics[name]))
@@ -245,7 +247,7 @@ def _places(runs: pd.DataFrame) -> pd.DataFrame:
     runs = _by_gpu(runs)
     moved = (runs["gpu"] != runs["gpu"].shift()) | (runs["node"] != runs["node"].shift())
     grouped = runs.groupby(moved.cumsum())
-    # The driver of a stay is the one it began with; all else the newest that was reported.
+    # The driver of an installation is the one it began with; all else the newest that was reported.
     first = grouped[["driver", "first_ms"]].first()
     places = grouped.last().assign(**first, last_ms=grouped["last_ms"].max())
     # Observations of the node itself do not count: a node may be watched long before its GPUs are.
@@ -258,11 +260,15 @@ def _keys(frame: pd.DataFrame) -> set[tuple[str, str]]:
 
 
 def _ends(
-    stays: pd.DataFrame, seen: list[dict[str, Any]], before: pd.DataFrame, *, open_stays: set[tuple[str, str]]
+    installations: pd.DataFrame,
+    seen: list[dict[str, Any]],
+    before: pd.DataFrame,
+    *,
+    open_installations: set[tuple[str, str]],
 ) -> pd.Series:
-    """Return when stays ended, those of GPUs included at whose address another one was seen after them.
+    """Return when installations ended, those of GPUs included at whose address another one was seen after them.
 
-    ``open_stays``: GPU and node of those that an operator gave without an end.
+    ``open_installations``: GPU and node of those that an operator gave without an end.
     """
     place_of = {(place["gpu"], place["node"]): place for place in seen}
     at_address: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
@@ -270,25 +276,25 @@ def _ends(
         at_address[(place["node"], place["pci_bus_id"])].append(place)
     ended = before[before["removed_at"].notna()]
     ends_before = ended.assign(ms=ms_of(ended["removed_at"])).groupby(["gpu", "node"])["ms"].agg(list).to_dict()
-    start, end = ms_of(stays["installed_at"], unknown=-1), ms_of(stays["removed_at"], unknown=OPEN)
-    for number, stay in enumerate(records(stays.assign(start=start))):
-        if end[number] != OPEN or stay["gpu"] is None:
+    start, end = ms_of(installations["installed_at"], unknown=-1), ms_of(installations["removed_at"], unknown=OPEN)
+    for number, installation in enumerate(records(installations.assign(start=start))):
+        if end[number] != OPEN or installation["gpu"] is None:
             continue
-        key = (stay["gpu"], stay["node"])
+        key = (installation["gpu"], installation["node"])
         observed = place_of.get(key)
-        if observed is not None and observed["last_ms"] < stay["start"]:
-            observed = None  # of an earlier stay there
-        after = stay["start"] if observed is None else observed["last_ms"]
-        address = (observed or stay)["pci_bus_id"] or stay["pci_bus_id"]
-        others = at_address.get((stay["node"], address), []) if address is not None else []
-        others = [place for place in others if place["gpu"] != stay["gpu"]]
+        if observed is not None and observed["last_ms"] < installation["start"]:
+            observed = None  # of an earlier installation there
+        after = installation["start"] if observed is None else observed["last_ms"]
+        address = (observed or installation)["pci_bus_id"] or installation["pci_bus_id"]
+        others = at_address.get((installation["node"], address), []) if address is not None else []
+        others = [place for place in others if place["gpu"] != installation["gpu"]]
         ends = [place["first_ms"] for place in others if place["first_ms"] > after]
         ends += [place["last_ms"] for place in others if observed is not None and _outlasts(place, observed)]
-        # An operator may take an end back; the end of a stay that was only seen holds.
-        if ends or key not in open_stays:
-            ends += [ms for ms in ends_before.get(key, []) if ms >= after and ms > stay["start"]]
+        # An operator may take an end back; the end of an installation that was only seen holds.
+        if ends or key not in open_installations:
+            ends += [ms for ms in ends_before.get(key, []) if ms >= after and ms > installation["start"]]
         end[number] = min(ends, default=OPEN)
-    return _instants(pd.Series(end, stays.index), unknown=OPEN)
+    return _instants(pd.Series(end, installations.index), unknown=OPEN)
 
 
 def _outlasts(place: dict[str, Any], other: dict[str, Any]) -> bool:

@@ -250,21 +250,21 @@ class Staged:
     now: datetime
     twins: Mapping[tuple[str, str], str]
 
-    def stays(self, ingest: Ingest) -> InstallationIndex:
+    def installations(self, ingest: Ingest) -> InstallationIndex:
         """Return the inventory, which is the whole one."""
         unit = "gpu" if self.inventory.empty else unit_of(self.inventory)
         return InstallationIndex(self.inventory, unit, shared=self.twins)
 
-    def events(self, ingest: Ingest, stays: InstallationIndex) -> list[pd.DataFrame]:
+    def events(self, ingest: Ingest, installations: InstallationIndex) -> list[pd.DataFrame]:
         """Return the events that were placed."""
         ingest.quarantine.used("events", len(self.placed))
         return [self.placed]
 
-    def jobs(self, ingest: Ingest, stays: InstallationIndex) -> list[pd.DataFrame]:
+    def jobs(self, ingest: Ingest, installations: InstallationIndex) -> list[pd.DataFrame]:
         """Return the staged jobs on known nodes."""
         if not self.batches:
             return []
-        jobs = read_jobs(self.batches, TableMapping(), stays, self.now + AHEAD)
+        jobs = read_jobs(self.batches, TableMapping(), installations, self.now + AHEAD)
         ingest.counts["jobs_read"] += len(jobs)
         ingest.quarantine.used("jobs", len(jobs))
         return [jobs]
@@ -294,17 +294,17 @@ class Placed:
 
 def place_staged(
     events: pd.DataFrame,
-    stays: pd.DataFrame,
+    installations: pd.DataFrame,
     twins: Mapping[tuple[str, str], str],
     waited_ms: float,
     quarantine: Quarantine,
 ) -> Placed:
     """Find the node and GPU of each event, and separate those that may still find it.
 
-    ``stays``: a missing ``installed_at`` is "always there". ``twins``: see :class:`Staged`.
+    ``installations``: a missing ``installed_at`` is "always there". ``twins``: see :class:`Staged`.
     ``waited_ms``: an event that waits since before has waited long enough.
     """
-    known = stays.assign(installed_at=stays["installed_at"].fillna(pd.Timestamp(0, tz="UTC")))
+    known = installations.assign(installed_at=installations["installed_at"].fillna(pd.Timestamp(0, tz="UTC")))
     where = InstallationIndex(known, unit_of(known), shared=twins)
     columns = ("node", "gpu", "type", "pci_bus_id")
     text = {name: events[name].astype(object).where(events[name].notna(), None).to_numpy(copy=True) for name in columns}

@@ -40,8 +40,8 @@ def events(*rows: dict) -> pd.DataFrame:
     return frame
 
 
-def stay(gpu="g0", node="n0", slot="0", since=None, until=None, **extra) -> dict:
-    """One stay of the inventory; from ten days before T0 and for ever by default."""
+def installation(gpu="g0", node="n0", slot="0", since=None, until=None, **extra) -> dict:
+    """One installation of the inventory; from ten days before T0 and for ever by default."""
     since = at(days=-10) if since is None else since
     return {"gpu": gpu, "node": node, "slot": slot, "installed_at": since, "removed_at": until, **extra}
 

@@ -31,8 +31,8 @@ def kinds_of(row):
 
 def place(unit, time, held):
     """Node and slot that a unit was last put in."""
-    stays = [row for row in oracle.stays_of(unit, held) if row["installed_at"] <= time] if unit else []
-    return (stays[-1]["node"], stays[-1]["slot"]) if stays else None
+    installations = [row for row in oracle.stays_of(unit, held) if row["installed_at"] <= time] if unit else []
+    return (installations[-1]["node"], installations[-1]["slot"]) if installations else None
 
 
 def facts_of(events: pd.DataFrame, inventory: pd.DataFrame, labels: LabelSection) -> list[tuple]:
@@ -69,7 +69,7 @@ def counts(span, t):
 
 
 def domain_of(scope, row, t):
-    """What a stay's unit shares with others at a time, by the name of the scope; None: nothing."""
+    """What an installation's unit shares with others at a time, by the name of the scope; None: nothing."""
     if scope == "fleet":
         return "all"
     if scope == "age":
@@ -77,10 +77,10 @@ def domain_of(scope, row, t):
     return (row["node"], row["slot"]) if scope == "node_slot" else int(row["unit"][1:]) // 2
 
 
-def exposure(scope, domain, stays, since, t, weight=lambda begin, end: (end - begin) / timedelta(days=1)):
-    """Days in service of a domain's units in (since, t], stay by stay."""
+def exposure(scope, domain, installations, since, t, weight=lambda begin, end: (end - begin) / timedelta(days=1)):
+    """Days in service of a domain's units in (since, t], installation by installation."""
     total = 0.0
-    for row in stays:
+    for row in installations:
         begin, end = max(since, row["installed_at"]), min(t, row["removed_at"] or t)
         if scope == "age":
             begin = max(begin, row["first"] + domain * AGE_STEP)
@@ -93,12 +93,12 @@ def exposure(scope, domain, stays, since, t, weight=lambda begin, end: (end - be
 
 def plain_domain(column, t, unit, facts, held):
     """Compute a domain's column."""
-    stays = [dict(row, unit=row["gpu"]) for row in held if row["installed_at"] <= t]
-    for row in stays:
-        row["first"] = min(other["installed_at"] for other in stays if other["unit"] == row["unit"])
+    installations = [dict(row, unit=row["gpu"]) for row in held if row["installed_at"] <= t]
+    for row in installations:
+        row["first"] = min(other["installed_at"] for other in installations if other["unit"] == row["unit"])
 
     def stay_of(name, time):
-        begun = [row for row in stays if row["unit"] == name and row["installed_at"] <= time]
+        begun = [row for row in installations if row["unit"] == name and row["installed_at"] <= time]
         return max(begun, key=lambda row: row["installed_at"]) if begun else None
 
     def ages(scope, domain):
@@ -125,12 +125,12 @@ def plain_domain(column, t, unit, facts, held):
             old, new = (0.5 ** ((t - instant) / HALF_LIFE) for instant in (begin, end))
             return (new - old) * (HALF_LIFE / timedelta(days=1)) / math.log(2)
 
-        return 1000 * weight / (exposure(column.scope, domain, stays, at(days=-100), t, faded) or 1.0)
-    lived = exposure(column.scope, domain, stays, t - column.window, t)
+        return 1000 * weight / (exposure(column.scope, domain, installations, at(days=-100), t, faded) or 1.0)
+    lived = exposure(column.scope, domain, installations, t - column.window, t)
     count = counted(column.scope, domain)
     if column.statistic == "rate":
         return 1000 * count / lived if lived else math.nan
-    usual = counted("fleet", "all") / exposure("fleet", "all", stays, t - column.window, t)
+    usual = counted("fleet", "all") / exposure("fleet", "all", installations, t - column.window, t)
     return (count + 1) / (usual * lived + 1)
 
 

@@ -37,13 +37,15 @@ def stays_of(unit: str, inventory: list[dict]) -> list[dict]:
 
 def departures(unit: str, inventory: list[dict], r: datetime) -> list[datetime]:
     """When a unit left service for more than an instant, as far as known at r."""
-    stays = [row for row in stays_of(unit, inventory) if row["installed_at"] <= r]
+    installations = [row for row in stays_of(unit, inventory) if row["installed_at"] <= r]
     out = []
-    for row in stays:
+    for row in installations:
         end = row["removed_at"]
         if end is None or end > r:
             continue
-        if not any(s is not row and s["installed_at"] <= end and (s["removed_at"] or FOR_EVER) > end for s in stays):
+        if not any(
+            s is not row and s["installed_at"] <= end and (s["removed_at"] or FOR_EVER) > end for s in installations
+        ):
             out.append(end)
     return out
 
@@ -58,8 +60,8 @@ def on_node(unit: str, node: str, time: datetime, inventory: list[dict]) -> bool
 def concerns(row: dict, unit: str, inventory: list[dict]) -> bool:
     """Whether an event names the unit, or its whole node while the unit sat there."""
     if row["gpu"] is not None:
-        stays = stays_of(unit, inventory)
-        return row["gpu"] == unit and bool(stays) and stays[0]["installed_at"] <= row["timestamp"]
+        installations = stays_of(unit, inventory)
+        return row["gpu"] == unit and bool(installations) and installations[0]["installed_at"] <= row["timestamp"]
     return on_node(unit, row["node"], row["timestamp"], inventory)
 
 
@@ -123,8 +125,12 @@ def is_tied(work: dict, unit: str, events: list[dict], inventory: list[dict], la
         return True
 
     def was_there(row: dict) -> bool:
-        stays = [stay for stay in stays_of(row["gpu"], inventory) if stay["installed_at"] <= row["timestamp"]]
-        return bool(stays) and stays[-1]["node"] == work["node"]
+        installations = [
+            installation
+            for installation in stays_of(row["gpu"], inventory)
+            if installation["installed_at"] <= row["timestamp"]
+        ]
+        return bool(installations) and installations[-1]["node"] == work["node"]
 
     first = work["timestamp"] - labels.confirm_within
     errors = [row for row in events if row["gpu"] is not None and is_error(row) and known(row) <= known(work)]

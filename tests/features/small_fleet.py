@@ -92,7 +92,7 @@ def samples_of(
     step: timedelta = STEP,
     lost: float = 0.05,
 ) -> pd.DataFrame:
-    """Random samples of every stay from T0 on, with nulls, missing samples and counter resets."""
+    """Random samples of every installation from T0 on, with nulls, missing samples and counter resets."""
     rng = np.random.default_rng(seed)
     parts = []
     for row in inventory.to_dict("records"):

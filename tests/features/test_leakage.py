@@ -70,7 +70,7 @@ def random_events(rng: np.random.Generator, n: int, first: float, last: float) -
 
 
 def poisoned(inventory, samples, events, t, seed):
-    """Replace all that is not known at t: samples, events, stays and removals."""
+    """Replace all that is not known at t: samples, events, installations and removals."""
     rng = np.random.default_rng(seed)
     known = samples["timestamp"] + SMALL.delay <= t
     later = samples_of(inventory, HOURS, seed=seed + 1, lost=0.4)
@@ -81,18 +81,18 @@ def poisoned(inventory, samples, events, t, seed):
     made = random_events(rng, 10, t_hours(t), HOURS) + random_events(rng, 4, 0, t_hours(t))
     for event in made:
         event["known_at"] = max(event["known_at"], t + timedelta(minutes=float(rng.uniform(1, 300))))
-    stays = inventory[inventory["installed_at"] <= t].copy()
-    unknown = stays["removed_at"].isna() | (stays["removed_at"] > t)
+    installations = inventory[inventory["installed_at"] <= t].copy()
+    unknown = installations["removed_at"].isna() | (installations["removed_at"] > t)
     ends = pd.Series(
-        [t + float(rng.uniform(0.1, 9)) * HOUR if rng.random() < 0.5 else None for _ in range(len(stays))],
-        index=stays.index,
+        [t + float(rng.uniform(0.1, 9)) * HOUR if rng.random() < 0.5 else None for _ in range(len(installations))],
+        index=installations.index,
         dtype="datetime64[ms, UTC]",
     )
-    stays["removed_at"] = stays["removed_at"].where(~unknown, ends)
+    installations["removed_at"] = installations["removed_at"].where(~unknown, ends)
     newcomer = gpus(1)[0] | {"gpu": "gpu77", "model": "A000", "rack": "a", "driver": "100"}
-    stays = pd.concat([stays, inventory_of([newcomer | {"installed_at": t + HOUR}])], ignore_index=True)
+    installations = pd.concat([installations, inventory_of([newcomer | {"installed_at": t + HOUR}])], ignore_index=True)
     return (
-        stays.sample(frac=1, random_state=seed % 1000),
+        installations.sample(frac=1, random_state=seed % 1000),
         pd.concat([samples[known], later], ignore_index=True),
         pd.concat([events[events["known_at"] <= t], events_of(made)], ignore_index=True),
     )

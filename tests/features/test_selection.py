@@ -149,12 +149,12 @@ def windows_around_failures(tmp_path_factory):
             times = first + pd.to_timedelta(24 * begin + np.arange(240), unit="h")
             samples.append(pd.DataFrame({"timestamp": times, **names, "gpu_temp_c": 40.0 + np.arange(240) % 7}))
             events.append({"timestamp": times[230], **names, "type": "xid", "code": "79"})
-    stays = pd.DataFrame({"node": [f"node-{n}" for n in range(5)], "gpu": [f"GPU-{n}" for n in range(5)]})
+    installations = pd.DataFrame({"node": [f"node-{n}" for n in range(5)], "gpu": [f"GPU-{n}" for n in range(5)]})
     return run_import(
         folder,
         samples=pd.concat(samples),
         events=pd.DataFrame(events),
-        inventory=stays.assign(installed_at=first),
+        inventory=installations.assign(installed_at=first),
         step=timedelta(hours=1),
     ).dataset.path
 

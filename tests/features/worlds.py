@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 import pandas as pd
 from hypothesis import strategies as st
 
-from tests.features.builders import at, event, events, inventory, stay
+from tests.features.builders import at, event, events, installation, inventory
 
 DAYS = 6
 """Length of a world, from T0."""
@@ -67,13 +67,19 @@ def some_events(draw, *, most=14, kinds=tuple(_CODES), delay=delays):
 @st.composite
 def some_inventory(draw):
     """g0 may leave and come back or be replaced by g3, g1 always stays, g2 may leave for good."""
-    rows = [stay("g1", "n0", "1")]
+    rows = [installation("g1", "n0", "1")]
     gone = draw(st.none() | instants)
-    rows.append(stay("g0", "n0", "0", until=gone))
+    rows.append(installation("g0", "n0", "0", until=gone))
     if gone is not None:
         after = gone + timedelta(hours=draw(st.sampled_from([0, 1, 30])))
-        rows.append(draw(st.sampled_from([stay("g0", "n1", "3", since=after), stay("g3", "n0", "0", since=after)])))
-    rows.append(stay("g2", "n1", "0", until=draw(st.none() | instants)))
+        rows.append(
+            draw(
+                st.sampled_from(
+                    [installation("g0", "n1", "3", since=after), installation("g3", "n0", "0", since=after)]
+                )
+            )
+        )
+    rows.append(installation("g2", "n1", "0", until=draw(st.none() | instants)))
     return rows
 
 
@@ -96,7 +102,7 @@ def twins(draw, **options):
         for row in rows:
             if row["removed_at"] is None or row["removed_at"] > r:
                 row["removed_at"] = later
-        extra = [] if later is None else [stay("g9", "n0", "5", since=r + timedelta(minutes=1))]
+        extra = [] if later is None else [installation("g9", "n0", "5", since=r + timedelta(minutes=1))]
         return World(events(*known, *unknown), inventory(*rows, *extra), r)
 
     other = draw(some_events(**options))

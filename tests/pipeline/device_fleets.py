@@ -70,19 +70,19 @@ def write_disks(out: Path, *, devices: int, days: int, seed: int) -> None:
 def write_lifetimes(out: Path, *, slots: int, years: int, seed: int) -> None:
     """Write ``events.csv`` and ``inventory.csv`` of GPUs that fail by place, by frailty, and again after a failure."""
     rng = np.random.default_rng(seed)
-    end, stays, failures = years * 365, [], []
+    end, installations, failures = years * 365, [], []
     for slot in range(slots):
         since = -rng.uniform(300, 500)
         while since < end:
             yearly = CAGE_RATES[(slot // 32) % 3] * rng.gamma(1.0, 0.5)
-            device, at, removed = f"{10**9 + len(stays)}", max(since, 0.0), np.inf
+            device, at, removed = f"{10**9 + len(installations)}", max(since, 0.0), np.inf
             while (at := at + rng.exponential(365 / yearly)) < end and removed == np.inf:
                 failures.append((at, slot, device))
                 yearly += 1.2
                 removed = at + rng.lognormal(0.7, 1.0) if rng.random() < 0.6 else np.inf
-            stays.append((device, slot, since, removed if removed < end else np.inf))
+            installations.append((device, slot, since, removed if removed < end else np.inf))
             since = removed + rng.lognormal(0.4, 1.0)
-    device, at_slot, since, removed = (np.array(column) for column in zip(*stays, strict=True))
+    device, at_slot, since, removed = (np.array(column) for column in zip(*installations, strict=True))
     inventory = pd.DataFrame({"gpu": device, "node": node_names(at_slot), "slot": "gpu0"}).assign(
         rack=[f"cab-{slot // 96}" for slot in at_slot],
         cage=(at_slot // 32) % 3,

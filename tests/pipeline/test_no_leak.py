@@ -23,8 +23,8 @@ def poisoned(source: Path, out: Path, at: datetime, delay: timedelta, seed: int)
     known_until = pd.Timestamp(at)
     events = original.events()
     kept = events[events["known_at"] <= known_until]
-    stays = original.inventory()
-    units = stays["gpu"].dropna().unique()
+    installations = original.inventory()
+    units = installations["gpu"].dropna().unique()
     invented = pd.DataFrame(
         {
             "timestamp": known_until + pd.to_timedelta(rng.uniform(-48, 240, 300), unit="h"),
@@ -35,14 +35,14 @@ def poisoned(source: Path, out: Path, at: datetime, delay: timedelta, seed: int)
             "source": "poison",
         }
     )
-    invented["node"] = invented["gpu"].map(stays.drop_duplicates("gpu").set_index("gpu")["node"])
+    invented["node"] = invented["gpu"].map(installations.drop_duplicates("gpu").set_index("gpu")["node"])
     invented["known_at"] = known_until + pd.to_timedelta(rng.uniform(0.01, 200, 300), unit="h")
     for column in ("timestamp", "known_at"):
         invented[column] = invented[column].astype(kept[column].dtype)
     events = pd.concat([kept, invented[kept.columns]], ignore_index=True)
-    stays["removed_at"] = stays["removed_at"].where(stays["removed_at"] <= known_until)
-    later = rng.random(len(stays)) < 0.3
-    stays.loc[later & stays["removed_at"].isna(), "removed_at"] = known_until + timedelta(hours=3)
+    installations["removed_at"] = installations["removed_at"].where(installations["removed_at"] <= known_until)
+    later = rng.random(len(installations)) < 0.3
+    installations.loc[later & installations["removed_at"].isna(), "removed_at"] = known_until + timedelta(hours=3)
     with DatasetWriter(
         out,
         step=original.meta.step,
@@ -53,7 +53,7 @@ def poisoned(source: Path, out: Path, at: datetime, delay: timedelta, seed: int)
     ) as writer:
         for bucket in original.buckets():
             writer.write_samples(bucket, spoil(original.read_bucket(bucket), known_until - delay, rng))
-        writer.finish(events=events, inventory=stays, span=original.meta.span, sources=original.meta.sources)
+        writer.finish(events=events, inventory=installations, span=original.meta.span, sources=original.meta.sources)
     return out
 
 

@@ -43,9 +43,9 @@ def test_nothing_of_the_time_to_come_is_seen(world: World) -> None:
     assert seen.meta.span[1] == world.now
     assert (seen.events()["known_at"] <= world.now).all()
     assert len(seen.events()) < len(world.dataset.events())
-    stays = seen.inventory()
-    assert (stays["installed_at"] <= world.now).all()
-    assert not (stays["removed_at"] > world.now).any()
+    installations = seen.inventory()
+    assert (installations["installed_at"] <= world.now).all()
+    assert not (installations["removed_at"] > world.now).any()
 
 
 def test_what_came_of_acting_is_counted_until_now(world: World) -> None:

@@ -52,8 +52,8 @@ def gpu_years(simulation: Simulation) -> float:
     clock = simulation.clock
     total = 0
     for life in simulation.lives:
-        began = np.maximum(life.stays[:, 2], clock.start)
-        ended = np.minimum(life.stays[:, 3], clock.end)
+        began = np.maximum(life.installations[:, 2], clock.start)
+        ended = np.minimum(life.installations[:, 3], clock.end)
         total += int(np.maximum(ended - began, 0).sum())
     return total / 86_400_000 / 365.25
 

@@ -24,7 +24,7 @@ def risks(simulation: Simulation) -> tuple[HiddenRows, np.ndarray, np.ndarray]:
     risk = true_risk(rows, simulation.laws, parameters, clock)
     table = failure_rows(simulation)
     failures = pd.DataFrame({"unit": table[:, 0] << 32 | table[:, 1] << 24 | table[:, 2], "start": table[:, 3]})
-    unit = rows.node << 32 | rows.slot << 24 | rows.stay
+    unit = rows.node << 32 | rows.slot << 24 | rows.installation
     came = outcomes(rows.time, unit, failures, parameters.gap_s * 1000, parameters.horizon_s * 1000)
     usable = rows.time + (parameters.gap_s + parameters.horizon_s) * 1000 <= clock.end
     kept = HiddenRows(*(getattr(rows, name)[usable] for name in HiddenRows.__slots__))
@@ -130,8 +130,8 @@ def test_segments_tile_each_stay(fleet: Fleet) -> None:
     simulation = fleet("drift", 160, 60, acceleration=20.0)
     clock = simulation.clock
     for life in simulation.lives:
-        for slot, stay, installed, removed, _ in life.stays.tolist():
-            own = life.segments[(life.segments[:, 0] == slot) & (life.segments[:, 1] == stay)]
+        for slot, installation, installed, removed, _ in life.installations.tolist():
+            own = life.segments[(life.segments[:, 0] == slot) & (life.segments[:, 1] == installation)]
             assert own[0, 2] == max(installed, clock.origin)
             assert own[-1, 3] == min(removed, clock.end)
             assert (own[1:, 2] == own[:-1, 3]).all()

@@ -25,7 +25,7 @@ def plain(simulation: Simulation) -> Device:
         if node.spare or node.flaky or node.mig or not model.has_nvlink:
             continue
         for device in node_devices(simulation, number):
-            _, chronic = simulation.traits[number][(device.slot, device.stay)]
+            _, chronic = simulation.traits[number][(device.slot, device.installation)]
             if not chronic and device.last - device.first == simulation.clock.steps:
                 return with_states(device, [(0, simulation.clock.end)], simulation)
     raise AssertionError("no plain device in the fleet")
@@ -36,7 +36,9 @@ def with_states(device: Device, states: list[tuple[int, int]], simulation: Simul
     begin = simulation.clock.origin
     rows = []
     for state, until in states:
-        rows.append((device.slot, device.stay, begin, until, state, begin, -1, begin if state == DOWN else until))
+        rows.append(
+            (device.slot, device.installation, begin, until, state, begin, -1, begin if state == DOWN else until)
+        )
         begin = until
     given: dict[str, object] = {
         "marks": np.empty((0, 3), np.int64),

@@ -39,7 +39,7 @@ _MOST_QUESTIONS: Final = 8
 _UPPER: Final = frozenset({"UTC", "GMT"})
 _BACKTICKS: Final = re.compile(r"`([^`]+)`")
 _ELSEWHERE: Final = frozenset({"unknown node", "unknown gpu", "before installation", "after removal"})
-"""Reasons that the whole telemetry decides: GPUs and stays are known only after it was read."""
+"""Reasons that the whole telemetry decides: GPUs and installations are known only after it was read."""
 
 _ALL_ELSEWHERE: Final = 0.9
 _FEWEST: Final = 10

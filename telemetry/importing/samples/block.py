@@ -109,7 +109,12 @@ def join(blocks: Sequence[Block]) -> Block:
 
 
 def block_table(
-    block: Block, channels: Mapping[str, Channel], stays: InstallationIndex, nodes: Sequence[str], *, sample_count: bool
+    block: Block,
+    channels: Mapping[str, Channel],
+    installations: InstallationIndex,
+    nodes: Sequence[str],
+    *,
+    sample_count: bool,
 ) -> pa.Table:
     """Return a block as the store's sample table, in the block's order; ``nodes`` are the names of the node codes."""
 
@@ -121,7 +126,7 @@ def block_table(
     columns: dict[str, pa.Array] = {
         "timestamp": pa.array(block.ms, pa.int64()).cast(INSTANT),
         "node": named(block.node, nodes),
-        "gpu": pa.nulls(len(block), NAME) if stays.unit == "node" else named(block.unit, stays.units),
+        "gpu": pa.nulls(len(block), NAME) if installations.unit == "node" else named(block.unit, installations.units),
     }
     for channel in channels.values():
         series = block.series[channel.name]

@@ -74,7 +74,7 @@ class SampleIntake:
     files: Sequence[Path]
     mapping: TableMapping
     every_channel: Mapping[str, Channel]
-    stays: InstallationIndex
+    installations: InstallationIndex
     quarantine: Quarantine
     wrong_clock: Callable[[npt.NDArray[np.int64]], npt.NDArray[np.bool_]]
     strict: bool
@@ -110,9 +110,9 @@ class SampleIntake:
                 names, self.mapping, known, where, required, aliases=aliases, ignored=left_out_of_samples, declare=True
             )
             given = {*columns, *self.mapping.constants}
-            has_place = self.stays.unit == "gpu" and "node" in given and not given.isdisjoint(GPU_PLACE)
-            if self.stays.unit not in given and not has_place:
-                raise missing_column(self.stays.unit, names, where)
+            has_place = self.installations.unit == "gpu" and "node" in given and not given.isdisjoint(GPU_PLACE)
+            if self.installations.unit not in given and not has_place:
+                raise missing_column(self.installations.unit, names, where)
             present |= given
             # Among files of a long table, one may hold other metrics only, whose rows are counted.
             is_last = self.mapping.long is None or file == self.files[-1]
@@ -147,7 +147,7 @@ class SampleIntake:
                 batch.columns, batch.mapping = columns, self.mapping
                 batch.drop_without_values()
                 table = self._check(batch, number)
-                new = [node_hash(name) % buckets for name in self.stays.node_names[len(bucket_of_node) :]]
+                new = [node_hash(name) % buckets for name in self.installations.node_names[len(bucket_of_node) :]]
                 bucket_of_node = np.append(bucket_of_node, np.array(new, np.int64))
                 spill.add(bucket_of_node[table.column("node").to_numpy()], table)
             finished_rows, finished_bytes = self.rows_read, finished_bytes + file.stat().st_size
@@ -183,40 +183,44 @@ class SampleIntake:
         batch.refuse(WRONG_CLOCK, self.wrong_clock(ms))
         if self.unsettled is not None:
             batch.wait("the end of their step", self.unsettled(ms))
-        by_node = self.stays.unit == "node"
+        by_node = self.installations.unit == "node"
         unit_index, unit_names = _encoded(batch.column("node" if by_node else "gpu"), length)
         node_index, node_names = _encoded(batch.column("node"), length)
         if not by_node:
             unit_index, unit_names = self._named_by_place(batch, ms, unit_index, unit_names, node_index, node_names)
         batch.refuse("missing node" if by_node else "missing gpu", unit_index < 0)
         self._learn(unit_index, unit_names, node_index, node_names, batch.good)
-        codes = np.append(self.stays.codes(unit_names), -1)[unit_index]
-        node_codes = np.append(self.stays.codes_of_nodes(node_names), -1)[node_index]
-        stay = self.stays.find(codes, ms)
-        if len(self.stays.node_codes):
-            node_of_stay = np.where(stay >= 0, self.stays.node_codes[np.clip(stay, 0, None)], -1)
+        codes = np.append(self.installations.codes(unit_names), -1)[unit_index]
+        node_codes = np.append(self.installations.codes_of_nodes(node_names), -1)[node_index]
+        installation = self.installations.find(codes, ms)
+        if len(self.installations.node_codes):
+            node_of_installation = np.where(
+                installation >= 0, self.installations.node_codes[np.clip(installation, 0, None)], -1
+            )
         else:
-            node_of_stay = np.full(length, -1, np.int64)
+            node_of_installation = np.full(length, -1, np.int64)
         places_itself = (codes >= 0) & (node_codes >= 0)
         if by_node:
-            places_itself &= ~np.isin(codes, self.stays.frame_codes)
+            places_itself &= ~np.isin(codes, self.installations.frame_codes)
         # Of two nodes that a name may mean, the GPU decides.
-        unclear = np.flatnonzero((node_index >= 0) & (node_codes < 0) & (stay >= 0))
+        unclear = np.flatnonzero((node_index >= 0) & (node_codes < 0) & (installation >= 0))
         if len(unclear):
             elsewhere = np.zeros(length, dtype=bool)
             named = np.array(node_names, dtype=object)[node_index[unclear]]
-            elsewhere[unclear] = self.stays.are_elsewhere(named, self.stays.nodes[stay[unclear]])
+            elsewhere[unclear] = self.installations.are_elsewhere(
+                named, self.installations.nodes[installation[unclear]]
+            )
             batch.refuse("on another node than the inventory says", elsewhere)
         for problem, reason in STAY_PROBLEMS.items():
-            batch.refuse(reason.format(unit=self.stays.unit), (stay == problem) & ~places_itself)
-        moved = batch.good & places_itself & (node_codes != node_of_stay)
+            batch.refuse(reason.format(unit=self.installations.unit), (installation == problem) & ~places_itself)
+        moved = batch.good & places_itself & (node_codes != node_of_installation)
         self.moved.update(np.unique(codes[moved]).tolist())
-        node_codes = np.where(places_itself, node_codes, node_of_stay)
-        self.seen = np.append(self.seen, np.zeros(len(self.stays.node_names) - len(self.seen), dtype=bool))
+        node_codes = np.where(places_itself, node_codes, node_of_installation)
+        self.seen = np.append(self.seen, np.zeros(len(self.installations.node_names) - len(self.seen), dtype=bool))
         self.seen[node_codes[batch.good]] = True
         part = np.zeros(length, dtype=bool)
         if not by_node:
-            part = np.array([name in self.stays.parents for name in unit_names] + [False])[unit_index]
+            part = np.array([name in self.installations.parents for name in unit_names] + [False])[unit_index]
             mig_index, _ = _encoded(batch.column("mig_instance"), length)
             part |= mig_index >= 0
         good = batch.good
@@ -241,7 +245,7 @@ class SampleIntake:
         self, batch: Batch, codes: npt.NDArray[np.int64], node_codes: npt.NDArray[np.int64], ms: npt.NDArray[np.int64]
     ) -> None:
         """Note in which slot and at which address the good rows show their GPUs."""
-        if self.stays.unit == "node" or ("slot" not in batch and "pci_bus_id" not in batch):
+        if self.installations.unit == "node" or ("slot" not in batch and "pci_bus_id" not in batch):
             return
         good, length = batch.good, len(batch.rows)
         address_index, addresses = _encoded(batch.column("pci_bus_id"), length)
@@ -269,14 +273,14 @@ class SampleIntake:
         names_nothing = np.array(
             [is_placeholder(name) or index is not None for name, index in zip(unit_names, indices, strict=True)], bool
         )
-        names_nothing &= self.stays.codes(unit_names) < 0
+        names_nothing &= self.installations.codes(unit_names) < 0
         no_identity = np.append(names_nothing, "gpu" not in batch)[unit_index] & (node_index >= 0)
         if not no_identity.any():
             return unit_index, unit_names
         texts = {name: as_text(batch.column(name), len(unit_index)) if name in batch else None for name in GPU_PLACE}
         if texts["slot"] is None:
             texts["slot"] = np.array([*indices, None], dtype=object)[unit_index]
-        places = GpuPlaces(self.stays)
+        places = GpuPlaces(self.installations)
         names = pd.Series([*unit_names, None], dtype=object).to_numpy()[unit_index]
         for row in np.flatnonzero(no_identity).tolist():
             address, slot = (None if column is None else column[row] for column in texts.values())
@@ -298,10 +302,10 @@ class SampleIntake:
         good: npt.NDArray[np.bool_],
     ) -> None:
         """Take in the units and nodes that usable rows name and the inventory does not."""
-        if not node_names or (self.stays.unit == "node" and len(self.stays.given)):
+        if not node_names or (self.installations.unit == "node" and len(self.installations.given)):
             return  # whether an unknown node belongs to a fleet of nodes, only its inventory knows
-        unknown = self.stays.codes(unit_names) < 0
-        unknown_nodes = self.stays.codes_of_nodes(node_names) < 0
+        unknown = self.installations.codes(unit_names) < 0
+        unknown_nodes = self.installations.codes_of_nodes(node_names) < 0
         if not unknown.any() and not unknown_nodes.any():
             return
         both = good & (unit_index >= 0) & (node_index >= 0)
@@ -310,12 +314,12 @@ class SampleIntake:
         nodes = [
             node_names[code]
             for code in used_nodes
-            if unknown_nodes[code] and not self.stays.names.is_ambiguous(node_names[code])
+            if unknown_nodes[code] and not self.installations.names.is_ambiguous(node_names[code])
         ]
-        nodes = [self.stays.names.written(name) for name in nodes]
+        nodes = [self.installations.names.written(name) for name in nodes]
         if units or nodes:
             # One spelling of each: the next row finds the others under it.
-            self.stays.learn(
+            self.installations.learn(
                 list({device_key(name): name for name in reversed(units)}.values()),
                 list({name.casefold(): name for name in reversed(nodes)}.values()),
             )

@@ -61,14 +61,14 @@ class SampleMerger:
     _edges: dict[tuple[int, int], list[int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        units = self.plan.stays.units
+        units = self.plan.installations.units
         state = None if self.existing is None else read_instruments(self.existing.path)
         self.instruments = Instruments(units, state)
         self.newest = {units[code]: int(self.plan.newest[code]) for code in np.flatnonzero(self.plan.newest >= 0)}
         if self.existing is not None:
             events = self.existing.events()
             events = events[(events["source"] == SOURCE) & (events["type"] == "xid")]
-            codes = self.plan.stays.codes(events[self.plan.stays.unit].to_numpy(dtype=object)).tolist()
+            codes = self.plan.installations.codes(events[self.plan.installations.unit].to_numpy(dtype=object)).tolist()
             for unit, xid, ms in zip(codes, events["code"], ms_of(events["timestamp"]).tolist(), strict=True):
                 self._edges.setdefault((unit, int(xid)), []).append(ms)
 
@@ -124,7 +124,7 @@ class SampleMerger:
             self.counts["samples_rolled_up"] += before - len(block)
         block = block.filter(np.isin(plan.runs.of(block.ms), runs))  # not those only looked at
         block = block.filter(has_values(block))
-        return block_table(block, plan.channels, plan.stays, plan.nodes, sample_count=plan.rolled)
+        return block_table(block, plan.channels, plan.installations, plan.nodes, sample_count=plan.rolled)
 
     def _to_roll(self, block: Block) -> npt.NDArray[np.bool_]:
         """Rows to bring to the step: those of finer units, without the cells that earlier imports finished."""
@@ -152,7 +152,7 @@ class SampleMerger:
     def _note_newest(self, block: Block) -> None:
         chosen = self._to_roll(block)  # stored samples too, of a unit that becomes finer
         for code, ms in pd.Series(block.ms[chosen]).groupby(block.unit[chosen]).max().items():
-            name = self.plan.stays.units[int(code)]
+            name = self.plan.installations.units[int(code)]
             self.newest[name] = max(int(ms), self.newest.get(name, 0))
 
     def _held(self, given: Block, merged: Block) -> dict[str, npt.NDArray[np.bool_]]:
@@ -179,7 +179,7 @@ class SampleMerger:
         self.counts["samples_frozen"] += frozen
         for name, rows in findings.dead.items():
             if rows.any():
-                example = f"{name} of {self.plan.stays.units[block.unit[np.argmax(rows)]]}"
+                example = f"{name} of {self.plan.installations.units[block.unit[np.argmax(rows)]]}"
                 self.quarantine.used(f"sample{VALUES}", -int(rows.sum()))
                 self.quarantine.left_out(f"sample{VALUES}", DEAD_CHANNEL, int(rows.sum()), example)
         if len(findings.onsets):
@@ -203,9 +203,11 @@ class SampleMerger:
     def _add_events(
         self, block: Block, rows: npt.NDArray[np.int64], kind: str, codes: list[str], detail: object, source: str
     ) -> None:
-        stays = self.plan.stays
+        installations = self.plan.installations
         nodes = [self.plan.nodes[code] for code in block.node[rows].tolist()]
-        gpus = [stays.units[code] if stays.unit == "gpu" else None for code in block.unit[rows].tolist()]
+        gpus = [
+            installations.units[code] if installations.unit == "gpu" else None for code in block.unit[rows].tolist()
+        ]
         named = {"node": nodes, "gpu": gpus, "type": kind, "code": codes, "detail": detail, "source": source}
         self.events.append(event_frame(block.ms[rows], self.delay, **named))
 
@@ -234,7 +236,7 @@ class SampleMerger:
             content = {
                 "timestamp": instant_text(datetime.fromtimestamp(block.ms[index] / 1000, UTC)),
                 "node": self.plan.nodes[block.node[index]],
-                self.plan.stays.unit: self.plan.stays.units[block.unit[index]],
+                self.plan.installations.unit: self.plan.installations.units[block.unit[index]],
                 **{name: kept.values[index].item() for name, kept in block.series.items() if kept.valid[index]},
             }
             file, row = self.files[order >> ORDER_SHIFT], order & ((1 << ORDER_SHIFT) - 1)

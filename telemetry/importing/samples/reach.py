@@ -59,7 +59,7 @@ class MergePlan:
     runs: Runs
     step_ms: int
     keep_ms: int | None
-    stays: InstallationIndex
+    installations: InstallationIndex
     nodes: list[str]
 
     def is_finer(self, block: Block) -> npt.NDArray[np.bool_]:
@@ -80,10 +80,10 @@ def plan_merge(
     A unit that an earlier import rolled up stays rolled up. A dataset that has samples keeps its runs; others get runs
     for a sample of each unit a step.
     """
-    stays, every = intake.stays, intake.every_channel
+    installations, every = intake.installations, intake.every_channel
     step_ms = step // timedelta(milliseconds=1)
     newest_of = {} if existing is None else read_newest(existing.path)
-    newest = np.array([newest_of.get(name, -1) for name in stays.units], np.int64)
+    newest = np.array([newest_of.get(name, -1) for name in installations.units], np.int64)
     finer = [np.flatnonzero(newest >= 0).astype(np.int32)]
     for bucket in spill.buckets():
         table = spill.read(bucket, ["unit", "ms"])
@@ -96,7 +96,7 @@ def plan_merge(
         names |= set(with_rollups({name: channel for name, channel in every.items() if name in names}))
     channels = {name: channel for name, channel in with_rollups(every).items() if name in names}
     channels |= {name: channel for name, channel in old.items() if name not in channels}
-    runs, relaid = choose_runs(len(stays.units) * (timedelta(days=1) / step) / spill.bucket_number), False
+    runs, relaid = choose_runs(len(installations.units) * (timedelta(days=1) / step) / spill.bucket_number), False
     if existing is not None:
         meta = existing.meta
         runs = meta.runs if meta.counts["samples"] else runs
@@ -111,8 +111,8 @@ def plan_merge(
         runs=runs,
         step_ms=step_ms,
         keep_ms=None if keep_from is None else int(keep_from.timestamp() * 1000),
-        stays=stays,
-        nodes=list(stays.node_names),
+        installations=installations,
+        nodes=list(installations.node_names),
     )
 
 
@@ -251,8 +251,8 @@ def _read_run(dataset: Dataset, plan: MergePlan, bucket: int, run: int, channels
     if channels is not None:
         wanted = ["timestamp", "node", "gpu", *(name for name in channels if name in dataset.schema.names)]
     table = dataset.read_run(bucket, run, wanted)
-    units = table.column(plan.stays.unit).unify_dictionaries().combine_chunks()
-    codes = plan.stays.codes(units.dictionary.to_pylist())
+    units = table.column(plan.installations.unit).unify_dictionaries().combine_chunks()
+    codes = plan.installations.codes(units.dictionary.to_pylist())
     if (codes < 0).any():
         raise InputError(
             f"the dataset has samples of {units.dictionary[int(np.argmin(codes))].as_py()!r}, "

@@ -123,7 +123,7 @@ class GpuLosses:
         self._lost |= dict(zip(unit[last].tolist(), is_lost[last].tolist(), strict=True))
 
     def events(
-        self, stays: InstallationIndex, delay: timedelta, renamed: Mapping[tuple[int, int], int]
+        self, installations: InstallationIndex, delay: timedelta, renamed: Mapping[tuple[int, int], int]
     ) -> pd.DataFrame:
         """Return a failure at each onset; ``delay`` is until it is known, ``renamed`` that of the spill."""
         onsets = [(renamed.get((unit, node), unit), node, ms) for unit, node, ms in self._onsets]
@@ -131,8 +131,8 @@ class GpuLosses:
         return event_frame(
             np.array(times, np.int64),
             delay,
-            node=[stays.node_names[code] for code in nodes],
-            gpu=[stays.units[code] if stays.unit == "gpu" else None for code in units],
+            node=[installations.node_names[code] for code in nodes],
+            gpu=[installations.units[code] if installations.unit == "gpu" else None for code in units],
             type="failure",
             code=FALLEN_OFF,
             detail="samples report: GPU is lost",

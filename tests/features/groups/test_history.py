@@ -14,7 +14,7 @@ from features.groups.history import RECENCY_HALF_LIFE, EventHistory, history_col
 from features.labels.evidence import IncidentEvidence
 from foundation.errors import InputError
 from tests.features import oracle
-from tests.features.builders import at, event, events, inventory, rows, stay
+from tests.features.builders import at, event, events, installation, inventory, rows
 from tests.features.history_oracle import facts_of, plain_value
 from tests.features.worlds import twins, worlds
 
@@ -31,9 +31,9 @@ def history_values(rows, events, inventory, features, labels, *, unit="gpu"):
     return EventHistory.of(IncidentEvidence.of(events, inventory, labels), features, inventory, unit=unit).values(rows)
 
 
-def value(name, time, *happened, stays=None, unit="g0", node="n0", labels=LABELS):
+def value(name, time, *happened, installations=None, unit="g0", node="n0", labels=LABELS):
     """One value of one row, by the name of its column without the group."""
-    held = inventory(*(stays or [stay(), stay("g1", slot="1")]))
+    held = inventory(*(installations or [installation(), installation("g1", slot="1")]))
     values = history_values(rows((time, unit), node=node), events(*happened), held, FEATURES, labels)
     names = [column.name for column in history_columns(FEATURES)]
     assert values.shape == (1, len(names))
@@ -81,14 +81,14 @@ def test_params_move_an_xid_to_the_group_of_its_class():
 
 
 def test_no_events_no_units_and_no_rows():
-    held = inventory(stay())
+    held = inventory(installation())
     assert history_values(rows(), events(), held, FEATURES, LABELS).shape == (0, len(history_columns(FEATURES)))
     values = history_values(rows((at(0), "gX"), node="nX"), events(event(at(-1), code="79")), held, FEATURES, LABELS)
     assert set(np.unique(values[~np.isnan(values)])) == {0}
 
 
 def test_nodes_without_gpus_have_the_history_of_the_node():
-    held = inventory(stay(None, "n0", None))
+    held = inventory(installation(None, "n0", None))
     frame = events(event(at(0), "failure", "fan", gpu=None), event(at(2), "repair", gpu=None))
     asked = rows((at(5), "n0"))
     values = history_values(asked, frame, held, FEATURES, LABELS, unit="node")
@@ -101,10 +101,10 @@ def test_nodes_without_gpus_have_the_history_of_the_node():
 def test_a_domain_is_read_from_inventory_columns_and_ranges_of_a_number():
     section = FeatureSection(history_windows=(timedelta(days=4),), history_scopes=("rack", "serial/100"))
     held = inventory(
-        stay("g0", "n0", rack="r1", serial="A0199"),
-        stay("g1", "n1", rack="r1", serial="A0205"),
-        stay("g2", "n2", rack="r2", serial="A0201"),
-        stay("g3", "n3", rack=None, serial="odd"),
+        installation("g0", "n0", rack="r1", serial="A0199"),
+        installation("g1", "n1", rack="r1", serial="A0205"),
+        installation("g2", "n2", rack="r2", serial="A0201"),
+        installation("g3", "n3", rack=None, serial="odd"),
     )
     happened = events(event(at(0), code="79", gpu="g1", node="n1"))
     values = history_values(rows(*((at(days=2), f"g{i}") for i in range(4))), happened, held, section, LABELS)

@@ -60,10 +60,10 @@ def rise(samples, channel, t, window):
 
 def driver(gpu, node, t, events, inventory):
     """Slow oracle: the newest driver change of the node that was known, or the driver at installation."""
-    stay = inventory[(inventory["gpu"] == gpu) & (inventory["installed_at"] <= t)].iloc[-1]
+    installation = inventory[(inventory["gpu"] == gpu) & (inventory["installed_at"] <= t)].iloc[-1]
     changes = events[(events["type"] == "driver") & (events["node"] == node) & (events["known_at"] <= t)]
-    changes = changes[changes["timestamp"] >= stay["installed_at"]].sort_values("timestamp")
-    return stay["driver"] if changes.empty else changes["code"].iloc[-1]
+    changes = changes[changes["timestamp"] >= installation["installed_at"]].sort_values("timestamp")
+    return installation["driver"] if changes.empty else changes["code"].iloc[-1]
 
 
 def test_a_surge_is_the_smaller_of_two_log_ratios_by_a_slow_oracle(world):

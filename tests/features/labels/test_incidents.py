@@ -13,7 +13,7 @@ from features.labels.facts import diagnostic_outcome
 from features.labels.incidents import down_intervals, find_incidents, known_onsets
 from foundation.errors import InputError
 from tests.features import oracle
-from tests.features.builders import at, event, events, inventory, stay
+from tests.features.builders import at, event, events, installation, inventory
 from tests.features.worlds import UNPLANNED, twins, worlds
 
 LABELS = LabelSection()
@@ -26,8 +26,8 @@ def spans(incidents, unit="g0"):
     ]
 
 
-def find(*rows, stays=None, labels=LABELS, data_end=None, as_of=None):
-    held = inventory(*(stays or [stay()]))
+def find(*rows, installations=None, labels=LABELS, data_end=None, as_of=None):
+    held = inventory(*(installations or [installation()]))
     return find_incidents(events(*rows), held, labels, data_end=data_end or at(days=60), as_of=as_of)
 
 
@@ -171,7 +171,9 @@ def test_a_repair_answers_the_newest_failure_that_was_known_with_it(newer):
     ],
 )  # fmt: skip
 def test_our_own_drain_planned_work_late_resets_and_what_happens_elsewhere_prove_no_interconnect_failure(after):
-    assert spans(find(event(at(0), code="74"), after, stays=[stay(), stay("g1", slot="1")])) == []
+    assert (
+        spans(find(event(at(0), code="74"), after, installations=[installation(), installation("g1", slot="1")])) == []
+    )
 
 
 @pytest.mark.parametrize("kind", ["repair", "replacement"])
@@ -186,8 +188,8 @@ def test_our_own_drain_planned_work_late_resets_and_what_happens_elsewhere_prove
     ],
 )  # fmt: skip
 def test_a_repair_of_a_node_confirms_errors_of_one_gpu_or_of_those_that_erred_together(kind, other, both):
-    stays = [stay(), stay("g1", slot="1"), stay("g2", "n1")]
-    incidents = find(event(at(0), code="74"), *other, event(at(40), kind, gpu=None), stays=stays)
+    installations = [installation(), installation("g1", slot="1"), installation("g2", "n1")]
+    incidents = find(event(at(0), code="74"), *other, event(at(40), kind, gpu=None), installations=installations)
     assert [bool(spans(incidents, unit)) for unit in ("g0", "g1")] == both
 
 
@@ -227,7 +229,7 @@ def test_a_failure_of_a_whole_node_of_gpus_is_no_incident_of_its_gpus():
 
 
 def test_where_nodes_are_the_units_their_failures_are_incidents():
-    held = inventory(stay(None, "n0", None), stay(None, "n1", None))
+    held = inventory(installation(None, "n0", None), installation(None, "n1", None))
     incidents = find_incidents(events(event(at(0), "failure", "fan", gpu=None)), held, LABELS, data_end=at(30))
     assert incidents[["unit", "node", "failure_class"]].to_numpy().tolist() == [["n0", "n0", "other"]]
     assert incidents["gpu"].isna().all()
@@ -237,11 +239,11 @@ def test_an_event_without_known_at_or_time_zone_is_refused():
     broken = events(event(at(0), code="79"))
     broken["known_at"] = pd.DatetimeIndex([pd.NaT], tz="UTC").as_unit("ms")
     with pytest.raises(InputError, match=r"^an event without known_at \(events row 0\)\. Fill known_at"):
-        find_incidents(broken, inventory(stay()), LABELS)
+        find_incidents(broken, inventory(installation()), LABELS)
     naive = events(event(at(0), code="79"))
     naive["timestamp"] = naive["timestamp"].dt.tz_localize(None)
     with pytest.raises(InputError, match=r"datetime64\[ms\] instead of times with a time zone \(column timestamp\)"):
-        find_incidents(naive, inventory(stay()), LABELS)
+        find_incidents(naive, inventory(installation()), LABELS)
 
 
 @SLOW

@@ -12,7 +12,7 @@ from features.config import LabelSection
 from features.labels.incidents import find_incidents
 from features.labels.labelling import label_rows
 from tests.features import oracle
-from tests.features.builders import at, event, events, inventory, rows, stay
+from tests.features.builders import at, event, events, installation, inventory, rows
 from tests.features.worlds import twins, worlds
 
 LABELS = LabelSection()
@@ -21,9 +21,9 @@ MS = timedelta(milliseconds=1)
 LATE = at(days=60)
 
 
-def label(time, *happened, stays=None, labels=LABELS, data_end=LATE, as_of=None, unit="g0"):
+def label(time, *happened, installations=None, labels=LABELS, data_end=LATE, as_of=None, unit="g0"):
     """Label of one row: 0, 1 or None."""
-    held = inventory(*(stays or [stay()]))
+    held = inventory(*(installations or [installation()]))
     frame = events(*happened)
     incidents = find_incidents(frame, held, labels, as_of=as_of, data_end=data_end)
     out = label_rows(rows((time, unit)), incidents, held, labels, data_end=data_end, as_of=as_of, events=frame)
@@ -42,7 +42,10 @@ def test_the_horizon_is_open_at_the_gap_and_closed_at_its_end(start, expected):
 
 
 def test_a_positive_row_names_its_incident():
-    held, frame = inventory(stay()), events(event(at(5), code="79"), event(at(9), "repair"), event(at(20), code="48"))
+    held, frame = (
+        inventory(installation()),
+        events(event(at(5), code="79"), event(at(9), "repair"), event(at(20), code="48")),
+    )
     incidents = find_incidents(frame, held, LABELS, data_end=LATE)
     asked = rows((at(0), "g0"), (at(19), "g0"), (at(40), "g0"), (at(19.9), "g0"))
     asked.index = pd.Index([7, 3, 5, 1])
@@ -67,11 +70,11 @@ def test_a_row_inside_an_incident_has_no_label_even_if_that_was_not_known_then()
 
 
 def test_a_leaver_is_censored_unless_params_say_otherwise():
-    gone = [stay(until=at(5))]
-    assert label(at(0), stays=gone) is None
-    assert label(at(0), stays=gone, labels=LabelSection(censor_leavers=False)) == 0
-    assert label(at(0), stays=[stay(until=at(24, minutes=10))]) is None
-    assert label(at(0), stays=[stay(until=at(24, minutes=10) + MS)]) == 0
+    gone = [installation(until=at(5))]
+    assert label(at(0), installations=gone) is None
+    assert label(at(0), installations=gone, labels=LabelSection(censor_leavers=False)) == 0
+    assert label(at(0), installations=[installation(until=at(24, minutes=10))]) is None
+    assert label(at(0), installations=[installation(until=at(24, minutes=10) + MS)]) == 0
 
 
 def own_drain(time, code="drain", gpu=None):
@@ -92,7 +95,7 @@ def test_a_drain_on_our_own_alert_hides_the_outcome():
 
 def test_unknown_units_and_no_rows():
     assert label(at(0), unit="gX") == 0
-    held = inventory(stay())
+    held = inventory(installation())
     out = label_rows(rows(), find_incidents(events(), held, LABELS), held, LABELS, data_end=LATE)
     assert len(out) == 0
     assert out["label"].dtype == "Int8"
@@ -172,16 +175,16 @@ def test_labels_as_of_r_depend_only_on_what_was_known_at_r(pair):
     assert not (out[0]["label"][~done] == 0).any()
 
 
-FLEET = [stay(f"g{i}", f"n{i // 2}", str(i % 2)) for i in range(6)]
+FLEET = [installation(f"g{i}", f"n{i // 2}", str(i % 2)) for i in range(6)]
 
 
 def failure(gpu, time, code="79", **more):
     return event(time, code=code, gpu=f"g{gpu}", node=f"n{gpu // 2}", **more)
 
 
-def groups(*rows, stays=FLEET, labels=LABELS, as_of=None):
+def groups(*rows, installations=FLEET, labels=LABELS, as_of=None):
     """Node incidents and common causes by (unit, start)."""
-    found = find_incidents(events(*rows), inventory(*stays), labels, data_end=at(days=90), as_of=as_of)
+    found = find_incidents(events(*rows), inventory(*installations), labels, data_end=at(days=90), as_of=as_of)
     keys = [(row["unit"], row["start"]) for row in oracle.records(found)]
     return keys, found["node_incident"].tolist(), found["common_cause"].tolist()
 
@@ -197,17 +200,17 @@ def test_failures_of_a_nodes_gpus_that_each_begin_within_the_window_of_the_one_b
 
 
 def test_units_without_a_node_are_alone():
-    held = [stay("g0", None), stay("g1", None)]
+    held = [installation("g0", None), installation("g1", None)]
     rows = [event(at(minutes=5 * i), code="79", gpu=f"g{i}", node=None) for i in range(2)]
-    _, node_incident, common_cause = groups(*rows, stays=held)
+    _, node_incident, common_cause = groups(*rows, installations=held)
     assert node_incident == [0, 1]
     assert common_cause == [0, 1]
 
 
 def test_a_gpu_counts_for_the_node_that_it_was_in():
-    moved = [stay("g0", "n0", until=at(1)), stay("g0", "n1", since=at(1)), stay("g1", "n1")]
+    moved = [installation("g0", "n0", until=at(1)), installation("g0", "n1", since=at(1)), installation("g1", "n1")]
     rows = event(at(2), code="79", gpu="g0", node="n1"), event(at(2.1), code="48", gpu="g1", node="n1")
-    assert groups(*rows, stays=moved)[1] == [0, 0]
+    assert groups(*rows, installations=moved)[1] == [0, 0]
 
 
 def test_node_incidents_that_begin_at_one_instant_have_a_common_cause_unless_they_are_dated_by_day():
@@ -238,7 +241,7 @@ STORIES = st.lists(st.tuples(st.integers(0, 5), TIMES, st.sampled_from(["xid", "
 def records_of(story, *, copies=1):
     """Events of a story in which each GPU stands for so many that fail together, and the fleet of them."""
     units = [(gpu, copy) for gpu in range(6) for copy in range(copies)]
-    held = [stay(f"g{gpu}c{copy}", f"n{gpu // 2}", f"{gpu}-{copy}") for gpu, copy in units]
+    held = [installation(f"g{gpu}c{copy}", f"n{gpu // 2}", f"{gpu}-{copy}") for gpu, copy in units]
     rows = [
         event(time, kind, "79" if kind == "xid" else "", gpu=f"g{gpu}c{copy}", node=f"n{gpu // 2}")
         for gpu, time, kind in story

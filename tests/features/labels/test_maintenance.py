@@ -16,7 +16,7 @@ from features.labels.labelling import label_rows
 from features.labels.maintenance import LONGEST
 from features.matrix.grid import decision_rows, decision_times
 from tests.features import oracle
-from tests.features.builders import at, event, events, inventory, rows, stay
+from tests.features.builders import at, event, events, installation, inventory, rows
 from tests.features.worlds import instants, twins, worlds
 
 LABELS = LabelSection()
@@ -37,9 +37,9 @@ def end(time, *, known=None, **whose):
     return event(time, "maintenance", "end", known=known or time, **{"gpu": None, **whose})
 
 
-def left(*happened, stays=None, as_of=None):
+def left(*happened, installations=None, as_of=None):
     """(unit, start) of the incidents that count."""
-    held = inventory(*(stays or [stay(), stay("g1", slot="1"), stay("g2", "n1")]))
+    held = inventory(*(installations or [installation(), installation("g1", slot="1"), installation("g2", "n1")]))
     incidents = counted(find_incidents(events(*happened), held, LABELS, as_of=as_of, data_end=LATE))
     return [(row["unit"], row["start"]) for row in oracle.records(incidents)]
 
@@ -66,8 +66,8 @@ def test_a_window_without_a_planned_end_lasts_until_it_is_ended_or_a_month():
 
 
 def test_a_gpu_that_was_put_in_during_the_maintenance_is_concerned():
-    newcomer = [stay("g1", slot="1"), stay("g3", slot="0", since=at(2))]
-    assert left(event(at(3), code="79", gpu="g3"), window(at(1), at(5)), stays=newcomer) == []
+    newcomer = [installation("g1", slot="1"), installation("g3", slot="0", since=at(2))]
+    assert left(event(at(3), code="79", gpu="g3"), window(at(1), at(5)), installations=newcomer) == []
 
 
 def test_labels_use_a_window_from_when_it_was_known():
@@ -78,7 +78,7 @@ def test_labels_use_a_window_from_when_it_was_known():
 
 def test_rows_before_in_and_after_a_hidden_incident_have_no_label():
     happened = [event(at(26), code="79"), window(at(25), at(30))]
-    held, frame = inventory(stay()), events(*happened)
+    held, frame = inventory(installation()), events(*happened)
     incidents = find_incidents(frame, held, LABELS, data_end=LATE)
     asked = rows(*((at(hours), "g0") for hours in (1, 2, 24, 25, 29.9, 30, 49.9, 50)))
     out = label_rows(asked, incidents, held, LABELS, data_end=LATE, events=frame)["label"]
@@ -89,7 +89,9 @@ def test_a_unit_in_a_known_maintenance_is_out_of_use():
     def spans(*happened):
         return [
             (row["unit"], row["down_from"], row["down_until"])
-            for row in oracle.records(out_of_use(IncidentEvidence.of(events(*happened), inventory(stay()), LABELS)))
+            for row in oracle.records(
+                out_of_use(IncidentEvidence.of(events(*happened), inventory(installation()), LABELS))
+            )
         ]
 
     assert spans(window(at(1), at(3)), event(at(2), code="79")) == [("g0", at(1), at(3))]
@@ -120,7 +122,7 @@ def test_one_more_window_takes_away_incidents_in_it_and_labels_and_nothing_else(
 
 
 def test_history_forgets_what_was_seen_in_a_window_that_is_told_of_later():
-    held, names = inventory(stay()), [column.name for column in history_columns(FeatureSection())]
+    held, names = inventory(installation()), [column.name for column in history_columns(FeatureSection())]
     happened = events(event(at(1), code="79"), event(at(3), code="48"), window(at(2), at(4), known=at(50)))
     asked = rows((at(49), "g0"), (at(50), "g0"), (at(60), "g0"))
     values = EventHistory.of(IncidentEvidence.of(happened, held, LABELS), FeatureSection(), held).values(asked)
@@ -133,7 +135,7 @@ NODES, RACK = 288, 214
 
 
 def test_a_rack_that_reboots_in_its_maintenance_is_nothing_to_learn_from():
-    held = inventory(*(stay(f"g{n:03d}", f"n{n:03d}", rack="r7" if n < RACK else "r8") for n in range(NODES)))
+    held = inventory(*(installation(f"g{n:03d}", f"n{n:03d}", rack="r7" if n < RACK else "r8") for n in range(NODES)))
     real = [
         event(at(30), code="79", gpu="g100", node="n100"), event(at(32), "repair", gpu="g100", node="n100"),
         event(at(30), code="79", gpu="g250", node="n250"),
@@ -165,14 +167,16 @@ def test_a_rack_that_reboots_in_its_maintenance_is_nothing_to_learn_from():
 
 @pytest.mark.parametrize("code", ["begin", "end", at(1).isoformat()])
 def test_a_window_alone_changes_no_history(code):
-    held, late = inventory(stay()), event(at(0), "maintenance", code, gpu=None, known=at(0))
+    held, late = inventory(installation()), event(at(0), "maintenance", code, gpu=None, known=at(0))
     records = [IncidentEvidence.of(events(*happened), held, LABELS) for happened in ([late], [])]
     values = [EventHistory.of(r, FeatureSection(), held).values(rows((at(days=40), "g0"))) for r in records]
     np.testing.assert_array_equal(*values)
 
 
-def spans(*happened, stays=None):
-    intervals = oracle.records(out_of_use(IncidentEvidence.of(events(*happened), stays or inventory(stay()), LABELS)))
+def spans(*happened, installations=None):
+    intervals = oracle.records(
+        out_of_use(IncidentEvidence.of(events(*happened), installations or inventory(installation()), LABELS))
+    )
     return [(row["down_from"], row["down_until"]) for row in intervals]
 
 

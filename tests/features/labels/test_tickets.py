@@ -13,10 +13,10 @@ from features.labels.evidence import IncidentEvidence
 from features.labels.incidents import down_intervals, find_incidents, known_onsets
 from features.labels.labelling import label_rows
 from tests.features import oracle
-from tests.features.builders import at, event, events, inventory, rows, stay
+from tests.features.builders import at, event, events, installation, inventory, rows
 
 LABELS = LabelSection()
-HELD = [stay("g0"), stay("g1", slot="1"), stay("g2", "n1")]
+HELD = [installation("g0"), installation("g1", slot="1"), installation("g2", "n1")]
 NODE = {"g0": "n0", "g1": "n0", "g2": "n1"}
 DAY, MS = timedelta(days=1), timedelta(milliseconds=1)
 SLOW = settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.too_slow])
@@ -31,8 +31,8 @@ def by_day(day, gpu=None, code="gpu lost", **more):
     return ticket(at(days=day + 1) - MS, gpu, code, **more)
 
 
-def found(*happened, labels=LABELS, as_of=None, stays=HELD):
-    frame = find_incidents(events(*happened), inventory(*stays), labels, data_end=at(days=60), as_of=as_of)
+def found(*happened, labels=LABELS, as_of=None, installations=HELD):
+    frame = find_incidents(events(*happened), inventory(*installations), labels, data_end=at(days=60), as_of=as_of)
     return [(row["unit"], row["start"], row["end"]) for row in oracle.records(frame)]
 
 

@@ -11,7 +11,7 @@ from features.labels.evidence import IncidentEvidence
 from features.labels.incidents import down_intervals, known_onsets
 from features.matrix.grid import MIN_COMPANIONS, augmented_rows, decision_rows, decision_times
 from tests.features import oracle
-from tests.features.builders import T0, at, event, events, inventory, stay
+from tests.features.builders import T0, at, event, events, installation, inventory
 from tests.features.small_fleet import config_of
 from tests.features.worlds import twins, worlds
 
@@ -31,7 +31,7 @@ def extra(frame, held, **changed):
 
 
 def fleet(size=12):
-    return inventory(*(stay(f"g{i}", f"n{i // 4}", str(i % 4)) for i in range(size)))
+    return inventory(*(installation(f"g{i}", f"n{i // 4}", str(i % 4)) for i in range(size)))
 
 
 @pytest.mark.parametrize("shift", [0, 1, 5.99])
@@ -98,7 +98,7 @@ def test_companions_vary_with_time_and_seed_and_repeat_for_the_same():
 
 
 def test_a_unit_has_no_extra_row_while_it_is_not_there_or_known_to_be_down():
-    held = pd.concat([fleet(5), inventory(stay("g5", since=at(50)))], ignore_index=True)
+    held = pd.concat([fleet(5), inventory(installation("g5", since=at(50)))], ignore_index=True)
     rows = extra(events(event(at(60), code="79", gpu="g5")), held)
     assert (rows.loc[rows["unit"] == "g5", "decision_time"] >= at(50)).all()
     down = extra(events(event(at(20), code="79", gpu="g5"), event(at(50), code="79", gpu="g5")), fleet())

@@ -306,9 +306,9 @@ def as_known(t, samples, events, inventory, config):
     """What a live system holds at t: the look-back, what has happened, no removal to come."""
     oldest = live_plan(config).look_back
     recent = samples[(samples["timestamp"] <= t) & (samples["timestamp"] > t - oldest)]
-    stays = inventory[inventory["installed_at"] <= t].copy()
-    stays["removed_at"] = stays["removed_at"].where(stays["removed_at"] <= t)
-    return [[to_table(recent)]], events[events["known_at"] <= t], stays
+    installations = inventory[inventory["installed_at"] <= t].copy()
+    installations["removed_at"] = installations["removed_at"].where(installations["removed_at"] <= t)
+    return [[to_table(recent)]], events[events["known_at"] <= t], installations
 
 
 def same(live: pd.DataFrame, training: pd.DataFrame) -> None:

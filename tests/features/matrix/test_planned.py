@@ -26,9 +26,9 @@ COUNTER = "ecc_sbe_volatile_total"
 def rows_of(tmp_path_factory):
     def build(samples, *, inventory=None, planned=True):
         path = tmp_path_factory.mktemp("planned")
-        stays = inventory_of(gpus(24)) if inventory is None else inventory
+        installations = inventory_of(gpus(24)) if inventory is None else inventory
         events = events_of([window("node0", 8, 10)] if planned else [])
-        dataset = write_dataset(path / "data", stays, samples=samples, events=events)
+        dataset = write_dataset(path / "data", installations, samples=samples, events=events)
         return frame_of(make_matrix(dataset, path / "matrix"))
 
     return build

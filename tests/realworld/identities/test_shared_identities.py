@@ -62,8 +62,8 @@ def test_twins_of_an_identity_that_the_dataset_holds_already_leave_its_samples_r
     assert sizes[gpu(0)] == 20
     assert sizes[f"node-9@{ADDRESS['node-9']}"] == 40
     assert sizes[f"node-0@{ADDRESS['node-0']}"] == 20
-    stays = result.dataset.inventory().groupby("gpu").size()
-    assert stays[f"node-0@{ADDRESS['node-0']}"] == stays[f"node-9@{ADDRESS['node-9']}"] == 1
+    installations = result.dataset.inventory().groupby("gpu").size()
+    assert installations[f"node-0@{ADDRESS['node-0']}"] == installations[f"node-9@{ADDRESS['node-9']}"] == 1
 
 
 def test_a_gpu_that_moves_there_and_back_is_one_gpu(tmp_path: Path) -> None:

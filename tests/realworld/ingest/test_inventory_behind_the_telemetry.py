@@ -46,20 +46,22 @@ def test_a_swap_that_the_inventory_dates_a_day_early_is_where_the_samples_show_i
     samples = all_samples(result)
     assert result.quarantined == {}
     assert samples.loc[samples["gpu"] == gpu(0), "node"].value_counts().to_dict() == {"node-0": 100, "node-1": 44}
-    stays = result.dataset.inventory().query(f"gpu == '{gpu(0)}'").sort_values("installed_at")
-    assert stays["node"].tolist() == ["node-0", "node-1"]
-    assert stays["removed_at"].iloc[0] == stays["installed_at"].iloc[1] == DAY + 100 * pd.Timedelta(STEP)
-    assert stays["installed_at"].iloc[0] == pd.Timestamp("2026-01-01", tz="UTC")
-    assert pd.isna(stays["removed_at"].iloc[1])
-    assert stays["slot"].tolist() == ["0", "7"]
+    installations = result.dataset.inventory().query(f"gpu == '{gpu(0)}'").sort_values("installed_at")
+    assert installations["node"].tolist() == ["node-0", "node-1"]
+    assert (
+        installations["removed_at"].iloc[0] == installations["installed_at"].iloc[1] == DAY + 100 * pd.Timedelta(STEP)
+    )
+    assert installations["installed_at"].iloc[0] == pd.Timestamp("2026-01-01", tz="UTC")
+    assert pd.isna(installations["removed_at"].iloc[1])
+    assert installations["slot"].tolist() == ["0", "7"]
     assert any(gpu(0) in line and "node-0" in line for line in result.contradictions)
 
 
 def test_a_move_that_the_inventory_does_not_know_becomes_one(tmp_path: Path) -> None:
     result = run_import(tmp_path, samples=swapped(), inventory=inventory_frame())
-    stays = result.dataset.inventory().query(f"gpu == '{gpu(0)}'").sort_values("installed_at")
-    assert stays["node"].tolist() == ["node-0", "node-1"]
-    assert stays["model"].tolist() == ["H100", "H100"]
+    installations = result.dataset.inventory().query(f"gpu == '{gpu(0)}'").sort_values("installed_at")
+    assert installations["node"].tolist() == ["node-0", "node-1"]
+    assert installations["model"].tolist() == ["H100", "H100"]
     assert result.accounting.tables["samples"].used == 4 * 144
 
 
@@ -69,9 +71,11 @@ def test_a_move_between_two_imports_ends_the_stay_of_the_samples_that_are_there(
     run_import(tmp_path, samples=whole[first], inventory=inventory_frame())
     second = write_csv(tmp_path / "second.csv", whole[~first])
     result = run_import(tmp_path, samples=[second], inventory=tmp_path / "inventory.csv")
-    stays = result.dataset.inventory().query(f"gpu == '{gpu(0)}'").sort_values("installed_at")
-    assert stays["node"].tolist() == ["node-0", "node-1"]
-    assert stays["removed_at"].iloc[0] == stays["installed_at"].iloc[1] == DAY + 100 * pd.Timedelta(STEP)
+    installations = result.dataset.inventory().query(f"gpu == '{gpu(0)}'").sort_values("installed_at")
+    assert installations["node"].tolist() == ["node-0", "node-1"]
+    assert (
+        installations["removed_at"].iloc[0] == installations["installed_at"].iloc[1] == DAY + 100 * pd.Timedelta(STEP)
+    )
 
 
 def test_an_event_after_the_move_is_on_the_node_of_the_samples(tmp_path: Path) -> None:
@@ -85,8 +89,8 @@ def test_an_event_after_the_move_is_on_the_node_of_the_samples(tmp_path: Path) -
 
 def test_a_gpu_and_a_node_that_the_inventory_lacks_are_taken_from_the_samples(tmp_path: Path) -> None:
     result = run_import(tmp_path, samples=samples_frame(gpus=6), inventory=inventory_frame(4))
-    stays = result.dataset.inventory().set_index("gpu")
-    assert stays.loc[gpu(5), "node"] == "node-2"
+    installations = result.dataset.inventory().set_index("gpu")
+    assert installations.loc[gpu(5), "node"] == "node-2"
     assert result.accounting.tables["samples"].used == 36
     assert "node node-2: not in the inventory" in result.contradictions
 
@@ -106,20 +110,20 @@ def test_samples_that_name_pods_instead_of_nodes_are_refused(tmp_path: Path) -> 
 
 def test_without_an_inventory_the_samples_make_it(tmp_path: Path) -> None:
     result = without_inventory(tmp_path, swapped())
-    stays = result.dataset.inventory().sort_values(["gpu", "installed_at"])
-    assert stays["gpu"].tolist() == [gpu(0), gpu(0), gpu(1), gpu(2), gpu(3)]
-    assert stays["node"].tolist() == ["node-0", "node-1", "node-0", "node-1", "node-1"]
-    assert (stays["installed_at"].iloc[[0, 2, 3, 4]] == DAY).all()
-    assert stays["removed_at"].notna().tolist() == [True, False, False, False, False]
+    installations = result.dataset.inventory().sort_values(["gpu", "installed_at"])
+    assert installations["gpu"].tolist() == [gpu(0), gpu(0), gpu(1), gpu(2), gpu(3)]
+    assert installations["node"].tolist() == ["node-0", "node-1", "node-0", "node-1", "node-1"]
+    assert (installations["installed_at"].iloc[[0, 2, 3, 4]] == DAY).all()
+    assert installations["removed_at"].notna().tolist() == [True, False, False, False, False]
     assert len(all_samples(result)) == 4 * 144
 
 
 def test_without_an_inventory_a_gpu_that_came_later_was_installed_then(tmp_path: Path) -> None:
     frame = samples_frame(gpus=3, times=60)
     late = (frame["gpu"] == gpu(2)) & (frame["timestamp"] < (DAY + pd.Timedelta("5h")).isoformat())
-    stays = without_inventory(tmp_path, frame[~late]).dataset.inventory().set_index("gpu")
-    assert stays.loc[gpu(0), "installed_at"] == DAY
-    assert stays.loc[gpu(2), "installed_at"] == DAY + pd.Timedelta("5h")
+    installations = without_inventory(tmp_path, frame[~late]).dataset.inventory().set_index("gpu")
+    assert installations.loc[gpu(0), "installed_at"] == DAY
+    assert installations.loc[gpu(2), "installed_at"] == DAY + pd.Timedelta("5h")
 
 
 def test_without_an_inventory_a_fleet_of_nodes_is_one_of_nodes(tmp_path: Path) -> None:

@@ -132,7 +132,7 @@ def test_what_an_api_returns_is_read_as_its_rows(
     assert events[["clock", "node", "gpu", "type"]].to_numpy().tolist() == expected
 
 
-def test_lines_with_lists_of_their_own_stay_rows(tmp_path: Path) -> None:
+def test_lines_with_lists_of_their_own_installation_rows(tmp_path: Path) -> None:
     row = {"timestamp": "2026-03-01T01:00:00Z", "node": "node-0", "type": "failure", "items": [{"a": 1}]}
     mapping = "events: {ignore_others: true}\n"
     text = json.dumps(row) + "\n" + json.dumps(row | {"node": "node-1"}) + "\n"

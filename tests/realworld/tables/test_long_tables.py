@@ -117,9 +117,9 @@ def test_a_published_window_is_imported_as_downloaded(tmp_path: Path) -> None:
     path = sorted(WINDOWS.glob("ggpu149_2026*_tidy.csv.bz2"))[0]
     table = pd.read_csv(path, usecols=["timeUtc", "node", "uuid", "metric", "value"], dtype={"uuid": str})
     temperatures = table[table["metric"] == "DCGM_FI_DEV_GPU_TEMP"]
-    stays = temperatures.groupby(["uuid", "node"], as_index=False)["timeUtc"].min()
-    inventory = inventory_frame(gpus=len(stays)).assign(
-        gpu=stays["uuid"], node=stays["node"], installed_at="2025-01-01T00:00:00Z"
+    installations = temperatures.groupby(["uuid", "node"], as_index=False)["timeUtc"].min()
+    inventory = inventory_frame(gpus=len(installations)).assign(
+        gpu=installations["uuid"], node=installations["node"], installed_at="2025-01-01T00:00:00Z"
     )
     result = run_import(tmp_path, samples=[path], inventory=inventory, mapping=TIDY)
     rows = samples(result).dropna(subset=["gpu_temp_c"])[["gpu", "timestamp", "gpu_temp_c"]]
@@ -136,5 +136,5 @@ def test_a_published_window_is_imported_as_downloaded(tmp_path: Path) -> None:
         assert set(stretch["timeUtc"]) <= set(lost["timeUtc"])
         assert stretch["value"].nunique() == 1
         assert len(stretch) >= len(lost) - 6  # the first samples of a stretch do not show yet that it is one
-    assert frozen["uuid"].nunique() == len(stays)
+    assert frozen["uuid"].nunique() == len(installations)
     assert (result.dataset.events()["code"] == "79").sum() > 0

@@ -95,12 +95,12 @@ def test_published_telemetry_and_tickets_import_by_what_is_suggested(tmp_path: P
     renamed = frame.rename(columns={name: f"DCGM_FI_DEV_{name}" for name in frame if name not in keys})
     renamed.to_parquet(tmp_path / "dcgm.parquet")
     tickets = GWDG / "incident_events.csv"
-    stays = frame.groupby(["uuid", "node"], as_index=False)["t"].min()
-    others = sorted(set(pd.read_csv(tickets)["node"]) - set(stays["node"]))
+    installations = frame.groupby(["uuid", "node"], as_index=False)["t"].min()
+    others = sorted(set(pd.read_csv(tickets)["node"]) - set(installations["node"]))
     inventory = pd.DataFrame(
         {
-            "gpu": [*stays["uuid"], *(f"other-{number}" for number in range(len(others)))],
-            "node": [*stays["node"], *others],
+            "gpu": [*installations["uuid"], *(f"other-{number}" for number in range(len(others)))],
+            "node": [*installations["node"], *others],
             "installed_at": "2025-01-01T00:00:00Z",
         }
     )

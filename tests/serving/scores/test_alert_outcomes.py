@@ -46,8 +46,8 @@ def decide(folder: Path, number: int, *raised: tuple[str, float, str]) -> None:
           + [record("calm", "n-calm", 0.001, decided=when)], when)  # fmt: skip
 
 
-def outcomes_after(folder: Path, happened: pd.DataFrame, stays: pd.DataFrame) -> dict[str, Any]:
-    return outcomes_of(folder, happened, stays, data_end=END, labels=LabelSection())
+def outcomes_after(folder: Path, happened: pd.DataFrame, installations: pd.DataFrame) -> dict[str, Any]:
+    return outcomes_of(folder, happened, installations, data_end=END, labels=LabelSection())
 
 
 def test_alerts_are_judged_by_what_followed(tmp_path: Path) -> None:
@@ -114,10 +114,10 @@ def test_gpus_of_a_node_that_alert_and_fail_together_count_once(tmp_path: Path) 
         write_scores(
             tmp_path, [record(gpu, "n", 0.2 + at / 10, "elevated", decided=when) for at, gpu in enumerate(gpus)], when
         )
-    stays = inventory(*gpus).assign(node="n")
+    installations = inventory(*gpus).assign(node="n")
     happened = events(*[(gpu, START + timedelta(hours=10, minutes=at), "xid", ("79", "48", "48")[at])
                         for at, gpu in enumerate(gpus)]).assign(node="n")  # fmt: skip
-    outcomes = outcomes_after(tmp_path, happened, stays)
+    outcomes = outcomes_after(tmp_path, happened, installations)
     assert [(alert["unit"], alert["node"], alert["verdict"]) for alert in outcomes["alerts"]] == [("c", "n", "right")]
     assert (outcomes["incidents"], outcomes["caught"]) == (1, 1)
     whole = {"incidents": 1, "caught": 1, "lead_hours": 10.0}
@@ -164,9 +164,9 @@ def test_alerts_are_judged_by_the_labels_of_the_model_that_gave_them(tmp_path: P
     (newest / "summary.json").write_text('{"labels": {"horizon": "soon"}}')
     assert label_settings_of(tmp_path)[0] == own
     happened = events(("a", START + timedelta(hours=9), "xid", "7"))
-    stays = inventory("a", "calm")
+    installations = inventory("a", "calm")
     verdicts = [
-        outcomes_of(tmp_path, happened, stays, data_end=END, labels=labels)["alerts"][-1]["verdict"]
+        outcomes_of(tmp_path, happened, installations, data_end=END, labels=labels)["alerts"][-1]["verdict"]
         for labels in (LabelSection(), label_settings_of(tmp_path)[0])
     ]
     assert verdicts == ["wrong", "right"]

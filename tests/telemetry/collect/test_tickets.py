@@ -67,7 +67,10 @@ def test_a_mapping_as_for_an_import(tmp_path: Path):
     )
     assert (
         collect(
-            where, path, rules, stays=InstallationIndex(conform(pd.DataFrame([STAY]), INVENTORY).to_pandas(), "gpu")
+            where,
+            path,
+            rules,
+            installations=InstallationIndex(conform(pd.DataFrame([STAY]), INVENTORY).to_pandas(), "gpu"),
         )["events_written"]
         == 1
     )

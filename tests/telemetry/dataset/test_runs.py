@@ -66,10 +66,10 @@ def write(path: Path, table: pa.Table, days: int | None) -> Dataset:
     events = pd.DataFrame(
         {"timestamp": pd.Series([], dtype="datetime64[ms, UTC]"), "node": [], "type": [], "known_at": []}
     )
-    stays = pd.DataFrame({"gpu": ["g1"], "node": ["a"], "installed_at": pd.Timestamp("2026-01-01", tz="UTC")})
+    installations = pd.DataFrame({"gpu": ["g1"], "node": ["a"], "installed_at": pd.Timestamp("2026-01-01", tz="UTC")})
     with DatasetWriter(path, step=STEP, channels=CHANNELS, buckets=4, runs=Runs(days)) as writer:
         writer.write_samples(1, table)
-        return writer.finish(events=events, inventory=stays, span=SPAN)
+        return writer.finish(events=events, inventory=installations, span=SPAN)
 
 
 def keys_and_values(table: pa.Table) -> list[tuple[object, ...]]:

@@ -25,7 +25,7 @@ NO_EVENTS = pd.DataFrame(
 )
 
 
-def stays(nodes: list[str]) -> pd.DataFrame:
+def installations(nodes: list[str]) -> pd.DataFrame:
     return pd.DataFrame(
         {
             "gpu": [f"gpu-{node}" for node in nodes],
@@ -53,7 +53,7 @@ def write(path: Path, tables: list[tuple[int, pa.Table]], *, buckets: int = 4, u
     with DatasetWriter(path, step=STEP, channels=CHANNELS, buckets=buckets, unit=unit) as writer:
         for bucket, table in tables:
             writer.write_samples(bucket, table)
-        return writer.finish(events=NO_EVENTS, inventory=stays(["a", "b"]), span=SPAN)
+        return writer.finish(events=NO_EVENTS, inventory=installations(["a", "b"]), span=SPAN)
 
 
 def test_the_hash_of_a_node_never_changes():
@@ -70,7 +70,9 @@ def test_tables_come_back(tmp_path: Path):
     own = Channel("flaps_total", "counter", "flaps", 0.0, None, "declared in params")
     channels = {**CHANNELS, own.name: own}
     with DatasetWriter(tmp_path / "d", step=timedelta(seconds=90), channels=channels) as writer:
-        made = writer.finish(events=events, inventory=stays(["b", "a"]), jobs=jobs, span=SPAN, quarantine={"bad": 2})
+        made = writer.finish(
+            events=events, inventory=installations(["b", "a"]), jobs=jobs, span=SPAN, quarantine={"bad": 2}
+        )
     dataset = Dataset.open(tmp_path / "d")
     assert dataset.digest == made.digest
     assert dataset.meta.span == SPAN

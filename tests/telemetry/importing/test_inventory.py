@@ -68,20 +68,20 @@ def test_inventories_that_cannot_be_used(frame: pd.DataFrame, texts: str, tmp_pa
 def test_further_columns_stay_and_a_missing_start_is_before_everything(tmp_path: Path):
     inventory = inventory_frame().assign(psu="x1", weight_kg=1.5, installed_at=None)
     result = run_import(tmp_path, samples=samples_frame(), inventory=inventory)
-    stays = result.dataset.inventory()
-    assert stays["psu"].tolist() == ["x1"] * 4
-    assert stays["weight_kg"].tolist() == [1.5] * 4
-    assert (stays["installed_at"] == pd.Timestamp("2026-03-01T00:00Z")).all()
+    installations = result.dataset.inventory()
+    assert installations["psu"].tolist() == ["x1"] * 4
+    assert installations["weight_kg"].tolist() == [1.5] * 4
+    assert (installations["installed_at"] == pd.Timestamp("2026-03-01T00:00Z")).all()
     assert result.counts["installed_before_anything_observed"] == 4
 
 
-stay_rows = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 5), st.integers(0, 4)), max_size=12)
+installation_rows = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 5), st.integers(0, 4)), max_size=12)
 
 
-@given(stays=stay_rows, asked=st.lists(st.tuples(st.integers(0, 4), st.integers(0, 60)), max_size=20))
-def test_looking_up_equals_searching_every_stay(stays, asked):
+@given(installations=installation_rows, asked=st.lists(st.tuples(st.integers(0, 4), st.integers(0, 60)), max_size=20))
+def test_looking_up_equals_searching_every_stay(installations, asked):
     rows, free = [], {}
-    for unit, gap, length in stays:
+    for unit, gap, length in installations:
         start = free.get(unit, 0) + gap
         rows.append((f"g{unit}", f"n{len(rows)}", start, start + length))
         free[unit] = start + length
@@ -92,7 +92,7 @@ def test_looking_up_equals_searching_every_stay(stays, asked):
     names = [f"g{unit}" for unit, _ in asked]
     positions = lookup.find(lookup.codes(names), np.array([second * 1000 for _, second in asked], np.int64))
     for (unit, second), row in zip(asked, positions.tolist(), strict=True):
-        mine = [stay for stay in rows if stay[0] == f"g{unit}"]
-        begun = [stay for stay in mine if stay[2] <= second]
+        mine = [installation for installation in rows if installation[0] == f"g{unit}"]
+        begun = [installation for installation in mine if installation[2] <= second]
         expected = -1 if not mine else -2 if not begun else -3 if second > begun[-1][3] else begun[-1][1]
         assert (lookup.nodes[row] if row >= 0 else row) == expected

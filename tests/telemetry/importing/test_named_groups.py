@@ -13,7 +13,7 @@ PATTERN = r"(?P<rack>c(?P<column>\\d+)-\\d+)c(?P<cage>\\d)s(?P<blade>\\d+)n\\d"
 ONE = events_frame([("01:00", gpu(0), "failure", "DBE")])
 
 
-def stays() -> pd.DataFrame:
+def installations() -> pd.DataFrame:
     return pd.DataFrame(
         {"SN": [gpu(number) for number in range(4)], "node": [f"node-{number // 2}" for number in range(4)],
          "place": PLACES, "insert": "2026-01-01T00:00:00Z"}
@@ -26,7 +26,9 @@ inventory:
   columns: {{SN: gpu, insert: installed_at, place: null}}
   parts: {parts}
 """
-    return run_import(folder, events=ONE, inventory=stays() if inventory is None else inventory, mapping=mapping)
+    return run_import(
+        folder, events=ONE, inventory=installations() if inventory is None else inventory, mapping=mapping
+    )
 
 
 def test_named_groups_become_columns_of_ours_or_further_ones(tmp_path: Path):
@@ -38,7 +40,7 @@ def test_named_groups_become_columns_of_ours_or_further_ones(tmp_path: Path):
 
 
 def test_a_value_that_does_not_match_has_no_parts_and_a_pattern_that_matches_nothing_is_refused(tmp_path: Path):
-    odd = stays()
+    odd = installations()
     odd.loc[1, "place"] = "in the workshop"
     named = imported(tmp_path, f'{{place: "{PATTERN}"}}', odd).dataset.inventory().sort_values("gpu")
     assert named["rack"].isna().tolist() == [False, True, False, True]

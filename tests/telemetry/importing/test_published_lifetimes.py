@@ -1,4 +1,4 @@
-"""One file of stays and failures, as published, is inventory and events (``params/titan-mapping.yaml``)."""
+"""One file of installations and failures, as published, is inventory and events (``params/titan-mapping.yaml``)."""
 
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,14 +24,14 @@ def test_a_row_is_a_stay_a_failure_or_both_and_its_texts_hold_numbers(tmp_path: 
     path.write_text(ROWS)
     result = run_import(tmp_path, inventory=path, events=[path], mapping=MAPPING)
     assert (result.quarantined, result.counts["rows_left_out_by_mapping"]) == ({}, 2)
-    events, stays = result.dataset.events(), result.dataset.inventory().sort_values("gpu")
+    events, installations = result.dataset.events(), result.dataset.inventory().sort_values("gpu")
     assert events[["gpu", "type", "code"]].to_numpy().tolist() == [
         ["0323612016020", "failure", c] for c in ("OTB", "DBE")
     ]
     assert events["timestamp"].tolist() == [pd.Timestamp(f"{year}-02-03T09:05:06Z") for year in (2015, 2016)]
-    assert stays["removed_at"].tolist() == [pd.NaT, pd.Timestamp("2016-02-03T09:05:06Z")]
+    assert installations["removed_at"].tolist() == [pd.NaT, pd.Timestamp("2016-02-03T09:05:06Z")]
     places = ["serial", "rack", "column", "row", "cage", "position", "made_week", "made_year", "made_number"]
-    assert stays[places].iloc[0].tolist() == ["0320117000060", "c11-2", 11, 2, 1, 1, 1, 17, 60]
+    assert installations[places].iloc[0].tolist() == ["0320117000060", "c11-2", 11, 2, 1, 1, 1, 17, 60]
 
 
 @pytest.mark.skipif(not PUBLISHED.exists(), reason="the published file is not on this machine")
@@ -64,8 +64,8 @@ def test_a_date_that_ends_with_the_span_is_no_removal(tmp_path: Path):
     dated = inventory_frame(2).assign(removed_at=["2026-03-01", "2026-02-28"])
     zone = "time: {timezone: UTC}"
     mapping = f"{{inventory: {{{zone}}}, span: [2026-01-01T00:00:00Z, 2026-03-02T00:00:00Z]}}"
-    stays = run_import(tmp_path, inventory=dated, mapping=mapping).dataset.inventory().sort_values("gpu")
-    assert stays["removed_at"].tolist() == [pd.NaT, pd.Timestamp("2026-02-28T23:59:59.999Z")]
+    installations = run_import(tmp_path, inventory=dated, mapping=mapping).dataset.inventory().sort_values("gpu")
+    assert installations["removed_at"].tolist() == [pd.NaT, pd.Timestamp("2026-02-28T23:59:59.999Z")]
 
 
 def test_an_event_dated_today_does_not_end_the_data_in_the_future(tmp_path: Path):

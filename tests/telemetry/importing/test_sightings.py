@@ -58,7 +58,7 @@ def import_daily(folder: Path, frame: pd.DataFrame, mapping: str = MAPPING) -> I
     )
 
 
-def stays(dataset: Dataset) -> dict[str, tuple[str, str | None]]:
+def installations(dataset: Dataset) -> dict[str, tuple[str, str | None]]:
     frame = dataset.inventory()
     return {
         row.node: (str(row.installed_at)[:10], None if pd.isna(row.removed_at) else str(row.removed_at)[:10])
@@ -69,7 +69,7 @@ def stays(dataset: Dataset) -> dict[str, tuple[str, str | None]]:
 def test_daily_rows_become_stays_events_and_samples(tmp_path: Path) -> None:
     result = import_daily(tmp_path / "days", daily_rows())
     assert result.quarantined == {}
-    assert stays(result.dataset) == {
+    assert installations(result.dataset) == {
         "stays": ("2026-03-01", None),
         "fails": ("2026-03-01", "2026-03-11"),
         "leaves": ("2026-03-01", "2026-03-06"),
@@ -86,7 +86,7 @@ def test_a_drive_that_reappears_after_its_failure_has_one_stay_and_keeps_its_eve
     rows = daily_rows()
     back = rows[(rows["serial"] == "stays") & (rows["date"] >= DAYS[14])].assign(serial="fails")
     result = import_daily(tmp_path / "days", pd.concat([rows, back]))
-    assert stays(result.dataset)["fails"] == ("2026-03-01", None)
+    assert installations(result.dataset)["fails"] == ("2026-03-01", None)
     assert result.dataset.events()["node"].tolist() == ["fails"]
     assert result.quarantined == {}
 
@@ -98,5 +98,5 @@ def test_a_sighting_without_a_time_is_set_aside(tmp_path: Path) -> None:
         tmp_path / "days" / "undated.csv", index=False
     )
     result = import_daily(tmp_path / "days", rows)
-    assert "undated" not in stays(result.dataset)
+    assert "undated" not in installations(result.dataset)
     assert sum(result.quarantined.values()) >= 1

@@ -128,17 +128,17 @@ def inventory(*rows: tuple[str, str, str, str, str | None]) -> pd.DataFrame:
     return frame.assign(**dates)
 
 
-def located(stays: pd.DataFrame, *lines: tuple[str, str, str]) -> list[tuple[str | None, str]]:
+def located(installations: pd.DataFrame, *lines: tuple[str, str, str]) -> list[tuple[str | None, str]]:
     """GPU and node of an XID at each time, host and bus."""
     logged = [f"{when}T00:00:00Z {host} kernel: {FELL.replace('10:00', bus)}" for when, host, bus in lines]
     events = parse_kernel_log(logged).events
     text = {name: events[name].to_numpy(object, copy=True) for name in ("node", "gpu", "type", "pci_bus_id")}
-    place_events(text, ms_of(events["timestamp"]), InstallationIndex(stays, "gpu"))
+    place_events(text, ms_of(events["timestamp"]), InstallationIndex(installations, "gpu"))
     return list(zip(text["gpu"], text["node"], strict=True))
 
 
 def test_addresses_find_the_gpu_of_that_time():
-    stays = inventory(
+    installations = inventory(
         ("old", "host-1.example", "00000000:10:00", "2026-01-01", "2026-02-01"),
         ("new", "host-1.example", "0000:10:00.0", "2026-02-01", None),
         ("other", "host-2", "10:00.0", "2026-01-01", None),
@@ -155,7 +155,7 @@ def test_addresses_find_the_gpu_of_that_time():
         ("2026-02-15", "host-3", "3b:00"): (None, "host-3"),  # of two at once it is the node's
         ("2026-03-01", "host-3", "3b:00"): ("b", "host-3"),
     }
-    for order in (stays, stays[::-1].reset_index(drop=True)):
+    for order in (installations, installations[::-1].reset_index(drop=True)):
         assert located(order, *asked) == list(asked.values())
 
 

@@ -71,11 +71,11 @@ def test_a_gpu_that_moves_and_one_that_is_replaced_end_their_stays(tmp_path: Pat
         land(tmp_path, frame)
     land_rows(tmp_path, "inventory", *seen)
     fold(tmp_path)
-    stays = Dataset.open(tmp_path / "dataset").inventory().set_index(["gpu", "node"])
-    assert stays.loc[(gpu(0), "node-0"), "removed_at"] == later
-    assert stays.loc[(gpu(0), "node-9"), "installed_at"] == later
-    assert stays.loc[(gpu(7), "node-0"), "installed_at"] == later
-    assert pd.isna(stays.loc[(gpu(1), "node-0"), "removed_at"])
+    installations = Dataset.open(tmp_path / "dataset").inventory().set_index(["gpu", "node"])
+    assert installations.loc[(gpu(0), "node-0"), "removed_at"] == later
+    assert installations.loc[(gpu(0), "node-9"), "installed_at"] == later
+    assert installations.loc[(gpu(7), "node-0"), "installed_at"] == later
+    assert pd.isna(installations.loc[(gpu(1), "node-0"), "removed_at"])
 
 
 def test_a_node_watched_before_its_gpus_does_not_make_them_newcomers(tmp_path: Path):
@@ -83,9 +83,9 @@ def test_a_node_watched_before_its_gpus_does_not_make_them_newcomers(tmp_path: P
     land_rows(tmp_path, "inventory", {"node": "node-0", "rack": "r7", "seen_at": before})
     land(tmp_path, raw(gpus=2))
     fold(tmp_path)
-    stays = Dataset.open(tmp_path / "dataset").inventory()
-    assert stays["rack"].tolist() == ["r7", "r7"]
-    assert (stays["installed_at"] <= DAY).all()
+    installations = Dataset.open(tmp_path / "dataset").inventory()
+    assert installations["rack"].tolist() == ["r7", "r7"]
+    assert (installations["installed_at"] <= DAY).all()
 
 
 def test_a_fleet_without_gpus_is_one_of_nodes(tmp_path: Path):
@@ -119,11 +119,11 @@ def test_what_the_operator_says_holds_against_what_was_seen(tmp_path: Path):
     fold(tmp_path, inventory=inventory)
     land(tmp_path, raw(gpus=6, start=DAY + pd.Timedelta("1h")))
     fold(tmp_path)
-    stays = Dataset.open(tmp_path / "dataset").inventory().set_index("gpu")
-    assert len(stays) == 6
-    assert stays.loc[gpu(0), "installed_at"] == pd.Timestamp("2026-01-01", tz="UTC")
-    assert stays.loc[gpu(0), "rack"] == "r1"
-    assert stays.loc[gpu(5), "installed_at"] == DAY
+    installations = Dataset.open(tmp_path / "dataset").inventory().set_index("gpu")
+    assert len(installations) == 6
+    assert installations.loc[gpu(0), "installed_at"] == pd.Timestamp("2026-01-01", tz="UTC")
+    assert installations.loc[gpu(0), "rack"] == "r1"
+    assert installations.loc[gpu(5), "installed_at"] == DAY
 
 
 def test_an_operator_need_not_say_since_when_a_gpu_is_there(tmp_path: Path):
@@ -132,9 +132,9 @@ def test_an_operator_need_not_say_since_when_a_gpu_is_there(tmp_path: Path):
     fold(tmp_path, inventory=write_csv(tmp_path / "hosts.csv", hosts))
     land(tmp_path, raw(start=DAY + pd.Timedelta("1h")))
     fold(tmp_path)
-    stays = Dataset.open(tmp_path / "dataset").inventory()
-    assert set(stays["installed_at"]) == {DAY}
-    assert set(stays["rack"]) == {"r1"}
+    installations = Dataset.open(tmp_path / "dataset").inventory()
+    assert set(installations["installed_at"]) == {DAY}
+    assert set(installations["rack"]) == {"r1"}
 
 
 def test_a_damaged_file_is_put_aside(tmp_path: Path):

@@ -61,9 +61,9 @@ def test_an_inventory_alone_is_compacted_and_a_corrected_one_replaces_it(tmp_pat
     for day in ("2026-02-01", "2026-02-03"):
         hosts = inventory_frame(2).assign(installed_at=f"{day}T00:00:00Z", rack="r1")
         fold(tmp_path, inventory=write_csv(tmp_path / "hosts.csv", hosts))
-        stays = Dataset.open(tmp_path / "dataset").inventory()
-        assert stays["installed_at"].tolist() == [pd.Timestamp(day, tz="UTC")] * 2
-        assert stays["rack"].tolist() == ["r1", "r1"]
+        installations = Dataset.open(tmp_path / "dataset").inventory()
+        assert installations["installed_at"].tolist() == [pd.Timestamp(day, tz="UTC")] * 2
+        assert installations["rack"].tolist() == ["r1", "r1"]
 
 
 def test_an_inventory_with_a_gpu_in_two_places_costs_nothing_else(tmp_path: Path):
@@ -152,13 +152,15 @@ def test_a_node_that_joins_later_was_not_there_before(tmp_path: Path):
     land_events(tmp_path, [event(cordoned, "cordon", node="node-9") | {"type": "drain"}])
     assert fold(tmp_path).quarantined == {}
     for more in (joined + pd.Timedelta("2h"), joined - pd.Timedelta("5h")):
-        stays = Dataset.open(tmp_path / "dataset").inventory()
-        starts = dict(zip(stays["node"], stays["installed_at"], strict=True))
+        installations = Dataset.open(tmp_path / "dataset").inventory()
+        starts = dict(zip(installations["node"], installations["installed_at"], strict=True))
         assert starts == {"node-0": DAY, "node-5": DAY, "node-8": joined, "node-9": cordoned}
         land(tmp_path, raw(gpus=1, start=more).assign(gpu=gpu(8), node="node-8"))
         assert fold(tmp_path).quarantined == {}
-    stays = Dataset.open(tmp_path / "dataset").inventory()
-    assert stays.loc[stays["node"] == "node-8", "installed_at"].tolist() == [joined - pd.Timedelta("5h")]
+    installations = Dataset.open(tmp_path / "dataset").inventory()
+    assert installations.loc[installations["node"] == "node-8", "installed_at"].tolist() == [
+        joined - pd.Timedelta("5h")
+    ]
 
 
 def put(folder: Path, number: int, when: pd.Timestamp, address: str = "0000:3b:00.0") -> None:

@@ -181,9 +181,9 @@ def test_the_kernel_logs_report_of_the_same_xid_is_one_event_with_it() -> None:
         known_at=lambda table: pd.to_datetime(table["known_at"], unit="ms", utc=True),
     )
     place = {"gpu": GPU, "node": "n1", "pci_bus_id": "0000:ef:00.0", "installed_at": NOW - timedelta(days=9)}
-    stays = InstallationIndex(conform(pd.DataFrame([place]), INVENTORY).to_pandas(), "gpu")
+    installations = InstallationIndex(conform(pd.DataFrame([place]), INVENTORY).to_pandas(), "gpu")
     text = {name: events[name].to_numpy(object, copy=True) for name in ("node", "gpu", "type", "pci_bus_id")}
-    assert not place_events(text, ms_of(events["timestamp"]), stays).any()
+    assert not place_events(text, ms_of(events["timestamp"]), installations).any()
     events["gpu"] = text["gpu"]
     (kept,) = dedupe_events(events[EVENTS.names], timedelta(seconds=60)).to_dict("records")
     assert (kept["type"], kept["code"], kept["gpu"]) == ("xid", "79", GPU)

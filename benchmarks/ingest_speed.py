@@ -34,7 +34,7 @@ if __name__ == "__main__":  # run as a file, the top of the repository is not on
 from telemetry.collect.remote_write.decoding import RemoteWriteDecoder
 from telemetry.collect.series.identity import SeriesCatalogue
 from telemetry.dataset.channels import CATALOGUE
-from telemetry.landing.folder import Landing
+from telemetry.staging.folder import StagingFolder
 
 START: Final = datetime(2026, 1, 1, tzinfo=UTC)
 GPUS: Final = 64
@@ -121,11 +121,11 @@ def compact(checkouts: list[Path], folder: Path, rows: int) -> list[float]:
         "seen_at": pa.array([START] * GPUS, pa.timestamp("ms", "UTC")),
     })  # fmt: skip
     for name, count, files in (("all", rows, 20), ("one", GPUS, 1)):
-        landing = Landing(folder / f"{name}.live", writer="bench")
-        landing.stage("inventory", seen)
+        staging = StagingFolder(folder / f"{name}.live", writer="bench")
+        staging.stage("inventory", seen)
         table = samples(count)
         for chunk in np.array_split(np.arange(table.num_rows), files):
-            landing.stage("samples", table.slice(int(chunk[0]), len(chunk)))
+            staging.stage("samples", table.slice(int(chunk[0]), len(chunk)))
 
     def run(checkout: Path, name: str, out: Path) -> float:
         shutil.copytree(folder / f"{name}.live", out.with_name(out.name + ".live"))

@@ -29,8 +29,8 @@ from telemetry.importing.importer import DEFAULT_MAX_LOSS, import_dataset
 from telemetry.importing.ingest import ImportResult
 from telemetry.importing.mapping import load_mapping
 from telemetry.importing.sampling import STEPS, step_for, step_of
-from telemetry.landing.compaction import CompactResult, CompactSettings, compact
-from telemetry.landing.folder import Landing, landing_of
+from telemetry.staging.compaction import CompactResult, CompactSettings, compact
+from telemetry.staging.folder import StagingFolder, staging_of
 
 _SETTLING: Final = timedelta(minutes=5)
 _PERIOD: Final = "prometheus.json"
@@ -90,7 +90,7 @@ def fetch_history(
     ``measured``: called after the first chunk with how long it took.
     """
     refuse_removed(dataset)
-    channels, root = resolve_channels(params.channels), landing_of(dataset)
+    channels, root = resolve_channels(params.channels), staging_of(dataset)
     plan = replace(plan, delay=params.features.delay)
     progress = begin("fetching")
     first = replace(plan, end=min(plan.start + plan.chunk, plan.end))
@@ -112,10 +112,10 @@ def fetch_history(
 
 def refuse_removed(dataset: Path) -> None:
     """Raise ``InputError`` where an earlier run fetched history and its dataset is gone: that is not fetched again."""
-    root = landing_of(dataset)
+    root = staging_of(dataset)
     recover_folder(dataset)
     resumed = any((root / "state").glob("prometheus-*.json"))
-    if resumed and not dataset.exists() and not Landing(root, writer="prometheus").waiting("samples"):
+    if resumed and not dataset.exists() and not StagingFolder(root, writer="prometheus").waiting("samples"):
         raise InputError(
             "history was fetched before, but the dataset does not exist",
             str(dataset),

@@ -144,11 +144,11 @@ def _source(
 ) -> "Observation":  # fmt: skip
     from foundation.errors import InputError
     from foundation.place import place_of
-    from telemetry.landing.folder import landing_of
+    from telemetry.staging.folder import staging_of
 
     now = datetime.now(UTC)
     path = Path(source)
-    if not path.exists() and "://" not in source and landing_of(path).is_dir():
+    if not path.exists() and "://" not in source and staging_of(path).is_dir():
         raise InputError(
             "the dataset does not exist yet, only staged files",
             source,

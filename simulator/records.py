@@ -45,9 +45,9 @@ class SimulatedEvent:
 class Records:
     """A node's records.
 
-    ``marks`` rows are (slot, installation, time, :class:`CounterMark`, value); ``reloads`` the times at which the driver
-    was loaded again; ``logged`` the time of the first record of each failure; ``lingers`` until when a failed GPU still
-    answers; ``app_errors`` the times at which an application error hit the whole node.
+    ``marks`` rows are (slot, installation, time, :class:`CounterMark`, value); ``reloads`` the times at which the
+    driver was loaded again; ``logged`` the time of the first record of each failure; ``lingers`` until when a failed
+    GPU still answers; ``app_errors`` the times at which an application error hit the whole node.
     """
 
     events: list[SimulatedEvent] = field(default_factory=list)

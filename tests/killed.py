@@ -7,7 +7,7 @@ from typing import Any
 
 _PROCESSES = multiprocessing.get_context("forkserver")
 # Modules that start no thread when they are imported, so that a fork of them is whole.
-_PROCESSES.set_forkserver_preload(["pytest", "telemetry.landing.compaction", "serving.scores.writing"])
+_PROCESSES.set_forkserver_preload(["pytest", "telemetry.staging.compaction", "serving.scores.writing"])
 
 
 def exit_code_of(function: Callable[..., Any], *given: object, timeout: float = 300.0) -> int:

@@ -11,7 +11,7 @@ from predrain.options import JsonOption, ParamsOption, duration_option, read_par
 
 if TYPE_CHECKING:
     from pipeline.params import Params
-    from telemetry.landing.compaction import CompactResult
+    from telemetry.staging.compaction import CompactResult
 
 
 def compact(
@@ -41,7 +41,7 @@ def compact(
             _show(_compacted(dataset, inventory, params), dataset, as_json=as_json)
             failures = 0
         except InputError as error:
-            # Another compaction, a full disk: what has landed waits, and the next turn may do better.
+            # Another compaction, a full disk: what is staged waits, and the next turn may do better.
             failures += 1
             sys.stderr.write(f"predrain: error: {error} ({failures} consecutive failures; files wait)\n")
     if failures:
@@ -50,12 +50,12 @@ def compact(
 
 def _compacted(dataset: Path, inventory: Path | None, params: list[Path] | None) -> "CompactResult":
     from foundation.errors import InputError
-    from telemetry.landing.folder import landing_of
+    from telemetry.staging.folder import staging_of
 
-    if not dataset.exists() and not landing_of(dataset).exists():
+    if not dataset.exists() and not staging_of(dataset).exists():
         raise InputError(
             f"no dataset {dataset} and no staged files",
-            str(landing_of(dataset)),
+            str(staging_of(dataset)),
             "Check the path: use the same --dataset as the collectors.",
         )
     if dataset.name.endswith(".live"):
@@ -80,13 +80,13 @@ def _show(result: "CompactResult", dataset: Path, *, as_json: bool) -> None:
 def compact_once(dataset: Path, params: "Params", inventory: Path | None) -> "CompactResult":
     """Compact once; `collect prometheus` ends with it.
 
-    Raises ``InputError``: see :func:`telemetry.landing.compaction.compact`.
+    Raises ``InputError``: see :func:`telemetry.staging.compaction.compact`.
     """
     from datetime import UTC, datetime
 
     from telemetry.dataset.channels import resolve_channels
-    from telemetry.landing.compaction import CompactSettings
-    from telemetry.landing.compaction import compact as compact_dataset
+    from telemetry.staging.compaction import CompactSettings
+    from telemetry.staging.compaction import compact as compact_dataset
 
     channels = resolve_channels(params.channels)
     settings = CompactSettings(params.telemetry, channels, params.events.dedupe, params.features.delay)

@@ -36,24 +36,24 @@ def openmetrics(
     Example: predrain collect openmetrics march.om.gz --dataset fleet
     """
     from telemetry.accounting import Accounting
-    from telemetry.collect.openmetrics import land_dump
+    from telemetry.collect.openmetrics import stage_dump
     from telemetry.collect.series.identity import NODE_LABEL_STATE, SeriesCatalogue
     from telemetry.collect.series.mapping import load_source_mapping
     from telemetry.dataset.channels import resolve_channels
-    from telemetry.landing.folder import Landing, landing_of
+    from telemetry.staging.folder import StagingFolder, staging_of
 
     loaded, accounting, results = read_params(params), Accounting(), []
     channels = resolve_channels(loaded.channels)
     catalogue = SeriesCatalogue(channels, load_source_mapping(mapping))
-    landing = Landing(landing_of(dataset), writer="openmetrics", channels=channels)
-    catalogue.remember(landing.state(NODE_LABEL_STATE))
+    staging = StagingFolder(staging_of(dataset), writer="openmetrics", channels=channels)
+    catalogue.remember(staging.state(NODE_LABEL_STATE))
 
     def read(path: Path) -> None:
         with progress(path.name) as advance:
-            result = land_dump(
-                path, landing, catalogue, accounting=accounting, delay=loaded.features.delay, progress=advance
+            result = stage_dump(
+                path, staging, catalogue, accounting=accounting, delay=loaded.features.delay, progress=advance
             )
-        results.append({"file": str(path), "landed before": result["files landed"] == 0, **result})
+        results.append({"file": str(path), "staged before": result["files staged"] == 0, **result})
 
     with every_file(files, read, accounting):
         show({"files": results}, as_json=as_json, accounting=accounting)
@@ -87,20 +87,20 @@ def tickets(
     from telemetry.importing.files.sources import expand_sources
     from telemetry.importing.inventory import InstallationIndex
     from telemetry.importing.mapping import load_mapping
-    from telemetry.landing.folder import Landing, landing_of
+    from telemetry.staging.folder import StagingFolder, staging_of
 
     installations, rules = None, load_mapping(mapping)
     if (dataset / META_NAME).exists():
         known = Dataset.open(dataset)
         installations = InstallationIndex(known.inventory(), known.meta.unit, aliases=rules.nodes.aliases)
-    landing, accounting = Landing(landing_of(dataset), writer="tickets"), Accounting()
+    staging, accounting = StagingFolder(staging_of(dataset), writer="tickets"), Accounting()
     shown: dict[str, Any] = {}
     files = expand_sources((file,), "tickets")
 
     def read(path: Path) -> None:
         result, account = collect_tickets(
             path,
-            landing,
+            staging,
             mapping=rules.events,
             delay=read_params(params).features.delay,
             installations=installations,
@@ -142,18 +142,18 @@ def diagnostics(
 
     from telemetry.accounting import Accounting
     from telemetry.collect.diagnostics import collect_diagnostics, read_gpu_names
-    from telemetry.landing.folder import Landing, landing_of
+    from telemetry.staging.folder import StagingFolder, staging_of
 
     when = None if at is None else instant_option(at, "--at")
-    landing = Landing(landing_of(dataset), writer="diagnostics")
-    names = read_gpu_names(gpus) if gpus is not None else _known_gpus(dataset, landing.waiting("inventory"), node)
+    staging = StagingFolder(staging_of(dataset), writer="diagnostics")
+    names = read_gpu_names(gpus) if gpus is not None else _known_gpus(dataset, staging.waiting("inventory"), node)
     delay = read_params(params).features.delay
     verdicts: Counter[str] = Counter()
     repeated, accounting = list[bool](), Accounting()
 
     def read(path: Path) -> None:
         counts = collect_diagnostics(
-            path, landing, node=node, names=names, delay=delay, at=when, may_skip=may_skip or (), accounting=accounting
+            path, staging, node=node, names=names, delay=delay, at=when, may_skip=may_skip or (), accounting=accounting
         )
         repeated.append(counts is None)
         verdicts.update(counts or {})

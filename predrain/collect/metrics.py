@@ -66,28 +66,28 @@ def exporters(
     from foundation.files import take_lock
     from telemetry.accounting import Accounting
     from telemetry.collect.exporters import PageWatch, fleet_catalogue
+    from telemetry.collect.outbox import RowBuffer
     from telemetry.collect.scraping.collector import ScrapeCollector, Scraper, run_collector
     from telemetry.collect.scraping.targets import read_targets
     from telemetry.collect.series.mapping import load_source_mapping
-    from telemetry.collect.staging import RowBuffer
     from telemetry.dataset.channels import resolve_channels
-    from telemetry.landing.folder import Landing, landing_of
+    from telemetry.staging.folder import StagingFolder, staging_of
 
     settings = _settings(interval, timeout, concurrency)
     log_to_stderr()
     channels, accounting = resolve_channels(read_params(params).channels), Accounting()
     connection = access.to("http://targets")
     catalogue = fleet_catalogue(channels, load_source_mapping(mapping))
-    landing = Landing(landing_of(dataset), writer="exporters", channels=channels)
+    staging = StagingFolder(staging_of(dataset), writer="exporters", channels=channels)
     read_targets(targets)
     do = "Stop it first. A collector that a supervisor restarts takes over when the other ends."
     what = "another exporter collector is running for this dataset"
-    with take_lock(landing.state("exporters.lock"), what, str(dataset), do):
+    with take_lock(staging.state("exporters.lock"), what, str(dataset), do):
         collector = ScrapeCollector(
             read_targets=partial(read_targets, targets),
             fetch=Scraper(connection, timeout_s=settings.timeout_s).fetch,
             watch=lambda target: PageWatch(target, catalogue, accounting),
-            sink=RowBuffer(landing, accounting, max_rows=settings.max_buffered_rows),
+            sink=RowBuffer(staging, accounting, max_rows=settings.max_buffered_rows),
             settings=settings,
             accounting=accounting,
         )
@@ -124,16 +124,16 @@ def gpud(
     from telemetry.accounting import Accounting
     from telemetry.collect.gpud import CONCURRENCY, EVENTS, EventSink, EventsWatch
     from telemetry.collect.kubernetes.rules import load_rules
+    from telemetry.collect.outbox import Outbox
     from telemetry.collect.scraping.collector import ScrapeCollector, Scraper, run_collector
     from telemetry.collect.scraping.targets import read_targets
-    from telemetry.collect.staging import Outbox
-    from telemetry.landing.folder import Landing, landing_of
+    from telemetry.staging.folder import StagingFolder, staging_of
 
     settings = _settings(interval, timeout, CONCURRENCY)
     log_to_stderr()
     connection = access.to("https://targets")
     accounting, delay, loaded = Accounting(), read_params(params).features.delay, load_rules(rules)
-    with Outbox(Landing(landing_of(dataset), writer="gpud"), "gpud", accounting) as outbox:
+    with Outbox(StagingFolder(staging_of(dataset), writer="gpud"), "gpud", accounting) as outbox:
         sink = EventSink(outbox)
         collector = ScrapeCollector(
             read_targets=partial(read_targets, targets, EVENTS),
@@ -185,7 +185,7 @@ def receive(
     from telemetry.collect.series.identity import NODE_LABEL_STATE, SeriesCatalogue
     from telemetry.collect.series.mapping import load_source_mapping
     from telemetry.dataset.channels import resolve_channels
-    from telemetry.landing.folder import Landing, landing_of
+    from telemetry.staging.folder import StagingFolder, staging_of
 
     log_to_stderr()
     host, port = parse_listen(listen)
@@ -194,10 +194,10 @@ def receive(
         tokens = own_token_file(dataset.with_name(f"{dataset.name}.receive-token"))
         typer.echo(f"writers need the token in {tokens}")
     channels = resolve_channels(read_params(params).channels)
-    landing = Landing(landing_of(dataset), writer="receive", channels=channels)
+    staging = StagingFolder(staging_of(dataset), writer="receive", channels=channels)
     catalogue = SeriesCatalogue(channels, load_source_mapping(mapping))
-    catalogue.remember(landing.state(NODE_LABEL_STATE))
-    receiver = Receiver(landing, ReceiverSettings(tokens=tokens), catalogue=catalogue)
+    catalogue.remember(staging.state(NODE_LABEL_STATE))
+    receiver = Receiver(staging, ReceiverSettings(tokens=tokens), catalogue=catalogue)
     serve(receiver, host, port)
     show({"dataset": str(dataset)}, as_json=False, accounting=receiver.accounting)
 
@@ -240,7 +240,7 @@ def collect_prometheus(
     from telemetry.collect.prometheus.backfill import BackfillPlan, backfill
     from telemetry.collect.series.mapping import load_source_mapping
     from telemetry.dataset.channels import resolve_channels
-    from telemetry.landing.folder import landing_of
+    from telemetry.staging.folder import staging_of
 
     if inventory is not None and no_compact:
         raise InputError(
@@ -260,7 +260,7 @@ def collect_prometheus(
         allow_partial=allow_partial,
     )
     connection = access.to_prometheus(prometheus)
-    root = landing_of(dataset)
+    root = staging_of(dataset)
     refuse_removed(dataset)
     accounting = Accounting()
     with progress("fetching") as advance:

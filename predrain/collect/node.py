@@ -51,7 +51,7 @@ _LAST_PUSH_S = 20.0
 
 
 class Sending:
-    """A landing folder, and what is pushed from it.
+    """A staging folder, and what is pushed from it.
 
     ``writer``: whose files are pushed.
     Raises ``typer.BadParameter`` for options that do not go together.
@@ -59,7 +59,7 @@ class Sending:
 
     def __init__(self, given: SendingOptions, *, writer: str, channels: "Mapping[str, Channel] | None" = None) -> None:
         from telemetry.collect.pushing import HttpTarget, Pusher, Spool, parse_bytes
-        from telemetry.landing.folder import Landing, landing_of
+        from telemetry.staging.folder import StagingFolder, staging_of
 
         dataset, spool, push, token, ca = given.dataset, given.spool, given.push, given.bearer_token_file, given.ca_file
         if (dataset is None) == (spool is None):
@@ -72,18 +72,18 @@ class Sending:
             limit_bytes = parse_bytes(given.spool_limit)
         except ValueError as error:
             raise typer.BadParameter(str(error)) from None
-        root = landing_of(dataset) if dataset is not None else spool
+        root = staging_of(dataset) if dataset is not None else spool
         assert root is not None
-        self.landing: Landing = Landing(root, writer=writer, channels=channels)
+        self.staging: StagingFolder = StagingFolder(root, writer=writer, channels=channels)
         # Next to a dataset and without a push, what waits is left to the compaction and never dropped.
-        self.spool: Spool = Spool(self.landing, writer, None if push is None and spool is None else limit_bytes)
+        self.spool: Spool = Spool(self.staging, writer, None if push is None and spool is None else limit_bytes)
         self._pusher: Pusher | None = None
         if push is not None:
             self._pusher = Pusher(self.spool, HttpTarget(push, token_file=token, ca_file=ca))
 
     @contextmanager
     def going_on(self) -> Iterator[None]:
-        """Push for the length of a block, and what landed last after it."""
+        """Push for the length of a block, and what was staged last after it."""
         if self._pusher is None:
             yield
             return
@@ -141,7 +141,7 @@ def nvml(
     name = node or socket.gethostname()
     sending = Sending(given, writer=writer_of(name), channels=channels)
     collector = NvmlCollector(
-        sending.landing,
+        sending.staging,
         name,
         channels,
         Process,
@@ -159,7 +159,7 @@ def nvml(
                 collector.run(stop)
     result = {
         "node": name,
-        "folder": str(sending.landing.root),
+        "folder": str(sending.staging.root),
         "samples": collector.accounting.tables["samples"].used,
         "events_written": collector.accounting.tables["events"].used,
         **sending.counts,
@@ -206,7 +206,7 @@ def kernel_log(
 
     from telemetry.accounting import Accounting
     from telemetry.collect.kernel_log import collect_kernel_log
-    from telemetry.collect.staging import Outbox
+    from telemetry.collect.outbox import Outbox
     from telemetry.importing.mapping import load_mapping
     from telemetry.kernel_log.catalogue import MessageCatalogue
     from telemetry.kernel_log.journal import Journal
@@ -228,7 +228,7 @@ def kernel_log(
     with (
         collecting(lambda: accounting, listen) as stop,
         sending.going_on(),
-        Outbox(sending.landing, state, accounting) as outbox,
+        Outbox(sending.staging, state, accounting) as outbox,
     ):
 
         def open_source(position: dict[str, Any]) -> LogSource:
@@ -252,11 +252,11 @@ def kernel_log(
     account = accounting.tables[TABLE]
     counts = {
         "lines": account.read,
-        "events": outbox.landed["events"],
+        "events": outbox.staged["events"],
         "unclear": account.left_out[UNCLEAR],
         "undated": account.left_out[UNDATED],
     }
-    written = {"folder": str(sending.landing.root), "events_written": outbox.landed["events"]}
+    written = {"folder": str(sending.staging.root), "events_written": outbox.staged["events"]}
     show(written | counts | sending.counts, as_json=as_json, accounting=accounting)
     if once and counts["undated"] and not counts["events"]:
         fail(

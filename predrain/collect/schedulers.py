@@ -47,20 +47,20 @@ def slurm(
     from foundation.programs import run_command
     from foundation.settings import read_settings
     from telemetry.accounting import Accounting
+    from telemetry.collect.outbox import Outbox
     from telemetry.collect.slurm.collector import ENVIRONMENT, SlurmCollector
-    from telemetry.collect.staging import Outbox
-    from telemetry.landing.folder import Landing, landing_of
     from telemetry.phrases import PhraseRules
+    from telemetry.staging.folder import StagingFolder, staging_of
 
     interval_s, timeout_s = seconds(interval, "--interval"), seconds(timeout, "--timeout")
     if not re.fullmatch(r"[A-Za-z0-9.-]{1,60}", cluster):
         raise typer.BadParameter("use letters, digits, - and .", param_hint="--cluster")
     start = None if since is None else instant_option(since, "--since")
     rules = PhraseRules() if reasons is None else read_settings(reasons, PhraseRules, "rules")
-    landing, accounting = Landing(landing_of(dataset), writer=f"slurm-{cluster}"), Accounting()
-    with collecting(lambda: accounting, listen) as stop, Outbox(landing, f"slurm-{cluster}", accounting) as outbox:
+    staging, accounting = StagingFolder(staging_of(dataset), writer=f"slurm-{cluster}"), Accounting()
+    with collecting(lambda: accounting, listen) as stop, Outbox(staging, f"slurm-{cluster}", accounting) as outbox:
         run = functools.partial(run_command, timeout_s=timeout_s, environment=ENVIRONMENT)
-        collector = SlurmCollector(outbox, landing, run=run, rules=rules, clock=lambda: datetime.now(UTC), since=start)
+        collector = SlurmCollector(outbox, staging, run=run, rules=rules, clock=lambda: datetime.now(UTC), since=start)
         if once:
             collector.once()
         else:
@@ -101,13 +101,13 @@ def collect_kubernetes(
     from foundation.kubernetes.client import connect
     from telemetry.collect.kubernetes.collector import WRITER, KubernetesCollector
     from telemetry.collect.kubernetes.rules import load_rules
-    from telemetry.landing.folder import Landing, landing_of
+    from telemetry.staging.folder import StagingFolder, staging_of
 
     interval_s, loaded = seconds(interval, "--interval"), load_rules(rules)
-    landing = Landing(landing_of(dataset), writer=WRITER)
+    staging = StagingFolder(staging_of(dataset), writer=WRITER)
     collector = KubernetesCollector(
         connect(kubeconfig, context),
-        landing,
+        staging,
         loaded,
         cluster=cluster,
         node_selector=node_selector,
@@ -119,5 +119,5 @@ def collect_kubernetes(
             collector.once()
         else:
             collector.run(stop, interval_s=interval_s)
-    result = {"dataset": str(dataset), "nodes": len(collector.nodes), "written": dict(collector.outbox.landed)}
+    result = {"dataset": str(dataset), "nodes": len(collector.nodes), "written": dict(collector.outbox.staged)}
     show(result, as_json=as_json, accounting=collector.accounting())

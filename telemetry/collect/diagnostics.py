@@ -16,7 +16,7 @@ from foundation.errors import InputError
 from foundation.text import storable
 from telemetry.accounting import Accounting
 from telemetry.dataset.schema import Event
-from telemetry.landing.folder import Landing, rows_table
+from telemetry.staging.folder import StagingFolder, rows_table
 
 SOURCE: Final = "dcgmi-diag"
 _MAX_BYTES: Final = 64 << 20
@@ -256,7 +256,7 @@ def _list(value: object) -> list[Mapping[str, Any]]:
 
 def collect_diagnostics(
     path: Path,
-    landing: Landing,
+    staging: StagingFolder,
     *,
     node: str,
     names: GpuNames,
@@ -265,7 +265,7 @@ def collect_diagnostics(
     may_skip: Collection[str] = (),
     accounting: Accounting,
 ) -> dict[str, int] | None:
-    """Write the verdicts of one output of ``dcgmi diag`` to the landing folder, once.
+    """Write the verdicts of one output of ``dcgmi diag`` to the staging folder, once.
 
     ``delay``: ``known_at`` is the run's time plus this. ``at``: when the run ended; default: when the file was written.
     Returns: verdicts by code; None where the report was written before.
@@ -296,7 +296,7 @@ def collect_diagnostics(
         rows.append(Event(when, node, "diagnostic", SOURCE, when + delay, verdict.code, verdict.detail, gpu).row())
     digest = hashlib.sha256(content + f"\0{node}\0{when.isoformat()}".encode()).hexdigest()[:24]
     name = f"diagnostics-{re.sub('[^A-Za-z0-9.-]', '-', node)[:80]}-{digest}"
-    is_new = landing.stage("events", rows_table("events", rows), name=name) is not None
+    is_new = staging.stage("events", rows_table("events", rows), name=name) is not None
     accounting.take("reports", 1, {} if is_new else {"written before": 1}, path)
     if not is_new:
         return None

@@ -22,7 +22,7 @@ from telemetry.collect.series.identity import Series, SeriesCatalogue, XidCount
 from telemetry.collect.series.mapping import SourceMapping
 from telemetry.collect.series.xid_counts import XidCounts
 from telemetry.dataset.channels import Channel
-from telemetry.landing.folder import Kind
+from telemetry.staging.folder import Kind
 
 MAX_PAGE_ROWS: Final = 4096
 """GPUs and MIG instances (and their times, if lines have time stamps) of one page: more is no exporter of one node."""
@@ -114,7 +114,7 @@ class PageWatch(Watch[Rows]):
         if count > MAX_PAGE_ROWS:
             raise ScrapeError("too_large", f"the page has {count} GPUs, over {MAX_PAGE_ROWS}")
         inventory = self._news.select(tables.inventory)
-        self._news.landed()
+        self._news.staged()
         # Whether an unchanged page is frozen decides the rule for every source (`instruments.yaml`).
         age_s = None if self._changed_s is None else started_s - self._changed_s
         if not is_repeated or age_s is None:

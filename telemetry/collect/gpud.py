@@ -1,4 +1,4 @@
-"""What gpud found on each node, from its events API, to landed events.
+"""What gpud found on each node, from its events API, to staged events.
 
 gpud reads the kernel log on the node and keeps events for days: an XID that it has is the kernel log's, at its time.
 Its health states are verdicts about these events, and are not read.
@@ -21,9 +21,9 @@ from foundation.text import storable
 from telemetry.accounting import Accounting
 from telemetry.bounds import BAD_TIME, EARLIEST_MS, LATEST_MS, later
 from telemetry.collect.kubernetes.rules import KubernetesRules, default_rules, named_gpu, xid_faults
+from telemetry.collect.outbox import DROPPED, Outbox
 from telemetry.collect.scraping.collector import Fetch, ScrapeError, Watch
 from telemetry.collect.scraping.targets import Page, Target
-from telemetry.collect.staging import DROPPED, Outbox
 from telemetry.dataset.schema import Event
 from telemetry.kernel_log.catalogue import DETAIL_LENGTH, shipped
 

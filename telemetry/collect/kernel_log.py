@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from foundation.running import Wait
 from telemetry.accounting import Accounting
-from telemetry.collect.staging import Outbox
+from telemetry.collect.outbox import Outbox
 from telemetry.kernel_log.catalogue import MessageCatalogue, shipped
 from telemetry.kernel_log.reader import KernelLogReader, LogSource
 

@@ -27,14 +27,14 @@ import numpy.typing as npt
 from foundation.errors import InputError
 from foundation.files import check_regular, disk_errors
 from telemetry.accounting import Accounting
+from telemetry.collect.outbox import Outbox
 from telemetry.collect.series.batch import SeriesBook, read_batch
 from telemetry.collect.series.exposition import BAD_LINE, LineReader
 from telemetry.collect.series.identity import XID_COUNT_METRIC, SeriesCatalogue
 from telemetry.collect.series.xid_counts import XidCounts
-from telemetry.collect.staging import Outbox
 from telemetry.importing.files.series import dump_lines
-from telemetry.landing.folder import Landing
 from telemetry.packing import DAMAGED, open_packed
+from telemetry.staging.folder import StagingFolder
 
 NO_TIME: Final = "line without timestamp"
 """Why a line is left out, in addition to the reasons of bad lines and of metrics that are no channel."""
@@ -49,9 +49,9 @@ _RECORD: Final = np.dtype([("index", "<i4"), ("ms", "<i8"), ("value", "<f8")])
 _DO: Final = "Give a dump of lines `name{labels} value timestamp`."
 
 
-def land_dump(
+def stage_dump(
     path: Path,
-    landing: Landing,
+    staging: StagingFolder,
     catalogue: SeriesCatalogue,
     *,
     accounting: Accounting,
@@ -69,8 +69,8 @@ def land_dump(
     """
     check_regular(path)
     digest = _digest(path, catalogue)
-    staged = {"rows landed": 0, "files landed": 0, "XID events landed": 0}
-    with Outbox(landing, f"dump-{digest}") as outbox, _empty_folder(landing.state(f"dump-{digest}")) as folder:
+    staged = {"rows staged": 0, "files staged": 0, "XID events staged": 0}
+    with Outbox(staging, f"dump-{digest}") as outbox, _empty_folder(staging.state(f"dump-{digest}")) as folder:
         if outbox.position:
             return outbox.position | staged
         reader, lines, samples, size = _DumpReader(path, catalogue), 0, 0, path.stat().st_size
@@ -92,10 +92,10 @@ def land_dump(
             samples += int(usable.sum())
             columns = place[usable], block["ms"][usable], block["value"][usable]
             tables = read_batch(reader.book.series, *columns, xids=xids, problems=reader.left_out)
-            new = tables.stage(landing, f"dump-{digest}-{part.name}")
-            staged["XID events landed"] += new["events"]
-            staged["rows landed"] += new["samples"]
-            staged["files landed"] += "samples" in new
+            new = tables.stage(staging, f"dump-{digest}-{part.name}")
+            staged["XID events staged"] += new["events"]
+            staged["rows staged"] += new["samples"]
+            staged["files staged"] += "samples" in new
             for kind in ("samples", "events"):
                 accounting.take(kind, getattr(tables, kind).num_rows, {})
             progress(done, len(parts))

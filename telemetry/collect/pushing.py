@@ -1,4 +1,4 @@
-"""What has landed on a node, sent to ``predrain collect receive``: a bounded spool, a pusher that waits and retries.
+"""What has staged on a node, sent to ``predrain collect receive``: a bounded spool, a pusher that waits and retries.
 
 A file leaves the spool only after the receiver has answered that it is safe. Killed in between, it is sent again under
 the same name, and the receiver takes a name once.
@@ -21,7 +21,7 @@ from pydantic import ByteSize, TypeAdapter, ValidationError
 from foundation.errors import InputError
 from foundation.http import BodyTooLarge, HttpError, ask, connect_to, retry_after_s
 from foundation.running import Failing, backoff_s
-from telemetry.landing.folder import Landing
+from telemetry.staging.folder import StagingFolder
 
 _LOG = logging.getLogger(__name__)
 
@@ -78,14 +78,14 @@ def parse_bytes(text: str) -> int:
 
 
 class Spool:
-    """The files of one writer in a landing folder; those of other writers are left alone.
+    """The files of one writer in a staging folder; those of other writers are left alone.
 
     Beyond ``limit_bytes`` (None: without a limit) the oldest samples are dropped, and only when there are none left
     anything else. ``counts``: ``files_dropped`` and ``files_rejected``.
     """
 
-    def __init__(self, landing: Landing, writer: str, limit_bytes: int | None) -> None:
-        self._landing = landing
+    def __init__(self, staging: StagingFolder, writer: str, limit_bytes: int | None) -> None:
+        self._staging = staging
         self._limit_bytes = limit_bytes
         own = re.escape(writer)
         self._own = re.compile(rf"(?:\d{{13}}-{own}-\d+-\d{{6,}}-[0-9a-f]{{8}}|{_NAMED}{own}\..*)\Z")
@@ -94,7 +94,7 @@ class Spool:
 
     def files(self) -> list[Path]:
         """Return the files that wait, oldest first."""
-        return [path for path in self._landing.waiting() if self._own.match(path.stem)]
+        return [path for path in self._staging.waiting() if self._own.match(path.stem)]
 
     def trim(self) -> None:
         """Drop the oldest files while the spool is over its limit."""
@@ -107,7 +107,7 @@ class Spool:
         over_bytes = sum(sizes.values()) - self._limit_bytes
         if over_bytes > 0 and not self._is_over:
             limit = self._limit_bytes
-            _LOG.error("the spool %s exceeds %d bytes: dropping the oldest samples", self._landing.root, limit)
+            _LOG.error("the spool %s exceeds %d bytes: dropping the oldest samples", self._staging.root, limit)
         self._is_over = over_bytes > 0
         for path in sorted(sizes, key=lambda path: _DROP_ORDER.index(path.parent.name)):
             if over_bytes > 0:
@@ -117,7 +117,7 @@ class Spool:
 
     def refuse(self, path: Path, reason: str) -> None:
         """Put a file aside that the receiver will never take."""
-        aside = self._landing.put_aside(path, "refused")
+        aside = self._staging.put_aside(path, "refused")
         self.counts["files_rejected"] += 1
         _LOG.error("permanently rejected, moved to %s: %s", aside, reason)
         rejected = sorted(
@@ -186,7 +186,7 @@ def _value_of(content: bytes, key: str) -> Any:
 
 
 class Pusher:
-    """Moves files from a spool to a target, in the order in which they landed; ``sent`` counts them."""
+    """Moves files from a spool to a target, in the order in which they were staged; ``sent`` counts them."""
 
     def __init__(self, spool: Spool, target: HttpTarget) -> None:
         self._spool, self._target = spool, target
@@ -236,7 +236,7 @@ class Pusher:
         self._thread.start()
 
     def stop(self, timeout_s: float) -> None:
-        """Send what landed last, for so long at most; what is left stays in the spool for the next start."""
+        """Send what was staged last, for so long at most; what is left stays in the spool for the next start."""
         self._stopped.set()
         self._thread.join(timeout_s)
 

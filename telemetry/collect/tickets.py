@@ -1,4 +1,4 @@
-"""Tickets of repairs, replacements and RMAs, from a table, to landed events."""
+"""Tickets of repairs, replacements and RMAs, from a table, to staged events."""
 
 import hashlib
 from collections import Counter
@@ -21,8 +21,8 @@ from telemetry.importing.inventory import InstallationIndex
 from telemetry.importing.mapping import TableMapping
 from telemetry.importing.quarantine import Quarantine
 from telemetry.importing.tickets import resolutions
-from telemetry.landing.folder import LANDED_EVENTS, Landing
 from telemetry.phrases import WORK, PhraseReview
+from telemetry.staging.folder import STAGED_EVENTS, StagingFolder
 
 SOURCE: Final = "ticket"
 ENTRY_ALIASES: Final[Mapping[str, str]] = {
@@ -36,14 +36,14 @@ ENTRY_ALIASES: Final[Mapping[str, str]] = {
 
 def collect_tickets(
     path: Path,
-    landing: Landing,
+    staging: StagingFolder,
     *,
     mapping: TableMapping,
     delay: timedelta,
     installations: InstallationIndex | None = None,
     max_loss: float | None = None,
 ) -> tuple[dict[str, Any], Accounting]:
-    """Write the events of one table to the landing folder, once, read as an import reads them.
+    """Write the events of one table to the staging folder, once, read as an import reads them.
 
     Returns: what a verb shows, and the accounts.
     ``delay``: ``known_at`` of a ticket without an entry time is its time plus this.
@@ -53,7 +53,7 @@ def collect_tickets(
     Raises ``InputError`` if the table has a wrong column, no usable rows, or more are lost than may be.
     """
     quarantine, review = Quarantine(max_loss), PhraseReview()
-    tables = [LANDED_EVENTS.empty_table()]
+    tables = [STAGED_EVENTS.empty_table()]
     counts: Counter[str] = Counter()
     for given in read_batches(path, "events", quarantine):
         texts = ("node", "gpu", "code", "detail", "source", "pci_bus_id")
@@ -62,7 +62,7 @@ def collect_tickets(
         batch, rows = parse_events(
             given,
             mapping,
-            LANDED_EVENTS.names,
+            STAGED_EVENTS.names,
             delay,
             counts,
             texts,
@@ -76,8 +76,8 @@ def collect_tickets(
         batch.refuse("unknown node of the gpu", unplaced)
         rows["source"] = np.where(pd.isna(rows["source"]), SOURCE, rows["source"])
         rows["pci_bus_id"][:] = [None if text is None else normalise_pci_bus_id(text) for text in rows["pci_bus_id"]]
-        resolved = _landed(resolutions(rows, batch.good, delay))
-        tables += [_landed(pd.DataFrame(rows)[batch.good]), resolved]
+        resolved = _staged(resolutions(rows, batch.good, delay))
+        tables += [_staged(pd.DataFrame(rows)[batch.good]), resolved]
         quarantine.read("events", resolved.num_rows)
     table = pa.concat_tables(tables)
     quarantine.used("events", table.num_rows)
@@ -87,8 +87,8 @@ def collect_tickets(
     quarantine.check_loss("events")
     rules = mapping.model_dump_json()
     digest = hashlib.sha256(path.read_bytes() + rules.encode()).hexdigest()[:24]
-    again = landing.has_landed("events", f"tickets-{digest}")
-    made = landing.stage("events", table, name=f"tickets-{digest}")
+    again = staging.is_staged("events", f"tickets-{digest}")
+    made = staging.stage("events", table, name=f"tickets-{digest}")
     noted = {name: number for name, number in counts.items() if number and name != "events_read"}
     return {
         "events_written": table.num_rows if made is not None else 0,
@@ -113,6 +113,6 @@ def _fill_nodes(rows: dict[str, Any], installations: InstallationIndex | None) -
     rows["node"][unplaced[installation >= 0]] = installations.nodes[installation[installation >= 0]]
 
 
-def _landed(events: pd.DataFrame) -> pa.Table:
-    arrays = [pa.array(events[field.name], field.type, from_pandas=True) for field in LANDED_EVENTS]
-    return pa.table(arrays, schema=LANDED_EVENTS)
+def _staged(events: pd.DataFrame) -> pa.Table:
+    arrays = [pa.array(events[field.name], field.type, from_pandas=True) for field in STAGED_EVENTS]
+    return pa.table(arrays, schema=STAGED_EVENTS)

@@ -20,7 +20,7 @@ from telemetry.dataset.store import Dataset
 from telemetry.doctor.diagnosis import ChannelSeen, Observation, TelemetryFinding, findings_of
 from telemetry.importing.samples.shown_events import CHANNEL as XID_GAUGE
 from telemetry.importing.sampling import sampling_interval
-from telemetry.landing.folder import Landing, landing_of
+from telemetry.staging.folder import StagingFolder, staging_of
 
 LOOKED_AT: Final = timedelta(days=7)
 """The newest part of a dataset, which shows what arrives now."""
@@ -105,12 +105,12 @@ def observe_dataset(
 
 
 def _account(dataset: Dataset, place: Place) -> Accounting:
-    """Return what the dataset is made of: its rows, what was set aside, and what waits in its landing folder."""
+    """Return what the dataset is made of: its rows, what was set aside, and what waits in its staging folder."""
     accounting, meta = Accounting(), dataset.meta
     for table in ("samples", "events", "inventory", "jobs"):
         accounting.take(table, int(meta.counts.get(table, 0)), {})
     accounting.take("rows and values set aside", sum(meta.quarantine.values()), meta.quarantine)
-    waiting = [] if not isinstance(place, Path) else Landing(landing_of(place), writer="doctor").waiting()
+    waiting = [] if not isinstance(place, Path) else StagingFolder(staging_of(place), writer="doctor").waiting()
     accounting.read("staged files", len(waiting))
     accounting.waiting("staged files", "`predrain collect compact`", len(waiting), waiting[0].name if waiting else None)
     return accounting

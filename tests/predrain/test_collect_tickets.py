@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
-from telemetry.landing.folder import Landing, landing_of
+from telemetry.staging.folder import StagingFolder, staging_of
 from tests.processes import invoke
 
 
@@ -16,7 +16,7 @@ def test_each_export_of_a_folder_is_staged_once(tmp_path: Path) -> None:
         (exports / f"{name}.csv").write_text(f"timestamp,node,gpu,type\n{row}\n")
     for _ in range(2):
         invoke("collect", "tickets", exports, "--dataset", tmp_path / "fleet")
-    staged = Landing(landing_of(tmp_path / "fleet"), writer="test").waiting("events")
+    staged = StagingFolder(staging_of(tmp_path / "fleet"), writer="test").waiting("events")
     gpus = sorted(gpu for path in staged for gpu in pq.read_table(path)["gpu"].to_pylist())
     assert gpus == [f"GPU-0000000{gpu}-0000-0000-0000-000000000000" for gpu in (1, 2)]
 
@@ -30,7 +30,7 @@ def test_a_table_that_cannot_be_used_stops_no_other(tmp_path: Path) -> None:
     report = invoke("collect", "tickets", exports, "--dataset", tmp_path / "fleet", "--json", code=1)
     files = json.loads(report.stdout)["accounting"]["files"]
     assert (files["read"], files["used"], files["left_out"][0]["count"]) == (3, 2, 1)
-    staged = Landing(landing_of(tmp_path / "fleet"), writer="test").waiting("events")
+    staged = StagingFolder(staging_of(tmp_path / "fleet"), writer="test").waiting("events")
     assert sum(pq.read_table(path).num_rows for path in staged) == 9
 
 

@@ -17,7 +17,7 @@ import json, os, signal, sys, traceback
 import time_machine
 import lightgbm, pandas, sklearn.ensemble, pipeline.matrix_stage, predrain.act.assembly, scheduler.controller.controller
 import scheduler.file, scheduler.slurm.scheduler, serving.scores.writing
-import telemetry.collect.openmetrics, telemetry.collect.tickets, telemetry.landing.compaction
+import telemetry.collect.openmetrics, telemetry.collect.tickets, telemetry.staging.compaction
 from predrain.command import main
 for line in sys.stdin:
     asked = json.loads(line)

@@ -1,4 +1,4 @@
-"""The Kubernetes collector against a real API server: what lands, with the least rights, across cuts and kills."""
+"""The Kubernetes collector against a real API server: what is staged, with the least rights, across cuts and kills."""
 
 import threading
 import time
@@ -13,9 +13,9 @@ from foundation.errors import InputError
 from foundation.kubernetes.client import connect
 from telemetry.collect.kubernetes.collector import KubernetesCollector
 from telemetry.collect.kubernetes.rules import load_rules
-from telemetry.landing.folder import Landing
-from tests.landed import landed_table
+from telemetry.staging.folder import StagingFolder
 from tests.processes import PREDRAIN, running
+from tests.staged import staged_table
 from tests.system.kubernetes_server import KubernetesServer, kubernetes_server_in
 from tests.waiting import wait
 
@@ -121,7 +121,7 @@ class Hands:
 
 
 def stored_events(root: Path, node: str) -> list[tuple[str, str, str]]:
-    events = landed_table(root, "events").to_pandas()
+    events = staged_table(root, "events").to_pandas()
     if events.empty:
         return []
     own = events[events["node"] == node]
@@ -134,8 +134,8 @@ class Running:
     def __init__(self, server: KubernetesServer, root: Path) -> None:
         self._stop = threading.Event()
         api = connect(server.kubeconfig("collector"))
-        landing = Landing(root, writer="kubernetes")
-        self._collector = KubernetesCollector(api, landing, load_rules(None), cluster="east")
+        staging = StagingFolder(root, writer="kubernetes")
+        self._collector = KubernetesCollector(api, staging, load_rules(None), cluster="east")
         self._thread = threading.Thread(target=self._collector.run, args=(self._stop,), kwargs={"interval_s": 0.2})
 
     def __enter__(self) -> "Running":
@@ -153,7 +153,7 @@ def test_without_rights_it_says_which(server: KubernetesServer, tmp_path: Path) 
     api = connect(server.kubeconfig("collector"))
     server.request("DELETE", "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings/predrain-collector", check=False)
     wait(lambda: server.request("GET", "/api/v1/nodes?limit=1", user="collector", check=False)[0] == 403)
-    collector = KubernetesCollector(api, Landing(tmp_path / "d.live", writer="k"), load_rules(None))
+    collector = KubernetesCollector(api, StagingFolder(tmp_path / "d.live", writer="k"), load_rules(None))
     with pytest.raises(InputError, match=r'cannot list resource "nodes".*collector-rbac\.yaml'):
         collector.once()
     collector.close()
@@ -174,7 +174,7 @@ def test_a_cluster_lives(allowed: KubernetesServer, tmp_path: Path) -> None:
     hands.node("cpu-1", gpus=0)
     hands.pod("earlier", "life-1", T0 + timedelta(minutes=1), owner="llama")
     with Running(allowed, root):
-        wait(lambda: len(landed_table(root, "jobs")))
+        wait(lambda: len(staged_table(root, "jobs")))
         hands.cordon("life-1")
         hands.cordon("cpu-1")
         wait(lambda: stored_events(root, "life-1"))
@@ -201,14 +201,14 @@ def test_a_cluster_lives(allowed: KubernetesServer, tmp_path: Path) -> None:
         wait(lambda: len(stored_events(root, "life-1")) == 10)
         hands.pod("later", "life-1", T0 + timedelta(minutes=2))
         hands.pod("no-gpu", "life-1", T0 + timedelta(minutes=2), gpus=0)
-        wait(lambda: len(landed_table(root, "jobs")) == 2)
+        wait(lambda: len(staged_table(root, "jobs")) == 2)
         note = {"metadata": {"annotations": {"predrain.io/checkpointed-at": stamp(T0 + timedelta(minutes=20))}}}
         allowed.request("PATCH", "/api/v1/namespaces/default/pods/earlier", note)
-        wait(lambda: len(landed_table(root, "jobs")) == 3)
+        wait(lambda: len(staged_table(root, "jobs")) == 3)
         hands.finish("earlier", "Failed", T0 + timedelta(minutes=29), "Error")
-        wait(lambda: len(landed_table(root, "jobs")) == 4)
+        wait(lambda: len(staged_table(root, "jobs")) == 4)
         hands.remove("/api/v1/namespaces/default/pods/later")
-        wait(lambda: len(landed_table(root, "jobs")) == 5)
+        wait(lambda: len(staged_table(root, "jobs")) == 5)
         hands.remove("/api/v1/nodes/life-1")
         wait(lambda: len(stored_events(root, "life-1")) == 11)
         hands.node("life-1", boot="b9", machine="M2")
@@ -230,7 +230,7 @@ def test_a_cluster_lives(allowed: KubernetesServer, tmp_path: Path) -> None:
     ]
     assert {code for _, code, _ in history[6:8]} == {"boot", "node_ready"}
     assert stored_events(root, "cpu-1") == []  # no GPUs, no business of ours
-    events = landed_table(root, "events").to_pandas().query("node == 'life-1'").set_index("code")
+    events = staged_table(root, "events").to_pandas().query("node == 'life-1'").set_index("code")
     assert events.loc["node_not_ready", "timestamp"] == T0 + timedelta(minutes=30)
     assert events.loc["node_ready", "timestamp"] == T0 + timedelta(minutes=33)
     assert list(events.loc["79", "timestamp"]) == [T0 + timedelta(minutes=29), T0 + timedelta(minutes=40)]
@@ -239,7 +239,7 @@ def test_a_cluster_lives(allowed: KubernetesServer, tmp_path: Path) -> None:
     assert "kubectl-cordon" in events.loc["cordon", "detail"]
 
     jobs = (
-        landed_table(root, "jobs")
+        staged_table(root, "jobs")
         .to_pandas()
         .drop_duplicates(["job", "node", "started_at"], keep="last")
         .set_index("job")
@@ -252,7 +252,7 @@ def test_a_cluster_lives(allowed: KubernetesServer, tmp_path: Path) -> None:
     assert later["outcome"] == "Deleted"
     assert len(jobs) == 2
 
-    places = landed_table(root, "inventory").to_pandas()
+    places = staged_table(root, "inventory").to_pandas()
     assert set(places["node"]) >= {"life-1"}
     assert places["gpu"].isna().all()
     row = places[places["node"] == "life-1"].iloc[-1]
@@ -266,13 +266,13 @@ def test_each_xid_that_nvsentinel_writes_to_a_node_arrives_once(allowed: Kuberne
     lost = "ErrorCode:79 PCI:0000:3b:00 NVRM: Xid (PCI:0000:3b:00): 79, pid=1, x Recommended Action=RESTART_BM;"
     memory = "ErrorCode:94 PCI:0000:5e:00 NVRM: Xid (PCI:0000:5e:00): 94, pid=2, y Recommended Action=CONTACT_SUPPORT;"
     with Running(allowed, root):
-        wait(lambda: len(landed_table(root, "inventory")))
+        wait(lambda: len(staged_table(root, "inventory")))
         hands.condition("sick-1", "SysLogsXIDError", lost, began, began)
         wait(lambda: len(stored_events(root, "sick-1")) == 1)
         hands.condition("sick-1", "SysLogsXIDError", lost, began, later)
         hands.condition("sick-1", "SysLogsXIDError", lost + memory, began, later)
         wait(lambda: len(stored_events(root, "sick-1")) == 2)
-    events = landed_table(root, "events").to_pandas().query("node == 'sick-1'")
+    events = staged_table(root, "events").to_pandas().query("node == 'sick-1'")
     assert events[["type", "code", "pci_bus_id", "timestamp"]].to_numpy().tolist() == [
         ["xid", "79", "00000000:3b:00", began],
         ["xid", "94", "00000000:5e:00", later],
@@ -286,7 +286,7 @@ def test_a_killed_collector_goes_on_with_what_happened_meanwhile(allowed: Kubern
     command += ["--kubeconfig", allowed.kubeconfig("collector")]
     for seen in (0, 2, 4):
         with running(command, tmp_path / "log"):
-            wait(lambda seen=seen: len(landed_table(root, "inventory")) and len(stored_events(root, "kill-1")) >= seen)
+            wait(lambda seen=seen: len(staged_table(root, "inventory")) and len(stored_events(root, "kill-1")) >= seen)
         hands.cordon("kill-1")
         hands.cordon("kill-1", on=False)
     codes = [code for _, code, _ in stored_events(root, "kill-1")]

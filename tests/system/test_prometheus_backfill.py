@@ -19,7 +19,7 @@ import pytest
 
 from simulator.simulate import simulate
 from telemetry.dataset.store import Dataset
-from telemetry.landing.folder import landing_of
+from telemetry.staging.folder import staging_of
 from tests.processes import PREDRAIN, predrain, running
 from tests.system.prometheus_server import load_blocks, need_prometheus, prometheus
 from tests.system.simulated_exposition import exposition, same_values, samples_of, write_openmetrics
@@ -107,10 +107,10 @@ def test_a_newer_prometheus_gives_the_same(fleet: Fleet, tmp_path: Path) -> None
 def test_killed_anywhere_it_goes_on_without_gaps_or_duplicates(fleet: Fleet, tmp_path: Path) -> None:
     out = tmp_path / "out"
     draw = random.Random(20260131)
-    landed = landing_of(out) / "samples"
+    staged = staging_of(out) / "samples"
     killed = 0
     for _ in range(4):
-        before = len(list(landed.glob("*.parquet")))
+        before = len(list(staged.glob("*.parquet")))
         run = subprocess.Popen(
             [*PREDRAIN, *arguments(fleet.url, out, "--no-compact", "--concurrency", "2")],
             stdout=subprocess.DEVNULL,
@@ -118,7 +118,7 @@ def test_killed_anywhere_it_goes_on_without_gaps_or_duplicates(fleet: Fleet, tmp
         )
         deadline = time.monotonic() + 120
         enough = before + draw.randint(3, 20)
-        while run.poll() is None and len(list(landed.glob("*.parquet"))) < enough and time.monotonic() < deadline:
+        while run.poll() is None and len(list(staged.glob("*.parquet"))) < enough and time.monotonic() < deadline:
             time.sleep(0.001)
         time.sleep(draw.random() * 0.05)
         killed += run.poll() is None
@@ -150,7 +150,7 @@ def test_a_dump_of_the_database_lands_what_the_database_was_made_of(fleet: Fleet
     with dump.open("wb") as stream:
         subprocess.run(["promtool", "tsdb", "dump", copy], stdout=stream, timeout=300, check=True)
     predrain("collect", "openmetrics", dump, "--dataset", tmp_path / "out")
-    live = landing_of(tmp_path / "out")
+    live = staging_of(tmp_path / "out")
     rows = pa.concat_tables(
         [pq.read_table(file) for file in (live / "samples").glob("*.parquet")], promote_options="default"
     )

@@ -1,4 +1,4 @@
-"""A real Prometheus that remote-writes into the receiver: what lands is what Prometheus itself has."""
+"""A real Prometheus that remote-writes into the receiver: what is staged is what Prometheus itself has."""
 
 import contextlib
 import json
@@ -67,8 +67,8 @@ class Receiving:
         self.process.terminate()
         return self.process.wait(120)
 
-    def landed(self) -> Values:
-        """What has landed; a row may have landed twice, but never with two values."""
+    def staged(self) -> Values:
+        """What has staged; a row may have staged twice, but never with two values."""
         values: Values = {}
         for path in (self.folder / "fleet.live" / "samples").glob("*.parquet"):
             for row in pq.read_table(path).to_pylist():
@@ -136,9 +136,9 @@ def test_scraped_samples_land_as_prometheus_has_them_though_the_receiver_is_kill
         Receiving(tmp_path) as receiver,
         prometheus(tmp_path / "tsdb", config=CONFIG.format(port=receiver.port, token=receiver.token) + scraped) as url,
     ):
-        wait(lambda: len(receiver.landed()) > 20)
+        wait(lambda: len(receiver.staged()) > 20)
         receiver.kill()
-        before = receiver.landed()
+        before = receiver.staged()
         time.sleep(2)
         receiver.start()
         time.sleep(2)
@@ -146,17 +146,17 @@ def test_scraped_samples_land_as_prometheus_has_them_though_the_receiver_is_kill
         scraped_samples = stored_by_prometheus(url, end_s)
         last_ms = max(at for _, at, _ in scraped_samples)
 
-        def landed() -> Values:
-            return {key: value for key, value in receiver.landed().items() if key[1] <= last_ms}
+        def staged() -> Values:
+            return {key: value for key, value in receiver.staged().items() if key[1] <= last_ms}
 
         def due() -> Values:
             # what Prometheus scraped before its remote write had begun is not sent by it
-            first_ms = min(at for _, at, _ in landed())
+            first_ms = min(at for _, at, _ in staged())
             return {key: value for key, value in scraped_samples.items() if key[1] >= first_ms}
 
-        wait(lambda: landed() == due())
+        wait(lambda: staged() == due())
         assert len(due()) > 20
-        assert before.items() <= landed().items()
+        assert before.items() <= staged().items()
         page = get(f"http://127.0.0.1:{receiver.port}/metrics").decode()
         assert 'left_out_total{reason="stale marker"' in page
         assert receiver.stop() == 0

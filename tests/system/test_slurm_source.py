@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.landed import landed_table
+from tests.staged import staged_table
 from tests.system.slurm_cluster import RELEASES, SlurmCluster, cluster_of, why_not
 
 pytestmark = [pytest.mark.system, pytest.mark.skipif(why_not() is not None, reason=why_not() or "")]
@@ -35,12 +35,12 @@ def collect(cluster: SlurmCluster, dataset: Path, *more: str, check: bool = True
     )
 
 
-def landed(dataset: Path, kind: str) -> list[dict[str, Any]]:
-    return landed_table(dataset.with_name(f"{dataset.name}.live"), kind).to_pylist()
+def staged(dataset: Path, kind: str) -> list[dict[str, Any]]:
+    return staged_table(dataset.with_name(f"{dataset.name}.live"), kind).to_pylist()
 
 
 def stored_events(dataset: Path) -> list[tuple[str, ...]]:
-    return [(row["node"], row["type"], row["code"], row["detail"], row["source"]) for row in landed(dataset, "events")]
+    return [(row["node"], row["type"], row["code"], row["detail"], row["source"]) for row in staged(dataset, "events")]
 
 
 def test_drains_a_job_and_a_killed_controller(cluster: SlurmCluster, tmp_path: Path):
@@ -79,11 +79,11 @@ def test_drains_a_job_and_a_killed_controller(cluster: SlurmCluster, tmp_path: P
         ("n1", "drain", "resume", "gpu 3 replaced, burn-in", "slurm"),
         ("n2", "drain", "drain", "predrain: p=0.83/24h gpu=1 [root]", "predrain"),
     ]
-    rows = landed(dataset, "events")
+    rows = staged(dataset, "events")
     assert all(began <= row["timestamp"] <= row["known_at"] <= datetime.now(UTC) for row in rows)
     assert {row["gpu"] for row in rows} == {None}
 
-    running, done = landed(dataset, "jobs")
+    running, done = staged(dataset, "jobs")
     assert (running["job"], running["node"], running["gpus"]) == (job, "n1", 2)
     assert (running["ended_at"], running["outcome"]) == (None, None)
     assert (done["job"], done["started_at"], done["gpus"], done["outcome"]) == (

@@ -20,11 +20,11 @@ from telemetry.accounting import Accounting
 from telemetry.collect.kubernetes.jobs import JobTracker, PodRun, pod_run
 from telemetry.collect.kubernetes.nodes import SOURCE, NodeTracker, ObservedKubernetesNode, view_of
 from telemetry.collect.kubernetes.rules import KubernetesRules, xid_faults
-from telemetry.collect.staging import Outbox
+from telemetry.collect.outbox import Outbox
 from telemetry.dataset.schema import Event
 from telemetry.identity.devices import normalise_pci_bus_id
 from telemetry.kernel_log.catalogue import DETAIL_LENGTH, KernelFinding
-from telemetry.landing.folder import Landing
+from telemetry.staging.folder import StagingFolder
 
 TABLE: Final = "Kubernetes events"
 """Table of the accounting."""
@@ -149,7 +149,7 @@ class NamespaceTracker(Tracker[str, int]):
 
 
 class KubernetesCollector:
-    """Collects one cluster into one landing folder; one thread follows each kind of object.
+    """Collects one cluster into one staging folder; one thread follows each kind of object.
 
     ``cluster``: its name in the inventory and in that of the collector's state (default there: the server's address).
     ``node_selector``: with one, nodes without GPUs are taken too.
@@ -160,7 +160,7 @@ class KubernetesCollector:
     def __init__(
         self,
         api: KubernetesClient,
-        landing: Landing,
+        staging: StagingFolder,
         rules: KubernetesRules,
         *,
         cluster: str | None = None,
@@ -174,7 +174,7 @@ class KubernetesCollector:
         self._lock = threading.Lock()
         self._failing = Failing(log)
         self.outbox = Outbox(
-            landing, f"{WRITER}-{re.sub(r'[^A-Za-z0-9.-]+', '-', cluster or api.name).strip('-.')[:80]}"
+            staging, f"{WRITER}-{re.sub(r'[^A-Za-z0-9.-]+', '-', cluster or api.name).strip('-.')[:80]}"
         )
         # Earlier builds kept other things, without "resources": they are read from scratch.
         self._saved: dict[str, Any] = self.outbox.position.get("resources", {})

@@ -22,11 +22,11 @@ from foundation.running import Failing
 from telemetry.accounting import Accounting
 from telemetry.collect.nvml.library import Identity
 from telemetry.collect.nvml.node_reader import NodeReader, Process, Row
+from telemetry.collect.outbox import DROPPED, Outbox, RowBuffer
 from telemetry.collect.series.batch import assemble
 from telemetry.collect.series.identity import Series
-from telemetry.collect.staging import DROPPED, Outbox, RowBuffer
 from telemetry.dataset.channels import Channel
-from telemetry.landing.folder import Landing
+from telemetry.staging.folder import StagingFolder
 
 _LOG = logging.getLogger(__name__)
 
@@ -66,7 +66,7 @@ def boot_id() -> str:
 class NvmlCollector:
     """Reads a node's GPUs and writes what they report.
 
-    ``landing``: of the writer :func:`writer_of`.
+    ``staging``: of the writer :func:`writer_of`.
     ``boot``: which boot of the machine this is: after another one, GPUs may be in other places, and a GPU that is
     still lost is lost again.
     ``trim``: called after each write.
@@ -75,7 +75,7 @@ class NvmlCollector:
 
     def __init__(
         self,
-        landing: Landing,
+        staging: StagingFolder,
         node: str,
         channels: Mapping[str, Channel],
         spawn: Callable[[], Process],
@@ -92,7 +92,7 @@ class NvmlCollector:
         self._clock, self._monotonic, self._sleep = clock, monotonic, sleep
         self._interval_s = interval.total_seconds()
         self._trim = trim
-        self._outbox = Outbox(landing, writer_of(node), self.accounting)
+        self._outbox = Outbox(staging, writer_of(node), self.accounting)
         self._state: dict[str, Any] = {"inventory": "", "inventory_at": 0, **self._outbox.position}
         if self._state.get("boot") != boot:
             self._state |= {"boot": boot, "known": [], "troubles": {}}
@@ -107,7 +107,7 @@ class NvmlCollector:
             troubles=self._state["troubles"],
             accounting=self.accounting,
         )
-        self._samples = RowBuffer(landing, self.accounting, max_rows=MAX_ROWS)
+        self._samples = RowBuffer(staging, self.accounting, max_rows=MAX_ROWS)
         self._written_at_s = monotonic()
         self._inventory: list[dict[str, Any]] = []
         self._failing = Failing(_LOG)
@@ -191,7 +191,7 @@ class NvmlCollector:
 
 
 def samples_table(rows: Sequence[Row], node: str, channels: Mapping[str, Channel]) -> pa.Table:
-    """Return raw samples in the landing layout: one row a reading, one column a channel that any row has."""
+    """Return raw samples in the staging layout: one row a reading, one column a channel that any row has."""
     values = [(row, channels[name], value) for row in rows for name, value in row.values.items() if name in channels]
     return assemble(
         [Series(channel.name, channel.kind, row.identity.gpu, node) for row, channel, _ in values],

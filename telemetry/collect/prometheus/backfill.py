@@ -1,4 +1,4 @@
-"""The backfill: a server's history, span by span, into the landing folder.
+"""The backfill: a server's history, span by span, into the staging folder.
 
 The spans are fetched in the order of time. Within a span each metric is fetched separately, several concurrently; when
 all have arrived, the rows are staged under a name made of the job and the span, and only then is the span noted as
@@ -25,14 +25,14 @@ from foundation.errors import InputError
 from foundation.http import Connection
 from foundation.instants import from_ms
 from telemetry.accounting import Accounting
+from telemetry.collect.outbox import Outbox
 from telemetry.collect.prometheus.client import Bounds, PrometheusClient, RawSamples, TooMuch, check_match, selector
 from telemetry.collect.series.batch import SeriesBook, read_batch
 from telemetry.collect.series.identity import NODE_LABEL_STATE, XID_COUNT_METRIC, Series, SeriesCatalogue
 from telemetry.collect.series.mapping import SourceMapping
 from telemetry.collect.series.xid_counts import XidCounts
-from telemetry.collect.staging import Outbox
 from telemetry.dataset.channels import Channel, is_unused
-from telemetry.landing.folder import Landing
+from telemetry.staging.folder import StagingFolder
 
 _log = logging.getLogger(__name__)
 
@@ -167,26 +167,26 @@ def backfill(
     clock: Callable[[], datetime] = lambda: datetime.now(UTC),
     progress: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> dict[str, Any]:
-    """Fetch a server's history into a landing folder, and report; started again, it continues where it stopped.
+    """Fetch a server's history into a staging folder, and report; started again, it continues where it stopped.
 
-    ``root``: the landing folder, see :func:`telemetry.landing.folder.landing_of`. ``accounting`` counts the
+    ``root``: the staging folder, see :func:`telemetry.staging.folder.staging_of`. ``accounting`` counts the
     samples (``sample values``).
     Raises ``InputError`` if an argument is impossible, the server refuses, has nothing known, or does not answer for
     too long, or the disk is full. What had been staged stays.
     """
     matchers, span = check_match(plan.match), plan.span(clock())
     catalogue = SeriesCatalogue(channels, mapping)
-    landing = Landing(root, writer="prometheus", channels=channels)
-    catalogue.remember(landing.state(NODE_LABEL_STATE))
+    staging = StagingFolder(root, writer="prometheus", channels=channels)
+    catalogue.remember(staging.state(NODE_LABEL_STATE))
     # What decides which rows a span of time gives.
     job = hashlib.sha256(f"{connection.url} {matchers} ".encode() + catalogue.rules()).hexdigest()[:16]
     client = PrometheusClient(
         connection, bounds=bounds or Bounds(), concurrency=plan.concurrency, allow_partial=plan.allow_partial
     )
-    with Outbox(landing, f"prometheus-{job}") as outbox:
+    with Outbox(staging, f"prometheus-{job}") as outbox:
         account = Accounting() if accounting is None else accounting
         state, book = BackfillProgress(**outbox.position), SeriesBook(catalogue)
-        run = _Run(plan, landing, catalogue, matchers, job, outbox, state, client, account, book)
+        run = _Run(plan, staging, catalogue, matchers, job, outbox, state, client, account, book)
         return asyncio.run(run.fetch_all(span, progress))
 
 
@@ -195,7 +195,7 @@ class _Run:
     """One run of a backfill; ``samples`` are those of the span that is fetched, by number in ``book``."""
 
     plan: BackfillPlan
-    landing: Landing
+    staging: StagingFolder
     catalogue: SeriesCatalogue
     matchers: str
     job: str
@@ -313,7 +313,7 @@ class _Run:
         columns = place[usable], ms[usable], values[usable]
         xids = XidCounts(self.plan.delay, self.state.xid)
         tables = read_batch(self.book.series, *columns, xids=xids, problems=left_out)
-        tables.stage(self.landing, f"{self.job}-{span.after_ms}-{span.until_ms}")
+        tables.stage(self.staging, f"{self.job}-{span.after_ms}-{span.until_ms}")
         self.state.xid = xids.as_state()
         self.state.done = merged([*self.state.done, span])
         self._save()

@@ -27,7 +27,7 @@ from telemetry.collect.remote_write.decoding import Samples
 from telemetry.collect.series.batch import InventoryNews, read_batch
 from telemetry.collect.series.xid_counts import XidCounts
 from telemetry.dataset.schema import INSTANT
-from telemetry.landing.folder import LANDED_EVENTS, Landing
+from telemetry.staging.folder import STAGED_EVENTS, StagingFolder
 
 _LOG = logging.getLogger(__name__)
 _WRITING = "writing samples"
@@ -37,10 +37,10 @@ _SAVE_EVERY = timedelta(minutes=1)
 
 
 class SampleWriter:
-    """Lands batches of samples, by one thread at a time."""
+    """Stages batches of samples, by one thread at a time."""
 
-    def __init__(self, landing: Landing, clock: Callable[[], datetime]) -> None:
-        self._landing = landing
+    def __init__(self, staging: StagingFolder, clock: Callable[[], datetime]) -> None:
+        self._staging = staging
         self._clock = clock
         self._news = InventoryNews()
         self._xids = self._read_counts()
@@ -50,8 +50,8 @@ class SampleWriter:
     def write(self, batches: Sequence[Samples]) -> tuple[int, Counter[str]]:
         """Write the samples of ``batches``; return rows, and problems by reason. Then all are on the disk.
 
-        Raises ``InputError`` if the disk is full or may not be written to. Nothing is half written; what has landed
-        lands once more when the clients send it again, and counts once.
+        Raises ``InputError`` if the disk is full or may not be written to. Nothing is half written; what is staged
+        is staged once more when the clients send it again, and counts once.
         """
         problems: Counter[str] = Counter()
         rows = 0
@@ -65,10 +65,10 @@ class SampleWriter:
             tables = read_batch(given[0].series, index, ms, values, xids=self._xids, problems=problems)
             self._hold_events(tables.events)
             # The inventory first: samples of a GPU that no inventory knows would be set aside.
-            self._landing.stage("inventory", self._news.select(tables.inventory))
-            self._land_events()
-            self._landing.stage("samples", tables.samples)
-            self._news.landed()
+            self._staging.stage("inventory", self._news.select(tables.inventory))
+            self._stage_events()
+            self._staging.stage("samples", tables.samples)
+            self._news.staged()
             rows += tables.samples.num_rows
         return rows, problems
 
@@ -80,27 +80,27 @@ class SampleWriter:
             _LOG.warning("cannot save the XID counts for the next start: %s", error)
 
     def _hold_events(self, events: pa.Table) -> None:
-        """Keep the rises until they have landed: each is reported once, and known when it is read here."""
+        """Keep the rises until they are staged: each is reported once, and known when it is read here."""
         if events.num_rows:
             now, at = pa.scalar(self._clock(), INSTANT), events.column("timestamp")
             known = pc.if_else(pc.greater(at, now), at, now)
-            self._events.append(events.set_column(LANDED_EVENTS.get_field_index("known_at"), "known_at", known))
+            self._events.append(events.set_column(STAGED_EVENTS.get_field_index("known_at"), "known_at", known))
 
-    def _land_events(self) -> None:
+    def _stage_events(self) -> None:
         if self._events:
-            self._landing.stage("events", pa.concat_tables(self._events))
+            self._staging.stage("events", pa.concat_tables(self._events))
         if self._events or self._clock() - self._saved > _SAVE_EVERY:
             self._events = []
             self._save()
 
     def _save(self) -> None:
         self._saved = self._clock()
-        write_bytes(self._landing.state(_STATE), json.dumps(self._xids.as_state()).encode())
+        write_bytes(self._staging.state(_STATE), json.dumps(self._xids.as_state()).encode())
 
     def _read_counts(self) -> XidCounts:
         state: Any = None
         try:
-            state = json.loads(self._landing.state(_STATE).read_text(encoding="utf-8"))
+            state = json.loads(self._staging.state(_STATE).read_text(encoding="utf-8"))
         except FileNotFoundError:
             pass
         except (OSError, ValueError, InputError) as error:

@@ -28,7 +28,7 @@ from telemetry.collect.remote_write.decoding import RemoteWriteDecoder, Samples,
 from telemetry.collect.remote_write.group_commit import GroupCommit, ReceiverSettings, SampleWriter
 from telemetry.collect.series.identity import SeriesCatalogue
 from telemetry.dataset.channels import CATALOGUE
-from telemetry.landing.folder import Kind, Landing, lay_out
+from telemetry.staging.folder import Kind, StagingFolder, lay_out
 
 _LOG = logging.getLogger(__name__)
 _MIN_LENGTH = 16
@@ -88,9 +88,9 @@ Handler = Callable[[Request], Awaitable[Response]]
 
 
 class Receiver:
-    """Takes telemetry over HTTP and lands it.
+    """Takes telemetry over HTTP and stages it.
 
-    ``catalogue``: what Prometheus' series are, with the channels of ``landing``; default: by the exporters' own names.
+    ``catalogue``: what Prometheus' series are, with the channels of ``staging``; default: by the exporters' own names.
     Raises ``InputError`` if the token file cannot be used.
 
     Delivery is at least once: a client without an answer sends again, and compaction counts equal rows of one (gpu,
@@ -99,7 +99,7 @@ class Receiver:
 
     def __init__(
         self,
-        landing: Landing,
+        staging: StagingFolder,
         settings: ReceiverSettings | None = None,
         *,
         catalogue: SeriesCatalogue | None = None,
@@ -108,13 +108,13 @@ class Receiver:
         self.settings = ReceiverSettings() if settings is None else settings
         self.accounting = Accounting()
         self.metrics = Metrics(self.accounting)
-        self._landing = landing
+        self._staging = staging
         self._catalogue = catalogue or SeriesCatalogue(CATALOGUE)
         tokens = self.settings.tokens
         self._tokens = None if tokens is None else TokenFile(tokens, _plain_token, "Give a file with one token a line.")
         clock = clock or (lambda: datetime.now(UTC))
         self._decoder = RemoteWriteDecoder(self._catalogue, clock=clock)
-        self._writer = SampleWriter(landing, clock)
+        self._writer = SampleWriter(staging, clock)
         self._commit = GroupCommit(self._writer.write, self.settings, self.metrics.write)
         self.metrics.buffered.set_function(lambda: self._commit.held)
         self._active = 0
@@ -218,14 +218,14 @@ class Receiver:
             left_out, example = left_out | also_left_out, example or another
             if left_out and not table.num_rows:
                 raise ValueError(f"no usable rows: {', '.join(left_out)}, such as {example}")
-            landed = self._landing.stage(known, table, name=name)
+            staged = self._staging.stage(known, table, name=name)
         except (InputError, OSError) as error:
             _LOG.error("cannot stage a push: %s", error)
             raise RequestRefused.busy(f"the push cannot be stored now: {error}", "disk") from error
         except (ValueError, pa.ArrowException) as error:
             raise RequestRefused(422, str(error), "invalid") from error
         self.accounting.take(known, table.num_rows + sum(left_out.values()), left_out, example)
-        if landed is not None:
+        if staged is not None:
             self.metrics.write(0, 0, {})
         return left_out, example
 

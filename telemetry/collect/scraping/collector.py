@@ -162,7 +162,7 @@ class Watch(Generic[_Batch]):
 
 
 class Sink(Protocol[_Batch_contra]):
-    """Where batches go, such as :class:`telemetry.collect.staging.RowBuffer`."""
+    """Where batches go, such as :class:`telemetry.collect.outbox.RowBuffer`."""
 
     def add(self, batch: _Batch_contra) -> None:
         """Hold a batch, within bounds."""

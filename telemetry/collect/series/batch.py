@@ -15,7 +15,7 @@ from telemetry.collect.series.identity import Series, SeriesCatalogue, XidCount
 from telemetry.collect.series.xid_counts import XidCounts
 from telemetry.dataset.channels import CATALOGUE
 from telemetry.dataset.schema import CHANNEL_TYPES, INSTANT
-from telemetry.landing.folder import Kind, Landing, rows_table
+from telemetry.staging.folder import Kind, StagingFolder, rows_table
 from telemetry.values.numbers import WIDE_UNITS, is_sentinel
 
 CONFLICT: Final = "two different values at one time"
@@ -45,7 +45,7 @@ def assemble(
 
     ``index`` and ``ms`` are the series and the time (since 1970, UTC) of each of ``values``; shape (n,). Values that
     could not be used are counted into ``problems``, by reason.
-    Returns: the layout of landed samples, with the channels that have a value in the order of ``series``: one row for
+    Returns: the layout of staged samples, with the channels that have a value in the order of ``series``: one row for
     each (gpu, node, mig_instance, timestamp) that has a value, sorted by (gpu, timestamp).
 
     Where a channel of a GPU has several samples at one time: of several metrics the lowest rank counts; the whole
@@ -173,19 +173,19 @@ _Key = TypeVar("_Key", bound=Hashable)
 
 
 class Tables(NamedTuple):
-    """What samples of one span hold, in the layouts in which it lands."""
+    """What samples of one span hold, in the layouts in which it is staged."""
 
     inventory: pa.Table
     events: pa.Table
     samples: pa.Table
 
-    def stage(self, landing: Landing, name: str) -> Counter[Kind]:
+    def stage(self, staging: StagingFolder, name: str) -> Counter[Kind]:
         """Stage each table under a name that it takes once; return the rows that had not been staged before."""
         staged: Counter[Kind] = Counter()
         # The inventory first: samples of a GPU that no inventory knows would be set aside.
         kinds: tuple[Kind, ...] = ("inventory", "events", "samples")
         for kind, table in zip(kinds, self, strict=True):
-            if landing.stage(kind, table, name=name) is not None:
+            if staging.stage(kind, table, name=name) is not None:
                 staged[kind] = table.num_rows
         return staged
 
@@ -310,7 +310,7 @@ def observed_spans(series: Sequence[Series], index: npt.NDArray[np.int32], ms: n
     """Return the first and the last observation of each GPU in samples, and of each change of what its labels hold.
 
     ``index`` and ``ms`` are the series and the time (since 1970, UTC) of each sample; shape (n,). Each series has one.
-    Returns: rows of ``LANDED_INVENTORY``, one or two for each distinct (gpu, node, inventory), sorted by time.
+    Returns: rows of ``STAGED_INVENTORY``, one or two for each distinct (gpu, node, inventory), sorted by time.
     """
     spans: dict[tuple[str, str], dict[_Labels, tuple[int, int]]] = {}
     keys = [(entry.gpu, entry.node, entry.inventory) for entry in series]
@@ -341,7 +341,7 @@ class InventoryNews:
         self._selected: dict[str, tuple[_State, int]] = {}
 
     def select(self, seen: pa.Table) -> pa.Table:
-        """Return the rows that hold something new, or come long after the last that did; then :meth:`landed`.
+        """Return the rows that hold something new, or come long after the last that did; then :meth:`staged`.
 
         A label that a series lacks is no news: recording rules keep few labels, and come in requests of their own.
         """
@@ -360,7 +360,7 @@ class InventoryNews:
                 self._selected[gpu] = (merged if state[0] == known[0] else state, ms)
         return seen.filter(pa.array(keep, pa.bool_()))
 
-    def landed(self) -> None:
+    def staged(self) -> None:
         """Remember that the rows of the last selection are on the disk."""
         if len(self._known) > _GPUS_KEPT:
             self._known.clear()

@@ -42,7 +42,7 @@ class Series(NamedTuple):
 
     ``mig_instance``: the MIG instance or partition that the value is of; None is the whole GPU. ``part``: NVLink link:
     values of several parts are summed, unless the whole is given too. ``scale``: factor that brings values into the
-    channel's unit. ``inventory``: what the labels hold of the device: field of the landed inventory and value.
+    channel's unit. ``inventory``: what the labels hold of the device: field of the staged inventory and value.
     ``rank``: of several metrics that may be one channel, the lowest rank that has a value counts.
     """
 

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from telemetry.collect.series.identity import XidCount
-from telemetry.landing.folder import rows_table
+from telemetry.staging.folder import rows_table
 
 SOURCE: Final = "exporter:DCGM_EXP_XID_ERRORS_COUNT"
 """``source`` of the events."""
@@ -58,7 +58,7 @@ class XidCounts:
         *,
         watched: Mapping[str, tuple[int, int]],
     ) -> pa.Table:
-        """Take the next span's samples; return rows of ``LANDED_EVENTS``, sorted by (timestamp, gpu, code).
+        """Take the next span's samples; return rows of ``STAGED_EVENTS``, sorted by (timestamp, gpu, code).
 
         ``watched``: when each GPU was first and last seen in this span, by any channel; ms.
         """

@@ -1,4 +1,4 @@
-"""Asks Slurm on an interval what its nodes and jobs do, and lands what is new."""
+"""Asks Slurm on an interval what its nodes and jobs do, and stages what is new."""
 
 import logging
 from collections import Counter
@@ -13,12 +13,12 @@ from foundation.instants import from_ms, to_ms
 from foundation.programs import CommandError, Run
 from foundation.running import Failing, Wait, every
 from foundation.slurm import SlurmFormatError
+from telemetry.collect.outbox import Outbox
 from telemetry.collect.slurm.jobs import SACCT_COLUMNS, Job, jobs_table, read_sacct, read_squeue
 from telemetry.collect.slurm.nodes import SOURCE, ObservedSlurmNode, changes, read_nodes
-from telemetry.collect.staging import Outbox
 from telemetry.dataset.schema import Event
-from telemetry.landing.folder import Landing
 from telemetry.phrases import PhraseReview, PhraseRules
+from telemetry.staging.folder import StagingFolder
 
 _log = logging.getLogger(__name__)
 NODE_COMMANDS: Final = (("scontrol", "--json", "show", "nodes"), ("sinfo", "--Node", "--json"))
@@ -45,14 +45,14 @@ class SlurmCollector:
     def __init__(
         self,
         outbox: Outbox,
-        landing: Landing,
+        staging: StagingFolder,
         *,
         run: Run,
         rules: PhraseRules,
         clock: Callable[[], datetime],
         since: datetime | None = None,
     ) -> None:
-        self._outbox, self._landing, self._run = outbox, landing, run
+        self._outbox, self._staging, self._run = outbox, staging, run
         self._rules, self._clock, self._since = rules, clock, since
         self._node_commands = list(NODE_COMMANDS)
         self._accounting = True
@@ -165,7 +165,7 @@ class SlurmCollector:
         news = {job.key: job for job in jobs if known.get(job.key) != job.digest}
         if news:
             table = jobs_table(news.values())
-            self._landing.stage("jobs", table)
+            self._staging.stage("jobs", table)
             self.counts["job_rows"] += table.num_rows
         self.counts["jobs"] += len(news)
         known |= {key: job.digest for key, job in news.items()}

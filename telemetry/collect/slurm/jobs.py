@@ -24,7 +24,7 @@ from foundation.slurm import (
 )
 from foundation.text import storable
 from telemetry.accounting import Accounting
-from telemetry.landing.folder import rows_table
+from telemetry.staging.folder import rows_table
 
 SACCT_COLUMNS: Final = ("JobID", "State", "Start", "End", "NodeList", "AllocTRES")
 """Columns that we ask sacct for."""

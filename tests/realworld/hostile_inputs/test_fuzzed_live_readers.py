@@ -24,7 +24,7 @@ from telemetry.collect.scraping.collector import ScrapeError
 from telemetry.collect.series.exposition import LineReader
 from telemetry.collect.series.identity import SeriesCatalogue
 from telemetry.dataset.channels import CATALOGUE
-from telemetry.landing.folder import lay_out
+from telemetry.staging.folder import lay_out
 from tests.realworld.hostile import damaged
 from tests.telemetry.collect.remote_write.encoding import block, labels, write_request
 

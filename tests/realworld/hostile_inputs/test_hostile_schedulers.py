@@ -24,7 +24,7 @@ from telemetry.collect.slurm.nodes import read_nodes
 from telemetry.collect.tickets import collect_tickets
 from telemetry.importing.mapping import TableMapping
 from tests.realworld.hostile import JOB, NODE
-from tests.telemetry.collect.builders import landing
+from tests.telemetry.collect.builders import staging
 from tests.telemetry.collect.kubernetes.objects import NOW, event, node, pod
 
 INPUTS = 10_000
@@ -155,7 +155,7 @@ def test_damaged_tickets(tmp_path: Path) -> None:
         lines.append(",".join(fields))
     path = tmp_path / "tickets.csv"
     path.write_text("\n".join([head, *lines]))
-    _, accounting = collect_tickets(path, landing(tmp_path), mapping=TableMapping(), delay=timedelta(minutes=10))
+    _, accounting = collect_tickets(path, staging(tmp_path), mapping=TableMapping(), delay=timedelta(minutes=10))
     account = accounting.tables["events"]
     assert account.unaccounted == 0
     assert account.used > 500
@@ -166,7 +166,7 @@ def test_tickets_that_are_none(tmp_path: Path, text: str) -> None:
     path = tmp_path / "tickets.csv"
     path.write_text(text, encoding="utf-8", errors="surrogatepass")
     try:
-        result, _ = collect_tickets(path, landing(tmp_path), mapping=TableMapping(), delay=timedelta())
+        result, _ = collect_tickets(path, staging(tmp_path), mapping=TableMapping(), delay=timedelta())
     except InputError:
         return
     assert result["events_written"] == 0

@@ -8,13 +8,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from telemetry.accounting import Accounting
-from telemetry.collect.openmetrics import land_dump
+from telemetry.collect.openmetrics import stage_dump
 from telemetry.collect.series.identity import NODE_LABEL_STATE, SeriesCatalogue
 from telemetry.collect.series.mapping import SourceMapping
 from telemetry.config import TelemetrySection
 from telemetry.dataset.channels import CATALOGUE
-from telemetry.landing.compaction import CompactSettings, compact
-from telemetry.landing.folder import Landing, landing_of
+from telemetry.staging.compaction import CompactSettings, compact
+from telemetry.staging.folder import StagingFolder, staging_of
 
 START_S = 1_793_491_200  # 2026-11-01
 NOW = datetime(2026, 11, 2, tzinfo=UTC)
@@ -43,13 +43,13 @@ def dump(path: Path, label_sets: dict[int, list[dict[str, str]]], gpus: int = 2)
 
 
 def collect(tmp_path: Path, *files: Path, mapping: SourceMapping | None = None) -> pd.DataFrame:
-    """Land dumps, each in a run of its own, compact them and return the inventory."""
+    """Stage dumps, each in a run of its own, compact them and return the inventory."""
     dataset = tmp_path / "fleet"
     for file in files:
-        landing = Landing(landing_of(dataset), writer="openmetrics", channels=CATALOGUE)
+        staging = StagingFolder(staging_of(dataset), writer="openmetrics", channels=CATALOGUE)
         catalogue = SeriesCatalogue(CATALOGUE, mapping)
-        catalogue.remember(landing.state(NODE_LABEL_STATE))
-        land_dump(file, landing, catalogue, accounting=Accounting())
+        catalogue.remember(staging.state(NODE_LABEL_STATE))
+        stage_dump(file, staging, catalogue, accounting=Accounting())
     settings = CompactSettings(TelemetrySection(), CATALOGUE, timedelta(minutes=10), timedelta(minutes=10))
     compact(dataset, settings=settings, now=NOW)
     return pq.read_table(dataset / "inventory.parquet").to_pandas()

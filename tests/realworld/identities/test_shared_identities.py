@@ -10,7 +10,7 @@ from telemetry.dataset.store import Dataset
 from telemetry.importing.evidence import STRAY
 from tests.telemetry.collect.remote_write.encoding import pushed
 from tests.telemetry.helpers import DAY, STEP, all_samples, gpu, inventory_frame, run_import, samples_frame, write_csv
-from tests.telemetry.landing_world import event, fold, landing, raw, samples_of, table_of
+from tests.telemetry.staging_world import event, fold, raw, samples_of, staging, table_of
 
 ADDRESS = {"node-0": "00000000:10:00", "node-9": "00000000:3b:00"}
 
@@ -124,7 +124,7 @@ def test_pushed_events_of_twins_are_of_the_gpu_at_their_place(tmp_path: Path, la
     sightings = pa.Table.from_pylist([row | {"pci_bus_id": ADDRESS[str(row["node"])]} for row in rows])
     events = [event(DAY + STEP / 2, "79", node=node, gpu=gpu(0)) for node in ADDRESS]
     events += [event(DAY + STEP, "48", node=node, gpu=None, pci_bus_id=ADDRESS[node]) for node in ADDRESS]
-    staged = landing(tmp_path).root
+    staged = staging(tmp_path).root
     for kind, table in (("samples", table_of(twins)), ("inventory", sightings)):
         answer = pushed(staged, table, kind)[1]
         assert answer.is_success, answer.text

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from foundation.http import HttpResponse
 from telemetry.accounting import Account, Accounting
 from telemetry.collect.exporters import PageWatch, fleet_catalogue
-from telemetry.collect.openmetrics import land_dump
+from telemetry.collect.openmetrics import stage_dump
 from telemetry.collect.remote_write.group_commit import ReceiverSettings
 from telemetry.collect.remote_write.receiver import Receiver, application
 from telemetry.collect.scraping.targets import Target
@@ -22,7 +22,7 @@ from telemetry.collect.series.identity import SeriesCatalogue
 from telemetry.collect.series.mapping import SourceMapping
 from telemetry.dataset.channels import CATALOGUE
 from telemetry.doctor.series_source import observe_body
-from telemetry.landing.folder import Landing
+from telemetry.staging.folder import StagingFolder
 from tests.telemetry.collect.remote_write.encoding import block, call, write_request
 
 NOW = datetime(2026, 3, 1, tzinfo=UTC)
@@ -73,12 +73,16 @@ def scraped(samples: list[Sample], _folder: Path) -> Account:
 def dumped(samples: list[Sample], folder: Path) -> Account:
     accounting = Accounting()
     (folder / "d.om").write_text(page(samples, f" {T0_S}.0") + "# EOF\n")
-    land_dump(folder / "d.om", Landing(folder / "live", writer="x"), SeriesCatalogue(CATALOGUE), accounting=accounting)
+    stage_dump(
+        folder / "d.om", StagingFolder(folder / "live", writer="x"), SeriesCatalogue(CATALOGUE), accounting=accounting
+    )
     return accounting.tables["sample values"]
 
 
 def written(samples: list[Sample], folder: Path) -> Account:
-    receiver = Receiver(Landing(folder / "live", writer="x"), ReceiverSettings(flush_interval_s=0.0), clock=lambda: NOW)
+    receiver = Receiver(
+        StagingFolder(folder / "live", writer="x"), ReceiverSettings(flush_interval_s=0.0), clock=lambda: NOW
+    )
     request = write_request(
         [({"__name__": metric, **labels_of(gpu)}, [(T0_S * 1000, value)]) for metric, gpu, value in samples]
     )

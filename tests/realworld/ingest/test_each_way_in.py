@@ -29,14 +29,14 @@ from telemetry.dataset.store import Dataset
 from telemetry.importing.mapping import TableMapping
 from tests.clock import Clock
 from tests.realworld.hostile import JOB, NODE
-from tests.telemetry.collect.builders import landed, landing
+from tests.telemetry.collect.builders import staged, staging
 from tests.telemetry.collect.kubernetes.memory_api import EVENTS, NODES, PODS, MemoryApi
 from tests.telemetry.collect.kubernetes.objects import NOW, event, node, pod
 from tests.telemetry.collect.remote_write.encoding import T0, instants, pushed
 from tests.telemetry.helpers import DAY, gpu, run_import
-from tests.telemetry.landing_world import NOW as COMPACTED
-from tests.telemetry.landing_world import event as staged_event
-from tests.telemetry.landing_world import fold, land, land_events, raw, samples_of
+from tests.telemetry.staging_world import NOW as COMPACTED
+from tests.telemetry.staging_world import event as staged_event
+from tests.telemetry.staging_world import fold, raw, samples_of, stage_events, stage_frame
 
 GOOD, UNKNOWN, BROKEN = "good", "unknown", "broken"
 LONG_AGO = pd.Timestamp("1971-01-01", tz="UTC")
@@ -92,8 +92,8 @@ def inventory(kinds: list[str], folder: Path) -> Outcome:
 def tickets(kinds: list[str], folder: Path) -> Outcome:
     rows = chosen(kinds, timestamp=(DAY.isoformat(), DAY.isoformat(), "then"), node=("n1", None, "n1"))
     pd.DataFrame(rows).assign(type="RMA", code=range(len(kinds))).to_csv(folder / "t.csv", index=False)
-    _, accounting = collect_tickets(folder / "t.csv", landing(folder), mapping=TableMapping(), delay=timedelta())
-    return accounting.tables["events"], len(landed(landing(folder)))
+    _, accounting = collect_tickets(folder / "t.csv", staging(folder), mapping=TableMapping(), delay=timedelta())
+    return accounting.tables["events"], len(staged(staging(folder)))
 
 
 def push(kinds: list[str], folder: Path) -> Outcome:
@@ -104,8 +104,8 @@ def push(kinds: list[str], folder: Path) -> Outcome:
             "gpu_temp_c": [40.0] * len(kinds),
         }
     )
-    receiver, _, _ = pushed(landing(folder).root, table, "samples")
-    return receiver.accounting.tables["samples"], len(landed(landing(folder), "samples"))
+    receiver, _, _ = pushed(staging(folder).root, table, "samples")
+    return receiver.accounting.tables["samples"], len(staged(staging(folder), "samples"))
 
 
 def gpud(kinds: list[str], _folder: Path) -> Outcome:
@@ -154,7 +154,7 @@ def sacct(kinds: list[str], _folder: Path) -> Outcome:
 def pods(kinds: list[str], folder: Path) -> Outcome:
     items = [pod(f"p{number}", gpus=int(kind != UNKNOWN)) for number, kind in enumerate(kinds)]
     broken = [item | {"spec": 5} if kind == BROKEN else item for item, kind in zip(items, kinds, strict=True)]
-    return kubernetes(folder, PODS, broken).tables["pods"], len(landed(landing(folder), "jobs"))
+    return kubernetes(folder, PODS, broken).tables["pods"], len(staged(staging(folder), "jobs"))
 
 
 def kubernetes_events(kinds: list[str], folder: Path) -> Outcome:
@@ -168,7 +168,7 @@ def kubernetes_events(kinds: list[str], folder: Path) -> Outcome:
         if "events of" in name or name == "Kubernetes events":
             whole.read, whole.used = whole.read + account.read, whole.used + account.used
             whole.left_out += account.left_out
-    return whole, len(landed(landing(folder)))
+    return whole, len(staged(staging(folder)))
 
 
 def kubernetes(folder: Path, path: str, items: list[dict[str, Any]]) -> Accounting:
@@ -177,7 +177,7 @@ def kubernetes(folder: Path, path: str, items: list[dict[str, Any]]) -> Accounti
     for item in items:
         api.put(path, item)
     kinds = rules.model_copy(update={"rules": tuple(rule for rule in rules.rules if rule.kind == "Node")})
-    collector = KubernetesCollector(api, landing(folder), kinds, clock=Clock(NOW))
+    collector = KubernetesCollector(api, staging(folder), kinds, clock=Clock(NOW))
     collector.once()
     collector.close()
     return collector.accounting()
@@ -187,16 +187,16 @@ def staged_samples(kinds: list[str], folder: Path) -> Outcome:
     begins = {GOOD: DAY, UNKNOWN: pd.Timestamp(COMPACTED) - pd.Timedelta(minutes=9), BROKEN: LONG_AGO}
     stamps = [begins[kind] + pd.Timedelta(seconds=30 * number) for number, kind in enumerate(kinds)]
     frame = raw(gpus=1, times=len(kinds))
-    land(folder, frame.assign(timestamp=pd.Series(stamps).astype("datetime64[ms, UTC]")))
+    stage_frame(folder, frame.assign(timestamp=pd.Series(stamps).astype("datetime64[ms, UTC]")))
     accounting, stored = fold(folder).accounting, samples_of(folder)
     counted = stored["sample_count"].sum() if "sample_count" in stored else len(stored)
     return accounting.tables["samples"], int(counted)
 
 
 def staged_events(kinds: list[str], folder: Path) -> Outcome:
-    land(folder, raw(gpus=1))
+    stage_frame(folder, raw(gpus=1))
     rows = chosen(kinds, gpu=(gpu(0), "GPU-never", gpu(0)), when=(DAY, DAY, LONG_AGO))
-    land_events(folder, [staged_event(code=str(2000 + number), **row) for number, row in enumerate(rows)])
+    stage_events(folder, [staged_event(code=str(2000 + number), **row) for number, row in enumerate(rows)])
     accounting = fold(folder).accounting
     return accounting.tables["events"], len(Dataset.open(folder / "dataset").events())
 

@@ -8,10 +8,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from telemetry.dataset.store import Dataset
-from telemetry.landing.folder import LANDED_EVENTS, LANDED_INVENTORY, Kind
-from telemetry.landing.staged import Waiting
+from telemetry.staging.folder import STAGED_EVENTS, STAGED_INVENTORY, Kind
+from telemetry.staging.staged import Waiting
 from tests.telemetry.helpers import DAY, gpu
-from tests.telemetry.landing_world import NOW, fold, fold_settings, land, landing, raw, samples_of
+from tests.telemetry.staging_world import NOW, fold, fold_settings, raw, samples_of, stage_frame, staging
 
 MS = int(DAY.timestamp() * 1000)
 INSTANTS = (2**53, 2**62, -(2**62), 0, -1, 2**43, 253402300800000, MS + 10**12)
@@ -33,7 +33,7 @@ def as_staged(schema: pa.Schema, rows: list[dict[str, object]]) -> pa.Table:
 
 
 def stage(folder: Path, kind: Kind, table: pa.Table, name: str) -> None:
-    path = landing(folder).root / kind / f"{name}.parquet"
+    path = staging(folder).root / kind / f"{name}.parquet"
     path.parent.mkdir(parents=True, exist_ok=True)
     pq.write_table(table, path)
 
@@ -53,10 +53,10 @@ def an_event(number: int, **poison: object) -> dict[str, object]:
 @pytest.mark.parametrize("instant", INSTANTS)
 @pytest.mark.parametrize("column", ["timestamp", "known_at"])
 def test_an_instant_out_of_range_stops_no_compaction(tmp_path: Path, column: str, instant: int) -> None:
-    land(tmp_path, raw(gpus=2))
+    stage_frame(tmp_path, raw(gpus=2))
     rows = [an_event(1), an_event(2, **{column: instant}), an_event(3)]
-    stage(tmp_path, "events", as_staged(LANDED_EVENTS, rows), "a")
-    stage(tmp_path, "events", as_staged(LANDED_EVENTS, [an_event(4)]), "b")
+    stage(tmp_path, "events", as_staged(STAGED_EVENTS, rows), "a")
+    stage(tmp_path, "events", as_staged(STAGED_EVENTS, [an_event(4)]), "b")
     result = fold(tmp_path)
     codes = set(Dataset.open(tmp_path / "dataset").events()["code"])
     lost = set() if column == "known_at" and instant < MS and instant >= 631152000000 else {"2"}
@@ -68,7 +68,7 @@ def test_an_instant_out_of_range_stops_no_compaction(tmp_path: Path, column: str
         len(lost),
         0,
     )
-    land(tmp_path, raw(gpus=2, start=DAY.ceil("D")))
+    stage_frame(tmp_path, raw(gpus=2, start=DAY.ceil("D")))
     assert fold(tmp_path).compacted == {"samples": 1}
 
 
@@ -84,19 +84,19 @@ def test_an_instant_out_of_range_stops_no_compaction(tmp_path: Path, column: str
     ],
 )
 def test_text_that_cannot_be_stored_costs_its_own_row_only(tmp_path: Path, poison: dict[str, object]) -> None:
-    land(tmp_path, raw(gpus=1))
-    stage(tmp_path, "events", as_staged(LANDED_EVENTS, [an_event(1), an_event(2, **poison), an_event(3)]), "a")
+    stage_frame(tmp_path, raw(gpus=1))
+    stage(tmp_path, "events", as_staged(STAGED_EVENTS, [an_event(1), an_event(2, **poison), an_event(3)]), "a")
     account = fold(tmp_path).accounting.tables["events"]
     assert set(Dataset.open(tmp_path / "dataset").events()["code"]) == {"1", "3"}
     assert (account.read, account.used, account.unaccounted) == (3, 2, 0)
 
 
 def test_an_observation_at_an_impossible_time_makes_no_installation(tmp_path: Path) -> None:
-    land(tmp_path, raw(gpus=1))
+    stage_frame(tmp_path, raw(gpus=1))
     seen = [
         {"gpu": gpu(number), "node": "node-0", "seen_at": ms} for number, ms in ((0, MS), (7, 2**53), (8, -(2**62)))
     ]
-    stage(tmp_path, "inventory", as_staged(LANDED_INVENTORY, seen), "a")
+    stage(tmp_path, "inventory", as_staged(STAGED_INVENTORY, seen), "a")
     account = fold(tmp_path).accounting.tables["observations"]
     assert set(Dataset.open(tmp_path / "dataset").inventory()["gpu"]) == {gpu(0)}
     assert (account.read, account.used, account.left_out.total()) == (3, 1, 2)
@@ -104,8 +104,8 @@ def test_an_observation_at_an_impossible_time_makes_no_installation(tmp_path: Pa
 
 def test_samples_with_impossible_instants_and_numbers_leave_the_others(tmp_path: Path) -> None:
     good = raw(gpus=2, times=60)
-    land(tmp_path, good)
-    path = landing(tmp_path).waiting("samples")[0]
+    stage_frame(tmp_path, good)
+    path = staging(tmp_path).waiting("samples")[0]
     table = pq.read_table(path)
     stamps = table.column("timestamp").cast(pa.int64()).to_pylist()
     power = [float(value) for value in table.column("power_w").to_pylist()]
@@ -119,9 +119,9 @@ def test_samples_with_impossible_instants_and_numbers_leave_the_others(tmp_path:
 
 
 def test_a_damaged_file_does_not_stop_the_next(tmp_path: Path) -> None:
-    land(tmp_path, raw(gpus=1))
+    stage_frame(tmp_path, raw(gpus=1))
     for kind in ("samples", "events", "inventory", "jobs"):
-        path = landing(tmp_path).root / kind / "0-damaged.parquet"
+        path = staging(tmp_path).root / kind / "0-damaged.parquet"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(b"PAR1" + bytes(range(200)) + b"PAR1")
     result = fold(tmp_path)
@@ -136,12 +136,12 @@ def test_ten_thousand_poisoned_rows_are_all_accounted_for(tmp_path: Path) -> Non
     known = ["xid", "failure", "repair", "maintenance", "drain", "other", "explosion", None, b"\xfe"]
     instants = [*INSTANTS, None, *(MS + 1000 * number for number in range(20))]
     rows = [
-        {field.name: turn.choice(texts) for field in LANDED_EVENTS}
+        {field.name: turn.choice(texts) for field in STAGED_EVENTS}
         | {"timestamp": turn.choice(instants), "known_at": turn.choice(instants), "type": turn.choice(known)}
         for _ in range(8_000)
     ]
-    table = as_staged(LANDED_EVENTS, rows)
-    waiting = Waiting(landing(tmp_path), fold_settings().channels, fold_settings().telemetry.step or DAY - DAY, NOW,
+    table = as_staged(STAGED_EVENTS, rows)
+    waiting = Waiting(staging(tmp_path), fold_settings().channels, fold_settings().telemetry.step or DAY - DAY, NOW,
                       fold_settings().delay)  # fmt: skip
     good = waiting.read_events(Path("fuzz"), table)
     account = waiting.quarantine.tables["events"]
@@ -149,10 +149,10 @@ def test_ten_thousand_poisoned_rows_are_all_accounted_for(tmp_path: Path) -> Non
     assert account.read == len(good) + account.left_out.total()
     assert good["timestamp"].between(DAY - DAY.resolution, NOW).all()
     seen = [
-        {field.name: turn.choice(texts) for field in LANDED_INVENTORY} | {"seen_at": turn.choice(instants)}
+        {field.name: turn.choice(texts) for field in STAGED_INVENTORY} | {"seen_at": turn.choice(instants)}
         for _ in range(2_000)
     ]
-    usable = waiting._usable("inventory", Path("fuzz"), as_staged(LANDED_INVENTORY, seen), "seen_at")
+    usable = waiting._usable("inventory", Path("fuzz"), as_staged(STAGED_INVENTORY, seen), "seen_at")
     account = waiting.quarantine.tables["observations"]
     assert (account.read, account.used) == (2_000, usable.num_rows)
     assert account.unaccounted == 0

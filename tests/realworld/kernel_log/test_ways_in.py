@@ -16,14 +16,14 @@ from hypothesis import strategies as st
 
 from foundation.errors import InputError
 from telemetry.collect.kernel_log import collect_kernel_log
-from telemetry.collect.staging import Outbox
+from telemetry.collect.outbox import Outbox
 from telemetry.kernel_log.catalogue import drivers
 from telemetry.kernel_log.importing import parse_kernel_log, read_lines
 from telemetry.kernel_log.log_files import LogFiles
 from telemetry.kernel_log.reader import TABLE
-from telemetry.landing.folder import Landing
+from telemetry.staging.folder import StagingFolder
 from tests.clock import Clock
-from tests.telemetry.collect.builders import landed, landing
+from tests.telemetry.collect.builders import staged, staging
 
 NOW = datetime(2026, 3, 2, tzinfo=UTC)
 EXAMPLES = [rule.example for driver in drivers() for rule in driver.rules] + [
@@ -51,8 +51,8 @@ def stamped(when: datetime, form: int, message: str) -> str:
 logs = st.lists(st.tuples(st.sampled_from(EXAMPLES), st.integers(0, 6), st.integers(0, 90)), min_size=1, max_size=30)
 
 
-def collected(folder: Path, log: Path) -> tuple[Landing, int]:
-    where = landing(folder)
+def collected(folder: Path, log: Path) -> tuple[StagingFolder, int]:
+    where = staging(folder)
     with Outbox(where, "kernel-log") as outbox:
         accounting = collect_kernel_log(
             outbox,
@@ -79,10 +79,10 @@ def test_importing_and_collecting_give_the_same_events(tmp_path_factory: pytest.
     os.utime(log, (NOW.timestamp() - 3600, NOW.timestamp() - 3600))
     read = parse_kernel_log(read_lines(log), node="h1", timezone=UTC, reference_time=NOW)
     where, n_lines = collected(folder, log)
-    staged = pd.DataFrame(landed(where), columns=COLUMNS)
-    staged["timestamp"] = pd.to_datetime(staged["timestamp"], utc=True).astype("datetime64[ms, UTC]")
+    found = pd.DataFrame(staged(where), columns=COLUMNS)
+    found["timestamp"] = pd.to_datetime(found["timestamp"], utc=True).astype("datetime64[ms, UTC]")
     expected = read.events[COLUMNS].astype(object).where(read.events[COLUMNS].notna(), None)
-    assert staged.astype(object).where(staged.notna(), None).to_dict("records") == expected.to_dict("records")
+    assert found.astype(object).where(found.notna(), None).to_dict("records") == expected.to_dict("records")
     assert n_lines == read.accounting.tables[TABLE].read == len(lines)
     assert read.accounting.tables[TABLE].unaccounted == 0
 

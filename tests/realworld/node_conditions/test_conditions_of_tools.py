@@ -1,4 +1,4 @@
-"""Conditions and events in the forms of the tools in use, through the collector to the landed events."""
+"""Conditions and events in the forms of the tools in use, through the collector to the staged events."""
 
 from contextlib import closing
 from pathlib import Path
@@ -11,7 +11,7 @@ from telemetry.collect.kubernetes.collector import KubernetesCollector
 from telemetry.collect.kubernetes.nodes import view_of
 from telemetry.collect.kubernetes.rules import default_rules
 from tests.clock import Clock
-from tests.telemetry.collect.builders import landed, landing
+from tests.telemetry.collect.builders import staged, staging
 from tests.telemetry.collect.kubernetes.memory_api import EVENTS, NODES, MemoryApi
 from tests.telemetry.collect.kubernetes.objects import EARLIER, event, node
 
@@ -32,7 +32,7 @@ def condition(kind: str, status: str, reason: str = "", message: str = "", since
 
 def collected(folder: Path, *looks: list[dict[str, str]]) -> tuple[list[dict[str, Any]], Accounting]:
     """Return the events of looks at a node with these conditions, after a first look at it without any."""
-    api, where, clock = MemoryApi(), landing(folder), Clock()
+    api, where, clock = MemoryApi(), staging(folder), Clock()
     accounting = Accounting()
     for conditions in ([], *looks):
         api.put(NODES, node("n1", conditions=conditions))
@@ -40,7 +40,7 @@ def collected(folder: Path, *looks: list[dict[str, str]]) -> tuple[list[dict[str
             collector.once()
             accounting = collector.accounting()
         clock.move(minutes=1)
-    return landed(where), accounting
+    return staged(where), accounting
 
 
 @pytest.mark.parametrize(
@@ -141,12 +141,12 @@ def test_conditions_without_a_rule_are_counted_by_name(tmp_path: Path) -> None:
 def test_what_an_event_of_a_node_becomes(
     tmp_path: Path, reason: str, message: str, expected: list[tuple[str, str, str | None]]
 ) -> None:
-    api, where = MemoryApi(), landing(tmp_path)
+    api, where = MemoryApi(), staging(tmp_path)
     api.put(NODES, node("n1"))
     api.put(EVENTS, event(reason, message))
     with closing(KubernetesCollector(api, where, default_rules(), clock=Clock())) as collector:
         collector.once()
         account = collector.accounting().tables["Kubernetes events"]
-    assert [(row["type"], row["code"], row["gpu"]) for row in landed(where)] == expected
+    assert [(row["type"], row["code"], row["gpu"]) for row in staged(where)] == expected
     assert (account.read, account.unaccounted) == (1, 0)
     assert bool(account.left_out) is not bool(expected)

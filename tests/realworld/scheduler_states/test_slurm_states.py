@@ -7,18 +7,18 @@ from typing import Any
 
 import pytest
 
+from telemetry.collect.outbox import Outbox
 from telemetry.collect.slurm.collector import SlurmCollector
-from telemetry.collect.staging import Outbox
 from telemetry.phrases import PhraseRules
 from tests.clock import NOW, Clock
-from tests.telemetry.collect.builders import landed, landing
+from tests.telemetry.collect.builders import staged, staging
 
 Look = tuple[list[str], str]
 
 
 def collected(folder: Path, *looks: Look) -> tuple[list[tuple[str, str]], SlurmCollector]:
     """Return type and code of the events of looks at a node: states and reason."""
-    where, clock = landing(folder), Clock()
+    where, clock = staging(folder), Clock()
     row: dict[str, Any] = {}
 
     def run(command: Sequence[str]) -> str:
@@ -30,7 +30,7 @@ def collected(folder: Path, *looks: Look) -> tuple[list[tuple[str, str]], SlurmC
             row = {"name": "n1", "state": states, "reason": reason, "boot_time": int(NOW.timestamp()) - 86_400}
             collector.once()
             clock.move(minutes=1)
-    return [(event["type"], event["code"]) for event in landed(where)], collector
+    return [(event["type"], event["code"]) for event in staged(where)], collector
 
 
 IDLE: Look = (["IDLE"], "")

@@ -1,4 +1,4 @@
-"""What tests of logs, Slurm, diagnostics and tickets share: a clock, what landed, sources written by hand."""
+"""What tests of logs, Slurm, diagnostics and tickets share: a clock, what staged, sources written by hand."""
 
 from pathlib import Path
 from typing import Any
@@ -6,18 +6,18 @@ from typing import Any
 from telemetry.dataset.schema import Event
 from telemetry.kernel_log.catalogue import shipped
 from telemetry.kernel_log.reader import KernelLogReader, Lines, LogLine
-from telemetry.landing.folder import Landing
+from telemetry.staging.folder import StagingFolder
 from tests.clock import Clock
-from tests.landed import landed_table
+from tests.staged import staged_table
 
 
-def landing(folder: Path) -> Landing:
-    return Landing(folder / "fleet.live", writer="test")
+def staging(folder: Path) -> StagingFolder:
+    return StagingFolder(folder / "fleet.live", writer="test")
 
 
-def landed(where: Landing, kind: str = "events") -> list[dict[str, Any]]:
-    """Every landed row in the order of landing."""
-    return landed_table(where.root, kind).to_pylist()
+def staged(where: StagingFolder, kind: str = "events") -> list[dict[str, Any]]:
+    """Every staged row in the order of staging."""
+    return staged_table(where.root, kind).to_pylist()
 
 
 class ScriptedSource:

@@ -11,7 +11,7 @@ from telemetry.accounting import Accounting
 from telemetry.collect import diagnostics as module
 from telemetry.collect.diagnostics import GpuNames, gpu_names, read_diagnostics, read_gpu_names
 from tests.clock import NOW
-from tests.telemetry.collect.builders import landed, landing
+from tests.telemetry.collect.builders import staged, staging
 
 collect_diagnostics = partial(module.collect_diagnostics, accounting=Accounting())
 DATA = Path(__file__).parents[2] / "data" / "dcgmi"
@@ -135,7 +135,7 @@ def names(tmp_path: Path) -> GpuNames:
 
 
 def test_verdicts_land_on_their_gpus_once(tmp_path: Path):
-    where = landing(tmp_path)
+    where = staging(tmp_path)
     report = tmp_path / "diag.json"
     report.write_text((DATA / "dcgm4.json").read_text())
     os.utime(report, (NOW.timestamp(), NOW.timestamp()))
@@ -143,7 +143,7 @@ def test_verdicts_land_on_their_gpus_once(tmp_path: Path):
     first = collect_diagnostics(report, where, node="n1", names=names(tmp_path), delay=delay)
     assert first == {"pass": 1, "fail": 1, "inconclusive": 1}
     assert collect_diagnostics(report, where, node="n1", names=names(tmp_path), delay=delay) is None
-    rows = landed(where)
+    rows = staged(where)
     assert [(row["gpu"], row["code"], row["type"]) for row in rows] == [
         ("GPU-a", "pass", "diagnostic"),
         ("GPU-b", "fail", "diagnostic"),
@@ -153,10 +153,10 @@ def test_verdicts_land_on_their_gpus_once(tmp_path: Path):
 
 
 def test_a_gpu_that_cannot_be_named_is_refused(tmp_path: Path):
-    where = landing(tmp_path)
+    where = staging(tmp_path)
     with pytest.raises(InputError, match=r"unknown GPU: index 0, serial 1652222000001.*nvidia-smi"):
         collect_diagnostics(DATA / "dcgm4.json", where, node="n1", names={}, delay=timedelta(0))
-    assert landed(where) == []
+    assert staged(where) == []
     with pytest.raises(InputError, match="the report cannot be read: No such file"):
         collect_diagnostics(tmp_path / "none", where, node="n1", names={}, delay=timedelta(0))
 
@@ -168,9 +168,9 @@ def test_gpus_of_an_inventory_are_known_by_serial_before_index(tmp_path: Path):
         {"gpu": "GPU-k", "serial": None, "slot": "10"},
         {"gpu": None, "slot": "2"},
     ]
-    where = landing(tmp_path)
+    where = staging(tmp_path)
     collect_diagnostics(DATA / "dcgm4.json", where, node="n1", names=gpu_names(rows), delay=timedelta(0))
-    assert [row["gpu"] for row in landed(where)] == ["GPU-a", "GPU-b", "GPU-k"]
+    assert [row["gpu"] for row in staged(where)] == ["GPU-a", "GPU-b", "GPU-k"]
 
 
 @pytest.mark.parametrize(

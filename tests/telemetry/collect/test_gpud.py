@@ -19,16 +19,16 @@ from foundation.http import connect_to
 from telemetry.accounting import Accounting
 from telemetry.collect.gpud import EVENTS, NO_EVIDENCE, EventSink, EventsWatch
 from telemetry.collect.kubernetes.rules import KubernetesRules, load_rules
+from telemetry.collect.outbox import Outbox
 from telemetry.collect.scraping.collector import PAGE_BYTES, SCRAPES, ScrapeCollector, Scraper, ScrapeSettings
 from telemetry.collect.scraping.targets import read_targets
-from telemetry.collect.staging import Outbox
 from telemetry.importing.event_runs import dedupe_events
 from telemetry.kernel_log.reader import LogLine
 from tests import http_server
 from tests.clock import NOW, Clock
 from tests.http_server import Handler, certify
 from tests.processes import invoke
-from tests.telemetry.collect.builders import kernel_events, landed, landing
+from tests.telemetry.collect.builders import kernel_events, staged, staging
 
 UUID = "GPU-b850f46d-d5ea-c752-ddf3-c4453e44d3f7"
 XIDS = "accelerator-nvidia-error-xid"
@@ -84,15 +84,15 @@ class Collected:
     """A collector whose looks are made one by one, each by a process of its own."""
 
     def __init__(self, folder: Path, targets: str) -> None:
-        self.landing, self.clock, self.targets = landing(folder), Clock(), targets
+        self.staging, self.clock, self.targets = staging(folder), Clock(), targets
         self.accounting = Accounting()
         self.rules: KubernetesRules | None = None
 
     def look(self) -> list[dict[str, Any]]:
         """Look once."""
-        before = len(landed(self.landing))
+        before = len(staged(self.staging))
         self.accounting = Accounting()
-        with Outbox(self.landing, "gpud", self.accounting) as outbox:
+        with Outbox(self.staging, "gpud", self.accounting) as outbox:
             sink = EventSink(outbox)
             collector = ScrapeCollector(
                 read_targets=lambda: read_targets([self.targets], EVENTS),
@@ -106,7 +106,7 @@ class Collected:
                 clock=self.clock,
             )
             asyncio.run(collector.once())
-        return landed(self.landing)[before:]
+        return staged(self.staging)[before:]
 
 
 @pytest.fixture

@@ -15,15 +15,15 @@ import pytest
 from foundation.errors import InputError
 from telemetry.accounting import Accounting
 from telemetry.bounds import BAD_TIME
-from telemetry.collect.openmetrics import NO_TIME, land_dump
+from telemetry.collect.openmetrics import NO_TIME, stage_dump
 from telemetry.collect.series.exposition import BAD_LINE, parse_line
 from telemetry.collect.series.identity import SeriesCatalogue
 from telemetry.collect.series.mapping import SourceMapping
 from telemetry.dataset.channels import CATALOGUE
 from telemetry.importing.files.tables import column_names
-from telemetry.landing.folder import Landing
-from tests.landed import landed_table
+from telemetry.staging.folder import StagingFolder
 from tests.processes import invoke
+from tests.staged import staged_table
 
 T0 = 1_772_323_200
 METRICS = ("DCGM_FI_DEV_GPU_TEMP", "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION", "DCGM_FI_DEV_XID_ERRORS")
@@ -44,15 +44,15 @@ def dump(gpus: int = 3, times: int = 50, every_s: float = 3600.5) -> str:
     return "\n".join([*lines, "# EOF"]) + "\n"
 
 
-def land(path: Path, folder: Path, mapping: SourceMapping | None = None, **more: Any) -> dict[str, Any]:
-    landing, accounting = Landing(folder, writer="test"), Accounting()
-    report = land_dump(path, landing, SeriesCatalogue(CATALOGUE, mapping), accounting=accounting, **more)
+def stage_frame(path: Path, folder: Path, mapping: SourceMapping | None = None, **more: Any) -> dict[str, Any]:
+    staging, accounting = StagingFolder(folder, writer="test"), Accounting()
+    report = stage_dump(path, staging, SeriesCatalogue(CATALOGUE, mapping), accounting=accounting, **more)
     return report | {"account": accounting.tables["sample values"]}
 
 
-def landed(folder: Path, kind: str = "samples") -> list[dict[str, Any]]:
+def staged(folder: Path, kind: str = "samples") -> list[dict[str, Any]]:
     return sorted(
-        landed_table(folder, kind).to_pylist(), key=lambda row: (row["gpu"], row.get("timestamp") or row.get("seen_at"))
+        staged_table(folder, kind).to_pylist(), key=lambda row: (row["gpu"], row.get("timestamp") or row.get("seen_at"))
     )
 
 
@@ -86,10 +86,10 @@ def test_rows_are_those_of_a_plain_reading(tmp_path: Path, suffix: str, held: in
     raw = text.encode()
     packed = {"": raw, ".gz": gzip.compress(raw), ".zst": pa.compress(raw, "zstd", asbytes=True)}
     path.write_bytes(packed[suffix])
-    result = land(path, tmp_path / "live", held_samples=held)
-    assert as_plain(landed(tmp_path / "live")) == plain(text)
+    result = stage_frame(path, tmp_path / "live", held_samples=held)
+    assert as_plain(staged(tmp_path / "live")) == plain(text)
     assert (result["samples"], result["series"], result["gpus"], result["account"].used) == (450, 9, 3, 450)
-    assert {row["gpu"] for row in landed(tmp_path / "live", "inventory")} == {"GPU-0", "GPU-1", "GPU-2"}
+    assert {row["gpu"] for row in staged(tmp_path / "live", "inventory")} == {"GPU-0", "GPU-1", "GPU-2"}
     assert not any(path.is_dir() for path in (tmp_path / "live" / "state").iterdir())
 
 
@@ -138,8 +138,8 @@ def exports(text: str) -> dict[str, str]:
 def test_exports_of_other_tools_give_the_rows_of_the_dump(tmp_path: Path, name: str) -> None:
     path = tmp_path / name
     path.write_text(exports(dump())[name])
-    result = land(path, tmp_path / "live")
-    assert as_plain(landed(tmp_path / "live")) == plain(dump())
+    result = stage_frame(path, tmp_path / "live")
+    assert as_plain(staged(tmp_path / "live")) == plain(dump())
     assert (result["samples"], result["account"].unaccounted, result["account"].left_out.total()) == (450, 0, 0)
     with pytest.raises(InputError, match="export of time series"):
         column_names(path)
@@ -157,16 +157,16 @@ def test_exports_of_other_tools_give_the_rows_of_the_dump(tmp_path: Path, name: 
 def test_exports_that_cannot_be_used_say_why(tmp_path: Path, name: str, text: str, problem: str) -> None:
     (tmp_path / name).write_text(text)
     with pytest.raises(InputError, match=problem):
-        land(tmp_path / name, tmp_path / "live")
+        stage_frame(tmp_path / name, tmp_path / "live")
 
 
 def test_the_files_are_as_many_as_the_samples_need_whatever_time_they_span(tmp_path: Path) -> None:
     dense = [line(METRICS[0], "GPU-0", str(turn), T0 + turn) for turn in range(300)]
     century = [line(METRICS[0], "GPU-0", str(turn), 946_684_800 + turn * 10_500_000) for turn in range(300)]
     (tmp_path / "d.om").write_text("\n".join(century + dense))
-    result = land(tmp_path / "d.om", tmp_path / "live", held_samples=100)
+    result = stage_frame(tmp_path / "d.om", tmp_path / "live", held_samples=100)
     sizes = [pq.read_metadata(path).num_rows for path in (tmp_path / "live" / "samples").iterdir()]
-    assert (result["files landed"], sum(sizes), max(sizes) <= 100) == (12, 600, True)
+    assert (result["files staged"], sum(sizes), max(sizes) <= 100) == (12, 600, True)
 
 
 def test_odd_lines_are_read_or_counted(tmp_path: Path) -> None:
@@ -190,8 +190,8 @@ def test_odd_lines_are_read_or_counted(tmp_path: Path) -> None:
             ]
         )
     )
-    result = land(path, tmp_path / "live")
-    values = {ms - T0 * 1000: row["gpu_temp_c"] for (_, ms), row in as_plain(landed(tmp_path / "live")).items()}
+    result = stage_frame(path, tmp_path / "live")
+    values = {ms - T0 * 1000: row["gpu_temp_c"] for (_, ms), row in as_plain(staged(tmp_path / "live")).items()}
     assert values == {999: 1.0, 1000: 2.0, 3000: 3.5}
     account = result["account"]
     assert (account.read, account.used, account.unaccounted) == (11, 3, 0)
@@ -209,21 +209,21 @@ def test_odd_lines_are_read_or_counted(tmp_path: Path) -> None:
 def test_a_second_run_lands_nothing_even_after_the_files_were_compacted(tmp_path: Path) -> None:
     path, live = tmp_path / "d.om", tmp_path / "live"
     path.write_text(dump())
-    first = land(path, live)
+    first = stage_frame(path, live)
     for file in (live / "samples").iterdir():
         file.unlink()
-    again = land(path, live)
-    assert (again["rows landed"], again["files landed"], landed(live)) == (0, 0, [])
+    again = stage_frame(path, live)
+    assert (again["rows staged"], again["files staged"], staged(live)) == (0, 0, [])
     assert {key: again[key] for key in ("samples", "series", "gpus")}.items() <= first.items()
-    other = land(path, live, SourceMapping(scale={"gpu_temp_c": 2.0}))
-    assert other["rows landed"] == first["rows landed"]
+    other = stage_frame(path, live, SourceMapping(scale={"gpu_temp_c": 2.0}))
+    assert other["rows staged"] == first["rows staged"]
 
 
 @pytest.mark.parametrize("stop_at", [1, 3, 5, 9])
 def test_a_run_that_was_killed_anywhere_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop_at: int) -> None:
     path, live, clean = tmp_path / "d.om", tmp_path / "live", tmp_path / "clean"
     path.write_text(dump(times=30))
-    land(path, clean, held_samples=40)
+    stage_frame(path, clean, held_samples=40)
     calls = 0
 
     class Killed(BaseException):
@@ -240,11 +240,11 @@ def test_a_run_that_was_killed_anywhere_goes_on(tmp_path: Path, monkeypatch: pyt
         return wrapped
 
     with monkeypatch.context() as patch:
-        patch.setattr(Landing, "stage", killing(Landing.stage))
+        patch.setattr(StagingFolder, "stage", killing(StagingFolder.stage))
         with pytest.raises(Killed):
-            land(path, live, held_samples=40)
-    land(path, live, held_samples=40)
-    assert landed(live) == landed(clean)
+            stage_frame(path, live, held_samples=40)
+    stage_frame(path, live, held_samples=40)
+    assert staged(live) == staged(clean)
     names = [sorted(path.name for path in (root / "samples").iterdir()) for root in (live, clean)]
     assert names[0] == names[1]
 
@@ -254,7 +254,7 @@ def test_files_that_cannot_be_used_are_refused(tmp_path: Path) -> None:
         if content is not None:
             (tmp_path / name).write_bytes(content)
         with pytest.raises(InputError) as error:
-            land(tmp_path / name, tmp_path / "live")
+            stage_frame(tmp_path / name, tmp_path / "live")
         return str(error.value).replace(f"{tmp_path}/", "")
 
     assert refusal("none.om", None) == "the file cannot be read: No such file or directory (none.om). Give a dump."
@@ -272,8 +272,8 @@ def test_the_verb_lands_and_reports_what_was_left_out(tmp_path: Path) -> None:
     (tmp_path / "d.om").write_text(dump(gpus=1, times=4))
     arguments = ["collect", "openmetrics", str(tmp_path / "d.om"), "--dataset", str(tmp_path / "fleet"), "--json"]
     result = invoke(*arguments)
-    assert '"rows landed": 4' in result.output
-    assert len(landed(tmp_path / "fleet.live")) == 4
+    assert '"rows staged": 4' in result.output
+    assert len(staged(tmp_path / "fleet.live")) == 4
 
 
 def test_rises_of_the_exporters_xid_counts_are_events(tmp_path: Path) -> None:
@@ -284,7 +284,7 @@ def test_rises_of_the_exporters_xid_counts_are_events(tmp_path: Path) -> None:
     ]
     path, live = tmp_path / "d.om", tmp_path / "live"
     path.write_text("\n".join(text))
-    result = land(path, live, held_samples=100)
-    rises = [(round(row["timestamp"].timestamp()) - T0, row["code"]) for row in landed(live, "events")]
+    result = stage_frame(path, live, held_samples=100)
+    rises = [(round(row["timestamp"].timestamp()) - T0, row["code"]) for row in staged(live, "events")]
     assert rises == [(600, "79"), (86_400 * 2, "79"), (86_400 * 2 + 30, "79")]
-    assert result["XID events landed"] == 3
+    assert result["XID events staged"] == 3

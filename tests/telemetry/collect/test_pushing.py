@@ -16,13 +16,13 @@ from foundation.errors import InputError
 from foundation.http import BodyTooLarge, Connection, HttpError, HttpResponse
 from telemetry.collect import pushing
 from telemetry.collect.pushing import HttpTarget, Later, Pusher, Rejected, Spool, parse_bytes
-from telemetry.landing.folder import Kind, Landing
+from telemetry.staging.folder import Kind, StagingFolder
 
 AT = datetime(2026, 3, 1, tzinfo=UTC)
 
 
-def land(landing: Landing, kind: Kind, age: int, name: str | None = None) -> Path:
-    """Land one row as a file that is older than others with a smaller ``age``."""
+def stage_frame(staging: StagingFolder, kind: Kind, age: int, name: str | None = None) -> Path:
+    """Stage one row as a file that is older than others with a smaller ``age``."""
     if kind == "samples":
         table = pa.table({"timestamp": [AT], "node": ["n"], "gpu": [f"GPU-{age}"], "power_w": [1.0]})
     else:
@@ -31,34 +31,34 @@ def land(landing: Landing, kind: Kind, age: int, name: str | None = None) -> Pat
             if kind == "events"
             else {"node": ["n"], "gpu": [f"GPU-{age}"], "seen_at": [AT]}
         )
-    path = landing.stage(kind, table, name=name)
+    path = staging.stage(kind, table, name=name)
     assert path is not None
     os.utime(path, (1_700_000_000 - age, 1_700_000_000 - age))
     return path
 
 
 @pytest.fixture
-def landing(tmp_path: Path) -> Landing:
-    return Landing(tmp_path / "spool", writer="nvml-n")
+def staging(tmp_path: Path) -> StagingFolder:
+    return StagingFolder(tmp_path / "spool", writer="nvml-n")
 
 
-def test_a_writer_s_own_files_come_in_the_order_in_which_they_landed(landing: Landing) -> None:
-    new, old = land(landing, "samples", 1), land(landing, "events", 9)
-    named = land(landing, "events", 5, name="nvml-n.gpu_lost.GPU-0.17")
+def test_a_writer_s_own_files_come_in_the_order_in_which_they_were_staged(staging: StagingFolder) -> None:
+    new, old = stage_frame(staging, "samples", 1), stage_frame(staging, "events", 9)
+    named = stage_frame(staging, "events", 5, name="nvml-n.gpu_lost.GPU-0.17")
     for writer in ("nvml-n-2", "exporters", "nvml-n.b"):
-        land(Landing(landing.root, writer=writer), "events", 2)
-    land(landing, "events", 3, name="nvml-n-2.gpu_lost.GPU-0.17")
-    files = Spool(landing, "nvml-n", None).files()
+        stage_frame(StagingFolder(staging.root, writer=writer), "events", 2)
+    stage_frame(staging, "events", 3, name="nvml-n-2.gpu_lost.GPU-0.17")
+    files = Spool(staging, "nvml-n", None).files()
     assert files == [old, named, new]
 
 
-def test_over_the_limit_the_oldest_samples_go_first_and_events_last(landing: Landing) -> None:
-    events = [land(landing, "events", age) for age in (30, 31)]
-    sightings = [land(landing, "inventory", age) for age in (20, 21)]
-    samples = [land(landing, "samples", age) for age in (10, 11, 12)]
+def test_over_the_limit_the_oldest_samples_go_first_and_events_last(staging: StagingFolder) -> None:
+    events = [stage_frame(staging, "events", age) for age in (30, 31)]
+    sightings = [stage_frame(staging, "inventory", age) for age in (20, 21)]
+    samples = [stage_frame(staging, "samples", age) for age in (10, 11, 12)]
     size = {path: path.stat().st_size for path in (*events, *sightings, *samples)}
     total = sum(size.values())
-    spool = Spool(landing, "nvml-n", total)
+    spool = Spool(staging, "nvml-n", total)
     spool.trim()
     assert not spool.counts
     for order, path in enumerate([samples[2], samples[1], samples[0], sightings[1], sightings[0], events[1]], start=1):
@@ -72,15 +72,15 @@ def test_over_the_limit_the_oldest_samples_go_first_and_events_last(landing: Lan
 
 
 def test_refused_files_are_put_aside_with_the_reason_and_bounded(
-    landing: Landing, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    staging: StagingFolder, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(pushing, "REFUSED_FILES", 2)
-    spool = Spool(landing, "nvml-n", None)
+    spool = Spool(staging, "nvml-n", None)
     for age in (3, 2, 1):
-        land(landing, "events", age)
+        stage_frame(staging, "events", age)
     for file in spool.files():
         spool.refuse(file, "422: no such column")
-    aside = sorted((landing.root / "refused" / "events").iterdir())
+    aside = sorted((staging.root / "refused" / "events").iterdir())
     assert (len(aside), spool.counts["files_rejected"], spool.files()) == (2, 3, [])
     assert f"{aside[0]}: 422: no such column" in caplog.text
 
@@ -117,9 +117,9 @@ class MemoryTarget(HttpTarget):
             raise Killed
 
 
-def test_while_the_other_side_is_down_the_spool_keeps_all_and_pauses_grow(landing: Landing) -> None:
-    land(landing, "events", 1)
-    spool = Spool(landing, "nvml-n", None)
+def test_while_the_other_side_is_down_the_spool_keeps_all_and_pauses_grow(staging: StagingFolder) -> None:
+    stage_frame(staging, "events", 1)
+    spool = Spool(staging, "nvml-n", None)
     pusher = Pusher(spool, MemoryTarget(*["down"] * 12))
     pauses = [later.after_s or 0.0 for _ in range(12) if (later := pusher.push())]
     for pause_s, expected_s in zip(pauses, [1, 2, 4, 8, 16, 32, 64, 128, 256, 300, 300, 300], strict=True):
@@ -129,63 +129,63 @@ def test_while_the_other_side_is_down_the_spool_keeps_all_and_pauses_grow(landin
 
 
 @pytest.mark.parametrize("mood", ["refuses", "stumbles"])
-def test_a_file_that_fails_does_not_hold_up_the_next(landing: Landing, mood: str) -> None:
-    first, second = land(landing, "events", 2).stem, land(landing, "events", 1).stem
+def test_a_file_that_fails_does_not_hold_up_the_next(staging: StagingFolder, mood: str) -> None:
+    first, second = stage_frame(staging, "events", 2).stem, stage_frame(staging, "events", 1).stem
     target = MemoryTarget(mood)
-    pusher = Pusher(Spool(landing, "nvml-n", None), target)
+    pusher = Pusher(Spool(staging, "nvml-n", None), target)
     pusher.push()
     pusher.push()
     assert target.taken == ([second] if mood == "refuses" else [second, first])
 
 
-def test_a_file_that_fails_for_good_on_a_server_that_takes_others_is_put_aside(landing: Landing) -> None:
-    bad = land(landing, "events", 99).stem
+def test_a_file_that_fails_for_good_on_a_server_that_takes_others_is_put_aside(staging: StagingFolder) -> None:
+    bad = stage_frame(staging, "events", 99).stem
     target = MemoryTarget(bad=bad)
-    spool = Spool(landing, "nvml-n", None)
+    spool = Spool(staging, "nvml-n", None)
     pusher = Pusher(spool, target)
     for age in range(pushing.MAX_SERVER_ERRORS, 0, -1):
         assert not spool.counts
-        land(landing, "events", age)
+        stage_frame(staging, "events", age)
         pusher.push()
         pusher.push()  # one that takes nothing proves nothing
     assert len(target.taken) == pushing.MAX_SERVER_ERRORS
     assert (spool.counts["files_rejected"], spool.files()) == (1, [])
 
 
-def test_a_server_that_fails_over_all_is_not_sent_the_whole_spool(landing: Landing) -> None:
+def test_a_server_that_fails_over_all_is_not_sent_the_whole_spool(staging: StagingFolder) -> None:
     for age in range(9):
-        land(landing, "events", age)
+        stage_frame(staging, "events", age)
     target = MemoryTarget(*["stumbles"] * 9)
-    Pusher(Spool(landing, "nvml-n", None), target).push()
+    Pusher(Spool(staging, "nvml-n", None), target).push()
     assert len(target.moods) == 9 - pushing.MAX_SKIPPED
 
 
 @settings(max_examples=30, deadline=None)
 @given(st.lists(st.sampled_from(["takes", "down", "takes and breaks off", "takes and we are killed"]), max_size=12))
 def test_nothing_is_lost_or_sent_twice(tmp_path_factory: pytest.TempPathFactory, moods: list[str]) -> None:
-    landing = Landing(tmp_path_factory.mktemp("spool"), writer="nvml-n")
-    names = [land(landing, "events", age).stem for age in (4, 3, 2, 1)]
+    staging = StagingFolder(tmp_path_factory.mktemp("spool"), writer="nvml-n")
+    names = [stage_frame(staging, "events", age).stem for age in (4, 3, 2, 1)]
     target = MemoryTarget(*moods)
     for _ in range(len(moods) + 1):
         with contextlib.suppress(Killed):
-            Pusher(Spool(landing, "nvml-n", None), target).push()
+            Pusher(Spool(staging, "nvml-n", None), target).push()
     assert target.taken == names
-    assert Spool(landing, "nvml-n", None).files() == []
+    assert Spool(staging, "nvml-n", None).files() == []
 
 
-def test_the_thread_sends_what_lands_until_it_is_stopped(landing: Landing) -> None:
+def test_the_thread_sends_what_lands_until_it_is_stopped(staging: StagingFolder) -> None:
     target = MemoryTarget("down")
-    pusher = Pusher(Spool(landing, "nvml-n", None), target)
-    names = [land(landing, "events", 2).stem]
+    pusher = Pusher(Spool(staging, "nvml-n", None), target)
+    names = [stage_frame(staging, "events", 2).stem]
     pusher.start()
-    names.append(land(landing, "events", 1).stem)
+    names.append(stage_frame(staging, "events", 1).stem)
     pusher.stop(60)
     assert target.taken == names
 
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    return land(Landing(tmp_path / "spool", writer="nvml-n"), "samples", 1)
+    return stage_frame(StagingFolder(tmp_path / "spool", writer="nvml-n"), "samples", 1)
 
 
 PROBLEM = json.dumps({"title": "Unprocessable", "detail": "unknown column 'x'"}).encode()

@@ -11,15 +11,15 @@ from telemetry.dataset.schema import INVENTORY, conform
 from telemetry.importing.inventory import InstallationIndex
 from telemetry.importing.mapping import TableMapping
 from telemetry.importing.quarantine import NUMBER_AS_TYPE
-from telemetry.landing.folder import Landing
+from telemetry.staging.folder import StagingFolder
 from tests.clock import NOW
-from tests.telemetry.collect.builders import landed, landing
+from tests.telemetry.collect.builders import staged, staging
 
 STAY = {"node": "n9", "gpu": "GPU-x", "installed_at": NOW}
 HEAD = "timestamp,node,gpu,type,code,entered_at\n"
 
 
-def collect(where: Landing, path: Path, mapping: TableMapping | None = None, **more: object) -> dict[str, Any]:
+def collect(where: StagingFolder, path: Path, mapping: TableMapping | None = None, **more: object) -> dict[str, Any]:
     rules = mapping or TableMapping()
     result, accounting = collect_tickets(path, where, mapping=rules, delay=timedelta(minutes=10), **more)
     assert accounting.tables["events"].unaccounted == 0
@@ -33,7 +33,7 @@ def table(folder: Path, *rows: str, head: str = HEAD) -> Path:
 
 
 def test_tickets_land_with_their_entry_time_once(tmp_path: Path):
-    where = landing(tmp_path)
+    where = staging(tmp_path)
     path = table(
         tmp_path,
         "2026-03-01T12:00:00Z,n1,GPU-a,RMA,gpu,2026-03-01T15:00:00Z",
@@ -44,7 +44,7 @@ def test_tickets_land_with_their_entry_time_once(tmp_path: Path):
     assert (result["events_written"], result["already_written"], result["rejected"]) == (3, False, {})
     assert result["repairs_without_a_gpu"] == 2
     assert collect(where, path) == result | {"events_written": 0, "already_written": True}
-    rows = landed(where)
+    rows = staged(where)
     assert [(row["type"], row["gpu"], row["code"], row["source"]) for row in rows] == [
         ("replacement", "GPU-a", "gpu", "ticket"),
         ("repair", None, "reseat", "ticket"),
@@ -55,7 +55,7 @@ def test_tickets_land_with_their_entry_time_once(tmp_path: Path):
 
 
 def test_a_mapping_as_for_an_import(tmp_path: Path):
-    where = landing(tmp_path)
+    where = staging(tmp_path)
     rows = ("01.03.2026 13:00,GPU-x,0000:3B:00.0,swap gpu 3", "01.03.2026 13:00,GPU-x,,chat")
     path = table(tmp_path, *rows, head="closed,unit,pci_bus_id,what\n")
     rules = TableMapping.model_validate(
@@ -74,12 +74,12 @@ def test_a_mapping_as_for_an_import(tmp_path: Path):
         )["events_written"]
         == 1
     )
-    (row,) = landed(where)
+    (row,) = staged(where)
     assert (row["timestamp"], row["node"], row["pci_bus_id"]) == (NOW, "n9", "00000000:3b:00")
 
 
 def test_rows_that_cannot_be_used_are_counted(tmp_path: Path):
-    where = landing(tmp_path)
+    where = staging(tmp_path)
     path = table(
         tmp_path,
         "2026-03-01T12:00:00Z,n1,,repair,,",

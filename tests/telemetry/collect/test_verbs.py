@@ -9,9 +9,9 @@ from pathlib import Path
 
 from click.testing import Result
 
-from telemetry.landing.folder import Landing
+from telemetry.staging.folder import StagingFolder
 from tests.processes import invoke
-from tests.telemetry.collect.builders import landed
+from tests.telemetry.collect.builders import staged
 from tests.waiting import wait
 
 PREDRAIN = str(Path(sys.executable).with_name("predrain"))
@@ -24,7 +24,7 @@ def collect(folder: Path, *arguments: str, code: int = 0) -> Result:
 
 
 def events(folder: Path) -> list:
-    return landed(Landing(folder / "fleet.live", writer="test"))
+    return staged(StagingFolder(folder / "fleet.live", writer="test"))
 
 
 def test_a_log_once_and_followed_until_a_signal(tmp_path: Path):

@@ -16,7 +16,7 @@ from foundation.place import S3Place, place_of
 from telemetry.dataset import files
 from telemetry.dataset.files import connect
 from telemetry.dataset.store import Dataset
-from telemetry.landing.folder import landing_of
+from telemetry.staging.folder import staging_of
 from tests.features.small_fleet import HOUR, T0
 from tests.http_server import certify
 from tests.object_storage import KEYS, object_storage, proxy, upload
@@ -60,7 +60,7 @@ def test_everything_that_a_dataset_says_it_says_from_storage_too(place, write, s
 
 def test_storage_is_not_taken_for_a_folder_by_what_writes_datasets(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for use in (FolderSwap, landing_of, Dataset.open):
+    for use in (FolderSwap, staging_of, Dataset.open):
         with pytest.raises(InputError, match="a local folder is required, not S3-compatible storage"):
             use(Path("s3://bucket/fleet"))
     assert list(tmp_path.iterdir()) == []

@@ -51,7 +51,7 @@ def test_wrong_usage_exits_with_2(arguments: tuple[str, ...]) -> None:
     invoke("doctor", *arguments, code=2)
 
 
-def test_a_dataset_that_only_landed_files_wait_for() -> None:
+def test_a_dataset_that_only_staged_files_wait_for() -> None:
     Path("fleet.live").mkdir()
     err = invoke("doctor", "fleet", code=1).stderr
     assert "the dataset does not exist yet, only staged files (fleet). Compact it first" in err

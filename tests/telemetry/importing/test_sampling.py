@@ -13,8 +13,8 @@ from telemetry.dataset.channels import resolve_channels
 from telemetry.dataset.store import Dataset
 from telemetry.importing.mapping import TableMapping
 from telemetry.importing.sampling import interval_of_files, sampling_interval, step_for, step_of
-from telemetry.landing.compaction import CompactSettings, compact
-from telemetry.landing.folder import Landing, landing_of
+from telemetry.staging.compaction import CompactSettings, compact
+from telemetry.staging.folder import StagingFolder, staging_of
 from tests.processes import predrain
 from tests.telemetry.helpers import write_csv
 
@@ -110,12 +110,12 @@ def test_an_import_takes_the_step_from_its_samples_unless_one_is_set(tmp_path: P
 def test_a_compaction_takes_the_step_of_a_new_dataset_from_what_was_staged(
     tmp_path: Path, every: timedelta, step: timedelta
 ) -> None:
-    landing = Landing(landing_of(tmp_path / "fleet"), writer="test", channels=CHANNELS)
+    staging = StagingFolder(staging_of(tmp_path / "fleet"), writer="test", channels=CHANNELS)
     keys = {"timestamp": pa.timestamp("ms", tz="UTC"), "node": pa.string(), "gpu": pa.string()}
     schema = pa.schema(keys | {"gpu_temp_c": pa.float32()})
     for turn in range(96):  # one scrape a file, as live collectors write them
         row = {"timestamp": BEGIN + turn * every, "node": "n1", "gpu": "GPU-0", "gpu_temp_c": 40.0}
-        landing.stage("samples", pa.Table.from_pylist([row], schema=schema))
+        staging.stage("samples", pa.Table.from_pylist([row], schema=schema))
     settings = CompactSettings(TelemetrySection(), CHANNELS, timedelta(seconds=60), minutes(10))
     compact(tmp_path / "fleet", settings=settings, now=BEGIN + timedelta(days=3))
     assert Dataset.open(tmp_path / "fleet").meta.step == step

@@ -13,12 +13,12 @@ from foundation.errors import InputError
 from foundation.http import HttpResponse as Page
 from telemetry.accounting import Accounting
 from telemetry.collect.exporters import PageWatch, fleet_catalogue
+from telemetry.collect.outbox import RowBuffer
 from telemetry.collect.scraping.collector import ScrapeCollector, ScrapeSettings
 from telemetry.collect.scraping.targets import Target, parse_target
 from telemetry.collect.series.mapping import SourceMapping
-from telemetry.collect.staging import RowBuffer
 from telemetry.dataset.channels import CATALOGUE
-from telemetry.landing.folder import Landing
+from telemetry.staging.folder import StagingFolder
 
 START = datetime(2026, 3, 1, tzinfo=UTC)
 
@@ -103,10 +103,10 @@ def make_collector(
     fetcher: Any,
     targets: list[str | Target],
     *,
-    landing: Any = None,
+    staging: Any = None,
     settings: ScrapeSettings | None = None,
 ) -> ScrapeCollector:
-    landing = landing or Landing(root, writer="exporters", channels=CATALOGUE)
+    staging = staging or StagingFolder(root, writer="exporters", channels=CATALOGUE)
     made = [target if isinstance(target, Target) else parse_target(target, "test") for target in targets]
     settings, accounting = settings or ScrapeSettings(), Accounting()
     catalogue = fleet_catalogue(CATALOGUE, SourceMapping())
@@ -114,7 +114,7 @@ def make_collector(
         read_targets=lambda: made,
         fetch=fetcher.fetch,
         watch=lambda target: PageWatch(target, catalogue, accounting),
-        sink=RowBuffer(landing, accounting, max_rows=settings.max_buffered_rows),
+        sink=RowBuffer(staging, accounting, max_rows=settings.max_buffered_rows),
         settings=settings,
         accounting=accounting,
         clock=fleet_time,

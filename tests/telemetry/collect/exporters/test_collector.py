@@ -16,8 +16,8 @@ from foundation.errors import InputError
 from telemetry.collect.scraping.collector import SCRAPES, ScrapeError, ScrapeSettings
 from telemetry.collect.scraping.targets import Target, read_targets
 from telemetry.importing.event_runs import is_from_exporter
-from telemetry.landing.folder import Landing
-from tests.landed import landed_table
+from telemetry.staging.folder import StagingFolder
+from tests.staged import staged_table
 from tests.telemetry.collect.exporters.exporter_pages import (
     START,
     FakeFetcher,
@@ -51,20 +51,20 @@ def test_every_target_is_scraped_once_an_interval_at_a_time_of_its_own(tmp_path:
     assert min(thirds.values()) > 0.15 * len(fetcher.calls)
     scrapes, samples = (collector.accounting.tables[name] for name in (SCRAPES, "samples"))
     assert (collector.late, scrapes.read, scrapes.used) == (0, len(fetcher.calls), len(fetcher.calls))
-    rows = landed_table(tmp_path, "samples")
+    rows = staged_table(tmp_path, "samples")
     assert rows.num_rows == 2 * len(fetcher.calls) == samples.used == samples.read
 
 
 def test_the_rows_hold_the_page_and_how_it_was_scraped(tmp_path: Path) -> None:
     collect(tmp_path, moving, 89)
-    rows = sorted(landed_table(tmp_path, "samples").to_pylist(), key=lambda row: (row["gpu"], row["timestamp"]))
+    rows = sorted(staged_table(tmp_path, "samples").to_pylist(), key=lambda row: (row["gpu"], row["timestamp"]))
     assert [row["energy_mj"] for row in rows] == [0.0, 1000.0, 2000.0] * 2
     assert [row["page_age_s"] for row in rows[:3]] == [None, 30.0, 30.0]
     assert {row["channels_reported"] for row in rows} == {3.0}
     assert {row["scrape_failures_total"] for row in rows} == {0.0}
     assert all(abs(row["scrape_duration_s"] - 0.01) < 1e-6 for row in rows)
     assert all(abs(row["clock_skew_s"]) < 0.52 for row in rows), "the server's date has whole seconds"
-    seen = landed_table(tmp_path, "inventory").to_pylist()
+    seen = staged_table(tmp_path, "inventory").to_pylist()
     assert [(row["gpu"], row["node"], row["driver"]) for row in seen] == [
         ("GPU-n1-0", "n1", "580.1"),
         ("GPU-n1-1", "n1", "580.1"),
@@ -77,7 +77,7 @@ def test_the_next_good_row_counts_the_failures(tmp_path: Path, caplog: pytest.Lo
 
     with caplog.at_level(logging.WARNING):
         collector = collect(tmp_path, answer, 200)
-    rows = [row for row in landed_table(tmp_path, "samples").to_pylist() if row["gpu"] == "GPU-n1-0"]
+    rows = [row for row in staged_table(tmp_path, "samples").to_pylist() if row["gpu"] == "GPU-n1-0"]
     assert [row["scrape_failures_total"] for row in rows[:2]] == [0.0, 2.0]
     (watch,) = collector.watches.values()
     assert watch.failures == {"timeout": 2}
@@ -92,7 +92,7 @@ def test_a_page_that_stands_still_says_for_how_long(tmp_path: Path) -> None:
         return moving(url, number // 2 if number < 6 else 2 if number < 20 else number)
 
     collect(tmp_path, answer, 30 * 22)
-    rows = [row for row in landed_table(tmp_path, "samples").to_pylist() if row["gpu"] == "GPU-n1-0"]
+    rows = [row for row in staged_table(tmp_path, "samples").to_pylist() if row["gpu"] == "GPU-n1-0"]
     ages = {row["energy_mj"]: row["page_age_s"] for row in rows}  # of the newest row with these values
     assert ages == {0.0: 30.0, 1000.0: 30.0, 2000.0: 450.0, 20_000.0: 480.0, 21_000.0: 30.0}
     assert len(rows) == 22
@@ -105,7 +105,7 @@ def test_xid_counts_that_rise_are_events(tmp_path: Path) -> None:
         return exporter_page(node_of(url), number, xids=counts[min(number, len(counts) - 1)])
 
     collect(tmp_path, answer, 30 * 6)
-    events = landed_table(tmp_path, "events").to_pylist()
+    events = staged_table(tmp_path, "events").to_pylist()
     assert [(row["gpu"], row["type"], row["code"], row["detail"]) for row in events] == [
         ("GPU-n1-0", "xid", "31", "count rose from 2 to 3"),
         ("GPU-n1-0", "xid", "79", "count rose from 0 to 2"),
@@ -119,9 +119,9 @@ def test_xid_counts_that_rise_are_events(tmp_path: Path) -> None:
 def test_what_is_known_of_a_target_fills_the_inventory_and_names_the_node(tmp_path: Path) -> None:
     target = Target("http://10.0.0.7:9400/metrics", "worker-7", (("rack", "r12"),))
     collect(tmp_path, lambda _, number: exporter_page("pod-x", number), 0, [target])
-    seen = landed_table(tmp_path, "inventory").to_pylist()
+    seen = staged_table(tmp_path, "inventory").to_pylist()
     assert {(row["node"], row["rack"]) for row in seen} == {("worker-7", "r12")}
-    assert set(landed_table(tmp_path, "samples").column("node").to_pylist()) == {"worker-7"}
+    assert set(staged_table(tmp_path, "samples").column("node").to_pylist()) == {"worker-7"}
 
 
 MANY = "".join(f'DCGM_FI_DEV_GPU_TEMP{{UUID="GPU-{number}",Hostname="n1"}} 40\n' for number in range(5000))
@@ -140,14 +140,14 @@ MANY = "".join(f'DCGM_FI_DEV_GPU_TEMP{{UUID="GPU-{number}",Hostname="n1"}} 40\n'
 def test_a_page_with_nothing_or_too_much_is_a_failure(tmp_path: Path, answer: str, kind: str, message: str) -> None:
     (watch,) = collect(tmp_path, lambda *_: answer, 0).watches.values()
     assert (dict(watch.failures), message in str(watch.last_failure)) == ({kind: 1}, True)
-    assert landed_table(tmp_path, "samples").num_rows == 0
+    assert staged_table(tmp_path, "samples").num_rows == 0
 
 
 class FullDisk:
-    """A landing whose disk is full for a while."""
+    """A staging whose disk is full for a while."""
 
     def __init__(self, root: Path, full: tuple[float, float]) -> None:
-        self.inner = Landing(root, writer="exporters")
+        self.inner = StagingFolder(root, writer="exporters")
         self.full = full
 
     def stage(self, kind: Any, table: pa.Table) -> object:
@@ -159,8 +159,8 @@ class FullDisk:
 
 def test_a_full_disk_is_waited_for_and_loses_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
-        collector = collect(tmp_path, moving, 600, ["n1", "n2"], landing=FullDisk(tmp_path, (60, 400)))
-    rows = landed_table(tmp_path, "samples")
+        collector = collect(tmp_path, moving, 600, ["n1", "n2"], staging=FullDisk(tmp_path, (60, 400)))
+    rows = staged_table(tmp_path, "samples")
     assert rows.num_rows == 2 * collector.accounting.tables[SCRAPES].read
     keys = {(row["gpu"], row["timestamp"]) for row in rows.to_pylist()}
     assert len(keys) == rows.num_rows
@@ -171,7 +171,7 @@ def test_a_full_disk_is_waited_for_and_loses_nothing(tmp_path: Path, caplog: pyt
 
 def test_a_disk_that_stays_full_drops_the_oldest_and_says_so(tmp_path: Path) -> None:
     disk, limits = FullDisk(tmp_path, (0, 1e9)), ScrapeSettings(max_buffered_rows=10)
-    collector = collect(tmp_path, moving, 600, landing=disk, settings=limits)
+    collector = collect(tmp_path, moving, 600, staging=disk, settings=limits)
     samples = collector.accounting.tables["samples"]
     assert 8 <= samples.waiting.total() <= 10
     assert samples.waiting.total() + samples.left_out.total() == samples.read
@@ -186,7 +186,7 @@ def test_an_internal_error_in_one_page_does_not_stop_the_others(tmp_path: Path) 
             return await super().fetch(url)
 
     collector = collect(tmp_path, Broken(moving), 120, ["bad", "n1"])
-    assert landed_table(tmp_path, "samples").num_rows >= 6
+    assert staged_table(tmp_path, "samples").num_rows >= 6
     assert collector.watches["http://bad:9400/metrics"].failures["parse"] > 0
 
 

@@ -19,7 +19,7 @@ from foundation.http import Connection, HttpResponse
 from telemetry.collect.kubernetes import discovery
 from telemetry.collect.scraping.collector import PAGE_BYTES, ScrapeError, Scraper
 from telemetry.collect.scraping.targets import Target, parse_target, read_targets
-from tests.landed import landed_table
+from tests.staged import staged_table
 from tests.telemetry.collect.exporters.exporter_pages import exporter_page
 from tests.telemetry.collect.exporters.page_server import page_server, start_collector
 from tests.waiting import free_port
@@ -234,7 +234,7 @@ def check_whole(live: Path) -> Counter[str]:
         for path in (live / kind).glob("*"):
             assert path.suffix == ".parquet"
             assert pq.read_table(path).num_rows > 0
-    rows = landed_table(live, "samples").to_pylist()
+    rows = staged_table(live, "samples").to_pylist()
     assert max(Counter((row["gpu"], row["energy_mj"]) for row in rows).values()) == 1
     assert max(Counter((row["gpu"], row["timestamp"]) for row in rows).values()) == 1
     return Counter(row["gpu"] for row in rows)

@@ -13,10 +13,10 @@ from foundation.kubernetes.api import ApiRefused, Unreachable
 from telemetry.collect.kubernetes.collector import KubernetesCollector
 from telemetry.collect.kubernetes.discovery import service_exporters, slice_exporters
 from telemetry.collect.kubernetes.rules import default_rules
-from telemetry.collect.staging import Outbox
+from telemetry.collect.outbox import Outbox
 from tests.clock import Clock
 from tests.processes import invoke
-from tests.telemetry.collect.builders import landed, landing
+from tests.telemetry.collect.builders import staged, staging
 from tests.telemetry.collect.kubernetes.memory_api import EVENTS, NODES, PODS, MemoryApi
 from tests.telemetry.collect.kubernetes.objects import ended, event, node, pod
 from tests.waiting import wait
@@ -26,14 +26,14 @@ class World:
     """A server, and what collectors make of it in one folder."""
 
     def __init__(self, folder: Path) -> None:
-        self.api, self.clock, self.landing = MemoryApi(), Clock(), landing(folder)
+        self.api, self.clock, self.staging = MemoryApi(), Clock(), staging(folder)
         self.api.put(NODES, node("n1"))
         self.api.put(PODS, pod("p1", gpus=8))
 
     def collector(self, **options: Any) -> Any:
         """Return a collector of a process of its own."""
         return closing(
-            KubernetesCollector(self.api, self.landing, default_rules(), clock=self.clock, cluster="east", **options)
+            KubernetesCollector(self.api, self.staging, default_rules(), clock=self.clock, cluster="east", **options)
         )
 
     def collect_once(self, **options: Any) -> KubernetesCollector:
@@ -56,10 +56,10 @@ class World:
             assert not thread.is_alive()
 
     def jobs(self) -> list[dict[str, Any]]:
-        return landed(self.landing, "jobs")
+        return staged(self.staging, "jobs")
 
     def codes(self) -> list[str]:
-        return [row["code"] for row in landed(self.landing)]
+        return [row["code"] for row in staged(self.staging)]
 
 
 @pytest.fixture
@@ -68,11 +68,11 @@ def world(tmp_path: Path) -> World:
 
 
 def test_one_round_after_another_lands_the_difference(world: World) -> None:
-    assert world.collect_once().outbox.landed["events"] == 0
+    assert world.collect_once().outbox.staged["events"] == 0
     world.api.put(NODES, node("n1", cordoned=True))
     world.api.put(EVENTS, event("GpuLost"))
-    assert world.collect_once().outbox.landed["events"] == 2
-    assert world.collect_once().outbox.landed["events"] == 0
+    assert world.collect_once().outbox.staged["events"] == 2
+    assert world.collect_once().outbox.staged["events"] == 0
     world.api.put(NODES, node("n1", ready=("False", "2026-03-01T12:02:30Z")))
     world.api.remove(PODS, "p1")
     world.collect_once()
@@ -85,7 +85,7 @@ def test_following_lands_what_happens_and_everything_at_the_end(world: World) ->
         wait(world.jobs)
         world.api.put(NODES, node("n1", cordoned=True))
     assert world.codes() == ["cordon"]
-    assert [row["cluster"] for row in landed(world.landing, "inventory")] == ["east"]
+    assert [row["cluster"] for row in staged(world.staging, "inventory")] == ["east"]
     # What happened while no collector ran is reported in full by the next one.
     world.api.put(NODES, node("n1"))
     world.api.put(NODES, node("n1", cordoned=True))
@@ -99,7 +99,7 @@ def test_following_lands_what_happens_and_everything_at_the_end(world: World) ->
     assert list(outcomes.values()) == [None, "Succeeded"]
 
 
-def test_while_nothing_can_be_landed_nothing_more_is_taken_in(
+def test_while_nothing_can_be_staged_nothing_more_is_taken_in(
     world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("telemetry.collect.kubernetes.collector.backoff_s", lambda _failures: 0.01)
@@ -129,7 +129,7 @@ def test_events_of_nodes_outside_the_fleet_are_left_out(world: World) -> None:
     world.api.put(EVENTS, event("GpuLost", uid="e1", about=("Node", "cpu")))
     world.api.put(EVENTS, event("GpuLost", uid="e2", about=("Node", "n1")))
     world.collect_once()
-    assert [row["node"] for row in landed(world.landing)] == ["n1"]
+    assert [row["node"] for row in staged(world.staging)] == ["n1"]
 
 
 def test_only_jobs_of_the_selected_namespaces(world: World) -> None:

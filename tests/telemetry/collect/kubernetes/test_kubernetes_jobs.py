@@ -128,7 +128,7 @@ def test_what_vanished_while_no_collector_ran_ended_some_time_before() -> None:
     tracker.see(pod("a"), pod("b"))
     again = tracker.restarted()
     again.take("listed", [run_of(pod("b"))], NOW)
-    (row,) = again.changed_rows()  # what the earlier process landed is not landed again
+    (row,) = again.changed_rows()  # what the earlier process staged is not staged again
     assert (row["job"], row["outcome"], row["ended_at"]) == ("train/a/uid-a", "Unknown", to_ms(NOW))
 
 
@@ -140,15 +140,15 @@ def test_namespaces_that_are_not_wanted_wait() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.sampled_from(["run", "end", "lose", "save"])), max_size=20))
-def test_the_last_landed_rows_are_the_truth(steps: list[tuple[int, str]]) -> None:
+def test_the_last_staged_rows_are_the_truth(steps: list[tuple[int, str]]) -> None:
     tracker = Tracked()
-    landed: dict[str, str | None] = {}
+    staged: dict[str, str | None] = {}
     alive: set[int] = set()
     truth: dict[int, str | None] = {}
     for number, step in [*steps, (0, "save")]:
         name = f"p{number}"
         if step == "save":
-            landed |= {row["job"]: row["outcome"] for row in tracker.changed_rows()}
+            staged |= {row["job"]: row["outcome"] for row in tracker.changed_rows()}
             tracker = tracker.restarted()
         elif step == "run" and number not in truth:
             tracker.update(run_of(pod(name)), NOW)
@@ -161,7 +161,7 @@ def test_the_last_landed_rows_are_the_truth(steps: list[tuple[int, str]]) -> Non
             tracker.remove(f"uid-{name}", NOW)
             alive.discard(number)
             truth[number] = truth[number] or "Deleted"
-    assert landed == {f"train/p{number}/uid-p{number}": outcome for number, outcome in truth.items()}
+    assert staged == {f"train/p{number}/uid-p{number}": outcome for number, outcome in truth.items()}
 
 
 def claim(*devices: str, driver: str = "gpu.nvidia.com") -> dict[str, Any]:

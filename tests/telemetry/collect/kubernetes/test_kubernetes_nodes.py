@@ -140,7 +140,7 @@ def test_nodes_without_gpus_are_left_out_unless_asked_for() -> None:
     assert len(NodeTracker().update(broken, NOW)) == 1
 
 
-def test_a_place_is_landed_when_it_changes_and_once_an_hour() -> None:
+def test_a_place_is_staged_when_it_changes_and_once_an_hour() -> None:
     labels = {"topology.kubernetes.io/zone": "z1", "topology.kubernetes.io/rack": "r7"}
     tracker = NodeTracker(cluster="east")
     tracker.update(view_of(node(labels=labels), RULES), NOW)

@@ -1,4 +1,4 @@
-"""What one GPU's reading holds, and what the collector lands of it whatever fails."""
+"""What one GPU's reading holds, and what the collector stages of it whatever fails."""
 
 import errno
 import json
@@ -17,10 +17,10 @@ from telemetry.collect.nvml import collector as module
 from telemetry.collect.nvml.child import ASK_AGAIN_S, Gpu
 from telemetry.collect.nvml.collector import NvmlCollector, writer_of
 from telemetry.collect.nvml.library import CALLS, FIELDS, LINK_COUNTERS, PROFILE, NvmlFault
-from telemetry.collect.staging import DROPPED
+from telemetry.collect.outbox import DROPPED
 from telemetry.dataset.channels import CATALOGUE
 from telemetry.doctor.diagnosis import absent_on
-from telemetry.landing.folder import Landing
+from telemetry.staging.folder import StagingFolder
 from tests.processes import invoke
 from tests.telemetry.collect.nvml.memory_nvml import MemoryGpu, MemoryNode, MemoryNvml
 
@@ -35,7 +35,7 @@ class Place:
     def collector(self, boot: str = "boot-1") -> NvmlCollector:
         clock = self.node.clock
         return NvmlCollector(
-            Landing(self.root, writer=writer_of("node7")),
+            StagingFolder(self.root, writer=writer_of("node7")),
             "node7",
             CATALOGUE,
             self.node.spawn,
@@ -124,7 +124,7 @@ def test_a_full_disk_is_waited_for(
         def refuse(*_: object, **__: object) -> None:
             raise OSError(errno.ENOSPC, "No space left on device")
 
-        full.setattr("telemetry.landing.folder.pq.write_table", refuse)
+        full.setattr("telemetry.staging.folder.pq.write_table", refuse)
         for _ in range(3):
             place.node.clock.sleep(30)
             place.node.nvml.events = [(place.node.nvml.gpus[0], 79, None)]
@@ -177,7 +177,7 @@ def test_every_reading_is_accounted_for(place: Place) -> None:
 @pytest.mark.parametrize("node", ["node7", "a b", "ä", "x" * 300, "node_7"])
 def test_any_node_has_a_writer_of_its_own(node: str, tmp_path: Path) -> None:
     writer = writer_of(node)
-    Landing(tmp_path, writer=writer)
+    StagingFolder(tmp_path, writer=writer)
     assert len(writer) <= 100
     assert writer_of(node + "-") != writer
 

@@ -17,7 +17,7 @@ import pandas as pd
 
 from tests import http_server
 from tests.http_server import Handler
-from tests.landed import landed_table
+from tests.staged import staged_table
 
 Labels = dict[str, str]
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -180,8 +180,8 @@ def gpu_labels(number: int, **others: str) -> Labels:
 TEMPERATURE, REPLAYS, XIDS = "DCGM_FI_DEV_GPU_TEMP", "DCGM_FI_DEV_PCIE_REPLAY_COUNTER", "DCGM_EXP_XID_ERRORS_COUNT"
 
 
-def landed(folder: Path, kind: str = "samples") -> pd.DataFrame:
-    return landed_table(folder / "fleet.live", kind).to_pandas()
+def staged(folder: Path, kind: str = "samples") -> pd.DataFrame:
+    return staged_table(folder / "fleet.live", kind).to_pandas()
 
 
 def values_of(frame: pd.DataFrame, channel: str) -> dict[tuple[str, int], float]:

@@ -28,7 +28,7 @@ from tests.telemetry.collect.prometheus.fake_prometheus import (
     Reply,
     fill,
     gpu_labels,
-    landed,
+    staged,
     values_of,
 )
 
@@ -45,8 +45,8 @@ def test_each_sample_counts_once_whatever_the_servers_rule_at_the_bounds(
     fake.left_open, fake.right_open = left_open, right_open
     expected = fill(fake)
     result = fetch()
-    assert values_of(landed(tmp_path), "gpu_temp_c") == expected
-    assert set(values_of(landed(tmp_path), "pcie_replay_total").values()) <= {2.0**40 + place for place in range(40)}
+    assert values_of(staged(tmp_path), "gpu_temp_c") == expected
+    assert set(values_of(staged(tmp_path), "pcie_replay_total").values()) <= {2.0**40 + place for place in range(40)}
     assert {START_MS, START_MS + 6 * HOUR_MS} <= {ms for _, ms in expected}
     assert (result["chunks"], result["rows"], result["samples"]) == (6, len(expected), 2 * len(expected))
     assert all("query_range" not in asked.path for asked in fake.asked)
@@ -62,7 +62,7 @@ def test_a_finished_backfill_asks_for_no_sample_again_and_a_longer_one_only_for_
     assert (len(fake.queries()), again["samples"], again["chunks fetched before"]) == (before, 0, 5)
     fetch()
     assert len(fake.queries()) == before + 2 * 2
-    assert values_of(landed(tmp_path), "gpu_temp_c") == expected
+    assert values_of(staged(tmp_path), "gpu_temp_c") == expected
 
 
 def test_chunks_are_halved_where_the_server_refuses_and_the_size_is_remembered(
@@ -71,7 +71,7 @@ def test_chunks_are_halved_where_the_server_refuses_and_the_size_is_remembered(
     expected = fill(fake)
     fake.max_samples = 10  # an hour holds 18
     fetch(concurrency=1)
-    assert values_of(landed(tmp_path), "gpu_temp_c") == expected
+    assert values_of(staged(tmp_path), "gpu_temp_c") == expected
     hour = [query for query in fake.queries() if query.endswith("[3600000ms]") or query.endswith("[3600001ms]")]
     assert len(hour) <= 2 + 2  # once a metric, not once a chunk; the first chunk is a millisecond longer
 
@@ -94,7 +94,7 @@ def test_spans_are_cut_so_that_memory_is_bounded(
     expected = fill(fake)
     fetch(**bound)
     frames = [pq.read_table(path) for path in (tmp_path / "fleet.live" / "samples").glob("*.parquet")]
-    assert values_of(landed(tmp_path), "gpu_temp_c") == expected
+    assert values_of(staged(tmp_path), "gpu_temp_c") == expected
     assert max(frame.num_rows for frame in frames) <= 20
 
 
@@ -121,7 +121,7 @@ def test_recording_rules_come_through_the_mapping(fake: FakePrometheus, fetch: F
         fetch(mapping=SourceMapping.model_validate(known))
     named = {**known, "labels": {"gpu": ["device_uuid"], "node": ["kubernetes_node"]}}
     fetch(mapping=SourceMapping.model_validate(named))
-    frame = landed(tmp_path)
+    frame = staged(tmp_path)
     assert values_of(frame, "power_w") == {("GPU-1", START_MS + 1): 250.0}
     assert set(frame["node"]) == {"n1.cluster.example"}
 
@@ -130,7 +130,7 @@ def test_matchers_narrow_everything_that_is_asked(fake: FakePrometheus, fetch: F
     fill(fake, gpus=2)
     fake.add(TEMPERATURE, {**gpu_labels(9), "job": "other"}, [(START_MS + 5, 1.0)])
     fetch(match='{job="other"}')
-    assert values_of(landed(tmp_path), "gpu_temp_c") == {(gpu_labels(9)["UUID"], START_MS + 5): 1.0}
+    assert values_of(staged(tmp_path), "gpu_temp_c") == {(gpu_labels(9)["UUID"], START_MS + 5): 1.0}
     with pytest.raises(InputError, match="'job=1' is not a list of matchers"):
         fetch(match="job=1")
     with pytest.raises(InputError, match=r"the server has no metrics in this period \(--match \{job=\"none\"\}\)"):
@@ -153,7 +153,7 @@ def test_partial_answers_are_a_failure_unless_allowed(
         fetch()
     assert {asked.parameters["partial_response"] for asked in fake.asked} == {"false"}
     fetch(allow_partial=True)
-    assert values_of(landed(tmp_path), "gpu_temp_c") == expected
+    assert values_of(staged(tmp_path), "gpu_temp_c") == expected
 
 
 def test_the_newest_two_minutes_are_left_for_later(fake: FakePrometheus, fetch: Fetch, tmp_path: Path) -> None:
@@ -161,9 +161,9 @@ def test_the_newest_two_minutes_are_left_for_later(fake: FakePrometheus, fetch: 
     result = fetch(now=START + timedelta(minutes=30))
     assert result["until"] == (START + timedelta(minutes=28)).isoformat()
     assert "the newest two minutes" in result["left out"]
-    assert len(landed(tmp_path)) == 29
+    assert len(staged(tmp_path)) == 29
     fetch(now=START + timedelta(hours=2))
-    assert len(values_of(landed(tmp_path), "gpu_temp_c")) == 60
+    assert len(values_of(staged(tmp_path), "gpu_temp_c")) == 60
     with pytest.raises(InputError, match=r"nothing between 2026-01-01T.* and 2025-12-31T23:58.*Start earlier"):
         fetch(now=START)
 
@@ -179,7 +179,7 @@ def test_rising_xid_counts_are_events_and_the_first_sight_is_none(
     fake.add(XIDS, gpu_labels(0, xid="79"), [(ms, 1.0) for ms in (*minutes[100:105], *minutes[200:205])])
     fake.add(XIDS, gpu_labels(0, xid="0"), [(ms, float(ms % 7)) for ms in minutes])
     result = fetch(delay=timedelta(minutes=7))
-    events = landed(tmp_path, "events").sort_values("timestamp")
+    events = staged(tmp_path, "events").sort_values("timestamp")
     at = [START + timedelta(minutes=place) for place in (61, 100, 200)]
     assert list(zip(events["code"], events["timestamp"], strict=True)) == list(zip(("31", "79", "79"), at, strict=True))
     assert list(events["known_at"]) == [instant + timedelta(minutes=7) for instant in at]
@@ -218,7 +218,7 @@ def test_what_is_fetched_can_be_left_for_later(fake: FakePrometheus, tmp_path: P
     expected = fill(fake)
     collect(fake, tmp_path / "fleet", "--no-compact")
     assert not (tmp_path / "fleet").exists()
-    assert len(landed(tmp_path)) == len(expected)
+    assert len(staged(tmp_path)) == len(expected)
 
 
 def test_a_dataset_that_was_removed_is_reported(fake: FakePrometheus, tmp_path: Path) -> None:

@@ -29,8 +29,8 @@ from tests.telemetry.collect.prometheus.fake_prometheus import (
     error,
     fill,
     gpu_labels,
-    landed,
     serving,
+    staged,
     values_of,
 )
 from tests.waiting import free_port
@@ -80,7 +80,7 @@ def test_what_passes_is_survived(
     fake.fault = fault
     result = fetch()
     assert fault.given > 3
-    assert values_of(landed(tmp_path), "gpu_temp_c") == expected
+    assert values_of(staged(tmp_path), "gpu_temp_c") == expected
     if reply().status in (429, 500, 503):
         assert result["asked again"] >= fault.given  # a busy machine may let a whole answer time out as well
 
@@ -98,7 +98,7 @@ def test_a_body_that_stops_in_the_middle_is_asked_for_again_and_then_in_halves(
 
     fake.fault = slow_when_long
     fetch(bounds=Bounds(request_s=1.0, first_retry_for_s=60.0), end=START.replace(hour=1))
-    assert values_of(landed(tmp_path), "gpu_temp_c") == {
+    assert values_of(staged(tmp_path), "gpu_temp_c") == {
         k: v for k, v in expected.items() if k[1] <= START_MS + HOUR_MS
     }
 
@@ -116,7 +116,7 @@ def test_an_outage_that_lasts_is_reported_and_the_next_run_goes_on(
     assert "start the same command again" in text
     fake.fault = None
     fetch()
-    assert values_of(landed(tmp_path), "gpu_temp_c") == expected
+    assert values_of(staged(tmp_path), "gpu_temp_c") == expected
 
 
 @pytest.mark.parametrize(

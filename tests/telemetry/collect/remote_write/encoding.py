@@ -15,7 +15,7 @@ from starlette.applications import Starlette
 
 from telemetry.collect.remote_write.group_commit import ReceiverSettings
 from telemetry.collect.remote_write.receiver import ARROW, Receiver, application
-from telemetry.landing.folder import Landing
+from telemetry.staging.folder import StagingFolder
 
 STALE = struct.unpack("<d", struct.pack("<Q", 0x7FF0000000000002))[0]
 WRITE_HEADERS = {
@@ -92,7 +92,7 @@ T0 = int(NOW.timestamp() * 1000)
 
 
 def pushed(folder: Path, table: pa.Table, kind: str) -> tuple[Receiver, httpx.Response, str]:
-    receiver = Receiver(Landing(folder, writer="receive"), ReceiverSettings(), clock=lambda: NOW)
+    receiver = Receiver(StagingFolder(folder, writer="receive"), ReceiverSettings(), clock=lambda: NOW)
     body = io.BytesIO()
     with pa.ipc.new_stream(body, table.schema) as stream:
         stream.write_table(table)

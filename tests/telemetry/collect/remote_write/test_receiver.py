@@ -1,4 +1,4 @@
-"""The routes: what lands, what is answered, and when."""
+"""The routes: what is staged, what is answered, and when."""
 
 import asyncio
 import io
@@ -22,8 +22,8 @@ from telemetry.collect.remote_write.decoding import STALE as STALE_MARKER
 from telemetry.collect.remote_write.group_commit import ReceiverSettings
 from telemetry.collect.remote_write.receiver import ARROW, Receiver
 from telemetry.collect.series.batch import assemble
-from telemetry.landing.folder import Landing
-from tests.landed import landed_table
+from telemetry.staging.folder import StagingFolder
+from tests.staged import staged_table
 from tests.telemetry.collect.remote_write.encoding import (
     STALE,
     WRITE_HEADERS,
@@ -42,23 +42,23 @@ TOKEN = "0123456789abcdef0123"
 def run(
     folder: Path, steps: Callable[[Starlette, Receiver], Awaitable[Any]], **settings: Any
 ) -> tuple[Any, dict[str, list[dict[str, Any]]]]:
-    """Run steps against a receiver; return their result and all rows that landed."""
-    landing = Landing(folder / "d.live", writer="test")
+    """Run steps against a receiver; return their result and all rows that staged."""
+    staging = StagingFolder(folder / "d.live", writer="test")
     settings.setdefault("flush_interval_s", 0.02)
 
     async def whole() -> Any:
-        receiver = Receiver(landing, ReceiverSettings(**settings), clock=lambda: NOW)
+        receiver = Receiver(staging, ReceiverSettings(**settings), clock=lambda: NOW)
         try:
             return await steps(Starlette(routes=receiver.routes()), receiver)
         finally:
             await receiver.close()
 
     result = asyncio.run(whole())
-    return result, landed(landing)
+    return result, staged(staging)
 
 
 def written(folder: Path, *requests: list[Any]) -> dict[str, list[dict[str, Any]]]:
-    """Write one request after another to a receiver; return all rows that landed."""
+    """Write one request after another to a receiver; return all rows that staged."""
 
     async def steps(app: Starlette, _: Receiver) -> None:
         for series in requests:
@@ -67,9 +67,9 @@ def written(folder: Path, *requests: list[Any]) -> dict[str, list[dict[str, Any]
     return run(folder, steps, flush_interval_s=0.001)[1]
 
 
-def landed(landing: Landing) -> dict[str, list[dict[str, Any]]]:
+def staged(staging: StagingFolder) -> dict[str, list[dict[str, Any]]]:
     kinds = ("samples", "events", "inventory", "jobs")
-    return {kind: landed_table(landing.root, kind).to_pylist() for kind in kinds}
+    return {kind: staged_table(staging.root, kind).to_pylist() for kind in kinds}
 
 
 def problem(answer: httpx.Response) -> str:
@@ -104,15 +104,15 @@ class Disk:
         self.full = False
         self.works = threading.Event()
         self.works.set()
-        whole = Landing.stage
+        whole = StagingFolder.stage
 
-        def stage(landing: Landing, *args: Any, **more: Any) -> Path | None:
+        def stage(staging: StagingFolder, *args: Any, **more: Any) -> Path | None:
             self.works.wait(60)
             if self.full:
                 raise InputError("the disk is full", "somewhere", "Free space.")
-            return whole(landing, *args, **more)
+            return whole(staging, *args, **more)
 
-        monkeypatch.setattr(Landing, "stage", stage)
+        monkeypatch.setattr(StagingFolder, "stage", stage)
 
 
 @pytest.fixture
@@ -218,7 +218,7 @@ def test_a_rise_that_a_full_disk_does_not_take_lands_later(tmp_path: Path, disk:
     assert [row["code"] for row in rows["events"]] == ["79"]
 
 
-def test_a_request_that_cannot_be_landed_does_not_hold_up_the_others(
+def test_a_request_that_cannot_be_staged_does_not_hold_up_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def failing(series: Any, *args: Any, **more: Any) -> pa.Table:

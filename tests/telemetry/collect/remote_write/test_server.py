@@ -28,9 +28,9 @@ from foundation.server.token_file import own_token_file
 from telemetry.collect.pushing import HttpTarget, Later, Rejected
 from telemetry.collect.remote_write.group_commit import ReceiverSettings
 from telemetry.collect.remote_write.receiver import Receiver, application, serve
-from telemetry.landing.folder import Landing
+from telemetry.staging.folder import StagingFolder
 from tests.processes import PREDRAIN, invoke, running
-from tests.telemetry.collect.builders import landed
+from tests.telemetry.collect.builders import staged
 from tests.waiting import free_port, wait
 
 TOKEN = "0123456789abcdef0123"
@@ -106,7 +106,7 @@ def test_a_port_that_is_taken_is_refused(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        receiver = Receiver(Landing(tmp_path, writer="t"))
+        receiver = Receiver(StagingFolder(tmp_path, writer="t"))
         with pytest.raises(InputError, match="cannot listen on"):
             serve(receiver, "127.0.0.1", taken.getsockname()[1])
 
@@ -114,8 +114,8 @@ def test_a_port_that_is_taken_is_refused(tmp_path: Path) -> None:
 @pytest.fixture
 def port(tmp_path: Path) -> Iterator[int]:
     (tmp_path / "tokens").write_text(TOKEN)
-    landing = Landing(tmp_path / "d.live", writer="receive")
-    receiver = Receiver(landing, ReceiverSettings(tokens=tmp_path / "tokens", request_rows=5))
+    staging = StagingFolder(tmp_path / "d.live", writer="receive")
+    receiver = Receiver(staging, ReceiverSettings(tokens=tmp_path / "tokens", request_rows=5))
     server = uvicorn.Server(uvicorn.Config(application(receiver), port=0, log_config=None, lifespan="on"))
     thread = threading.Thread(target=server.run)
     thread.start()
@@ -126,12 +126,12 @@ def port(tmp_path: Path) -> Iterator[int]:
     thread.join(60)
 
 
-def test_our_own_client_pushes_what_a_node_has_landed(tmp_path: Path, port: int) -> None:
+def test_our_own_client_pushes_what_a_node_has_staged(tmp_path: Path, port: int) -> None:
     def table(rows: int) -> pa.Table:
         times = pa.array(range(1_772_323_200_000, 1_772_323_200_000 + rows)).cast(pa.timestamp("ms", "UTC"))
         return pa.table({"timestamp": times, "node": ["n"] * rows, "gpu": ["g"] * rows, "xid_last": [79] * rows})
 
-    on_node = Landing(tmp_path / "node", writer="nvml")
+    on_node = StagingFolder(tmp_path / "node", writer="nvml")
     good, large = on_node.stage("samples", table(2), name="a"), on_node.stage("samples", table(6), name="b")
     assert good is not None
     assert large is not None
@@ -143,8 +143,8 @@ def test_our_own_client_pushes_what_a_node_has_landed(tmp_path: Path, port: int)
     (tmp_path / "wrong").write_text("x" * 20)
     with pytest.raises(Later, match="401"):
         HttpTarget(f"http://127.0.0.1:{port}", token_file=tmp_path / "wrong").send(good)
-    (landed,) = (tmp_path / "d.live" / "samples").iterdir()
-    assert pq.read_table(landed).column("xid_last").to_pylist() == [79, 79]
+    (staged,) = (tmp_path / "d.live" / "samples").iterdir()
+    assert pq.read_table(staged).column("xid_last").to_pylist() == [79, 79]
 
 
 def test_a_kernel_log_is_sent_from_a_spool_once(port: int, tmp_path: Path) -> None:
@@ -155,7 +155,7 @@ def test_a_kernel_log_is_sent_from_a_spool_once(port: int, tmp_path: Path) -> No
     first, second = (json.loads(invoke(*words).stdout) for _ in range(2))
     assert (first["events_written"], first["files_pushed"], first["files_pending"]) == (1, 1, 0)
     assert (second["events_written"], second["files_pushed"]) == (0, 0)
-    (event,) = landed(Landing(tmp_path / "d.live", writer="test"))
+    (event,) = staged(StagingFolder(tmp_path / "d.live", writer="test"))
     assert (event["node"], event["code"]) == ("h1", "79")
 
 
@@ -164,13 +164,14 @@ CHILD = """
 import logging, resource, sys
 from pathlib import Path
 resource.setrlimit(resource.RLIMIT_NOFILE, (128, 128))
-from telemetry.landing.folder import Landing
+from telemetry.staging.folder import StagingFolder
 from telemetry.collect.remote_write.receiver import Receiver
 from telemetry.collect.remote_write.receiver import serve
 from telemetry.collect.remote_write.group_commit import ReceiverSettings
 logging.basicConfig(level=logging.INFO)
 root = Path(sys.argv[1])
-receiver = Receiver(Landing(root / "d.live", writer="t"), ReceiverSettings(tokens=root / "tokens", head_timeout_s=0.6))
+settings = ReceiverSettings(tokens=root / "tokens", head_timeout_s=0.6)
+receiver = Receiver(StagingFolder(root / "d.live", writer="t"), settings)
 serve(receiver, "127.0.0.1", 0, started=lambda port: print(port, flush=True))
 """
 

@@ -26,7 +26,7 @@ from telemetry.collect.series.exposition import BAD_LINE, LineReader, is_openmet
 from telemetry.collect.series.identity import Series, XidCount
 from telemetry.collect.series.xid_counts import FORGOTTEN_AFTER_MS, XidCounts
 from telemetry.dataset.channels import CATALOGUE, Kind
-from telemetry.landing.folder import lay_out
+from telemetry.staging.folder import lay_out
 
 KINDS: dict[str, Kind] = {
     "gpu_temp_c": "gauge",

@@ -8,11 +8,11 @@ import pytest
 
 from foundation.errors import InputError
 from foundation.programs import CommandError, run_command
+from telemetry.collect.outbox import Outbox
 from telemetry.collect.slurm.collector import SlurmCollector
-from telemetry.collect.staging import Outbox
 from telemetry.phrases import PhraseRules
 from tests.clock import NOW, Clock
-from tests.telemetry.collect.builders import landed, landing
+from tests.telemetry.collect.builders import staged, staging
 
 
 class Slurm:
@@ -45,7 +45,7 @@ class Watched:
     """A collector of this Slurm, in a folder of its own; each look is a minute later."""
 
     def __init__(self, folder: Path, since: datetime | None = None) -> None:
-        self.where, self.slurm, self.clock = landing(folder), Slurm(), Clock()
+        self.where, self.slurm, self.clock = staging(folder), Slurm(), Clock()
         self._since = since
         self.start()
 
@@ -85,7 +85,7 @@ def test_looks_land_what_changed_and_survive_a_restart(watched: Watched):
             watched.outbox.close()
             watched.start()
             watched.look()
-    rows = landed(watched.where)
+    rows = staged(watched.where)
     assert [(row["type"], row["code"], row["node"], row["gpu"]) for row in rows] == [
         ("drain", "drain", "n1", None),
         ("replacement", "replacement", "n1", None),
@@ -101,7 +101,7 @@ def test_a_running_job_lands_once_and_again_when_it_ends(watched: Watched):
     watched.look(2)
     watched.slurm.rows = [sacct("7", start, NOW, "COMPLETED")]
     watched.look(2)
-    rows = landed(watched.where, "jobs")
+    rows = staged(watched.where, "jobs")
     assert [(row["job"], row["started_at"], row["gpus"], row["ended_at"], row["outcome"]) for row in rows] == [
         ("7", start, 8, None, None),
         ("7", start, 8, NOW, "completed"),
@@ -120,7 +120,7 @@ def test_history_is_asked_for_a_day_at_a_time_and_gone_on_with(watched: Watched)
 def test_without_accounting_jobs_come_from_the_controller(watched: Watched, caplog: pytest.LogCaptureFixture):
     watched.slurm.accounting = False
     watched.look(2)
-    assert [row["job"] for row in landed(watched.where, "jobs")] == ["5"]
+    assert [row["job"] for row in staged(watched.where, "jobs")] == ["5"]
     assert caplog.text.count("Slurm has no accounting") == 1
 
 
@@ -153,7 +153,7 @@ def test_a_node_that_is_not_listed_for_a_moment_keeps_its_drain(watched: Watched
     both = watched.slurm.nodes | {"n2": {"state": "idle", "state_flags": ["DRAIN"], "reason": "x"}}
     for watched.slurm.nodes in (both, {"n1": {"state": "idle"}}, both):
         watched.look()
-    assert [row["node"] for row in landed(watched.where)] == ["n2"]
+    assert [row["node"] for row in staged(watched.where)] == ["n2"]
 
 
 @pytest.mark.parametrize(

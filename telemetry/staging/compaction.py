@@ -1,6 +1,6 @@
-"""Compacting what has landed into the dataset, in one step that a kill at any point leaves done or not done.
+"""Compacting what is staged into the dataset, in one step that a kill at any point leaves done or not done.
 
-The swap that brings the new rows in also brings the record of the landed files that they came from, and what the next
+The swap that brings the new rows in also brings the record of the staged files that they came from, and what the next
 compaction must know, in the dataset's folder ``compaction``: observations, inventories given, the inventory derived,
 events that wait. Whatever happens afterwards, the next run sees from that record which files are compacted, and only
 removes them. Readers continue reading the old dataset while the new one takes its name
@@ -39,8 +39,8 @@ from telemetry.importing.inventory import (
 )
 from telemetry.importing.mapping import ImportMapping, TableMapping
 from telemetry.importing.sampling import interval_of_staged, step_for
-from telemetry.landing.folder import KINDS, LANDED_EVENTS, Landing, landing_of
-from telemetry.landing.inventory import (
+from telemetry.staging.folder import KINDS, STAGED_EVENTS, StagingFolder, staging_of
+from telemetry.staging.inventory import (
     RUNS,
     derive_inventory,
     distinguish,
@@ -51,10 +51,10 @@ from telemetry.landing.inventory import (
     spell_nodes,
     under_names,
 )
-from telemetry.landing.staged import (
+from telemetry.staging.staged import (
     AHEAD,
     EARLIEST,
-    LANDED_ROLE,
+    STAGED_ROLE,
     Placed,
     Staged,
     Waiting,
@@ -81,7 +81,7 @@ _EXPECTED_DAYS: Final = 120
 
 @dataclass(frozen=True, slots=True)
 class CompactSettings:
-    """What decides how landed rows become a dataset's.
+    """What decides how staged rows become a dataset's.
 
     ``channels``: every channel that may occur.
     ``dedupe``: events of one unit and code from several sources within this span are one.
@@ -98,10 +98,10 @@ class CompactSettings:
 class CompactResult:
     """What a compaction did.
 
-    ``compacted``: landed files that the dataset took, by kind; empty if nothing waited.
-    ``refused``: landed files that cannot be read and were put aside under ``refused/``.
+    ``compacted``: staged files that the dataset took, by kind; empty if nothing waited.
+    ``refused``: staged files that cannot be read and were put aside under ``refused/``.
     ``meta``: of the dataset as it now is; None if there is none yet.
-    ``waits_for``: why landed files still wait, or an empty text.
+    ``waits_for``: why staged files still wait, or an empty text.
     """
 
     compacted: dict[str, int] = field(default_factory=dict)
@@ -121,7 +121,7 @@ def compact(
     now: datetime,
     progress: Callable[[int, int], None] | None = None,
 ) -> CompactResult:
-    """Compact what waits in a dataset's landing folder into the dataset, which is made if there is none.
+    """Compact what waits in a dataset's staging folder into the dataset, which is made if there is none.
 
     ``dataset``: any number of processes may read it meanwhile.
     ``inventory``: installations that the operator knows (Parquet or CSV): they override what collectors saw, and are
@@ -129,24 +129,24 @@ def compact(
     Raises ``InputError`` if another process is compacting or importing into the dataset, the step differs from the
     dataset's, or the disk is full. Nothing is lost: the files wait for the next run.
     """
-    landing = Landing(landing_of(dataset), writer="compact", channels=settings.channels)
+    staging = StagingFolder(staging_of(dataset), writer="compact", channels=settings.channels)
     what, do = "another process is compacting this dataset", "Wait until it has ended."
-    with take_lock(landing.state("compact.lock"), what, str(dataset), do):
+    with take_lock(staging.state("compact.lock"), what, str(dataset), do):
         recover_folder(dataset)
-        landing.sweep()
+        staging.sweep()
         existing = Dataset.open(dataset, lease=False) if (dataset / META_NAME).exists() else None
         step = settings.telemetry.step
         if step is None:
-            staged = landing.waiting("samples")
+            staged = staging.waiting("samples")
             step = step_for(interval_of_staged(staged)) if existing is None else existing.meta.step
         if existing is not None:
             check_step(existing, step)
             # what the last compaction took, and was killed before it retired it
-            taken = {entry["name"] for entry in existing.meta.sources if entry.get("role") == LANDED_ROLE}
-            _retire(landing, [path for path in landing.waiting() if _key(path) in taken], settings, now)
-        waiting = Waiting(landing, settings.channels, step, now, settings.delay)
-        result = _Compaction(dataset, existing, landing, settings, now, waiting).run(inventory, progress)
-        _expire(landing, settings, now)
+            taken = {entry["name"] for entry in existing.meta.sources if entry.get("role") == STAGED_ROLE}
+            _retire(staging, [path for path in staging.waiting() if _key(path) in taken], settings, now)
+        waiting = Waiting(staging, settings.channels, step, now, settings.delay)
+        result = _Compaction(dataset, existing, staging, settings, now, waiting).run(inventory, progress)
+        _expire(staging, settings, now)
         return result
 
 
@@ -154,23 +154,23 @@ def _key(path: Path) -> str:
     return f"{path.parent.name}/{path.name}"
 
 
-def _retire(landing: Landing, paths: list[Path], settings: CompactSettings, now: datetime) -> None:
+def _retire(staging: StagingFolder, paths: list[Path], settings: CompactSettings, now: datetime) -> None:
     """Take compacted files away: to ``compacted/`` where raw samples are kept for a while, otherwise off the disk."""
     if not paths:
         return
-    landing.remember_compacted(paths, now.timestamp())
+    staging.remember_compacted(paths, now.timestamp())
     keep = settings.telemetry.retention.raw > timedelta(0)
     for path in paths:
         if keep:
-            landing.put_aside(path, "compacted")
+            staging.put_aside(path, "compacted")
         else:
             path.unlink(missing_ok=True)
 
 
-def _expire(landing: Landing, settings: CompactSettings, now: datetime) -> None:
+def _expire(staging: StagingFolder, settings: CompactSettings, now: datetime) -> None:
     """Remove compacted files that have been kept for as long as they should."""
     oldest = now.timestamp() - settings.telemetry.retention.raw.total_seconds()
-    for path in (landing.root / "compacted").glob("*/*.parquet"):
+    for path in (staging.root / "compacted").glob("*/*.parquet"):
         with contextlib.suppress(FileNotFoundError):
             if path.stat().st_mtime < oldest:
                 path.unlink()
@@ -180,7 +180,7 @@ def _expire(landing: Landing, settings: CompactSettings, now: datetime) -> None:
 class _Compaction:
     dataset: Path
     existing: Dataset | None
-    landing: Landing
+    staging: StagingFolder
     settings: CompactSettings
     now: datetime
     waiting: Waiting
@@ -216,7 +216,7 @@ class _Compaction:
         paths = [path for kind in KINDS for path in files[kind]]
         state = {
             "sightings": pa.Table.from_pandas(sightings, schema=RUNS, preserve_index=False),
-            "pending": conform(placed.waiting, LANDED_EVENTS),
+            "pending": conform(placed.waiting, STAGED_EVENTS),
         }
         if given is not None:
             state["given"] = conform(given, _GIVEN)
@@ -253,7 +253,7 @@ class _Compaction:
                 twins,
             )
         )
-        _retire(self.landing, paths, self.settings, self.now)
+        _retire(self.staging, paths, self.settings, self.now)
         taken: dict[str, int] = {kind: len(paths) for kind, paths in files.items() if paths}
         _LOG.info("compacted %s into %s", ", ".join(f"{n} files of {kind}" for kind, n in taken.items()), self.dataset)
         return replace(
@@ -375,16 +375,13 @@ class _Compaction:
         return int(len(installations) * (span / self.waiting.step))
 
     def _state(self, name: str) -> pd.DataFrame:
-        folder = self.dataset / STATE_FOLDER
-        if not folder.exists():  # an older version kept it with the landed files
-            folder = self.landing.root / "state"
-        path = folder / f"{name}.parquet"
+        path = self.dataset / STATE_FOLDER / f"{name}.parquet"
         try:
             return pq.read_table(path).to_pandas()
         except FileNotFoundError:
             if name == "sightings":
                 return no_runs()
-            return (LANDED_EVENTS if name == "pending" else INVENTORY).empty_table().to_pandas()
+            return (STAGED_EVENTS if name == "pending" else INVENTORY).empty_table().to_pandas()
         except (pa.ArrowException, OSError) as error:
             raise InputError(
                 f"a state file is damaged: {error}",

@@ -6,26 +6,26 @@ import pytest
 from filelock import FileLock
 
 import telemetry.dataset.writer
-import telemetry.landing.compaction
-import telemetry.landing.folder
+import telemetry.staging.compaction
+import telemetry.staging.folder
 from foundation.errors import InputError
 from telemetry.dataset.store import Dataset
 from telemetry.importing.ingest import ImportResult
-from telemetry.landing.compaction import compact
-from telemetry.landing.folder import landing_of
+from telemetry.staging.compaction import compact
+from telemetry.staging.folder import staging_of
 from tests.killed import die_at, exit_code_of
 from tests.telemetry.helpers import DAY, all_samples, gpu, inventory_frame, run_import, write_csv
-from tests.telemetry.landing_world import (
+from tests.telemetry.staging_world import (
     NOW,
     event,
     fold,
     fold_settings,
-    land,
-    land_events,
     land_rows,
-    landing,
     raw,
     samples_of,
+    stage_events,
+    stage_frame,
+    staging,
     state_of,
     table_of,
 )
@@ -38,16 +38,16 @@ def test_folding_piece_by_piece_equals_one_import(tmp_path: Path):
     inventory = write_csv(tmp_path / "hosts.csv", inventory_frame())
     pieces = frame.groupby(frame["timestamp"].dt.floor("210s"))
     for _, piece in pieces:
-        land(tmp_path, piece)
+        stage_frame(tmp_path, piece)
         fold(tmp_path, inventory=inventory)
     pd.testing.assert_frame_equal(samples_of(tmp_path), whole)
-    assert landing(tmp_path).waiting() == []
+    assert staging(tmp_path).waiting() == []
 
 
 def test_the_inventory_is_learned_from_what_is_seen(tmp_path: Path):
-    land(tmp_path, raw())
+    stage_frame(tmp_path, raw())
     seen = inventory_frame().drop(columns="installed_at").assign(seen_at=DAY, driver="580.1")
-    landing(tmp_path).stage("inventory", table_of(seen))
+    staging(tmp_path).stage("inventory", table_of(seen))
     fold(tmp_path)
     inventory = Dataset.open(tmp_path / "dataset").inventory()
     assert inventory["gpu"].tolist() == [gpu(number) for number in range(4)]
@@ -68,7 +68,7 @@ def test_a_gpu_that_moves_and_one_that_is_replaced_end_their_stays(tmp_path: Pat
         {"gpu": gpu(7), "node": "node-0", "pci_bus_id": address, "seen_at": later.to_pydatetime()},
     ]
     for frame in (first, second, third):
-        land(tmp_path, frame)
+        stage_frame(tmp_path, frame)
     land_rows(tmp_path, "inventory", *seen)
     fold(tmp_path)
     installations = Dataset.open(tmp_path / "dataset").inventory().set_index(["gpu", "node"])
@@ -81,7 +81,7 @@ def test_a_gpu_that_moves_and_one_that_is_replaced_end_their_stays(tmp_path: Pat
 def test_a_node_watched_before_its_gpus_does_not_make_them_newcomers(tmp_path: Path):
     before = (DAY - pd.Timedelta(days=9)).to_pydatetime()
     land_rows(tmp_path, "inventory", {"node": "node-0", "rack": "r7", "seen_at": before})
-    land(tmp_path, raw(gpus=2))
+    stage_frame(tmp_path, raw(gpus=2))
     fold(tmp_path)
     installations = Dataset.open(tmp_path / "dataset").inventory()
     assert installations["rack"].tolist() == ["r7", "r7"]
@@ -90,7 +90,7 @@ def test_a_node_watched_before_its_gpus_does_not_make_them_newcomers(tmp_path: P
 
 def test_a_fleet_without_gpus_is_one_of_nodes(tmp_path: Path):
     frame = raw(gpus=4, times=12, every="10min")
-    land(tmp_path, frame[frame["gpu"].isin([gpu(0), gpu(2)])].drop(columns=["gpu", "xid_last"]))
+    stage_frame(tmp_path, frame[frame["gpu"].isin([gpu(0), gpu(2)])].drop(columns=["gpu", "xid_last"]))
     fold(tmp_path)
     dataset = Dataset.open(tmp_path / "dataset")
     assert dataset.meta.unit == "node"
@@ -101,7 +101,7 @@ def test_a_fleet_without_gpus_is_one_of_nodes(tmp_path: Path):
 def test_a_changed_driver_is_an_event_once(tmp_path: Path):
     for day, driver in enumerate(["1", "1", "2", "2"]):
         when = DAY + pd.Timedelta(days=day)
-        land(tmp_path, raw(gpus=1, times=5, start=when))
+        stage_frame(tmp_path, raw(gpus=1, times=5, start=when))
         row = {"gpu": gpu(0), "node": "node-0", "driver": driver, "seen_at": when.to_pydatetime()}
         land_rows(tmp_path, "inventory", row)
         fold(tmp_path)
@@ -115,9 +115,9 @@ def test_a_changed_driver_is_an_event_once(tmp_path: Path):
 
 def test_what_the_operator_says_holds_against_what_was_seen(tmp_path: Path):
     inventory = write_csv(tmp_path / "hosts.csv", inventory_frame().assign(rack="r1", firmware="7"))
-    land(tmp_path, raw(gpus=6))
+    stage_frame(tmp_path, raw(gpus=6))
     fold(tmp_path, inventory=inventory)
-    land(tmp_path, raw(gpus=6, start=DAY + pd.Timedelta("1h")))
+    stage_frame(tmp_path, raw(gpus=6, start=DAY + pd.Timedelta("1h")))
     fold(tmp_path)
     installations = Dataset.open(tmp_path / "dataset").inventory().set_index("gpu")
     assert len(installations) == 6
@@ -128,9 +128,9 @@ def test_what_the_operator_says_holds_against_what_was_seen(tmp_path: Path):
 
 def test_an_operator_need_not_say_since_when_a_gpu_is_there(tmp_path: Path):
     hosts = inventory_frame().drop(columns=["installed_at"]).assign(rack="r1")
-    land(tmp_path, raw())
+    stage_frame(tmp_path, raw())
     fold(tmp_path, inventory=write_csv(tmp_path / "hosts.csv", hosts))
-    land(tmp_path, raw(start=DAY + pd.Timedelta("1h")))
+    stage_frame(tmp_path, raw(start=DAY + pd.Timedelta("1h")))
     fold(tmp_path)
     installations = Dataset.open(tmp_path / "dataset").inventory()
     assert set(installations["installed_at"]) == {DAY}
@@ -138,16 +138,16 @@ def test_an_operator_need_not_say_since_when_a_gpu_is_there(tmp_path: Path):
 
 
 def test_a_damaged_file_is_put_aside(tmp_path: Path):
-    land(tmp_path, raw())
-    damaged = land(tmp_path, raw(start=DAY + pd.Timedelta("1h")))
+    stage_frame(tmp_path, raw())
+    damaged = stage_frame(tmp_path, raw(start=DAY + pd.Timedelta("1h")))
     damaged.write_bytes(damaged.read_bytes()[:-40])
     result = fold(tmp_path)
     assert (result.refused, result.compacted["samples"]) == (1, 1)
-    assert (landing_of(tmp_path / "dataset") / "refused/samples" / damaged.name).exists()
+    assert (staging_of(tmp_path / "dataset") / "refused/samples" / damaged.name).exists()
 
 
 def test_jobs_land_and_are_updated(tmp_path: Path):
-    land(tmp_path, raw())
+    stage_frame(tmp_path, raw())
     job = {"job": "7", "node": "node-0", "started_at": DAY.to_pydatetime(), "gpus": 8}
     land_rows(tmp_path, "jobs", job)
     fold(tmp_path)
@@ -159,7 +159,7 @@ def test_jobs_land_and_are_updated(tmp_path: Path):
 
 
 def test_jobs_without_a_state_of_slurm_land_as_they_are(tmp_path: Path):
-    land(tmp_path, raw())
+    stage_frame(tmp_path, raw())
     job = {"job": "default/train", "node": "node-0", "started_at": DAY.to_pydatetime()}
     runs = {**job, "job": "default/tune", "outcome": None}
     land_rows(tmp_path, "jobs", {**job, "outcome": "completed"}, runs)
@@ -168,9 +168,9 @@ def test_jobs_without_a_state_of_slurm_land_as_they_are(tmp_path: Path):
     assert jobs["outcome"].fillna("unknown").tolist() == ["completed", "unknown"]
 
 
-def test_old_samples_go_and_old_landed_files_too(tmp_path: Path):
+def test_old_samples_go_and_old_staged_files_too(tmp_path: Path):
     for day in range(6):
-        path = land(tmp_path, raw(gpus=1, times=12, every="10min", start=DAY + pd.Timedelta(days=day)))
+        path = stage_frame(tmp_path, raw(gpus=1, times=12, every="10min", start=DAY + pd.Timedelta(days=day)))
         assert path is not None
         compacted_at = DAY + pd.Timedelta(days=day, hours=3)
         os.utime(path, (compacted_at.timestamp(), compacted_at.timestamp()))
@@ -179,41 +179,41 @@ def test_old_samples_go_and_old_landed_files_too(tmp_path: Path):
     assert samples["timestamp"].min() >= DAY + pd.Timedelta(days=2)
     assert samples["timestamp"].max() >= DAY + pd.Timedelta(days=5)
     assert Dataset.open(tmp_path / "dataset").meta.span[0] >= (DAY + pd.Timedelta(days=1)).to_pydatetime()
-    compacted = landing_of(tmp_path / "dataset") / "compacted/samples"
+    compacted = staging_of(tmp_path / "dataset") / "compacted/samples"
     assert len(list(compacted.glob("*.parquet"))) == 3
-    land(tmp_path, raw())
+    stage_frame(tmp_path, raw())
     fold(tmp_path, retention={"raw": "0s"})  # none shall be kept
     assert not list(compacted.glob("*.parquet"))
 
 
 def test_a_reader_goes_on_reading_the_dataset_it_opened(tmp_path: Path):
-    land(tmp_path, raw(times=20))
+    stage_frame(tmp_path, raw(times=20))
     fold(tmp_path)
     reader = Dataset.open(tmp_path / "dataset")
     before = all_samples(ImportResult(reader, {}, {}))
     for turn in range(1, 3):
-        land(tmp_path, raw(times=20, start=DAY + pd.Timedelta(hours=turn)))
+        stage_frame(tmp_path, raw(times=20, start=DAY + pd.Timedelta(hours=turn)))
         fold(tmp_path)
     pd.testing.assert_frame_equal(all_samples(ImportResult(reader, {}, {})), before)
     assert len(samples_of(tmp_path)) > len(before)
     del reader
-    land(tmp_path, raw(times=20, start=DAY + pd.Timedelta(hours=5)))
+    stage_frame(tmp_path, raw(times=20, start=DAY + pd.Timedelta(hours=5)))
     fold(tmp_path)
     assert [path.name for path in tmp_path.glob(".dataset*")] == []
 
 
 def test_one_fold_at_a_time(tmp_path: Path):
-    land(tmp_path, raw())
-    lock = landing(tmp_path).state("compact.lock")
+    stage_frame(tmp_path, raw())
+    lock = staging(tmp_path).state("compact.lock")
     with FileLock(lock, fallback_to_soft=False), pytest.raises(InputError, match="another process is compacting"):
         fold(tmp_path)
     assert fold(tmp_path).compacted == {"samples": 1}
 
 
 def test_another_step_is_refused(tmp_path: Path):
-    land(tmp_path, raw())
+    stage_frame(tmp_path, raw())
     fold(tmp_path)
-    land(tmp_path, raw(start=DAY + pd.Timedelta("1h")))
+    stage_frame(tmp_path, raw(start=DAY + pd.Timedelta("1h")))
     with pytest.raises(InputError, match="a step of 10m, the new data one of 5m"):
         fold(tmp_path, step="5m")
 
@@ -225,8 +225,8 @@ def fold_killed_at(folder: Path, at: int) -> None:
         (Path, "replace"),
         (Path, "unlink"),
         (telemetry.dataset.writer, "write_part"),
-        (telemetry.landing.compaction, "_retire"),
-        (telemetry.landing.folder, "write_bytes"),
+        (telemetry.staging.compaction, "_retire"),
+        (telemetry.staging.folder, "write_bytes"),
     )
     die_at(at, places)
     compact(folder / "dataset", settings=fold_settings(), now=NOW)
@@ -247,33 +247,33 @@ def test_a_fold_killed_anywhere_loses_nothing_and_counts_nothing_twice(tmp_path:
     after = raw(gpus=1, times=4, start=DAY + pd.Timedelta("2h"))
     (tmp_path / "calm").mkdir()
     for piece in (early, late):
-        land(tmp_path / "calm", piece)
+        stage_frame(tmp_path / "calm", piece)
         fold(tmp_path / "calm")
-    land_events(tmp_path / "calm", events)
+    stage_events(tmp_path / "calm", events)
     fold(tmp_path / "calm")
     whole = samples_of(tmp_path / "calm")
     killed = 0
     for call in range(1, 60, 3):
         folder = tmp_path / f"kill-{call}"
         folder.mkdir()
-        land(folder, early)
-        land_events(folder, [waits])
+        stage_frame(folder, early)
+        stage_events(folder, [waits])
         fold(folder)
-        land(folder, late)
-        land_events(folder, events)
+        stage_frame(folder, late)
+        stage_events(folder, events)
         done = exit_code_of(fold_killed_at, folder, call)
         assert done in (7, 9)
         killed += done == 9
         fold(folder)
         pd.testing.assert_frame_equal(samples_of(folder), whole)
-        land(folder, after)
+        stage_frame(folder, after)
         result = fold(folder)
         dataset = Dataset.open(folder / "dataset")
         assert dataset.events()["code"].tolist() == ["79", "48", "79"]
         assert dataset.events()["gpu"].tolist() == [gpu(0), gpu(3), gpu(0)]
         assert result.quarantined == {}
         assert len(dataset.inventory()) == 4
-        assert landing(folder).waiting() == []
+        assert staging(folder).waiting() == []
         assert pd.read_parquet(state_of(folder, "pending"))["code"].tolist() == ["31"]
         if done == 7:
             break

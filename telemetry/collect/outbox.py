@@ -1,7 +1,7 @@
 """How collectors stage rows: samples through a bounded buffer, events together with the position that was read.
 
 An :class:`Outbox` loses and repeats nothing when it is killed. Rows and the position after them are first written to
-the collector's state file, then the rows are written to the landing folder under a unique name, which it accepts once.
+the collector's state file, then the rows are written to the staging folder under a unique name, which it accepts once.
 A process that dies between the two finds the rows in its state at the next start and writes them under the same name.
 """
 
@@ -20,7 +20,7 @@ from foundation.errors import InputError
 from foundation.files import take_lock, write_bytes
 from telemetry.accounting import Accounting
 from telemetry.dataset.schema import Event
-from telemetry.landing.folder import Kind, Landing, Rows, rows_table
+from telemetry.staging.folder import Kind, Rows, StagingFolder, rows_table
 
 _log = logging.getLogger(__name__)
 
@@ -36,19 +36,19 @@ class _State(BaseModel):
 class Outbox(contextlib.AbstractContextManager["Outbox"]):
     """The state of one collector; only one process at a time may hold it.
 
-    ``name``: of the state file. ``landed``: rows written by this process, by kind. ``accounting`` counts what is
+    ``name``: of the state file. ``staged``: rows written by this process, by kind. ``accounting`` counts what is
     committed.
     Raises ``InputError`` if another process holds it, or the state file is damaged.
     """
 
-    def __init__(self, landing: Landing, name: str, accounting: Accounting | None = None) -> None:
-        self._landing = landing
+    def __init__(self, staging: StagingFolder, name: str, accounting: Accounting | None = None) -> None:
+        self._staging = staging
         self.accounting = Accounting() if accounting is None else accounting
-        self._path = landing.state(f"{name}.json")
+        self._path = staging.state(f"{name}.json")
         lock_path = self._path.with_name(f"{name}.lock")
         what = f"another collector {name!r} is running on this dataset"
         self._lock = take_lock(lock_path, what, str(lock_path), "Stop it first, or let it run.").lock
-        self.landed: Counter[Kind] = Counter()
+        self.staged: Counter[Kind] = Counter()
         try:
             self._state = self._read(name)
             self.flush()
@@ -67,7 +67,7 @@ class Outbox(contextlib.AbstractContextManager["Outbox"]):
         """Remember a position and the rows that lie before it, and write those rows.
 
         Raises ``InputError`` if the disk is full or not writable; then nothing was taken in, and the same commit may be
-        tried again. Where only the landing folder fails, the rows are taken in: :meth:`flush`, the next commit or the
+        tried again. Where only the staging folder fails, the rows are taken in: :meth:`flush`, the next commit or the
         next process writes them.
         """
         self.flush()
@@ -83,11 +83,11 @@ class Outbox(contextlib.AbstractContextManager["Outbox"]):
             self.flush()
 
     def flush(self) -> None:
-        """Write what was committed and is not in the landing folder yet; raises ``InputError`` if the disk is full."""
+        """Write what was committed and is not in the staging folder yet; raises ``InputError`` if the disk is full."""
         for kind, rows in self._state.pending.items():
             name = f"{self._state.name}.{self._state.batch:08d}"
-            if self._landing.stage(kind, rows_table(kind, rows), name=name) is not None:
-                self.landed[kind] += len(rows)
+            if self._staging.stage(kind, rows_table(kind, rows), name=name) is not None:
+                self.staged[kind] += len(rows)
         self._state.pending = {}
 
     def close(self) -> None:
@@ -124,8 +124,8 @@ UNWRITTEN: Final = "being written"
 class RowBuffer:
     """Holds tables of each kind up to ``max_rows``, then drops the oldest; safe to use from two threads."""
 
-    def __init__(self, landing: Landing, accounting: Accounting, *, max_rows: int) -> None:
-        self.landing = landing
+    def __init__(self, staging: StagingFolder, accounting: Accounting, *, max_rows: int) -> None:
+        self.staging = staging
         self.accounting = accounting
         self._max_rows = max_rows
         self._tables: dict[Kind, list[pa.Table]] = {"events": [], "inventory": [], "samples": []}
@@ -156,7 +156,7 @@ class RowBuffer:
                 continue
             table = pa.concat_tables(tables, promote_options="default").combine_chunks()
             try:
-                self.landing.stage(kind, table)
+                self.staging.stage(kind, table)
             except (InputError, OSError) as error:
                 errors.append(error)
                 with self._lock:

@@ -1,7 +1,7 @@
 """The inventory of a live fleet, from observations and from what operators gave: which GPU was where, and its moves.
 
 What collectors observe is brought down to runs: one GPU on one node under one driver, from its first observation to its
-last. A late observation of another place inside a run splits it, so that the order in which files land does not matter.
+last. A late observation of another place inside a run splits it, so the order of files does not matter.
 """
 
 import logging
@@ -133,15 +133,15 @@ def _points(frames: list[pd.DataFrame]) -> pd.DataFrame:
     return points.groupby(["owner", "ms", "node"], sort=False, as_index=False).last()
 
 
-def from_landed(table: pa.Table) -> pd.DataFrame:
-    """Return the observations of a landed inventory table."""
+def from_staged(table: pa.Table) -> pd.DataFrame:
+    """Return the observations of a staged inventory table."""
     frame = table.to_pandas()
     ms = ms_of(frame["seen_at"])
     return frame.drop(columns=["seen_at"]).assign(first_ms=ms, last_ms=ms)
 
 
 def from_samples(table: pa.Table) -> pd.DataFrame:
-    """Return the observations that a landed sample table implies: first and last sample of each GPU (or node).
+    """Return the observations that a staged sample table implies: first and last sample of each GPU (or node).
 
     ``table``: ``timestamp``, ``node`` and ``gpu``. Where a GPU is on two nodes within the file, each sample counts by
     itself.
@@ -183,7 +183,7 @@ _STATICS: Final = ["cluster", "group", "rack", "nvlink_domain"]
 def derive_inventory(runs: pd.DataFrame, given: pd.DataFrame | None, before: pd.DataFrame) -> pd.DataFrame:
     """Make the inventory.
 
-    ``runs``: in the layout of :data:`telemetry.landing.inventory.RUNS`.
+    ``runs``: in the layout of :data:`telemetry.staging.inventory.RUNS`.
     ``given``: installations that an operator gave, in the layout of :data:`telemetry.dataset.schema.INVENTORY` with
     further static columns. They hold, and observations fill their gaps: missing attributes, GPUs they do not name,
     moves after them.

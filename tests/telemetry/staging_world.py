@@ -1,4 +1,4 @@
-"""A landing folder with rows of a small fleet, and its compaction."""
+"""A staging folder with rows of a small fleet, and its compaction."""
 
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -10,8 +10,8 @@ from telemetry.config import TelemetrySection
 from telemetry.dataset.channels import resolve_channels
 from telemetry.dataset.store import Dataset
 from telemetry.importing.ingest import ImportResult
-from telemetry.landing.compaction import CompactResult, CompactSettings, compact
-from telemetry.landing.folder import Kind, Landing, landing_of
+from telemetry.staging.compaction import CompactResult, CompactSettings, compact
+from telemetry.staging.folder import Kind, StagingFolder, staging_of
 from tests.telemetry.helpers import DAY, all_samples, samples_frame
 
 NOW = datetime(2026, 5, 1, tzinfo=UTC)
@@ -41,25 +41,25 @@ def table_of(frame: pd.DataFrame) -> pa.Table:
     return pa.table(arrays)
 
 
-def landing(folder: Path) -> Landing:
-    return Landing(landing_of(folder / "dataset"), writer="test")
+def staging(folder: Path) -> StagingFolder:
+    return StagingFolder(staging_of(folder / "dataset"), writer="test")
 
 
 def state_of(folder: Path, name: str) -> Path:
     return folder / "dataset" / "compaction" / f"{name}.parquet"
 
 
-def land(folder: Path, frame: pd.DataFrame, **named: str) -> Path | None:
-    return landing(folder).stage("samples", table_of(frame), **named)
+def stage_frame(folder: Path, frame: pd.DataFrame, **named: str) -> Path | None:
+    return staging(folder).stage("samples", table_of(frame), **named)
 
 
 def land_rows(folder: Path, kind: Kind, *rows: dict[str, object]) -> None:
-    landing(folder).stage(kind, pa.Table.from_pylist(list(rows)))
+    staging(folder).stage(kind, pa.Table.from_pylist(list(rows)))
 
 
-def land_events(folder: Path, rows: list[dict[str, object]]) -> None:
+def stage_events(folder: Path, rows: list[dict[str, object]]) -> None:
     names = dict.fromkeys(name for row in rows for name in row)
-    landing(folder).stage("events", pa.table({name: [row.get(name) for row in rows] for name in names}))
+    staging(folder).stage("events", pa.table({name: [row.get(name) for row in rows] for name in names}))
 
 
 def event(when: pd.Timestamp, code: str, **more: object) -> dict[str, object]:

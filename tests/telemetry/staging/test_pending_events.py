@@ -1,18 +1,16 @@
 """Events and jobs that come before their GPU or node was seen, or that call the node otherwise than the inventory."""
 
-import shutil
 from datetime import timedelta
 from pathlib import Path
 
 import pandas as pd
-import pyarrow.parquet as pq
 import pytest
 
-import telemetry.landing.compaction
+import telemetry.staging.compaction
 from foundation.errors import InputError
 from telemetry.dataset.store import Dataset
 from tests.telemetry.helpers import DAY, gpu
-from tests.telemetry.landing_world import NOW, event, fold, land, land_events, land_rows, landing, raw, state_of
+from tests.telemetry.staging_world import NOW, event, fold, land_rows, raw, stage_events, stage_frame, state_of
 
 LOG = "kernel_log:journal"
 LATER = DAY + pd.Timedelta("5h")
@@ -41,13 +39,13 @@ def fail(*_: object, **__: object) -> None:
 def test_a_failing_fold_loses_no_event_that_was_waiting_and_keeps_each_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    land(tmp_path, raw(gpus=1))
-    land_events(tmp_path, [event(DAY, "79", gpu=gpu(1), source=LOG)])
+    stage_frame(tmp_path, raw(gpus=1))
+    stage_events(tmp_path, [event(DAY, "79", gpu=gpu(1), source=LOG)])
     fold(tmp_path)
-    land(tmp_path, raw(gpus=2, start=DAY + pd.Timedelta("30min")))
-    land_events(tmp_path, [event(DAY, "48", gpu=gpu(5), source=LOG)])
+    stage_frame(tmp_path, raw(gpus=2, start=DAY + pd.Timedelta("30min")))
+    stage_events(tmp_path, [event(DAY, "48", gpu=gpu(5), source=LOG)])
     with monkeypatch.context() as patch:
-        patch.setattr(telemetry.landing.compaction.Ingest, "run", fail)
+        patch.setattr(telemetry.staging.compaction.Ingest, "run", fail)
         for day in range(3):
             with pytest.raises(InputError, match="the disk is full"):
                 fold(tmp_path, now=NOW + timedelta(days=day))
@@ -59,9 +57,9 @@ def test_a_failing_fold_loses_no_event_that_was_waiting_and_keeps_each_once(
 
 
 def test_an_event_of_an_address_waits_for_its_node_and_for_its_gpu(tmp_path: Path):
-    land(tmp_path, raw(gpus=1))
+    stage_frame(tmp_path, raw(gpus=1))
     see(tmp_path, gpu(0), address="0:10:0")
-    land_events(
+    stage_events(
         tmp_path,
         [
             event(LATER, "79", node="node-5", pci_bus_id="0000:3b:00", source=LOG),
@@ -72,9 +70,9 @@ def test_an_event_of_an_address_waits_for_its_node_and_for_its_gpu(tmp_path: Pat
     assert events_of(tmp_path) == {}
     assert pending(tmp_path)["pci_bus_id"].tolist() == ["0000:3b:00", "0000:11:00"]
     assert "xids_without_a_gpu" not in first.counts
-    land(tmp_path, raw(gpus=2))
+    stage_frame(tmp_path, raw(gpus=2))
     see(tmp_path, gpu(1), address="0:11:0")
-    land(tmp_path, raw(gpus=1, start=DAY + pd.Timedelta("4h")).assign(gpu=gpu(5), node="node-5"))
+    stage_frame(tmp_path, raw(gpus=1, start=DAY + pd.Timedelta("4h")).assign(gpu=gpu(5), node="node-5"))
     see(tmp_path, gpu(5), node="node-5", address="0:3b:0", at=DAY + pd.Timedelta("4h"))
     fold(tmp_path)
     assert events_of(tmp_path) == {"79": ("node-5", gpu(5)), "48": ("node-0", gpu(1))}
@@ -82,12 +80,12 @@ def test_an_event_of_an_address_waits_for_its_node_and_for_its_gpu(tmp_path: Pat
 
 
 def test_an_address_that_nobody_sees_a_gpu_at_is_the_nodes_in_the_end_and_is_counted(tmp_path: Path):
-    land(tmp_path, raw(gpus=1))
+    stage_frame(tmp_path, raw(gpus=1))
     see(tmp_path, gpu(0), address="0:10:0")
     lost = {"pci_bus_id": "0000:aa:00.0", "source": LOG}
-    land_events(tmp_path, [event(DAY, "79", **lost), event(DAY, "cordon", **lost) | {"type": "drain"}])
+    stage_events(tmp_path, [event(DAY, "79", **lost), event(DAY, "cordon", **lost) | {"type": "drain"}])
     for days, expected in ((0, {}), (29, {}), (31, {"xids_without_a_gpu": 1}), (32, {})):
-        land(tmp_path, raw(gpus=1, start=DAY + pd.Timedelta(days=days)))
+        stage_frame(tmp_path, raw(gpus=1, start=DAY + pd.Timedelta(days=days)))
         result = fold(tmp_path, now=NOW + timedelta(days=days))
         counted = {name: number for name, number in result.counts.items() if name == "xids_without_a_gpu"}
         assert (counted, result.quarantined) == (expected, {})
@@ -97,31 +95,17 @@ def test_an_address_that_nobody_sees_a_gpu_at_is_the_nodes_in_the_end_and_is_cou
 @pytest.mark.parametrize("unit", ["gpu", "node"])
 def test_where_no_gpu_has_an_address_nobody_waits_for_one(unit: str, tmp_path: Path):
     frame = raw(gpus=1, times=12, every="10min")
-    land(tmp_path, frame if unit == "gpu" else frame.drop(columns=["gpu", "xid_last"]))
-    land_events(tmp_path, [event(DAY, "79", pci_bus_id="0000:10:00", source=LOG)])
+    stage_frame(tmp_path, frame if unit == "gpu" else frame.drop(columns=["gpu", "xid_last"]))
+    stage_events(tmp_path, [event(DAY, "79", pci_bus_id="0000:10:00", source=LOG)])
     assert fold(tmp_path).counts["xids_without_a_gpu"] == 1
     assert events_of(tmp_path) == {"79": ("node-0", None)}
 
 
-def test_what_an_earlier_version_kept_with_the_landed_files_is_read(tmp_path: Path):
-    land(tmp_path, raw(gpus=1))
-    land_events(tmp_path, [event(DAY, "79", gpu=gpu(1), source=LOG)])
-    fold(tmp_path)
-    older = landing(tmp_path).state("pending.parquet")
-    pq.write_table(pq.read_table(state_of(tmp_path, "pending")).drop_columns(["pci_bus_id"]), older)
-    for name in ("sightings", "derived"):
-        shutil.copy(state_of(tmp_path, name), older.with_stem(name))
-    shutil.rmtree(older.parents[2] / "dataset" / "compaction")
-    land(tmp_path, raw(gpus=2, start=DAY + pd.Timedelta("30min")))
-    fold(tmp_path)
-    assert events_of(tmp_path) == {"79": ("node-0", gpu(1))}
-
-
 @pytest.mark.parametrize(("seen", "named"), [("node-0.example.com", "node-0"), ("node-0", "node-0.example.com")])
 def test_events_and_jobs_find_a_node_under_more_or_less_of_its_domain(seen: str, named: str, tmp_path: Path):
-    land(tmp_path, raw(gpus=1).assign(node=seen))
+    stage_frame(tmp_path, raw(gpus=1).assign(node=seen))
     see(tmp_path, gpu(0), node=seen, address="0:10:0")
-    land_events(
+    stage_events(
         tmp_path,
         [
             event(DAY, "79", node=named, pci_bus_id="0000:10:00", source=LOG),
@@ -139,8 +123,8 @@ def test_events_and_jobs_find_a_node_under_more_or_less_of_its_domain(seen: str,
 
 def test_of_two_nodes_that_a_bare_name_may_be_the_gpu_tells_which(tmp_path: Path):
     for number, node in enumerate(("node-0.east", "node-0.west")):
-        land(tmp_path, raw(gpus=1).assign(gpu=gpu(number), node=node))
-    land_events(
+        stage_frame(tmp_path, raw(gpus=1).assign(gpu=gpu(number), node=node))
+    stage_events(
         tmp_path,
         [
             event(DAY, "79", gpu=gpu(1), source=LOG),

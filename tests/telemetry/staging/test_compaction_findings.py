@@ -14,28 +14,28 @@ from hypothesis import strategies as st
 from foundation.errors import InputError
 from telemetry.dataset.schema import INVENTORY, conform
 from telemetry.dataset.store import Dataset
-from telemetry.landing.inventory import distinguish, merge_observations, no_runs
+from telemetry.staging.inventory import distinguish, merge_observations, no_runs
 from tests.telemetry.helpers import DAY, gpu, inventory_frame, run_import, samples_frame, write_csv
-from tests.telemetry.landing_world import (
+from tests.telemetry.staging_world import (
     NOW,
     event,
     fold,
-    land,
-    land_events,
     land_rows,
-    landing,
     raw,
     samples_of,
+    stage_events,
+    stage_frame,
+    staging,
     state_of,
 )
 
 
 def test_what_an_import_adds_between_two_folds_keeps_its_place(tmp_path: Path):
-    land(tmp_path, raw(gpus=1))
+    stage_frame(tmp_path, raw(gpus=1))
     fold(tmp_path)
     foreign = samples_frame(gpus=1, times=6).assign(gpu=gpu(9), gpu_temp_c=90.0)
     run_import(tmp_path, samples=foreign, inventory=inventory_frame(1).assign(gpu=gpu(9)))
-    land(tmp_path, raw(gpus=1, start=DAY + pd.Timedelta("1h")))
+    stage_frame(tmp_path, raw(gpus=1, start=DAY + pd.Timedelta("1h")))
     fold(tmp_path)
     samples = samples_of(tmp_path)
     assert set(Dataset.open(tmp_path / "dataset").inventory()["gpu"]) == {gpu(0), gpu(9)}
@@ -44,11 +44,11 @@ def test_what_an_import_adds_between_two_folds_keeps_its_place(tmp_path: Path):
 
 
 def test_lost_sightings_do_not_lose_a_silent_gpu(tmp_path: Path):
-    land(tmp_path, raw(gpus=2))
+    stage_frame(tmp_path, raw(gpus=2))
     fold(tmp_path)
     before = samples_of(tmp_path)
     state_of(tmp_path, "sightings").unlink()
-    land(tmp_path, raw(gpus=2, start=DAY + pd.Timedelta("1h")).query(f"gpu == '{gpu(1)}'"))
+    stage_frame(tmp_path, raw(gpus=2, start=DAY + pd.Timedelta("1h")).query(f"gpu == '{gpu(1)}'"))
     fold(tmp_path)
     after = samples_of(tmp_path)
     assert Dataset.open(tmp_path / "dataset").inventory()["removed_at"].isna().all()
@@ -56,7 +56,7 @@ def test_lost_sightings_do_not_lose_a_silent_gpu(tmp_path: Path):
 
 
 def test_an_inventory_alone_is_compacted_and_a_corrected_one_replaces_it(tmp_path: Path):
-    land(tmp_path, raw(gpus=2))
+    stage_frame(tmp_path, raw(gpus=2))
     fold(tmp_path)
     for day in ("2026-02-01", "2026-02-03"):
         hosts = inventory_frame(2).assign(installed_at=f"{day}T00:00:00Z", rack="r1")
@@ -67,7 +67,7 @@ def test_an_inventory_alone_is_compacted_and_a_corrected_one_replaces_it(tmp_pat
 
 
 def test_an_inventory_with_a_gpu_in_two_places_costs_nothing_else(tmp_path: Path):
-    land(tmp_path, raw(gpus=2))
+    stage_frame(tmp_path, raw(gpus=2))
     twice = pd.concat([inventory_frame(1).assign(node="node-7"), inventory_frame(2)])
     result = fold(tmp_path, inventory=write_csv(tmp_path / "hosts.csv", twice))
     assert result.compacted == {"samples": 1}
@@ -75,10 +75,10 @@ def test_an_inventory_with_a_gpu_in_two_places_costs_nothing_else(tmp_path: Path
 
 
 def test_an_event_whose_gpu_never_comes_is_quarantined_in_the_end(tmp_path: Path):
-    land(tmp_path, raw(gpus=1))
-    land_events(tmp_path, [event(DAY, "79", gpu="GPU-never")])
+    stage_frame(tmp_path, raw(gpus=1))
+    stage_events(tmp_path, [event(DAY, "79", gpu="GPU-never")])
     for days, expected in ((0, {}), (29, {}), (31, {"unknown gpu": 1}), (32, {})):
-        land(tmp_path, raw(gpus=1, start=DAY + pd.Timedelta(days=days)))
+        stage_frame(tmp_path, raw(gpus=1, start=DAY + pd.Timedelta(days=days)))
         assert fold(tmp_path, now=NOW + timedelta(days=days)).quarantined == expected
 
 
@@ -86,27 +86,27 @@ def test_rows_of_steps_that_are_not_over_wait_and_lagging_sources_join_them(tmp_
     now = (DAY + pd.Timedelta("1h")).to_pydatetime()
     temperatures = raw(gpus=1, times=120)[["timestamp", "node", "gpu", "gpu_temp_c"]]
     powers = raw(gpus=1, times=120)[["timestamp", "node", "gpu", "power_w"]]
-    land(tmp_path, temperatures)
+    stage_frame(tmp_path, temperatures)
     lagging = powers["timestamp"] <= DAY + pd.Timedelta("45min")
-    land(tmp_path, powers[lagging])
+    stage_frame(tmp_path, powers[lagging])
     first = fold(tmp_path, now=now)
     assert "their steps to be over: 49 rows later than 2026-03-01T00:40:00.000Z" in first.waits_for
     assert samples_of(tmp_path)["timestamp"].max() == DAY + pd.Timedelta("40min")
-    land(tmp_path, powers[~lagging])
+    stage_frame(tmp_path, powers[~lagging])
     second = fold(tmp_path, now=now + timedelta(hours=1))
     assert second.quarantined == {}
     samples = samples_of(tmp_path)
     assert samples["sample_count"].sum() == 120
     assert samples[["gpu_temp_c", "power_w"]].notna().all(axis=None)
-    assert landing(tmp_path).waiting() == []
+    assert staging(tmp_path).waiting() == []
 
 
 def test_clocks_that_cannot_be_right_move_nothing(tmp_path: Path):
-    land(tmp_path, raw(gpus=2))
+    stage_frame(tmp_path, raw(gpus=2))
     for wrong in ("2040-01-01", "2001-01-01"):
-        land(tmp_path, raw(gpus=2, times=3, start=pd.Timestamp(wrong, tz="UTC")))
+        stage_frame(tmp_path, raw(gpus=2, times=3, start=pd.Timestamp(wrong, tz="UTC")))
     for wrong in ("2041-01-01", "2006-03-01", "1970-01-01"):
-        land_events(tmp_path, [event(pd.Timestamp(wrong, tz="UTC"), "79", gpu=gpu(0))])
+        stage_events(tmp_path, [event(pd.Timestamp(wrong, tz="UTC"), "79", gpu=gpu(0))])
     result = fold(tmp_path)
     assert result.quarantined == {
         "an impossible clock": 14,
@@ -121,41 +121,41 @@ def test_clocks_that_cannot_be_right_move_nothing(tmp_path: Path):
 
 @pytest.mark.parametrize("wrong", ["1970-01-01", "2041-01-01"])
 def test_a_start_that_cannot_be_right_and_was_kept_is_forgotten(wrong: str, tmp_path: Path):
-    land(tmp_path, raw(gpus=2))
+    stage_frame(tmp_path, raw(gpus=2))
     fold(tmp_path)
     state = state_of(tmp_path, "derived")
     kept = pq.read_table(state).to_pandas()
     never = kept.assign(installed_at=pd.Timestamp(wrong, tz="UTC").as_unit("ms"))
     pq.write_table(conform(pd.concat([kept, never], ignore_index=True), INVENTORY), state)
-    land(tmp_path, raw(gpus=2, start=DAY + pd.Timedelta("1h")))
+    stage_frame(tmp_path, raw(gpus=2, start=DAY + pd.Timedelta("1h")))
     fold(tmp_path)
     assert (Dataset.open(tmp_path / "dataset").inventory()["installed_at"] == DAY).all()
 
 
 def test_an_inventory_waits_for_the_first_usable_sample_row(tmp_path: Path):
     hosts = write_csv(tmp_path / "hosts.csv", inventory_frame(1))
-    land(tmp_path, raw(gpus=1, times=3, start=pd.Timestamp("2001-01-01", tz="UTC")))
+    stage_frame(tmp_path, raw(gpus=1, times=3, start=pd.Timestamp("2001-01-01", tz="UTC")))
     with pytest.raises(InputError, match="no sample row can be used"):
         fold(tmp_path, inventory=hosts)
-    land(tmp_path, raw(gpus=1))
+    stage_frame(tmp_path, raw(gpus=1))
     assert fold(tmp_path).compacted == {"samples": 2}
 
 
 def test_a_node_that_joins_later_was_not_there_before(tmp_path: Path):
     joined = DAY + pd.Timedelta(days=20)
-    land(tmp_path, raw(gpus=1))
-    land(tmp_path, raw(gpus=1, start=DAY + pd.Timedelta("50min")).assign(gpu=gpu(5), node="node-5"))
+    stage_frame(tmp_path, raw(gpus=1))
+    stage_frame(tmp_path, raw(gpus=1, start=DAY + pd.Timedelta("50min")).assign(gpu=gpu(5), node="node-5"))
     fold(tmp_path)
-    land(tmp_path, raw(gpus=1, start=joined).assign(gpu=gpu(8), node="node-8"))
-    land(tmp_path, raw(gpus=1, start=joined).assign(gpu=gpu(9), node="node-9"))
+    stage_frame(tmp_path, raw(gpus=1, start=joined).assign(gpu=gpu(8), node="node-8"))
+    stage_frame(tmp_path, raw(gpus=1, start=joined).assign(gpu=gpu(9), node="node-9"))
     cordoned = joined - pd.Timedelta("2h")
-    land_events(tmp_path, [event(cordoned, "cordon", node="node-9") | {"type": "drain"}])
+    stage_events(tmp_path, [event(cordoned, "cordon", node="node-9") | {"type": "drain"}])
     assert fold(tmp_path).quarantined == {}
     for more in (joined + pd.Timedelta("2h"), joined - pd.Timedelta("5h")):
         installations = Dataset.open(tmp_path / "dataset").inventory()
         starts = dict(zip(installations["node"], installations["installed_at"], strict=True))
         assert starts == {"node-0": DAY, "node-5": DAY, "node-8": joined, "node-9": cordoned}
-        land(tmp_path, raw(gpus=1, start=more).assign(gpu=gpu(8), node="node-8"))
+        stage_frame(tmp_path, raw(gpus=1, start=more).assign(gpu=gpu(8), node="node-8"))
         assert fold(tmp_path).quarantined == {}
     installations = Dataset.open(tmp_path / "dataset").inventory()
     assert installations.loc[installations["node"] == "node-8", "installed_at"].tolist() == [
@@ -165,7 +165,7 @@ def test_a_node_that_joins_later_was_not_there_before(tmp_path: Path):
 
 def put(folder: Path, number: int, when: pd.Timestamp, address: str = "0000:3b:00.0") -> None:
     """See a GPU at an address of node-0, with samples from then on."""
-    land(folder, raw(gpus=1, start=when).assign(gpu=gpu(number)))
+    stage_frame(folder, raw(gpus=1, start=when).assign(gpu=gpu(number)))
     row = {"gpu": gpu(number), "node": "node-0", "pci_bus_id": address, "seen_at": when.to_pydatetime()}
     land_rows(folder, "inventory", row)
 
@@ -198,7 +198,7 @@ def test_a_gpu_that_is_put_back_ends_the_stay_of_the_one_in_its_place(folds: int
 
 
 def test_an_end_that_the_operator_takes_back_is_none(tmp_path: Path):
-    land(tmp_path, raw(gpus=1))
+    stage_frame(tmp_path, raw(gpus=1))
     for end in ("2026-04-01T00:00:00Z", None):
         hosts = inventory_frame(1).assign(removed_at=end)
         fold(tmp_path, inventory=write_csv(tmp_path / "hosts.csv", hosts))
@@ -225,23 +225,23 @@ def test_a_silent_gpu_whose_address_a_neighbour_gets_is_still_there(tmp_path: Pa
 def test_a_watched_node_alone_does_not_decide_what_a_fleet_is_of(tmp_path: Path):
     seen = {"node": "node-0", "rack": "r", "seen_at": DAY.to_pydatetime()}
     land_rows(tmp_path, "inventory", seen)
-    land_events(tmp_path, [event(DAY, "cordon") | {"type": "drain"}])
+    stage_events(tmp_path, [event(DAY, "cordon") | {"type": "drain"}])
     assert "no GPU was seen yet" in fold(tmp_path).waits_for
-    land(tmp_path, raw(gpus=1))
+    stage_frame(tmp_path, raw(gpus=1))
     fold(tmp_path)
     assert Dataset.open(tmp_path / "dataset").meta.unit == "gpu"
 
 
 def test_an_empty_name_is_no_gpu(tmp_path: Path):
-    land(tmp_path, raw(gpus=1))
-    land(tmp_path, raw(gpus=1).assign(gpu=""))
+    stage_frame(tmp_path, raw(gpus=1))
+    stage_frame(tmp_path, raw(gpus=1).assign(gpu=""))
     assert fold(tmp_path).quarantined == {"missing gpu": 60}
 
 
 def test_a_gpu_listed_under_two_node_names_is_kept_in_one_place(tmp_path: Path):
     frame = raw(gpus=1, times=400)
     frame.loc[1::2, "node"] = "node-0.example.com"
-    land(tmp_path, frame)
+    stage_frame(tmp_path, frame)
     fold(tmp_path)
     assert len(Dataset.open(tmp_path / "dataset").inventory()) == 1
 
@@ -253,7 +253,7 @@ def test_a_pushed_identity_on_two_nodes_is_two_gpus(pieces: int, tmp_path: Path)
     frame = pd.concat([own, twin.assign(gpu_temp_c=twin["gpu_temp_c"] + 30)])
     piece = frame["timestamp"].rank(method="dense").astype(int) * pieces // 61
     for number in range(pieces):
-        land(tmp_path, frame[piece == number])
+        stage_frame(tmp_path, frame[piece == number])
         fold(tmp_path)
     samples = samples_of(tmp_path)
     assert samples.groupby("gpu")["node"].unique().map(list).to_dict() == {
@@ -317,7 +317,7 @@ def test_in_whatever_order_pieces_land_the_rises_add_up_to_the_truth(given_piece
     turn.shuffle(order)
     with tempfile.TemporaryDirectory() as folder:
         for piece in order:
-            land(Path(folder), piece)
+            stage_frame(Path(folder), piece)
             fold(Path(folder))
         risen = samples_of(Path(folder))[COUNTER + "_rise"].sum()
     # The first and the last sample are never set aside, whatever came before them.
@@ -327,7 +327,7 @@ def test_in_whatever_order_pieces_land_the_rises_add_up_to_the_truth(given_piece
 def test_a_step_goes_on_after_a_sample_that_was_stored_before_its_unit_was_rolled_up(tmp_path: Path) -> None:
     first, between, alone, after = parts(rising([0] * 37 + [396, 0, 0]), [1, 36, 37])
     for piece in (first, alone, between, after):
-        land(tmp_path, piece)
+        stage_frame(tmp_path, piece)
         fold(tmp_path)
     assert samples_of(tmp_path)[COUNTER + "_rise"].sum() == 396
 
@@ -349,6 +349,6 @@ def test_in_whatever_order_whole_steps_land_each_xid_is_reported_once(
     turn.shuffle(late)
     with tempfile.TemporaryDirectory() as folder:
         for piece in [order[0], *late]:
-            land(Path(folder), piece)
+            stage_frame(Path(folder), piece)
             fold(Path(folder))
         assert xids(Path(folder)) == sorted(str(xid) for xid in at.values())

@@ -1,4 +1,4 @@
-"""The landing folder: small immutable files that collectors write next to a dataset, and the tables in them."""
+"""The staging folder: small immutable files that collectors write next to a dataset, and the tables in them."""
 
 import contextlib
 import itertools
@@ -22,7 +22,7 @@ from telemetry.dataset.channels import CATALOGUE, Channel, with_rollups
 from telemetry.dataset.schema import CHANNEL_TYPES, EVENTS, INSTANT, INVENTORY, JOBS, column_as
 
 Kind = Literal["samples", "events", "inventory", "jobs"]
-"""What a landed file holds."""
+"""What a staged file holds."""
 
 KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
 
@@ -34,12 +34,12 @@ SAMPLE_KEYS: Final = pa.schema(
         pa.field("mig_instance", pa.string()),
     ]
 )
-"""Key columns of landed samples, before the channels: ``gpu`` is null for a node without GPUs."""
+"""Key columns of staged samples, before the channels: ``gpu`` is null for a node without GPUs."""
 
-LANDED_EVENTS: Final = EVENTS.append(pa.field("pci_bus_id", pa.string()))
+STAGED_EVENTS: Final = EVENTS.append(pa.field("pci_bus_id", pa.string()))
 """Events as collectors know them: where only a PCI address is known, the GPU is found when they are compacted."""
 
-LANDED_INVENTORY: Final = pa.schema(
+STAGED_INVENTORY: Final = pa.schema(
     [
         *(field for field in INVENTORY if field.name not in ("installed_at", "removed_at")),
         pa.field("seen_at", INSTANT, nullable=False),
@@ -47,7 +47,7 @@ LANDED_INVENTORY: Final = pa.schema(
 )
 """Observations: this GPU (null: this node) was seen here, so, at this time."""
 
-_FIXED: Final = MappingProxyType({"events": LANDED_EVENTS, "inventory": LANDED_INVENTORY, "jobs": JOBS})
+_FIXED: Final = MappingProxyType({"events": STAGED_EVENTS, "inventory": STAGED_INVENTORY, "jobs": JOBS})
 
 Rows = Sequence[Mapping[str, Any]]
 """Rows of one kind in JSON types, instants in milliseconds since 1970 UTC."""
@@ -61,7 +61,7 @@ def rows_table(kind: Kind, rows: Rows) -> pa.Table:
 
 
 def lay_out(kind: Kind, table: pa.Table, channels: Mapping[str, Channel]) -> pa.Table:
-    """Bring a table into the schema in which it lands; absent columns are null, of samples only its own channels there.
+    """Bring a table into the staging schema; absent columns are null, and samples keep their own channels only.
 
     ``channels``: channels that may occur in samples.
     Raises ``ValueError`` if a column is unknown or missing, holds nulls where none may be, or values of another type.
@@ -104,8 +104,8 @@ NAMES_KEPT_S: Final = 30 * 86400
 _STALE_TEMPORARY_S = 3600
 
 
-def landing_of(dataset: Path) -> Path:
-    """Return the landing folder of a dataset: its sibling ``DATASET.live``.
+def staging_of(dataset: Path) -> Path:
+    """Return the staging folder of a dataset: its sibling ``DATASET.live``.
 
     Raises ``InputError`` if the dataset is not in a folder.
     """
@@ -114,15 +114,15 @@ def landing_of(dataset: Path) -> Path:
     return real.with_name(real.name + ".live")
 
 
-class Landing:
+class StagingFolder:
     """Stages tables as files.
 
-    ``root``: the landing folder; made when the first file is written. ``writer``: short name of the collector, part of
+    ``root``: the staging folder; made when the first file is written. ``writer``: short name of the collector, part of
     the names of its files. ``channels``: channels that samples may have; default: the catalogue.
 
     A file is written under ``tmp/`` and linked to its place, so that it appears whole, and so that of two writers of
-    one name only one succeeds. Any number of processes may land into one folder; only
-    :func:`telemetry.landing.compaction.compact` takes files out.
+    one name only one succeeds. Any number of processes may write to one folder; only
+    :func:`telemetry.staging.compaction.compact` takes files out.
     """
 
     def __init__(self, root: Path, *, writer: str, channels: Mapping[str, Channel] | None = None) -> None:
@@ -136,17 +136,17 @@ class Landing:
         self._names_stamp: tuple[int, ...] | None = None
 
     def stage(self, kind: Kind, table: pa.Table, *, name: str | None = None) -> Path | None:
-        """Write a table as one file; None where the table is empty or the name has landed before.
+        """Write a table as one file; None where the table is empty or the name was staged before.
 
-        ``table``: columns of :mod:`telemetry.landing.folder`; absent ones are null.
-        ``name``: the caller's own key: what landed under it once is never written again, compacted or not.
+        ``table``: columns of :mod:`telemetry.staging.folder`; absent ones are null.
+        ``name``: the caller's own key: what was staged under it once is never written again, compacted or not.
         Raises ``ValueError`` if the table does not fit the kind, or the name has other characters than letters, digits,
         ``-._``.
         Raises ``InputError`` if the disk is full or may not be written to; nothing is then half written.
         """
         if name is not None and not _NAME.match(name):
             raise ValueError(f"{name!r} cannot name a staged file: use letters, digits, - . and _, at most 180")
-        if table.num_rows == 0 or (name is not None and self.has_landed(kind, name)):
+        if table.num_rows == 0 or (name is not None and self.is_staged(kind, name)):
             return None
         laid = lay_out(kind, table, self._channels)
         folder = self.root / kind
@@ -167,8 +167,8 @@ class Landing:
                 temporary.unlink(missing_ok=True)
         return final
 
-    def has_landed(self, kind: Kind, name: str) -> bool:
-        """Whether a file of that name has landed, compacted since or not (remembered for :data:`NAMES_KEPT_S`)."""
+    def is_staged(self, kind: Kind, name: str) -> bool:
+        """Whether a file of that name was staged, compacted since or not (remembered for :data:`NAMES_KEPT_S`)."""
         return (self.root / kind / f"{_NAMED}{name}.parquet").exists() or (kind, name) in self._compacted_names()
 
     def waiting(self, kind: Kind | None = None) -> list[Path]:
@@ -207,7 +207,7 @@ class Landing:
                     path.unlink()
 
     def put_aside(self, path: Path, where: str) -> Path:
-        """Move a landed file into a folder of this name."""
+        """Move a staged file into a folder of this name."""
         target = self.root / where / path.parent.name / path.name
         with disk_errors(target):
             target.parent.mkdir(parents=True, exist_ok=True)

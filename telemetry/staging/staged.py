@@ -27,8 +27,8 @@ from telemetry.importing.inventory import InstallationIndex, unit_of
 from telemetry.importing.jobs import read_jobs
 from telemetry.importing.mapping import TableMapping
 from telemetry.importing.quarantine import Quarantine, row_text
-from telemetry.landing.folder import KINDS, LANDED_EVENTS, SAMPLE_KEYS, Kind, Landing, lay_out
-from telemetry.landing.inventory import collapse, from_landed, from_samples, no_runs
+from telemetry.staging.folder import KINDS, SAMPLE_KEYS, STAGED_EVENTS, Kind, StagingFolder, lay_out
+from telemetry.staging.inventory import collapse, from_samples, from_staged, no_runs
 
 _LOG = logging.getLogger(__name__)
 
@@ -62,11 +62,11 @@ class Waiting:
     ``held_back``: rows that are too new.
     ``refused``: files that cannot be used and were put aside.
     ``seen``: observations of all rows that are compacted, see
-    :func:`telemetry.landing.inventory.merge_observations`.
-    ``events``: events, with the columns of :data:`LANDED_EVENTS`. ``jobs``: batches of jobs.
+    :func:`telemetry.staging.inventory.merge_observations`.
+    ``events``: events, with the columns of :data:`STAGED_EVENTS`. ``jobs``: batches of jobs.
     """
 
-    landing: Landing
+    staging: StagingFolder
     channels: Mapping[str, Channel]
     step: timedelta
     now: datetime
@@ -100,7 +100,7 @@ class Waiting:
         sampled: list[pd.DataFrame] = []
         frames: list[pd.DataFrame] = []
         for kind in KINDS:
-            for path in self.landing.waiting(kind):
+            for path in self.staging.waiting(kind):
                 try:
                     table = pq.read_table(path)
                     self._check(kind, table)
@@ -117,7 +117,7 @@ class Waiting:
                         continue
                     sampled.append(from_samples(settled))
                 elif kind == "inventory":
-                    frames.append(from_landed(self._usable(kind, path, table, "seen_at")))
+                    frames.append(from_staged(self._usable(kind, path, table, "seen_at")))
                 elif kind == "events":
                     self.events.append(self.read_events(path, table))
                 else:
@@ -132,11 +132,11 @@ class Waiting:
     def read_events(self, path: Path, table: pa.Table) -> pd.DataFrame:
         """Return the usable events of a staged table, by the reader of every other table of events."""
         batch = self._batch("events", path, table)
-        known = [*LANDED_EVENTS.names, "since_ms"]
+        known = [*STAGED_EVENTS.names, "since_ms"]
         batch, rows = parse_events(batch, TableMapping(), known, self.delay, self.counts, _EVENT_TEXTS)
         wrong = self.wrong_clock(rows["timestamp"]) | (rows["known_at"] > to_ms(self.now + AHEAD + self.delay))
         batch.refuse(WRONG_CLOCK, wrong)
-        frame = pd.DataFrame({name: rows[name] for name in LANDED_EVENTS.names})
+        frame = pd.DataFrame({name: rows[name] for name in STAGED_EVENTS.names})
         for name in ("timestamp", "known_at"):
             frame[name] = times_of(rows[name])
         since = batch.table.column("since_ms").to_numpy() if "since_ms" in batch.table.column_names else np.nan
@@ -195,7 +195,7 @@ class Waiting:
         storable = ~unstorable_rows(table)
         if early.any():
             name = f"rest-{_digest(path)}-{to_ms(self.settled_until) // 1000}"
-            self.landing.stage("samples", table.filter(pa.array(early & storable)), name=name)
+            self.staging.stage("samples", table.filter(pa.array(early & storable)), name=name)
         return table.filter(pa.array(~early & storable & ~self.wrong_clock(ms)))
 
     def _wait(self, reason: str, number: int, path: Path) -> None:
@@ -206,7 +206,7 @@ class Waiting:
         self.quarantine.read("staged files")
         self.quarantine.left_out("staged files", "cannot be read", 1, f"{path.name}: {error}")
         try:
-            target = self.landing.put_aside(path, "refused")
+            target = self.staging.put_aside(path, "refused")
         except (OSError, InputError) as problem:
             _LOG.error("%s is invalid and cannot be moved: %s", path, problem)
         else:
@@ -222,10 +222,10 @@ def _digest(path: Path) -> str:
     return hashlib.sha256(f"{path.parent.name}/{path.name}".encode()).hexdigest()[:24]
 
 
-LANDED_ROLE: Final = "landed"
+STAGED_ROLE: Final = "staged"
 """Role, in a dataset's sources, of the staged files that its last compaction took."""
 
-PENDING_COLUMNS: Final = (*LANDED_EVENTS.names, "since_ms")
+PENDING_COLUMNS: Final = (*STAGED_EVENTS.names, "since_ms")
 """Columns of events that wait: as they were staged, and since when they wait."""
 
 _NO_GPU: Final = "no gpu at its PCI address"
@@ -235,7 +235,7 @@ _NO_GPU: Final = "no gpu at its PCI address"
 class Staged:
     """Staged tables as a source; see :class:`telemetry.importing.ingest.Source`.
 
-    ``landed``: names that the dataset keeps in the same step, so that a compaction cut short is never done twice.
+    ``staged``: names that the dataset keeps in the same step, so that a compaction cut short is never done twice.
     ``twins``: identity that GPUs of several nodes have, and node, to the GPU there.
     """
 
@@ -246,7 +246,7 @@ class Staged:
     placed: pd.DataFrame
     batches: Sequence[Batch]
     tables: Mapping[str, pa.Table]
-    landed: tuple[str, ...]
+    staged: tuple[str, ...]
     now: datetime
     twins: Mapping[tuple[str, str], str]
 
@@ -275,8 +275,8 @@ class Staged:
 
     def entries(self, old: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Remember the staged files instead of those of the last compaction."""
-        entries = [entry for entry in old if entry.get("role") != LANDED_ROLE]
-        return entries + [{"role": LANDED_ROLE, "name": name} for name in self.landed]
+        entries = [entry for entry in old if entry.get("role") != STAGED_ROLE]
+        return entries + [{"role": STAGED_ROLE, "name": name} for name in self.staged]
 
     def observed(self) -> Sequence[datetime]:
         """Return nothing beyond the rows."""
@@ -321,7 +321,7 @@ def place_staged(
         example = row_text(events[chosen].iloc[0].dropna().drop("since_ms").to_dict())
         quarantine.waiting("events", reason or _NO_GPU, int(chosen.sum()), example)
     for reason in sorted(set(reasons[~waits]) - {""}):
-        rows = events.loc[~waits & (reasons == reason), list(LANDED_EVENTS.names)]
+        rows = events.loc[~waits & (reasons == reason), list(STAGED_EVENTS.names)]
         quarantine.set_aside_frame(reason, "events", Path("staged"), rows)
     used = ~waits & (reasons == "")
     return Placed(
@@ -334,7 +334,7 @@ def place_staged(
 def pending_table(frame: pd.DataFrame) -> pa.Table:
     """Return events that waited as a table of staged events, with ``since_ms``."""
     since = frame["since_ms"] if "since_ms" in frame else pd.Series(np.nan, index=frame.index)
-    table = conform(frame.reindex(columns=LANDED_EVENTS.names), LANDED_EVENTS)
+    table = conform(frame.reindex(columns=STAGED_EVENTS.names), STAGED_EVENTS)
     return table.append_column("since_ms", pa.array(since.to_numpy(np.float64)))
 
 
@@ -342,4 +342,4 @@ def as_pending(frames: list[pd.DataFrame]) -> pd.DataFrame:
     """Return events with the columns of those that wait, equal ones once."""
     stamps = dict.fromkeys(("timestamp", "known_at"), "datetime64[ms, UTC]")
     full = [frame.reindex(columns=PENDING_COLUMNS).astype({**stamps, "since_ms": float}) for frame in frames]
-    return pd.concat(full, ignore_index=True).drop_duplicates(LANDED_EVENTS.names, ignore_index=True)
+    return pd.concat(full, ignore_index=True).drop_duplicates(STAGED_EVENTS.names, ignore_index=True)

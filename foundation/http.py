@@ -207,7 +207,7 @@ async def exchange(
         async with asyncio.timeout(timeout_s), session.stream(method, url, **request) as response:
             headers = {name.lower(): value for name, value in response.headers.items()}
             if headers.get("content-encoding", "identity").lower() != "identity":
-                raise HttpError("the answer is compressed, which was not requested")
+                raise HttpError("the response is compressed, which was not requested")
             async for piece in response.aiter_raw():
                 size += len(piece)
                 hold(len(piece))

@@ -142,8 +142,7 @@ class SequenceClassifier(ClassifierMixin, BaseEstimator):
             raise ValueError(f"Only binary classification is supported. The type of the target is {kind}.")
         self.classes_, codes = np.unique(y, return_inverse=True)
         if len(self.classes_) < 2:
-            classes = self.classes_.tolist()
-            raise ValueError(f"{type(self).__name__} needs two classes, found one: {classes}")
+            raise ValueError(f"{type(self).__name__} needs two classes, found one class: {self.classes_.tolist()}")
         weight = _check_sample_weight(sample_weight, X, dtype=np.float64, allow_all_zero_weights=False)
         return X, codes.astype(np.int64), weight
 

@@ -15,7 +15,7 @@ import pandas as pd
 from foundation.errors import InputError
 from foundation.text import storable
 from telemetry.accounting import Accounting
-from telemetry.dataset.schema import Event
+from telemetry.dataset.event import Event
 from telemetry.staging.folder import StagingFolder, rows_table
 
 SOURCE: Final = "dcgmi-diag"

@@ -24,7 +24,7 @@ from telemetry.collect.kubernetes.rules import KubernetesRules, default_rules, n
 from telemetry.collect.outbox import DROPPED, Outbox
 from telemetry.collect.scraping.collector import Fetch, ScrapeError, Watch
 from telemetry.collect.scraping.targets import Page, Target
-from telemetry.dataset.schema import Event
+from telemetry.dataset.event import Event
 from telemetry.kernel_log.catalogue import DETAIL_LENGTH, shipped
 
 SOURCE: Final = "gpud"

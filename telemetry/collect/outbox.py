@@ -19,7 +19,7 @@ from pydantic import BaseModel, ValidationError
 from foundation.errors import InputError
 from foundation.files import take_lock, write_bytes
 from telemetry.accounting import Accounting
-from telemetry.dataset.schema import Event
+from telemetry.dataset.event import Event
 from telemetry.staging.folder import Kind, Rows, StagingFolder, rows_table
 
 _log = logging.getLogger(__name__)

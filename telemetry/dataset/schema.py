@@ -4,15 +4,13 @@ All instants are UTC, kept in milliseconds. A null means "not reported" in sampl
 """
 
 from collections.abc import Mapping
-from datetime import datetime
-from typing import Any, Final, Literal, NamedTuple
+from typing import Final, Literal
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 import pyarrow as pa
 
-from foundation.instants import to_ms
 from telemetry.dataset.channels import Channel, Kind
 
 SCHEMA_VERSION: Final = 1
@@ -43,11 +41,6 @@ CHANNEL_TYPES: Final[Mapping[Kind, pa.DataType]] = {
     "enum": pa.int32(),
 }
 """Arrow type of a channel's column by kind. A counter is never float32: one more error on 17 million must show."""
-
-EVENT_TYPES: Final = (
-    "xid", "failure", "repair", "replacement", "driver", "diagnostic", "drain", "maintenance", "other"
-)  # fmt: skip
-"""Every value of the ``type`` column of events."""
 
 MAINTENANCE_BEGIN: Final = "begin"
 MAINTENANCE_END: Final = "end"
@@ -165,29 +158,3 @@ def _array(column: pd.Series, kind: pa.DataType | None) -> pa.Array:
     if column.notna().any():
         raise TypeError(f"column {column.name!r} holds naive or non-time values; make it aware UTC first")
     return pa.nulls(len(column), kind)
-
-
-class Event(NamedTuple):
-    """Something that happened.
-
-    ``timestamp``: Aware; when it happened.
-    ``type``: one of :data:`telemetry.dataset.schema.EVENT_TYPES`.
-    ``known_at``: Aware; when a collector could first have reported it.
-    ``code``, ``detail``, ``gpu``, ``pci_bus_id``: ``gpu`` and ``pci_bus_id`` null: the whole node.
-    """
-
-    timestamp: datetime
-    node: str
-    type: str
-    source: str
-    known_at: datetime
-    code: str | None = None
-    detail: str | None = None
-    gpu: str | None = None
-    pci_bus_id: str | None = None
-
-    def row(self) -> dict[str, Any]:
-        """Return the event as JSON types, instants in whole milliseconds since 1970 UTC."""
-        # A clock that runs behind the source's would otherwise report the future.
-        known_at = max(self.known_at, self.timestamp)
-        return self._asdict() | {"timestamp": to_ms(self.timestamp), "known_at": to_ms(known_at)}

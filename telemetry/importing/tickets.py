@@ -13,7 +13,8 @@ import pandas as pd
 
 from foundation.slurm import expand_hostlist
 from foundation.times import NEVER
-from telemetry.dataset.schema import EVENT_TYPES, ms_of
+from telemetry.dataset.event import EVENT_TYPES
+from telemetry.dataset.schema import ms_of
 from telemetry.identity.devices import GpuNames, is_placeholder, normalise_pci_bus_id
 from telemetry.importing.batch import Batch
 from telemetry.importing.inventory import InstallationIndex

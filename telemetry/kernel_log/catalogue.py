@@ -14,7 +14,7 @@ from typing import Annotated, Any, Final, Literal, NamedTuple
 import yaml
 from pydantic import AfterValidator, BaseModel, ConfigDict, model_validator
 
-from telemetry.dataset.schema import EVENT_TYPES
+from telemetry.dataset.event import EVENT_TYPES
 from telemetry.identity.devices import normalise_pci_bus_id
 
 _DESCRIBED: Final = """

@@ -14,7 +14,7 @@ from foundation.errors import InputError
 from foundation.files import check_regular
 from foundation.running import gc_paused
 from telemetry.accounting import Accounting
-from telemetry.dataset.schema import Event
+from telemetry.dataset.event import Event
 from telemetry.kernel_log.catalogue import DESCRIBED_XIDS, MessageCatalogue, MessageRule, shipped
 from telemetry.kernel_log.entries import MAX_LINE, EntryReader
 from telemetry.kernel_log.reader import KernelLogReader, log_lines

@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from foundation.errors import InputError
 from telemetry.accounting import Accounting
-from telemetry.dataset.schema import Event
+from telemetry.dataset.event import Event
 from telemetry.kernel_log.catalogue import BOOT, FALLEN_OFF, KernelFinding, MessageCatalogue
 from telemetry.kernel_log.entries import Entry
 from telemetry.kernel_log.stamps import ADVICE, LogContext, Stamp, date_lines, parse_header

@@ -53,7 +53,7 @@ def test_precision_is_that_of_as_many_alerts_on_both_sides(small_backtest: Path,
 @pytest.mark.parametrize(
     ("column", "change", "message"),
     [
-        ("label", lambda held: 1 - held, "another label"),
+        ("label", lambda held: 1 - held, "different labels"),
         ("unit", lambda held: "other-" + held, "no decision in common"),
     ],
 )

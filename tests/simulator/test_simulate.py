@@ -19,7 +19,7 @@ from simulator.randomness import poisson, stream
 from simulator.samples import channels
 from simulator.scenarios import STEPS, draw_fleet
 from simulator.simulate import simulate
-from telemetry.dataset.schema import EVENT_TYPES
+from telemetry.dataset.event import EVENT_TYPES
 from telemetry.dataset.store import Dataset
 
 SMALL = {"gpus": 20, "days": 2, "scenario": "base", "acceleration": 30.0, "step": timedelta(minutes=30)}

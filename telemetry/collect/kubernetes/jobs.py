@@ -21,7 +21,7 @@ from foundation.kubernetes.api import (
 from foundation.kubernetes.client import KubernetesClient
 from foundation.kubernetes.watching import Tracker
 from telemetry.collect.kubernetes.rules import KubernetesRules
-from telemetry.dataset.schema import Event
+from telemetry.dataset.event import Event
 
 CHECKPOINTED: Final = "checkpointed-at"
 """Annotation under the prefix with the time of a job's last checkpoint (ISO 8601)."""

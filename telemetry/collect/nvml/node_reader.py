@@ -19,7 +19,7 @@ from foundation.running import backoff_s
 from telemetry.accounting import Accounting
 from telemetry.collect.nvml.child import Message
 from telemetry.collect.nvml.library import ABSENT, LOST, RELOADED, Identity, NvmlFault
-from telemetry.dataset.schema import Event
+from telemetry.dataset.event import Event
 
 _LOG = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from foundation.slurm import SlurmFormatError
 from telemetry.collect.outbox import Outbox
 from telemetry.collect.slurm.jobs import SACCT_COLUMNS, Job, jobs_table, read_sacct, read_squeue
 from telemetry.collect.slurm.nodes import SOURCE, ObservedSlurmNode, changes, read_nodes
-from telemetry.dataset.schema import Event
+from telemetry.dataset.event import Event
 from telemetry.phrases import PhraseReview, PhraseRules
 from telemetry.staging.folder import StagingFolder
 

@@ -8,7 +8,8 @@ from typing import Any, Final
 
 from foundation.slurm import SlurmFormatError, check_row, instant, read_rows, states_of, text
 from telemetry.accounting import Accounting
-from telemetry.dataset.schema import MAINTENANCE_BEGIN, MAINTENANCE_END, Event
+from telemetry.dataset.event import Event
+from telemetry.dataset.schema import MAINTENANCE_BEGIN, MAINTENANCE_END
 from telemetry.kernel_log.catalogue import BOOT
 from telemetry.phrases import WORK, PhraseRules
 

@@ -17,7 +17,7 @@ import yaml
 from foundation.errors import InputError
 from foundation.yaml import overlaid, read_yaml
 from telemetry.dataset.channels import Channel
-from telemetry.dataset.schema import EVENT_TYPES
+from telemetry.dataset.event import EVENT_TYPES
 from telemetry.importing.asking.guesses import INSTANTS, Guess, known_columns, long_format, named, suggest
 from telemetry.importing.batch import time_of_column
 from telemetry.importing.columns import refuse_absent, targets_of

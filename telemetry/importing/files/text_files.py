@@ -5,9 +5,11 @@ objects, an object, or an object a line.
 """
 
 import codecs
+import contextlib
 import csv
 import io
 import json
+import logging
 import re
 import threading
 import weakref
@@ -26,6 +28,8 @@ from foundation.errors import InputError
 from telemetry.importing.columns import COLUMN_NAMES
 from telemetry.importing.quarantine import Quarantine
 from telemetry.packing import open_for_arrow
+
+_LOG = logging.getLogger(__name__)
 
 BATCH_ROWS: Final = 1 << 17
 MAX_COLUMNS: Final = 20_000
@@ -140,8 +144,9 @@ def _encoding(content: bytes) -> str:
     try:
         codecs.getincrementaldecoder("utf8")().decode(content)
     except UnicodeDecodeError:
-        text = content.decode("cp1252", errors="ignore")
-        return "cp1252" if all(letter.isprintable() or letter in "\t\r\n" for letter in text) else "utf8"
+        with contextlib.suppress(UnicodeDecodeError):
+            text = content.decode("cp1252")
+            return "cp1252" if all(letter.isprintable() or letter in "\t\r\n" for letter in text) else "utf8"
     return "utf8"
 
 
@@ -177,6 +182,8 @@ def read_csv(path: Path, header: CsvHeader, table: str, quarantine: Quarantine) 
         malformed.append((row.number, row.text))
         return "skip"
 
+    if header.encoding == "cp1252":
+        _LOG.warning("%s is not UTF-8: it is read as Windows-1252", path)
     released = threading.Event()
     weakref.finalize(skip, released.set)
     reader = pa_csv.open_csv(

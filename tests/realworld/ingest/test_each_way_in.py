@@ -24,7 +24,7 @@ from telemetry.collect.kubernetes.rules import default_rules
 from telemetry.collect.slurm.jobs import jobs_table, read_sacct, read_squeue
 from telemetry.collect.slurm.nodes import read_nodes
 from telemetry.collect.tickets import collect_tickets
-from telemetry.dataset.schema import Event
+from telemetry.dataset.event import Event
 from telemetry.dataset.store import Dataset
 from telemetry.importing.mapping import TableMapping
 from tests.clock import Clock

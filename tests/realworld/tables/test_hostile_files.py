@@ -56,7 +56,7 @@ PACKED = gzip.compress(b"x", mtime=0)
 @pytest.mark.parametrize("content", [b"PK\x03\x04\0\0", b"LPKSHHRH\0", b"\xd0\xcf\x11\xe0\xa1", PACKED])
 def test_a_file_of_another_kind_is_no_kernel_log(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "tickets.xlsx").write_bytes(content)
-    with pytest.raises(InputError, match="not a log of text"):
+    with pytest.raises(InputError, match="not a text log"):
         list(read_lines(tmp_path / "tickets.xlsx"))
 
 

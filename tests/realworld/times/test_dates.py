@@ -115,9 +115,9 @@ def test_the_order_of_day_and_month_is_seen_from_the_column(texts: list[str], fi
 
 
 def test_an_order_that_nothing_shows_is_asked_for() -> None:
-    with pytest.raises(InputError, match=r"'03/04/2026 10:00' can be two dates.*order: dmy"):
+    with pytest.raises(InputError, match=r"'03/04/2026 10:00' is ambiguous.*order: dmy"):
         read(["03/04/2026 10:00", "05/06/2026 11:00"])
-    with pytest.raises(InputError, match="can be two dates"):
+    with pytest.raises(InputError, match="is ambiguous"):
         read(["28/11/2026 10:00", "11/28/2026 10:00", "05/06/2026 11:00"])
     chosen = {
         order: read(["03/04/2026"], TimeFormat(order=order, timezone=ZoneInfo("UTC"))) for order in ("dmy", "mdy")

@@ -117,7 +117,7 @@ def test_a_manifest_that_is_no_job_is_refused(tmp_path: Path) -> None:
     file.write_text("kind: Pod")
     with pytest.raises(InputError, match="is not a batch/v1 Job with containers"):
         read_manifest(file)
-    with pytest.raises(InputError, match="cannot be read"):
+    with pytest.raises(InputError, match="manifest of the diagnostic"):
         read_manifest(tmp_path / "none.yaml")
 
 

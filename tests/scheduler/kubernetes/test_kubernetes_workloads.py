@@ -82,7 +82,7 @@ def test_what_its_node_runs_by_itself_stays(world: World, pods: KubernetesWorklo
         (pod("a", "n1", owner=None, volumes=volume(), annotations={"predrain.io/evict": "true"}), None),
         (pod("a", "n1", annotations={"predrain.io/managed": "false"}), "predrain.io/managed=false"),
         (pod("a", "n1", annotations={"karpenter.sh/do-not-disrupt": "true"}), "karpenter.sh/do-not-disrupt=true"),
-        (pod("a", "n1", annotations={"predrain.io/checkpoint": "exec"}), "none of annotation, webhook, command"),
+        (pod("a", "n1", annotations={"predrain.io/checkpoint": "exec"}), "predrain.io/checkpoint=exec"),
         (pod("a", "n1", annotations={"cluster-autoscaler.kubernetes.io/safe-to-evict": "false",
                                      "predrain.io/evict": "true"}), "safe-to-evict=false"),
     ],

@@ -358,7 +358,7 @@ class SlurmHistories(RuleBasedStateMachine):
             if name in self.frozen:
                 assert self.slurm.all[name] == self.frozen[name]
             else:
-                assert with_record(self.slurm.all[name].extra, None, name) == extra
+                assert with_record(self.slurm.all[name].extra, None, name, "predrain") == extra
 
     @invariant()
     def no_more_at_once_than_the_rate_allows(self):

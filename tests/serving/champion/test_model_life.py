@@ -115,7 +115,7 @@ def test_a_bundle_that_cannot_be_served_is_refused_and_the_old_one_goes_on(
         assert content["model"]["digest"] == bundles[0].digest
         warnings = client.send("GET", "/readyz")[1]["warnings"]
         kept = (
-            f"the model {bundles[0].digest[:12]} is kept, a newer one cannot be served: logistic.skops is not the file"
+            f"the model {bundles[0].digest[:12]} is kept, a newer one cannot be served: logistic.skops was changed aft"
         )
         assert [warning[: len(kept)] for warning in warnings if "is kept" in warning] == [kept]
         page = client.get("/metrics").decode()

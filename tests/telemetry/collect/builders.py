@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from telemetry.dataset.schema import Event
+from telemetry.dataset.event import Event
 from telemetry.kernel_log.catalogue import shipped
 from telemetry.kernel_log.reader import KernelLogReader, Lines, LogLine
 from telemetry.staging.folder import StagingFolder

@@ -76,7 +76,7 @@ def test_tickets_and_diagnostics(tmp_path: Path):
     assert json.loads(collect(tmp_path, "tickets", "t.csv", "--json").stdout)["events_written"] == 1
     os.symlink(DIAG, tmp_path / "diag.json")
     command = ("diagnostics", "diag.json", "--node", "n1", "--json")
-    assert "it is not known which GPU" in collect(tmp_path, *command, code=1).stderr
+    assert "unknown GPU" in collect(tmp_path, *command, code=1).stderr
     (tmp_path / "g.csv").write_text("index,uuid\n0,GPU-a\n1,GPU-b\n10,GPU-k\n")
     run = collect(tmp_path, *command, "--gpus", "g.csv")
     assert json.loads(run.stdout)["verdicts"] == {"pass": 1, "fail": 1, "inconclusive": 1}

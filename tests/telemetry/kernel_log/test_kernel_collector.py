@@ -10,7 +10,7 @@ from telemetry.accounting import Account
 from telemetry.collect import outbox
 from telemetry.collect.kernel_log import collect_kernel_log
 from telemetry.collect.outbox import Outbox
-from telemetry.dataset.schema import Event
+from telemetry.dataset.event import Event
 from telemetry.kernel_log.reader import TABLE, LogLine
 from telemetry.staging.folder import StagingFolder
 from tests.clock import NOW, Clock

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from foundation.errors import InputError
 from foundation.instants import to_ms
 from telemetry.collect.kernel_log import known_at
-from telemetry.dataset.schema import Event
+from telemetry.dataset.event import Event
 from telemetry.kernel_log import log_files
 from telemetry.kernel_log.catalogue import shipped
 from telemetry.kernel_log.journal import MAX_ENTRY_BYTES, Journal

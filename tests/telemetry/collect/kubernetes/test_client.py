@@ -17,7 +17,7 @@ from foundation.errors import InputError
 from foundation.kubernetes.api import ApiRefused, ClientLimits, Object, Unreachable
 from foundation.kubernetes.client import KubernetesClient, RequestRate, connect
 from foundation.kubernetes.watching import ChangeKind, Resource, Tracker, follow
-from telemetry.dataset.schema import Event
+from telemetry.dataset.event import Event
 from tests.http_server import Handler, serving
 from tests.processes import printed_by
 from tests.telemetry.collect.kubernetes.memory_api import NODES, MemoryApi

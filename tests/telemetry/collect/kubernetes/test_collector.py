@@ -225,7 +225,7 @@ HEALTH = {"name": "health", "port": 9401}
         ("health", [HEALTH, *METRICS], "http://10.0.0.1:9401"),
         (None, [HEALTH, *METRICS], "http://10.0.0.1:9400"),
         (None, [{"name": "https", "port": 443}], "https://10.0.0.1:443"),
-        (None, [HEALTH, {"name": "b", "port": 2}], r"not clear which port is meant: it has health \(9401\), b \(2\)"),
+        (None, [HEALTH, {"name": "b", "port": 2}], r"the port is ambiguous: it has health \(9401\), b \(2\)"),
         ("x", METRICS, r"has no port 'x': it has metrics \(9400\)"),
     ],
 )

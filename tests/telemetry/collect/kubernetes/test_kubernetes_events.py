@@ -9,7 +9,8 @@ import pytest
 from telemetry.collect.kubernetes.collector import NoticeReader, NoticeTracker
 from telemetry.collect.kubernetes.nodes import ObservedKubernetesNode, node_changes, view_of
 from telemetry.collect.kubernetes.rules import KubernetesRules, default_rules
-from telemetry.dataset.schema import EVENTS, INVENTORY, Event, conform, ms_of
+from telemetry.dataset.event import Event
+from telemetry.dataset.schema import EVENTS, INVENTORY, conform, ms_of
 from telemetry.importing.event_runs import dedupe_events
 from telemetry.importing.events import place_events
 from telemetry.importing.inventory import InstallationIndex

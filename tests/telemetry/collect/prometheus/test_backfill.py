@@ -149,7 +149,7 @@ def test_partial_answers_are_a_failure_unless_allowed(
         return None
 
     fake.fault = one_store_down
-    with pytest.raises(InputError, match=r"not whole: store 2 is down.*--allow-partial"):
+    with pytest.raises(InputError, match=r"incomplete: store 2 is down.*--allow-partial"):
         fetch()
     assert {asked.parameters["partial_response"] for asked in fake.asked} == {"false"}
     fetch(allow_partial=True)

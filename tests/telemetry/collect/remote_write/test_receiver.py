@@ -264,7 +264,7 @@ def test_memory_is_bounded(tmp_path: Path, disk: Disk) -> None:
         ({"content-type": "text/plain"}, b"", 415, "application/x-protobuf"),
         ({"content-encoding": "gzip"}, b"", 415, "snappy"),
         ({}, b"\xff\xff\xff\xff\xff\xff", 400, "snappy"),
-        ({}, block(b"\xff\xff\xff"), 400, "no remote-write request"),
+        ({}, block(b"\xff\xff\xff"), 400, "not a remote-write request"),
         ({}, block(b"x" * 3000), 413, "would decompress to 3000 bytes"),
         ({}, b"x" * 2000, 413, "larger than 1000 bytes"),
         ({}, [b"x" * 600, b"x" * 600], 413, "larger than 1000 bytes"),
@@ -347,8 +347,8 @@ def test_a_push_of_a_table_lands_once_by_its_name(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("path", "body", "status", "detail"),
     [
-        ("?kind=samples", b"garbage", 400, "no Arrow IPC stream"),
-        ("?kind=samples", arrow(sample_table())[:-150], 400, "no Arrow IPC stream"),
+        ("?kind=samples", b"garbage", 400, "not an Arrow IPC stream"),
+        ("?kind=samples", arrow(sample_table())[:-150], 400, "not an Arrow IPC stream"),
         ("", arrow(sample_table()), 422, "kind is None: use one of"),
         ("?kind=samples&name=../x", arrow(sample_table()), 422, "cannot name a staged file"),
         ("?kind=events", arrow(sample_table()), 422, "events cannot be staged with the columns"),

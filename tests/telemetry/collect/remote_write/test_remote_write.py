@@ -82,7 +82,7 @@ def test_of_two_metrics_for_one_channel_the_better_tells_it_until_it_is_gone() -
         (field(1, field(1, b"\xff\xff")), "a label cannot be decoded"),
         (field(1, field(1, field(1, b"\xff\xfe") + field(2, b"x"))), "a label cannot be decoded"),
         (write_request([({"job": "x"}, [(T0, 1.0)])]), "a series has no __name__"),
-        (write_request([(labels(), [(T0 + i, 1.0) for i in range(9)])]), "the request holds more than 8 samples"),
+        (write_request([(labels(), [(T0 + i, 1.0) for i in range(9)])]), "the request has more than 8 samples"),
         (write_request([({f"l{i}": "v" for i in range(300)}, [])]), "a series has 300 labels"),
     ],
 )
@@ -102,5 +102,5 @@ def test_a_block_is_measured_before_it_is_decompressed(monkeypatch: pytest.Monke
         decompress(block(b"x" * 1000), 999)
     with pytest.raises(RequestRefused, match="a body of 6 bytes announces 1000000"):
         decompress(varint(1_000_000) + b"abc", 2**30)
-    with pytest.raises(RequestRefused, match="no snappy block"):
+    with pytest.raises(RequestRefused, match="not a snappy block"):
         decompress(b"\xff\xff\xff\xff\xff\xff", 10)

@@ -138,7 +138,7 @@ def test_our_own_client_pushes_what_a_node_has_staged(tmp_path: Path, port: int)
     for url in (f"http://127.0.0.1:{port}/", f"http://127.0.0.1:{port}/v1/telemetry"):
         target = HttpTarget(url, token_file=tmp_path / "tokens")
         target.send(good)  # again: the first answer was lost
-    with pytest.raises(Rejected, match="413: the body holds more than 5 rows"):
+    with pytest.raises(Rejected, match="413: the body has more than 5 rows"):
         target.send(large)
     (tmp_path / "wrong").write_text("x" * 20)
     with pytest.raises(Later, match="401"):

@@ -11,7 +11,7 @@ from foundation.settings import read_settings
 from foundation.slurm import SlurmFormatError
 from telemetry.accounting import Accounting
 from telemetry.collect.slurm.nodes import ObservedSlurmNode, changes, out_of_service, read_nodes
-from telemetry.dataset.schema import Event
+from telemetry.dataset.event import Event
 from telemetry.phrases import PhraseRules
 from tests.clock import NOW
 

@@ -10,6 +10,7 @@ in ``# EOF``; ``promtool tsdb dump`` (the only one of older promtools) writes mi
 which: as milliseconds, 1e11 is the year 1973, as seconds it is 5138. Other exports of series become such lines first.
 """
 
+import csv
 import hashlib
 import io
 import shutil
@@ -183,7 +184,7 @@ class _DumpReader:
                         raise InputError(f"a line is longer than {_MAX_LINE} bytes", where, _DO)
                     self.characters_read += len(line)
                     yield line.rstrip("\n")
-        except (*DAMAGED, UnicodeDecodeError) as error:
+        except (*DAMAGED, UnicodeDecodeError, RecursionError, csv.Error) as error:
             raise InputError(
                 f"the file is damaged or truncated: {error}", str(self.path), "Create it again; no rows were read."
             ) from error

@@ -102,11 +102,14 @@ SHEET = f"timestamp;uuid;power.draw [W];Temperatur °C\n01.03.2026 10:00:00;{gpu
         ("sheet.log", SHEET.encode()),
     ],
 )
-def test_a_sheet_is_read_however_it_is_saved(tmp_path: Path, name: str, content: bytes) -> None:
+def test_a_sheet_is_read_however_it_is_saved(
+    tmp_path: Path, name: str, content: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
     (tmp_path / name).write_bytes(content)
     mapping = "timezone: UTC\nsamples: {columns: {Temperatur °C: gpu_temp_c}}\n"
     result = run_import(tmp_path, samples=[tmp_path / name], mapping=mapping)
     assert samples(result)[["power_w", "gpu_temp_c"]].to_numpy().tolist() == [[350.5, 41]]
+    assert ("Windows-1252" in caplog.text) == (content == SHEET.encode("cp1252")), "an uncertain reading is reported"
     assert result.accounting.tables["samples"].read == result.accounting.tables["samples"].used == 1
 
 

@@ -187,7 +187,7 @@ class Domain:
         return cls(scope, of_installation, events, Exposure.of(stay_ids, begin, end, entities))
 
     def entities_at(self, installations: Installations, installation: Int64Array, time: Int64Array) -> Int64Array:
-        """Give the entity of rows by the installation that they are in (-1: none) and their time."""
+        """Return the entity of each row, from its installation (-1: none) and time."""
         if self.of_installation is not None:
             return np.append(self.of_installation, -1)[installation]
         entity = np.where(installation >= 0, _ages(installations, installations.unit[installation], time), -1)

@@ -248,7 +248,7 @@ def _reading(context: ReportContext) -> str:
     refits = context.folds[context.folds["variant"] == "sliding"]["refit_fold"].nunique()
     folds = context.folds["fold"].nunique()
     return (
-        "Before each fold the rows since the last fit are held against the rows of that fit, with what was known then. "
+        "Before each fold the rows since the last fit are compared with the rows of that fit, as known then. "
         f"The {count(folds)} folds were scored by the models of {count(refits)} "
         f"{'refit' if refits == 1 else 'refits'}."
     )

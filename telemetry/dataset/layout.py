@@ -1,4 +1,4 @@
-"""How samples lie on disk: buckets, runs, sort order, and the Parquet settings in one place.
+"""Layout of samples on disk: buckets, runs, sort order and Parquet settings.
 
 A run is a stretch of time of a bucket's samples, so that new samples leave old files alone.
 

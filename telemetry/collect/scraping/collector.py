@@ -75,7 +75,7 @@ class Scraper:
             nonlocal held_bytes
             held_bytes, self._held_bytes = held_bytes + size, self._held_bytes + size
             if self._held_bytes > PAGES_BYTES:
-                raise ScrapeError("too_large", f"all pages under way have more than {PAGES_BYTES:,} bytes")
+                raise ScrapeError("too_large", f"the pages being read exceed {PAGES_BYTES:,} bytes in total")
 
         try:
             async with async_client(self._connection, timeout_s=timeout_s, use_proxies=False, tls=self._tls) as client:

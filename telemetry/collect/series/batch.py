@@ -152,7 +152,7 @@ def _changes(*columns: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
 def _exact(
     kinds: list[str], channel: npt.NDArray[Any], values: npt.NDArray[np.float64], reasons: Counter[str]
 ) -> npt.NDArray[np.bool_]:
-    """Mark what the columns hold as it is: those of flags and enums are integers."""
+    """Return which values their columns hold exactly; flags and enums are integers."""
     is_flags = np.array([kind == "flags" for kind in kinds], np.bool_)[channel]
     is_enum = np.array([kind == "enum" for kind in kinds], np.bool_)[channel]
     is_integer = is_flags | is_enum
@@ -173,7 +173,7 @@ _Key = TypeVar("_Key", bound=Hashable)
 
 
 class Tables(NamedTuple):
-    """What samples of one span hold, in the layouts in which it is staged."""
+    """Samples, events and observations of one span, in the staging schemas."""
 
     inventory: pa.Table
     events: pa.Table

@@ -20,7 +20,7 @@ from telemetry.importing.quarantine import Quarantine
 from telemetry.packing import open_packed
 from telemetry.values.tables import read_table
 
-OTHER_ENTITY: Final = "a row of dcgmi dmon that is not about a GPU"
+OTHER_ENTITY: Final = "dcgmi dmon row of an entity other than a GPU"
 
 _HEADER: Final = re.compile(r"(?P<before>[^#]*)#\s*(?P<names>(?:Date\s+)?(?:Time\s+)?gpu\s.*|Entity\s.*)\s*")
 _UNITS: Final = re.compile(r"[^#]*#.*\bIdx\b.*\s*|(?:[^#]*\s)?I[Dd]\s*")

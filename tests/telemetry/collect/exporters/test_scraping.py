@@ -122,7 +122,7 @@ def test_an_endless_page_is_refused_before_it_has_arrived(monkeypatch: pytest.Mo
     error = failure(handler)
     assert str(error) == f"too_large: the answer has more than {PAGE_BYTES:,} bytes"
     monkeypatch.setattr("telemetry.collect.scraping.collector.PAGES_BYTES", 1 << 20)
-    assert "all pages under way have more than 1,048,576 bytes" in str(failure(handler))
+    assert "the pages being read exceed 1,048,576 bytes" in str(failure(handler))
     assert isinstance(fetch(always(answer(PAGE)), times=2)[1], HttpResponse)
 
 

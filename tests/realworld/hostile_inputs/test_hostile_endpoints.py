@@ -36,6 +36,8 @@ from telemetry.collect.series.mapping import SourceMapping
 from telemetry.dataset.channels import CATALOGUE
 
 TIMEOUT_S = 0.4
+ATTEMPTS = 5
+"""A busy machine may use up the timeout before the request is sent: such an attempt proves nothing."""
 SECRET = "geheim-" + "x" * 20
 OK = b"HTTP/1.1 200 OK\r\n"
 CHUNKED = OK + b"Transfer-Encoding: chunked\r\n\r\n"
@@ -87,7 +89,10 @@ def endpoint(answer: Iterator[bytes] | None, heads: list[bytes]) -> Iterator[str
 
     def serve(connection: socket.socket) -> None:
         with contextlib.suppress(OSError), connection:
-            heads.append(connection.recv(1 << 20))
+            head = connection.recv(1 << 20)
+            if not head:  # the client gave up before it had asked
+                return
+            heads.append(head)
             for piece in answer or ():
                 if stop.is_set():
                     return
@@ -176,11 +181,14 @@ def test_a_hostile_answer_ends_in_an_error_in_time_and_leaks_no_token(client: st
     heads, elsewhere = list[bytes](), list[bytes]()
     before_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with endpoint(None, elsewhere) as other, endpoint(ANSWERS[name](other), heads) as url:
-        expected: Any = contextlib.nullcontext() if (client, name) in TAKEN else pytest.raises(ERRORS)
-        started_s = time.monotonic()
-        with expected as caught:
-            CLIENTS[client](url, tmp_path)
-        assert time.monotonic() - started_s < 20 * TIMEOUT_S
+        for _ in range(ATTEMPTS):
+            expected: Any = contextlib.nullcontext() if (client, name) in TAKEN else pytest.raises(ERRORS)
+            started_s = time.monotonic()
+            with expected as caught:
+                CLIENTS[client](url, tmp_path)
+            assert time.monotonic() - started_s < 20 * TIMEOUT_S
+            if heads:
+                break
     assert SECRET.encode() in heads[0]
     assert elsewhere == []
     assert caught is None or SECRET not in str(caught.value)

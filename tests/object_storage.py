@@ -5,7 +5,6 @@ import http.client
 import importlib.util
 import itertools
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -16,7 +15,7 @@ import pytest
 from pyarrow.fs import S3FileSystem
 
 from tests.http_server import Handler, serving
-from tests.waiting import free_port, wait
+from tests.waiting import free_port, listens, wait
 
 OF_THE_TRANSFER = ("connection", "transfer-encoding", "content-length", "expect", "server", "date")
 KEYS = {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret"}
@@ -71,13 +70,6 @@ def upload(storage: Storage, folder: Path, root: str) -> None:
     for path in sorted(files, key=lambda file: file.name == "dataset.json"):
         with storage.direct.open_output_stream(f"{root}/{path.relative_to(folder).as_posix()}") as stream:
             stream.write(path.read_bytes())
-
-
-def listens(port: int) -> bool:
-    """Whether somebody answers there."""
-    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
-        return True
-    return False
 
 
 @dataclass

@@ -29,3 +29,10 @@ def wait(what: Callable[[], Any], within_s: float = 300.0) -> Any:
                 return outcome
         assert time.monotonic() < deadline, f"it did not come about within {within_s} s"
         time.sleep(0.05)
+
+
+def listens(port: int) -> bool:
+    """Whether somebody answers there."""
+    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+        return True
+    return False

@@ -246,11 +246,15 @@ class World:
         return self.balance
 
     def run(self, speed: float, stop: Event) -> None:
-        """Let time pass, ``speed`` times as fast as it does, until the data end or ``stop`` is set."""
+        """Let time pass, ``speed`` times as fast as it does, until the data end or ``stop`` is set.
+
+        A slow machine takes longer and shows the same: no step exceeds half the pause between two jobs.
+        """
         began, begin, counted = time.monotonic(), self.now, 0.0
+        most = max(_PAUSE / 2, timedelta(seconds=TICK_S * speed))
         end = from_ms(self.cluster.fleet.end)
         while not stop.wait(TICK_S):
-            now = begin + timedelta(seconds=(time.monotonic() - began) * speed)
+            now = min(begin + timedelta(seconds=(time.monotonic() - began) * speed), self.now + most)
             if now >= end:
                 break
             if now > self.now:

@@ -175,7 +175,7 @@ class Diagnostics:
             "failed_units": list(outcome.failed_units), "rung": rung,
         }  # fmt: skip
         if entry.request is not None:
-            idle_gpu_hours = len(case.units) * ((now - began) / timedelta(hours=1))
+            idle_gpu_hours = len(case.units) * ((at - began) / timedelta(hours=1))
             content |= {"idle_gpu_hours": round(idle_gpu_hours, 3), "expected": plain_of(entry.request)}
         finding: FindingKind = "verified" if entry.request is None else "probed"
         log.find(case.node, finding, f"{outcome.kind}: {outcome.message}".rstrip(": "), content)

@@ -1,5 +1,6 @@
 """Evacuates nodes: requests checkpoints, waits, and evicts a bounded number of workloads; never by force."""
 
+import contextlib
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -335,9 +336,17 @@ class Drainer:
             return
         if leaving.deadline is None or now < leaving.deadline or not case.first_time(key):
             return
+        about = {"workload": workload.name, "uid": workload.uid}
+        offer = self._offer_of(workload)
+        if leaving.asked == "asked" and offer is not None and offer.means == "scheduler":
+            with contextlib.suppress(SchedulerError):  # it may have answered since the last round
+                if self.workloads.checkpoint_state(workload, leaving.key).kind == "acknowledged":
+                    case.move(workload.uid, asked="acknowledged")
+                    log.find(case.node, "acknowledged", "the checkpoint is written", {**about, "key": leaving.key})
+                    return
         asked = "was asked and did not acknowledge" if leaving.asked == "asked" else "could not be asked"
         message = f"{workload.name} {asked} a checkpoint by {leaving.deadline:{_TIME}} UTC"
-        log.find(case.node, "unanswered", message, {"workload": workload.name, "uid": workload.uid})
+        log.find(case.node, "unanswered", message, about)
 
     def _report_wait(
         self, case: DrainCase, workload: Workload, leaving: Leaving, step: Next, message: str, log: RoundLog

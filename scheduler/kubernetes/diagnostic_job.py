@@ -22,6 +22,8 @@ _ENDED: Final = ("Complete", "Failed")
 _MAX_UNITS: Final = 64
 _EXISTS: Final = 409
 _PROBE_DEADLINE_S: Final = 1800
+_PROBE_GRACE_S: Final = 30
+"""Half of the time by which a preempted probe is expected to delay a job (``policy.probes.preemption``)."""
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
@@ -152,6 +154,7 @@ class KubernetesVerification:
             pod.pop("priority", None)
             pod["priorityClassName"] = self._scheduler.settings.probe_priority_class
             pod["preemptionPolicy"] = "Never"
+            pod["terminationGracePeriodSeconds"] = min(pod.get("terminationGracePeriodSeconds", 30), _PROBE_GRACE_S)
         variables = {"PREDRAIN_NODE": node, "PREDRAIN_KEY": key, "PREDRAIN_GPUS": ",".join(units)}
         variables["PREDRAIN_REMEDY"] = remedy or ""
         for container in pod["containers"]:

@@ -149,9 +149,10 @@ class LedgerReader:
     def actions(
         self, node: str = "*", verb: str = "", since: str = "", until: str = "", *, before: int = 0, most: int = 50
     ) -> list[dict[str, Any]]:
-        """List calls, the newest first.
+        """List calls, the newest first; ``decision``: None for one of an evacuation, a probe or a checkpoint.
 
-        ``node``: a name, or a pattern with ``*`` and ``?``. ``verb``: one of :data:`policy.plan.VERBS`; empty: any.
+        ``node``: a name, or a pattern with ``*`` and ``?``. ``verb``: of :data:`policy.plan.VERBS` or
+        :data:`scheduler.ports.records.CallKind`; empty: any.
         ``since``, ``until``: the beginning of an instant in ISO form; empty: any. ``before``: number of a call.
         """
         return self._calls(
@@ -215,7 +216,7 @@ class LedgerReader:
     def _calls(self, where: str, *values: Any, order: str = "i.id", most: int = -1) -> list[dict[str, Any]]:
         rows = self._rows(
             f"SELECT i.id, i.round, i.at, i.node, i.verb, i.content, s.kind, s.confirmed, s.content FROM calls i "  # noqa: S608
-            f"LEFT JOIN settled s ON s.call = i.id WHERE i.round IS NOT NULL AND {where} ORDER BY {order} LIMIT ?",
+            f"LEFT JOIN settled s ON s.call = i.id WHERE {where} ORDER BY {order} LIMIT ?",
             *values, most,
         )  # fmt: skip
         calls = []
@@ -223,9 +224,9 @@ class LedgerReader:
             intent, outcome = _json(content), _json(settled) or {}
             calls.append(
                 {
-                    "call": number, "decision": decision, "at": at, "node": node, "verb": verb, "to": intent["to"],
+                    "call": number, "decision": decision, "at": at, "node": node, "verb": verb, "to": intent.get("to"),
                     "key": intent["key"], "answer": kind or "not known", "confirmed": bool(confirmed),
-                    "message": outcome.get("message", ""), "read": intent["read"],
+                    "message": outcome.get("message", ""), "read": intent.get("read"),
                     "meant": intent["writes"], "wrote": outcome.get("writes", []),
                 }
             )  # fmt: skip

@@ -98,7 +98,10 @@ class SlurmRest(SlurmPort):
             except SlurmFormatError as error:
                 if one and (status == _NOT_FOUND or _is_unknown_node(content)):
                     return []
-                raise SchedulerError(f"{self._where}: {error}") from None
+                # 22.05's only words for a token that slurmctld rejects
+                doubt = self._settings.rest_token_file is not None and "Unspecified error" in str(error)
+                hint = "; the token may be invalid or expired" if doubt else ""
+                raise SchedulerError(f"{self._where}: {error}{hint}") from None
             self._version = version
             return rows
         raise SchedulerError(f"{self._where}: it supports no version from v0.0.{OLDEST} to v0.0.{NEWEST}")

@@ -46,7 +46,7 @@ def _day(given: object) -> object:
 
 
 Day = Annotated[date, BeforeValidator(_day)]
-Verb = Literal["", "publish", "avoid", "swap", "drain", "release"]
+Verb = Literal["", "publish", "avoid", "probe", "checkpoint", "swap", "drain", "evict", "verify", "release"]
 
 
 class LedgerQuery(QueryModel):

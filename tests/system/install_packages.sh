@@ -2,8 +2,8 @@
 # The real servers that the system tests start, from Debian's packages. Does nothing where all are there.
 set -euo pipefail
 
-PACKAGES=(gcc make libc6-dev prometheus victoria-metrics munge slurmctld slurmd slurm-client slurmrestd etcd-server golang-go dpkg-dev
-  chromium fonts-dejavu-core buildah mmdebstrap)
+PACKAGES=(gcc make libc6-dev prometheus victoria-metrics munge slurmctld slurmd slurm-client slurmrestd slurmdbd slurm-wlm-jwt-plugin
+  slurm-wlm-mysql-plugin mariadb-server-core etcd-server golang-go dpkg-dev chromium fonts-dejavu-core buildah mmdebstrap)
 
 missing=()
 for package in "${PACKAGES[@]}"; do

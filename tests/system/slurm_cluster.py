@@ -1,7 +1,8 @@
 """A real Slurm on loopback: munged, slurmctld and some slurmd, each in the foreground, ended by their handles.
 
-Needs Debian's munge, slurmctld, slurmd and slurm-client, and root; accounting is off (slurmdbd would want a MariaDB).
-Beside the installed release (Debian 12: 22.05) tests run on that of Debian 13 (24.11), which they unpack themselves.
+Needs root and Debian's munge, slurmctld, slurmd, slurm-client and slurm-wlm-jwt-plugin; for accounting also slurmdbd,
+slurm-wlm-mysql-plugin and mariadb-server-core. Tests run on the installed release (Debian 12: 22.05) and on that of
+Debian 13 (24.11), which they unpack themselves.
 """
 
 import json
@@ -20,7 +21,7 @@ from typing import Any, Final
 import pytest
 
 from foundation.slurm import states_of
-from tests.waiting import free_port
+from tests.waiting import free_port, listens
 
 RELEASES: Final = ("installed", "trixie")
 """Releases of Debian whose Slurm is tested."""
@@ -34,6 +35,8 @@ SlurmUser=root
 SlurmdUser=root
 AuthType=auth/munge
 AuthInfo=socket={root}/run/munge.socket
+AuthAltTypes=auth/jwt
+AuthAltParameters=jwt_key={root}/jwt.key
 CredType=cred/munge
 StateSaveLocation={root}/state
 SlurmdSpoolDir={root}/spool/%n
@@ -47,7 +50,6 @@ MpiDefault=none
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 JobAcctGatherType=jobacct_gather/none
-AccountingStorageType=accounting_storage/none
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
 SchedulerParameters=sched_interval=1,bf_interval=1
@@ -59,6 +61,27 @@ KillWait=2
 PropagateResourceLimits=NONE
 {nodes}
 PartitionName=gpu Nodes=ALL Default=YES MaxTime=INFINITE State=UP
+"""
+ACCOUNTING: Final = """\
+AccountingStorageType=accounting_storage/slurmdbd
+AccountingStorageHost=127.0.0.1
+AccountingStoragePort={port}
+AccountingStoragePass={root}/run/munge.socket
+AccountingStorageTRES=gres/gpu
+"""
+DBD_CONFIG: Final = """\
+AuthType=auth/munge
+AuthInfo=socket={root}/run/munge.socket
+DbdHost=localhost
+DbdPort={port}
+SlurmUser=root
+StorageType=accounting_storage/mysql
+StorageHost=127.0.0.1
+StoragePort={database}
+StorageUser=root
+StorageLoc=slurm
+LogFile={root}/log/slurmdbd.log
+PidFile={root}/run/slurmdbd.pid
 """
 NODE: Final = (
     "NodeName={name} NodeHostname=localhost NodeAddr=127.0.0.1 Port={port} CPUs=8 Sockets=1 CoresPerSocket=8 "
@@ -91,11 +114,11 @@ def programs_of(release: str) -> Path | None:
 
 
 @contextmanager
-def cluster_of(release: str, *, nodes: int = 2, more: str = "") -> "Iterator[SlurmCluster]":
+def cluster_of(release: str, **options: Any) -> "Iterator[SlurmCluster]":
     """Run a cluster in a folder whose name is short enough for a socket."""
     with (
         tempfile.TemporaryDirectory(prefix="sl", ignore_cleanup_errors=True) as folder,
-        SlurmCluster(Path(folder), release, nodes=nodes, more=more) as cluster,
+        SlurmCluster(Path(folder), release, **options) as cluster,
     ):
         yield cluster
 
@@ -105,13 +128,15 @@ class SlurmCluster:
 
     ``root``: its folder. Unix sockets in it bear about 100 characters: keep it short.
     ``nodes``, ``gpus``: nodes, and GPUs of each. ``more``: further lines of its configuration.
+    ``accounting``: with slurmdbd and a MariaDB.
     ``release``: of :data:`RELEASES`. ``settings``: those of predrain that name this cluster.
     """
 
     def __init__(
-        self, root: Path, release: str, *, nodes: int | Sequence[str] = 2, gpus: int = 8, more: str = ""
-    ) -> None:
-        self.root, self.release, self.gpus, self.more = root, release, gpus, more
+        self, root: Path, release: str, *, nodes: int | Sequence[str] = 2, gpus: int = 8, more: str = "",
+        accounting: bool = False,
+    ) -> None:  # fmt: skip
+        self.root, self.release, self.gpus, self.more, self.accounting = root, release, gpus, more, accounting
         self.nodes = [f"n{number}" for number in range(1, nodes + 1)] if isinstance(nodes, int) else list(nodes)
         programs = programs_of(release)
         path = _path() if programs is None else f"{programs}:{_path()}"
@@ -123,6 +148,8 @@ class SlurmCluster:
         try:
             self._lay_out()
             self._start_munge()
+            if self.accounting:
+                self._start_accounting()
             self.start_controller()
             for name in self.nodes:
                 self.start_node(name)
@@ -241,9 +268,10 @@ class SlurmCluster:
             (self.root / folder).mkdir(parents=True, exist_ok=True)
         self.root.chmod(0o755)  # munge refuses a socket in a folder that others may not enter
         (self.root / "run").chmod(0o755)
-        key = self.root / "munge.key"
-        key.write_bytes(os.urandom(128))
-        key.chmod(0o600)
+        for name in ("munge.key", "jwt.key"):
+            key = self.root / name
+            key.write_bytes(os.urandom(128))
+            key.chmod(0o600)
         controller, *ports = (free_port() for _ in range(len(self.nodes) + 1))
         listed = "\n".join(
             NODE.format(name=name, port=port, gpus=self.gpus) for name, port in zip(self.nodes, ports, strict=True)
@@ -262,6 +290,24 @@ class SlurmCluster:
             files = f"{self.root}/dev/{name}/nvidia[0-{self.gpus - 1}]"
             resources.append(f"NodeName={name} Name=gpu Type=h100 File={files}")
         (self.root / "gres.conf").write_text("\n".join(resources) + "\n")
+
+    def _start_accounting(self) -> None:
+        database, port = free_port(), free_port()
+        data = self.root / "db"
+        data.mkdir()
+        self._start(
+            "mariadbd", "mariadbd", "--no-defaults", "--user=root", "--skip-grant-tables", f"--datadir={data}",
+            f"--socket={self.root}/run/db.sock", f"--port={database}", "--bind-address=127.0.0.1",
+        )  # fmt: skip
+        self.wait(lambda: listens(database))
+        config = self.root / "slurmdbd.conf"
+        config.write_text(DBD_CONFIG.format(root=self.root, port=port, database=database))
+        config.chmod(0o600)
+        with (self.root / "slurm.conf").open("a") as file:
+            file.write(ACCOUNTING.format(port=port, root=self.root))
+        self._start("slurmdbd", "slurmdbd", "-D")
+        self.wait(lambda: listens(port))
+        self.run("sacctmgr", "-i", "add", "cluster", "t")
 
     def _start_munge(self) -> None:
         run = self.root / "run"

@@ -14,6 +14,7 @@ from foundation.kubernetes.client import connect
 from policy.breaker import BreakerConfig
 from policy.budget import BudgetConfig
 from policy.config import PolicyConfig
+from policy.ladder.probes import ProbeConfig
 from policy.node_tier.hysteresis import HysteresisConfig
 from policy.stages import StagesConfig
 from policy.tiers import TierThresholds
@@ -331,3 +332,22 @@ def test_an_eviction_or_request_never_meets_a_pod_that_came_later(cluster: Kuber
     assert cluster.server.request("PATCH", path, body, check=False)[0] in (409, 422), "the server itself refuses it"
     assert pods.ask_checkpoint(workload, ask, Fence("one", end)).kind == "done"
     assert pods.evict(workload, Fence("one", end)).kind == "done"
+
+
+def test_a_job_preempts_a_probe_within_the_delay_that_probes_are_weighed_with(cluster: KubernetesCluster) -> None:
+    one, manifest = Replica(cluster, "one"), read_manifest(DIAGNOSTIC)
+    manifest["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] = 3600
+    probes = KubernetesVerification(one.scheduler, manifest)
+    end = one.scheduler.hold_lease("one", LEASE)
+    assert end is not None
+    assert probes.start("n1", ("GPU-a",), "a" * 32, Fence("one", end), probe=True).kind == "done"
+    wait(lambda: "its pod is Running" in probes.result("n1", "a" * 32).message)
+    began = time.monotonic()
+    here = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["n1"]}]}
+    required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [here]}}
+    cluster.pod("job", 8, affinity={"nodeAffinity": required})
+    wait(lambda: "n1" in [pod["spec"]["nodeName"] for pod in cluster.pods()])
+    waited_s = time.monotonic() - began
+    assert waited_s < ProbeConfig().preemption.total_seconds(), f"the job waited {waited_s:.1f} s"
+    wait(lambda: "its pod is Running" not in probes.result("n1", "a" * 32).message)
+    assert probes.result("n1", "a" * 32).kind in ("running", "inconclusive"), "a preempted probe has no result"

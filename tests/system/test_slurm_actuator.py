@@ -28,6 +28,7 @@ from tests.serving.http.world import NOW, running
 from tests.serving.http.world import record as scored
 from tests.serving.score_folder import write_scores
 from tests.system.slurm_cluster import RELEASES, SlurmCluster, _path, cluster_of, why_not
+from tests.waiting import free_port, listens
 
 pytestmark = [pytest.mark.system, pytest.mark.skipif(why_not() is not None, reason=why_not() or "")]
 ROOT = Path(__file__).parents[2]
@@ -381,22 +382,32 @@ def test_a_submit_script_keeps_a_job_off_risky_nodes_and_goes_on_without_scores(
 
 
 @pytest.mark.skipif(shutil.which("slurmrestd", path=_path()) is None, reason="slurmrestd is not installed")
-def test_slurmrestd_is_read_like_the_commands_and_written_to_where_its_version_can(cluster, actuator, tmp_path):
-    socket, log = cluster.root / "rest.sock", tmp_path / "log"
+@pytest.mark.parametrize("auth", ["local", "jwt"])
+def test_slurmrestd_is_read_like_the_commands_and_written_to_where_its_version_can(cluster, actuator, tmp_path, auth):
+    socket, port, log, token = cluster.root / "rest.sock", free_port(), tmp_path / "log", tmp_path / "token"
     script = f"trap 'echo asked >> {log}' USR1; while true; do sleep 0.1; done"
     job = cluster.submit("-w", "n1", "--gres=gpu:1", "--comment=predrain.checkpoint=B:USR1", script=script)
     cluster.update("n2", state="drain", reason="ADMIN", extra='{"a": 1}')
     cluster.wait(lambda: cluster.job(job)["job_state"] == "RUNNING")
     interface = "openapi/v0.0.38" if cluster.release == "installed" else "openapi/slurmctld"
     process = subprocess.Popen(
-        ["slurmrestd", "-f", str(cluster.root / "slurm.conf"), "-s", interface, "-a", "rest_auth/local",
-         f"unix:{socket}"],
-        env={**cluster.environment, "SLURMRESTD_SECURITY": "disable_user_check"},
+        ["slurmrestd", "-f", str(cluster.root / "slurm.conf"), "-s", interface, "-a", f"rest_auth/{auth}",
+         f"unix:{socket}" if auth == "local" else f"127.0.0.1:{port}"],
+        env={**cluster.environment, "SLURMRESTD_SECURITY": "disable_user_check"}
+        | ({"SLURM_JWT": "daemon"} if auth == "jwt" else {}),
         stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip
+    settings = {"rest_url": f"unix:{socket}"}
+    if auth == "jwt":
+        settings = {"rest_url": f"http://127.0.0.1:{port}", "rest_user": "root", "rest_token_file": str(token)}
     try:
-        cluster.wait(socket.exists)
-        rest = Actuator(cluster, tmp_path / "rest", rest_url=f"unix:{socket}")
+        cluster.wait(socket.exists if auth == "local" else lambda: listens(port))
+        token.write_text("not a token")
+        rest = Actuator(cluster, tmp_path / "rest", **settings)
+        if auth == "jwt":
+            with pytest.raises(SchedulerError, match=r"rejects the token|token may be invalid or expired"):
+                rest.scheduler.read_fleet()
+            token.write_text(cluster.run("scontrol", "token", "lifespan=600").partition("=")[2])
         assert rest.scheduler.port.node("zz") is None
         assert {node.name: node.version for node in rest.scheduler.port.nodes()} == {
             node.name: node.version for node in actuator.scheduler.port.nodes()

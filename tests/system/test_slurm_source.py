@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,11 @@ pytestmark = [pytest.mark.system, pytest.mark.skipif(why_not() is not None, reas
 PREDRAIN = str(Path(sys.executable).with_name("predrain"))
 
 
-@pytest.fixture(scope="module", params=RELEASES)
+@pytest.fixture(scope="module", params=product(RELEASES, (False, True)), ids=str)
 def cluster(request: pytest.FixtureRequest) -> Iterator[SlurmCluster]:
-    """Two nodes of eight GPUs."""
-    with cluster_of(request.param) as made:
+    """Two nodes of eight GPUs, without and with accounting."""
+    release, accounting = request.param
+    with cluster_of(release, accounting=accounting) as made:
         yield made
 
 

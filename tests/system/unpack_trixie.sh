@@ -1,14 +1,15 @@
 #!/usr/bin/env bash
 # Unpacks Slurm and Prometheus of Debian 13 (trixie) beside those of this machine, for the system tests.
 #
-# Prints the folder, ${XDG_CACHE_HOME:-~/.cache}/predrain/trixie-VERSIONS, where each program of its bin/ runs with the
-# release's own /usr, in a mount namespace of its own. Nothing is installed. The packages come through the machine's own
+# Prints the folder, ${XDG_CACHE_HOME:-~/.cache}/predrain/trixie-SCRIPT-VERSIONS, where each program of its bin/ runs with
+# the release's own /usr, in a mount namespace of its own. SCRIPT is the digest of this file, which lists the packages. Nothing is installed. The packages come through the machine's own
 # apt sources and are verified by the machine's Debian keys. Exits with 3 where they cannot be had or run. Remove the
 # folder for newer versions.
 set -euo pipefail
 
-PACKAGES=(slurmctld slurmd slurm-client slurmrestd slurm-wlm-jwt-plugin prometheus bash coreutils dash util-linux)
-PROGRAMS=(slurmctld slurmd slurmrestd scontrol sinfo squeue sbatch scancel prometheus)
+PACKAGES=(slurmctld slurmd slurm-client slurmrestd slurmdbd slurm-wlm-jwt-plugin slurm-wlm-mysql-plugin prometheus bash
+  coreutils dash util-linux)
+PROGRAMS=(slurmctld slurmd slurmrestd slurmdbd scontrol sinfo squeue sbatch scancel sacct sacctmgr prometheus)
 KEYS=/usr/share/keyrings/debian-archive-keyring.gpg
 
 impossible() { printf 'unpack_trixie: %s\n' "$*" >&2; exit 3; }
@@ -18,10 +19,11 @@ command -v apt-get >/dev/null && [[ -r $KEYS ]] || impossible "no apt with Debia
 
 cache="${XDG_CACHE_HOME:-$HOME/.cache}/predrain"
 work="$cache/trixie-apt"
+digest="$(sha256sum "${BASH_SOURCE[0]}" | cut -c1-8)"
 mkdir -p "$cache"
 exec 9>"$cache/.trixie.lock"
 flock --timeout 600 9 || impossible "another process has been unpacking for 10 minutes"
-for unpacked in "$cache"/trixie-*/bin; do
+for unpacked in "$cache/trixie-$digest-"*/bin; do
   if [[ -d $unpacked ]]; then
     dirname "$unpacked"
     exit 0
@@ -47,7 +49,7 @@ run_apt install --yes --no-install-recommends --download-only "${PACKAGES[@]}"
 
 archives=("$work"/cache/archives/*.deb)
 version_of() { basename "$work"/cache/archives/"$1"_* | cut -d_ -f2 | sed 's/%3a/:/'; }
-root="$cache/trixie-$(version_of slurmctld)-$(version_of prometheus)"
+root="$cache/trixie-$digest-$(version_of slurmctld)-$(version_of prometheus)"
 making="$work/made"
 rm -rf "$making"
 mkdir -p "$making/bin" "$making/tree"

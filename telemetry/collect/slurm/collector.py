@@ -56,6 +56,7 @@ class SlurmCollector:
         self._rules, self._clock, self._since = rules, clock, since
         self._node_commands = list(NODE_COMMANDS)
         self._accounting = True
+        self._gpus_accounted: bool | None = None
         self._failing = Failing(_log)
         self.counts: Counter[str] = Counter()
         self.accounting = outbox.accounting
@@ -145,8 +146,12 @@ class SlurmCollector:
             except CommandError as error:
                 if "accounting storage is" not in error.reason.lower():
                     raise
-                self._accounting = False
-                _log.warning("Slurm has no accounting: jobs are read from the controller's memory, starting now")
+                self._use_memory("Slurm has no accounting")
+                break
+            if not self._accounts_gpus():
+                self._use_memory(
+                    "AccountingStorageTRES of Slurm has no gres/gpu, so that sacct reports no GPUs of jobs"
+                )
                 break
             self._stage(read_sacct(report, self.accounting), known, floor=end - WINDOW - OVERLAP)
             start = min(end, now)
@@ -159,6 +164,20 @@ class SlurmCollector:
             self._stage(read_squeue(report, self.accounting), known, floor=now - WINDOW)
             position["jobs"] = {"until": to_ms(now), "known": known}
         return []
+
+    def _use_memory(self, reason: str) -> None:
+        self._accounting = False
+        _log.warning("%s: jobs are read from the controller's memory, starting now", reason)
+
+    def _accounts_gpus(self) -> bool:
+        """Whether accounting knows GPUs; true where that cannot be read."""
+        if self._gpus_accounted is None:
+            try:
+                known = self._run(("sacctmgr", "--noheader", "--parsable2", "show", "tres", "format=type,name"))
+            except CommandError:
+                return True
+            self._gpus_accounted = "gres|gpu" in known
+        return self._gpus_accounted
 
     def _stage(self, jobs: Sequence[Job], known: dict[str, str], *, floor: datetime) -> None:
         """Stage jobs that are new or changed; forget those that can bring no news."""

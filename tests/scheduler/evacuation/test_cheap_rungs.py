@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,8 @@ from policy.ladder.cost_benefit import CostBenefitConfig
 from policy.ladder.probes import ProbeConfig
 from policy.ladder.rungs import RUNGS
 from scheduler.controller.facts import NodeHistories
+from scheduler.ledger.reader import LedgerReader
+from scheduler.ledger.sqlite_ledger import SqliteLedger
 from scheduler.ports.readings import Switches
 from scheduler.ports.workloads import DiagnosticResult
 from tests.policy.decide_world import HOUR, STEP, config
@@ -21,10 +24,10 @@ PROBES = ProbeConfig(max_concurrent=1)
 IDLE = ("n5", "n6", "n7")
 
 
-def idle_cluster(**others: Any) -> EmptyingCluster:
+def idle_cluster(ledger: SqliteLedger | None = None, **others: Any) -> EmptyingCluster:
     """Nodes n5 to n7 have no job; the others have."""
     settings: dict[str, Any] = {"rungs": RUNGS, "stage": "soft", "free": True, "probes": PROBES, **others}
-    cluster = EmptyingCluster(policy=config("g", **settings))
+    cluster = EmptyingCluster(policy=config("g", **settings), ledger=ledger)
     for name in IDLE:
         cluster.change(name, jobs=())
     return cluster
@@ -51,13 +54,18 @@ def test_the_riskiest_idle_node_is_probed_first_and_keeps_its_place_in_service()
     assert cluster.workloads.evicted == []
 
 
-def test_a_failed_probe_is_a_hard_fact_that_drains_the_node():
-    cluster = idle_cluster(stage="hard")
+def test_a_failed_probe_is_a_hard_fact_that_drains_the_node(tmp_path: Path):
+    cluster = idle_cluster(SqliteLedger(tmp_path / "ledger"), stage="hard")
     cluster.scored(n7=0.08)
     cluster.round()
-    cluster.verification.results["n7"] = DiagnosticResult("failed", "memory")
-    cluster.later()
+    ended_at = cluster.clock.now() + timedelta(minutes=15)
+    cluster.verification.results["n7"] = DiagnosticResult("failed", "memory", at=ended_at)
+    cluster.later(25)
     assert ("n7", "probed", "failed: memory") in findings(cluster)
+    reader = LedgerReader(tmp_path / "ledger")
+    (result,) = reader.results()
+    assert result["idle_gpu_hours"] == 0.5, "two GPUs until it ended, not until it was read"
+    assert [(call["node"], call["decision"]) for call in reader.actions(verb="probe")] == [("n7", None)]
     cluster.later()
     assert cluster.level("n7") is Level.DRAIN
 
@@ -128,6 +136,8 @@ STOPS = {
     "kill": lambda c: setattr(c.scheduler, "switches", Switches(kill=True)),
     "release all": lambda c: setattr(c.scheduler, "switches", Switches(release_all=True)),
     "a person cordons it": lambda c: c.change("n7", cordoned_by="ann"),
+    "it opts out": lambda c: c.change("n7", opt_out="label predrain.io/ignore"),
+    "another tool owns it": lambda c: c.change("n7", owner="NVSentinel"),
     "the score expires": lambda c: c.clock.move(3 * STEP),
     "the stage falls": lambda c: setattr(c.controller, "policy", config("g", rungs=RUNGS, stage="shadow")),
     "the rung is taken away": lambda c: setattr(c.controller, "policy", config("g", stage="soft")),
@@ -221,15 +231,28 @@ def test_no_checkpoint_is_asked_for_without_ground(risk: float, others: dict[str
     assert cluster.workloads.asked == {}
 
 
-def test_a_job_that_never_answers_is_left_alone_and_reported_once():
+@pytest.mark.parametrize("state", [{"opt_out": "label"}, {"owner": "NVSentinel"}, {"cordoned_by": "ann"}], ids=str)
+def test_no_checkpoint_is_asked_for_on_a_node_that_is_not_ours(state: dict[str, str]):
+    cluster = idle_cluster()
+    gang(cluster)
+    cluster.change("n1", **state)
+    cluster.scored(n1=0.99)
+    cluster.round()
+    assert cluster.workloads.asked == {}
+
+
+@pytest.mark.parametrize("answers", [False, True], ids=["never", "between the last round and its deadline"])
+def test_a_job_is_left_alone_and_whether_it_answered_is_reported_once(answers: bool):
     cluster = idle_cluster()
     gang(cluster)
     cluster.scored(n1=0.99)
     cluster.round()
-    for _ in range(4):
-        cluster.later(3)
+    if answers:
+        cluster.acknowledge("w1-uid")
+    for minutes in (30, 3, 3):
+        cluster.later(minutes)
     kinds = [kind for node, kind, _ in findings(cluster) if node == "n1"]
-    assert kinds == ["unanswered"]
+    assert kinds == ["acknowledged" if answers else "unanswered"]
     assert cluster.evicted() == []
     assert FAST.enabled
 

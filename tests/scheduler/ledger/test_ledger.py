@@ -111,6 +111,7 @@ def test_actions_are_found_by_pattern_verb_time_and_page(file):
     reader = LedgerReader(file)
     every = reader.actions()
     assert [call["call"] for call in every] == sorted((call["call"] for call in every), reverse=True)
+    assert all(call["decision"] for call in every)
     taints = reader.actions("n[12]", "swap")
     assert {call["node"] for call in taints} <= {"n1", "n2"}
     assert {call["verb"] for call in taints} == {"swap"}

@@ -24,6 +24,7 @@ class Slurm:
         self.asked: list[Sequence[str]] = []
         self.refused: dict[str, CommandError] = {}
         self.accounting = True
+        self.resources = "cpu|\nmem|\ngres|gpu\ngres|gpu:h100\n"
 
     def __call__(self, command: Sequence[str]) -> str:
         self.asked.append(command)
@@ -37,6 +38,8 @@ class Slurm:
             if not self.accounting:
                 raise CommandError(command, "Slurm accounting storage is disabled", lasting=True)
             return "\n".join(self.rows)
+        if command[0] == "sacctmgr":
+            return self.resources
         job = {"job_id": 5, "job_state": "RUNNING", "start_time": int(NOW.timestamp()), "nodes": "n1"}
         return json.dumps({"jobs": [job]})
 
@@ -117,11 +120,22 @@ def test_history_is_asked_for_a_day_at_a_time_and_gone_on_with(watched: Watched)
     assert watched.asked("sacct")[3][6:8] == ("--starttime=2026-03-01T11:00:00", "--endtime=2026-03-01T12:02:00")
 
 
-def test_without_accounting_jobs_come_from_the_controller(watched: Watched, caplog: pytest.LogCaptureFixture):
-    watched.slurm.accounting = False
+@pytest.mark.parametrize(
+    ("lacks", "message"),
+    [
+        ({"accounting": False}, "Slurm has no accounting"),
+        ({"resources": "cpu|\nmem|\n"}, "sacct reports no GPUs of jobs"),
+    ],
+    ids=["none", "without GPUs"],
+)
+def test_without_accounting_jobs_come_from_the_controller(
+    watched: Watched, caplog: pytest.LogCaptureFixture, lacks: dict[str, Any], message: str
+):
+    watched.slurm.rows = ["9|COMPLETED|1772000000|1772003600|n1|cpu=8"]
+    vars(watched.slurm).update(lacks)
     watched.look(2)
     assert [row["job"] for row in staged(watched.where, "jobs")] == ["5"]
-    assert caplog.text.count("Slurm has no accounting") == 1
+    assert caplog.text.count(message) == 1
 
 
 def test_a_controller_that_is_down_is_tried_again_and_logged_once(watched: Watched, caplog: pytest.LogCaptureFixture):

@@ -1,6 +1,6 @@
-# The two commands of a newcomer: `make run`, `make test`. CI runs exactly these targets.
+# Start with `make run` and `make test`. CI runs the same targets.
 PYTHON ?= python3.11
-# another version has an environment of its own: make test PYTHON=python3.13
+# Another version uses another environment: make test PYTHON=python3.13
 VENV ?= $(if $(filter python3.11,$(PYTHON)),.venv,.venv-$(notdir $(PYTHON)))
 BIN := $(VENV)/bin
 UV_PIP := $(BIN)/python deploy/uv_pip.py
@@ -12,37 +12,37 @@ export DVC_NO_ANALYTICS = 1
 .DEFAULT_GOAL := help
 .PHONY: help run demo screenshots results prior test test-system histories lint site size bench lock check-system clean
 
-help:            ## say what each target does
+help:            ## list the targets
 	@grep -E '^[a-z-]+: .*##|^[a-z-]+:  *##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
-run: $(VENV)/.runtime  ## set up, then learn from and replay the embedded demo fleet; prints where the report is
+run: $(VENV)/.runtime  ## set up, simulate a demo fleet, train and backtest; print a table and the path of the report
 	@PATH="$(abspath $(BIN)):$$PATH" dvc repro
 	@$(BIN)/predrain report --show data/backtest
 
-demo: $(VENV)/.runtime  ## a simulated cluster at work, at an address that it prints; Ctrl-C ends it
+demo: $(VENV)/.runtime  ## run a simulated cluster and print its address; stop with Ctrl-C
 	$(BIN)/predrain demo
 
-screenshots: $(VENV)/.dev  ## the pictures of README and docs, of the demo in Chromium: docs/images
+screenshots: $(VENV)/.dev  ## take the pictures of README and docs (docs/images) from the demo in Chromium
 	$(BIN)/python tests/screenshots.py
 
-results: $(VENV)/.sequence  ## what may be claimed, on 16 simulated fleets: benchmarks/results/fleets.md; two hours, resumable
+results: $(VENV)/.sequence  ## measure the claims on 16 simulated fleets: benchmarks/results/fleets.md; two hours, resumable
 	$(BIN)/python benchmarks/results.py
 
-prior: $(VENV)/.runtime  ## the prior that predrain ships, from 48 simulated fleets: 5 minutes, the same bytes each time
+prior: $(VENV)/.runtime  ## build the shipped prior from 48 simulated fleets; 5 minutes, reproducible byte by byte
 	$(BIN)/predrain prior build --out models/learners/prior_data
 
-test: $(VENV)/.dev  ## the tests that need no server
+test: $(VENV)/.dev  ## run the tests that need no server
 	$(BIN)/python -m pytest -m "not system" -n 2 --dist loadfile
 
-test-system: $(VENV)/.dev  ## the tests that build, install and start the real parts (root installs what they need)
+test-system: $(VENV)/.dev  ## run the tests with real servers; installs packages as root
 	tests/system/install_packages.sh
 	$(BIN)/python -m pytest -m system -n 2 --dist loadfile --no-loadscope-reorder
 
-histories: $(VENV)/.dev  ## others each day: the loop killed 1,000 times, HISTORIES=1000000 of the controller (1 hour of CPU)
+histories: $(VENV)/.dev  ## random tests, seeded by date: 1,000 kills of the loop, HISTORIES=1000000 of the controller; 1 CPU hour
 	KILLS=1000 SEED=$$(date +%F) $(BIN)/python -m pytest -q -m system tests/system/test_loop_killed.py
 	HISTORIES=$(or $(HISTORIES),1000000) SEED=$$(date +%F) $(BIN)/python -m pytest -q -n auto --maxfail=3 tests/policy/test_decide_histories.py
 
-lint: $(VENV)/.dev  ## ruff, mypy, import directions, dependencies, generated pages
+lint: $(VENV)/.dev  ## check style, types, import directions, dependencies and generated pages
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -50,26 +50,26 @@ lint: $(VENV)/.dev  ## ruff, mypy, import directions, dependencies, generated pa
 	$(BIN)/deptry .
 	$(BIN)/python -m tests.reference_pages --check
 
-site: $(VENV)/.dev  ## the documentation as a site, in site/; fails on a broken link or anchor
+site: $(VENV)/.dev  ## build the documentation in site/; fails on a broken link or anchor
 	$(BIN)/python -m zensical build --strict
 
-size:            ## lines by room, modules, modules with one importer, the largest folder, module cycles
+size:            ## count lines by folder, modules, modules with one importer, the largest folder, import cycles
 	@$(PYTHON) tests/house_size.py
 
-bench: $(VENV)/.bench  ## every benchmark; writes benchmarks/results/speeds.md
+bench: $(VENV)/.bench  ## run every benchmark and write benchmarks/results/speeds.md
 	$(BIN)/python benchmarks/run_all.py
 
-lock: $(VENV)/.python  ## resolve the lock files again from pyproject.toml
+lock: $(VENV)/.python  ## update the lock files from pyproject.toml
 	$(RESOLVE) pyproject.toml --group dev $(EXTRAS:%=--extra %) -o requirements/dev.lock
 	$(RESOLVE) pyproject.toml --extra train --extra serve --extra act --extra collect -c requirements/dev.lock -o requirements/run.lock
 	$(RESOLVE) pyproject.toml --extra serve --extra registry --extra collect --extra act --extra kubernetes --extra nvml -c requirements/dev.lock -o requirements/serve.lock
 	$(RESOLVE) pyproject.toml --extra act --extra kubernetes -c requirements/dev.lock -o requirements/act.lock
-	# resolved as for a platform without CUDA: its libraries are gigabytes, and the tests need none of them
+	# Resolve for a platform without CUDA: its libraries take gigabytes, and the tests need none of them.
 	MACOSX_DEPLOYMENT_TARGET=14.0 $(UV_PIP) compile requirements/sequence.in --python-platform aarch64-apple-darwin --python-version 3.11 --no-emit-index-url --no-header -c requirements/dev.lock -o requirements/sequence.lock
 	$(RESOLVE) requirements/uv.in -o requirements/uv.lock
 	$(RESOLVE) requirements/bench.in -c requirements/dev.lock -o requirements/bench.lock
 
-# What pip cannot install is named here, with the command that does, before anything else fails less clearly.
+# Fail early, and name the command that installs what pip cannot.
 check-system:
 	@command -v $(PYTHON) >/dev/null || { \
 	  echo "predrain needs Python 3.11 to 3.13 as '$(PYTHON)': apt-get install python3.11 (or: make $(MAKECMDGOALS) PYTHON=python3.12)" >&2; exit 1; }
@@ -88,12 +88,12 @@ $(VENV)/.python: | check-system
 $(VENV)/.runtime: requirements/run.lock pyproject.toml | $(VENV)/.python
 	$(UV_PIP) install -r requirements/run.lock
 	$(UV_PIP) install --no-deps -e .
-	@# the features' kernels are compiled once, for every later command
+	@# Compile the kernels of the features once, for all later commands.
 	@made=$$(mktemp -d) && $(BIN)/predrain simulate --gpus 16 --days 7 --out $$made/fleet >/dev/null && \
 	  $(BIN)/predrain features --dataset $$made/fleet --out $$made/matrix >/dev/null && rm -r $$made
 	@touch $@
 
-# PyTorch: the page of results has the paper's models, too
+# PyTorch, for the models of the paper
 $(VENV)/.sequence: requirements/sequence.lock $(VENV)/.runtime
 	$(UV_PIP) install -r requirements/sequence.lock
 	@touch $@
@@ -106,5 +106,5 @@ $(VENV)/.bench: requirements/bench.lock $(VENV)/.dev
 	$(UV_PIP) install -r requirements/bench.lock
 	@touch $@
 
-clean:           ## remove what the pipeline made (not the environment, not your datasets outside data/)
+clean:           ## remove the outputs of the pipeline; keeps the environment, and datasets outside data/
 	rm -rf data/dataset data/dataset-truth data/matrix data/models data/backtest dvc.lock mlflow.db mlruns

@@ -1,12 +1,12 @@
 #!/bin/sh
-# Installs predrain's units and settings, and starts them: on the host that runs Slurm's commands all but the collectors of a
-# node, with --node those of a GPU node. Settings that are there are kept; done again it changes nothing.
+# Installs and starts the systemd units of predrain: on the host with Slurm's commands all but the collectors of a node, with
+# --node the collectors of a GPU node. Existing settings are kept. Running it again changes nothing.
 set -eu
 
 usage='usage: install.sh [--node] [--root FOLDER] [--dry-run]
-  --node     the collectors of a GPU node: kernel log, and NVML in an exporter'"'"'s place (not started)
+  --node     install the collectors of a GPU node: kernel log, and NVML (not started) for nodes without an exporter
   --root     install below this folder, and start nothing
-  --dry-run  print what would be done'
+  --dry-run  print the commands only'
 here=$(cd "$(dirname "$0")/.." && pwd)
 units='exporters.service prometheus.service prometheus.timer slurm.service tickets.service tickets.timer compact.service
 compact.timer score.service score.timer retrain.service retrain.timer serve.service act.service'
@@ -26,7 +26,7 @@ done
 run() {
     if [ "$dry" ]; then echo "would run: $*"; else "$@"; fi
 }
-put() { # FILE DESTINATION MODE: written as a whole, or left alone where it is the same
+put() { # FILE DESTINATION MODE: replace atomically, unless it is equal
     cmp -s "$1" "$2" && return
     run install -D -m "$3" "$1" "$2.new"
     run mv "$2.new" "$2"
@@ -35,7 +35,7 @@ put() { # FILE DESTINATION MODE: written as a whole, or left alone where it is t
 
 if [ ! "$root" ]; then
     [ "$dry" ] || [ "$(id -u)" = 0 ] || { echo 'install.sh: run it as root' >&2; exit 1; }
-    # where the units look, which see no home folder either
+    # The PATH of the units, which cannot read home folders.
     found=$(PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin command -v predrain) || found=
     case $(readlink -f "${found:-/home}") in
     /home* | /root*)
@@ -70,7 +70,10 @@ for unit in $started; do
     run systemctl enable --now "predrain-$unit"
 done
 [ "$node" ] || cat <<'END'
-Next: set PREDRAIN_PROMETHEUS in /etc/predrain/predrain.env, or list the exporters in /etc/predrain/targets.yaml and start
-predrain-exporters. Copy exports of your tickets to /var/lib/predrain/tickets. Let the user act in Slurm:
-sacctmgr add user predrain account=root adminlevel=operator. There is a model after the first predrain-retrain.
+Next steps:
+1. Set PREDRAIN_PROMETHEUS in /etc/predrain/predrain.env, or list exporters in /etc/predrain/targets.yaml and start
+   predrain-exporters.
+2. Copy ticket exports to /var/lib/predrain/tickets.
+3. Give the user permission in Slurm: sacctmgr add user predrain account=root adminlevel=operator
+The first run of predrain-retrain trains a model.
 END

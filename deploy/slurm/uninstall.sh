@@ -1,17 +1,17 @@
 #!/bin/sh
-# Takes predrain off this machine: first every mark off the nodes, then the units. Settings and data stay without --purge.
+# Removes all markers of predrain from the nodes, then its units from this machine. --purge also removes settings and data.
 set -eu
 
-usage='usage: uninstall.sh [--purge] [--leave-marks] [--root FOLDER] [--dry-run]
-  --purge        also remove settings, data, ledger and models, and the user
-  --leave-marks  go on where marks cannot be taken off: remove them by hand (docs/operating.md)
-  --root         uninstall below this folder, and stop nothing
-  --dry-run      print what would be done'
+usage='usage: uninstall.sh [--purge] [--leave-markers] [--root FOLDER] [--dry-run]
+  --purge          also remove settings, data, ledger, models and the user
+  --leave-markers  continue if markers cannot be removed; remove them by hand (docs/operating.md)
+  --root           uninstall below this folder, and stop nothing
+  --dry-run        print the commands only'
 root='' dry='' purge='' leave=''
 while [ $# -gt 0 ]; do
     case $1 in
     --purge) purge=1 ;;
-    --leave-marks) leave=1 ;;
+    --leave-markers) leave=1 ;;
     --root) root=${2:?$usage} && shift ;;
     --dry-run) dry=1 ;;
     *) echo "$usage" >&2 && exit 2 ;;
@@ -22,7 +22,7 @@ done
 run() {
     if [ "$dry" ]; then echo "would run: $*"; else "$@"; fi
 }
-act() { # as the unit does it, but for what goes with --loop
+act() { # as in the unit, without --loop
     set -- --settings "$root/etc/predrain/act.yaml" --ledger "${PREDRAIN_LEDGER:-/var/lib/predrain/ledger.db}" "$@"
     # shellcheck disable=SC2086
     set -- predrain act --scheduler "${PREDRAIN_SCHEDULER:-slurm}" ${PREDRAIN_ACT_OPTIONS:-} "$@"
@@ -36,15 +36,15 @@ fi
 if [ -e "$root/etc/systemd/system/predrain-act.service" ] && [ -e "$root/etc/predrain/act.yaml" ]; then
     settings=$root/etc/predrain/predrain.env
     [ -e "$settings" ] || settings=/dev/null
-    while IFS= read -r line; do # not sourced: systemd's format is no shell's
+    while IFS= read -r line; do # not sourced, because systemd's format is not shell
         case $line in PREDRAIN_*=* | KUBECONFIG=* | SLURM_CONF=*) export "${line%%=*}=${line#*=}" ;; esac
     done <"$settings"
     if act --release-all --wait 10m; then
-        act --resume || true # so that it may act when it is installed again
+        act --resume || true # so that a later installation can act
     else
         [ "$leave" ] || {
-            echo 'uninstall.sh: some predrain markers remain, so nothing was removed. Where another host runs predrain act, stop it and' \
-                'try again; or give --leave-marks.' >&2
+            echo 'uninstall.sh: nothing was uninstalled, because some predrain markers remain. If another host runs predrain act,' \
+                'stop it and try again, or use --leave-markers.' >&2
             exit 1
         }
     fi

@@ -91,7 +91,7 @@ env:
   {{- if .env }}
   {{- toYaml .env | nindent 2 }}
   {{- else }}
-  # Compiled kernels are kept between runs: compiling anew takes half a minute.
+  # Cache of compiled kernels: compiling takes half a minute.
   - name: NUMBA_CACHE_DIR
     value: {{ .cache | default "/data/.numba" }}
   {{- end }}
@@ -149,14 +149,14 @@ metadata:
 spec:
   schedule: {{ .of.schedule | quote }}
   timeZone: Etc/UTC
-  # A run that is still at work is left alone; one that could not start in time is left out, the next one does its work.
+  # Runs do not overlap. A run that cannot start in time is skipped; the next one does its work.
   concurrencyPolicy: Forbid
   startingDeadlineSeconds: 240
   successfulJobsHistoryLimit: 1
   failedJobsHistoryLimit: 3
   jobTemplate:
     spec:
-      # The next run is the retry.
+      # No retries: the next run is the retry.
       backoffLimit: 0
       activeDeadlineSeconds: {{ .deadline }}
       ttlSecondsAfterFinished: 86400

@@ -68,31 +68,31 @@ def _epidemic() -> Parameters:
 SCENARIOS: Mapping[str, Scenario] = MappingProxyType(
     {
         "base": Scenario(
-            "A fleet as the published studies describe it, and steady: half of the failures come without a precursor, "
-            "30 % with a weak and 20 % with a strong one; most degradations heal; some sound GPUs look bad for ever; "
-            "a few lemon nodes, a bad batch and hot rack positions fail far more often than the rest.",
+            "A steady fleet based on published studies. Half of the failures have no precursor, 30 % a weak and 20 % a "
+            "strong one. Most degradations heal, and some healthy GPUs permanently look degraded. A few lemon nodes, "
+            "a bad batch and hot rack positions fail far more often than the rest.",
             Parameters(),
         ),
         "drift": Scenario(
-            "As base, and the world changes: a driver upgrade inflates the PCIe replay counter without changing any "
-            "hazard, training gives way to serving, the bad batch becomes an epidemic, and a new health check starts "
-            "to find bus faults that were not detected before.",
+            "As base, with changes: a driver upgrade inflates the PCIe replay counter without changing any hazard, the "
+            "workload shifts from training to serving, the bad batch becomes an epidemic, and a new health check "
+            "detects bus faults that were missed before.",
             Parameters(),
             frozenset({"counters", "workload", "epidemic", "health_check"}),
         ),
         "epidemic": Scenario(
-            "As base, but 10 % of the GPUs are from the bad batch, and its hazard rises forty-fold over the time.",
+            "As base, but 10 % of the GPUs are from the bad batch, and its hazard rises forty-fold over time.",
             _epidemic(),
             frozenset({"epidemic"}),
         ),
         "noprecursor": Scenario(
-            "Failures come without a precursor and at one rate for all GPUs of a model; what looks like a degradation "
-            "always heals. No model can do better than chance here; one that seems to has a leak.",
+            "Failures have no precursor and one rate for all GPUs of a model, and every degradation heals. A model "
+            "that is better than chance here has a leak.",
             _without_precursors(),
         ),
         "announced": Scenario(
-            "Most failures announce themselves a day ahead: built so that an oracle that ranks by true risk reaches "
-            "a precision of 0.90 at a recall of 30 %. A fleet for tests and demos, kinder than any real one.",
+            "Most failures have a precursor a day ahead. An oracle that ranks by true risk reaches a precision of 0.90 "
+            "at a recall of 30 %. For tests and demos; easier than any real fleet.",
             _announced(),
         ),
     }

@@ -37,7 +37,7 @@ PROMISED = "Drains reach the promised precision"
 REAL = (
     "Real fleets, by lifetimes and past faults alone: [GPUs of Titan](titan.md), [a cluster's faults]"
     "(cluster-faults.md). The null check, on labels without signal: "
-    "[explanations](../../docs/explanations.md#does-the-chain-find-what-is-not-there)."
+    "[explanations](../../docs/explanations.md#checks-on-data-without-signal)."
 )
 
 

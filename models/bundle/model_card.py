@@ -39,15 +39,15 @@ def model_card(manifest: Mapping[str, Any]) -> str:
     parts = [
         "# Model card",
         "",
-        f"The bundle scores by the profile's model, `{manifest['profile']}`.",
+        f"The bundle scores with the model of the profile, `{manifest['profile']}`.",
         "",
-        "## For what",
+        "## Intended use",
         "",
-        f"Ranks the units of one fleet by the risk of a hardware failure and alerts at most {fitted['k']} nodes at "
-        "a decision time. Risks are meant for the fleet that the models were trained on. They do not indicate the "
-        "cause of a failure, and do not generalize to fleets with other hardware, drivers or monitoring.",
+        f"The model ranks the units of one fleet by the risk of a hardware failure, and alerts at most {fitted['k']} "
+        "nodes per decision time. Risks are valid for the fleet that the models were trained on. They do not indicate "
+        "the cause of a failure, and do not generalize to fleets with other hardware, drivers or monitoring.",
         "",
-        "## Trained on",
+        "## Training data",
         "",
         *_trained(manifest),
         "",
@@ -55,7 +55,7 @@ def model_card(manifest: Mapping[str, Any]) -> str:
         "",
         *_features(manifest),
         "",
-        "## How good",
+        "## Evaluation",
         "",
         *_measured(manifest),
         "",
@@ -90,8 +90,8 @@ def promotion_section(decision: Mapping[str, Any]) -> str:
     lines += [
         "",
         f"{verdict['rows']} decisions on {verdict['nodes']} nodes at {verdict['times']} times from "
-        f"{verdict['first_time']} to {verdict['last_time']}, {verdict['incidents']} incidents, {verdict['k']} alerts a "
-        "decision time on both sides. Neither side was trained on any of them.",
+        f"{verdict['first_time']} to {verdict['last_time']}, {verdict['incidents']} incidents, {verdict['k']} alerts "
+        "per decision time for each side. Neither side was trained on these decisions.",
         "",
         "| criterion | against | other | this version | limit | outcome | finding |",
         "|---|---|---|---|---|---|---|",
@@ -109,15 +109,15 @@ def _trained(manifest: Mapping[str, Any]) -> list[str]:
     fitted = manifest["fitted"]
     lines = [
         f"- Decision times from {fitted['train_start']} to {fitted['train_end']} "
-        f"({fitted['span_seconds'] / 86_400:g} days), refitted at {fitted['refit_at']}.",
+        f"({fitted['span_seconds'] / 86_400:g} days), fitted at {fitted['refit_at']}.",
         f"- {fitted['n_positive']} positive rows (of which {fitted['n_augmented']} augmented) of "
-        f"{fitted['n_incidents']} incidents, {fitted['n_negative']} negative rows; negatives are sampled and scores "
-        "corrected for it.",
+        f"{fitted['n_incidents']} incidents, {fitted['n_negative']} negative rows. Negatives are sampled, and scores "
+        "are corrected for the sampling.",
     ]
     if fitted.get("thinned_to"):
         lines.append(
-            f"- `training.memory` left room for {fitted['thinned_to']} negatives for each positive: fewer than "
-            "`training.negative_ratio` asks for."
+            f"- `training.memory` limited the negatives to {fitted['thinned_to']} per positive, fewer than "
+            "`training.negative_ratio`."
         )
     data = manifest.get("data")
     if data:
@@ -134,22 +134,22 @@ def _trained(manifest: Mapping[str, Any]) -> list[str]:
     if fitted["stand_in"]:
         lines.append(f"- **No model could be fitted**: every model is replaced by `{fitted['stand_in']}`.")
     if fitted["stand_in"] == PRIOR:
-        lines.append("- **Prior only**: no failure of this fleet was learned from. Ranks only; nothing is promised.")
+        lines.append("- **Prior only**: the fleet had no failure to learn from. Scores only rank; nothing is promised.")
     elif fitted["prior_weight"] is not None:
-        lines.append(f"- A model of other fleets has a share of {fitted['prior_weight']:.2g} in its log-odds.")
+        lines.append(f"- The prior (a model of other fleets) has a weight of {fitted['prior_weight']:.2g}.")
     return lines
 
 
 def _features(manifest: Mapping[str, Any]) -> list[str]:
     groups = Counter(column["group"] for column in manifest["features"])
-    lines = [f"{len(manifest['features'])} features.", "", "| group | features | made of |", "|---|---|---|"]
+    lines = [f"{len(manifest['features'])} features.", "", "| group | features | channels |", "|---|---|---|"]
     for group in sorted(groups):
         made = sorted({str(c["channel"]) for c in manifest["features"] if c["group"] == group and c["channel"]})
         more = f" and {len(made) - 8} more" if len(made) > 8 else ""
         lines.append(f"| {group} | {groups[group]} | {', '.join(made[:8])}{more} |")
     for name, seen in sorted(manifest["fitted"]["groups"].items()):
         if set(seen) != set(groups):
-            lines += ["", f"`{name}` sees only {', '.join(seen)}."]
+            lines += ["", f"`{name}` uses only {', '.join(seen)}."]
     return lines
 
 
@@ -159,15 +159,15 @@ def _measured(manifest: Mapping[str, Any]) -> list[str]:
     if not mine:
         return ["No backtest was given."]
     lines = [
-        f"Backtest from {metrics.get('first_time')} to {metrics.get('last_time')} with a budget of {metrics.get('k')} "
-        "at a decision time, refitted on a sliding span; brackets are 95 % intervals.",
+        f"Backtest from {metrics.get('first_time')} to {metrics.get('last_time')} with sliding training and a budget "
+        f"of {metrics.get('k')} nodes per decision time. Brackets are 95 % intervals.",
     ]
     if metrics.get("dataset_digest") not in (None, manifest.get("dataset_digest")):
         lines.append(f"**The backtest used another dataset**, `{metrics['dataset_digest']}`.")
     differs = (manifest.get("decisions") or {}).get("differs") or []
     if differs:
         lines.append(
-            f"**The backtest used other parameters**, so its figures are not those of this model: {'; '.join(differs)}."
+            f"**The backtest used other parameters**; its figures do not describe this model: {'; '.join(differs)}."
         )
     lines += ["", "| | value | interval |", "|---|---|---|"]
     for key, name, share in _SHOWN:
@@ -176,7 +176,7 @@ def _measured(manifest: Mapping[str, Any]) -> list[str]:
         lines.append(f"| {name} | {_value(mine.get(key), share)} | {bounds} |")
     others = {name: variants["sliding"] for name, variants in metrics["models"].items() if variants.get("sliding")}
     if len(others) > 1:
-        lines += ["", "All models of that backtest:", "", "| model | " + " | ".join(n for _, n, _ in _BY_MODEL) + " |"]
+        lines += ["", "All models of the backtest:", "", "| model | " + " | ".join(n for _, n, _ in _BY_MODEL) + " |"]
         lines.append("|---|" + "---|" * len(_BY_MODEL))
         for name, statistics in others.items():
             cells = " | ".join(_value(statistics.get(key), share) for key, _, share in _BY_MODEL)
@@ -192,15 +192,15 @@ def _calibration(manifest: Mapping[str, Any]) -> list[str]:
         lines.append("**Risks are not calibrated**: too few incidents. They are derived from the base rate.")
     elif calibrator:
         lines.append(
-            f"A `{calibrator['method']}` map from scores to risks, fitted on a slice later than the training rows."
+            f"`{calibrator['method']}` calibration of scores to risks, fitted on a slice later than the training rows."
         )
     mine = _profile(manifest)
     if mine and mine.get("risk_ratio") is not None:
         lines.append(
-            f"Out of time, in the backtest: mean risk over base rate {_value(mine['risk_ratio'], 0)}, Brier skill "
+            f"Out of sample, in the backtest: mean risk over base rate {_value(mine['risk_ratio'], 0)}, Brier skill "
             f"{_value(mine.get('brier_skill'), 0)}."
         )
-    return lines or ["Not known."]
+    return lines or ["Unknown."]
 
 
 def _limits(manifest: Mapping[str, Any]) -> list[str]:
@@ -208,12 +208,12 @@ def _limits(manifest: Mapping[str, Any]) -> list[str]:
         "- Precision depends on the fleet as much as on the model: compare it with the base rate.",
         "- Failures without a precursor in telemetry or history cannot be predicted, at any threshold.",
         "- Risks age as the fleet changes; refit as often as the backtest did.",
-        "- Ranks and alerts need all units of a decision time in one call.",
+        "- Ranks and alerts are valid only if all units of a decision time are scored in one call.",
     ]
     classes = (_profile(manifest) or {}).get("by_class") or {}
     for name, statistics in classes.items():
         n, caught = statistics["incidents"], statistics["caught"]
-        note = ": too few for an interval" if n < _RARE else ", hardly any" if caught < n / 10 else ""
+        note = ": too few for an interval" if n < _RARE else ", almost none" if caught < n / 10 else ""
         lines.append(f"- Failures of class `{name}`: {caught} of {n} were alerted in the backtest{note}.")
     return lines
 

@@ -30,8 +30,8 @@ RUNGS: Final = {
     "publish": "publish the risk",
     "avoid": "keep large jobs off nodes at risk while others are free",
     "probe": "run a diagnostic on idle nodes, riskiest first",
-    "checkpoint": "ask jobs on nodes at risk for a checkpoint",
-    "swap": "take nodes at risk out when their jobs end",
+    "checkpoint": "request checkpoints from jobs on nodes at risk",
+    "swap": "take nodes at risk out of service when their jobs end",
     "drain": "drain nodes at risk",
 }
 
@@ -43,7 +43,7 @@ def verdict_text(content: dict[str, Any], out: Path, dataset: str, params: Seque
     ``params``: the files that it was made with.
     """
     contents, todos = data(content["data"])
-    lines = [f"What the data holds{' (a simulated fleet)' if content['data']['simulated'] else ''}"]
+    lines = [f"Data{' (a simulated fleet)' if content['data']['simulated'] else ''}"]
     lines += [f"  {line}" for line in contents] + [f"    {todo}" for todo in todos]
     lines += ["", f"Are failures predictable here?  {answer(content)}"]
     lines += [f"  {line}" for line in figures(content["predictable"])]
@@ -57,7 +57,7 @@ def verdict_text(content: dict[str, Any], out: Path, dataset: str, params: Seque
             ]
     first, *reasons = recommendation(content)
     lines += ["", f"{first} Settings: {out / 'act.yaml'}", *(f"  {reason}" for reason in reasons), ""]
-    lines += ["What to do next", *(f"  {line}" for line in commands(content, out, dataset, params))]
+    lines += ["Next steps", *(f"  {line}" for line in commands(content, out, dataset, params))]
     return "\n".join(lines) + "\n"
 
 
@@ -111,24 +111,24 @@ def data(data: dict[str, Any]) -> tuple[list[str], list[str]]:
     lines = [
         f"{count(data['units'])} {data['unit']}s on {count(data['nodes'])} nodes, {data['days']:g} days, "
         f"{count(data['samples'])} samples, {count(data['jobs'])} jobs",
-        f"failures of nodes: {data['node_failures']} ({failures})"
-        + f"; of {data['unit']}s: {data['unit_failures']}" * (data["unit_failures"] > data["node_failures"]),
+        f"node failures: {data['node_failures']} ({failures})"
+        + f"; {data['unit']} failures: {data['unit_failures']}" * (data["unit_failures"] > data["node_failures"]),
     ]
     if data["set_aside"]:
         reasons = ", ".join(f"{reason} {count(rows)}" for reason, rows in data["set_aside"].items())
-        lines.append(f"set aside, in the dataset's `quarantine/`: {reasons}")
+        lines.append(f"quarantined (`quarantine/` of the dataset): {reasons}")
     repairs = data["repairs"]
     if repairs["without_gpu"]:
         lines.append(
             f"{count(repairs['without_gpu'])} of {count(repairs['all'])} repairs name no GPU: each ends the open "
-            "incidents of all GPUs of its node and confirms a doubtful XID only where a single GPU, or one node "
-            "incident, can be meant; name the GPU or slot in the tickets"
+            "incidents of all GPUs of its node, and confirms an uncertain XID only if it can refer to a single GPU or "
+            "node incident. Name the GPU or slot in the tickets"
         )
     if data["missing_channels"]:
         lines.append(
-            f"{len(data['missing_channels'])} channels missing; `predrain doctor` shows how to switch them on:"
+            f"{len(data['missing_channels'])} channels are missing; `predrain doctor` shows how to enable them:"
         )
-    return lines, [todo["what"] + f"; unseen: {todo['shows']}" * bool(todo["shows"]) for todo in data["to_do"]]
+    return lines, [todo["what"] + f"; without it: {todo['shows']}" * bool(todo["shows"]) for todo in data["to_do"]]
 
 
 def answer(content: dict[str, Any]) -> str:
@@ -142,16 +142,17 @@ def figures(verdict: dict[str, Any]) -> list[str]:
     lines = [verdict["reason"]] if verdict["reason"] else []
     if verdict["precision"][0] is not None:
         lines += [
-            f"precision of alerts, if each drained its node: {_bounded(verdict['precision'])}, drawing nodes at random "
+            f"precision if each alert drains its node: {_bounded(verdict['precision'])}; random nodes: "
             f"{_percent(verdict['chance'])}",
-            f"caught {_bounded(verdict['recall'])} of the {verdict['failures']} failures of nodes that were replayed",
-            f"more than counting past failures at as many alerts: {_bounded(verdict['more_than_counting'])}",
+            f"recall: {_bounded(verdict['recall'])} of the {verdict['failures']} replayed node failures",
+            "difference in recall to counting past failures, at equal alerts: "
+            f"{_bounded(verdict['more_than_counting'])}",
         ]
     if verdict["lead_hours"][1] is not None:
         early, half, late = (f"{value:.0f} h" for value in verdict["lead_hours"])
-        lines.append(f"lead time: half of them {half} or more ahead (quartiles {early} and {late})")
+        lines.append(f"median lead time: {half} (quartiles {early} and {late})")
     if verdict["without_precursor"] is not None:
-        lines.append(f"without any precursor that a model saw: {_percent(verdict['without_precursor'])}")
+        lines.append(f"estimated share of failures without a precursor: {_percent(verdict['without_precursor'])}")
     return lines
 
 
@@ -161,10 +162,10 @@ def ladder(content: dict[str, Any]) -> Table | None:
     if not rows:
         return None
     caption = (
-        f"What each action would have saved, in GPU-hours (jobs: {jobs['from']}, mean gang "
-        f"{number(jobs['mean_gpus_by_gpu_hours'], 0)} GPUs, a checkpoint every {jobs['checkpoint_every']})"
+        f"GPU-hours that each action would have saved (jobs: {jobs['from']}, mean size "
+        f"{number(jobs['mean_gpus_by_gpu_hours'], 0)} GPUs by GPU-hours, a checkpoint every {jobs['checkpoint_every']})"
     )
-    header = ("rung", "actions", "right", "pays from", "precision at least", "saved", "spent", "net", "95 % interval")
+    header = ("rung", "actions", "right", "break-even", "precision at least", "saved", "spent", "net", "95 % interval")
     cells = [
         (
             row["rung"], f"{row['actions']}", f"{row['right']} of {row['known']}", _percent(row["break_even"], "never"),
@@ -182,30 +183,28 @@ def detail_tables(content: dict[str, Any]) -> list[Table]:
         return []
     probes = [
         (
-            "by risk" if row["guided"] else "in turn",
+            "by risk" if row["guided"] else "round-robin",
             NONE if row["min_lift"] is None else f"{row['min_lift']:g} times the mean",
-            "by family" if row["share_found"] is None else percent(row["share_found"]),
+            "by class" if row["share_found"] is None else percent(row["share_found"]),
             f"{row['probes']:,}", f"{row['found']}", f"{row['net']:,.0f}", _interval(row),
         )
         for row in content["probing"]
     ]  # fmt: skip
-    header = ("order", "only from a risk of", "finds", "probes", "failures found", "net", "95 % interval")
-    tables = [
-        _table("Probes of idle nodes, by what a diagnostic finds of the failures of the next days", header, probes)
-    ]
+    header = ("order", "minimum risk", "finds", "probes", "failures found", "net", "95 % interval")
+    tables = [_table("Probes of idle nodes, by the share of failures that a diagnostic finds", header, probes)]
     sizes = content.get("by_job_size")
     if sizes:
         rungs = [row["rung"] for row in sizes[0]["ladder"][1:]]
         rows = [
             (
-                "sizes of a trace" if size["gpus_per_job"] is None else f"{size['gpus_per_job']:,} GPUs",
+                "trace" if size["gpus_per_job"] is None else f"{size['gpus_per_job']:,} GPUs",
                 *(f"{row['net']:,.0f} ({_interval(row)})" for row in size["ladder"][1:]),
                 ", ".join(size["recommended"]),
             )
             for size in sizes
         ]  # fmt: skip
-        by_size = "Net GPU-hours of each action with jobs all of one size, with 95 % intervals"
-        tables.append(_table(by_size, ("jobs of", *rungs, "recommended"), rows))
+        by_size = "Net GPU-hours of each action by job size, with 95 % intervals"
+        tables.append(_table(by_size, ("job size", *rungs, "recommended"), rows))
     drains = [
         (
             row["policy"], f"{row['drains']}", f"{row['right']} of {row['known']}", f"{row['caught']}",
@@ -213,32 +212,22 @@ def detail_tables(content: dict[str, Any]) -> list[Table]:
         )
         for row in content["policies"]
     ]  # fmt: skip
-    columns = (
-        "drains, by diagnostic",
-        "drains",
-        "right",
-        "caught",
-        "saved",
-        "repairs",
-        "spent",
-        "net",
-        "95 % interval",
-    )
-    return [*tables, replace(_table("Drains in comparison", columns, drains), strong=_sure(content["policies"]))]
+    columns = ("policy", "drains", "right", "caught", "saved", "repairs", "spent", "net", "95 % interval")
+    return [*tables, replace(_table("Drain policies compared", columns, drains), strong=_sure(content["policies"]))]
 
 
 def policy_notes(content: dict[str, Any]) -> list[str]:
     """Say what the table of actions rests on."""
     jobs, replayed = content["jobs"], content["replayed"]
     lines = [
-        "`pays from`: the precision at which an action breaks even with these jobs. `saved` includes planned repairs, "
-        f"taken to be {jobs['planned_repair_saves_hours']:g} hours of the node shorter than unplanned ones. "
-        "The interval of a marked row (*) is above 0.",
+        "`break-even`: the precision above which an action pays with these jobs. `saved` includes planned repairs, "
+        f"assumed to take {jobs['planned_repair_saves_hours']:g} node-hours less than unplanned ones. "
+        "Rows marked * have an interval above 0.",
     ]
     if replayed["held_back"]:
         lines.append(
-            f"Disruption budgets held back {count(replayed['held_back'])} drains: a tenth of the fleet's "
-            f"{count(replayed['nodes'])} nodes may be out of service at the same time, including repairs."
+            f"Disruption budgets prevented {count(replayed['held_back'])} drains: at most a tenth of the "
+            f"{count(replayed['nodes'])} nodes can be out of service, including those in repair."
         )
     return lines
 
@@ -246,22 +235,22 @@ def policy_notes(content: dict[str, Any]) -> list[str]:
 def assumptions(content: dict[str, Any]) -> list[str]:
     """Say what the replay takes for granted."""
     jobs, costs = content["jobs"], content["costs"]
-    moved = f"a checkpoint of {costs['checkpoint']}" if jobs["checkpoint_on_request"] else "work since the last one too"
+    moved = f"a checkpoint of {costs['checkpoint']}" if jobs["checkpoint_on_request"] else "its unsaved work"
     return [
-        "`saved`: a failure costs the whole gang its work since the last checkpoint and a restart of "
-        f"{costs['restart']}; a GPU's failure hits a job by its share of the node.",
-        f"`spent`: a drain costs each job that is moved {moved} and a restart, and the node its idle time; a "
-        f"diagnostic takes {costs['verify']}.",
-        "Failures come when they came. Jobs stay where they were; one that is moved runs on a spare node that does not "
-        "fail, until its own node is back.",
-        "Each group of nodes is in its stage as if it had earned it. Thresholds come from costs and from the usual "
-        "risk, never from outcomes.",
-        "A diagnostic finds a share of the failures of the next days: "
+        "`saved`: a failure costs a job its work since the last checkpoint, on all its GPUs, and a restart of "
+        f"{costs['restart']}. The probability that a failed GPU belongs to a job is the job's share of the node.",
+        f"`spent`: a drain costs each moved job {moved} and a restart, and the node its idle time. A diagnostic takes "
+        f"{costs['verify']}.",
+        "Failures occur at their recorded times. Jobs stay on their nodes. A moved job runs on a spare node without "
+        "failures until its own node returns.",
+        "Each group of nodes is in the stage of the evaluated action. Thresholds come from costs and the mean risk, "
+        "never from outcomes.",
+        "Assumed shares of the coming failures that a diagnostic finds: "
         + ", ".join(f"{name.replace('_', ' and ')} {percent(share)}" for name, share in content["found"].items())
-        + ". These shares are assumptions.",
-        f"A probe takes {costs['probe']} of an idle node, at {percent(content['idle_cost'])} of a GPU-hour, and "
+        + ".",
+        f"A probe takes {costs['probe']} on an idle node, at {percent(content['idle_cost'])} of the GPU-hours, and "
         "delays a job that preempts it by a minute.",
-        "Intervals are bootstraps by node of 95 %; rows whose interval lies above 0 stand out.",
+        "Intervals are 95 % bootstrap intervals by node.",
     ]
 
 
@@ -271,8 +260,8 @@ def recommendation(content: dict[str, Any]) -> list[str]:
     lines = [f"Recommended: {', '.join(chosen)} ({join([RUNGS[rung] for rung in chosen])})."]
     if len(chosen) > 1:
         lines.append(
-            f"Net {net['value']:,.0f} GPU-hours ({net['low']:,.0f} to {net['high']:,.0f}): each fifth of the nodes is "
-            "evaluated with the actions that paid on the others."
+            f"Net {net['value']:,.0f} GPU-hours ({net['low']:,.0f} to {net['high']:,.0f}), cross-validated: each fifth "
+            "of the nodes uses the actions that paid on the others."
         )
     elif content["ladder"]:
         lines.append("No other action has a significant net gain here.")
@@ -280,12 +269,12 @@ def recommendation(content: dict[str, Any]) -> list[str]:
     if guided and content["predictable"]["answer"] in ("yes", "weakly"):
         least = min((row["share_found"] for row in guided if row["net_low"] > 0), default=None)
         shares = join([percent(row["share_found"]) for row in guided])
-        pays = "from none of these on" if least is None else f"from {percent(least)} on"
-        lines.append(f"Of diagnostics that find {shares} of the failures, probes by risk pay {pays}.")
+        pays = "do not pay" if least is None else f"pay with a diagnostic that finds at least {percent(least)}"
+        lines.append(f"Probes by risk {pays} of the failures (evaluated: {shares}).")
     if content["ladder"] and content["predictable"]["answer"] not in ("yes", "weakly"):
         unguided = next(row for row in content["probing"] if not row["guided"] and row["share_found"] is None)
         lines.append(
-            "Without predictions, unguided probing of idle nodes is the only action that could pay: "
+            "Without predictions, only round-robin probes of idle nodes could pay: "
             f"{unguided['probes']:,} probes find {unguided['found']} failures, net {unguided['net']:,.0f} GPU-hours "
             f"({_interval(unguided)})."
         )
@@ -295,17 +284,17 @@ def recommendation(content: dict[str, Any]) -> list[str]:
 def thresholds(settings: dict[str, Any]) -> str:
     """Say what the recommended settings hold."""
     tiers = [
-        f"{name} from a risk of {percent(risk)}" for name, risk in settings["thresholds"].items() if risk is not None
+        f"{name} at a risk of {percent(risk)}" for name, risk in settings["thresholds"].items() if risk is not None
     ]
-    return f"stage {settings['stage']} at most; {', '.join(tiers)}"
+    return f"highest stage {settings['stage']}; {', '.join(tiers)}"
 
 
 def commands(content: dict[str, Any], out: Path, dataset: str, params: Sequence[Path]) -> list[str]:
     """Give the three commands that come next, or what is missing for them."""
     if content["predictable"]["answer"] == "cannot tell":
-        return ["import the telemetry of all nodes over one period, whether they failed or not, then run this again"]
+        return ["import the telemetry of all nodes for one period, whether they failed or not, and assess again"]
     if not content["ladder"]:
-        return ["record failures (tickets, kernel logs, a longer history), then run this again"]
+        return ["record failures (tickets, kernel logs, a longer history), and assess again"]
     folder, source, settings = (shlex.quote(str(path)) for path in (out, dataset, out / "act.yaml"))
     given = "".join(f" --params {shlex.quote(str(path))}" for path in params)
     kind = content["settings"]["scheduler"]

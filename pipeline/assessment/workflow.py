@@ -64,8 +64,8 @@ _LARGE: Final = 1000
 REPLICATES: Final = 1000
 """Bootstrap samples of nodes behind each interval of GPU-hours."""
 
-_SETTINGS: Final = """# Written by `predrain assess`. `predrain act --settings` takes it, and after your own parameters
-# `predrain score --params`. Stages have to be earned by measured precision; `ceiling` is the highest.
+_SETTINGS: Final = """# Recommended by `predrain assess`. Use as `predrain act --settings` and, after your own
+# parameters, as `predrain score --params`. Groups move up by measured precision, to the stage `ceiling` at most.
 """
 
 _REPLAY, _STAMP = "replay", "replay.json"

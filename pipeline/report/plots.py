@@ -132,8 +132,8 @@ def precision_by_month(evaluation: Evaluation, profile: str) -> Plot | None:
         _in_percent(axes.yaxis)
         axes.legend(loc="best")
 
-    against = " and of the same model trained once" if not once.empty else ""
-    caption = f"Precision at K of {profile} by calendar month, refitted on a sliding span{against}."
+    against = " and trained once" if not once.empty else ""
+    caption = f"Precision at K of {profile} by calendar month, with sliding training{against}."
     return _render("by-month", "Precision by month", caption, draw, height=3.1)
 
 
@@ -184,7 +184,7 @@ def calibration(evaluation: Evaluation, profile: str) -> Plot | None:
             drawn["mean_risk"], drawn["observed_rate"], yerr=error, fmt="o", color=ACCENT, ecolor=ACCENT,
             elinewidth=1.2, markersize=6, markeredgecolor=_PAGE, label=profile,
         )  # fmt: skip
-        axes.set(xscale="log", yscale="log", xlabel="predicted risk", ylabel="share that had an incident")
+        axes.set(xscale="log", yscale="log", xlabel="predicted risk", ylabel="observed rate")
         axes.set(xlim=(low, high), ylim=(low, high))
         _in_percent(axes.xaxis, axes.yaxis)
         for axis in (axes.xaxis, axes.yaxis):
@@ -193,12 +193,11 @@ def calibration(evaluation: Evaluation, profile: str) -> Plot | None:
         axes.legend(loc="upper left")
 
     hidden = len(mine) - len(drawn)
-    more = f" {hidden} of {len(mine)} bins without any incident cannot be drawn." if hidden else ""
+    more = f" {hidden} of {len(mine)} bins without an incident are not drawn." if hidden else ""
     caption = (
-        f"Risks of {profile} in bins of equal size (finer near the top) against what happened; bars are one standard "
-        f"error. "
-        f"Mean risk is {wording.number(row['risk_ratio'])} times the base rate; the expected calibration error is "
-        f"{wording.percent(row['calibration_error'])}.{more}"
+        f"Predicted risks of {profile} and observed rates, in bins of equal size (smaller at high risks). Bars are one "
+        f"standard error. Mean risk is {wording.number(row['risk_ratio'])} times the base rate; the expected "
+        f"calibration error is {wording.percent(row['calibration_error'])}.{more}"
     )
     return _render("calibration", "Calibration", caption, draw, height=3.6, width=5.4)
 
@@ -244,9 +243,9 @@ def net_by_job_size(content: Mapping[str, Any]) -> Plot | None:
         right.legend(*left.get_legend_handles_labels(), loc="upper left", bbox_to_anchor=(1.0, 1.02))
 
     caption = (
-        "Left: GPU-hours that each action nets against the size of jobs, with 95 % intervals. Right: the precision at "
-        "which it breaks even (lines) beside the precision measured (dots; of probes, the share that finds a fault). "
-        "An action pays where its dot is above its line; avoid is free."
+        "Left: net GPU-hours of each action by job size, with 95 % intervals. Right: the precision at which it breaks "
+        "even (lines) and its measured precision (dots; for probes, the share that finds a fault). An action pays if "
+        "its dot is above its line. avoid costs nothing."
     )
     return _render("job-size", "Net GPU-hours by job size", caption, draw, height=3.6, width=10.4, columns=2)
 

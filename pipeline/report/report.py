@@ -44,12 +44,12 @@ def render_report(evaluation: Evaluation, context: ReportContext) -> str:
     """Render the page."""
     profile = context.profile
     drawn = {name: draw(evaluation, profile) for name, draw in plots.PLOTS.items()}
-    against_once = "Each model refitted on a sliding span against the same model trained once, on the same resamples."
+    against_once = "Each model with sliding training and the same model trained once, on the same bootstrap samples."
     against_best = (
-        "Each ensemble against the best single learner, on the same resamples. The learner was chosen after the fact "
-        "on these very decisions, which favours it."
+        "Each ensemble and the best single learner, on the same bootstrap samples. The learner was chosen on these "
+        "decisions, which favors it."
     )
-    against_base = "The best single learner against each baseline, on the same resamples."
+    against_base = "The best single learner and each baseline, on the same bootstrap samples."
     return render(
         "report.html.j2",
         context=context,
@@ -111,15 +111,14 @@ def _replayed(evaluation: Evaluation, context: ReportContext) -> str:
     fleet = f"fleet ({context.dataset})"
     if context.simulated is not None:
         rate = context.simulated.acceleration
-        faster = "failure rates as calibrated" if rate == 1 else f"its failure rates multiplied by {rate:g}"
-        faster += " so that there is something to count" if rate > 1 else ""
+        faster = "failure rates as calibrated" if rate == 1 else f"failure rates multiplied by {rate:g}"
         fleet = f"simulated fleet (scenario {context.simulated.scenario}, seed {context.simulated.seed}, {faster})"
     return (
         f"{_size(evaluation, context)} of a {fleet} were replayed at {count(evaluation.times)} "
         f"decision times, every {duration(context.every)} from {day(evaluation.first_time)} to "
-        f"{day(evaluation.last_time)}. At each, every model saw only what was known by then and ranked the "
-        f"nodes by the risk that an incident starts between {duration(context.gap)} and "
-        f"{duration(context.gap)} plus {duration(context.horizon)} later."
+        f"{day(evaluation.last_time)}. Each model used only data known at the decision time. It ranked the nodes by "
+        f"the risk of an incident that starts between {duration(context.gap)} and {duration(context.gap)} plus "
+        f"{duration(context.horizon)} later."
     )
 
 
@@ -129,24 +128,25 @@ def _size(evaluation: Evaluation, context: ReportContext) -> str:
 
 
 def _alerts(evaluation: Evaluation, context: ReportContext, row: pd.Series) -> str:
-    text = f"{context.profile} gave {count(row['alerts'])} alerts of nodes, at most {evaluation.k} per "
+    text = f"{context.profile} raised {count(row['alerts'])} node alerts, at most {evaluation.k} per "
     text += f"{context.budget_period}. "
     if row["alerts"]:
         horizon = duration(evaluation.drain_horizon(context.gap))
         text += (
-            f"They make {count(row['episodes'])} drain episodes, {number(row['episodes_per_day'], 1)} a day: an "
-            f"episode lasts {horizon}, and later alerts of its node until then belong to it. The most alerted node "
-            f"took {percent(row['alerts_of_one_node'] / row['alerts'])} of all alerts. "
+            f"They form {count(row['episodes'])} drain episodes, {number(row['episodes_per_day'], 1)} a day. An "
+            f"episode lasts {horizon} and includes later alerts of its node. The node with the most alerts has "
+            f"{percent(row['alerts_of_one_node'] / row['alerts'])} of them. "
         )
     if not row["episodes_known"]:
-        return text + "None has a known outcome, so its precision is unknown."
+        return text + "No episode has a known outcome, so the precision is unknown."
     wrong = row["episodes_known"] - row["episodes_right"]
     return text + (
         f"Of the {count(row['episodes_known'])} episodes with a known outcome, {count(wrong)} were wrong and "
         f"{count(row['episodes_right'])} right: a precision of {percent(row['episode_precision'])}"
-        f"{_spaced(_interval(row, 'episode_precision'))}, where drawing at random would reach "
-        f"{percent(row['episode_base_rate'])}. Alert by alert and within {duration(context.horizon)} it is "
-        f"{percent(row['precision'])}{_spaced(_interval(row, 'precision'))}, at random {percent(row['base_rate'])}."
+        f"{_spaced(_interval(row, 'episode_precision'))}. Random nodes would reach "
+        f"{percent(row['episode_base_rate'])}. The precision per alert within {duration(context.horizon)} is "
+        f"{percent(row['precision'])}{_spaced(_interval(row, 'precision'))}; that of random nodes is "
+        f"{percent(row['base_rate'])}."
     )
 
 
@@ -161,8 +161,8 @@ def _early(row: pd.Series) -> str:
             f"(quartiles {hours(row['lead_time_q25_hours'])} and {hours(row['lead_time_q75_hours'])})"
         )
     return text + (
-        f". {percent(row['capture'])} of the incidents hit a node among the riskiest "
-        f"{percent(TOP_SHARE).replace('.0', '')} at the last decision before."
+        f". In {percent(row['capture'])} of the incidents, the node was among the riskiest "
+        f"{percent(TOP_SHARE).replace('.0', '')} at the last decision before it."
     )
 
 
@@ -190,18 +190,18 @@ def _beside(evaluation: Evaluation, context: ReportContext, row: pd.Series) -> s
     oracle = evaluation.row(ORACLE, ORACLE)
     if oracle is None:
         return (
-            "What the best possible model would reach here is not known: only a simulation can tell the true risks, "
-            "and none were given."
+            "The best possible precision on this fleet is unknown: only a simulation records the true risks, and none "
+            "were given."
         )
     text = (
-        f"An oracle that knows the true risk would reach a precision of {percent(oracle['precision_at_k'])} "
-        f"at the same K: {context.profile} reaches {percent(row['oracle_share_precision_at_k'])} of that"
+        f"An oracle that ranks by the true risk reaches a precision of {percent(oracle['precision_at_k'])} at the "
+        f"same K. {context.profile} reaches {percent(row['oracle_share_precision_at_k'])} of that"
         f"{_spaced(_interval(row, 'oracle_share_precision_at_k'))}. "
-        "A precision says as much about the fleet as about the model."
+        "Precision depends on the fleet as much as on the model."
     )
     if evaluation.oracle_coverage < 1:
         known = percent(evaluation.oracle_coverage)
-        text += f" (True risks exist for {known} of the rows; the oracle puts the others, of GPUs already down, last.)"
+        text += f" (True risks exist for {known} of the rows. The oracle ranks the others, GPUs already down, last.)"
     return text
 
 
@@ -212,15 +212,15 @@ def _helped(evaluation: Evaluation, context: ReportContext) -> str:
     sliding = paired[(paired["comparison"] == "sliding") & (paired["model"] == context.profile)]
     for row in sliding.itertuples():
         parts.append(
-            f"Against training {row.model} once, refitting it on a sliding span changed precision at K by "
-            f"{_difference(row)}."
+            f"Sliding training changed the precision at K of {row.model} by {_difference(row)}, compared with training "
+            "it once."
         )
     ensembles = paired[paired["comparison"] == "ensemble"]
     if not ensembles.empty:
         against = ensembles["other_model"].iloc[0]
         compared = join([f"{row.model} {_difference(row)}" for row in ensembles.itertuples()])
         parts.append(
-            f"Against the best single learner ({against}, chosen after the fact), precision at K changed by: "
+            f"Difference in precision at K to the best single learner ({against}, chosen on these decisions): "
             f"{compared}."
         )
     return " ".join(parts)

@@ -23,10 +23,10 @@ def decisions(context: ReportContext) -> ReportSection | None:
     if horizons is not None:
         tables.append(_horizons(horizons))
     after = [
-        "A promise is made at a refit and evaluated on the decisions until the next. It looks back on decisions of "
-        "earlier refits whose outcome was known by then, and never on its own. Its bound takes alerts of one node, "
-        "and of nodes with a common cause, as dependent and pays for the search for the threshold. It holds as far as "
-        "the future is like the past.",
+        "A promise is made at a refit and evaluated on the decisions until the next refit. It is based on decisions of "
+        "earlier refits whose outcomes were known by then. Its bound treats alerts of one node, and of nodes with a "
+        "common cause, as dependent, and is corrected for the search for the threshold. It assumes that the future "
+        "resembles the past.",
     ]
     if unforeseen is not None and not unforeseen.empty:
         tables.append(_classes(unforeseen))
@@ -34,7 +34,7 @@ def decisions(context: ReportContext) -> ReportSection | None:
     return ReportSection(
         key="decisions",
         name="Decisions",
-        title="From score to decision: what can be promised",
+        title="Promised precisions",
         before=(_made(mine, context), _counted(promises)),
         tables=tuple(table for table in tables if table is not None),
         after=tuple(after),
@@ -47,9 +47,9 @@ def _made(mine: pd.DataFrame, context: ReportContext) -> str:
     for row in mine.itertuples():
         if row.promised == 0:
             could = (
-                f"at the last refit no more than {percent_at_least(row.best)} could be promised"
+                f"the highest possible promise at the last refit was {percent_at_least(row.best)}"
                 if row.best > 0
-                else "no precision at all could be promised at the last refit"
+                else "no precision could be promised at the last refit"
             )
             parts.append(f"A precision of {percent(row.target)} was never promised: {could}.")
         elif row.known_drains == 0:
@@ -66,7 +66,7 @@ def _made(mine: pd.DataFrame, context: ReportContext) -> str:
             parts.append(
                 f"A precision of {percent(row.target)} was promised at {count(row.promised)} of {count(row.folds)} "
                 f"refits and {'kept' if row.kept else 'broken'}: {count(row.hits)} of {count(row.known_drains)} drains "
-                f"were right ({percent(row.precision)}), catching {percent(row.recall)} of all incidents, or "
+                f"were right ({percent(row.precision)}). They caught {percent(row.recall)} of all incidents, and "
                 f"{percent(row.recall_promised)} of those while a promise was in force."
             )
     return f"{context.profile}: " + " ".join(parts)
@@ -75,11 +75,11 @@ def _made(mine: pd.DataFrame, context: ReportContext) -> str:
 def _counted(promises: pd.DataFrame) -> str:
     evaluated = promises[promises["kept"].notna()]
     if evaluated.empty:
-        return "No model of this run gave reason for a promise that could be evaluated."
+        return "No model of this run made a promise that could be evaluated."
     met = int(evaluated["kept"].sum())
     return (
-        f"Over all models and targets {count(len(evaluated))} promises could be evaluated, and {count(met)} were kept. "
-        "Models share their incidents, so these are not independent."
+        f"Across all models and targets, {count(len(evaluated))} promises could be evaluated, and {count(met)} were "
+        "kept. They are not independent, because models share incidents."
     )
 
 
@@ -87,20 +87,19 @@ def _now(mine: pd.DataFrame, context: ReportContext) -> Table | None:
     def asked(row: Any) -> str:
         return {
             "precision": f"a precision of {percent(row.asked)}",
-            "budget": f"{number(row.asked, 1)} nodes a decision time",
-            "cost": "the least cost",
+            "budget": f"{number(row.asked, 1)} nodes per decision",
+            "cost": "the lowest cost",
         }[str(row.kind)]
 
     confidence = percent(float(mine["confidence"].iloc[0])) if len(mine) else NONE
     return table_of(
-        f"What the outcomes known at the end of the data allow {context.profile} for the time after, with a confidence "
-        f"of {confidence}.",
+        f"Promises of {context.profile} for the time after the data, at {confidence} confidence.",
         mine,
-        ("asked", asked),
-        ("promised?", _promise),
-        ("alert from a risk of", lambda row: _risk(row.threshold)),
+        ("target", asked),
+        ("promised", _promise),
+        ("alert at a risk of", lambda row: _risk(row.threshold)),
         ("precision at least", lambda row: percent_at_least(row.bound_lower) if _has_threshold(row) else NONE),
-        ("drains a decision", lambda row: number(row.drains_per_decision, 2) if _has_threshold(row) else NONE),
+        ("drains per decision", lambda row: number(row.drains_per_decision, 2) if _has_threshold(row) else NONE),
         ("recall", lambda row: percent(row.recall) if _has_threshold(row) else NONE),
         ("why", lambda row: row.why),
         text_columns=frozenset({0, 1, 6}),
@@ -118,14 +117,14 @@ def _promise(row: Any) -> str:
     if not _has_threshold(row):
         return "not set"
     if row.kind == "cost":
-        return "set, a saving is sure" if row.promised else "set, a saving is not sure"
+        return "set, saving significant" if row.promised else "set, saving not significant"
     return "set, not promised"
 
 
 def _kept(promises: pd.DataFrame, context: ReportContext) -> Table | None:
     return table_of(
-        "Promises walked forward: made at a refit on earlier outcomes, evaluated until the next. Models without any "
-        "promise are left out.",
+        "Promises made at each refit from earlier outcomes, and evaluated until the next refit. Models without a "
+        "promise are omitted.",
         promises[(promises["promised"] > 0) | (promises["model"] == context.profile)],
         ("model", lambda row: row.model),
         ("target", lambda row: percent(row.target)),
@@ -135,7 +134,7 @@ def _kept(promises: pd.DataFrame, context: ReportContext) -> Table | None:
         ("", lambda row: ("kept" if row.kept else "broken") if row.known_drains else NONE),
         ("recall", lambda row: percent(row.recall) if row.known_drains else NONE),
         ("recall while in force", lambda row: percent(row.recall_promised) if row.promised else NONE),
-        ("most that could be promised", lambda row: percent_at_least(row.best) if row.best > 0 else NONE),
+        ("highest possible promise", lambda row: percent_at_least(row.best) if row.best > 0 else NONE),
         strong=lambda row: row.model == context.profile,
         text_columns=frozenset({0, 5}),
     )
@@ -143,13 +142,13 @@ def _kept(promises: pd.DataFrame, context: ReportContext) -> Table | None:
 
 def _horizons(frame: pd.DataFrame) -> Table | None:
     return table_of(
-        "Risks at several horizons, out of time: a risk never falls as its horizon grows.",
+        "Risks by horizon, out of sample. A longer horizon never has a lower risk.",
         frame,
         ("within", lambda row: f"{row.hours:g} h"),
         ("rows followed by an incident", lambda row: count(row.positives)),
         ("mean risk", lambda row: _risk(row.mean_risk)),
-        ("rate", lambda row: _risk(row.rate)),
-        ("mean risk over rate", lambda row: number(row.ratio)),
+        ("observed rate", lambda row: _risk(row.rate)),
+        ("mean risk / observed rate", lambda row: number(row.ratio)),
         ("Brier skill in %", lambda row: number(100 * row.brier_skill, 2)),
     )
 
@@ -163,11 +162,11 @@ def _classes(frame: pd.DataFrame) -> Table | None:
     columns: list[Column] = [
         ("failure class", lambda row: row.Index),
         ("incidents", lambda row: count(row.size)),
-        ("seen by no model", lambda row: Cell(count(row.unseen), percent(row.unseen / row.size))),
-        ("seen by none, by chance", lambda row: number(row.by_chance, 1)),
+        ("without a precursor", lambda row: Cell(count(row.unseen), percent(row.unseen / row.size))),
+        ("expected by chance", lambda row: number(row.by_chance, 1)),
     ]
     if silent.notna().any():
-        columns.append(("true risk never above the fleet's", _silent))
+        columns.append(("true risk never above the fleet mean", _silent))
     return table_of(
         f"Failures without a precursor: no model ranked the node in its top {percent(TOP_SHARE)} at any decision "
         "within the horizon.",
@@ -184,16 +183,15 @@ def _unforeseen(frame: pd.DataFrame) -> list[str]:
     missed = 1 - float(frame["seen"].mean())
     chance = 1 - float(frame["chance"].mean())
     sentences = [
-        f"{percent(missed)} of the incidents stood out to no model of this run; had the models ranked at random in the "
-        f"same way, it would have been {percent(chance)}. For those no threshold helps: only redundancy and frequent "
-        "checkpoints do."
+        f"{percent(missed)} of the incidents had no precursor. Random rankings would miss {percent(chance)}. No "
+        "threshold catches these failures: use redundancy and frequent checkpoints."
     ]
     known = frame[frame["announced"].notna()]
     if len(known):
         silent = 1 - float(known["announced"].astype(bool).mean())
         sentences.append(
-            f"By the simulator's truth, {percent(silent)} of the incidents came without their risk ever rising above "
-            "the fleet's mean: no model could have seen them."
+            f"The true risk of {percent(silent)} of the incidents never exceeded the fleet mean (truth of the "
+            "simulator): no model could have predicted them."
         )
     return sentences
 
@@ -218,13 +216,13 @@ def what_changed(context: ReportContext) -> ReportSection | None:
     ]
     return ReportSection(
         key="what-changed",
-        name="What changed",
-        title="What changed between the refits",
+        name="Drift",
+        title="Drift between refits",
         before=(_summary(checks, verdicts), _reading(context)),
         tables=tuple(table for table in tables if table is not None),
         after=(
-            "A stability index of 0.1 is little and 0.25 much (Siddiqi); a feature counts as moved from 0.2 on, if the "
-            "index also is twice the largest that weeks of the training window showed among themselves, and the "
+            "A population stability index of 0.1 is small and 0.25 is large (Siddiqi). A feature counts as drifted if "
+            "its index is at least 0.2 and at least twice the largest between weeks of the training window, and its "
             "Kolmogorov-Smirnov distance is at least 0.1.",
             "docs/drift.md explains the causes and how they are distinguished.",
         ),
@@ -248,19 +246,19 @@ def _reading(context: ReportContext) -> str:
     refits = context.folds[context.folds["variant"] == "sliding"]["refit_fold"].nunique()
     folds = context.folds["fold"].nunique()
     return (
-        "Before each fold the rows since the last fit are compared with the rows of that fit, as known then. "
-        f"The {count(folds)} folds were scored by the models of {count(refits)} "
+        "Before each fold, the rows since the last fit are compared with the rows of that fit, using only data known "
+        f"at that time. The {count(folds)} folds were scored by the models of {count(refits)} "
         f"{'refit' if refits == 1 else 'refits'}."
     )
 
 
 def _checks(checks: pd.DataFrame) -> Table | None:
     return table_of(
-        "Each check: what it found, and incidents in the training window and since, with the ratio of the rates and "
-        "its exact 95 % interval.",
+        "Result of each check, and incidents in the training window and since, with the ratio of the rates and its "
+        "exact 95 % interval.",
         checks,
         ("check", lambda row: Cell(day(row.check_at), f"rows from {day(row.window_start)} on")),
-        ("found", lambda row: row.summary),
+        ("result", lambda row: row.summary),
         (
             "incidents before / since",
             lambda row: Cell(
@@ -282,11 +280,11 @@ def _verdicts(verdicts: pd.DataFrame) -> Table | None:
         return Cell(row.text, shown)
 
     return table_of(
-        "Every verdict with its evidence. What is worth knowing only is no reason to refit by itself.",
+        "All findings with their evidence. A finding marked “no drift” does not require a refit.",
         verdicts,
         ("check", lambda row: day(row.check_at)),
-        ("cause", lambda row: Cell(row.cause, "" if row.drift else "worth knowing")),
-        ("verdict", evidence),
+        ("cause", lambda row: Cell(row.cause, "" if row.drift else "no drift")),
+        ("finding", evidence),
         text_columns=frozenset({0, 1, 2}),
     )
 
@@ -297,16 +295,15 @@ def _outcomes(outcomes: pd.DataFrame, context: ReportContext) -> Table | None:
         return Cell(percent(row.precision), bounds if row.right + row.wrong else "")
 
     return table_of(
-        f"Outcomes of {context.profile} as they came in, in windows of at most 28 days: alerted nodes "
-        "that failed, that did not, and that nothing is known of yet (each node once a window), with "
-        "the exact 95 % interval of the share; and positives over the sum of risks, with the exact interval of the "
-        "number of incidents behind them (1: calibrated).",
+        f"Alert outcomes of {context.profile} in windows of at most 28 days, each node once per window. Right: it "
+        "failed; wrong: it did not; open: not known yet. Precision has an exact 95 % interval. Positives / risk is the "
+        "number of positive rows over the sum of risks (1: calibrated), with the exact interval for the incidents.",
         outcomes.rename(columns={"from": "since"}),  # a keyword is no name of a tuple's field
         ("decisions", lambda row: f"{day(row.since)} to {day(row.until)}"),
         ("right", lambda row: count(row.right)),
         ("wrong", lambda row: count(row.wrong)),
         ("open", lambda row: count(row.open)),
-        ("share right", precision),
+        ("precision", precision),
         ("incidents", lambda row: count(row.incidents)),
         (
             "positives / risk",

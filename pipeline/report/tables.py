@@ -117,29 +117,28 @@ def models(evaluation: Evaluation, context: ReportContext) -> Table:
         ("model", lambda row: Cell(row.model, row.kind)),
         ("training", lambda row: _VARIANTS.get(row.variant, row.variant)),
         ("alerts", lambda row: count(row.alerts)),
-        ("precision of episodes", _measured("episode_precision", percent)),
+        ("episode precision", _measured("episode_precision", percent)),
         (f"precision at K = {evaluation.k}", _measured("precision_at_k", percent)),
-        ("alert by alert", _measured("precision", percent)),
+        ("precision per alert", _measured("precision", percent)),
         ("incidents caught", _measured("recall", percent)),
         ("average precision", _measured("average_precision", _three)),
         ("ROC-AUC", _measured("roc_auc", _three)),
         ("in top 5 %", _measured("capture", percent)),
-        ("median lead", lambda row: hours(row.lead_time_median_hours)),
+        ("median lead time", lambda row: hours(row.lead_time_median_hours)),
         ("false episodes", lambda row: number(row.false_episodes_per_1000_node_days, 1)),
-        ("calibr. error", lambda row: percent(row.calibration_error)),
+        ("calibration error", lambda row: percent(row.calibration_error)),
     ]
     caption = (
-        "Every model, pooled over all folds, counted by nodes. In brackets: 95 % intervals from "
-        f"{evaluation.replicates} resamples of whole nodes; a share of 0 or 100 %, which resampling cannot vary, has "
-        "exact bounds instead (Clopper and Pearson's, each node counted once)."
+        "All models, pooled over all folds, by node. Brackets are 95 % bootstrap intervals by node "
+        f"({evaluation.replicates} replicates). Shares of 0 and 100 % have exact intervals (Clopper-Pearson, each node "
+        "counted once)."
         if evaluation.replicates
-        else "Every model, pooled over all folds, counted by nodes. No intervals: backtest.bootstrap is 0."
+        else "All models, pooled over all folds, by node. No intervals: backtest.bootstrap is 0."
     )
     if with_oracle:
         columns.append(("of the oracle", _measured("oracle_share_precision_at_k", percent)))
         caption += (
-            " The oracle is the best in the mean, not in each run: a share of its precision, or a bound of one, can "
-            "pass 100 % by chance."
+            " The oracle is the best on average, not in each run: a share of its precision can exceed 100 % by chance."
         )
     strong = (context.profile, SLIDING)
     made = table_of(
@@ -155,8 +154,8 @@ def mechanisms(evaluation: Evaluation, context: ReportContext) -> Table | None:
     learners = table.loc[table["kind"] == "learner", "precision_at_k"].dropna()
     profile, combiner = context.profile, context.params.get("models.parallel.combiner", "")
     named = {} if learners.empty else {str(learners.idxmax()): "best single model"}
-    named |= {combiner: "parallel: the paper's"}
-    named |= {profile: "parallel: the profile's" if profile in COMBINERS else named.get(profile, "the profile")}
+    named |= {combiner: "ensemble of the paper"}
+    named |= {profile: "ensemble of the profile" if profile in COMBINERS else named.get(profile, "the profile")}
     named |= {CASCADE: "cascade"}
     rows = table[table.index.isin(named)].loc[lambda frame: [name for name in named if name in frame.index]]
     if len(rows) < 3:
@@ -173,7 +172,7 @@ def mechanisms(evaluation: Evaluation, context: ReportContext) -> Table | None:
         return NONE if row.Index not in once.index else _difference(once.loc[row.Index])
 
     return table_of(
-        f"The paper's mechanisms at equal alerts: the top {evaluation.k} of the nodes at each {context.budget_period}, "
+        f"The paper's mechanisms at equal alerts: the {evaluation.k} riskiest nodes per {context.budget_period}, with "
         "95 % intervals by node",
         rows,
         ("mechanism", lambda row: Cell(named[row.Index], "" if row.Index == CASCADE else f"({row.Index})")),
@@ -190,14 +189,14 @@ def by_unit(evaluation: Evaluation, context: ReportContext) -> Table | None:
     if context.unit != "gpu":
         return None
     return table_of(
-        "Detail by GPU: a failure that takes four GPUs of a node counts four times here.",
+        "By GPU: a failure of four GPUs of a node counts four times.",
         _ordered(evaluation.table),
         ("model", lambda row: Cell(row.model, row.kind)),
         ("training", lambda row: _VARIANTS.get(row.variant, row.variant)),
-        ("alerts of GPUs, outcome known", lambda row: count(row.unit_alerts_labelled)),
-        ("precision by GPU", lambda row: percent(row.unit_precision)),
-        ("incidents of GPUs", lambda row: count(row.unit_incidents)),
-        ("caught by GPU", lambda row: percent(row.unit_recall)),
+        ("GPU alerts with known outcome", lambda row: count(row.unit_alerts_labelled)),
+        ("precision", lambda row: percent(row.unit_precision)),
+        ("GPU incidents", lambda row: count(row.unit_incidents)),
+        ("recall", lambda row: percent(row.unit_recall)),
         strong=lambda row: (row.model, row.variant) == (context.profile, SLIDING),
         text_columns=frozenset({0, 1}),
     )
@@ -232,14 +231,14 @@ def equal_alerts(evaluation: Evaluation) -> Table | None:
     """Every ensemble compared with the single learner that is best at as many alerts."""
     table = evaluation.equal_alerts
     return table_of(
-        "Every ensemble next to the single learner that is best at as many alerts. An ensemble that alerts less than K "
-        "allows looks more precise for that alone; the learner is chosen after the fact, which favours it.",
+        "Each ensemble and the learner that is best at the same number of alerts. An ensemble with fewer than K alerts "
+        "is more precise for that reason alone. The learner is chosen on these decisions, which favors it.",
         table[(table["variant"] == SLIDING) & table["best"].astype(bool)],
         ("model", lambda row: row.model),
-        ("the best learner", lambda row: row.other_model),
+        ("best learner", lambda row: row.other_model),
         ("alerts", lambda row: count(row.alerts)),
-        ("its precision", lambda row: percent(row.precision)),
-        ("the learner's", lambda row: percent(row.other_precision)),
+        ("precision", lambda row: percent(row.precision)),
+        ("of the learner", lambda row: percent(row.other_precision)),
         ("difference in points", _difference),
         ("verdict", lambda row: verdict(row.low, row.high)),
         text_columns=frozenset({0, 1, 6}),
@@ -268,14 +267,14 @@ def by_class(evaluation: Evaluation, profile: str) -> Table | None:
     table = evaluation.by_class
     best = table[table["model"] == ORACLE].set_index("failure_class")["recall"]
     return table_of(
-        f"Incidents of nodes by failure class, {profile} at K = {evaluation.k}. An incident of several classes "
-        "counts in each. Alerts name no class, so no class has a precision.",
+        f"Node incidents by failure class, {profile} at K = {evaluation.k}. An incident of several classes counts in "
+        "each. Alerts have no class, so there is no precision by class.",
         table[(table["model"] == profile) & (table["variant"] == SLIDING)],
         ("failure class", lambda row: row.failure_class),
         ("incidents", lambda row: count(row.incidents)),
         ("caught", lambda row: count(row.caught)),
         ("recall", lambda row: percent(row.recall)),
-        ("the oracle's recall", lambda row: percent(best.get(row.failure_class, float("nan")))),
+        ("recall of the oracle", lambda row: percent(best.get(row.failure_class, float("nan")))),
         ("median lead time", lambda row: hours(row.lead_time_median_hours)),
     )
 
@@ -287,11 +286,11 @@ def folds(evaluation: Evaluation, context: ReportContext) -> Table | None:
     measured = measured[(measured["model"] == context.profile) & (measured["variant"] == SLIDING)]
     names = ["fold", "base_rate", "precision_at_k", "caught", "incidents", "average_precision"]
     return table_of(
-        f"Each refit of the sliding training, and what {context.profile} was worth on the decisions it scored.",
+        f"Refits of the sliding training, and the metrics of {context.profile} on the decisions that each scored.",
         mine.merge(measured[names], on="fold", how="left"),
         ("fold", lambda row: row.fold),
         ("refitted at (UTC)", lambda row: minute(row.refit_at)),
-        ("span", lambda row: _span(row.span)),
+        ("window", lambda row: _span(row.span)),
         ("trained on", lambda row: Cell(day(row.train_start), f"to {day(row.train_end)}")),
         ("positive / negative rows", lambda row: f"{count(row.n_positive)} / {count(row.n_negative)}"),
         ("base rate", lambda row: percent(row.base_rate)),
@@ -309,11 +308,11 @@ def made_of(context: ReportContext) -> Table | None:
     if context.attributions is None or context.attributions.empty:
         return None
     return table_of(
-        f"Shares of the attributions of {context.profile}: mean absolute contribution, averaged over the folds.",
+        f"Shares of the mean absolute contribution to the scores of {context.profile}, averaged over the folds.",
         by_group(context.attributions),
         ("group", lambda row: row.group),
         ("share", lambda row: percent(row.share)),
-        ("most by", lambda row: ", ".join(f"{name} {percent(share)}" for name, share in row.channels.items())),
+        ("largest shares", lambda row: ", ".join(f"{name} {percent(share)}" for name, share in row.channels.items())),
         text_columns=frozenset({0, 2}),
     )
 

@@ -64,7 +64,7 @@ def test_what_a_learner_does_not_see_changes_neither_learners_nor_ensembles(seen
 def test_a_bundle_gives_the_same_scores_and_reasons(tmp_path_factory, of_first, of_second):
     fitted, scores, X = fit(dict(zip(NAMES, (of_first, of_second), strict=True)))
     path = save_bundle(tmp_path_factory.mktemp("groups") / "bundle", fitted, {"profile": "mean_log_odds"}).path
-    assert "`lightgbm` sees only " in (path / "MODEL_CARD.md").read_text()
+    assert "`lightgbm` uses only " in (path / "MODEL_CARD.md").read_text()
     loaded = load_bundle(path).fitted
     times, units = scores["decision_time"][:24], scores["unit"][:24]
     pd.testing.assert_frame_equal(loaded.score(X, times, units), scores, check_exact=True)

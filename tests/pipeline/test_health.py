@@ -183,7 +183,7 @@ def test_the_report_tells_what_changed_at_each_refit(tmp_path):
         pd.testing.assert_frame_equal(pd.read_parquet(path), frame)
     context = SimpleNamespace(folds=result.folds, extras=extras, profile="logistic", unit_word="GPU")
     section = what_changed(context)
-    assert section.title == "What changed between the refits"
+    assert section.key == "what-changed"
     assert "checks found drift" in section.before[0]
     texts = [cell.text + cell.note for table in section.tables for row in table.rows for cell in row]
     assert any("F0, f1 changed" in text for text in texts)

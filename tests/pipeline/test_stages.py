@@ -139,7 +139,7 @@ def test_the_bundle_is_trained_and_loads(
     ratio = summary["negatives_a_positive_in_memory"]
     assert summary["positives"] + summary["negatives"] <= 400
     assert bundle.fitted.thinned_to == ratio < small_params.training.negative_ratio
-    assert f"left room for {ratio} negatives for each positive" in card.read_text()
+    assert f"`training.memory` limited the negatives to {ratio} per positive" in card.read_text()
     assert summary["challenger"] == "predrain version 1"
     assert champion_history(f"sqlite:///{tmp_path}/mlflow.db", "predrain").aliases == {"challenger": 1}
 

@@ -73,8 +73,8 @@ def test_what_a_backtest_comes_to_is_printed_with_the_path_of_its_page_last(smal
     shown = invoke("report", "--show", small_backtest).stdout
     lines = shown.rstrip().splitlines()
     assert lines[-1] == f"Report: {(small_backtest / 'report' / 'index.html').resolve()}"
-    assert any(line.startswith("parallel: the profile's (mean_log_odds) ") and line.endswith("*") for line in lines)
-    for mechanism in ("best single model", "parallel: the paper's (intersection)", "cascade"):
+    assert any(line.startswith("ensemble of the profile (mean_log_odds) ") and line.endswith("*") for line in lines)
+    for mechanism in ("best single model", "ensemble of the paper (intersection)", "cascade"):
         assert any(line.startswith(mechanism) for line in lines)
     summary = json.loads(invoke("report", "--show", small_backtest, "--json").stdout)
     assert (summary["profile"], summary["report"]) == ("mean_log_odds", str(small_backtest / "report" / "index.html"))
@@ -243,7 +243,7 @@ def test_what_makes_no_sense_is_a_usage_error(given: list[str], message: str) ->
 
 def test_an_absent_store_is_one_line_and_is_not_made(tmp_path: Path) -> None:
     done = invoke("promote", "--rollback", "--registry", f"sqlite:///{tmp_path / 'no.db'}", code=1)
-    assert "no store here" in done.output
+    assert "store does not exist" in done.output
     assert not list(tmp_path.iterdir())
 
 

@@ -66,7 +66,7 @@ def test_a_prometheus_is_assessed_in_one_command_and_the_next_ones_take_its_sett
     assert content["data"]["days"] == pytest.approx(30, abs=1)
     assert sum(content["data"]["failures"].values()) >= 5
     assert content["predictable"]["failures"] >= 1
-    train, score, act = (line.split()[1:] for line in output.split("What to do next\n")[1].splitlines())
+    train, score, act = (line.split()[1:] for line in output.split("Next steps\n")[1].splitlines())
     predrain(*train, cwd=folder)
     predrain(*score, cwd=folder)
     (summary,) = (folder / "out" / "scores" / "decisions").rglob("summary.json")

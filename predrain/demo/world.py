@@ -268,9 +268,9 @@ class World:
         """Say what the pages show above everything else."""
         now, so_far = self.now, self.balance
         return (
-            f"Simulated demo, {now:%Y-%m-%d %H:%M} UTC. Failures so far: {so_far.failures}, of them on nodes evacuated "
-            f"or avoided before: {so_far.caught}. Nodes taken out: {so_far.drains}. GPU-hours against "
-            f"no action: {so_far.saved:,.0f} saved, {so_far.spent:,.0f} spent. Net of each action alone: "
+            f"Simulated demo, {now:%Y-%m-%d %H:%M} UTC. Failures: {so_far.failures}, of which {so_far.caught} on "
+            f"evacuated or avoided nodes. Nodes taken out of service: {so_far.drains}. Compared with no action: "
+            f"{so_far.saved:,.0f} GPU-hours saved, {so_far.spent:,.0f} spent. Net of each action alone: "
             + ", ".join(f"{rung} {net:,.0f} ({times}x)" for rung, (times, net) in so_far.rungs.items())
         )
 

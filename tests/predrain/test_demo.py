@@ -53,7 +53,7 @@ def test_what_came_of_acting_is_counted_until_now(world: World) -> None:
     fleet = world.cluster.fleet
     assert balance.drains >= 1
     assert balance.failures == int(((fleet.at >= fleet.begin) & (fleet.at < world.now.timestamp() * 1000)).sum())
-    assert f"Failures so far: {balance.failures}" in world.notice()
+    assert f"Failures: {balance.failures}" in world.notice()
     assert list(balance.rungs) == list(RUNGS[1:])
     assert sum(balance.rungs[rung][0] for rung in ("swap", "drain")) == balance.drains
     results = {probe[4] >= 0 for probe in world.cluster.diagnostic.probes.values() if not probe[3]}

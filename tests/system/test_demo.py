@@ -25,7 +25,7 @@ def test_a_person_sees_a_risk_become_a_drain_and_a_failure_be_spared_at_any_size
         assert int(re.search(r"avoided before: (\d+)", notice)[1]) >= 1
         assert "expired" not in tab.inner_text("main")
         tab.get_by_role("link", name=node, exact=True).first.click()
-        assert "of the raised score" in tab.inner_text("main")
+        assert "of the increase in the score" in tab.inner_text("main")
         tab.get_by_role("link", name=f"Ledger of {node}").click()
         text = tab.inner_text("main")
         for word in ("high", "taint", "checkpoint", "drain"):

@@ -93,8 +93,8 @@ def test_a_node_shows_its_gpus_with_reasons_and_leads_to_them_and_to_the_ledger(
     page = look(service, "/nodes/n1")
     assert page.column(0) == ["GPU-n1-0", "GPU-n1-1"]
     assert "correctable ECC errors rose by 17,700; fleet 99th percentile 0" in page.rows[1][-1]
-    assert "60 % of the raised score; telemetry" in page.rows[1][-1]
-    assert page.rows[2][-1] == "not raised"
+    assert "60 % of the increase in the score; telemetry" in page.rows[1][-1]
+    assert page.rows[2][-1] == "not elevated"
     assert ("/gpus/GPU-n1-0", "GPU-n1-0") in page.links
     assert ("/ledger?node=n1", "Ledger of n1") in page.links
     assert "trend over 4 decisions" in page.text
@@ -167,7 +167,7 @@ def test_the_ledger_is_searched_by_node_action_and_day(service: Running) -> None
 
 def test_the_fleet_says_what_was_last_done_on_a_node(service: Running) -> None:
     page = look(service, "/")
-    assert page.rows[0][-2] == "Last done"
+    assert page.rows[0][-2] == "Last action"
     assert [row[-2] for row in page.rows[1:]] == ["swap 2026-01-01 06:12", "", "", "", ""]
 
 
@@ -183,7 +183,7 @@ def test_without_a_ledger_or_outcomes_the_pages_say_so(tmp_path: Path) -> None:
     with running(tmp_path) as started:
         assert "No ledger is configured. Start the service with --ledger FILE" in look(started, "/ledger?node=n1").text
         assert "No alert is evaluated yet" in look(started, "/outcomes").text
-        assert "no ledger given" in look(started, "/nodes/n1").text
+        assert "no ledger configured" in look(started, "/nodes/n1").text
         next(tmp_path.glob("decisions/*/risks.parquet")).unlink()
         page = look(started, "/gpus/GPU-n1-0")
         assert "No earlier decision about this GPU is stored." in page.text

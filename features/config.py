@@ -129,7 +129,7 @@ class LabelSection(Section):
     @model_validator(mode="after")
     def _known_classes(self) -> Self:
         if unknown := sorted(set(self.only).difference(self.all_classes)):
-            raise ValueError(f"only: there is no failure class {unknown[0]!r} among {', '.join(self.all_classes)}")
+            raise ValueError(f"only: unknown failure class {unknown[0]!r}: use {', '.join(self.all_classes)}")
         return self
 
     @field_validator("xids", mode="before")
@@ -161,7 +161,7 @@ class SequenceSection(Section):
     def _whole_steps(self) -> Self:
         if self.step <= timedelta(0) or self.window <= timedelta(0) or self.window % self.step:
             window, step = format_duration(self.window), format_duration(self.step)
-            raise ValueError(f"a window of {window} is not a whole number of steps of {step}, such as 24h and 30m")
+            raise ValueError(f"the window ({window}) is not a multiple of the step ({step}): use such as 24h and 30m")
         return self
 
 

@@ -104,7 +104,7 @@ def refuse_other_writers(folder: Path, inside: Iterable[Path] = ()) -> None:
         others = seen.st_mode & stat.S_IWOTH or (seen.st_mode & stat.S_IWGRP and seen.st_gid not in groups)
         if others or seen.st_uid not in (os.geteuid(), owner, 0):
             raise InputError(
-                "other users can write it, and drains depend on it", str(path),
+                "other users can write to this path, and drains depend on its content", str(path),
                 "Remove the permission (chmod -R go-w). The owner must be the user of predrain or of the folder.",
             )  # fmt: skip
 

@@ -30,10 +30,10 @@ from pipeline.tracking import check_store, share_of_fleet
 RECIPE: Final = ("channels", "events", "decision", "labels", "features", "training", "models")
 """Sections of the parameters that make a recipe: with all of them equal a newer fit differs by its data alone."""
 
-MEAN_RISK: Final = "mean risk against the fit before"
-QUIET: Final = "incidents of the newest 28 d against those before"
-FLOOD: Final = "incidents of the newest 7 d against those before"
-"""What the newest fit itself is looked at by."""
+MEAN_RISK: Final = "mean risk over that of the previous fit"
+QUIET: Final = "incidents of the newest 28 d"
+FLOOD: Final = "incidents of the newest 7 d"
+"""Sanity checks of the newest fit."""
 
 _NEWEST: Final = timedelta(days=7)
 _LATELY: Final = timedelta(days=28)
@@ -189,7 +189,7 @@ def _evaluated(
         params.model_dump(mode="json")
     )
     if same and champion is not None and champion.fitted.refit_at > until:
-        why = "the champion's own recipe with newer data; no decision is left for a comparison"
+        why = "the recipe of the champion with newer data; no decisions are left for a comparison"
         return None, True, why, champion
     try:
         recipe = _fitted(matrix, params, until, folder / "recipe")
@@ -203,10 +203,10 @@ def _evaluated(
         return None, True, f"no comparison was possible yet: {error}", champion
     failed = [criterion.name for criterion in verdict.criteria if criterion.outcome == "failed"]
     if champion is None:
-        return verdict, True, "the first champion, without a comparison", recipe
+        return verdict, True, "first champion, without a comparison", recipe
     if same:
         result = f"worse in {', '.join(failed)}" if failed else "not significantly worse"
-        return verdict, not failed, f"the champion's own recipe with newer data, {result}", recipe
+        return verdict, not failed, f"the recipe of the champion with newer data, {result}", recipe
     result = "passed the gate" if verdict.passed else f"did not pass the gate: {'; '.join(verdict.reasons)}"
     return verdict, verdict.passed, f"another recipe, which {result}", recipe
 
@@ -224,8 +224,8 @@ def _far_off(matrix: FeatureMatrix, params: Params, newest: Bundle, known: Bundl
     if before * low / high <= mine <= before * high / low:
         return ""
     return (
-        f"{MEAN_RISK} is {mine / before:.2g}, limits are {low / high:.2g} and {high / low:.2g}: see whether the newest "
-        "labels and telemetry are right"
+        f"{MEAN_RISK} is {mine / before:.2g}, limits are {low / high:.2g} and {high / low:.2g}: check the newest "
+        "labels and telemetry"
     )
 
 
@@ -246,13 +246,13 @@ def _unusual(matrix: FeatureMatrix) -> str:
     usual = before * share / max(1 - share, share)
     if lately <= usual / 10 and binom.cdf(lately, lately + before, min(share, 0.5)) <= _CHANCE:
         return (
-            f"{QUIET} are {lately}, {usual:.0f} expected: check that kernel logs and tickets still arrive, or promote "
-            "it manually"
+            f"{QUIET}: {lately} instead of {usual:.0f}. Check that kernel logs and tickets still arrive, or promote "
+            "the version manually"
         )
     lately, before, share = counts(_NEWEST)
     usual = before * share / max(1 - share, share)
     if lately >= _FLOOD_FACTOR * usual and binom.sf(lately - 1, lately + before, min(share, 0.5)) <= _CHANCE:
-        return f"{FLOOD} are {lately}, {usual:.0f} expected: check the newest labels, or promote it manually"
+        return f"{FLOOD}: {lately} instead of {usual:.0f}. Check the newest labels, or promote the version manually"
     return ""
 
 

@@ -166,7 +166,7 @@ def measurements_of(backtest: Path) -> dict[str, Any]:
         return {key: content[key] for key in ("k", "first_time", "last_time", "dataset_digest")} | {"models": models}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         raise InputError(
-            "not the output of a backtest: it has no metrics.json that can be read",
+            "not the output of a backtest: metrics.json is missing or damaged",
             str(backtest),
             "Give the folder that `predrain backtest --out` wrote.",
         ) from None

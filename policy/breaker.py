@@ -126,8 +126,8 @@ def _burst(scope: tuple[str, str], chain: Sequence[_Seen], held: tuple[str, ...]
     where = "of the fleet" if scope[0] == "fleet" else f"of {scope[0]} {scope[1]}"
     first, count = chain[0][0], len({name for _, name, _ in chain})
     message = (
-        f"{count} nodes {where} report {facts} together, from {first:%Y-%m-%d %H:%M} UTC: a common cause, "
-        "without other evidence against single nodes"
+        f"{count} nodes {where} report {facts} together, from {first:%Y-%m-%d %H:%M} UTC, and none has other evidence: "
+        "a common cause"
     )
     return Burst(f"together {scope[0]} {scope[1]} {first:%Y-%m-%dT%H}", message, held)
 
@@ -311,7 +311,7 @@ def _settle(
             when = f"{asked:%Y-%m-%d %H:%M} UTC"
             reasons.append(f"manual reset ignored: it was requested at {when}, before the state was lost")
         else:
-            reasons += [f"closed by manual reset: {cause.message}" for _, cause in sorted(causes.items())]
+            reasons += [f"breaker closed by manual reset: {cause.message}" for _, cause in sorted(causes.items())]
             causes, acknowledged = {}, set(present)
         state = replace(state, reset_at=asked)
     for key, (group, reason) in present.items():
@@ -319,14 +319,14 @@ def _settle(
             continue
         old = causes.get(key)
         if old is None:
-            reasons.append(f"opened: {reason}")
+            reasons.append(f"breaker opened: {reason}")
         causes[key] = BreakerCause(group, reason, min(old.first_at, now) if old else now, now, frozen.get(key, ()))
     for key, cause in sorted(causes.items()):
         if cause.last_at > now:  # a clock went back
             causes[key] = replace(cause, last_at=now)
         elif key not in present and now - cause.last_at >= config.quiet:
             del causes[key]
-            reasons.append(f"closed, cause gone: {cause.message}")
+            reasons.append(f"breaker closed, cause gone: {cause.message}")
     causes = dict(sorted(causes.items()))
     return replace(state, causes=causes, acknowledged=tuple(sorted(acknowledged - _MOMENTARY))), tuple(reasons)
 
@@ -357,7 +357,7 @@ def _of_listing(
 ) -> Causes:
     causes: Causes = {}
     if state.nodes - len(listed) > config.max_shrunk * state.nodes and state.nodes - len(listed) > 1:
-        causes["listing"] = None, f"{len(listed)} nodes with known GPUs are listed, {state.nodes} before"
+        causes["listing"] = None, f"the number of listed nodes with known GPUs fell from {state.nodes} to {len(listed)}"
     down = sum(observed.node.down and observed.node.resting is None for observed in nodes)
     if down >= config.min_risky and down > config.max_down * len(nodes):
         causes["down"] = None, f"{down} of {len(nodes)} nodes are down: probably a failure of the control plane"

@@ -247,7 +247,7 @@ class NodeView:
         if not self.readable:
             return "unreadable"
         if self.marks.level.hard or self.resting is not None:
-            return "drained by us" if self.marks.level.hard else None
+            return "drained by predrain" if self.marks.level.hard else None
         if self.down:
             return "down"
         if self.cordoned_by is not None:

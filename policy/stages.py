@@ -194,10 +194,11 @@ def _promoted(
     if record.bound.alerts < config.min_outcomes or not record.bound.lower > least:
         return state, ()
     if now - state.since < config.min_time:
-        return state, (f"group {group} has earned {up}, but came into {state.stage} only at {state.since:%Y-%m-%d}",)
+        since = f"{state.since:%Y-%m-%d}"
+        return state, (f"group {group} qualifies for {up}, but has been in {state.stage} only since {since}",)
     share, limit = record.inconclusive_share, config.max_inconclusive
     if share > limit:
-        why = f"group {group} has earned {up}, but {share:.0%} of its alerts are inconclusive, above {limit:.0%}"
+        why = f"group {group} qualifies for {up}, but {share:.0%} of its alerts are inconclusive, above {limit:.0%}"
         return state, (why,)
     why = f"group {group} moves up from {state.stage} to {up}: {record.summary}, above {least:.1%}"
     return StageState(up, now), (why,)

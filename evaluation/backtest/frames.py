@@ -80,11 +80,11 @@ class Fold:
 def skipped_of(folds: list[Fold], schedule: Schedule) -> tuple[str, ...]:
     """List what a backtest left out or replaced, and why.
 
-    ``span``: a candidate that never fits; ``fold``: a refit without both classes; ``calibration``: a refit whose slice
+    ``window``: a candidate that never fits; ``fold``: a refit without both classes; ``calibration``: one whose slice
     had too few incidents; ``prior``: a refit that it did not help; ``negatives``: a refit whose memory had room for
     fewer than asked for.
     """
-    out = [f"span: {format_days(span)} is longer than the history at every refit" for span in schedule.never_fit]
+    out = [f"window: {format_days(span)} is longer than the history at every refit" for span in schedule.never_fit]
     for fold in folds:
         facts, used, number = fold.facts, fold.facts["sliding"], f"(fold {fold.facts['fold']})"
         if facts["unfit"] is not None:
@@ -95,9 +95,11 @@ def skipped_of(folds: list[Fold], schedule: Schedule) -> tuple[str, ...]:
             why = "too few incidents for a calibration slice; risks are scores corrected for sampling"
             out.append(f"calibration {number}: {why}")
         if facts["unfit"] is None and used["prior_weight"] == 0:
-            out.append(f"prior {number}: not used, own data alone predicts the newest labels as well")
+            out.append(
+                f"prior {number}: not used, because the data of the fleet alone predict the newest labels as well"
+            )
         if facts["unfit"] is None and used["thinned_to"] is not None:
-            out.append(f"negatives {number}: training.memory left room for {used['thinned_to']} for each positive")
+            out.append(f"negatives {number}: training.memory limited them to {used['thinned_to']} per positive")
     return tuple(out)
 
 

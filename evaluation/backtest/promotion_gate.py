@@ -139,7 +139,7 @@ def _precision(
     difference = mine - theirs
     bounds = interval(difference[1:], LEVEL)
     margin = min(section.precision_margin, section.margin_share * float(np.nan_to_num(theirs[0])))
-    limit = f"lower bound of the difference no lower than {_points(-margin)}, upper bound not below 0"
+    limit = f"lower bound of the difference at least {_points(-margin)}, upper bound at least 0"
     hits = int((challenger.alert & challenger.positive).sum())
     spread = f"{_points(difference[0])} [{_points(bounds.low)}, {_points(bounds.high)}] at 95 %"
     outcome: Outcome
@@ -196,7 +196,7 @@ def _brier(challenger: Scored, champion: Scored | None, section: PromotionSectio
     else:
         outcome, why = "undecided", f"worse, but not significantly: {spread}"
     name = _BASE_RATE if champion is None else champion.model
-    limit = f"no lower than the other's by more than {section.brier_margin:g}"
+    limit = f"at most {section.brier_margin:g} below the other"
     return Criterion("Brier skill", name, _number(theirs[0]), _number(mine[0]), limit, outcome, why)
 
 
@@ -214,7 +214,7 @@ def _recall(name: str, other: Scored, incidents: pd.DataFrame, section: Promotio
     here, there = incidents["caught"].to_numpy(dtype=bool), incidents["other"].to_numpy(dtype=bool)
     n, gained, lost = len(here), int((here & ~there).sum()), int((there & ~here).sum())
     margin = min(section.recall_margin, section.margin_share * float(there.mean())) if n else section.recall_margin
-    limit = f"no lower than the other's by more than {_points(margin)}"
+    limit = f"at most {_points(margin)} below the other"
     counts = f"{int(here.sum())} against {int(there.sum())} of {n}"
     values = (_number(there.mean()), _number(here.mean())) if n else (None, None)
     # exact McNemar: of the incidents that one side alone caught, how few would the challenger have by chance?

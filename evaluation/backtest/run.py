@@ -156,7 +156,7 @@ class RefitTask:
         """Make a task; raises ``InputError`` if the matrix is not in a folder."""
         path = getattr(matrix, "path", None)
         if path is None:
-            raise InputError("the matrix is not in a folder that workers can read", "matrix", "Use the engine local.")
+            raise InputError("the matrix is in memory, where workers cannot read it", "matrix", "Use --engine local.")
         return cls(Path(path).resolve(), matrix.digest, setup, source_digest(*ROOMS))
 
     def __call__(self, refit: Refit) -> Fold:
@@ -339,7 +339,7 @@ def _refuse_if_none_fitted(folds: list[Fold], schedule: Schedule, training: Trai
     last = folds[-1].facts
     fixed = "" if training.window == EXPANDING else "a longer window, or "
     raise InputError(
-        f"one class only in the training window of every refit ({len(folds)} from "
+        f"every training window lacks failures, or rows without failures ({len(folds)} refits from "
         f"{format_instant(schedule.refits_ms[0])} to {format_instant(schedule.refits_ms[-1])}); {last['unfit']}",
         f"parameter training.window, {format_candidates(training)}",
         f"Give {fixed}a dataset with more history; check labels.xids if failures seem to be missing.",

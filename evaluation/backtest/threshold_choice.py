@@ -241,8 +241,8 @@ def _refusal(
     if tried is None:
         needed = _first_tested(target, confidence)
         return (
-            f"a promise of {target:.0%} begins with {needed} nodes, the riskiest tenth of earlier decisions has "
-            f"{nodes}: {needed - nodes} more are needed; {could}"
+            f"a promise of {target:.0%} needs {needed} nodes, and the riskiest tenth of earlier decisions has {nodes} "
+            f"({needed - nodes} missing); {could}"
         )
     return (
         f"{tried.hits} of {tried.alerts} earlier drains of {tried.clusters} nodes would have been right: with "
@@ -347,7 +347,7 @@ def for_costs(evidence: ScoredDecisions, costs: CostsSection, confidence: float)
     if len(drains):
         why = (
             f"{len(saved)} failures saved and {len(false)} unneeded drains in {times} decision times: "
-            f"{total / times:.3g} a decision time, with {confidence:.0%} confidence at least {lower:.3g}"
+            f"{total / times:.3g} per decision time, with {confidence:.0%} confidence at least {lower:.3g}"
         )
     else:
         why = f"no earlier decision had a risk of {threshold:.1%}, above the break-even of a drain"

@@ -117,9 +117,9 @@ class WorkloadPlan:
         columns = np.full((3, self.windows.size), -1, dtype=np.int64)
         columns[:, self.larger :] = offset + np.arange(3 * (self.windows.size - self.larger)).reshape(3, -1)
         ends = np.stack([window_edge, np.full_like(window_edge, -1)], axis=1)
-        nodes = panes.nodes("utilisation shares", levels, lambda: flag_nodes(*flags, *bits, index, index.levels))
+        nodes = panes.nodes("utilization shares", levels, lambda: flag_nodes(*flags, *bits, index, index.levels))
         flag_windows(*flags, *bits, nodes, visits, ends, np.ascontiguousarray(columns[:2].T), out)
-        nodes = panes.nodes("utilisation changes", levels, lambda: enum_nodes(*enums, index, index.levels))
+        nodes = panes.nodes("utilization changes", levels, lambda: enum_nodes(*enums, index, index.levels))
         changes = np.stack([np.full(self.windows.size, -1), columns[2]])[:, :, np.newaxis]
         enum_windows(*enums, nodes, visits, ends, changes, out)
 

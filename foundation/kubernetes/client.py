@@ -392,7 +392,7 @@ def input_error(error: ApiRefused | Unreachable, api: KubernetesClient, path: st
         403: "Grant get, list and watch as deploy/kubernetes/collector-rbac.yaml does.",
     }
     do = actions.get(error.status, "Check the server's address and version.")
-    return InputError(f"the Kubernetes API server refuses: {error.message}", f"{api.name}{path}", do)
+    return InputError(f"the Kubernetes API server rejects the request: {error.message}", f"{api.name}{path}", do)
 
 
 def _page(path: str, page: Object) -> tuple[list[Object], str, str]:

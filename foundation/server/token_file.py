@@ -95,7 +95,7 @@ class TokenFile(Generic[Grant]):
                 _LOG.warning("ignored a line of the token file: %s", error)
                 continue
             if grants.setdefault(digest, grant) != grant:
-                _LOG.warning("ignored a token with two grants: %s, line %d", self._path, number)
+                _LOG.warning("ignored a token with contradicting scopes: %s, line %d", self._path, number)
                 grants[digest] = None
         return [(digest, grant) for digest, grant in grants.items() if grant is not None]
 

@@ -133,13 +133,13 @@ def fetch_bundle(tracking_uri: str, model: str, version: Version, folder: Path) 
         if not bundles:  # a store that was moved finds none of its files
             refuse_moved(mlflow.MlflowClient(), tracking_uri)
     if missing is not None:
-        raise InputError(f"its files cannot be read: {missing.strerror or missing}", where, do)
+        raise InputError(f"the files of the version cannot be read: {missing.strerror or missing}", where, do)
     if len(bundles) != 1:
-        raise InputError(f"it contains {len(bundles) or 'no'} bundles", where, do)
+        raise InputError(f"the version contains {len(bundles) or 'no'} bundles", where, do)
     digest = hashlib.sha256((bundles[0] / MANIFEST).read_bytes()).hexdigest()
     if digest != version.digest:
         raise InputError(
-            f"its bundle's digest is {digest[:12]}, registered was {version.digest[:12] or 'none'}",
+            f"the digest of the bundle is {digest[:12]}, but {version.digest[:12] or 'none'} was registered",
             where,
             "Do not use this version; train and register a bundle again.",
         )
@@ -196,10 +196,8 @@ def tag_version(tracking_uri: str, model: str, version: int, tags: Mapping[str, 
 
 def nothing_before(model: str, version: int | None) -> InputError:
     """Return the error that there is no previous champion."""
-    what = f"version {version} is the first champion" if version is not None else "there is no champion"
-    return InputError(
-        f"{what}: there is no previous champion", f"model {model}", "Use `predrain promote --to VERSION`."
-    )
+    what = f"version {version} has no previous champion" if version is not None else "there is no champion"
+    return InputError(what, f"model {model}", "Use `predrain promote --to VERSION`.")
 
 
 @contextmanager

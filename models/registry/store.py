@@ -156,7 +156,9 @@ def refuse_absent(tracking_uri: str) -> None:
     database = database_of(tracking_uri)
     if database is not None and not database.is_file():
         raise TooEarlyError(
-            "no store here", tracking_uri, "Give the store that `predrain train --registry` registered a model in."
+            "the MLflow store does not exist",
+            tracking_uri,
+            "Give the store that `predrain train --registry` registered a model in.",
         )
 
 
@@ -206,7 +208,7 @@ def opened_store(tracking_uri: str) -> Iterator[Any]:
             with disk_errors(database or Path(tracking_uri)):
                 yield mlflow
         except (mlflow.exceptions.MlflowException, SQLAlchemyError) as error:  # the latter from a damaged database
-            raise InputError(f"MLflow refused: {_cause(error)}", tracking_uri, _advice(error)) from None
+            raise InputError(f"MLflow rejected the request: {_cause(error)}", tracking_uri, _advice(error)) from None
         finally:
             mlflow.set_tracking_uri(before[0])
             mlflow.set_registry_uri(before[1])

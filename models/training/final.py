@@ -84,7 +84,7 @@ def fit_final(
     why = trainer.unfit(refit_ms, labels, span)
     if why and trainer.prior is None:
         raise TooEarlyError(
-            f"one class only in the training window: {why}",
+            f"the training window lacks failures, or rows without failures: {why}",
             "parameter training.window",
             "Give a longer window, or a dataset with more history.",
         )

@@ -109,9 +109,9 @@ def alert_budget(rows: TrainingRows, labels: Labels, backtest: BacktestSection, 
 
 
 def format_candidates(training: TrainingSection) -> str:
-    """Say which spans may be used, for an error: ``candidates 7 d, 14 d``, or ``expanding, from 7 d on``."""
+    """Describe the training windows for an error: ``candidates 7 d, 14 d``, or ``expanding, at least 7 d``."""
     spans = [format_days(span) for span in candidates(training)]
-    return f"expanding, from {spans[0]} on" if training.window == EXPANDING else f"candidates {', '.join(spans)}"
+    return f"expanding, at least {spans[0]}" if training.window == EXPANDING else f"candidates {', '.join(spans)}"
 
 
 def format_days(span: timedelta | int) -> str:

@@ -172,7 +172,7 @@ class Trainer:
         if (label == 1).any() and (label == 0).any():
             return None
         chosen = self._choose(refit_ms, labels, start, refit_ms)
-        where = f"refit at {format_instant(refit_ms)}, span {format_days(span)}"
+        where = f"refit at {format_instant(refit_ms)}, window {format_days(span)}"
         if chosen.usable:
             return None
         if chosen.n_positive == 0:

@@ -102,7 +102,7 @@ def worth_of(
     choice: Literal["drain", "wait", "leave"] = "drain" if worthy else "leave"
     if config.may_wait and wait is not None and wait > 0 and (worthy or saved - lost + wait > 0):
         choice = "wait"
-    even = "never worth it" if break_even is None else f"worth it from a risk of {break_even:.1%}"
+    even = "no break-even" if break_even is None else f"break-even: {break_even:.1%}"
     summary = f"a drain now saves {saved:.1f} and loses {lost:.1f} GPU-hours at a risk of {risk:.1%} ({even})"
     if wait is not None and wait_until is not None:
         side = "better" if wait > 0 else "worse"

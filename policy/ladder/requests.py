@@ -250,5 +250,5 @@ def _after_probe(unit: UnitView, config: ProbeConfig, now: datetime) -> UnitView
     if score is None or score.risk is None or passed_at is None or not passed_at <= now < passed_at + config.lowers_for:
         return unit
     risk = risk_after_pass(score.risk, config.mean_found)
-    why = f"it passed a probe at {passed_at:%Y-%m-%d %H:%M} UTC, before that {score.risk:.1%}"
+    why = f"it passed a probe at {passed_at:%Y-%m-%d %H:%M} UTC, which lowered its risk from {score.risk:.1%}"
     return replace(unit, score=replace(score, risk=risk, reasons=(*score.reasons, why)))

@@ -57,7 +57,7 @@ RULES: tuple[HardRule, ...] = (
         "recovery_action drain_p2p",
         "high",
         _DAY,
-        "the driver requests an end of all peer traffic of the GPU",
+        "the driver requests a stop of all peer-to-peer traffic of the GPU",
         remedy="reset",
     ),
     HardRule(

@@ -180,7 +180,7 @@ def explain_tier(state: TierState, fresh: float | None, thresholds: Thresholds) 
         reasons.append(f"a risk of {fresh:.1%} is {instant}, but {consecutive}")
     if state.calm:
         lower = thresholds.lower(state.tier)
-        reasons.append(f"held {state.tier}: {state.calm} of {config.fall_after} decisions below {lower:.1%}")
+        reasons.append(f"stays {state.tier}: {state.calm} of {config.fall_after} decisions below {lower:.1%}")
     return tuple(reasons)
 
 

@@ -203,17 +203,16 @@ def _all_there(scheduler: SchedulerKind, cluster: Path | None, scores: Path | No
     """Report all missing options together; stopping and releasing need the scheduler only."""
     missing = []
     if scheduler is SchedulerKind.FILE and cluster is None:
-        missing.append("a scheduler: --cluster FILE, or --scheduler kubernetes or slurm")
+        missing.append("--cluster FILE (or --scheduler kubernetes or slurm)")
     if scores is None:
-        missing.append("--scores FOLDER, which predrain score writes")
+        missing.append("--scores FOLDER (from `predrain score`)")
     if settings is None:
         missing.append(
-            f"--settings FILE; there is no {DEFAULT_SETTINGS} in this folder either. It gives the lowest risk of each "
-            "tier (policy.thresholds, or policy.thresholds_from: scores) and which groups may be acted on "
-            "(policy.stages); start from deploy/act/act.yaml"
+            f"--settings FILE with policy.thresholds and policy.stages (default: {DEFAULT_SETTINGS} in this folder; "
+            "template: deploy/act/act.yaml)"
         )
     if missing:
-        raise typer.BadParameter("missing required option " + "; and without ".join(missing))
+        raise typer.BadParameter(f"missing required options: {', '.join(missing)}")
 
 
 def _switch(
@@ -381,7 +380,7 @@ def _lines(report: "RoundReport") -> list[str]:
     lines += [f"over budget: {node}: {why}" for node, why in content["over_budget"].items()]
     lines += [f"breaker open: {cause}" for cause in content["breaker"].values()]
     if content["breaker"]:
-        lines.append("         closes after policy.breaker.quiet without its cause, or by --reset-breaker")
+        lines.append("         closes when its cause is gone for policy.breaker.quiet, or by --reset-breaker")
     lines += [f"fleet: {reason}" for reason in content["fleet"]]
     lines += [f"note: {note}" for note in report.notes]
     lines += _at_risk(report)

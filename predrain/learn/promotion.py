@@ -130,13 +130,13 @@ def _sentence(decision: "PromotionResult") -> str:
     verdict = decision.verdict
     if decision.action == "refused":
         why = decision.reason or "; ".join(() if verdict is None else verdict.reasons)
-        return f"{name} {would}refused, the champion stays {before}: {why}"
+        return f"{name} {would or 'was '}rejected; champion: {before}. {why}"
     if decision.action == "kept":
         return f"{name} is already the champion"
     if decision.action == "rolled back":
-        return f"{name} {would}rolled back: version {decision.champion} {'would be' if would else 'is'} champion again"
-    how = f"by force ({decision.reason})" if decision.action == "forced" else "past the gate"
-    return f"{name} {would}promoted {how}, after {before}"
+        return f"{name} {would or 'was '}rolled back to version {decision.champion}"
+    how = f"by force ({decision.reason})" if decision.action == "forced" else "through the gate"
+    return f"{name} {would or 'was '}promoted {how}; previous champion: {before}"
 
 
 def _number(value: float | None) -> str:

@@ -404,8 +404,8 @@ def odd_thresholds(policy: PolicyConfig, risks: Risks) -> tuple[str, ...]:
     if risks.horizon is not None and risks.horizon != policy.horizon:
         wrong = "before their horizon ends" if risks.horizon > policy.horizon else "over a longer horizon"
         notes.append(
-            f"the scores look {risks.horizon / _HOUR:g} h ahead and policy.horizon is {policy.horizon / _HOUR:g} h: "
-            f"alerts are evaluated {wrong}"
+            f"the horizon of the scores is {risks.horizon / _HOUR:g} h and policy.horizon is "
+            f"{policy.horizon / _HOUR:g} h: alerts are evaluated {wrong}"
         )
     source, given = policy.thresholds_from, policy.thresholds
     if source == "settings" and given == TierThresholds():

@@ -69,9 +69,8 @@ class Executor:
         if action.node in self._stuck:
             return "an earlier step on the node was not confirmed"
         if self._new >= self.settings.max_new_per_round:
-            return (
-                f"{self.settings.max_new_per_round} new markers in this round (max_new_per_round): left to the next one"
-            )
+            limit = self.settings.max_new_per_round
+            return f"limit of {limit} new markers reached (max_new_per_round): left to the next round"
         return None
 
     def _one(self, action: Action) -> None:
@@ -130,7 +129,7 @@ class Executor:
         if action.verb == "release":
             return None
         if not reading.jobs_known:
-            return "what runs on it cannot be read"
+            return "its workloads cannot be read"
         return (
             _forbidden(action, view, self.scheduler.read_switches())
             or _other_node(expected, reading)
@@ -251,8 +250,8 @@ def _other_node(expected: Expected, reading: NodeReading) -> str | None:
 def _other_marks(action: Action, expected: Expected, view: NodeView) -> str | None:
     if view.marks.level != expected.level:
         return (
-            f"its markers are those of {view.marks.level.name.lower()}, {expected.level.name.lower()} was expected: "
-            "another client changed them"
+            f"another client changed its markers: they are those of {view.marks.level.name.lower()}, expected "
+            f"{expected.level.name.lower()}"
         )
     if action.verb == "drain" and not view.marks.tainted:
         return "no marker keeps new work off the node"

@@ -134,7 +134,7 @@ class Diagnostics:
         try:
             back = [workload.name for workload in self.workloads.on_node(case.node) if workload.stays is None]
         except SchedulerError as error:
-            log.error(f"what runs on {case.node} cannot be listed: {error}")
+            log.error(f"the workloads on {case.node} cannot be listed: {error}")
             return False
         if back:
             message = f"no longer empty: {', '.join(back[:5])}"

@@ -71,8 +71,8 @@ class Drainer:
         try:
             listed = self.workloads.on_node(case.node)
         except SchedulerError as error:
-            case.unlisted = f"what runs on it cannot be listed: {error}"
-            log.error(f"what runs on {case.node} cannot be listed: {error}")
+            case.unlisted = f"its workloads cannot be listed: {error}"
+            log.error(f"the workloads on {case.node} cannot be listed: {error}")
             return
         case.going = tuple(self._understood(workload) for workload in listed if case.concerns(workload))
         known = case.entry.leaving

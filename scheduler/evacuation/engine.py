@@ -134,7 +134,7 @@ class Evacuation:
             try:
                 listed = self.workloads.on_node(name)
             except SchedulerError as error:
-                report.errors.append(f"what runs on {name} cannot be listed: {error}")
+                report.errors.append(f"the workloads on {name} cannot be listed: {error}")
                 continue
             for workload in listed:
                 if workload.stays is not None:
@@ -201,7 +201,7 @@ class Evacuation:
             before = self.clock.now()
             if before >= deadline:  # so that what was read can still be emptied in this round
                 self._unread = frozenset(left[place:])
-                log.error(f"{len(self._unread)} nodes, {name} first, are left to the next round: reads are too slow")
+                log.error(f"reads are too slow: {len(self._unread)} nodes, such as {name}, are left to the next round")
                 break
             try:
                 reading = self.scheduler.revalidate(name)
@@ -295,7 +295,7 @@ class Evacuation:
         self._progress = then
         why = None if then == self._store.value else self._store.save(then)
         if why is not None:
-            log.error(f"the evacuation state may not be stored: {why}")
+            log.error(f"the evacuation state was not saved: {why}")
         return why is None
 
     def _stuck(self, case: DrainCase, log: RoundLog) -> None:

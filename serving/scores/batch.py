@@ -31,7 +31,7 @@ from telemetry.dataset.store import Dataset
 Clock = Callable[[], datetime]
 """Gives the present time, aware."""
 
-OUT_OF_USE: Final = "out of use: known to be down or drained"
+OUT_OF_USE: Final = "known to be down or drained"
 """Why a unit in service that has no row has no risk."""
 
 _REASONS_COUNTED: Final = 10

@@ -103,7 +103,9 @@ def window_plan(bundle: Bundle, config: MatrixConfig) -> SequencePlan | None:
         return None
     plan = SequencePlan.of(config)
     if plan.columns != bundle.columns[len(config.columns) :]:
-        raise InputError("this version of predrain computes other raw windows", f"bundle {bundle.path}", "Train again.")
+        raise InputError(
+            "this version of predrain computes raw windows differently", f"bundle {bundle.path}", "Train again."
+        )
     return plan
 
 

@@ -189,7 +189,7 @@ def read_pointer(folder: Path) -> str:
         raise InputError(
             f"the scores are of format {written_format!r}, this version reads {FORMAT}",
             str(path),
-            "Score again: `predrain score` and the service must be of one version.",
+            "Score again: `predrain score` and `predrain serve` must have the same version.",
         )
     name = pointer.get("decision")
     if not isinstance(name, str) or not NAME.fullmatch(name):  # it becomes part of a path

@@ -105,7 +105,7 @@ def observe_body(
     age_s = now.timestamp() - max(stamps) / 1000.0 if stamps else None
     skew_s = None if answer is None else clock_skew_s(answer, now)
     duration_s = 0.0 if answer is None else answer.duration_s
-    facts = {"time stamps on lines": "none" if age_s is None else f"yes, newest {age_s:,.0f} s old"}
+    facts = {"timestamps on lines": "none" if age_s is None else f"yes, newest {age_s:,.0f} s old"}
     if answer is not None:
         facts["response time"] = f"{duration_s:.2f} s"
     if skew_s is not None:
@@ -119,7 +119,7 @@ def observe_body(
         (
             abs(skew_s or 0.0) > _SKEW_S,
             f"the exporter's clock differs from this host's by {skew_s or 0.0:+.0f} s",
-            "Check time synchronisation there.",
+            "Check the time synchronization of that host.",
         ),
         (
             duration_s > _SLOW_S,
@@ -129,7 +129,7 @@ def observe_body(
         ),
         (
             timedelta(seconds=age_s or 0.0) > _OLD,
-            f"the newest time stamp on a line is {age_s or 0.0:,.0f} s old",
+            f"the newest timestamp in the page is {age_s or 0.0:,.0f} s old",
             "Restart the exporter.",
         ),
         (
@@ -198,7 +198,7 @@ def _identity_findings(catalogue: SeriesCatalogue) -> list[TelemetryFinding]:
         (
             nameless or (decision.doubt and not catalogue.nodes.is_given),
             f"the node is {'not known' if nameless else 'uncertain'}: {decision}",
-            "Add the node's name by relabelling (`__meta_kubernetes_pod_node_name` to `node`), or name the label that "
+            "Add the node's name by relabeling (`__meta_kubernetes_pod_node_name` to `node`), or name the label that "
             "has it in a mapping file (--mapping, `labels: {node: LABEL}`).",
         ),
         (

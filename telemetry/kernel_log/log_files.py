@@ -92,7 +92,7 @@ class LogFile:
                 # A log that is being compressed is there twice for a while.
                 return [path, *(newer for newer in paths[index + 1 :] if not _holds(newer, place))]
         if place.offset:
-            _log.warning("%s was replaced; the fate of its old content is unknown", self.path)
+            _log.warning("%s was replaced; lines of the old file may be lost", self.path)
         self.place = None
         return []
 

@@ -196,10 +196,10 @@ def test_defaults_score_the_last_third_of_45_days():
     assert result.predictions["decision_time"].min() <= START + timedelta(days=30)
     assert result.predictions["decision_time"].max() == matrix.rows["decision_time"].max()
     assert [line for line in result.skipped if line.startswith("span")] == [
-        "span: 14 d is longer than the history at every refit",
-        "span: 28 d is longer than the history at every refit",
-        "span: 56 d is longer than the history at every refit",
-        "span: 90 d is longer than the history at every refit",
+        "window: 14 d is longer than the history at every refit",
+        "window: 28 d is longer than the history at every refit",
+        "window: 56 d is longer than the history at every refit",
+        "window: 90 d is longer than the history at every refit",
     ]
 
 
@@ -252,11 +252,9 @@ def test_an_empty_matrix():
 
 def test_one_class_in_every_span_is_an_error_that_says_where(matrix):
     quiet = FakeMatrix(units=6, days=30, incidents=0)
-    with pytest.raises(
-        InputError, match=r"one class only in .*every refit \(3 from .*, span 10 d: .*Give a longer window"
-    ):
+    with pytest.raises(InputError, match=r"lacks failures.* \(3 refits from .*, window 10 d: .*Give a longer window"):
         backtest(quiet, TrainingSection(window="10d"))
-    only = r"one class only in the training window: refit at 2026-01-31 .*no positive rows"
+    only = r"lacks failures.*: refit at 2026-01-31 .*no positive rows"
     with pytest.raises(InputError, match=only):
         fit_final(quiet, training=TrainingSection(window="10d"), models=QUICK, backtest=AUTO, seed=1)
 
@@ -416,7 +414,7 @@ def test_memory_leaves_negatives_out_and_says_so(matrix, result, monkeypatch):
     assert ((limited.folds["n_positive"] + limited.folds["n_negative"]) <= most).all()
     whole = result.folds[result.folds["refit_at"].isin(limited.folds["refit_at"])]
     assert set(limited.folds["n_positive"]) <= set(whole["n_positive"])
-    assert any(re.match(r"negatives .* training.memory left room for", line) for line in limited.skipped)
+    assert any(re.match(r"negatives .* training.memory limited them to", line) for line in limited.skipped)
 
 
 def test_the_final_models_score_as_the_backtest_would(matrix):

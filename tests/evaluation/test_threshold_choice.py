@@ -102,7 +102,7 @@ def test_too_few_nodes_name_how_many_are_needed():
     data = ScoredDecisions(data.risk, np.ones(len(data.hit), bool), data.node, data.time, data.node, data.node)
     why = for_precision(data, 0.85, 0.9).why
     assert why == (
-        "a promise of 85% begins with 45 nodes, the riskiest tenth of earlier decisions has 1: 44 more are needed; "
+        "a promise of 85% needs 45 nodes, and the riskiest tenth of earlier decisions has 1 (44 missing); "
         "no precision can be promised"
     )
 

@@ -172,7 +172,7 @@ def test_the_report_says_where_a_prior_was_left_out_and_where_it_was_alone():
     skipped = skipped_of([Fold(None, fold) for fold in facts], SimpleNamespace(never_fit=()))
     assert skipped == (
         "fold (fold 0): no incident; scored by prior only",
-        "prior (fold 1): not used, own data alone predicts the newest labels as well",
+        "prior (fold 1): not used, because the data of the fleet alone predict the newest labels as well",
     )
 
 

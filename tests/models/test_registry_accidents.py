@@ -138,7 +138,7 @@ def test_a_bundle_whose_files_were_deleted_is_registered_again(
     version = version_at(store, NAME, number)
     assert version.digest == bundles[0].digest
     assert (fetch_bundle(store, NAME, version, tmp_path) / "manifest.json").is_file()
-    with pytest.raises(InputError, match="its bundle's digest is"):
+    with pytest.raises(InputError, match="the digest of the bundle is"):
         fetch_bundle(store, NAME, replace(version, digest=bundles[1].digest), tmp_path)
 
 

@@ -106,7 +106,7 @@ def test_the_champions_recipe_with_newer_data_goes_live_though_nothing_is_decide
     shutil.copy(registered(until), tmp_path)
     done = retrain(matrix, undecided, registry=store, model="predrain")
     assert (done.action, done.champion) == ("promoted", 2)
-    assert done.reason.startswith("the champion's own recipe with newer data")
+    assert done.reason.startswith("the recipe of the champion")
     assert (done.verdict is None) == (until == NEWER)
 
 
@@ -398,7 +398,7 @@ def test_a_model_lives_from_its_first_promotion_to_a_rollback(world) -> None:
     back = roll_back(registry=store, model="predrain", reason="precision fell")
     assert (back.action, back.version, back.champion) == ("rolled back", 2, 1)
     assert champion_history(store, "predrain").history == (1,)
-    with pytest.raises(InputError, match="version 1 is the first champion: there is no previous champion"):
+    with pytest.raises(InputError, match="version 1 has no previous champion"):
         roll_back(registry=store, model="predrain")
     with opened_store(store) as mlflow:
         client = mlflow.MlflowClient()

@@ -40,7 +40,7 @@ def test_a_share_over_the_limit_opens_it_and_says_why():
     assert run(fleet(100, 20))[0].causes == {}
     state, reasons = run(fleet(100, 21))
     cause = "21 of 100 nodes of the fleet are at risk at the same time, at most 20% allowed"
-    assert f"opened: {cause}" in reasons
+    assert f"breaker opened: {cause}" in reasons
     assert cause in state.frozen("c/g")
 
 
@@ -58,7 +58,7 @@ def test_a_jump_under_the_absolute_limit_opens_it():
     assert after.frozen("c/g") == (), "four times the usual one percent is twelve"
     after, reasons = run(fleet(300, 13), state, now, now)
     assert after.frozen("c/g")
-    assert "opened: 13 of 300 nodes of the fleet are at risk at the same time, usually 1.0%" in reasons
+    assert "breaker opened: 13 of 300 nodes of the fleet are at risk at the same time, usually 1.0%" in reasons
 
 
 def test_what_opened_it_does_not_become_what_is_usual():
@@ -119,9 +119,9 @@ def test_unreadable_nodes_and_a_listing_that_shrank_open_it():
     assert run(nodes)[0].frozen("c/g") == ("the state of 4 of 10 nodes cannot be read",)
     state, _ = run(fleet(100))
     state, _ = run(fleet(10), state)
-    assert state.frozen("c/g") == ("10 nodes with known GPUs are listed, 100 before",)
+    assert state.frozen("c/g") == ("the number of listed nodes with known GPUs fell from 100 to 10",)
     empty, _ = run([], run(fleet(100))[0])
-    assert empty.frozen("c/g") == ("0 nodes with known GPUs are listed, 100 before",)
+    assert empty.frozen("c/g") == ("the number of listed nodes with known GPUs fell from 100 to 0",)
 
 
 def test_new_software_on_part_of_a_group_freezes_the_group():
@@ -147,7 +147,7 @@ def test_it_closes_after_a_quiet_time_and_not_before():
     assert state.frozen("c/g")
     state, reasons = run(fleet(50), state, T0 + HOUR)
     assert state.frozen("c/g") == ()
-    assert reasons == ("closed, cause gone: channel a of the model no longer arrives",)
+    assert reasons == ("breaker closed, cause gone: channel a of the model no longer arrives",)
 
 
 def test_a_hand_closes_it_for_what_is_there_and_a_new_cause_or_the_same_anew_opens_it_again():
@@ -155,7 +155,7 @@ def test_a_hand_closes_it_for_what_is_there_and_a_new_cause_or_the_same_anew_ope
     later = T0 + timedelta(minutes=1)
     reset = {"reset_breaker_at": later}
     state, reasons = run(fleet(50), state, later, missing_channels=("a",), **reset)
-    assert reasons == ("closed by manual reset: channel a of the model no longer arrives",)
+    assert reasons == ("breaker closed by manual reset: channel a of the model no longer arrives",)
     assert state.frozen("c/g") == ()
     state, _ = run(fleet(50), state, later + HOUR, missing_channels=("a",), **reset)
     assert state.frozen("c/g") == ()

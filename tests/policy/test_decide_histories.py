@@ -28,7 +28,7 @@ BLOCK = 1000
 REACHED = (
     "nodes are out of service", "nodes taken out in", "the breaker is open", "expired at", "was repaired",
     "took it out of service", "owns it", "it opted out", "no other state", "drain postponed",
-    "not re-applied during this episode", "the kill switch is set", "XID 79", "held high", "releases included",
+    "not re-applied during this episode", "the kill switch is set", "XID 79", "stays high", "releases included",
     "edited", "idle at a risk of", "exceeds the cost of a checkpoint",
 )  # fmt: skip
 """Words of what every block must come to, so that it does not pass for want of anything to refuse."""

@@ -148,10 +148,10 @@ def test_promotion_waits_for_its_time_and_for_enough_conclusive_alerts_and_says_
     fresh = StageState("soft", T0)
     early = T0 + 5 * DAY
     state, reasons = advance_stage("c/g", fresh, outcomes(30, 0), CONFIG, early)
-    assert (state, reasons) == (fresh, ("group c/g has earned hard, but came into soft only at 2026-03-01",))
+    assert (state, reasons) == (fresh, ("group c/g qualifies for hard, but has been in soft only since 2026-03-01",))
     mixed = outcomes(30, 0) + [replace(outcome, verdict="inconclusive") for outcome in outcomes(40, 0, at=T0 + 3 * DAY)]
     _, reasons = advance_stage("c/g", fresh, mixed, CONFIG, NOW)
-    assert reasons == ("group c/g has earned hard, but 57% of its alerts are inconclusive, above 50%",)
+    assert reasons == ("group c/g qualifies for hard, but 57% of its alerts are inconclusive, above 50%",)
 
 
 def test_a_person_may_pin_a_stage_and_cap_promotions():

@@ -120,7 +120,7 @@ def test_a_drain_that_can_never_pay_is_left_and_one_that_is_ordered_is_done():
     worth = worth_of(8, [job(512, 20 * DAY)], 0.99, DAY, free, T0)
     assert worth.break_even is None
     assert worth.choice == "leave"
-    assert "(never worth it)" in worth.message
+    assert "(no break-even)" in worth.message
     always = CostBenefitConfig(planned_repair=HOUR, unplanned_repair=HOUR, checkpoint_every=30 * DAY, always=True)
     assert worth_of(8, [job(512, 20 * DAY)], 0.01, DAY, always, T0).choice == "drain"
 

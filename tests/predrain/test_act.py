@@ -190,10 +190,9 @@ def test_all_missing_options_are_named_in_one_error_with_the_default_file(place)
     (place / "act.yaml").unlink()
     bare = invoke("act", code=2).output.replace("│", " ")
     text = " ".join(bare.split())
-    assert "a scheduler: --cluster FILE, or --scheduler kubernetes or slurm" in text
-    assert "--scores FOLDER, which predrain score writes" in text
-    assert "--settings FILE; there is no act.yaml in this folder either" in text
-    assert "policy.thresholds" in text
+    assert "--cluster FILE (or --scheduler kubernetes or slurm)" in text
+    assert "--scores FOLDER" in text
+    assert "--settings FILE with policy.thresholds and policy.stages (default: act.yaml in this folder" in text
     only = " ".join(invoke(*ACT, "--scores", "scores", code=2).output.replace("│", " ").split())
     assert "--settings FILE" in only
     assert "--scores FOLDER" not in only

@@ -51,7 +51,7 @@ def test_it_scores_once_and_says_so_the_second_time(world: World, tmp_path: Path
     assert result["tiers"]["unknown"] == 5
     unknown, expired, thresholds = result["notes"].rsplit("; ", 2)
     assert unknown.startswith("5 of 12 GPUs are unknown (1: the newest sample is ")
-    assert expired.startswith("these scores have already expired")
+    assert expired.startswith("these scores have expired")
     assert thresholds == "no tier has a threshold: every unit is clear (none: no backtest was given)"
     assert result["lag_seconds"] > 0  # the data end in the past
     again = invoke(*given(world, tmp_path))

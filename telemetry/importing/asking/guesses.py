@@ -247,7 +247,7 @@ def _kind(values: npt.NDArray[np.float64]) -> str:
     steps, distinct = np.diff(values), np.unique(values)
     whole = bool((values == np.floor(values)).all())
     if (steps > 0).sum() >= 3 and (steps < 0).sum() <= len(values) // 50:
-        return "which hardly ever fall: a counter?"
+        return "which rarely decrease: a counter?"
     if not whole or len(distinct) > _FEW or len(values) < 3 * len(distinct):
         return "a gauge?"
     bits = distinct[distinct > 0].astype(np.int64) if distinct[0] >= 0 and distinct[-1] < 2**53 else np.empty(0, int)

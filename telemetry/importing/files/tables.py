@@ -145,8 +145,8 @@ def column_names(
         if long is not None:
             for name in (long.metric, long.value):
                 if name not in (names := column_names(path, table)):
-                    problem = f"the mapping names a column {name!r} that is not there"
-                    raise InputError(problem, f"{path}, mapping, long", f"It has {names}.")
+                    problem = f"the mapping names a missing column {name!r}"
+                    raise InputError(problem, f"{path}, mapping, long", f"The columns are {names}.")
             return long_columns(_rows_of(path, kind, table, Quarantine())[1], long, wanted)
         if kind == "parquet":
             return list(pq.read_schema(path).names)
@@ -172,7 +172,7 @@ def table_kind(path: Path, table: str) -> str:
                     f"Run `predrain collect openmetrics {path.name} --dataset DIR`, then `predrain collect compact`.",
                 )
     if kind == "other":
-        problem = f"files of the kind {path.suffix or path.name!r} are not read as {table}"
+        problem = f"{path.suffix or path.name!r} files cannot be read as {table}"
         raise InputError(problem, str(path), "Give Parquet, CSV, TSV or JSON.")
     return kind
 

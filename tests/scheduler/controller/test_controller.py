@@ -124,11 +124,11 @@ CHANGES = {
     "gone": (lambda c: c.scheduler.nodes.pop("n1"), "the node was removed"),
     "jobs_unknown": (
         lambda c: setattr(c.scheduler, "_reading", partial(blind, c.scheduler._reading)),
-        "what runs on it",
+        "its workloads",
     ),
     "marked": (
         lambda c: c.write("n1", lambda n: after(AVOID, n, c.scheduler.keys, T0)),
-        "none was expected: another client",
+        "another client changed its markers",
     ),
 }
 AVOID = Action("avoid", "n1", "elevated", Level.AVOID, 0.4, T0 + HOUR, ("its errors rise",))

@@ -35,7 +35,7 @@ def test_the_newest_scores_are_read_by_node_with_model_and_age(tmp_path):
 def test_scores_that_anyone_may_write_drain_nobody(tmp_path, inner):
     write(tmp_path, record("g0", "n0", 0.9))
     (tmp_path / inner).chmod((tmp_path / inner).stat().st_mode | 0o002)
-    with pytest.raises(SourceError, match="other users can write it, and drains depend on it"):
+    with pytest.raises(SourceError, match="other users can write to this path"):
         reading(tmp_path).read()
 
 

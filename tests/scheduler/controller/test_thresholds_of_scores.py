@@ -96,10 +96,12 @@ def test_the_ledger_replays_a_decision_with_the_thresholds_that_held_then(tmp_pa
 def test_scores_that_look_further_ahead_than_the_policy_report_that_alerts_are_judged_too_early():
     cluster = on_scores(ChosenThresholds(PROMISED))
     cluster.risks.risks = replace(cluster.risks.risks, horizon=72 * HOUR)
-    message = "the scores look 72 h ahead and policy.horizon is 24 h: alerts are evaluated before their horizon ends"
+    message = (
+        "the horizon of the scores is 72 h and policy.horizon is 24 h: alerts are evaluated before their horizon ends"
+    )
     assert message in cluster.round().notes
     cluster.risks.risks = replace(cluster.risks.risks, horizon=6 * HOUR)
-    message = "the scores look 6 h ahead and policy.horizon is 24 h: alerts are evaluated over a longer horizon"
+    message = "the horizon of the scores is 6 h and policy.horizon is 24 h: alerts are evaluated over a longer horizon"
     assert message in cluster.round().notes
 
 

@@ -57,7 +57,7 @@ def test_a_hard_mark_cordons_and_its_release_takes_the_cordon_off(world: World, 
     assert '"earlier": "schedulable"' in hand.raw()["metadata"]["annotations"][KEY]
     world.edit(NODE, lambda node: node["spec"]["taints"].append(OF_THE_LIFECYCLE))
     view = seen(hand)
-    assert (view.cordoned_by, view.undone, view.lost) == (None, False, "drained by us"), "it is no foreign hand"
+    assert (view.cordoned_by, view.undone, view.lost) == (None, False, "drained by predrain"), "it is no foreign hand"
     hand.do("drain")
     hand.do("release", to=Level.SWAP)
     assert hand.raw()["spec"]["unschedulable"] is True

@@ -364,7 +364,7 @@ def test_a_channel_that_the_dataset_lost_is_unknown_and_named(world: World, tmp_
     dataset.meta = replace(dataset.meta, channels=lost)
     result = score_decision(dataset, world.model, ScoresFolder(tmp_path), ServingSection(), clock=lambda: END)
     assert result.summary["missing_channels"] == ["xid_last"]
-    assert "no longer arrive: 1 (xid_last)" in summarize(result)["notes"]
+    assert "channels of the model without data: 1 (xid_last)" in summarize(result)["notes"]
     assert result.summary["status"]["ok"] == 7
 
 

@@ -109,7 +109,7 @@ def test_a_row_holds_the_window_of_the_matrix(tmp_path: Path, hour: int) -> None
     np.testing.assert_array_equal(served.values, windowed.values(mine))
     assert np.isfinite(served.values[:, len(config.columns) :]).any()
     other = config.features.model_copy(update={"sequence": SECTION.model_copy(update={"window": 3 * HOUR})})
-    with pytest.raises(InputError, match="this version of predrain computes other raw windows"):
+    with pytest.raises(InputError, match="computes raw windows differently"):
         window_plan(bundle, replace(config, features=other))
 
 

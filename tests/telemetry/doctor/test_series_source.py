@@ -37,7 +37,7 @@ def test_a_whole_page_shows_every_channel_that_dcgm_has() -> None:
     assert {name for name, channel in CATALOGUE.items() if channel.dcgm_names} <= set(seen.channels)
     assert {channel.gpus for channel in seen.channels.values()} == {2}
     assert (seen.units, seen.nodes, dict(seen.models)) == (2, 1, {H100: 2})
-    assert seen.facts["time stamps on lines"] == "none"
+    assert seen.facts["timestamps on lines"] == "none"
 
 
 def test_nan_and_unknown_metrics() -> None:
@@ -64,7 +64,7 @@ def test_nan_and_unknown_metrics() -> None:
         ),
         (page(), {"date": NOW - timedelta(seconds=90)}, "the exporter's clock differs from this host's by -90 s", True),
         (page(), {"elapsed_s": 7.0}, "the response took 7.0 s", True),
-        (page(stamp=OLD), {}, "the newest time stamp on a line is 1,200 s old", True),
+        (page(stamp=OLD), {}, "the newest timestamp in the page is 1,200 s old", True),
         (page({"mem_temp_c": SENTINEL}), {}, "values that mean not supported are passed on (mem_temp_c); they", False),
         (page(ONE), {}, "only the last XID is reported, not each one", False),
     ],

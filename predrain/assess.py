@@ -84,7 +84,7 @@ def assess(
     probe: Annotated[str, typer.Option(help="Duration of the diagnostic of an idle node.")] = "15m",
     spare_nodes: Annotated[
         int | None,
-        typer.Option(min=0, help="Maximum number of nodes out of service at once.  Default: a tenth of the nodes."),
+        typer.Option(min=0, help="Maximum number of nodes out of service at once. Default: a tenth of the nodes."),
     ] = None,
     *,
     access: ConnectionOptions,

@@ -185,9 +185,7 @@ DEFAULT_STORE = "sqlite:///mlflow.db"
 
 RegistryOption = Annotated[
     str | None,
-    typer.Option(
-        "--registry", help=f"MLflow URI of the registry.  Default: MLFLOW_TRACKING_URI, else {DEFAULT_STORE}."
-    ),
+    typer.Option("--registry", help=f"MLflow URI of the registry. Default: MLFLOW_TRACKING_URI, else {DEFAULT_STORE}."),
 ]
 
 RecordOption = Annotated[

@@ -55,7 +55,7 @@ def score(
 ) -> None:
     """Write risk, tier and reasons of each GPU for the newest decision time due, once per decision time.
 
-    GPUs without enough fresh telemetry are `unknown`.  Exits with 1 if the (last) round failed; OUT/status.json and
+    GPUs without enough fresh telemetry are `unknown`. Exits with 1 if the (last) round failed; OUT/status.json and
     OUT/predrain_score.prom say so too.
 
     Example: predrain score --dataset fleet --model champion --out scores --interval 5m

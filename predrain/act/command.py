@@ -78,8 +78,7 @@ def act(
     """Set taints and drains from the newest scores, within budgets and stages, and remove them at expiry.
 
     Exit code 0: every action was confirmed or no longer needed, or another replica is active. Exit code 1: an action
-    failed.  A checkpoint that could not be requested is reported, and is not a failure:
-    what runs there is moved at its deadline.
+    failed. A checkpoint request that fails is only reported: the job is moved at its deadline.
 
     Example: predrain act --cluster cluster.json --scores scores --settings act.yaml --dry-run
     """

@@ -170,7 +170,7 @@ def receive(
 ) -> None:
     """Receive Prometheus remote write 1.0 (/api/v1/write) and pushed rows (/v1/telemetry) until SIGTERM.
 
-    Both require a token, even on loopback.
+    Both paths require a token, even on loopback.
 
     A request is acknowledged after an fsync, which takes up to a second. Configure Prometheus to send large
     requests (`queue_config: {max_samples_per_send: 10000}`) of these series only (`write_relabel_configs`).

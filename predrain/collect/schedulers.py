@@ -74,7 +74,7 @@ def slurm(
 def collect_kubernetes(
     dataset: DatasetOption,
     kubeconfig: Annotated[
-        Path | None, typer.Option(help="Kubeconfig file.  Default: the pod's service account, else kubectl's.")
+        Path | None, typer.Option(help="Kubeconfig file. Default: the pod's service account, else kubectl's.")
     ] = None,
     context: Annotated[str | None, typer.Option(help="Context of the kubeconfig.")] = None,
     cluster: Annotated[str | None, typer.Option(help="Cluster name in the inventory.")] = None,

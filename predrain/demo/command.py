@@ -27,8 +27,8 @@ def demo(
 ) -> None:
     """Run a simulated cluster with scores, taints, checkpoints, drains, diagnostics and failures.
 
-    Scoring, controller, service and pages are those of production.  The cluster is in memory, and its clock is
-    accelerated.  No files are left.
+    Scoring, controller, service and pages are those of production. The cluster is in memory, and its clock is
+    accelerated. No files are left.
 
     Example: predrain demo --speed 30m
     """

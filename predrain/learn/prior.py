@@ -54,8 +54,8 @@ def build(
     """Fit one model on simulated fleets with random parameters.
 
     With --matrix, the fleets are your other clusters. Columns are matched by name. Static columns are omitted, because
-    they identify the cluster. Name the folder in `training.prior`, and `predrain backtest` and
-    `predrain train` pool it with their own models. To evaluate a prior on a simulated fleet, omit similar fleets
+    they identify the cluster. With the folder in `training.prior`, `predrain backtest` and
+    `predrain train` pool the prior with their own models. To evaluate a prior on a simulated fleet, omit similar fleets
     with --without-silent.
 
     Example: predrain prior build --out prior --fleets 48

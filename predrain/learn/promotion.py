@@ -152,11 +152,11 @@ def retrain(
 ) -> None:
     """Extend the features, refit to the end of the data, and promote the fit through a gate.
 
-    With the parameters of the champion, the new fit goes live unless it is significantly worse.  Other parameters must
-    pass the gate of `predrain promote` with a fit that excludes the newest two weeks.  The first fit goes live.
+    With the parameters of the champion, the new fit goes live unless it is significantly worse. Other parameters must
+    pass the gate of `predrain promote` with a fit that excludes the newest two weeks. The first fit goes live.
 
-    DATASET-retrain.prom reports the outcome for node-exporter's textfile collector.  Exit code 0: the newest fit is
-    champion.  Exit code 1: the gate rejected it, or the (last) round failed.
+    DATASET-retrain.prom reports the outcome for node-exporter's textfile collector. Exit code 0: the newest fit is
+    champion. Exit code 1: the gate rejected it, or the (last) round failed.
 
     Example: predrain retrain --dataset fleet --registry sqlite:///mlflow.db --interval 7d
     """

@@ -117,9 +117,7 @@ def features(
 @grouped
 def backtest(
     out: Annotated[Path, typer.Option(help="Output directory for metrics.json, predictions and report.")],
-    dataset: Annotated[
-        str | None, typer.Option(help=f"{DATASET_HELP}  Its features are written to OUT/matrix.")
-    ] = None,
+    dataset: Annotated[str | None, typer.Option(help=f"{DATASET_HELP} Its features are written to OUT/matrix.")] = None,
     matrix: Annotated[Path | None, typer.Option(help="Feature matrix, instead of a dataset.")] = None,
     truth: Annotated[
         Path | None,

@@ -109,10 +109,10 @@ def data(data: dict[str, Any]) -> tuple[list[str], list[str]]:
     """Say what the data holds, and what is missing in them."""
     failures = ", ".join(f"{size} {name}" for name, size in data["failures"].items()) or "none"
     lines = [
-        f"{count(data['units'])} {data['unit']}s on {count(data['nodes'])} nodes, {data['days']:g} days, "
+        f"{count(data['units'])} {_unit(data)}s on {count(data['nodes'])} nodes, {data['days']:g} days, "
         f"{count(data['samples'])} samples, {count(data['jobs'])} jobs",
         f"node failures: {data['node_failures']} ({failures})"
-        + f"; {data['unit']} failures: {data['unit_failures']}" * (data["unit_failures"] > data["node_failures"]),
+        + f"; {_unit(data)} failures: {data['unit_failures']}" * (data["unit_failures"] > data["node_failures"]),
     ]
     if data["set_aside"]:
         reasons = ", ".join(f"{reason} {count(rows)}" for reason, rows in data["set_aside"].items())
@@ -131,6 +131,10 @@ def data(data: dict[str, Any]) -> tuple[list[str], list[str]]:
     return lines, [todo["what"] + f"; without it: {todo['shows']}" * bool(todo["shows"]) for todo in data["to_do"]]
 
 
+def _unit(data: dict[str, Any]) -> str:
+    return "GPU" if data["unit"] == "gpu" else "node"
+
+
 def answer(content: dict[str, Any]) -> str:
     """Say whether failures are predictable."""
     predictable = content["predictable"]
@@ -145,8 +149,7 @@ def figures(verdict: dict[str, Any]) -> list[str]:
             f"precision if each alert drains its node: {_bounded(verdict['precision'])}; random nodes: "
             f"{_percent(verdict['chance'])}",
             f"recall: {_bounded(verdict['recall'])} of the {verdict['failures']} replayed node failures",
-            "difference in recall to counting past failures, at equal alerts: "
-            f"{_bounded(verdict['more_than_counting'])}",
+            f"recall minus that of counting past failures, at equal alerts: {_bounded(verdict['more_than_counting'])}",
         ]
     if verdict["lead_hours"][1] is not None:
         early, half, late = (f"{value:.0f} h" for value in verdict["lead_hours"])

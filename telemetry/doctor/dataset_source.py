@@ -109,7 +109,7 @@ def _account(dataset: Dataset, place: Place) -> Accounting:
     accounting, meta = Accounting(), dataset.meta
     for table in ("samples", "events", "inventory", "jobs"):
         accounting.take(table, int(meta.counts.get(table, 0)), {})
-    accounting.take("rows and values set aside", sum(meta.quarantine.values()), meta.quarantine)
+    accounting.take("quarantined", sum(meta.quarantine.values()), meta.quarantine)
     waiting = [] if not isinstance(place, Path) else StagingFolder(staging_of(place), writer="doctor").waiting()
     accounting.read("staged files", len(waiting))
     accounting.waiting("staged files", "`predrain collect compact`", len(waiting), waiting[0].name if waiting else None)
@@ -126,7 +126,7 @@ def _facts(dataset: Dataset, events: pd.DataFrame, buckets: list[int]) -> dict[s
     return {
         "span": " to ".join(instant.isoformat() for instant in meta.span),
         "step": format_duration(meta.step),
-        "looked at": looked,
+        "checked": looked,
         "XIDs": f"{len(xids):,}" + (f" from {', '.join(sources)}" if sources else ""),
         "quarantined rows": f"{sum(meta.quarantine.values()):,}",
     }
@@ -163,7 +163,7 @@ def silent_sources(events: pd.DataFrame, until: datetime) -> list[TelemetryFindi
     for source, times in events.groupby("source")["timestamp"]:
         longest, silence = times.sort_values().diff().max(), until - times.max()
         if len(times) >= _TALKS and silence > max(_SILENCE * longest, LOOKED_AT):
-            what = f"{source} reported no events for {silence.days} days, longer than ever before"
+            what = f"no events from the source {source} for {silence.days} days, longer than ever before"
             do = "Check that it still runs: without its events the next fit learns from missing failures."
             findings.append(TelemetryFinding(what, do, problem=False))
     return findings
@@ -182,7 +182,7 @@ def _findings(dataset: Dataset, events: pd.DataFrame, silent: pd.DataFrame, now:
     return found + findings_of(
         (
             first and meta.channels,
-            f"{len(silent):,} {what}s of the inventory reported no samples in the newest {format_duration(LOOKED_AT)}, "
+            f"in the newest {format_duration(LOOKED_AT)}, no samples from {len(silent):,} {what}s of the inventory, "
             f"such as {first}",
             "Check whether they failed or were removed. Record removals: `removed_at` in an --inventory, or a ticket.",
         ),

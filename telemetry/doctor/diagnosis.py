@@ -101,13 +101,13 @@ def absent_on_all(models: Iterable[str], channel: str) -> str | None:
     return "; ".join(f"{model} {reason}" for model, reason in reasons.items()) or None
 
 
-Status = Literal["ok", "partly", "empty", "missing", "unsure", "not on this board", "not from here"]
-"""State of a channel: ``partly`` lacks GPUs or values, ``empty`` exists without a value, ``unsure`` is undecided."""
+Status = Literal["ok", "partial", "empty", "missing", "unsure", "not on this board", "not from here"]
+"""State of a channel: ``partial`` lacks GPUs or values, ``empty`` exists without a value, ``unsure`` is undecided."""
 
 BAD: Final[Mapping[Status, str]] = {
     "missing": "missing",
     "empty": "without a value",
-    "partly": "incomplete",
+    "partial": "incomplete",
 }
 """The statuses that something can be done about, as texts show them."""
 
@@ -199,7 +199,7 @@ def _state(channel: Channel, group: Group, observation: Observation, importance:
     share = None if importance is None else importance.of([channel.name])
     if seen is not None and seen.gpus:
         remark = _gap(seen, observation)
-        return ChannelState(channel, group, "partly" if remark else "ok", seen, used, share, remark)
+        return ChannelState(channel, group, "partial" if remark else "ok", seen, used, share, remark)
     status: Status = "missing" if seen is None else "empty"
     remark = "" if seen is None else "no value"
     if seen is not None and seen.sentinels:
@@ -262,7 +262,7 @@ def _steps(group: Group, bad: Sequence[ChannelState], kind: SourceKind) -> Itera
         yield "Scrape the exporters with `predrain collect exporters`, which measures it."
         return
     missing = [state.channel for state in bad if state.status in ("missing", "unsure")]
-    incomplete = [state.channel.name for state in bad if state.status in ("empty", "partly")]
+    incomplete = [state.channel.name for state in bad if state.status in ("empty", "partial")]
     if group.name == "XIDs" and missing:
         yield "Follow the kernel log: `predrain collect kernel-log --source journal --dataset DATASET` on each node."
     lines = [(channel, counter_line(channel)) for channel in missing]
@@ -300,7 +300,7 @@ def as_text(diagnosis: Diagnosis) -> str:
     boards = ", ".join(f"{count:,} {model}" for model, count in look.models.items())
     lines = [
         f"{look.kind} {look.where}",
-        f"  seen: {_count(look.units, 'GPU')} on {_count(look.nodes, 'node')}{f' ({boards})' if boards else ''}",
+        f"  found: {_count(look.units, 'GPU')} on {_count(look.nodes, 'node')}{f' ({boards})' if boards else ''}",
     ]
     lines += [f"  {name}: {value}" for name, value in look.facts.items()]
     lines += _channels(diagnosis)
@@ -349,7 +349,7 @@ def _aligned(cells: tuple[str, ...], widths: list[int]) -> str:
 def _to_do(diagnosis: Diagnosis) -> list[str]:
     if not diagnosis.todos:
         return []
-    lines = ["", "What to do, most important first"]
+    lines = ["", "Recommendations, most important first"]
     for number, todo in enumerate(diagnosis.todos, start=1):
         importance = "" if todo.importance is None else f" [{todo.importance:.1%}]"
         if todo.channels and todo.importance is None and diagnosis.importance is not None and not todo.used:
@@ -362,10 +362,10 @@ def _to_do(diagnosis: Diagnosis) -> list[str]:
 def _verdict(diagnosis: Diagnosis) -> str:
     if diagnosis.healthy:
         return "OK: the source has all channels that the model uses."
-    by = "used by the model" if diagnosis.importance is not None else "known precursors of failures"
+    by = "that the model uses" if diagnosis.importance is not None else "with known precursors of failures"
     parts = []
     if diagnosis.lacking:
-        parts.append(f"missing channels, {by}: {', '.join(diagnosis.lacking)}")
+        parts.append(f"missing channels {by}: {', '.join(diagnosis.lacking)}")
     problems = sum(finding.problem for finding in diagnosis.observation.findings)
     if problems:
         parts.append(f"{_count(problems, 'other problem')} found")

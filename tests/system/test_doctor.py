@@ -60,7 +60,7 @@ def test_it_reports_what_is_there_for_how_many_and_how_well(url: str) -> None:
     findings = [finding.what for finding in seen.findings]
     assert "sm_clock_mhz stopped within the last day" in findings
     states = {state.channel.name: state.status for state in diagnose(seen, None, "", CATALOGUE).states}
-    assert states["pcie_replay_total"] == "partly"
+    assert states["pcie_replay_total"] == "partial"
     assert states["mem_temp_c"] == "empty"
     assert states["xid_last"] == "unsure"
     assert states["gpu_temp_c"] == "ok"

@@ -68,13 +68,13 @@ def test_a_source_of_events_that_fell_silent_is_named(days: list[int], said: boo
     talks = pd.DataFrame({"source": "tickets", "timestamp": [DAY + pd.Timedelta(days=day) for day in days]})
     other = pd.DataFrame({"source": "kernel log", "timestamp": [DAY + pd.Timedelta(days=day) for day in range(90)]})
     found = silent_sources(pd.concat([talks, other]), (DAY + pd.Timedelta(days=89)).to_pydatetime())
-    assert [finding.what.split(" for ")[0] for finding in found] == ["tickets reported no events"] * said
+    assert [finding.what.split(" for ")[0] for finding in found] == ["no events from the source tickets"] * said
 
 
 def test_a_silent_gpu_is_reported_and_is_no_missing_channel(tmp_path: Path) -> None:
     seen = observe_dataset(fleet(tmp_path, silent=gpu(3)), channels=CATALOGUE, now=NOW)
     assert (seen.units, seen.models) == (3, {"H100": 3})
-    first = f"1 GPUs of the inventory reported no samples in the newest 7d, such as {gpu(3)} on node-1"
+    first = f"in the newest 7d, no samples from 1 GPUs of the inventory, such as {gpu(3)} on node-1"
     assert seen.findings[0].what == first
 
 

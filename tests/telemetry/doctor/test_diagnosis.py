@@ -84,7 +84,7 @@ def test_boards_that_cannot_report_a_channel_are_no_lack_in_a_mixed_fleet() -> N
     diagnosis = diagnose(look, IMPORTANCE, "said", CATALOGUE)
     states = {name: state_of(diagnosis, name) for name in seen}
     assert states["nvlink_replay_total"].status == "ok"
-    assert (states["gpu_temp_c"].status, states["gpu_temp_c"].remark) == ("partly", "6 of 8 GPUs")
+    assert (states["gpu_temp_c"].status, states["gpu_temp_c"].remark) == ("partial", "6 of 8 GPUs")
     assert states["ecc_sbe_volatile_total"].remark == "8 values mean 'not supported'"
     assert states["pcie_replay_total"].remark == "50% of the rows without a value"
     assert set(diagnosis.lacking) == {"gpu_temp_c", "ecc_sbe_volatile_total", "pcie_replay_total"}
@@ -154,7 +154,10 @@ def test_the_text_shows_channels_by_group_with_their_importance() -> None:
     assert lines[at + 1].split() == ["pcie_replay_total*", "missing", "20.0%"]
     assert lines[at + 2].split() == ["pcie_link_gen", "ok", "8", "-"]
     assert "said" in lines
-    assert lines[lines.index("What to do, most important first") + 1] == "  1. PCIe: pcie_replay_total missing [20.0%]"
+    assert (
+        lines[lines.index("Recommendations, most important first") + 1]
+        == "  1. PCIe: pcie_replay_total missing [20.0%]"
+    )
 
 
 FILE = Path(__file__).resolve().parents[3] / "deploy" / "dcgm-exporter" / "predrain-counters.csv"

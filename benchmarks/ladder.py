@@ -105,8 +105,8 @@ def page(fleets: dict[str, dict[str, Any]], command: str) -> str:
         "",
         f"Made by `{command}`: {', '.join(fleets)} (scenario and seed; 100 days at five times the usual failure rates "
         "if not un-accelerated; 600 GPUs, base-77 2,000 with `--largest-job 512`). Each is assessed as by `predrain "
-        "assess --params params/lightgbm.yaml`. No setting was chosen on these seeds, but for base-77, the example of "
-        "the README. Net GPU-hours against no action, with 95 % intervals by node.",
+        "assess --params params/lightgbm.yaml`. No setting was chosen on these seeds, except base-77, the example "
+        "in the README. Net GPU-hours compared with no action, with 95 % intervals by node.",
         "",
         "## The recommended ladder",
         "",
@@ -130,8 +130,8 @@ def page(fleets: dict[str, dict[str, Any]], command: str) -> str:
                 short.append(f"- {name}, jobs: {shape}: {less}{unsure}.")
     lines += [
         "",
-        "Where a single action nets more than the recommendation, which is chosen on other nodes than it is",
-        "evaluated on:",
+        "Single actions that net more than the recommendation, which is chosen on other nodes than it is evaluated",
+        "on:",
         "",
     ]
     lines += [*(short or ["- nowhere."]), "", "## Each action alone, with its own jobs", ""]

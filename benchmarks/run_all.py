@@ -52,8 +52,8 @@ def write_page(lines: dict[str, str]) -> None:
     head = [
         "# Benchmarks",
         "",
-        f"Made by `make bench` on {os.cpu_count()} cores ({platform.machine()}). Ratios are next to a peer in one run; "
-        "results are reported only if both agree. The ratios matter; absolute numbers depend on the machine.",
+        f"Made by `make bench` on {os.cpu_count()} cores ({platform.machine()}). Ratios compare with a peer in the "
+        "same run, and are reported only if both results agree. Absolute numbers depend on the machine.",
         "",
         "| name | value | unit | peer | ratio | aim | on |",
         "|---|---|---|---|---|---|---|",

@@ -116,7 +116,7 @@ def test_a_claim_is_judged_by_its_whole_interval(low, high, verdict):
 def test_the_page_fits_three_screens_and_says_simulated_first(measured):
     lines = make_page(measured, "make results", "revision", 40).splitlines()
     assert "simulated" in lines[2]
-    assert "nothing here may be quoted" in lines[2]
+    assert "do not quote" in lines[2]
     assert len(lines) < 120
     assert "nan" not in "\n".join(lines).lower()
     table = [line for line in lines if line.startswith("|")]

@@ -26,12 +26,12 @@ NO_SIGN, BY_CLASS = "`noprecursor`", ("`base`", "`announced`")
 """Fleets without precursors, and those whose failure classes are reported separately."""
 
 READ = (
-    "A row is a node at a decision time: its risk is that of its riskiest GPU. *Precision* is that of the K nodes of "
-    "highest risk at each decision, so all models are compared at as many alerts; *average precision* is of each "
-    "decision's ranking, averaged over fleets. *Incidents* are node incidents: failures of several GPUs of one node "
-    "within half an hour count once, and so does a cause that several nodes share. A *drain* is an episode: a node's "
-    "first alert and those within the drain horizon after it, right if an incident follows in that time. The best "
-    "member is chosen afterwards, which favours it; the paper's ensembles count by their whole order."
+    "A row is a node at a decision time, with the risk of its riskiest GPU. *Precision* is that of the K riskiest "
+    "nodes at each decision, so all models have the same number of alerts. *Average precision* is that of the ranking "
+    "at each decision, averaged over fleets. *Incidents* are node incidents: failures of several GPUs of a node within "
+    "half an hour count once, as do failures with a common cause. A *drain* is an episode: the first alert of a node "
+    "and later ones within the drain horizon. It is right if an incident follows in that time. The best member is "
+    "chosen on these results, which favors it. The paper's ensembles are compared by their complete ranking."
 )
 PROMISED = "Drains reach the promised precision"
 REAL = (
@@ -203,7 +203,7 @@ def make_page(fleets: Sequence[Measured], command: str, revision: str, replicate
 def _opening(fleets: Sequence[Measured], command: str, revision: str, replicates: int) -> list[str]:
     fleet = fleets[0].fleet
     seeds = (
-        f"Seeds are those of development (from {DEVELOPMENT} on): nothing here may be quoted."
+        f"Seeds are those of development (from {DEVELOPMENT} on): do not quote these figures."
         if fleet.seed >= DEVELOPMENT
         else "No parameter was chosen on these seeds."
     )
@@ -211,16 +211,16 @@ def _opening(fleets: Sequence[Measured], command: str, revision: str, replicates
         "# Results",
         "",
         f"**Every fleet here is simulated**, over {fleet.days} days, with failure rates multiplied by "
-        f"{fleet.acceleration:g}, to have enough incidents, except for *un-accelerated* ones; a real fleet's precision "
+        f"{fleet.acceleration:g} for enough incidents, except *un-accelerated* fleets. The precision on a real fleet "
         f"would be lower. {seeds} Made by `{command}` at revision {revision[:12]}; all figures are generated.",
         "",
-        "The profile pools a prior with its own models ([0029](../../docs/decisions/0029-priors.md)): one of simulated "
-        f"fleets with drawn parameters, without those in which {percent(LEFT_OUT[0])} to {percent(LEFT_OUT[1])} of "
-        "failures have no precursor, as in `base` and `drift`. It is of the same simulator, which favours it.",
+        "The profile pools its models with a prior ([0029](../../docs/decisions/0029-priors.md)): a model of simulated "
+        f"fleets with random parameters, without fleets in which {percent(LEFT_OUT[0])} to {percent(LEFT_OUT[1])} of "
+        "failures have no precursor, as in `base` and `drift`. The simulator is the same, which favors the profile.",
         "",
         READ,
-        f"Brackets are 95 % intervals from {replicates} resamples of nodes within fleets: a claim is *significant* if "
-        "the whole interval supports it, *refuted* if the whole interval contradicts it.",
+        f"Brackets are 95 % bootstrap intervals from {replicates} samples of the nodes of each fleet. A claim is "
+        "*significant* if the whole interval supports it, *refuted* if the whole interval contradicts it.",
         "",
     ]
 

@@ -103,9 +103,9 @@ def serve(
     log_to_stderr()
     be_responsive()
     address, number = parse_listen(listen)
-    refuse_open_port(address, has_tokens=tokens is not None, allows="ask")
+    refuse_open_port(address, has_tokens=tokens is not None, allows="read risks")
     extender_address, extender_number = parse_listen(extender_listen, "--extender-listen")
-    refuse_open_port(extender_address, has_tokens=False, allows="ask", option="--extender-listen")
+    refuse_open_port(extender_address, has_tokens=False, allows="read risks", option="--extender-listen")
     settings = ServiceSettings(extender_filter=extender_filter.value, extender_max_share=extender_max_share)
     if stale_after is not None:
         settings = replace(settings, stale_after_s=duration_option(stale_after, "--stale-after").total_seconds())

@@ -100,7 +100,7 @@ def read_meta(path: Path) -> MatrixMeta:
     Raises ``InputError`` if there is no matrix, or its matrix.json cannot be used.
     """
     file = path / META_NAME
-    again = "Run the features stage again: `predrain features` or `dvc repro features`."
+    again = "Check the path, or compute the matrix again: `predrain features` or `dvc repro features`."
     try:
         content = file.read_bytes()
         version = json.loads(content).get("schema_version")

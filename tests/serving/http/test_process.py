@@ -65,7 +65,7 @@ def test_the_command_answers_and_ends_orderly(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--listen", "0.0.0.0:0"], "any client that reaches 0.0.0.0 could ask (--listen without --tokens)."),
+        (["--listen", "0.0.0.0:0"], "any client that reaches 0.0.0.0 could read risks (--listen without --tokens)."),
         (
             ["--model", "bundle", "--state", "s"],
             "only the champion's bundle is kept (--state without --model champion).",

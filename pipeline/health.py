@@ -85,7 +85,7 @@ class Health:
             lines += [f"    {fact}" for fact in verdict.facts]
         if not findings.verdicts:
             lines.append("no drift detected")
-        lines += ["", f"{'group':<12}{'moved':>14}{'largest index':>16}{'distance':>11}  furthest feature"]
+        lines += ["", f"{'group':<12}{'drifted':>14}{'largest PSI':>16}{'largest KS':>11}  feature"]
         lines += [
             f"{group['group']:<12}{group['moved']:>7} of {group['features']:<4}{group['psi']:>15.2f}"
             f"{group['ks']:>11.2f}  {group['worst']}"

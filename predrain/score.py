@@ -146,7 +146,7 @@ def _run(scores: "ScoresFolder", work: "Callable[[], ScoringResult]", pause: tim
         except TooEarlyError as early:  # no champion yet: nothing has failed
             failed = False
             if noted != (str(early),):
-                _say(as_json, {"at": began.isoformat(), "waits": str(early)}, f"waits: {early}", sys.stdout)
+                _say(as_json, {"at": began.isoformat(), "waits": str(early)}, f"waiting: {early}", sys.stdout)
             noted = (str(early),)
             continue
         except Exception as error:  # whatever it is, the fleet is better served by another try than by none

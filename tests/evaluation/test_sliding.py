@@ -195,7 +195,7 @@ def test_defaults_score_the_last_third_of_45_days():
     result = backtest(matrix, TrainingSection(refit_every="30d"))
     assert result.predictions["decision_time"].min() <= START + timedelta(days=30)
     assert result.predictions["decision_time"].max() == matrix.rows["decision_time"].max()
-    assert [line for line in result.skipped if line.startswith("span")] == [
+    assert [line for line in result.skipped if line.startswith("window")] == [
         "window: 14 d is longer than the history at every refit",
         "window: 28 d is longer than the history at every refit",
         "window: 56 d is longer than the history at every refit",
@@ -208,7 +208,7 @@ def test_no_span_fits(matrix):
         InputError, match=r"60 d, 90 d .*needs 61\.01 d, .* span 39\.75 d \(parameter training\.candidate_windows\)"
     ):
         backtest(matrix, TrainingSection(candidate_windows=("60d", "90d")))
-    for span, reported in (("60d", "candidates 60 d"), ("expanding", "expanding, from 60 d on")):
+    for span, reported in (("60d", "candidates 60 d"), ("expanding", "expanding, at least 60 d")):
         with pytest.raises(InputError, match=rf"fits: the data span 40 d, gap .* take 1\.01 d; {reported} \("):
             fit_final(
                 matrix,

@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""Tell NVIDIA's resiliency extension, before each rendezvous, whether a GPU of this node is about to fail.
+"""Node health check for NVIDIA's resiliency extension: excludes a node of tier ``high`` from a rendezvous.
 
-``ft_launcher --ft-node-health-check-endpoint SOCKET`` asks over a Unix socket; a node that fails the check is left out,
-and a hot spare steps in. A node fails it only while it is ``high`` by a score that holds: where predrain has no answer
-the last one is valid until it expires, and without one the node passes. Needs grpcio.
+``ft_launcher --ft-node-health-check-endpoint SOCKET`` calls it over a Unix socket. A node that fails the check is
+replaced by a hot spare. It fails only with a valid score of tier ``high``. If the service does not respond, the last
+response is used until it expires; without one, the node passes. Requires grpcio.
 
     nvrx_node_health.py SOCKET
 
-PREDRAIN_URL (http://127.0.0.1:8080) is the service, PREDRAIN_TOKEN_FILE a file with a token of the scope `read`, NODE
-this node's name there (default: its host name).
+Environment: PREDRAIN_URL (default http://127.0.0.1:8080), PREDRAIN_TOKEN_FILE (a file with a `read` token), and NODE
+(name of this node in the service; default: its host name).
 """
 
 import contextlib
@@ -58,7 +58,7 @@ class NodeRisk:
             with self._open(request, timeout=TIMEOUT_S) as answer:
                 self._last = dict(json.load(answer))
         except (OSError, ValueError) as error:
-            return {**self._last, "problem": f"no answer of {self._url}: {error}"}
+            return {**self._last, "problem": f"no response from {self._url}: {error}"}
         return self._last
 
 
@@ -109,7 +109,7 @@ def main() -> None:
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
-    print(f"node {node}: answers on {path}, asks {url}", file=sys.stderr, flush=True)
+    print(f"node {node}: listening on {path}, using {url}", file=sys.stderr, flush=True)
     stop.wait()
     server.stop(grace=TIMEOUT_S).wait()
     path.unlink(missing_ok=True)

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""A command for ``evacuation.checkpoint``: it drains a node's Ray nodes, so that Ray Train writes a checkpoint in time.
+"""Command for ``evacuation.checkpoint``: drains the Ray nodes of a node, so that Ray Train writes a checkpoint in time.
 
-``ray`` is on the PATH, and RAY_ADDRESS names the cluster (HOST:PORT of its head). Done once they have left.
-Ray must know the node by its name or address (a pod has its own, unless it is in the host's network). Its head is never
-drained, because all of Ray would end with it. A job that is not of Ray is answered that it cannot: only jobs of Ray are
-to name ``command``.
+Requires ``ray`` on the PATH, and RAY_ADDRESS (HOST:PORT of the head of the Ray cluster). It is done when the Ray nodes
+have left. Ray must know the node by name or address; a pod has its own address, except in the host network. The head is
+never drained, because the whole Ray cluster would end. For other jobs, the result is ``failed``: only jobs of Ray
+should select ``command``.
 """
 
 import contextlib

@@ -64,7 +64,7 @@ def refusals(media: str, schema: dict[str, Any]) -> dict[int | str, dict[str, An
     """Describe how requests are refused."""
     content = {"content": {media: {"schema": schema}}}
     return {
-        "4XX": {"description": "Refused", **content},
+        "4XX": {"description": "Request rejected", **content},
         "5XX": {"description": "Unavailable, or an internal error", **content},
     }
 

@@ -1,4 +1,4 @@
-"""Shapes of what the API takes and answers: the OpenAPI document is made of them. Hot answers are written past them."""
+"""Schemas of requests and responses, for the OpenAPI document. Frequent responses are serialized without them."""
 
 from collections.abc import Mapping
 from datetime import datetime
@@ -17,18 +17,18 @@ Records = Annotated[list[Row], Field(min_length=1)]
 
 
 def _split(value: object) -> object:
-    """Take a parameter that comes several times, or with commas."""
+    """Split a parameter that is repeated or comma-separated."""
     return [part for text in value for part in str(text).split(",")] if isinstance(value, list) else value
 
 
 class Query(BaseModel):
-    """Parameters in an address; others are refused."""
+    """Query parameters; unknown ones are rejected."""
 
     model_config = ConfigDict(extra="forbid")
 
 
 class NodesQuery(Query):
-    """A page of nodes; as ``hostlist`` their names alone, as Slurm takes them."""
+    """Query parameters of a page of nodes; format ``hostlist`` returns names only, for Slurm."""
 
     format: Literal["json", "hostlist"] = "json"
     sort: Sort = "-risk"
@@ -39,7 +39,7 @@ class NodesQuery(Query):
 
 
 class Problem(BaseModel):
-    """Why a request was refused (RFC 9457)."""
+    """The reason of an error (RFC 9457)."""
 
     type: str
     title: str
@@ -48,7 +48,7 @@ class Problem(BaseModel):
 
 
 class Model(BaseModel):
-    """The model that scored."""
+    """The model of the scores."""
 
     digest: str
     profile: str
@@ -56,7 +56,7 @@ class Model(BaseModel):
 
 
 class Reason(BaseModel):
-    """What raised a risk."""
+    """A reason of a risk."""
 
     text: str
     group: str
@@ -65,7 +65,7 @@ class Reason(BaseModel):
 
 
 class Counts(BaseModel):
-    """Units of a node by what is known of them."""
+    """Number of units of a node by status."""
 
     known: int
     unknown: int
@@ -80,7 +80,7 @@ class LastKnown(BaseModel):
 
 
 class Unit(BaseModel):
-    """A GPU, or a node where the unit is the node."""
+    """A GPU, or a node if the fleet has no GPUs."""
 
     unit: str
     gpu: str | None = None
@@ -107,7 +107,7 @@ class Unit(BaseModel):
 
 
 class Node(BaseModel):
-    """A node: the risk that any of its units fails, and the worst tier of theirs."""
+    """A node: the risk that any of its units fails, and its tier."""
 
     node: str
     tier: Tier
@@ -116,7 +116,7 @@ class Node(BaseModel):
 
 
 class NodeDetail(Node):
-    """A node with its units, the riskiest first."""
+    """A node with its units by descending risk."""
 
     expires_at: datetime | None
     sample_age_seconds: float | None
@@ -125,7 +125,7 @@ class NodeDetail(Node):
 
 
 class Frame(BaseModel):
-    """What every answer from the scores carries."""
+    """The decision and model of a response from the scores."""
 
     decision: str
     decision_time: datetime
@@ -147,11 +147,11 @@ class NodesAnswer(Frame):
 
 
 class NodeAnswer(NodeDetail, Frame):
-    """One node, with the decision that it is answered from."""
+    """A node, with the decision of its scores."""
 
 
 class Prediction(BaseModel):
-    """What the model says of a row."""
+    """The prediction for a row."""
 
     unit: str
     risk: float = Field(ge=0, le=1)
@@ -177,13 +177,13 @@ class PredictAnswer(BaseModel):
 
 
 class Predictions(BaseModel):
-    """MLflow's answer."""
+    """A response in MLflow's protocol."""
 
     predictions: list[Prediction]
 
 
 class Ready(BaseModel):
-    """The service can be asked."""
+    """The response of a ready service."""
 
     status: Literal["ready"]
     warnings: list[str]
@@ -191,7 +191,7 @@ class Ready(BaseModel):
 
 
 class SplitFrame(BaseModel):
-    """Columns and a list of values a row."""
+    """Columns, and a list of values per row."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -204,7 +204,7 @@ _Columns = dict[str, list[float | str | None]]
 
 
 ASKED: Final = {"nodes": Names, "gpus": Names, "rows": Records}
-"""Bodies of ``/v1/predict``, by their one key: nodes or GPUs by name, or feature rows, matched by name."""
+"""Bodies of ``/v1/predict`` by their only key: nodes or GPUs by name, or feature rows."""
 
 INVOCATIONS: Final = {
     "dataframe_split": SplitFrame,
@@ -212,13 +212,13 @@ INVOCATIONS: Final = {
     "instances": Records,
     "inputs": Records | _Columns,
 }
-"""Bodies of MLflow's protocol, by their one key."""
+"""Bodies of MLflow's protocol by their only key."""
 
 
 def request_body(kinds: Mapping[str, Any], *, arrow: str | None = None, exact: bool = False) -> dict[str, Any]:
-    """Describe a body with one of some keys, which a route reads by itself.
+    """Describe a body with one of several keys, which the route parses itself.
 
-    ``exact``: other keys are refused.
+    ``exact``: reject other keys.
     """
     shapes = [
         {"type": "object", "properties": {key: TypeAdapter(kind).json_schema()}, "required": [key]}

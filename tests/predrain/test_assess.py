@@ -134,11 +134,12 @@ def test_the_page_needs_nothing_else_has_the_verdict_first_and_escapes_what_it_i
     page = (fleets.assess("announced", 40, gpus=128) / "index.html").read_text()
     assert "<h1>YES. Failures are predictable here.</h1>" in page
     order = [
-        page.index(part) for part in ("<h1>", "Recommended:", "<caption>What each action", "predrain act", "channels")
+        page.index(part)
+        for part in ("<h1>", "Recommended:", "<caption>GPU-hours that each action", "predrain act", "channels")
     ]
     assert order == sorted(order)
     assert not re.search(r"(src|href)=.(?!#)|url\((?!#)|@import", page)
-    assert page.index("<figure>") < page.index("<caption>What each action"), "the picture comes first"
+    assert page.index("<figure>") < page.index("<caption>GPU-hours that each action"), "the picture comes first"
     content = read(fleets.assess("base", 15))
     content["data"]["to_do"][0] |= {"what": "<script>1</script>", "steps": ["`<b>` & more"]}
     written = write_page(content, tmp_path, "<i>mine</i>", []).read_text()
@@ -184,7 +185,7 @@ def test_missing_channels_are_named_with_what_is_not_seen_without_them(fleets):
     assert to_do["ECC"]["shows"].endswith(f"; precursors of memory failures ({here})")
     assert to_do["ECC"]["steps"], "how they are switched on"
     text = (out / "verdict.txt").read_text()
-    assert "sram_threshold_exceeded missing; unseen: memory errors" in text
+    assert "sram_threshold_exceeded missing; without it: memory errors" in text
 
 
 def test_channels_that_are_dropped_are_named_group_by_group_with_how_they_are_switched_on(tmp_path):

@@ -1,11 +1,13 @@
 """Retraining, promotion and rollback on a small simulated fleet."""
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -14,9 +16,9 @@ import pytest
 import yaml
 
 from features.matrix.matrix import FeatureMatrix
-from foundation.errors import InputError
+from foundation.errors import InputError, TooEarlyError
 from models.bundle.store import load_bundle
-from models.registry.champion import alone, champion_history
+from models.registry.champion import ChampionHistory, alone, champion_history
 from models.registry.store import CHAMPION, opened_store
 from pipeline import retraining
 from pipeline.held_out import untouched
@@ -245,12 +247,11 @@ def test_scoring_waits_for_the_first_champion(small_fleet: Path, store: str, tmp
 
 
 @pytest.fixture(scope="module")
-def tiny_matrix(small_params: Params, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., FeatureMatrix]:
-    """Make the matrix of a fleet of 16 GPUs over 20 days, which ends before :data:`NEWER`."""
+def tiny_fleet(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Make a fleet of 16 GPUs, which over 20 days ends before :data:`NEWER`."""
 
-    def made(seed: int, days: int, last_event: datetime | None = None) -> FeatureMatrix:
-        folder = tmp_path_factory.mktemp("tiny")
-        dataset = folder / "fleet"
+    def made(seed: int, days: int, last_event: datetime | None = None) -> Path:
+        dataset = tmp_path_factory.mktemp("tiny") / "fleet"
         simulate(dataset, gpus=16, days=days, seed=seed, scenario="base", acceleration=60.0)
         if last_event is not None:
             events = pq.read_table(dataset / "events.parquet")
@@ -260,38 +261,42 @@ def tiny_matrix(small_params: Params, tmp_path_factory: pytest.TempPathFactory) 
             facts = json.loads((dataset / "dataset.json").read_text())
             facts["span"][1] = last_event.isoformat()
             (dataset / "dataset.json").write_text(json.dumps(facts))
-        return make_matrix(dataset, small_params, folder / "matrix")
+        return dataset
 
     return made
 
 
-def test_data_that_ends_before_the_champion_was_fitted_is_refused_before_the_fit(
-    tiny_matrix: Callable[..., FeatureMatrix], params: Params, store: str, tmp_path: Path, registered: RegistryAt
-) -> None:
-    shutil.copy(registered(NEWER), tmp_path)
-    restored = tiny_matrix(seed=5, days=20)
-    assert restored.span[1] < NEWER
-    with pytest.raises(InputError, match=r"data ends at 2026-01-2\d .*before version 1, the champion, was fitted"):
-        retrain(restored, params, registry=store, model="predrain")
-    assert champion_history(store, "predrain").versions == {1}
+def refused(words: tuple[object, ...], store: str, message: str) -> None:
+    """Run a command that changes nothing in the registry and says why."""
+    before = registry_of(store)
+    assert re.search(message, invoke(*words, "--registry", store, code=1).output)
+    assert registry_of(store) == before
 
 
-def test_data_of_another_fleet_is_refused_before_the_fit(
-    tiny_matrix: Callable[..., FeatureMatrix], params: Params, store: str, tmp_path: Path, registered: RegistryAt
-) -> None:
-    shutil.copy(registered(OLD), tmp_path)
-    staging = tiny_matrix(seed=6, days=30)
-    assert staging.span[1] > OLD
-    with pytest.raises(InputError, match=r"another fleet: it has 0% of the gpus"):
-        retrain(staging, params, registry=store, model="predrain")
-    assert champion_history(store, "predrain").versions == {1}
+def registry_of(store: str) -> ChampionHistory | None:
+    try:
+        return champion_history(store, "predrain")
+    except TooEarlyError:
+        return None
 
 
-def test_data_whose_end_one_event_moved_months_ahead_is_refused_before_the_fit(
-    tiny_matrix: Callable[..., FeatureMatrix], params: Params, store: str
-) -> None:
-    with pytest.raises(InputError, match=r"no telemetry after 2026-01-2\d, and the data ends on 2026-03-01"):
-        retrain(tiny_matrix(5, 20, datetime(2026, 3, 1, tzinfo=UTC)), params, registry=store, model="predrain")
+@pytest.mark.parametrize(
+    ("champion", "data", "message"),
+    [
+        (NEWER, (5, 20), r"data ends at 2026-01-2\d .*before version 1, the champion, was fitted"),
+        (OLD, (6, 30), "another fleet: it has 0% of the gpus"),
+        (None, (5, 20, datetime(2026, 3, 1, tzinfo=UTC)), r"no telemetry after 2026-01-2\d, .*data ends on 2026-03-01"),
+    ],
+)
+def test_data_that_does_not_continue_the_champions_is_refused_before_the_fit(
+    tiny_fleet: Callable[..., Path], small_params_file: Path, store: str, tmp_path: Path, registered: RegistryAt,
+    champion: datetime | None, data: tuple[Any, ...], message: str,
+) -> None:  # fmt: skip
+    if champion is not None:
+        shutil.copy(registered(champion), tmp_path)
+    dataset = tiny_fleet(*data)
+    refused(("retrain", "--dataset", dataset, "--params", small_params_file), store, message)
+    assert "predrain_retrain_success 0" in dataset.with_name("fleet-retrain.prom").read_text()
 
 
 def without_alias(store: str) -> None:
@@ -299,21 +304,28 @@ def without_alias(store: str) -> None:
         mlflow.MlflowClient().delete_registered_model_alias("predrain", CHAMPION)
 
 
-def test_a_fit_does_not_go_live_as_the_first_where_the_alias_was_removed(
-    matrix: FeatureMatrix, params: Params, store: str, tmp_path: Path, registered: RegistryAt
-) -> None:
+def without_version(store: str) -> None:
+    with opened_store(store) as mlflow:
+        mlflow.MlflowClient().delete_model_version("predrain", "1")
+
+
+@pytest.mark.parametrize(
+    ("deed", "message"), [(without_alias, "promote --to 1 --force"), (without_version, "all of them are deleted")]
+)
+def test_a_fit_does_not_go_live_as_the_first_where_the_champion_was_removed(
+    small_fleet: Path, small_params_file: Path, params: Params, store: str, tmp_path: Path, registered: RegistryAt,
+    deed: Callable[[str], None], message: str,
+) -> None:  # fmt: skip
     shutil.copy(registered(NEWER), tmp_path)
-    without_alias(store)
-    for deed in (
-        lambda: retrain(matrix, params, registry=store, model="predrain"),
-        lambda: promote(None, params, registry=store, model="predrain", force_reason="to whom?"),
-        lambda: roll_back(registry=store, model="predrain"),
-    ):
-        with pytest.raises(InputError, match=r"promote --to 1 --force"):
-            deed()
-    assert champion_history(store, "predrain").versions == {1}
-    restored = promote(None, params, registry=store, model="predrain", to=1, force_reason="it was removed")
-    assert (restored.action, champion_history(store, "predrain").history) == ("forced", (1,))
+    deed(store)
+    dataset = Path(shutil.copytree(small_fleet, tmp_path / "fleet"))
+    refused(("retrain", "--dataset", dataset, "--params", small_params_file), store, message)
+    assert "predrain_retrain_success 0" in (tmp_path / "fleet-retrain.prom").read_text()
+    refused(("promote", "--force", "--reason", "to whom?"), store, message)
+    refused(("promote", "--rollback"), store, message)
+    if deed is without_alias:
+        restored = promote(None, params, registry=store, model="predrain", to=1, force_reason="it was removed")
+        assert (restored.action, champion_history(store, "predrain").history) == ("forced", (1,))
 
 
 def test_scoring_fails_where_the_champions_alias_was_removed(

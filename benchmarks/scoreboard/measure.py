@@ -78,7 +78,7 @@ def counts(scored: Scored, weights: Floats, promises: Mapping[str, Mapping[str, 
     ``promises``: threshold of risk by precision and fold.
     ``ranked``: whether to take the area under its curves too.
     """
-    top, known = scored.top(scored.shared.budget), scored.known
+    top, known = scored.top(scored.shared.k), scored.known
     incidents = incident_table(scored)
     cluster, clusters = scored.rows.incidents.cluster, scored.shared.n_clusters
     opened, outcome = scored.episodes()

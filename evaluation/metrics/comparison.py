@@ -141,7 +141,7 @@ def budgets(estimates: Sequence[Estimate], weights: Floats) -> pd.DataFrame:
     for estimate in estimates:
         scored = estimate.scored
         for k in sorted({max(1, int(scored.shared.k * factor)) for factor in FACTORS}):
-            top = scored.top(np.full_like(scored.shared.times_ms, k))
+            top = scored.top(k)
             counts = scored.per_cluster(top & scored.known)
             hits = scored.per_cluster(top & scored.positive)
             precision = ratio(every @ hits, every @ counts)

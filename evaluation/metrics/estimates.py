@@ -165,7 +165,7 @@ def group_table(estimate: Estimate, group: np.ndarray, name: str, names: np.ndar
         return np.bincount(code[chosen], minlength=n).astype(np.float64)
 
     known, positive, alert = scored.known, scored.positive, scored.alert & scored.known
-    top = scored.top(scored.shared.budget) & known
+    top = scored.top(scored.shared.k) & known
     incidents, caught = scored.rows.incidents.caught_in(scored.alert, code, n)
     rankings = []
     for at in range(n):
@@ -195,7 +195,7 @@ def group_table(estimate: Estimate, group: np.ndarray, name: str, names: np.ndar
 
 def _ratios(scored: Scored, incidents: pd.DataFrame, weights: Floats) -> tuple[dict[str, Floats], dict[str, Floats]]:
     """Return each ratio on every resample, and its denominator by cluster."""
-    top = scored.top(scored.shared.budget)
+    top = scored.top(scored.shared.k)
     cluster, n = scored.rows.incidents.cluster, scored.shared.n_clusters
     alert, positive = scored.alert, scored.positive
     mine = np.bincount(cluster, minlength=n).astype(np.float64)

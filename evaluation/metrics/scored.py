@@ -120,11 +120,6 @@ class Shared:
     reach_ms: int = 0
 
     @property
-    def budget(self) -> Ints:
-        """Alert budget of each decision time, shape (times,)."""
-        return np.full(len(self.times_ms), self.k)
-
-    @property
     def n_clusters(self) -> int:
         """Number of clusters that are resampled: nodes, and causes that several nodes share."""
         return len(self.nodes) + len(self.causes)
@@ -205,12 +200,12 @@ class Scored:
         """
         return np.bincount(self.rows.cluster[chosen], minlength=self.shared.n_clusters).astype(np.float64)
 
-    def top(self, budget: Ints) -> Bools:
+    def top(self, budget: Ints | int) -> Bools:
         """Rows among the riskiest of their decision time.
 
-        ``budget``: how many nodes to take at each decision time; shape (times,).
+        ``budget``: how many nodes to take, at all decision times or at each; shape () or (times,).
         """
-        return self.rank <= budget[self.rows.time]
+        return self.rank <= np.broadcast_to(budget, self.shared.times_ms.shape)[self.rows.time]
 
     def per_time(self, chosen: Bools) -> Ints:
         """Count rows by decision time."""

@@ -133,8 +133,8 @@ class Controlled:
         heapq.heappush(self._todo, NEVER)
         while self._todo:
             while self.probing is not None and self.probing.next_round < self._todo[0]:
-                for place, ends in self.probing.go_round():
-                    self._better[ends].append(self.fleet.nodes[place].name)
+                # a probe that passes moves no tier before the next decision, and may give way to others until then
+                for _, ends in self.probing.go_round():
                     heapq.heappush(self._todo, ends)
             at = heapq.heappop(self._todo)
             if self._now < at < self.fleet.end and (at in self._certain or self._awaited(at)):

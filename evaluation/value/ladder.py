@@ -10,10 +10,10 @@ with rare large losses, which few nodes may not show, come last.
 """
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from functools import partial
+from functools import cache, partial
 from itertools import compress, product
 from statistics import NormalDist
 from typing import Any, Final
@@ -27,6 +27,7 @@ from evaluation.value.marks import NO_ACTION, ReplayMarks
 from evaluation.value.probing import (
     NO_CHECKPOINTS,
     NO_PROBES,
+    Checkpoints,
     ProbeReplay,
     Probes,
     after_passes,
@@ -137,6 +138,7 @@ class LadderReplay:
     def __post_init__(self) -> None:
         self.costs, self.probes = self.assumed.costs, self.assumed.probes
         self._replayed: dict[tuple[Rung | None, bool], tuple[ReplayMarks, list[Probes]]] = {}
+        self._unprobed, self._asked = [NO_PROBES] * len(self.loads), dict[int, list[Checkpoints]]()
         self._passed: dict[float, Floats] = {}  # risks of nodes that have passed a probe, by the share that it finds
         self.risks = node_risks(self.fleet, self.scores)
         known = self.risks[~np.isnan(self.risks)]
@@ -173,21 +175,25 @@ class LadderReplay:
             replays = [self.probe_replay(jobs, self.probes, self.findable) for jobs in self.loads] if probed else []
             marks = NO_ACTION if top is None else self.marks(top, replays[0] if replays else None)
             closed = NO_ACTION if top == "avoid" else marks
-            self._replayed[top, probed] = marks, [replay_probes(replay, closed) for replay in replays]
+            probes = [replay_probes(replay, closed) for replay in replays] if probed else self._unprobed
+            self._replayed[top, probed] = marks, probes
         return self._replayed[top, probed]
 
     def extras(self, ladder: Collection[Rung], probes: list[Probes]) -> list[Extras]:
         """Return probes and checkpoints of each load, where they are among the rungs."""
-        chosen = probes or [NO_PROBES] * len(self.loads)
-        if "checkpoint" not in ladder:
-            return [Extras(probed, NO_CHECKPOINTS, self.probes) for probed in chosen]
-        policy, at, passed = self.settings(self.probes), self.scores.at, self.risks_after(self.probes.mean_found)
-        lowered = [after_passes(at, self.risks, passed, probed, self.probes) for probed in chosen]
-        checkpoints = [
-            replay_checkpoints(self.fleet, jobs, at, risks, policy)
-            for jobs, risks in zip(self.loads, lowered, strict=True)
-        ]
-        return [Extras(*cheap, self.probes) for cheap in zip(chosen, checkpoints, strict=True)]
+        asked = self.checkpoints(probes) if "checkpoint" in ladder else [NO_CHECKPOINTS] * len(probes)
+        return [Extras(*cheap, self.probes) for cheap in zip(probes, asked, strict=True)]
+
+    def checkpoints(self, probes: list[Probes]) -> list[Checkpoints]:
+        """Return the checkpoints of each load; ``probes``: the list of :meth:`replayed`, on which alone they depend."""
+        if id(probes) not in self._asked:
+            policy, at, passed = self.settings(self.probes), self.scores.at, self.risks_after(self.probes.mean_found)
+            lowered = [after_passes(at, self.risks, passed, probed, self.probes) for probed in probes]
+            self._asked[id(probes)] = [
+                replay_checkpoints(self.fleet, jobs, at, risks, policy)
+                for jobs, risks in zip(self.loads, lowered, strict=True)
+            ]
+        return self._asked[id(probes)]
 
     def risks_after(self, found: float) -> Floats:
         """Return the risks of nodes that have passed a diagnostic that finds a share."""
@@ -223,11 +229,14 @@ class LadderReplay:
         singles: dict[Rung, ReplayOutcome] = {rung: self.outcome((rung,)) for rung in RUNGS[1:]}
         rows = [self._row("publish", self.no_action, singles["avoid"])]
         rows += [self._row(rung, outcome, outcome) for rung, outcome in singles.items()]
-        nets: dict[Ladder, Floats] = {}
-        for ladder in _ladders([rung for rung in allowed if rung in singles and singles[rung].drains]):
+        ladders = [*_ladders([rung for rung in allowed if rung in singles and singles[rung].drains])]
+
+        @cache
+        def net(ladder: Ladder) -> Floats:
             outcome = singles[ladder[0]] if len(ladder) == 1 else self.outcome(ladder)
-            nets[ladder] = net_of(self.no_action, outcome)
-        chosen, value = choose_ladder(nets, replicates=self.replicates, seed=self.seed)
+            return net_of(self.no_action, outcome)
+
+        chosen, value = choose_ladder(ladders, net, replicates=self.replicates, seed=self.seed)
         return {"ladder": rows, "recommended": ["publish", *chosen], "recommended_net": value}
 
     def _row(self, rung: Rung, outcome: ReplayOutcome, acted: ReplayOutcome) -> dict[str, Any]:
@@ -272,17 +281,19 @@ class LadderReplay:
         }  # fmt: skip
 
 
-def choose_ladder(nets: Mapping[Ladder, Floats], *, replicates: int, seed: int) -> tuple[Ladder, dict[str, float]]:
+def choose_ladder(
+    ladders: Collection[Ladder], net: Callable[[Ladder], Floats], *, replicates: int, seed: int
+) -> tuple[Ladder, dict[str, float]]:
     """Choose the rungs that pay together; none where that is not sure.
 
     :data:`FAMILIES` are tested until one is not sure to pay; those without a rung that acted are skipped. The ladder of
     the family with the highest lower bound is recommended.
 
-    ``nets``: net GPU-hours by node, shape (loads, nodes).
+    ``net``: gives the net GPU-hours of a ladder by node, shape (loads, nodes); asked only where a family is tested.
     Returns: the ladder, and its net as :func:`_choose_among` returns it.
     """
     best: tuple[Ladder, dict[str, float]] = (), dict.fromkeys(("value", "low", "high"), 0.0)
-    families = ({ladder: net for ladder, net in nets.items() if {*ladder} <= {*family}} for family in FAMILIES)
+    families = ({ladder: net(ladder) for ladder in ladders if {*ladder} <= {*family}} for family in FAMILIES)
     for among in filter(None, families):
         tested = _choose_among(among, replicates, seed)
         if not tested[0]:

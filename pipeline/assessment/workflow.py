@@ -262,7 +262,8 @@ def _value(
     if truth is not None and any(truth.iterdir()):
         best = oracle_predictions(predictions, read_truth(truth), evaluation.k)
         ways["oracle, a diagnostic that finds all"] = (scores_of(best), "perfect")
-    rounds: list[int | None] = [*(size for size in SIZES if size <= total), None] if sizes else []
+    tried: list[int | None] = [*(size for size in SIZES if size <= total), None] if sizes else []
+    rounds = [size for size in tried if has_jobs or size != gpus_per_job]  # the others are the main replay's
     count = begin("policies")
     count(0, 1 + len(rounds))
     tasks = [
@@ -275,10 +276,11 @@ def _value(
         done.append(result)
         count(len(done), len(tasks))
     played, *by_size = done
+    same = {"gpus_per_job": gpus_per_job} | {key: played[key] for key in ("ladder", "recommended", "recommended_net")}
     gangs = np.concatenate([load.size for load in loads])
     hours = np.concatenate([load.gpus * (load.end - load.start) for load in loads])
     return played | {
-        "by_job_size": by_size,
+        "by_job_size": [by_size.pop(0) if size in rounds else same for size in tried],
         "costs": {
             name: format_duration(getattr(costs, name))
             for name in ("checkpoint", "restart", "reset", "reboot", "verify", "planned_repair", "unplanned_repair")

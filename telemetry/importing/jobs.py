@@ -1,7 +1,8 @@
 """Job sources: what ran where, and when.
 
-Slurm's own exports (``sacct -P``, ``sacct --json``, ``squeue --json``) are tables of jobs as well: a job on several
-nodes is a row for each, its GPUs are shared out evenly, and steps of jobs and jobs without a start are left out.
+Slurm's own exports (``sacct``, ``sacct -P``, ``sacct --json``, ``squeue --json``) are tables of jobs as well, and those
+of PBS and LSF: a job on several nodes is a row for each, its GPUs are shared out evenly, and steps of jobs and jobs
+without a start are left out.
 """
 
 import json
@@ -43,6 +44,12 @@ _COUNTED: Final = re.compile(
 _STEP: Final = re.compile(r"(?P<job>\d+(?P<part>[_+]\d+)?)\.(?:(?P<word>batch|extern|interactive)|\d+)")
 _STATE: Final = re.compile(r"[A-Z][A-Z_]+(?:\+| by .+)?")
 _NO_NODE, _NO_START = "none assigned", ("unknown", "none", "n/a")
+_NOT_STARTED: Final = ("pending", '["pending"]', "pend", "q")  # of Slurm, LSF and PBS
+_HOSTS: Final = {
+    "+": re.compile(r"(?P<node>[A-Za-z0-9][\w.-]*)/\d[\d,*-]*"),
+    ":": re.compile(r"(?:\d+\*)?(?P<node>[A-Za-z][\w.-]*)"),
+}
+"""Separator and entries of ``exec_host``: ``n1/0*8+n2/0*8`` of PBS, ``n1/0-7+n2/0`` of Torque, ``8*n1:8*n2`` of LSF."""
 
 
 def read_jobs(
@@ -72,7 +79,7 @@ def read_jobs(
         frame = pd.DataFrame(content)
         # Not by Series.map: without any state of Slurm the result is a column of floats.
         states = pd.Series([_slurm_state(outcome) for outcome in frame["outcome"]], index=frame.index, dtype=object)
-        runs = states.isin(UNFINISHED)  # squeue gives one that runs the end of its time limit
+        runs = states.isin(UNFINISHED | {"RUN"})  # squeue and bjobs give one that runs the end of its time limit
         frame["ended_at"] = frame["ended_at"].mask(runs)
         frame["outcome"] = states.str.lower().fillna(frame["outcome"]).mask(runs, None).astype(object)
         batch.refuse("missing job or node", (frame["job"].isna() | frame["node"].isna()).to_numpy())
@@ -101,7 +108,7 @@ def _leave_out_others(batch: Batch, seen: set[str]) -> None:
     matches = [_STEP.fullmatch(name) if isinstance(name, str) else None for name in names]
     steps = [match is not None and bool(match["word"] or match["part"] or match["job"] in seen) for match in matches]
     waiting = np.zeros(len(names), dtype=bool)
-    for name, texts in (("node", (_NO_NODE,)), ("started_at", _NO_START), ("outcome", ("pending", '["pending"]'))):
+    for name, texts in (("node", (_NO_NODE,)), ("started_at", _NO_START), ("outcome", _NOT_STARTED)):
         column = batch.column(name)
         if column is not None and (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
             waiting |= column.to_pandas().str.strip().str.lower().isin(texts).to_numpy(dtype=bool)
@@ -134,6 +141,10 @@ def _placed(frame: pd.DataFrame, batch: Batch, installations: InstallationIndex)
 
 def _nodes(text: str) -> list[str]:
     """Return the nodes of a host list; a text that is none is the name of a node."""
+    for separator, entry in _HOSTS.items():
+        hosts = [entry.fullmatch(part) for part in text.strip().split(separator)]
+        if all(hosts):
+            return list(dict.fromkeys(host["node"] for host in hosts if host))
     try:
         return expand_hostlist(text) or [text]
     except ValueError:

@@ -34,9 +34,9 @@ JOBS = [
 ]
 
 
-def imported(folder: Path, name: str, text: str, mapping: str | None = UTC) -> tuple[list[tuple[object, ...]], object]:
+def imported(folder: Path, name: str, text: str, mapping: str | None = UTC, **more: object) -> tuple[list[tuple[object, ...]], object]:
     (folder / name).write_text(text)
-    result = run_import(folder, samples=samples_frame(), jobs=folder / name, mapping=mapping)
+    result = run_import(folder, samples=samples_frame(), jobs=folder / name, mapping=mapping, **more)
     jobs = result.dataset.jobs()
     assert jobs is not None
     jobs = jobs.sort_values(["job", "node"])
@@ -114,6 +114,33 @@ def test_a_number_that_looks_like_a_step_is_a_job_where_there_is_no_such_job(tmp
     )
     jobs, _ = imported(tmp_path, "jobs.csv", table)
     assert [job[0] for job in jobs] == ["12.0", "13", "train.4"]
+
+
+@pytest.mark.parametrize(
+    ("hosts", "nodes"),
+    [
+        *(("node-0/0*8+node-1/0*8", [0, 1]), ("node-1/0+node-1/1+node-0/0", [0, 1]), ("node-0/0-7,9", [0])),
+        *(("8*node-0:8*node-1", [0, 1]), ("node-1:node-1:node-0", [0, 1]), ("4*node-1", [1]), ("NODE-1.cluster", [1])),
+        *(("node-0:9400", [0]), ("node-0/0*8+", []), ("8*node-0:*node-1", [])),
+    ],
+)
+def test_hosts_of_pbs_and_lsf(tmp_path: Path, hosts: str, nodes: list[int]) -> None:
+    text = (
+        "JOBID;STAT;EXEC_HOST;START_TIME;FINISH_TIME;GPU_NUM\n"
+        f"7;DONE;{hosts};Sun Mar  1 00:00:00 2026;Sun Mar  1 01:00:00 2026;4\n"
+        "8;RUN;node-1;Sun Mar  1 00:30:00 2026;Sun Mar  1 02:00:00 2026;1\n9;PEND;-;-;-;-\n"
+    )
+    jobs, result = imported(tmp_path, "bjobs.csv", text, UTC, max_loss=1.0)
+    assert jobs[:-1] == [("7", f"node-{number}", "00:00", "01:00", 4 // len(nodes), "done") for number in nodes]
+    assert jobs[-1] == ("8", "node-1", "00:30", None, 1, None)
+    assert dict(result.accounting.tables["jobs"].left_out)["has not started"] == 1  # type: ignore[attr-defined]
+
+
+def test_a_table_of_qstat(tmp_path: Path) -> None:
+    row = {"Job_Id": "7.pbs", "job_state": "F", "exec_host": "node-0/0*8+node-1/0*8", "Resource_List": {"ngpus": 8}}
+    row |= {"stime": "Sun Mar  1 00:00:00 2026", "end": "Sun Mar  1 01:00:00 2026", "exec_vnode": "(node-0:ncpus=8)"}
+    jobs, _ = imported(tmp_path, "qstat.jsonl", json.dumps(row) + "\n", UTC)
+    assert jobs == [("7.pbs", f"node-{number}", "00:00", "01:00", 4, "F") for number in (0, 1)]
 
 
 def test_nodes_without_telemetry_are_left_out_of_a_job_and_reported(tmp_path: Path) -> None:

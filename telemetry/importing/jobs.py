@@ -41,7 +41,10 @@ _COUNTED: Final = re.compile(
 )
 """``8 GPUs``, ``2x A100``, ``4xH100-SXM``, ``A100 x 2``, ``gpus=8``."""
 
-_STEP: Final = re.compile(r"(?P<job>\d+(?P<part>[_+]\d+)?)\.(?:(?P<word>batch|extern|interactive)|\d+)")
+_STEP: Final = re.compile(r"(?P<job>\d+(?P<part>[_+]\d+)?)\.(?:(?P<word>batch|extern|interactive|[a-z]*\+)|\d+)")
+CUT: Final = "text cut off by the width of its column"
+"""Reason of rows whose job or nodes end in the ``+`` that sacct writes in place of what does not fit."""
+
 _STATE: Final = re.compile(r"[A-Z][A-Z_]+(?:\+| by .+)?")
 _NO_NODE, _NO_START = "none assigned", ("unknown", "none", "n/a")
 _NOT_STARTED: Final = ("pending", '["pending"]', "pend", "q")  # of Slurm, LSF and PBS
@@ -82,6 +85,8 @@ def read_jobs(
         runs = states.isin(UNFINISHED | {"RUN"})  # squeue and bjobs give one that runs the end of its time limit
         frame["ended_at"] = frame["ended_at"].mask(runs)
         frame["outcome"] = states.str.lower().fillna(frame["outcome"]).mask(runs, None).astype(object)
+        is_cut = [frame[name].astype("string").str.endswith("+").fillna(False) for name in ("job", "node")]
+        batch.refuse(CUT, (is_cut[0] | is_cut[1]).to_numpy(dtype=bool))
         batch.refuse("missing job or node", (frame["job"].isna() | frame["node"].isna()).to_numpy())
         batch.refuse("job ends before it starts", (frame["ended_at"] < frame["started_at"]).to_numpy())
         frame = _placed(frame, batch, installations)
@@ -176,6 +181,8 @@ def _resources(text: str) -> str | None:
             return ",".join(f"{row['type']}/{row.get('name') or ''}={int(row['count'])}" for row in rows)
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
             return None
+    if text.endswith("+"):  # cut off by the width of its column
+        return None
     if _RESOURCES.search(text):
         is_read = "gpu" not in text or gpus_of(text) or shares_a_gpu(text) or _NO_GPU.search(text)
         return text if is_read else None

@@ -11,11 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple
 
-import numpy as np
-import pyarrow as pa
-
 from foundation.errors import InputError
-from telemetry.importing.files.text_files import BATCH_ROWS, NULL_TEXTS, REPEATED_HEADER, FileRows
+from telemetry.importing.files.text_files import BATCH_ROWS, NULL_TEXTS, REPEATED_HEADER, FileRows, text_batch
 from telemetry.importing.quarantine import Quarantine
 from telemetry.packing import open_packed
 from telemetry.values.tables import read_table
@@ -99,9 +96,9 @@ def read_dmon(path: Path, table: str, quarantine: Quarantine) -> Iterator[FileRo
                     quarantine.read_rows(table, path, 1)
                     quarantine.set_aside("malformed row", table, path, number, line.strip(), problem)
             if len(rows) == BATCH_ROWS:
-                yield _batch(numbers, rows, columns)
+                yield text_batch(numbers, rows, columns)
                 numbers, rows = [], []
-    yield _batch(numbers, rows, columns)
+    yield text_batch(numbers, rows, columns)
 
 
 def _read_header(path: Path) -> _Header | None:
@@ -129,9 +126,3 @@ def _row(cells: list[str], header: _Header) -> tuple[list[str | None], str]:
     slot = cell_of.get("gpu") or cell_of["Entity"]
     values = [None if cell in _NULLS else cell for name, cell in cell_of.items() if _column(name) is not None]
     return [" ".join(time).strip("[]"), slot, *values], ""
-
-
-def _batch(numbers: list[int], rows: list[list[str | None]], columns: list[str]) -> FileRows:
-    values = zip(*rows, strict=True) if rows else ([] for _ in columns)
-    table = pa.table([pa.array(column, pa.string()) for column in values], names=columns)
-    return FileRows(np.array(numbers, np.int64), table, {})

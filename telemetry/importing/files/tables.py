@@ -16,6 +16,7 @@ from foundation.files import check_regular
 from telemetry.importing.batch import Batch
 from telemetry.importing.columns import as_text
 from telemetry.importing.files.dmon import dmon_columns, is_dmon, read_dmon
+from telemetry.importing.files.fixed_width import fixed_columns, read_fixed
 from telemetry.importing.files.series import is_series_export
 from telemetry.importing.files.sources import kind_of
 from telemetry.importing.files.text_files import BATCH_ROWS, FileRows, json_columns, read_csv, read_header, read_json
@@ -107,8 +108,9 @@ def read_batches(
 ) -> Iterator[Batch]:
     """Read a source file in batches that fit into memory.
 
-    ``path``: ``.parquet``, ``.csv``, ``.tsv``, ``.json`` (a list of objects) or ``.jsonl``; text may be compressed
-    (``.csv.gz``). Samples may be a table of dmon. Objects inside an object become columns named ``outer.inner``.
+    ``path``: ``.parquet``, ``.csv``, ``.tsv``, ``.json`` (a list of objects), ``.jsonl`` or columns below a line of
+    dashes; text may be compressed (``.csv.gz``). Samples may be a table of dmon. Objects inside an object become
+    columns named ``outer.inner``.
     ``long``: set for a file with a row for each value; ``wanted`` tells the metrics that become columns.
     Raises ``InputError`` if the file is of another kind, damaged, or not UTF-8.
     """
@@ -152,11 +154,13 @@ def column_names(
             return list(pq.read_schema(path).names)
         if kind == "dmon":
             return dmon_columns(path)
+        if (fixed := fixed_columns(path)) is not None and kind == "fixed":
+            return list(dict.fromkeys(fixed.names))
         return read_header(path).columns if kind == "csv" else json_columns(path)
 
 
 def table_kind(path: Path, table: str) -> str:
-    """Return ``parquet``, ``csv``, ``json`` or ``dmon``; ``InputError`` if a file is none of them."""
+    """Return ``parquet``, ``csv``, ``json``, ``dmon`` or ``fixed``; ``InputError`` if a file is none of them."""
     kind = kind_of(path)
     if table != "events" and path.suffix.lower() in (".txt", ".log"):  # of events they are kernel logs
         kind = "csv"
@@ -165,6 +169,8 @@ def table_kind(path: Path, table: str) -> str:
         with read_errors(path):
             if kind in ("csv", "other") and table == "samples" and is_dmon(path):
                 return "dmon"
+            if kind in ("csv", "other") and fixed_columns(path) is not None:
+                return "fixed"
             if kind in ("csv", "json") and table == "samples" and is_series_export(path):
                 raise InputError(
                     "this is an export of time series, which name GPUs and nodes by labels",
@@ -184,7 +190,7 @@ def _rows_of(path: Path, kind: str, table: str, quarantine: Quarantine) -> tuple
         return "," if header.separator == ";" else ".", read_csv(path, header, table, quarantine)
     if kind == "parquet":
         return ".", _read_parquet(path)
-    return ".", (read_dmon if kind == "dmon" else read_json)(path, table, quarantine)
+    return ".", {"dmon": read_dmon, "fixed": read_fixed, "json": read_json}[kind](path, table, quarantine)
 
 
 def _read_parquet(path: Path) -> Iterator[FileRows]:

@@ -6,6 +6,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from telemetry.importing.jobs import CUT
 from tests.realworld.hostile import number
 from tests.telemetry.helpers import run_import, samples_frame
 
@@ -34,7 +35,9 @@ JOBS = [
 ]
 
 
-def imported(folder: Path, name: str, text: str, mapping: str | None = UTC, **more: object) -> tuple[list[tuple[object, ...]], object]:
+def imported(
+    folder: Path, name: str, text: str, mapping: str | None = UTC, **more: object
+) -> tuple[list[tuple[object, ...]], object]:
     (folder / name).write_text(text)
     result = run_import(folder, samples=samples_frame(), jobs=folder / name, mapping=mapping, **more)
     jobs = result.dataset.jobs()
@@ -59,6 +62,38 @@ def test_sacct_in_its_parsable_form(tmp_path: Path) -> None:
     account = result.accounting.tables["jobs"]  # type: ignore[attr-defined]
     assert dict(account.left_out) == {"step of a job": 3, "has not started": 2}
     assert account.read == account.used + account.left_out.total() + account.waiting.total()
+
+
+def printed(table: str, widths: dict[str, int]) -> str:
+    """Print a parsable table as sacct does without ``-P``."""
+    head, *rows = (line.split("|") for line in table.splitlines())
+    lines = []
+    for row in [head, *rows]:
+        cells = [(row[head.index(name)], width) for name, width in widths.items()]
+        lines.append(" ".join(f"{c[: w - 1] + '+' if len(c) > w else c:>{w}}" for c, w in cells) + " \n")
+    return lines[0] + " ".join("-" * width for width in widths.values()) + " \n" + "".join(lines[1:])
+
+
+WIDTHS = {"JobID": 12, "Partition": 4, "State": 10, "Start": 19, "End": 19, "NodeList": 15, "AllocTRES": 60}
+
+
+@pytest.mark.parametrize("name", ["sacct.txt", "sacct.csv", "sacct"])
+def test_sacct_in_columns_of_fixed_width(tmp_path: Path, name: str) -> None:
+    table = printed(SACCT, WIDTHS)
+    first, second = table.splitlines(keepends=True)[:2]
+    jobs, result = imported(tmp_path, name, "\n" + table + first + second)
+    assert [job[:5] for job in jobs] == [job[:5] for job in JOBS]
+    account = result.accounting.tables["jobs"]  # type: ignore[attr-defined]
+    assert dict(account.left_out) == {"step of a job": 3, "has not started": 2, "the header again": 1}
+    assert account.unaccounted == 0
+
+
+def test_what_the_width_of_a_column_cuts_off_is_not_guessed(tmp_path: Path) -> None:
+    table = printed(SACCT, WIDTHS | {"JobID": 6, "NodeList": 8, "AllocTRES": 12}) + "text between columns\n"
+    jobs, result = imported(tmp_path, "sacct.txt", table, max_loss=1.0)
+    assert [(job[0], job[4]) for job in jobs] == [("1002_7", None), ("1003", None), ("1006", None), ("1007", None)]
+    reasons = {CUT: 2, "malformed row": 1, "not a number in gpus": 6, "missing timestamp in started_at": 1}
+    assert result.quarantined == reasons  # type: ignore[attr-defined]
 
 
 def test_a_mapping_of_the_columns_gives_the_same(tmp_path: Path) -> None:

@@ -107,6 +107,15 @@ _LARGEST_BYTE_FACTOR: Final = 1e-4
 _BLANKS: Final = re.compile(r"[\s\u00a0\u202f\u2019']")
 
 
+_OF_REASONS: Final = re.compile(r"\A(?:nvml)?clocks(?:event|throttle)reasons?(?=.)")
+_CLOCK_REASONS: Final = {row["name"].replace(" ", ""): int(row["bit"]) for row in read_table("clock_reasons.csv")}
+
+
+def clock_reason(name: str) -> int | None:
+    """Return the bit of a reason for reduced clocks (``SW Power Cap``, ``clocks_event_reasons.sw_power_cap``)."""
+    return _CLOCK_REASONS.get(_OF_REASONS.sub("", re.sub(r"[^a-z0-9]", "", name.lower())))
+
+
 class Numbers(NamedTuple):
     """A column as numbers.
 
@@ -222,6 +231,12 @@ def _number(
         factor = factors(word)
         if number is not None and factor is not None:
             return _Read(number, _VALUE, *factor)
+    if unit == "bitmask":
+        reasons = [clock_reason(part) for part in re.split(r"[,;|+&]|\band\b", text)]
+        if None not in reasons:
+            return _Read(float(np.bitwise_or.reduce(np.array(reasons, np.int64))), _VALUE)
+        read = _word(text)  # of "Active" it is not known which reason is
+        return _Read(np.nan, _UNREADABLE) if read.number == 1 and not text.lower().startswith("0x") else read
     return _word(text)
 
 

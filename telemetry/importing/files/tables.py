@@ -9,6 +9,7 @@ from typing import Final
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from foundation.errors import InputError
@@ -24,9 +25,12 @@ from telemetry.importing.mapping import LongFormat
 from telemetry.importing.quarantine import Quarantine
 from telemetry.packing import read_errors
 from telemetry.values.dates import DateOrder
-from telemetry.values.numbers import Decimal
+from telemetry.values.numbers import Decimal, clock_reason, read_numbers
 
 OTHER_METRIC: Final = "a metric that is no channel"
+
+_CLOCK_REASON: Final = re.compile(r"clocks_(?:event|throttle)_reasons[._](?!active|supported)\w+")
+_CLOCK_REASONS: Final = "clocks_event_reasons"
 
 _PAIR: Final = re.compile(r'([A-Za-z_][A-Za-z0-9_.]*)\s*=~?\s*"?((?:[^",}\\]|\\.)*)"?')
 
@@ -99,6 +103,33 @@ def _labels(text: str) -> dict[str, str]:
     return dict(_PAIR.findall(text))
 
 
+def _reason_columns(names: list[str]) -> dict[str, int]:
+    """Return the bits of nvidia-smi's columns of single reasons for reduced clocks, where none has the mask of all."""
+    if any(re.fullmatch(r"clocks_(?:event|throttle)_reasons(?:[._]active)?", name) for name in names):
+        return {}
+    return {name: bit for name in names if _CLOCK_REASON.fullmatch(name) and (bit := clock_reason(name))}
+
+
+def _with_reasons(batches: Iterable[FileRows]) -> Iterator[FileRows]:
+    """Add the mask of the reasons that have columns; the bit of one without a column, or that is unsupported, is 0."""
+    for rows in batches:
+        mask, is_known = np.zeros(len(rows.numbers), np.int64), np.zeros(len(rows.numbers), np.bool_)
+        unreadable: list[tuple[pa.Array, pa.ChunkedArray]] = []
+        for name, bit in _reason_columns(rows.table.column_names).items():
+            numbers = read_numbers(rows.table.column(name), "bool")
+            mask |= bit * (numbers.values > 0)
+            is_known |= ~np.isnan(numbers.values)
+            if numbers.unreadable.any():
+                unreadable.append((pa.array(numbers.unreadable), rows.table.column(name).cast(pa.string())))
+        if not is_known.any() and not unreadable:
+            yield rows
+            continue
+        texts = pa.chunked_array([pa.array(mask, mask=~is_known).cast(pa.string())])
+        for is_wrong, column in unreadable:
+            texts = pc.if_else(is_wrong, column, texts)
+        yield rows._replace(table=rows.table.append_column(_CLOCK_REASONS, texts))
+
+
 def read_batches(
     path: Path,
     table: str,
@@ -123,6 +154,8 @@ def read_batches(
 
     with read_errors(path):
         decimal, batches = _rows_of(path, kind, table, quarantine)
+        if table == "samples":
+            batches = _with_reasons(batches)
         if long is not None:
             batches = widen(batches, long, wanted, leave_out)
         for rows, content, disagreeing in batches:
@@ -150,13 +183,18 @@ def column_names(
                     problem = f"the mapping names a missing column {name!r}"
                     raise InputError(problem, f"{path}, mapping, long", f"The columns are {names}.")
             return long_columns(_rows_of(path, kind, table, Quarantine())[1], long, wanted)
-        if kind == "parquet":
-            return list(pq.read_schema(path).names)
-        if kind == "dmon":
-            return dmon_columns(path)
-        if (fixed := fixed_columns(path)) is not None and kind == "fixed":
-            return list(dict.fromkeys(fixed.names))
-        return read_header(path).columns if kind == "csv" else json_columns(path)
+        names = _names_of(path, kind)
+        return [*names, _CLOCK_REASONS] if table == "samples" and _reason_columns(names) else names
+
+
+def _names_of(path: Path, kind: str) -> list[str]:
+    if kind == "parquet":
+        return list(pq.read_schema(path).names)
+    if kind == "dmon":
+        return dmon_columns(path)
+    if (fixed := fixed_columns(path)) is not None and kind == "fixed":
+        return list(dict.fromkeys(fixed.names))
+    return read_header(path).columns if kind == "csv" else json_columns(path)
 
 
 def table_kind(path: Path, table: str) -> str:

@@ -51,6 +51,12 @@ def number(text: str, unit: str = "W", **options: object) -> float:
         ("Gen4", "generation", 4.0),
         ("16.0 GT/s PCIe", "generation", 4.0),
         ("0x0000000000000004", "bitmask", 4.0),
+        ("SW Power Cap", "bitmask", 4.0),
+        ("HW Slowdown, HW Thermal Slowdown", "bitmask", 72.0),
+        ("sw_thermal_slowdown|sw_power_cap", "bitmask", 36.0),
+        ("nvmlClocksEventReasonHwPowerBrakeSlowdown", "bitmask", 128.0),
+        ("None", "bitmask", 0.0),
+        ("Not Active", "bitmask", 0.0),
         ("Active", "bool", 1.0),
         ("Not Active", "bool", 0.0),
         ("Enabled", "bool", 1.0),
@@ -104,6 +110,12 @@ def test_words_and_sentinels_are_no_values_and_no_errors(text: str) -> None:
 def test_what_is_no_number_is_unreadable(text: str) -> None:
     with pytest.raises(ValueError, match=r".*"):
         number(text)
+
+
+@pytest.mark.parametrize("text", ["Active", "SW Power Cap, Something New", "HW Slowdown 4", "yes"])
+def test_a_reason_that_is_not_known_is_unreadable(text: str) -> None:
+    with pytest.raises(ValueError, match=r".*"):
+        number(text, "bitmask")
 
 
 @pytest.mark.parametrize(

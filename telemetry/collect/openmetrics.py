@@ -154,7 +154,7 @@ class _DumpReader:
             head.append(line)
             if line.strip() and not line.startswith("#"):
                 break
-        in_seconds = not head or _is_seconds(head[-1].rsplit(None, 1)[-1:])
+        in_seconds = not head or (dump_lines(self.path) is None and _is_seconds(head[-1].rsplit(None, 1)[-1:]))
         for number, value, ms in self._lines.read(
             chain(head, lines), openmetrics=in_seconds, problems=self.left_out, examples=self.examples
         ):

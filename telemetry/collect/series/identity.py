@@ -157,8 +157,8 @@ class SeriesCatalogue:
             if len(self._devices) >= _DEVICES_KEPT:
                 self._devices.clear()
             self._devices[key] = None
-            gpu = self._gpu(labels)[0]
-            if gpu is not None or self._first("gpu", labels) is not None:
+            gpu, placeholder = self._gpu(labels)
+            if gpu is not None or placeholder is not None:
                 address = self._first("pci_bus_id", labels)
                 place = self._first("slot", labels) if address is None else normalise_pci_bus_id(address)
                 self.nodes.observe(labels, gpu, place)

@@ -1,4 +1,4 @@
-"""Exports of time series, as lines of a dump: answers of Prometheus' ``query_range``, VictoriaMetrics' and Grafana's.
+"""Exports of time series, as lines of a dump: Prometheus' ``query_range``, VictoriaMetrics, Grafana, OpenTelemetry.
 
 They name GPUs and nodes by labels, which only the reader of dumps resolves.
 """
@@ -12,15 +12,19 @@ from pathlib import Path
 from typing import Any, Final
 
 from foundation.errors import InputError
+from telemetry.importing.files.otlp import otlp_lines
 from telemetry.importing.files.text_files import json_values
 from telemetry.packing import open_packed
 from telemetry.values.dates import read_dates
 
 _BEGINNING: Final = 1 << 14
-_JSON: Final = re.compile(r'\s*(?:\[\s*)?\{\s*"(?:status"\s*:\s*"success|resultType"|metric"\s*:\s*\{)')
+_JSON: Final = re.compile(
+    r'\s*(?:\[\s*)?\{\s*"(?:status"\s*:\s*"success|resultType"|metric"\s*:\s*\{|resourceMetrics"\s*:)'
+)
 _CSV: Final = re.compile(
     r'(?:sep=.\r?\n)?"?time"?[,;\t](?:[^\n]*\{[^\n]*=|"?metric"?[,;\t]"?value"?\s*\n)', re.IGNORECASE
 )
+_BAD: Final = (AttributeError, KeyError, TypeError, ValueError, OverflowError)
 _LABEL: Final = re.compile(r"[A-Za-z_]\w*")
 _LEAST_MS_DIGITS: Final = 12
 
@@ -47,11 +51,17 @@ def _export_kind(path: Path) -> str | None:
 
 def _of_json(path: Path) -> Iterator[str]:
     for _, value in json_values(path):
+        if isinstance(value, Mapping) and "resourceMetrics" in value:
+            try:
+                yield from otlp_lines(value)
+            except _BAD as error:
+                yield f"no metrics of OpenTelemetry ({error!r}): {str(value)[:60]}"
+            continue
         answer = value.get("data") if isinstance(value, Mapping) else None  # one of several in a file
         for series in answer.get("result") or () if isinstance(answer, Mapping) else (value,):
             try:
                 yield from _of_series(series)
-            except (AttributeError, KeyError, TypeError, ValueError, OverflowError):
+            except _BAD:
                 yield f"no series: {str(series)[:60]}"
 
 

@@ -1,0 +1,74 @@
+"""Metrics of OpenTelemetry as JSON, which the collector's file exporter writes, as lines of a dump.
+
+Attributes of resource and data point become labels, with ``_`` for other characters. Names that the Prometheus
+receiver keeps stay; those of OpenTelemetry are in ``otlp.csv``, and their values are converted by the metric's unit.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from telemetry.dataset.channels import CATALOGUE
+from telemetry.values.numbers import conversion
+from telemetry.values.tables import read_table
+
+_RENAMED: Final = {
+    "hw_serial_number": "serial_number",
+    "hw_model": "model_name",
+    "gpu_model": "model_name",
+    "gpu_pci_address": "pci_bus_id",
+    "gpu_index": "gpu",
+    "gpu_number": "gpu",
+}
+_UUID: Final = re.compile(r"(?:GPU-|MIG-)?[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
+_IDENTITIES: Final = frozenset({"UUID", "uuid", "gpu_uuid"})
+_NAMES: Final = [
+    (row["name"], [condition.partition("=")[::2] for condition in row["where"].split()], row["channel"])
+    for row in read_table("otlp.csv", __file__)
+]
+_DELTA: Final = (1, "AGGREGATION_TEMPORALITY_DELTA")
+_NO_VALUE: Final = 1
+
+
+def otlp_lines(request: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the data points of an export request; a delta, of which no total is known, under a name of its own."""
+    for resource in request["resourceMetrics"]:
+        of_resource = _labels(resource.get("resource", {}).get("attributes", ()))
+        for scope in resource["scopeMetrics"]:
+            for metric in scope["metrics"]:
+                content = next(
+                    (metric[kind] for kind in ("gauge", "sum", "histogram", "summary") if kind in metric), {}
+                )
+                is_delta = content.get("aggregationTemporality") in _DELTA
+                for point in content.get("dataPoints", ()):
+                    if int(point.get("flags", 0)) & _NO_VALUE:
+                        continue
+                    labels = of_resource | _labels(point.get("attributes", ()))
+                    yield _line(metric["name"] + "_delta" * is_delta, metric.get("unit", ""), labels, point)
+
+
+def _labels(attributes: list[Mapping[str, Any]]) -> dict[str, str]:
+    return {
+        re.sub(r"\W", "_", attribute["key"]): str(next(iter(attribute["value"].values()), ""))
+        for attribute in attributes
+    }
+
+
+def _line(name: str, unit: str, labels: dict[str, str], point: Mapping[str, Any]) -> str:
+    labels = {_RENAMED.get(label, label): text for label, text in labels.items()}
+    value = float(point.get("asDouble", point.get("asInt", "nan")))
+    for known, conditions, channel in _NAMES:
+        if known == name and all(labels.get(label, "") in texts.split("|") for label, texts in conditions):
+            scale = conversion("ratio" if unit == "1" else unit, CATALOGUE[channel].unit)
+            if scale is None:
+                return f"the unit {unit!r} of {name} is none of {channel}"
+            name, value = channel, value * scale.scale + scale.offset
+            break
+    if not labels.keys() & _IDENTITIES:
+        # Of a device without one, the series is of its place in the node.
+        component = labels.get("hw_id", "")
+        labels["UUID"], slot = (component, "") if _UUID.fullmatch(component) else ("", component)
+        labels.setdefault("gpu", slot)
+    pairs = ",".join(f"{label}={json.dumps(text)}" for label, text in labels.items() if label)
+    return f"{re.sub(r'[^A-Za-z0-9_:]', '_', name)}{{{pairs}}} {value!r} {int(point['timeUnixNano']) // 1_000_000}"

@@ -35,8 +35,12 @@ UNKNOWN_GPU: Final = "events_of_the_node_as_their_gpu_is_unknown"
 """Count of events whose slot, address or index names no GPU at their time."""
 
 NAMED_IN_TEXT: Final = "gpus_named_in_the_text_of_their_events"
-"""Count of events whose GPU only their text names, by UUID or PCI address."""
+"""Count of events whose GPU only their text names, by UUID, PCI address or index."""
 
+SEVERAL_IN_TEXT: Final = "events_of_the_node_as_their_text_names_several_gpus"
+"""Count of events whose text names more than one GPU, or one by two names that disagree."""
+
+_OF_NODES: Final = ("drain", "maintenance")
 _LIMITS: Final = {"installed_at": -NEVER, "removed_at": NEVER}
 Texts = npt.NDArray[np.object_]
 _XID: Final = re.compile(r"\bxids?[\s:#=_-]*(\d{1,3})\b", re.IGNORECASE)
@@ -47,6 +51,13 @@ _GPU_IN_TEXT: Final = re.compile(
     r"\b(?:GPU-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|[0-9a-f]{4,8}:[0-9a-f]{2}:[01][0-9a-f](?:\.[0-7])?)\b",
     re.IGNORECASE,
 )
+_INDEX_IN_TEXT: Final = re.compile(
+    r"\bgpus?[\s#:._-]*(?:(?:no|number|index|idx|id|slot)\b[\s#:._-]*)?(?P<index>\d{1,2})\b"
+    r"(?P<more>\s*(?:[-–/,&+]|and|or|to|bis|und|et)\s*#?\d)?"
+    r"(?!\s*(?:%|°|×|(?:x|of|gi?b|[wc]|gpus?|(?:hour|day|minute|time|node|server|error|failure)s?)\b)|[.:]\d)",
+    re.IGNORECASE,
+)
+"""``GPU 3``, ``GPU #3``, ``gpu index: 3``; ``more`` where others follow, as in ``GPUs 0-3``."""
 
 
 def types_of(kinds: Texts, rows: Mapping[str, Texts], review: PhraseReview) -> Texts:
@@ -186,10 +197,13 @@ def name_gpus(
         names = [text for text in (name, *(given[column][row] for column in given)) if isinstance(text, str)]
         if not names:
             text = rows["detail"][row]
-            named = set(_GPU_IN_TEXT.findall(text)) if isinstance(text, str) and places is not None else set()
-            found = places.find([named.pop()], None, node[row], int(ms[row])) if places and len(named) == 1 else None
-            counts[NAMED_IN_TEXT] += found is not None
-            gpu[row] = found or name
+            is_of_gpu = isinstance(text, str) and places is not None and rows["type"][row] not in _OF_NODES
+            named = _gpus_in_text(text) if is_of_gpu else set()
+            found_of = {places.find([text], None, node[row], int(ms[row])) for text in named} if places else set()
+            is_one = len(found_of) == 1 and found_of != {None}
+            counts[NAMED_IN_TEXT] += is_one
+            counts[SEVERAL_IN_TEXT] += len(named) > 1 and not is_one
+            gpu[row] = found_of.pop() if is_one else name
             continue
         slot = given["slot"][row] if "slot" in given else None
         found = None if places is None else places.find(names, slot, node[row], int(ms[row]))
@@ -198,6 +212,13 @@ def name_gpus(
             _keep_address(rows, row, names)
             name = None
         gpu[row] = found or name
+
+
+def _gpus_in_text(text: str) -> set[str]:
+    """Return the GPUs that a text names by UUID, PCI address or index; for a list or range of indices, two of them."""
+    indices = list(_INDEX_IN_TEXT.finditer(text))
+    lists = {re.sub(r"\D+", "", match["more"]) for match in indices if match["more"]}
+    return {*_GPU_IN_TEXT.findall(text), *(match["index"] for match in indices), *lists}
 
 
 def _is_place(name: str) -> bool:

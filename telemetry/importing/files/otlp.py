@@ -37,11 +37,9 @@ def otlp_lines(request: Mapping[str, Any]) -> Iterator[str]:
         of_resource = _labels(resource.get("resource", {}).get("attributes", ()))
         for scope in resource["scopeMetrics"]:
             for metric in scope["metrics"]:
-                content = next(
-                    (metric[kind] for kind in ("gauge", "sum", "histogram", "summary") if kind in metric), {}
-                )
+                (content,) = (kind for kind in metric.values() if isinstance(kind, dict) and "dataPoints" in kind)
                 is_delta = content.get("aggregationTemporality") in _DELTA
-                for point in content.get("dataPoints", ()):
+                for point in content["dataPoints"]:
                     if int(point.get("flags", 0)) & _NO_VALUE:
                         continue
                     labels = of_resource | _labels(point.get("attributes", ()))

@@ -9,6 +9,7 @@ import pytest
 from telemetry.dataset.channels import CATALOGUE
 from telemetry.importing.asking.questions import Inquiry, look
 from telemetry.importing.mapping import load_mapping
+from telemetry.importing.tickets import SEVERAL_IN_TEXT
 from tests.telemetry.helpers import gpu, run_import, samples_frame
 
 CSV = {
@@ -83,6 +84,7 @@ def imported(folder: Path, name: str, text: str, mapping: str | None = None) -> 
     assert result.accounting.tables["events"].read, "nothing was read"
     events = result.dataset.events()
     events["clock"] = events["timestamp"].dt.strftime("%d %H:%M")
+    events.attrs["counts"] = result.counts
     return events.assign(gpu=events["gpu"].astype(object).where(events["gpu"].notna(), None))
 
 
@@ -148,19 +150,30 @@ MAPPING = "timezone: UTC\nevents: {columns: {Title: [type, node], Opened: timest
         ("node-0: GPU is lost", ["node-0"], None, "failure"),
         (f"NODE-1.cluster.local {gpu(3)} fell off the bus", ["node-1"], 3, "failure"),
         ("XID 79 on node-0, GPU 00000000:11:00.0", ["node-0"], 1, "xid"),
-        ("node-0 GPU 0000:11:00 and GPU 0000:10:00 lost", ["node-0"], None, "failure"),
+        ("node-0 GPU 0000:11:00 and GPU 0000:10:00 lost", ["node-0"], "several", "failure"),
         ("node-1: GPU failed at 00:10:00", ["node-1"], None, "failure"),
+        ("GPU 1 on node-0 fell off the bus", ["node-0"], 1, "failure"),
+        ("node-1: gpu #01: XID 79", ["node-1"], 3, "xid"),
+        ("node-0: GPU index 1 (0000:11:00.0) lost", ["node-0"], 1, "failure"),
+        (f"node-1: GPU 1 lost, serial of {gpu(2)}", ["node-1"], "several", "failure"),
+        ("node-0: GPUs 0-1 lost", ["node-0"], "several", "failure"),
+        ("node-0: GPU 0 and GPU 1 lost", ["node-0"], "several", "failure"),
+        ("node-0: GPU 7 lost", ["node-0"], None, "failure"),
+        ("node-0: GPU 1 of 2 lost", ["node-0"], None, "failure"),
+        ("node-0: GPU 1 GiB, 0.5 V: lost", ["node-0"], None, "failure"),
+        ("node-0 drained for GPU 1", ["node-0"], None, "drain"),
         ("node-0 and node-1: GPUs lost", [], None, None),
         ("GPU lost on 0", [], None, None),
     ],
 )
 def test_a_title_may_name_the_node_and_the_gpu(
-    tmp_path: Path, title: str, nodes: list[str], number: int | None, kind: str | None
+    tmp_path: Path, title: str, nodes: list[str], number: int | str | None, kind: str | None
 ) -> None:
     events = imported(tmp_path, "t.csv", f'Opened,Title\n2026-03-01 01:00,"{title}"\n', MAPPING)
     assert events["node"].tolist() == nodes
-    assert events["gpu"].tolist() == [None if number is None else gpu(number)] * len(nodes)
+    assert events["gpu"].tolist() == [gpu(number) if isinstance(number, int) else None] * len(nodes)
     assert events["type"].tolist() == [kind] * len(nodes)
+    assert events.attrs["counts"].get(SEVERAL_IN_TEXT, 0) == int(number == "several")
 
 
 @pytest.mark.parametrize(

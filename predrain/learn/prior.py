@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 prior_app = typer.Typer(
     name="prior",
-    help="Build a prior: a model of other fleets for a fleet with few failures.",
+    help="Build a prior: a model of other fleets for a fleet with few failures.\n\n"
+    "Example: predrain prior build --out prior --fleets 48",
     no_args_is_help=True,
     add_completion=False,
 )

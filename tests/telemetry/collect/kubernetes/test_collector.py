@@ -142,8 +142,8 @@ def test_only_jobs_of_the_selected_namespaces(world: World) -> None:
 @pytest.mark.parametrize(
     ("failure", "message"),
     [
-        (ApiRefused(403, 'cannot list resource "nodes"'), r"refuses: cannot list.*collector-rbac\.yaml"),
-        (ApiRefused(401, "Unauthorized"), "refuses: Unauthorized.*token or certificate"),
+        (ApiRefused(403, 'cannot list resource "nodes"'), r"rejects the request: cannot list.*collector-rbac\.yaml"),
+        (ApiRefused(401, "Unauthorized"), "rejects the request: Unauthorized.*token or certificate"),
         (Unreachable("connection refused"), "does not answer: connection refused"),
     ],
 )
@@ -239,7 +239,7 @@ def test_which_port(port: int | str | None, ports: list[dict[str, Any]], url: st
 @pytest.mark.parametrize(
     ("failure", "message"),
     [
-        (ApiRefused(403, "forbidden"), r"refuses: forbidden.*kubernetes:gpu-operator/dcgm.*collector-rbac"),
+        (ApiRefused(403, "forbidden"), r"rejects the request: forbidden.*kubernetes:gpu-operator/dcgm.*collector-rbac"),
         (Unreachable("refused"), "does not answer"),
     ],
 )

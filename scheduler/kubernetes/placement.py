@@ -4,6 +4,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
+from fnmatch import fnmatchcase
 from typing import Any, Final, TypeVar, cast
 from urllib.parse import quote
 
@@ -23,6 +24,7 @@ _ONE_SHOT: Final = (
     ("argoproj.io", "Workflow"), ("tekton.dev", "TaskRun"), ("sparkoperator.k8s.io", "SparkApplication"),
     ("kubevirt.io", "VirtualMachineInstance"), ("actions.github.com", "EphemeralRunner"),
 )  # fmt: skip
+_HEADS: Final = (("ray.io/node-type", "head", "Ray"), ("dask.org/component", "scheduler", "Dask"))
 _ENDS: Final = ("AbortJob", "TerminateJob", "CompleteJob")  # actions of a Volcano policy
 _ON_EVICTION: Final = {"PodEvicted", "PodFailed", "*"}  # an evicted pod fails before it is removed
 _RETRIES: Final = 6  # of a Job that states no backoffLimit
@@ -53,8 +55,8 @@ class PlacementCheck:
     compared with the allocatable size of a whole node.
     """
 
-    def __init__(self, api: ApiServer) -> None:
-        self._api = api
+    def __init__(self, api: ApiServer, *, kueue_replaces_nodes: bool) -> None:
+        self._api, self._kueue_replaces_nodes = api, kueue_replaces_nodes
         self._known: dict[str, tuple[Any, float]] = {}  # what was read, and when
 
     def fails_owner(self, pod: Object, owner: Object) -> str | None:
@@ -64,8 +66,9 @@ class PlacementCheck:
         never = group == "kubeflow.org" and not mpi and (pod.get("spec") or {}).get("restartPolicy") == "Never"
         if (group, kind) in _ONE_SHOT or never:
             return f"{kind} {name} takes an eviction for a failure, and may not restart it"
-        if labels.get("ray.io/node-type") == "head" and labels.get("ray.io/originated-from-crd") != "RayService":
-            return f"it is the head of Ray cluster {name}, whose jobs end with it"
+        cluster = next((tool for key, value, tool in _HEADS if labels.get(key) == value), None)
+        if cluster is not None and labels.get("ray.io/originated-from-crd") != "RayService":
+            return f"it is the head of {cluster} cluster {name}, whose jobs end with it"
         try:
             if (group, kind) == ("batch.volcano.sh", "Job"):
                 job = self._object(_path(pod, "batch.volcano.sh/v1alpha1", "jobs", name), "jobs.batch.volcano.sh")
@@ -106,6 +109,12 @@ class PlacementCheck:
         spec, here = pod["spec"], pod["spec"]["nodeName"]
         if _names_its_node(pod):
             return Placement(False, f"its template sets nodeName {here}")
+        if _HOSTNAME in (spec.get("nodeSelector") or {}) and _is_placed_by_kueue(pod):
+            if not self._kueue_replaces_nodes:
+                raise _UndecidedError(
+                    f"Kueue assigned it to {here}, and replaces a tainted node only if kubernetes.kueue_replaces_nodes"
+                )
+            spec = {**spec, "nodeSelector": {k: v for k, v in spec["nodeSelector"].items() if k != _HOSTNAME}}
         selectors = [*_own_selectors(spec), *self._volume_selectors(pod)]
         requests, tolerations = _requests(spec), spec.get("tolerations") or ()
         near, apart = _pod_terms(spec, "podAffinity"), _pod_terms(spec, "podAntiAffinity")
@@ -375,6 +384,13 @@ def _names_its_node(pod: Object) -> bool:
         if not entry.get("subresource") and "f:nodeName" in (fields.get("f:spec") or {}):
             return "scheduler" not in str(entry.get("manager"))
     return False
+
+
+def _is_placed_by_kueue(pod: Object) -> bool:
+    """Whether Kueue's topology-aware scheduling selected the node of a pod, and not its template."""
+    metadata = pod["metadata"]
+    asks = {*(metadata.get("labels") or {}), *(metadata.get("annotations") or {})}
+    return any(key == "kueue.x-k8s.io/tas" or fnmatchcase(key, "kueue.x-k8s.io/podset-*-topology") for key in asks)
 
 
 def _own_selectors(spec: Object) -> Iterator[tuple[str, list[Object]]]:

@@ -58,6 +58,7 @@ class KubernetesSettings:
     eviction_scope: Literal["all", "gpu"] = "all"
     evict_unmanaged: bool = False
     evict_local_data: bool = False
+    kueue_replaces_nodes: bool = False
 
     def __post_init__(self) -> None:
         if self.avoid_label is not None and self.avoid_label.startswith(f"{self.prefix}/"):

@@ -47,7 +47,8 @@ _MAX_GRACE_S: Final = 30 * 86_400  # a pod may name any int64
 _GONE: Final = WriteResult("gone", "the pod was removed")
 _MIRROR: Final = "kubernetes.io/config.mirror"
 _SOURCE: Final = "kubernetes.io/config.source"
-_SLURM_GROUP: Final = "slinky.slurm.net/"
+_SLURM_GROUPS: Final = ("slinky.slurm.net/", "sunk.coreweave.com/")
+_SLURM_WORKER: Final = "slurm.nebius.ai/nodeset"
 
 OPT_OUTS: Final[Mapping[str, bool]] = {
     "karpenter.sh/do-not-disrupt": False,
@@ -82,7 +83,7 @@ class KubernetesWorkloads:
         self.load_progress, self.save_progress = progress.load, progress.save
         self._version: str | None = None
         self._may_patch: dict[str, tuple[bool, float]] = {}
-        self._placements = PlacementCheck(self._api)
+        self._placements = PlacementCheck(self._api, kueue_replaces_nodes=self._settings.kueue_replaces_nodes)
 
     def on_node(self, node: str) -> tuple[Workload, ...]:
         """List the pods that are bound to a node and have not ended, or raise ``SchedulerError``.
@@ -161,7 +162,7 @@ class KubernetesWorkloads:
                     return unclear(key, value) or f"{key}={value}"
                 if not self._ran_for(pod, wait):
                     return f"{key}={value}, counted from its start"
-        if owner is not None and str(owner.get("apiVersion") or "").startswith(_SLURM_GROUP):
+        if _SLURM_WORKER in labels or str((owner or {}).get("apiVersion")).startswith(_SLURM_GROUPS):
             return "it runs slurmd: its jobs leave through Slurm"
         asked = annotations.get(keys.checkpoint)
         if asked is not None and asked not in _MEANS:  # evicted without a request, it would lose its work

@@ -69,6 +69,8 @@ def collected(folder: Path, *looks: list[dict[str, str]]) -> tuple[list[dict[str
         ("UnhealthyNvidiaDCGMServices", "True", "x", "", [("other", "UnhealthyNvidiaDCGMServices", None)]),
         ("AcceleratedHardwareReady", "False", "NvidiaXID95Error", "XID-95", [("xid", "95", None)]),
         ("AcceleratedHardwareReady", "True", "NvidiaAcceleratedHardwareIsReady", "", []),
+        ("NetworkingReady", "False", "EFAErrorMetric", "", [("other", "NetworkingReady", None)]),
+        ("NetworkingReady", "True", "NetworkingIsReady", "", []),
         ("GpuXid", "False", "NoXid", "last seen: Xid 79", []),
         # names that no rule has
         ("AcmeGPUHealthy", "False", "x", "", [("other", "AcmeGPUHealthy", None)]),

@@ -226,16 +226,25 @@ def test_marks_that_a_backup_brings_back_end_as_they_would_have(fleet: Fleet) ->
     assert fleet.ours("n1") == [], "its record is intact, and its end is over"
 
 
-@pytest.mark.parametrize("condition", ["VMEventScheduled", "DrainScheduled", "SlurmNodeReboot"])
-def test_a_node_that_a_condition_gives_to_another_tool_gets_no_mark(fleet: Fleet, condition: str) -> None:
+@pytest.mark.parametrize(
+    ("condition", "status", "marks"),
+    [
+        *((condition, "True", []) for condition in ("VMEventScheduled", "DrainScheduled", "SlurmNodeReboot")),
+        # it reports a fault: what repairs the node taints or cordons it
+        ("AcceleratedHardwareReady", "False", ["NoSchedule"]),
+    ],
+)
+def test_a_node_that_a_condition_gives_to_another_tool_gets_no_mark(
+    fleet: Fleet, condition: str, status: str, marks: list[str]
+) -> None:
     conditions = fleet.world.objects[NODE]["status"]["conditions"]
     fleet.world.edit(
-        NODE, lambda raw: raw["status"].update(conditions=[*conditions, {"type": condition, "status": "True"}])
+        NODE, lambda raw: raw["status"].update(conditions=[*conditions, {"type": condition, "status": status}])
     )
     fleet.scored(n1=0.9, n2=0.9)
     report = fleet.round()
-    assert (fleet.ours("n1"), fleet.ours("n2")) == ([], ["NoSchedule"])
-    assert "owns it" in text_of(report)
+    assert (fleet.ours("n1"), fleet.ours("n2")) == (marks, ["NoSchedule"])
+    assert ("owns it" in text_of(report)) is (not marks)
     fleet.world.edit(NODE, lambda raw: raw["status"].update(conditions=conditions))
     fleet.round()
     assert fleet.ours("n1") == ["NoSchedule"]

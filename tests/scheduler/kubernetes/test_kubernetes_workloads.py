@@ -205,9 +205,14 @@ def test_a_grace_time_beyond_the_calendar_is_cut(world: World, pods: KubernetesW
     assert the(pods).grace == timedelta(days=30)
 
 
-def test_slurms_own_pods_are_left_to_slurm(world: World, pods: KubernetesWorkloads) -> None:
+@pytest.mark.parametrize(
+    ("group", "labels"),
+    [("slinky.slurm.net", {}), ("sunk.coreweave.com", {}), ("apps.kruise.io", {"slurm.nebius.ai/nodeset": "gpu"})],
+)
+def test_slurms_own_pods_are_left_to_slurm(world: World, pods: KubernetesWorkloads, group: str, labels: Raw) -> None:
     target = pod("a", "n1", owner="NodeSet")
-    target["metadata"]["ownerReferences"][0]["apiVersion"] = "slinky.slurm.net/v1beta1"
+    target["metadata"]["ownerReferences"][0]["apiVersion"] = f"{group}/v1beta1"
+    target["metadata"]["labels"] = labels
     add(world, target)
     assert the(pods).immovable == "it runs slurmd: its jobs leave through Slurm"
 
@@ -376,6 +381,8 @@ HEAD = {"ray.io/node-type": "head"}
         ("ray.io", "RayCluster", {}, {**HEAD, "ray.io/originated-from-crd": "RayJob"}, True),
         ("ray.io", "RayCluster", {}, {**HEAD, "ray.io/originated-from-crd": "RayService"}, False),
         ("ray.io", "RayCluster", {}, {"ray.io/node-type": "worker"}, False),
+        ("apps", "ReplicaSet", {}, {"dask.org/component": "scheduler"}, True),
+        ("apps", "ReplicaSet", {}, {"dask.org/component": "worker"}, False),
     ],
 )  # fmt: skip
 def test_work_that_nothing_starts_again_is_waited_for(

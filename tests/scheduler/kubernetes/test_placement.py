@@ -42,7 +42,8 @@ class Place:
         add(world, node("n3"))
         for name in ("n1", "n2", "n3"):
             self.change(name, lambda raw, name=name: raw["metadata"]["labels"].update({HOST: name, "slot": name[1:]}))
-        self.placements = PlacementCheck(ApiServer(client, self.elapsed.monotonic))
+        self.api = ApiServer(client, self.elapsed.monotonic)
+        self.placements = PlacementCheck(self.api, kueue_replaces_nodes=False)
 
     def change(self, name: str, how: Any) -> None:
         self.world.edit(f"/api/v1/nodes/{name}", how)
@@ -198,6 +199,25 @@ def test_a_template_that_names_the_node_is_told_from_a_scheduler_that_bound_the_
     assert decide("kube-controller-manager", fieldsV1={"f:spec": {"f:containers": {}}}) is True
     assert decide("kube-scheduler") is True
     assert decide("kubelet", subresource="status") is True
+
+
+@pytest.mark.parametrize(
+    ("part", "key"),
+    [
+        ("labels", "kueue.x-k8s.io/tas"),
+        ("annotations", "kueue.x-k8s.io/podset-required-topology"),
+        ("annotations", "kueue.x-k8s.io/podset-slice-required-topology"),
+    ],
+)
+def test_a_node_that_kueue_assigned_is_no_requirement_of_the_pod(place, part, key):
+    def decide(*, replaces: bool, **selector: str) -> bool | None:
+        raw = pod("a", "n1", nodeSelector={HOST: "n1", **selector})
+        raw["metadata"][part] = {key: "x"}
+        return PlacementCheck(place.api, kueue_replaces_nodes=replaces).of(raw).elsewhere
+
+    assert decide(replaces=False) is None
+    assert decide(replaces=True) is True
+    assert decide(replaces=True, slot="1") is False, "the template requires more"
 
 
 def test_a_pod_that_must_be_apart_from_others_needs_a_node_without_them(place):

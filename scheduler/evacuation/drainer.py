@@ -201,7 +201,7 @@ class Drainer:
             elif not again and len(under_way) >= self.settings.max_concurrent:
                 full = f"{len(under_way)} workloads are already terminating"
                 log.step(case.node, "wait", "waiting", workload.name, full)
-            elif case.stopped is None and not log.over() and self._evict_one(case, workload, log):
+            elif not log.over() and self._evict_one(case, workload, log):
                 stopped.add(workload.uid)
                 stopping |= {workload.gang} - {None}
                 under_way.add(workload.uid)
@@ -374,12 +374,11 @@ class Drainer:
         case.held = self.still(case)
         if case.held is not None:
             return False
-        now = log.clock.now()
-        if now >= fence.until:
-            return False
         key = key_of(case.node, case.entry.began_at, f"evict {workload.uid}")
         writes = self.workloads.preview(workload)
-        number = log.intend(PendingCall(now, case.node, "evict", key, "scheduler", workload, case.why, writes))
+        number = log.intend(
+            PendingCall(log.clock.now(), case.node, "evict", key, "scheduler", workload, case.why, writes)
+        )
         if number is None:
             return False
         answer = self.workloads.evict(workload, fence)

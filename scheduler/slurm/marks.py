@@ -264,7 +264,7 @@ def _release(action: Action, node: SlurmNode, ours: SlurmMarks, settings: SlurmS
     if action.to < Level.DRAIN:
         new = replace(new, drain_at=None)
     if action.to < Level.AVOID:
-        if old.matches(WEIGHT, str(node.weight)) and not ours.lost_weight:
+        if old.matches(WEIGHT, str(node.weight)):
             change = replace(change, weight=old.weight)
         new = replace(new, weight=None, soft=None).without(WEIGHT)
     left = Marks(marks.published, marks.soft and action.to >= Level.AVOID, marks.tainted and action.to >= Level.SWAP)

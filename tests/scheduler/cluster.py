@@ -4,6 +4,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import datetime, timedelta
 
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
 from policy.breaker import BreakerConfig, CommonCauseConfig
 from policy.budget import BudgetConfig, RateLimit
 from policy.budget import DisruptionBudget as Budget
@@ -117,6 +119,10 @@ class Cluster:
         """One round."""
         return self.controller.round()
 
+    def clear_faults(self) -> None:
+        """What was planned to fail does not."""
+        self.scheduler.faults.clear()
+
     def level(self, name: str) -> Level:
         """What of ours stands on a node."""
         return marks_of(self.scheduler.nodes[name].object, self.scheduler.keys, self.clock.now()).level
@@ -152,3 +158,38 @@ def without_our_taints(node: NodeObject, cluster: Cluster) -> NodeObject:
     """A person takes our taints off."""
     kept = tuple(taint for taint in node.taints if taint.key != cluster.scheduler.keys.taint)
     return replace(node, taints=kept)
+
+
+class ClusterHistories(RuleBasedStateMachine):
+    """What random histories of a cluster have in common: processes that die, a lost ledger, and the end of it all.
+
+    ``theirs``: all that is not ours, as people and tools left it.
+    """
+
+    def __init__(self, cluster: Cluster) -> None:
+        super().__init__()
+        self.cluster, self.theirs = cluster, cluster.foreign()
+
+    @rule()
+    def the_ledger_is_lost(self) -> None:
+        self.cluster.ledger = SqliteLedger(None)
+        self.another_process()
+
+    @invariant()
+    def nothing_foreign_is_changed(self) -> None:
+        assert self.cluster.foreign() == self.theirs
+
+    def another_process(self) -> None:
+        self.cluster.clear_faults()
+        self.cluster.clock.move(timedelta(minutes=1))  # the lease of the dead one ends
+        self.cluster.restart()
+
+    def everything_ends(self) -> None:
+        """Whatever happened, days later one round takes off everything of ours, and nothing else."""
+        self.cluster.scheduler.lease = None
+        self.another_process()
+        self.cluster.clock.move(timedelta(days=10))
+        report = self.cluster.round()
+        assert not report.failed, report.errors
+        assert self.cluster.levels() == {}, "everything of ours goes when nothing new is said"
+        self.nothing_foreign_is_changed()

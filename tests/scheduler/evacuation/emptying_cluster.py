@@ -74,6 +74,11 @@ class EmptyingCluster(Cluster):
             holder=holder or f"p{self.restarts}", code="1.0", evacuation=self.evacuation,
         )  # fmt: skip
 
+    def clear_faults(self) -> None:
+        """What was planned to fail does not."""
+        for part in (self.scheduler, self.workloads, self.verification):
+            part.faults.clear()
+
     def later(self, minutes: float = 1):
         """Some time later, another round; the scores are as they were."""
         self.clock.move(minutes * MINUTE)

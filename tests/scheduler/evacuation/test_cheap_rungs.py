@@ -183,13 +183,32 @@ def test_nothing_is_probed_unless_the_rung_is_named_and_earned(others: dict[str,
     assert probed(cluster) == []
 
 
-def test_a_job_that_came_in_between_keeps_the_probe_from_beginning():
+IN_BETWEEN = {
+    **{name: STOPS[name] for name in ("kill", "release all", "a person cordons it")},
+    "a job": lambda c: c.workloads.running.update(late=workload("late", "n7", uid="late")),
+    "a removed marker": lambda c: c.change("n7", undone=True),
+    "an uncordon": lambda c: c.change("n7", uncordoned=True),
+    "a reboot": lambda c: c.change("n7", unwritable="a reboot"),
+    "a failure": lambda c: c.change("n7", down=True),
+    "the end of its score": lambda c: c.clock.move(timedelta(seconds=5)),
+}
+
+
+@pytest.mark.parametrize("what", IN_BETWEEN)
+def test_what_happens_after_the_decision_keeps_the_probe_from_beginning(what: str):
     cluster = idle_cluster()
-    cluster.workloads.running["late"] = workload("late", "n7", uid="late")
-    cluster.scored(n7=0.08)
+    read = cluster.scheduler.revalidate
+
+    def then_happens(name: str):
+        reading = read(name)
+        cluster.scheduler.revalidate = read
+        IN_BETWEEN[what](cluster)
+        return reading
+
+    cluster.scheduler.revalidate = then_happens
+    cluster.scored(n7=0.08, duration=timedelta(seconds=5))
     cluster.round()
     assert probed(cluster) == []
-    assert cluster.progress().nodes == {}
 
 
 def gang(cluster: EmptyingCluster, **others: Any) -> None:

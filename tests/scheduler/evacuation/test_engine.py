@@ -10,11 +10,13 @@ import pytest
 
 from policy.breaker import BreakerConfig
 from policy.fleet import Level
+from policy.plan import Action
 from scheduler.controller.metrics import RoundMetrics
 from scheduler.evacuation.settings import EvacuationSettings
 from scheduler.ledger.sqlite_ledger import SqliteLedger
 from scheduler.ports.errors import SourceError
-from scheduler.ports.readings import Switches
+from scheduler.ports.node_object import after
+from scheduler.ports.readings import Switches, WriteResult
 from scheduler.ports.workloads import DiagnosticResult, Hook, HookReply
 from tests.policy.decide_world import HOUR, STEP, config
 from tests.scheduler.cluster import without_our_taints
@@ -110,6 +112,7 @@ def test_a_blocked_budget_is_tried_again_with_growing_pauses_and_never_forced():
     assert cluster.evicted() == ["w1-uid"]
 
 
+TO_SWAP = Action("release", "n1", "high", Level.SWAP, 0.9, None, ("it is lowered",))
 CALLED_OFF = {
     "killed": lambda c: c.scheduler.set_switches(Switches(kill=True)),
     "all released": lambda c: c.scheduler.set_switches(Switches(release_all=True)),
@@ -117,7 +120,10 @@ CALLED_OFF = {
     "taken off": lambda c: c.write("n1", lambda n: without_our_taints(n, c)),
     "cordoned": lambda c: c.write("n1", lambda n: replace(n, unschedulable=True)),
     "unreadable": lambda c: c.change("n1", readable=False),
+    "undone": lambda c: c.change("n1", undone=True),
+    "lowered": lambda c: c.write("n1", lambda n: after(TO_SWAP, n, c.scheduler.keys, c.clock.now())),
     "expired": lambda c: c.clock.move(2 * STEP),
+    "not released": lambda c: (c.scored(n1=0.01), setattr(c.scheduler, "apply", lambda *_: WriteResult("refused"))),
     "calm": lambda c: c.scored(n1=0.01),
     "gone": lambda c: c.scheduler.nodes.pop("n1"),
 }
@@ -126,7 +132,7 @@ CALLED_OFF = {
 @pytest.mark.parametrize("name", sorted(CALLED_OFF))
 def test_a_drain_that_is_called_off_evicts_nothing_more(name):
     cluster = draining()
-    if name == "calm":  # one calm decision does not end it by itself: the rule of the policy
+    if name in ("calm", "not released"):  # one calm decision does not end it by itself: the rule of the policy
         cluster.clock.move(MINUTE)
         cluster.scored(n1=0.01)
         cluster.later()
@@ -138,18 +144,25 @@ def test_a_drain_that_is_called_off_evicts_nothing_more(name):
     assert cluster.evicted() == []
 
 
-@pytest.mark.parametrize("name", sorted(set(CALLED_OFF) - {"calm", "expired"}))
+BETWEEN = {
+    **CALLED_OFF,
+    "expired": lambda c: c.clock.move(timedelta(seconds=5)),
+    "booted": lambda c: c.scheduler.edit("n1", lambda n: replace(n, boot_id="another")),
+}
+
+
+@pytest.mark.parametrize("name", sorted(set(BETWEEN) - {"calm", "not released"}))
 def test_a_drain_that_is_called_off_between_two_evictions_stops_between_them(name):
     cluster = EmptyingCluster()
     for uid in ("a", "b"):
         cluster.workloads.running[uid] = workload(uid, "n1", uid=uid, checkpoint=None)
     del cluster.workloads.running["w1-uid"]
-    cluster.scored(n1=0.9)
+    cluster.scored(n1=0.9, duration=timedelta(seconds=5))
     evict = cluster.workloads.evict
 
     def then_called_off(target, fence):
         answer = evict(target, fence)
-        CALLED_OFF[name](cluster)
+        BETWEEN[name](cluster)
         return answer
 
     cluster.workloads.evict = then_called_off

@@ -1,5 +1,6 @@
 """Random histories of a Slurm cluster with a process that dies at any call: what must hold whatever happens."""
 
+import os
 import shutil
 import tempfile
 from dataclasses import replace
@@ -35,6 +36,8 @@ FACTS = (
     {}, {}, {}, {}, {"states": frozenset({"SUSPENDED"})}, {"held": True}, {"requeue": False}, {"batch": False},
     {"comment": "predrain.keep"}, {"start_by": T0},
 )  # fmt: skip
+IN_MEMORY = next((path for path in ("/dev/shm",) if os.access(path, os.W_OK)), None)
+"""Where the shared folder is: half of a history would be waiting for the disk."""
 EVENLY = st.randoms(use_true_random=True)
 """Draws evenly, which hypothesis does not."""
 FAULTS = st.sampled_from(["refused", "timeout_before", "timeout_after", "crash_before", "crash_after"])
@@ -105,7 +108,7 @@ class SlurmHistories(RuleBasedStateMachine):
 
     def __init__(self):
         super().__init__()
-        self.folder = Path(tempfile.mkdtemp(prefix="sh"))
+        self.folder = Path(tempfile.mkdtemp(prefix="sh", dir=IN_MEMORY))
         self.world = World(self.folder, evacuates=True)
         watched = Watched(self.world.clock)
         watched.all, watched.configured = self.world.slurm.all, self.world.slurm.configured
@@ -394,6 +397,6 @@ class SlurmHistories(RuleBasedStateMachine):
 
 
 SlurmHistories.TestCase.settings = settings(
-    max_examples=16, stateful_step_count=12, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=32, stateful_step_count=12, deadline=None, suppress_health_check=list(HealthCheck)
 )
 TestSlurmHistories = SlurmHistories.TestCase

@@ -204,7 +204,7 @@ def test_a_reconfigure_now_and_then_is_no_tool_that_resets_weights(world):
         assert world.level("n6") is Level.AVOID
 
 
-@pytest.mark.parametrize("how", ["kill", "no lease", "expired", "a person's weight", "another reason"])
+@pytest.mark.parametrize("how", ["kill", "no lease", "expired", "a person's weight", "another reason", "a reboot"])
 def test_a_soft_mark_is_not_set_again_where_it_must_not_be(world, how):
     world.apply(action("avoid"))
     world.slurm.reconfigure()
@@ -217,6 +217,8 @@ def test_a_soft_mark_is_not_set_again_where_it_must_not_be(world, how):
         world.slurm.all["n0"] = replace(world.slurm.all["n0"], weight=5)
     elif how == "another reason":
         world.slurm.person("n0", "DRAIN", "mine")
+    elif how == "a reboot":
+        world.slurm.all["n0"] = replace(world.slurm.all["n0"], states=frozenset({"IDLE", "REBOOT_REQUESTED"}))
     writes = len(world.slurm.writes)
     assert world.scheduler.upkeep("another" if how == "no lease" else ME, world.lease()) == ()
     assert len(world.slurm.writes) == writes

@@ -164,8 +164,11 @@ def test_without_an_intact_record_nothing_is_ours_and_nothing_changes(change):
     view = view_of(node, NodeView("n", "c", "g"), OWN_KEYS, T0)
     assert (view.marks.level, view.opt_out is not None, view.cordoned_by is not None) == (Level.NONE, True, True)
     assert view.notice is not None
+    record = {key: text for key, text in node.annotations.items() if key == OWN_KEYS.applied}
+    alone = replace(THEIRS, name=node.name, annotations={**THEIRS.annotations, **record})
     for step in (*FORWARD, RELEASES[0]):
         assert after(step, node, OWN_KEYS, T0) == node
+        assert not record or after(step, alone, OWN_KEYS, T0) == alone
 
 
 @pytest.mark.parametrize("effect", ["NoSchedule", "PreferNoSchedule", "NoExecute"])

@@ -112,7 +112,7 @@ class PlacementCheck:
         if _HOSTNAME in (spec.get("nodeSelector") or {}) and _is_placed_by_kueue(pod):
             if not self._kueue_replaces_nodes:
                 raise _UndecidedError(
-                    f"Kueue assigned it to {here}, and replaces a tainted node only if kubernetes.kueue_replaces_nodes"
+                    f"Kueue assigned it to {here} (set kubernetes.kueue_replaces_nodes if Kueue replaces tainted nodes)"
                 )
             spec = {**spec, "nodeSelector": {k: v for k, v in spec["nodeSelector"].items() if k != _HOSTNAME}}
         selectors = [*_own_selectors(spec), *self._volume_selectors(pod)]

@@ -373,7 +373,7 @@ def _local_data(spec: Object) -> str | None:
     """
     for volume in spec.get("volumes") or ():
         empty, host = volume.get("emptyDir"), volume.get("hostPath")
-        if isinstance(empty, dict) and empty.get("medium") != "Memory":
+        if isinstance(empty, dict) and not empty.get("medium"):
             return str(volume.get("name"))
         if volume.get("ephemeral") is not None:
             return str(volume.get("name"))

@@ -79,6 +79,8 @@ def test_what_its_node_runs_by_itself_stays(world: World, pods: KubernetesWorklo
         (pod("a", "n1", owner=None), "it has no controller that would restart it"),
         (pod("a", "n1", volumes=volume()), "the data in its volume v would be lost"),
         (pod("a", "n1", volumes=volume(medium="Memory")), None),
+        (pod("a", "n1", volumes=volume(medium="HugePages-2Mi")), None),
+        (pod("a", "n1", volumes=volume(medium="")), "the data in its volume v would be lost"),
         (pod("a", "n1", owner=None, volumes=volume(), annotations={"predrain.io/evict": "true"}), None),
         (pod("a", "n1", annotations={"predrain.io/managed": "false"}), "predrain.io/managed=false"),
         (pod("a", "n1", annotations={"karpenter.sh/do-not-disrupt": "true"}), "karpenter.sh/do-not-disrupt=true"),

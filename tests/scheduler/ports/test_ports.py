@@ -236,6 +236,7 @@ AT_REST = [
     with_taints("aws-node-termination-handler/scheduled-maintenance"),
     with_taints("aws-node-termination-handler/spot-itn"),
     with_taints("cloud.google.com/impending-node-termination"),
+    with_taints("amd-dcm"),
     with_taints("node.cloudprovider.kubernetes.io/shutdown"),
     NodeObject("n", annotations={"weave.works/kured-reboot-in-progress": "2026-11-21T12:05:00Z"}),
     NodeObject("n", annotations={"kured.dev/kured-reboot-in-progress": "x"}),

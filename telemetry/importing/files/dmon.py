@@ -4,26 +4,21 @@ Neither names its node or its GPUs. ``nvidia-smi dmon -o DT`` writes date and ti
 they are those of ``ts`` or of the script that recorded them. The columns are in ``dmon.csv``.
 """
 
-import io
 import re
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from foundation.errors import InputError
-from telemetry.importing.files.text_files import BATCH_ROWS, NULL_TEXTS, REPEATED_HEADER, FileRows, text_batch
+from telemetry.importing.files.printed import OTHER_ENTITY, printed_rows
+from telemetry.importing.files.text_files import REPEATED_HEADER, FileRows
 from telemetry.importing.quarantine import Quarantine
 from telemetry.packing import open_packed
 from telemetry.values.tables import read_table
 
-OTHER_ENTITY: Final = "dcgmi dmon row of an entity other than a GPU"
-
 _HEADER: Final = re.compile(r"(?P<before>[^#]*)#\s*(?P<names>(?:Date\s+)?(?:Time\s+)?gpu\s.*|Entity\s.*)\s*")
 _UNITS: Final = re.compile(r"[^#]*#.*\bIdx\b.*\s*|(?:[^#]*\s)?I[Dd]\s*")
 _CHANNELS: Final = {row["name"]: row for row in read_table("dmon.csv", __file__)}
-_NULLS: Final = frozenset({*NULL_TEXTS, "-"})
-_MAX_LINE: Final = 1 << 16
 _BEGINNING: Final = 1 << 12
 
 
@@ -66,39 +61,17 @@ def _column(name: str) -> str | None:
 
 
 def read_dmon(path: Path, table: str, quarantine: Quarantine) -> Iterator[FileRows]:
-    """Read a table in batches.
-
-    Raises ``InputError`` if a later header has other columns.
-    """
-    columns, first = dmon_columns(path), _read_header(path)
+    """Read a table in batches; see :func:`telemetry.importing.files.printed.printed_rows`."""
+    first = _read_header(path)
     assert first is not None
-    n_headers = 0
-    numbers: list[int] = []
-    rows: list[list[str | None]] = []
-    with open_packed(path) as (_, content), io.TextIOWrapper(content, "utf-8-sig", "replace") as stream:
-        for number, line in enumerate(iter(partial(stream.readline, _MAX_LINE), ""), 1):
-            if (header := _header(line)) is not None:
-                if header != first:
-                    advice = "Give the tables before and after it as separate files."
-                    raise InputError("the columns change within this table of dmon", f"{path}, line {number}", advice)
-                quarantine.read_rows(table, path, n_headers > 0)
-                quarantine.leave_out(table, path, REPEATED_HEADER, n_headers > 0)
-                n_headers += 1
-            elif line.strip() and _UNITS.fullmatch(line) is None:
-                row, problem = _row(line.replace(",", " ").split(), first)
-                if row:
-                    numbers.append(number)
-                    rows.append(row)
-                elif problem == OTHER_ENTITY:
-                    quarantine.read_rows(table, path, 1)
-                    quarantine.leave_out(table, path, problem, 1, line.strip())
-                else:
-                    quarantine.read_rows(table, path, 1)
-                    quarantine.set_aside("malformed row", table, path, number, line.strip(), problem)
-            if len(rows) == BATCH_ROWS:
-                yield text_batch(numbers, rows, columns)
-                numbers, rows = [], []
-    yield text_batch(numbers, rows, columns)
+
+    def read(line: str) -> list[str] | str | None:
+        if (header := _header(line)) is not None:
+            return REPEATED_HEADER if header == first else None
+        is_row = line.strip() and _UNITS.fullmatch(line) is None
+        return _row(line.replace(",", " ").split(), first) if is_row else ""
+
+    return printed_rows(path, table, quarantine, dmon_columns(path), read)
 
 
 def _read_header(path: Path) -> _Header | None:
@@ -112,17 +85,17 @@ def _header(line: str) -> _Header | None:
     return None if match is None else _Header(len(match["before"].split()), match["names"].split())
 
 
-def _row(cells: list[str], header: _Header) -> tuple[list[str | None], str]:
-    """Return the cells of a row by :func:`dmon_columns`; none, and why, where it is no row of a GPU."""
+def _row(cells: list[str], header: _Header) -> list[str] | str:
+    """Return the cells of a row by :func:`dmon_columns`, or why it is no row of a GPU."""
     before, named = cells[: header.before], cells[header.before :]
     if header.names[0] == "Entity":
         if named[:1] != ["GPU"]:
-            return [], OTHER_ENTITY
+            return OTHER_ENTITY
         del named[0]
     if len(named) != len(header.names):
-        return [], f"expected {len(header.names)} cells"
+        return f"expected {len(header.names)} cells"
     cell_of = dict(zip(header.names, named, strict=True))
     time = [cell_of["Date"], cell_of["Time"]] if {"Date", "Time"} <= cell_of.keys() else before
     slot = cell_of.get("gpu") or cell_of["Entity"]
-    values = [None if cell in _NULLS else cell for name, cell in cell_of.items() if _column(name) is not None]
-    return [" ".join(time).strip("[]"), slot, *values], ""
+    values = [cell for name, cell in cell_of.items() if _column(name) is not None]
+    return [" ".join(time).strip("[]"), slot, *values]

@@ -14,7 +14,7 @@ from foundation.errors import InputError
 from foundation.files import check_regular
 from telemetry.dataset.meta import META_NAME
 from telemetry.dataset.store import Dataset
-from telemetry.importing.files.fixed_width import fixed_columns
+from telemetry.importing.files.printed import fixed_columns
 from telemetry.kernel_log.entries import is_log
 from telemetry.packing import UNPACKERS, open_packed, read_errors
 

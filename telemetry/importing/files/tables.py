@@ -17,7 +17,7 @@ from foundation.files import check_regular
 from telemetry.importing.batch import Batch
 from telemetry.importing.columns import as_text
 from telemetry.importing.files.dmon import dmon_columns, is_dmon, read_dmon
-from telemetry.importing.files.fixed_width import fixed_columns, read_fixed
+from telemetry.importing.files.printed import fixed_columns, read_fixed
 from telemetry.importing.files.series import is_series_export
 from telemetry.importing.files.sources import kind_of
 from telemetry.importing.files.text_files import BATCH_ROWS, FileRows, json_columns, read_csv, read_header, read_json

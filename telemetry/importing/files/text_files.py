@@ -50,13 +50,6 @@ class FileRows(NamedTuple):
     disagreeing: dict[str, str]
 
 
-def text_batch(numbers: list[int], rows: list[list[str | None]], names: list[str]) -> FileRows:
-    """Return rows of cells; of columns with one name, the last."""
-    values = zip(*rows, strict=True) if rows else ([] for _ in names)
-    columns = {name: pa.array(column, pa.string()) for name, column in zip(names, values, strict=True)}
-    return FileRows(np.array(numbers, np.int64), pa.table(columns), {})
-
-
 _BLOCK_BYTES: Final = 1 << 24
 _MAX_HEADER_BYTES: Final = 1 << 20
 _MAX_VALUE_LINES: Final = 50

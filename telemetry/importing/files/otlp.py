@@ -27,6 +27,9 @@ _NAMES: Final = [
     (row["name"], [condition.partition("=")[::2] for condition in row["where"].split()], row["channel"])
     for row in read_table("otlp.csv", __file__)
 ]
+BAD_EXPORT: Final = (AttributeError, KeyError, TypeError, ValueError, OverflowError)
+"""What reading a damaged export raises."""
+
 _DELTA: Final = (1, "AGGREGATION_TEMPORALITY_DELTA")
 _NO_VALUE: Final = 1
 
@@ -37,13 +40,25 @@ def otlp_lines(request: Mapping[str, Any]) -> Iterator[str]:
         of_resource = _labels(resource.get("resource", {}).get("attributes", ()))
         for scope in resource["scopeMetrics"]:
             for metric in scope["metrics"]:
-                (content,) = (kind for kind in metric.values() if isinstance(kind, dict) and "dataPoints" in kind)
-                is_delta = content.get("aggregationTemporality") in _DELTA
-                for point in content["dataPoints"]:
-                    if int(point.get("flags", 0)) & _NO_VALUE:
-                        continue
-                    labels = of_resource | _labels(point.get("attributes", ()))
-                    yield _line(metric["name"] + "_delta" * is_delta, metric.get("unit", ""), labels, point)
+                try:
+                    (content,) = (kind for kind in metric.values() if isinstance(kind, dict) and "dataPoints" in kind)
+                    points = [(metric, content, point) for point in content["dataPoints"]]
+                except BAD_EXPORT:
+                    points = [(metric, {}, None)]
+                for point in points:
+                    try:
+                        yield from _lines(of_resource, *point)
+                    except BAD_EXPORT as error:
+                        yield f"no data point ({error!r}): {str(point)[:60]}"
+
+
+def _lines(
+    labels: dict[str, str], metric: Mapping[str, Any], content: Mapping[str, Any], point: Mapping[str, Any]
+) -> list[str]:
+    if int(point.get("flags", 0)) & _NO_VALUE:
+        return []
+    name = metric["name"] + "_delta" * (content.get("aggregationTemporality") in _DELTA)
+    return [_line(name, metric.get("unit", ""), labels | _labels(point.get("attributes", ())), point)]
 
 
 def _labels(attributes: list[Mapping[str, Any]]) -> dict[str, str]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from foundation.errors import InputError
-from telemetry.importing.files.otlp import otlp_lines
+from telemetry.importing.files.otlp import BAD_EXPORT, otlp_lines
 from telemetry.importing.files.text_files import json_values
 from telemetry.packing import open_packed
 from telemetry.values.dates import read_dates
@@ -24,7 +24,6 @@ _JSON: Final = re.compile(
 _CSV: Final = re.compile(
     r'(?:sep=.\r?\n)?"?time"?[,;\t](?:[^\n]*\{[^\n]*=|"?metric"?[,;\t]"?value"?\s*\n)', re.IGNORECASE
 )
-_BAD: Final = (AttributeError, KeyError, TypeError, ValueError, OverflowError)
 _LABEL: Final = re.compile(r"[A-Za-z_]\w*")
 _LEAST_MS_DIGITS: Final = 12
 
@@ -54,14 +53,14 @@ def _of_json(path: Path) -> Iterator[str]:
         if isinstance(value, Mapping) and "resourceMetrics" in value:
             try:
                 yield from otlp_lines(value)
-            except _BAD as error:
+            except BAD_EXPORT as error:
                 yield f"no metrics of OpenTelemetry ({error!r}): {str(value)[:60]}"
             continue
         answer = value.get("data") if isinstance(value, Mapping) else None  # one of several in a file
         for series in answer.get("result") or () if isinstance(answer, Mapping) else (value,):
             try:
                 yield from _of_series(series)
-            except _BAD:
+            except BAD_EXPORT:
                 yield f"no series: {str(series)[:60]}"
 
 

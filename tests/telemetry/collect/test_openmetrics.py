@@ -222,18 +222,18 @@ def test_metrics_of_opentelemetry_are_channels_in_their_units(
 ) -> None:
     def metric(name: str, unit: str, labels: dict[str, Any], value: float, **more: Any) -> dict[str, Any]:
         point = {"attributes": attributes(labels), "timeUnixNano": str(T0 * 10**9), "asDouble": value}
-        return {"name": name, "unit": unit, "sum": {"dataPoints": [point, point | {"flags": 1}], **more}}
+        return {"name": name, "unit": unit, "sum": {"dataPoints": [7, point, point | {"flags": 1}], **more}}
 
     delta = metric("hw.gpu.io", "By", {}, 7, aggregationTemporality=1)
-    scope = {"scope": {"name": "gpu"}, "metrics": [delta, *(metric(*point) for point in points)]}
+    scope = {"scope": {"name": "gpu"}, "metrics": [{"name": "x"}, delta, *(metric(*point) for point in points)]}
     request = {"resourceMetrics": [{"resource": {"attributes": attributes(resource)}, "scopeMetrics": [scope]}]}
     path = tmp_path / "metrics.json"
     path.write_text(json.dumps(request) + "\n" + json.dumps({"resourceMetrics": [7]}) + "\n")
     account = stage_frame(path, tmp_path / "live")["account"]
     assert as_plain(staged(tmp_path / "live")) == {(gpu, T0 * 1000): row}
     assert {entry["node"] for entry in staged(tmp_path / "live")} == {"n1"}
-    assert (account.read, account.used, account.unaccounted) == (len(points) + 2, len(row), 0)
-    assert account.left_out[BAD_LINE] == 1 + bad, "what is no request, and units of another quantity"
+    assert (account.read, account.used, account.unaccounted) == (2 * len(points) + 4, len(row), 0)
+    assert account.left_out[BAD_LINE] == len(points) + 3 + bad, "no request, metric, data point, unit of the quantity"
     assert account.left_out["hw_gpu_io_delta: no channel"] == 1
 
 
